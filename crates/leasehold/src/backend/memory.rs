@@ -1,0 +1,121 @@
+//! The memory store: the machine itself, under the engine's lock of that name.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::clock::{self, Span, Time};
+use crate::engine::ticket::Ticket;
+use crate::machine::{Call, Command, Effects, Held, Machine, Outcome, Role, Terms};
+use crate::{AcquisitionId, ClientId};
+
+/// What the names of one client have in common.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    /// Above every fence of every name that was removed, so that a name that comes back goes on above
+    /// its last fence (invariant 4). It begins at the wall clock, to grow over restarts too.
+    fence_floor: AtomicU64,
+}
+
+impl Memory {
+    pub(crate) fn new() -> Self {
+        Self { fence_floor: AtomicU64::new(clock::wall_micros()) }
+    }
+
+    pub(crate) fn semaphore(self: &Arc<Self>, client: ClientId) -> MemorySemaphore {
+        let machine = Machine::new(self.fence_floor.load(Ordering::Relaxed));
+        MemorySemaphore { machine, client, memory: self.clone() }
+    }
+}
+
+/// One name. There is one client in a memory store, so every waiter is the sender's own: it is granted
+/// in the reply, confirmed, and no wake-up is ever sent.
+#[derive(Debug)]
+pub(crate) struct MemorySemaphore {
+    machine: Machine<Kept>,
+    client: ClientId,
+    memory: Arc<Memory>,
+}
+
+/// The ticket of an acquisition, if it needs one.
+pub(crate) type Kept = Option<Arc<Ticket>>;
+
+impl MemorySemaphore {
+    #[inline]
+    pub(crate) fn enqueue(
+        &mut self,
+        id: AcquisitionId,
+        capacity: u32,
+        wait: bool,
+        terms: Terms,
+        keep: impl FnOnce(Option<&Held>) -> Kept,
+        effects: &mut Effects<Kept>,
+    ) -> Outcome {
+        let now = self.time(terms.ttl.is_some());
+        self.call(now, effects, |machine, call| {
+            machine.enqueue(id, capacity, wait, terms, keep, call)
+        })
+    }
+
+    #[inline]
+    pub(crate) fn release(
+        &mut self,
+        id: AcquisitionId,
+        effects: &mut Effects<Kept>,
+    ) -> (Role, Kept) {
+        // With nobody waiting and nothing that ends, a release does not depend on the time at all.
+        let timeless = self.machine.waiting() == 0 && !self.machine.is_timed();
+        let now = if timeless { Time::from_micros(0) } else { self.time(false) };
+        let (role, kept) = self.call(now, effects, |machine, call| machine.release(id, call));
+        (role, kept.flatten())
+    }
+
+    pub(crate) fn sweep(&mut self, effects: &mut Effects<Kept>) {
+        let now = self.time(true);
+        self.call(now, effects, |machine, call| machine.apply(&Command::Sweep, call));
+    }
+
+    /// Where no deadline is to be judged or made, the coarse clock will do.
+    #[inline]
+    fn time(&self, timed: bool) -> Time {
+        if timed || self.machine.is_timed() { Self::now() } else { clock::memory::coarse() }
+    }
+
+    #[inline]
+    fn call<O>(
+        &mut self,
+        now: Time,
+        effects: &mut Effects<Kept>,
+        command: impl FnOnce(&mut Machine<Kept>, &mut Call<'_, Kept>) -> O,
+    ) -> O {
+        let (confirm_within, wake) = (Span::from_millis(1), &mut |_| false);
+        let mut call = Call { from: self.client, now, confirm_within, wake, effects };
+        command(&mut self.machine, &mut call)
+    }
+
+    /// How long until somebody's time is up.
+    #[inline]
+    pub(crate) fn next_expiry(&self) -> Option<Span> {
+        if !self.machine.is_timed() {
+            return None;
+        }
+        self.machine.next_expiry().map(|at| at - Self::now())
+    }
+
+    pub(crate) fn machine(&self) -> &Machine<Kept> {
+        &self.machine
+    }
+
+    pub(crate) fn kept_mut(&mut self, id: AcquisitionId) -> Option<&mut Kept> {
+        self.machine.kept_mut(id)
+    }
+
+    pub(crate) fn now() -> Time {
+        clock::memory::fine()
+    }
+}
+
+impl Drop for MemorySemaphore {
+    fn drop(&mut self) {
+        self.memory.fence_floor.fetch_max(self.machine.last_fence(), Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,166 @@
+//! A client: one engine and the store that it uses.
+
+use std::fmt;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use crate::backend::Backend;
+use crate::backend::memory::Memory;
+use crate::engine::{Engine, Settings};
+use crate::name::positive;
+use crate::semaphore::SemaphoreBuilder;
+use crate::stats::Stats;
+use crate::{ClientId, Error};
+
+static GLOBAL: LazyLock<Client> = LazyLock::new(Client::memory);
+
+/// Where permits come from. Clones are the same client.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// use leasehold::Client;
+///
+/// let client = Client::memory();
+/// let api = client.semaphore("api", 5).build()?;
+/// let permit = api.acquire().await?;
+///
+/// let stats = client.stats().fetch().await?;
+/// assert_eq!((stats[0].name(), stats[0].held(), stats[0].capacity()), ("api", 1, 5));
+///
+/// drop(permit);
+/// client.close().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Client {
+    engine: Arc<Engine>,
+}
+
+impl Client {
+    /// A client whose permits are shared by the tasks and threads of this process that use it, or a
+    /// clone of it. Another `Client::memory()` shares nothing with it.
+    #[must_use]
+    pub fn memory() -> Self {
+        Self::in_memory(Settings::default())
+    }
+
+    fn in_memory(settings: Settings) -> Self {
+        Self { engine: Engine::new(Backend::Memory(Arc::new(Memory::new())), settings) }
+    }
+
+    /// The same, with other settings.
+    pub fn memory_builder() -> MemoryBuilder {
+        MemoryBuilder::new()
+    }
+
+    /// The one client in memory that the whole process has in common, so that libraries that do not know
+    /// of each other can share by name.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// use leasehold::Client;
+    ///
+    /// let here = Client::global().semaphore("gpu", 1).build()?;
+    /// let there = Client::global().semaphore("gpu", 1).build()?;
+    /// let held = here.acquire().await?;
+    /// assert!(there.try_acquire().await?.is_none());
+    /// # drop(held);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn global() -> Self {
+        GLOBAL.clone()
+    }
+
+    /// Declares a semaphore with so many permits.
+    pub fn semaphore(&self, name: &str, capacity: u32) -> SemaphoreBuilder {
+        SemaphoreBuilder::new(self.engine.clone(), name, capacity)
+    }
+
+    /// Asks what is held and who waits.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// for one in client.stats().names(["api", "db"]).unused().fetch().await? {
+    ///     println!("{}: {}/{} ({:.1}%)", one.name(), one.held(), one.capacity(), one.percent());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn stats(&self) -> Stats {
+        Stats::new(self.engine.clone())
+    }
+
+    /// What tells this client from every other.
+    #[must_use]
+    pub fn id(&self) -> ClientId {
+        self.engine.core().client
+    }
+
+    /// Ends the client and its clones: whoever waits is told [`Error::Closed`], whatever is still held is
+    /// released and its guards are told that it is lost, and then nothing new can be acquired. Returns
+    /// when the store has been told of all that.
+    ///
+    /// # Errors
+    /// What the store has to say.
+    ///
+    /// # Cancel safety
+    /// The closing goes on if the future is dropped after it was first polled.
+    pub async fn close(&self) -> Result<(), Error> {
+        for named in self.engine.core().close() {
+            named.drained().await?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("id", &self.id()).finish_non_exhaustive()
+    }
+}
+
+/// A client in memory, with other settings: see [`Client::memory_builder`].
+///
+/// ```
+/// use leasehold::Client;
+/// use std::time::Duration;
+///
+/// let client = Client::memory_builder().idle(Duration::from_secs(5)).build()?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[must_use = "nothing is made until it is built"]
+#[derive(Clone, Debug)]
+pub struct MemoryBuilder {
+    idle: Option<Duration>,
+}
+
+impl MemoryBuilder {
+    fn new() -> Self {
+        Self { idle: None }
+    }
+
+    /// How long a name that nobody uses is kept: 60 s by default. Then it costs nothing any more.
+    pub fn idle(mut self, idle: Duration) -> Self {
+        self.idle = Some(idle);
+        self
+    }
+
+    /// The client.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a duration of zero.
+    pub fn build(self) -> Result<Client, Error> {
+        let mut settings = Settings::default();
+        if let Some(idle) = self.idle {
+            settings.idle = positive("idle", idle)?;
+        }
+        Ok(Client::in_memory(settings))
+    }
+}

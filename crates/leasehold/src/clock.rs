@@ -1,0 +1,181 @@
+//! The two clocks, kept apart by their types.
+//!
+//! [`Time`] is the *store's* clock: only a store makes one, and every deadline that decides who holds
+//! what is a `Time`. [`Moment`] is *this process's* clock: the engine uses it for its own idea of how
+//! long a lease is still valid, and for its timers. The only bridge between them is a [`Span`], a
+//! length of time, which means the same on both.
+
+use std::num::NonZeroU64;
+use std::ops::{Add, Sub};
+use std::time::Duration;
+
+/// A length of time in whole microseconds, never zero. Eight bytes, also inside an `Option`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Span(NonZeroU64);
+
+impl Span {
+    /// Rounded up to a microsecond: a span is never shorter than what was asked for, and never zero.
+    pub(crate) fn from_duration(duration: Duration) -> Self {
+        let micros = duration.as_nanos().div_ceil(1000).min(u128::from(u64::MAX / 4));
+        Self(NonZeroU64::new(u64::try_from(micros).unwrap_or(u64::MAX)).unwrap_or(NonZeroU64::MIN))
+    }
+
+    pub(crate) const fn from_micros(micros: u64) -> Self {
+        match NonZeroU64::new(micros) {
+            Some(micros) => Self(micros),
+            None => Self(NonZeroU64::MIN),
+        }
+    }
+
+    pub(crate) const fn from_millis(millis: u64) -> Self {
+        Self::from_micros(millis * 1000)
+    }
+
+    pub(crate) const fn micros(self) -> u64 {
+        self.0.get()
+    }
+
+    pub(crate) fn divided_by(self, parts: u64) -> Self {
+        Self::from_micros(self.micros() / parts)
+    }
+
+    pub(crate) fn to_duration(self) -> Duration {
+        Duration::from_micros(self.micros())
+    }
+}
+
+/// An instant of a store's clock, in microseconds since an origin that is the store's own affair.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct Time(NonZeroU64);
+
+impl Time {
+    /// The origin itself is given to the microsecond after it, which keeps `Option<Time>` small.
+    pub(crate) fn from_micros(micros: u64) -> Self {
+        Self(NonZeroU64::new(micros).unwrap_or(NonZeroU64::MIN))
+    }
+
+    pub(crate) fn micros(self) -> u64 {
+        self.0.get()
+    }
+
+    /// How long it is from `earlier` until now; nothing if the clock stepped back in between.
+    pub(crate) fn since(self, earlier: Self) -> Duration {
+        Duration::from_micros(self.micros().saturating_sub(earlier.micros()))
+    }
+}
+
+impl Add<Span> for Time {
+    type Output = Self;
+    fn add(self, span: Span) -> Self {
+        Self::from_micros(self.micros().saturating_add(span.micros()))
+    }
+}
+
+impl Sub for Time {
+    type Output = Span;
+    /// What is left until `self`, at least a microsecond: whoever asks has found it not yet past.
+    fn sub(self, now: Self) -> Span {
+        Span(NonZeroU64::new(self.micros().saturating_sub(now.micros())).unwrap_or(NonZeroU64::MIN))
+    }
+}
+
+/// An instant of this process's clock, in microseconds. It goes on while the machine is suspended.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Moment(u64);
+
+impl Moment {
+    /// Later than every deadline.
+    pub(crate) const NEVER: Self = Self(u64::MAX);
+
+    pub(crate) fn now() -> Self {
+        Self(source::boottime_micros())
+    }
+
+    pub(crate) fn from_micros(micros: u64) -> Self {
+        Self(micros)
+    }
+
+    pub(crate) fn micros(self) -> u64 {
+        self.0
+    }
+
+    /// How long it is until `self`; zero once it has passed.
+    pub(crate) fn saturating_since(self, earlier: Self) -> Duration {
+        Duration::from_micros(self.0.saturating_sub(earlier.0))
+    }
+
+    pub(crate) fn minus(self, span: Span) -> Self {
+        Self(self.0.saturating_sub(span.micros()))
+    }
+}
+
+impl Add<Span> for Moment {
+    type Output = Self;
+    fn add(self, span: Span) -> Self {
+        Self(self.0.saturating_add(span.micros()))
+    }
+}
+
+/// The clock of the memory store. Deadlines are judged on the fine reading. Where there is no deadline
+/// to judge, the coarse one (a few milliseconds behind, on the same scale) is enough for the ages that
+/// statistics show, and it costs a fifth of the time.
+pub(crate) mod memory {
+    use super::{Time, source};
+
+    pub(crate) fn fine() -> Time {
+        Time::from_micros(source::monotonic_micros())
+    }
+
+    pub(crate) fn coarse() -> Time {
+        Time::from_micros(source::coarse_micros())
+    }
+}
+
+/// Microseconds since the Unix epoch, by the wall clock. Only for fences, which must grow over restarts.
+pub(crate) fn wall_micros() -> u64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+mod source {
+    use rustix::time::{ClockId, Timespec, clock_gettime};
+
+    #[allow(clippy::cast_sign_loss)] // these clocks count up from boot
+    fn micros(time: Timespec) -> u64 {
+        time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1000
+    }
+
+    pub(super) fn boottime_micros() -> u64 {
+        micros(clock_gettime(ClockId::Boottime))
+    }
+
+    pub(super) fn monotonic_micros() -> u64 {
+        micros(clock_gettime(ClockId::Monotonic))
+    }
+
+    pub(super) fn coarse_micros() -> u64 {
+        micros(clock_gettime(ClockId::MonotonicCoarse))
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+mod source {
+    use std::sync::LazyLock;
+    use std::time::Instant;
+
+    static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+    pub(super) fn boottime_micros() -> u64 {
+        u64::try_from(ORIGIN.elapsed().as_micros()).unwrap_or(u64::MAX).saturating_add(1)
+    }
+
+    pub(super) fn monotonic_micros() -> u64 {
+        boottime_micros()
+    }
+
+    pub(super) fn coarse_micros() -> u64 {
+        boottime_micros()
+    }
+}

@@ -1,0 +1,239 @@
+//! The engine: everything above the seam that every store needs, written once.
+//!
+//! - [`ticket`]: one acquisition, shared by its future or guard and the engine.
+//! - [`desk`]: the state of one name in this client, and its rules.
+//! - [`named`]: one name behind its lock, as the public face uses it.
+//! - [`outbox`]: group commit for stores that are away.
+//! - [`driver`]: the engine's own thread, with its timers and its trips to the store.
+//!
+//! The thread is the client's own, so that renewals go on while the user's executor is blocked, guards may
+//! be dropped outside any runtime, and a runtime that shuts down takes no lease with it. It starts when it
+//! is first needed and ends when the last client, semaphore, future and guard is gone.
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use rustc_hash::FxHashMap;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::backend::{Backend, Later, WakeUp};
+use crate::clock::{Moment, Span};
+use crate::machine::Command;
+use crate::name::Name;
+use crate::{AcquisitionId, ClientId, Error};
+
+mod desk;
+mod driver;
+pub(crate) mod named;
+mod outbox;
+pub(crate) mod ticket;
+
+#[cfg(test)]
+mod tests;
+
+use named::Named;
+
+/// What every client, semaphore, future and guard holds on to. With the last of them the names go, and
+/// with the names the thread.
+pub(crate) struct Engine {
+    core: Arc<Core>,
+}
+
+/// What the names of one client share.
+pub(crate) struct Core {
+    pub(crate) client: ClientId,
+    pub(crate) backend: Backend,
+    pub(crate) settings: Settings,
+    sequence: AtomicU64,
+    closed: AtomicBool,
+    names: Mutex<Names>,
+    driver: OnceLock<Option<mpsc::UnboundedSender<Message>>>,
+    this: Weak<Self>,
+}
+
+#[derive(Default)]
+struct Names {
+    /// Each with the moment since when it is known to be unused.
+    by_name: FxHashMap<Name, (Arc<Named>, Option<Moment>)>,
+    tidied: bool,
+}
+
+/// What a client can be told about how to behave.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    /// How long an unused name is kept.
+    pub(crate) idle: Span,
+    pub(crate) retries: Retries,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { idle: Span::from_millis(60_000), retries: Retries::default() }
+    }
+}
+
+/// How often, and how soon after each other, a store that does not answer is asked again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Retries {
+    pub(crate) attempts: u32,
+    pub(crate) multiplier: f64,
+    pub(crate) min_delay: Duration,
+    pub(crate) max_delay: Duration,
+    /// How long one answer may take.
+    pub(crate) timeout: Duration,
+}
+
+impl Default for Retries {
+    fn default() -> Self {
+        Self {
+            attempts: 3,
+            multiplier: 2.0,
+            min_delay: Duration::from_secs(1),
+            max_delay: Duration::from_secs(60),
+            timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// What the engine's thread is told.
+pub(crate) enum Message {
+    /// Something is due at that desk then.
+    LookAt(Moment, Weak<Named>),
+    /// There is something to send.
+    Send { named: Arc<Named>, flush: bool, renewals: Vec<Command> },
+    /// A store that is away has something to say.
+    WakeUp(WakeUp),
+    /// Names may be unused then.
+    TidyAt(Moment),
+    /// A future to run there, because it needs that thread's runtime.
+    Run(Pin<Box<dyn Future<Output = ()> + Send>>),
+}
+
+impl Engine {
+    pub(crate) fn new(backend: Backend, settings: Settings) -> Arc<Self> {
+        let core = Arc::new_cyclic(|this| Core {
+            client: ClientId::random(),
+            backend,
+            settings,
+            sequence: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+            names: Mutex::default(),
+            driver: OnceLock::new(),
+            this: this.clone(),
+        });
+        Arc::new(Self { core })
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // Taken out first: a name that goes may run code that is not ours.
+        let names = std::mem::take(&mut self.core.names().by_name);
+        drop(names);
+    }
+}
+
+impl Core {
+    pub(crate) fn next_id(&self) -> AcquisitionId {
+        AcquisitionId::new(self.client, self.sequence.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The name, new or known.
+    pub(crate) fn named(&self, name: &Name) -> Result<Arc<Named>, Error> {
+        let mut names = self.names();
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::Closed);
+        }
+        if let Some((named, unused_since)) = names.by_name.get_mut(name) {
+            *unused_since = None;
+            return Ok(named.clone());
+        }
+        let this = self.this.upgrade().ok_or(Error::Closed)?;
+        let new = Named::new(name.clone(), this);
+        names.by_name.insert(name.clone(), (new.clone(), None));
+        let first = !std::mem::replace(&mut names.tidied, true);
+        drop(names);
+        if first {
+            self.tell(Message::TidyAt(Moment::now() + self.tidy_interval()));
+        }
+        Ok(new)
+    }
+
+    /// Every name that is in use, or was not long ago.
+    pub(crate) fn all(&self) -> Vec<Arc<Named>> {
+        self.names().by_name.values().map(|(named, _)| named.clone()).collect()
+    }
+
+    /// Removes the names that nobody has used for a while, and says when to come again.
+    fn tidy(&self, now: Moment) -> Option<Moment> {
+        let mut names = self.names();
+        names.by_name.retain(|_, (named, unused_since)| {
+            // Nobody can come to hold it while we have the lock, and so nobody can begin to use it.
+            let unused = Arc::strong_count(named) == 1 && named.is_idle();
+            let since = *unused_since.get_or_insert(now);
+            if !unused {
+                *unused_since = None;
+            }
+            !unused || now < since + self.settings.idle
+        });
+        names.tidied = !names.by_name.is_empty();
+        names.tidied.then(|| now + self.tidy_interval())
+    }
+
+    fn tidy_interval(&self) -> Span {
+        self.settings.idle.divided_by(4)
+    }
+
+    fn woken(&self, wake_up: WakeUp) {
+        match wake_up {
+            WakeUp::Granted(name, id) => {
+                let named = self.names().by_name.get(&name).map(|(named, _)| named.clone());
+                if let Some(named) = named {
+                    named.woken(id);
+                }
+            }
+            WakeUp::Reconnected => self.all().iter().for_each(|named| named.reconnected()),
+        }
+    }
+
+    /// Ends everything this client waits for and holds, and lets it begin nothing new.
+    pub(crate) fn close(&self) -> Vec<Arc<Named>> {
+        let names = self.names();
+        self.closed.store(true, Ordering::Release);
+        drop(names);
+        let all = self.all();
+        for named in &all {
+            named.close();
+        }
+        all
+    }
+
+    /// Hands something to the engine's thread. Never blocks.
+    pub(crate) fn tell(&self, message: Message) {
+        // If there is no thread, the process is out of resources. Then nothing is renewed, and every
+        // lease ends by itself.
+        let driver = self.driver.get_or_init(|| driver::start(self));
+        if let Some(driver) = driver {
+            let _ = driver.send(message);
+        }
+    }
+
+    /// Runs a future of the store's on the engine's thread.
+    pub(crate) async fn run<T: Send + 'static>(&self, work: Later<T>) -> Result<T, Error> {
+        let (answer, answered) = oneshot::channel();
+        self.tell(Message::Run(Box::pin(async move {
+            let _ = answer.send(work.await);
+        })));
+        answered.await.unwrap_or_else(|_| Err(Error::internal("the engine's thread has ended")))
+    }
+
+    fn names(&self) -> MutexGuard<'_, Names> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

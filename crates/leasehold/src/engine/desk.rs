@@ -1,0 +1,546 @@
+//! What the lock of one name guards, and the rules by which it is kept.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use super::outbox::{MAX_BATCH, Outbox};
+use super::ticket::{After, Grant, Ticket};
+use crate::backend::memory::Kept;
+use crate::backend::{Reply, Store};
+use crate::clock::{Moment, Span};
+use crate::machine::{Command, Effects, Held, Outcome, Role, Terms};
+use crate::{AcquisitionId, Error, LossReason};
+
+/// How often a name with waiters asks whether a wake-up was lost.
+const BACKSTOP: Span = Span::from_millis(1000);
+
+pub(crate) struct Desk {
+    pub(super) store: Store,
+    pub(super) closed: bool,
+    pub(super) outbox: Outbox,
+    /// Signs of life that are due. They never queue behind a batch.
+    pub(super) renewals: Vec<Command>,
+    /// When the engine's thread looks at this desk next, as far as it has been told.
+    pub(super) looked_at: Option<Moment>,
+    /// For a store that is away. A store that is here keeps the tickets itself.
+    tickets: FxHashMap<u64, Entry>,
+    /// For a store that is away: the tickets that wait, so that the backstop can ask about the oldest.
+    waiting: BTreeSet<u64>,
+    agenda: BTreeSet<(Moment, Chore)>,
+    /// What the last command did to others, in a store that is here; empty in between.
+    effects: Effects<Kept>,
+    sweep_at: Option<Moment>,
+    /// Ids that were finished while what the store knows of them is not known. They are released again
+    /// with the next sign of life.
+    doubtful: Vec<AcquisitionId>,
+    /// What went wrong with a release that nobody waits for.
+    pub(super) failed_release: Option<Error>,
+}
+
+struct Entry {
+    ticket: Arc<Ticket>,
+    renew_at: Option<Moment>,
+    ends_at: Option<Moment>,
+}
+
+/// What the engine's thread does about one desk when its time has come.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Chore {
+    /// The acquire has waited long enough.
+    GiveUp(AcquisitionId),
+    /// The holder may not believe in its permit any longer.
+    End(AcquisitionId),
+    /// The store wants a sign of life.
+    Renew(AcquisitionId),
+    /// Somebody's time is up in the store.
+    Sweep,
+    /// A wake-up may have been lost.
+    Backstop,
+}
+
+impl Desk {
+    pub(super) fn new(store: Store) -> Self {
+        Self {
+            store,
+            closed: false,
+            outbox: Outbox::default(),
+            renewals: Vec::new(),
+            looked_at: None,
+            tickets: FxHashMap::default(),
+            waiting: BTreeSet::new(),
+            agenda: BTreeSet::new(),
+            effects: Effects::default(),
+            sweep_at: None,
+            doubtful: Vec::new(),
+            failed_release: None,
+        }
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        let here = match &self.store {
+            Store::Here(store) => store.machine().is_empty(),
+            Store::Away(_) => true,
+        };
+        here && self.tickets.is_empty() && self.outbox.is_idle()
+    }
+
+    /// Whether there may be something to tell the engine's thread.
+    #[inline]
+    pub(super) fn has_errands(&self) -> bool {
+        !self.agenda.is_empty() || matches!(self.store, Store::Away(_))
+    }
+
+    /// When the engine's thread has to be told to come by, if earlier than it means to.
+    pub(super) fn next_look(&mut self) -> Option<Moment> {
+        let &(due, _) = self.agenda.first()?;
+        if self.looked_at.is_some_and(|at| at <= due) {
+            return None;
+        }
+        self.looked_at = Some(due);
+        Some(due)
+    }
+
+    pub(super) fn ticket(&self, id: AcquisitionId) -> Option<&Arc<Ticket>> {
+        match &self.store {
+            Store::Here(store) => store.machine().kept(id)?.as_ref(),
+            Store::Away(_) => {
+                let entry = self.tickets.get(&id.sequence())?;
+                Some(&entry.ticket).filter(|ticket| ticket.id == id)
+            }
+        }
+    }
+
+    /// From now on the engine sees to this ticket.
+    pub(super) fn register(&mut self, ticket: &Arc<Ticket>) {
+        let id = ticket.id;
+        if let Some(at) = ticket.gives_up_at {
+            self.agenda.insert((at, Chore::GiveUp(id)));
+        }
+        match &mut self.store {
+            Store::Here(store) => {
+                if let Some(kept) = store.kept_mut(id) {
+                    *kept = Some(ticket.clone());
+                }
+            }
+            Store::Away(_) => {
+                if ticket.is_waiting() {
+                    if self.waiting.is_empty() {
+                        self.agenda.insert((Moment::now() + BACKSTOP, Chore::Backstop));
+                    }
+                    self.waiting.insert(id.sequence());
+                }
+                let entry = Entry { ticket: ticket.clone(), renew_at: None, ends_at: None };
+                self.tickets.insert(id.sequence(), entry);
+            }
+        }
+    }
+
+    /// For a store that is away: the engine no longer sees to this ticket.
+    fn forget(&mut self, id: AcquisitionId) -> Option<Arc<Ticket>> {
+        self.ticket(id)?;
+        let Entry { ticket, renew_at, ends_at } = self.tickets.remove(&id.sequence())?;
+        self.strike(renew_at, Chore::Renew(id));
+        self.strike(ends_at, Chore::End(id));
+        self.strike(ticket.gives_up_at, Chore::GiveUp(id));
+        self.waiting.remove(&id.sequence());
+        Some(ticket)
+    }
+
+    fn strike(&mut self, at: Option<Moment>, chore: Chore) {
+        if let Some(at) = at {
+            self.agenda.remove(&(at, chore));
+        }
+    }
+
+    /// Everything this client waits for and holds.
+    pub(super) fn own_ids(&self) -> Vec<AcquisitionId> {
+        let mut ids: Vec<_> = self.tickets.values().map(|entry| entry.ticket.id).collect();
+        if let Store::Here(store) = &self.store {
+            ids.extend(store.machine().holders().iter().map(|row| row.id));
+            ids.extend(store.machine().waiters().map(|row| row.id));
+        }
+        // Waiters first, the youngest first: nobody is granted a permit only to lose it again.
+        ids.sort_unstable_by(|a, b| b.cmp(a));
+        ids.dedup();
+        ids
+    }
+
+    pub(super) fn holds(&self, id: AcquisitionId) -> bool {
+        match &self.store {
+            Store::Here(store) => store.machine().holds(id),
+            Store::Away(_) => self.ticket(id).is_some(),
+        }
+    }
+
+    /// A permit, a place in the queue or neither, if the store is here.
+    #[inline]
+    pub(super) fn enqueue_here(
+        &mut self,
+        id: AcquisitionId,
+        capacity: u32,
+        wait: bool,
+        terms: Terms,
+        keep: impl FnOnce(Option<&Held>) -> Kept,
+        after: &mut After,
+    ) -> Option<Outcome> {
+        let Store::Here(store) = &mut self.store else { return None };
+        let outcome = store.enqueue(id, capacity, wait, terms, keep, &mut self.effects);
+        self.settle_here(after);
+        Some(outcome)
+    }
+
+    /// Removes an id: at once if the store is here, with the next batch if it is away. Then there is no
+    /// role to tell yet. The engine no longer sees to its ticket.
+    #[inline]
+    pub(super) fn remove(
+        &mut self,
+        id: AcquisitionId,
+        after: &mut After,
+    ) -> (Option<Role>, Option<Arc<Ticket>>) {
+        let Store::Here(store) = &mut self.store else {
+            let ticket = self.forget(id);
+            self.outbox.push(Command::Release { id });
+            return (None, ticket);
+        };
+        let (role, ticket) = store.release(id, &mut self.effects);
+        if let Some(ticket) = &ticket {
+            self.strike(ticket.gives_up_at, Chore::GiveUp(id));
+        }
+        self.settle_here(after);
+        (Some(role), ticket)
+    }
+
+    fn sweep(&mut self, after: &mut After) {
+        let Store::Here(store) = &mut self.store else {
+            return self.outbox.push(Command::Sweep);
+        };
+        store.sweep(&mut self.effects);
+        self.settle_here(after);
+    }
+
+    /// What a command did to others, in a store that is here. First who lost a permit, then who got one,
+    /// so that no two ever believe in the same.
+    #[inline]
+    fn settle_here(&mut self, after: &mut After) {
+        if !self.effects.is_empty() {
+            self.settle_effects(after);
+        }
+        if let Store::Here(store) = &self.store
+            && let Some(delay) = store.next_expiry()
+        {
+            self.sweep_in(delay, Moment::now());
+        }
+    }
+
+    fn settle_effects(&mut self, after: &mut After) {
+        let Self { effects, agenda, .. } = self;
+        for (_, ticket) in &effects.expired {
+            if let Some(ticket) = ticket {
+                ticket.lose(LossReason::TtlEnded, after);
+            }
+        }
+        effects.expired.clear();
+        for (id, held, ticket) in &effects.granted {
+            if let (Some(ticket), Some(fence)) = (ticket, held.fence) {
+                if let Some(at) = ticket.gives_up_at {
+                    agenda.remove(&(at, Chore::GiveUp(*id)));
+                }
+                let until = held.valid_for.map_or(Moment::NEVER, |span| Moment::now() + span);
+                ticket.grant(Grant::new(held, fence), until, after);
+            }
+        }
+        effects.granted.clear();
+    }
+
+    /// What a store that is away answered to a batch that was sent at `sent`.
+    pub(super) fn settle_away(
+        &mut self,
+        batch: &[Command],
+        reply: Reply,
+        sent: Moment,
+        after: &mut After,
+    ) {
+        for (command, outcome) in batch.iter().zip(reply.outcomes) {
+            if let Some(id) = id_of(command) {
+                self.told(id, outcome, sent, after);
+            }
+        }
+        for (id, held, ()) in reply.effects.granted {
+            self.told(id, Outcome::Held(held), sent, after);
+        }
+        if let Some(delay) = reply.next_expiry
+            && !self.waiting.is_empty()
+        {
+            self.sweep_in(jittered(delay), Moment::now());
+        }
+    }
+
+    /// No store has answered, and the attempts are used up.
+    pub(super) fn give_up_on(&mut self, batch: &[Command], error: &Error, after: &mut After) {
+        for command in batch {
+            match command {
+                Command::Enqueue { id, .. } | Command::Confirm { id, .. } => {
+                    if let Some(ticket) = self.forget(*id) {
+                        ticket.fail(error.clone(), after);
+                    }
+                    self.doubtful.push(*id);
+                }
+                Command::Release { id } => {
+                    if let Some(ticket) = self.forget(*id) {
+                        ticket.finish_release(Err(error.clone()), after);
+                    } else {
+                        self.failed_release = Some(error.clone());
+                    }
+                    self.doubtful.push(*id);
+                }
+                // Not knowing is not losing: asked again, until the validity ends.
+                Command::Renew { id, .. } => self.renew_soon(*id),
+                Command::Sweep => {}
+            }
+        }
+    }
+
+    /// What the store says of one id.
+    fn told(&mut self, id: AcquisitionId, outcome: Outcome, sent: Moment, after: &mut After) {
+        let Some(ticket) = self.ticket(id).cloned() else { return };
+        match outcome {
+            Outcome::Held(held @ Held { fence: Some(fence), .. }) => {
+                let valid_until = valid_until(&ticket, &held, sent);
+                if valid_until <= Moment::now() && ticket.is_waiting() {
+                    // The answer took longer than it is good for. Nobody has seen the permit: claim it anew.
+                    self.claim(id);
+                    return;
+                }
+                if ticket.is_waiting() {
+                    self.waiting.remove(&id.sequence());
+                    ticket.grant(Grant::new(&held, fence), valid_until, after);
+                } else {
+                    ticket.extend(valid_until);
+                }
+                self.schedule_end(id, valid_until);
+                self.schedule_renewal(id, sent);
+            }
+            Outcome::Held(_) => {
+                // Granted by somebody else, and the wake-up was lost. Perhaps not the only one.
+                self.claim(id);
+                self.ask_oldest_after(id.sequence());
+            }
+            Outcome::Queued { .. } | Outcome::Waiting => self.schedule_renewal(id, sent),
+            Outcome::Full => {
+                self.forget(id);
+                ticket.full(after);
+            }
+            Outcome::Gone if ticket.is_waiting() => {
+                // Passed over as dead, or the store lost its data: back to the end of the queue.
+                self.outbox.push(enqueue(&ticket));
+            }
+            Outcome::Gone => {
+                self.forget(id);
+                ticket.lose(LossReason::Gone, after);
+            }
+            Outcome::Removed(role) => {
+                self.forget(id);
+                ticket.finish_release(Ok(role == Role::Holder), after);
+            }
+            Outcome::Swept => {}
+        }
+    }
+
+    /// Does everything that is due.
+    pub(super) fn do_chores(&mut self, now: Moment, after: &mut After) {
+        while let Some(&(at, chore)) = self.agenda.first().filter(|(at, _)| *at <= now) {
+            self.agenda.remove(&(at, chore));
+            match chore {
+                Chore::GiveUp(id) => self.give_up(id, after),
+                Chore::End(id) => self.end(id, now, after),
+                Chore::Renew(id) => self.renew_from(id, now),
+                Chore::Sweep => {
+                    self.sweep_at = None;
+                    self.sweep(after);
+                }
+                Chore::Backstop => {
+                    self.ask_oldest_after(0);
+                    if !self.waiting.is_empty() {
+                        self.agenda.insert((now + BACKSTOP, Chore::Backstop));
+                    }
+                }
+            }
+        }
+    }
+
+    fn give_up(&mut self, id: AcquisitionId, after: &mut After) {
+        let Some(ticket) = self.ticket(id).cloned() else { return };
+        let limit = ticket.gives_up_at.unwrap_or(Moment::NEVER);
+        let limit = limit.saturating_since(ticket.queued_at);
+        let name = ticket.semaphore.named.name().to_string();
+        if ticket.fail(Error::TimedOut { name, limit }, after) {
+            self.remove(id, after);
+        }
+    }
+
+    fn end(&mut self, id: AcquisitionId, now: Moment, after: &mut After) {
+        let Some(entry) = self.tickets.get_mut(&id.sequence()) else { return };
+        entry.ends_at = None;
+        let ticket = entry.ticket.clone();
+        let valid_until = ticket.valid_until();
+        if now < valid_until {
+            return self.schedule_end(id, valid_until);
+        }
+        ticket.lose(ticket.why_ended(), after);
+        self.remove(id, after);
+    }
+
+    fn sweep_in(&mut self, delay: Span, now: Moment) {
+        let at = now + delay;
+        if self.sweep_at.is_some_and(|earlier| earlier <= at) {
+            return;
+        }
+        if let Some(later) = self.sweep_at.replace(at) {
+            self.agenda.remove(&(later, Chore::Sweep));
+        }
+        self.agenda.insert((at, Chore::Sweep));
+    }
+}
+
+/// Signs of life, for a store that is away.
+impl Desk {
+    /// A woken waiter claims its permit.
+    pub(super) fn claim(&mut self, id: AcquisitionId) {
+        if let Some(ticket) = self.ticket(id).filter(|ticket| ticket.is_waiting()) {
+            let terms = ticket.semaphore.terms;
+            self.outbox.push(Command::Confirm { id, terms });
+        }
+    }
+
+    /// A new connection: wake-ups and answers may have been missed.
+    pub(super) fn ask_about_everyone(&mut self) {
+        for entry in self.tickets.values() {
+            self.renewals.push(renew(&entry.ticket));
+        }
+        self.release_doubtful();
+    }
+
+    fn release_doubtful(&mut self) {
+        for id in std::mem::take(&mut self.doubtful) {
+            self.outbox.push(Command::Release { id });
+        }
+    }
+
+    fn ask_oldest_after(&mut self, sequence: u64) {
+        let Some(oldest) = self.waiting.range(sequence + 1..).next() else { return };
+        self.renewals.push(renew(&self.tickets[oldest].ticket));
+    }
+
+    /// Renewals go in batches: whoever is due, and those who will be soon.
+    fn renew_from(&mut self, first: AcquisitionId, now: Moment) {
+        let Some(heartbeat) = self.renew_now(first) else { return };
+        let soon = now + heartbeat.divided_by(6);
+        let due = self.agenda.iter().take_while(|(at, _)| *at <= soon);
+        let renewals = due.filter(|(_, chore)| matches!(chore, Chore::Renew(_)));
+        let also: Vec<_> = renewals.take(MAX_BATCH - 1).copied().collect();
+        for (at, chore) in also {
+            self.agenda.remove(&(at, chore));
+            if let Chore::Renew(id) = chore {
+                self.renew_now(id);
+            }
+        }
+        self.release_doubtful();
+    }
+
+    fn renew_now(&mut self, id: AcquisitionId) -> Option<Span> {
+        let entry = self.tickets.get_mut(&id.sequence())?;
+        entry.renew_at = None;
+        self.renewals.push(renew(&entry.ticket));
+        entry.ticket.semaphore.terms.heartbeat
+    }
+
+    fn renew_soon(&mut self, id: AcquisitionId) {
+        let left = self.ticket(id).map(|own| own.valid_until().saturating_since(Moment::now()));
+        let Some(left) = left else { return };
+        let delay = Span::from_duration((left / 3).min(std::time::Duration::from_secs(1)));
+        self.set_renewal(id, Moment::now() + delay);
+    }
+
+    /// The next renewal is somewhere in the second third of the heartbeat interval, so that the renewals
+    /// of permits that were granted together drift apart.
+    fn schedule_renewal(&mut self, id: AcquisitionId, sent: Moment) {
+        let Some(heartbeat) = self.ticket(id).and_then(|own| own.semaphore.terms.heartbeat) else {
+            return;
+        };
+        let third = heartbeat.divided_by(3);
+        let spread = Span::from_micros(scatter(id.sequence() ^ sent.micros()) % third.micros() + 1);
+        self.set_renewal(id, sent + third + spread);
+    }
+
+    fn set_renewal(&mut self, id: AcquisitionId, at: Moment) {
+        let Some(entry) = self.tickets.get_mut(&id.sequence()) else { return };
+        let before = entry.renew_at.replace(at);
+        self.strike(before, Chore::Renew(id));
+        self.agenda.insert((at, Chore::Renew(id)));
+    }
+
+    fn schedule_end(&mut self, id: AcquisitionId, at: Moment) {
+        let Some(entry) = self.tickets.get_mut(&id.sequence()) else { return };
+        let before = entry.ends_at.replace(at);
+        self.strike(before, Chore::End(id));
+        self.agenda.insert((at, Chore::End(id)));
+    }
+
+    /// Whether a command that waits in the outbox still makes sense.
+    pub(super) fn wants(&self, command: &Command) -> bool {
+        match command {
+            Command::Enqueue { id, .. } | Command::Confirm { id, .. } => {
+                self.ticket(*id).is_some_and(|ticket| ticket.is_waiting())
+            }
+            Command::Renew { id, .. } => self.ticket(*id).is_some(),
+            Command::Release { .. } | Command::Sweep => true,
+        }
+    }
+}
+
+/// Until when the holder may believe that it holds: counted from before the request was sent, and less a
+/// margin for clocks that do not run alike (invariant 6).
+fn valid_until(ticket: &Ticket, held: &Held, sent: Moment) -> Moment {
+    let Some(valid_for) = held.valid_for else { return Moment::NEVER };
+    (sent + valid_for).minus(ticket.semaphore.terms.margin())
+}
+
+fn enqueue(ticket: &Ticket) -> Command {
+    let semaphore = &ticket.semaphore;
+    Command::Enqueue {
+        id: ticket.id,
+        capacity: semaphore.named.capacity(),
+        wait: true,
+        terms: semaphore.terms,
+        label: semaphore.label.clone(),
+    }
+}
+
+fn renew(ticket: &Ticket) -> Command {
+    Command::Renew { id: ticket.id, heartbeat: ticket.semaphore.terms.heartbeat }
+}
+
+fn id_of(command: &Command) -> Option<AcquisitionId> {
+    match command {
+        Command::Enqueue { id, .. }
+        | Command::Confirm { id, .. }
+        | Command::Renew { id, .. }
+        | Command::Release { id } => Some(*id),
+        Command::Sweep => None,
+    }
+}
+
+/// A little later, by up to a tenth but at most 100 ms, so that not all clients sweep at once.
+fn jittered(delay: Span) -> Span {
+    let most = (delay.micros() / 10).clamp(1, 100_000);
+    Span::from_micros(delay.micros() + scatter(Moment::now().micros()) % most + 1)
+}
+
+/// Spreads numbers evenly; nothing secret.
+fn scatter(number: u64) -> u64 {
+    let mixed = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}

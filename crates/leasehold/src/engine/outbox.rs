@@ -1,0 +1,63 @@
+//! Group commit: what is asked of one name while a batch is in flight joins the next one.
+
+use std::collections::VecDeque;
+
+use crate::machine::Command;
+
+/// How many ids one batch has at most.
+pub(crate) const MAX_BATCH: usize = 256;
+
+/// The commands of one name that wait to be sent.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    unsent: VecDeque<Command>,
+    /// Somebody on the engine's thread empties it.
+    flushing: bool,
+}
+
+impl Outbox {
+    pub(crate) fn push(&mut self, command: Command) {
+        self.unsent.push_back(command);
+    }
+
+    /// True, once, if somebody has to begin to empty it.
+    pub(crate) fn start_flush(&mut self) -> bool {
+        let start = !self.flushing && !self.unsent.is_empty();
+        self.flushing |= start;
+        start
+    }
+
+    /// The next batch, of those that are still wanted. None ends the flush.
+    ///
+    /// Releases come first, which is best for everybody. An enqueue and the release of the same id
+    /// never share a batch: by the time the release was pushed, the enqueue was no longer wanted.
+    pub(crate) fn next_batch(
+        &mut self,
+        mut wanted: impl FnMut(&Command) -> bool,
+    ) -> Option<Vec<Command>> {
+        let mut batch = Vec::with_capacity(self.unsent.len().min(MAX_BATCH));
+        while batch.len() < MAX_BATCH
+            && let Some(command) = self.unsent.pop_front()
+        {
+            if wanted(&command) {
+                batch.push(command);
+            }
+        }
+        if batch.is_empty() {
+            self.flushing = false;
+            return None;
+        }
+        batch.sort_by_key(|command| match command {
+            Command::Release { .. } => 0,
+            Command::Confirm { .. } => 1,
+            Command::Renew { .. } => 2,
+            Command::Sweep => 3,
+            Command::Enqueue { .. } => 4,
+        });
+        Some(batch)
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        !self.flushing && self.unsent.is_empty()
+    }
+}

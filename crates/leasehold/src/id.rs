@@ -1,0 +1,174 @@
+//! Who is who: clients, and the acquisitions that each of them makes.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::num::NonZeroU64;
+use std::str::FromStr;
+
+use crate::Error;
+
+const ALPHABET: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+
+/// How many characters the text of a client id has: 62^11 is just above 2^64.
+const CLIENT_ID_LEN: usize = 11;
+
+/// One client: an engine with its connection. Drawn at random when the client is made.
+///
+/// Shown as 11 letters and digits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId(NonZeroU64);
+
+impl ClientId {
+    /// # Panics
+    /// If the operating system has no randomness to give.
+    pub(crate) fn random() -> Self {
+        let random =
+            || getrandom::u64().expect("the operating system's source of randomness failed");
+        loop {
+            if let Some(bits) = NonZeroU64::new(random()) {
+                return Self(bits);
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) const fn from_bits(bits: u64) -> Self {
+        Self(NonZeroU64::new(bits).expect("a test's client id is not zero"))
+    }
+
+    fn digits(self) -> [u8; CLIENT_ID_LEN] {
+        let mut rest = self.0.get();
+        let mut digits = [b'0'; CLIENT_ID_LEN];
+        for digit in digits.iter_mut().rev() {
+            // The remainder is below 62, so that the cast keeps it.
+            *digit = ALPHABET[usize::try_from(rest % 62).unwrap_or_default()];
+            rest /= 62;
+        }
+        digits
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        if text.len() != CLIENT_ID_LEN {
+            return None;
+        }
+        text.bytes()
+            .try_fold(0_u64, |sum, byte| {
+                let digit = ALPHABET.iter().position(|&known| known == byte)?;
+                sum.checked_mul(62)?.checked_add(digit as u64)
+            })
+            .and_then(NonZeroU64::new)
+            .map(Self)
+    }
+}
+
+impl fmt::Display for ClientId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(std::str::from_utf8(&self.digits()).map_err(|_| fmt::Error)?)
+    }
+}
+
+impl fmt::Debug for ClientId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// One acquisition: `{client id}-{sequence}`.
+///
+/// It is minted before anything is asked of the store, so that a request whose answer was lost can be
+/// repeated or taken back, and it is what you keep after [`Permit::detach`](crate::Permit::detach).
+///
+/// ```
+/// use leasehold::AcquisitionId;
+///
+/// let id: AcquisitionId = "7Vd3kQ0aZx1-42".parse()?;
+/// assert_eq!(id.to_string(), "7Vd3kQ0aZx1-42");
+/// assert!("not an id".parse::<AcquisitionId>().is_err());
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AcquisitionId {
+    client: ClientId,
+    sequence: u64,
+}
+
+impl AcquisitionId {
+    pub(crate) const fn new(client: ClientId, sequence: u64) -> Self {
+        Self { client, sequence }
+    }
+
+    /// The client that made this acquisition.
+    #[must_use]
+    pub const fn client(self) -> ClientId {
+        self.client
+    }
+
+    pub(crate) const fn sequence(self) -> u64 {
+        self.sequence
+    }
+}
+
+impl Hash for AcquisitionId {
+    /// In one step: the client is random and the sequence is its own, so that mixing them loses nothing.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.client.0.get() ^ self.sequence);
+    }
+}
+
+impl fmt::Display for AcquisitionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.client, self.sequence)
+    }
+}
+
+impl fmt::Debug for AcquisitionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for AcquisitionId {
+    type Err = Error;
+
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the text is not what [`Display`](fmt::Display) shows.
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let parse = || {
+            let (client, sequence) = text.split_once('-')?;
+            let client = ClientId::parse(client)?;
+            let sequence: u64 = sequence.parse().ok()?;
+            // One spelling an id: no plus sign, no padding.
+            let id = Self { client, sequence };
+            (id.to_string() == text).then_some(id)
+        };
+        parse().ok_or_else(|| {
+            let expected = "expected 11 letters or digits, a hyphen and a number";
+            Error::invalid("id", format!("{text:?} is not an acquisition id: {expected}"))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_id_is_read_back() {
+        for bits in [1, 61, 62, u64::MAX - 1, u64::MAX] {
+            for sequence in [0, 7, u64::MAX] {
+                let id = AcquisitionId::new(ClientId::from_bits(bits), sequence);
+                assert_eq!(id.to_string().parse::<AcquisitionId>().unwrap(), id);
+            }
+        }
+    }
+
+    #[test]
+    fn other_spellings_are_refused() {
+        let foreign = "0123456789abcdef0123456789abcdef";
+        for text in ["", "-", "00000000001-", "00000000001-+1", "00000000001-01", foreign] {
+            assert!(text.parse::<AcquisitionId>().is_err(), "{text:?}");
+        }
+        assert!("zzzzzzzzzzz-1".parse::<AcquisitionId>().is_err(), "beyond 64 bits");
+        assert!("00000000000-1".parse::<AcquisitionId>().is_err(), "nobody");
+    }
+}

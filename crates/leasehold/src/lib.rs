@@ -1,0 +1,55 @@
+//! Share scarce things fairly between tasks, processes and machines.
+//!
+//! A [`Semaphore`] gives out a fixed number of permits under a name, first come first served. What it hands
+//! out is a lease: it is given back when its guard goes, ends by itself when its holder dies or its TTL is
+//! over, and the holder is told when it is gone.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), leasehold::Error> {
+//! use leasehold::Client;
+//!
+//! let client = Client::memory();
+//! let api = client.semaphore("api", 5).build()?;
+//!
+//! // At most five of these run at once, in the order in which they asked.
+//! let answer = api.with(async |_permit| "answer").await?;
+//! # assert_eq!(answer, "answer");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What is not guaranteed
+//!
+//! A lease is not mutual exclusion by itself. A holder that is stopped for longer than its lease, between
+//! the check and the write, writes under a permit that somebody else has by then:
+//!
+//! ```text
+//! A: check() is Ok        ... paused for a minute ...            A: writes, too late
+//!                    B: acquires, writes, releases
+//! ```
+//!
+//! Only the thing that is written to can refuse A, by comparing [fences](Permit::fence).
+
+mod acquire;
+mod backend;
+mod client;
+mod clock;
+mod engine;
+mod error;
+mod fence;
+mod id;
+mod machine;
+mod name;
+mod permit;
+mod semaphore;
+mod stats;
+
+pub use acquire::Acquire;
+pub use client::{Client, MemoryBuilder};
+pub use error::{Error, ErrorKind, LossReason};
+pub use fence::Fence;
+pub use id::{AcquisitionId, ClientId};
+pub use permit::{Lost, Permit};
+pub use semaphore::{Semaphore, SemaphoreBuilder};
+pub use stats::{Member, SemaphoreStats, Stats};

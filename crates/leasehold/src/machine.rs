@@ -1,0 +1,600 @@
+//! The fair semaphore as a pure state machine: no I/O and no clock of its own.
+//!
+//! The memory store runs this code. The other stores spell the same transitions in their own atomic
+//! unit (a Lua script, an SQL transaction), and are tested against it with random commands.
+//!
+//! # State
+//!
+//! One [`Machine`] is the state of one name: the `capacity`; the holders, each with `renew_by`, perhaps
+//! `hold_until`, and a fence once it is confirmed; the queue, in order, each waiter with `alive_by`; and
+//! the last fence. `now` is always the store's clock, never a caller's.
+//!
+//! # Transitions
+//!
+//! Every command runs as *expire, grant, the command, grant*. So a release itself hands the permit to
+//! the next waiter, and nobody is told `Full` while a permit is free.
+//!
+//! - *expire*: holders go at `renew_by` or `hold_until`, waiters at `alive_by`, whoever sends a command.
+//! - *grant*: while a permit is free, the first waiter in the queue that can be reached becomes a
+//!   holder. If its client sent this very command, the reply tells it, and it is confirmed by that. Any
+//!   other client gets a wake-up and has `confirm_within` to claim the permit.
+//! - *enqueue*, *confirm*, *renew*, *release*: see [`Command`]. Cancel is a release by a waiter.
+//!
+//! A wake-up can sit in the socket buffer of a paused process for as long as it likes, so being woken
+//! is not yet holding: the user sees the permit, and its TTL begins, at *confirm*.
+//!
+//! # Invariants
+//!
+//! 1. **Limit.** At every instant of the store's clock, holders ≤ capacity. After a shrink nobody is
+//!    granted until there is room. (`grant` is the only way in, and it counts first.)
+//! 2. **Order.** Waiters that can be reached are granted in the order in which they were enqueued, also
+//!    within one microsecond and one batch. (Places in the queue are numbered, not timed; a newcomer is
+//!    granted at once only when `grant` has just left a permit free, so nobody reachable waits.)
+//! 3. **No lost wake-up.** After every command, either no reachable waiter is queued or every permit is
+//!    held. (Every command ends with `grant`.)
+//! 4. **Fence.** The fences of one name strictly increase: max(last + 1, the store's microseconds), and
+//!    the last one outlives everything else, so they grow even over a store that lost its data.
+//! 5. **Idempotence.** Any command may be sent again with the same id after an unknown outcome: a
+//!    second enqueue finds the holder or the waiter, a second release finds nobody.
+//! 6. **Self-fencing.** A holder's own idea of its validity ends before the store lets another in: every
+//!    `Held` says how long it is good for, counted from before the request was sent.
+//! 7. **No leak.** Whatever future or guard is dropped, at any await point, nothing stays behind once the
+//!    engine has drained. (That is the engine's; here it is enough that *release* removes an id wherever
+//!    it is.)
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use crate::clock::{Span, Time};
+use crate::{AcquisitionId, ClientId, Fence};
+
+mod queue;
+#[cfg(test)]
+mod tests;
+
+use queue::Queue;
+
+/// What an acquisition asks for, besides a permit.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(crate) struct Terms {
+    /// How long the holder or waiter may be silent. In memory nobody dies alone: none.
+    pub(crate) heartbeat: Option<Span>,
+    /// The longest it may hold.
+    pub(crate) ttl: Option<Span>,
+}
+
+impl Terms {
+    /// How much earlier than the store a holder ends its own validity, for clocks that do not run alike.
+    /// Without a heartbeat the store is in this process, and its clock is ours.
+    pub(crate) fn margin(self) -> Span {
+        let Some(heartbeat) = self.heartbeat else { return Span::from_micros(1) };
+        heartbeat.divided_by(10).clamp(Span::from_millis(50), Span::from_millis(5000))
+    }
+}
+
+/// What a client asks of one name.
+#[derive(Clone, Debug)]
+pub(crate) enum Command {
+    /// A permit, or a place in the queue. Declares the capacity, the newest declaration wins. By a
+    /// holder it is a confirm, by a waiter it changes nothing. Without `wait` the answer may be `Full`.
+    /// The label is for statistics alone.
+    Enqueue { id: AcquisitionId, capacity: u32, wait: bool, terms: Terms, label: Option<Arc<str>> },
+    /// A woken waiter claims its permit. The TTL and the fence are set at the first confirm.
+    Confirm { id: AcquisitionId, terms: Terms },
+    /// A sign of life, and the question whether it is still held or queued. Never moves a waiter, and
+    /// does not confirm a holder.
+    Renew { id: AcquisitionId, heartbeat: Option<Span> },
+    /// Removes an id wherever it is. Twice is harmless.
+    Release { id: AcquisitionId },
+    /// Nothing but what every command does.
+    Sweep,
+}
+
+/// What the store answers to one command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Outcome {
+    Held(Held),
+    /// In the queue, which now has this many waiters.
+    Queued {
+        length: usize,
+    },
+    Full,
+    Waiting,
+    Gone,
+    Removed(Role),
+    Swept,
+}
+
+/// A permit, as its holder is told about it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Held {
+    /// How many held a permit at that moment, this one included.
+    pub(crate) slot_number: u32,
+    /// None while the permit waits to be confirmed.
+    pub(crate) fence: Option<Fence>,
+    /// Until the first of `renew_by` and `hold_until`; none if neither is set.
+    pub(crate) valid_for: Option<Span>,
+}
+
+/// What an id was when it was removed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Role {
+    Holder,
+    Waiter,
+    Nobody,
+}
+
+/// What a command did to others than the one it names.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Effects<T = ()> {
+    /// The sender's own waiters that became holders, confirmed.
+    pub(crate) granted: Vec<(AcquisitionId, Held, T)>,
+    /// Holders that were removed because their time was up.
+    pub(crate) expired: Vec<(AcquisitionId, T)>,
+}
+
+impl<T> Default for Effects<T> {
+    fn default() -> Self {
+        Self { granted: Vec::new(), expired: Vec::new() }
+    }
+}
+
+impl<T> Effects<T> {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.granted.is_empty() && self.expired.is_empty()
+    }
+}
+
+/// The circumstances of a command: who sent it and when, and how others can be reached.
+pub(crate) struct Call<'a, T = ()> {
+    pub(crate) from: ClientId,
+    /// The store's clock.
+    pub(crate) now: Time,
+    /// How long a woken waiter has to claim its permit.
+    pub(crate) confirm_within: Span,
+    /// Sends the wake-up to the client of this waiter, and answers whether anybody heard it.
+    pub(crate) wake: &'a mut dyn FnMut(AcquisitionId) -> bool,
+    pub(crate) effects: &'a mut Effects<T>,
+}
+
+/// A holder or a waiter, with what its client keeps beside it.
+#[derive(Debug)]
+struct Member<T> {
+    since: Time,
+    /// A holder's `renew_by`, a waiter's `alive_by`.
+    alive_by: Option<Time>,
+    stage: Stage,
+    kept: T,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Waiting { place: u64, terms: Terms },
+    Holding { hold_until: Option<Time>, fence: Option<Fence> },
+}
+
+impl Member<()> {
+    /// A holder who is told so in the reply, and confirmed by that.
+    #[inline]
+    fn holding(terms: Terms, fence: Fence, now: Time) -> Self {
+        Self {
+            since: now,
+            alive_by: terms.heartbeat.map(|heartbeat| now + heartbeat),
+            stage: Stage::Holding {
+                hold_until: terms.ttl.map(|ttl| now + ttl),
+                fence: Some(fence),
+            },
+            kept: (),
+        }
+    }
+
+    #[inline]
+    fn keeping<T>(self, kept: T) -> Member<T> {
+        Member { since: self.since, alive_by: self.alive_by, stage: self.stage, kept }
+    }
+}
+
+impl<T> Member<T> {
+    fn is_holder(&self) -> bool {
+        matches!(self.stage, Stage::Holding { .. })
+    }
+
+    fn ends(&self) -> Option<Time> {
+        ends(self.alive_by, &self.stage)
+    }
+
+    #[inline]
+    fn held(&self, slot_number: u32, now: Time) -> Held {
+        let fence = match self.stage {
+            Stage::Holding { fence, .. } => fence,
+            Stage::Waiting { .. } => None,
+        };
+        Held { slot_number, fence, valid_for: self.ends().map(|ends| ends - now) }
+    }
+}
+
+/// At the first of its deadlines.
+#[inline]
+fn ends(alive_by: Option<Time>, stage: &Stage) -> Option<Time> {
+    match (alive_by, stage) {
+        (Some(alive_by), Stage::Holding { hold_until: Some(hold_until), .. }) => {
+            Some(alive_by.min(*hold_until))
+        }
+        (None, Stage::Holding { hold_until, .. }) => *hold_until,
+        (alive_by, _) => alive_by,
+    }
+}
+
+/// The state of one name. `T` is what a client in this process keeps with each of its acquisitions.
+#[derive(Debug)]
+pub(crate) struct Machine<T = ()> {
+    capacity: u32,
+    holding: u32,
+    last_fence: u64,
+    members: FxHashMap<AcquisitionId, Member<T>>,
+    queue: Queue,
+    /// The holders and the waiters that end by themselves, by when. Empty where nothing ends.
+    holder_ends: BTreeSet<(Time, AcquisitionId)>,
+    waiter_ends: BTreeSet<(Time, AcquisitionId)>,
+}
+
+impl<T: Clone> Machine<T> {
+    /// A name that nobody has used yet, or not since its last fence was `last_fence`.
+    pub(crate) fn new(last_fence: u64) -> Self {
+        Self {
+            capacity: 0,
+            holding: 0,
+            last_fence,
+            members: FxHashMap::default(),
+            queue: Queue::default(),
+            holder_ends: BTreeSet::new(),
+            waiter_ends: BTreeSet::new(),
+        }
+    }
+
+    pub(crate) fn apply(&mut self, command: &Command, call: &mut Call<'_, T>) -> Outcome
+    where
+        T: Default,
+    {
+        match command {
+            Command::Enqueue { id, capacity, wait, terms, label: _ } => {
+                self.enqueue(*id, *capacity, *wait, *terms, |_| T::default(), call)
+            }
+            Command::Release { id } => Outcome::Removed(self.release(*id, call).0),
+            Command::Confirm { id, terms } => {
+                self.around(call, |machine, now| machine.confirm(*id, *terms, now))
+            }
+            Command::Renew { id, heartbeat } => {
+                self.around(call, |machine, now| machine.renew(*id, *heartbeat, now))
+            }
+            Command::Sweep => self.around(call, |_, _| Outcome::Swept),
+        }
+    }
+
+    /// Expire, grant, the command, grant.
+    #[inline]
+    fn around<O>(
+        &mut self,
+        call: &mut Call<'_, T>,
+        command: impl FnOnce(&mut Self, Time) -> O,
+    ) -> O {
+        self.expire(call);
+        self.grant(call);
+        let outcome = command(self, call.now);
+        self.grant(call);
+        outcome
+    }
+
+    /// `keep` makes what is kept with the acquisition, knowing whether it holds or waits.
+    #[inline]
+    pub(crate) fn enqueue(
+        &mut self,
+        id: AcquisitionId,
+        capacity: u32,
+        wait: bool,
+        terms: Terms,
+        keep: impl FnOnce(Option<&Held>) -> T,
+        call: &mut Call<'_, T>,
+    ) -> Outcome {
+        if self.capacity != capacity {
+            // If that makes room, it belongs to those who were here before.
+            self.around(call, |machine, _| machine.capacity = capacity);
+        }
+        self.around(call, |machine, now| {
+            if let Some(member) = machine.members.get(&id) {
+                return match member.stage {
+                    Stage::Holding { .. } => machine.confirm(id, terms, now),
+                    Stage::Waiting { .. } => Outcome::Queued { length: machine.queue.len() },
+                };
+            }
+            if machine.has_room() {
+                return Outcome::Held(machine.hold(id, terms, now, keep));
+            }
+            if !wait {
+                return Outcome::Full;
+            }
+            machine.wait(id, terms, now, keep(None));
+            Outcome::Queued { length: machine.queue.len() }
+        })
+    }
+
+    #[inline]
+    pub(crate) fn release(
+        &mut self,
+        id: AcquisitionId,
+        call: &mut Call<'_, T>,
+    ) -> (Role, Option<T>) {
+        self.around(call, |machine, _| match machine.remove(id) {
+            Some((role, kept)) => (role, Some(kept)),
+            None => (Role::Nobody, None),
+        })
+    }
+
+    #[inline]
+    fn expire(&mut self, call: &mut Call<'_, T>) {
+        if self.is_timed() {
+            self.expire_due(call);
+        }
+    }
+
+    fn expire_due(&mut self, call: &mut Call<'_, T>) {
+        while let Some(&(_, id)) = self.holder_ends.first().filter(|(ends, _)| *ends <= call.now) {
+            let Some((_, kept)) = self.remove(id) else { continue };
+            call.effects.expired.push((id, kept));
+        }
+        while let Some(&(_, id)) = self.waiter_ends.first().filter(|(ends, _)| *ends <= call.now) {
+            self.remove(id);
+        }
+    }
+
+    #[inline]
+    fn grant(&mut self, call: &mut Call<'_, T>) {
+        if !self.queue.is_empty() && self.has_room() {
+            self.grant_in_order(call);
+        }
+    }
+
+    fn grant_in_order(&mut self, call: &mut Call<'_, T>) {
+        let mut out_of_reach = Vec::new();
+        let mut from_place = 0;
+        while self.has_room()
+            && let Some((place, id)) = self.queue.first_from(from_place)
+        {
+            from_place = place + 1;
+            let own = id.client() == call.from;
+            if !own {
+                // One unanswered call a client is enough, however many of its waiters come first.
+                if out_of_reach.contains(&id.client()) {
+                    continue;
+                }
+                if !(call.wake)(id) {
+                    out_of_reach.push(id.client());
+                    continue;
+                }
+            }
+            self.promote(place, id, own, call);
+        }
+    }
+
+    /// The waiter becomes a holder: confirmed if the reply tells it, else with a time to claim it.
+    fn promote(&mut self, place: u64, id: AcquisitionId, own: bool, call: &mut Call<'_, T>) {
+        self.queue.leave(place);
+        self.holding += 1;
+        let slot_number = self.holding;
+        let Some(member) = self.members.get_mut(&id) else { return };
+        let waited_until = member.ends();
+        let Stage::Waiting { terms: Terms { heartbeat, ttl }, .. } = member.stage else { return };
+        let claim_within = heartbeat.map_or(call.confirm_within, |h| h.min(call.confirm_within));
+        let (alive_for, hold_for) = if own { (heartbeat, ttl) } else { (Some(claim_within), None) };
+        let fence = own.then(|| mint(&mut self.last_fence, call.now));
+        let hold_until = hold_for.map(|span| call.now + span);
+        member.stage = Stage::Holding { hold_until, fence };
+        member.alive_by = alive_for.map(|span| call.now + span);
+        member.since = call.now;
+        let ends = member.ends();
+        if own {
+            let held = member.held(slot_number, call.now);
+            call.effects.granted.push((id, held, member.kept.clone()));
+        }
+        reschedule(&mut self.waiter_ends, id, waited_until, None);
+        reschedule(&mut self.holder_ends, id, None, ends);
+    }
+
+    fn wait(&mut self, id: AcquisitionId, terms: Terms, now: Time, kept: T) {
+        let place = self.queue.join(id);
+        let alive_by = terms.heartbeat.map(|heartbeat| now + heartbeat);
+        reschedule(&mut self.waiter_ends, id, None, alive_by);
+        let stage = Stage::Waiting { place, terms };
+        self.members.insert(id, Member { since: now, alive_by, stage, kept });
+    }
+
+    fn confirm(&mut self, id: AcquisitionId, terms: Terms, now: Time) -> Outcome {
+        let Some(member) = self.members.get_mut(&id) else { return Outcome::Gone };
+        let ended = member.ends();
+        let Stage::Holding { hold_until, fence, .. } = &mut member.stage else {
+            return Outcome::Waiting;
+        };
+        if fence.is_none() {
+            *hold_until = terms.ttl.map(|ttl| now + ttl);
+            *fence = Some(mint(&mut self.last_fence, now));
+        }
+        member.alive_by = terms.heartbeat.map(|heartbeat| now + heartbeat);
+        reschedule(&mut self.holder_ends, id, ended, member.ends());
+        Outcome::Held(member.held(self.holding, now))
+    }
+
+    fn renew(&mut self, id: AcquisitionId, heartbeat: Option<Span>, now: Time) -> Outcome {
+        let Some(member) = self.members.get_mut(&id) else { return Outcome::Gone };
+        let ended = member.ends();
+        let alive_by = heartbeat.map(|heartbeat| now + heartbeat);
+        match &member.stage {
+            Stage::Waiting { .. } => {
+                member.alive_by = alive_by;
+                reschedule(&mut self.waiter_ends, id, ended, alive_by);
+                Outcome::Waiting
+            }
+            Stage::Holding { fence, .. } => {
+                if fence.is_some() {
+                    member.alive_by = alive_by;
+                }
+                reschedule(&mut self.holder_ends, id, ended, member.ends());
+                Outcome::Held(member.held(self.holding, now))
+            }
+        }
+    }
+
+    #[inline]
+    fn remove(&mut self, id: AcquisitionId) -> Option<(Role, T)> {
+        let Member { alive_by, stage, kept, .. } = self.members.remove(&id)?;
+        let ended = ends(alive_by, &stage);
+        let role = match stage {
+            Stage::Holding { .. } => {
+                self.holding -= 1;
+                reschedule(&mut self.holder_ends, id, ended, None);
+                Role::Holder
+            }
+            Stage::Waiting { place, .. } => {
+                self.queue.leave(place);
+                reschedule(&mut self.waiter_ends, id, ended, None);
+                Role::Waiter
+            }
+        };
+        Some((role, kept))
+    }
+
+    /// Makes `id` a holder, confirmed by its being told.
+    #[inline]
+    fn hold(
+        &mut self,
+        id: AcquisitionId,
+        terms: Terms,
+        now: Time,
+        keep: impl FnOnce(Option<&Held>) -> T,
+    ) -> Held {
+        self.holding += 1;
+        let fence = mint(&mut self.last_fence, now);
+        let member = Member::holding(terms, fence, now);
+        let held = member.held(self.holding, now);
+        reschedule(&mut self.holder_ends, id, None, member.ends());
+        self.members.insert(id, member.keeping(keep(Some(&held))));
+        held
+    }
+
+    #[inline]
+    fn has_room(&self) -> bool {
+        self.holding < self.capacity
+    }
+}
+
+#[inline]
+fn reschedule(
+    ends: &mut BTreeSet<(Time, AcquisitionId)>,
+    id: AcquisitionId,
+    before: Option<Time>,
+    after: Option<Time>,
+) {
+    if before == after {
+        return;
+    }
+    if let Some(before) = before {
+        ends.remove(&(before, id));
+    }
+    if let Some(after) = after {
+        ends.insert((after, id));
+    }
+}
+
+/// The next fence (invariant 4).
+fn mint(last: &mut u64, now: Time) -> Fence {
+    *last = (*last + 1).max(now.micros());
+    Fence::new(*last)
+}
+
+/// Questions that change nothing.
+impl<T> Machine<T> {
+    /// Whether anybody here ends by himself.
+    #[inline]
+    pub(crate) fn is_timed(&self) -> bool {
+        !self.holder_ends.is_empty() || !self.waiter_ends.is_empty()
+    }
+
+    /// When somebody's time is up next: a holder's, or that of the first in the queue. Waiting clients
+    /// sweep then, instead of asking again and again.
+    pub(crate) fn next_expiry(&self) -> Option<Time> {
+        let holder = self.holder_ends.first().map(|(ends, _)| *ends);
+        let head = self.queue.first_from(0).and_then(|(_, id)| self.members[&id].alive_by);
+        holder.into_iter().chain(head).min()
+    }
+
+    /// What is kept with a holder or waiter.
+    pub(crate) fn kept(&self, id: AcquisitionId) -> Option<&T> {
+        self.members.get(&id).map(|member| &member.kept)
+    }
+
+    pub(crate) fn kept_mut(&mut self, id: AcquisitionId) -> Option<&mut T> {
+        self.members.get_mut(&id).map(|member| &mut member.kept)
+    }
+
+    pub(crate) fn holds(&self, id: AcquisitionId) -> bool {
+        self.members.get(&id).is_some_and(Member::is_holder)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    pub(crate) fn last_fence(&self) -> u64 {
+        self.last_fence
+    }
+
+    pub(crate) fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    #[inline]
+    pub(crate) fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// How many waiters come before this one.
+    pub(crate) fn position(&self, id: AcquisitionId) -> Option<usize> {
+        match self.members.get(&id)?.stage {
+            Stage::Waiting { place, .. } => Some(self.queue.before(place)),
+            Stage::Holding { .. } => None,
+        }
+    }
+
+    /// The waiters, in order.
+    pub(crate) fn waiters(&self) -> impl Iterator<Item = Row<'_, T>> {
+        self.queue.iter().map(|id| self.row(id))
+    }
+
+    /// The holders, the longest first.
+    pub(crate) fn holders(&self) -> Vec<Row<'_, T>> {
+        let holders = self.members.iter().filter(|(_, member)| member.is_holder());
+        let mut rows: Vec<_> = holders.map(|(id, _)| self.row(*id)).collect();
+        rows.sort_unstable_by_key(|row| (row.since, row.fence, row.id));
+        rows
+    }
+
+    fn row(&self, id: AcquisitionId) -> Row<'_, T> {
+        let member = &self.members[&id];
+        let fence = match member.stage {
+            Stage::Waiting { .. } => None,
+            Stage::Holding { fence, .. } => fence,
+        };
+        Row { id, since: member.since, ends: member.ends(), fence, kept: &member.kept }
+    }
+}
+
+/// A holder or a waiter, as statistics show it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Row<'a, T> {
+    pub(crate) id: AcquisitionId,
+    pub(crate) since: Time,
+    pub(crate) ends: Option<Time>,
+    pub(crate) fence: Option<Fence>,
+    pub(crate) kept: &'a T,
+}

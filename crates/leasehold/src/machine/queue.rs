@@ -1,0 +1,75 @@
+//! The queue: places that are numbered as they are taken, and given up from anywhere.
+
+use std::collections::VecDeque;
+
+use crate::AcquisitionId;
+
+/// Waiters in order. Whoever leaves from the middle leaves a gap, so that nobody has to move; the gaps go
+/// when there are more of them than waiters, which makes leaving cheap on average.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    /// By place. The first one is never a gap.
+    places: VecDeque<(u64, Option<AcquisitionId>)>,
+    next_place: u64,
+    len: usize,
+}
+
+impl Queue {
+    pub(super) fn join(&mut self, id: AcquisitionId) -> u64 {
+        let place = self.next_place;
+        self.next_place += 1;
+        self.places.push_back((place, Some(id)));
+        self.len += 1;
+        place
+    }
+
+    /// Gives up a place that [`join`](Self::join) gave, once.
+    pub(super) fn leave(&mut self, place: u64) {
+        self.len -= 1;
+        if self.places.front().is_some_and(|(first, _)| *first == place) {
+            self.places.pop_front();
+        } else if let Ok(index) = self.index_of(place) {
+            self.places[index].1 = None;
+        }
+        while self.places.front().is_some_and(|(_, id)| id.is_none()) {
+            self.places.pop_front();
+        }
+        if self.places.len() > 2 * self.len + 64 {
+            self.places.retain(|(_, id)| id.is_some());
+        }
+    }
+
+    /// The first waiter at this place or behind it.
+    #[inline]
+    pub(super) fn first_from(&self, place: u64) -> Option<(u64, AcquisitionId)> {
+        let (first, id) = *self.places.front()?;
+        if place <= first {
+            return Some((first, id?));
+        }
+        let from = self.index_of(place).unwrap_or_else(|behind| behind);
+        self.places.range(from..).find_map(|(place, id)| Some((*place, (*id)?)))
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = AcquisitionId> {
+        self.places.iter().filter_map(|(_, id)| *id)
+    }
+
+    /// How many come before this place.
+    pub(super) fn before(&self, place: u64) -> usize {
+        self.places.iter().take_while(|(at, _)| *at < place).filter(|(_, id)| id.is_some()).count()
+    }
+
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn index_of(&self, place: u64) -> Result<usize, usize> {
+        self.places.binary_search_by_key(&place, |(at, _)| *at)
+    }
+}

@@ -1,0 +1,233 @@
+//! The guard of a permit.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use crate::clock::Moment;
+use crate::engine::ticket::{Grant, Ticket};
+use crate::semaphore::Inner;
+use crate::{AcquisitionId, Error, Fence, LossReason};
+
+/// A permit that is held until this guard is released or dropped.
+///
+/// Dropping it gives the permit back in the background, without blocking, from any thread. To know that
+/// it has been given back, [`release`](Self::release) it.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// use leasehold::Client;
+///
+/// let api = Client::memory().semaphore("api", 5).build()?;
+/// let permit = api.acquire().await?;
+/// println!("{} holds slot {} of 5", permit.id(), permit.slot_number());
+/// permit.check()?; // still ours?
+/// permit.release().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "a permit is given back when it is dropped"]
+pub struct Permit {
+    /// None once it has ended otherwise than by being dropped.
+    semaphore: Option<Arc<Inner>>,
+    id: AcquisitionId,
+    grant: Grant,
+    /// None where nothing but a release can end the permit, and it did not have to wait.
+    ticket: Option<Arc<Ticket>>,
+}
+
+impl Permit {
+    #[inline]
+    pub(crate) fn new(
+        semaphore: Arc<Inner>,
+        id: AcquisitionId,
+        grant: Grant,
+        ticket: Option<Arc<Ticket>>,
+    ) -> Self {
+        if tracing::enabled!(tracing::Level::DEBUG) {
+            report_acquired(&semaphore, id, &grant);
+        }
+        Self { semaphore: Some(semaphore), id, grant, ticket }
+    }
+
+    /// What names this permit in the store, and releases it after it was [detached](Self::detach).
+    #[must_use]
+    pub fn id(&self) -> AcquisitionId {
+        self.id
+    }
+
+    /// How many permits were held when this one was granted, itself included.
+    #[must_use]
+    pub fn slot_number(&self) -> u32 {
+        self.grant.slot_number
+    }
+
+    /// Larger than the fence of every permit of this name that was granted before.
+    #[must_use]
+    pub fn fence(&self) -> Fence {
+        self.grant.fence
+    }
+
+    /// How long the acquire had to wait.
+    #[must_use]
+    pub fn waited(&self) -> Duration {
+        Duration::from_micros(self.grant.waited_micros)
+    }
+
+    /// Until when this permit is good without another renewal; `None` if it does not end by itself. It
+    /// moves on with every renewal, up to the TTL. Once the permit is lost, it is a moment in the past.
+    #[must_use]
+    pub fn valid_until(&self) -> Option<Instant> {
+        let valid_until = self.ticket.as_ref()?.valid_until();
+        if valid_until == Moment::NEVER {
+            return None;
+        }
+        Some(Instant::now() + valid_until.saturating_since(Moment::now()))
+    }
+
+    /// Whether the permit is still yours.
+    ///
+    /// More than "it was, a moment ago" cannot be promised to a thread that may be stopped between two
+    /// instructions. Where that matters, let the resource check the [fence](Self::fence).
+    ///
+    /// # Errors
+    /// [`Error::Lost`].
+    pub fn check(&self) -> Result<(), Error> {
+        match (&self.ticket, &self.semaphore) {
+            (Some(ticket), _) => ticket.check().map_err(|reason| self.lost_error(reason)),
+            (None, Some(semaphore)) if semaphore.named.holds(self.id) => Ok(()),
+            (None, _) => Err(self.lost_error(LossReason::Released)),
+        }
+    }
+
+    /// Resolves when the permit is lost. Never, if it is not.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// use leasehold::{Client, LossReason};
+    /// use std::time::Duration;
+    ///
+    /// let client = Client::memory();
+    /// let api = client.semaphore("api", 5).ttl(Duration::from_millis(20)).build()?;
+    /// let permit = api.acquire().await?;
+    /// assert_eq!(permit.lost().await, LossReason::TtlEnded);
+    /// assert!(permit.check().is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Cancel safety
+    /// Only listens.
+    pub fn lost(&self) -> Lost {
+        let ticket = match (&self.ticket, &self.semaphore) {
+            (Some(ticket), _) => ticket.clone(),
+            (None, Some(semaphore)) => semaphore.named.attach(self.id, semaphore),
+            (None, None) => unreachable!("only a permit that has ended has no semaphore"),
+        };
+        Lost { ticket, key: None }
+    }
+
+    /// Gives the permit back and waits until it has been. True if it was held until now, false if it had
+    /// been lost.
+    ///
+    /// # Errors
+    /// What the store has to say. The permit is no longer renewed then, and ends by itself at the latest
+    /// when its heartbeat interval is over.
+    ///
+    /// # Cancel safety
+    /// The release goes on if the future is dropped, even before it was first polled.
+    pub async fn release(mut self) -> Result<bool, Error> {
+        let Some(semaphore) = self.semaphore.take() else { return Ok(false) };
+        report_release(&semaphore, self.id);
+        if self.ticket.as_ref().is_some_and(|ticket| ticket.check().is_err()) {
+            semaphore.named.end(self.id);
+            return Ok(false);
+        }
+        semaphore.named.give_back(self.id, &semaphore).done().await
+    }
+
+    /// Lets go of the guard, but not of the permit: it stays held, and renewed, until it is released by
+    /// this id with [`Semaphore::release`](crate::Semaphore::release), its TTL ends or its client goes.
+    #[must_use = "without the id nobody can release the permit"]
+    pub fn detach(mut self) -> AcquisitionId {
+        self.semaphore = None;
+        self.id
+    }
+
+    pub(crate) fn lost_error(&self, reason: LossReason) -> Error {
+        let name = self.semaphore.as_ref().map(|semaphore| semaphore.named.name().to_string());
+        Error::Lost { name: name.unwrap_or_default(), id: self.id, reason }
+    }
+}
+
+// Events are written out of line: an acquire that nobody listens to pays for one comparison.
+
+#[cold]
+fn report_acquired(semaphore: &Inner, id: AcquisitionId, grant: &Grant) {
+    tracing::debug!(
+        name = semaphore.named.name().as_str(),
+        %id,
+        waited = ?Duration::from_micros(grant.waited_micros),
+        slot_number = grant.slot_number,
+        capacity = semaphore.named.capacity(),
+        "permit acquired"
+    );
+}
+
+#[inline]
+fn report_release(semaphore: &Inner, id: AcquisitionId) {
+    if tracing::enabled!(tracing::Level::DEBUG) {
+        tracing::debug!(name = semaphore.named.name().as_str(), %id, "permit released");
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        if let Some(semaphore) = self.semaphore.take() {
+            report_release(&semaphore, self.id);
+            semaphore.named.end(self.id);
+        }
+    }
+}
+
+impl fmt::Debug for Permit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.semaphore.as_ref().map(|semaphore| semaphore.named.name());
+        f.debug_struct("Permit")
+            .field("name", &name)
+            .field("id", &self.id)
+            .field("slot_number", &self.slot_number())
+            .field("fence", &self.fence())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Resolves when a permit is lost: see [`Permit::lost`]. It does not borrow the permit, so that another
+/// task can wait for it.
+#[must_use = "nobody is told unless this is awaited"]
+#[derive(Debug)]
+pub struct Lost {
+    ticket: Arc<Ticket>,
+    key: Option<u64>,
+}
+
+impl Future for Lost {
+    type Output = LossReason;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LossReason> {
+        let this = self.get_mut();
+        this.ticket.poll_lost(&mut this.key, cx)
+    }
+}
+
+impl Drop for Lost {
+    fn drop(&mut self) {
+        if let Some(key) = self.key {
+            self.ticket.forget_watcher(key);
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! The fair counting semaphore, as users see it.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use crate::acquire::{Acquire, TryAcquire};
+use crate::clock::Span;
+use crate::engine::Engine;
+use crate::engine::named::Named;
+use crate::machine::Terms;
+use crate::name::{Name, positive};
+use crate::stats::{self, SemaphoreStats};
+use crate::{AcquisitionId, Error, Permit};
+
+/// How long a holder or waiter may be silent before it counts as dead, unless told otherwise.
+const HEARTBEAT: Duration = Duration::from_secs(180);
+/// Below this a renewal that is a little late would cost the permit.
+const MIN_HEARTBEAT: Duration = Duration::from_millis(300);
+
+/// A fair counting semaphore with a name.
+///
+/// Whoever asks first is served first. Semaphores of one client with the same name share their
+/// permits, and so do clones. A permit is given back when its guard, a [`Permit`], is dropped, from
+/// whatever task or thread, in a runtime or outside of one.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// use leasehold::Client;
+///
+/// let api = Client::memory().semaphore("api", 2).build()?;
+/// let first = api.acquire().await?;
+/// let second = api.acquire().await?;
+/// assert!(api.try_acquire().await?.is_none());
+///
+/// first.release().await?;
+/// assert!(api.try_acquire().await?.is_some());
+/// # drop(second);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Semaphore {
+    pub(crate) inner: Arc<Inner>,
+}
+
+/// A semaphore as it was declared.
+pub(crate) struct Inner {
+    pub(crate) named: Arc<Named>,
+    pub(crate) terms: Terms,
+    /// What statistics show beside its permits.
+    pub(crate) label: Option<Arc<str>>,
+    max_acquire_time: Option<Duration>,
+    /// Keeps the names and the thread alive.
+    _engine: Arc<Engine>,
+}
+
+impl Semaphore {
+    /// What it is called.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.inner.named.name().as_str()
+    }
+
+    /// How many permits there are, by the newest declaration in this client.
+    #[must_use]
+    pub fn capacity(&self) -> u32 {
+        self.inner.named.capacity()
+    }
+
+    /// Waits for a permit, for as long as it takes, or as [`max_acquire_time`] or
+    /// [`within`](Acquire::within) allow.
+    ///
+    /// Nothing happens before the returned future is first polled.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`] when the time is up, [`Error::Closed`] when the client is closed, and what
+    /// the store has to say.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives up the place in the queue, or the permit if it has just been granted.
+    ///
+    /// [`max_acquire_time`]: SemaphoreBuilder::max_acquire_time
+    pub fn acquire(&self) -> Acquire {
+        Acquire::new(self.inner.clone(), true, self.inner.max_acquire_time)
+    }
+
+    /// A permit if one is free and nobody waits for it; `None` otherwise.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] when the client is closed, and what the store has to say.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives back what it may have been granted.
+    pub async fn try_acquire(&self) -> Result<Option<Permit>, Error> {
+        TryAcquire(Acquire::new(self.inner.clone(), false, None)).await
+    }
+
+    /// Runs `work` under a permit, and stops it when the permit is gone.
+    ///
+    /// The future of `work` is not polled again once the permit is lost or its TTL has ended: it is
+    /// dropped, and the answer is [`Error::Lost`]. Otherwise the answer is what `work` answers. A
+    /// release that fails afterwards is logged, and does not replace that answer.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// use leasehold::{Client, Error};
+    /// use std::time::Duration;
+    ///
+    /// let client = Client::memory();
+    /// let api = client.semaphore("api", 5).ttl(Duration::from_millis(20)).build()?;
+    ///
+    /// assert_eq!(api.with(async |permit| permit.slot_number()).await?, 1);
+    ///
+    /// let hung = api.with(async |_| std::future::pending::<()>().await).await;
+    /// assert!(matches!(hung, Err(Error::Lost { .. })));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`acquire`](Self::acquire), and [`Error::Lost`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future drops `work`, then gives the permit back.
+    pub async fn with<T>(&self, work: impl AsyncFnOnce(&Permit) -> T) -> Result<T, Error> {
+        let permit = self.acquire().await?;
+        let result = {
+            let mut lost = pin!(permit.lost());
+            let mut work = pin!(work(&permit));
+            poll_fn(|cx| {
+                // Being told comes first: `work` must not run one step under a permit that is gone.
+                if let Poll::Ready(reason) = lost.as_mut().poll(cx) {
+                    return Poll::Ready(Err(permit.lost_error(reason)));
+                }
+                work.as_mut().poll(cx).map(Ok)
+            })
+            .await
+        };
+        if let Err(error) = permit.release().await {
+            tracing::warn!(name = self.name(), %error, "release failed after the work was done");
+        }
+        result
+    }
+
+    /// Releases a permit by its id, for example one that was [detached](Permit::detach). True if it
+    /// was held until now; that an id is not known is a normal outcome.
+    ///
+    /// Its guard, if there is still one, is told that the permit is lost.
+    ///
+    /// # Errors
+    /// What the store has to say.
+    ///
+    /// # Cancel safety
+    /// The release goes on if the future is dropped after it was first polled.
+    pub async fn release(&self, id: &AcquisitionId) -> Result<bool, Error> {
+        self.inner.named.release_by_id(*id, &self.inner).done().await
+    }
+
+    /// Whether an acquire would have to wait now.
+    ///
+    /// # Errors
+    /// What the store has to say.
+    ///
+    /// # Cancel safety
+    /// Only asks.
+    pub async fn locked(&self) -> Result<bool, Error> {
+        let stats = self.stats().await?;
+        Ok(stats.held() >= stats.capacity() || stats.waiting() > 0)
+    }
+
+    /// How many waiters come before this one; `None` if it does not wait (any more). The id is that of
+    /// an [`Acquire`]: see [`Acquire::id`].
+    ///
+    /// # Errors
+    /// What the store has to say.
+    ///
+    /// # Cancel safety
+    /// Only asks.
+    pub async fn position(&self, id: &AcquisitionId) -> Result<Option<usize>, Error> {
+        let named = &self.inner.named;
+        match named.away() {
+            Some(store) => named.core().run(store.position(*id)).await,
+            None => Ok(named.here(|store| store.machine().position(*id)).flatten()),
+        }
+    }
+
+    /// What is held and who waits.
+    ///
+    /// # Errors
+    /// What the store has to say.
+    ///
+    /// # Cancel safety
+    /// Only asks.
+    pub async fn stats(&self) -> Result<SemaphoreStats, Error> {
+        stats::of_one(&self.inner.named).await
+    }
+}
+
+impl fmt::Debug for Semaphore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Semaphore")
+            .field("name", &self.name())
+            .field("capacity", &self.capacity())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inner").field("name", self.named.name()).finish_non_exhaustive()
+    }
+}
+
+/// Declares a [`Semaphore`]: see [`Client::semaphore`](crate::Client::semaphore).
+#[must_use = "a declaration does nothing until it is built"]
+#[derive(Clone)]
+pub struct SemaphoreBuilder {
+    engine: Arc<Engine>,
+    name: String,
+    capacity: u32,
+    ttl: Option<Duration>,
+    max_acquire_time: Option<Duration>,
+    heartbeat_max_interval: Option<Duration>,
+    label: Option<String>,
+}
+
+impl SemaphoreBuilder {
+    pub(crate) fn new(engine: Arc<Engine>, name: &str, capacity: u32) -> Self {
+        Self {
+            engine,
+            name: name.to_owned(),
+            capacity,
+            ttl: None,
+            max_acquire_time: None,
+            heartbeat_max_interval: None,
+            label: None,
+        }
+    }
+
+    /// The longest a permit may be held: then it is lost, and goes to the next. None by default.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = Some(ttl);
+        self
+    }
+
+    /// The longest an acquire waits. None by default.
+    pub fn max_acquire_time(mut self, limit: Duration) -> Self {
+        self.max_acquire_time = Some(limit);
+        self
+    }
+
+    /// How long a holder or waiter may be silent before it counts as dead: 180 s by default, lowered to
+    /// the TTL if that is shorter. In memory nobody dies alone, and this has no effect.
+    pub fn heartbeat_max_interval(mut self, interval: Duration) -> Self {
+        self.heartbeat_max_interval = Some(interval);
+        self
+    }
+
+    /// What statistics show beside the holders and waiters of this semaphore.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = Some(label.into());
+        self
+    }
+
+    /// The semaphore.
+    ///
+    /// If the client knows the name already, the capacity declared here is the newest and wins, from the
+    /// next acquire on. After a shrink no permit is granted until there is room.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the name is empty, longer than 512 bytes after NFC or contains control
+    /// characters, if the capacity or a duration is zero, if the heartbeat is too short to be kept;
+    /// [`Error::Closed`] when the client is closed.
+    pub fn build(self) -> Result<Semaphore, Error> {
+        let name = Name::new("name", &self.name)?;
+        if self.capacity == 0 {
+            return Err(Error::invalid(
+                "capacity",
+                "0 permits could never be acquired: at least 1",
+            ));
+        }
+        let ttl = self.ttl.map(|ttl| positive("ttl", ttl)).transpose()?;
+        self.max_acquire_time.map(|limit| positive("max_acquire_time", limit)).transpose()?;
+        let heartbeat = self.heartbeat_max_interval.unwrap_or(HEARTBEAT);
+        if heartbeat < MIN_HEARTBEAT {
+            return Err(Error::invalid(
+                "heartbeat_max_interval",
+                format!("{heartbeat:?} is too short to be kept: at least {MIN_HEARTBEAT:?}"),
+            ));
+        }
+        let heartbeat = Span::from_duration(heartbeat);
+        let heartbeat = ttl.map_or(heartbeat, |ttl| ttl.min(heartbeat));
+        // A label is stored beside each permit and shown to people: it is held to what a name is.
+        let label = self.label.map(|label| Name::new("label", &label)).transpose()?;
+        let core = self.engine.core();
+        let heartbeat = core.backend.wants_heartbeats().then_some(heartbeat);
+        let named = core.named(&name)?;
+        named.declare(self.capacity);
+        let terms = Terms { heartbeat, ttl };
+        let label = label.map(Name::into_text);
+        let inner = Inner {
+            named,
+            terms,
+            label,
+            max_acquire_time: self.max_acquire_time,
+            _engine: self.engine,
+        };
+        Ok(Semaphore { inner: Arc::new(inner) })
+    }
+}
+
+impl fmt::Debug for SemaphoreBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SemaphoreBuilder")
+            .field("name", &self.name)
+            .field("capacity", &self.capacity)
+            .field("ttl", &self.ttl)
+            .field("max_acquire_time", &self.max_acquire_time)
+            .field("heartbeat_max_interval", &self.heartbeat_max_interval)
+            .field("label", &self.label)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,249 @@
+//! What is held, and who waits.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::Error;
+use crate::backend::Backend;
+use crate::backend::memory::{Kept, MemorySemaphore};
+use crate::engine::Engine;
+use crate::engine::named::Named;
+use crate::machine::Row;
+use crate::name::Name;
+
+/// How many names are told of, unless told otherwise.
+const LIMIT: usize = 100;
+
+/// One semaphore at one moment.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SemaphoreStats {
+    pub(crate) name: String,
+    pub(crate) capacity: u32,
+    pub(crate) holders: Vec<Member>,
+    pub(crate) waiting: usize,
+    pub(crate) oldest_wait: Option<Duration>,
+}
+
+impl SemaphoreStats {
+    /// What it is called.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How many permits there are. Zero if nobody has said so yet.
+    #[must_use]
+    pub fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// How many permits are held. After a shrink it may be more than the capacity.
+    #[must_use]
+    pub fn held(&self) -> u32 {
+        u32::try_from(self.holders.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Who holds, the longest first.
+    #[must_use]
+    pub fn holders(&self) -> &[Member] {
+        &self.holders
+    }
+
+    /// How many wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// For how long the longest held permit has been held.
+    #[must_use]
+    pub fn oldest_hold(&self) -> Option<Duration> {
+        self.holders.iter().map(Member::age).max()
+    }
+
+    /// For how long the first in the queue has waited.
+    #[must_use]
+    pub fn oldest_wait(&self) -> Option<Duration> {
+        self.oldest_wait
+    }
+
+    /// How much of the capacity is held, in percent.
+    #[must_use]
+    pub fn percent(&self) -> f64 {
+        100.0 * f64::from(self.held()) / f64::from(self.capacity.max(1))
+    }
+
+    fn is_used(&self) -> bool {
+        !self.holders.is_empty() || self.waiting > 0
+    }
+
+    fn here(name: &Name, store: &MemorySemaphore) -> Self {
+        let now = MemorySemaphore::now();
+        let machine = store.machine();
+        let member = |row: &Row<'_, Kept>| Member {
+            id: row.id.to_string(),
+            label: row
+                .kept
+                .as_ref()
+                .and_then(|ticket| ticket.semaphore.label.as_deref())
+                .map(str::to_owned),
+            age: now.since(row.since),
+            ends_in: row.ends.map(|ends| ends.since(now)),
+        };
+        Self {
+            name: name.to_string(),
+            capacity: machine.capacity(),
+            holders: machine.holders().iter().map(member).collect(),
+            waiting: machine.waiting(),
+            oldest_wait: machine.waiters().next().map(|head| now.since(head.since)),
+        }
+    }
+}
+
+/// One holder.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Member {
+    pub(crate) id: String,
+    pub(crate) label: Option<String>,
+    pub(crate) age: Duration,
+    pub(crate) ends_in: Option<Duration>,
+}
+
+impl Member {
+    /// Its acquisition id. Not always one of ours: on Redis other programs may share a semaphore.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The label of the semaphore that acquired it.
+    #[must_use]
+    pub fn label(&self) -> Option<&str> {
+        self.label.as_deref()
+    }
+
+    /// For how long it has held, to a few milliseconds.
+    #[must_use]
+    pub fn age(&self) -> Duration {
+        self.age
+    }
+
+    /// When it ends unless it is renewed; `None` if it does not end by itself.
+    #[must_use]
+    pub fn ends_in(&self) -> Option<Duration> {
+        self.ends_in
+    }
+}
+
+/// Asks for statistics: see [`Client::stats`](crate::Client::stats).
+#[must_use = "nothing is asked until it is fetched"]
+#[derive(Clone)]
+pub struct Stats {
+    engine: Arc<Engine>,
+    query: Query,
+}
+
+/// Which names.
+#[derive(Clone, Debug)]
+pub(crate) struct Query {
+    pub(crate) names: Option<Vec<String>>,
+    pub(crate) limit: usize,
+    pub(crate) unused: bool,
+}
+
+impl Stats {
+    pub(crate) fn new(engine: Arc<Engine>) -> Self {
+        Self { engine, query: Query { names: None, limit: LIMIT, unused: false } }
+    }
+
+    /// Only these names, instead of all.
+    pub fn names<I: IntoIterator<Item: Into<String>>>(mut self, names: I) -> Self {
+        self.query.names = Some(names.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// At most so many names, instead of 100.
+    pub fn limit(mut self, limit: usize) -> Self {
+        self.query.limit = limit;
+        self
+    }
+
+    /// Also the names that nobody holds or waits for now.
+    pub fn unused(mut self) -> Self {
+        self.query.unused = true;
+        self
+    }
+
+    /// The statistics, the most used first: by how much of the capacity is held, then by how many wait.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a name that could not be one, and what the store has to say.
+    ///
+    /// # Cancel safety
+    /// Only asks.
+    pub async fn fetch(self) -> Result<Vec<SemaphoreStats>, Error> {
+        let Self { engine, mut query } = self;
+        if let Some(names) = &mut query.names {
+            for name in names {
+                *name = Name::new("name", name)?.to_string();
+            }
+        }
+        let core = engine.core();
+        let mut stats = match &core.backend {
+            Backend::Memory(_) => {
+                let wanted = |name: &Name| {
+                    query
+                        .names
+                        .as_ref()
+                        .is_none_or(|names| names.iter().any(|n| n == name.as_str()))
+                };
+                let all = core.all();
+                let all = all.iter().filter(|named| wanted(named.name()));
+                all.filter_map(|named| named.here(|s| SemaphoreStats::here(named.name(), s)))
+                    .collect()
+            }
+            Backend::Away(backend) => core.run(backend.stats(query.clone())).await?,
+        };
+        stats.retain(|one: &SemaphoreStats| query.unused || one.is_used());
+        stats.sort_by(|a, b| {
+            let by_use = b.percent().total_cmp(&a.percent());
+            by_use.then(b.waiting.cmp(&a.waiting)).then_with(|| a.name.cmp(&b.name))
+        });
+        stats.truncate(query.limit);
+        Ok(stats)
+    }
+}
+
+impl std::fmt::Debug for Stats {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stats").field("query", &self.query).finish_non_exhaustive()
+    }
+}
+
+/// One name. What nobody has used yet has the capacity that this client declared.
+pub(crate) async fn of_one(named: &Named) -> Result<SemaphoreStats, Error> {
+    let unknown = || SemaphoreStats {
+        name: named.name().to_string(),
+        capacity: 0,
+        holders: Vec::new(),
+        waiting: 0,
+        oldest_wait: None,
+    };
+    let mut stats = match &named.core().backend {
+        Backend::Memory(_) => {
+            named.here(|store| SemaphoreStats::here(named.name(), store)).unwrap_or_else(unknown)
+        }
+        Backend::Away(backend) => {
+            let only = Some(vec![named.name().to_string()]);
+            let query = Query { names: only, limit: 1, unused: true };
+            let stats = named.core().run(backend.stats(query)).await?;
+            stats.into_iter().next().unwrap_or_else(unknown)
+        }
+    };
+    if stats.capacity == 0 {
+        stats.capacity = named.capacity();
+    }
+    Ok(stats)
+}

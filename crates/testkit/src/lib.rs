@@ -1,0 +1,3 @@
+//! What the tests of leasehold share.
+
+#![allow(missing_docs)] // read by us alone
