@@ -161,6 +161,7 @@ pub(crate) struct Call<'a, T = ()> {
 
 /// A holder or a waiter, with what its client keeps beside it.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 struct Member<T> {
     since: Time,
     /// A holder's `renew_by`, a waiter's `alive_by`.
@@ -170,6 +171,7 @@ struct Member<T> {
 }
 
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 enum Stage {
     Waiting { place: u64, terms: Terms },
     Holding { hold_until: Option<Time>, fence: Option<Fence> },
@@ -229,6 +231,7 @@ fn ends(alive_by: Option<Time>, stage: &Stage) -> Option<Time> {
 
 /// The state of one name. `T` is what a client in this process keeps with each of its acquisitions.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Machine<T = ()> {
     capacity: u32,
     holding: u32,
@@ -298,10 +301,8 @@ impl<T: Clone> Machine<T> {
         keep: impl FnOnce(Option<&Held>) -> T,
         call: &mut Call<'_, T>,
     ) -> Outcome {
-        if self.capacity != capacity {
-            // If that makes room, it belongs to those who were here before.
-            self.around(call, |machine, _| machine.capacity = capacity);
-        }
+        // First of all: if that makes room, it belongs to those who were here before.
+        self.capacity = capacity;
         self.around(call, |machine, now| {
             if let Some(member) = machine.members.get(&id) {
                 return match member.stage {
@@ -340,11 +341,12 @@ impl<T: Clone> Machine<T> {
     }
 
     fn expire_due(&mut self, call: &mut Call<'_, T>) {
-        while let Some(&(_, id)) = self.holder_ends.first().filter(|(ends, _)| *ends <= call.now) {
-            let Some((_, kept)) = self.remove(id) else { continue };
-            call.effects.expired.push((id, kept));
+        while let Some(id) = pop_due(&mut self.holder_ends, call.now) {
+            if let Some((_, kept)) = self.remove(id) {
+                call.effects.expired.push((id, kept));
+            }
         }
-        while let Some(&(_, id)) = self.waiter_ends.first().filter(|(ends, _)| *ends <= call.now) {
+        while let Some(id) = pop_due(&mut self.waiter_ends, call.now) {
             self.remove(id);
         }
     }
@@ -486,6 +488,11 @@ impl<T: Clone> Machine<T> {
     fn has_room(&self) -> bool {
         self.holding < self.capacity
     }
+}
+
+fn pop_due(ends: &mut BTreeSet<(Time, AcquisitionId)>, now: Time) -> Option<AcquisitionId> {
+    let &(first, id) = ends.first()?;
+    (first <= now).then(|| ends.pop_first()).map(|_| id)
 }
 
 #[inline]

@@ -1,3 +1,12 @@
 //! What the tests of leasehold share.
 
 #![allow(missing_docs)] // read by us alone
+#![allow(clippy::missing_panics_doc)] // that is how a test fails
+
+pub mod by_hand;
+pub mod census;
+pub mod conformance;
+pub mod events;
+pub mod wait;
+
+pub use fastrand::Rng;

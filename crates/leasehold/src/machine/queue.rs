@@ -7,9 +7,10 @@ use crate::AcquisitionId;
 /// Waiters in order. Whoever leaves from the middle leaves a gap, so that nobody has to move; the gaps go
 /// when there are more of them than waiters, which makes leaving cheap on average.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct Queue {
     /// By place. The first one is never a gap.
-    places: VecDeque<(u64, Option<AcquisitionId>)>,
+    pub(super) places: VecDeque<(u64, Option<AcquisitionId>)>,
     next_place: u64,
     len: usize,
 }

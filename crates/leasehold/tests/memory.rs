@@ -1,0 +1,302 @@
+//! The semaphore in memory: the conformance suite, and what only memory does.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use leasehold::{
+    Acquire, AcquisitionId, Client, ClientId, Error, ErrorKind, Fence, LossReason, Lost, Member,
+    MemoryBuilder, Permit, Semaphore, SemaphoreBuilder, SemaphoreStats, Stats,
+};
+use testkit::by_hand::ByHand;
+use testkit::census::census;
+use testkit::conformance::Store;
+use testkit::events::{self, Told};
+use testkit::wait::{deadline, eventually};
+use tracing::Level;
+
+/// Nobody but a clone shares with a client in memory.
+struct Memory(Client);
+
+impl Store for Memory {
+    async fn client(&self) -> Client {
+        self.0.clone()
+    }
+}
+
+testkit::conformance!(Memory(Client::memory()));
+
+#[tokio::test]
+async fn the_process_has_one_client_in_common() {
+    let here = Client::global().semaphore("memory.rs: common", 1).build().unwrap();
+    let there = Client::global().semaphore("memory.rs: common", 1).build().unwrap();
+    assert_eq!(Client::global().id(), Client::global().id());
+    let held = here.acquire().await.unwrap();
+    assert!(there.try_acquire().await.unwrap().is_none());
+    held.release().await.unwrap();
+    assert!(there.try_acquire().await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn two_clients_share_nothing() {
+    let (one, two) = (Client::memory(), Client::memory());
+    assert_ne!(one.id(), two.id());
+    let here = one.semaphore("same", 1).build().unwrap();
+    let there = two.semaphore("same", 1).build().unwrap();
+    let held = here.acquire().await.unwrap();
+    let also = there.try_acquire().await.unwrap().expect("the other client's is free");
+    assert!(!there.release(&held.id()).await.unwrap());
+    held.check().unwrap();
+    one.close().await.unwrap();
+    also.check().unwrap();
+}
+
+#[tokio::test]
+async fn a_permit_without_a_ttl_does_not_end_by_itself() {
+    let semaphore = Client::memory().semaphore("no end", 1).build().unwrap();
+    let permit = semaphore.acquire().await.unwrap();
+    assert_eq!(permit.valid_until(), None);
+    assert_eq!(semaphore.stats().await.unwrap().holders()[0].ends_in(), None);
+    assert_eq!(permit.waited(), Duration::ZERO);
+}
+
+#[tokio::test]
+async fn a_guard_keeps_its_client_alive() {
+    let permit = {
+        let semaphore = Client::memory().semaphore("guard", 1).build().unwrap();
+        semaphore.acquire().await.unwrap()
+    };
+    permit.check().unwrap();
+    assert!(permit.release().await.unwrap());
+}
+
+mod idle {
+    use super::*;
+
+    const IDLE: Duration = Duration::from_millis(50);
+
+    fn client() -> Client {
+        Client::memory_builder().idle(IDLE).build().unwrap()
+    }
+
+    async fn is_known(client: &Client, name: &str) -> bool {
+        !client.stats().names([name]).unused().fetch().await.unwrap().is_empty()
+    }
+
+    /// Waits until names that nobody uses, and nobody used before this, are gone.
+    async fn tidied(client: &Client) {
+        drop(client.semaphore("canary", 1).build().unwrap());
+        assert!(is_known(client, "canary").await);
+        eventually(async || !is_known(client, "canary").await).await;
+    }
+
+    #[tokio::test]
+    async fn unused_names_are_removed_and_their_fences_go_on() {
+        let client = client();
+        let mut last = Fence::new(0);
+        for _ in 0..3 {
+            // A burst, so that a fence that only followed the clock would fall behind.
+            for _ in 0..2_000 {
+                let semaphore = client.semaphore("seldom", 1).build().unwrap();
+                let fence = semaphore.acquire().await.unwrap().fence();
+                assert!(fence > last, "{fence} after {last}");
+                last = fence;
+            }
+            assert!(is_known(&client, "seldom").await);
+            eventually(async || !is_known(&client, "seldom").await).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn names_in_use_stay() {
+        let client = client();
+        let build = |name| client.semaphore(name, 1).build().unwrap();
+        let held = build("held").acquire().await.unwrap();
+        let detached = build("detached").acquire().await.unwrap().detach();
+        let handle = build("handle");
+        // The holder's guard is let go of: what keeps the name is the waiter alone.
+        let evicted = build("waiter").acquire().await.unwrap().detach();
+        let mut waiter = ByHand::new(build("waiter").acquire());
+        assert!(waiter.poll().is_none());
+
+        tidied(&client).await;
+        tidied(&client).await;
+        for name in ["held", "detached", "handle", "waiter"] {
+            assert!(is_known(&client, name).await, "{name}");
+        }
+        held.check().unwrap();
+        assert!(build("detached").try_acquire().await.unwrap().is_none());
+        assert!(build("detached").release(&detached).await.unwrap());
+        assert!(build("waiter").release(&evicted).await.unwrap());
+        let granted = waiter.poll().expect("the permit is free").unwrap();
+        granted.check().unwrap();
+
+        // And go when they are not.
+        drop((held, granted, handle));
+        for name in ["held", "detached", "handle", "waiter"] {
+            eventually(async || !is_known(&client, name).await).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_name_that_is_used_again_in_time_stays() {
+        let client = client();
+        let build = || client.semaphore("busy", 1).build().unwrap();
+        drop(build().acquire().await.unwrap());
+        let id = build().acquire().await.unwrap().detach();
+        tidied(&client).await;
+        assert!(is_known(&client, "busy").await);
+        assert!(build().release(&id).await.unwrap());
+    }
+
+    #[test]
+    fn an_idle_time_of_zero_is_refused() {
+        let error = Client::memory_builder().idle(Duration::ZERO).build().unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { what: "idle", .. }), "{error}");
+    }
+}
+
+mod told {
+    use super::*;
+
+    fn messages(told: &[Told]) -> Vec<&str> {
+        told.iter().map(|told| told.message.as_str()).collect()
+    }
+
+    #[tokio::test]
+    async fn acquires_and_releases_are_told() {
+        events::listen();
+        let semaphore = Client::memory().semaphore("told: used", 2).build().unwrap();
+        let first = semaphore.acquire().await.unwrap();
+        let second = semaphore.acquire().await.unwrap();
+        let third = tokio::spawn(semaphore.acquire());
+        eventually(async || census(&semaphore).await == (2, 1)).await;
+        let (first_id, second_id) = (first.id().to_string(), second.id().to_string());
+        first.release().await.unwrap();
+        let third = deadline(third).await.unwrap().unwrap();
+        let (third_id, waited) = (third.id().to_string(), third.waited());
+        drop((second, third));
+
+        let told = events::about("told: used");
+        let acquired: Vec<_> = told.iter().filter(|t| t.message == "permit acquired").collect();
+        let slots: Vec<_> = acquired
+            .iter()
+            .map(|t| (t.fields["id"].as_str(), t.fields["slot_number"].as_str()))
+            .collect();
+        assert_eq!(slots, [(&*first_id, "1"), (&*second_id, "2"), (&*third_id, "2")]);
+        assert!(acquired.iter().all(|t| t.fields["capacity"] == "2" && t.level == Level::DEBUG));
+        assert_eq!(acquired[0].fields["waited"], "0ns");
+        assert_eq!(acquired[2].fields["waited"], format!("{waited:?}"));
+
+        let released: Vec<_> = told.iter().filter(|t| t.message == "permit released").collect();
+        let ids: Vec<_> = released.iter().map(|told| told.fields["id"].as_str()).collect();
+        assert_eq!(ids, [&first_id, &second_id, &third_id]);
+        assert_eq!(told.len(), 6, "{told:?}");
+    }
+
+    #[tokio::test]
+    async fn losses_are_told_once_with_their_reason() {
+        events::listen();
+        let client = Client::memory();
+        let builder = client.semaphore("told: lost", 3);
+        let timed = builder.clone().ttl(Duration::from_millis(20)).build().unwrap();
+        let labelled = builder.label("closed later").build().unwrap();
+        let ended = timed.acquire().await.unwrap();
+        let by_hand = labelled.acquire().await.unwrap();
+        let closed = labelled.acquire().await.unwrap();
+        let ids = [&ended, &by_hand, &closed].map(|permit| permit.id().to_string());
+
+        assert_eq!(deadline(ended.lost()).await, LossReason::TtlEnded);
+        labelled.release(&by_hand.id()).await.unwrap();
+        client.close().await.unwrap();
+        drop((ended, by_hand, closed));
+        let reasons = [LossReason::TtlEnded, LossReason::Released, LossReason::Closed];
+        for (id, reason) in ids.iter().zip(reasons) {
+            // The engine's thread tells it, perhaps a moment after the guard knows.
+            let lost = || {
+                let mut told = events::about("told: lost");
+                told.retain(|t| t.message == "permit lost" && t.fields["id"] == *id);
+                told
+            };
+            eventually(async || !lost().is_empty()).await;
+            let [told] = &lost()[..] else { panic!("{:?}", lost()) };
+            assert_eq!((told.level, &*told.fields["reason"]), (Level::WARN, &*reason.to_string()));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_second_capacity_is_told_once() {
+        events::listen();
+        let client = Client::memory();
+        let declare = |capacity| client.semaphore("told: capacity", capacity).build().unwrap();
+        let first = (declare(3), declare(3));
+        assert_eq!(events::about("told: capacity").len(), 0);
+        let second = (declare(5), declare(5), declare(3), declare(7));
+        let told = events::about("told: capacity");
+        assert_eq!(messages(&told), ["a second capacity was declared; the newest wins"]);
+        assert_eq!((&*told[0].fields["before"], &*told[0].fields["now"]), ("3", "5"));
+        assert_eq!(told[0].level, Level::WARN);
+        drop((first, second));
+    }
+}
+
+mod types {
+    use super::*;
+
+    fn anywhere<T: Send + Sync + Debug + Unpin + 'static>() {}
+
+    #[test]
+    fn every_type_may_go_anywhere() {
+        anywhere::<Acquire>();
+        anywhere::<AcquisitionId>();
+        anywhere::<Client>();
+        anywhere::<ClientId>();
+        anywhere::<Error>();
+        anywhere::<ErrorKind>();
+        anywhere::<Fence>();
+        anywhere::<LossReason>();
+        anywhere::<Lost>();
+        anywhere::<Member>();
+        anywhere::<MemoryBuilder>();
+        anywhere::<Permit>();
+        anywhere::<Semaphore>();
+        anywhere::<SemaphoreBuilder>();
+        anywhere::<SemaphoreStats>();
+        anywhere::<Stats>();
+    }
+
+    #[tokio::test]
+    async fn every_future_may_be_spawned() {
+        let client = Client::memory();
+        let semaphore = client.semaphore("spawned", 2).build().unwrap();
+        let permit = tokio::spawn(semaphore.acquire()).await.unwrap().unwrap();
+        let lost = tokio::spawn(permit.lost());
+        assert!(tokio::spawn(permit.release()).await.unwrap().unwrap());
+        assert_eq!(deadline(lost).await.unwrap(), LossReason::Released);
+
+        let own = semaphore.clone();
+        let work = async move {
+            let fence = own.with(async |permit| {
+                tokio::task::yield_now().await;
+                permit.fence()
+            });
+            let fence = fence.await?;
+            let id = own.try_acquire().await?.expect("one is free").detach();
+            own.position(&id).await?;
+            own.locked().await?;
+            own.stats().await?;
+            own.release(&id).await?;
+            client.stats().fetch().await?;
+            client.close().await?;
+            Ok::<_, Error>(fence)
+        };
+        assert!(tokio::spawn(work).await.unwrap().unwrap() > Fence::new(0));
+    }
+
+    #[tokio::test]
+    async fn what_is_shown_says_what_it_is() {
+        let semaphore = Client::memory().semaphore("shown", 2).build().unwrap();
+        let permit = semaphore.acquire().await.unwrap();
+        let shown = format!("{semaphore:?} {permit:?}");
+        assert!(shown.contains("\"shown\"") && shown.contains(&permit.id().to_string()), "{shown}");
+    }
+}

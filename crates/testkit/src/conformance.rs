@@ -1,0 +1,245 @@
+//! The conformance suite: what a semaphore does, whatever store it is kept in.
+//!
+//! A case is an async function of a [`Store`]. A store's test file says once how a client of that store is
+//! made, and [`conformance!`](crate::conformance!) makes a test of every case:
+//!
+//! ```text
+//! struct Redis(Server);
+//!
+//! impl Store for Redis {
+//!     async fn client(&self) -> Client {
+//!         Client::redis(self.0.url()).await.unwrap()
+//!     }
+//! }
+//!
+//! testkit::conformance!(Redis(Server::start().await));
+//! ```
+//!
+//! Times are long enough for a store at the other end of a network, and nothing sleeps to let something
+//! happen: it waits for it, and fails when it has waited too long.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use leasehold::{Acquire, AcquisitionId, Client, Error, Permit, Semaphore};
+use tokio::task::JoinHandle;
+
+use crate::census::assert_all_are_free;
+use crate::wait::{deadline, eventually};
+
+pub mod capacity;
+pub mod closing;
+pub mod input;
+pub mod leases;
+pub mod permits;
+pub mod queue;
+pub mod statistics;
+pub mod with;
+
+/// Where the semaphores of a case are kept.
+pub trait Store {
+    /// One more client that shares its permits with those made before. Where only a client itself can
+    /// do that, as in memory, a clone of it.
+    fn client(&self) -> impl Future<Output = Client> + Send;
+}
+
+/// Makes a test of every case, on the store that the expression makes anew for each. It may await.
+#[macro_export]
+macro_rules! conformance {
+    ($store:expr) => {
+        $crate::conformance! { @ $store;
+            permits:
+                there_are_as_many_permits_as_the_capacity_says,
+                semaphores_of_one_name_share_their_permits,
+                a_dropped_permit_is_free_again,
+                a_permit_may_be_dropped_on_a_thread_without_a_runtime,
+                a_permit_may_be_released_by_another_task,
+                a_permit_is_released_once,
+                an_id_that_nobody_knows_is_not_an_error,
+                a_detached_permit_is_held_until_its_id_is_released,
+                a_guard_is_told_when_its_id_is_released_by_hand,
+                a_guard_is_told_when_another_client_releases_its_id,
+                a_guard_whose_permit_is_gone_takes_nobody_elses,
+                slot_numbers_count_who_holds,
+                fences_grow_from_permit_to_permit,
+                fences_grow_under_contention,
+                a_semaphore_is_locked_when_an_acquire_would_wait;
+            queue:
+                waiters_are_served_in_order,
+                waiters_of_two_clients_are_served_in_order,
+                nobody_is_told_that_a_permit_is_free_while_others_wait,
+                an_acquire_that_nobody_polls_does_not_wait,
+                a_wait_ends_when_its_time_is_up,
+                a_semaphore_may_limit_every_wait,
+                a_limit_of_one_wait_goes_before_that_of_the_semaphore,
+                a_limit_of_zero_is_refused,
+                whoever_stops_waiting_makes_room_for_the_next,
+                positions_change_as_others_leave,
+                a_waiter_is_told_when_its_id_is_released_by_hand;
+            leases:
+                a_permit_ends_with_its_ttl_and_goes_to_the_next,
+                a_detached_permit_ends_with_its_ttl,
+                everyone_who_asked_is_told_of_a_loss,
+                a_permit_knows_until_when_it_is_valid,
+                a_holder_and_a_waiter_outlive_their_heartbeats,
+                renewals_do_not_extend_a_ttl;
+            with:
+                the_answer_of_the_work_is_the_answer,
+                the_permit_is_free_when_the_work_is_done,
+                work_stops_when_the_ttl_ends,
+                work_stops_when_its_permit_is_released_by_hand,
+                work_that_is_given_up_ends_before_its_permit,
+                work_that_panics_gives_its_permit_back,
+                work_does_not_begin_without_a_permit;
+            statistics:
+                one_name_tells_who_holds_and_how_many_wait,
+                holders_are_told_in_the_order_in_which_they_came,
+                labels_are_shown,
+                only_the_names_that_were_asked_for_are_told,
+                all_names_that_are_used_are_told,
+                unused_names_are_told_when_asked_for,
+                the_most_used_come_first,
+                no_more_than_the_limit_are_told;
+            capacity:
+                the_newest_capacity_wins,
+                shrinking_drains,
+                growing_lets_waiters_in_before_newcomers,
+                clients_need_not_agree_on_a_capacity;
+            input:
+                names_may_be_written_in_any_script,
+                equal_text_is_one_name,
+                names_that_differ_are_two_semaphores,
+                names_that_cannot_be_are_refused,
+                numbers_that_cannot_be_are_refused,
+                labels_that_cannot_be_are_refused;
+            closing:
+                waiters_are_told_of_the_close,
+                waiters_are_told_of_the_close_in_whatever_order_they_came,
+                holders_are_told_of_the_close,
+                a_closed_client_begins_nothing_new,
+                closing_twice_is_harmless,
+                what_a_closed_client_held_is_free_for_others;
+        }
+    };
+    (@ $store:expr; $($module:ident: $($case:ident),+;)+) => {
+        mod conformance {
+            $(mod $module {
+                #[allow(unused_imports)] // what the expression needs
+                use super::super::*;
+
+                $(#[tokio::test]
+                async fn $case() {
+                    $crate::conformance::$module::$case(&$store).await;
+                })+
+            })+
+        }
+    };
+}
+
+/// Short for a person, long for a store and its network.
+const SHORT: Duration = Duration::from_millis(400);
+
+/// A name that no other case uses, nor another run on the same store.
+fn unique(about: &str) -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let (process, next) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    format!("{about} {process}.{next}")
+}
+
+/// A semaphore of a new client, with a name of its own.
+async fn semaphore(store: &impl Store, about: &str, capacity: u32) -> Semaphore {
+    declare(&store.client().await, &unique(about), capacity)
+}
+
+fn declare(client: &Client, name: &str, capacity: u32) -> Semaphore {
+    client.semaphore(name, capacity).build().unwrap()
+}
+
+async fn acquire(semaphore: &Semaphore) -> Permit {
+    deadline(semaphore.acquire()).await.unwrap()
+}
+
+async fn try_acquire(semaphore: &Semaphore) -> Option<Permit> {
+    deadline(semaphore.try_acquire()).await.unwrap()
+}
+
+async fn release(permit: Permit) -> bool {
+    deadline(permit.release()).await.unwrap()
+}
+
+async fn release_by_id(semaphore: &Semaphore, id: AcquisitionId) -> bool {
+    deadline(semaphore.release(&id)).await.unwrap()
+}
+
+/// How many hold, and how many wait.
+async fn census(semaphore: &Semaphore) -> (u32, usize) {
+    deadline(crate::census::census(semaphore)).await
+}
+
+/// Fails unless every permit comes free and can be had.
+async fn all_are_free(semaphore: &Semaphore) {
+    eventually(async || census(semaphore).await == (0, 0)).await;
+    deadline(assert_all_are_free(semaphore)).await;
+}
+
+/// An acquire in the queue, waiting in a task of its own.
+struct Waiter {
+    id: AcquisitionId,
+    task: JoinHandle<Result<Permit, Error>>,
+}
+
+impl Waiter {
+    /// Returns when it is in the queue.
+    async fn join(semaphore: &Semaphore) -> Self {
+        Self::join_with(semaphore, semaphore.acquire()).await
+    }
+
+    async fn join_with(semaphore: &Semaphore, acquire: Acquire) -> Self {
+        let id = acquire.id();
+        let task = tokio::spawn(acquire);
+        eventually(async || semaphore.position(&id).await.unwrap().is_some()).await;
+        Self { id, task }
+    }
+
+    async fn result(self) -> Result<Permit, Error> {
+        deadline(self.task).await.unwrap()
+    }
+
+    async fn permit(self) -> Permit {
+        self.result().await.unwrap()
+    }
+
+    async fn error(self) -> Error {
+        self.result().await.unwrap_err()
+    }
+
+    /// Drops the acquire.
+    async fn leave(self) {
+        self.task.abort();
+        assert!(deadline(self.task).await.unwrap_err().is_cancelled(), "it was granted a permit");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_case_is_in_the_list() {
+        let list = include_str!("conformance.rs");
+        let modules = [
+            include_str!("conformance/capacity.rs"),
+            include_str!("conformance/closing.rs"),
+            include_str!("conformance/input.rs"),
+            include_str!("conformance/leases.rs"),
+            include_str!("conformance/permits.rs"),
+            include_str!("conformance/queue.rs"),
+            include_str!("conformance/statistics.rs"),
+            include_str!("conformance/with.rs"),
+        ];
+        for line in modules.iter().flat_map(|module| module.lines()) {
+            let Some(case) = line.strip_prefix("pub async fn ") else { continue };
+            let (case, _) = case.split_once('(').unwrap();
+            let listed = |end| list.contains(&format!(" {case}{end}\n"));
+            assert!(listed(',') || listed(';'), "{case} is never run");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! The end of a client.
+
+use leasehold::{Client, Error, ErrorKind, LossReason};
+use tokio::task::yield_now;
+
+use super::{
+    SHORT, Store, Waiter, acquire, all_are_free, declare, release, release_by_id, try_acquire,
+    unique,
+};
+use crate::wait::{PATIENCE, deadline};
+
+async fn close(client: &Client) {
+    deadline(client.close()).await.unwrap();
+}
+
+pub async fn waiters_are_told_of_the_close(store: &impl Store) {
+    let (client, name) = (store.client().await, unique("closed waiters"));
+    let semaphore = declare(&client, &name, 1);
+    let _held = acquire(&semaphore).await;
+    let limited = semaphore.acquire().within(PATIENCE);
+    let mut waiters = vec![Waiter::join_with(&semaphore, limited).await];
+    for _ in 0..3 {
+        waiters.push(Waiter::join(&semaphore).await);
+    }
+    let own = semaphore.clone();
+    let work = tokio::spawn(async move { own.with(async |_| ()).await });
+    // One turn for it to begin to wait; without it the close is still what it is told.
+    yield_now().await;
+
+    close(&client).await;
+    for waiter in waiters {
+        let error = waiter.error().await;
+        assert!(matches!(error, Error::Closed), "{error}");
+        assert_eq!(error.kind(), ErrorKind::Aborted);
+    }
+    let error = deadline(work).await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::Closed), "{error}");
+}
+
+pub async fn waiters_are_told_of_the_close_in_whatever_order_they_came(store: &impl Store) {
+    let (client, name) = (store.client().await, unique("closed in order"));
+    let semaphore = declare(&client, &name, 1);
+    // Made first, polled last: the order of ids is not that of the queue.
+    let [last, middle, first] = [(); 3].map(|()| semaphore.acquire());
+    let held = deadline(first).await.unwrap();
+    let middle = Waiter::join_with(&semaphore, middle).await;
+    let last = Waiter::join_with(&semaphore, last).await;
+
+    close(&client).await;
+    for waiter in [middle, last] {
+        let error = waiter.error().await;
+        assert!(matches!(error, Error::Closed), "a waiter was told that {error}");
+    }
+    held.check().unwrap_err();
+}
+
+pub async fn holders_are_told_of_the_close(store: &impl Store) {
+    let (client, name) = (store.client().await, unique("closed holders"));
+    let plain = declare(&client, &name, 4);
+    let timed = client.semaphore(&name, 4).ttl(SHORT * 100).build().unwrap();
+    let labelled = client.semaphore(&name, 4).label("mine").build().unwrap();
+    let asked_before = acquire(&plain).await;
+    let lost = tokio::spawn(asked_before.lost());
+    let held =
+        [asked_before, acquire(&plain).await, acquire(&timed).await, acquire(&labelled).await];
+
+    close(&client).await;
+    assert_eq!(deadline(lost).await.unwrap(), LossReason::Closed);
+    for permit in held {
+        let error = permit.check().unwrap_err();
+        assert!(matches!(error, Error::Lost { reason: LossReason::Closed, .. }), "{error}");
+        assert_eq!(deadline(permit.lost()).await, LossReason::Closed);
+        assert!(!release(permit).await);
+    }
+}
+
+pub async fn a_closed_client_begins_nothing_new(store: &impl Store) {
+    let (client, name) = (store.client().await, unique("closed"));
+    let semaphore = declare(&client, &name, 1);
+    let not_polled = semaphore.acquire();
+    close(&client).await;
+
+    let errors = [
+        deadline(semaphore.acquire()).await.unwrap_err(),
+        deadline(semaphore.acquire().within(SHORT)).await.unwrap_err(),
+        deadline(not_polled).await.unwrap_err(),
+        deadline(semaphore.try_acquire()).await.unwrap_err(),
+        deadline(semaphore.with(async |_| ())).await.unwrap_err(),
+        client.semaphore(&name, 1).build().unwrap_err(),
+        client.semaphore(&unique("new"), 1).build().unwrap_err(),
+        client.clone().semaphore(&name, 1).build().unwrap_err(),
+    ];
+    for error in errors {
+        assert!(matches!(error, Error::Closed), "{error}");
+    }
+}
+
+pub async fn closing_twice_is_harmless(store: &impl Store) {
+    let client = store.client().await;
+    let semaphore = declare(&client, &unique("closed twice"), 1);
+    let permit = acquire(&semaphore).await;
+    close(&client).await;
+    close(&client).await;
+    assert!(!release_by_id(&semaphore, permit.id()).await);
+    drop(permit);
+    close(&client.clone()).await;
+}
+
+pub async fn what_a_closed_client_held_is_free_for_others(store: &impl Store) {
+    let (client, other) = (store.client().await, store.client().await);
+    let name = unique("left behind");
+    let semaphore = declare(&client, &name, 2);
+    let theirs = declare(&other, &name, 2);
+    let detached = acquire(&semaphore).await.detach();
+    let held = acquire(&semaphore).await;
+    let waiter = Waiter::join(&semaphore).await;
+    close(&client).await;
+    waiter.error().await;
+
+    if other.id() == client.id() {
+        // In memory there are no others: both are the client that was closed.
+        let stats = deadline(semaphore.stats()).await.unwrap();
+        assert_eq!((stats.held(), stats.waiting()), (0, 0));
+    } else {
+        assert!(!release_by_id(&theirs, detached).await);
+        assert!(try_acquire(&theirs).await.is_some());
+        all_are_free(&theirs).await;
+    }
+    drop(held);
+}

@@ -1,0 +1,124 @@
+//! What a semaphore may be called, and what is refused.
+
+use std::time::Duration;
+
+use leasehold::{Client, Error, ErrorKind, Semaphore, SemaphoreBuilder};
+
+use super::{Store, acquire, all_are_free, declare, release, semaphore, try_acquire, unique};
+use crate::wait::deadline;
+
+/// What a name may be, at most.
+const MAX_BYTES: usize = 512;
+
+async fn check_name(client: &Client, name: &str) {
+    let semaphore = declare(client, name, 1);
+    assert_eq!(semaphore.name(), name);
+    let held = acquire(&semaphore).await;
+    assert!(try_acquire(&semaphore).await.is_none(), "{name}");
+    let stats = deadline(client.stats().names([name]).fetch()).await.unwrap();
+    assert_eq!((stats.len(), stats[0].name()), (1, name));
+    assert!(release(held).await, "{name}");
+    all_are_free(&semaphore).await;
+}
+
+pub async fn names_may_be_written_in_any_script(store: &impl Store) {
+    let client = store.client().await;
+    let own = unique("any");
+    for odd in [
+        "gr\u{fc}\u{df}e",
+        "\u{65e5}\u{672c}\u{8a9e}",
+        "\u{1f512}",
+        "{braces}{}",
+        "'single' \"double\" `back`",
+        "  spaces  ",
+        "back\\slash%s*?[a-z]",
+        "a:b/c;DROP TABLE names--",
+    ] {
+        check_name(&client, &format!("{odd} {own} {odd}")).await;
+    }
+    let longest = format!("{own:x<MAX_BYTES$}");
+    assert_eq!(longest.len(), MAX_BYTES);
+    check_name(&client, &longest).await;
+}
+
+pub async fn equal_text_is_one_name(store: &impl Store) {
+    let (client, own) = (store.client().await, unique("nfc"));
+    let composed = declare(&client, &format!("caf\u{e9} {own}"), 1);
+    let decomposed = declare(&client, &format!("cafe\u{301} {own}"), 1);
+    assert_eq!(composed.name(), decomposed.name());
+    let _held = acquire(&composed).await;
+    assert!(try_acquire(&decomposed).await.is_none());
+
+    let query = client.stats().names([format!("cafe\u{301} {own}")]);
+    let stats = deadline(query.fetch()).await.unwrap();
+    assert_eq!((stats.len(), stats[0].name()), (1, composed.name()));
+}
+
+pub async fn names_that_differ_are_two_semaphores(store: &impl Store) {
+    let (client, own) = (store.client().await, unique("alike"));
+    let mut held = Vec::new();
+    for alike in ["a", "A", " a", "a ", "a:", "\u{430}", "\u{ff41}"] {
+        held.push(acquire(&declare(&client, &format!("{own}{alike}"), 1)).await);
+    }
+    for permit in held {
+        assert_eq!(permit.slot_number(), 1);
+        assert!(release(permit).await);
+    }
+}
+
+/// Refused, with an error that says what, and has these words in it.
+#[track_caller]
+fn assert_refused(built: Result<Semaphore, Error>, argument: &str, words: &[&str]) {
+    let error = built.expect_err("it is refused");
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    let Error::InvalidArgument { what, problem, .. } = error else { panic!("{error}") };
+    assert_eq!(what, argument, "{problem}");
+    for word in words {
+        assert!(problem.contains(word), "{word:?} is not in {problem:?}");
+    }
+}
+
+pub async fn names_that_cannot_be_are_refused(store: &impl Store) {
+    let client = store.client().await;
+    let named = |name: &str| client.semaphore(name, 1).build();
+    assert_refused(named(""), "name", &["empty"]);
+    assert_refused(named(&"x".repeat(MAX_BYTES + 1)), "name", &["513", "512"]);
+    assert_refused(named(&"\u{fc}".repeat(MAX_BYTES / 2 + 1)), "name", &["514", "512"]);
+    assert_refused(named("two\nlines"), "name", &[r"two\nlines", r"'\n'"]);
+    assert_refused(named("nothing\0"), "name", &[r"nothing\0", r"'\0'"]);
+    assert_refused(named("\u{85}"), "name", &[r"\u{85}"]);
+}
+
+pub async fn numbers_that_cannot_be_are_refused(store: &impl Store) {
+    let (client, name) = (store.client().await, unique("numbers"));
+    let with = |change: fn(SemaphoreBuilder) -> SemaphoreBuilder| {
+        change(client.semaphore(&name, 1)).build()
+    };
+    assert_refused(client.semaphore(&name, 0).build(), "capacity", &["0", "at least 1"]);
+    assert_refused(with(|b| b.ttl(Duration::ZERO)), "ttl", &["0s", "more than zero"]);
+    let zero = with(|b| b.max_acquire_time(Duration::ZERO));
+    assert_refused(zero, "max_acquire_time", &["0s", "more than zero"]);
+    let zero = with(|b| b.heartbeat_max_interval(Duration::ZERO));
+    assert_refused(zero, "heartbeat_max_interval", &["0ns", "300ms"]);
+    let short = with(|b| b.heartbeat_max_interval(Duration::from_millis(299)));
+    assert_refused(short, "heartbeat_max_interval", &["299ms", "300ms"]);
+
+    // What was refused has left nothing behind, and the bounds themselves are good.
+    let semaphore = with(|b| b.heartbeat_max_interval(Duration::from_millis(300))).unwrap();
+    assert_eq!(semaphore.capacity(), 1);
+    all_are_free(&semaphore).await;
+    let longest = with(|b| b.ttl(Duration::MAX).max_acquire_time(Duration::MAX)).unwrap();
+    drop(acquire(&longest).await);
+    all_are_free(&longest).await;
+}
+
+pub async fn labels_that_cannot_be_are_refused(store: &impl Store) {
+    let other = semaphore(store, "labelled", 1).await;
+    let (client, name) = (store.client().await, other.name());
+    let labelled = |label: &str| client.semaphore(name, 1).label(label).build();
+    assert_refused(labelled(""), "label", &["empty"]);
+    assert_refused(labelled("bell\u{7}"), "label", &[r"bell\u{7}"]);
+    assert_refused(labelled(&"x".repeat(MAX_BYTES + 1)), "label", &["513", "512"]);
+    drop(acquire(&labelled("fine").unwrap()).await);
+    all_are_free(&other).await;
+}

@@ -1,0 +1,166 @@
+//! What is held, and who waits.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Error, SemaphoreStats};
+
+use super::{SHORT, Store, Waiter, acquire, declare, release, unique};
+use crate::wait::deadline;
+
+/// Ages are told to a few milliseconds.
+const ROUGHLY: Duration = Duration::from_millis(50);
+/// More names than any store has while the suite runs on it.
+const EVERY: usize = 100_000;
+
+fn names(stats: &[SemaphoreStats]) -> Vec<&str> {
+    stats.iter().map(SemaphoreStats::name).collect()
+}
+
+pub async fn one_name_tells_who_holds_and_how_many_wait(store: &impl Store) {
+    let begun = Instant::now();
+    let (client, name) = (store.client().await, unique("stats"));
+    let semaphore = declare(&client, &name, 4);
+    let stats = async || deadline(semaphore.stats()).await.unwrap();
+    let empty = stats().await;
+    assert_eq!((empty.name(), empty.capacity(), empty.held()), (name.as_str(), 4, 0));
+    assert_eq!((empty.waiting(), empty.percent()), (0, 0.0));
+    assert_eq!((empty.oldest_hold(), empty.oldest_wait()), (None, None));
+
+    let first = acquire(&semaphore).await;
+    let timed = client.semaphore(&name, 4).ttl(SHORT * 10).build().unwrap();
+    let second = acquire(&timed).await;
+    let half = stats().await;
+    assert_eq!((half.capacity(), half.held(), half.percent()), (4, 2, 50.0));
+    let ids: Vec<_> = half.holders().iter().map(|holder| holder.id().to_owned()).collect();
+    assert_eq!(ids, [first.id().to_string(), second.id().to_string()], "the longest first");
+    let ends_in = half.holders()[1].ends_in().expect("it has a TTL");
+    assert!(ends_in <= SHORT * 10);
+
+    let full = [acquire(&semaphore).await, acquire(&semaphore).await];
+    let waiters = [Waiter::join(&semaphore).await, Waiter::join(&semaphore).await];
+    let crowded = stats().await;
+    assert_eq!((crowded.held(), crowded.waiting(), crowded.percent()), (4, 2, 100.0));
+    let at_most = begun.elapsed() + ROUGHLY;
+    assert!(crowded.oldest_hold().is_some_and(|age| age <= at_most));
+    assert!(crowded.oldest_wait().is_some_and(|age| age <= at_most));
+    assert_eq!(crowded.oldest_hold(), Some(crowded.holders()[0].age()));
+
+    for waiter in waiters {
+        waiter.leave().await;
+    }
+    drop(full);
+}
+
+pub async fn holders_are_told_in_the_order_in_which_they_came(store: &impl Store) {
+    let (client, name) = (store.client().await, unique("stats in order"));
+    let plain = declare(&client, &name, 5);
+    let timed = client.semaphore(&name, 5).ttl(SHORT * 10).build().unwrap();
+    // A store may tell the time less exactly while nothing ends by itself.
+    let ends_first = acquire(&timed).await;
+    let mut held = vec![acquire(&plain).await, acquire(&plain).await];
+    release(ends_first).await;
+    held.extend([acquire(&plain).await, acquire(&plain).await, acquire(&timed).await]);
+
+    let stats = deadline(plain.stats()).await.unwrap();
+    let told: Vec<_> = stats.holders().iter().map(|holder| holder.id().to_owned()).collect();
+    let came: Vec<_> = held.iter().map(|permit| permit.id().to_string()).collect();
+    assert_eq!(told, came);
+}
+
+pub async fn labels_are_shown(store: &impl Store) {
+    let (client, name) = (store.client().await, unique("labels"));
+    let labelled = client.semaphore(&name, 3).label("worker 7").build().unwrap();
+    let held = acquire(&labelled).await;
+    let _plain = acquire(&declare(&client, &name, 3)).await;
+    let full = acquire(&labelled).await;
+    let waiter = Waiter::join(&labelled).await;
+    release(full).await;
+    let _waited = waiter.permit().await;
+
+    let stats = deadline(labelled.stats()).await.unwrap();
+    let labels: Vec<_> = stats.holders().iter().map(leasehold::Member::label).collect();
+    assert_eq!(labels, [Some("worker 7"), None, Some("worker 7")]);
+    assert_eq!(stats.holders()[0].id(), held.id().to_string());
+}
+
+pub async fn only_the_names_that_were_asked_for_are_told(store: &impl Store) {
+    let client = store.client().await;
+    let (one, two, three) = (unique("asked"), unique("asked"), unique("not asked"));
+    let mut held = Vec::new();
+    for name in [&one, &two, &three] {
+        held.push(acquire(&declare(&client, name, 1)).await);
+    }
+    let only = async |wanted: &[&str]| {
+        let query = client.stats().names(wanted.iter().copied());
+        let stats = deadline(query.fetch()).await.unwrap();
+        names(&stats).into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(only(&[&two]).await, [two.as_str()]);
+    assert_eq!(only(&[&two, &one]).await, [one.as_str(), two.as_str()]);
+    assert_eq!(only(&[&unique("nobody's")]).await, [""; 0]);
+    assert_eq!(only(&[]).await, [""; 0]);
+
+    let error = deadline(client.stats().names([""]).fetch()).await.unwrap_err();
+    assert!(matches!(error, Error::InvalidArgument { what: "name", .. }), "{error}");
+}
+
+pub async fn all_names_that_are_used_are_told(store: &impl Store) {
+    let (client, other) = (store.client().await, store.client().await);
+    let (mine, theirs, unused) = (unique("all"), unique("all"), unique("all, unused"));
+    let _held = acquire(&declare(&client, &mine, 2)).await;
+    let _also = acquire(&declare(&other, &theirs, 2)).await;
+    release(acquire(&declare(&client, &unused, 2)).await).await;
+
+    let stats = deadline(client.stats().limit(EVERY).fetch()).await.unwrap();
+    let told = names(&stats);
+    assert!(told.contains(&mine.as_str()) && told.contains(&theirs.as_str()), "{told:?}");
+    assert!(!told.contains(&unused.as_str()), "{told:?}");
+}
+
+pub async fn unused_names_are_told_when_asked_for(store: &impl Store) {
+    let (client, name) = (store.client().await, unique("unused"));
+    release(acquire(&declare(&client, &name, 3)).await).await;
+    let query = || client.stats().names([&name]);
+    assert_eq!(names(&deadline(query().fetch()).await.unwrap()), [""; 0]);
+    let stats = deadline(query().unused().fetch()).await.unwrap();
+    assert_eq!(names(&stats), [&name]);
+    assert_eq!((stats[0].capacity(), stats[0].held(), stats[0].waiting()), (3, 0, 0));
+
+    let all = deadline(client.stats().unused().limit(EVERY).fetch()).await.unwrap();
+    assert!(names(&all).contains(&name.as_str()));
+}
+
+/// Three names, the least used first, with what makes them used.
+async fn three_names(client: &Client) -> ([String; 3], impl Sized) {
+    let names = ["half", "full", "crowded"].map(unique);
+    let half = acquire(&declare(client, &names[0], 2)).await;
+    let full = acquire(&declare(client, &names[1], 1)).await;
+    let semaphore = declare(client, &names[2], 1);
+    let crowded = (acquire(&semaphore).await, Waiter::join(&semaphore).await);
+    (names, (half, full, crowded))
+}
+
+pub async fn the_most_used_come_first(store: &impl Store) {
+    let client = store.client().await;
+    let ([half, full, crowded], _used) = three_names(&client).await;
+    let query = client.stats().names([&half, &full, &crowded]);
+    let stats = deadline(query.fetch()).await.unwrap();
+    assert_eq!(names(&stats), [&crowded, &full, &half]);
+}
+
+pub async fn no_more_than_the_limit_are_told(store: &impl Store) {
+    let client = store.client().await;
+    let ([half, full, crowded], _used) = three_names(&client).await;
+    let query = client.stats().names([&half, &full, &crowded]);
+    let stats = deadline(query.limit(2).fetch()).await.unwrap();
+    assert_eq!(names(&stats), [&crowded, &full], "the most used of them");
+    assert_eq!(deadline(client.stats().limit(1).fetch()).await.unwrap().len(), 1);
+
+    // A hundred, unless told otherwise.
+    let crowd = unique("one of many");
+    let mut held = Vec::new();
+    for number in 0..101 {
+        held.push(acquire(&declare(&client, &format!("{crowd} {number}"), 1)).await);
+    }
+    assert_eq!(deadline(client.stats().fetch()).await.unwrap().len(), 100);
+}

@@ -1,0 +1,61 @@
+//! What the library tells whoever listens with `tracing`.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::sync::{Mutex, Once};
+
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+
+/// One event: its level, its message and its fields as text.
+#[derive(Clone, Debug)]
+pub struct Told {
+    pub level: Level,
+    pub message: String,
+    pub fields: BTreeMap<&'static str, String>,
+}
+
+static EVERYTHING: Mutex<Vec<Told>> = Mutex::new(Vec::new());
+
+/// Listens from now on, for the whole process: the engine's thread has something to say too.
+pub fn listen() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let subscriber = tracing_subscriber::registry().with(Listener);
+        tracing::subscriber::set_global_default(subscriber).expect("nobody else listens");
+    });
+}
+
+/// What was told about this name since we [listen].
+#[must_use]
+pub fn about(name: &str) -> Vec<Told> {
+    let everything = EVERYTHING.lock().unwrap();
+    let about = |told: &&Told| told.fields.get("name").is_some_and(|known| known == name);
+    everything.iter().filter(about).cloned().collect()
+}
+
+struct Listener;
+
+impl<S: Subscriber> Layer<S> for Listener {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let level = *event.metadata().level();
+        let mut told = Told { level, message: String::new(), fields: BTreeMap::new() };
+        event.record(&mut told);
+        EVERYTHING.lock().unwrap().push(told);
+    }
+}
+
+impl Visit for Told {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.fields.insert(field.name(), value.to_owned());
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        let value = format!("{value:?}");
+        match field.name() {
+            "message" => self.message = value,
+            name => drop(self.fields.insert(name, value)),
+        }
+    }
+}
