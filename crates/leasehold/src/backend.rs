@@ -15,6 +15,8 @@ use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, Error};
 
 pub(crate) mod memory;
+#[cfg(test)]
+pub(crate) mod simulated;
 
 /// A future that the engine's thread can run.
 pub(crate) type Later<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;

@@ -50,6 +50,11 @@ impl Client {
         Self { engine: Engine::new(Backend::Memory(Arc::new(Memory::new())), settings) }
     }
 
+    #[cfg(test)]
+    pub(crate) fn on(backend: Backend, settings: Settings) -> Self {
+        Self { engine: Engine::new(backend, settings) }
+    }
+
     /// The same, with other settings.
     pub fn memory_builder() -> MemoryBuilder {
         MemoryBuilder::new()

@@ -6,9 +6,10 @@ use std::time::Duration;
 use crate::Error;
 use crate::backend::Backend;
 use crate::backend::memory::{Kept, MemorySemaphore};
+use crate::clock::Time;
 use crate::engine::Engine;
 use crate::engine::named::Named;
-use crate::machine::Row;
+use crate::machine::{Machine, Row};
 use crate::name::Name;
 
 /// How many names are told of, unless told otherwise.
@@ -79,15 +80,20 @@ impl SemaphoreStats {
     }
 
     fn here(name: &Name, store: &MemorySemaphore) -> Self {
-        let now = MemorySemaphore::now();
-        let machine = store.machine();
-        let member = |row: &Row<'_, Kept>| Member {
+        Self::of(name, store.machine(), MemorySemaphore::now(), |kept: &Kept| {
+            kept.as_ref().and_then(|ticket| ticket.semaphore.label.clone())
+        })
+    }
+
+    pub(crate) fn of<T>(
+        name: &Name,
+        machine: &Machine<T>,
+        now: Time,
+        label: impl Fn(&T) -> Option<Arc<str>>,
+    ) -> Self {
+        let member = |row: &Row<'_, T>| Member {
             id: row.id.to_string(),
-            label: row
-                .kept
-                .as_ref()
-                .and_then(|ticket| ticket.semaphore.label.as_deref())
-                .map(str::to_owned),
+            label: label(row.kept).map(|label| label.to_string()),
             age: now.since(row.since),
             ends_in: row.ends.map(|ends| ends.since(now)),
         };

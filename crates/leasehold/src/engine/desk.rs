@@ -325,7 +325,7 @@ impl Desk {
             Outcome::Held(_) => {
                 // Granted by somebody else, and the wake-up was lost. Perhaps not the only one.
                 self.claim(id);
-                self.ask_oldest_after(id.sequence());
+                self.ask_oldest_from(id.sequence() + 1);
             }
             Outcome::Queued { .. } | Outcome::Waiting => self.schedule_renewal(id, sent),
             Outcome::Full => {
@@ -361,7 +361,7 @@ impl Desk {
                     self.sweep(after);
                 }
                 Chore::Backstop => {
-                    self.ask_oldest_after(0);
+                    self.ask_oldest_from(0);
                     if !self.waiting.is_empty() {
                         self.agenda.insert((now + BACKSTOP, Chore::Backstop));
                     }
@@ -428,8 +428,8 @@ impl Desk {
         }
     }
 
-    fn ask_oldest_after(&mut self, sequence: u64) {
-        let Some(oldest) = self.waiting.range(sequence + 1..).next() else { return };
+    fn ask_oldest_from(&mut self, sequence: u64) {
+        let Some(oldest) = self.waiting.range(sequence..).next() else { return };
         self.renewals.push(renew(&self.tickets[oldest].ticket));
     }
 

@@ -1,1 +1,300 @@
+//! The engine above a store that is away, with everything that can go wrong in between.
 
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use super::{Retries, Settings};
+use crate::backend::Backend;
+use crate::backend::simulated::Simulated;
+use crate::machine::Command;
+use crate::{Client, Error, LossReason, Semaphore};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const HEARTBEAT: Duration = Duration::from_millis(400);
+
+fn client(store: &Simulated) -> Client {
+    let retries = Retries {
+        min_delay: Duration::from_millis(5),
+        timeout: Duration::from_millis(500),
+        ..Retries::default()
+    };
+    Client::on(Backend::Away(Arc::new(store.clone())), Settings { retries, ..Settings::default() })
+}
+
+fn semaphore(client: &Client, capacity: u32) -> Semaphore {
+    client.semaphore("s", capacity).heartbeat_max_interval(HEARTBEAT).build().unwrap()
+}
+
+async fn soon<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, what).await.expect("this takes too long")
+}
+
+async fn eventually(mut holds: impl FnMut() -> bool) {
+    soon(async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await;
+}
+
+/// Polls once, so that the acquire is on its way.
+async fn start<F: Future>(future: std::pin::Pin<&mut F>) {
+    let mut future = Some(future);
+    poll_fn(|cx| {
+        let pending = future.take().is_some_and(|future| future.poll(cx).is_pending());
+        assert!(pending, "it was to wait");
+        Poll::Ready(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_uncontended_acquire_is_one_trip_and_a_release_one() {
+    let store = Simulated::default();
+    let semaphore = semaphore(&client(&store), 2);
+    let permit = soon(semaphore.acquire()).await.unwrap();
+    assert_eq!((permit.slot_number(), store.world().count("s")), (1, (1, 0)));
+    assert!(soon(permit.release()).await.unwrap());
+    let batches = store.world().batches.clone();
+    assert!(matches!(batches[0][..], [Command::Enqueue { .. }]), "{batches:?}");
+    assert!(matches!(batches[1][..], [Command::Release { .. }]), "{batches:?}");
+    assert_eq!(batches.len(), 2);
+}
+
+#[tokio::test]
+async fn what_is_asked_while_a_batch_is_in_flight_joins_the_next_one() {
+    let store = Simulated::default();
+    let semaphore = semaphore(&client(&store), 1000);
+    store.world().delay = Duration::from_millis(50);
+    let acquires: Vec<_> = (0..300)
+        .map(|_| {
+            let semaphore = semaphore.clone();
+            tokio::spawn(async move { semaphore.acquire().await })
+        })
+        .collect();
+    let mut permits = Vec::new();
+    for acquire in acquires {
+        permits.push(soon(acquire).await.unwrap().unwrap());
+    }
+    let sizes: Vec<_> = store.world().batches.iter().map(Vec::len).collect();
+    assert!(sizes.len() <= 4, "300 acquires took batches of {sizes:?}");
+    assert!(sizes.iter().all(|size| *size <= 256), "{sizes:?}");
+    // In the order in which they were asked for.
+    assert!(permits.is_sorted_by_key(crate::Permit::fence));
+}
+
+#[tokio::test]
+async fn an_answer_that_is_lost_after_its_command_ran_grants_nothing_twice() {
+    let store = Simulated::default();
+    let semaphore = semaphore(&client(&store), 2);
+    store.world().lose_answers = 2;
+    let permit = soon(semaphore.acquire()).await.unwrap();
+    assert_eq!(store.world().count("s"), (1, 0));
+    store.world().lose_answers = 1;
+    // The second release finds nobody: what the first one did is not known.
+    soon(permit.release()).await.unwrap();
+    assert_eq!(store.world().count("s"), (0, 0));
+}
+
+#[tokio::test]
+async fn an_acquire_that_gives_up_while_its_outcome_is_unknown_leaves_nothing() {
+    let store = Simulated::default();
+    let client = client(&store);
+    let semaphore = semaphore(&client, 2);
+    store.world().lose_answers = 3;
+    let error = soon(semaphore.acquire()).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    // It did get through, each time. A sign of life brings the release along.
+    assert_eq!(store.world().count("s"), (1, 0));
+    let other = soon(semaphore.acquire()).await.unwrap();
+    eventually(|| store.world().count("s") == (1, 0)).await;
+    other.check().unwrap();
+}
+
+#[tokio::test]
+async fn an_acquire_that_is_dropped_at_any_time_leaves_nothing() {
+    let store = Simulated::default();
+    let client = client(&store);
+    let semaphore = semaphore(&client, 1);
+    for delay in [0, 1, 3, 8] {
+        store.world().delay = Duration::from_millis(delay);
+        for wait in [0, 1, 2, 4, 9, 12] {
+            let limit = Duration::from_millis(wait);
+            drop(tokio::time::timeout(limit, semaphore.acquire()).await);
+        }
+    }
+    store.world().delay = Duration::ZERO;
+    eventually(|| store.world().count("s") == (0, 0)).await;
+}
+
+#[tokio::test]
+async fn a_release_hands_over_to_another_client() {
+    let store = Simulated::default();
+    let (here, there) = (client(&store), client(&store));
+    let held = soon(semaphore(&here, 1).acquire()).await.unwrap();
+    let semaphore = semaphore(&there, 1);
+    let mut waiting = pin!(semaphore.acquire());
+    start(waiting.as_mut()).await;
+    eventually(|| store.world().count("s") == (1, 1)).await;
+    held.release().await.unwrap();
+    let permit = soon(waiting).await.unwrap();
+    permit.check().unwrap();
+    // Woken, not found by the backstop.
+    assert!(permit.waited() < Duration::from_millis(900), "{:?}", permit.waited());
+}
+
+#[tokio::test]
+async fn a_wake_up_that_is_lost_is_found_by_the_backstop() {
+    let store = Simulated::default();
+    let (here, there) = (client(&store), client(&store));
+    let held = soon(semaphore(&here, 1).acquire()).await.unwrap();
+    // Long enough for the backstop to come before the heartbeat's own question.
+    let semaphore =
+        there.semaphore("s", 1).heartbeat_max_interval(Duration::from_secs(60)).build().unwrap();
+    let mut waiting = pin!(semaphore.acquire());
+    start(waiting.as_mut()).await;
+    eventually(|| store.world().count("s") == (1, 1)).await;
+    store.world().lose_wake_ups = usize::MAX;
+    held.release().await.unwrap();
+    soon(waiting).await.unwrap().check().unwrap();
+}
+
+#[tokio::test]
+async fn renewals_keep_a_permit_for_as_long_as_it_is_held() {
+    let store = Simulated::default();
+    let client = client(&store);
+    let permit = soon(semaphore(&client, 1).acquire()).await.unwrap();
+    let renewals = || {
+        let world = store.world();
+        let renewal = |command: &&Command| matches!(command, Command::Renew { .. });
+        world.batches.iter().flatten().filter(renewal).count()
+    };
+    eventually(|| renewals() >= 6).await;
+    permit.check().unwrap();
+    assert!(permit.release().await.unwrap());
+}
+
+#[tokio::test]
+async fn a_holder_that_is_cut_off_knows_before_anyone_else_is_granted() {
+    let store = Simulated::default();
+    let (here, there) = (client(&store), client(&store));
+    let held = soon(semaphore(&here, 1).acquire()).await.unwrap();
+    let semaphore = semaphore(&there, 1);
+    let mut waiting = pin!(semaphore.acquire());
+    start(waiting.as_mut()).await;
+    eventually(|| store.world().count("s") == (1, 1)).await;
+    store.world().cut_off.push(here.id());
+    let permit = soon(waiting).await.unwrap();
+    assert!(held.check().is_err(), "two believe in one permit");
+    assert_eq!(soon(held.lost()).await, LossReason::NotRenewed);
+    permit.check().unwrap();
+}
+
+#[tokio::test]
+async fn a_store_that_forgot_everything_ends_permits_and_queues_waiters_again() {
+    let store = Simulated::default();
+    let (here, there) = (client(&store), client(&store));
+    let held = soon(semaphore(&here, 1).acquire()).await.unwrap();
+    let semaphore = semaphore(&there, 1);
+    let mut waiting = pin!(semaphore.acquire());
+    start(waiting.as_mut()).await;
+    eventually(|| store.world().count("s") == (1, 1)).await;
+    store.restart_empty();
+    assert_eq!(soon(held.lost()).await, LossReason::Gone);
+    soon(waiting).await.unwrap().check().unwrap();
+}
+
+#[tokio::test]
+async fn a_waiter_that_cannot_be_reached_keeps_its_place() {
+    let store = Simulated::default();
+    let clients = [client(&store), client(&store), client(&store)];
+    let long = Duration::from_secs(60);
+    let semaphores = clients
+        .each_ref()
+        .map(|client| client.semaphore("s", 1).heartbeat_max_interval(long).build().unwrap());
+    let held = soon(semaphores[0].acquire()).await.unwrap();
+    let mut first = pin!(semaphores[1].acquire());
+    start(first.as_mut()).await;
+    eventually(|| store.world().count("s") == (1, 1)).await;
+    let mut second = pin!(semaphores[2].acquire());
+    start(second.as_mut()).await;
+    eventually(|| store.world().count("s") == (1, 2)).await;
+
+    store.world().cut_off.push(clients[1].id());
+    held.release().await.unwrap();
+    let overtook = soon(second).await.unwrap();
+    assert_eq!(store.world().count("s"), (1, 1));
+    store.heal(clients[1].id());
+    overtook.release().await.unwrap();
+    soon(first).await.unwrap().check().unwrap();
+}
+
+#[tokio::test]
+async fn a_ttl_ends_a_permit_however_well_it_is_renewed() {
+    let store = Simulated::default();
+    let client = client(&store);
+    let semaphore = client
+        .semaphore("s", 1)
+        .heartbeat_max_interval(HEARTBEAT)
+        .ttl(Duration::from_millis(900))
+        .build()
+        .unwrap();
+    let permit = soon(semaphore.acquire()).await.unwrap();
+    assert_eq!(soon(permit.lost()).await, LossReason::TtlEnded);
+    assert!(!permit.release().await.unwrap());
+    eventually(|| store.world().count("s") == (0, 0)).await;
+}
+
+#[tokio::test]
+async fn closing_tells_everyone_and_leaves_nothing() {
+    let store = Simulated::default();
+    let client = client(&store);
+    let semaphore = semaphore(&client, 1);
+    let held = soon(semaphore.acquire()).await.unwrap();
+    let mut waiting = pin!(semaphore.acquire());
+    start(waiting.as_mut()).await;
+    eventually(|| store.world().count("s") == (1, 1)).await;
+    soon(client.close()).await.unwrap();
+    assert_eq!(store.world().count("s"), (0, 0));
+    assert!(matches!(soon(waiting).await, Err(Error::Closed)));
+    assert_eq!(soon(held.lost()).await, LossReason::Closed);
+    assert!(matches!(soon(semaphore.acquire()).await, Err(Error::Closed)));
+}
+
+#[test]
+fn a_runtime_that_ends_takes_no_permit_with_it() {
+    let store = Simulated::default();
+    let client = client(&store);
+    let semaphore = semaphore(&client, 1);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let held = runtime.block_on(soon(semaphore.acquire())).unwrap();
+    let waiting = semaphore.clone();
+    let waiting = runtime.spawn(async move { waiting.acquire().await });
+    let other = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    other.block_on(eventually(|| store.world().count("s") == (1, 1)));
+    drop(runtime);
+    drop(waiting);
+    other.block_on(eventually(|| store.world().count("s") == (1, 0)));
+    held.check().unwrap();
+    drop(held);
+    other.block_on(eventually(|| store.world().count("s") == (0, 0)));
+}
+
+#[test]
+fn the_thread_ends_with_the_last_that_uses_it() {
+    let store = Simulated::default();
+    let client = client(&store);
+    let semaphore = semaphore(&client, 1);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let permit = runtime.block_on(soon(semaphore.acquire())).unwrap();
+    let core = Arc::downgrade(semaphore.inner.named.core());
+    drop((client, semaphore));
+    assert!(core.upgrade().is_some(), "a permit is held");
+    drop(permit);
+    runtime.block_on(eventually(|| core.upgrade().is_none()));
+    assert_eq!(store.world().count("s"), (0, 0));
+}
