@@ -65,6 +65,7 @@ impl Acquire {
     /// let waiting = api.acquire();
     /// let id = waiting.id();
     /// tokio::select! {
+    ///     biased; // the acquire first: only then does it wait
     ///     permit = waiting => unreachable!("{permit:?} while another is held"),
     ///     position = api.position(&id) => assert_eq!(position?, Some(0)),
     /// }

@@ -4,7 +4,9 @@
 //! connection or a file ([`Store::Away`]). Everything above this line (waiting, batches, renewals,
 //! validity, timeouts, guards) is written once, in the engine.
 
-use std::future::Future;
+// Without a store that is away, what serves only such stores is not used.
+#![cfg_attr(not(test), allow(dead_code))]
+
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -25,8 +27,6 @@ pub(crate) type Later<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>
 #[derive(Clone)]
 pub(crate) enum Backend {
     Memory(Arc<memory::Memory>),
-    // Memory has no wire: only a build with another store, or a test, makes one of these.
-    #[cfg_attr(not(test), allow(dead_code))]
     Away(Arc<dyn AwayBackend>),
 }
 

@@ -38,10 +38,6 @@ impl Span {
     pub(crate) fn divided_by(self, parts: u64) -> Self {
         Self::from_micros(self.micros() / parts)
     }
-
-    pub(crate) fn to_duration(self) -> Duration {
-        Duration::from_micros(self.micros())
-    }
 }
 
 /// An instant of a store's clock, in microseconds since an origin that is the store's own affair.

@@ -53,3 +53,8 @@ pub use id::{AcquisitionId, ClientId};
 pub use permit::{Lost, Permit};
 pub use semaphore::{Semaphore, SemaphoreBuilder};
 pub use stats::{Member, SemaphoreStats, Stats};
+
+/// Runs the examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

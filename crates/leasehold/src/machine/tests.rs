@@ -25,7 +25,7 @@ impl Who {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Step {
     Enqueue { who: Who, capacity: u32, wait: bool, terms: Terms },
     Confirm { who: Who, terms: Terms },
