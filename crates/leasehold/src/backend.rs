@@ -5,7 +5,7 @@
 //! validity, timeouts, guards) is written once, in the engine.
 
 // Without a store that is away, what serves only such stores is not used.
-#![cfg_attr(not(test), allow(dead_code))]
+#![cfg_attr(not(any(test, feature = "redis")), allow(dead_code))]
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,6 +17,8 @@ use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, Error};
 
 pub(crate) mod memory;
+#[cfg(feature = "redis")]
+pub(crate) mod redis;
 #[cfg(test)]
 pub(crate) mod simulated;
 
@@ -52,7 +54,7 @@ pub(crate) enum Store {
 
 /// A store that other processes share.
 pub(crate) trait AwayBackend: Send + Sync {
-    /// Called once, on the engine's thread, before anything else: where wake-ups go.
+    /// Called once, in the runtime of the engine's thread, before anything else: where wake-ups go.
     fn start(&self, client: ClientId, wake_ups: WakeUps);
 
     /// The transitions of one name.
@@ -60,6 +62,9 @@ pub(crate) trait AwayBackend: Send + Sync {
 
     /// What is held and queued, of the names asked for or of all.
     fn stats(&self, query: Query) -> Later<Vec<SemaphoreStats>>;
+
+    /// A renewal was not answered in time: whatever it went over is not to be trusted.
+    fn suspect(&self) {}
 }
 
 /// The transitions of one name in a store that other processes share.

@@ -12,6 +12,11 @@ use crate::semaphore::SemaphoreBuilder;
 use crate::stats::Stats;
 use crate::{ClientId, Error};
 
+#[cfg(feature = "redis")]
+mod redis;
+#[cfg(feature = "redis")]
+pub use redis::RedisBuilder;
+
 static GLOBAL: LazyLock<Client> = LazyLock::new(Client::memory);
 
 /// Where permits come from. Clones are the same client.

@@ -85,6 +85,15 @@ pub(crate) struct Retries {
     pub(crate) timeout: Duration,
 }
 
+impl Retries {
+    /// How long to wait after so many attempts.
+    pub(crate) fn delay(&self, attempts: u32) -> Duration {
+        let factor = self.multiplier.powi(i32::try_from(attempts).unwrap_or(i32::MAX) - 1);
+        let seconds = (self.min_delay.as_secs_f64() * factor).min(self.max_delay.as_secs_f64());
+        Duration::from_secs_f64(seconds)
+    }
+}
+
 impl Default for Retries {
     fn default() -> Self {
         Self {

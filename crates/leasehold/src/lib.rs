@@ -46,6 +46,8 @@ mod semaphore;
 mod stats;
 
 pub use acquire::Acquire;
+#[cfg(feature = "redis")]
+pub use client::RedisBuilder;
 pub use client::{Client, MemoryBuilder};
 pub use error::{Error, ErrorKind, LossReason};
 pub use fence::Fence;

@@ -80,7 +80,7 @@ pub(crate) enum Command {
     /// A permit, or a place in the queue. Declares the capacity, the newest declaration wins. By a
     /// holder it is a confirm, by a waiter it changes nothing. Without `wait` the answer may be `Full`.
     /// The label is for statistics alone, and only a store that is away looks at it.
-    #[cfg_attr(not(test), allow(dead_code))]
+    #[cfg_attr(not(any(test, feature = "redis")), allow(dead_code))]
     Enqueue { id: AcquisitionId, capacity: u32, wait: bool, terms: Terms, label: Option<Arc<str>> },
     /// A woken waiter claims its permit. The TTL and the fence are set at the first confirm.
     Confirm { id: AcquisitionId, terms: Terms },

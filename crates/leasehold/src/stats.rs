@@ -60,7 +60,7 @@ impl SemaphoreStats {
     /// For how long the longest held permit has been held.
     #[must_use]
     pub fn oldest_hold(&self) -> Option<Duration> {
-        self.holders.iter().map(Member::age).max()
+        self.holders.iter().filter_map(Member::age).max()
     }
 
     /// For how long the first in the queue has waited.
@@ -94,7 +94,9 @@ impl SemaphoreStats {
         let member = |row: &Row<'_, T>| Member {
             id: row.id.to_string(),
             label: label(row.kept).map(|label| label.to_string()),
-            age: now.since(row.since),
+            host: None,
+            pid: None,
+            age: Some(now.since(row.since)),
             ends_in: row.ends.map(|ends| ends.since(now)),
         };
         Self {
@@ -113,7 +115,9 @@ impl SemaphoreStats {
 pub struct Member {
     pub(crate) id: String,
     pub(crate) label: Option<String>,
-    pub(crate) age: Duration,
+    pub(crate) host: Option<String>,
+    pub(crate) pid: Option<u32>,
+    pub(crate) age: Option<Duration>,
     pub(crate) ends_in: Option<Duration>,
 }
 
@@ -130,9 +134,21 @@ impl Member {
         self.label.as_deref()
     }
 
-    /// For how long it has held, to a few milliseconds.
+    /// The host that its client runs on; `None` in memory, and for other programs on Redis.
     #[must_use]
-    pub fn age(&self) -> Duration {
+    pub fn host(&self) -> Option<&str> {
+        self.host.as_deref()
+    }
+
+    /// The process of its client; `None` in memory, and for other programs on Redis.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.pid
+    }
+
+    /// For how long it has held, to a few milliseconds; `None` for other programs on Redis.
+    #[must_use]
+    pub fn age(&self) -> Option<Duration> {
         self.age
     }
 

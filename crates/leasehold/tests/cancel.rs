@@ -280,6 +280,27 @@ fn a_grant_that_nobody_sees_goes_to_the_next() {
     drop(last.finish().unwrap());
 }
 
+#[test]
+fn whoever_polled_last_is_woken() {
+    let semaphore = Client::memory().semaphore(NAME, 1).build().unwrap();
+    let held = block_on(semaphore.acquire()).unwrap();
+    let mut lost = held.lost();
+    let mut acquire = semaphore.acquire();
+    // As when a future moves from one task to another.
+    assert!(ByHand::new(&mut lost).poll().is_none());
+    assert!(ByHand::new(&mut acquire).poll().is_none());
+    let mut lost = ByHand::new(&mut lost);
+    let mut acquire = ByHand::new(&mut acquire);
+    assert!(lost.poll().is_none());
+    assert!(acquire.poll().is_none());
+
+    block_on(semaphore.release(&held.id())).unwrap();
+    assert!(lost.is_woken_within(Duration::ZERO));
+    assert!(acquire.is_woken_within(Duration::ZERO));
+    assert_eq!(lost.finish(), LossReason::Released);
+    drop(acquire.finish().unwrap());
+}
+
 /// Drops operations of many kinds half-way, on many threads at once, all of one name.
 fn scramble(seed: u64, closes: bool) {
     const THREADS: u64 = 4;

@@ -13,6 +13,7 @@ use leasehold::{Client, Error, Fence, Permit, Semaphore};
 use testkit::Rng;
 use testkit::by_hand::{ByHand, block_on, step_aside, until};
 use testkit::census::{assert_all_are_free, census};
+use testkit::wait::deadline;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
@@ -110,11 +111,11 @@ async fn once<F: Future>(future: F) {
     poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_ready())).await;
 }
 
-/// Runs tasks to their end, and panics if one of them did.
+/// Runs tasks to their end, and panics if one of them did, or has none.
 async fn run_all<T: Send + 'static>(
     tasks: impl IntoIterator<Item = impl Future<Output = T> + Send + 'static>,
 ) -> Vec<T> {
-    tasks.into_iter().collect::<JoinSet<T>>().join_all().await
+    deadline(tasks.into_iter().collect::<JoinSet<T>>().join_all()).await
 }
 
 #[test]

@@ -25,12 +25,16 @@ impl Store for Memory {
 
 testkit::conformance!(Memory(Client::memory()));
 
+async fn acquire(semaphore: &Semaphore) -> Permit {
+    deadline(semaphore.acquire()).await.unwrap()
+}
+
 #[tokio::test]
 async fn the_process_has_one_client_in_common() {
     let here = Client::global().semaphore("memory.rs: common", 1).build().unwrap();
     let there = Client::global().semaphore("memory.rs: common", 1).build().unwrap();
     assert_eq!(Client::global().id(), Client::global().id());
-    let held = here.acquire().await.unwrap();
+    let held = acquire(&here).await;
     assert!(there.try_acquire().await.unwrap().is_none());
     held.release().await.unwrap();
     assert!(there.try_acquire().await.unwrap().is_some());
@@ -42,7 +46,7 @@ async fn two_clients_share_nothing() {
     assert_ne!(one.id(), two.id());
     let here = one.semaphore("same", 1).build().unwrap();
     let there = two.semaphore("same", 1).build().unwrap();
-    let held = here.acquire().await.unwrap();
+    let held = acquire(&here).await;
     let also = there.try_acquire().await.unwrap().expect("the other client's is free");
     assert!(!there.release(&held.id()).await.unwrap());
     held.check().unwrap();
@@ -53,7 +57,7 @@ async fn two_clients_share_nothing() {
 #[tokio::test]
 async fn a_permit_without_a_ttl_does_not_end_by_itself() {
     let semaphore = Client::memory().semaphore("no end", 1).build().unwrap();
-    let permit = semaphore.acquire().await.unwrap();
+    let permit = acquire(&semaphore).await;
     assert_eq!(permit.valid_until(), None);
     assert_eq!(semaphore.stats().await.unwrap().holders()[0].ends_in(), None);
     assert_eq!(permit.waited(), Duration::ZERO);
@@ -63,7 +67,7 @@ async fn a_permit_without_a_ttl_does_not_end_by_itself() {
 async fn a_guard_keeps_its_client_alive() {
     let permit = {
         let semaphore = Client::memory().semaphore("guard", 1).build().unwrap();
-        semaphore.acquire().await.unwrap()
+        acquire(&semaphore).await
     };
     permit.check().unwrap();
     assert!(permit.release().await.unwrap());
@@ -97,7 +101,7 @@ mod idle {
             // A burst, so that a fence that only followed the clock would fall behind.
             for _ in 0..2_000 {
                 let semaphore = client.semaphore("seldom", 1).build().unwrap();
-                let fence = semaphore.acquire().await.unwrap().fence();
+                let fence = acquire(&semaphore).await.fence();
                 assert!(fence > last, "{fence} after {last}");
                 last = fence;
             }
@@ -110,11 +114,11 @@ mod idle {
     async fn names_in_use_stay() {
         let client = client();
         let build = |name| client.semaphore(name, 1).build().unwrap();
-        let held = build("held").acquire().await.unwrap();
-        let detached = build("detached").acquire().await.unwrap().detach();
+        let held = acquire(&build("held")).await;
+        let detached = acquire(&build("detached")).await.detach();
         let handle = build("handle");
         // The holder's guard is let go of: what keeps the name is the waiter alone.
-        let evicted = build("waiter").acquire().await.unwrap().detach();
+        let evicted = acquire(&build("waiter")).await.detach();
         let mut waiter = ByHand::new(build("waiter").acquire());
         assert!(waiter.poll().is_none());
 
@@ -141,8 +145,8 @@ mod idle {
     async fn a_name_that_is_used_again_in_time_stays() {
         let client = client();
         let build = || client.semaphore("busy", 1).build().unwrap();
-        drop(build().acquire().await.unwrap());
-        let id = build().acquire().await.unwrap().detach();
+        drop(acquire(&build()).await);
+        let id = acquire(&build()).await.detach();
         tidied(&client).await;
         assert!(is_known(&client, "busy").await);
         assert!(build().release(&id).await.unwrap());
@@ -166,8 +170,8 @@ mod told {
     async fn acquires_and_releases_are_told() {
         events::listen();
         let semaphore = Client::memory().semaphore("told: used", 2).build().unwrap();
-        let first = semaphore.acquire().await.unwrap();
-        let second = semaphore.acquire().await.unwrap();
+        let first = acquire(&semaphore).await;
+        let second = acquire(&semaphore).await;
         let third = tokio::spawn(semaphore.acquire());
         eventually(async || census(&semaphore).await == (2, 1)).await;
         let (first_id, second_id) = (first.id().to_string(), second.id().to_string());
@@ -200,9 +204,9 @@ mod told {
         let builder = client.semaphore("told: lost", 3);
         let timed = builder.clone().ttl(Duration::from_millis(20)).build().unwrap();
         let labelled = builder.label("closed later").build().unwrap();
-        let ended = timed.acquire().await.unwrap();
-        let by_hand = labelled.acquire().await.unwrap();
-        let closed = labelled.acquire().await.unwrap();
+        let ended = acquire(&timed).await;
+        let by_hand = acquire(&labelled).await;
+        let closed = acquire(&labelled).await;
         let ids = [&ended, &by_hand, &closed].map(|permit| permit.id().to_string());
 
         assert_eq!(deadline(ended.lost()).await, LossReason::TtlEnded);
@@ -295,7 +299,7 @@ mod types {
     #[tokio::test]
     async fn what_is_shown_says_what_it_is() {
         let semaphore = Client::memory().semaphore("shown", 2).build().unwrap();
-        let permit = semaphore.acquire().await.unwrap();
+        let permit = acquire(&semaphore).await;
         let shown = format!("{semaphore:?} {permit:?}");
         assert!(shown.contains("\"shown\"") && shown.contains(&permit.id().to_string()), "{shown}");
     }

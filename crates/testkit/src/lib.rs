@@ -7,6 +7,9 @@ pub mod by_hand;
 pub mod census;
 pub mod conformance;
 pub mod events;
+pub mod proxy;
+pub mod redis_server;
+pub mod seed000;
 pub mod wait;
 
 pub use fastrand::Rng;

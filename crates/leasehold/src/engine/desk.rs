@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
@@ -200,6 +201,9 @@ impl Desk {
         after: &mut After,
     ) -> (Option<Role>, Option<Arc<Ticket>>) {
         let Store::Here(store) = &mut self.store else {
+            if self.ticket(id).is_some_and(|ticket| ticket.is_releasing()) {
+                return (None, None);
+            }
             let ticket = self.forget(id);
             self.outbox.push(Command::Release { id });
             return (None, ticket);
@@ -456,10 +460,20 @@ impl Desk {
         entry.ticket.semaphore.terms.heartbeat
     }
 
+    /// How long a sign of life may take: a third of the validity that is left, so that there is time for
+    /// another.
+    pub(super) fn patience(&self, renewals: &[Command], now: Moment) -> Duration {
+        let holders = renewals.iter().filter_map(id_of).filter_map(|id| self.ticket(id));
+        let left = holders
+            .filter(|ticket| !ticket.is_waiting())
+            .map(|ticket| ticket.valid_until().saturating_since(now));
+        left.min().map_or(Duration::MAX, |left| (left / 3).max(Duration::from_millis(10)))
+    }
+
     fn renew_soon(&mut self, id: AcquisitionId) {
         let left = self.ticket(id).map(|own| own.valid_until().saturating_since(Moment::now()));
         let Some(left) = left else { return };
-        let delay = Span::from_duration((left / 3).min(std::time::Duration::from_secs(1)));
+        let delay = Span::from_duration((left / 3).min(Duration::from_secs(1)));
         self.set_renewal(id, Moment::now() + delay);
     }
 

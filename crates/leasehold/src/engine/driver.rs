@@ -21,20 +21,25 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// None if the system has no thread to give.
 pub(super) fn start(core: &Core) -> Option<mpsc::UnboundedSender<Message>> {
     let (tell, told) = mpsc::unbounded_channel();
-    if let Backend::Away(backend) = &core.backend {
-        // Weak: a store that has nothing to say to anybody must not keep the thread.
-        let tell = tell.downgrade();
-        let wake = move |wake_up| {
-            tell.upgrade().map(|tell| tell.send(Message::WakeUp(wake_up)));
-        };
-        backend.start(core.client, Box::new(wake));
-    }
+    // Weak: a store that has nothing to say to anybody must not keep the thread.
+    let (client, backend, weak) = (core.client, core.backend.clone(), tell.downgrade());
+    let start = move || {
+        if let Backend::Away(backend) = backend {
+            let wake = move |wake_up| {
+                weak.upgrade().map(|tell| tell.send(Message::WakeUp(wake_up)));
+            };
+            backend.start(client, Box::new(wake));
+        }
+    };
     let driver = Driver { core: core.this.clone(), timers: BTreeMap::new(), tidy_at: None };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let started = runtime.and_then(|runtime| {
-        std::thread::Builder::new()
-            .name("leasehold".into())
-            .spawn(move || runtime.block_on(driver.run(told)))
+        std::thread::Builder::new().name("leasehold".into()).spawn(move || {
+            runtime.block_on(async {
+                start();
+                driver.run(told).await;
+            });
+        })
     });
     match started {
         Ok(_) => Some(tell),
@@ -138,10 +143,9 @@ async fn flush(named: Arc<Named>, store: Arc<dyn AwaySemaphore>) {
 /// make it harmless (invariant 5). What nobody wants any more is not sent again.
 async fn send(named: &Named, store: &dyn AwaySemaphore, mut batch: Vec<Command>) {
     let retries = named.core().settings.retries;
-    let mut delay = retries.min_delay;
     for attempt in 1.. {
         let sent = Moment::now();
-        let error = match attempt_once(named.core(), store, batch.clone()).await {
+        let error = match attempt_once(retries.timeout, store, batch.clone()).await {
             Ok(reply) => {
                 named.at_desk(|desk, after| desk.settle_away(&batch, reply, sent, after));
                 return;
@@ -153,8 +157,7 @@ async fn send(named: &Named, store: &dyn AwaySemaphore, mut batch: Vec<Command>)
             return;
         }
         tracing::debug!(name = named.name().as_str(), %error, attempt, "asking the store again");
-        tokio::time::sleep(delay).await;
-        delay = delay.mul_f64(retries.multiplier).min(retries.max_delay);
+        tokio::time::sleep(retries.delay(attempt)).await;
         batch = named
             .at_desk(|desk, _| batch.into_iter().filter(|command| desk.wants(command)).collect());
         if batch.is_empty() {
@@ -164,27 +167,28 @@ async fn send(named: &Named, store: &dyn AwaySemaphore, mut batch: Vec<Command>)
 }
 
 async fn attempt_once(
-    core: &Core,
+    limit: Duration,
     store: &dyn AwaySemaphore,
     batch: Vec<Command>,
 ) -> Result<Reply, Error> {
-    tokio::time::timeout(core.settings.retries.timeout, store.apply(batch)).await.unwrap_or_else(
-        |_| {
-            Err(Error::Unavailable {
-                what: "asking the store".into(),
-                timed_out: true,
-                source: None,
-            })
-        },
-    )
+    tokio::time::timeout(limit, store.apply(batch)).await.unwrap_or_else(|_| {
+        Err(Error::Unavailable { what: "asking the store".into(), timed_out: true, source: None })
+    })
 }
 
 /// One try: whoever is not answered is asked about again soon, for as long as its validity lasts.
 async fn renew(named: Arc<Named>, store: Arc<dyn AwaySemaphore>, renewals: Vec<Command>) {
     let sent = Moment::now();
-    match attempt_once(named.core(), store.as_ref(), renewals.clone()).await {
+    let limit = named.at_desk(|desk, _| desk.patience(&renewals, sent));
+    let limit = limit.min(named.core().settings.retries.timeout);
+    match attempt_once(limit, store.as_ref(), renewals.clone()).await {
         Ok(reply) => named.at_desk(|desk, after| desk.settle_away(&renewals, reply, sent, after)),
         Err(error) => {
+            if let (Error::Unavailable { timed_out: true, .. }, Backend::Away(backend)) =
+                (&error, &named.core().backend)
+            {
+                backend.suspect();
+            }
             tracing::debug!(name = named.name().as_str(), %error, "renewal not answered");
             named.at_desk(|desk, after| desk.give_up_on(&renewals, &error, after));
         }

@@ -146,10 +146,7 @@ impl Named {
         within: Option<Span>,
         waker: &Waker,
     ) -> Entered {
-        let waiting = || {
-            let gives_up_at = within.map(|within| Moment::now() + within);
-            Ticket::waiting(id, semaphore.clone(), gives_up_at, Some(waker.clone()))
-        };
+        let waiting = || Ticket::waiting(id, semaphore.clone(), within, waker.clone());
         self.at_desk(|desk, after| {
             if desk.closed {
                 return Entered::Closed;
@@ -224,6 +221,10 @@ impl Named {
         tell: impl FnOnce(&Ticket, &mut After),
     ) -> Release {
         self.at_desk(|desk, after| {
+            // Whoever asks again while a release is on its way learns what comes of that one.
+            if let Some(ticket) = desk.ticket(id).filter(|ticket| ticket.is_releasing()) {
+                return Release::Sent(ticket.clone());
+            }
             let (role, ticket) = desk.remove(id, after);
             if let Some(ticket) = ticket {
                 tell(&ticket, after);

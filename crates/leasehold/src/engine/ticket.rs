@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use crate::clock::Moment;
+use crate::clock::{Moment, Span};
 use crate::machine::Held;
 use crate::semaphore::Inner;
 use crate::{AcquisitionId, Error, Fence, LossReason};
@@ -78,7 +78,7 @@ enum State {
     /// Granted, and not yet seen by the future.
     Granted(Grant),
     Held(Watchers),
-    Releasing(Option<Waker>),
+    Releasing(Vec<Waker>),
     Released(Result<bool, Box<Error>>),
     Failed(Box<Error>),
     /// No permit was free, and the acquire did not want to wait.
@@ -106,16 +106,17 @@ impl Ticket {
     pub(crate) fn waiting(
         id: AcquisitionId,
         semaphore: Arc<Inner>,
-        gives_up_at: Option<Moment>,
-        waker: Option<Waker>,
+        within: Option<Span>,
+        waker: Waker,
     ) -> Arc<Self> {
+        let queued_at = Moment::now();
         Arc::new(Self {
             id,
             semaphore,
-            queued_at: Moment::now(),
-            gives_up_at,
+            queued_at,
+            gives_up_at: within.map(|within| queued_at + within),
             valid_until: AtomicU64::new(0),
-            state: Mutex::new(State::Waiting(waker)),
+            state: Mutex::new(State::Waiting(Some(waker))),
         })
     }
 
@@ -134,8 +135,12 @@ impl Ticket {
     /// For the release of an id that this client holds no guard of.
     pub(crate) fn releasing(id: AcquisitionId, semaphore: Arc<Inner>) -> Arc<Self> {
         let ticket = Self::held(id, semaphore, Moment::from_micros(0));
-        *ticket.state() = State::Releasing(None);
+        *ticket.state() = State::Releasing(Vec::new());
         ticket
+    }
+
+    pub(crate) fn is_releasing(&self) -> bool {
+        matches!(*self.state(), State::Releasing(_))
     }
 
     pub(crate) fn is_waiting(&self) -> bool {
@@ -201,15 +206,15 @@ impl Ticket {
         }
         if matches!(*state, State::Held(_) | State::Granted(_)) {
             self.valid_until.store(0, Ordering::Release);
-            *state = State::Releasing(None);
+            *state = State::Releasing(Vec::new());
         }
     }
 
     /// What became of the release.
     pub(crate) fn finish_release(&self, outcome: Result<bool, Error>, after: &mut After) {
         let mut state = self.state();
-        if let State::Releasing(waker) = &mut *state {
-            after.wake(waker.take());
+        if let State::Releasing(wakers) = &mut *state {
+            after.wakers.append(wakers);
             *state = State::Released(outcome.map_err(Box::new));
         }
     }
@@ -309,8 +314,10 @@ impl Ticket {
     /// For the release.
     pub(crate) fn poll_released(&self, cx: &mut Context<'_>) -> Poll<Result<bool, Error>> {
         match &mut *self.state() {
-            State::Releasing(waker) => {
-                register(waker, cx);
+            State::Releasing(wakers) => {
+                if !wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
+                    wakers.push(cx.waker().clone());
+                }
                 Poll::Pending
             }
             State::Released(outcome) => Poll::Ready(outcome.clone().map_err(|error| *error)),

@@ -1,0 +1,168 @@
+//! The store on Redis or Valkey: the machine in Lua, over one multiplexed connection.
+//!
+//! - [`link`]: the connection, and how it is made anew.
+//! - [`scripts`]: the transitions, one Lua script each, and their typed calls.
+//! - [`stats`]: what is held and queued.
+//! - [`errors`]: what Redis says, as what the caller does next.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
+
+use super::{AwayBackend, AwaySemaphore, Later, Reply, WakeUps};
+use crate::clock::Span;
+use crate::machine::{Command, Effects};
+use crate::name::Name;
+use crate::stats::{Query, SemaphoreStats};
+use crate::{AcquisitionId, ClientId, Error};
+
+mod errors;
+mod link;
+mod scripts;
+mod stats;
+#[cfg(test)]
+mod tests;
+
+use link::Link;
+use scripts::{Keys, Scripts, Transition};
+
+/// How long a member of another program is given when we grant it a permit: its own default.
+const FOREIGN_HEARTBEAT: Span = Span::from_millis(180_000);
+
+/// Where Redis is, and how to behave there.
+#[derive(Clone)]
+pub(crate) struct Settings {
+    pub(crate) info: ConnectionInfo,
+    /// The same without its secrets, for people.
+    pub(crate) address: String,
+    pub(crate) namespace: String,
+    pub(crate) socket_timeout: Duration,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) confirm_within: Span,
+}
+
+impl Settings {
+    pub(crate) fn new(url: &str) -> Result<Self, Error> {
+        let info = url.into_connection_info().map_err(|_| {
+            // What the URL was is not repeated: it may contain a password.
+            let expected = "expected redis://[user[:password]@]host[:port][/database], \
+                            rediss://… for TLS, or unix:///path";
+            Error::invalid("url", format!("it does not parse: {expected}"))
+        })?;
+        let address = match info.addr() {
+            ConnectionAddr::Tcp(host, port) => format!("redis://{host}:{port}"),
+            ConnectionAddr::TcpTls { host, port, .. } => format!("rediss://{host}:{port}"),
+            ConnectionAddr::Unix(path) => format!("unix://{}", path.display()),
+            _ => "Redis".to_owned(),
+        };
+        let address = match info.redis_settings().db() {
+            0 => address,
+            database => format!("{address}/{database}"),
+        };
+        Ok(Self {
+            info,
+            address,
+            namespace: "adv-sem".to_owned(),
+            socket_timeout: Duration::from_secs(30),
+            connect_timeout: Duration::from_secs(10),
+            confirm_within: Span::from_millis(5000),
+        })
+    }
+}
+
+/// The store.
+pub(crate) struct Redis {
+    link: Arc<Link>,
+}
+
+impl Redis {
+    pub(crate) fn new(settings: Settings) -> Self {
+        if matches!(settings.info.addr(), ConnectionAddr::TcpTls { .. }) {
+            // If the program has chosen another provider, that one stays.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+        }
+        Self { link: Link::new(settings, Scripts::new()) }
+    }
+
+    #[cfg(test)]
+    fn with_scripts(settings: Settings, scripts: Scripts) -> Self {
+        Self { link: Link::new(settings, scripts) }
+    }
+
+    /// Waits until the connection is up, or says why it is not.
+    pub(crate) fn connected(&self) -> Later<()> {
+        let link = self.link.clone();
+        Box::pin(async move { link.connection().await.map(drop) })
+    }
+
+    /// A pause, on the engine's thread: the caller's runtime may have no timers.
+    pub(crate) fn pause(&self, delay: Duration) -> Later<()> {
+        Box::pin(async move {
+            tokio::time::sleep(delay).await;
+            Ok(())
+        })
+    }
+}
+
+impl AwayBackend for Redis {
+    fn start(&self, client: ClientId, wake_ups: WakeUps) {
+        tokio::spawn(self.link.clone().keep_up(client, wake_ups));
+    }
+
+    fn semaphore(&self, name: &Name, client: ClientId) -> Arc<dyn AwaySemaphore> {
+        let settings = &self.link.settings;
+        let (namespace, confirm_within) = (&settings.namespace, settings.confirm_within);
+        let keys = Keys::new(namespace, name, client, confirm_within, FOREIGN_HEARTBEAT);
+        Arc::new(RedisSemaphore { link: self.link.clone(), keys: Arc::new(keys) })
+    }
+
+    fn stats(&self, query: Query) -> Later<Vec<SemaphoreStats>> {
+        let link = self.link.clone();
+        Box::pin(async move { stats::fetch(&link, query).await })
+    }
+
+    fn suspect(&self) {
+        self.link.suspect();
+    }
+}
+
+struct RedisSemaphore {
+    link: Arc<Link>,
+    keys: Arc<Keys>,
+}
+
+impl AwaySemaphore for RedisSemaphore {
+    fn apply(&self, commands: Vec<Command>) -> Later<Reply> {
+        let (link, keys) = (self.link.clone(), self.keys.clone());
+        Box::pin(async move {
+            let all: Vec<_> = commands.iter().collect();
+            let same_kind = |a: &&Command, b: &&Command| Transition::of(a) == Transition::of(b);
+            let groups: Vec<_> = all.chunk_by(same_kind).collect();
+            let calls = groups
+                .iter()
+                .map(|group| keys.command(&link.scripts, Transition::of(group[0]), group));
+            let answers = link.send(calls.collect()).await?;
+            let mut reply = Reply::default();
+            for (group, answer) in groups.iter().zip(answers) {
+                let answer =
+                    scripts::decode(Transition::of(group[0]), answer).map_err(Error::internal)?;
+                reply.outcomes.extend(answer.outcomes);
+                let Effects { granted, .. } = &mut reply.effects;
+                granted.extend(answer.granted.into_iter().map(|(id, held)| (id, held, ())));
+                reply.next_expiry = answer.next_expiry;
+            }
+            Ok(reply)
+        })
+    }
+
+    fn position(&self, id: AcquisitionId) -> Later<Option<usize>> {
+        let (link, keys) = (self.link.clone(), self.keys.clone());
+        Box::pin(async move {
+            let mut rank = redis::cmd("ZRANK");
+            rank.arg(keys.waiting()).arg(id.to_string());
+            let answer = link.send(vec![rank]).await?.pop().unwrap_or(redis::Value::Nil);
+            redis::from_redis_value(answer).map_err(|error| Error::internal(error.to_string()))
+        })
+    }
+}

@@ -1,0 +1,342 @@
+//! The connection to Redis: one, multiplexed, and ours to keep.
+//!
+//! A connection that is lost is made anew in this order: connect, subscribe to our wake-ups (that must
+//! succeed, or waiters would wait for the backstop), end the old connection on the server (a half-open one
+//! would go on hearing wake-ups that nobody reads), and only then serve.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, ErrorKind, Pipeline, ProtocolVersion,
+    PushInfo, PushKind, RedisError, ServerErrorKind, Value,
+};
+use tokio::sync::{Notify, mpsc, watch};
+
+use super::Settings;
+use super::errors::translate;
+use super::scripts::Scripts;
+use crate::backend::{WakeUp, WakeUps};
+use crate::name::Name;
+use crate::{ClientId, Error};
+
+/// The oldest server that knows all we use (`ZMSCORE`).
+const OLDEST: (u32, u32) = (6, 2);
+/// How often this client says who it is, and for how long that is believed.
+const WHO_WE_ARE_EVERY: Duration = Duration::from_secs(60);
+const WHO_WE_ARE_FOR: Duration = Duration::from_secs(200);
+
+/// A connection that is kept up, and whoever wants to use it.
+pub(super) struct Link {
+    pub(super) settings: Settings,
+    pub(super) scripts: Scripts,
+    state: watch::Sender<State>,
+    suspected: Notify,
+}
+
+#[derive(Clone)]
+enum State {
+    Connecting,
+    Up(MultiplexedConnection),
+    Down(Error),
+}
+
+/// One connection, as it was made.
+struct Live {
+    connection: MultiplexedConnection,
+    wake_ups: mpsc::UnboundedReceiver<PushInfo>,
+    /// Where the server speaks RESP2 only, wake-ups come over a second connection, read by this task.
+    second: Option<AbortOnDrop>,
+    id_on_server: i64,
+}
+
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Link {
+    pub(super) fn new(settings: Settings, scripts: Scripts) -> Arc<Self> {
+        let state = watch::Sender::new(State::Connecting);
+        Arc::new(Self { settings, scripts, state, suspected: Notify::new() })
+    }
+
+    /// The connection as soon as there is one, or why there is none.
+    pub(super) async fn connection(&self) -> Result<MultiplexedConnection, Error> {
+        let mut state = self.state.subscribe();
+        loop {
+            match &*state.borrow_and_update() {
+                State::Up(connection) => return Ok(connection.clone()),
+                State::Down(error) => return Err(error.clone()),
+                State::Connecting => {}
+            }
+            if state.changed().await.is_err() {
+                return Err(Error::Closed);
+            }
+        }
+    }
+
+    /// Somebody was not answered in time: the connection may be half open.
+    pub(super) fn suspect(&self) {
+        self.suspected.notify_one();
+    }
+
+    /// Sends commands in one go, and answers with what each of them answered. Scripts that the server has
+    /// forgotten are loaded, and sent again.
+    pub(super) async fn send(&self, commands: Vec<Cmd>) -> Result<Vec<Value>, Error> {
+        let mut connection = self.connection().await?;
+        let mut pipeline = Pipeline::with_capacity(commands.len());
+        for command in commands {
+            pipeline.add_command(command);
+        }
+        let mut answers = self.answers(&mut connection, &pipeline).await?;
+        let forgotten = |value: &Value| matches!(value, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript));
+        if answers.iter().any(forgotten) {
+            let mut again = Pipeline::new();
+            for load in self.scripts.load() {
+                again.add_command(load);
+            }
+            let loaded = again.len();
+            for (command, answer) in pipeline.cmd_iter().zip(&answers) {
+                if forgotten(answer) {
+                    again.add_command(command.clone());
+                }
+            }
+            let mut anew = self.answers(&mut connection, &again).await?.into_iter().skip(loaded);
+            for answer in answers.iter_mut().filter(|answer| forgotten(answer)) {
+                *answer = anew.next().unwrap_or(Value::Nil);
+            }
+        }
+        let what = format!("asking {}", self.settings.address);
+        answers
+            .into_iter()
+            .map(|answer| answer.extract_error().map_err(|error| translate(&what, &error)))
+            .collect()
+    }
+
+    async fn answers(
+        &self,
+        connection: &mut MultiplexedConnection,
+        pipeline: &Pipeline,
+    ) -> Result<Vec<Value>, Error> {
+        let answers = connection.send_packed_commands(pipeline, 0, pipeline.len()).await;
+        answers.map_err(|error| {
+            if error.is_timeout() {
+                self.suspect();
+            }
+            translate(&format!("asking {}", self.settings.address), &error)
+        })
+    }
+
+    /// Keeps the connection up, for as long as the engine's thread runs.
+    pub(super) async fn keep_up(self: Arc<Self>, client: ClientId, wake: WakeUps) {
+        let mut before = None;
+        let mut delay = Duration::from_millis(10);
+        loop {
+            let made =
+                tokio::time::timeout(self.settings.connect_timeout, self.connect(client, before));
+            let live = made.await.unwrap_or_else(|_| {
+                let what = format!("connecting to {}", self.settings.address);
+                Err(Error::Unavailable { what, timed_out: true, source: None })
+            });
+            match live {
+                Ok(live) => {
+                    delay = Duration::from_millis(10);
+                    self.state.send_replace(State::Up(live.connection.clone()));
+                    if before.replace(live.id_on_server).is_some() {
+                        wake(WakeUp::Reconnected);
+                    }
+                    self.serve(client, live, &wake).await;
+                    tracing::warn!(address = self.settings.address, "connection lost");
+                    self.state.send_replace(State::Connecting);
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "no connection");
+                    self.state.send_replace(State::Down(error));
+                    tokio::time::sleep(delay).await;
+                    delay = (delay * 2).min(Duration::from_secs(1));
+                }
+            }
+        }
+    }
+
+    /// Until the connection is gone, or no longer to be trusted.
+    async fn serve(&self, client: ClientId, mut live: Live, wake: &WakeUps) {
+        let mut who_we_are = tokio::time::interval(WHO_WE_ARE_EVERY);
+        loop {
+            tokio::select! {
+                push = live.wake_ups.recv() => match push {
+                    Some(PushInfo { kind: PushKind::Message, data }) => {
+                        if let Some(granted) = read_wake_up(&data) {
+                            wake(granted);
+                        }
+                    }
+                    // Not always announced: the channel may just end.
+                    None | Some(PushInfo { kind: PushKind::Disconnection, .. }) => return,
+                    Some(_) => {}
+                },
+                () = self.suspected.notified() => return,
+                _ = who_we_are.tick() => {
+                    // Only statistics need it: whether it got through does not matter.
+                    let mut connection = live.connection.clone();
+                    let who = self.who_we_are(client);
+                    tokio::spawn(async move {
+                        let _ = connection.send_packed_commands(&who, 0, who.len()).await;
+                    });
+                }
+            }
+        }
+    }
+
+    async fn connect(&self, client: ClientId, before: Option<i64>) -> Result<Live, Error> {
+        let what = format!("connecting to {}", self.settings.address);
+        let failed = |error: RedisError| translate(&what, &error);
+        let mut live = match self.connect_resp3().await {
+            Err(error) if refuses_resp3(&error) => self.connect_resp2(client).await,
+            made => made,
+        }
+        .map_err(failed)?;
+        let connection = &mut live.connection;
+
+        let mut hello = Pipeline::new();
+        hello.cmd("INFO").arg("server").cmd("CLIENT").arg("ID");
+        let loaded = hello.len();
+        for load in self.scripts.load() {
+            hello.add_command(load);
+        }
+        let answers = connection.send_packed_commands(&hello, 0, hello.len()).await;
+        let mut answers = answers.map_err(failed)?;
+        let scripts = answers.split_off(loaded);
+        for answer in scripts {
+            answer.extract_error().map_err(failed)?;
+        }
+        // A user who may not ask for either is let in; then nobody can tell him that the server is too old.
+        if let Ok(info) = redis::from_redis_value::<String>(answers.remove(0)) {
+            check_version(&info)?;
+        }
+        live.id_on_server = redis::from_redis_value(answers.remove(0)).unwrap_or_default();
+        if live.second.is_none() {
+            let channel = self.channel(client);
+            live.connection.subscribe(&channel).await.map_err(|error| {
+                translate(&format!("subscribing to our wake-ups, {channel:?}"), &error)
+            })?;
+        }
+        if let Some(before) = before {
+            let mut kill = redis::cmd("CLIENT");
+            kill.arg("KILL").arg("ID").arg(before);
+            // Most often it is gone already.
+            let _ = live.connection.send_packed_command(&kill).await;
+        }
+        Ok(live)
+    }
+
+    async fn connect_resp3(&self) -> Result<Live, RedisError> {
+        let (push, wake_ups) = mpsc::unbounded_channel();
+        let info = self.info(ProtocolVersion::RESP3);
+        let config = self.config().set_push_sender(push);
+        let redis = Client::open(info)?;
+        let connection = redis.get_multiplexed_async_connection_with_config(&config).await?;
+        Ok(Live { connection, wake_ups, second: None, id_on_server: 0 })
+    }
+
+    async fn connect_resp2(&self, client: ClientId) -> Result<Live, RedisError> {
+        let (push, wake_ups) = mpsc::unbounded_channel();
+        let redis = Client::open(self.info(ProtocolVersion::RESP2))?;
+        let connection = redis.get_multiplexed_async_connection_with_config(&self.config()).await?;
+        let (mut sink, mut stream) = redis.get_async_pubsub().await?.split();
+        sink.subscribe(self.channel(client)).await?;
+        let second = tokio::spawn(async move {
+            // The sink is kept for as long as messages are read.
+            let _sink = sink;
+            while let Some(message) = std::future::poll_fn(|cx| {
+                futures_core::Stream::poll_next(std::pin::Pin::new(&mut stream), cx)
+            })
+            .await
+            {
+                let payload = Value::BulkString(message.get_payload_bytes().to_vec());
+                let channel = Value::BulkString(message.get_channel_name().into());
+                let data = vec![channel, payload];
+                if push.send(PushInfo { kind: PushKind::Message, data }).is_err() {
+                    return;
+                }
+            }
+        });
+        let second = Some(AbortOnDrop(second));
+        Ok(Live { connection, wake_ups, second: second, id_on_server: 0 })
+    }
+
+    fn info(&self, protocol: ProtocolVersion) -> ConnectionInfo {
+        let keepalive = TcpKeepalive::new()
+            .with_time(Duration::from_secs(10))
+            .with_interval(Duration::from_secs(5))
+            .with_retries(3);
+        let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        let tcp = tcp.set_user_timeout(self.settings.socket_timeout);
+        let info = self.settings.info.clone();
+        let redis = info.redis_settings().clone().set_protocol(protocol);
+        info.set_redis_settings(redis).set_tcp_settings(tcp)
+    }
+
+    fn config(&self) -> AsyncConnectionConfig {
+        AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(self.settings.connect_timeout))
+            .set_response_timeout(Some(self.settings.socket_timeout))
+            .set_pipeline_buffer_size(1024)
+    }
+
+    fn channel(&self, client: ClientId) -> String {
+        format!("{}:wake:{client}", self.settings.namespace)
+    }
+
+    fn who_we_are(&self, client: ClientId) -> Pipeline {
+        let key = format!("{}:client:{client}", self.settings.namespace);
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let program = std::env::args().next().unwrap_or_default();
+        let program = program.rsplit('/').next().unwrap_or_default().to_owned();
+        let mut pipeline = Pipeline::new();
+        pipeline.cmd("HSET").arg(&key).arg("host").arg(host).arg("pid").arg(std::process::id());
+        pipeline.arg("program").arg(program);
+        pipeline.cmd("HSETNX").arg(&key).arg("since").arg(crate::clock::wall_micros() / 1_000_000);
+        pipeline.cmd("EXPIRE").arg(&key).arg(WHO_WE_ARE_FOR.as_secs());
+        pipeline
+    }
+}
+
+fn read_wake_up(data: &[Value]) -> Option<WakeUp> {
+    let [_, Value::BulkString(payload)] = data else { return None };
+    let (id, name) = std::str::from_utf8(payload).ok()?.split_once(' ')?;
+    Some(WakeUp::Granted(Name::new("name", name).ok()?, id.parse().ok()?))
+}
+
+fn check_version(info: &str) -> Result<(), Error> {
+    let version = info.lines().find_map(|line| line.strip_prefix("redis_version:"));
+    let Some(version) = version.map(str::trim) else { return Ok(()) };
+    let mut numbers = version.split('.').map(|number| number.parse::<u32>().unwrap_or_default());
+    let found = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
+    if found < OLDEST {
+        let (major, minor) = OLDEST;
+        let what =
+            format!("it is Redis {version}, and too old: at least {major}.{minor} is needed");
+        return Err(Error::Refused { what });
+    }
+    Ok(())
+}
+
+/// The words differ from server to server and from proxy to proxy.
+fn refuses_resp3(error: &RedisError) -> bool {
+    let detail = error.detail().unwrap_or_default().to_ascii_lowercase();
+    match error.kind() {
+        ErrorKind::RESP3NotSupported => true,
+        ErrorKind::Server(ServerErrorKind::ResponseError) | ErrorKind::Extension => {
+            let unknown = detail.contains("unknown") || detail.contains("unsupported");
+            error.code() == Some("NOPROTO") || detail.contains("hello") && unknown
+        }
+        _ => false,
+    }
+}

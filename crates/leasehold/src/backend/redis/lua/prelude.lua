@@ -1,0 +1,266 @@
+-- The fair semaphore, spelled in Lua: the part that every transition shares. `machine.rs` has the argument.
+--
+-- KEYS  1 main     ZSET    holder -> renew_by
+--       2 ttl      ZSET    holder -> hold_until
+--       3 max      STRING  the capacity
+--       4 waiting  ZSET    waiter -> when it was enqueued
+--       5 alive    ZSET    waiter -> alive_by
+--       6 fence    STRING  the last fence; never expires
+--       7 info     HASH    id -> "fence since heartbeat ttl label" (microseconds; "-" is none)
+-- ARGV  1 namespace, 2 name, 3 the sender's client id, 4 confirm_within and 5 the heartbeat for members of
+--       other programs, in microseconds; from 6 on what the transition says
+-- Also, by their names alone: {ns}:wake:{client} (PUBLISH), and {ns}:acquisition_notification:{id} of members of
+-- other programs, or of ours that such a program has granted.
+-- Result  flat: delay until the next expiry (-1: none), the number of own waiters granted, for each of them
+--       id, slot number, fence, valid_for; then for each id asked about its outcome, as the transition says
+--
+-- Lua does not roll back, so everything is read before anything is written: a key of the wrong type ends the
+-- script while nothing has happened.
+local MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO = unpack(KEYS)
+local NS, NAME, CLIENT = ARGV[1], ARGV[2], ARGV[3]
+local CONFIRM_WITHIN, FOREIGN_HEARTBEAT = tonumber(ARGV[4]), tonumber(ARGV[5])
+local OWN = CLIENT .. '-'
+
+local function now()
+  local time = redis.call('TIME')
+  return time[1] * 1000000 + time[2]
+end
+
+local NOW = now()
+
+-- Scores are seconds with microseconds; `tostring` and `..` would keep too few digits.
+local function stamp(micros)
+  return string.format('%d.%06d', math.floor(micros / 1000000), micros % 1000000)
+end
+
+local function micros(score)
+  return math.floor(tonumber(score) * 1000000 + 0.5)
+end
+
+local NOW_STAMP = stamp(NOW)
+
+local function later(span)
+  return NOW + span
+end
+
+-- At most this many ids in one call: `unpack` ends at 8000.
+local PAGE = 1000
+
+local function span(text)
+  if text ~= '-' then return tonumber(text) end
+end
+
+-- What is known of an id: its fence if it was confirmed, and what it asked for.
+local function parse(info)
+  if not info then return {} end
+  local fence, since, heartbeat, ttl, label = string.match(info, '^(%S+) (%S+) (%S+) (%S+) ?(.*)$')
+  return { fence = span(fence or '-'), since = since, heartbeat = span(heartbeat or '-'),
+    ttl = span(ttl or '-'), label = label or '' }
+end
+
+local function describe(fence, since, heartbeat, ttl, label)
+  local text = fence and string.format('%d', fence) or '-'
+  return table.concat({ text, string.format('%d', since), heartbeat and string.format('%d', heartbeat) or '-',
+    ttl and string.format('%d', ttl) or '-', label }, ' ')
+end
+
+-- Read first, so that a key of the wrong type is found out.
+local held = redis.call('ZCARD', MAIN)
+local over = redis.call('ZRANGEBYSCORE', TTL, '-inf', NOW_STAMP, 'LIMIT', 0, PAGE)
+local queued = redis.call('ZCARD', WAITING)
+local silent = redis.call('ZRANGEBYSCORE', ALIVE, '-inf', NOW_STAMP, 'LIMIT', 0, PAGE)
+local capacity = tonumber(redis.call('GET', MAX) or 0)
+local last_fence = tonumber(redis.call('GET', FENCE) or 0)
+redis.call('HLEN', INFO)
+
+-- What is to be written, gathered so that each key is written once a script.
+local writes = { main = {}, ttl = {}, waiting = {}, alive = {}, info = {} }
+local granted = {}
+local holding = {}
+local minted = false
+
+local function mint()
+  last_fence = math.max(last_fence + 1, NOW)
+  minted = true
+  return last_fence
+end
+
+local function add(list, a, b)
+  list[#list + 1] = a
+  list[#list + 1] = b
+end
+
+local function forget(ids)
+  redis.call('ZREM', MAIN, unpack(ids))
+  redis.call('ZREM', TTL, unpack(ids))
+  redis.call('HDEL', INFO, unpack(ids))
+end
+
+local function expire()
+  while #over > 0 do
+    held = held - redis.call('ZREM', MAIN, unpack(over))
+    redis.call('ZREM', TTL, unpack(over))
+    redis.call('HDEL', INFO, unpack(over))
+    over = redis.call('ZRANGEBYSCORE', TTL, '-inf', NOW_STAMP, 'LIMIT', 0, PAGE)
+  end
+  while held > 0 do
+    local dead = redis.call('ZRANGEBYSCORE', MAIN, '-inf', NOW_STAMP, 'LIMIT', 0, PAGE)
+    if #dead == 0 then break end
+    held = held - #dead
+    forget(dead)
+  end
+  if #silent > 0 then
+    queued = queued - redis.call('ZREM', WAITING, unpack(silent))
+    redis.call('ZREM', ALIVE, unpack(silent))
+    redis.call('HDEL', INFO, unpack(silent))
+  end
+end
+
+-- Makes `id` a holder who is told so in the reply, and confirmed by that.
+local function hold(id, heartbeat, ttl, label)
+  held = held + 1
+  local fence = mint()
+  local ends = later(heartbeat)
+  add(writes.main, stamp(ends), id)
+  if ttl then
+    add(writes.ttl, stamp(later(ttl)), id)
+    ends = math.min(ends, later(ttl))
+  end
+  add(writes.info, id, describe(fence, NOW, heartbeat, ttl, label))
+  holding[id] = { held, fence, ends - NOW }
+  return holding[id]
+end
+
+-- Tells a waiter of another client that it was granted a permit; false if nobody heard it.
+local function wake(id)
+  local client = string.match(id, '^(%w+)%-%d+$')
+  if client and #client == 11 then
+    local heard = redis.pcall('PUBLISH', NS .. ':wake:' .. client, id .. ' ' .. NAME)
+    return type(heard) == 'number' and heard > 0, CONFIRM_WITHIN
+  end
+  -- A member of another program waits on a list of its own, and needs no confirming by our rules.
+  local list = NS .. ':acquisition_notification:' .. id
+  local heard = redis.pcall('RPUSH', list, '1')
+  if type(heard) ~= 'number' then return false end
+  redis.pcall('PEXPIRE', list, math.ceil(FOREIGN_HEARTBEAT / 1000) + 10000)
+  return true, FOREIGN_HEARTBEAT
+end
+
+local function grant()
+  local passed_over, out_of_reach = 0, {}
+  while held < capacity and passed_over < PAGE and queued > passed_over do
+    local last = passed_over + math.min(capacity - held, 100) - 1
+    local heads = redis.call('ZRANGE', WAITING, passed_over, last)
+    if #heads == 0 then break end
+    local infos = redis.call('HMGET', INFO, unpack(heads))
+    local leaving = {}
+    for i, id in ipairs(heads) do
+      local info = parse(infos[i])
+      if string.sub(id, 1, #OWN) == OWN then
+        local told = hold(id, info.heartbeat or FOREIGN_HEARTBEAT, info.ttl, info.label or '')
+        granted[#granted + 1] = { id, told[1], told[2], told[3] }
+        leaving[#leaving + 1] = id
+      else
+        local client = string.match(id, '^(%w+)%-') or id
+        local heard, claim = false, nil
+        if not out_of_reach[client] then heard, claim = wake(id) end
+        if heard then
+          held = held + 1
+          claim = math.min(claim, info.heartbeat or claim)
+          add(writes.main, stamp(later(claim)), id)
+          if infos[i] then
+            add(writes.info, id, describe(nil, NOW, info.heartbeat, info.ttl, info.label))
+          end
+          leaving[#leaving + 1] = id
+        else
+          out_of_reach[client] = true
+          passed_over = passed_over + 1
+        end
+      end
+    end
+    if #leaving > 0 then
+      queued = queued - redis.call('ZREM', WAITING, unpack(leaving))
+      redis.call('ZREM', ALIVE, unpack(leaving))
+    end
+  end
+end
+
+-- Claims a permit, or renews the claim. `info` is what is known of it, `hold_until` its score in TTL.
+local function confirm(id, info, hold_until, heartbeat, ttl, label)
+  local ends = later(heartbeat)
+  local fence = info.fence
+  if not fence then
+    fence = mint()
+    hold_until = ttl and later(ttl)
+    if hold_until then add(writes.ttl, stamp(hold_until), id) end
+    add(writes.info, id, describe(fence, NOW, heartbeat, ttl, label))
+    redis.pcall('DEL', NS .. ':acquisition_notification:' .. id)
+  end
+  add(writes.main, stamp(ends), id)
+  if hold_until then ends = math.min(ends, hold_until) end
+  return { held, fence, ends - NOW }
+end
+
+-- An expiry only ever grows, and lies ten seconds behind the last score. Setting it is saved while it is
+-- still five seconds behind.
+local function outlive(key, last)
+  local wanted = math.ceil((last - NOW) / 1000) + 10000
+  if redis.call('PTTL', key) < wanted - 5000 then redis.call('PEXPIRE', key, wanted) end
+end
+
+local function write_scores(key, list, until_at)
+  if #list == 0 then return end
+  local last = until_at or 0
+  for from = 1, #list, PAGE do
+    redis.call('ZADD', key, unpack(list, from, math.min(from + PAGE - 1, #list)))
+  end
+  if not until_at then
+    for i = 1, #list, 2 do last = math.max(last, micros(list[i])) end
+  end
+  outlive(key, last)
+  return last
+end
+
+-- Writes what was gathered.
+local function flush()
+  local last = 0
+  if #writes.info > 0 then
+    for from = 1, #writes.info, PAGE do
+      redis.call('HSET', INFO, unpack(writes.info, from, math.min(from + PAGE - 1, #writes.info)))
+    end
+  end
+  if minted then redis.call('SET', FENCE, string.format('%d', last_fence)) end
+  last = math.max(last, write_scores(MAIN, writes.main) or 0)
+  last = math.max(last, write_scores(ALIVE, writes.alive) or 0)
+  write_scores(TTL, writes.ttl)
+  -- A place in the queue is good for as long as its waiter is.
+  write_scores(WAITING, writes.waiting, last)
+  if #writes.info > 0 and last > 0 then outlive(INFO, last) end
+  writes = { main = {}, ttl = {}, waiting = {}, alive = {}, info = {} }
+  minted = false
+end
+
+-- Writes, and answers in the form that every transition has.
+local function finish(outcomes)
+  flush()
+  local delay = -1
+  if queued > 0 then
+    local first = math.huge
+    for _, key in ipairs({ MAIN, TTL }) do
+      local lowest = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')
+      if lowest[2] then first = math.min(first, micros(lowest[2])) end
+    end
+    local head = redis.call('ZRANGE', WAITING, 0, 0)[1]
+    local alive_by = head and redis.call('ZSCORE', ALIVE, head)
+    if alive_by then first = math.min(first, micros(alive_by)) end
+    if first < math.huge then delay = math.max(first - NOW, 1) end
+  end
+  local result = { delay, #granted }
+  for _, one in ipairs(granted) do
+    for field = 1, 4 do result[#result + 1] = one[field] end
+  end
+  for _, outcome in ipairs(outcomes) do
+    for _, field in ipairs(outcome) do result[#result + 1] = field end
+  end
+  return result
+end

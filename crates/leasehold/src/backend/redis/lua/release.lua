@@ -1,0 +1,38 @@
+-- Removes ids wherever they are. Twice is harmless.
+--
+-- ARGV    from 6 on the ids
+-- Result  one for each id: "holder" | "waiter" | "nobody"
+expire()
+grant()
+-- One of these may have been granted a permit just now.
+flush()
+local ids = {}
+for at = 6, #ARGV do ids[#ids + 1] = ARGV[at] end
+local renew_by = redis.call('ZMSCORE', MAIN, unpack(ids))
+local places = redis.call('ZMSCORE', WAITING, unpack(ids))
+local infos = redis.call('HMGET', INFO, unpack(ids))
+local outcomes, holders, waiters, lists = {}, {}, {}, {}
+for i, id in ipairs(ids) do
+  if renew_by[i] then
+    outcomes[i] = { 'holder' }
+    holders[#holders + 1] = id
+    if not parse(infos[i]).fence then lists[#lists + 1] = NS .. ':acquisition_notification:' .. id end
+  elseif places[i] then
+    outcomes[i] = { 'waiter' }
+    waiters[#waiters + 1] = id
+  else
+    outcomes[i] = { 'nobody' }
+  end
+end
+if #holders > 0 then
+  held = held - #holders
+  forget(holders)
+end
+if #waiters > 0 then
+  queued = queued - redis.call('ZREM', WAITING, unpack(waiters))
+  redis.call('ZREM', ALIVE, unpack(waiters))
+  redis.call('HDEL', INFO, unpack(waiters))
+end
+if #lists > 0 then redis.pcall('DEL', unpack(lists)) end
+grant()
+return finish(outcomes)

@@ -1,0 +1,37 @@
+-- Signs of life. Never moves a waiter, and confirms nobody.
+--
+-- ARGV    from 6 on two for each id: id, heartbeat
+-- Result  four for each id: "held", slot number, fence, valid_for | "claim", slot number, 0, valid_for (granted, and
+--         not yet claimed) | "waiting", 0, 0, 0 | "gone", 0, 0, 0
+expire()
+grant()
+local ids = {}
+for at = 6, #ARGV, 2 do ids[#ids + 1] = ARGV[at] end
+-- `ZADD XX CH` answers 0 for a member that keeps its score, so who is there is asked for.
+local renew_by = redis.call('ZMSCORE', MAIN, unpack(ids))
+local alive_by = redis.call('ZMSCORE', ALIVE, unpack(ids))
+local hold_until = redis.call('ZMSCORE', TTL, unpack(ids))
+local infos = redis.call('HMGET', INFO, unpack(ids))
+local outcomes = {}
+for i, id in ipairs(ids) do
+  local ends = later(tonumber(ARGV[6 + (i - 1) * 2 + 1]))
+  local told = holding[id]
+  if told then
+    outcomes[i] = { 'held', told[1], told[2], told[3] }
+  elseif renew_by[i] then
+    local fence = parse(infos[i]).fence
+    if fence then
+      add(writes.main, stamp(ends), id)
+      if hold_until[i] then ends = math.min(ends, micros(hold_until[i])) end
+      outcomes[i] = { 'held', held, fence, ends - NOW }
+    else
+      outcomes[i] = { 'claim', held, 0, micros(renew_by[i]) - NOW }
+    end
+  elseif alive_by[i] then
+    add(writes.alive, stamp(ends), id)
+    outcomes[i] = { 'waiting', 0, 0, 0 }
+  else
+    outcomes[i] = { 'gone', 0, 0, 0 }
+  end
+end
+return finish(outcomes)

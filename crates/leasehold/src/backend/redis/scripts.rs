@@ -1,0 +1,248 @@
+//! The Lua scripts, each with the one function that knows the order of its KEYS and ARGV.
+
+use redis::Cmd;
+
+use crate::clock::Span;
+use crate::machine::{Command, Held, Outcome, Role, Terms};
+use crate::name::Name;
+use crate::{AcquisitionId, ClientId, Fence};
+
+const PRELUDE: &str = include_str!("lua/prelude.lua");
+
+/// One transition.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Transition {
+    Release,
+    Confirm,
+    Renew,
+    Sweep,
+    Enqueue,
+}
+
+impl Transition {
+    pub(super) const ALL: [Self; 5] =
+        [Self::Release, Self::Confirm, Self::Renew, Self::Sweep, Self::Enqueue];
+
+    pub(super) fn of(command: &Command) -> Self {
+        match command {
+            Command::Release { .. } => Self::Release,
+            Command::Confirm { .. } => Self::Confirm,
+            Command::Renew { .. } => Self::Renew,
+            Command::Sweep => Self::Sweep,
+            Command::Enqueue { .. } => Self::Enqueue,
+        }
+    }
+
+    fn body(self) -> &'static str {
+        match self {
+            Self::Release => include_str!("lua/release.lua"),
+            Self::Confirm => include_str!("lua/confirm.lua"),
+            Self::Renew => include_str!("lua/renew.lua"),
+            Self::Sweep => include_str!("lua/sweep.lua"),
+            Self::Enqueue => include_str!("lua/enqueue.lua"),
+        }
+    }
+
+    /// How many fields the outcome of one id has.
+    fn fields(self) -> usize {
+        match self {
+            Self::Release => 1,
+            Self::Confirm | Self::Renew | Self::Enqueue => 4,
+            Self::Sweep => 0,
+        }
+    }
+}
+
+/// All scripts, with their hashes.
+#[derive(Debug)]
+pub(super) struct Scripts {
+    sources: [(String, String); 5],
+}
+
+impl Scripts {
+    pub(super) fn new() -> Self {
+        Self::with_prelude(PRELUDE)
+    }
+
+    /// With time taken from a key instead of the server's clock.
+    #[cfg(test)]
+    pub(super) fn with_injected_time(key: &str) -> Self {
+        let read = "local time = redis.call('TIME')\n  return time[1] * 1000000 + time[2]";
+        assert!(PRELUDE.contains(read), "now() has changed");
+        Self::with_prelude(
+            &PRELUDE.replace(read, &format!("return tonumber(redis.call('GET', '{key}'))")),
+        )
+    }
+
+    fn with_prelude(prelude: &str) -> Self {
+        let sources = Transition::ALL.map(|transition| {
+            let source = format!("{prelude}\n{}", transition.body());
+            let hash = redis::Script::new(&source).get_hash().to_owned();
+            (source, hash)
+        });
+        Self { sources }
+    }
+
+    /// What loads all of them.
+    pub(super) fn load(&self) -> impl Iterator<Item = Cmd> {
+        self.sources.iter().map(|(source, _)| {
+            let mut load = redis::cmd("SCRIPT");
+            load.arg("LOAD").arg(source);
+            load
+        })
+    }
+
+    fn hash(&self, transition: Transition) -> &str {
+        &self.sources[transition as usize].1
+    }
+}
+
+/// The keys of one name, and what every script is told.
+#[derive(Debug)]
+pub(super) struct Keys {
+    keys: [String; 7],
+    namespace: String,
+    name: Name,
+    client: String,
+    confirm_within: Span,
+    foreign_heartbeat: Span,
+}
+
+impl Keys {
+    pub(super) fn new(
+        namespace: &str,
+        name: &Name,
+        client: ClientId,
+        confirm_within: Span,
+        foreign_heartbeat: Span,
+    ) -> Self {
+        let kinds = ["main", "ttl", "max", "waiting", "waiting_heartbeat", "fence", "info"];
+        Self {
+            keys: kinds.map(|kind| format!("{namespace}:semaphore_{kind}:{name}")),
+            namespace: namespace.to_owned(),
+            name: name.clone(),
+            client: client.to_string(),
+            confirm_within,
+            foreign_heartbeat,
+        }
+    }
+
+    pub(super) fn waiting(&self) -> &str {
+        &self.keys[3]
+    }
+
+    /// One script for commands of one kind, at most 256 of them.
+    pub(super) fn command(
+        &self,
+        scripts: &Scripts,
+        transition: Transition,
+        commands: &[&Command],
+    ) -> Cmd {
+        let mut cmd = redis::cmd("EVALSHA");
+        cmd.arg(scripts.hash(transition)).arg(self.keys.len()).arg(&self.keys);
+        cmd.arg(&self.namespace).arg(self.name.as_str()).arg(&self.client);
+        cmd.arg(self.confirm_within.micros()).arg(self.foreign_heartbeat.micros());
+        for (index, command) in commands.iter().enumerate() {
+            match command {
+                Command::Enqueue { id, capacity, wait, terms, label } => {
+                    if index == 0 {
+                        // The newest declaration of this client: all of a batch say the same.
+                        cmd.arg(*capacity);
+                    }
+                    cmd.arg(id.to_string()).arg(u8::from(*wait));
+                    add_terms(&mut cmd, *terms);
+                    cmd.arg(label.as_deref().unwrap_or_default());
+                }
+                Command::Confirm { id, terms } => {
+                    cmd.arg(id.to_string());
+                    add_terms(&mut cmd, *terms);
+                }
+                Command::Renew { id, heartbeat } => {
+                    cmd.arg(id.to_string()).arg(heartbeat.map_or(0, Span::micros));
+                }
+                Command::Release { id } => {
+                    cmd.arg(id.to_string());
+                }
+                Command::Sweep => {}
+            }
+        }
+        cmd
+    }
+}
+
+fn add_terms(cmd: &mut Cmd, terms: Terms) {
+    cmd.arg(terms.heartbeat.map_or(0, Span::micros));
+    match terms.ttl {
+        Some(ttl) => cmd.arg(ttl.micros()),
+        None => cmd.arg("-"),
+    };
+}
+
+/// What one script answered.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Answer {
+    pub(super) next_expiry: Option<Span>,
+    pub(super) granted: Vec<(AcquisitionId, Held)>,
+    pub(super) outcomes: Vec<Outcome>,
+}
+
+/// Reads an answer, once and for all: no tag and no sentinel travels further in.
+pub(super) fn decode(transition: Transition, value: redis::Value) -> Result<Answer, String> {
+    let redis::Value::Array(fields) = value else {
+        return Err(format!("{transition:?} answered {value:?}"));
+    };
+    let mut fields = fields.into_iter();
+    let mut next = || fields.next().ok_or_else(|| format!("{transition:?} answered too little"));
+    let delay = int(next()?)?;
+    let mut answer = Answer {
+        next_expiry: u64::try_from(delay).ok().map(Span::from_micros),
+        ..Answer::default()
+    };
+    for _ in 0..int(next()?)? {
+        let id = text(next()?)?;
+        let id = id.parse().map_err(|_| format!("granted to {id:?}"))?;
+        answer.granted.push((id, held(next()?, next()?, next()?)?));
+    }
+    let rest: Vec<_> = fields.collect();
+    let fields = transition.fields();
+    if fields == 0 {
+        answer.outcomes.push(Outcome::Swept);
+        return Ok(answer);
+    }
+    for outcome in rest.chunks(fields) {
+        let tag = text(outcome[0].clone())?;
+        let field = |index: usize| outcome.get(index).cloned().unwrap_or(redis::Value::Nil);
+        answer.outcomes.push(match tag.as_str() {
+            "held" => Outcome::Held(held(field(1), field(2), field(3))?),
+            "claim" => Outcome::Held(Held { fence: None, ..held(field(1), field(2), field(3))? }),
+            "queued" => {
+                Outcome::Queued { length: usize::try_from(int(field(1))?).unwrap_or_default() }
+            }
+            "full" => Outcome::Full,
+            "waiting" => Outcome::Waiting,
+            "gone" => Outcome::Gone,
+            "holder" => Outcome::Removed(Role::Holder),
+            "waiter" => Outcome::Removed(Role::Waiter),
+            "nobody" => Outcome::Removed(Role::Nobody),
+            other => return Err(format!("{transition:?} answered {other:?}")),
+        });
+    }
+    Ok(answer)
+}
+
+fn held(slot: redis::Value, fence: redis::Value, valid_for: redis::Value) -> Result<Held, String> {
+    let number = |value| u64::try_from(int(value)?).map_err(|error| error.to_string());
+    Ok(Held {
+        slot_number: u32::try_from(number(slot)?).unwrap_or(u32::MAX),
+        fence: Some(Fence::new(number(fence)?)),
+        valid_for: Some(Span::from_micros(number(valid_for)?)),
+    })
+}
+
+fn int(value: redis::Value) -> Result<i64, String> {
+    redis::from_redis_value(value).map_err(|error| error.to_string())
+}
+
+fn text(value: redis::Value) -> Result<String, String> {
+    redis::from_redis_value(value).map_err(|error| error.to_string())
+}

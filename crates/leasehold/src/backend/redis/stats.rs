@@ -1,0 +1,174 @@
+//! What is held and queued on Redis, read in pipelines: exact for each name, not across names.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use redis::{Cmd, FromRedisValue, Value, cmd};
+
+use super::link::Link;
+use crate::Error;
+use crate::stats::{Member, Query, SemaphoreStats};
+
+/// How many names are asked about at once.
+const AT_ONCE: usize = 100;
+
+pub(super) async fn fetch(link: &Link, query: Query) -> Result<Vec<SemaphoreStats>, Error> {
+    let names = match query.names {
+        Some(names) => names,
+        None => all_names(link).await?.into_iter().collect(),
+    };
+    let mut stats = Vec::with_capacity(names.len());
+    for names in names.chunks(AT_ONCE) {
+        stats.extend(of(link, names).await?);
+    }
+    Ok(stats)
+}
+
+/// Every name that is held, queued for, or has a capacity. `SCAN`, so that the server goes on serving.
+async fn all_names(link: &Link) -> Result<BTreeSet<String>, Error> {
+    let prefix = format!("{}:semaphore_max:", link.settings.namespace);
+    let pattern: String = prefix
+        .chars()
+        .flat_map(|c| {
+            matches!(c, '*' | '?' | '[' | ']' | '\\').then_some('\\').into_iter().chain([c])
+        })
+        .chain(['*'])
+        .collect();
+    let (mut names, mut cursor) = (BTreeSet::new(), 0_u64);
+    loop {
+        let mut scan = cmd("SCAN");
+        scan.arg(cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000);
+        let (next, keys): (u64, Vec<String>) = one(link, scan).await?;
+        names.extend(keys.iter().filter_map(|key| Some(key.strip_prefix(&prefix)?.to_owned())));
+        if next == 0 {
+            return Ok(names);
+        }
+        cursor = next;
+    }
+}
+
+async fn of(link: &Link, names: &[String]) -> Result<Vec<SemaphoreStats>, Error> {
+    let ns = &link.settings.namespace;
+    let mut calls = vec![cmd("TIME")];
+    for name in names {
+        let key = |kind: &str| format!("{ns}:semaphore_{kind}:{name}");
+        let call = |command: &str, kind: &str, arguments: &[&str]| {
+            let mut call = cmd(command);
+            call.arg(key(kind)).arg(arguments);
+            call
+        };
+        calls.push(call("GET", "max", &[]));
+        calls.push(call("ZRANGE", "main", &["0", "-1", "WITHSCORES"]));
+        calls.push(call("ZRANGE", "ttl", &["0", "-1", "WITHSCORES"]));
+        calls.push(call("ZCARD", "waiting", &[]));
+        calls.push(call("ZRANGE", "waiting", &["0", "0", "WITHSCORES"]));
+    }
+    let mut answers = link.send(calls).await?.into_iter();
+    let mut next = || answers.next().unwrap_or(Value::Nil);
+    let (seconds, micros): (f64, f64) = read(next())?;
+    let now = seconds + micros / 1e6;
+    let mut stats = Vec::new();
+    for name in names {
+        let capacity: Option<u32> = read(next())?;
+        let main: Scores = read(next())?;
+        let ttl: BTreeMap<String, f64> = read::<Scores>(next())?.0.into_iter().collect();
+        let waiting = read(next())?;
+        let head: Scores = read(next())?;
+        let ends = |(id, renew_by): (String, f64)| {
+            let ends = ttl.get(&id).map_or(renew_by, |hold_until| hold_until.min(renew_by));
+            (ends > now).then(|| Member {
+                id,
+                label: None,
+                host: None,
+                pid: None,
+                age: None,
+                ends_in: Some(Duration::from_secs_f64(ends - now)),
+            })
+        };
+        stats.push(SemaphoreStats {
+            name: name.clone(),
+            capacity: capacity.unwrap_or_default(),
+            holders: main.0.into_iter().filter_map(ends).collect(),
+            waiting,
+            oldest_wait: head.0.first().map(|(_, since)| seconds_between(*since, now)),
+        });
+    }
+    describe(link, &mut stats, now).await?;
+    Ok(stats)
+}
+
+/// Adds what is known of each holder: its label and age, and the host and process of its client.
+async fn describe(link: &Link, stats: &mut [SemaphoreStats], now: f64) -> Result<(), Error> {
+    let ns = &link.settings.namespace;
+    let mut calls = Vec::new();
+    for one in stats.iter().filter(|one| !one.holders.is_empty()) {
+        let mut info = cmd("HMGET");
+        info.arg(format!("{ns}:semaphore_info:{}", one.name));
+        info.arg(one.holders.iter().map(|member| member.id.as_str()).collect::<Vec<_>>());
+        calls.push(info);
+    }
+    let clients: BTreeSet<String> = stats
+        .iter()
+        .flat_map(|one| &one.holders)
+        .filter_map(|member| Some(member.id.split_once('-')?.0.to_owned()))
+        .collect();
+    for client in &clients {
+        let mut who = cmd("HMGET");
+        who.arg(format!("{ns}:client:{client}")).arg("host").arg("pid");
+        calls.push(who);
+    }
+    if calls.is_empty() {
+        return Ok(());
+    }
+    let mut answers = link.send(calls).await?.into_iter();
+    let mut next = || answers.next().unwrap_or(Value::Nil);
+    let used = stats.iter_mut().filter(|one| !one.holders.is_empty());
+    let mut holders: Vec<&mut Member> = Vec::new();
+    for one in used {
+        let infos: Vec<Option<String>> = read(next())?;
+        for (member, info) in one.holders.iter_mut().zip(infos) {
+            let info = info.unwrap_or_default();
+            let mut fields = info.splitn(5, ' ');
+            let since = fields.nth(1).and_then(|since| since.parse::<f64>().ok());
+            member.age = since.map(|since| seconds_between(since / 1e6, now));
+            member.label = fields.nth(2).filter(|label| !label.is_empty()).map(str::to_owned);
+            holders.push(member);
+        }
+    }
+    let mut known = BTreeMap::new();
+    for client in clients {
+        known.insert(client, read::<(Option<String>, Option<u32>)>(next())?);
+    }
+    for member in holders {
+        let client = member.id.split_once('-').map(|(client, _)| client.to_owned());
+        if let Some((host, pid)) = client.and_then(|client| known.get(&client)) {
+            member.host.clone_from(host);
+            member.pid = *pid;
+        }
+    }
+    for one in stats {
+        one.holders.sort_by_key(|member| std::cmp::Reverse(member.age));
+    }
+    Ok(())
+}
+
+/// Members with their scores. RESP2 and RESP3 shape them differently.
+struct Scores(Vec<(String, f64)>);
+
+impl FromRedisValue for Scores {
+    fn from_redis_value(value: Value) -> Result<Self, redis::ParsingError> {
+        Vec::<(String, f64)>::from_redis_value(value).map(Self)
+    }
+}
+
+async fn one<T: FromRedisValue>(link: &Link, call: Cmd) -> Result<T, Error> {
+    read(link.send(vec![call]).await?.pop().unwrap_or(Value::Nil))
+}
+
+fn read<T: FromRedisValue>(value: Value) -> Result<T, Error> {
+    redis::from_redis_value(value).map_err(|error| Error::internal(error.to_string()))
+}
+
+fn seconds_between(earlier: f64, now: f64) -> Duration {
+    Duration::from_secs_f64((now - earlier).max(0.0))
+}

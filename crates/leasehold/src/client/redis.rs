@@ -1,0 +1,173 @@
+//! A client on Redis.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Client;
+use crate::Error;
+use crate::backend::Backend;
+use crate::backend::redis::{Redis, Settings as RedisSettings};
+use crate::engine::{Engine, Retries, Settings};
+use crate::name::positive;
+
+/// The store that is meant where Redis is asked for without saying which.
+const DEFAULT_URL: &str = "redis://localhost:6379";
+
+impl Client {
+    /// A client whose permits are shared by everyone who uses the same Redis or Valkey server, version 6.2 or
+    /// later.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the URL does not parse, [`Error::Unavailable`] if the server cannot be
+    /// reached, [`Error::Refused`] if it does not let us in or is too old.
+    ///
+    /// # Cancel safety
+    /// Dropping the future makes no client.
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        Self::redis().url(url).connect().await
+    }
+
+    /// A client on Redis, with other settings than the default ones.
+    pub fn redis() -> RedisBuilder {
+        RedisBuilder::new()
+    }
+}
+
+/// A client on Redis, with other settings: see [`Client::redis`].
+#[must_use = "nothing is connected until it is told to"]
+#[derive(Clone)]
+pub struct RedisBuilder {
+    url: String,
+    namespace: Option<String>,
+    socket_timeout: Duration,
+    connect_timeout: Duration,
+    confirm_within: Duration,
+    attempts: u32,
+    multiplier: f64,
+    min_delay: Duration,
+    max_delay: Duration,
+}
+
+impl RedisBuilder {
+    fn new() -> Self {
+        let Retries { attempts, multiplier, min_delay, max_delay, timeout } = Retries::default();
+        Self {
+            url: DEFAULT_URL.to_owned(),
+            namespace: None,
+            socket_timeout: timeout,
+            connect_timeout: Duration::from_secs(10),
+            confirm_within: Duration::from_secs(5),
+            attempts,
+            multiplier,
+            min_delay,
+            max_delay,
+        }
+    }
+
+    /// Where: `redis://[user[:password]@]host[:port][/database]`, `rediss://…` for TLS, or
+    /// `unix:///path?db=…&user=…&pass=…`. By default `redis://localhost:6379`.
+    pub fn url(mut self, url: &str) -> Self {
+        url.clone_into(&mut self.url);
+        self
+    }
+
+    /// What all our keys begin with: `adv-sem` by default.
+    pub fn namespace(mut self, namespace: &str) -> Self {
+        self.namespace = Some(namespace.to_owned());
+        self
+    }
+
+    /// How long an answer may take: 30 s by default.
+    pub fn socket_timeout(mut self, timeout: Duration) -> Self {
+        self.socket_timeout = timeout;
+        self
+    }
+
+    /// How long connecting may take: 10 s by default.
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// How long a waiter of another client has to claim a permit that we hand to it: 5 s by default, and never
+    /// more than its heartbeat interval.
+    pub fn confirm_within(mut self, limit: Duration) -> Self {
+        self.confirm_within = limit;
+        self
+    }
+
+    /// How often a server that does not answer is asked, in all: 3 by default.
+    pub fn attempts(mut self, attempts: u32) -> Self {
+        self.attempts = attempts;
+        self
+    }
+
+    /// How long to wait between attempts: from `min` (1 s), by `multiplier` (2) more each time, up to `max`
+    /// (60 s).
+    pub fn retry_delays(mut self, min: Duration, multiplier: f64, max: Duration) -> Self {
+        (self.min_delay, self.multiplier, self.max_delay) = (min, multiplier, max);
+        self
+    }
+
+    /// Connects.
+    ///
+    /// # Errors
+    /// As for [`Client::connect`], and [`Error::InvalidArgument`] for settings that make no sense.
+    ///
+    /// # Cancel safety
+    /// Dropping the future makes no client.
+    pub async fn connect(self) -> Result<Client, Error> {
+        let mut redis = RedisSettings::new(&self.url)?;
+        if let Some(namespace) = &self.namespace {
+            redis.namespace = crate::name::Name::new("namespace", namespace)?.to_string();
+        }
+        positive("socket_timeout", self.socket_timeout)?;
+        positive("connect_timeout", self.connect_timeout)?;
+        positive("retry_delays", self.min_delay)?;
+        redis.confirm_within = positive("confirm_within", self.confirm_within)?;
+        if self.attempts == 0 {
+            return Err(Error::invalid("attempts", "0 is not an attempt: at least 1"));
+        }
+        if !(self.multiplier.is_finite() && self.multiplier >= 1.0) {
+            let problem = format!("{} would not lengthen a delay: at least 1", self.multiplier);
+            return Err(Error::invalid("retry_delays", problem));
+        }
+        (redis.socket_timeout, redis.connect_timeout) = (self.socket_timeout, self.connect_timeout);
+        let retries = Retries {
+            attempts: self.attempts,
+            multiplier: self.multiplier,
+            min_delay: self.min_delay,
+            max_delay: self.max_delay.max(self.min_delay),
+            timeout: self.socket_timeout,
+        };
+        let redis = Arc::new(Redis::new(redis));
+        let settings = Settings { retries, ..Settings::default() };
+        let client = Client { engine: Engine::new(Backend::Away(redis.clone()), settings) };
+        let core = client.engine.core();
+        let mut attempt = 1;
+        loop {
+            match core.run(redis.connected()).await {
+                Ok(()) => return Ok(client),
+                Err(error @ Error::Unavailable { .. }) if attempt < self.attempts => {
+                    tracing::debug!(%error, attempt, "connecting again");
+                    core.run(redis.pause(retries.delay(attempt))).await?;
+                    attempt += 1;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+impl fmt::Debug for RedisBuilder {
+    /// Without the URL, which may contain a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisBuilder")
+            .field("namespace", &self.namespace)
+            .field("socket_timeout", &self.socket_timeout)
+            .field("connect_timeout", &self.connect_timeout)
+            .field("attempts", &self.attempts)
+            .finish_non_exhaustive()
+    }
+}

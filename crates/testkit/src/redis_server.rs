@@ -1,0 +1,267 @@
+//! A real Redis server for one test.
+//!
+//! Nothing here sleeps. A server is ready when it says so in its log and then answers `PING`; it
+//! is paused when the kernel reports it stopped; it has ended when its output is closed. All of
+//! these waits have a deadline and panic past it.
+//!
+//! # Ports
+//!
+//! A restarted server must come back on its port while clients hammer it. Ports are therefore taken
+//! from below the kernel's ephemeral range: otherwise a reconnecting client may be given the very
+//! port as its own source port, and TCP then connects that client to itself. Fixtures keep out of
+//! each other's way, also between processes, by holding the UDP port of the same number.
+//!
+//! # Looking without being seen
+//!
+//! The fixture looks through a Unix socket as an ACL user of its own. So it works whatever
+//! passwords, users or TLS the test asked for, and its own traffic is taken out of every count.
+
+mod look;
+mod process;
+#[cfg(test)]
+mod tests;
+mod tls;
+
+use std::fs;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::{Ipv4Addr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use redis::Value;
+use tempfile::TempDir;
+
+use look::Looker;
+use process::{Process, SpawnError};
+
+/// Below 32768, where Linux' ephemeral ports begin, and above the ports of common services.
+const PORTS: std::ops::Range<u16> = 20_000..32_000;
+const ATTEMPTS: usize = 100;
+
+/// The ACL user of the fixture, and its password.
+const FIXTURE: &str = "fixture";
+
+/// A Redis server on loopback with a directory of its own; both are gone when it is dropped.
+#[derive(Debug)]
+pub struct RedisServer {
+    // Before `dir`: the server must not write into a directory that is being removed.
+    process: Mutex<Process>,
+    dir: TempDir,
+    port: u16,
+    args: Vec<String>,
+    ca_certificate: Option<String>,
+    looker: Mutex<Looker>,
+    _claim: UdpSocket,
+}
+
+impl RedisServer {
+    /// Starts a server without persistence and returns when it answers.
+    ///
+    /// # Panics
+    ///
+    /// If `redis-server` is not installed or does not come up.
+    #[must_use]
+    pub fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// Starts a server with more options, one per element and each as in `redis.conf` with two
+    /// dashes: `["--requirepass secret", "--user alice on >pw ~* +@all"]`. An element without
+    /// blanks is passed on as it is; a value cannot have blanks in it.
+    ///
+    /// The fixture adds an ACL user named `fixture`; Redis refuses that together with `--aclfile`.
+    ///
+    /// # Panics
+    ///
+    /// As [`start`](Self::start), and if the server refuses an option.
+    #[must_use]
+    pub fn start_with(args: &[&str]) -> Self {
+        Self::launch(args, false)
+    }
+
+    /// Starts a server that speaks only TLS on its port, with certificates made for it.
+    ///
+    /// # Panics
+    ///
+    /// As [`start_with`](Self::start_with), and if the server was built without TLS.
+    #[must_use]
+    pub fn start_tls(args: &[&str]) -> Self {
+        Self::launch(args, true)
+    }
+
+    fn launch(args: &[&str], tls: bool) -> Self {
+        let dir = tempfile::Builder::new().prefix("leasehold-").tempdir().expect("a directory");
+        let certificate = tls.then(|| tls::make(dir.path()));
+        for _ in 0..ATTEMPTS {
+            let Some((port, claim)) = claim_port() else { continue };
+            let mut line = server_args(args, port, dir.path());
+            line.extend(certificate.iter().flat_map(|made| made.args(port)));
+            match Process::spawn(&line, dir.path()) {
+                Ok(process) => {
+                    let server = Self {
+                        process: Mutex::new(process),
+                        dir,
+                        port,
+                        args: line,
+                        ca_certificate: certificate.map(|made| made.pem),
+                        looker: Mutex::default(),
+                        _claim: claim,
+                    };
+                    server.ping();
+                    return server;
+                }
+                Err(SpawnError::PortTaken) => {}
+                Err(SpawnError::Failed(why)) => panic!("{why}"),
+            }
+        }
+        panic!("no free port in {PORTS:?} after {ATTEMPTS} attempts")
+    }
+
+    /// The TCP port, the same over restarts.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The process id of the server that runs now.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        lock(&self.process).pid()
+    }
+
+    /// The URL without credentials; `rediss:` for a server of [`start_tls`](Self::start_tls).
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("{}://127.0.0.1:{}", self.scheme(), self.port)
+    }
+
+    /// The URL with credentials; an empty user is the default user.
+    #[must_use]
+    pub fn url_with(&self, user: &str, password: &str) -> String {
+        let (user, password) = (escape(user), escape(password));
+        format!("{}://{user}:{password}@127.0.0.1:{}", self.scheme(), self.port)
+    }
+
+    /// The URL of the Unix socket on which the server listens as well.
+    #[must_use]
+    pub fn unix_url(&self) -> String {
+        format!("redis+unix://{}", self.socket().display())
+    }
+
+    /// The certificate, as PEM, that a client of [`start_tls`](Self::start_tls) has to trust.
+    #[must_use]
+    pub fn ca_certificate(&self) -> Option<&str> {
+        self.ca_certificate.as_deref()
+    }
+
+    /// Kills the server with SIGKILL and starts it on its port with no data.
+    ///
+    /// # Panics
+    ///
+    /// If it does not come up again.
+    pub fn restart_empty(&self) {
+        let mut process = lock(&self.process);
+        process.kill();
+        // What is not data stays: the certificates.
+        for data in ["dump.rdb", "appendonly.aof"] {
+            let _ = fs::remove_file(self.dir.path().join(data));
+        }
+        let _ = fs::remove_dir_all(self.dir.path().join("appendonlydir"));
+        self.respawn(process);
+    }
+
+    /// Shuts the server down with its data saved and starts it on its port with them.
+    ///
+    /// # Panics
+    ///
+    /// If it is paused, does not end, or does not come up again.
+    pub fn restart(&self) {
+        let mut process = lock(&self.process);
+        let mut connection = self.connection();
+        let reply: redis::RedisResult<Value> =
+            redis::cmd("SHUTDOWN").arg("SAVE").query(&mut connection);
+        // A server that obeys closes the connection instead of answering.
+        if let Err(error) = &reply {
+            assert!(error.is_io_error(), "SHUTDOWN SAVE was refused: {error}");
+        }
+        process.wait_ended();
+        self.respawn(process);
+    }
+
+    fn respawn(&self, mut process: MutexGuard<'_, Process>) {
+        *process = match Process::spawn(&self.args, self.dir.path()) {
+            Ok(process) => process,
+            Err(SpawnError::PortTaken) => panic!("port {} was taken during a restart", self.port),
+            Err(SpawnError::Failed(why)) => panic!("{why}"),
+        };
+        drop(process);
+        *lock(&self.looker) = Looker::default();
+        self.ping();
+    }
+
+    /// Stops the server with SIGSTOP: connections stay open, nothing is answered.
+    ///
+    /// # Panics
+    ///
+    /// If the server has ended.
+    pub fn pause(&self) {
+        lock(&self.process).stop();
+    }
+
+    /// Lets a paused server go on.
+    ///
+    /// # Panics
+    ///
+    /// If the server has ended.
+    pub fn resume(&self) {
+        lock(&self.process).proceed();
+    }
+
+    fn scheme(&self) -> &'static str {
+        if self.ca_certificate.is_some() { "rediss" } else { "redis" }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("redis.sock")
+    }
+}
+
+/// A fixture stays usable after a test that panicked while it held a lock, if only to be dropped.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A port that no other fixture uses for as long as the socket is held.
+fn claim_port() -> Option<(u16, UdpSocket)> {
+    let random = RandomState::new().build_hasher().finish();
+    let span = u64::from(PORTS.end - PORTS.start);
+    let port = PORTS.start + u16::try_from(random % span).expect("less than the span of ports");
+    Some((port, UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).ok()?))
+}
+
+fn server_args(extra: &[&str], port: u16, dir: &Path) -> Vec<String> {
+    let fixture = format!("--user {FIXTURE} on >{FIXTURE} ~* &* +@all");
+    let mut args = vec!["--save".to_owned(), String::new()];
+    for option in extra.iter().chain([&fixture.as_str()]) {
+        if option.contains(' ') {
+            args.extend(option.split_whitespace().map(str::to_owned));
+        } else {
+            args.push((*option).to_owned());
+        }
+    }
+    // Last, hence stronger than what the test asked for: the fixture depends on these.
+    let (port, dir) = (port.to_string(), dir.display().to_string());
+    let socket = format!("{dir}/redis.sock");
+    let own = ["--bind", "127.0.0.1", "--port", &port, "--dir", &dir, "--unixsocket", &socket];
+    let log = ["--daemonize", "no", "--loglevel", "notice", "--logfile", ""];
+    args.extend(own.into_iter().chain(log).map(str::to_owned));
+    args
+}
+
+/// Percent-encodes what could end the user or the password early in a URL.
+fn escape(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    text.bytes()
+        .map(|byte| if plain(byte) { char::from(byte).into() } else { format!("%{byte:02X}") })
+        .collect()
+}

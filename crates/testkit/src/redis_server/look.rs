@@ -1,0 +1,114 @@
+//! What a test can see of a server: its data, its commands, its clients.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use redis::{ConnectionAddr, FromRedisValue, IntoConnectionInfo, RedisConnectionInfo};
+
+use super::{FIXTURE, RedisServer, lock};
+
+/// So that looking at a paused server fails the test instead of hanging it.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The fixture's own connection, and how often it called what, to be taken out of the counts.
+#[derive(Default)]
+pub(super) struct Looker {
+    connection: Option<redis::Connection>,
+    own: BTreeMap<String, u64>,
+}
+
+impl RedisServer {
+    /// A blocking connection for looking inside, as an all-powerful user, on the Unix socket.
+    ///
+    /// Its reads time out after ten seconds. [`connected_clients`](Self::connected_clients) leaves
+    /// it out; the counts of commands do not, as nobody can tell its commands from a client's.
+    ///
+    /// # Panics
+    ///
+    /// If the server does not let it in.
+    #[must_use]
+    pub fn connection(&self) -> redis::Connection {
+        let settings = RedisConnectionInfo::default()
+            .set_username(FIXTURE)
+            .set_password(FIXTURE)
+            .set_skip_set_lib_name();
+        let info =
+            ConnectionAddr::Unix(self.socket()).into_connection_info().expect("a valid address");
+        let connection = redis::Client::open(info.set_redis_settings(settings))
+            .and_then(|client| client.get_connection_with_timeout(LOOK_TIMEOUT))
+            .unwrap_or_else(|error| panic!("cannot look into redis-server: {error}"));
+        connection.set_read_timeout(Some(LOOK_TIMEOUT)).expect("a timeout above zero");
+        connection
+    }
+
+    /// How often each command was called since the start, by lower-case name (`config|set` for
+    /// subcommands). Calls made by a script count under the command that the script called, beside
+    /// the script's own `evalsha`; commands refused before they ran do not count.
+    #[must_use]
+    pub fn commandstats(&self) -> BTreeMap<String, u64> {
+        let (info, own): (String, _) = self.look("info", &["INFO", "commandstats"]);
+        info.lines()
+            .filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(":calls="))
+            .filter_map(|(name, rest)| Some((name, rest.split(',').next()?.parse::<u64>().ok()?)))
+            .map(|(name, calls)| (name.to_owned(), calls - own.get(name).unwrap_or(&0)))
+            .filter(|(_, calls)| *calls > 0)
+            .collect()
+    }
+
+    /// How often `command` was called since the start; see [`commandstats`](Self::commandstats).
+    #[must_use]
+    pub fn command_count(&self, command: &str) -> u64 {
+        self.commandstats().get(&command.to_lowercase()).copied().unwrap_or(0)
+    }
+
+    /// How many commands ran since the start, those called by scripts included.
+    ///
+    /// # Panics
+    ///
+    /// If the server does not say.
+    #[must_use]
+    pub fn total_commands_processed(&self) -> u64 {
+        let (info, own): (String, BTreeMap<String, u64>) = self.look("info", &["INFO", "stats"]);
+        let total = info.lines().find_map(|line| line.strip_prefix("total_commands_processed:"));
+        let total: u64 = total.and_then(|total| total.trim().parse().ok()).expect("a number");
+        total - own.values().sum::<u64>()
+    }
+
+    /// How many connections there are that are not the fixture's.
+    #[must_use]
+    pub fn connected_clients(&self) -> usize {
+        let (clients, _): (String, _) = self.look("client|list", &["CLIENT", "LIST"]);
+        let fixture = format!("user={FIXTURE}");
+        clients.lines().filter(|client| !client.split(' ').any(|field| field == fixture)).count()
+    }
+
+    pub(super) fn ping(&self) {
+        let _: (String, _) = self.look("ping", &["PING"]);
+    }
+
+    /// Calls a command on the fixture's connection, and answers with it how often the fixture
+    /// called what *before* this call, which is what a reply about counts contains.
+    fn look<T: FromRedisValue>(
+        &self,
+        counted_as: &str,
+        command: &[&str],
+    ) -> (T, BTreeMap<String, u64>) {
+        let mut looker = lock(&self.looker);
+        let mut connection = looker.connection.take().unwrap_or_else(|| {
+            *looker.own.entry("auth".to_owned()).or_default() += 1;
+            self.connection()
+        });
+        let before = looker.own.clone();
+        let reply = redis::cmd(command[0]).arg(&command[1..]).query(&mut connection);
+        *looker.own.entry(counted_as.to_owned()).or_default() += 1;
+        looker.connection = Some(connection);
+        (reply.unwrap_or_else(|error| panic!("{command:?} of redis-server: {error}")), before)
+    }
+}
+
+impl fmt::Debug for Looker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Looker").field("own", &self.own).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,9 @@
+-- Leaves, wherever the id is.
+-- KEYS: semaphore, ttl, waiting, waiting heartbeat
+-- ARGV: id
+-- Returns how many were removed from the semaphore.
+local removed = redis.call('ZREM', KEYS[1], ARGV[1])
+for index = 2, 4 do
+  redis.call('ZREM', KEYS[index], ARGV[1])
+end
+return removed

@@ -1,0 +1,245 @@
+//! The single steps of the documents, one script each, for a test to drive by hand.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use redis::{Cmd, FromRedisValue, RedisResult};
+
+use super::wire::Line;
+use super::{HEARTBEAT, NO_TTL, Pinged, Seed000, Stats, lock};
+
+const QUEUE: &str = include_str!("queue.lua");
+const WAKE_UP_NEXTS: &str = include_str!("wake_up_nexts.lua");
+const ACQUIRE: &str = include_str!("acquire.lua");
+const RELEASE: &str = include_str!("release.lua");
+const PING: &str = include_str!("ping.lua");
+const CARD: &str = include_str!("card.lua");
+
+const PLACEHOLDER: &str = "@@@ACQUISITION_ID@@@";
+
+/// How many semaphores are reported if none is named.
+const STATS_LIMIT: usize = 100;
+
+/// The keys of one semaphore.
+struct Keys {
+    main: String,
+    ttl: String,
+    max: String,
+    waiting: String,
+    alive: String,
+}
+
+impl Seed000 {
+    /// Joins the queue with an id of the caller's (see [`new_id`](super::new_id)).
+    ///
+    /// # Errors
+    ///
+    /// If Redis fails.
+    pub async fn queue(
+        &self,
+        name: &str,
+        id: &str,
+        heartbeat: Duration,
+        ttl: Option<Duration>,
+    ) -> RedisResult<()> {
+        lock(&self.inner.pinged).entry(id.to_owned()).or_insert(Pinged {
+            heartbeat,
+            ttl,
+            task: None,
+        });
+        let keys = self.keys(name);
+        let args = [id.to_owned(), seconds(heartbeat), ttl_arg(ttl), self.now()];
+        self.script(QUEUE, &[keys.waiting, keys.alive], &args).await
+    }
+
+    /// Takes back what ran out, lets in whom there is room for, and answers how many that were.
+    ///
+    /// Those let in get the *caller's* heartbeat interval until they confirm.
+    ///
+    /// # Errors
+    ///
+    /// If Redis fails.
+    pub async fn wake_up_nexts(
+        &self,
+        name: &str,
+        limit: u64,
+        heartbeat: Duration,
+        ttl: Option<Duration>,
+    ) -> RedisResult<u64> {
+        let keys = self.keys(name);
+        let keys = [keys.main, keys.ttl, keys.waiting, keys.alive];
+        let (pattern, heartbeat) = (self.notification_key(PLACEHOLDER), seconds(heartbeat));
+        let args = [limit.to_string(), heartbeat, ttl_arg(ttl), self.now(), pattern];
+        self.script(WAKE_UP_NEXTS, &keys, &args).await
+    }
+
+    /// Waits for the notification of an id; whether there was one. With a timeout of zero it only
+    /// looks (`LPOP`).
+    ///
+    /// # Cancel safety
+    ///
+    /// None: a notification that arrives as it is dropped may be lost.
+    ///
+    /// # Errors
+    ///
+    /// If Redis fails.
+    pub async fn wait_notification(&self, id: &str, timeout: Duration) -> RedisResult<bool> {
+        let timeout = Some(timeout).filter(|timeout| !timeout.is_zero());
+        self.pop_notification(&Line::default(), id, timeout).await
+    }
+
+    pub(super) async fn pop_notification(
+        &self,
+        line: &Line,
+        id: &str,
+        timeout: Option<Duration>,
+    ) -> RedisResult<bool> {
+        let key = self.notification_key(id);
+        let mut command = redis::cmd(if timeout.is_some() { "BLPOP" } else { "LPOP" });
+        command.arg(key).arg(timeout.map(seconds));
+        let popped: redis::Value = self.call_on(line, &command).await?;
+        Ok(popped != redis::Value::Nil)
+    }
+
+    /// Confirms the slot of a notified id (`acquire.lua`); answers `(changed, card)`.
+    ///
+    /// `changed` is 0 for an id that has no slot, and for one whose score happens to stay the same.
+    ///
+    /// # Errors
+    ///
+    /// If Redis fails.
+    pub async fn confirm(
+        &self,
+        name: &str,
+        id: &str,
+        limit: u64,
+        heartbeat: Duration,
+        ttl: Option<Duration>,
+    ) -> RedisResult<(u64, u64)> {
+        let keys = self.keys(name);
+        let (id, limit) = (id.to_owned(), limit.to_string());
+        let args = [id, limit, seconds(heartbeat), ttl_arg(ttl), self.now()];
+        self.script(ACQUIRE, &[keys.main, keys.ttl, keys.max], &args).await
+    }
+
+    pub(super) async fn remove(&self, name: &str, id: &str) -> RedisResult<u64> {
+        let keys = self.keys(name);
+        let keys = [keys.main, keys.ttl, keys.waiting, keys.alive];
+        self.script(RELEASE, &keys, &[id.to_owned()]).await
+    }
+
+    /// Says that an id is alive; answers `(changed_waiting, changed_semaphore)`, both 0 if it was
+    /// taken for dead. An id of this client is pinged on the terms it queued with, any other on the
+    /// documents' defaults.
+    ///
+    /// # Errors
+    ///
+    /// If Redis fails.
+    pub async fn ping(&self, name: &str, id: &str) -> RedisResult<(u64, u64)> {
+        let known = lock(&self.inner.pinged).get(id).map(|pinged| (pinged.heartbeat, pinged.ttl));
+        let (heartbeat, ttl) = known.unwrap_or((HEARTBEAT, None));
+        let keys = self.keys(name);
+        let args = [id.to_owned(), seconds(heartbeat), ttl_arg(ttl), self.now()];
+        self.script(PING, &[keys.waiting, keys.alive, keys.main], &args).await
+    }
+
+    /// Counts the slots in use, after taking back those that ran out.
+    ///
+    /// # Errors
+    ///
+    /// If Redis fails.
+    pub async fn card(&self, name: &str) -> RedisResult<u64> {
+        let keys = self.keys(name);
+        self.script(CARD, &[keys.main, keys.ttl], &[self.now()]).await
+    }
+
+    /// Slots in use and limits, of the semaphores named or, for `None`, of the first hundred found.
+    ///
+    /// # Errors
+    ///
+    /// If Redis fails.
+    pub async fn stats(&self, names: Option<&[&str]>) -> RedisResult<BTreeMap<String, Stats>> {
+        let names = match names {
+            Some(names) => names.iter().map(|name| (*name).to_owned()).collect(),
+            None => self.names().await?,
+        };
+        let mut stats = BTreeMap::new();
+        for name in names {
+            let keys = self.keys(&name);
+            let acquired_slots = self.call(redis::cmd("ZCARD").arg(keys.main)).await?;
+            let max_slots = self.call(redis::cmd("GET").arg(keys.max)).await?;
+            stats.insert(name, Stats { acquired_slots, max_slots });
+        }
+        Ok(stats)
+    }
+
+    /// Ends because `SCAN` does: its cursor comes back to 0 however the keys change.
+    async fn names(&self) -> RedisResult<Vec<String>> {
+        let prefix = self.keys("").main;
+        let pattern = format!("{}*", escape_glob(&prefix));
+        let (mut names, mut cursor) = (Vec::new(), 0_u64);
+        loop {
+            let mut scan = redis::cmd("SCAN");
+            scan.arg(cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(STATS_LIMIT);
+            let (next, keys): (u64, Vec<String>) = self.call(&scan).await?;
+            names
+                .extend(keys.iter().filter_map(|key| key.strip_prefix(&prefix)).map(str::to_owned));
+            if next == 0 || names.len() >= STATS_LIMIT {
+                names.truncate(STATS_LIMIT);
+                return Ok(names);
+            }
+            cursor = next;
+        }
+    }
+
+    async fn script<T: FromRedisValue>(
+        &self,
+        script: &str,
+        keys: &[String],
+        args: &[String],
+    ) -> RedisResult<T> {
+        self.call(redis::cmd("EVAL").arg(script).arg(keys.len()).arg(keys).arg(args)).await
+    }
+
+    pub(super) async fn call<T: FromRedisValue>(&self, command: &Cmd) -> RedisResult<T> {
+        self.call_on(&self.inner.line, command).await
+    }
+
+    async fn call_on<T: FromRedisValue>(&self, line: &Line, command: &Cmd) -> RedisResult<T> {
+        line.call(&self.inner.client, self.inner.options.attempts, command).await
+    }
+
+    fn keys(&self, name: &str) -> Keys {
+        let key = |kind: &str| format!("{}:semaphore_{kind}:{name}", self.inner.namespace);
+        Keys {
+            main: key("main"),
+            ttl: key("ttl"),
+            max: key("max"),
+            waiting: key("waiting"),
+            alive: key("waiting_heartbeat"),
+        }
+    }
+
+    fn notification_key(&self, id: &str) -> String {
+        format!("{}:acquisition_notification:{id}", self.inner.namespace)
+    }
+
+    /// This client's wall clock, in seconds.
+    fn now(&self) -> String {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock past 1970");
+        format!("{:.6}", now.as_secs_f64() + self.inner.options.clock_skew)
+    }
+}
+
+fn ttl_arg(ttl: Option<Duration>) -> String {
+    seconds(ttl.unwrap_or(NO_TTL))
+}
+
+fn seconds(duration: Duration) -> String {
+    duration.as_secs_f64().to_string()
+}
+
+fn escape_glob(text: &str) -> String {
+    let special = |c: char| "*?[]\\^".contains(c);
+    text.chars().flat_map(|c| special(c).then_some('\\').into_iter().chain([c])).collect()
+}
