@@ -1,1 +1,236 @@
+//! The machine against its spelling in Lua: the same random commands, the same injected time, the same
+//! outcomes.
 
+use std::collections::BTreeMap;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use redis::{Connection, ConnectionLike, Value};
+use testkit::redis_server::RedisServer;
+
+use super::scripts::{Keys, Scripts, Transition, decode};
+use crate::clock::{Span, Time};
+use crate::machine::{Call, Command, Effects, Held, Machine, Outcome, Terms};
+use crate::name::Name;
+use crate::{AcquisitionId, ClientId};
+
+const CLIENTS: u64 = 3;
+const NOW: &str = "test:now";
+const CONFIRM_WITHIN: Span = Span::from_micros(5000);
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// A batch of one kind, from one client.
+    Ask(u64, Vec<Ask>),
+    Pass(u64),
+    Reach(u64, bool),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Ask {
+    Enqueue { number: u64, capacity: u32, wait: bool, terms: Terms },
+    Confirm { number: u64, terms: Terms },
+    Renew { number: u64, heartbeat: Span },
+    Release { number: u64 },
+    Sweep,
+}
+
+fn client(number: u64) -> ClientId {
+    ClientId::from_bits(number + 1)
+}
+
+impl Ask {
+    fn command(self, from: u64) -> Command {
+        let id = |number| AcquisitionId::new(client(from), number);
+        match self {
+            Self::Enqueue { number, capacity, wait, terms } => {
+                let label = (number % 2 == 0).then(|| "a label with spaces".into());
+                Command::Enqueue { id: id(number), capacity, wait, terms, label }
+            }
+            Self::Confirm { number, terms } => Command::Confirm { id: id(number), terms },
+            Self::Renew { number, heartbeat } => {
+                Command::Renew { id: id(number), heartbeat: Some(heartbeat) }
+            }
+            Self::Release { number } => Command::Release { id: id(number) },
+            Self::Sweep => Command::Sweep,
+        }
+    }
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let number = || 0..8_u64;
+    let span = || (1..20_000_u64).prop_map(Span::from_micros);
+    let terms = || {
+        (span(), prop::option::weighted(0.3, span()))
+            .prop_map(|(heartbeat, ttl)| Terms { heartbeat: Some(heartbeat), ttl })
+    };
+    let capacity = || prop_oneof![9 => Just(2_u32), 1 => 1..5_u32];
+    let enqueue = (vec((number(), prop::bool::weighted(0.9), terms()), 1..5), capacity()).prop_map(
+        |(mut ids, capacity)| {
+            ids.sort_by_key(|(number, ..)| *number);
+            ids.dedup_by_key(|(number, ..)| *number);
+            let ask = |(number, wait, terms)| Ask::Enqueue { number, capacity, wait, terms };
+            ids.into_iter().map(ask).collect::<Vec<_>>()
+        },
+    );
+    let asks = prop_oneof![
+        6 => enqueue,
+        3 => (number(), terms()).prop_map(|(number, terms)| vec![Ask::Confirm { number, terms }]),
+        2 => (number(), span()).prop_map(|(number, heartbeat)| vec![Ask::Renew { number, heartbeat }]),
+        4 => number().prop_map(|number| vec![Ask::Release { number }]),
+        1 => Just(vec![Ask::Sweep]),
+    ];
+    let step = prop_oneof![
+        14 => (0..CLIENTS, asks).prop_map(|(from, asks)| Step::Ask(from, asks)),
+        3 => (0..12_000_u64).prop_map(Step::Pass),
+        2 => (0..CLIENTS, any::<bool>()).prop_map(|(client, reach)| Step::Reach(client, reach)),
+    ];
+    vec(step, 1..70)
+}
+
+/// The machine, and Redis, side by side.
+struct Both {
+    machine: Machine,
+    scripts: Scripts,
+    keys: Vec<Keys>,
+    connection: Connection,
+    /// One connection a client that listens on its channel, or does not.
+    listeners: Vec<Connection>,
+    listening: Vec<bool>,
+    now: u64,
+}
+
+/// What was seen of a batch.
+#[derive(PartialEq, Debug)]
+struct Seen {
+    outcomes: Vec<Outcome>,
+    granted: Vec<(AcquisitionId, Held)>,
+    next_expiry: Option<Span>,
+    /// Who holds, until when, and whether it is confirmed; who waits, in order.
+    holders: BTreeMap<String, u64>,
+    waiters: Vec<String>,
+}
+
+impl Both {
+    fn new(server: &RedisServer) -> Self {
+        let mut connection = server.connection();
+        let scripts = Scripts::with_injected_time(NOW);
+        redis::cmd("FLUSHALL").exec(&mut connection).unwrap();
+        for load in scripts.load() {
+            load.exec(&mut connection).unwrap();
+        }
+        let name = Name::new("name", "a {name} with 'quotes' % and spaces").unwrap();
+        let heartbeat = Span::from_millis(180_000);
+        let keys = |number| Keys::new("ns", &name, client(number), CONFIRM_WITHIN, heartbeat);
+        Self {
+            machine: Machine::new(0),
+            scripts,
+            keys: (0..CLIENTS).map(keys).collect(),
+            connection,
+            listeners: (0..CLIENTS).map(|_| server.connection()).collect(),
+            listening: vec![false; CLIENTS as usize],
+            now: 1_700_000_000_000_000,
+        }
+    }
+
+    fn listen(&mut self, number: u64, listen: bool) {
+        let at = number as usize;
+        if self.listening[at] == listen {
+            return;
+        }
+        self.listening[at] = listen;
+        let command = if listen { "SUBSCRIBE" } else { "UNSUBSCRIBE" };
+        let mut command = redis::cmd(command);
+        command.arg(format!("ns:wake:{}", client(number)));
+        self.listeners[at].send_packed_command(&command.get_packed_command()).unwrap();
+        // Messages that came before it may be read first.
+        loop {
+            let Value::Array(answer) = self.listeners[at].recv_response().unwrap() else {
+                continue;
+            };
+            let kind: String = redis::from_redis_value(answer[0].clone()).unwrap();
+            if kind.ends_with("subscribe") {
+                break;
+            }
+        }
+    }
+
+    fn by_machine(&mut self, from: u64, commands: &[Command]) -> Seen {
+        let now = Time::from_micros(self.now);
+        let mut effects = Effects::default();
+        let listening = &self.listening;
+        let heard = |id: AcquisitionId| (0..CLIENTS).find(|number| client(*number) == id.client());
+        let mut call = Call {
+            from: client(from),
+            now,
+            confirm_within: CONFIRM_WITHIN,
+            wake: &mut |id| heard(id).is_some_and(|number| listening[number as usize]),
+            effects: &mut effects,
+        };
+        let machine = &mut self.machine;
+        let outcomes = commands.iter().map(|command| machine.apply(command, &mut call)).collect();
+        let waiting = machine.waiting() > 0;
+        let holders = machine.holders();
+        let row = |row: &crate::machine::Row<'_, ()>| {
+            (row.id.to_string(), row.ends.map_or(0, Time::micros))
+        };
+        Seen {
+            outcomes,
+            granted: effects.granted.iter().map(|(id, held, ())| (*id, *held)).collect(),
+            next_expiry: machine.next_expiry().filter(|_| waiting).map(|at| at - now),
+            holders: holders.iter().map(row).collect(),
+            waiters: machine.waiters().map(|row| row.id.to_string()).collect(),
+        }
+    }
+
+    fn by_redis(&mut self, from: u64, commands: &[Command]) -> Seen {
+        redis::cmd("SET").arg(NOW).arg(self.now).exec(&mut self.connection).unwrap();
+        let transition = Transition::of(&commands[0]);
+        let all: Vec<_> = commands.iter().collect();
+        let call = self.keys[from as usize].command(&self.scripts, transition, &all);
+        let answer = call.query::<Value>(&mut self.connection).unwrap();
+        let answer = decode(transition, answer).unwrap();
+        let mut scores = |kind: &str| -> Vec<(String, f64)> {
+            let name = "a {name} with 'quotes' % and spaces";
+            let key = format!("ns:semaphore_{kind}:{name}");
+            let mut range = redis::cmd("ZRANGE");
+            range.arg(key).arg(0).arg(-1).arg("WITHSCORES");
+            range.query(&mut self.connection).unwrap()
+        };
+        let ttl: BTreeMap<_, _> = scores("ttl").into_iter().collect();
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        // microseconds of this century
+        let ends = |(id, renew_by): (String, f64)| {
+            let ends = ttl.get(&id).map_or(renew_by, |hold_until| hold_until.min(renew_by));
+            (id, (ends * 1e6).round() as u64)
+        };
+        Seen {
+            outcomes: answer.outcomes,
+            granted: answer.granted,
+            next_expiry: answer.next_expiry,
+            holders: scores("main").into_iter().map(ends).collect(),
+            waiters: scores("waiting").into_iter().map(|(id, _)| id).collect(),
+        }
+    }
+}
+
+#[test]
+fn the_machine_and_lua_agree() {
+    let server = RedisServer::start();
+    let config = ProptestConfig { cases: 150, failure_persistence: None, ..Default::default() };
+    proptest!(config, |(steps in steps())| {
+        let mut both = Both::new(&server);
+        for step in steps {
+            match step {
+                Step::Pass(micros) => both.now += micros,
+                Step::Reach(client, reach) => both.listen(client, reach),
+                Step::Ask(from, asks) => {
+                    let commands: Vec<_> = asks.into_iter().map(|ask| ask.command(from)).collect();
+                    let expected = both.by_machine(from, &commands);
+                    let seen = both.by_redis(from, &commands);
+                    prop_assert_eq!(seen, expected, "after {:?} from {}", commands, from);
+                }
+            }
+        }
+    });
+}

@@ -7,11 +7,11 @@ expire()
 grant()
 for at = 6, #ARGV, 3 do
   local id = ARGV[at]
-  local told = holding[id]
+  local heartbeat, ttl = tonumber(ARGV[at + 1]), span(ARGV[at + 2])
+  local told = holding[id] and hold_again(id, heartbeat)
   if not told and redis.call('ZSCORE', MAIN, id) then
     local info = parse(redis.call('HGET', INFO, id))
     local hold_until = redis.call('ZSCORE', TTL, id)
-    local heartbeat, ttl = tonumber(ARGV[at + 1]), span(ARGV[at + 2])
     told = confirm(id, info, hold_until and micros(hold_until), heartbeat, ttl, info.label or '')
   end
   if told then

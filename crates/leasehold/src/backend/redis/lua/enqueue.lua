@@ -25,7 +25,7 @@ local outcomes = {}
 for i, id in ipairs(ids) do
   local at = 7 + (i - 1) * 5
   local wait, heartbeat, ttl, label = ARGV[at + 1], tonumber(ARGV[at + 2]), span(ARGV[at + 3]), ARGV[at + 4]
-  local told = holding[id]
+  local told = holding[id] and hold_again(id, heartbeat)
   if not told and scores[i] and micros(scores[i]) > NOW then
     -- A holder already, unless its TTL has just ended.
     local info = redis.call('HGET', INFO, id)

@@ -127,8 +127,17 @@ local function hold(id, heartbeat, ttl, label)
     ends = math.min(ends, later(ttl))
   end
   add(writes.info, id, describe(fence, NOW, heartbeat, ttl, label))
-  holding[id] = { held, fence, ends - NOW }
+  holding[id] = { held, fence, ends - NOW, ttl and later(ttl) }
   return holding[id]
+end
+
+-- One that this very script has made a holder asks for it, too.
+local function hold_again(id, heartbeat)
+  local _, fence, _, hold_until = unpack(holding[id], 1, 4)
+  local ends = later(heartbeat)
+  add(writes.main, stamp(ends), id)
+  if hold_until then ends = math.min(ends, hold_until) end
+  return { held, fence, ends - NOW }
 end
 
 -- Tells a waiter of another client that it was granted a permit; false if nobody heard it.

@@ -14,8 +14,9 @@ local hold_until = redis.call('ZMSCORE', TTL, unpack(ids))
 local infos = redis.call('HMGET', INFO, unpack(ids))
 local outcomes = {}
 for i, id in ipairs(ids) do
-  local ends = later(tonumber(ARGV[6 + (i - 1) * 2 + 1]))
-  local told = holding[id]
+  local heartbeat = tonumber(ARGV[6 + (i - 1) * 2 + 1])
+  local ends = later(heartbeat)
+  local told = holding[id] and hold_again(id, heartbeat)
   if told then
     outcomes[i] = { 'held', told[1], told[2], told[3] }
   elseif renew_by[i] then
