@@ -69,3 +69,11 @@ pub(crate) fn resident() -> usize {
     let pages = statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<usize>().ok());
     pages.unwrap_or(0) * 4096
 }
+
+/// The value below which this share of the values lies.
+pub(crate) fn quantile(values: &mut [f64], share: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    let index = (values.len() as f64 * share) as usize;
+    values[index.min(values.len() - 1)]
+}

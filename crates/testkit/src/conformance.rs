@@ -78,6 +78,7 @@ macro_rules! conformance {
                 a_waiter_is_told_when_its_id_is_released_by_hand;
             leases:
                 a_permit_ends_with_its_ttl_and_goes_to_the_next,
+                a_permit_that_was_waited_for_has_its_whole_ttl,
                 a_detached_permit_ends_with_its_ttl,
                 everyone_who_asked_is_told_of_a_loss,
                 a_permit_knows_until_when_it_is_valid,

@@ -5,6 +5,7 @@
 
 pub mod by_hand;
 pub mod census;
+pub mod child;
 pub mod conformance;
 pub mod events;
 pub mod proxy;

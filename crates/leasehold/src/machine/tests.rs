@@ -2,7 +2,7 @@
 //!
 //! A [`World`] sends commands of several clients, lets time pass and puts clients out of reach. It watches
 //! the machine from outside, through outcomes and questions, and knows on its own who is queued in what
-//! order and who was promised what. `scripts/break-the-machine` breaks one rule after the other and shows
+//! order and who was promised what. `scripts/break-the-rules` breaks one rule after the other and shows
 //! that the test of its invariant fails.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -44,6 +44,21 @@ pub async fn a_permit_ends_with_its_ttl_and_goes_to_the_next(store: &impl Store)
     all_are_free(&semaphore).await;
 }
 
+pub async fn a_permit_that_was_waited_for_has_its_whole_ttl(store: &impl Store) {
+    let (client, name) = (store.client().await, unique("ttl after waiting"));
+    let held = acquire(&declare(&client, &name, 1)).await;
+    let semaphore = with_ttl(&client, &name, 1);
+    let waiter = Waiter::join(&semaphore).await;
+    // The wait does not count.
+    deadline(semaphore.acquire().within(SHORT)).await.unwrap_err();
+    let begun = Instant::now();
+    release(held).await;
+    let permit = waiter.permit().await;
+    assert_eq!(deadline(permit.lost()).await, LossReason::TtlEnded);
+    assert!(begun.elapsed() + MARGIN >= SHORT, "lost after {:?}", begun.elapsed());
+    all_are_free(&semaphore).await;
+}
+
 pub async fn a_detached_permit_ends_with_its_ttl(store: &impl Store) {
     let (client, name) = (store.client().await, unique("detached ttl"));
     let semaphore = with_ttl(&client, &name, 1);

@@ -1,0 +1,200 @@
+//! Connections that are cut, killed or half open.
+
+use std::time::{Duration, Instant};
+
+use leasehold::LossReason;
+use testkit::proxy::FaultProxy;
+use testkit::redis_server::RedisServer;
+use testkit::wait::{deadline, eventually};
+
+use super::{
+    AT_ONCE, Keys, SECOND, Waiter, acquire, all_are_free, census, connect, one, one_beating,
+    patient, release,
+};
+
+#[tokio::test]
+async fn a_holder_that_was_cut_off_is_told_before_anyone_else_is_granted() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let (cut_off, other) = (connect(&proxy.url()).await, connect(&server.url()).await);
+    let held = acquire(&one_beating(&cut_off, SECOND)).await;
+    let semaphore = one_beating(&other, SECOND);
+    let waiter = Waiter::join(&semaphore).await;
+
+    proxy.refuse(true);
+    proxy.cut();
+    let asked = Instant::now();
+    let own = held.valid_until().expect("a lease").saturating_duration_since(asked);
+    let mut keys = Keys::of(&server);
+    let renew_by = keys.renew_by(held.id()).expect("it still holds");
+    let left = Duration::from_secs_f64(renew_by - keys.now()) + asked.elapsed();
+    // A tenth of the heartbeat interval, for clocks that do not run alike.
+    assert!(left >= own + Duration::from_millis(99), "{left:?} in the store, {own:?} here");
+
+    let lost = held.lost();
+    let told = tokio::spawn(async move { (lost.await, Instant::now()) });
+    let (granted, permit) = waiter.granted().await;
+    held.check().expect_err("another holds");
+    let (reason, told) = deadline(told).await.unwrap();
+    assert_eq!(reason, LossReason::NotRenewed);
+    assert!(told < granted, "told {:?} too late", told - granted);
+
+    // Back again, it takes nothing from anybody.
+    drop(held);
+    proxy.heal();
+    proxy.until(|traffic| traffic.connections > 0).await;
+    deadline(one_beating(&cut_off, SECOND).try_acquire()).await.unwrap().ok_or(()).unwrap_err();
+    permit.check().unwrap();
+    assert!(release(permit).await);
+    all_are_free(&semaphore).await;
+}
+
+#[tokio::test]
+async fn a_holder_that_was_cut_off_for_a_moment_keeps_its_permit() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let client = connect(&proxy.url()).await;
+    let semaphore = one_beating(&client, SECOND);
+    let held = acquire(&semaphore).await;
+    let mut keys = Keys::of(&server);
+    for _ in 0..3 {
+        proxy.cut();
+        let renew_by = keys.renew_by(held.id()).expect("it still holds");
+        eventually(async || keys.renew_by(held.id()).expect("it still holds") > renew_by).await;
+    }
+    held.check().unwrap();
+    assert!(release(held).await);
+    all_are_free(&semaphore).await;
+}
+
+#[tokio::test]
+async fn a_half_open_waiter_costs_no_more_than_the_time_to_confirm() {
+    // More than the second after which every waiter asks for itself.
+    let limit = Duration::from_millis(1500);
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let holder = patient(&server.url()).confirm_within(limit).connect().await.unwrap();
+    let (half_open, other) = (connect(&proxy.url()).await, connect(&server.url()).await);
+    let held = acquire(&one(&holder)).await;
+    let unheard = Waiter::join(&one(&half_open)).await;
+    let waiter = Waiter::join(&one(&other)).await;
+
+    proxy.half_open();
+    let released = Instant::now();
+    assert!(release(held).await);
+    let (at, permit) = waiter.granted().await;
+    let took = at - released;
+    assert!(took >= limit, "it had {took:?} to confirm");
+    assert!(took <= limit + Duration::from_millis(300), "it took {took:?}");
+
+    // Once it is back it is behind the others, and loses nothing else.
+    proxy.heal();
+    proxy.cut();
+    eventually(async || one(&other).position(&unheard.id).await.unwrap().is_some()).await;
+    assert!(release(permit).await);
+    assert!(release(unheard.permit().await).await);
+    all_are_free(&one(&other)).await;
+}
+
+/// Neither side is told of anything, so that only an answer that does not come can tell.
+#[tokio::test]
+async fn a_half_open_connection_heals_and_leaves_nothing_on_the_server() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let client = patient(&proxy.url()).socket_timeout(AT_ONCE).connect().await.unwrap();
+    let mut keys = Keys::of(&server);
+    let before: Vec<u64> = keys.connections().into_keys().collect();
+    assert_eq!(before.len(), 1);
+
+    proxy.forget_connections();
+    let permit = acquire(&one(&client)).await;
+    // The old one would be told of wake-ups that nobody reads, for as long as the server believes in it.
+    eventually(async || !keys.connections().contains_key(&before[0])).await;
+    assert_eq!(keys.connections().len(), 1);
+    assert!(release(permit).await);
+    all_are_free(&one(&client)).await;
+}
+
+#[tokio::test]
+async fn killed_connections_cost_neither_the_permit_nor_the_place_in_the_queue() {
+    let server = RedisServer::start();
+    let (holder, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    let held = acquire(&one_beating(&holder, SECOND)).await;
+    let first = Waiter::join(&one(&other)).await;
+    let second = Waiter::join(&one(&holder)).await;
+
+    let mut keys = Keys::of(&server);
+    for _ in 0..3 {
+        let before = keys.connections();
+        for id in before.keys() {
+            let _: u64 = keys.ask("CLIENT", &["KILL", "ID", &id.to_string()]);
+        }
+        eventually(async || {
+            let now = keys.connections();
+            now.len() == 2 && now.iter().all(|(id, heard)| *heard && !before.contains_key(id))
+        })
+        .await;
+        held.check().unwrap();
+    }
+    // Renewed over the new connection.
+    let renew_by = keys.renew_by(held.id()).expect("it still holds");
+    eventually(async || keys.renew_by(held.id()).expect("it still holds") > renew_by).await;
+    assert_eq!(one(&other).position(&first.id).await.unwrap(), Some(0));
+
+    let released = Instant::now();
+    assert!(release(held).await);
+    let (at, permit) = first.granted().await;
+    assert!(at - released < AT_ONCE, "it took {:?}", at - released);
+    assert!(release(permit).await);
+    assert!(release(second.permit().await).await);
+    all_are_free(&one(&other)).await;
+}
+
+#[tokio::test]
+async fn a_wake_up_that_was_lost_with_its_connection_is_made_good_for() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let (holder, other) = (connect(&server.url()).await, connect(&proxy.url()).await);
+    let held = acquire(&one(&holder)).await;
+    let waiter = Waiter::join(&one(&other)).await;
+
+    // The server has told it, and it will never hear.
+    proxy.forget_connections();
+    assert!(release(held).await);
+    assert_eq!(census(&one(&holder)).await, (1, 0), "granted to the waiter");
+    let cut = Instant::now();
+    proxy.cut();
+    let (at, permit) = waiter.granted().await;
+    assert!(at - cut < AT_ONCE, "it took {:?}", at - cut);
+    assert!(release(permit).await);
+    all_are_free(&one(&holder)).await;
+}
+
+/// Asking again and again at once would keep a core busy for as long as the server is away.
+#[tokio::test]
+async fn waiters_do_not_spin_while_the_server_is_away() {
+    testkit::events::listen();
+    let name = "waiters do not spin";
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let (holder, other) = (connect(&server.url()).await, connect(&proxy.url()).await);
+    let held = acquire(&holder.semaphore(name, 1).build().unwrap()).await;
+    let semaphore = other.semaphore(name, 1).build().unwrap();
+    let waiter = Waiter::join(&semaphore).await;
+
+    proxy.refuse(true);
+    proxy.cut();
+    let unanswered = || {
+        let told = testkit::events::about(name);
+        told.iter().filter(|event| event.message == "renewal not answered").count()
+    };
+    eventually(async || unanswered() > 0).await;
+    // This one watches for a while.
+    tokio::time::sleep(SECOND).await;
+    let asked = unanswered();
+    assert!(asked <= 20, "asked {asked} times within a second");
+
+    proxy.heal();
+    assert!(release(held).await);
+    assert!(release(waiter.permit().await).await);
+}

@@ -1,0 +1,154 @@
+//! What the semaphore on Redis survives: each fault a test, against a real server.
+
+#![cfg(feature = "redis")]
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use leasehold::{AcquisitionId, Client, Error, Permit, RedisBuilder, Semaphore};
+use testkit::redis_server::RedisServer;
+use testkit::wait::{deadline, eventually};
+use tokio::task::JoinHandle;
+
+mod connection;
+mod cost;
+mod lost_replies;
+mod processes;
+mod resp2;
+mod runtime;
+mod server;
+
+/// The way into the processes that [`processes`] starts.
+#[test]
+#[ignore = "run by other tests, as a process of its own"]
+fn child() {
+    testkit::child::play(processes::play);
+}
+
+const NAME: &str = "x";
+const SECOND: Duration = Duration::from_secs(1);
+/// Far less than it takes to notice anything by asking: whoever is as quick as this was told.
+const AT_ONCE: Duration = Duration::from_millis(500);
+
+/// A client that tries again soon, and often.
+fn patient(url: &str) -> RedisBuilder {
+    let (min, max) = (Duration::from_millis(10), Duration::from_millis(100));
+    Client::redis().url(url).attempts(30).retry_delays(min, 2.0, max)
+}
+
+async fn connect(url: &str) -> Client {
+    patient(url).connect().await.expect("the server that was just started")
+}
+
+/// The semaphore of the test, with one permit and the default heartbeat.
+fn one(client: &Client) -> Semaphore {
+    client.semaphore(NAME, 1).build().unwrap()
+}
+
+/// The semaphore of the test, with one permit.
+fn one_beating(client: &Client, heartbeat: Duration) -> Semaphore {
+    client.semaphore(NAME, 1).heartbeat_max_interval(heartbeat).build().unwrap()
+}
+
+async fn acquire(semaphore: &Semaphore) -> Permit {
+    deadline(semaphore.acquire()).await.unwrap()
+}
+
+async fn release(permit: Permit) -> bool {
+    deadline(permit.release()).await.unwrap()
+}
+
+/// How many hold, and how many wait.
+async fn census(semaphore: &Semaphore) -> (u32, usize) {
+    deadline(testkit::census::census(semaphore)).await
+}
+
+/// Fails unless every permit comes free and can be had.
+async fn all_are_free(semaphore: &Semaphore) {
+    eventually(async || census(semaphore).await == (0, 0)).await;
+    deadline(testkit::census::assert_all_are_free(semaphore)).await;
+}
+
+/// An acquire in the queue, in a task of its own, that notes when it was granted.
+struct Waiter {
+    id: AcquisitionId,
+    task: JoinHandle<(Instant, Result<Permit, Error>)>,
+}
+
+impl Waiter {
+    /// Returns when it is in the queue.
+    async fn join(semaphore: &Semaphore) -> Self {
+        let waiter = Self::begin(semaphore);
+        eventually(async || semaphore.position(&waiter.id).await.unwrap().is_some()).await;
+        waiter
+    }
+
+    /// Returns before it is in the queue.
+    fn begin(semaphore: &Semaphore) -> Self {
+        let acquire = semaphore.acquire();
+        let id = acquire.id();
+        let task = tokio::spawn(async move {
+            let result = acquire.await;
+            (Instant::now(), result)
+        });
+        Self { id, task }
+    }
+
+    /// The permit, and when it came.
+    async fn granted(self) -> (Instant, Permit) {
+        let (at, result) = deadline(self.task).await.unwrap();
+        (at, result.unwrap())
+    }
+
+    async fn permit(self) -> Permit {
+        self.granted().await.1
+    }
+}
+
+/// What the test sees of one name on the server, past the library.
+struct Keys(redis::Connection);
+
+impl Keys {
+    fn of(server: &RedisServer) -> Self {
+        Self(server.connection())
+    }
+
+    fn key(kind: &str) -> String {
+        format!("adv-sem:semaphore_{kind}:{NAME}")
+    }
+
+    fn ask<T: redis::FromRedisValue>(&mut self, command: &str, arguments: &[&str]) -> T {
+        redis::cmd(command).arg(arguments).query(&mut self.0).unwrap()
+    }
+
+    /// When the lease of a holder ends, on the server's clock.
+    fn renew_by(&mut self, id: AcquisitionId) -> Option<f64> {
+        self.ask("ZSCORE", &[&Self::key("main"), &id.to_string()])
+    }
+
+    fn now(&mut self) -> f64 {
+        let (seconds, micros): (f64, f64) = self.ask("TIME", &[]);
+        seconds + micros / 1e6
+    }
+
+    /// In how many milliseconds a key expires: -1 for never, -2 if it is not there.
+    fn expires_in(&mut self, kind: &str) -> i64 {
+        self.ask("PTTL", &[&Self::key(kind)])
+    }
+
+    /// The connections of leasehold's clients: what each subscribes to, by its id on the server.
+    fn connections(&mut self) -> BTreeMap<u64, bool> {
+        let list: String = self.ask("CLIENT", &["LIST"]);
+        let field = |line: &str, name: &str| {
+            let mut fields = line.split(' ').filter_map(|field| field.split_once('='));
+            fields.find(|(key, _)| *key == name).map(|(_, value)| value.to_owned())
+        };
+        list.lines()
+            .filter(|line| field(line, "user").as_deref() != Some("fixture"))
+            .map(|line| {
+                let subscribes = field(line, "sub").as_deref() != Some("0");
+                (field(line, "id").unwrap().parse().unwrap(), subscribes)
+            })
+            .collect()
+    }
+}

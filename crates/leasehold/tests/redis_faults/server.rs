@@ -1,0 +1,188 @@
+//! What a server does: it restarts, forgets scripts, refuses, and lets keys expire.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Error, ErrorKind, LossReason};
+use testkit::proxy::FaultProxy;
+use testkit::redis_server::RedisServer;
+use testkit::wait::{deadline, eventually};
+
+use super::{
+    AT_ONCE, Keys, SECOND, Waiter, acquire, all_are_free, census, connect, one, one_beating,
+    release,
+};
+
+#[tokio::test]
+async fn a_server_that_comes_back_empty_ends_permits_and_queues_waiters_again() {
+    let server = RedisServer::start();
+    let (holder, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    let held = acquire(&one(&holder)).await;
+    let waiters = [
+        Waiter::join(&one(&holder)).await,
+        Waiter::join(&one(&other)).await,
+        Waiter::join(&one(&other)).await,
+    ];
+    server.restart_empty();
+
+    assert_eq!(deadline(held.lost()).await, LossReason::Gone);
+    held.check().unwrap_err();
+    assert!(!release(held).await, "there was nothing to release");
+    let semaphore = one(&other);
+    let mut tasks = tokio::task::JoinSet::new();
+    for waiter in waiters {
+        tasks.spawn(async move { assert!(release(waiter.permit().await).await) });
+    }
+    deadline(tasks.join_all()).await;
+    all_are_free(&semaphore).await;
+}
+
+#[tokio::test]
+async fn a_server_that_comes_back_with_its_data_ends_nothing() {
+    let server = RedisServer::start();
+    let (holder, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    let held = acquire(&one(&holder)).await;
+    let waiter = Waiter::join(&one(&other)).await;
+    let fence = held.fence();
+    server.restart();
+
+    eventually(async || server.connected_clients() == 2).await;
+    assert_eq!(census(&one(&other)).await, (1, 1));
+    held.check().unwrap();
+    assert!(release(held).await);
+    let permit = waiter.permit().await;
+    assert!(permit.fence() > fence);
+    assert!(release(permit).await);
+    all_are_free(&one(&other)).await;
+}
+
+/// A client that is back ends its old connection on the server. The number of that means another one, of
+/// somebody else, on a server that began to count anew.
+#[tokio::test]
+async fn the_connections_of_others_outlive_a_restart() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    // So that the number is high enough to be reached again by others.
+    let others: Vec<_> = (0..5).map(|_| server.connection()).collect();
+    let client = connect(&proxy.url()).await;
+    let (before, _) = Keys::of(&server).connections().pop_first().unwrap();
+    drop(others);
+    proxy.refuse(true);
+    server.restart_empty();
+
+    let mut others = Vec::new();
+    loop {
+        let mut other = server.connection();
+        let id: u64 = redis::cmd("CLIENT").arg("ID").query(&mut other).unwrap();
+        assert!(id <= before, "{before} has been passed");
+        others.push(other);
+        if id == before {
+            break;
+        }
+    }
+    proxy.refuse(false);
+    assert!(release(acquire(&one(&client)).await).await);
+    for mut other in others {
+        let alive: redis::RedisResult<String> = redis::cmd("PING").query(&mut other);
+        assert!(alive.is_ok(), "somebody else's connection was ended");
+    }
+}
+
+#[tokio::test]
+async fn scripts_may_be_flushed_at_any_time() {
+    let server = RedisServer::start();
+    let (client, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    let tasks: Vec<_> = [&client, &client, &client, &other, &other, &other]
+        .into_iter()
+        .map(|client| {
+            let semaphore = client.semaphore("x", 2).build().unwrap();
+            tokio::spawn(async move {
+                for _ in 0..50 {
+                    assert!(semaphore.acquire().await.unwrap().release().await.unwrap());
+                }
+            })
+        })
+        .collect();
+    let mut keys = Keys::of(&server);
+    let mut flushed = 0;
+    while tasks.iter().any(|task| !task.is_finished()) {
+        let _: () = keys.ask("SCRIPT", &["FLUSH"]);
+        flushed += 1;
+        tokio::task::yield_now().await;
+    }
+    for task in tasks {
+        deadline(task).await.unwrap();
+    }
+    assert!(flushed >= 20, "flushed only {flushed} times");
+    all_are_free(&client.semaphore("x", 2).build().unwrap()).await;
+}
+
+#[tokio::test]
+async fn a_user_without_rights_on_our_channel_is_told_so_and_leaves_nothing() {
+    let server = RedisServer::start_with(&["--user app on >secret ~* resetchannels +@all"]);
+    let url = server.url_with("app", "secret");
+    let begun = Instant::now();
+    let error = deadline(super::Client::connect(&url)).await.unwrap_err();
+    assert!(begun.elapsed() < SECOND, "a retry does not help");
+    assert_eq!(error.kind(), ErrorKind::AuthFailed, "{error}");
+    assert!(error.to_string().contains("adv-sem:wake:"), "{error}");
+    assert!(!format!("{error} {error:?}").contains("secret"));
+    eventually(async || server.connected_clients() == 0).await;
+    assert_eq!(Keys::of(&server).ask::<u64>("DBSIZE", &[]), 0);
+}
+
+#[tokio::test]
+async fn a_short_ttl_beside_others_shortens_nothing() {
+    let server = RedisServer::start();
+    let (holder, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    let held = acquire(&one(&holder)).await;
+    let waiter = Waiter::join(&one(&holder)).await;
+    let kinds = ["main", "info", "waiting", "waiting_heartbeat"];
+    let mut keys = Keys::of(&server);
+    let before = kinds.map(|kind| keys.expires_in(kind));
+
+    let short = other.semaphore("x", 1).ttl(SECOND).build().unwrap();
+    let limit = Duration::from_millis(100);
+    let error = deadline(short.acquire().within(limit)).await.unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    eventually(async || census(&short).await == (1, 1)).await;
+
+    for (kind, before) in kinds.into_iter().zip(before) {
+        let now = keys.expires_in(kind);
+        assert!(before > 180_000, "{kind} would expire in {before} ms, within the heartbeat");
+        assert!(now > before - 5000, "{kind} expires in {now} ms instead of {before}");
+    }
+    held.check().unwrap();
+    assert!(release(held).await);
+    assert!(release(waiter.permit().await).await);
+}
+
+/// Whoever is renewed must not lose the keys that it is stored in.
+#[tokio::test]
+async fn keys_do_not_expire_while_their_members_are_renewed() {
+    let server = RedisServer::start();
+    let client = connect(&server.url()).await;
+    let semaphore = one_beating(&client, Duration::from_millis(300));
+    let held = acquire(&semaphore).await;
+    let waiter = Waiter::join(&semaphore).await;
+    let mut keys = Keys::of(&server);
+    // As if nothing but renewals had come for some seconds.
+    let kinds = ["main", "info", "waiting", "waiting_heartbeat"];
+    for kind in kinds {
+        let _: u64 = keys.ask("PEXPIRE", &[&Keys::key(kind), "3000"]);
+    }
+    let begun = Instant::now();
+    let short = |keys: &mut Keys| {
+        kinds.into_iter().filter(|kind| keys.expires_in(kind) < 5000).collect::<Vec<_>>()
+    };
+    while !short(&mut keys).is_empty() {
+        let late = begun.elapsed() > Duration::from_millis(2500);
+        assert!(!late, "{:?} will expire under who holds and waits", short(&mut keys));
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    held.check().unwrap();
+    let released = Instant::now();
+    assert!(release(held).await);
+    let (at, permit) = waiter.granted().await;
+    assert!(at - released < AT_ONCE);
+    assert!(release(permit).await);
+}

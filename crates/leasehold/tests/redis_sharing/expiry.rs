@@ -1,0 +1,173 @@
+//! The life of the keys that both share.
+//!
+//! Their rule: whoever writes a key sets its expiry to its own TTL, however long the others still need it. Ours:
+//! an expiry only grows.
+//!
+//! What is left open: once theirs with a TTL of one second has touched a key, and stays away from then on, the
+//! key ends a second later unless one of our scripts writes it before. A holder of ours writes every third of its
+//! heartbeat interval or a little later, a waiter at least as often. With the default of 180 s that is
+//! too late: everybody's permits are gone. Ours are told so at their next renewal, and until then another may
+//! hold too. Where such programs take part, the heartbeat interval has to be as short as their shortest TTL.
+
+use std::time::Duration;
+
+use leasehold::{LossReason, Semaphore};
+use testkit::seed000::new_id;
+use testkit::wait::{deadline, eventually};
+
+use crate::both::{Both, HEARTBEAT, NAME, key};
+
+const SHARED: [&str; 3] = ["main", "waiting", "waiting_heartbeat"];
+
+fn with_heartbeat(both: &Both, heartbeat: Duration) -> Semaphore {
+    both.ours.semaphore(NAME, 1).heartbeat_max_interval(heartbeat).build().unwrap()
+}
+
+/// One of theirs with a short TTL queues, gives a sign of life and leaves.
+async fn they_pass_by(both: &Both, ttl: Duration) {
+    let id = new_id();
+    both.theirs.queue(NAME, &id, HEARTBEAT, Some(ttl)).await.unwrap();
+    both.theirs.ping(NAME, &id).await.unwrap();
+    both.theirs.release(NAME, &id).await.unwrap();
+}
+
+#[tokio::test]
+async fn their_short_ttl_does_not_outlast_our_renewals() {
+    let both = Both::start().await;
+    let semaphore = with_heartbeat(&both, Duration::from_secs(3));
+    let permit = semaphore.acquire().await.unwrap();
+    let waiter = both.we_queue(&semaphore).await;
+    for kind in SHARED {
+        assert!(both.left(kind) > 4000, "{kind}: {} ms", both.left(kind));
+    }
+    they_pass_by(&both, Duration::from_secs(4)).await;
+    for kind in SHARED {
+        // At most four seconds are left, then a renewal, at most two later, has made it more.
+        eventually(async || both.left(kind) > 4000 || !both.exists(&key(kind))).await;
+        assert!(both.exists(&key(kind)), "semaphore_{kind} went with their TTL");
+    }
+    permit.check().unwrap();
+    assert_eq!(both.place(&waiter.id), Some(0));
+    permit.release().await.unwrap();
+    waiter.permit().await.release().await.unwrap();
+    both.is_left_clean().await;
+}
+
+#[tokio::test]
+async fn until_our_next_renewal_their_short_ttl_can_end_ours() {
+    let both = Both::start().await;
+    let permit = with_heartbeat(&both, Duration::from_secs(9)).acquire().await.unwrap();
+    they_pass_by(&both, Duration::from_secs(1)).await;
+    assert!(both.left("main") <= 1000, "their rule has changed: {} ms", both.left("main"));
+    eventually(async || !both.exists(&key("main"))).await;
+    // This is the window: they are let in, and ours does not know yet.
+    both.they_hold(1).await;
+    assert_eq!(deadline(permit.lost()).await, LossReason::Gone);
+    assert!(permit.check().is_err());
+}
+
+/// A place that is no longer there is not waited for.
+#[tokio::test]
+async fn a_waiter_whose_queue_ended_by_their_ttl_queues_again() {
+    let both = Both::start().await;
+    let semaphore = with_heartbeat(&both, Duration::from_secs(3));
+    let permit = semaphore.acquire().await.unwrap();
+    let waiter = both.we_queue(&semaphore).await;
+    // As if it had expired.
+    both.ask::<()>(&["DEL", &key("waiting")]);
+    eventually(async || both.place(&waiter.id).is_some()).await;
+    permit.release().await.unwrap();
+    waiter.permit().await.release().await.unwrap();
+    both.is_left_clean().await;
+}
+
+#[tokio::test]
+async fn a_waiter_whose_sign_of_life_ended_by_their_ttl_keeps_its_place() {
+    let both = Both::start().await;
+    let semaphore = with_heartbeat(&both, Duration::from_secs(3));
+    let permit = semaphore.acquire().await.unwrap();
+    let waiter = both.we_queue(&semaphore).await;
+    let place = both.score("waiting", &waiter.id).unwrap();
+    both.ask::<()>(&["DEL", &key("waiting_heartbeat")]);
+    eventually(async || both.score("waiting_heartbeat", &waiter.id).is_some()).await;
+    let now = both.score("waiting", &waiter.id).expect("a place");
+    assert!((now - place).abs() < f64::EPSILON, "{now}, and it was {place}");
+    permit.release().await.unwrap();
+    waiter.permit().await.release().await.unwrap();
+    both.is_left_clean().await;
+}
+
+/// They set the expiry of `semaphore_ttl` too, and then the end of our TTL is forgotten.
+#[tokio::test]
+async fn a_ttl_of_ours_ends_though_theirs_made_redis_forget_it() {
+    let both = Both::start().await;
+    let (heartbeat, ttl) = (Duration::from_secs(3), Duration::from_secs(5));
+    let builder = both.ours.semaphore(NAME, 2).ttl(ttl).heartbeat_max_interval(heartbeat);
+    let permit = builder.build().unwrap().acquire().await.unwrap();
+    let holder = permit.id().to_string();
+    let ends = both.score("ttl", &holder).unwrap();
+    // As if it had expired.
+    both.ask::<()>(&["DEL", &key("ttl")]);
+    assert_eq!(deadline(permit.lost()).await, LossReason::TtlEnded);
+    let now = both.now();
+    assert!(now < ends + 1.0, "{} s late", now - ends);
+}
+
+/// While holders and waiters renew, every key in which they stand lives on.
+#[tokio::test]
+async fn no_key_of_ours_ends_before_those_who_stand_in_it() {
+    let both = Both::start().await;
+    let semaphore = with_heartbeat(&both, Duration::from_secs(1));
+    let permit = semaphore.acquire().await.unwrap();
+    let waiter = both.we_queue(&semaphore).await;
+    for kind in ["main", "waiting", "waiting_heartbeat", "info"] {
+        let first = both.ends(kind);
+        eventually(async || both.ends(kind) > first).await;
+    }
+    permit.check().unwrap();
+    waiter.cancel();
+}
+
+#[tokio::test]
+async fn a_short_ttl_of_ours_shortens_no_life() {
+    let both = Both::start().await;
+    let long = both.semaphore(2);
+    let _held = long.acquire().await.unwrap();
+    let _theirs = both.they_hold(2).await;
+    let _waiter = both.we_queue(&long).await;
+    let kinds = ["main", "ttl", "waiting", "waiting_heartbeat", "info"];
+    let before = kinds.map(|kind| both.ends(kind));
+
+    let other = both.another().await;
+    let short = other.semaphore(NAME, 2).ttl(Duration::from_secs(1)).build().unwrap();
+    // One waits and gives up, one waits, holds and gives back.
+    let given_up = short.acquire().within(Duration::from_millis(10)).await;
+    assert!(matches!(given_up, Err(leasehold::Error::TimedOut { .. })));
+    let third = other.semaphore(NAME, 4).ttl(Duration::from_secs(1)).build().unwrap();
+    let permit = third.acquire().await.unwrap();
+    assert!(both.holds(&permit.id().to_string()));
+    let renewed = both.score("main", &permit.id().to_string());
+    eventually(async || both.score("main", &permit.id().to_string()) != renewed).await;
+    permit.release().await.unwrap();
+
+    for (kind, before) in kinds.iter().zip(before) {
+        let now = both.ends(kind);
+        // A key that is gone because nobody stands in it any more has not been shortened.
+        assert!(now >= before || now == -2, "semaphore_{kind}: {} ms earlier", before - now);
+    }
+}
+
+/// Whoever of ours writes a key gives it the life that all who stand in it need, not only its own.
+#[tokio::test]
+async fn any_script_of_ours_that_writes_gives_back_the_life_that_theirs_took() {
+    let both = Both::start().await;
+    let _long = both.semaphore(3).acquire().await.unwrap();
+    they_pass_by(&both, Duration::from_secs(1)).await;
+    assert!(both.left("main") <= 1000);
+    // Another of ours, that needs the key for a second only.
+    let other = both.another().await;
+    let short = other.semaphore(NAME, 3).ttl(Duration::from_secs(1)).build().unwrap();
+    short.acquire().await.unwrap().release().await.unwrap();
+    let left = both.left("main");
+    assert!(left > 180_000, "{left} ms are left to a holder with a lease of three minutes");
+}

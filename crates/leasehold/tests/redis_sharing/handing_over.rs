@@ -1,0 +1,148 @@
+//! From theirs to ours and from ours to theirs, each step of theirs driven by hand.
+
+use std::time::{Duration, Instant};
+
+use leasehold::Semaphore;
+use testkit::wait::{deadline, eventually};
+
+use crate::both::{Both, HEARTBEAT, NAME, SOON, Waiter, notification};
+
+/// Theirs holds the only permit, ours waits for it.
+async fn ours_behind_theirs(both: &Both, semaphore: &Semaphore) -> (String, Waiter) {
+    let holder = both.they_hold(1).await;
+    let waiter = both.we_queue(semaphore).await;
+    (holder, waiter)
+}
+
+/// Their script grants our waiter. If our backstop comes between their release and their script, that
+/// round proves nothing and is played again.
+async fn granted_by_theirs(both: &Both, semaphore: &Semaphore, heartbeat: Duration) -> Waiter {
+    for _ in 0..10 {
+        let (holder, waiter) = ours_behind_theirs(both, semaphore).await;
+        assert_eq!(both.theirs.release(NAME, &holder).await.unwrap(), 1);
+        if both.theirs.wake_up_nexts(NAME, 1, heartbeat, None).await.unwrap() == 1 {
+            return waiter;
+        }
+        waiter.permit().await.release().await.unwrap();
+    }
+    panic!("our backstop came first ten times")
+}
+
+#[tokio::test]
+async fn what_they_release_is_found_by_our_backstop() {
+    let both = Both::start().await;
+    let (holder, waiter) = ours_behind_theirs(&both, &both.semaphore(1)).await;
+    let released = Instant::now();
+    assert_eq!(both.theirs.release(NAME, &holder).await.unwrap(), 1);
+    let permit = waiter.permit().await;
+    assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+    assert_eq!(both.members("main"), [permit.id().to_string()]);
+    permit.release().await.unwrap();
+    both.is_left_clean().await;
+}
+
+#[tokio::test]
+async fn what_we_release_is_theirs_at_once() {
+    let both = Both::start().await;
+    let semaphore = both.semaphore(1);
+    let permit = semaphore.acquire().await.unwrap();
+    let theirs = both.they_queue().await;
+    assert_eq!(both.they_wake(1).await, 0);
+
+    // They block on their list before it is there.
+    let (client, id) = (both.theirs.clone(), theirs.clone());
+    let blocked = tokio::spawn(async move { client.wait_notification(&id, SOON).await });
+    eventually(async || both.ask::<String>(&["CLIENT", "LIST"]).contains("cmd=blpop")).await;
+    assert!(permit.release().await.unwrap());
+    assert!(deadline(blocked).await.unwrap().unwrap(), "the list stayed empty");
+
+    assert!(both.holds(&theirs));
+    assert_eq!(both.place(&theirs), None);
+    both.they_confirm(&theirs, 1).await;
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    assert_eq!(both.theirs.release(NAME, &theirs).await.unwrap(), 1);
+    both.is_left_clean().await;
+}
+
+#[tokio::test]
+async fn their_notification_is_a_one_in_a_list_that_does_not_stay_for_ever() {
+    let both = Both::start().await;
+    let permit = both.semaphore(1).acquire().await.unwrap();
+    let theirs = both.they_queue().await;
+    permit.release().await.unwrap();
+
+    let list = notification(&theirs);
+    assert_eq!(both.ask::<String>(&["TYPE", &list]), "list");
+    assert_eq!(both.ask::<Vec<String>>(&["LRANGE", &list, "0", "-1"]), ["1"]);
+    let left: i64 = both.ask(&["PTTL", &list]);
+    assert!((1..=190_000).contains(&left), "{left} ms");
+    // Until they confirm, they have the interval that is their default.
+    let given = both.score("main", &theirs).unwrap() - both.now();
+    assert!((170.0..=180.0).contains(&given), "{given} s");
+    // A look (`LPOP`) finds it too.
+    assert!(both.theirs.wait_notification(&theirs, Duration::ZERO).await.unwrap());
+    both.they_confirm(&theirs, 1).await;
+}
+
+#[tokio::test]
+async fn what_their_script_grants_to_ours_is_confirmed_with_a_fence() {
+    let both = Both::start().await;
+    let semaphore = both.semaphore(1);
+    let fence_before = semaphore.acquire().await.unwrap().fence();
+    both.is_left_clean().await;
+
+    let rung = both.server.command_count("rpush");
+    let waiter = granted_by_theirs(&both, &semaphore, HEARTBEAT).await;
+    assert!(both.server.command_count("rpush") > rung, "they told nobody");
+    assert!(both.holds(&waiter.id) && both.place(&waiter.id).is_none());
+    let id = waiter.id.clone();
+    let granted = Instant::now();
+    let permit = waiter.permit().await;
+    assert!(granted.elapsed() < SOON, "{:?}", granted.elapsed());
+
+    assert_eq!(permit.id().to_string(), id);
+    assert!(permit.fence() > fence_before);
+    assert!(!both.exists(&notification(&id)), "the list is still there");
+    // Confirmed for our heartbeat, not for theirs.
+    let given = both.score("main", &id).unwrap() - both.now();
+    assert!((150.0..=180.0).contains(&given), "{given} s");
+    assert!(permit.release().await.unwrap());
+    both.is_left_clean().await;
+}
+
+#[tokio::test]
+async fn what_their_script_grants_to_ours_goes_on_when_ours_is_cancelled() {
+    let both = Both::start().await;
+    let waiter = granted_by_theirs(&both, &both.semaphore(1), HEARTBEAT).await;
+    let next = both.they_queue().await;
+    let list = notification(&waiter.id);
+    waiter.cancel();
+    both.they_were_notified(&next).await;
+    both.they_confirm(&next, 1).await;
+    assert!(!both.exists(&list), "the list is still there");
+    assert_eq!(both.members("main"), [next.clone()]);
+    both.theirs.release(NAME, &next).await.unwrap();
+    both.is_left_clean().await;
+}
+
+/// They grant ours for less time than it takes us to notice: then it is gone, and queues again.
+#[tokio::test]
+async fn a_notification_of_ours_that_nobody_read_in_time_does_not_stay() {
+    let both = Both::start().await;
+    let waiter = granted_by_theirs(&both, &both.semaphore(1), Duration::from_millis(1)).await;
+    let list = notification(&waiter.id);
+    let permit = waiter.permit().await;
+    assert!(permit.release().await.unwrap());
+    assert!(!both.exists(&list), "the list is still there");
+}
+
+#[tokio::test]
+async fn a_notification_of_ours_that_was_cancelled_too_late_does_not_stay() {
+    let both = Both::start().await;
+    let waiter = granted_by_theirs(&both, &both.semaphore(1), Duration::from_millis(1)).await;
+    let list = notification(&waiter.id);
+    // Theirs sweeps it, so that our cancel finds nobody.
+    eventually(async || both.theirs.card(NAME).await.unwrap() == 0).await;
+    waiter.cancel();
+    eventually(async || !both.exists(&list)).await;
+}

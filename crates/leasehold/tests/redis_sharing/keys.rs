@@ -1,0 +1,140 @@
+//! What both see of each other: keys, scores and statistics.
+
+use std::time::Duration;
+
+use crate::both::{Both, NAME, key, notification};
+
+#[tokio::test]
+async fn keys_have_the_names_and_types_of_the_seed() {
+    let both = Both::start().await;
+    let semaphore = both.ours.semaphore(NAME, 1).ttl(Duration::from_secs(300)).build().unwrap();
+    let permit = semaphore.acquire().await.unwrap();
+    let theirs = both.they_queue().await;
+    let _waiter = both.we_queue(&semaphore).await;
+    permit.release().await.unwrap();
+    both.they_confirm(&theirs, 1).await;
+
+    let kinds = [
+        ("main", "zset"),
+        ("ttl", "zset"),
+        ("max", "string"),
+        ("waiting", "zset"),
+        ("waiting_heartbeat", "zset"),
+        // What only we have:
+        ("fence", "string"),
+        ("info", "hash"),
+    ];
+    for (kind, expected) in kinds {
+        assert_eq!(both.ask::<String>(&["TYPE", &key(kind)]), expected, "semaphore_{kind}");
+    }
+    assert_eq!(both.ask::<String>(&["TYPE", &notification(&theirs)]), "list");
+    assert_eq!(both.ask::<String>(&["GET", &key("max")]), "1");
+
+    let mut all: Vec<String> = both.ask(&["KEYS", "*"]);
+    all.retain(|found| !kinds.iter().any(|(kind, _)| *found == key(kind)));
+    all.sort();
+    let who = format!("adv-sem:client:{}", both.ours.id());
+    assert_eq!(all, [notification(&theirs), who]);
+}
+
+#[tokio::test]
+async fn scores_are_seconds_of_the_servers_clock_with_microseconds() {
+    let both = Both::start().await;
+    let ttl = Duration::from_secs(600);
+    let semaphore = both.ours.semaphore(NAME, 1).ttl(ttl).build().unwrap();
+    let before = both.now();
+    let permit = semaphore.acquire().await.unwrap();
+    let waiter = both.we_queue(&semaphore).await;
+    let after = both.now();
+    let holder = permit.id().to_string();
+    for (kind, id, ahead) in [
+        ("main", &holder, 180.0),
+        ("ttl", &holder, 600.0),
+        ("waiting", &waiter.id, 0.0),
+        ("waiting_heartbeat", &waiter.id, 180.0),
+    ] {
+        let score = both.score(kind, id).unwrap() - ahead;
+        // Half a microsecond is what a score of this size can be off.
+        let expected = before - 1e-6..=after + 1e-6;
+        assert!(expected.contains(&score), "semaphore_{kind}: {score} is not in {expected:?}");
+    }
+    // Six digits at most: nothing was lost on the way, and nothing made up.
+    let text: String = both.ask(&["ZSCORE", &key("waiting"), &waiter.id]);
+    let micros = text.parse::<f64>().unwrap() * 1e6;
+    assert!((micros - micros.round()).abs() < 0.3, "{text}");
+    waiter.cancel();
+    permit.release().await.unwrap();
+    both.is_left_clean().await;
+}
+
+#[tokio::test]
+async fn their_statistics_see_ours() {
+    let both = Both::start().await;
+    let semaphore = both.semaphore(4);
+    let permits = [semaphore.acquire().await.unwrap(), semaphore.acquire().await.unwrap()];
+    let _held = both.they_hold(4).await;
+    let stats = both.theirs.stats(None).await.unwrap();
+    assert_eq!(stats.keys().collect::<Vec<_>>(), [NAME]);
+    assert_eq!((stats[NAME].acquired_slots, stats[NAME].max_slots), (3, Some(4)));
+    assert_eq!(both.theirs.card(NAME).await.unwrap(), 3);
+    for permit in permits {
+        permit.release().await.unwrap();
+    }
+    assert_eq!(both.theirs.card(NAME).await.unwrap(), 1);
+    assert_eq!(both.theirs.stats(Some(&[NAME])).await.unwrap()[NAME].acquired_slots, 1);
+}
+
+#[tokio::test]
+async fn our_statistics_see_theirs() {
+    let both = Both::start().await;
+    let semaphore = both.ours.semaphore(NAME, 2).label("nightly").build().unwrap();
+    let permit = semaphore.acquire().await.unwrap();
+    let held = both.they_hold(2).await;
+    let _waiting = both.they_queue().await;
+    let waiter = both.we_queue(&semaphore).await;
+
+    let all = both.ours.stats().fetch().await.unwrap();
+    let [one] = &all[..] else { panic!("{all:?}") };
+    assert_eq!((one.name(), one.capacity(), one.held(), one.waiting()), (NAME, 2, 2, 2));
+    assert!(one.oldest_wait().is_some());
+    let of = |id: &str| one.holders().iter().find(|member| member.id() == id).unwrap();
+    let (ours, theirs) = (of(&permit.id().to_string()), of(&held));
+    assert_eq!((ours.label(), ours.pid()), (Some("nightly"), Some(std::process::id())));
+    assert!(ours.host().is_some() && ours.age().is_some());
+    assert!(theirs.id().len() == 32 && theirs.id().bytes().all(|b| b.is_ascii_hexdigit()));
+    assert_eq!((theirs.label(), theirs.host(), theirs.pid()), (None, None, None));
+    let ends_in = theirs.ends_in().unwrap();
+    assert!(ends_in > Duration::from_secs(40) && ends_in <= Duration::from_secs(60), "{ends_in:?}");
+    drop(waiter);
+}
+
+#[tokio::test]
+async fn a_semaphore_of_theirs_alone_is_in_our_statistics() {
+    let both = Both::start().await;
+    let held = both.they_hold(7).await;
+    let all = both.ours.stats().fetch().await.unwrap();
+    let [one] = &all[..] else { panic!("{all:?}") };
+    assert_eq!((one.name(), one.capacity(), one.held(), one.waiting()), (NAME, 7, 1, 0));
+    assert_eq!(one.holders()[0].id(), held);
+}
+
+/// The newest declaration wins, whoever makes it; they make theirs when they confirm.
+#[tokio::test]
+async fn the_capacity_that_they_declare_is_the_capacity_by_which_we_grant() {
+    let both = Both::start().await;
+    let semaphore = both.semaphore(1);
+    let permit = semaphore.acquire().await.unwrap();
+    let waiter = both.we_queue(&semaphore).await;
+    let theirs = both.they_queue().await;
+    // They let in two, both by their limit of three: ours first, it was there before.
+    assert_eq!(both.they_wake(3).await, 2);
+    both.they_were_notified(&theirs).await;
+    both.they_confirm(&theirs, 3).await;
+    let second = waiter.permit().await;
+    assert_eq!(both.theirs.card(NAME).await.unwrap(), 3);
+    assert_eq!(semaphore.stats().await.unwrap().capacity(), 3);
+    permit.release().await.unwrap();
+    second.release().await.unwrap();
+    both.theirs.release(NAME, &theirs).await.unwrap();
+    both.is_left_clean().await;
+}
