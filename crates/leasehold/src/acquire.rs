@@ -100,7 +100,13 @@ impl Acquire {
                 Some(limit) => Some(positive("within", *limit)?),
                 None => None,
             };
-            match semaphore.named.enter(self.id, semaphore, self.wait, within, cx.waker()) {
+            match semaphore.named.enter(
+                self.id,
+                &semaphore.declaration,
+                self.wait,
+                within,
+                cx.waker(),
+            ) {
                 Entered::Held(grant, ticket) => (grant, ticket),
                 Entered::Full => return Poll::Ready(full()),
                 Entered::Closed => return Poll::Ready(Err(Error::Closed)),

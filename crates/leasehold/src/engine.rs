@@ -144,7 +144,9 @@ impl Drop for Engine {
     fn drop(&mut self) {
         // Taken out first: a name that goes may run code that is not ours.
         let names = std::mem::take(&mut self.core.names().by_name);
-        drop(names);
+        for (named, _) in names.into_values() {
+            named.abandon();
+        }
     }
 }
 

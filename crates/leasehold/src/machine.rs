@@ -541,6 +541,10 @@ impl<T> Machine<T> {
         self.members.get(&id).map(|member| &member.kept)
     }
 
+    pub(crate) fn into_kept(self) -> impl Iterator<Item = T> {
+        self.members.into_values().map(|member| member.kept)
+    }
+
     pub(crate) fn kept_mut(&mut self, id: AcquisitionId) -> Option<&mut T> {
         self.members.get_mut(&id).map(|member| &mut member.kept)
     }
@@ -583,7 +587,8 @@ impl<T> Machine<T> {
     pub(crate) fn holders(&self) -> Vec<Row<'_, T>> {
         let holders = self.members.iter().filter(|(_, member)| member.is_holder());
         let mut rows: Vec<_> = holders.map(|(id, _)| self.row(*id)).collect();
-        rows.sort_unstable_by_key(|row| (row.since, row.fence, row.id));
+        // By fence, which is exact; who has none yet came last.
+        rows.sort_unstable_by_key(|row| (row.fence.is_none(), row.fence, row.since, row.id));
         rows
     }
 

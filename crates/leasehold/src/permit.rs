@@ -98,8 +98,10 @@ impl Permit {
     pub fn check(&self) -> Result<(), Error> {
         match (&self.ticket, &self.semaphore) {
             (Some(ticket), _) => ticket.check().map_err(|reason| self.lost_error(reason)),
-            (None, Some(semaphore)) if semaphore.named.holds(self.id) => Ok(()),
-            (None, _) => Err(self.lost_error(LossReason::Released)),
+            (None, Some(semaphore)) => {
+                semaphore.named.check(self.id).map_err(|reason| self.lost_error(reason))
+            }
+            (None, None) => Err(self.lost_error(LossReason::Released)),
         }
     }
 
@@ -125,7 +127,7 @@ impl Permit {
     pub fn lost(&self) -> Lost {
         let ticket = match (&self.ticket, &self.semaphore) {
             (Some(ticket), _) => ticket.clone(),
-            (None, Some(semaphore)) => semaphore.named.attach(self.id, semaphore),
+            (None, Some(semaphore)) => semaphore.named.attach(self.id, &semaphore.declaration),
             (None, None) => unreachable!("only a permit that has ended has no semaphore"),
         };
         Lost { ticket, key: None }
@@ -147,7 +149,7 @@ impl Permit {
             semaphore.named.end(self.id);
             return Ok(false);
         }
-        semaphore.named.give_back(self.id, &semaphore).done().await
+        semaphore.named.give_back(self.id, &semaphore.declaration).done().await
     }
 
     /// Lets go of the guard, but not of the permit: it stays held, and renewed, until it is released by

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::poll_fn;
+use std::ops::Deref;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -48,15 +49,29 @@ pub struct Semaphore {
     pub(crate) inner: Arc<Inner>,
 }
 
-/// A semaphore as it was declared.
+/// What every handle, future and guard holds: the declaration, and the client that it was made with.
 pub(crate) struct Inner {
+    pub(crate) declaration: Arc<Declaration>,
+    /// Keeps the names and the thread alive.
+    _engine: Arc<Engine>,
+}
+
+/// A semaphore as it was declared. Tickets hold on to this alone, and not to the client: whoever is
+/// known to the engine only, as a detached permit is, does not keep it.
+pub(crate) struct Declaration {
     pub(crate) named: Arc<Named>,
     pub(crate) terms: Terms,
     /// What statistics show beside its permits.
     pub(crate) label: Option<Arc<str>>,
     max_acquire_time: Option<Duration>,
-    /// Keeps the names and the thread alive.
-    _engine: Arc<Engine>,
+}
+
+impl Deref for Inner {
+    type Target = Declaration;
+
+    fn deref(&self) -> &Declaration {
+        &self.declaration
+    }
 }
 
 impl Semaphore {
@@ -78,8 +93,9 @@ impl Semaphore {
     /// Nothing happens before the returned future is first polled.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] when the time is up, [`Error::Closed`] when the client is closed, and what
-    /// the store has to say.
+    /// [`Error::TimedOut`] when the time is up, [`Error::Closed`] when the client is closed,
+    /// [`Error::Lost`] when the permit was granted but had ended before the future was polled again, and
+    /// what the store has to say.
     ///
     /// # Cancel safety
     /// Dropping the future gives up the place in the queue, or the permit if it has just been granted.
@@ -159,7 +175,7 @@ impl Semaphore {
     /// # Cancel safety
     /// The release goes on if the future is dropped after it was first polled.
     pub async fn release(&self, id: &AcquisitionId) -> Result<bool, Error> {
-        self.inner.named.release_by_id(*id, &self.inner).done().await
+        self.inner.named.release_by_id(*id, &self.inner.declaration).done().await
     }
 
     /// Whether an acquire would have to wait now.
@@ -213,7 +229,13 @@ impl fmt::Debug for Semaphore {
 
 impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inner").field("name", self.named.name()).finish_non_exhaustive()
+        self.declaration.fmt(f)
+    }
+}
+
+impl fmt::Debug for Declaration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Declaration").field("name", self.named.name()).finish_non_exhaustive()
     }
 }
 
@@ -304,13 +326,9 @@ impl SemaphoreBuilder {
         named.declare(self.capacity);
         let terms = Terms { heartbeat, ttl };
         let label = label.map(Name::into_text);
-        let inner = Inner {
-            named,
-            terms,
-            label,
-            max_acquire_time: self.max_acquire_time,
-            _engine: self.engine,
-        };
+        let max_acquire_time = self.max_acquire_time;
+        let declaration = Arc::new(Declaration { named, terms, label, max_acquire_time });
+        let inner = Inner { declaration, _engine: self.engine };
         Ok(Semaphore { inner: Arc::new(inner) })
     }
 }

@@ -105,6 +105,12 @@ impl MemorySemaphore {
         &self.machine
     }
 
+    /// Starts anew, above the last fence, and hands back the tickets of whoever was known.
+    pub(crate) fn forget_everyone(&mut self) -> Vec<Arc<Ticket>> {
+        let fresh = Machine::new(self.machine.last_fence());
+        std::mem::replace(&mut self.machine, fresh).into_kept().flatten().collect()
+    }
+
     pub(crate) fn kept_mut(&mut self, id: AcquisitionId) -> Option<&mut Kept> {
         self.machine.kept_mut(id)
     }

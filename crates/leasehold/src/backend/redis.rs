@@ -85,11 +85,6 @@ impl Redis {
         Self { link: Link::new(settings, Scripts::new()) }
     }
 
-    #[cfg(test)]
-    fn with_scripts(settings: Settings, scripts: Scripts) -> Self {
-        Self { link: Link::new(settings, scripts) }
-    }
-
     /// Waits until the connection is up, or says why it is not.
     pub(crate) fn connected(&self) -> Later<()> {
         let link = self.link.clone();

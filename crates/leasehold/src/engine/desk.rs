@@ -157,21 +157,46 @@ impl Desk {
 
     /// Everything this client waits for and holds.
     pub(super) fn own_ids(&self) -> Vec<AcquisitionId> {
-        let mut ids: Vec<_> = self.tickets.values().map(|entry| entry.ticket.id).collect();
-        if let Store::Here(store) = &self.store {
-            ids.extend(store.machine().holders().iter().map(|row| row.id));
-            ids.extend(store.machine().waiters().map(|row| row.id));
-        }
-        // Waiters first, the youngest first: nobody is granted a permit only to lose it again.
-        ids.sort_unstable_by(|a, b| b.cmp(a));
-        ids.dedup();
-        ids
+        // Waiters first, the last one first: nobody is granted a permit only to lose it again.
+        let (mut waiters, holders): (Vec<_>, Vec<_>) = match &self.store {
+            Store::Here(store) => (
+                store.machine().waiters().map(|row| row.id).collect(),
+                store.machine().holders().iter().map(|row| row.id).collect(),
+            ),
+            Store::Away(_) => {
+                let mut ids: Vec<_> = self.tickets.values().map(|entry| entry.ticket.id).collect();
+                ids.sort_unstable();
+                ids.into_iter().partition(|id| self.waiting.contains(&id.sequence()))
+            }
+        };
+        waiters.reverse();
+        waiters.extend(holders);
+        waiters
     }
 
-    pub(super) fn holds(&self, id: AcquisitionId) -> bool {
-        match &self.store {
+    /// Whether an id is held, for who has no ticket to ask.
+    pub(super) fn check(&self, id: AcquisitionId) -> Result<(), LossReason> {
+        let held = match &self.store {
             Store::Here(store) => store.machine().holds(id),
             Store::Away(_) => self.ticket(id).is_some(),
+        };
+        match held {
+            true => Ok(()),
+            false if self.closed => Err(LossReason::Closed),
+            false => Err(LossReason::Released),
+        }
+    }
+
+    /// Lets go of all tickets but those that a release has yet to be told to.
+    pub(super) fn abandon(&mut self) -> Vec<Arc<Ticket>> {
+        let unless_releasing = |ticket: &Arc<Ticket>| !ticket.is_releasing();
+        match &mut self.store {
+            Store::Here(store) => store.forget_everyone(),
+            Store::Away(_) => {
+                let tickets = self.tickets.values().map(|entry| entry.ticket.clone());
+                let held: Vec<_> = tickets.filter(unless_releasing).collect();
+                held.iter().filter_map(|ticket| self.forget(ticket.id)).collect()
+            }
         }
     }
 

@@ -19,7 +19,7 @@ use crate::backend::{AwaySemaphore, Store};
 use crate::clock::{Moment, Span};
 use crate::machine::{Command, Held, Outcome, Role};
 use crate::name::Name;
-use crate::semaphore::Inner;
+use crate::semaphore::Declaration;
 use crate::{AcquisitionId, Error, LossReason};
 
 /// One name of one client.
@@ -141,7 +141,7 @@ impl Named {
     pub(crate) fn enter(
         &self,
         id: AcquisitionId,
-        semaphore: &Arc<Inner>,
+        semaphore: &Arc<Declaration>,
         wait: bool,
         within: Option<Span>,
         waker: &Waker,
@@ -201,13 +201,13 @@ impl Named {
     }
 
     /// Ends a permit on behalf of its guard.
-    pub(crate) fn give_back(&self, id: AcquisitionId, semaphore: &Arc<Inner>) -> Release {
+    pub(crate) fn give_back(&self, id: AcquisitionId, semaphore: &Arc<Declaration>) -> Release {
         self.release(id, semaphore, Ticket::start_release)
     }
 
     /// Ends a permit, or an acquire, by its id, which need not be one of this client's. Its guard or
     /// future, if it is elsewhere, is told that it is over.
-    pub(crate) fn release_by_id(&self, id: AcquisitionId, semaphore: &Arc<Inner>) -> Release {
+    pub(crate) fn release_by_id(&self, id: AcquisitionId, semaphore: &Arc<Declaration>) -> Release {
         self.release(id, semaphore, |ticket, after| {
             ticket.lose(LossReason::Released, after);
             ticket.fail(ticket.lost(LossReason::Released), after);
@@ -217,7 +217,7 @@ impl Named {
     fn release(
         &self,
         id: AcquisitionId,
-        semaphore: &Arc<Inner>,
+        semaphore: &Arc<Declaration>,
         tell: impl FnOnce(&Ticket, &mut After),
     ) -> Release {
         self.at_desk(|desk, after| {
@@ -240,24 +240,31 @@ impl Named {
 
     /// The ticket of a permit that has none, so that somebody can be told of its loss. If it is lost
     /// already, the ticket says so.
-    pub(crate) fn attach(&self, id: AcquisitionId, semaphore: &Arc<Inner>) -> Arc<Ticket> {
+    pub(crate) fn attach(&self, id: AcquisitionId, semaphore: &Arc<Declaration>) -> Arc<Ticket> {
         self.at_desk(|desk, after| {
             if let Some(ticket) = desk.ticket(id) {
                 return ticket.clone();
             }
             let ticket = Ticket::held(id, semaphore.clone(), Moment::NEVER);
-            if desk.holds(id) {
-                desk.register(&ticket);
-            } else {
-                ticket.lose(LossReason::Released, after);
+            match desk.check(id) {
+                Ok(()) => desk.register(&ticket),
+                Err(reason) => drop(ticket.lose(reason, after)),
             }
             ticket
         })
     }
 
     /// Whether a permit that was given out without a ticket is still there.
-    pub(crate) fn holds(&self, id: AcquisitionId) -> bool {
-        self.desk().holds(id)
+    pub(crate) fn check(&self, id: AcquisitionId) -> Result<(), LossReason> {
+        self.desk().check(id)
+    }
+
+    /// The client is gone: whatever is still known here belongs to nobody. It is neither renewed nor
+    /// released; in a store that is away it ends by itself.
+    pub(super) fn abandon(&self) {
+        // Dropped after the desk is let go: with the last ticket, this name may go as well.
+        let abandoned = self.desk().abandon();
+        drop(abandoned);
     }
 
     /// Ends everything this client waits for and holds here.

@@ -17,7 +17,7 @@ use std::task::{Context, Poll, Waker};
 
 use crate::clock::{Moment, Span};
 use crate::machine::Held;
-use crate::semaphore::Inner;
+use crate::semaphore::Declaration;
 use crate::{AcquisitionId, Error, Fence, LossReason};
 
 /// What is done once no lock is held, because it runs code that is not ours: wakers, and whoever listens
@@ -27,7 +27,7 @@ pub(crate) struct After {
     /// Mostly there is one waker or none: no allocation for that.
     waker: Option<Waker>,
     wakers: Vec<Waker>,
-    losses: Vec<(Arc<Inner>, AcquisitionId, LossReason)>,
+    losses: Vec<(Arc<Declaration>, AcquisitionId, LossReason)>,
 }
 
 impl After {
@@ -93,7 +93,7 @@ type Watchers = Vec<(u64, Waker)>;
 #[derive(Debug)]
 pub(crate) struct Ticket {
     pub(crate) id: AcquisitionId,
-    pub(crate) semaphore: Arc<Inner>,
+    pub(crate) semaphore: Arc<Declaration>,
     pub(crate) queued_at: Moment,
     /// When the acquire gives up.
     pub(crate) gives_up_at: Option<Moment>,
@@ -105,7 +105,7 @@ pub(crate) struct Ticket {
 impl Ticket {
     pub(crate) fn waiting(
         id: AcquisitionId,
-        semaphore: Arc<Inner>,
+        semaphore: Arc<Declaration>,
         within: Option<Span>,
         waker: Waker,
     ) -> Arc<Self> {
@@ -121,7 +121,11 @@ impl Ticket {
     }
 
     /// For a permit that did not have to wait.
-    pub(crate) fn held(id: AcquisitionId, semaphore: Arc<Inner>, valid_until: Moment) -> Arc<Self> {
+    pub(crate) fn held(
+        id: AcquisitionId,
+        semaphore: Arc<Declaration>,
+        valid_until: Moment,
+    ) -> Arc<Self> {
         Arc::new(Self {
             id,
             semaphore,
@@ -133,7 +137,7 @@ impl Ticket {
     }
 
     /// For the release of an id that this client holds no guard of.
-    pub(crate) fn releasing(id: AcquisitionId, semaphore: Arc<Inner>) -> Arc<Self> {
+    pub(crate) fn releasing(id: AcquisitionId, semaphore: Arc<Declaration>) -> Arc<Self> {
         let ticket = Self::held(id, semaphore, Moment::from_micros(0));
         *ticket.state() = State::Releasing(Vec::new());
         ticket

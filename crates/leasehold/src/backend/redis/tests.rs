@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use redis::{Connection, ConnectionLike, Value};
+use redis::{Connection, Value};
 use testkit::redis_server::RedisServer;
 
 use super::scripts::{Keys, Scripts, Transition, decode};

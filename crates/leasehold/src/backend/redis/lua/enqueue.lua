@@ -5,48 +5,52 @@
 local declared = tonumber(ARGV[6])
 local ids = {}
 for at = 7, #ARGV, 5 do ids[#ids + 1] = ARGV[at] end
-local scores = redis.call('ZMSCORE', MAIN, unpack(ids))
-local places = redis.call('ZMSCORE', WAITING, unpack(ids))
-
 -- First of all: if that makes room, it belongs to those who were here before.
-if capacity ~= declared then
+if read_capacity() ~= declared then
   capacity = declared
-  redis.call('SET', MAX, ARGV[6])
+  writes.max = ARGV[6]
 end
 expire()
 grant()
+local scores = held > 0 and redis.call('ZMSCORE', MAIN, unpack(ids)) or {}
+local places = queued > 0 and redis.call('ZMSCORE', WAITING, unpack(ids)) or {}
 
 -- Two waiters never share a score. A tail that is more than a second ahead is another program's clock.
-local tail = redis.call('ZRANGE', WAITING, -1, -1, 'WITHSCORES')[2]
-local place = NOW
-if tail and micros(tail) < NOW + 1000000 then place = math.max(NOW, micros(tail) + 1) end
+local place
+local function next_place()
+  if place then
+    place = place + 1
+  else
+    redis.call('ZCARD', ALIVE)
+    local tail = redis.call('ZRANGE', WAITING, -1, -1, 'WITHSCORES')[2]
+    place = NOW
+    if tail and micros(tail) < NOW + 1000000 then place = math.max(NOW, micros(tail) + 1) end
+  end
+  return place
+end
 
 local outcomes = {}
 for i, id in ipairs(ids) do
   local at = 7 + (i - 1) * 5
   local wait, heartbeat, ttl, label = ARGV[at + 1], tonumber(ARGV[at + 2]), span(ARGV[at + 3]), ARGV[at + 4]
   local told = holding[id] and hold_again(id, heartbeat)
-  if not told and scores[i] and micros(scores[i]) > NOW then
-    -- A holder already, unless its TTL has just ended.
+  if not told and scores[i] then
     local info = redis.call('HGET', INFO, id)
     local hold_until = redis.call('ZSCORE', TTL, id)
-    if redis.call('ZSCORE', MAIN, id) then
-      told = confirm(id, parse(info), hold_until and micros(hold_until), heartbeat, ttl, label)
-    end
+    told = confirm(id, parse(info), hold_until and micros(hold_until), heartbeat, ttl, label)
   end
   if told then
     outcomes[i] = { 'held', told[1], told[2], told[3] }
-  elseif places[i] and redis.call('ZSCORE', WAITING, id) then
+  elseif places[i] then
     outcomes[i] = { 'queued', queued, 0, 0 }
   elseif held < capacity then
     told = hold(id, heartbeat, ttl, label)
     outcomes[i] = { 'held', told[1], told[2], told[3] }
   elseif wait == '1' then
     queued = queued + 1
-    add(writes.waiting, stamp(place), id)
-    add(writes.alive, stamp(later(heartbeat)), id)
-    add(writes.info, id, describe(nil, NOW, heartbeat, ttl, label))
-    place = place + 1
+    add(writes.waiting, stamp(next_place()), id)
+    add(writes.alive, stamp_in(heartbeat), id)
+    add(writes.info, id, describe(nil, heartbeat, ttl, label))
     outcomes[i] = { 'queued', queued, 0, 0 }
   else
     outcomes[i] = { 'full', 0, 0, 0 }

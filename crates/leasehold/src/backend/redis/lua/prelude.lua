@@ -33,15 +33,22 @@ local function stamp(micros)
   return string.format('%d.%06d', math.floor(micros / 1000000), micros % 1000000)
 end
 
+-- The score of so long from now, formatted once a script.
+local stamps = {}
+local function stamp_in(span)
+  local known = stamps[span]
+  if not known then
+    known = stamp(NOW + span)
+    stamps[span] = known
+  end
+  return known
+end
+
 local function micros(score)
   return math.floor(tonumber(score) * 1000000 + 0.5)
 end
 
 local NOW_STAMP = stamp(NOW)
-
-local function later(span)
-  return NOW + span
-end
 
 -- At most this many ids in one call: `unpack` ends at 8000.
 local PAGE = 1000
@@ -58,30 +65,36 @@ local function parse(info)
     ttl = span(ttl or '-'), label = label or '' }
 end
 
-local function describe(fence, since, heartbeat, ttl, label)
-  local text = fence and string.format('%d', fence) or '-'
-  return table.concat({ text, string.format('%d', since), heartbeat and string.format('%d', heartbeat) or '-',
-    ttl and string.format('%d', ttl) or '-', label }, ' ')
+local SINCE = string.format('%d', NOW)
+
+local function digits(number)
+  return number and string.format('%d', number) or '-'
 end
 
--- Read first, so that a key of the wrong type is found out.
-local held = redis.call('ZCARD', MAIN)
-local over = redis.call('ZRANGEBYSCORE', TTL, '-inf', NOW_STAMP, 'LIMIT', 0, PAGE)
-local queued = redis.call('ZCARD', WAITING)
-local silent = redis.call('ZRANGEBYSCORE', ALIVE, '-inf', NOW_STAMP, 'LIMIT', 0, PAGE)
-local capacity = tonumber(redis.call('GET', MAX) or 0)
-local last_fence = tonumber(redis.call('GET', FENCE) or 0)
-redis.call('HLEN', INFO)
+local function describe(fence, heartbeat, ttl, label)
+  return digits(fence) .. ' ' .. SINCE .. ' ' .. digits(heartbeat) .. ' ' .. digits(ttl) .. ' ' .. label
+end
 
 -- What is to be written, gathered so that each key is written once a script.
 local writes = { main = {}, ttl = {}, waiting = {}, alive = {}, info = {} }
 local granted = {}
 local holding = {}
-local minted = false
+
+-- Who holds and who waits. What is read only now and then is read when it is needed, but always before
+-- anything is written to that key.
+local held = redis.call('ZCARD', MAIN)
+local queued = redis.call('ZCARD', WAITING)
+local capacity, last_fence
+
+local function read_capacity()
+  if not capacity then capacity = tonumber(redis.call('GET', MAX) or 0) end
+  return capacity
+end
 
 local function mint()
+  if not last_fence then last_fence = tonumber(redis.call('GET', FENCE) or 0) end
   last_fence = math.max(last_fence + 1, NOW)
-  minted = true
+  writes.fence = true
   return last_fence
 end
 
@@ -90,54 +103,54 @@ local function add(list, a, b)
   list[#list + 1] = b
 end
 
+-- The hash is the first to be written: it alone may not have been read before.
 local function forget(ids)
-  redis.call('ZREM', MAIN, unpack(ids))
-  redis.call('ZREM', TTL, unpack(ids))
   redis.call('HDEL', INFO, unpack(ids))
+  held = held - redis.call('ZREM', MAIN, unpack(ids))
+  redis.call('ZREM', TTL, unpack(ids))
+end
+
+local function leave(ids)
+  redis.call('HDEL', INFO, unpack(ids))
+  queued = queued - redis.call('ZREM', WAITING, unpack(ids))
+  redis.call('ZREM', ALIVE, unpack(ids))
+end
+
+local function due(key)
+  return redis.call('ZRANGEBYSCORE', key, '-inf', NOW_STAMP, 'LIMIT', 0, PAGE)
 end
 
 local function expire()
+  local over = due(TTL)
+  local silent = queued > 0 and due(ALIVE) or {}
   while #over > 0 do
-    held = held - redis.call('ZREM', MAIN, unpack(over))
-    redis.call('ZREM', TTL, unpack(over))
-    redis.call('HDEL', INFO, unpack(over))
-    over = redis.call('ZRANGEBYSCORE', TTL, '-inf', NOW_STAMP, 'LIMIT', 0, PAGE)
+    forget(over)
+    over = due(TTL)
   end
   while held > 0 do
-    local dead = redis.call('ZRANGEBYSCORE', MAIN, '-inf', NOW_STAMP, 'LIMIT', 0, PAGE)
+    local dead = due(MAIN)
     if #dead == 0 then break end
-    held = held - #dead
     forget(dead)
   end
-  if #silent > 0 then
-    queued = queued - redis.call('ZREM', WAITING, unpack(silent))
-    redis.call('ZREM', ALIVE, unpack(silent))
-    redis.call('HDEL', INFO, unpack(silent))
-  end
+  if #silent > 0 then leave(silent) end
 end
 
 -- Makes `id` a holder who is told so in the reply, and confirmed by that.
 local function hold(id, heartbeat, ttl, label)
   held = held + 1
   local fence = mint()
-  local ends = later(heartbeat)
-  add(writes.main, stamp(ends), id)
-  if ttl then
-    add(writes.ttl, stamp(later(ttl)), id)
-    ends = math.min(ends, later(ttl))
-  end
-  add(writes.info, id, describe(fence, NOW, heartbeat, ttl, label))
-  holding[id] = { held, fence, ends - NOW, ttl and later(ttl) }
+  add(writes.main, stamp_in(heartbeat), id)
+  if ttl then add(writes.ttl, stamp_in(ttl), id) end
+  add(writes.info, id, describe(fence, heartbeat, ttl, label))
+  holding[id] = { held, fence, math.min(heartbeat, ttl or heartbeat), ttl }
   return holding[id]
 end
 
 -- One that this very script has made a holder asks for it, too.
 local function hold_again(id, heartbeat)
-  local _, fence, _, hold_until = unpack(holding[id], 1, 4)
-  local ends = later(heartbeat)
-  add(writes.main, stamp(ends), id)
-  if hold_until then ends = math.min(ends, hold_until) end
-  return { held, fence, ends - NOW }
+  local _, fence, _, ttl = unpack(holding[id], 1, 4)
+  add(writes.main, stamp_in(heartbeat), id)
+  return { held, fence, math.min(heartbeat, ttl or heartbeat) }
 end
 
 -- Tells a waiter of another client that it was granted a permit; false if nobody heard it.
@@ -156,7 +169,8 @@ local function wake(id)
 end
 
 local function grant()
-  local passed_over, out_of_reach = 0, {}
+  if queued == 0 then return end
+  local capacity, passed_over, out_of_reach = read_capacity(), 0, {}
   while held < capacity and passed_over < PAGE and queued > passed_over do
     local last = passed_over + math.min(capacity - held, 100) - 1
     local heads = redis.call('ZRANGE', WAITING, passed_over, last)
@@ -176,9 +190,9 @@ local function grant()
         if heard then
           held = held + 1
           claim = math.min(claim, info.heartbeat or claim)
-          add(writes.main, stamp(later(claim)), id)
+          add(writes.main, stamp_in(claim), id)
           if infos[i] then
-            add(writes.info, id, describe(nil, NOW, info.heartbeat, info.ttl, info.label))
+            add(writes.info, id, describe(nil, info.heartbeat, info.ttl, info.label))
           end
           leaving[#leaving + 1] = id
         else
@@ -196,18 +210,17 @@ end
 
 -- Claims a permit, or renews the claim. `info` is what is known of it, `hold_until` its score in TTL.
 local function confirm(id, info, hold_until, heartbeat, ttl, label)
-  local ends = later(heartbeat)
   local fence = info.fence
+  local left = hold_until and hold_until - NOW
   if not fence then
     fence = mint()
-    hold_until = ttl and later(ttl)
-    if hold_until then add(writes.ttl, stamp(hold_until), id) end
-    add(writes.info, id, describe(fence, NOW, heartbeat, ttl, label))
+    left = ttl
+    if ttl then add(writes.ttl, stamp_in(ttl), id) end
+    add(writes.info, id, describe(fence, heartbeat, ttl, label))
     redis.pcall('DEL', NS .. ':acquisition_notification:' .. id)
   end
-  add(writes.main, stamp(ends), id)
-  if hold_until then ends = math.min(ends, hold_until) end
-  return { held, fence, ends - NOW }
+  add(writes.main, stamp_in(heartbeat), id)
+  return { held, fence, math.min(heartbeat, left or heartbeat) }
 end
 
 -- An expiry only ever grows, and lies ten seconds behind the last score. Setting it is saved while it is
@@ -238,7 +251,8 @@ local function flush()
       redis.call('HSET', INFO, unpack(writes.info, from, math.min(from + PAGE - 1, #writes.info)))
     end
   end
-  if minted then redis.call('SET', FENCE, string.format('%d', last_fence)) end
+  if writes.fence then redis.call('SET', FENCE, string.format('%d', last_fence)) end
+  if writes.max then redis.call('SET', MAX, writes.max) end
   last = math.max(last, write_scores(MAIN, writes.main) or 0)
   last = math.max(last, write_scores(ALIVE, writes.alive) or 0)
   write_scores(TTL, writes.ttl)
@@ -246,7 +260,6 @@ local function flush()
   write_scores(WAITING, writes.waiting, last)
   if #writes.info > 0 and last > 0 then outlive(INFO, last) end
   writes = { main = {}, ttl = {}, waiting = {}, alive = {}, info = {} }
-  minted = false
 end
 
 -- Writes, and answers in the form that every transition has.

@@ -8,8 +8,8 @@ grant()
 flush()
 local ids = {}
 for at = 6, #ARGV do ids[#ids + 1] = ARGV[at] end
-local renew_by = redis.call('ZMSCORE', MAIN, unpack(ids))
-local places = redis.call('ZMSCORE', WAITING, unpack(ids))
+local renew_by = held > 0 and redis.call('ZMSCORE', MAIN, unpack(ids)) or {}
+local places = queued > 0 and redis.call('ZMSCORE', WAITING, unpack(ids)) or {}
 local infos = redis.call('HMGET', INFO, unpack(ids))
 local outcomes, holders, waiters, lists = {}, {}, {}, {}
 for i, id in ipairs(ids) do
@@ -24,15 +24,8 @@ for i, id in ipairs(ids) do
     outcomes[i] = { 'nobody' }
   end
 end
-if #holders > 0 then
-  held = held - #holders
-  forget(holders)
-end
-if #waiters > 0 then
-  queued = queued - redis.call('ZREM', WAITING, unpack(waiters))
-  redis.call('ZREM', ALIVE, unpack(waiters))
-  redis.call('HDEL', INFO, unpack(waiters))
-end
+if #holders > 0 then forget(holders) end
+if #waiters > 0 then leave(waiters) end
 if #lists > 0 then redis.pcall('DEL', unpack(lists)) end
 grant()
 return finish(outcomes)
