@@ -29,6 +29,8 @@ pub(crate) struct Desk {
     tickets: FxHashMap<u64, Entry>,
     /// For a store that is away: the tickets that wait, so that the backstop can ask about the oldest.
     waiting: BTreeSet<u64>,
+    /// Whether the agenda has a backstop.
+    backstopped: bool,
     agenda: BTreeSet<(Moment, Chore)>,
     /// What the last command did to others, in a store that is here; empty in between.
     effects: Effects<Kept>,
@@ -71,6 +73,7 @@ impl Desk {
             looked_at: None,
             tickets: FxHashMap::default(),
             waiting: BTreeSet::new(),
+            backstopped: false,
             agenda: BTreeSet::new(),
             effects: Effects::default(),
             sweep_at: None,
@@ -127,7 +130,7 @@ impl Desk {
             }
             Store::Away(_) => {
                 if ticket.is_waiting() {
-                    if self.waiting.is_empty() {
+                    if !std::mem::replace(&mut self.backstopped, true) {
                         self.agenda.insert((Moment::now() + BACKSTOP, Chore::Backstop));
                     }
                     self.waiting.insert(id.sequence());
@@ -391,7 +394,8 @@ impl Desk {
                 }
                 Chore::Backstop => {
                     self.ask_oldest_from(0);
-                    if !self.waiting.is_empty() {
+                    self.backstopped = !self.waiting.is_empty();
+                    if self.backstopped {
                         self.agenda.insert((now + BACKSTOP, Chore::Backstop));
                     }
                 }

@@ -2,24 +2,21 @@
 --
 -- ARGV    from 6 on three for each id: id, heartbeat, ttl ("-": none)
 -- Result  four for each id: "held", slot number, fence, valid_for | "waiting", 0, 0, 0 | "gone", 0, 0, 0
-local outcomes = {}
 expire()
 grant()
 for at = 6, #ARGV, 3 do
-  local id = ARGV[at]
-  local heartbeat, ttl = tonumber(ARGV[at + 1]), span(ARGV[at + 2])
-  local told = holding[id] and hold_again(id, heartbeat)
-  if not told and redis.call('ZSCORE', MAIN, id) then
+  local id, heartbeat, ttl = ARGV[at], tonumber(ARGV[at + 1]), span(ARGV[at + 2])
+  if holding[id] then
+    answer('held', hold_again(id, heartbeat))
+  elseif redis.call('ZSCORE', MAIN, id) then
     local info = parse(redis.call('HGET', INFO, id))
     local hold_until = redis.call('ZSCORE', TTL, id)
-    told = confirm(id, info, hold_until and micros(hold_until), heartbeat, ttl, info.label or '')
-  end
-  if told then
-    outcomes[#outcomes + 1] = { 'held', told[1], told[2], told[3] }
+    local terms = describe_terms(heartbeat, ttl, info.label or '')
+    answer('held', confirm(id, info, hold_until and micros(hold_until), heartbeat, ttl, terms))
   elseif redis.call('ZSCORE', WAITING, id) then
-    outcomes[#outcomes + 1] = { 'waiting', 0, 0, 0 }
+    answer('waiting')
   else
-    outcomes[#outcomes + 1] = { 'gone', 0, 0, 0 }
+    answer('gone')
   end
 end
-return finish(outcomes)
+return finish()

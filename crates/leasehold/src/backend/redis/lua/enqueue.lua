@@ -5,6 +5,7 @@
 local declared = tonumber(ARGV[6])
 local ids = {}
 for at = 7, #ARGV, 5 do ids[#ids + 1] = ARGV[at] end
+
 -- First of all: if that makes room, it belongs to those who were here before.
 if read_capacity() ~= declared then
   capacity = declared
@@ -29,31 +30,28 @@ local function next_place()
   return place
 end
 
-local outcomes = {}
 for i, id in ipairs(ids) do
   local at = 7 + (i - 1) * 5
   local wait, heartbeat, ttl, label = ARGV[at + 1], tonumber(ARGV[at + 2]), span(ARGV[at + 3]), ARGV[at + 4]
-  local told = holding[id] and hold_again(id, heartbeat)
-  if not told and scores[i] then
+  local terms = ' ' .. SINCE .. ' ' .. ARGV[at + 2] .. ' ' .. ARGV[at + 3] .. ' ' .. label
+  if holding[id] then
+    answer('held', hold_again(id, heartbeat))
+  elseif scores[i] then
     local info = redis.call('HGET', INFO, id)
     local hold_until = redis.call('ZSCORE', TTL, id)
-    told = confirm(id, parse(info), hold_until and micros(hold_until), heartbeat, ttl, label)
-  end
-  if told then
-    outcomes[i] = { 'held', told[1], told[2], told[3] }
+    answer('held', confirm(id, parse(info), hold_until and micros(hold_until), heartbeat, ttl, terms))
   elseif places[i] then
-    outcomes[i] = { 'queued', queued, 0, 0 }
+    answer('queued', queued)
   elseif held < capacity then
-    told = hold(id, heartbeat, ttl, label)
-    outcomes[i] = { 'held', told[1], told[2], told[3] }
+    answer('held', hold(id, heartbeat, ttl, terms))
   elseif wait == '1' then
     queued = queued + 1
     add(writes.waiting, stamp(next_place()), id)
     add(writes.alive, stamp_in(heartbeat), id)
-    add(writes.info, id, describe(nil, heartbeat, ttl, label))
-    outcomes[i] = { 'queued', queued, 0, 0 }
+    add(writes.info, id, describe(nil, terms))
+    answer('queued', queued)
   else
-    outcomes[i] = { 'full', 0, 0, 0 }
+    answer('full')
   end
 end
-return finish(outcomes)
+return finish()

@@ -71,8 +71,13 @@ local function digits(number)
   return number and string.format('%d', number) or '-'
 end
 
-local function describe(fence, heartbeat, ttl, label)
-  return digits(fence) .. ' ' .. SINCE .. ' ' .. digits(heartbeat) .. ' ' .. digits(ttl) .. ' ' .. label
+-- `terms` are the heartbeat, the TTL and the label, as `describe_terms` spells them.
+local function describe(fence, terms)
+  return digits(fence) .. terms
+end
+
+local function describe_terms(heartbeat, ttl, label)
+  return ' ' .. SINCE .. ' ' .. digits(heartbeat) .. ' ' .. digits(ttl) .. ' ' .. label
 end
 
 -- What is to be written, gathered so that each key is written once a script.
@@ -135,22 +140,22 @@ local function expire()
   if #silent > 0 then leave(silent) end
 end
 
--- Makes `id` a holder who is told so in the reply, and confirmed by that.
-local function hold(id, heartbeat, ttl, label)
+-- Makes `id` a holder who is told so in the reply, and confirmed by that. Answers its slot number, its fence
+-- and how long that is good for, as do the two functions that follow.
+local function hold(id, heartbeat, ttl, terms)
   held = held + 1
   local fence = mint()
   add(writes.main, stamp_in(heartbeat), id)
   if ttl then add(writes.ttl, stamp_in(ttl), id) end
-  add(writes.info, id, describe(fence, heartbeat, ttl, label))
-  holding[id] = { held, fence, math.min(heartbeat, ttl or heartbeat), ttl }
-  return holding[id]
+  add(writes.info, id, describe(fence, terms))
+  return held, fence, math.min(heartbeat, ttl or heartbeat)
 end
 
--- One that this very script has made a holder asks for it, too.
+-- One that this very script has granted a permit asks for it, too.
 local function hold_again(id, heartbeat)
-  local _, fence, _, ttl = unpack(holding[id], 1, 4)
+  local fence, ttl = holding[id].fence, holding[id].ttl
   add(writes.main, stamp_in(heartbeat), id)
-  return { held, fence, math.min(heartbeat, ttl or heartbeat) }
+  return held, fence, math.min(heartbeat, ttl or heartbeat)
 end
 
 -- Tells a waiter of another client that it was granted a permit; false if nobody heard it.
@@ -180,8 +185,11 @@ local function grant()
     for i, id in ipairs(heads) do
       local info = parse(infos[i])
       if string.sub(id, 1, #OWN) == OWN then
-        local told = hold(id, info.heartbeat or FOREIGN_HEARTBEAT, info.ttl, info.label or '')
-        granted[#granted + 1] = { id, told[1], told[2], told[3] }
+        local heartbeat, ttl = info.heartbeat or FOREIGN_HEARTBEAT, info.ttl
+        local terms = describe_terms(heartbeat, ttl, info.label or '')
+        local slot, fence, valid_for = hold(id, heartbeat, ttl, terms)
+        holding[id] = { fence = fence, ttl = ttl }
+        granted[#granted + 1] = { id, slot, fence, valid_for }
         leaving[#leaving + 1] = id
       else
         local client = string.match(id, '^(%w+)%-') or id
@@ -192,7 +200,7 @@ local function grant()
           claim = math.min(claim, info.heartbeat or claim)
           add(writes.main, stamp_in(claim), id)
           if infos[i] then
-            add(writes.info, id, describe(nil, info.heartbeat, info.ttl, info.label))
+            add(writes.info, id, describe(nil, describe_terms(info.heartbeat, info.ttl, info.label)))
           end
           leaving[#leaving + 1] = id
         else
@@ -209,18 +217,25 @@ local function grant()
 end
 
 -- Claims a permit, or renews the claim. `info` is what is known of it, `hold_until` its score in TTL.
-local function confirm(id, info, hold_until, heartbeat, ttl, label)
+local function confirm(id, info, hold_until, heartbeat, ttl, terms)
   local fence = info.fence
   local left = hold_until and hold_until - NOW
   if not fence then
     fence = mint()
     left = ttl
     if ttl then add(writes.ttl, stamp_in(ttl), id) end
-    add(writes.info, id, describe(fence, heartbeat, ttl, label))
+    add(writes.info, id, describe(fence, terms))
     redis.pcall('DEL', NS .. ':acquisition_notification:' .. id)
   end
   add(writes.main, stamp_in(heartbeat), id)
-  return { held, fence, math.min(heartbeat, left or heartbeat) }
+  return held, fence, math.min(heartbeat, left or heartbeat)
+end
+
+-- What is answered for the ids that were asked about, in order.
+local outcomes = {}
+local function answer(tag, slot, fence, valid_for)
+  local n = #outcomes
+  outcomes[n + 1], outcomes[n + 2], outcomes[n + 3], outcomes[n + 4] = tag, slot or 0, fence or 0, valid_for or 0
 end
 
 -- An expiry only ever grows, and lies ten seconds behind the last score. Setting it is saved while it is
@@ -263,7 +278,7 @@ local function flush()
 end
 
 -- Writes, and answers in the form that every transition has.
-local function finish(outcomes)
+local function finish()
   flush()
   local delay = -1
   if queued > 0 then
@@ -281,8 +296,6 @@ local function finish(outcomes)
   for _, one in ipairs(granted) do
     for field = 1, 4 do result[#result + 1] = one[field] end
   end
-  for _, outcome in ipairs(outcomes) do
-    for _, field in ipairs(outcome) do result[#result + 1] = field end
-  end
+  for _, field in ipairs(outcomes) do result[#result + 1] = field end
   return result
 end

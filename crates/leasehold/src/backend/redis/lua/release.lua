@@ -11,21 +11,22 @@ for at = 6, #ARGV do ids[#ids + 1] = ARGV[at] end
 local renew_by = held > 0 and redis.call('ZMSCORE', MAIN, unpack(ids)) or {}
 local places = queued > 0 and redis.call('ZMSCORE', WAITING, unpack(ids)) or {}
 local infos = redis.call('HMGET', INFO, unpack(ids))
-local outcomes, holders, waiters, lists = {}, {}, {}, {}
+local holders, waiters, lists = {}, {}, {}
 for i, id in ipairs(ids) do
   if renew_by[i] then
-    outcomes[i] = { 'holder' }
+    outcomes[i] = 'holder'
     holders[#holders + 1] = id
-    if not parse(infos[i]).fence then lists[#lists + 1] = NS .. ':acquisition_notification:' .. id end
+    -- Only what was never confirmed can have a list: see `confirm`.
+    if not infos[i] or string.sub(infos[i], 1, 1) == '-' then lists[#lists + 1] = NS .. ':acquisition_notification:' .. id end
   elseif places[i] then
-    outcomes[i] = { 'waiter' }
+    outcomes[i] = 'waiter'
     waiters[#waiters + 1] = id
   else
-    outcomes[i] = { 'nobody' }
+    outcomes[i] = 'nobody'
   end
 end
 if #holders > 0 then forget(holders) end
 if #waiters > 0 then leave(waiters) end
 if #lists > 0 then redis.pcall('DEL', unpack(lists)) end
 grant()
-return finish(outcomes)
+return finish()

@@ -12,26 +12,24 @@ local renew_by = redis.call('ZMSCORE', MAIN, unpack(ids))
 local alive_by = redis.call('ZMSCORE', ALIVE, unpack(ids))
 local hold_until = redis.call('ZMSCORE', TTL, unpack(ids))
 local infos = redis.call('HMGET', INFO, unpack(ids))
-local outcomes = {}
 for i, id in ipairs(ids) do
   local heartbeat = tonumber(ARGV[6 + (i - 1) * 2 + 1])
-  local told = holding[id] and hold_again(id, heartbeat)
-  if told then
-    outcomes[i] = { 'held', told[1], told[2], told[3] }
+  if holding[id] then
+    answer('held', hold_again(id, heartbeat))
   elseif renew_by[i] then
     local fence = parse(infos[i]).fence
     if fence then
       add(writes.main, stamp_in(heartbeat), id)
       local left = hold_until[i] and micros(hold_until[i]) - NOW
-      outcomes[i] = { 'held', held, fence, math.min(heartbeat, left or heartbeat) }
+      answer('held', held, fence, math.min(heartbeat, left or heartbeat))
     else
-      outcomes[i] = { 'claim', held, 0, micros(renew_by[i]) - NOW }
+      answer('claim', held, 0, micros(renew_by[i]) - NOW)
     end
   elseif alive_by[i] then
     add(writes.alive, stamp_in(heartbeat), id)
-    outcomes[i] = { 'waiting', 0, 0, 0 }
+    answer('waiting')
   else
-    outcomes[i] = { 'gone', 0, 0, 0 }
+    answer('gone')
   end
 end
-return finish(outcomes)
+return finish()

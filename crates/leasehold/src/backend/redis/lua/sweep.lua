@@ -4,4 +4,4 @@
 -- Result  nothing
 expire()
 grant()
-return finish({})
+return finish()
