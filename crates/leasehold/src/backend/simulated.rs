@@ -28,6 +28,8 @@ pub(crate) struct World {
     pub(crate) lose_wake_ups: usize,
     /// How long every answer takes.
     pub(crate) delay: Duration,
+    /// Every command that is on its way, or was.
+    pub(crate) asked: Vec<Command>,
     /// Every batch that was applied.
     pub(crate) batches: Vec<Vec<Command>>,
 }
@@ -89,7 +91,11 @@ impl AwaySemaphore for SimulatedSemaphore {
     fn apply(&self, commands: Vec<Command>) -> Later<Reply> {
         let (store, name, client) = (self.store.clone(), self.name.clone(), self.client);
         Box::pin(async move {
-            let delay = store.world().delay;
+            let delay = {
+                let mut world = store.world();
+                world.asked.extend(commands.iter().cloned());
+                world.delay
+            };
             tokio::time::sleep(delay).await;
             store.world().apply(&name, client, commands)
         })

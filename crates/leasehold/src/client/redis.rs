@@ -18,6 +18,20 @@ impl Client {
     /// A client whose permits are shared by everyone who uses the same Redis or Valkey server, version 6.2 or
     /// later.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// use leasehold::{Client, ErrorKind};
+    ///
+    /// // Nobody listens there.
+    /// let connect = Client::redis().url("redis://127.0.0.1:1").attempts(1).connect();
+    /// let error = connect.await.unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::ServiceUnavailable);
+    /// let expected = "connecting to redis://127.0.0.1:1: the store cannot be reached";
+    /// assert_eq!(error.to_string(), expected);
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the URL does not parse, [`Error::Unavailable`] if the server cannot be
     /// reached, [`Error::Refused`] if it does not let us in or is too old.
@@ -35,6 +49,21 @@ impl Client {
 }
 
 /// A client on Redis, with other settings: see [`Client::redis`].
+///
+/// ```
+/// use leasehold::{Client, Error};
+/// use std::time::Duration;
+///
+/// async fn connect() -> Result<Client, Error> {
+///     Client::redis()
+///         .url("rediss://user:password@redis.internal:6380/0")
+///         .namespace("billing")
+///         .socket_timeout(Duration::from_secs(5))
+///         .attempts(5)
+///         .connect()
+///         .await
+/// }
+/// ```
 #[must_use = "nothing is connected until it is told to"]
 #[derive(Clone)]
 pub struct RedisBuilder {

@@ -17,6 +17,9 @@ use crate::{AcquisitionId, Error, LossReason};
 /// How often a name with waiters asks whether a wake-up was lost.
 const BACKSTOP: Span = Span::from_millis(1000);
 
+/// How soon a sign of life that was not answered is repeated, at the earliest and at the latest.
+const SOON: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
 pub(crate) struct Desk {
     pub(super) store: Store,
     pub(super) closed: bool,
@@ -337,6 +340,10 @@ impl Desk {
     /// What the store says of one id.
     fn told(&mut self, id: AcquisitionId, outcome: Outcome, sent: Moment, after: &mut After) {
         let Some(ticket) = self.ticket(id).cloned() else { return };
+        if ticket.is_releasing() && !matches!(outcome, Outcome::Removed(_)) {
+            // A sign of life that was overtaken by the release.
+            return;
+        }
         match outcome {
             Outcome::Held(held @ Held { fence: Some(fence), .. }) => {
                 let valid_until = valid_until(&ticket, &held, sent);
@@ -351,7 +358,7 @@ impl Desk {
                 } else {
                     ticket.extend(valid_until);
                 }
-                self.schedule_end(id, valid_until);
+                self.schedule_end(id, ticket.valid_until());
                 self.schedule_renewal(id, sent);
             }
             Outcome::Held(_) => {
@@ -500,10 +507,10 @@ impl Desk {
     }
 
     fn renew_soon(&mut self, id: AcquisitionId) {
-        let left = self.ticket(id).map(|own| own.valid_until().saturating_since(Moment::now()));
-        let Some(left) = left else { return };
-        let delay = Span::from_duration((left / 3).min(Duration::from_secs(1)));
-        self.set_renewal(id, Moment::now() + delay);
+        let Some(ticket) = self.ticket(id) else { return };
+        let left = ticket.valid_until().saturating_since(Moment::now());
+        let hurry = if ticket.is_waiting() { SOON.1 } else { (left / 3).clamp(SOON.0, SOON.1) };
+        self.set_renewal(id, Moment::now() + Span::from_duration(hurry));
     }
 
     /// The next renewal is somewhere in the second third of the heartbeat interval, so that the renewals

@@ -179,6 +179,38 @@ async fn renewals_keep_a_permit_for_as_long_as_it_is_held() {
 }
 
 #[tokio::test]
+async fn a_release_that_overtakes_a_renewal_is_told_its_outcome() {
+    let store = Simulated::default();
+    let client = client(&store);
+    let permit = soon(semaphore(&client, 1).acquire()).await.unwrap();
+    store.world().delay = Duration::from_millis(150);
+    let renewing = || {
+        let world = store.world();
+        world.asked.iter().any(|command| matches!(command, Command::Renew { .. }))
+    };
+    eventually(renewing).await;
+    // The renewal comes to a store that knows of nothing any more, and its answer before the release's.
+    store.world().delay = Duration::ZERO;
+    assert!(soon(permit.release()).await.unwrap());
+}
+
+#[tokio::test]
+async fn a_store_that_is_down_is_not_asked_without_end() {
+    let store = Simulated::default();
+    let (here, there) = (client(&store), client(&store));
+    let held = soon(semaphore(&here, 1).acquire()).await.unwrap();
+    let semaphore = semaphore(&there, 1);
+    let mut waiting = pin!(semaphore.acquire());
+    start(waiting.as_mut()).await;
+    eventually(|| store.world().count("s") == (1, 1)).await;
+    store.world().cut_off.extend([here.id(), there.id()]);
+    store.world().asked.clear();
+    soon(held.lost()).await;
+    let asked = store.world().asked.len();
+    assert!(asked < 60, "asked {asked} times in less than half a second");
+}
+
+#[tokio::test]
 async fn a_holder_that_is_cut_off_knows_before_anyone_else_is_granted() {
     let store = Simulated::default();
     let (here, there) = (client(&store), client(&store));

@@ -195,10 +195,10 @@ impl Ticket {
         true
     }
 
-    /// Renewed: the holder may go on until then.
+    /// Renewed: the holder may go on until then. Answers may overtake each other; the latest counts.
     pub(crate) fn extend(&self, valid_until: Moment) {
         if matches!(*self.state(), State::Granted(_) | State::Held(_)) {
-            self.valid_until.store(valid_until.micros(), Ordering::Release);
+            self.valid_until.fetch_max(valid_until.micros(), Ordering::AcqRel);
         }
     }
 
