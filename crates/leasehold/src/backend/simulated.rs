@@ -26,8 +26,9 @@ pub(crate) struct World {
     pub(crate) lose_answers: usize,
     /// How many of the next wake-ups are lost although somebody heard them.
     pub(crate) lose_wake_ups: usize,
-    /// How long every answer takes.
+    /// How long every command is on its way, and how long its answer.
     pub(crate) delay: Duration,
+    pub(crate) linger: Duration,
     /// Every command that is on its way, or was.
     pub(crate) asked: Vec<Command>,
     /// Every batch that was applied.
@@ -91,13 +92,15 @@ impl AwaySemaphore for SimulatedSemaphore {
     fn apply(&self, commands: Vec<Command>) -> Later<Reply> {
         let (store, name, client) = (self.store.clone(), self.name.clone(), self.client);
         Box::pin(async move {
-            let delay = {
+            let (delay, linger) = {
                 let mut world = store.world();
                 world.asked.extend(commands.iter().cloned());
-                world.delay
+                (world.delay, world.linger)
             };
             tokio::time::sleep(delay).await;
-            store.world().apply(&name, client, commands)
+            let answer = store.world().apply(&name, client, commands);
+            tokio::time::sleep(linger).await;
+            answer
         })
     }
 

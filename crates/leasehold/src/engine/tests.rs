@@ -183,7 +183,7 @@ async fn a_release_that_overtakes_a_renewal_is_told_its_outcome() {
     let store = Simulated::default();
     let client = client(&store);
     let permit = soon(semaphore(&client, 1).acquire()).await.unwrap();
-    store.world().delay = Duration::from_millis(150);
+    store.world().delay = Duration::from_millis(100);
     let renewing = || {
         let world = store.world();
         world.asked.iter().any(|command| matches!(command, Command::Renew { .. }))
@@ -191,6 +191,7 @@ async fn a_release_that_overtakes_a_renewal_is_told_its_outcome() {
     eventually(renewing).await;
     // The renewal comes to a store that knows of nothing any more, and its answer before the release's.
     store.world().delay = Duration::ZERO;
+    store.world().linger = Duration::from_millis(250);
     assert!(soon(permit.release()).await.unwrap());
 }
 
