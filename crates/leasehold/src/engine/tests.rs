@@ -13,7 +13,8 @@ use crate::machine::Command;
 use crate::{Client, Error, LossReason, Semaphore};
 
 const PATIENCE: Duration = Duration::from_secs(20);
-const HEARTBEAT: Duration = Duration::from_millis(400);
+/// Long enough for a machine that is busy with other things.
+const HEARTBEAT: Duration = Duration::from_millis(1200);
 
 fn client(store: &Simulated) -> Client {
     let retries = Retries {
@@ -173,7 +174,7 @@ async fn renewals_keep_a_permit_for_as_long_as_it_is_held() {
         let renewal = |command: &&Command| matches!(command, Command::Renew { .. });
         world.batches.iter().flatten().filter(renewal).count()
     };
-    eventually(|| renewals() >= 6).await;
+    eventually(|| renewals() >= 4 || permit.check().is_err()).await;
     permit.check().unwrap();
     assert!(permit.release().await.unwrap());
 }
@@ -183,7 +184,7 @@ async fn a_release_that_overtakes_a_renewal_is_told_its_outcome() {
     let store = Simulated::default();
     let client = client(&store);
     let permit = soon(semaphore(&client, 1).acquire()).await.unwrap();
-    store.world().delay = Duration::from_millis(100);
+    store.world().delay = Duration::from_millis(60);
     let renewing = || {
         let world = store.world();
         world.asked.iter().any(|command| matches!(command, Command::Renew { .. }))
@@ -208,7 +209,7 @@ async fn a_store_that_is_down_is_not_asked_without_end() {
     store.world().asked.clear();
     soon(held.lost()).await;
     let asked = store.world().asked.len();
-    assert!(asked < 60, "asked {asked} times in less than half a second");
+    assert!(asked < 60, "asked {asked} times in about a second");
 }
 
 #[tokio::test]
@@ -273,7 +274,7 @@ async fn a_ttl_ends_a_permit_however_well_it_is_renewed() {
     let semaphore = client
         .semaphore("s", 1)
         .heartbeat_max_interval(HEARTBEAT)
-        .ttl(Duration::from_millis(900))
+        .ttl(Duration::from_millis(2000))
         .build()
         .unwrap();
     let permit = soon(semaphore.acquire()).await.unwrap();
