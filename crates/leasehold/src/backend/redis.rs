@@ -92,7 +92,7 @@ impl Redis {
     }
 
     /// A pause, on the engine's thread: the caller's runtime may have no timers.
-    pub(crate) fn pause(&self, delay: Duration) -> Later<()> {
+    pub(crate) fn pause(delay: Duration) -> Later<()> {
         Box::pin(async move {
             tokio::time::sleep(delay).await;
             Ok(())

@@ -180,7 +180,7 @@ impl RedisBuilder {
                 Ok(()) => return Ok(client),
                 Err(error @ Error::Unavailable { .. }) if attempt < self.attempts => {
                     tracing::debug!(%error, attempt, "connecting again");
-                    core.run(redis.pause(retries.delay(attempt))).await?;
+                    core.run(Redis::pause(retries.delay(attempt))).await?;
                     attempt += 1;
                 }
                 Err(error) => return Err(error),

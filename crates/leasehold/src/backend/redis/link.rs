@@ -267,7 +267,7 @@ impl Link {
             }
         });
         let second = Some(AbortOnDrop(second));
-        Ok(Live { connection, wake_ups, second: second, id_on_server: 0 })
+        Ok(Live { connection, wake_ups, second, id_on_server: 0 })
     }
 
     fn info(&self, protocol: ProtocolVersion) -> ConnectionInfo {

@@ -100,7 +100,7 @@ impl Scripts {
 /// The keys of one name, and what every script is told.
 #[derive(Debug)]
 pub(super) struct Keys {
-    keys: [String; 7],
+    all: [String; 7],
     namespace: String,
     name: Name,
     client: String,
@@ -118,7 +118,7 @@ impl Keys {
     ) -> Self {
         let kinds = ["main", "ttl", "max", "waiting", "waiting_heartbeat", "fence", "info"];
         Self {
-            keys: kinds.map(|kind| format!("{namespace}:semaphore_{kind}:{name}")),
+            all: kinds.map(|kind| format!("{namespace}:semaphore_{kind}:{name}")),
             namespace: namespace.to_owned(),
             name: name.clone(),
             client: client.to_string(),
@@ -128,7 +128,7 @@ impl Keys {
     }
 
     pub(super) fn waiting(&self) -> &str {
-        &self.keys[3]
+        &self.all[3]
     }
 
     /// One script for commands of one kind, at most 256 of them.
@@ -139,7 +139,7 @@ impl Keys {
         commands: &[&Command],
     ) -> Cmd {
         let mut cmd = redis::cmd("EVALSHA");
-        cmd.arg(scripts.hash(transition)).arg(self.keys.len()).arg(&self.keys);
+        cmd.arg(scripts.hash(transition)).arg(self.all.len()).arg(&self.all);
         cmd.arg(&self.namespace).arg(self.name.as_str()).arg(&self.client);
         cmd.arg(self.confirm_within.micros()).arg(self.foreign_heartbeat.micros());
         for (index, command) in commands.iter().enumerate() {
