@@ -1,6 +1,6 @@
 //! What the lock of one name guards, and the rules by which it is kept.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,8 +30,10 @@ pub(crate) struct Desk {
     pub(super) looked_at: Option<Moment>,
     /// For a store that is away. A store that is here keeps the tickets itself.
     tickets: FxHashMap<u64, Entry>,
-    /// For a store that is away: the tickets that wait, so that the backstop can ask about the oldest.
-    waiting: BTreeSet<u64>,
+    /// For a store that is away: who waits there, in the order of its queue, so that the backstop can ask about
+    /// the first. Not the order in which they asked: whoever was taken for dead queues again.
+    waiting: BTreeMap<u64, AcquisitionId>,
+    last_place: u64,
     /// Whether the agenda has a backstop.
     backstopped: bool,
     agenda: BTreeSet<(Moment, Chore)>,
@@ -47,6 +49,8 @@ pub(crate) struct Desk {
 
 struct Entry {
     ticket: Arc<Ticket>,
+    /// Where it stands in `waiting`, once the store has said that it waits.
+    place: Option<u64>,
     renew_at: Option<Moment>,
     ends_at: Option<Moment>,
 }
@@ -75,7 +79,8 @@ impl Desk {
             renewals: Vec::new(),
             looked_at: None,
             tickets: FxHashMap::default(),
-            waiting: BTreeSet::new(),
+            waiting: BTreeMap::new(),
+            last_place: 0,
             backstopped: false,
             agenda: BTreeSet::new(),
             effects: Effects::default(),
@@ -132,13 +137,8 @@ impl Desk {
                 }
             }
             Store::Away(_) => {
-                if ticket.is_waiting() {
-                    if !std::mem::replace(&mut self.backstopped, true) {
-                        self.agenda.insert((Moment::now() + BACKSTOP, Chore::Backstop));
-                    }
-                    self.waiting.insert(id.sequence());
-                }
-                let entry = Entry { ticket: ticket.clone(), renew_at: None, ends_at: None };
+                let (ticket, place) = (ticket.clone(), None);
+                let entry = Entry { ticket, place, renew_at: None, ends_at: None };
                 self.tickets.insert(id.sequence(), entry);
             }
         }
@@ -147,12 +147,32 @@ impl Desk {
     /// For a store that is away: the engine no longer sees to this ticket.
     fn forget(&mut self, id: AcquisitionId) -> Option<Arc<Ticket>> {
         self.ticket(id)?;
-        let Entry { ticket, renew_at, ends_at } = self.tickets.remove(&id.sequence())?;
+        self.leave_line(id);
+        let Entry { ticket, renew_at, ends_at, .. } = self.tickets.remove(&id.sequence())?;
         self.strike(renew_at, Chore::Renew(id));
         self.strike(ends_at, Chore::End(id));
         self.strike(ticket.gives_up_at, Chore::GiveUp(id));
-        self.waiting.remove(&id.sequence());
         Some(ticket)
+    }
+
+    /// The store says that it waits. If it did not before, it stands behind everyone else of ours.
+    fn stand_in_line(&mut self, id: AcquisitionId) {
+        let Some(entry) = self.tickets.get_mut(&id.sequence()) else { return };
+        if entry.place.is_none() {
+            self.last_place += 1;
+            entry.place = Some(self.last_place);
+            self.waiting.insert(self.last_place, id);
+        }
+        if !std::mem::replace(&mut self.backstopped, true) {
+            self.agenda.insert((Moment::now() + BACKSTOP, Chore::Backstop));
+        }
+    }
+
+    fn leave_line(&mut self, id: AcquisitionId) {
+        let entry = self.tickets.get_mut(&id.sequence());
+        if let Some(place) = entry.and_then(|entry| entry.place.take()) {
+            self.waiting.remove(&place);
+        }
     }
 
     fn strike(&mut self, at: Option<Moment>, chore: Chore) {
@@ -172,7 +192,7 @@ impl Desk {
             Store::Away(_) => {
                 let mut ids: Vec<_> = self.tickets.values().map(|entry| entry.ticket.id).collect();
                 ids.sort_unstable();
-                ids.into_iter().partition(|id| self.waiting.contains(&id.sequence()))
+                ids.into_iter().partition(|id| self.tickets[&id.sequence()].ticket.is_waiting())
             }
         };
         waiters.reverse();
@@ -353,7 +373,7 @@ impl Desk {
                     return;
                 }
                 if ticket.is_waiting() {
-                    self.waiting.remove(&id.sequence());
+                    self.leave_line(id);
                     ticket.grant(Grant::new(&held, fence), valid_until, after);
                 } else {
                     ticket.extend(valid_until);
@@ -364,15 +384,20 @@ impl Desk {
             Outcome::Held(_) => {
                 // Granted by somebody else, and the wake-up was lost. Perhaps not the only one.
                 self.claim(id);
-                self.ask_oldest_from(id.sequence() + 1);
+                let place = self.tickets.get(&id.sequence()).and_then(|entry| entry.place);
+                self.ask_oldest_from(place.map_or(0, |place| place + 1));
             }
-            Outcome::Queued { .. } | Outcome::Waiting => self.schedule_renewal(id, sent),
+            Outcome::Queued { .. } | Outcome::Waiting => {
+                self.stand_in_line(id);
+                self.schedule_renewal(id, sent);
+            }
             Outcome::Full => {
                 self.forget(id);
                 ticket.full(after);
             }
             Outcome::Gone if ticket.is_waiting() => {
                 // Passed over as dead, or the store lost its data: back to the end of the queue.
+                self.leave_line(id);
                 self.outbox.push(enqueue(&ticket));
             }
             Outcome::Gone => {
@@ -468,9 +493,9 @@ impl Desk {
         }
     }
 
-    fn ask_oldest_from(&mut self, sequence: u64) {
-        let Some(oldest) = self.waiting.range(sequence..).next() else { return };
-        self.renewals.push(renew(&self.tickets[oldest].ticket));
+    fn ask_oldest_from(&mut self, place: u64) {
+        let Some((_, oldest)) = self.waiting.range(place..).next() else { return };
+        self.renewals.push(renew(&self.tickets[&oldest.sequence()].ticket));
     }
 
     /// Renewals go in batches: whoever is due, and those who will be soon.

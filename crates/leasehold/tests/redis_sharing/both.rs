@@ -19,6 +19,8 @@ pub(crate) const NAMESPACE: &str = "adv-sem";
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(60);
 /// A wait for what must come by itself: long before anybody's heartbeat is due.
 pub(crate) const SOON: Duration = Duration::from_secs(15);
+/// The backstop's second, and far more than it takes on a busy machine.
+pub(crate) const BACKSTOP: Duration = Duration::from_secs(5);
 
 pub(crate) struct Both {
     pub(crate) server: RedisServer,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use leasehold::Semaphore;
 use testkit::wait::{deadline, eventually};
 
-use crate::both::{Both, HEARTBEAT, NAME, SOON, Waiter, notification};
+use crate::both::{BACKSTOP, Both, HEARTBEAT, NAME, SOON, Waiter, notification};
 
 /// Theirs holds the only permit, ours waits for it.
 async fn ours_behind_theirs(both: &Both, semaphore: &Semaphore) -> (String, Waiter) {
@@ -35,7 +35,7 @@ async fn what_they_release_is_found_by_our_backstop() {
     let released = Instant::now();
     assert_eq!(both.theirs.release(NAME, &holder).await.unwrap(), 1);
     let permit = waiter.permit().await;
-    assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+    assert!(released.elapsed() < BACKSTOP, "{:?}", released.elapsed());
     assert_eq!(both.members("main"), [permit.id().to_string()]);
     permit.release().await.unwrap();
     both.is_left_clean().await;
@@ -98,7 +98,7 @@ async fn what_their_script_grants_to_ours_is_confirmed_with_a_fence() {
     let id = waiter.id.clone();
     let granted = Instant::now();
     let permit = waiter.permit().await;
-    assert!(granted.elapsed() < SOON, "{:?}", granted.elapsed());
+    assert!(granted.elapsed() < BACKSTOP, "{:?}", granted.elapsed());
 
     assert_eq!(permit.id().to_string(), id);
     assert!(permit.fence() > fence_before);
@@ -120,7 +120,7 @@ async fn what_their_script_grants_to_ours_goes_on_when_ours_is_cancelled() {
     both.they_were_notified(&next).await;
     both.they_confirm(&next, 1).await;
     assert!(!both.exists(&list), "the list is still there");
-    assert_eq!(both.members("main"), [next.clone()]);
+    assert_eq!(both.members("main"), [next.as_str()]);
     both.theirs.release(NAME, &next).await.unwrap();
     both.is_left_clean().await;
 }
@@ -141,8 +141,28 @@ async fn a_notification_of_ours_that_was_cancelled_too_late_does_not_stay() {
     let both = Both::start().await;
     let waiter = granted_by_theirs(&both, &both.semaphore(1), Duration::from_millis(1)).await;
     let list = notification(&waiter.id);
-    // Theirs sweeps it, so that our cancel finds nobody.
-    eventually(async || both.theirs.card(NAME).await.unwrap() == 0).await;
+    // Theirs sweeps it, so that our cancel finds nobody; unless our backstop was first.
+    let swept = async || both.theirs.card(NAME).await.unwrap() == 0;
+    eventually(async || swept().await || !both.exists(&list)).await;
     waiter.cancel();
     eventually(async || !both.exists(&list)).await;
+}
+
+/// The backstop asks the first of ours in the queue, and that need not be the one who asked first.
+#[tokio::test]
+async fn what_their_script_grants_to_ours_is_found_though_an_older_one_had_to_queue_again() {
+    let both = Both::start().await;
+    let semaphore = both.semaphore(1);
+    let _holder = both.they_hold(1).await;
+    let older = both.we_queue(&semaphore).await;
+    let younger = both.we_queue(&semaphore).await;
+    // They take it for dead, and it goes to the end of the queue.
+    both.theirs.release(NAME, &older.id).await.unwrap();
+    eventually(async || both.place(&older.id) == Some(1)).await;
+    assert_eq!(both.they_wake(2).await, 1);
+    let granted = Instant::now();
+    let permit = younger.permit().await;
+    assert!(granted.elapsed() < BACKSTOP, "{:?}", granted.elapsed());
+    assert!(!both.exists(&notification(&permit.id().to_string())), "the list is still there");
+    permit.release().await.unwrap();
 }

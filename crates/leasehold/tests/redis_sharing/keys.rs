@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use testkit::wait::eventually;
+
 use crate::both::{Both, NAME, key, notification};
 
 #[tokio::test]
@@ -30,10 +32,11 @@ async fn keys_have_the_names_and_types_of_the_seed() {
     assert_eq!(both.ask::<String>(&["TYPE", &notification(&theirs)]), "list");
     assert_eq!(both.ask::<String>(&["GET", &key("max")]), "1");
 
+    let who = format!("adv-sem:client:{}", both.ours.id());
+    eventually(async || both.exists(&who)).await;
     let mut all: Vec<String> = both.ask(&["KEYS", "*"]);
     all.retain(|found| !kinds.iter().any(|(kind, _)| *found == key(kind)));
     all.sort();
-    let who = format!("adv-sem:client:{}", both.ours.id());
     assert_eq!(all, [notification(&theirs), who]);
 }
 

@@ -58,14 +58,13 @@ async fn the_order_is_kept_when_they_do_the_granting() {
     for (turn, id) in order.iter().enumerate() {
         assert_eq!(both.theirs.release(NAME, &holder).await.unwrap(), 1);
         both.they_wake(1).await;
-        assert_eq!(both.members("main"), [id.clone()]);
+        assert_eq!(both.members("main"), [id.as_str()]);
         assert_eq!(both.members("waiting"), order[turn + 1..]);
-        match waiters[turn].take() {
-            Some(waiter) => permits.push(waiter.permit().await),
-            None => {
-                both.they_were_notified(id).await;
-                both.they_confirm(id, 1).await;
-            }
+        if let Some(waiter) = waiters[turn].take() {
+            permits.push(waiter.permit().await);
+        } else {
+            both.they_were_notified(id).await;
+            both.they_confirm(id, 1).await;
         }
         holder.clone_from(id);
     }

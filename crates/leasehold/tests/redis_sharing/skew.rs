@@ -56,7 +56,7 @@ async fn theirs_that_are_behind_are_neither_dead_nor_able_to_take_from_ours() {
     both.they_confirm(&theirs, 1).await;
     // By our clock it has five seconds less, and is alive.
     assert!(semaphore.try_acquire().await.unwrap().is_none());
-    assert_eq!(both.members("main"), [theirs.clone()]);
+    assert_eq!(both.members("main"), [theirs.as_str()]);
     assert_eq!(both.members("waiting"), order[1..]);
 
     both.theirs.release(NAME, &theirs).await.unwrap();

@@ -12,10 +12,11 @@ for at = 6, #ARGV, 3 do
     local info = parse(redis.call('HGET', INFO, id))
     local hold_until = redis.call('ZSCORE', TTL, id)
     local terms = describe_terms(heartbeat, ttl, info.label or '')
-    answer('held', confirm(id, info, hold_until and micros(hold_until), heartbeat, ttl, terms))
+    answer('held', confirm(id, info, hold_until, heartbeat, ttl, terms))
   elseif redis.call('ZSCORE', WAITING, id) then
     answer('waiting')
   else
+    forget_notification(id)
     answer('gone')
   end
 end

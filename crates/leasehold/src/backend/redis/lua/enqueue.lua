@@ -39,7 +39,7 @@ for i, id in ipairs(ids) do
   elseif scores[i] then
     local info = redis.call('HGET', INFO, id)
     local hold_until = redis.call('ZSCORE', TTL, id)
-    answer('held', confirm(id, parse(info), hold_until and micros(hold_until), heartbeat, ttl, terms))
+    answer('held', confirm(id, parse(info), hold_until, heartbeat, ttl, terms))
   elseif places[i] then
     answer('queued', queued)
   elseif held < capacity then

@@ -216,16 +216,31 @@ local function grant()
   end
 end
 
+-- How long a holder may still hold, by its score in TTL. If another program has let the whole key expire, the
+-- score is put back.
+local function ttl_left(id, info, hold_until)
+  if hold_until then return micros(hold_until) - NOW end
+  if not (info.fence and info.ttl) then return end
+  local left = math.max(info.since + info.ttl - NOW, 0)
+  add(writes.ttl, stamp_in(left), id)
+  return left
+end
+
+-- Another program may have granted it once, and told it so.
+local function forget_notification(id)
+  redis.pcall('DEL', NS .. ':acquisition_notification:' .. id)
+end
+
 -- Claims a permit, or renews the claim. `info` is what is known of it, `hold_until` its score in TTL.
 local function confirm(id, info, hold_until, heartbeat, ttl, terms)
   local fence = info.fence
-  local left = hold_until and hold_until - NOW
+  local left = ttl_left(id, info, hold_until)
   if not fence then
     fence = mint()
     left = ttl
     if ttl then add(writes.ttl, stamp_in(ttl), id) end
     add(writes.info, id, describe(fence, terms))
-    redis.pcall('DEL', NS .. ':acquisition_notification:' .. id)
+    forget_notification(id)
   end
   add(writes.main, stamp_in(heartbeat), id)
   return held, fence, math.min(heartbeat, left or heartbeat)
@@ -238,42 +253,46 @@ local function answer(tag, slot, fence, valid_for)
   outcomes[n + 1], outcomes[n + 2], outcomes[n + 3], outcomes[n + 4] = tag, slot or 0, fence or 0, valid_for or 0
 end
 
--- An expiry only ever grows, and lies ten seconds behind the last score. Setting it is saved while it is
--- still five seconds behind.
+-- An expiry only ever grows. Setting it is saved while it is still five seconds behind.
 local function outlive(key, last)
   local wanted = math.ceil((last - NOW) / 1000) + 10000
   if redis.call('PTTL', key) < wanted - 5000 then redis.call('PEXPIRE', key, wanted) end
 end
 
-local function write_scores(key, list, until_at)
-  if #list == 0 then return end
-  local last = until_at or 0
+-- Lets a key live until ten seconds after its last score, which it answers; 0 if there is none. Not the last that
+-- we wrote: another program may have shortened what others need.
+local function keep(key)
+  local highest = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')[2]
+  if not highest then return 0 end
+  outlive(key, micros(highest))
+  return micros(highest)
+end
+
+local function write_scores(key, list)
   for from = 1, #list, PAGE do
     redis.call('ZADD', key, unpack(list, from, math.min(from + PAGE - 1, #list)))
   end
-  if not until_at then
-    for i = 1, #list, 2 do last = math.max(last, micros(list[i])) end
-  end
-  outlive(key, last)
-  return last
 end
 
--- Writes what was gathered.
-local function flush()
-  local last = 0
-  if #writes.info > 0 then
-    for from = 1, #writes.info, PAGE do
-      redis.call('HSET', INFO, unpack(writes.info, from, math.min(from + PAGE - 1, #writes.info)))
-    end
+-- Writes what was gathered, and sees to the life of the keys that it writes, or of all.
+local function flush(all)
+  for from = 1, #writes.info, PAGE do
+    redis.call('HSET', INFO, unpack(writes.info, from, math.min(from + PAGE - 1, #writes.info)))
   end
   if writes.fence then redis.call('SET', FENCE, string.format('%d', last_fence)) end
   if writes.max then redis.call('SET', MAX, writes.max) end
-  last = math.max(last, write_scores(MAIN, writes.main) or 0)
-  last = math.max(last, write_scores(ALIVE, writes.alive) or 0)
+  write_scores(MAIN, writes.main)
   write_scores(TTL, writes.ttl)
-  -- A place in the queue is good for as long as its waiter is.
-  write_scores(WAITING, writes.waiting, last)
-  if #writes.info > 0 and last > 0 then outlive(INFO, last) end
+  write_scores(WAITING, writes.waiting)
+  write_scores(ALIVE, writes.alive)
+  local held_until, alive_until = 0, 0
+  if all or #writes.main > 0 then held_until = keep(MAIN) end
+  if all or #writes.ttl > 0 then keep(TTL) end
+  if all or #writes.alive > 0 then alive_until = keep(ALIVE) end
+  -- A place in the queue is good for as long as its waiter is, and what is known of an id for as long as the id.
+  if alive_until > 0 then outlive(WAITING, alive_until) end
+  local last = math.max(held_until, alive_until)
+  if last > 0 then outlive(INFO, last) end
   writes = { main = {}, ttl = {}, waiting = {}, alive = {}, info = {} }
 end
 

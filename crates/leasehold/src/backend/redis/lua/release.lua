@@ -23,6 +23,7 @@ for i, id in ipairs(ids) do
     waiters[#waiters + 1] = id
   else
     outcomes[i] = 'nobody'
+    lists[#lists + 1] = NS .. ':acquisition_notification:' .. id
   end
 end
 if #holders > 0 then forget(holders) end
