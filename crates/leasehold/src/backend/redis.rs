@@ -57,6 +57,10 @@ impl Settings {
             _ => "Redis".to_owned(),
         };
         let address = match info.redis_settings().db() {
+            database @ ..0 => {
+                let problem = format!("there is no database {database}: they count from 0");
+                return Err(Error::invalid("url", problem + ", as in redis://host:port/0"));
+            }
             0 => address,
             database => format!("{address}/{database}"),
         };
@@ -137,7 +141,12 @@ impl AwaySemaphore for RedisSemaphore {
             let calls = groups
                 .iter()
                 .map(|group| keys.command(&link.scripts, Transition::of(group[0]), group));
-            let answers = link.send(calls.collect()).await?;
+            let answers = match link.send(calls.collect()).await {
+                Err(error @ Error::InvalidArgument { .. }) => {
+                    return Err(name_misplaced(&link, &keys, error).await);
+                }
+                answers => answers?,
+            };
             let mut reply = Reply::default();
             for (group, answer) in groups.iter().zip(answers) {
                 let answer =
@@ -159,5 +168,16 @@ impl AwaySemaphore for RedisSemaphore {
             let answer = link.send(vec![rank]).await?.pop().unwrap_or(redis::Value::Nil);
             redis::from_redis_value(answer).map_err(|error| Error::internal(error.to_string()))
         })
+    }
+}
+
+/// Redis does not say which key had the wrong type.
+async fn name_misplaced(link: &Link, keys: &Keys, error: Error) -> Error {
+    match link.send(keys.types()).await {
+        Ok(types) => keys.misplaced(types).map_or(error, |key| {
+            let problem = format!("the key {key:?} on {} is not ours", link.settings.address);
+            Error::invalid("name", problem + ": choose another name or namespace")
+        }),
+        Err(_) => error,
     }
 }

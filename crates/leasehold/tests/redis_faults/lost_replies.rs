@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use testkit::by_hand::step_aside;
 use testkit::proxy::FaultProxy;
@@ -12,23 +13,27 @@ use super::{Waiter, acquire, all_are_free, census, connect, one, patient, releas
 
 const SCRIPT: &[u8] = b"EVALSHA";
 
+/// Asked again at once, and asked about first: both find out what became of it.
 #[tokio::test]
 async fn a_permit_whose_reply_was_lost_is_granted_once() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.port());
-    let (client, other) = (connect(&proxy.url()).await, connect(&server.url()).await);
+    let other = connect(&server.url()).await;
+    for (round, delay) in (0..).zip([1, 10, 1000, 30_000].map(Duration::from_micros)) {
+        let builder = patient(&proxy.url()).retry_delays(delay, 2.0, delay * 100);
+        let client = builder.connect().await.unwrap();
+        proxy.lose_reply_to(SCRIPT);
+        let permit = acquire(&one(&client)).await;
+        assert_eq!(proxy.traffic().lost, 2 * round + 1);
+        assert_eq!(census(&one(&other)).await, (1, 0));
+        assert!(deadline(one(&other).try_acquire()).await.unwrap().is_none());
 
-    proxy.lose_reply_to(SCRIPT);
-    let permit = acquire(&one(&client)).await;
-    assert_eq!(proxy.traffic().lost, 1);
-    assert_eq!(census(&one(&other)).await, (1, 0));
-    assert!(deadline(one(&other).try_acquire()).await.unwrap().is_none());
-
-    proxy.lose_reply_to(SCRIPT);
-    // Whether it was held until now is not known, but it is free.
-    release(permit).await;
-    assert_eq!(proxy.traffic().lost, 2);
-    all_are_free(&one(&other)).await;
+        proxy.lose_reply_to(SCRIPT);
+        // Whether it was held until now is not known, but it is free.
+        release(permit).await;
+        assert_eq!(proxy.traffic().lost, 2 * round + 2);
+        all_are_free(&one(&other)).await;
+    }
 }
 
 #[tokio::test]

@@ -26,7 +26,8 @@ fn child() {
 }
 
 const NAME: &str = "x";
-const SECOND: Duration = Duration::from_secs(1);
+/// The heartbeat interval where one has to be waited for: short, but not for a machine that is busy.
+const LEASE: Duration = Duration::from_secs(2);
 /// Far less than it takes to notice anything by asking: whoever is as quick as this was told.
 const AT_ONCE: Duration = Duration::from_millis(500);
 

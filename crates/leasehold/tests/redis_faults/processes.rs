@@ -1,17 +1,20 @@
 //! Clients that die, or stand still.
 
 use std::cell::Cell;
-use std::future::pending;
+use std::future::{pending, poll_fn};
+use std::net::Ipv4Addr;
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error};
 use testkit::child::{self, Child};
 use testkit::redis_server::RedisServer;
-use testkit::wait::eventually;
+use testkit::wait::{deadline, eventually};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 use super::{
-    AT_ONCE, Keys, SECOND, Waiter, acquire, all_are_free, census, connect, one, one_beating,
-    release,
+    AT_ONCE, Keys, LEASE, Waiter, acquire, all_are_free, census, connect, one, one_beating, release,
 };
 
 const CROWD: usize = 100;
@@ -20,21 +23,21 @@ const CROWD: usize = 100;
 pub(crate) fn play(part: &str, arguments: &[&str]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let told = child::told();
+        let _told = child::told();
         let client = connect(arguments[0]).await;
         match part {
             "holder" => hold(&client).await,
             "crowd" => crowd(&client).await,
-            "worker" => work(&client, told).await,
+            "worker" => work(&client, arguments[1]).await,
             _ => unreachable!("nobody plays {part}"),
         }
     });
 }
 
 async fn hold(client: &Client) {
-    let permit = acquire(&one_beating(client, SECOND)).await;
+    let permit = acquire(&one_beating(client, LEASE)).await;
     child::say(&permit.id().to_string());
-    pending().await
+    pending::<()>().await;
 }
 
 async fn crowd(client: &Client) {
@@ -42,29 +45,34 @@ async fn crowd(client: &Client) {
     for _ in 0..CROWD {
         tokio::spawn(semaphore.acquire());
     }
-    pending().await
+    pending::<()>().await;
 }
 
-/// Does a step of its work for every line that it is told.
-async fn work(client: &Client, told: tokio::sync::mpsc::UnboundedReceiver<String>) {
-    let told = Cell::new(told);
+/// Does a step of its work for every byte that comes, and says so when it waits for the next.
+async fn work(client: &Client, address: &str) {
+    let mut bytes = TcpStream::connect(address).await.unwrap();
+    let semaphore = one_beating(client, LEASE);
     let checked = Cell::new(None);
-    let result = one_beating(client, SECOND)
-        .with(async |permit| {
-            child::say(&permit.id().to_string());
-            let mut told = told.replace(tokio::sync::mpsc::unbounded_channel().1);
-            let _told = CheckOnDrop(permit, &checked);
-            while let Some(line) = told.recv().await {
-                child::say(&format!("did {line}"));
-            }
-        })
-        .await;
-    child::say(&match result {
+    let mut working = pin!(semaphore.with(async |permit| {
+        let _checked = CheckOnDrop(permit, &checked);
+        while let Ok(step) = bytes.read_u8().await {
+            child::say(&format!("did {step}"));
+        }
+    }));
+    // Said from out here: whoever is stopped in the middle of a step goes on in the middle of it.
+    let result = poll_fn(|cx| {
+        let polled = working.as_mut().poll(cx);
+        if polled.is_pending() {
+            child::say("waits");
+        }
+        polled
+    });
+    child::say(&match result.await {
         Err(Error::Lost { reason, .. }) => format!("lost: {reason:?}"),
         other => format!("{other:?}"),
     });
     child::say(&format!("check failed: {:?}", checked.get()));
-    pending().await
+    pending::<()>().await;
 }
 
 /// What `check` says at the moment when the work is taken away.
@@ -76,17 +84,30 @@ impl Drop for CheckOnDrop<'_> {
     }
 }
 
+/// Twice in time is enough, of four: a machine that is busy may be late itself.
 #[tokio::test]
 async fn the_next_waiter_follows_a_killed_holder_within_the_heartbeat_interval() {
     let server = RedisServer::start();
+    let client = connect(&server.url()).await;
+    let mut took = Vec::new();
+    let in_time = |took: &Vec<Duration>| {
+        took.iter().filter(|took| **took <= LEASE + Duration::from_millis(200)).count()
+    };
+    while in_time(&took) < 2 {
+        assert!(took.len() < 4, "it took {took:?}");
+        took.push(follow_a_killed_holder(&server, &client).await);
+    }
+    all_are_free(&one(&client)).await;
+}
+
+/// How long it took from the kill to the grant.
+async fn follow_a_killed_holder(server: &RedisServer, client: &Client) -> Duration {
     let mut holder = Child::start("holder", &[&server.url()]);
     let id = holder.says().await.parse().unwrap();
-    let client = connect(&server.url()).await;
-    let semaphore = one_beating(&client, SECOND);
-    let waiter = Waiter::join(&semaphore).await;
+    let waiter = Waiter::join(&one_beating(client, LEASE)).await;
 
     // The worst moment to die is just after a renewal.
-    let mut keys = Keys::of(&server);
+    let mut keys = Keys::of(server);
     let before = keys.renew_by(id).expect("it holds");
     eventually(async || keys.renew_by(id).expect("it is alive") > before).await;
     holder.kill();
@@ -94,10 +115,9 @@ async fn the_next_waiter_follows_a_killed_holder_within_the_heartbeat_interval()
 
     let (at, permit) = waiter.granted().await;
     let took = at - killed;
-    assert!(took <= SECOND + Duration::from_millis(200), "it took {took:?}");
-    assert!(took >= Duration::from_millis(500), "its lease had not ended after {took:?}");
-    release(permit).await;
-    all_are_free(&semaphore).await;
+    assert!(took >= LEASE / 2, "its lease had not ended after {took:?}");
+    assert!(release(permit).await);
+    took
 }
 
 #[tokio::test]
@@ -125,16 +145,19 @@ async fn a_crowd_of_killed_waiters_does_not_hold_up_the_next() {
 #[tokio::test]
 async fn a_client_that_was_stopped_past_its_lease_knows_when_it_goes_on() {
     let server = RedisServer::start();
-    let mut worker = Child::start("worker", &[&server.url()]);
-    worker.says().await;
-    worker.tell("one");
-    assert_eq!(worker.says().await, "did one");
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let mut worker = Child::start("worker", &[&server.url(), &address]);
+    let (mut steps, _) = deadline(listener.accept()).await.unwrap();
+    steps.write_u8(1).await.unwrap();
+    while worker.says().await != "did 1" {}
+    assert_eq!(worker.says().await, "waits");
 
     worker.stop();
     let client = connect(&server.url()).await;
-    let permit = acquire(&one_beating(&client, SECOND)).await;
+    let permit = acquire(&one_beating(&client, LEASE)).await;
     // It has work to do when it goes on, and must not do it.
-    worker.tell("two");
+    steps.write_u8(2).await.unwrap();
     worker.go_on();
     assert_eq!(worker.says().await, "lost: NotRenewed");
     assert_eq!(worker.says().await, "check failed: Some(true)");

@@ -6,7 +6,9 @@ use leasehold::ErrorKind;
 use testkit::redis_server::RedisServer;
 use testkit::wait::{deadline, eventually};
 
-use super::{AT_ONCE, Client, Keys, Waiter, acquire, all_are_free, connect, one, release};
+use super::{
+    AT_ONCE, Client, Keys, LEASE, Waiter, acquire, all_are_free, connect, one, one_beating, release,
+};
 
 const WITHOUT_HELLO: [&str; 3] = ["--rename-command", "HELLO", ""];
 
@@ -33,13 +35,13 @@ async fn killed_connections_are_made_anew_without_resp3() {
     let server = RedisServer::start_with(&WITHOUT_HELLO);
     let (holder, other) = (connect(&server.url()).await, connect(&server.url()).await);
     let mut keys = Keys::of(&server);
-    let all: Vec<(u64, bool)> = keys.connections().into_iter().collect();
-    assert_eq!(all.len(), 4);
-    // First those that hear wake-ups, then those that ask.
+    // First those that hear wake-ups, then those that ask. That one of these is gone is noticed when it is
+    // asked, which a holder does with every renewal and a waiter once a second.
     for which in [true, false] {
-        let held = acquire(&one(&holder)).await;
+        let held = acquire(&one_beating(&holder, LEASE)).await;
         let waiter = Waiter::join(&one(&other)).await;
         let before = keys.connections();
+        assert_eq!(before.len(), 4, "two each");
         for (id, _) in before.iter().filter(|(_, hears)| **hears == which) {
             let _: u64 = keys.ask("CLIENT", &["KILL", "ID", &id.to_string()]);
         }

@@ -5,7 +5,7 @@ use testkit::redis_server::RedisServer;
 use testkit::wait::eventually;
 use tokio::runtime::Runtime;
 
-use super::{Keys, SECOND, acquire, all_are_free, census, connect, one, one_beating, release};
+use super::{Keys, LEASE, acquire, all_are_free, census, connect, one, one_beating, release};
 
 #[test]
 fn a_runtime_that_shuts_down_leaves_neither_waiters_nor_permits() {
@@ -36,7 +36,7 @@ fn a_permit_outlives_the_runtime_in_which_it_was_acquired() {
     let server = RedisServer::start();
     let (doomed, looking) = (Runtime::new().unwrap(), Runtime::new().unwrap());
     let client = doomed.block_on(connect(&server.url()));
-    let held = doomed.block_on(acquire(&one_beating(&client, SECOND)));
+    let held = doomed.block_on(acquire(&one_beating(&client, LEASE)));
     drop(doomed);
 
     let mut keys = Keys::of(&server);

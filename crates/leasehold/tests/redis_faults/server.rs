@@ -8,8 +8,7 @@ use testkit::redis_server::RedisServer;
 use testkit::wait::{deadline, eventually};
 
 use super::{
-    AT_ONCE, Keys, SECOND, Waiter, acquire, all_are_free, census, connect, one, one_beating,
-    release,
+    AT_ONCE, Keys, LEASE, Waiter, acquire, all_are_free, census, connect, one, one_beating, release,
 };
 
 #[tokio::test]
@@ -45,14 +44,14 @@ async fn a_server_that_comes_back_with_its_data_ends_nothing() {
     let fence = held.fence();
     server.restart();
 
-    eventually(async || server.connected_clients() == 2).await;
-    assert_eq!(census(&one(&other)).await, (1, 1));
+    let looking = connect(&server.url()).await;
+    assert_eq!(census(&one(&looking)).await, (1, 1));
     held.check().unwrap();
     assert!(release(held).await);
     let permit = waiter.permit().await;
     assert!(permit.fence() > fence);
     assert!(release(permit).await);
-    all_are_free(&one(&other)).await;
+    all_are_free(&one(&looking)).await;
 }
 
 /// A client that is back ends its old connection on the server. The number of that means another one, of
@@ -122,7 +121,7 @@ async fn a_user_without_rights_on_our_channel_is_told_so_and_leaves_nothing() {
     let url = server.url_with("app", "secret");
     let begun = Instant::now();
     let error = deadline(super::Client::connect(&url)).await.unwrap_err();
-    assert!(begun.elapsed() < SECOND, "a retry does not help");
+    assert!(begun.elapsed() < Duration::from_secs(1), "a retry does not help");
     assert_eq!(error.kind(), ErrorKind::AuthFailed, "{error}");
     assert!(error.to_string().contains("adv-sem:wake:"), "{error}");
     assert!(!format!("{error} {error:?}").contains("secret"));
@@ -140,7 +139,7 @@ async fn a_short_ttl_beside_others_shortens_nothing() {
     let mut keys = Keys::of(&server);
     let before = kinds.map(|kind| keys.expires_in(kind));
 
-    let short = other.semaphore("x", 1).ttl(SECOND).build().unwrap();
+    let short = other.semaphore("x", 1).ttl(Duration::from_secs(1)).build().unwrap();
     let limit = Duration::from_millis(100);
     let error = deadline(short.acquire().within(limit)).await.unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
@@ -161,7 +160,7 @@ async fn a_short_ttl_beside_others_shortens_nothing() {
 async fn keys_do_not_expire_while_their_members_are_renewed() {
     let server = RedisServer::start();
     let client = connect(&server.url()).await;
-    let semaphore = one_beating(&client, Duration::from_millis(300));
+    let semaphore = one_beating(&client, LEASE);
     let held = acquire(&semaphore).await;
     let waiter = Waiter::join(&semaphore).await;
     let mut keys = Keys::of(&server);

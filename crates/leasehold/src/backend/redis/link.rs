@@ -13,7 +13,7 @@ use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionInfo, ErrorKind, Pipeline, ProtocolVersion,
     PushInfo, PushKind, RedisError, ServerErrorKind, Value,
 };
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 
 use super::Settings;
 use super::errors::translate;
@@ -33,13 +33,15 @@ pub(super) struct Link {
     pub(super) settings: Settings,
     pub(super) scripts: Scripts,
     state: watch::Sender<State>,
-    suspected: Notify,
+    /// The number of the connection that is not to be trusted any more.
+    suspected: watch::Sender<u64>,
 }
 
 #[derive(Clone)]
 enum State {
     Connecting,
-    Up(MultiplexedConnection),
+    /// Connections are numbered, so that a complaint about one is not taken for one about the next.
+    Up(MultiplexedConnection, u64),
     Down(Error),
 }
 
@@ -49,7 +51,14 @@ struct Live {
     wake_ups: mpsc::UnboundedReceiver<PushInfo>,
     /// Where the server speaks RESP2 only, wake-ups come over a second connection, read by this task.
     second: Option<AbortOnDrop>,
-    id_on_server: i64,
+    identity: Identity,
+}
+
+/// What a connection is called on its server. Another run of the server gives the same numbers to others.
+#[derive(Clone, Default, PartialEq)]
+struct Identity {
+    run: String,
+    id: i64,
 }
 
 struct AbortOnDrop(tokio::task::JoinHandle<()>);
@@ -63,15 +72,15 @@ impl Drop for AbortOnDrop {
 impl Link {
     pub(super) fn new(settings: Settings, scripts: Scripts) -> Arc<Self> {
         let state = watch::Sender::new(State::Connecting);
-        Arc::new(Self { settings, scripts, state, suspected: Notify::new() })
+        Arc::new(Self { settings, scripts, state, suspected: watch::Sender::new(0) })
     }
 
     /// The connection as soon as there is one, or why there is none.
-    pub(super) async fn connection(&self) -> Result<MultiplexedConnection, Error> {
+    pub(super) async fn connection(&self) -> Result<(MultiplexedConnection, u64), Error> {
         let mut state = self.state.subscribe();
         loop {
             match &*state.borrow_and_update() {
-                State::Up(connection) => return Ok(connection.clone()),
+                State::Up(connection, number) => return Ok((connection.clone(), *number)),
                 State::Down(error) => return Err(error.clone()),
                 State::Connecting => {}
             }
@@ -83,31 +92,29 @@ impl Link {
 
     /// Somebody was not answered in time: the connection may be half open.
     pub(super) fn suspect(&self) {
-        self.suspected.notify_one();
+        if let State::Up(_, number) = &*self.state.borrow() {
+            self.suspected.send_replace(*number);
+        }
     }
 
     /// Sends commands in one go, and answers with what each of them answered. Scripts that the server has
-    /// forgotten are loaded, and sent again.
+    /// forgotten are sent again in full, which also lets it know them from then on.
     pub(super) async fn send(&self, commands: Vec<Cmd>) -> Result<Vec<Value>, Error> {
-        let mut connection = self.connection().await?;
+        let (mut connection, number) = self.connection().await?;
         let mut pipeline = Pipeline::with_capacity(commands.len());
         for command in commands {
             pipeline.add_command(command);
         }
-        let mut answers = self.answers(&mut connection, &pipeline).await?;
+        let mut answers = self.answers(&mut connection, number, &pipeline).await?;
         let forgotten = |value: &Value| matches!(value, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript));
         if answers.iter().any(forgotten) {
             let mut again = Pipeline::new();
-            for load in self.scripts.load() {
-                again.add_command(load);
-            }
-            let loaded = again.len();
             for (command, answer) in pipeline.cmd_iter().zip(&answers) {
                 if forgotten(answer) {
-                    again.add_command(command.clone());
+                    again.add_command(self.scripts.spelled_out(command));
                 }
             }
-            let mut anew = self.answers(&mut connection, &again).await?.into_iter().skip(loaded);
+            let mut anew = self.answers(&mut connection, number, &again).await?.into_iter();
             for answer in answers.iter_mut().filter(|answer| forgotten(answer)) {
                 *answer = anew.next().unwrap_or(Value::Nil);
             }
@@ -122,24 +129,27 @@ impl Link {
     async fn answers(
         &self,
         connection: &mut MultiplexedConnection,
+        number: u64,
         pipeline: &Pipeline,
     ) -> Result<Vec<Value>, Error> {
         let answers = connection.send_packed_commands(pipeline, 0, pipeline.len()).await;
         answers.map_err(|error| {
-            if error.is_timeout() {
-                self.suspect();
-            }
+            // Whatever it was, it was not the server that said so.
+            self.suspected.send_replace(number);
             translate(&format!("asking {}", self.settings.address), &error)
         })
     }
 
     /// Keeps the connection up, for as long as the engine's thread runs.
     pub(super) async fn keep_up(self: Arc<Self>, client: ClientId, wake: WakeUps) {
-        let mut before = None;
+        let mut before: Option<Identity> = None;
+        let mut number = 0;
         let mut delay = Duration::from_millis(10);
         loop {
-            let made =
-                tokio::time::timeout(self.settings.connect_timeout, self.connect(client, before));
+            let made = tokio::time::timeout(
+                self.settings.connect_timeout,
+                self.connect(client, before.as_ref()),
+            );
             let live = made.await.unwrap_or_else(|_| {
                 let what = format!("connecting to {}", self.settings.address);
                 Err(Error::Unavailable { what, timed_out: true, source: None })
@@ -147,11 +157,12 @@ impl Link {
             match live {
                 Ok(live) => {
                     delay = Duration::from_millis(10);
-                    self.state.send_replace(State::Up(live.connection.clone()));
-                    if before.replace(live.id_on_server).is_some() {
+                    number += 1;
+                    self.state.send_replace(State::Up(live.connection.clone(), number));
+                    if before.replace(live.identity.clone()).is_some() {
                         wake(WakeUp::Reconnected);
                     }
-                    self.serve(client, live, &wake).await;
+                    self.serve(client, live, number, &wake).await;
                     tracing::warn!(address = self.settings.address, "connection lost");
                     self.state.send_replace(State::Connecting);
                 }
@@ -166,7 +177,8 @@ impl Link {
     }
 
     /// Until the connection is gone, or no longer to be trusted.
-    async fn serve(&self, client: ClientId, mut live: Live, wake: &WakeUps) {
+    async fn serve(&self, client: ClientId, mut live: Live, number: u64, wake: &WakeUps) {
+        let mut suspected = self.suspected.subscribe();
         let mut who_we_are = tokio::time::interval(WHO_WE_ARE_EVERY);
         loop {
             tokio::select! {
@@ -180,7 +192,7 @@ impl Link {
                     None | Some(PushInfo { kind: PushKind::Disconnection, .. }) => return,
                     Some(_) => {}
                 },
-                () = self.suspected.notified() => return,
+                _ = suspected.wait_for(|suspect| *suspect == number) => return,
                 _ = who_we_are.tick() => {
                     // Only statistics need it: whether it got through does not matter.
                     let mut connection = live.connection.clone();
@@ -193,14 +205,13 @@ impl Link {
         }
     }
 
-    async fn connect(&self, client: ClientId, before: Option<i64>) -> Result<Live, Error> {
+    async fn connect(&self, client: ClientId, before: Option<&Identity>) -> Result<Live, Error> {
         let what = format!("connecting to {}", self.settings.address);
         let failed = |error: RedisError| translate(&what, &error);
         let mut live = match self.connect_resp3().await {
-            Err(error) if refuses_resp3(&error) => self.connect_resp2(client).await,
-            made => made,
-        }
-        .map_err(failed)?;
+            Err(error) if refuses_resp3(&error) => self.connect_resp2(client).await?,
+            made => made.map_err(failed)?,
+        };
         let connection = &mut live.connection;
 
         let mut hello = Pipeline::new();
@@ -218,17 +229,16 @@ impl Link {
         // A user who may not ask for either is let in; then nobody can tell him that the server is too old.
         if let Ok(info) = redis::from_redis_value::<String>(answers.remove(0)) {
             check_version(&info)?;
+            live.identity.run = field(&info, "run_id:").unwrap_or_default().to_owned();
         }
-        live.id_on_server = redis::from_redis_value(answers.remove(0)).unwrap_or_default();
+        live.identity.id = redis::from_redis_value(answers.remove(0)).unwrap_or_default();
         if live.second.is_none() {
-            let channel = self.channel(client);
-            live.connection.subscribe(&channel).await.map_err(|error| {
-                translate(&format!("subscribing to our wake-ups, {channel:?}"), &error)
-            })?;
+            let subscribed = live.connection.subscribe(self.channel(client)).await;
+            subscribed.map_err(|error| self.no_wake_ups(client, &error))?;
         }
-        if let Some(before) = before {
+        if let Some(before) = before.filter(|before| before.run == live.identity.run) {
             let mut kill = redis::cmd("CLIENT");
-            kill.arg("KILL").arg("ID").arg(before);
+            kill.arg("KILL").arg("ID").arg(before.id);
             // Most often it is gone already.
             let _ = live.connection.send_packed_command(&kill).await;
         }
@@ -241,15 +251,20 @@ impl Link {
         let config = self.config().set_push_sender(push);
         let redis = Client::open(info)?;
         let connection = redis.get_multiplexed_async_connection_with_config(&config).await?;
-        Ok(Live { connection, wake_ups, second: None, id_on_server: 0 })
+        Ok(Live { connection, wake_ups, second: None, identity: Identity::default() })
     }
 
-    async fn connect_resp2(&self, client: ClientId) -> Result<Live, RedisError> {
+    async fn connect_resp2(&self, client: ClientId) -> Result<Live, Error> {
+        let what = format!("connecting to {}", self.settings.address);
+        let failed = |error: RedisError| translate(&what, &error);
         let (push, wake_ups) = mpsc::unbounded_channel();
-        let redis = Client::open(self.info(ProtocolVersion::RESP2))?;
-        let connection = redis.get_multiplexed_async_connection_with_config(&self.config()).await?;
-        let (mut sink, mut stream) = redis.get_async_pubsub().await?.split();
-        sink.subscribe(self.channel(client)).await?;
+        let redis = Client::open(self.info(ProtocolVersion::RESP2)).map_err(failed)?;
+        let config = self.config();
+        let connection = redis.get_multiplexed_async_connection_with_config(&config).await;
+        let connection = connection.map_err(failed)?;
+        let (mut sink, mut stream) = redis.get_async_pubsub().await.map_err(failed)?.split();
+        let subscribed = sink.subscribe(self.channel(client)).await;
+        subscribed.map_err(|error| self.no_wake_ups(client, &error))?;
         let second = tokio::spawn(async move {
             // The sink is kept for as long as messages are read.
             let _sink = sink;
@@ -267,7 +282,7 @@ impl Link {
             }
         });
         let second = Some(AbortOnDrop(second));
-        Ok(Live { connection, wake_ups, second, id_on_server: 0 })
+        Ok(Live { connection, wake_ups, second, identity: Identity::default() })
     }
 
     fn info(&self, protocol: ProtocolVersion) -> ConnectionInfo {
@@ -288,6 +303,10 @@ impl Link {
             .set_connection_timeout(Some(self.settings.connect_timeout))
             .set_response_timeout(Some(self.settings.socket_timeout))
             .set_pipeline_buffer_size(1024)
+    }
+
+    fn no_wake_ups(&self, client: ClientId, error: &RedisError) -> Error {
+        translate(&format!("subscribing to our wake-ups, {:?}", self.channel(client)), error)
     }
 
     fn channel(&self, client: ClientId) -> String {
@@ -314,9 +333,12 @@ fn read_wake_up(data: &[Value]) -> Option<WakeUp> {
     Some(WakeUp::Granted(Name::new("name", name).ok()?, id.parse().ok()?))
 }
 
+fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
+}
+
 fn check_version(info: &str) -> Result<(), Error> {
-    let version = info.lines().find_map(|line| line.strip_prefix("redis_version:"));
-    let Some(version) = version.map(str::trim) else { return Ok(()) };
+    let Some(version) = field(info, "redis_version:") else { return Ok(()) };
     let mut numbers = version.split('.').map(|number| number.parse::<u32>().unwrap_or_default());
     let found = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
     if found < OLDEST {

@@ -1,6 +1,6 @@
 //! The Lua scripts, each with the one function that knows the order of its KEYS and ARGV.
 
-use redis::Cmd;
+use redis::{Arg, Cmd};
 
 use crate::clock::Span;
 use crate::machine::{Command, Held, Outcome, Role, Terms};
@@ -92,6 +92,22 @@ impl Scripts {
         })
     }
 
+    /// The same call with the script itself instead of its hash: no server can have forgotten that.
+    pub(super) fn spelled_out(&self, call: &Cmd) -> Cmd {
+        let mut arguments = call.args_iter().skip(1).filter_map(|argument| match argument {
+            Arg::Simple(bytes) => Some(bytes),
+            _ => None,
+        });
+        let hash = arguments.next().unwrap_or_default();
+        let known = self.sources.iter().find(|(_, known)| known.as_bytes() == hash);
+        let mut eval = redis::cmd("EVAL");
+        eval.arg(known.map(|(source, _)| source.as_str()).unwrap_or_default());
+        for argument in arguments {
+            eval.arg(argument);
+        }
+        eval
+    }
+
     fn hash(&self, transition: Transition) -> &str {
         &self.sources[transition as usize].1
     }
@@ -129,6 +145,27 @@ impl Keys {
 
     pub(super) fn waiting(&self) -> &str {
         &self.all[3]
+    }
+
+    /// What tells the types of all our keys, to find out which of them is not ours.
+    pub(super) fn types(&self) -> Vec<Cmd> {
+        let ask = |key| {
+            let mut ask = redis::cmd("TYPE");
+            ask.arg(key);
+            ask
+        };
+        self.all.iter().map(ask).collect()
+    }
+
+    /// The key that has another type than it should, by what [`types`](Self::types) asked for.
+    pub(super) fn misplaced(&self, types: Vec<redis::Value>) -> Option<&str> {
+        let expected = ["zset", "zset", "string", "zset", "zset", "string", "hash"];
+        let mut all = self.all.iter().zip(expected).zip(types);
+        let wrong = all.find(|((_, expected), found)| {
+            let found = text(found.clone()).unwrap_or_default();
+            found != "none" && found != *expected
+        });
+        wrong.map(|((key, _), _)| key.as_str())
     }
 
     /// One script for commands of one kind, at most 256 of them.
