@@ -1,10 +1,9 @@
 //! Processes of a test's own: the test binary once more, playing a part.
 //!
-//! A test file that needs them has one ignored test, which is no test but the way in:
+//! A test file that needs them has one test which is no test but the way in. Run as a test, it does nothing:
 //!
 //! ```text
 //! #[test]
-//! #[ignore = "run by other tests, as a process of its own"]
 //! fn child() {
 //!     testkit::child::play(|part, arguments| …);
 //! }
@@ -43,7 +42,7 @@ impl Child {
     pub fn start(part: &str, arguments: &[&str]) -> Self {
         let program = env::current_exe().expect("the test binary knows its own path");
         let mut process = Command::new(program)
-            .args(["child", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
+            .args(["child", "--exact", "--nocapture", "--test-threads=1"])
             .env(PART, part)
             .env(ARGUMENTS, arguments.join("\n"))
             .stdin(Stdio::piped())

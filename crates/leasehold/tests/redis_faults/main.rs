@@ -20,7 +20,6 @@ mod server;
 
 /// The way into the processes that [`processes`] starts.
 #[test]
-#[ignore = "run by other tests, as a process of its own"]
 fn child() {
     testkit::child::play(processes::play);
 }
