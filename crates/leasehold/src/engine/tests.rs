@@ -274,7 +274,7 @@ async fn a_ttl_ends_a_permit_however_well_it_is_renewed() {
     let semaphore = client
         .semaphore("s", 1)
         .heartbeat_max_interval(HEARTBEAT)
-        .ttl(Duration::from_millis(2000))
+        .ttl(Duration::from_secs(2))
         .build()
         .unwrap();
     let permit = soon(semaphore.acquire()).await.unwrap();

@@ -229,7 +229,7 @@ impl Link {
         // A user who may not ask for either is let in; then nobody can tell him that the server is too old.
         if let Ok(info) = redis::from_redis_value::<String>(answers.remove(0)) {
             check_version(&info)?;
-            live.identity.run = field(&info, "run_id:").unwrap_or_default().to_owned();
+            field(&info, "run_id:").unwrap_or_default().clone_into(&mut live.identity.run);
         }
         live.identity.id = redis::from_redis_value(answers.remove(0)).unwrap_or_default();
         if live.second.is_none() {

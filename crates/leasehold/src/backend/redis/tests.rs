@@ -14,16 +14,16 @@ use crate::machine::{Call, Command, Effects, Held, Machine, Outcome, Terms};
 use crate::name::Name;
 use crate::{AcquisitionId, ClientId};
 
-const CLIENTS: u64 = 3;
+const CLIENTS: usize = 3;
 const NOW: &str = "test:now";
 const CONFIRM_WITHIN: Span = Span::from_micros(5000);
 
 #[derive(Clone, Debug)]
 enum Step {
     /// A batch of one kind, from one client.
-    Ask(u64, Vec<Ask>),
+    Ask(usize, Vec<Ask>),
     Pass(u64),
-    Reach(u64, bool),
+    Reach(usize, bool),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -35,12 +35,12 @@ enum Ask {
     Sweep,
 }
 
-fn client(number: u64) -> ClientId {
-    ClientId::from_bits(number + 1)
+fn client(number: usize) -> ClientId {
+    ClientId::from_bits(number as u64 + 1)
 }
 
 impl Ask {
-    fn command(self, from: u64) -> Command {
+    fn command(self, from: usize) -> Command {
         let id = |number| AcquisitionId::new(client(from), number);
         match self {
             Self::Enqueue { number, capacity, wait, terms } => {
@@ -128,20 +128,19 @@ impl Both {
             keys: (0..CLIENTS).map(keys).collect(),
             connection,
             listeners: (0..CLIENTS).map(|_| server.connection()).collect(),
-            listening: vec![false; CLIENTS as usize],
+            listening: vec![false; CLIENTS],
             now: 1_700_000_000_000_000,
         }
     }
 
-    fn listen(&mut self, number: u64, listen: bool) {
-        let at = number as usize;
+    fn listen(&mut self, at: usize, listen: bool) {
         if self.listening[at] == listen {
             return;
         }
         self.listening[at] = listen;
         let command = if listen { "SUBSCRIBE" } else { "UNSUBSCRIBE" };
         let mut command = redis::cmd(command);
-        command.arg(format!("ns:wake:{}", client(number)));
+        command.arg(format!("ns:wake:{}", client(at)));
         self.listeners[at].send_packed_command(&command.get_packed_command()).unwrap();
         // Messages that came before it may be read first.
         loop {
@@ -155,7 +154,7 @@ impl Both {
         }
     }
 
-    fn by_machine(&mut self, from: u64, commands: &[Command]) -> Seen {
+    fn by_machine(&mut self, from: usize, commands: &[Command]) -> Seen {
         let now = Time::from_micros(self.now);
         let mut effects = Effects::default();
         let listening = &self.listening;
@@ -164,7 +163,7 @@ impl Both {
             from: client(from),
             now,
             confirm_within: CONFIRM_WITHIN,
-            wake: &mut |id| heard(id).is_some_and(|number| listening[number as usize]),
+            wake: &mut |id| heard(id).is_some_and(|number| listening[number]),
             effects: &mut effects,
         };
         let machine = &mut self.machine;
@@ -183,11 +182,11 @@ impl Both {
         }
     }
 
-    fn by_redis(&mut self, from: u64, commands: &[Command]) -> Seen {
+    fn by_redis(&mut self, from: usize, commands: &[Command]) -> Seen {
         redis::cmd("SET").arg(NOW).arg(self.now).exec(&mut self.connection).unwrap();
         let transition = Transition::of(&commands[0]);
         let all: Vec<_> = commands.iter().collect();
-        let call = self.keys[from as usize].command(&self.scripts, transition, &all);
+        let call = self.keys[from].command(&self.scripts, transition, &all);
         let answer = call.query::<Value>(&mut self.connection).unwrap();
         let answer = decode(transition, answer).unwrap();
         let mut scores = |kind: &str| -> Vec<(String, f64)> {
