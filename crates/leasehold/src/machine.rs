@@ -45,9 +45,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
-
 use crate::clock::{Span, Time};
+use crate::id::IdMap;
 use crate::{AcquisitionId, ClientId, Fence};
 
 mod queue;
@@ -237,7 +236,7 @@ pub(crate) struct Machine<T = ()> {
     capacity: u32,
     holding: u32,
     last_fence: u64,
-    members: FxHashMap<AcquisitionId, Member<T>>,
+    members: IdMap<AcquisitionId, Member<T>>,
     queue: Queue,
     /// The holders and the waiters that end by themselves, by when. Empty where nothing ends.
     holder_ends: BTreeSet<(Time, AcquisitionId)>,
@@ -251,7 +250,7 @@ impl<T: Clone> Machine<T> {
             capacity: 0,
             holding: 0,
             last_fence,
-            members: FxHashMap::default(),
+            members: IdMap::default(),
             queue: Queue::default(),
             holder_ends: BTreeSet::new(),
             waiter_ends: BTreeSet::new(),

@@ -4,13 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustc_hash::FxHashMap;
-
 use super::outbox::{MAX_BATCH, Outbox};
 use super::ticket::{After, Grant, Ticket};
 use crate::backend::memory::Kept;
 use crate::backend::{Reply, Store};
 use crate::clock::{Moment, Span};
+use crate::id::IdMap;
 use crate::machine::{Command, Effects, Held, Outcome, Role, Terms};
 use crate::{AcquisitionId, Error, LossReason};
 
@@ -29,7 +28,7 @@ pub(crate) struct Desk {
     /// When the engine's thread looks at this desk next, as far as it has been told.
     pub(super) looked_at: Option<Moment>,
     /// For a store that is away. A store that is here keeps the tickets itself.
-    tickets: FxHashMap<u64, Entry>,
+    tickets: IdMap<u64, Entry>,
     /// For a store that is away: who waits there, in the order of its queue, so that the backstop can ask about
     /// the first. Not the order in which they asked: whoever was taken for dead queues again.
     waiting: BTreeMap<u64, AcquisitionId>,
@@ -78,7 +77,7 @@ impl Desk {
             outbox: Outbox::default(),
             renewals: Vec::new(),
             looked_at: None,
-            tickets: FxHashMap::default(),
+            tickets: IdMap::default(),
             waiting: BTreeMap::new(),
             last_place: 0,
             backstopped: false,

@@ -103,11 +103,14 @@ async fn scripts_may_be_flushed_at_any_time() {
         .collect();
     let mut keys = Keys::of(&server);
     let mut flushed = 0;
-    while tasks.iter().any(|task| !task.is_finished()) {
-        let _: () = keys.ask("SCRIPT", &["FLUSH"]);
-        flushed += 1;
-        tokio::task::yield_now().await;
-    }
+    deadline(async {
+        while tasks.iter().any(|task| !task.is_finished()) {
+            let _: () = keys.ask("SCRIPT", &["FLUSH"]);
+            flushed += 1;
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
     for task in tasks {
         deadline(task).await.unwrap();
     }
