@@ -1,7 +1,7 @@
 //! The engine above a store that is away, with everything that can go wrong in between.
 
 use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::{Retries, Settings};
 use crate::backend::Backend;
 use crate::backend::simulated::Simulated;
 use crate::machine::Command;
-use crate::{Client, Error, LossReason, Semaphore};
+use crate::{Acquire, Client, Error, LossReason, Permit, Semaphore};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Long enough for a machine that is busy with other things.
@@ -43,7 +43,7 @@ async fn eventually(mut holds: impl FnMut() -> bool) {
 }
 
 /// Polls once, so that the acquire is on its way.
-async fn start<F: Future>(future: std::pin::Pin<&mut F>) {
+async fn start<F: Future>(future: Pin<&mut F>) {
     let mut future = Some(future);
     poll_fn(|cx| {
         let pending = future.take().is_some_and(|future| future.poll(cx).is_pending());
@@ -51,6 +51,19 @@ async fn start<F: Future>(future: std::pin::Pin<&mut F>) {
         Poll::Ready(())
     })
     .await;
+}
+
+/// One permit, held by a client and waited for by another.
+async fn one_holds_one_waits(
+    store: &Simulated,
+    here: &Client,
+    there: &Client,
+) -> (Permit, Pin<Box<Acquire>>) {
+    let held = soon(semaphore(here, 1).acquire()).await.unwrap();
+    let mut waiting = Box::pin(semaphore(there, 1).acquire());
+    start(waiting.as_mut()).await;
+    eventually(|| store.world().count("s") == (1, 1)).await;
+    (held, waiting)
 }
 
 #[tokio::test]
@@ -85,7 +98,7 @@ async fn what_is_asked_while_a_batch_is_in_flight_joins_the_next_one() {
     assert!(sizes.len() <= 4, "300 acquires took batches of {sizes:?}");
     assert!(sizes.iter().all(|size| *size <= 256), "{sizes:?}");
     // In the order in which they were asked for.
-    assert!(permits.is_sorted_by_key(crate::Permit::fence));
+    assert!(permits.is_sorted_by_key(Permit::fence));
 }
 
 #[tokio::test]
@@ -136,11 +149,7 @@ async fn an_acquire_that_is_dropped_at_any_time_leaves_nothing() {
 async fn a_release_hands_over_to_another_client() {
     let store = Simulated::default();
     let (here, there) = (client(&store), client(&store));
-    let held = soon(semaphore(&here, 1).acquire()).await.unwrap();
-    let semaphore = semaphore(&there, 1);
-    let mut waiting = pin!(semaphore.acquire());
-    start(waiting.as_mut()).await;
-    eventually(|| store.world().count("s") == (1, 1)).await;
+    let (held, waiting) = one_holds_one_waits(&store, &here, &there).await;
     held.release().await.unwrap();
     let permit = soon(waiting).await.unwrap();
     permit.check().unwrap();
@@ -200,11 +209,7 @@ async fn a_release_that_overtakes_a_renewal_is_told_its_outcome() {
 async fn a_store_that_is_down_is_not_asked_without_end() {
     let store = Simulated::default();
     let (here, there) = (client(&store), client(&store));
-    let held = soon(semaphore(&here, 1).acquire()).await.unwrap();
-    let semaphore = semaphore(&there, 1);
-    let mut waiting = pin!(semaphore.acquire());
-    start(waiting.as_mut()).await;
-    eventually(|| store.world().count("s") == (1, 1)).await;
+    let (held, _waiting) = one_holds_one_waits(&store, &here, &there).await;
     store.world().cut_off.extend([here.id(), there.id()]);
     store.world().asked.clear();
     soon(held.lost()).await;
@@ -216,11 +221,7 @@ async fn a_store_that_is_down_is_not_asked_without_end() {
 async fn a_holder_that_is_cut_off_knows_before_anyone_else_is_granted() {
     let store = Simulated::default();
     let (here, there) = (client(&store), client(&store));
-    let held = soon(semaphore(&here, 1).acquire()).await.unwrap();
-    let semaphore = semaphore(&there, 1);
-    let mut waiting = pin!(semaphore.acquire());
-    start(waiting.as_mut()).await;
-    eventually(|| store.world().count("s") == (1, 1)).await;
+    let (held, waiting) = one_holds_one_waits(&store, &here, &there).await;
     store.world().cut_off.push(here.id());
     let permit = soon(waiting).await.unwrap();
     assert!(held.check().is_err(), "two believe in one permit");
@@ -232,11 +233,7 @@ async fn a_holder_that_is_cut_off_knows_before_anyone_else_is_granted() {
 async fn a_store_that_forgot_everything_ends_permits_and_queues_waiters_again() {
     let store = Simulated::default();
     let (here, there) = (client(&store), client(&store));
-    let held = soon(semaphore(&here, 1).acquire()).await.unwrap();
-    let semaphore = semaphore(&there, 1);
-    let mut waiting = pin!(semaphore.acquire());
-    start(waiting.as_mut()).await;
-    eventually(|| store.world().count("s") == (1, 1)).await;
+    let (held, waiting) = one_holds_one_waits(&store, &here, &there).await;
     store.restart_empty();
     assert_eq!(soon(held.lost()).await, LossReason::Gone);
     soon(waiting).await.unwrap().check().unwrap();
