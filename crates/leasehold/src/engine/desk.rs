@@ -322,6 +322,10 @@ impl Desk {
             }
         }
         for (id, held, ()) in reply.effects.granted {
+            if self.ticket(id).is_none() {
+                // Nobody here waits for it any more.
+                self.outbox.push(Command::Release { id });
+            }
             self.told(id, Outcome::Held(held), sent, after);
         }
         if let Some(delay) = reply.next_expiry

@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use rustc_hash::FxHashSet;
+
 use crate::machine::Command;
 
 /// How many ids one batch has at most.
@@ -36,10 +38,14 @@ impl Outbox {
         mut wanted: impl FnMut(&Command) -> bool,
     ) -> Option<Vec<Command>> {
         let mut batch = Vec::with_capacity(self.unsent.len().min(MAX_BATCH));
+        // Whoever was found to be gone while it was about to queue is here twice. A script decides about all of
+        // its ids together, and so must not be asked for one of them twice.
+        let mut queueing = FxHashSet::default();
         while batch.len() < MAX_BATCH
             && let Some(command) = self.unsent.pop_front()
         {
-            if wanted(&command) {
+            let again = matches!(command, Command::Enqueue { id, .. } if !queueing.insert(id));
+            if !again && wanted(&command) {
                 batch.push(command);
             }
         }

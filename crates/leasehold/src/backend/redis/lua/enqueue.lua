@@ -43,7 +43,9 @@ for i, id in ipairs(ids) do
   elseif places[i] then
     answer('queued', queued)
   elseif held < capacity then
-    answer('held', hold(id, heartbeat, ttl, terms))
+    local slot, fence, valid_for = hold(id, heartbeat, ttl, terms)
+    holding[id] = { fence = fence, ttl = ttl }
+    answer('held', slot, fence, valid_for)
   elseif wait == '1' then
     queued = queued + 1
     add(writes.waiting, stamp(next_place()), id)
