@@ -86,10 +86,26 @@ pub(crate) enum Command {
     /// A sign of life, and the question whether it is still held or queued. Never moves a waiter, and
     /// does not confirm a holder.
     Renew { id: AcquisitionId, heartbeat: Option<Span> },
-    /// Removes an id wherever it is. Twice is harmless.
-    Release { id: AcquisitionId },
+    /// Removes an id wherever it is. Twice is harmless. Whether it is known to have been confirmed once
+    /// saves a store that is away the search for what is kept for others alone.
+    #[cfg_attr(not(any(test, feature = "redis")), allow(dead_code))]
+    Release { id: AcquisitionId, confirmed: bool },
     /// Nothing but what every command does.
     Sweep,
+}
+
+impl Command {
+    /// Whom it is about.
+    #[cfg_attr(not(any(test, feature = "redis")), allow(dead_code))]
+    pub(crate) fn id(&self) -> Option<AcquisitionId> {
+        match self {
+            Self::Enqueue { id, .. }
+            | Self::Confirm { id, .. }
+            | Self::Renew { id, .. }
+            | Self::Release { id, .. } => Some(*id),
+            Self::Sweep => None,
+        }
+    }
 }
 
 /// What the store answers to one command.
@@ -265,7 +281,7 @@ impl<T: Clone> Machine<T> {
             Command::Enqueue { id, capacity, wait, terms, label: _ } => {
                 self.enqueue(*id, *capacity, *wait, *terms, |_| T::default(), call)
             }
-            Command::Release { id } => Outcome::Removed(self.release(*id, call).0),
+            Command::Release { id, .. } => Outcome::Removed(self.release(*id, call).0),
             Command::Confirm { id, terms } => {
                 self.around(call, |machine, now| machine.confirm(*id, *terms, now))
             }

@@ -135,12 +135,8 @@ impl AwaySemaphore for RedisSemaphore {
     fn apply(&self, commands: Vec<Command>) -> Later<Reply> {
         let (link, keys) = (self.link.clone(), self.keys.clone());
         Box::pin(async move {
-            let all: Vec<_> = commands.iter().collect();
-            let same_kind = |a: &&Command, b: &&Command| Transition::of(a) == Transition::of(b);
-            let groups: Vec<_> = all.chunk_by(same_kind).collect();
-            let calls = groups
-                .iter()
-                .map(|group| keys.command(&link.scripts, Transition::of(group[0]), group));
+            let groups: Vec<_> = commands.chunk_by(Transition::shared).collect();
+            let calls = groups.iter().map(|group| keys.command(&link.scripts, group));
             let answers = match link.send(calls.collect()).await {
                 Err(error @ Error::InvalidArgument { .. }) => {
                     return Err(name_misplaced(&link, &keys, error).await);
@@ -149,8 +145,7 @@ impl AwaySemaphore for RedisSemaphore {
             };
             let mut reply = Reply::default();
             for (group, answer) in groups.iter().zip(answers) {
-                let answer =
-                    scripts::decode(Transition::of(group[0]), answer).map_err(Error::internal)?;
+                let answer = scripts::decode(group, answer).map_err(Error::internal)?;
                 reply.outcomes.extend(answer.outcomes);
                 let Effects { granted, .. } = &mut reply.effects;
                 granted.extend(answer.granted.into_iter().map(|(id, held)| (id, held, ())));

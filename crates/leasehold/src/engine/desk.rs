@@ -255,7 +255,8 @@ impl Desk {
                 return (None, None);
             }
             let ticket = self.forget(id);
-            self.outbox.push(Command::Release { id });
+            let confirmed = ticket.as_ref().is_some_and(|ticket| ticket.is_held());
+            self.outbox.push(Command::Release { id, confirmed });
             return (None, ticket);
         };
         let (role, ticket) = store.release(id, &mut self.effects);
@@ -317,14 +318,19 @@ impl Desk {
         after: &mut After,
     ) {
         for (command, outcome) in batch.iter().zip(reply.outcomes) {
-            if let Some(id) = id_of(command) {
-                self.told(id, outcome, sent, after);
+            let Some(id) = command.id() else { continue };
+            let stays = matches!(outcome, Outcome::Held(_) | Outcome::Queued { .. });
+            let asked = !matches!(command, Command::Renew { .. });
+            if asked && stays && self.ticket(id).is_none() {
+                // Nobody here waits for it any more, and what said so may have come before.
+                self.outbox.push(Command::Release { id, confirmed: false });
             }
+            self.told(id, outcome, sent, after);
         }
         for (id, held, ()) in reply.effects.granted {
             if self.ticket(id).is_none() {
                 // Nobody here waits for it any more.
-                self.outbox.push(Command::Release { id });
+                self.outbox.push(Command::Release { id, confirmed: false });
             }
             self.told(id, Outcome::Held(held), sent, after);
         }
@@ -345,7 +351,7 @@ impl Desk {
                     }
                     self.doubtful.push(*id);
                 }
-                Command::Release { id } => {
+                Command::Release { id, .. } => {
                     if let Some(ticket) = self.forget(*id) {
                         ticket.finish_release(Err(error.clone()), after);
                     } else {
@@ -492,7 +498,7 @@ impl Desk {
 
     fn release_doubtful(&mut self) {
         for id in std::mem::take(&mut self.doubtful) {
-            self.outbox.push(Command::Release { id });
+            self.outbox.push(Command::Release { id, confirmed: false });
         }
     }
 
@@ -527,7 +533,7 @@ impl Desk {
     /// How long a sign of life may take: a third of the validity that is left, so that there is time for
     /// another.
     pub(super) fn patience(&self, renewals: &[Command], now: Moment) -> Duration {
-        let holders = renewals.iter().filter_map(id_of).filter_map(|id| self.ticket(id));
+        let holders = renewals.iter().filter_map(Command::id).filter_map(|id| self.ticket(id));
         let left = holders
             .filter(|ticket| !ticket.is_waiting())
             .map(|ticket| ticket.valid_until().saturating_since(now));
@@ -598,16 +604,6 @@ fn enqueue(ticket: &Ticket) -> Command {
 
 fn renew(ticket: &Ticket) -> Command {
     Command::Renew { id: ticket.id, heartbeat: ticket.semaphore.terms.heartbeat }
-}
-
-fn id_of(command: &Command) -> Option<AcquisitionId> {
-    match command {
-        Command::Enqueue { id, .. }
-        | Command::Confirm { id, .. }
-        | Command::Renew { id, .. }
-        | Command::Release { id } => Some(*id),
-        Command::Sweep => None,
-    }
 }
 
 /// A little later, by up to a tenth but at most 100 ms, so that not all clients sweep at once.

@@ -136,6 +136,7 @@ async fn flush(named: Arc<Named>, store: Arc<dyn AwaySemaphore>) {
         });
         let Some(batch) = batch else { return named.flushed() };
         send(&named, store.as_ref(), batch).await;
+        named.desk().outbox.answered();
     }
 }
 

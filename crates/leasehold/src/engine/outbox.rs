@@ -1,4 +1,8 @@
-//! Group commit: what is asked of one name while a batch is in flight joins the next one.
+//! Group commit: what is asked of one name while batches are in flight joins the next one.
+//!
+//! Two may be in flight, so that the store works on one while we work on the other. They reach it in the order in
+//! which they were sent; should one of them have to be sent again, so that they change places, whoever left the
+//! queue in between is released once more (see `settle_away`).
 
 use std::collections::VecDeque;
 
@@ -9,12 +13,16 @@ use crate::machine::Command;
 /// How many ids one batch has at most.
 pub(crate) const MAX_BATCH: usize = 256;
 
+/// How many batches of one name are in flight at most.
+const IN_FLIGHT: u8 = 2;
+
 /// The commands of one name that wait to be sent.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     unsent: VecDeque<Command>,
-    /// Somebody on the engine's thread empties it.
-    flushing: bool,
+    /// Somebody on the engine's thread is about to take a batch.
+    starting: bool,
+    in_flight: u8,
 }
 
 impl Outbox {
@@ -24,12 +32,18 @@ impl Outbox {
 
     /// True, once, if somebody has to begin to empty it.
     pub(crate) fn start_flush(&mut self) -> bool {
-        let start = !self.flushing && !self.unsent.is_empty();
-        self.flushing |= start;
+        let start = !self.starting && self.in_flight < IN_FLIGHT && !self.unsent.is_empty();
+        self.starting |= start;
         start
     }
 
-    /// The next batch, of those that are still wanted. None ends the flush.
+    /// The batch that was taken has been answered, or given up.
+    pub(crate) fn answered(&mut self) {
+        self.in_flight -= 1;
+    }
+
+    /// The next batch, of those that are still wanted. None ends the flush: there is nothing to send, or others
+    /// will come for it.
     ///
     /// Releases come first, which is best for everybody. An enqueue and the release of the same id
     /// never share a batch: by the time the release was pushed, the enqueue was no longer wanted.
@@ -37,6 +51,10 @@ impl Outbox {
         &mut self,
         mut wanted: impl FnMut(&Command) -> bool,
     ) -> Option<Vec<Command>> {
+        self.starting = false;
+        if self.in_flight >= IN_FLIGHT {
+            return None;
+        }
         let mut batch = Vec::with_capacity(self.unsent.len().min(MAX_BATCH));
         // Whoever was found to be gone while it was about to queue is here twice. A script decides about all of
         // its ids together, and so must not be asked for one of them twice.
@@ -50,9 +68,9 @@ impl Outbox {
             }
         }
         if batch.is_empty() {
-            self.flushing = false;
             return None;
         }
+        self.in_flight += 1;
         batch.sort_by_key(|command| match command {
             Command::Release { .. } => 0,
             Command::Confirm { .. } => 1,
@@ -64,6 +82,6 @@ impl Outbox {
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        !self.flushing && self.unsent.is_empty()
+        !self.starting && self.in_flight == 0 && self.unsent.is_empty()
     }
 }

@@ -151,6 +151,10 @@ impl Ticket {
         matches!(*self.state(), State::Waiting(_))
     }
 
+    pub(crate) fn is_held(&self) -> bool {
+        matches!(*self.state(), State::Granted(_) | State::Held(_))
+    }
+
     /// Hands the permit to whoever waits. False if nobody does any more.
     pub(crate) fn grant(&self, grant: Grant, valid_until: Moment, after: &mut After) -> bool {
         let mut state = self.state();

@@ -93,7 +93,7 @@ impl Seen {
     /// Whom the command itself removed.
     fn released(&self) -> Option<AcquisitionId> {
         match self.command {
-            Command::Release { id } => Some(id),
+            Command::Release { id, .. } => Some(id),
             _ => None,
         }
     }
@@ -148,7 +148,9 @@ impl World {
             Step::Renew { who, heartbeat } => {
                 (who.client, Command::Renew { id: who.id(), heartbeat })
             }
-            Step::Release { who } => (who.client, Command::Release { id: who.id() }),
+            Step::Release { who } => {
+                (who.client, Command::Release { id: who.id(), confirmed: false })
+            }
         };
         Some(self.send(Who { client, number: 0 }.id().client(), command))
     }
@@ -311,7 +313,7 @@ proptest! {
     ) {
         let mut promised: BTreeMap<AcquisitionId, Option<Time>> = BTreeMap::new();
         watch(steps, |_, seen| {
-            if let Command::Release { id } = &seen.command {
+            if let Command::Release { id, .. } = &seen.command {
                 promised.remove(id);
             }
             for (id, until) in &promised {

@@ -8,6 +8,7 @@ use crate::name::Name;
 use crate::{AcquisitionId, ClientId, Fence};
 
 const PRELUDE: &str = include_str!("lua/prelude.lua");
+const CLAIMS: &str = include_str!("lua/claims.lua");
 
 /// One transition.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -33,22 +34,32 @@ impl Transition {
         }
     }
 
-    fn body(self) -> &'static str {
+    /// What follows the prelude.
+    fn parts(self) -> &'static [&'static str] {
         match self {
-            Self::Release => include_str!("lua/release.lua"),
-            Self::Confirm => include_str!("lua/confirm.lua"),
-            Self::Renew => include_str!("lua/renew.lua"),
-            Self::Sweep => include_str!("lua/sweep.lua"),
-            Self::Enqueue => include_str!("lua/enqueue.lua"),
+            Self::Release => &[include_str!("lua/release.lua")],
+            Self::Confirm => &[CLAIMS, include_str!("lua/confirm.lua")],
+            Self::Renew => &[CLAIMS, include_str!("lua/renew.lua")],
+            Self::Sweep => &[include_str!("lua/sweep.lua")],
+            Self::Enqueue => &[CLAIMS, include_str!("lua/enqueue.lua")],
         }
     }
 
-    /// How many fields the outcome of one id has.
-    fn fields(self) -> usize {
-        match self {
-            Self::Release => 1,
-            Self::Confirm | Self::Renew | Self::Enqueue => 4,
-            Self::Sweep => 0,
+    /// Whether one script can do both: all that it says, but for the ids, is said once.
+    pub(super) fn shared(one: &Command, other: &Command) -> bool {
+        match (one, other) {
+            (
+                Command::Enqueue { capacity, wait, terms, label, .. },
+                Command::Enqueue { capacity: c, wait: w, terms: t, label: l, .. },
+            ) => (capacity, wait, terms, label) == (c, w, t, l),
+            (Command::Confirm { terms, .. }, Command::Confirm { terms: t, .. }) => terms == t,
+            (Command::Renew { heartbeat, .. }, Command::Renew { heartbeat: h, .. }) => {
+                heartbeat == h
+            }
+            (Command::Release { confirmed, .. }, Command::Release { confirmed: c, .. }) => {
+                confirmed == c
+            }
+            _ => false,
         }
     }
 }
@@ -67,16 +78,16 @@ impl Scripts {
     /// With time taken from a key instead of the server's clock.
     #[cfg(test)]
     pub(super) fn with_injected_time(key: &str) -> Self {
-        let read = "local time = redis.call('TIME')\n  return time[1] * 1000000 + time[2]";
+        let read = "local time = call('TIME')\n  return time[1] * 1000000 + time[2]";
         assert!(PRELUDE.contains(read), "now() has changed");
         Self::with_prelude(
-            &PRELUDE.replace(read, &format!("return tonumber(redis.call('GET', '{key}'))")),
+            &PRELUDE.replace(read, &format!("return tonumber(call('GET', '{key}'))")),
         )
     }
 
     fn with_prelude(prelude: &str) -> Self {
         let sources = Transition::ALL.map(|transition| {
-            let source = format!("{prelude}\n{}", transition.body());
+            let source = format!("{prelude}\n{}", transition.parts().join("\n"));
             let hash = redis::Script::new(&source).get_hash().to_owned();
             (source, hash)
         });
@@ -168,51 +179,42 @@ impl Keys {
         wrong.map(|((key, _), _)| key.as_str())
     }
 
-    /// One script for commands of one kind, at most 256 of them.
-    pub(super) fn command(
-        &self,
-        scripts: &Scripts,
-        transition: Transition,
-        commands: &[&Command],
-    ) -> Cmd {
+    /// One script for commands that can share one, at most 256 of them.
+    pub(super) fn command(&self, scripts: &Scripts, commands: &[Command]) -> Cmd {
+        let transition = Transition::of(&commands[0]);
         let mut cmd = redis::cmd("EVALSHA");
         cmd.arg(scripts.hash(transition)).arg(self.all.len()).arg(&self.all);
         cmd.arg(&self.namespace).arg(self.name.as_str()).arg(&self.client);
         cmd.arg(self.confirm_within.micros()).arg(self.foreign_heartbeat.micros());
-        for (index, command) in commands.iter().enumerate() {
-            match command {
-                Command::Enqueue { id, capacity, wait, terms, label } => {
-                    if index == 0 {
-                        // The newest declaration of this client: all of a batch say the same.
-                        cmd.arg(*capacity);
-                    }
-                    cmd.arg(id.to_string()).arg(u8::from(*wait));
-                    add_terms(&mut cmd, *terms);
-                    cmd.arg(label.as_deref().unwrap_or_default());
-                }
-                Command::Confirm { id, terms } => {
-                    cmd.arg(id.to_string());
-                    add_terms(&mut cmd, *terms);
-                }
-                Command::Renew { id, heartbeat } => {
-                    cmd.arg(id.to_string()).arg(heartbeat.map_or(0, Span::micros));
-                }
-                Command::Release { id } => {
-                    cmd.arg(id.to_string());
-                }
-                Command::Sweep => {}
+        match &commands[0] {
+            Command::Enqueue { capacity, wait, terms, label, .. } => {
+                let label = label.as_deref().unwrap_or_default();
+                cmd.arg(*capacity).arg(u8::from(*wait)).arg(format!("{} {label}", spelled(*terms)));
             }
+            Command::Confirm { terms, .. } => {
+                cmd.arg(spelled(*terms));
+            }
+            Command::Renew { heartbeat, .. } => {
+                cmd.arg(heartbeat.map_or(0, Span::micros));
+            }
+            Command::Release { confirmed, .. } => {
+                cmd.arg(if *confirmed { "confirmed" } else { "unknown" });
+            }
+            Command::Sweep => {}
+        }
+        for id in commands.iter().filter_map(Command::id) {
+            cmd.arg(id.to_string());
         }
         cmd
     }
 }
 
-fn add_terms(cmd: &mut Cmd, terms: Terms) {
-    cmd.arg(terms.heartbeat.map_or(0, Span::micros));
+fn spelled(terms: Terms) -> String {
+    let heartbeat = terms.heartbeat.map_or(0, Span::micros);
     match terms.ttl {
-        Some(ttl) => cmd.arg(ttl.micros()),
-        None => cmd.arg("-"),
-    };
+        Some(ttl) => format!("{heartbeat} {}", ttl.micros()),
+        None => format!("{heartbeat} -"),
+    }
 }
 
 /// What one script answered.
@@ -223,46 +225,52 @@ pub(super) struct Answer {
     pub(super) outcomes: Vec<Outcome>,
 }
 
-/// Reads an answer, once and for all: no tag and no sentinel travels further in.
-pub(super) fn decode(transition: Transition, value: redis::Value) -> Result<Answer, String> {
+/// Reads the answer to these commands, once and for all: no tag and no sentinel travels further in.
+pub(super) fn decode(commands: &[Command], value: redis::Value) -> Result<Answer, String> {
+    let transition = Transition::of(&commands[0]);
     let redis::Value::Array(fields) = value else {
         return Err(format!("{transition:?} answered {value:?}"));
     };
     let mut fields = fields.into_iter();
     let mut next = || fields.next().ok_or_else(|| format!("{transition:?} answered too little"));
-    let delay = int(next()?)?;
-    let mut answer = Answer {
-        next_expiry: u64::try_from(delay).ok().map(Span::from_micros),
-        ..Answer::default()
-    };
-    for _ in 0..int(next()?)? {
-        let id = text(next()?)?;
+    let mut answer = Answer::default();
+    for _ in commands.iter().filter_map(Command::id) {
+        let tag = next()?;
+        let tag = word(&tag)?;
+        answer.outcomes.push(match (transition, tag) {
+            (Transition::Release, b"holder") => Outcome::Removed(Role::Holder),
+            (Transition::Release, b"waiter") => Outcome::Removed(Role::Waiter),
+            (Transition::Release, b"nobody") => Outcome::Removed(Role::Nobody),
+            (Transition::Sweep | Transition::Release, _) => {
+                return Err(format!("{transition:?} answered {tag:?}"));
+            }
+            (_, tag) => {
+                let (first, fence, valid_for) = (next()?, next()?, next()?);
+                match tag {
+                    b"held" => Outcome::Held(held(first, fence, valid_for)?),
+                    b"claim" => {
+                        Outcome::Held(Held { fence: None, ..held(first, fence, valid_for)? })
+                    }
+                    b"queued" => {
+                        let length = usize::try_from(int(first)?).unwrap_or_default();
+                        Outcome::Queued { length }
+                    }
+                    b"full" => Outcome::Full,
+                    b"waiting" => Outcome::Waiting,
+                    b"gone" => Outcome::Gone,
+                    other => return Err(format!("{transition:?} answered {other:?}")),
+                }
+            }
+        });
+    }
+    if transition == Transition::Sweep {
+        answer.outcomes.push(Outcome::Swept);
+    }
+    answer.next_expiry = u64::try_from(int(next()?)?).ok().map(Span::from_micros);
+    while let Ok(id) = next() {
+        let id = text(id)?;
         let id = id.parse().map_err(|_| format!("granted to {id:?}"))?;
         answer.granted.push((id, held(next()?, next()?, next()?)?));
-    }
-    let rest: Vec<_> = fields.collect();
-    let fields = transition.fields();
-    if fields == 0 {
-        answer.outcomes.push(Outcome::Swept);
-        return Ok(answer);
-    }
-    for outcome in rest.chunks(fields) {
-        let tag = text(outcome[0].clone())?;
-        let field = |index: usize| outcome.get(index).cloned().unwrap_or(redis::Value::Nil);
-        answer.outcomes.push(match tag.as_str() {
-            "held" => Outcome::Held(held(field(1), field(2), field(3))?),
-            "claim" => Outcome::Held(Held { fence: None, ..held(field(1), field(2), field(3))? }),
-            "queued" => {
-                Outcome::Queued { length: usize::try_from(int(field(1))?).unwrap_or_default() }
-            }
-            "full" => Outcome::Full,
-            "waiting" => Outcome::Waiting,
-            "gone" => Outcome::Gone,
-            "holder" => Outcome::Removed(Role::Holder),
-            "waiter" => Outcome::Removed(Role::Waiter),
-            "nobody" => Outcome::Removed(Role::Nobody),
-            other => return Err(format!("{transition:?} answered {other:?}")),
-        });
     }
     Ok(answer)
 }
@@ -277,7 +285,17 @@ fn held(slot: redis::Value, fence: redis::Value, valid_for: redis::Value) -> Res
 }
 
 fn int(value: redis::Value) -> Result<i64, String> {
-    redis::from_redis_value(value).map_err(|error| error.to_string())
+    match value {
+        redis::Value::Int(number) => Ok(number),
+        other => Err(format!("{other:?} is not a number")),
+    }
+}
+
+fn word(value: &redis::Value) -> Result<&[u8], String> {
+    match value {
+        redis::Value::BulkString(word) => Ok(word),
+        other => Err(format!("{other:?} is not a word")),
+    }
 }
 
 fn text(value: redis::Value) -> Result<String, String> {

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use redis::{Connection, Value};
 use testkit::redis_server::RedisServer;
 
-use super::scripts::{Keys, Scripts, Transition, decode};
+use super::scripts::{Answer, Keys, Scripts, Transition, decode};
 use crate::clock::{Span, Time};
 use crate::machine::{Call, Command, Effects, Held, Machine, Outcome, Terms};
 use crate::name::Name;
@@ -40,7 +40,7 @@ fn client(number: usize) -> ClientId {
 }
 
 impl Ask {
-    fn command(self, from: usize) -> Command {
+    fn command(self, from: usize, machine: &Machine) -> Command {
         let id = |number| AcquisitionId::new(client(from), number);
         match self {
             Self::Enqueue { number, capacity, wait, terms } => {
@@ -51,7 +51,9 @@ impl Ask {
             Self::Renew { number, heartbeat } => {
                 Command::Renew { id: id(number), heartbeat: Some(heartbeat) }
             }
-            Self::Release { number } => Command::Release { id: id(number) },
+            Self::Release { number } => {
+                Command::Release { id: id(number), confirmed: machine.holds(id(number)) }
+            }
             Self::Sweep => Command::Sweep,
         }
     }
@@ -76,7 +78,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let asks = prop_oneof![
         6 => enqueue,
         3 => (number(), terms()).prop_map(|(number, terms)| vec![Ask::Confirm { number, terms }]),
-        2 => (number(), span()).prop_map(|(number, heartbeat)| vec![Ask::Renew { number, heartbeat }]),
+        4 => (0..8_u64, 1..6_u64, span()).prop_map(|(first, length, heartbeat)| {
+            (first..first + length).map(|number| Ask::Renew { number: number % 8, heartbeat }).collect()
+        }),
         4 => number().prop_map(|number| vec![Ask::Release { number }]),
         1 => Just(vec![Ask::Sweep]),
     ];
@@ -184,11 +188,14 @@ impl Both {
 
     fn by_redis(&mut self, from: usize, commands: &[Command]) -> Seen {
         redis::cmd("SET").arg(NOW).arg(self.now).exec(&mut self.connection).unwrap();
-        let transition = Transition::of(&commands[0]);
-        let all: Vec<_> = commands.iter().collect();
-        let call = self.keys[from].command(&self.scripts, transition, &all);
-        let answer = call.query::<Value>(&mut self.connection).unwrap();
-        let answer = decode(transition, answer).unwrap();
+        let mut answer = Answer::default();
+        for group in commands.chunk_by(Transition::shared) {
+            let call = self.keys[from].command(&self.scripts, group);
+            let one = decode(group, call.query::<Value>(&mut self.connection).unwrap()).unwrap();
+            answer.outcomes.extend(one.outcomes);
+            answer.granted.extend(one.granted);
+            answer.next_expiry = one.next_expiry;
+        }
         let mut scores = |kind: &str| -> Vec<(String, f64)> {
             let name = "a {name} with 'quotes' % and spaces";
             let key = format!("ns:semaphore_{kind}:{name}");
@@ -224,7 +231,8 @@ fn the_machine_and_lua_agree() {
                 Step::Pass(micros) => both.now += micros,
                 Step::Reach(client, reach) => both.listen(client, reach),
                 Step::Ask(from, asks) => {
-                    let commands: Vec<_> = asks.into_iter().map(|ask| ask.command(from)).collect();
+                    let commands: Vec<_> =
+                        asks.into_iter().map(|ask| ask.command(from, &both.machine)).collect();
                     let expected = both.by_machine(from, &commands);
                     let seen = both.by_redis(from, &commands);
                     prop_assert_eq!(seen, expected, "after {:?} from {}", commands, from);

@@ -1,20 +1,18 @@
 -- A permit or a place in the queue, for each id in turn.
 --
--- ARGV    6 capacity; then five for each id: id, wait (1 or 0), heartbeat, ttl ("-": none), label
+-- ARGV    6 capacity, 7 wait (1 or 0), 8 "heartbeat ttl label" (ttl "-": none); from 9 on the ids
 -- Result  four for each id: "held", slot number, fence, valid_for | "queued", length, 0, 0 | "full", 0, 0, 0
-local declared = tonumber(ARGV[6])
-local ids = {}
-for at = 7, #ARGV, 5 do ids[#ids + 1] = ARGV[at] end
+local declared, wait, terms = tonumber(ARGV[6]), ARGV[7] == '1', terms_of(ARGV[8])
 
 -- First of all: if that makes room, it belongs to those who were here before.
 if read_capacity() ~= declared then
   capacity = declared
-  writes.max = ARGV[6]
+  max = ARGV[6]
 end
 expire()
 grant()
-local scores = held > 0 and redis.call('ZMSCORE', MAIN, unpack(ids)) or {}
-local places = queued > 0 and redis.call('ZMSCORE', WAITING, unpack(ids)) or {}
+local scores = held > 0 and call('ZMSCORE', MAIN, unpack(ARGV, 9)) or {}
+local places = queued > 0 and call('ZMSCORE', WAITING, unpack(ARGV, 9)) or {}
 
 -- Two waiters never share a score. A tail that is more than a second ahead is another program's clock.
 local place
@@ -22,35 +20,31 @@ local function next_place()
   if place then
     place = place + 1
   else
-    redis.call('ZCARD', ALIVE)
-    local tail = redis.call('ZRANGE', WAITING, -1, -1, 'WITHSCORES')[2]
+    call('ZCARD', ALIVE)
+    waiting, alive = {}, {}
+    local tail = call('ZRANGE', WAITING, -1, -1, 'WITHSCORES')[2]
     place = NOW
     if tail and micros(tail) < NOW + 1000000 then place = math.max(NOW, micros(tail) + 1) end
   end
   return place
 end
 
-for i, id in ipairs(ids) do
-  local at = 7 + (i - 1) * 5
-  local wait, heartbeat, ttl, label = ARGV[at + 1], tonumber(ARGV[at + 2]), span(ARGV[at + 3]), ARGV[at + 4]
-  local terms = ' ' .. SINCE .. ' ' .. ARGV[at + 2] .. ' ' .. ARGV[at + 3] .. ' ' .. label
+for i = 1, #ARGV - 8 do
+  local id = ARGV[8 + i]
   if holding[id] then
-    answer('held', hold_again(id, heartbeat))
+    answer('held', hold_again(id, terms))
   elseif scores[i] then
-    local info = redis.call('HGET', INFO, id)
-    local hold_until = redis.call('ZSCORE', TTL, id)
-    answer('held', confirm(id, parse(info), hold_until, heartbeat, ttl, terms))
+    answer('held', confirm(id, parse(call('HGET', INFO, id)), call('ZSCORE', TTL, id), terms))
   elseif places[i] then
     answer('queued', queued)
   elseif held < capacity then
-    local slot, fence, valid_for = hold(id, heartbeat, ttl, terms)
-    holding[id] = { fence = fence, ttl = ttl }
-    answer('held', slot, fence, valid_for)
-  elseif wait == '1' then
+    answer('held', hold(id, terms))
+  elseif wait then
     queued = queued + 1
-    add(writes.waiting, stamp(next_place()), id)
-    add(writes.alive, stamp_in(heartbeat), id)
-    add(writes.info, id, describe(nil, terms))
+    local score, n, m = stamp(next_place()), #waiting, #infos
+    waiting[n + 1], waiting[n + 2] = score, id
+    alive[n + 1], alive[n + 2] = terms.renew_by, id
+    infos[m + 1], infos[m + 2] = id, '-' .. terms.info
     answer('queued', queued)
   else
     answer('full')

@@ -1,33 +1,37 @@
 -- Removes ids wherever they are. Twice is harmless.
 --
--- ARGV    from 6 on the ids
+-- ARGV    6 "confirmed" if all of them are known to have been confirmed once, else anything; from 7 on the ids
 -- Result  one for each id: "holder" | "waiter" | "nobody"
+local confirmed, waited = ARGV[6] == 'confirmed', queued > 0
 expire()
 grant()
 -- One of these may have been granted a permit just now.
-flush()
-local ids = {}
-for at = 6, #ARGV do ids[#ids + 1] = ARGV[at] end
-local renew_by = held > 0 and redis.call('ZMSCORE', MAIN, unpack(ids)) or {}
-local places = queued > 0 and redis.call('ZMSCORE', WAITING, unpack(ids)) or {}
-local infos = redis.call('HMGET', INFO, unpack(ids))
-local holders, waiters, lists = {}, {}, {}
-for i, id in ipairs(ids) do
-  if renew_by[i] then
-    outcomes[i] = 'holder'
-    holders[#holders + 1] = id
-    -- Only what was never confirmed can have a list: see `confirm`.
-    if not infos[i] or string.sub(infos[i], 1, 1) == '-' then lists[#lists + 1] = NS .. ':acquisition_notification:' .. id end
-  elseif places[i] then
-    outcomes[i] = 'waiter'
-    waiters[#waiters + 1] = id
+if #main > 0 then
+  flush()
+  main, ttls, infos = {}, {}, {}
+end
+-- First the hash: it alone may not have been read before.
+call('HDEL', INFO, unpack(ARGV, 7))
+for at = 7, #ARGV do
+  -- One by one: asking for the scores of all beforehand costs more.
+  if call('ZREM', MAIN, ARGV[at]) == 1 then
+    outcomes[at - 6] = 'holder'
+    held = held - 1
+  -- Whoever was confirmed is no waiter again.
+  elseif not confirmed and waited and call('ZREM', WAITING, ARGV[at]) == 1 then
+    outcomes[at - 6] = 'waiter'
+    queued = queued - 1
   else
-    outcomes[i] = 'nobody'
-    lists[#lists + 1] = NS .. ':acquisition_notification:' .. id
+    outcomes[at - 6] = 'nobody'
   end
 end
-if #holders > 0 then forget(holders) end
-if #waiters > 0 then leave(waiters) end
-if #lists > 0 then redis.pcall('DEL', unpack(lists)) end
+if limited > 0 then limited = limited - call('ZREM', TTL, unpack(ARGV, 7)) end
+if not confirmed then
+  if waited then call('ZREM', ALIVE, unpack(ARGV, 7)) end
+  -- Only what was never confirmed can have a list: see `confirm`.
+  local lists = {}
+  for at = 7, #ARGV do lists[at - 6] = ARGV[1] .. ':acquisition_notification:' .. ARGV[at] end
+  redis.pcall('DEL', unpack(lists))
+end
 grant()
 return finish()
