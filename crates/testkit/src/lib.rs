@@ -3,6 +3,8 @@
 #![allow(missing_docs)] // read by us alone
 #![allow(clippy::missing_panics_doc)] // that is how a test fails
 
+#[cfg(test)]
+mod ask;
 pub mod by_hand;
 pub mod census;
 pub mod child;

@@ -4,9 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use redis::{ConnectionAddr, FromRedisValue, IntoConnectionInfo, RedisConnectionInfo};
+use redis::aio::MultiplexedConnection;
+use redis::{
+    AsyncConnectionConfig, ConnectionAddr, FromRedisValue, IntoConnectionInfo, RedisConnectionInfo,
+};
 
 use super::{FIXTURE, RedisServer, lock};
+use crate::wait::PATIENCE;
 
 /// So that looking at a paused server fails the test instead of hanging it.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -40,6 +44,21 @@ impl RedisServer {
             .unwrap_or_else(|error| panic!("cannot look into redis-server: {error}"));
         connection.set_read_timeout(Some(LOOK_TIMEOUT)).expect("a timeout above zero");
         connection
+    }
+
+    /// A connection as any program has one, at [`url`](Self::url) and without credentials. It waits
+    /// longer for an answer than redis-rs does by default, as tests share their machine.
+    ///
+    /// # Panics
+    ///
+    /// If the server does not let it in.
+    pub async fn async_connection(&self) -> MultiplexedConnection {
+        let config = AsyncConnectionConfig::new()
+            .set_response_timeout(Some(PATIENCE))
+            .set_connection_timeout(Some(PATIENCE));
+        let client = redis::Client::open(self.url()).expect("a valid address");
+        let connection = client.get_multiplexed_async_connection_with_config(&config).await;
+        connection.unwrap_or_else(|error| panic!("cannot connect to redis-server: {error}"))
     }
 
     /// How often each command was called since the start, by lower-case name (`config|set` for

@@ -1,6 +1,5 @@
-use redis::{Connection, FromRedisValue};
-
 use super::*;
+use crate::ask::{ask, keys};
 use crate::proxy::FaultProxy;
 use crate::redis_server::RedisServer;
 
@@ -17,17 +16,6 @@ async fn start() -> (RedisServer, Seed000) {
 async fn ahead(server: &RedisServer, clock_skew: f64) -> Seed000 {
     let options = Options { clock_skew, ..Options::default() };
     Seed000::connect_with(&server.url(), "ns", options).await.unwrap()
-}
-
-fn ask<T: FromRedisValue>(connection: &mut Connection, command: &str) -> T {
-    let mut words = command.split(' ');
-    redis::cmd(words.next().unwrap()).arg(words.collect::<Vec<_>>()).query(connection).unwrap()
-}
-
-fn keys(server: &RedisServer) -> Vec<String> {
-    let mut keys: Vec<String> = ask(&mut server.connection(), "KEYS *");
-    keys.sort();
-    keys
 }
 
 /// Asks again, one round trip after the other, until the answer is the expected one.
