@@ -13,6 +13,7 @@ pub mod events;
 pub mod proxy;
 pub mod redis_server;
 pub mod seed000;
+pub mod seed002;
 pub mod wait;
 
 pub use fastrand::Rng;

@@ -1,0 +1,173 @@
+use tokio::task::JoinSet;
+
+use super::*;
+use crate::ask::{ask, keys};
+use crate::redis_server::RedisServer;
+
+/// So long that nothing expires in a test that does not make it.
+const TTL: u64 = 1000;
+
+async fn start() -> (RedisServer, redis::Connection, Seed002) {
+    let server = RedisServer::start();
+    let (look, seed) = (server.connection(), Seed002::new(server.async_connection().await));
+    (server, look, seed)
+}
+
+fn is(outcome: &Outcome, status: &str, current_count: i64, expired_count: i64) {
+    let success = ["acquired", "renewed", "released"].contains(&status);
+    let status = status.to_owned();
+    assert_eq!(*outcome, Outcome { success, status, current_count, expired_count });
+}
+
+/// The server's clock, in seconds.
+fn now(look: &mut redis::Connection) -> f64 {
+    let (seconds, micros): (f64, f64) = ask(look, "TIME");
+    seconds + micros / 1e6
+}
+
+/// Moves the last sign of life of an instance so many seconds back.
+fn age(look: &mut redis::Connection, id: &str, seconds: u32) {
+    let score = now(look) - f64::from(seconds);
+    assert_eq!(ask::<u64>(look, &format!("ZADD semaphores:k XX CH {score} {id}")), 1);
+}
+
+fn score(look: &mut redis::Connection, id: &str) -> f64 {
+    ask(look, &format!("ZSCORE semaphores:k {id}"))
+}
+
+#[tokio::test]
+async fn the_scripts_write_what_the_document_says() {
+    let (server, mut look, seed) = start().await;
+    let before = now(&mut look);
+    is(&seed.acquire("k", "a", 2, TTL).await.unwrap(), "acquired", 1, 0);
+    let after = now(&mut look);
+    assert_eq!(keys(&server), ["semaphores:holders:k:a", "semaphores:k"]);
+    let acquired = score(&mut look, "a");
+    assert!((before..=after).contains(&acquired), "{acquired} is not in {before}..={after}");
+    let left: u64 = ask(&mut look, "TTL semaphores:holders:k:a");
+    assert!((TTL - 20..=TTL).contains(&left), "expires in {left}");
+    assert_eq!(ask::<i64>(&mut look, "TTL semaphores:k"), -1);
+
+    is(&seed.renew("k", "a", 2 * TTL).await.unwrap(), "renewed", 1, 0);
+    assert!(score(&mut look, "a") > acquired);
+    assert!(ask::<u64>(&mut look, "TTL semaphores:holders:k:a") > TTL);
+    assert_eq!(seed.count("k", TTL).await.unwrap(), (1, 0));
+    is(&seed.release("k", "a", TTL).await.unwrap(), "released", 0, 0);
+    assert_eq!(keys(&server), Vec::<String>::new());
+    assert_eq!(seed.count("k", TTL).await.unwrap(), (0, 0));
+}
+
+#[tokio::test]
+async fn a_full_pool_lets_nobody_in() {
+    let (server, _, seed) = start().await;
+    is(&seed.acquire("k", "a", 2, TTL).await.unwrap(), "acquired", 1, 0);
+    is(&seed.acquire("k", "b", 2, TTL).await.unwrap(), "acquired", 2, 0);
+    is(&seed.acquire("k", "c", 2, TTL).await.unwrap(), "capacity_full", 2, 0);
+    assert!(!keys(&server).contains(&"semaphores:holders:k:c".to_owned()));
+    is(&seed.acquire("other", "c", 2, TTL).await.unwrap(), "acquired", 1, 0);
+    is(&seed.release("k", "a", TTL).await.unwrap(), "released", 1, 0);
+    is(&seed.acquire("k", "c", 2, TTL).await.unwrap(), "acquired", 2, 0);
+    is(&seed.acquire("k", "d", 1, TTL).await.unwrap(), "capacity_full", 2, 0);
+}
+
+#[tokio::test]
+async fn those_who_come_at_once_share_the_capacity() {
+    let (_server, _, seed) = start().await;
+    let mut crowd = JoinSet::new();
+    for number in 0..20 {
+        let seed = seed.clone();
+        crowd.spawn(async move { seed.acquire("k", &number.to_string(), 3, TTL).await.unwrap() });
+    }
+    let outcomes = crowd.join_all().await;
+    assert_eq!(outcomes.iter().filter(|outcome| outcome.success).count(), 3);
+    assert!(outcomes.iter().all(|outcome| outcome.current_count <= 3), "{outcomes:?}");
+    assert_eq!(seed.count("k", TTL).await.unwrap(), (3, 0));
+}
+
+#[tokio::test]
+async fn an_instance_that_acquires_again_is_renewed() {
+    let (_server, mut look, seed) = start().await;
+    is(&seed.acquire("k", "a", 1, TTL).await.unwrap(), "acquired", 1, 0);
+    age(&mut look, "a", 500);
+    let aged = score(&mut look, "a");
+    is(&seed.acquire("k", "a", 1, 2 * TTL).await.unwrap(), "acquired", 1, 0);
+    assert!(score(&mut look, "a") > aged + 400.0);
+    assert!(ask::<u64>(&mut look, "TTL semaphores:holders:k:a") > TTL);
+
+    ask::<()>(&mut look, "DEL semaphores:holders:k:a");
+    is(&seed.acquire("k", "a", 1, TTL).await.unwrap(), "acquired", 1, 0);
+    is(&seed.renew("k", "a", TTL).await.unwrap(), "renewed", 1, 0);
+}
+
+#[tokio::test]
+async fn every_script_first_cleans_up_what_has_expired() {
+    let (_server, mut look, seed) = start().await;
+    for id in ["a", "b"] {
+        seed.acquire("k", id, 3, TTL).await.unwrap();
+    }
+    let mut dead = async |id: &str| {
+        seed.acquire("k", id, 3, TTL).await.unwrap();
+        // Old, but not too old.
+        age(&mut look, "a", 900);
+        age(&mut look, id, 1001);
+    };
+    dead("x").await;
+    assert_eq!(seed.count("k", TTL).await.unwrap(), (2, 1));
+    dead("x").await;
+    is(&seed.acquire("k", "c", 3, TTL).await.unwrap(), "acquired", 3, 1);
+    is(&seed.release("k", "c", TTL).await.unwrap(), "released", 2, 0);
+    dead("x").await;
+    is(&seed.renew("k", "b", TTL).await.unwrap(), "renewed", 2, 1);
+    dead("x").await;
+    is(&seed.release("k", "b", TTL).await.unwrap(), "released", 1, 1);
+    // The dead one itself is not held any more, though its holder key is still there.
+    dead("x").await;
+    is(&seed.renew("k", "x", TTL).await.unwrap(), "not_held", 1, 1);
+    dead("x").await;
+    is(&seed.release("k", "x", TTL).await.unwrap(), "not_held", 1, 1);
+}
+
+#[tokio::test]
+async fn who_does_not_hold_is_told_why() {
+    let (server, mut look, seed) = start().await;
+    is(&seed.renew("k", "a", TTL).await.unwrap(), "not_held", 0, 0);
+    is(&seed.release("k", "a", TTL).await.unwrap(), "not_held", 0, 0);
+    assert_eq!(keys(&server), Vec::<String>::new());
+
+    seed.acquire("k", "b", 2, TTL).await.unwrap();
+    for past in ["DEL semaphores:holders:k:a", "PEXPIREAT semaphores:holders:k:a 1"] {
+        seed.acquire("k", "a", 2, TTL).await.unwrap();
+        assert_eq!(ask::<u64>(&mut look, past), 1);
+        is(&seed.renew("k", "a", TTL).await.unwrap(), "expired", 1, 1);
+        is(&seed.renew("k", "a", TTL).await.unwrap(), "not_held", 1, 0);
+
+        seed.acquire("k", "a", 2, TTL).await.unwrap();
+        assert_eq!(ask::<u64>(&mut look, past), 1);
+        is(&seed.release("k", "a", TTL).await.unwrap(), "already_expired", 1, 1);
+        is(&seed.release("k", "a", TTL).await.unwrap(), "not_held", 1, 0);
+    }
+    assert_eq!(keys(&server), ["semaphores:holders:k:b", "semaphores:k"]);
+}
+
+/// The document's rule, kept with its fault: everybody sweeps with a TTL of their own.
+#[tokio::test]
+async fn a_caller_with_a_short_ttl_evicts_others() {
+    let (_server, mut look, seed) = start().await;
+    seed.acquire("k", "a", 1, TTL).await.unwrap();
+    age(&mut look, "a", 100);
+    is(&seed.acquire("k", "b", 1, TTL).await.unwrap(), "capacity_full", 1, 0);
+    is(&seed.acquire("k", "b", 1, 10).await.unwrap(), "acquired", 1, 1);
+    is(&seed.renew("k", "a", TTL).await.unwrap(), "not_held", 1, 0);
+}
+
+#[tokio::test]
+async fn scripts_are_loaded_once_and_again_when_the_server_has_lost_them() {
+    let (server, mut look, seed) = start().await;
+    for loads in [1, 1, 2] {
+        if loads == 2 {
+            ask::<()>(&mut look, "SCRIPT FLUSH");
+        }
+        assert_eq!(seed.count("k", TTL).await.unwrap(), (0, 0));
+        assert_eq!(server.command_count("script|load"), loads);
+    }
+}
