@@ -14,6 +14,7 @@ pub mod proxy;
 pub mod redis_server;
 pub mod seed000;
 pub mod seed002;
+pub mod seed003;
 pub mod wait;
 
 pub use fastrand::Rng;

@@ -1,0 +1,229 @@
+//! Another program's client of the fenced lock, written from document 003 alone.
+//!
+//! It shares no code with leasehold: its keys, records, scripts and codes are those of the document,
+//! so that a test in which the two share one lock proves that any program following the document
+//! can. Scripts are run by their SHA and loaded when the server lacks them. Where leasehold does
+//! better than the document, this client keeps to the document:
+//!
+//! - A lock id that acquires its own lock again is told that it is held.
+//! - An acquire over a record that has expired deletes the index of the *new* lock id, which it
+//!   then writes. That of the old one is left to its expiry.
+//! - A fence goes through a Lua number, which is exact up to 2^53.
+//!
+//! # Where the document leaves a choice
+//!
+//! - An acquirer is to learn when its lock expires, but the script does not answer that. Here it is
+//!   one more element at the end of the answer.
+//! - A lock id is 16 random bytes in base64url, 22 characters.
+//! - Keys and lock ids are taken as they come: not normalised, not checked, not truncated. A prefix
+//!   has no colon at its end.
+//! - Asking whether a key is locked never cleans up, as is the document's default.
+//! - A lookup answers the record as it is stored. Hashing it is between a program and its users.
+
+#[cfg(test)]
+mod tests;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use redis::aio::MultiplexedConnection;
+use redis::{FromRedisValue, RedisResult, Script, Value};
+
+const ACQUIRE: &str = include_str!("seed003/acquire.lua");
+const RELEASE_OR_EXTEND: &str = include_str!("seed003/release_or_extend.lua");
+const LOOKUP: &str = include_str!("seed003/lookup.lua");
+
+/// For how long after its end the document takes a record for alive.
+pub const TOLERANCE_MS: u64 = 1000;
+
+/// A lock that was acquired.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Acquired {
+    pub lock_id: String,
+    /// 19 digits.
+    pub fence: String,
+    /// By the server's clock.
+    pub expires_at_ms: u64,
+}
+
+/// The record of a lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LockData {
+    pub lock_id: String,
+    pub expires_at_ms: u64,
+    pub acquired_at_ms: u64,
+    pub key: String,
+    pub fence: String,
+}
+
+/// The foreign client. Every operation is one attempt, and nothing is extended by itself.
+#[derive(Debug, Clone)]
+pub struct Seed003 {
+    connection: MultiplexedConnection,
+    prefix: String,
+    tolerance_ms: u64,
+}
+
+impl Seed003 {
+    /// The document's default prefix is `syncguard`.
+    #[must_use]
+    pub fn new(connection: MultiplexedConnection, prefix: &str) -> Self {
+        Self { connection, prefix: prefix.to_owned(), tolerance_ms: TOLERANCE_MS }
+    }
+
+    /// The same client with another tolerance than [`TOLERANCE_MS`].
+    #[must_use]
+    pub fn with_tolerance_ms(self, tolerance_ms: u64) -> Self {
+        Self { tolerance_ms, ..self }
+    }
+
+    /// Takes the lock under a new lock id; none if somebody holds it.
+    ///
+    /// # Errors
+    ///
+    /// If Redis fails.
+    pub async fn acquire(&self, key: &str, ttl_ms: u64) -> RedisResult<Option<Acquired>> {
+        self.acquire_as(&new_lock_id(), key, ttl_ms).await
+    }
+
+    /// Takes the lock under a lock id of the caller's; none if somebody holds it, be it that id.
+    ///
+    /// # Errors
+    ///
+    /// If Redis fails.
+    pub async fn acquire_as(
+        &self,
+        lock_id: &str,
+        key: &str,
+        ttl_ms: u64,
+    ) -> RedisResult<Option<Acquired>> {
+        let keys = [self.key(key), self.index(lock_id), self.key(&format!("fence:{key}"))];
+        let (ttl, tolerance) = (ttl_ms.to_string(), self.tolerance_ms.to_string());
+        let reply = self.script(ACQUIRE, &keys, &[lock_id, &ttl, &tolerance, key]).await?;
+        if reply == Value::Int(0) {
+            return Ok(None);
+        }
+        let (_, fence, _, expires_at_ms): (u64, _, u64, _) = redis::from_redis_value(reply)?;
+        Ok(Some(Acquired { lock_id: lock_id.to_owned(), fence, expires_at_ms }))
+    }
+
+    /// Gives a lock back. Answers the script's code: 1 for done, 0 for a lock that is another's, -1
+    /// for none, -2 for one that was found expired and removed.
+    ///
+    /// # Errors
+    ///
+    /// If Redis fails.
+    pub async fn release(&self, lock_id: &str) -> RedisResult<i64> {
+        let keys = [self.index(lock_id), self.prefix.clone()];
+        self.script(RELEASE_OR_EXTEND, &keys, &[lock_id, &self.tolerance_ms.to_string()]).await
+    }
+
+    /// Lets a lock end so long from now, be that later or sooner than before. Answers the codes of
+    /// [`release`](Self::release).
+    ///
+    /// # Errors
+    ///
+    /// If Redis fails.
+    pub async fn extend(&self, lock_id: &str, ttl_ms: u64) -> RedisResult<i64> {
+        let keys = [self.index(lock_id), self.prefix.clone()];
+        let (ttl, tolerance) = (ttl_ms.to_string(), self.tolerance_ms.to_string());
+        self.script(RELEASE_OR_EXTEND, &keys, &[lock_id, &tolerance, &ttl]).await
+    }
+
+    /// Whether somebody holds the lock.
+    ///
+    /// # Errors
+    ///
+    /// If Redis fails.
+    pub async fn is_locked(&self, key: &str) -> RedisResult<bool> {
+        Ok(self.lookup_by_key(key).await?.is_some())
+    }
+
+    /// The record of whoever holds the lock.
+    ///
+    /// # Errors
+    ///
+    /// If Redis fails.
+    ///
+    /// # Panics
+    ///
+    /// If the record is not the document's JSON.
+    pub async fn lookup_by_key(&self, key: &str) -> RedisResult<Option<LockData>> {
+        let mut both = redis::pipe();
+        both.cmd("GET").arg(self.key(key)).cmd("TIME");
+        let (record, (seconds, micros)): (Option<String>, (u64, u64)) =
+            both.query_async(&mut self.connection.clone()).await?;
+        let now = seconds * 1000 + micros / 1000;
+        let record = record.as_deref().map(LockData::parse);
+        Ok(record.filter(|record| record.expires_at_ms + self.tolerance_ms > now))
+    }
+
+    /// The record of the lock that this lock id holds.
+    ///
+    /// # Errors
+    ///
+    /// If Redis fails.
+    ///
+    /// # Panics
+    ///
+    /// If the record is not the document's JSON.
+    pub async fn lookup_by_id(&self, lock_id: &str) -> RedisResult<Option<LockData>> {
+        let keys = [self.index(lock_id), self.prefix.clone()];
+        let args = [lock_id, &self.tolerance_ms.to_string()];
+        let record: Option<String> = self.script(LOOKUP, &keys, &args).await?;
+        Ok(record.as_deref().map(LockData::parse))
+    }
+
+    async fn script<T: FromRedisValue>(
+        &self,
+        script: &str,
+        keys: &[String],
+        args: &[&str],
+    ) -> RedisResult<T> {
+        let script = Script::new(script);
+        script.key(keys).arg(args).invoke_async(&mut self.connection.clone()).await
+    }
+
+    fn key(&self, key: &str) -> String {
+        format!("{}:{key}", self.prefix)
+    }
+
+    fn index(&self, lock_id: &str) -> String {
+        self.key(&format!("id:{lock_id}"))
+    }
+}
+
+impl LockData {
+    /// Strict about types, as a program in a language with types is: times are whole numbers, a
+    /// fence is a string.
+    ///
+    /// # Panics
+    ///
+    /// If a field is missing or of another type.
+    #[must_use]
+    pub fn parse(json: &str) -> Self {
+        let record: serde_json::Value = serde_json::from_str(json)
+            .unwrap_or_else(|error| panic!("a lock's record is not JSON: {error}: {json}"));
+        let bad = |field: &str| -> ! { panic!("a lock's record lacks a good {field}: {json}") };
+        let text = |field| record[field].as_str().unwrap_or_else(|| bad(field)).to_owned();
+        let time = |field| record[field].as_u64().unwrap_or_else(|| bad(field));
+        Self {
+            lock_id: text("lockId"),
+            expires_at_ms: time("expiresAtMs"),
+            acquired_at_ms: time("acquiredAtMs"),
+            key: text("key"),
+            fence: text("fence"),
+        }
+    }
+}
+
+/// 16 random bytes as 22 characters of base64url.
+///
+/// # Panics
+///
+/// If the system has no random bytes to give.
+#[must_use]
+pub fn new_lock_id() -> String {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).expect("random bytes from the system");
+    URL_SAFE_NO_PAD.encode(bytes)
+}
