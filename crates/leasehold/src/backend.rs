@@ -11,10 +11,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use crate::clock::Span;
-use crate::machine::{Command, Effects, Outcome};
+use crate::machine::lock::{Acquired, By, Record, Verdict};
+use crate::machine::{Command, Effects, Outcome, Terms};
 use crate::name::Name;
 use crate::stats::{Query, SemaphoreStats};
-use crate::{AcquisitionId, ClientId, Error};
+use crate::{AcquisitionId, ClientId, Error, LockId};
 
 pub(crate) mod memory;
 #[cfg(feature = "redis")]
@@ -36,6 +37,25 @@ impl Backend {
     /// Whether a holder can die without the store noticing.
     pub(crate) fn wants_heartbeats(&self) -> bool {
         matches!(self, Self::Away(_))
+    }
+
+    /// How much earlier than the store a holder ends its own validity, for clocks that do not run alike. The clock of a
+    /// store in this process is ours.
+    pub(crate) fn margin(&self, valid_for: Span) -> Span {
+        match self {
+            Self::Memory(_) => Span::from_micros(1),
+            Self::Away(_) => {
+                let margin = Terms { heartbeat: Some(valid_for), ttl: None }.margin();
+                margin.min(valid_for.divided_by(2))
+            }
+        }
+    }
+
+    pub(crate) fn locks(&self, client: ClientId) -> Arc<dyn LockStore> {
+        match self {
+            Self::Memory(memory) => memory.locks(),
+            Self::Away(backend) => backend.locks(client),
+        }
     }
 
     pub(crate) fn semaphore(&self, name: &Name, client: ClientId) -> Store {
@@ -63,6 +83,12 @@ pub(crate) trait AwayBackend: Send + Sync {
     /// What is held and queued, of the names asked for or of all.
     fn stats(&self, query: Query) -> Later<Vec<SemaphoreStats>>;
 
+    /// All locks.
+    fn locks(&self, client: ClientId) -> Arc<dyn LockStore>;
+
+    /// What kind of store it is, in one word.
+    fn kind(&self) -> &'static str;
+
     /// A renewal was not answered in time: whatever it went over is not to be trusted.
     fn suspect(&self) {}
 }
@@ -75,6 +101,32 @@ pub(crate) trait AwaySemaphore: Send + Sync {
 
     /// How many waiters come before this one.
     fn position(&self, id: AcquisitionId) -> Later<Option<usize>>;
+}
+
+/// The locks of a store. Each call is one attempt, and one atomic step.
+pub(crate) trait LockStore: Send + Sync {
+    /// For so many milliseconds.
+    fn acquire(&self, key: &Name, id: LockId, ttl: u64, wake: Wake) -> Later<Acquired>;
+
+    /// Answers the key that came free where the store tells nobody of it.
+    fn release(&self, id: LockId) -> Later<Verdict<Option<Name>>>;
+
+    /// Answers the new end, in milliseconds of the store's clock.
+    fn extend(&self, id: LockId, ttl: u64) -> Later<Verdict<u64>>;
+
+    fn is_locked(&self, key: &Name, clean_up: bool) -> Later<bool>;
+
+    fn lookup(&self, by: By) -> Later<Option<Record>>;
+}
+
+/// When this client wants to be told of the next release of a lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Wake {
+    Never,
+    /// If this acquire finds it locked.
+    IfLocked,
+    /// Whatever comes of this acquire: others of the client wait, too.
+    Always,
 }
 
 /// What a store answers to a batch.
@@ -91,6 +143,8 @@ pub(crate) struct Reply {
 pub(crate) enum WakeUp {
     /// This waiter was granted a permit and has to claim it.
     Granted(Name, AcquisitionId),
+    /// The lock with this key came free.
+    Released(Name),
     /// The connection is new: wake-ups may have been missed.
     Reconnected,
 }

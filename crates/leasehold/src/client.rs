@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::backend::Backend;
 use crate::backend::memory::Memory;
 use crate::engine::{Engine, Settings};
+use crate::lock::{LockBuilder, Locks};
 use crate::name::positive;
 use crate::semaphore::SemaphoreBuilder;
 use crate::stats::Stats;
@@ -91,6 +92,17 @@ impl Client {
         SemaphoreBuilder::new(self.engine.clone(), name, capacity)
     }
 
+    /// Declares a lock.
+    pub fn lock(&self, key: &str) -> LockBuilder {
+        self.locks().lock(key)
+    }
+
+    /// All locks, by key and by lock id.
+    #[must_use]
+    pub fn locks(&self) -> Locks {
+        Locks::new(self.engine.clone())
+    }
+
     /// Asks what is held and who waits.
     ///
     /// ```
@@ -123,7 +135,12 @@ impl Client {
     /// # Cancel safety
     /// The closing goes on if the future is dropped after it was first polled.
     pub async fn close(&self) -> Result<(), Error> {
-        for named in self.engine.core().close() {
+        let core = self.engine.core();
+        let names = core.close();
+        for lease in core.all_leases() {
+            lease.close().await?;
+        }
+        for named in names {
             named.drained().await?;
         }
         Ok(())

@@ -7,6 +7,7 @@
 
 use std::num::NonZeroU64;
 use std::ops::{Add, Sub};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 /// A length of time in whole microseconds, never zero. Eight bytes, also inside an `Option`.
@@ -132,6 +133,13 @@ pub(crate) fn wall_micros() -> u64 {
     std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
+}
+
+/// Microseconds since the Unix epoch that go on evenly, whatever becomes of the wall clock: it is looked at once.
+pub(crate) fn steady_wall_micros() -> u64 {
+    static ORIGIN: LazyLock<u64> =
+        LazyLock::new(|| wall_micros().saturating_sub(source::boottime_micros()));
+    *ORIGIN + source::boottime_micros()
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]

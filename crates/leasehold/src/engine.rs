@@ -3,6 +3,8 @@
 //! - [`ticket`]: one acquisition, shared by its future or guard and the engine.
 //! - [`desk`]: the state of one name in this client, and its rules.
 //! - [`named`]: one name behind its lock, as the public face uses it.
+//! - [`lease`]: a lease that is not a permit: of a lock or a pool.
+//! - [`waiters`]: who waits for a lock.
 //! - [`outbox`]: group commit for stores that are away.
 //! - [`driver`]: the engine's own thread, with its timers and its trips to the store.
 //!
@@ -10,9 +12,11 @@
 //! be dropped outside any runtime, and a runtime that shuts down takes no lease with it. It starts when it
 //! is first needed and ends when the last client, semaphore, future and guard is gone.
 
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::task::Poll;
 use std::time::Duration;
 
 use rustc_hash::FxHashMap;
@@ -26,14 +30,18 @@ use crate::{AcquisitionId, ClientId, Error};
 
 mod desk;
 mod driver;
+pub(crate) mod lease;
 pub(crate) mod named;
 mod outbox;
 pub(crate) mod ticket;
+mod waiters;
 
 #[cfg(test)]
 mod tests;
 
+use lease::Lease;
 use named::Named;
+use waiters::Waiters;
 
 /// What every client, semaphore, future and guard holds on to. With the last of them the names go, and
 /// with the names the thread.
@@ -49,6 +57,10 @@ pub(crate) struct Core {
     sequence: AtomicU64,
     closed: AtomicBool,
     names: Mutex<Names>,
+    /// Who waits for a lock.
+    pub(crate) waiters: Arc<Waiters>,
+    /// Locks and leases that are held, by their addresses.
+    leases: Mutex<FxHashMap<usize, Weak<Lease>>>,
     driver: OnceLock<Option<mpsc::UnboundedSender<Message>>>,
     this: Weak<Self>,
 }
@@ -92,6 +104,23 @@ impl Retries {
         let seconds = (self.min_delay.as_secs_f64() * factor).min(self.max_delay.as_secs_f64());
         Duration::from_secs_f64(seconds)
     }
+
+    /// Asks until there is an answer, or the attempts are used up. Only on the engine's thread, which has timers.
+    pub(crate) async fn persist<T>(&self, mut ask: impl FnMut() -> Later<T>) -> Result<T, Error> {
+        let mut attempt = 1;
+        loop {
+            let answer = tokio::time::timeout(self.timeout, ask()).await;
+            let answer = answer.unwrap_or_else(|_| Err(driver::no_answer()));
+            match answer {
+                Err(error @ Error::Unavailable { .. }) if attempt < self.attempts => {
+                    tracing::debug!(%error, attempt, "asking the store again");
+                    tokio::time::sleep(self.delay(attempt)).await;
+                    attempt += 1;
+                }
+                answer => return answer,
+            }
+        }
+    }
 }
 
 impl Default for Retries {
@@ -129,6 +158,8 @@ impl Engine {
             sequence: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             names: Mutex::default(),
+            waiters: Arc::default(),
+            leases: Mutex::default(),
             driver: OnceLock::new(),
             this: this.clone(),
         });
@@ -209,6 +240,7 @@ impl Core {
                     named.woken(id);
                 }
             }
+            WakeUp::Released(key) => self.waiters.wake_one(&key),
             WakeUp::Reconnected => self.all().iter().for_each(|named| named.reconnected()),
         }
     }
@@ -222,7 +254,30 @@ impl Core {
         for named in &all {
             named.close();
         }
+        self.waiters.wake_all();
         all
+    }
+
+    /// An error once the client is closed.
+    pub(crate) fn check_open(&self) -> Result<(), Error> {
+        if self.closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    fn enroll(&self, lease: &Arc<Lease>) {
+        self.leases().insert(Arc::as_ptr(lease) as usize, Arc::downgrade(lease));
+    }
+
+    fn dismiss(&self, address: usize) {
+        self.leases().remove(&address);
+    }
+
+    /// Locks and leases that somebody in this process holds.
+    pub(crate) fn all_leases(&self) -> Vec<Arc<Lease>> {
+        self.leases().values().filter_map(Weak::upgrade).collect()
+    }
+
+    fn leases(&self) -> MutexGuard<'_, FxHashMap<usize, Weak<Lease>>> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Hands something to the engine's thread. Never blocks.
@@ -242,6 +297,38 @@ impl Core {
             let _ = answer.send(work.await);
         })));
         answered.await.unwrap_or_else(|_| Err(Error::internal("the engine's thread has ended")))
+    }
+
+    /// The same, but when nobody waits for the answer any more, the work is dropped where it is.
+    pub(crate) async fn run_while_wanted<T: Send + 'static>(
+        &self,
+        mut work: Later<T>,
+    ) -> Result<T, Error> {
+        let (mut answer, answered) = oneshot::channel();
+        self.tell(Message::Run(Box::pin(async move {
+            let done = poll_fn(|cx| match answer.poll_closed(cx) {
+                Poll::Ready(()) => Poll::Ready(None),
+                Poll::Pending => work.as_mut().poll(cx).map(Some),
+            });
+            if let Some(done) = done.await {
+                let _ = answer.send(done);
+            }
+        })));
+        answered.await.unwrap_or_else(|_| Err(Error::internal("the engine's thread has ended")))
+    }
+
+    /// Asks a store, and again, as the settings say, if it does not answer. A store in this process answers at once.
+    pub(crate) async fn ask<T: Send + 'static>(
+        &self,
+        mut ask: impl FnMut() -> Later<T> + Send + 'static,
+    ) -> Result<T, Error> {
+        match &self.backend {
+            Backend::Memory(_) => ask().await,
+            Backend::Away(_) => {
+                let retries = self.settings.retries;
+                self.run(Box::pin(async move { retries.persist(ask).await })).await
+            }
+        }
     }
 
     fn names(&self) -> MutexGuard<'_, Names> {

@@ -4,8 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::AcquisitionId;
-
 /// What can go wrong.
 ///
 /// That somebody else has the permit is not an error:
@@ -29,21 +27,27 @@ pub enum Error {
         /// What is wrong with it, and the bound it broke.
         problem: String,
     },
-    /// No permit came free in time. Try again later, or wait longer.
+    /// Nothing came free in time. Try again later, or wait longer.
     #[non_exhaustive]
     TimedOut {
-        /// The semaphore.
+        /// What was waited for: a permit, a lock or a lease.
+        what: &'static str,
+        /// The semaphore's or pool's name, or the lock's key.
         name: String,
-        /// How long the acquire was allowed to wait.
+        /// How long the acquire was allowed to wait, or did wait if its retries were used up before.
         limit: Duration,
+        /// Of a pool: how many leases were held at the end, and how many there are.
+        full: Option<(u64, u32)>,
     },
-    /// The permit is no longer yours. Stop what you do under it.
+    /// The permit, lock or lease is no longer yours. Stop what you do under it.
     #[non_exhaustive]
     Lost {
-        /// The semaphore.
+        /// What was lost: a permit, a lock or a lease.
+        what: &'static str,
+        /// The semaphore's or pool's name, or the lock's key.
         name: String,
-        /// The permit.
-        id: AcquisitionId,
+        /// What named it in the store.
+        id: String,
         /// How it was lost.
         reason: LossReason,
     },
@@ -101,11 +105,22 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::InvalidArgument { what, problem } => write!(f, "invalid {what}: {problem}"),
-            Self::TimedOut { name, limit } => {
-                write!(f, "no permit of {name:?} came free within {limit:?}")
+            Self::TimedOut { what: "lock", name, limit, .. } => {
+                write!(f, "the lock {name:?} did not come free within {limit:?}")
             }
-            Self::Lost { name, id, reason } => {
-                write!(f, "permit {id} of {name:?} was lost: {reason}")
+            Self::TimedOut { what, name, limit, full } => {
+                write!(f, "no {what} of {name:?} came free within {limit:?}")?;
+                match full {
+                    Some((held, capacity)) => write!(f, ": {held} of {capacity} are held"),
+                    None => Ok(()),
+                }
+            }
+            // A lock id releases its lock, and so does not belong into a log.
+            Self::Lost { what: "lock", name, reason, .. } => {
+                write!(f, "the lock {name:?} was lost: {reason}")
+            }
+            Self::Lost { what, name, id, reason } => {
+                write!(f, "{what} {id} of {name:?} was lost: {reason}")
             }
             Self::Closed => f.write_str("the client was closed"),
             Self::Unavailable { what, timed_out: true, .. } => {
@@ -147,7 +162,7 @@ pub enum ErrorKind {
     Internal,
 }
 
-/// How a permit was lost.
+/// How a permit, a lock or a lease was lost.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum LossReason {

@@ -39,9 +39,11 @@ mod engine;
 mod error;
 mod fence;
 mod id;
+mod lock;
 mod machine;
 mod name;
 mod permit;
+mod retry;
 mod semaphore;
 mod stats;
 
@@ -50,9 +52,14 @@ pub use acquire::Acquire;
 pub use client::RedisBuilder;
 pub use client::{Client, MemoryBuilder};
 pub use error::{Error, ErrorKind, LossReason};
-pub use fence::Fence;
+pub use fence::{Fence, FenceGate, StaleFence};
 pub use id::{AcquisitionId, ClientId};
+pub use lock::{
+    Capabilities, HeldLock, Lock, LockBuilder, LockEvent, LockGuard, LockId, LockInfo,
+    LockOperation, LockReason, LockResult, Locks, Observer, RawLockInfo, TimeAuthority,
+};
 pub use permit::{Lost, Permit};
+pub use retry::{Jitter, Retry};
 pub use semaphore::{Semaphore, SemaphoreBuilder};
 pub use stats::{Member, SemaphoreStats, Stats};
 

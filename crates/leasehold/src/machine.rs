@@ -49,6 +49,7 @@ use crate::clock::{Span, Time};
 use crate::id::IdMap;
 use crate::{AcquisitionId, ClientId, Fence};
 
+pub(crate) mod lock;
 mod queue;
 #[cfg(test)]
 mod tests;

@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use crate::clock::Moment;
+use crate::engine::lease::Lease;
 use crate::engine::ticket::{Grant, Ticket};
 use crate::semaphore::Inner;
 use crate::{AcquisitionId, Error, Fence, LossReason};
@@ -130,7 +131,7 @@ impl Permit {
             (None, Some(semaphore)) => semaphore.named.attach(self.id, &semaphore.declaration),
             (None, None) => unreachable!("only a permit that has ended has no semaphore"),
         };
-        Lost { ticket, key: None }
+        Lost { of: Of::Ticket(ticket), key: None }
     }
 
     /// Gives the permit back and waits until it has been. True if it was held until now, false if it had
@@ -162,7 +163,8 @@ impl Permit {
 
     pub(crate) fn lost_error(&self, reason: LossReason) -> Error {
         let name = self.semaphore.as_ref().map(|semaphore| semaphore.named.name().to_string());
-        Error::Lost { name: name.unwrap_or_default(), id: self.id, reason }
+        let (what, id) = ("permit", self.id.to_string());
+        Error::Lost { what, name: name.unwrap_or_default(), id, reason }
     }
 }
 
@@ -208,13 +210,25 @@ impl fmt::Debug for Permit {
     }
 }
 
-/// Resolves when a permit is lost: see [`Permit::lost`]. It does not borrow the permit, so that another
-/// task can wait for it.
+/// Resolves when a permit, a lock or a lease is lost: see [`Permit::lost`]. It does not borrow the guard, so that
+/// another task can wait for it.
 #[must_use = "nobody is told unless this is awaited"]
 #[derive(Debug)]
 pub struct Lost {
-    ticket: Arc<Ticket>,
+    of: Of,
     key: Option<u64>,
+}
+
+#[derive(Debug)]
+enum Of {
+    Ticket(Arc<Ticket>),
+    Lease(Arc<Lease>),
+}
+
+impl Lost {
+    pub(crate) fn of_lease(lease: Arc<Lease>) -> Self {
+        Self { of: Of::Lease(lease), key: None }
+    }
 }
 
 impl Future for Lost {
@@ -222,14 +236,20 @@ impl Future for Lost {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LossReason> {
         let this = self.get_mut();
-        this.ticket.poll_lost(&mut this.key, cx)
+        match &this.of {
+            Of::Ticket(ticket) => ticket.poll_lost(&mut this.key, cx),
+            Of::Lease(lease) => lease.poll_lost(&mut this.key, cx),
+        }
     }
 }
 
 impl Drop for Lost {
     fn drop(&mut self) {
         if let Some(key) = self.key {
-            self.ticket.forget_watcher(key);
+            match &self.of {
+                Of::Ticket(ticket) => ticket.forget_watcher(key),
+                Of::Lease(lease) => lease.forget_watcher(key),
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! - [`link`]: the connection, and how it is made anew.
 //! - [`scripts`]: the transitions, one Lua script each, and their typed calls.
+//! - [`locks`]: the same for locks.
 //! - [`stats`]: what is held and queued.
 //! - [`errors`]: what Redis says, as what the caller does next.
 
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
-use super::{AwayBackend, AwaySemaphore, Later, Reply, WakeUps};
+use super::{AwayBackend, AwaySemaphore, Later, LockStore, Reply, WakeUps};
 use crate::clock::Span;
 use crate::machine::{Command, Effects};
 use crate::name::Name;
@@ -19,12 +20,15 @@ use crate::{AcquisitionId, ClientId, Error};
 
 mod errors;
 mod link;
+mod locks;
 mod scripts;
 mod stats;
 #[cfg(test)]
 mod tests;
 
 use link::Link;
+pub(crate) use locks::Prefix;
+use locks::RedisLocks;
 use scripts::{Keys, Scripts, Transition};
 
 /// How long a member of another program is given when we grant it a permit: its own default.
@@ -40,6 +44,7 @@ pub(crate) struct Settings {
     pub(crate) socket_timeout: Duration,
     pub(crate) connect_timeout: Duration,
     pub(crate) confirm_within: Span,
+    pub(crate) lock_prefix: Prefix,
 }
 
 impl Settings {
@@ -71,6 +76,7 @@ impl Settings {
             socket_timeout: Duration::from_secs(30),
             connect_timeout: Duration::from_secs(10),
             confirm_within: Span::from_millis(5000),
+            lock_prefix: Prefix::default(),
         })
     }
 }
@@ -119,6 +125,14 @@ impl AwayBackend for Redis {
     fn stats(&self, query: Query) -> Later<Vec<SemaphoreStats>> {
         let link = self.link.clone();
         Box::pin(async move { stats::fetch(&link, query).await })
+    }
+
+    fn locks(&self, client: ClientId) -> Arc<dyn LockStore> {
+        Arc::new(RedisLocks::new(self.link.clone(), client))
+    }
+
+    fn kind(&self) -> &'static str {
+        "redis"
     }
 
     fn suspect(&self) {

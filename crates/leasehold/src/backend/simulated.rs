@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{AwayBackend, AwaySemaphore, Later, Reply, WakeUp, WakeUps};
+use super::{AwayBackend, AwaySemaphore, Later, LockStore, Reply, WakeUp, WakeUps};
 use crate::clock::{Moment, Span, Time};
 use crate::machine::{Call, Command, Effects, Machine};
 use crate::name::Name;
@@ -67,6 +67,14 @@ impl AwayBackend for Simulated {
 
     fn semaphore(&self, name: &Name, client: ClientId) -> Arc<dyn AwaySemaphore> {
         Arc::new(SimulatedSemaphore { store: self.clone(), name: name.clone(), client })
+    }
+
+    fn locks(&self, _client: ClientId) -> Arc<dyn LockStore> {
+        unreachable!("only semaphores are simulated")
+    }
+
+    fn kind(&self) -> &'static str {
+        "simulated"
     }
 
     fn stats(&self, query: Query) -> Later<Vec<SemaphoreStats>> {

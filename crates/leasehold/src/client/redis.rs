@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::Client;
 use crate::Error;
 use crate::backend::Backend;
-use crate::backend::redis::{Redis, Settings as RedisSettings};
+use crate::backend::redis::{Prefix, Redis, Settings as RedisSettings};
 use crate::engine::{Engine, Retries, Settings};
 use crate::name::positive;
 
@@ -69,6 +69,7 @@ impl Client {
 pub struct RedisBuilder {
     url: String,
     namespace: Option<String>,
+    lock_prefix: Option<String>,
     socket_timeout: Duration,
     connect_timeout: Duration,
     confirm_within: Duration,
@@ -84,6 +85,7 @@ impl RedisBuilder {
         Self {
             url: DEFAULT_URL.to_owned(),
             namespace: None,
+            lock_prefix: None,
             socket_timeout: timeout,
             connect_timeout: Duration::from_secs(10),
             confirm_within: Duration::from_secs(5),
@@ -126,6 +128,12 @@ impl RedisBuilder {
         self
     }
 
+    /// What the keys of all our locks begin with: `syncguard` by default. A colon follows, unless it ends in one.
+    pub fn lock_prefix(mut self, prefix: &str) -> Self {
+        self.lock_prefix = Some(prefix.to_owned());
+        self
+    }
+
     /// How often a server that does not answer is asked, in all: 3 by default.
     pub fn attempts(mut self, attempts: u32) -> Self {
         self.attempts = attempts;
@@ -150,6 +158,9 @@ impl RedisBuilder {
         let mut redis = RedisSettings::new(&self.url)?;
         if let Some(namespace) = &self.namespace {
             redis.namespace = crate::name::Name::new("namespace", namespace)?.to_string();
+        }
+        if let Some(prefix) = &self.lock_prefix {
+            redis.lock_prefix = Prefix::new(prefix)?;
         }
         positive("socket_timeout", self.socket_timeout)?;
         positive("connect_timeout", self.connect_timeout)?;

@@ -449,7 +449,7 @@ impl Desk {
         let limit = ticket.gives_up_at.unwrap_or(Moment::NEVER);
         let limit = limit.saturating_since(ticket.queued_at);
         let name = ticket.semaphore.named.name().to_string();
-        if ticket.fail(Error::TimedOut { name, limit }, after) {
+        if ticket.fail(Error::TimedOut { what: "permit", name, limit, full: None }, after) {
             self.remove(id, after);
         }
     }

@@ -172,9 +172,11 @@ async fn attempt_once(
     store: &dyn AwaySemaphore,
     batch: Vec<Command>,
 ) -> Result<Reply, Error> {
-    tokio::time::timeout(limit, store.apply(batch)).await.unwrap_or_else(|_| {
-        Err(Error::Unavailable { what: "asking the store".into(), timed_out: true, source: None })
-    })
+    tokio::time::timeout(limit, store.apply(batch)).await.unwrap_or_else(|_| Err(no_answer()))
+}
+
+pub(super) fn no_answer() -> Error {
+    Error::Unavailable { what: "asking the store".into(), timed_out: true, source: None }
 }
 
 /// One try: whoever is not answered is asked about again soon, for as long as its validity lasts.

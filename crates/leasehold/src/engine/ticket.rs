@@ -87,7 +87,7 @@ enum State {
 }
 
 /// Everyone who wants to be told of the loss, each with the key under which it goes away again.
-type Watchers = Vec<(u64, Waker)>;
+pub(super) type Watchers = Vec<(u64, Waker)>;
 
 /// One acquisition of this client.
 #[derive(Debug)]
@@ -335,7 +335,8 @@ impl Ticket {
     }
 
     pub(crate) fn lost(&self, reason: LossReason) -> Error {
-        Error::Lost { name: self.semaphore.named.name().to_string(), id: self.id, reason }
+        let name = self.semaphore.named.name().to_string();
+        Error::Lost { what: "permit", name, id: self.id.to_string(), reason }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -114,7 +114,7 @@ pub async fn a_guard_is_told_when_its_id_is_released_by_hand(store: &impl Store)
         assert_eq!(deadline(permit.lost()).await, LossReason::Released);
         let error = permit.check().unwrap_err();
         let Error::Lost { name, id, reason, .. } = error else { panic!("{error}") };
-        assert_eq!((name.as_str(), id), (semaphore.name(), permit.id()));
+        assert_eq!((name.as_str(), id), (semaphore.name(), permit.id().to_string()));
         assert_eq!(reason, LossReason::Released);
         assert!(!release(permit).await);
     }

@@ -186,6 +186,6 @@ pub async fn a_waiter_is_told_when_its_id_is_released_by_hand(store: &impl Store
     assert!(!release_by_id(&semaphore, evicted).await, "it did not hold");
     let error = waiter.error().await;
     let Error::Lost { id, reason, .. } = error else { panic!("{error}") };
-    assert_eq!((id, reason), (evicted, LossReason::Released));
+    assert_eq!((id, reason), (evicted.to_string(), LossReason::Released));
     assert_eq!(census(&semaphore).await, (1, 0));
 }

@@ -30,6 +30,15 @@ pub(super) fn translate(what: &str, error: &RedisError) -> Error {
                 "{what}: a key of another type is in our place: choose another name or namespace"
             ),
         ),
+        // What our own scripts say of what they find.
+        "NOTOURS" => Error::invalid(
+            "key",
+            format!("{what}: {detail:?} holds something that is not a lock of ours"),
+        ),
+        "BADFENCE" => Error::invalid(
+            "key",
+            format!("{what}: the fence counter {detail:?} is not a number that can grow"),
+        ),
         // A server that is starting, failing over or stuck: it may be fine in a moment.
         "LOADING" | "MASTERDOWN" | "BUSY" | "TRYAGAIN" | "CLUSTERDOWN" => unavailable(false),
         "READONLY" => refused("it is a read-only replica: connect to the primary"),

@@ -330,6 +330,9 @@ impl Link {
 fn read_wake_up(data: &[Value]) -> Option<WakeUp> {
     let [_, Value::BulkString(payload)] = data else { return None };
     let (id, name) = std::str::from_utf8(payload).ok()?.split_once(' ')?;
+    if id == "lock" {
+        return Some(WakeUp::Released(Name::new("key", name).ok()?));
+    }
     Some(WakeUp::Granted(Name::new("name", name).ok()?, id.parse().ok()?))
 }
 

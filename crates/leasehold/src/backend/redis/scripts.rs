@@ -64,41 +64,69 @@ impl Transition {
     }
 }
 
-/// All scripts, with their hashes.
+/// A script, and the hash that stands for it.
+#[derive(Debug)]
+pub(super) struct Script {
+    source: String,
+    pub(super) hash: String,
+}
+
+impl Script {
+    pub(super) fn new(parts: &[&str]) -> Self {
+        let source = parts.join("\n");
+        let hash = redis::Script::new(&source).get_hash().to_owned();
+        Self { source, hash }
+    }
+}
+
+/// All scripts.
 #[derive(Debug)]
 pub(super) struct Scripts {
-    sources: [(String, String); 5],
+    semaphores: [Script; 5],
+    pub(super) locks: [Script; 5],
 }
 
 impl Scripts {
     pub(super) fn new() -> Self {
-        Self::with_prelude(PRELUDE)
+        Self::with_preludes(PRELUDE, super::locks::PRELUDE)
     }
 
-    /// With time taken from a key instead of the server's clock.
+    /// With time taken from a key, in microseconds, instead of the server's clock.
     #[cfg(test)]
     pub(super) fn with_injected_time(key: &str) -> Self {
-        let read = "local time = call('TIME')\n  return time[1] * 1000000 + time[2]";
-        assert!(PRELUDE.contains(read), "now() has changed");
-        Self::with_prelude(
-            &PRELUDE.replace(read, &format!("return tonumber(call('GET', '{key}'))")),
+        let inject = |prelude: &str, read: &str, unit: u32| {
+            assert!(prelude.contains(read), "now() has changed");
+            let instead = format!("return math.floor(call('GET', '{key}') / {unit})");
+            prelude.replace(read, &instead)
+        };
+        let time = "local time = call('TIME')\n  return time[1]";
+        Self::with_preludes(
+            &inject(PRELUDE, &format!("{time} * 1000000 + time[2]"), 1),
+            &inject(
+                super::locks::PRELUDE,
+                &format!("{time} * 1000 + math.floor(time[2] / 1000)"),
+                1000,
+            ),
         )
     }
 
-    fn with_prelude(prelude: &str) -> Self {
-        let sources = Transition::ALL.map(|transition| {
-            let source = format!("{prelude}\n{}", transition.parts().join("\n"));
-            let hash = redis::Script::new(&source).get_hash().to_owned();
-            (source, hash)
-        });
-        Self { sources }
+    fn with_preludes(semaphores: &str, locks: &str) -> Self {
+        Self {
+            semaphores: Transition::ALL
+                .map(|transition| Script::new(&[&[semaphores], transition.parts()].concat())),
+            locks: super::locks::BODIES.map(|body| Script::new(&[locks, body])),
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Script> {
+        self.semaphores.iter().chain(&self.locks)
     }
 
     /// What loads all of them.
     pub(super) fn load(&self) -> impl Iterator<Item = Cmd> {
-        self.sources.iter().map(|(source, _)| {
+        self.all().map(|script| {
             let mut load = redis::cmd("SCRIPT");
-            load.arg("LOAD").arg(source);
+            load.arg("LOAD").arg(&script.source);
             load
         })
     }
@@ -110,9 +138,9 @@ impl Scripts {
             _ => None,
         });
         let hash = arguments.next().unwrap_or_default();
-        let known = self.sources.iter().find(|(_, known)| known.as_bytes() == hash);
+        let known = self.all().find(|script| script.hash.as_bytes() == hash);
         let mut eval = redis::cmd("EVAL");
-        eval.arg(known.map(|(source, _)| source.as_str()).unwrap_or_default());
+        eval.arg(known.map(|script| script.source.as_str()).unwrap_or_default());
         for argument in arguments {
             eval.arg(argument);
         }
@@ -120,7 +148,7 @@ impl Scripts {
     }
 
     fn hash(&self, transition: Transition) -> &str {
-        &self.sources[transition as usize].1
+        &self.semaphores[transition as usize].hash
     }
 }
 

@@ -1,0 +1,269 @@
+//! The machine of the lock against its spelling in Lua: the same random operations, the same injected time, the same
+//! outcomes. And the keys.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use redis::Connection;
+use testkit::redis_server::RedisServer;
+
+use super::*;
+use crate::backend::redis::scripts::Scripts;
+use crate::machine::lock::LockMachine;
+
+const NOW: &str = "test:now";
+const KEYS: usize = 3;
+const IDS: usize = 5;
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Acquire {
+        key: usize,
+        id: usize,
+        ttl: u64,
+    },
+    Release {
+        id: usize,
+    },
+    Extend {
+        id: usize,
+        ttl: u64,
+    },
+    IsLocked {
+        key: usize,
+        clean_up: bool,
+    },
+    LookupKey {
+        key: usize,
+    },
+    LookupId {
+        id: usize,
+    },
+    Pass(u64),
+    /// Records whose TTL is over cease to exist, as Redis would have it.
+    LetGo,
+    /// An index leads to the wrong lock.
+    Mislead {
+        id: usize,
+        key: usize,
+    },
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let (key, id, ttl) = (|| 0..KEYS, || 0..IDS, || 1..5000_u64);
+    let step = prop_oneof![
+        6 => (key(), id(), ttl()).prop_map(|(key, id, ttl)| Step::Acquire { key, id, ttl }),
+        3 => id().prop_map(|id| Step::Release { id }),
+        3 => (id(), ttl()).prop_map(|(id, ttl)| Step::Extend { id, ttl }),
+        2 => (key(), any::<bool>()).prop_map(|(key, clean_up)| Step::IsLocked { key, clean_up }),
+        2 => key().prop_map(|key| Step::LookupKey { key }),
+        2 => id().prop_map(|id| Step::LookupId { id }),
+        3 => (0..3000_u64).prop_map(Step::Pass),
+        2 => Just(Step::LetGo),
+        1 => (id(), key()).prop_map(|(id, key)| Step::Mislead { id, key }),
+    ];
+    vec(step, 1..60)
+}
+
+fn key(number: usize) -> Name {
+    let keys = ["invoice:42", "a \"key\" with / and ü", "c"];
+    Name::new("key", keys[number]).unwrap()
+}
+
+fn id(number: usize) -> LockId {
+    format!("{number:0>22}").parse().unwrap()
+}
+
+/// Everything that can be seen of either.
+#[derive(PartialEq, Debug)]
+enum Seen {
+    Acquired(Acquired),
+    Ended(Verdict<()>),
+    Extended(Verdict<u64>),
+    Locked(bool),
+    Found(Option<Record>),
+    Nothing,
+}
+
+fn without<T>(verdict: &Verdict<T>) -> Verdict<()> {
+    match verdict {
+        Verdict::Done(_) => Verdict::Done(()),
+        Verdict::NotOwner => Verdict::NotOwner,
+        Verdict::NotFound => Verdict::NotFound,
+        Verdict::Expired => Verdict::Expired,
+    }
+}
+
+struct Both {
+    machine: LockMachine,
+    calls: Calls,
+    connection: Connection,
+    now: u64,
+}
+
+impl Both {
+    fn new(server: &RedisServer) -> Self {
+        let mut connection = server.connection();
+        redis::cmd("FLUSHALL").exec(&mut connection).unwrap();
+        let scripts = Scripts::with_injected_time(NOW);
+        for load in scripts.load() {
+            load.exec(&mut connection).unwrap();
+        }
+        let calls = Calls::new(&scripts, Prefix::default(), "ns", ClientId::from_bits(1));
+        // Far ahead, so that no key expires by the server's own clock.
+        Self { machine: LockMachine::default(), calls, connection, now: 4_000_000_000_000 }
+    }
+
+    fn by_machine(&mut self, step: Step) -> Seen {
+        let (machine, now) = (&mut self.machine, self.now);
+        match step {
+            Step::Acquire { key: k, id: i, ttl } => {
+                Seen::Acquired(machine.acquire(&key(k), id(i), ttl, now))
+            }
+            Step::Release { id: i } => Seen::Ended(without(&machine.release(id(i), now))),
+            Step::Extend { id: i, ttl } => Seen::Extended(machine.extend(id(i), ttl, now)),
+            Step::IsLocked { key: k, clean_up } => {
+                Seen::Locked(machine.is_locked(&key(k), clean_up, now))
+            }
+            Step::LookupKey { key: k } => {
+                Seen::Found(machine.lookup(&By::Key(key(k)), now).cloned())
+            }
+            Step::LookupId { id: i } => Seen::Found(machine.lookup(&By::Id(id(i)), now).cloned()),
+            Step::LetGo => {
+                machine.let_go(now);
+                Seen::Nothing
+            }
+            Step::Mislead { id: i, key: k } => {
+                machine.mislead(id(i), &key(k));
+                Seen::Nothing
+            }
+            Step::Pass(_) => Seen::Nothing,
+        }
+    }
+
+    fn by_redis(&mut self, step: Step) -> Seen {
+        // Real expiry would come by another clock than the scripts': keys are kept, and let go by hand.
+        redis::cmd("SET").arg(NOW).arg(self.now * 1000).exec(&mut self.connection).unwrap();
+        let wake = Wake::IfLocked;
+        let cmd = match step {
+            Step::Acquire { key: k, id: i, ttl } => self.calls.acquire(&key(k), id(i), ttl, wake),
+            Step::Release { id: i } => self.calls.release(id(i)),
+            Step::Extend { id: i, ttl } => self.calls.extend(id(i), ttl),
+            Step::IsLocked { key: k, clean_up } => self.calls.is_locked(&key(k), clean_up),
+            Step::LookupKey { key: k } => self.calls.lookup(&By::Key(key(k))),
+            Step::LookupId { id: i } => self.calls.lookup(&By::Id(id(i))),
+            Step::Mislead { id: i, key: k } => {
+                let mut set = redis::cmd("SET");
+                set.arg(format!("syncguard:id:{}", id(i))).arg(key(k).as_str());
+                set
+            }
+            Step::LetGo => {
+                self.let_go();
+                return Seen::Nothing;
+            }
+            Step::Pass(_) => return Seen::Nothing,
+        };
+        let answer: Value = cmd.query(&mut self.connection).unwrap();
+        self.persist_all();
+        match step {
+            Step::Acquire { .. } => Seen::Acquired(decode_acquired(&answer).unwrap()),
+            Step::Release { .. } => Seen::Ended(verdict(&answer, ()).unwrap()),
+            Step::Extend { .. } => Seen::Extended(decode_extended(&answer).unwrap()),
+            Step::IsLocked { .. } => Seen::Locked(number(&answer).unwrap() == 1),
+            Step::LookupKey { .. } | Step::LookupId { .. } => {
+                Seen::Found(decode_record(&answer).unwrap())
+            }
+            _ => Seen::Nothing,
+        }
+    }
+
+    /// Checks that a lock and its index end together, and then lets neither end by itself.
+    fn persist_all(&mut self) {
+        for number in 0..KEYS {
+            let lock = format!("syncguard:{}", key(number).as_str());
+            let ttl: i64 = redis::cmd("PTTL").arg(&lock).query(&mut self.connection).unwrap();
+            if ttl > 0 {
+                let record = self.record(&lock).unwrap();
+                let index = format!("syncguard:id:{}", record.id);
+                let other: i64 =
+                    redis::cmd("PTTL").arg(&index).query(&mut self.connection).unwrap();
+                assert!((ttl - other).abs() < 1000, "{ttl} ms for the lock, {other} for its index");
+                for key in [&lock, &index] {
+                    redis::cmd("PERSIST").arg(key).exec(&mut self.connection).unwrap();
+                }
+            }
+        }
+    }
+
+    fn record(&mut self, lock: &str) -> Option<Record> {
+        let text: Value = redis::cmd("GET").arg(lock).query(&mut self.connection).unwrap();
+        decode_record(&text).unwrap()
+    }
+
+    fn let_go(&mut self) {
+        for number in 0..KEYS {
+            let lock = format!("syncguard:{}", key(number).as_str());
+            if let Some(record) = self.record(&lock).filter(|record| record.expires_at <= self.now)
+            {
+                let index = format!("syncguard:id:{}", record.id);
+                redis::cmd("DEL").arg(&[lock, index]).exec(&mut self.connection).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn the_machine_of_locks_and_lua_agree() {
+    let server = RedisServer::start();
+    let config = ProptestConfig { cases: 150, failure_persistence: None, ..Default::default() };
+    proptest!(config, |(steps in steps())| {
+        let mut both = Both::new(&server);
+        for step in steps {
+            if let Step::Pass(millis) = step {
+                both.now += millis;
+            }
+            let expected = both.by_machine(step);
+            let seen = both.by_redis(step);
+            prop_assert_eq!(seen, expected, "after {:?}", step);
+            let mut records: Vec<_> = both.machine.records().cloned().collect();
+            records.sort_by(|a, b| a.key.cmp(&b.key));
+            let stored = (0..KEYS).map(|number| format!("syncguard:{}", key(number).as_str()));
+            let mut stored: Vec<_> = stored.filter_map(|lock| both.record(&lock)).collect();
+            stored.sort_by(|a, b| a.key.cmp(&b.key));
+            prop_assert_eq!(stored, records, "after {:?}", step);
+        }
+    });
+}
+
+#[test]
+fn a_million_keys_that_are_cut_down_do_not_collide() {
+    let prefix = Prefix::new(&"p".repeat(500)).unwrap();
+    let long = "k".repeat(500);
+    let mut seen = std::collections::HashSet::with_capacity(1_000_000);
+    for number in 0..1_000_000_u32 {
+        let key = prefix.storage_key("", &format!("{long}{number}"));
+        assert_eq!(key.len(), 501 + HASH_BYTES);
+        assert!(seen.insert(key), "{number}");
+    }
+}
+
+#[test]
+fn storage_keys_are_cut_down_only_where_they_must_be() {
+    let prefix = Prefix::new("p").unwrap();
+    assert_eq!(prefix.storage_key("", "invoice:42"), "p:invoice:42");
+    assert_eq!(prefix.storage_key("fence:", "invoice:42"), "p:fence:invoice:42");
+    assert_eq!(Prefix::new("p:").unwrap().storage_key("id:", "x"), "p:id:x");
+    let longest = "k".repeat(998);
+    assert_eq!(prefix.storage_key("", &longest), format!("p:{longest}"));
+    // SHA-256 of "p:" and 999 times "k", the first 16 bytes, in base64url.
+    let hash = Sha256::digest(format!("p:{}", "k".repeat(999)));
+    let expected = format!("p:{}", URL_SAFE_NO_PAD.encode(&hash[..16]));
+    assert_eq!(prefix.storage_key("", &"k".repeat(999)), expected);
+}
+
+#[test]
+fn a_prefix_must_leave_room() {
+    assert!(Prefix::new(&"p".repeat(512)).is_ok());
+    let error = Prefix::new(&"p".repeat(513)).unwrap_err().to_string();
+    assert_eq!(error, "invalid lock prefix: it has 513 bytes: at most 512 after NFC");
+    assert!(Prefix::new("").is_err());
+}

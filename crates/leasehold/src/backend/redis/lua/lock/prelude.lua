@@ -1,0 +1,30 @@
+-- The fenced lock: what every script of it shares. `machine/lock.rs` has the argument.
+--
+-- A lock is two keys with the same expiry: {prefix}:{key} with the JSON {lockId, expiresAtMs, acquiredAtMs, key, fence},
+-- and {prefix}:id:{lock id}, which holds what follows "{prefix}:" in the first. {prefix}:fence:{key} counts, and stays.
+-- ARGV  1 the tolerance in milliseconds; from 2 on what the script says
+local call = redis.call
+local TOLERANCE = tonumber(ARGV[1])
+
+local function now()
+  local time = call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local NOW = now()
+
+-- The record of a lock, if there is one. If what is there is not ours, an error that says so, and nothing is touched.
+local function read(lock)
+  local text = call('GET', lock)
+  if not text then return end
+  local parsed, record = pcall(cjson.decode, text)
+  if parsed and type(record) == 'table' and type(record.lockId) == 'string'
+      and type(record.expiresAtMs) == 'number' and type(record.key) == 'string' then
+    return record, nil, text
+  end
+  return nil, redis.error_reply('NOTOURS ' .. lock)
+end
+
+local function is_live(record)
+  return record.expiresAtMs > NOW - TOLERANCE
+end

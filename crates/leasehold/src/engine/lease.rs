@@ -1,0 +1,310 @@
+//! A lease of one holder in this process: what the guard of a lock and that of a pool have in common.
+//!
+//! Its validity follows the same rule as a permit's: it is counted from before the request was sent, less a margin,
+//! on a clock that does not stop while the machine is suspended. If it is to be renewed, or somebody wants to be told
+//! of its end, a *keeper* on the engine's thread sees to it.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use super::ticket::Watchers;
+use super::{Core, Engine, Message};
+use crate::backend::{Backend, Later};
+use crate::clock::{Moment, Span};
+use crate::name::Name;
+use crate::{Error, LossReason};
+
+/// The keeper does not sleep longer than this: see the driver's own `LONGEST_SLEEP`.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
+/// What a store does for one lease.
+pub(crate) trait Keep: Send + Sync {
+    /// How long it is good for from now on; none if the store no longer knows it.
+    fn renew(&self) -> Later<Option<Span>>;
+
+    /// True if it was held until now.
+    fn release(&self) -> Later<bool>;
+}
+
+/// One lease, shared by its guard, its keeper and the client.
+pub(crate) struct Lease {
+    what: &'static str,
+    name: Name,
+    id: String,
+    keep: Box<dyn Keep>,
+    ttl: Span,
+    /// In microseconds of [`Moment`].
+    valid_until: AtomicU64,
+    state: Mutex<State>,
+    core: Arc<Core>,
+}
+
+struct State {
+    phase: Phase,
+    watchers: Watchers,
+    /// Whether somebody on the engine's thread sees to it, and whether he renews it.
+    kept: bool,
+    renewed: bool,
+    /// When the last request was sent that the validity counts from.
+    asked: Moment,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Phase {
+    Held,
+    Lost(LossReason),
+    Released,
+}
+
+impl Lease {
+    /// `sent` is when the request was sent that the store answered with `valid_for`.
+    pub(crate) fn new(
+        engine: &Engine,
+        what: &'static str,
+        name: Name,
+        id: String,
+        ttl: Span,
+        keep: Box<dyn Keep>,
+        (sent, valid_for): (Moment, Span),
+    ) -> Arc<Self> {
+        let core = engine.core().clone();
+        let state = State {
+            phase: Phase::Held,
+            watchers: Vec::new(),
+            kept: false,
+            renewed: false,
+            asked: sent,
+        };
+        let valid_until = AtomicU64::new(0);
+        let lease = Self { what, name, id, keep, ttl, valid_until, state: Mutex::new(state), core };
+        lease.extend(sent, valid_for);
+        let lease = Arc::new(lease);
+        lease.core.enroll(&lease);
+        lease
+    }
+
+    pub(crate) fn name(&self) -> &Name {
+        &self.name
+    }
+
+    pub(crate) fn valid_until(&self) -> Moment {
+        Moment::from_micros(self.valid_until.load(Ordering::Acquire))
+    }
+
+    /// The store said, to a request sent then, that it is good for so long.
+    pub(crate) fn extend(&self, sent: Moment, valid_for: Span) {
+        let mut state = self.state();
+        // Two answers may change places on their way here: what was asked last counts.
+        if sent >= state.asked {
+            state.asked = sent;
+            let until = (sent + valid_for).minus(self.core.backend.margin(valid_for));
+            self.valid_until.store(until.micros(), Ordering::Release);
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        match self.state().phase {
+            Phase::Held if Moment::now() < self.valid_until() => Ok(()),
+            Phase::Held => Err(self.lost_error(self.why_over())),
+            Phase::Lost(reason) => Err(self.lost_error(reason)),
+            Phase::Released => Err(self.lost_error(LossReason::Released)),
+        }
+    }
+
+    pub(crate) fn lost_error(&self, reason: LossReason) -> Error {
+        Error::Lost { what: self.what, name: self.name.to_string(), id: self.id.clone(), reason }
+    }
+
+    fn why_over(&self) -> LossReason {
+        if self.state().renewed { LossReason::NotRenewed } else { LossReason::TtlEnded }
+    }
+
+    /// Ends it here: nobody renews it any more, and whoever asked is told. False if it had ended before.
+    pub(crate) fn lose(&self, reason: LossReason) -> bool {
+        let mut state = self.state();
+        if state.phase != Phase::Held {
+            return false;
+        }
+        state.phase = Phase::Lost(reason);
+        let watchers = std::mem::take(&mut state.watchers);
+        drop(state);
+        tracing::warn!(name = self.name.as_str(), id = self.id, %reason, "{} lost", self.what);
+        wake(watchers);
+        true
+    }
+
+    fn finish(&self) -> bool {
+        let mut state = self.state();
+        let held = state.phase == Phase::Held;
+        if held {
+            state.phase = Phase::Released;
+        }
+        let watchers = std::mem::take(&mut state.watchers);
+        drop(state);
+        wake(watchers);
+        held
+    }
+
+    /// Gives it back, and says whether it was held until now.
+    pub(crate) async fn release(self: Arc<Self>) -> Result<bool, Error> {
+        let valid = self.check().is_ok();
+        self.finish();
+        Ok(self.give_back().await? && valid)
+    }
+
+    async fn give_back(self: Arc<Self>) -> Result<bool, Error> {
+        let lease = self.clone();
+        self.core.ask(move || lease.keep.release()).await
+    }
+
+    /// Gives it back in the background, without blocking.
+    pub(crate) fn release_later(self: &Arc<Self>) {
+        if !self.finish() {
+            return;
+        }
+        if let Backend::Memory(_) = &self.core.backend {
+            // It answers at once.
+            let mut cx = Context::from_waker(Waker::noop());
+            let _ = self.keep.release().as_mut().poll(&mut cx);
+            return;
+        }
+        let lease = self.clone();
+        self.core.tell(Message::Run(Box::pin(async move {
+            let retries = lease.core.settings.retries;
+            if let Err(error) = retries.persist(|| lease.keep.release()).await {
+                tracing::warn!(name = lease.name.as_str(), %error, "{} not released", lease.what);
+            }
+        })));
+    }
+
+    /// The client is closing: whoever holds it is told, and the store as well.
+    pub(crate) async fn close(self: Arc<Self>) -> Result<(), Error> {
+        if self.lose(LossReason::Closed) {
+            self.give_back().await?;
+        }
+        Ok(())
+    }
+
+    /// From now on somebody sees to it; and renews it, if that is wanted.
+    pub(crate) fn keep(self: &Arc<Self>, renew: bool) {
+        let mut state = self.state();
+        state.renewed |= renew;
+        if !std::mem::replace(&mut state.kept, true) {
+            drop(state);
+            let keeper = keep(Arc::downgrade(self), self.core.settings.retries.timeout);
+            self.core.tell(Message::Run(Box::pin(keeper)));
+        }
+    }
+
+    /// For everyone who wants to be told of its end. `key` is none at first, and kept by the caller.
+    pub(crate) fn poll_lost(
+        self: &Arc<Self>,
+        key: &mut Option<u64>,
+        cx: &mut Context<'_>,
+    ) -> Poll<LossReason> {
+        let mut state = self.state();
+        match state.phase {
+            Phase::Lost(reason) => return Poll::Ready(reason),
+            Phase::Released => return Poll::Ready(LossReason::Released),
+            Phase::Held => {}
+        }
+        let known = key.and_then(|key| state.watchers.iter_mut().find(|(known, _)| *known == key));
+        if let Some((_, waker)) = known {
+            waker.clone_from(cx.waker());
+        } else {
+            let new = state.watchers.last().map_or(0, |(last, _)| last + 1);
+            state.watchers.push((new, cx.waker().clone()));
+            *key = Some(new);
+        }
+        let over = Moment::now() >= self.valid_until();
+        drop(state);
+        self.keep(false);
+        if over { Poll::Ready(self.why_over()) } else { Poll::Pending }
+    }
+
+    /// Nobody wants to be told under this key any more.
+    pub(crate) fn forget_watcher(&self, key: u64) {
+        self.state().watchers.retain(|(known, _)| *known != key);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.core.dismiss(std::ptr::from_ref(self) as usize);
+    }
+}
+
+fn wake(watchers: Watchers) {
+    for (_, waker) in watchers {
+        waker.wake();
+    }
+}
+
+/// Renews a lease, a third of its TTL after the last time, and tells its guard when its time is up.
+async fn keep(lease: Weak<Lease>, patience: Duration) {
+    let mut renew_at = None;
+    loop {
+        let pause = {
+            let Some(lease) = lease.upgrade() else { return };
+            let (held, renewed) = {
+                let state = lease.state();
+                (state.phase == Phase::Held, state.renewed)
+            };
+            if !held {
+                return;
+            }
+            let (now, valid_until) = (Moment::now(), lease.valid_until());
+            if now >= valid_until {
+                lease.lose(lease.why_over());
+                // The store may not have noticed: whoever comes next need not wait for that.
+                let _ = tokio::time::timeout(patience, lease.keep.release()).await;
+                return;
+            }
+            let third = lease.ttl.divided_by(3);
+            let due = if renewed { *renew_at.get_or_insert(now + third) } else { Moment::NEVER };
+            if now >= due {
+                renew_at = Some(renew(&lease, now, patience).await.unwrap_or(now + third));
+                continue;
+            }
+            due.min(valid_until).saturating_since(now).min(LONGEST_SLEEP)
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// One try. Whoever is not answered is asked again soon, for as long as the validity lasts: then it says when.
+async fn renew(lease: &Lease, sent: Moment, patience: Duration) -> Option<Moment> {
+    let left = lease.valid_until().saturating_since(sent);
+    let limit = (left / 3).clamp(Duration::from_millis(10), patience);
+    match tokio::time::timeout(limit, lease.keep.renew()).await {
+        Ok(Ok(Some(valid_for))) => lease.extend(sent, valid_for),
+        Ok(Ok(None)) => {
+            lease.lose(LossReason::Gone);
+        }
+        Ok(Err(error)) => {
+            tracing::debug!(name = lease.name.as_str(), %error, "renewal not answered");
+            let soon = (left / 10).clamp(Duration::from_millis(20), LONGEST_SLEEP);
+            return Some(Moment::now() + Span::from_duration(soon));
+        }
+        Err(_) => {
+            if let Backend::Away(backend) = &lease.core.backend {
+                backend.suspect();
+            }
+            return Some(Moment::now());
+        }
+    }
+    None
+}

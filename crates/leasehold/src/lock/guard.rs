@@ -1,0 +1,216 @@
+//! The guard of a lock.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use super::locks::{millis, time};
+use super::observer::{LockOperation, report};
+use super::{Inner, Locks};
+use crate::backend::Later;
+use crate::clock::{Moment, Span};
+use crate::engine::lease::{Keep, Lease};
+use crate::machine::lock::Verdict;
+use crate::name::Name;
+use crate::permit::Lost;
+use crate::{Error, Fence, LockId, LossReason};
+
+/// A lock that is held until this guard is released or dropped, or its TTL ends.
+///
+/// Dropping it gives the lock back in the background, without blocking, from any thread. To know that it has been given
+/// back, [`release`](Self::release) it.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// use leasehold::Client;
+/// use std::time::Duration;
+///
+/// let lock = Client::memory().lock("invoice:42").ttl(Duration::from_secs(10)).build()?;
+/// let guard = lock.acquire().await?;
+/// guard.extend(Duration::from_secs(60)).await?; // this may take a minute
+/// guard.check()?; // still ours?
+/// guard.release().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "a lock is given back when it is dropped"]
+pub struct LockGuard {
+    lease: Arc<Lease>,
+    kept: Arc<Kept>,
+    fence: Fence,
+}
+
+/// What the store is asked about one lock.
+struct Kept {
+    locks: Locks,
+    key: Name,
+    id: LockId,
+    ttl: u64,
+    expires_at: AtomicU64,
+}
+
+impl LockGuard {
+    pub(super) fn new(
+        inner: &Inner,
+        id: LockId,
+        fence: Fence,
+        expires_at: u64,
+        valid: (Moment, Span),
+    ) -> Self {
+        let kept = Arc::new(Kept {
+            locks: inner.locks.clone(),
+            key: inner.key.clone(),
+            id,
+            ttl: inner.ttl,
+            expires_at: AtomicU64::new(expires_at),
+        });
+        let (engine, ttl) = (&inner.locks.engine, Span::from_millis(inner.ttl));
+        let keep = Box::new(kept.clone());
+        let lease = Lease::new(engine, "lock", inner.key.clone(), id.to_string(), ttl, keep, valid);
+        if inner.auto_extend {
+            lease.keep(true);
+        }
+        Self { lease, kept, fence }
+    }
+
+    /// What is locked.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        self.lease.name().as_str()
+    }
+
+    /// What names this holding of the lock in the store.
+    #[must_use]
+    pub fn id(&self) -> LockId {
+        self.kept.id
+    }
+
+    /// Larger than the fence of every holder of this key before.
+    #[must_use]
+    pub fn fence(&self) -> Fence {
+        self.fence
+    }
+
+    /// When the lock ends unless it is extended, by the clock of the store.
+    #[must_use]
+    pub fn expires_at(&self) -> SystemTime {
+        time(self.kept.expires_at.load(Ordering::Acquire))
+    }
+
+    /// Whether the lock is still yours.
+    ///
+    /// More than "it was, a moment ago" cannot be promised to a thread that may be stopped between two instructions.
+    /// Where that matters, let the resource check the [fence](Self::fence).
+    ///
+    /// # Errors
+    /// [`Error::Lost`].
+    pub fn check(&self) -> Result<(), Error> {
+        self.lease.check()
+    }
+
+    /// Resolves when the lock is lost: its TTL ended, it could not be extended, or it was released by its id. Never, if
+    /// it is not.
+    ///
+    /// # Cancel safety
+    /// Only listens.
+    pub fn lost(&self) -> Lost {
+        Lost::of_lease(self.lease.clone())
+    }
+
+    /// From now on the lock is extended by itself, at a third of its TTL: see
+    /// [`LockBuilder::auto_extend`](super::LockBuilder::auto_extend).
+    pub fn auto_extend(&self) {
+        self.lease.keep(true);
+    }
+
+    /// Lets the lock end so long from now, whatever was left of its TTL.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a TTL that cannot be, [`Error::Lost`] if the lock is gone, and what the store has
+    /// to say: then the lock ends when it would have.
+    ///
+    /// # Cancel safety
+    /// The extension goes on if the future is dropped after it was first polled, and the guard may not know of it.
+    pub async fn extend(&self, ttl: Duration) -> Result<(), Error> {
+        let ttl = millis("ttl", ttl)?;
+        self.lease.check()?;
+        let (verdict, sent) = self.kept.locks.extend_to(self.kept.id, ttl).await?;
+        let Verdict::Done(expires_at) = verdict else {
+            self.lease.lose(LossReason::Gone);
+            return Err(self.lost_error(LossReason::Gone));
+        };
+        self.lease.extend(sent, Span::from_millis(ttl));
+        self.kept.expires_at.store(expires_at, Ordering::Release);
+        Ok(())
+    }
+
+    /// Gives the lock back and waits until it has been. True if it was held until now, false if it had been lost.
+    ///
+    /// # Errors
+    /// What the store has to say. The lock is no longer extended then, and ends by itself when its TTL does.
+    ///
+    /// # Cancel safety
+    /// The release goes on if the future is dropped, even before it was first polled.
+    pub async fn release(self) -> Result<bool, Error> {
+        self.lease.clone().release().await
+    }
+
+    pub(super) fn lost_error(&self, reason: LossReason) -> Error {
+        self.lease.lost_error(reason)
+    }
+}
+
+impl Drop for LockGuard {
+    fn drop(&mut self) {
+        self.lease.release_later();
+    }
+}
+
+impl fmt::Debug for LockGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockGuard")
+            .field("key", &self.key())
+            .field("fence", &self.fence)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Keep for Arc<Kept> {
+    fn renew(&self) -> Later<Option<Span>> {
+        let kept = self.clone();
+        let answer = kept.locks.store.extend(kept.id, kept.ttl);
+        Box::pin(async move {
+            let answer = answer.await;
+            kept.report(LockOperation::Extend, &answer);
+            Ok(match answer? {
+                Verdict::Done(expires_at) => {
+                    kept.expires_at.store(expires_at, Ordering::Release);
+                    Some(Span::from_millis(kept.ttl))
+                }
+                _ => None,
+            })
+        })
+    }
+
+    fn release(&self) -> Later<bool> {
+        let kept = self.clone();
+        let answer = kept.locks.store.release(kept.id);
+        Box::pin(async move {
+            let answer = answer.await;
+            kept.report(LockOperation::Release, &answer);
+            if let Ok(Verdict::Done(Some(key))) = &answer {
+                kept.locks.engine.core().waiters.wake_one(key);
+            }
+            Ok(matches!(answer?, Verdict::Done(_)))
+        })
+    }
+}
+
+impl Kept {
+    fn report<T>(&self, operation: LockOperation, answer: &Result<Verdict<T>, Error>) {
+        let about = (Some(self.key.as_str()), Some(self.id));
+        report(self.locks.observer.as_ref(), operation, answer, about);
+    }
+}

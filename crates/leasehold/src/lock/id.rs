@@ -1,0 +1,82 @@
+//! What names a lock that is held.
+
+use std::fmt;
+use std::str::FromStr;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use sha2::{Digest, Sha256};
+
+use crate::Error;
+
+const LENGTH: usize = 22;
+
+/// What names one holding of a lock: 16 random bytes, as 22 characters of base64url.
+///
+/// Who knows it can extend and release the lock, so that it is worth keeping to oneself: see
+/// [`LockInfo`](crate::LockInfo) for what others are shown.
+///
+/// ```
+/// use leasehold::LockId;
+///
+/// let id: LockId = "AAECAwQFBgcICQoLDA0ODw".parse()?;
+/// assert_eq!(id.to_string(), "AAECAwQFBgcICQoLDA0ODw");
+/// assert!("too short".parse::<LockId>().is_err());
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LockId([u8; LENGTH]);
+
+impl LockId {
+    /// # Panics
+    /// If the operating system has no randomness to give.
+    pub(crate) fn random() -> Self {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes).expect("the operating system's source of randomness failed");
+        let mut text = [0; LENGTH];
+        let written = URL_SAFE_NO_PAD.encode_slice(bytes, &mut text);
+        debug_assert_eq!(written.ok(), Some(LENGTH));
+        Self(text)
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.0).unwrap_or_default()
+    }
+}
+
+impl FromStr for LockId {
+    type Err = Error;
+
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the text is not 22 characters of base64url.
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let known = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+        let id = text.as_bytes().try_into().ok().map(Self);
+        id.filter(|id| id.0.iter().copied().all(known)).ok_or_else(|| {
+            let expected = "expected 22 characters of A-Z a-z 0-9 - _";
+            Error::invalid("lock id", format!("{text:?} is not a lock id: {expected}"))
+        })
+    }
+}
+
+impl fmt::Display for LockId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl fmt::Debug for LockId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// What may be shown of a key or an id: 24 hexadecimal digits that tell it from others, and no more.
+pub(crate) fn hash(text: &str) -> String {
+    use fmt::Write;
+    let mut hash = String::with_capacity(24);
+    for byte in &Sha256::digest(text.as_bytes())[..12] {
+        let _ = write!(hash, "{byte:02x}");
+    }
+    hash
+}

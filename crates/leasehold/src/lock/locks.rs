@@ -1,0 +1,399 @@
+//! All locks of a store, by key and by lock id: single attempts, each one round trip.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::LockBuilder;
+use super::id::hash;
+use super::observer::{LockOperation, Observer, report};
+use crate::backend::{Backend, Later, LockStore, Wake};
+use crate::clock::Moment;
+use crate::engine::Engine;
+use crate::machine::lock::{Acquired, By, Record, Verdict};
+use crate::name::Name;
+use crate::{Error, Fence, LockId};
+
+/// The longest TTL: some 300 years. What is stored keeps 14 digits of a millisecond timestamp.
+const MAX_TTL_MS: u64 = 10_000_000_000_000;
+
+/// The locks of a client, without guards: who calls these has a loop of his own, and keeps the lock id.
+///
+/// Each call is a single attempt and one round trip. For a guard that ends by itself, see
+/// [`Client::lock`](crate::Client::lock).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// use leasehold::Client;
+/// use std::time::Duration;
+///
+/// let locks = Client::memory().locks();
+/// let held = locks.acquire("invoice:42", Duration::from_secs(30)).await?.expect("it was free");
+/// assert!(locks.acquire("invoice:42", Duration::from_secs(30)).await?.is_none());
+/// assert!(locks.is_locked("invoice:42").await?);
+/// assert!(locks.extend(&held.id, Duration::from_secs(60)).await?);
+/// assert!(locks.release(&held.id).await?);
+/// assert!(!locks.owns(&held.id).await?);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Locks {
+    pub(super) engine: Arc<Engine>,
+    pub(super) store: Arc<dyn LockStore>,
+    pub(super) observer: Option<Observer>,
+    clean_up: bool,
+}
+
+/// A lock that was acquired.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct HeldLock {
+    /// What extends and releases it.
+    pub id: LockId,
+    /// Larger than that of every holder before.
+    pub fence: Fence,
+    /// When it ends unless it is extended, by the clock of the store.
+    pub expires_at: SystemTime,
+}
+
+/// What anybody may know of a lock that is held.
+///
+/// Neither its key nor its id, which may be secrets, but 24 hexadecimal digits of a hash that tell them from others.
+/// The raw ones are in [`RawLockInfo`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct LockInfo {
+    /// What tells the key from others.
+    pub key_hash: String,
+    /// What tells the lock id from others.
+    pub lock_id_hash: String,
+    /// When it was acquired, by the clock of the store.
+    pub acquired_at: SystemTime,
+    /// When it ends unless it is extended, by the clock of the store.
+    pub expires_at: SystemTime,
+    /// The fence of its holder.
+    pub fence: Fence,
+}
+
+/// What is known of a lock that is held, with its key and its id.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct RawLockInfo {
+    /// The key.
+    pub key: String,
+    /// The lock id, with which anybody can release the lock.
+    pub lock_id: LockId,
+    /// The rest.
+    pub info: LockInfo,
+}
+
+/// What a store can do, known when the program runs. That every lock has a fence is known when it is compiled:
+/// [`LockGuard::fence`](crate::LockGuard::fence) is not optional.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// Where the locks are kept: `memory` or `redis`.
+    pub backend: &'static str,
+    /// Whether locks have fences. Ours always have.
+    pub supports_fencing: bool,
+    /// Whose clock decides.
+    pub time_authority: TimeAuthority,
+}
+
+/// Whose clock decides when a lock ends.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum TimeAuthority {
+    /// The server's, for all clients.
+    Server,
+    /// This process's: there is no other.
+    Process,
+}
+
+impl Locks {
+    pub(crate) fn new(engine: Arc<Engine>) -> Self {
+        let core = engine.core();
+        let store = core.backend.locks(core.client);
+        Self { engine, store, observer: None, clean_up: false }
+    }
+
+    /// The same locks, with somebody told of every operation.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// use leasehold::{Client, LockReason, LockResult, Observer};
+    /// use std::sync::atomic::{AtomicU32, Ordering};
+    /// use std::sync::Arc;
+    ///
+    /// let contended = Arc::new(AtomicU32::new(0));
+    /// let counter = contended.clone();
+    /// let locks = Client::memory().locks().observed(Observer::new(move |event| {
+    ///     if event.result == LockResult::Fail(LockReason::Locked) {
+    ///         counter.fetch_add(1, Ordering::Relaxed);
+    ///     }
+    /// }));
+    /// let guard = locks.lock("invoice:42").build()?.try_acquire().await?;
+    /// assert!(locks.lock("invoice:42").build()?.try_acquire().await?.is_none());
+    /// assert_eq!(contended.load(Ordering::Relaxed), 1);
+    /// # drop(guard);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn observed(self, observer: Observer) -> Self {
+        Self { observer: Some(observer), ..self }
+    }
+
+    /// Whether [`is_locked`](Self::is_locked) may remove a lock that has been over for two seconds. Off by default:
+    /// then it only reads. A fence is never removed.
+    #[must_use]
+    pub fn cleanup_in_is_locked(self, clean_up: bool) -> Self {
+        Self { clean_up, ..self }
+    }
+
+    /// Declares a lock with guards.
+    pub fn lock(&self, key: &str) -> LockBuilder {
+        LockBuilder::new(self.clone(), key)
+    }
+
+    /// What the store of these locks can do.
+    #[must_use]
+    pub fn capabilities(&self) -> Capabilities {
+        let (backend, time_authority) = match &self.engine.core().backend {
+            Backend::Memory(_) => ("memory", TimeAuthority::Process),
+            Backend::Away(store) => (store.kind(), TimeAuthority::Server),
+        };
+        Capabilities { backend, supports_fencing: true, time_authority }
+    }
+
+    /// The lock if it is free; `None` if somebody has it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a key or TTL that cannot be, and what the store has to say.
+    ///
+    /// # Cancel safety
+    /// Dropping the future may leave the lock held until its TTL ends, because nobody knows its id then. Where that
+    /// matters, use [`Lock::try_acquire`](crate::Lock::try_acquire).
+    pub async fn acquire(&self, key: &str, ttl: Duration) -> Result<Option<HeldLock>, Error> {
+        self.acquire_as(&LockId::random(), key, ttl).await
+    }
+
+    /// The same with a lock id that the caller has: acquiring again what that id holds answers the same lock.
+    ///
+    /// # Errors
+    /// As for [`acquire`](Self::acquire).
+    ///
+    /// # Cancel safety
+    /// The caller has the id, and can release it.
+    pub async fn acquire_as(
+        &self,
+        id: &LockId,
+        key: &str,
+        ttl: Duration,
+    ) -> Result<Option<HeldLock>, Error> {
+        let (key, id, ttl) = (key_of(key)?, *id, millis("ttl", ttl)?);
+        let (store, asked) = (self.store.clone(), key.clone());
+        let ask = move || store.acquire(&asked, id, ttl, Wake::Never);
+        Ok(match self.ask(LockOperation::Acquire, (Some(&key), Some(id)), ask).await? {
+            Acquired::Held { fence, expires_at, .. } => {
+                Some(HeldLock { id, fence, expires_at: time(expires_at) })
+            }
+            Acquired::Locked { .. } => None,
+        })
+    }
+
+    /// Releases a lock by its id. True if it was held until now.
+    ///
+    /// # Errors
+    /// What the store has to say.
+    ///
+    /// # Cancel safety
+    /// The release goes on if the future is dropped after it was first polled.
+    pub async fn release(&self, id: &LockId) -> Result<bool, Error> {
+        let (store, id) = (self.store.clone(), *id);
+        let ask = move || store.release(id);
+        let verdict = self.ask(LockOperation::Release, (None, Some(id)), ask).await?;
+        if let Verdict::Done(Some(key)) = &verdict {
+            self.engine.core().waiters.wake_one(key);
+        }
+        Ok(matches!(verdict, Verdict::Done(_)))
+    }
+
+    /// Lets a lock that is held end so long from now, whatever was left of its TTL. False if it is not held any more.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a TTL that cannot be, and what the store has to say.
+    ///
+    /// # Cancel safety
+    /// The extension goes on if the future is dropped after it was first polled.
+    pub async fn extend(&self, id: &LockId, ttl: Duration) -> Result<bool, Error> {
+        Ok(matches!(self.extend_to(*id, millis("ttl", ttl)?).await?.0, Verdict::Done(_)))
+    }
+
+    /// With the moment when the request that was answered was sent.
+    pub(super) async fn extend_to(
+        &self,
+        id: LockId,
+        ttl: u64,
+    ) -> Result<(Verdict<u64>, Moment), Error> {
+        let store = self.store.clone();
+        let ask = move || {
+            // Of each attempt, and told with its answer.
+            let (sent, answer) = (Moment::now(), store.extend(id, ttl));
+            Box::pin(async move { Ok(Timed(answer.await?, sent)) }) as Later<_>
+        };
+        let Timed(verdict, sent) = self.ask(LockOperation::Extend, (None, Some(id)), ask).await?;
+        Ok((verdict, sent))
+    }
+
+    /// Whether somebody has the lock.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a key that cannot be, and what the store has to say.
+    ///
+    /// # Cancel safety
+    /// Only asks.
+    pub async fn is_locked(&self, key: &str) -> Result<bool, Error> {
+        let key = key_of(key)?;
+        let (store, asked, clean_up) = (self.store.clone(), key.clone(), self.clean_up);
+        let ask = move || store.is_locked(&asked, clean_up);
+        self.ask(LockOperation::IsLocked, (Some(&key), None), ask).await
+    }
+
+    /// What is known of the lock with this key, if somebody has it.
+    ///
+    /// # Errors
+    /// As for [`is_locked`](Self::is_locked).
+    ///
+    /// # Cancel safety
+    /// Only asks.
+    pub async fn lookup(&self, key: &str) -> Result<Option<LockInfo>, Error> {
+        Ok(self.lookup_raw(key).await?.map(|raw| raw.info))
+    }
+
+    /// What is known of the lock with this lock id, if it is held.
+    ///
+    /// # Errors
+    /// What the store has to say.
+    ///
+    /// # Cancel safety
+    /// Only asks.
+    pub async fn lookup_id(&self, id: &LockId) -> Result<Option<LockInfo>, Error> {
+        Ok(self.lookup_id_raw(id).await?.map(|raw| raw.info))
+    }
+
+    /// As [`lookup`](Self::lookup), with the key and the lock id.
+    ///
+    /// # Errors
+    /// As for [`is_locked`](Self::is_locked).
+    ///
+    /// # Cancel safety
+    /// Only asks.
+    pub async fn lookup_raw(&self, key: &str) -> Result<Option<RawLockInfo>, Error> {
+        let key = key_of(key)?;
+        self.find((Some(&key), None), By::Key(key.clone())).await
+    }
+
+    /// As [`lookup_id`](Self::lookup_id), with the key and the lock id.
+    ///
+    /// # Errors
+    /// What the store has to say.
+    ///
+    /// # Cancel safety
+    /// Only asks.
+    pub async fn lookup_id_raw(&self, id: &LockId) -> Result<Option<RawLockInfo>, Error> {
+        self.find((None, Some(*id)), By::Id(*id)).await
+    }
+
+    /// Whether this lock id holds its lock.
+    ///
+    /// # Errors
+    /// What the store has to say.
+    ///
+    /// # Cancel safety
+    /// Only asks.
+    pub async fn owns(&self, id: &LockId) -> Result<bool, Error> {
+        Ok(self.lookup_id_raw(id).await?.is_some())
+    }
+
+    async fn find(
+        &self,
+        about: (Option<&Name>, Option<LockId>),
+        by: By,
+    ) -> Result<Option<RawLockInfo>, Error> {
+        let store = self.store.clone();
+        let ask = move || store.lookup(by.clone());
+        Ok(self.ask(LockOperation::Lookup, about, ask).await?.as_ref().map(raw))
+    }
+
+    async fn ask<T: super::observer::Telling + Send + 'static>(
+        &self,
+        operation: LockOperation,
+        (key, id): (Option<&Name>, Option<LockId>),
+        ask: impl FnMut() -> Later<T> + Send + 'static,
+    ) -> Result<T, Error> {
+        let answer = self.engine.core().ask(ask).await;
+        report(self.observer.as_ref(), operation, &answer, (key.map(Name::as_str), id));
+        answer
+    }
+}
+
+/// An answer, and when what it answers was sent.
+struct Timed<T>(T, Moment);
+
+impl<T: super::observer::Telling> super::observer::Telling for Timed<T> {
+    fn tell(&self) -> super::observer::LockResult {
+        self.0.tell()
+    }
+}
+
+fn raw(record: &Record) -> RawLockInfo {
+    RawLockInfo {
+        info: LockInfo {
+            key_hash: hash(record.key.as_str()),
+            lock_id_hash: hash(record.id.as_str()),
+            acquired_at: time(record.acquired_at),
+            expires_at: time(record.expires_at),
+            fence: record.fence,
+        },
+        key: record.key.to_string(),
+        lock_id: record.id,
+    }
+}
+
+pub(super) fn time(millis: u64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_millis(millis)
+}
+
+/// A key that does not collide with what is kept beside the locks.
+pub(super) fn key_of(text: &str) -> Result<Name, Error> {
+    let key = Name::new("key", text)?;
+    if let Some(taken) = ["fence:", "id:"].into_iter().find(|taken| key.as_str().starts_with(taken))
+    {
+        let problem = format!("{text:?} begins with {taken:?}, where other things are kept");
+        return Err(Error::invalid("key", problem + ": choose another beginning"));
+    }
+    Ok(key)
+}
+
+/// A TTL in whole milliseconds, within what a store can keep.
+pub(super) fn millis(what: &'static str, ttl: Duration) -> Result<u64, Error> {
+    crate::name::positive(what, ttl)?;
+    if !ttl.as_nanos().is_multiple_of(1_000_000) {
+        return Err(Error::invalid(what, format!("{ttl:?} is not in whole milliseconds")));
+    }
+    let millis = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+    if millis > MAX_TTL_MS {
+        let most = Duration::from_millis(MAX_TTL_MS);
+        return Err(Error::invalid(what, format!("{ttl:?} is too long: at most {most:?}")));
+    }
+    Ok(millis)
+}
+
+impl std::fmt::Debug for Locks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Locks").field("observer", &self.observer).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,151 @@
+//! How often, and how soon after each other, something that is taken is asked for again.
+
+use std::time::Duration;
+
+use crate::Error;
+use crate::name::positive;
+
+/// How an acquire of a [`Lock`](crate::Lock) or a [`Pool`](crate::Pool) asks again while it is taken: 10 times, the
+/// first time after 100 ms, each time after twice as long, with jitter, and for 5 s in all.
+///
+/// ```
+/// use leasehold::{Client, Jitter, Retry};
+/// use std::time::Duration;
+///
+/// let patient = Retry::default()
+///     .times(1000)
+///     .delay(Duration::from_millis(50))
+///     .multiplier(1.5)
+///     .max_delay(Duration::from_secs(2))
+///     .jitter(Jitter::Full)
+///     .within(Duration::from_secs(60));
+/// let lock = Client::memory().lock("invoice:42").retry(patient).build()?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Retry {
+    times: u32,
+    delay: Duration,
+    multiplier: f64,
+    max_delay: Duration,
+    jitter: Jitter,
+    within: Duration,
+}
+
+/// How much of a delay is left to chance, so that those who were refused together do not come back together.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum Jitter {
+    /// Half of it: between half the delay and all of it.
+    Equal,
+    /// All of it: between nothing and the whole delay.
+    Full,
+    /// None.
+    None,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self {
+            times: 10,
+            delay: Duration::from_millis(100),
+            multiplier: 2.0,
+            max_delay: Duration::from_secs(60),
+            jitter: Jitter::Equal,
+            within: Duration::from_secs(5),
+        }
+    }
+}
+
+impl Retry {
+    /// How often to ask again: 10 times by default. Being woken by a release does not count.
+    #[must_use]
+    pub fn times(self, times: u32) -> Self {
+        Self { times, ..self }
+    }
+
+    /// How long to wait before the first time: 100 ms by default.
+    #[must_use]
+    pub fn delay(self, delay: Duration) -> Self {
+        Self { delay, ..self }
+    }
+
+    /// By how much longer each time: 2 by default.
+    #[must_use]
+    pub fn multiplier(self, multiplier: f64) -> Self {
+        Self { multiplier, ..self }
+    }
+
+    /// The longest to wait before asking again: a minute by default.
+    #[must_use]
+    pub fn max_delay(self, max_delay: Duration) -> Self {
+        Self { max_delay, ..self }
+    }
+
+    /// How much is left to chance: half by default.
+    #[must_use]
+    pub fn jitter(self, jitter: Jitter) -> Self {
+        Self { jitter, ..self }
+    }
+
+    /// How long to go on in all: 5 s by default.
+    #[must_use]
+    pub fn within(self, within: Duration) -> Self {
+        Self { within, ..self }
+    }
+
+    pub(crate) fn limit(&self) -> Duration {
+        self.within
+    }
+
+    pub(crate) fn max_times(&self) -> u32 {
+        self.times
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        positive("retry delay", self.delay)?;
+        positive("retry max_delay", self.max_delay)?;
+        positive("retry within", self.within)?;
+        if !(self.multiplier.is_finite() && self.multiplier >= 1.0) {
+            let problem = format!("{} would not lengthen a delay: at least 1", self.multiplier);
+            return Err(Error::invalid("retry multiplier", problem));
+        }
+        Ok(())
+    }
+
+    /// How long to wait before asking for the nth time again, counted from 0.
+    pub(crate) fn pause(&self, nth: u32) -> Duration {
+        let factor = self.multiplier.powi(i32::try_from(nth).unwrap_or(i32::MAX));
+        let seconds = (self.delay.as_secs_f64() * factor).min(self.max_delay.as_secs_f64());
+        let share = match self.jitter {
+            Jitter::Equal => 0.5 + chance() / 2.0,
+            Jitter::Full => chance(),
+            Jitter::None => 1.0,
+        };
+        Duration::from_secs_f64(seconds * share)
+    }
+}
+
+/// A number between 0 and 1; nothing secret, so that a source that fails may as well answer the middle.
+fn chance() -> f64 {
+    getrandom::u32().map_or(0.5, |bits| f64::from(bits) / f64::from(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_grow_and_stay_within_their_jitter() {
+        let retry = Retry::default().max_delay(Duration::from_secs(1));
+        for (nth, whole) in [(0, 100), (1, 200), (2, 400), (3, 800), (4, 1000), (40, 1000)] {
+            let whole = Duration::from_millis(whole);
+            for _ in 0..100 {
+                let pause = retry.pause(nth);
+                assert!(pause >= whole / 2 && pause <= whole, "{nth}: {pause:?}");
+                assert!(retry.jitter(Jitter::Full).pause(nth) <= whole);
+            }
+            assert_eq!(retry.jitter(Jitter::None).pause(nth), whole);
+        }
+    }
+}
