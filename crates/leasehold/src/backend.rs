@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use crate::clock::Span;
 use crate::machine::lock::{Acquired, By, Record, Verdict};
-use crate::machine::{Command, Effects, Outcome, Terms};
+use crate::machine::{Command, Effects, Outcome, Terms, pool};
 use crate::name::Name;
 use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, Error, LockId};
@@ -58,6 +58,13 @@ impl Backend {
         }
     }
 
+    pub(crate) fn pools(&self) -> Arc<dyn PoolStore> {
+        match self {
+            Self::Memory(memory) => memory.pools(),
+            Self::Away(backend) => backend.pools(),
+        }
+    }
+
     pub(crate) fn semaphore(&self, name: &Name, client: ClientId) -> Store {
         match self {
             Self::Memory(memory) => Store::Here(Box::new(memory.semaphore(client))),
@@ -85,6 +92,9 @@ pub(crate) trait AwayBackend: Send + Sync {
 
     /// All locks.
     fn locks(&self, client: ClientId) -> Arc<dyn LockStore>;
+
+    /// All pools.
+    fn pools(&self) -> Arc<dyn PoolStore>;
 
     /// What kind of store it is, in one word.
     fn kind(&self) -> &'static str;
@@ -117,6 +127,11 @@ pub(crate) trait LockStore: Send + Sync {
     fn is_locked(&self, key: &Name, clean_up: bool) -> Later<bool>;
 
     fn lookup(&self, by: By) -> Later<Option<Record>>;
+}
+
+/// The pools of a store. Each call is one atomic step.
+pub(crate) trait PoolStore: Send + Sync {
+    fn ask(&self, ask: pool::Ask) -> Later<pool::Answer>;
 }
 
 /// When this client wants to be told of the next release of a lock.

@@ -9,6 +9,7 @@ use crate::backend::memory::Memory;
 use crate::engine::{Engine, Settings};
 use crate::lock::{LockBuilder, Locks};
 use crate::name::positive;
+use crate::pool::PoolBuilder;
 use crate::semaphore::SemaphoreBuilder;
 use crate::stats::Stats;
 use crate::{ClientId, Error};
@@ -101,6 +102,11 @@ impl Client {
     #[must_use]
     pub fn locks(&self) -> Locks {
         Locks::new(self.engine.clone())
+    }
+
+    /// Declares a pool with so many leases.
+    pub fn pool(&self, name: &str, capacity: u32) -> PoolBuilder {
+        PoolBuilder::new(self.engine.clone(), name, capacity)
     }
 
     /// Asks what is held and who waits.

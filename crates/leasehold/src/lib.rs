@@ -43,6 +43,7 @@ mod lock;
 mod machine;
 mod name;
 mod permit;
+mod pool;
 mod retry;
 mod semaphore;
 mod stats;
@@ -59,6 +60,9 @@ pub use lock::{
     LockOperation, LockReason, LockResult, Locks, Observer, RawLockInfo, TimeAuthority,
 };
 pub use permit::{Lost, Permit};
+pub use pool::{
+    AcquireStatus, Pool, PoolAnswer, PoolBuilder, PoolCount, PoolLease, ReleaseStatus, RenewStatus,
+};
 pub use retry::{Jitter, Retry};
 pub use semaphore::{Semaphore, SemaphoreBuilder};
 pub use stats::{Member, SemaphoreStats, Stats};

@@ -11,7 +11,7 @@ use crate::backend::{Backend, Later, Wake};
 use crate::clock::{Moment, Span};
 use crate::engine::Message;
 use crate::machine::lock::{Acquired, Verdict};
-use crate::name::Name;
+use crate::name::{Name, millis};
 use crate::{Error, Retry};
 
 mod guard;
@@ -24,7 +24,7 @@ pub use id::LockId;
 pub use locks::{Capabilities, HeldLock, LockInfo, Locks, RawLockInfo, TimeAuthority};
 pub use observer::{LockEvent, LockOperation, LockReason, LockResult, Observer};
 
-use locks::{key_of, millis};
+use locks::key_of;
 use observer::report;
 
 /// How long a lock is held unless it is extended or released.

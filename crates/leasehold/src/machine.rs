@@ -50,6 +50,7 @@ use crate::id::IdMap;
 use crate::{AcquisitionId, ClientId, Fence};
 
 pub(crate) mod lock;
+pub(crate) mod pool;
 mod queue;
 #[cfg(test)]
 mod tests;

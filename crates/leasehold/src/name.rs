@@ -12,6 +12,9 @@ use crate::clock::Span;
 /// The longest name or key, in bytes after normalisation.
 pub(crate) const MAX_NAME_BYTES: usize = 512;
 
+/// The longest TTL of a lock or a lease: some 300 years. What is stored keeps 14 digits of a millisecond timestamp.
+const MAX_TTL_MS: u64 = 10_000_000_000_000;
+
 /// A name that has been checked and brought to NFC, so that equal text is one semaphore.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Name(Arc<str>);
@@ -69,6 +72,20 @@ pub(crate) fn positive(what: &'static str, duration: Duration) -> Result<Span, E
         return Err(Error::invalid(what, "0s is not a duration to wait for: give more than zero"));
     }
     Ok(Span::from_duration(duration))
+}
+
+/// A TTL in whole milliseconds, within what a store can keep.
+pub(crate) fn millis(what: &'static str, ttl: Duration) -> Result<u64, Error> {
+    positive(what, ttl)?;
+    if !ttl.as_nanos().is_multiple_of(1_000_000) {
+        return Err(Error::invalid(what, format!("{ttl:?} is not in whole milliseconds")));
+    }
+    let millis = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+    if millis > MAX_TTL_MS {
+        let most = Duration::from_millis(MAX_TTL_MS);
+        return Err(Error::invalid(what, format!("{ttl:?} is too long: at most {most:?}")));
+    }
+    Ok(millis)
 }
 
 #[cfg(test)]

@@ -3,18 +3,20 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::backend::LockStore;
+use crate::backend::{LockStore, PoolStore};
 use crate::clock::{self, Span, Time};
 use crate::engine::ticket::Ticket;
 use crate::machine::{Call, Command, Effects, Held, Machine, Outcome, Role, Terms};
 use crate::{AcquisitionId, ClientId};
 
 mod locks;
+mod pools;
 
 /// What the names of one client have in common.
 #[derive(Debug)]
 pub(crate) struct Memory {
     locks: Arc<locks::MemoryLocks>,
+    pools: Arc<pools::MemoryPools>,
     /// Above every fence of every name that was removed, so that a name that comes back goes on above
     /// its last fence (invariant 4). It begins at the wall clock, to grow over restarts too.
     fence_floor: AtomicU64,
@@ -23,11 +25,15 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new() -> Self {
         let fence_floor = AtomicU64::new(clock::wall_micros());
-        Self { locks: Arc::default(), fence_floor }
+        Self { locks: Arc::default(), pools: Arc::default(), fence_floor }
     }
 
     pub(crate) fn locks(&self) -> Arc<dyn LockStore> {
         self.locks.clone()
+    }
+
+    pub(crate) fn pools(&self) -> Arc<dyn PoolStore> {
+        self.pools.clone()
     }
 
     pub(crate) fn semaphore(self: &Arc<Self>, client: ClientId) -> MemorySemaphore {

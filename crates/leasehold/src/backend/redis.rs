@@ -2,7 +2,7 @@
 //!
 //! - [`link`]: the connection, and how it is made anew.
 //! - [`scripts`]: the transitions, one Lua script each, and their typed calls.
-//! - [`locks`]: the same for locks.
+//! - [`locks`], [`pools`]: the same for locks and pools.
 //! - [`stats`]: what is held and queued.
 //! - [`errors`]: what Redis says, as what the caller does next.
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
-use super::{AwayBackend, AwaySemaphore, Later, LockStore, Reply, WakeUps};
+use super::{AwayBackend, AwaySemaphore, Later, LockStore, PoolStore, Reply, WakeUps};
 use crate::clock::Span;
 use crate::machine::{Command, Effects};
 use crate::name::Name;
@@ -21,6 +21,7 @@ use crate::{AcquisitionId, ClientId, Error};
 mod errors;
 mod link;
 mod locks;
+mod pools;
 mod scripts;
 mod stats;
 #[cfg(test)]
@@ -29,6 +30,7 @@ mod tests;
 use link::Link;
 pub(crate) use locks::Prefix;
 use locks::RedisLocks;
+use pools::RedisPools;
 use scripts::{Keys, Scripts, Transition};
 
 /// How long a member of another program is given when we grant it a permit: its own default.
@@ -129,6 +131,10 @@ impl AwayBackend for Redis {
 
     fn locks(&self, client: ClientId) -> Arc<dyn LockStore> {
         Arc::new(RedisLocks::new(self.link.clone(), client))
+    }
+
+    fn pools(&self) -> Arc<dyn PoolStore> {
+        Arc::new(RedisPools(self.link.clone()))
     }
 
     fn kind(&self) -> &'static str {

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{AwayBackend, AwaySemaphore, Later, LockStore, Reply, WakeUp, WakeUps};
+use super::{AwayBackend, AwaySemaphore, Later, LockStore, PoolStore, Reply, WakeUp, WakeUps};
 use crate::clock::{Moment, Span, Time};
 use crate::machine::{Call, Command, Effects, Machine};
 use crate::name::Name;
@@ -70,6 +70,10 @@ impl AwayBackend for Simulated {
     }
 
     fn locks(&self, _client: ClientId) -> Arc<dyn LockStore> {
+        unreachable!("only semaphores are simulated")
+    }
+
+    fn pools(&self) -> Arc<dyn PoolStore> {
         unreachable!("only semaphores are simulated")
     }
 

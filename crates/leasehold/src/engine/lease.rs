@@ -29,6 +29,35 @@ pub(crate) trait Keep: Send + Sync {
     fn release(&self) -> Later<bool>;
 }
 
+/// A lease that the store may have granted, and nobody knows yet. Unless that becomes known, it is given back.
+pub(crate) struct Doubt {
+    core: Arc<Core>,
+    keep: Option<Box<dyn Keep>>,
+}
+
+impl Doubt {
+    pub(crate) fn new(core: &Arc<Core>, keep: Box<dyn Keep>) -> Self {
+        Self { core: core.clone(), keep: Some(keep) }
+    }
+
+    /// Now it is known.
+    pub(crate) fn resolved(mut self) {
+        self.keep = None;
+    }
+}
+
+impl Drop for Doubt {
+    fn drop(&mut self) {
+        if let Some(keep) = self.keep.take() {
+            // Kept until it is done, and with it the engine's thread.
+            let core = self.core.clone();
+            self.core.tell(Message::Run(Box::pin(async move {
+                let _ = core.settings.retries.persist(|| keep.release()).await;
+            })));
+        }
+    }
+}
+
 /// One lease, shared by its guard, its keeper and the client.
 pub(crate) struct Lease {
     what: &'static str,

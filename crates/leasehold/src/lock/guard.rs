@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use super::locks::{millis, time};
+use super::locks::time;
 use super::observer::{LockOperation, report};
 use super::{Inner, Locks};
 use crate::backend::Later;
 use crate::clock::{Moment, Span};
 use crate::engine::lease::{Keep, Lease};
 use crate::machine::lock::Verdict;
-use crate::name::Name;
+use crate::name::{Name, millis};
 use crate::permit::Lost;
 use crate::{Error, Fence, LockId, LossReason};
 

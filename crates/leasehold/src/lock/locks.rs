@@ -10,11 +10,8 @@ use crate::backend::{Backend, Later, LockStore, Wake};
 use crate::clock::Moment;
 use crate::engine::Engine;
 use crate::machine::lock::{Acquired, By, Record, Verdict};
-use crate::name::Name;
+use crate::name::{Name, millis};
 use crate::{Error, Fence, LockId};
-
-/// The longest TTL: some 300 years. What is stored keeps 14 digits of a millisecond timestamp.
-const MAX_TTL_MS: u64 = 10_000_000_000_000;
 
 /// The locks of a client, without guards: who calls these has a loop of his own, and keeps the lock id.
 ///
@@ -376,20 +373,6 @@ pub(super) fn key_of(text: &str) -> Result<Name, Error> {
         return Err(Error::invalid("key", problem + ": choose another beginning"));
     }
     Ok(key)
-}
-
-/// A TTL in whole milliseconds, within what a store can keep.
-pub(super) fn millis(what: &'static str, ttl: Duration) -> Result<u64, Error> {
-    crate::name::positive(what, ttl)?;
-    if !ttl.as_nanos().is_multiple_of(1_000_000) {
-        return Err(Error::invalid(what, format!("{ttl:?} is not in whole milliseconds")));
-    }
-    let millis = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
-    if millis > MAX_TTL_MS {
-        let most = Duration::from_millis(MAX_TTL_MS);
-        return Err(Error::invalid(what, format!("{ttl:?} is too long: at most {most:?}")));
-    }
-    Ok(millis)
 }
 
 impl std::fmt::Debug for Locks {

@@ -84,11 +84,12 @@ impl Script {
 pub(super) struct Scripts {
     semaphores: [Script; 5],
     pub(super) locks: [Script; 5],
+    pub(super) pools: [Script; 4],
 }
 
 impl Scripts {
     pub(super) fn new() -> Self {
-        Self::with_preludes(PRELUDE, super::locks::PRELUDE)
+        Self::with_preludes(PRELUDE, super::locks::PRELUDE, super::pools::PRELUDE)
     }
 
     /// With time taken from a key, in microseconds, instead of the server's clock.
@@ -107,19 +108,21 @@ impl Scripts {
                 &format!("{time} * 1000 + math.floor(time[2] / 1000)"),
                 1000,
             ),
+            &inject(super::pools::PRELUDE, &format!("{time} * 1000000 + time[2]"), 1),
         )
     }
 
-    fn with_preludes(semaphores: &str, locks: &str) -> Self {
+    fn with_preludes(semaphores: &str, locks: &str, pools: &str) -> Self {
         Self {
             semaphores: Transition::ALL
                 .map(|transition| Script::new(&[&[semaphores], transition.parts()].concat())),
             locks: super::locks::BODIES.map(|body| Script::new(&[locks, body])),
+            pools: super::pools::BODIES.map(|body| Script::new(&[pools, body])),
         }
     }
 
     fn all(&self) -> impl Iterator<Item = &Script> {
-        self.semaphores.iter().chain(&self.locks)
+        self.semaphores.iter().chain(&self.locks).chain(&self.pools)
     }
 
     /// What loads all of them.

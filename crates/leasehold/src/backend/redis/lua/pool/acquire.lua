@@ -1,0 +1,9 @@
+-- A lease, if there is one. Whoever has one already renews it.
+--
+-- ARGV    2 instance id, 3 capacity
+-- Result  1, "acquired" | 0, "capacity_full"; and the counts
+if not call('ZSCORE', MEMBERS, ARGV[2]) and call('ZCARD', MEMBERS) >= tonumber(ARGV[3]) then
+  return answer(0, 'capacity_full')
+end
+touch(ARGV[2])
+return answer(1, 'acquired')

@@ -1,0 +1,4 @@
+-- How many leases are held.
+--
+-- Result  current_count, expired_count
+return { call('ZCARD', MEMBERS), expired }

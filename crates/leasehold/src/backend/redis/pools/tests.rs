@@ -1,0 +1,169 @@
+//! The machine of the pool against its spelling in Lua: the same random operations, the same injected time, the same
+//! statuses and counts.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use redis::Connection;
+use testkit::redis_server::RedisServer;
+
+use super::*;
+use crate::clock::{Span, Time};
+use crate::machine::pool::PoolMachine;
+use crate::name::Name;
+
+const NOW: &str = "test:now";
+const TTL_MS: u64 = 2000;
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Acquire { instance: usize, capacity: u32, ttl: u64 },
+    Renew { instance: usize, ttl: u64 },
+    Release { instance: usize, ttl: u64 },
+    Count { ttl: u64 },
+    Pass(u64),
+    TakeHolder { instance: usize },
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let instance = || 0..5_usize;
+    // Mostly the pool's own; now and then somebody disagrees.
+    let ttl = || prop_oneof![9 => Just(TTL_MS), 1 => 1000..3000_u64];
+    let capacity = || prop_oneof![9 => Just(3_u32), 1 => 1..5_u32];
+    // Whole TTLs and a hair beside them, so that boundaries are met.
+    let pass = prop_oneof![
+        0..3_000_000_u64,
+        Just(TTL_MS * 1000),
+        Just(TTL_MS * 1000 - 1),
+        Just(TTL_MS * 1000 + 1),
+    ];
+    let step = prop_oneof![
+        6 => (instance(), capacity(), ttl())
+            .prop_map(|(instance, capacity, ttl)| Step::Acquire { instance, capacity, ttl }),
+        4 => (instance(), ttl()).prop_map(|(instance, ttl)| Step::Renew { instance, ttl }),
+        3 => (instance(), ttl()).prop_map(|(instance, ttl)| Step::Release { instance, ttl }),
+        2 => ttl().prop_map(|ttl| Step::Count { ttl }),
+        4 => pass.prop_map(Step::Pass),
+        2 => instance().prop_map(|instance| Step::TakeHolder { instance }),
+    ];
+    vec(step, 1..60)
+}
+
+fn pool() -> Name {
+    Name::new("name", "encoders").unwrap()
+}
+
+fn instance(number: usize) -> Name {
+    Name::new("instance id", &format!("worker {number} ü")).unwrap()
+}
+
+fn ask(step: Step) -> Option<Ask> {
+    let (ttl, what) = match step {
+        Step::Acquire { instance: i, capacity, ttl } => {
+            (ttl, What::Acquire { instance: instance(i), capacity })
+        }
+        Step::Renew { instance: i, ttl } => (ttl, What::Renew { instance: instance(i) }),
+        Step::Release { instance: i, ttl } => (ttl, What::Release { instance: instance(i) }),
+        Step::Count { ttl } => (ttl, What::Count),
+        Step::Pass(_) | Step::TakeHolder { .. } => return None,
+    };
+    Some(Ask { pool: pool(), ttl: Span::from_millis(ttl), what })
+}
+
+struct Redis {
+    scripts: Scripts,
+    connection: Connection,
+    /// When the holder of each instance ends by the injected clock, which Redis does not know.
+    holders: [u64; 5],
+}
+
+impl Redis {
+    fn new(server: &RedisServer) -> Self {
+        let mut connection = server.connection();
+        redis::cmd("FLUSHALL").exec(&mut connection).unwrap();
+        let scripts = Scripts::with_injected_time(NOW);
+        for load in scripts.load() {
+            load.exec(&mut connection).unwrap();
+        }
+        Self { scripts, connection, holders: [0; 5] }
+    }
+
+    fn take_holder(&mut self, number: usize) {
+        let holder = format!("semaphores:holders:encoders:{}", instance(number));
+        redis::cmd("DEL").arg(holder).exec(&mut self.connection).unwrap();
+    }
+
+    fn ask(&mut self, ask: &Ask, now: u64) -> Answer {
+        redis::cmd("SET").arg(NOW).arg(now).exec(&mut self.connection).unwrap();
+        for number in 0..5 {
+            let holder = format!("semaphores:holders:encoders:{}", instance(number));
+            let verb = if self.holders[number] <= now { "DEL" } else { "PERSIST" };
+            redis::cmd(verb).arg(holder).exec(&mut self.connection).unwrap();
+        }
+        let answer: Value = call(&self.scripts, ask).query(&mut self.connection).unwrap();
+        let answer = decode(&answer).unwrap();
+        let (What::Acquire { instance: touched, .. } | What::Renew { instance: touched }) =
+            &ask.what
+        else {
+            return answer;
+        };
+        if matches!(answer.status, Status::Acquired | Status::Renewed) {
+            let number = (0..5).find(|number| instance(*number) == *touched).unwrap();
+            self.holders[number] = now + ask.ttl.micros();
+        }
+        answer
+    }
+}
+
+#[test]
+fn the_machine_of_pools_and_lua_agree() {
+    let server = RedisServer::start();
+    let config = ProptestConfig { cases: 150, failure_persistence: None, ..Default::default() };
+    proptest!(config, |(steps in steps())| {
+        let (mut machine, mut redis) = (PoolMachine::default(), Redis::new(&server));
+        let mut now = 1_700_000_000_000_000;
+        for step in steps {
+            match step {
+                Step::Pass(micros) => now += micros,
+                Step::TakeHolder { instance: number } => {
+                    machine.take_holder(&pool(), &instance(number));
+                    redis.take_holder(number);
+                }
+                _ => {}
+            }
+            let Some(ask) = ask(step) else { continue };
+            let expected = machine.apply(&ask, Time::from_micros(now));
+            prop_assert_eq!(redis.ask(&ask, now), expected, "after {:?}", step);
+        }
+    });
+}
+
+/// Renewed just before, at and after the TTL, and with the holder gone before the member.
+#[test]
+fn the_boundary_of_a_lease() {
+    let server = RedisServer::start();
+    let (start, ttl) = (1_700_000_000_000_000, TTL_MS * 1000);
+    let acquire = ask(Step::Acquire { instance: 0, capacity: 1, ttl: TTL_MS }).unwrap();
+    let renew = ask(Step::Renew { instance: 0, ttl: TTL_MS }).unwrap();
+    let release = ask(Step::Release { instance: 0, ttl: TTL_MS }).unwrap();
+    let cases = [
+        (ttl - 1, false, &renew, (Status::Renewed, 1, 0)),
+        (ttl, false, &renew, (Status::NotHeld, 0, 1)),
+        (ttl + 1, false, &renew, (Status::NotHeld, 0, 1)),
+        (ttl / 2, true, &renew, (Status::Expired, 0, 1)),
+        (ttl - 1, false, &release, (Status::Released, 0, 0)),
+        (ttl, false, &release, (Status::NotHeld, 0, 1)),
+        (ttl / 2, true, &release, (Status::AlreadyExpired, 0, 1)),
+    ];
+    for (after, holder_gone, ask, (status, current, expired)) in cases {
+        let (mut machine, mut redis) = (PoolMachine::default(), Redis::new(&server));
+        machine.apply(&acquire, Time::from_micros(start));
+        redis.ask(&acquire, start);
+        if holder_gone {
+            machine.take_holder(&pool(), &instance(0));
+            redis.take_holder(0);
+        }
+        let expected = Answer { status, current, expired };
+        assert_eq!(machine.apply(ask, Time::from_micros(start + after)), expected, "{after}");
+        assert_eq!(redis.ask(ask, start + after), expected, "{after}");
+    }
+}

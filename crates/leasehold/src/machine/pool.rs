@@ -1,0 +1,172 @@
+//! The machine of the lease pool.
+//!
+//! State of one pool: members, `instance id → when it last acquired or renewed`, and beside each a *holder* that ends by
+//! itself a TTL after that. There is no queue, and nothing runs between calls: every call first sweeps the members whose
+//! last sign of life is a TTL ago, by the TTL of the caller, and says how many those were.
+//!
+//! *Limit:* an instance is added only while there are fewer members than the capacity, after the sweep. *Once:* an instance
+//! that acquires again renews, and takes no second lease. *Told:* a member whose holder is gone (evicted, deleted, or of a
+//! shorter TTL) is removed when it next asks, and told that it had expired.
+
+use std::collections::BTreeSet;
+
+use rustc_hash::FxHashMap;
+
+use crate::clock::{Span, Time};
+use crate::name::Name;
+
+/// What is asked of one pool.
+#[derive(Clone, Debug)]
+pub(crate) struct Ask {
+    pub(crate) pool: Name,
+    pub(crate) ttl: Span,
+    pub(crate) what: What,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum What {
+    Acquire { instance: Name, capacity: u32 },
+    Renew { instance: Name },
+    Release { instance: Name },
+    Count,
+}
+
+/// What the store answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: Status,
+    /// How many members there are now.
+    pub(crate) current: u64,
+    /// How many this call found to be over, and removed.
+    pub(crate) expired: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Status {
+    Acquired,
+    CapacityFull,
+    Renewed,
+    NotHeld,
+    Expired,
+    Released,
+    AlreadyExpired,
+    Counted,
+}
+
+/// All pools of one store.
+#[derive(Debug, Default)]
+pub(crate) struct PoolMachine {
+    pools: FxHashMap<Name, Pool>,
+}
+
+#[derive(Debug, Default)]
+struct Pool {
+    members: FxHashMap<Name, Member>,
+    by_age: BTreeSet<(Time, Name)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Member {
+    last: Time,
+    /// When its holder ends. None if it was taken away before.
+    holder_until: Option<Time>,
+}
+
+impl PoolMachine {
+    pub(crate) fn apply(&mut self, ask: &Ask, now: Time) -> Answer {
+        let pool = self.pools.entry(ask.pool.clone()).or_default();
+        let mut expired = pool.sweep(ask.ttl, now);
+        let status = match &ask.what {
+            What::Acquire { instance, capacity } => {
+                let known = pool.members.contains_key(instance);
+                if known || pool.members.len() < usize::try_from(*capacity).unwrap_or(usize::MAX) {
+                    pool.touch(instance, ask.ttl, now);
+                    Status::Acquired
+                } else {
+                    Status::CapacityFull
+                }
+            }
+            What::Renew { instance } => match pool.standing(instance, now) {
+                Standing::Nobody => Status::NotHeld,
+                Standing::WithoutHolder => {
+                    expired += 1;
+                    pool.remove(instance);
+                    Status::Expired
+                }
+                Standing::Holder => {
+                    pool.touch(instance, ask.ttl, now);
+                    Status::Renewed
+                }
+            },
+            What::Release { instance } => match pool.standing(instance, now) {
+                Standing::Nobody => Status::NotHeld,
+                Standing::WithoutHolder => {
+                    expired += 1;
+                    pool.remove(instance);
+                    Status::AlreadyExpired
+                }
+                Standing::Holder => {
+                    pool.remove(instance);
+                    Status::Released
+                }
+            },
+            What::Count => Status::Counted,
+        };
+        let current = pool.members.len() as u64;
+        if current == 0 {
+            self.pools.remove(&ask.pool);
+        }
+        Answer { status, current, expired }
+    }
+
+    /// Takes the holder of a member away, as an eviction or another program might.
+    #[cfg(test)]
+    pub(crate) fn take_holder(&mut self, pool: &Name, instance: &Name) {
+        let member = self.pools.get_mut(pool).and_then(|pool| pool.members.get_mut(instance));
+        if let Some(member) = member {
+            member.holder_until = None;
+        }
+    }
+}
+
+enum Standing {
+    Nobody,
+    WithoutHolder,
+    Holder,
+}
+
+impl Pool {
+    fn sweep(&mut self, ttl: Span, now: Time) -> u64 {
+        let mut swept = 0;
+        while let Some((last, instance)) = self.by_age.first().cloned()
+            && last + ttl <= now
+        {
+            self.remove(&instance);
+            swept += 1;
+        }
+        swept
+    }
+
+    fn standing(&self, instance: &Name, now: Time) -> Standing {
+        match self.members.get(instance) {
+            None => Standing::Nobody,
+            Some(member) if member.holder_until.is_some_and(|until| now < until) => {
+                Standing::Holder
+            }
+            Some(_) => Standing::WithoutHolder,
+        }
+    }
+
+    fn touch(&mut self, instance: &Name, ttl: Span, now: Time) {
+        self.remove(instance);
+        let member = Member { last: now, holder_until: Some(now + ttl) };
+        self.members.insert(instance.clone(), member);
+        self.by_age.insert((now, instance.clone()));
+    }
+
+    fn remove(&mut self, instance: &Name) {
+        if let Some(member) = self.members.remove(instance) {
+            self.by_age.remove(&(member.last, instance.clone()));
+        }
+    }
+}
