@@ -1,6 +1,7 @@
 //! Share scarce things fairly between tasks, processes and machines.
 //!
-//! A [`Semaphore`] gives out a fixed number of permits under a name, first come first served. What it hands
+//! A [`Semaphore`] gives out a fixed number of permits under a name, first come first served. A [`Lock`] is
+//! exclusive, and fenced. A [`Pool`] has a fixed number of leases for instance ids of your own. What each hands
 //! out is a lease: it is given back when its guard goes, ends by itself when its holder dies or its TTL is
 //! over, and the holder is told when it is gone.
 //!
@@ -71,3 +72,8 @@ pub use stats::{Member, SemaphoreStats, Stats};
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// Runs the examples of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/choosing.md")]
+struct Choosing;

@@ -1,4 +1,4 @@
-//! The conformance suite: what a semaphore does, whatever store it is kept in.
+//! The conformance suite: what semaphores, locks and pools do, whatever store they are kept in.
 //!
 //! A case is an async function of a [`Store`]. A store's test file says once how a client of that store is
 //! made, and [`conformance!`](crate::conformance!) makes a test of every case:
@@ -32,6 +32,7 @@ pub mod closing;
 pub mod input;
 pub mod leases;
 pub mod permits;
+pub mod pools;
 pub mod queue;
 pub mod statistics;
 pub mod with;
@@ -120,6 +121,22 @@ macro_rules! conformance {
                 a_closed_client_begins_nothing_new,
                 closing_twice_is_harmless,
                 what_a_closed_client_held_is_free_for_others;
+            pools:
+                there_are_as_many_leases_as_the_capacity_says,
+                pools_of_one_name_share_their_leases,
+                an_instance_that_acquires_again_takes_no_second_lease,
+                whoever_holds_no_lease_is_told_so,
+                a_lease_ends_with_its_ttl,
+                whoever_renews_keeps_its_lease,
+                a_guarded_lease_outlives_its_ttl,
+                a_dropped_lease_is_free_again,
+                a_guard_is_told_when_its_lease_is_gone,
+                whoever_wants_to_wait_gets_the_next_lease,
+                a_wait_that_was_too_long_says_how_full_it_was,
+                whoever_stops_waiting_leaves_nothing_behind,
+                a_closed_client_gives_its_leases_back,
+                pools_that_cannot_be_are_refused,
+                instance_ids_that_cannot_be_are_refused;
         }
     };
     (@ $store:expr; $($module:ident: $($case:ident),+;)+) => {
@@ -232,6 +249,7 @@ mod tests {
             include_str!("conformance/input.rs"),
             include_str!("conformance/leases.rs"),
             include_str!("conformance/permits.rs"),
+            include_str!("conformance/pools.rs"),
             include_str!("conformance/queue.rs"),
             include_str!("conformance/statistics.rs"),
             include_str!("conformance/with.rs"),

@@ -1,0 +1,256 @@
+//! Pools: a fixed number of leases, each held by an instance id.
+
+use std::time::Duration;
+
+use leasehold::{
+    AcquireStatus, Client, Error, ErrorKind, Jitter, LossReason, Pool, PoolLease, ReleaseStatus,
+    RenewStatus, Retry,
+};
+
+use super::{Store, unique};
+use crate::wait::{deadline, eventually};
+
+/// The shortest TTL that there is.
+const TTL: Duration = Duration::from_secs(1);
+
+fn declare(client: &Client, name: &str, capacity: u32) -> Pool {
+    client.pool(name, capacity).build().unwrap()
+}
+
+async fn pool(store: &impl Store, about: &str, capacity: u32) -> Pool {
+    declare(&store.client().await, &unique(about), capacity)
+}
+
+async fn acquire(pool: &Pool, instance: &str) -> (AcquireStatus, u64, u64) {
+    let answer = deadline(pool.acquire(instance)).await.unwrap();
+    (answer.status, answer.current_count, answer.expired_count)
+}
+
+async fn renew(pool: &Pool, instance: &str) -> (RenewStatus, u64, u64) {
+    let answer = deadline(pool.renew(instance)).await.unwrap();
+    (answer.status, answer.current_count, answer.expired_count)
+}
+
+async fn release(pool: &Pool, instance: &str) -> (ReleaseStatus, u64, u64) {
+    let answer = deadline(pool.release(instance)).await.unwrap();
+    (answer.status, answer.current_count, answer.expired_count)
+}
+
+async fn held(pool: &Pool) -> u64 {
+    deadline(pool.count()).await.unwrap().current_count
+}
+
+async fn lease(pool: &Pool, instance: &str) -> PoolLease {
+    deadline(pool.lease(instance)).await.unwrap()
+}
+
+pub async fn there_are_as_many_leases_as_the_capacity_says(store: &impl Store) {
+    let pool = pool(store, "as many", 2).await;
+    assert_eq!(acquire(&pool, "a").await, (AcquireStatus::Acquired, 1, 0));
+    assert_eq!(acquire(&pool, "b").await, (AcquireStatus::Acquired, 2, 0));
+    assert_eq!(acquire(&pool, "c").await, (AcquireStatus::CapacityFull, 2, 0));
+    assert_eq!(release(&pool, "a").await, (ReleaseStatus::Released, 1, 0));
+    assert_eq!(acquire(&pool, "c").await, (AcquireStatus::Acquired, 2, 0));
+}
+
+pub async fn pools_of_one_name_share_their_leases(store: &impl Store) {
+    let name = unique("shared");
+    let (here, there) = (store.client().await, store.client().await);
+    let (here, there) = (declare(&here, &name, 1), declare(&there, &name, 1));
+    assert_eq!(acquire(&here, "a").await.0, AcquireStatus::Acquired);
+    assert_eq!(acquire(&there, "b").await.0, AcquireStatus::CapacityFull);
+    assert_eq!(renew(&there, "a").await, (RenewStatus::Renewed, 1, 0));
+    assert_eq!(release(&there, "a").await, (ReleaseStatus::Released, 0, 0));
+    assert_eq!(renew(&here, "a").await, (RenewStatus::NotHeld, 0, 0));
+}
+
+pub async fn an_instance_that_acquires_again_takes_no_second_lease(store: &impl Store) {
+    let pool = pool(store, "again", 2).await;
+    assert_eq!(acquire(&pool, "a").await, (AcquireStatus::Acquired, 1, 0));
+    assert_eq!(acquire(&pool, "a").await, (AcquireStatus::Acquired, 1, 0));
+    assert_eq!(acquire(&pool, "b").await, (AcquireStatus::Acquired, 2, 0));
+    // Also where the pool is full.
+    assert_eq!(acquire(&pool, "a").await, (AcquireStatus::Acquired, 2, 0));
+    assert_eq!(release(&pool, "a").await, (ReleaseStatus::Released, 1, 0));
+    assert_eq!(release(&pool, "a").await, (ReleaseStatus::NotHeld, 1, 0));
+}
+
+pub async fn whoever_holds_no_lease_is_told_so(store: &impl Store) {
+    let pool = pool(store, "nobody", 1).await;
+    assert_eq!(renew(&pool, "a").await, (RenewStatus::NotHeld, 0, 0));
+    assert_eq!(release(&pool, "a").await, (ReleaseStatus::NotHeld, 0, 0));
+    assert_eq!(held(&pool).await, 0);
+}
+
+pub async fn a_lease_ends_with_its_ttl(store: &impl Store) {
+    let client = store.client().await;
+    let pool = client.pool(&unique("ttl"), 1).ttl(TTL).build().unwrap();
+    assert_eq!(acquire(&pool, "a").await.0, AcquireStatus::Acquired);
+    let mut taken = None;
+    eventually(async || {
+        let answer = pool.acquire("b").await.unwrap();
+        taken = Some(answer.expired_count).filter(|_| answer.status == AcquireStatus::Acquired);
+        taken.is_some()
+    })
+    .await;
+    // Whoever found that it was over removed it.
+    assert_eq!(taken, Some(1));
+    assert_eq!(renew(&pool, "a").await, (RenewStatus::NotHeld, 1, 0));
+}
+
+pub async fn whoever_renews_keeps_its_lease(store: &impl Store) {
+    let client = store.client().await;
+    let pool = client.pool(&unique("renewed"), 1).ttl(TTL * 2).build().unwrap();
+    assert_eq!(acquire(&pool, "a").await.0, AcquireStatus::Acquired);
+    let begun = std::time::Instant::now();
+    let mut renewed = 0;
+    // For longer than a TTL.
+    eventually(async || {
+        assert_eq!(renew(&pool, "a").await.0, RenewStatus::Renewed);
+        renewed += 1;
+        begun.elapsed() > TTL * 3
+    })
+    .await;
+    assert!(renewed > 1);
+    assert_eq!(acquire(&pool, "b").await.0, AcquireStatus::CapacityFull);
+}
+
+pub async fn a_guarded_lease_outlives_its_ttl(store: &impl Store) {
+    let client = store.client().await;
+    let pool = client.pool(&unique("guarded"), 1).ttl(TTL).build().unwrap();
+    let lease = lease(&pool, "a").await;
+    let begun = std::time::Instant::now();
+    eventually(async || {
+        lease.check().unwrap();
+        assert_eq!(acquire(&pool, "b").await, (AcquireStatus::CapacityFull, 1, 0));
+        begun.elapsed() > TTL * 3
+    })
+    .await;
+    assert!(deadline(lease.release()).await.unwrap());
+    assert_eq!(acquire(&pool, "b").await.0, AcquireStatus::Acquired);
+}
+
+pub async fn a_dropped_lease_is_free_again(store: &impl Store) {
+    let pool = pool(store, "dropped", 1).await;
+    drop(lease(&pool, "a").await);
+    eventually(async || held(&pool).await == 0).await;
+    let lease = lease(&pool, "a").await;
+    std::thread::spawn(move || drop(lease)).join().unwrap();
+    eventually(async || held(&pool).await == 0).await;
+}
+
+pub async fn a_guard_is_told_when_its_lease_is_gone(store: &impl Store) {
+    let client = store.client().await;
+    let pool = client.pool(&unique("told"), 1).ttl(TTL).build().unwrap();
+    let lease = lease(&pool, "a").await;
+    let lost = lease.lost();
+    assert_eq!(release(&pool, "a").await.0, ReleaseStatus::Released);
+    // At the next renewal.
+    assert_eq!(deadline(lost).await, LossReason::Gone);
+    let error = lease.check().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Aborted);
+    let expected = format!("lease a of {:?} was lost: the store no longer knows it", pool.name());
+    assert_eq!(error.to_string(), expected);
+    assert!(!deadline(lease.release()).await.unwrap());
+}
+
+pub async fn whoever_wants_to_wait_gets_the_next_lease(store: &impl Store) {
+    let client = store.client().await;
+    let retry = Retry::default().delay(Duration::from_millis(20)).times(1000);
+    let retry = retry.max_delay(Duration::from_millis(50)).within(Duration::from_secs(20));
+    let pool = client.pool(&unique("waiting"), 1).retry(retry).build().unwrap();
+    let first = lease(&pool, "a").await;
+    assert!(deadline(pool.try_lease("b")).await.unwrap().is_none());
+    let waiter = tokio::spawn({
+        let pool = pool.clone();
+        async move { pool.lease("b").await }
+    });
+    assert!(deadline(first.release()).await.unwrap());
+    let second = deadline(waiter).await.unwrap().unwrap();
+    assert_eq!((second.instance_id(), second.pool()), ("b", pool.name()));
+    assert!(second.valid_until() > std::time::Instant::now());
+}
+
+pub async fn a_wait_that_was_too_long_says_how_full_it_was(store: &impl Store) {
+    let client = store.client().await;
+    let retry = Retry::default().delay(Duration::from_millis(10)).jitter(Jitter::None);
+    let name = unique("full");
+    for retry in [retry.within(Duration::from_millis(100)), retry.times(2)] {
+        let pool = client.pool(&name, 2).retry(retry).build().unwrap();
+        let (_a, _b) = (lease(&pool, "a").await, lease(&pool, "b").await);
+        let error = deadline(pool.lease("c")).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AcquisitionTimeout);
+        assert!(error.to_string().ends_with(": 2 of 2 are held"), "{error}");
+        let Error::TimedOut { limit, full, .. } = error else { panic!("{error}") };
+        assert_eq!(full, Some((2, 2)));
+        assert!(limit >= Duration::from_millis(30), "{limit:?}");
+    }
+}
+
+pub async fn whoever_stops_waiting_leaves_nothing_behind(store: &impl Store) {
+    let pool = pool(store, "given up", 1).await;
+    for micros in (0..2000).step_by(100) {
+        let wait = tokio::time::timeout(Duration::from_micros(micros), pool.lease("a"));
+        drop(wait.await);
+        eventually(async || held(&pool).await == 0).await;
+    }
+}
+
+pub async fn a_closed_client_gives_its_leases_back(store: &impl Store) {
+    let (here, there) = (store.client().await, store.client().await);
+    let name = unique("closed");
+    let pool = declare(&here, &name, 1);
+    let lease = lease(&pool, "a").await;
+    deadline(here.close()).await.unwrap();
+    assert_eq!(deadline(lease.lost()).await, LossReason::Closed);
+    assert!(matches!(deadline(pool.lease("b")).await, Err(Error::Closed)));
+    assert!(matches!(deadline(pool.acquire("b")).await, Err(Error::Closed)));
+    // In memory the other client is the same one.
+    if there.id() != here.id() {
+        assert_eq!(acquire(&declare(&there, &name, 1), "b").await.0, AcquireStatus::Acquired);
+    }
+}
+
+pub async fn pools_that_cannot_be_are_refused(store: &impl Store) {
+    let client = store.client().await;
+    let refused = |builder: leasehold::PoolBuilder, expected: &str| {
+        assert_eq!(builder.build().unwrap_err().to_string(), expected);
+    };
+    refused(client.pool("", 1), "invalid name: it is empty: give it at least one character");
+    refused(client.pool("a", 0), "invalid capacity: 0 leases could never be acquired: at least 1");
+    let long = "x".repeat(513);
+    refused(client.pool(&long, 1), "invalid name: it has 513 bytes: at most 512 after NFC");
+    refused(
+        client.pool("holders:a", 1),
+        "invalid name: \"holders:a\" begins with \"holders:\", where other things are kept: \
+         choose another beginning",
+    );
+    refused(
+        client.pool("a", 1).ttl(Duration::from_millis(999)),
+        "invalid ttl: 999ms is too short to be kept: at least 1s",
+    );
+    refused(
+        client.pool("a", 1).ttl(Duration::from_micros(1_000_500)),
+        "invalid ttl: 1.0005s is not in whole milliseconds",
+    );
+    refused(
+        client.pool("a", 1).retry(Retry::default().multiplier(0.5)),
+        "invalid retry multiplier: 0.5 would not lengthen a delay: at least 1",
+    );
+}
+
+pub async fn instance_ids_that_cannot_be_are_refused(store: &impl Store) {
+    let pool = pool(store, "ids", 1).await;
+    for id in ["", "a\nb", &"x".repeat(513)] {
+        for error in [
+            deadline(pool.acquire(id)).await.unwrap_err(),
+            deadline(pool.renew(id)).await.unwrap_err(),
+            deadline(pool.release(id)).await.unwrap_err(),
+            deadline(pool.lease(id)).await.unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            assert!(error.to_string().starts_with("invalid instance id: "), "{error}");
+        }
+    }
+    assert_eq!(acquire(&pool, "worker 7: ü @ {x} %").await.0, AcquireStatus::Acquired);
+}
