@@ -2,7 +2,9 @@
 //!
 //! `cargo run --release -p bench -- memory [uncontended | contended | queue | bytes]`
 //! `cargo run --release -p bench -- redis [hot | handoff | waiters | queue]`
+//! `cargo run --release -p bench -- locks [pairs | handoff]`
 
+mod locks;
 mod measure;
 mod memory;
 mod redis;
@@ -14,15 +16,17 @@ fn main() -> ExitCode {
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     match arguments.first().copied() {
         Some("memory") => memory::run(arguments.get(1).copied()),
+        Some("locks") => locks::run(arguments.get(1).copied()),
         Some("redis") => redis::run(arguments.get(1).copied()),
         // How the hand-off starts its second process.
         Some("redis-waiters") => redis::waiters_of(arguments[1]),
         None => {
             memory::run(None);
             redis::run(None);
+            locks::run(None);
         }
         Some(other) => {
-            eprintln!("no scenario is called {other:?}: there are memory and redis");
+            eprintln!("no scenario is called {other:?}: there are memory, redis and locks");
             return ExitCode::from(64);
         }
     }

@@ -30,11 +30,11 @@ pub(crate) fn run(part: Option<&str>) {
     }
 }
 
-fn runtime() -> Runtime {
+pub(crate) fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime")
 }
 
-async fn client(url: &str) -> Client {
+pub(crate) async fn client(url: &str) -> Client {
     Client::connect(url).await.expect("the server that was just started")
 }
 
@@ -43,7 +43,7 @@ fn semaphore(client: &Client, name: &str, capacity: u32) -> Semaphore {
 }
 
 /// How many operations a second that many tasks get done together.
-async fn rate<F: Future<Output = ()> + Send + 'static>(
+pub(crate) async fn rate<F: Future<Output = ()> + Send + 'static>(
     tasks: usize,
     work: impl Fn(usize) -> F + Clone + Send + 'static,
 ) -> f64 {
@@ -71,7 +71,7 @@ async fn rate<F: Future<Output = ()> + Send + 'static>(
     rate
 }
 
-async fn plain(url: &str) -> (MultiplexedConnection, redis::Cmd) {
+pub(crate) async fn plain(url: &str) -> (MultiplexedConnection, redis::Cmd) {
     let redis = redis::Client::open(url).expect("a URL");
     let mut connection =
         redis.get_multiplexed_async_connection().await.expect("the server that was started");
@@ -86,19 +86,29 @@ async fn plain(url: &str) -> (MultiplexedConnection, redis::Cmd) {
     (connection, call)
 }
 
+/// How many calls of `return 1` a second that many tasks get done together.
+pub(crate) async fn evalsha(
+    (connection, call): &(MultiplexedConnection, redis::Cmd),
+    tasks: usize,
+) -> f64 {
+    let (connection, call) = (connection.clone(), call.clone());
+    rate(tasks, move |_| {
+        let (mut connection, call) = (connection.clone(), call.clone());
+        async move { drop(connection.send_packed_command(&call).await.expect("1")) }
+    })
+    .await
+}
+
+pub(crate) fn verdict(met: bool) -> &'static str {
+    if met { "met" } else { "MISSED" }
+}
+
 fn hot() {
     let server = RedisServer::start();
     let runtime = runtime();
     runtime.block_on(async {
-        let (connection, call) = plain(&server.url()).await;
+        let baseline = plain(&server.url()).await;
         let client = client(&server.url()).await;
-        let evalsha = || {
-            let (connection, call) = (connection.clone(), call.clone());
-            rate(TASKS, move |_| {
-                let (mut connection, call) = (connection.clone(), call.clone());
-                async move { drop(connection.send_packed_command(&call).await.expect("1")) }
-            })
-        };
         for (what, names, capacity, bar) in [
             ("pairs, one semaphore, capacity 256", 1, 256, 0.25),
             ("pairs, one semaphore, capacity 16", 1, 16, 0.1),
@@ -121,13 +131,13 @@ fn hot() {
                     }
                 })
                 .await;
-                theirs = evalsha().await;
+                theirs = evalsha(&baseline, TASKS).await;
                 ratios.push(ours / theirs);
             }
             let ratio = quantile(&mut ratios, 0.5);
             println!(
                 "{what:<46} {ours:>9.0}/s  EVALSHA {theirs:>9.0}/s  {ratio:>5.3} ×  (at least {bar}) {}",
-                if ratio >= bar { "met" } else { "MISSED" }
+                verdict(ratio >= bar)
             );
         }
     });
@@ -196,7 +206,7 @@ fn hand_off() {
             "hand-off to another process, 20 waiters, {name:<5} {:>9.0} µs  PING {:>9.0} µs  {ratio:>5.2} ×  (at most {bar}) {}",
             ours / 1e3,
             ping / 1e3,
-            if ratio <= bar { "met" } else { "MISSED" }
+            verdict(ratio <= bar)
         );
     }
 }
