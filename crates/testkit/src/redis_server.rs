@@ -103,7 +103,7 @@ impl RedisServer {
                         dir,
                         port,
                         args: line,
-                        ca_certificate: certificate.map(|made| made.pem),
+                        ca_certificate: certificate.map(|made| made.authority),
                         looker: Mutex::default(),
                         _claim: claim,
                     };
@@ -148,7 +148,7 @@ impl RedisServer {
         format!("redis+unix://{}", self.socket().display())
     }
 
-    /// The certificate, as PEM, that a client of [`start_tls`](Self::start_tls) has to trust.
+    /// The authority, as PEM, that a client of [`start_tls`](Self::start_tls) has to trust.
     #[must_use]
     pub fn ca_certificate(&self) -> Option<&str> {
         self.ca_certificate.as_deref()
