@@ -4,6 +4,7 @@
 //! - [`scripts`]: the transitions, one Lua script each, and their typed calls.
 //! - [`locks`], [`pools`]: the same for locks and pools.
 //! - [`stats`]: what is held and queued.
+//! - [`tls`]: whom a connection over TLS trusts.
 //! - [`errors`]: what Redis says, as what the caller does next.
 
 use std::sync::Arc;
@@ -26,6 +27,7 @@ mod scripts;
 mod stats;
 #[cfg(test)]
 mod tests;
+mod tls;
 
 use link::Link;
 pub(crate) use locks::Prefix;
@@ -80,6 +82,12 @@ impl Settings {
             confirm_within: Span::from_millis(5000),
             lock_prefix: Prefix::default(),
         })
+    }
+
+    /// Over TLS, only these authorities, as PEM, are trusted.
+    pub(crate) fn trust_only(&mut self, pem: Vec<u8>) -> Result<(), Error> {
+        self.info = tls::trust_only(self.info.clone(), pem)?;
+        Ok(())
     }
 }
 

@@ -68,6 +68,7 @@ impl Client {
 #[derive(Clone)]
 pub struct RedisBuilder {
     url: String,
+    ca_certificate: Option<Vec<u8>>,
     namespace: Option<String>,
     lock_prefix: Option<String>,
     socket_timeout: Duration,
@@ -84,6 +85,7 @@ impl RedisBuilder {
         let Retries { attempts, multiplier, min_delay, max_delay, timeout } = Retries::default();
         Self {
             url: DEFAULT_URL.to_owned(),
+            ca_certificate: None,
             namespace: None,
             lock_prefix: None,
             socket_timeout: timeout,
@@ -100,6 +102,31 @@ impl RedisBuilder {
     /// `unix:///path?db=…&user=…&pass=…`. By default `redis://localhost:6379`.
     pub fn url(mut self, url: &str) -> Self {
         url.clone_into(&mut self.url);
+        self
+    }
+
+    /// Over TLS, trusts the authorities in this PEM, one or several, instead of those that browsers trust, which
+    /// are built in. The system's own are not read: if the server's certificate is from one of them, give
+    /// that file.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// use leasehold::{Client, Error};
+    ///
+    /// async fn connect() -> Result<Client, Box<dyn std::error::Error>> {
+    ///     let pem = std::fs::read("/etc/ssl/our-own.pem")?;
+    ///     Ok(Client::redis().url("rediss://redis.internal").ca_certificate(pem).connect().await?)
+    /// }
+    ///
+    /// // What is no certificate is refused before anything is connected to.
+    /// let builder = Client::redis().url("rediss://redis.internal").ca_certificate("our own");
+    /// let error = builder.connect().await.unwrap_err();
+    /// assert!(matches!(error, Error::InvalidArgument { what: "ca_certificate", .. }));
+    /// # }
+    /// ```
+    pub fn ca_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.ca_certificate = Some(pem.into());
         self
     }
 
@@ -156,6 +183,9 @@ impl RedisBuilder {
     /// Dropping the future makes no client.
     pub async fn connect(self) -> Result<Client, Error> {
         let mut redis = RedisSettings::new(&self.url)?;
+        if let Some(pem) = self.ca_certificate {
+            redis.trust_only(pem)?;
+        }
         if let Some(namespace) = &self.namespace {
             redis.namespace = crate::name::Name::new("namespace", namespace)?.to_string();
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use redis::{ErrorKind, RedisError};
 
+use super::tls::distrust;
 use crate::Error;
 
 /// `what` was tried; it never contains a secret, and neither does what is made of the error here: the text
@@ -20,6 +21,9 @@ pub(super) fn translate(what: &str, error: &RedisError) -> Error {
     let code = error.code().unwrap_or_default();
     let detail = error.detail().unwrap_or_default();
     let refused = |why: &str| Error::Refused { what: format!("{what}: {why}") };
+    if let Some(why) = distrust(error) {
+        return refused(&why);
+    }
     match code {
         "NOAUTH" => refused("it wants a password: put user and password into the URL"),
         "WRONGPASS" => refused("wrong user or password"),

@@ -11,6 +11,8 @@ use leasehold::{Client, Error, ErrorKind, Permit, Semaphore};
 use testkit::redis_server::RedisServer;
 use testkit::wait::{deadline, eventually};
 
+mod tls;
+
 /// Not to be seen anywhere.
 const SECRET: &str = "hunter2";
 /// Far less than it takes to notice anything by asking: whoever is as quick as this was told.
@@ -316,25 +318,4 @@ async fn a_socket_is_as_good_as_a_port() {
     hand_over(&other, &connect(&server.url()).await, "x").await;
     let fourth = connect(&format!("{also}?db=4")).await;
     release(acquire(&one(&fourth, "x")).await).await;
-}
-
-#[tokio::test]
-async fn a_certificate_that_nobody_vouches_for_is_refused() {
-    let server = RedisServer::start_tls(&[]);
-    let begun = Instant::now();
-    let url = server.url_with("", SECRET);
-    let error = deadline(Client::redis().url(&url).attempts(1).connect()).await.unwrap_err();
-    assert!(begun.elapsed() < 4 * AT_ONCE, "it took {:?}", begun.elapsed());
-    let source = error.source().map(ToString::to_string).unwrap_or_default();
-    assert!(!format!("{error} {error:?} {source}").contains(SECRET));
-    assert!(format!("{error} {source}").to_lowercase().contains("certificate"), "{error} {source}");
-}
-
-#[tokio::test]
-async fn plain_text_to_a_server_that_speaks_tls_is_an_error() {
-    let server = RedisServer::start_tls(&[]);
-    let url = format!("redis://127.0.0.1:{}", server.port());
-    let builder = Client::redis().url(&url).attempts(1).connect_timeout(4 * AT_ONCE);
-    let error = deadline(builder.connect()).await.unwrap_err();
-    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
 }
