@@ -7,6 +7,9 @@ use crate::machine::{Command, Held, Outcome, Role, Terms};
 use crate::name::Name;
 use crate::{AcquisitionId, ClientId, Fence};
 
+#[cfg(test)]
+mod tests;
+
 const PRELUDE: &str = include_str!("lua/prelude.lua");
 const CLAIMS: &str = include_str!("lua/claims.lua");
 
@@ -155,6 +158,17 @@ impl Scripts {
     }
 }
 
+/// What the keys of one name are called, and their types, in the order of KEYS.
+const KINDS: [(&str, &str); 7] = [
+    ("main", "zset"),
+    ("ttl", "zset"),
+    ("max", "string"),
+    ("waiting", "zset"),
+    ("waiting_heartbeat", "zset"),
+    ("fence", "string"),
+    ("info", "hash"),
+];
+
 /// The keys of one name, and what every script is told.
 #[derive(Debug)]
 pub(super) struct Keys {
@@ -174,9 +188,8 @@ impl Keys {
         confirm_within: Span,
         foreign_heartbeat: Span,
     ) -> Self {
-        let kinds = ["main", "ttl", "max", "waiting", "waiting_heartbeat", "fence", "info"];
         Self {
-            all: kinds.map(|kind| format!("{namespace}:semaphore_{kind}:{name}")),
+            all: KINDS.map(|(kind, _)| format!("{namespace}:semaphore_{kind}:{name}")),
             namespace: namespace.to_owned(),
             name: name.clone(),
             client: client.to_string(),
@@ -201,9 +214,8 @@ impl Keys {
 
     /// The key that has another type than it should, by what [`types`](Self::types) asked for.
     pub(super) fn misplaced(&self, types: Vec<redis::Value>) -> Option<&str> {
-        let expected = ["zset", "zset", "string", "zset", "zset", "string", "hash"];
-        let mut all = self.all.iter().zip(expected).zip(types);
-        let wrong = all.find(|((_, expected), found)| {
+        let mut all = self.all.iter().zip(KINDS).zip(types);
+        let wrong = all.find(|((_, (_, expected)), found)| {
             let found = text(found.clone()).unwrap_or_default();
             found != "none" && found != *expected
         });

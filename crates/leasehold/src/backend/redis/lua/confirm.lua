@@ -1,6 +1,7 @@
 -- Woken waiters claim their permits.
 --
--- ARGV    6 "heartbeat ttl" (ttl "-": none); from 7 on the ids
+-- ARGV    6 terms      "heartbeat ttl" (ttl "-": none)
+--         7 ids        from here on
 -- Result  four for each id: "held", slot number, fence, valid_for | "waiting", 0, 0, 0 | "gone", 0, 0, 0
 expire()
 grant()

@@ -1,6 +1,9 @@
 -- A permit or a place in the queue, for each id in turn.
 --
--- ARGV    6 capacity, 7 wait (1 or 0), 8 "heartbeat ttl label" (ttl "-": none); from 9 on the ids
+-- ARGV    6 capacity
+--         7 wait       1 or 0
+--         8 terms      "heartbeat ttl label" (ttl "-": none)
+--         9 ids        from here on
 -- Result  four for each id: "held", slot number, fence, valid_for | "queued", length, 0, 0 | "full", 0, 0, 0
 local declared, wait, terms = tonumber(ARGV[6]), ARGV[7] == '1', terms_of(ARGV[8])
 

@@ -7,8 +7,12 @@
 --       5 alive    ZSET    waiter -> alive_by
 --       6 fence    STRING  the last fence; never expires
 --       7 info     HASH    id -> "fence since heartbeat ttl label" (microseconds; "-" is none)
--- ARGV  1 namespace, 2 name, 3 the sender's client id, 4 confirm_within and 5 the heartbeat for members of
---       other programs, in microseconds; from 6 on what the transition says
+-- ARGV  1 namespace
+--       2 name
+--       3 client             the sender's
+--       4 confirm_within     in microseconds
+--       5 foreign_heartbeat  of members of other programs, in microseconds
+--       and what the transition says
 -- Also, by their names alone: {ns}:wake:{client} (PUBLISH), and {ns}:acquisition_notification:{id} of members of
 -- other programs, or of ours that such a program has granted.
 -- Result  flat: for each id asked about its outcome, as the transition says; the delay until the next expiry

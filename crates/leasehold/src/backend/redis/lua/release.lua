@@ -1,6 +1,7 @@
 -- Removes ids wherever they are. Twice is harmless.
 --
--- ARGV    6 "confirmed" if all of them are known to have been confirmed once, else anything; from 7 on the ids
+-- ARGV    6 confirmed  "confirmed" if all of them are known to have been confirmed once, else anything
+--         7 ids        from here on
 -- Result  one for each id: "holder" | "waiter" | "nobody"
 local confirmed, waited = ARGV[6] == 'confirmed', queued > 0
 expire()

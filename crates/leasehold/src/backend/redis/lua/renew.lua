@@ -1,6 +1,7 @@
 -- Signs of life. Never moves a waiter, and confirms nobody.
 --
--- ARGV    6 heartbeat; from 7 on the ids
+-- ARGV    6 heartbeat  in microseconds
+--         7 ids        from here on
 -- Result  four for each id: "held", slot number, fence, valid_for | "claim", slot number, 0, valid_for (granted, and
 --         not yet claimed) | "waiting", 0, 0, 0 | "gone", 0, 0, 0
 expire()

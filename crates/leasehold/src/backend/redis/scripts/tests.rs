@@ -1,0 +1,130 @@
+//! The header of each script against the one function that calls it: the same KEYS and ARGV, in the same order.
+
+use super::*;
+
+const NAMESPACE: &str = "ns";
+const NAME: &str = "a name";
+const LABEL: &str = "a label";
+const CONFIRM_WITHIN: Span = Span::from_micros(4001);
+const FOREIGN_HEARTBEAT: Span = Span::from_micros(5001);
+const TERMS: Terms =
+    Terms { heartbeat: Some(Span::from_micros(6001)), ttl: Some(Span::from_micros(7001)) };
+const CAPACITY: u32 = 8001;
+
+/// One line of a header: a position, what stands there, and what more is said of it.
+#[derive(Debug)]
+struct Entry<'a> {
+    position: usize,
+    name: &'a str,
+    more: &'a str,
+}
+
+/// The lines of one section of a header that begin with a position.
+fn section<'a>(script: &'a str, title: &str) -> Vec<Entry<'a>> {
+    let comment = script.lines().map_while(|line| line.strip_prefix("--"));
+    let mut lines = comment.skip_while(|line| line.split_whitespace().next() != Some(title));
+    let first = lines.next().and_then(|line| line.trim_start().strip_prefix(title));
+    let first = first.unwrap_or_else(|| panic!("no {title} in the header of {script}"));
+    // What belongs to a section is indented further than its title.
+    let rest = lines.take_while(|line| line.starts_with("   "));
+    std::iter::once(first).chain(rest).filter_map(entry).collect()
+}
+
+fn entry(line: &str) -> Option<Entry<'_>> {
+    let (position, rest) = line.trim().split_once(' ')?;
+    let (name, more) = rest.split_once(' ').unwrap_or((rest, ""));
+    Some(Entry { position: position.parse().ok()?, name, more: more.trim() })
+}
+
+fn client() -> ClientId {
+    ClientId::from_bits(9001)
+}
+
+fn ids() -> [AcquisitionId; 2] {
+    [1, 2].map(|number| AcquisitionId::new(client(), number))
+}
+
+fn commands(transition: Transition) -> Vec<Command> {
+    let terms = TERMS;
+    let command = |id| match transition {
+        Transition::Release => Command::Release { id, confirmed: true },
+        Transition::Confirm => Command::Confirm { id, terms },
+        Transition::Renew => Command::Renew { id, heartbeat: terms.heartbeat },
+        Transition::Sweep => Command::Sweep,
+        Transition::Enqueue => {
+            let label = Some(LABEL.into());
+            Command::Enqueue { id, capacity: CAPACITY, wait: true, terms, label }
+        }
+    };
+    let all: Vec<_> = ids().map(command).into();
+    assert!(transition == Transition::Sweep || Transition::shared(&all[0], &all[1]));
+    all
+}
+
+/// What is sent for what a header names.
+fn expected(transition: Transition, name: &str) -> Vec<String> {
+    let value = match (name, transition) {
+        ("namespace", _) => NAMESPACE.to_owned(),
+        ("name", _) => NAME.to_owned(),
+        ("client", _) => client().to_string(),
+        ("confirm_within", _) => CONFIRM_WITHIN.micros().to_string(),
+        ("foreign_heartbeat", _) => FOREIGN_HEARTBEAT.micros().to_string(),
+        ("capacity", _) => CAPACITY.to_string(),
+        ("wait", _) => "1".to_owned(),
+        ("terms", Transition::Enqueue) => format!("6001 7001 {LABEL}"),
+        ("terms", _) => "6001 7001".to_owned(),
+        ("heartbeat", _) => "6001".to_owned(),
+        ("confirmed", _) => "confirmed".to_owned(),
+        ("ids", _) => return ids().map(|id| id.to_string()).into(),
+        _ => panic!("{transition:?}: nobody knows what {name:?} is"),
+    };
+    vec![value]
+}
+
+/// KEYS and ARGV, as they are sent.
+fn sent(transition: Transition) -> (Vec<String>, Vec<String>) {
+    let name = Name::new("name", NAME).unwrap();
+    let keys = Keys::new(NAMESPACE, &name, client(), CONFIRM_WITHIN, FOREIGN_HEARTBEAT);
+    let call = keys.command(&Scripts::new(), &commands(transition));
+    let mut arguments = call.args_iter().map(|argument| match argument {
+        Arg::Simple(bytes) => String::from_utf8(bytes.to_vec()).unwrap(),
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(arguments.next().unwrap(), "EVALSHA");
+    assert_eq!(arguments.next().unwrap(), Scripts::new().hash(transition));
+    let count = arguments.next().unwrap().parse().unwrap();
+    let mut keys: Vec<_> = arguments.collect();
+    let argv = keys.split_off(count);
+    (keys, argv)
+}
+
+#[test]
+fn keys_are_those_of_the_header_in_its_order() {
+    let header = section(PRELUDE, "KEYS");
+    let names: Vec<_> = header.iter().map(|entry| entry.name.to_uppercase()).collect();
+    assert!(PRELUDE.contains(&format!("local {} = unpack(KEYS)\n", names.join(", "))), "{names:?}");
+    for transition in Transition::ALL {
+        let (keys, _) = sent(transition);
+        assert_eq!(keys.len(), header.len(), "{transition:?}");
+        for (at, ((entry, key), (_, kind))) in header.iter().zip(&keys).zip(KINDS).enumerate() {
+            assert_eq!(entry.position, at + 1, "{entry:?}");
+            let name = if entry.name == "alive" { "waiting_heartbeat" } else { entry.name };
+            assert_eq!(*key, format!("{NAMESPACE}:semaphore_{name}:{NAME}"), "{transition:?}");
+            let documented = entry.more.split(' ').next().unwrap_or_default();
+            assert_eq!(documented.to_lowercase(), kind, "{entry:?}");
+        }
+    }
+}
+
+#[test]
+fn arguments_are_those_of_the_headers_in_their_order() {
+    for transition in Transition::ALL {
+        let mut header = section(PRELUDE, "ARGV");
+        header.extend(section(transition.parts().last().unwrap(), "ARGV"));
+        let positions: Vec<_> = header.iter().map(|entry| entry.position).collect();
+        assert!(positions.iter().copied().eq(1..=header.len()), "{transition:?}: {positions:?}");
+        let expected: Vec<_> =
+            header.iter().flat_map(|entry| expected(transition, entry.name)).collect();
+        assert_eq!(sent(transition).1, expected, "{transition:?}: {header:#?}");
+    }
+}
