@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use testkit::wait::{deadline, eventually};
+
 use super::{Retries, Settings};
 use crate::backend::Backend;
 use crate::backend::simulated::Simulated;
 use crate::machine::Command;
 use crate::{Acquire, Client, Error, LossReason, Permit, Semaphore};
 
-const PATIENCE: Duration = Duration::from_secs(20);
 /// Long enough for a machine that is busy with other things.
 const HEARTBEAT: Duration = Duration::from_millis(1200);
 
@@ -27,19 +28,6 @@ fn client(store: &Simulated) -> Client {
 
 fn semaphore(client: &Client, capacity: u32) -> Semaphore {
     client.semaphore("s", capacity).heartbeat_max_interval(HEARTBEAT).build().unwrap()
-}
-
-async fn soon<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, what).await.expect("this takes too long")
-}
-
-async fn eventually(mut holds: impl FnMut() -> bool) {
-    soon(async {
-        while !holds() {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    })
-    .await;
 }
 
 /// Polls once, so that the acquire is on its way.
@@ -59,10 +47,10 @@ async fn one_holds_one_waits(
     here: &Client,
     there: &Client,
 ) -> (Permit, Pin<Box<Acquire>>) {
-    let held = soon(semaphore(here, 1).acquire()).await.unwrap();
+    let held = deadline(semaphore(here, 1).acquire()).await.unwrap();
     let mut waiting = Box::pin(semaphore(there, 1).acquire());
     start(waiting.as_mut()).await;
-    eventually(|| store.world().count("s") == (1, 1)).await;
+    eventually(async || store.world().count("s") == (1, 1)).await;
     (held, waiting)
 }
 
@@ -70,9 +58,9 @@ async fn one_holds_one_waits(
 async fn an_uncontended_acquire_is_one_trip_and_a_release_one() {
     let store = Simulated::default();
     let semaphore = semaphore(&client(&store), 2);
-    let permit = soon(semaphore.acquire()).await.unwrap();
+    let permit = deadline(semaphore.acquire()).await.unwrap();
     assert_eq!((permit.slot_number(), store.world().count("s")), (1, (1, 0)));
-    assert!(soon(permit.release()).await.unwrap());
+    assert!(deadline(permit.release()).await.unwrap());
     let batches = store.world().batches.clone();
     assert!(matches!(batches[0][..], [Command::Enqueue { .. }]), "{batches:?}");
     assert!(matches!(batches[1][..], [Command::Release { .. }]), "{batches:?}");
@@ -92,7 +80,7 @@ async fn what_is_asked_while_a_batch_is_in_flight_joins_the_next_one() {
         .collect();
     let mut permits = Vec::new();
     for acquire in acquires {
-        permits.push(soon(acquire).await.unwrap().unwrap());
+        permits.push(deadline(acquire).await.unwrap().unwrap());
     }
     let sizes: Vec<_> = store.world().batches.iter().map(Vec::len).collect();
     assert!(sizes.len() <= 4, "300 acquires took batches of {sizes:?}");
@@ -106,11 +94,11 @@ async fn an_answer_that_is_lost_after_its_command_ran_grants_nothing_twice() {
     let store = Simulated::default();
     let semaphore = semaphore(&client(&store), 2);
     store.world().lose_answers = 2;
-    let permit = soon(semaphore.acquire()).await.unwrap();
+    let permit = deadline(semaphore.acquire()).await.unwrap();
     assert_eq!(store.world().count("s"), (1, 0));
     store.world().lose_answers = 1;
     // The second release finds nobody: what the first one did is not known.
-    soon(permit.release()).await.unwrap();
+    deadline(permit.release()).await.unwrap();
     assert_eq!(store.world().count("s"), (0, 0));
 }
 
@@ -120,12 +108,12 @@ async fn an_acquire_that_gives_up_while_its_outcome_is_unknown_leaves_nothing() 
     let client = client(&store);
     let semaphore = semaphore(&client, 2);
     store.world().lose_answers = 3;
-    let error = soon(semaphore.acquire()).await.unwrap_err();
+    let error = deadline(semaphore.acquire()).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     // It did get through, each time. A sign of life brings the release along.
     assert_eq!(store.world().count("s"), (1, 0));
-    let other = soon(semaphore.acquire()).await.unwrap();
-    eventually(|| store.world().count("s") == (1, 0)).await;
+    let other = deadline(semaphore.acquire()).await.unwrap();
+    eventually(async || store.world().count("s") == (1, 0)).await;
     other.check().unwrap();
 }
 
@@ -142,7 +130,7 @@ async fn an_acquire_that_is_dropped_at_any_time_leaves_nothing() {
         }
     }
     store.world().delay = Duration::ZERO;
-    eventually(|| store.world().count("s") == (0, 0)).await;
+    eventually(async || store.world().count("s") == (0, 0)).await;
 }
 
 #[tokio::test]
@@ -151,7 +139,7 @@ async fn a_release_hands_over_to_another_client() {
     let (here, there) = (client(&store), client(&store));
     let (held, waiting) = one_holds_one_waits(&store, &here, &there).await;
     held.release().await.unwrap();
-    let permit = soon(waiting).await.unwrap();
+    let permit = deadline(waiting).await.unwrap();
     permit.check().unwrap();
     // Woken, not found by the backstop.
     assert!(permit.waited() < Duration::from_millis(900), "{:?}", permit.waited());
@@ -161,29 +149,29 @@ async fn a_release_hands_over_to_another_client() {
 async fn a_wake_up_that_is_lost_is_found_by_the_backstop() {
     let store = Simulated::default();
     let (here, there) = (client(&store), client(&store));
-    let held = soon(semaphore(&here, 1).acquire()).await.unwrap();
+    let held = deadline(semaphore(&here, 1).acquire()).await.unwrap();
     // Long enough for the backstop to come before the heartbeat's own question.
     let semaphore =
         there.semaphore("s", 1).heartbeat_max_interval(Duration::from_secs(60)).build().unwrap();
     let mut waiting = pin!(semaphore.acquire());
     start(waiting.as_mut()).await;
-    eventually(|| store.world().count("s") == (1, 1)).await;
+    eventually(async || store.world().count("s") == (1, 1)).await;
     store.world().lose_wake_ups = usize::MAX;
     held.release().await.unwrap();
-    soon(waiting).await.unwrap().check().unwrap();
+    deadline(waiting).await.unwrap().check().unwrap();
 }
 
 #[tokio::test]
 async fn renewals_keep_a_permit_for_as_long_as_it_is_held() {
     let store = Simulated::default();
     let client = client(&store);
-    let permit = soon(semaphore(&client, 1).acquire()).await.unwrap();
+    let permit = deadline(semaphore(&client, 1).acquire()).await.unwrap();
     let renewals = || {
         let world = store.world();
         let renewal = |command: &&Command| matches!(command, Command::Renew { .. });
         world.batches.iter().flatten().filter(renewal).count()
     };
-    eventually(|| renewals() >= 4 || permit.check().is_err()).await;
+    eventually(async || renewals() >= 4 || permit.check().is_err()).await;
     permit.check().unwrap();
     assert!(permit.release().await.unwrap());
 }
@@ -192,17 +180,17 @@ async fn renewals_keep_a_permit_for_as_long_as_it_is_held() {
 async fn a_release_that_overtakes_a_renewal_is_told_its_outcome() {
     let store = Simulated::default();
     let client = client(&store);
-    let permit = soon(semaphore(&client, 1).acquire()).await.unwrap();
+    let permit = deadline(semaphore(&client, 1).acquire()).await.unwrap();
     store.world().delay = Duration::from_millis(60);
     let renewing = || {
         let world = store.world();
         world.asked.iter().any(|command| matches!(command, Command::Renew { .. }))
     };
-    eventually(renewing).await;
+    eventually(async || renewing()).await;
     // The renewal comes to a store that knows of nothing any more, and its answer before the release's.
     store.world().delay = Duration::ZERO;
     store.world().linger = Duration::from_millis(250);
-    assert!(soon(permit.release()).await.unwrap());
+    assert!(deadline(permit.release()).await.unwrap());
 }
 
 #[tokio::test]
@@ -212,7 +200,7 @@ async fn a_store_that_is_down_is_not_asked_without_end() {
     let (held, _waiting) = one_holds_one_waits(&store, &here, &there).await;
     store.world().cut_off.extend([here.id(), there.id()]);
     store.world().asked.clear();
-    soon(held.lost()).await;
+    deadline(held.lost()).await;
     let asked = store.world().asked.len();
     assert!(asked < 60, "asked {asked} times in about a second");
 }
@@ -223,9 +211,9 @@ async fn a_holder_that_is_cut_off_knows_before_anyone_else_is_granted() {
     let (here, there) = (client(&store), client(&store));
     let (held, waiting) = one_holds_one_waits(&store, &here, &there).await;
     store.world().cut_off.push(here.id());
-    let permit = soon(waiting).await.unwrap();
+    let permit = deadline(waiting).await.unwrap();
     assert!(held.check().is_err(), "two believe in one permit");
-    assert_eq!(soon(held.lost()).await, LossReason::NotRenewed);
+    assert_eq!(deadline(held.lost()).await, LossReason::NotRenewed);
     permit.check().unwrap();
 }
 
@@ -235,8 +223,8 @@ async fn a_store_that_forgot_everything_ends_permits_and_queues_waiters_again() 
     let (here, there) = (client(&store), client(&store));
     let (held, waiting) = one_holds_one_waits(&store, &here, &there).await;
     store.restart_empty();
-    assert_eq!(soon(held.lost()).await, LossReason::Gone);
-    soon(waiting).await.unwrap().check().unwrap();
+    assert_eq!(deadline(held.lost()).await, LossReason::Gone);
+    deadline(waiting).await.unwrap().check().unwrap();
 }
 
 #[tokio::test]
@@ -247,21 +235,21 @@ async fn a_waiter_that_cannot_be_reached_keeps_its_place() {
     let semaphores = clients
         .each_ref()
         .map(|client| client.semaphore("s", 1).heartbeat_max_interval(long).build().unwrap());
-    let held = soon(semaphores[0].acquire()).await.unwrap();
+    let held = deadline(semaphores[0].acquire()).await.unwrap();
     let mut first = pin!(semaphores[1].acquire());
     start(first.as_mut()).await;
-    eventually(|| store.world().count("s") == (1, 1)).await;
+    eventually(async || store.world().count("s") == (1, 1)).await;
     let mut second = pin!(semaphores[2].acquire());
     start(second.as_mut()).await;
-    eventually(|| store.world().count("s") == (1, 2)).await;
+    eventually(async || store.world().count("s") == (1, 2)).await;
 
     store.world().cut_off.push(clients[1].id());
     held.release().await.unwrap();
-    let overtook = soon(second).await.unwrap();
+    let overtook = deadline(second).await.unwrap();
     assert_eq!(store.world().count("s"), (1, 1));
     store.heal(clients[1].id());
     overtook.release().await.unwrap();
-    soon(first).await.unwrap().check().unwrap();
+    deadline(first).await.unwrap().check().unwrap();
 }
 
 #[tokio::test]
@@ -274,10 +262,10 @@ async fn a_ttl_ends_a_permit_however_well_it_is_renewed() {
         .ttl(Duration::from_secs(2))
         .build()
         .unwrap();
-    let permit = soon(semaphore.acquire()).await.unwrap();
-    assert_eq!(soon(permit.lost()).await, LossReason::TtlEnded);
+    let permit = deadline(semaphore.acquire()).await.unwrap();
+    assert_eq!(deadline(permit.lost()).await, LossReason::TtlEnded);
     assert!(!permit.release().await.unwrap());
-    eventually(|| store.world().count("s") == (0, 0)).await;
+    eventually(async || store.world().count("s") == (0, 0)).await;
 }
 
 #[tokio::test]
@@ -285,15 +273,15 @@ async fn closing_tells_everyone_and_leaves_nothing() {
     let store = Simulated::default();
     let client = client(&store);
     let semaphore = semaphore(&client, 1);
-    let held = soon(semaphore.acquire()).await.unwrap();
+    let held = deadline(semaphore.acquire()).await.unwrap();
     let mut waiting = pin!(semaphore.acquire());
     start(waiting.as_mut()).await;
-    eventually(|| store.world().count("s") == (1, 1)).await;
-    soon(client.close()).await.unwrap();
+    eventually(async || store.world().count("s") == (1, 1)).await;
+    deadline(client.close()).await.unwrap();
     assert_eq!(store.world().count("s"), (0, 0));
-    assert!(matches!(soon(waiting).await, Err(Error::Closed)));
-    assert_eq!(soon(held.lost()).await, LossReason::Closed);
-    assert!(matches!(soon(semaphore.acquire()).await, Err(Error::Closed)));
+    assert!(matches!(deadline(waiting).await, Err(Error::Closed)));
+    assert_eq!(deadline(held.lost()).await, LossReason::Closed);
+    assert!(matches!(deadline(semaphore.acquire()).await, Err(Error::Closed)));
 }
 
 #[test]
@@ -302,17 +290,17 @@ fn a_runtime_that_ends_takes_no_permit_with_it() {
     let client = client(&store);
     let semaphore = semaphore(&client, 1);
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let held = runtime.block_on(soon(semaphore.acquire())).unwrap();
+    let held = runtime.block_on(deadline(semaphore.acquire())).unwrap();
     let waiting = semaphore.clone();
     let waiting = runtime.spawn(async move { waiting.acquire().await });
     let other = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    other.block_on(eventually(|| store.world().count("s") == (1, 1)));
+    other.block_on(eventually(async || store.world().count("s") == (1, 1)));
     drop(runtime);
     drop(waiting);
-    other.block_on(eventually(|| store.world().count("s") == (1, 0)));
+    other.block_on(eventually(async || store.world().count("s") == (1, 0)));
     held.check().unwrap();
     drop(held);
-    other.block_on(eventually(|| store.world().count("s") == (0, 0)));
+    other.block_on(eventually(async || store.world().count("s") == (0, 0)));
 }
 
 #[test]
@@ -321,11 +309,11 @@ fn the_thread_ends_with_the_last_that_uses_it() {
     let client = client(&store);
     let semaphore = semaphore(&client, 1);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    let permit = runtime.block_on(soon(semaphore.acquire())).unwrap();
+    let permit = runtime.block_on(deadline(semaphore.acquire())).unwrap();
     let core = Arc::downgrade(semaphore.inner.named.core());
     drop((client, semaphore));
     assert!(core.upgrade().is_some(), "a permit is held");
     drop(permit);
-    runtime.block_on(eventually(|| core.upgrade().is_none()));
+    runtime.block_on(eventually(async || core.upgrade().is_none()));
     assert_eq!(store.world().count("s"), (0, 0));
 }
