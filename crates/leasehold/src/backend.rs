@@ -98,15 +98,13 @@ pub(crate) trait AwayBackend: Send + Sync {
 
     /// What kind of store it is, in one word.
     fn kind(&self) -> &'static str;
-
-    /// A renewal was not answered in time: whatever it went over is not to be trusted.
-    fn suspect(&self) {}
 }
 
 /// The transitions of one name in a store that other processes share.
 pub(crate) trait AwaySemaphore: Send + Sync {
     /// Applies all commands, atomically one by one, or all at once. The outcomes are in the order of the
-    /// commands. After an error any of them may have been applied, or none.
+    /// commands. After an error any of them may have been applied, or none. If the future is dropped, it was not
+    /// answered in time: whatever it went over is not to be trusted.
     fn apply(&self, commands: Vec<Command>) -> Later<Reply>;
 
     /// How many waiters come before this one.

@@ -148,10 +148,6 @@ impl AwayBackend for Redis {
     fn kind(&self) -> &'static str {
         "redis"
     }
-
-    fn suspect(&self) {
-        self.link.suspect();
-    }
 }
 
 struct RedisSemaphore {

@@ -187,11 +187,6 @@ async fn renew(named: Arc<Named>, store: Arc<dyn AwaySemaphore>, renewals: Vec<C
     match attempt_once(limit, store.as_ref(), renewals.clone()).await {
         Ok(reply) => named.at_desk(|desk, after| desk.settle_away(&renewals, reply, sent, after)),
         Err(error) => {
-            if let (Error::Unavailable { timed_out: true, .. }, Backend::Away(backend)) =
-                (&error, &named.core().backend)
-            {
-                backend.suspect();
-            }
             tracing::debug!(name = named.name().as_str(), %error, "renewal not answered");
             named.at_desk(|desk, after| desk.give_up_on(&renewals, &error, after));
         }

@@ -328,12 +328,8 @@ async fn renew(lease: &Lease, sent: Moment, patience: Duration) -> Option<Moment
             let soon = (left / 10).clamp(Duration::from_millis(20), LONGEST_SLEEP);
             return Some(Moment::now() + Span::from_duration(soon));
         }
-        Err(_) => {
-            if let Backend::Away(backend) = &lease.core.backend {
-                backend.suspect();
-            }
-            return Some(Moment::now());
-        }
+        // Whoever is given up on suspects the connection by that.
+        Err(_) => return Some(Moment::now()),
     }
     None
 }

@@ -8,7 +8,7 @@ use testkit::redis_server::RedisServer;
 use testkit::wait::{deadline, eventually};
 
 use super::{
-    AT_ONCE, Keys, LEASE, Waiter, acquire, all_are_free, census, connect, one, one_beating,
+    AT_ONCE, Keys, LEASE, NAME, Waiter, acquire, all_are_free, census, connect, one, one_beating,
     patient, release,
 };
 
@@ -116,6 +116,38 @@ async fn a_half_open_connection_heals_and_leaves_nothing_on_the_server() {
     assert_eq!(keys.connections().len(), 1);
     assert!(release(permit).await);
     all_are_free(&one(&client)).await;
+}
+
+/// Renewals of several names are under way when it happens, and not one of them is answered: they run out of time one
+/// after the other, and what they went over is replaced once.
+#[tokio::test]
+async fn a_half_open_connection_is_replaced_once() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let client = connect(&proxy.url()).await;
+    // Long enough for a third of what is left of it to be enough on a machine that is busy.
+    let lease = 2 * LEASE;
+    let mut held = Vec::new();
+    for number in 0..12 {
+        let name = format!("{NAME} {number}");
+        let semaphore = client.semaphore(&name, 1).heartbeat_max_interval(lease).build().unwrap();
+        held.push(acquire(&semaphore).await);
+    }
+
+    proxy.forget_connections();
+    let begun = Instant::now();
+    for permit in &held {
+        // What was renewed over the old one is not valid for so long.
+        let renewed = || permit.valid_until().is_some_and(|until| until > begun + lease);
+        eventually(async || renewed()).await;
+    }
+    // This one watches for a while: until nobody waits for an answer over the old one any longer.
+    tokio::time::sleep(lease / 3).await;
+    assert_eq!(proxy.traffic().accepted, 2);
+    for permit in held {
+        permit.check().unwrap();
+        assert!(release(permit).await);
+    }
 }
 
 #[tokio::test]

@@ -22,6 +22,9 @@ use crate::backend::{WakeUp, WakeUps};
 use crate::name::Name;
 use crate::{ClientId, Error};
 
+#[cfg(test)]
+mod tests;
+
 /// The oldest server that knows all we use (`ZMSCORE`).
 const OLDEST: (u32, u32) = (6, 2);
 /// How often this client says who it is, and for how long that is believed.
@@ -33,7 +36,7 @@ pub(super) struct Link {
     pub(super) settings: Settings,
     pub(super) scripts: Scripts,
     state: watch::Sender<State>,
-    /// The number of the connection that is not to be trusted any more.
+    /// The number of the last connection that is not to be trusted any more.
     suspected: watch::Sender<u64>,
 }
 
@@ -59,6 +62,25 @@ struct Live {
 struct Identity {
     run: String,
     id: i64,
+}
+
+/// Something that was sent over one connection. If it ends in an error, or if nobody waits for the answer any
+/// longer, the connection may be half open.
+struct Unanswered<'a> {
+    link: &'a Link,
+    number: u64,
+}
+
+impl Unanswered<'_> {
+    fn answered(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        self.link.suspect(self.number);
+    }
 }
 
 struct AbortOnDrop(tokio::task::JoinHandle<()>);
@@ -90,11 +112,13 @@ impl Link {
         }
     }
 
-    /// Somebody was not answered in time: the connection may be half open.
-    pub(super) fn suspect(&self) {
-        if let State::Up(_, number) = &*self.state.borrow() {
-            self.suspected.send_replace(*number);
-        }
+    /// A connection is not to be trusted. If it is gone already, that says nothing about the one after it.
+    fn suspect(&self, number: u64) {
+        self.suspected.send_if_modified(|last| {
+            let news = number > *last;
+            *last = number.max(*last);
+            news
+        });
     }
 
     /// Sends commands in one go, and answers with what each of them answered. Scripts that the server has
@@ -132,12 +156,15 @@ impl Link {
         number: u64,
         pipeline: &Pipeline,
     ) -> Result<Vec<Value>, Error> {
-        let answers = connection.send_packed_commands(pipeline, 0, pipeline.len()).await;
-        answers.map_err(|error| {
+        let unanswered = Unanswered { link: self, number };
+        match connection.send_packed_commands(pipeline, 0, pipeline.len()).await {
+            Ok(answers) => {
+                unanswered.answered();
+                Ok(answers)
+            }
             // Whatever it was, it was not the server that said so.
-            self.suspected.send_replace(number);
-            translate(&format!("asking {}", self.settings.address), &error)
-        })
+            Err(error) => Err(translate(&format!("asking {}", self.settings.address), &error)),
+        }
     }
 
     /// Keeps the connection up, for as long as the engine's thread runs.
@@ -192,7 +219,7 @@ impl Link {
                     None | Some(PushInfo { kind: PushKind::Disconnection, .. }) => return,
                     Some(_) => {}
                 },
-                _ = suspected.wait_for(|suspect| *suspect == number) => return,
+                _ = suspected.wait_for(|suspect| *suspect >= number) => return,
                 _ = who_we_are.tick() => {
                     // Only statistics need it: whether it got through does not matter.
                     let mut connection = live.connection.clone();
