@@ -121,6 +121,29 @@ async fn a_semaphore_of_theirs_alone_is_in_our_statistics() {
     assert_eq!(one.holders()[0].id(), held);
 }
 
+/// They declare a capacity only when they confirm: until then it is not known.
+#[tokio::test]
+async fn a_semaphore_whose_capacity_they_have_not_declared_is_in_our_statistics() {
+    let both = Both::start().await;
+    let id = both.they_queue().await;
+    let all = both.ours.stats().fetch().await.unwrap();
+    let [one] = &all[..] else { panic!("{all:?}") };
+    assert_eq!((one.name(), one.capacity(), one.held(), one.waiting()), (NAME, 0, 0, 1));
+
+    both.they_wake(3).await;
+    let all = both.ours.stats().fetch().await.unwrap();
+    let [one] = &all[..] else { panic!("{all:?}") };
+    assert_eq!((one.name(), one.capacity(), one.held(), one.waiting()), (NAME, 0, 1, 0));
+    assert_eq!(one.holders()[0].id(), id);
+
+    // Once, although each of their keys tells of it.
+    let _waiting = both.they_queue().await;
+    both.they_confirm(&id, 3).await;
+    let all = both.ours.stats().fetch().await.unwrap();
+    let [one] = &all[..] else { panic!("{all:?}") };
+    assert_eq!((one.name(), one.capacity(), one.held(), one.waiting()), (NAME, 3, 1, 1));
+}
+
 /// The newest declaration wins, whoever makes it; they make theirs when they confirm.
 #[tokio::test]
 async fn the_capacity_that_they_declare_is_the_capacity_by_which_we_grant() {

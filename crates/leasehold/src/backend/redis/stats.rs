@@ -24,22 +24,28 @@ pub(super) async fn fetch(link: &Link, query: Query) -> Result<Vec<SemaphoreStat
     Ok(stats)
 }
 
-/// Every name that is held, queued for, or has a capacity. `SCAN`, so that the server goes on serving.
+/// Every name that is held, queued for, or has a capacity: another program declares one only when it holds.
+/// `SCAN`, so that the server goes on serving; once for all three, because it goes through all keys there are.
 async fn all_names(link: &Link) -> Result<BTreeSet<String>, Error> {
-    let prefix = format!("{}:semaphore_max:", link.settings.namespace);
-    let pattern: String = prefix
+    let ns = &link.settings.namespace;
+    let prefixes = ["main", "max", "waiting"].map(|kind| format!("{ns}:semaphore_{kind}:"));
+    let ns: String = ns
         .chars()
         .flat_map(|c| {
             matches!(c, '*' | '?' | '[' | ']' | '\\').then_some('\\').into_iter().chain([c])
         })
-        .chain(['*'])
         .collect();
+    // Also `waiting_heartbeat`, but none of the others.
+    let pattern = format!("{ns}:semaphore_[mw]a*:*");
+    let name_of = |key: &String| {
+        prefixes.iter().find_map(|prefix| key.strip_prefix(prefix)).map(str::to_owned)
+    };
     let (mut names, mut cursor) = (BTreeSet::new(), 0_u64);
     loop {
         let mut scan = cmd("SCAN");
         scan.arg(cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000);
         let (next, keys): (u64, Vec<String>) = one(link, scan).await?;
-        names.extend(keys.iter().filter_map(|key| Some(key.strip_prefix(&prefix)?.to_owned())));
+        names.extend(keys.iter().filter_map(name_of));
         if next == 0 {
             return Ok(names);
         }
