@@ -17,7 +17,8 @@ use super::{
     AT_ONCE, Keys, LEASE, Waiter, acquire, all_are_free, census, connect, one, one_beating, release,
 };
 
-const CROWD: usize = 100;
+/// More than a script reads at once.
+const CROWD: usize = 1500;
 
 /// In the child.
 pub(crate) fn play(part: &str, arguments: &[&str]) {
@@ -140,6 +141,54 @@ async fn a_crowd_of_killed_waiters_does_not_hold_up_the_next() {
     let (at, permit) = waiter.granted().await;
     assert!(at - released < AT_ONCE, "it took {:?}", at - released);
     release(permit).await;
+}
+
+/// What killed clients leave in the queue.
+fn leave_behind(keys: &mut Keys, ids: &[String], heartbeat: Duration) {
+    let now = keys.now();
+    for (kind, score) in [("waiting", now), ("waiting_heartbeat", now + heartbeat.as_secs_f64())] {
+        let (key, score) = (Keys::key(kind), score.to_string());
+        let members = ids.iter().flat_map(|id| [score.as_str(), id]);
+        let arguments: Vec<_> = [key.as_str()].into_iter().chain(members).collect();
+        let added: usize = keys.ask("ZADD", &arguments);
+        assert_eq!(added, ids.len());
+    }
+}
+
+#[tokio::test]
+async fn a_crowd_of_killed_clients_does_not_hold_up_the_next() {
+    let server = RedisServer::start();
+    let (client, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    let held = acquire(&one(&client)).await;
+    let ids: Vec<_> = (0..2000).map(|number| format!("{number:011}-0")).collect();
+    leave_behind(&mut Keys::of(&server), &ids, Duration::from_secs(100));
+    let waiter = Waiter::join(&one(&other)).await;
+    let released = Instant::now();
+    assert!(release(held).await);
+
+    let (at, permit) = waiter.granted().await;
+    assert!(at - released < AT_ONCE, "it took {:?}", at - released);
+    assert!(release(permit).await);
+    assert_eq!(census(&one(&client)).await, (0, ids.len()), "they keep their places");
+}
+
+/// So many that a script would keep the server from serving others.
+#[tokio::test]
+async fn a_crowd_that_is_too_large_to_pass_over_holds_up_the_next_until_its_heartbeats_are_over() {
+    let server = RedisServer::start();
+    let (client, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    let held = acquire(&one(&client)).await;
+    let ids: Vec<_> = (0..15_000).map(|number| format!("{:011}-{number}", 0)).collect();
+    let left = Instant::now();
+    leave_behind(&mut Keys::of(&server), &ids, LEASE);
+    let waiter = Waiter::join(&one(&other)).await;
+    assert!(release(held).await);
+
+    let (at, permit) = waiter.granted().await;
+    let took = at - left;
+    assert!(took >= LEASE, "{} of them passed over after {took:?}", ids.len());
+    assert!(took < LEASE + 2 * AT_ONCE, "it took {took:?}");
+    assert!(release(permit).await);
 }
 
 #[tokio::test]

@@ -45,6 +45,9 @@ local SINCE = string.format('%d', NOW)
 
 -- At most this many ids in one call: `unpack` ends at 8000.
 local PAGE = 1000
+-- At most this many waiters are passed over in one script: reading them takes some milliseconds, in which the
+-- server serves nobody else.
+local OUT_OF_REACH = 10 * PAGE
 
 -- Who holds, who holds for a limited time, and who waits.
 local held, limited, queued = call('ZCARD', MAIN), call('ZCARD', TTL), call('ZCARD', WAITING)
@@ -146,14 +149,18 @@ end
 
 local function grant_to_queue()
   local NS, NAME, OWN = ARGV[1], ARGV[2], ARGV[3] .. '-'
-  local passed_over, out_of_reach = 0, {}
+  -- The clients that did not hear of a permit, by what their ids begin with. Their waiters keep their places.
+  local out_of_reach, passed_over = {}, 0
 
   -- Tells a waiter of another client that it was granted a permit; nothing if nobody heard it, else how long it
   -- has to claim it.
-  local function wake(id, client)
-    if client and #client == 11 then
-      local heard = redis.pcall('PUBLISH', NS .. ':wake:' .. client, id .. ' ' .. NAME)
-      return type(heard) == 'number' and heard > 0 and tonumber(ARGV[4])
+  local function wake(id, prefix)
+    -- One of ours: the eleven characters of a client, a dash and a number.
+    if string.sub(prefix, 12) == '-' and string.match(id, '^%w+%-%d+$') then
+      local heard = redis.pcall('PUBLISH', NS .. ':wake:' .. string.sub(id, 1, 11), id .. ' ' .. NAME)
+      if type(heard) == 'number' and heard > 0 then return tonumber(ARGV[4]) end
+      out_of_reach[prefix] = true
+      return
     end
     -- A member of another program waits on a list of its own, and needs no confirming by our rules.
     local list, foreign_heartbeat = NS .. ':acquisition_notification:' .. id, tonumber(ARGV[5])
@@ -163,39 +170,47 @@ local function grant_to_queue()
     return foreign_heartbeat
   end
 
-  while held < capacity and passed_over < PAGE and queued > passed_over do
-    local last = passed_over + math.min(capacity - held, 100) - 1
+  -- Whether it could be given a permit.
+  local function give(id, prefix, info)
+    if info == nil then info = call('HGET', INFO, id) end
+    local text = info and string.match(info, '^%S+ %S+ (.*)$')
+    if prefix == OWN then
+      local terms = terms_of(text or ARGV[5] .. ' - ')
+      local slot, fence, valid_for = hold(id, terms)
+      holding[id] = { fence = fence, ttl = terms.ttl }
+      local n = #granted
+      granted[n + 1], granted[n + 2], granted[n + 3], granted[n + 4] = id, slot, fence, valid_for
+      return true
+    end
+    local claim = wake(id, prefix)
+    if not claim then return false end
+    held = held + 1
+    if text then
+      local terms = terms_of(text)
+      claim = math.min(claim, terms.heartbeat or claim)
+      local n = #infos
+      infos[n + 1], infos[n + 2] = id, '-' .. terms.info
+    end
+    local n = #main
+    main[n + 1], main[n + 2] = stamp(NOW + claim), id
+    return true
+  end
+
+  while held < capacity and passed_over < OUT_OF_REACH and queued > passed_over do
+    -- As many as there is room for. But where some are out of reach there may be thousands, so as many again as
+    -- have been passed over: only their ids are read.
+    local size = math.max(math.min(capacity - held, 100), math.min(passed_over, PAGE))
+    local last = passed_over + size - 1
     local heads = call('ZRANGE', WAITING, passed_over, last)
     if #heads == 0 then break end
-    local known = call('HMGET', INFO, unpack(heads))
-    local leaving = {}
+    local known, leaving = passed_over == 0 and call('HMGET', INFO, unpack(heads)) or {}, {}
     for i, id in ipairs(heads) do
-      local text = known[i] and string.match(known[i], '^%S+ %S+ (.*)$')
-      if string.sub(id, 1, #OWN) == OWN then
-        local terms = terms_of(text or ARGV[5] .. ' - ')
-        local slot, fence, valid_for = hold(id, terms)
-        holding[id] = { fence = fence, ttl = terms.ttl }
-        local n = #granted
-        granted[n + 1], granted[n + 2], granted[n + 3], granted[n + 4] = id, slot, fence, valid_for
+      if held >= capacity then break end
+      local prefix = string.sub(id, 1, 12)
+      if not out_of_reach[prefix] and give(id, prefix, known[i]) then
         leaving[#leaving + 1] = id
       else
-        local client = string.match(id, '^(%w+)%-%d+$')
-        local claim = not out_of_reach[client or id] and wake(id, client)
-        if claim then
-          held = held + 1
-          if text then
-            local terms = terms_of(text)
-            claim = math.min(claim, terms.heartbeat or claim)
-            local n = #infos
-            infos[n + 1], infos[n + 2] = id, '-' .. terms.info
-          end
-          local n = #main
-          main[n + 1], main[n + 2] = stamp(NOW + claim), id
-          leaving[#leaving + 1] = id
-        else
-          out_of_reach[client or id] = true
-          passed_over = passed_over + 1
-        end
+        passed_over = passed_over + 1
       end
     end
     if #leaving > 0 then
