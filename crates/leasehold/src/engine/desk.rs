@@ -14,6 +14,10 @@ use crate::machine::{Command, Effects, Held, Outcome, Role, Terms};
 use crate::{AcquisitionId, Error, LossReason};
 
 /// How often a name with waiters asks whether a wake-up was lost.
+///
+/// Not more seldom, even where no other program takes part: the answer also tells when the next lease ends. That may
+/// be one that was granted since, by another client and for less time than any that we knew of, as to a waiter that
+/// never claims its permit. Until we have asked we would sleep through its end.
 const BACKSTOP: Span = Span::from_millis(1000);
 
 /// How soon a sign of life that was not answered is repeated, at the earliest and at the latest.
