@@ -53,6 +53,46 @@ impl Client {
         Self::in_memory(Settings::default())
     }
 
+    /// A client on whatever store the URL names: `memory:`, or `redis://…`, `rediss://…` and `unix://…` for Redis.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// use leasehold::Client;
+    ///
+    /// let client = Client::open("memory:").await?;
+    /// let error = Client::open("zookeeper://somewhere").await.unwrap_err();
+    /// assert!(error.to_string().starts_with("invalid store: \"zookeeper:\" is not a store"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there is no such store, or it was left out when the library was built; and what
+    /// the store has to say.
+    ///
+    /// # Cancel safety
+    /// Dropping the future makes no client.
+    pub async fn open(url: &str) -> Result<Self, Error> {
+        // Only the scheme is ever repeated: what follows may contain a password.
+        let scheme = url.split_once(':').map(|(scheme, _)| scheme);
+        match scheme {
+            Some("memory") => Ok(Self::memory()),
+            #[cfg(feature = "redis")]
+            Some("redis" | "rediss" | "unix" | "valkey" | "valkeys" | "redis+unix") => {
+                Self::connect(url).await
+            }
+            Some(scheme) => {
+                let problem = format!("\"{scheme}:\" is not a store of this build");
+                Err(Error::invalid("store", problem + ": expected memory: or redis://host:port"))
+            }
+            None => Err(Error::invalid(
+                "store",
+                "it is not a URL: expected memory: or redis://host:port",
+            )),
+        }
+    }
+
     fn in_memory(settings: Settings) -> Self {
         Self { engine: Engine::new(Backend::Memory(Arc::new(Memory::new())), settings) }
     }
