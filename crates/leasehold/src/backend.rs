@@ -14,6 +14,7 @@ use crate::clock::Span;
 use crate::machine::lock::{Acquired, By, Record, Verdict};
 use crate::machine::{Command, Effects, Outcome, Terms, pool};
 use crate::name::Name;
+use crate::pool::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, Error, LockId};
 
@@ -125,11 +126,17 @@ pub(crate) trait LockStore: Send + Sync {
     fn is_locked(&self, key: &Name, clean_up: bool) -> Later<bool>;
 
     fn lookup(&self, by: By) -> Later<Option<Record>>;
+
+    /// Locks that are held, by key; no more than so many. Changes nothing.
+    fn list(&self, limit: usize) -> Later<Vec<Record>>;
 }
 
 /// The pools of a store. Each call is one atomic step.
 pub(crate) trait PoolStore: Send + Sync {
     fn ask(&self, ask: pool::Ask) -> Later<pool::Answer>;
+
+    /// Pools that have members, by name; no more than so many. Changes nothing.
+    fn list(&self, limit: usize) -> Later<Vec<PoolStats>>;
 }
 
 /// When this client wants to be told of the next release of a lock.

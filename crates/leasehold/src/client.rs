@@ -9,7 +9,7 @@ use crate::backend::memory::Memory;
 use crate::engine::{Engine, Settings};
 use crate::lock::{LockBuilder, Locks};
 use crate::name::positive;
-use crate::pool::PoolBuilder;
+use crate::pool::{PoolBuilder, Pools};
 use crate::semaphore::SemaphoreBuilder;
 use crate::stats::Stats;
 use crate::{ClientId, Error};
@@ -73,6 +73,7 @@ impl Client {
     ///
     /// # Cancel safety
     /// Dropping the future makes no client.
+    #[cfg_attr(not(feature = "redis"), allow(clippy::unused_async))]
     pub async fn open(url: &str) -> Result<Self, Error> {
         // Only the scheme is ever repeated: what follows may contain a password.
         let scheme = url.split_once(':').map(|(scheme, _)| scheme);
@@ -142,6 +143,12 @@ impl Client {
     #[must_use]
     pub fn locks(&self) -> Locks {
         Locks::new(self.engine.clone())
+    }
+
+    /// All pools.
+    #[must_use]
+    pub fn pools(&self) -> Pools {
+        Pools::new(self.engine.clone())
     }
 
     /// Declares a pool with so many leases.

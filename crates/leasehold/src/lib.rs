@@ -62,7 +62,8 @@ pub use lock::{
 };
 pub use permit::{Lost, Permit};
 pub use pool::{
-    AcquireStatus, Pool, PoolAnswer, PoolBuilder, PoolCount, PoolLease, ReleaseStatus, RenewStatus,
+    AcquireStatus, Pool, PoolAnswer, PoolBuilder, PoolCount, PoolLease, PoolMember, PoolStats,
+    Pools, ReleaseStatus, RenewStatus,
 };
 pub use retry::{Jitter, Retry};
 pub use semaphore::{Semaphore, SemaphoreBuilder};

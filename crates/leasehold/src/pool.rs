@@ -14,9 +14,11 @@ use crate::{Error, Retry};
 
 mod answer;
 mod lease;
+mod stats;
 
 pub use answer::{AcquireStatus, PoolAnswer, PoolCount, ReleaseStatus, RenewStatus};
 pub use lease::PoolLease;
+pub use stats::{PoolMember, PoolStats, Pools};
 
 use answer::typed;
 use lease::Kept;

@@ -31,6 +31,7 @@ pub mod capacity;
 pub mod closing;
 pub mod input;
 pub mod leases;
+pub mod listing;
 pub mod permits;
 pub mod pools;
 pub mod queue;
@@ -121,6 +122,9 @@ macro_rules! conformance {
                 a_closed_client_begins_nothing_new,
                 closing_twice_is_harmless,
                 what_a_closed_client_held_is_free_for_others;
+            listing:
+                locks_that_are_held_are_listed,
+                pools_that_have_members_are_listed;
             pools:
                 there_are_as_many_leases_as_the_capacity_says,
                 pools_of_one_name_share_their_leases,
@@ -161,7 +165,8 @@ const SHORT: Duration = Duration::from_millis(400);
 fn unique(about: &str) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let (process, next) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    format!("{about} {process}.{next}")
+    // Padded, so that they sort in the order in which they were made.
+    format!("{about} {process}.{next:06}")
 }
 
 /// A semaphore of a new client, with a name of its own.
@@ -248,6 +253,7 @@ mod tests {
             include_str!("conformance/closing.rs"),
             include_str!("conformance/input.rs"),
             include_str!("conformance/leases.rs"),
+            include_str!("conformance/listing.rs"),
             include_str!("conformance/permits.rs"),
             include_str!("conformance/pools.rs"),
             include_str!("conformance/queue.rs"),

@@ -304,6 +304,19 @@ impl Locks {
         self.find((None, Some(*id)), By::Id(*id)).await
     }
 
+    /// The locks that are held, by key; no more than the limit. On Redis this looks at all keys, step by step.
+    ///
+    /// # Errors
+    /// What the store has to say.
+    ///
+    /// # Cancel safety
+    /// Only asks.
+    pub async fn list_raw(&self, limit: usize) -> Result<Vec<RawLockInfo>, Error> {
+        let store = self.store.clone();
+        let records = self.engine.core().ask(move || store.list(limit)).await?;
+        Ok(records.iter().map(raw).collect())
+    }
+
     /// Whether this lock id holds its lock.
     ///
     /// # Errors

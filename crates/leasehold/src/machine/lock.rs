@@ -164,6 +164,15 @@ impl LockMachine {
         Some(record).filter(|record| owned && is_live(record.expires_at, now))
     }
 
+    /// Who holds what, by key; no more than so many.
+    pub(crate) fn list(&self, limit: usize, now: u64) -> Vec<Record> {
+        let live = self.records.values().filter(|record| is_live(record.expires_at, now));
+        let mut live: Vec<_> = live.cloned().collect();
+        live.sort_by(|a, b| a.key.cmp(&b.key));
+        live.truncate(limit);
+        live
+    }
+
     /// Lets every record whose TTL is over cease to exist.
     pub(crate) fn let_go(&mut self, now: u64) {
         while let Some((expires_at, key)) = self.timetable.first().cloned()

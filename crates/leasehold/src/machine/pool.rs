@@ -14,6 +14,7 @@ use rustc_hash::FxHashMap;
 
 use crate::clock::{Span, Time};
 use crate::name::Name;
+use crate::pool::{PoolMember, PoolStats};
 
 /// What is asked of one pool.
 #[derive(Clone, Debug)]
@@ -117,6 +118,24 @@ impl PoolMachine {
             self.pools.remove(&ask.pool);
         }
         Answer { status, current, expired }
+    }
+
+    /// Who is counted where, by name; no more than so many pools.
+    pub(crate) fn list(&self, limit: usize, now: Time) -> Vec<PoolStats> {
+        let mut pools: Vec<_> = self.pools.iter().collect();
+        pools.sort_by(|a, b| a.0.cmp(b.0));
+        let stats = pools.into_iter().take(limit).map(|(name, pool)| {
+            let members = pool.by_age.iter().map(|(last, instance)| {
+                let until = pool.members.get(instance).and_then(|member| member.holder_until);
+                PoolMember {
+                    instance_id: instance.to_string(),
+                    silent_for: now.since(*last),
+                    ends_in: until.filter(|until| now < *until).map(|until| until.since(now)),
+                }
+            });
+            PoolStats { name: name.to_string(), members: members.collect() }
+        });
+        stats.collect()
     }
 
     /// Takes the holder of a member away, as an eviction or another program might.

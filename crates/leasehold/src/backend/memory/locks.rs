@@ -57,4 +57,9 @@ impl LockStore for MemoryLocks {
         let (machine, now) = self.machine();
         ready(machine.lookup(&by, now).cloned())
     }
+
+    fn list(&self, limit: usize) -> Later<Vec<Record>> {
+        let (machine, now) = self.machine();
+        ready(machine.list(limit, now))
+    }
 }

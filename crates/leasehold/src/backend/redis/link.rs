@@ -121,9 +121,17 @@ impl Link {
         });
     }
 
+    /// Sends commands in one go, and answers with what each of them answered, or with the first error.
+    pub(super) async fn send(&self, commands: Vec<Cmd>) -> Result<Vec<Value>, Error> {
+        self.send_each(commands).await?.into_iter().collect()
+    }
+
     /// Sends commands in one go, and answers with what each of them answered. Scripts that the server has
     /// forgotten are sent again in full, which also lets it know them from then on.
-    pub(super) async fn send(&self, commands: Vec<Cmd>) -> Result<Vec<Value>, Error> {
+    pub(super) async fn send_each(
+        &self,
+        commands: Vec<Cmd>,
+    ) -> Result<Vec<Result<Value, Error>>, Error> {
         let (mut connection, number) = self.connection().await?;
         let mut pipeline = Pipeline::with_capacity(commands.len());
         for command in commands {
@@ -143,11 +151,9 @@ impl Link {
                 *answer = anew.next().unwrap_or(Value::Nil);
             }
         }
-        let what = format!("asking {}", self.settings.address);
-        answers
-            .into_iter()
-            .map(|answer| answer.extract_error().map_err(|error| translate(&what, &error)))
-            .collect()
+        let failed =
+            |error: RedisError| translate(&format!("asking {}", self.settings.address), &error);
+        Ok(answers.into_iter().map(|answer| answer.extract_error().map_err(failed)).collect())
     }
 
     async fn answers(

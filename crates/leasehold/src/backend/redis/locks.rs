@@ -10,8 +10,11 @@ use sha2::{Digest, Sha256};
 
 use super::link::Link;
 use super::scripts::Scripts;
+use super::stats;
 use crate::backend::{Later, LockStore, Wake};
-use crate::machine::lock::{Acquired, By, CLEAN_UP_AFTER_MS, Record, TOLERANCE_MS, Verdict};
+use crate::machine::lock::{
+    Acquired, By, CLEAN_UP_AFTER_MS, Record, TOLERANCE_MS, Verdict, is_live,
+};
 use crate::name::Name;
 use crate::{ClientId, Error, Fence, LockId};
 
@@ -211,6 +214,35 @@ impl LockStore for RedisLocks {
 
     fn lookup(&self, by: By) -> Later<Option<Record>> {
         self.send(self.calls.lookup(&by), decode_record)
+    }
+
+    fn list(&self, limit: usize) -> Later<Vec<Record>> {
+        let (link, prefix) = (self.link.clone(), self.calls.prefix.0.clone());
+        Box::pin(async move {
+            let mut keys = stats::scan(&link, &format!("{}*", stats::escaped(&prefix))).await?;
+            let (fences, ids) = (format!("{prefix}fence:"), format!("{prefix}id:"));
+            keys.retain(|key| !key.starts_with(&fences) && !key.starts_with(&ids));
+            let get = |key| {
+                let mut get = redis::cmd("GET");
+                get.arg(key);
+                get
+            };
+            let mut records = Vec::new();
+            for keys in keys.into_iter().collect::<Vec<_>>().chunks(100) {
+                // One at a time, as some may be none of ours.
+                let time = redis::cmd("TIME");
+                let calls = [time].into_iter().chain(keys.iter().map(get)).collect();
+                let mut answers = link.send_each(calls).await?.into_iter();
+                let (seconds, micros): (u64, u64) =
+                    stats::read(answers.next().unwrap_or(Ok(Value::Nil))?)?;
+                let now = seconds * 1000 + micros / 1000;
+                let found = answers.filter_map(|answer| decode_record(&answer.ok()?).ok()?);
+                records.extend(found.filter(|record| is_live(record.expires_at, now)));
+            }
+            records.sort_by(|a: &Record, b| a.key.cmp(&b.key));
+            records.truncate(limit);
+            Ok(records)
+        })
     }
 }
 

@@ -1,14 +1,17 @@
 //! Pools on Redis: keys, and one script an operation.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use redis::{Cmd, Value};
 
 use super::link::Link;
 use super::scripts::Scripts;
+use super::stats;
 use crate::Error;
 use crate::backend::{Later, PoolStore};
 use crate::machine::pool::{Answer, Ask, Status, What};
+use crate::pool::{PoolMember, PoolStats};
 
 #[cfg(test)]
 mod tests;
@@ -67,6 +70,52 @@ impl PoolStore for RedisPools {
             decode(&answer).map_err(Error::internal)
         })
     }
+
+    fn list(&self, limit: usize) -> Later<Vec<PoolStats>> {
+        let link = self.0.clone();
+        Box::pin(async move {
+            let mut keys = stats::scan(&link, "semaphores:*").await?;
+            keys.retain(|key| !key.starts_with(HOLDERS));
+            let mut pools = Vec::new();
+            for key in keys {
+                if pools.len() < limit
+                    && let Some(name) = key.strip_prefix("semaphores:")
+                {
+                    pools.extend(look(&link, name).await?);
+                }
+            }
+            Ok(pools)
+        })
+    }
+}
+
+const HOLDERS: &str = "semaphores:holders:";
+
+/// One pool. None if it is gone, or is none of ours.
+async fn look(link: &Link, name: &str) -> Result<Option<PoolStats>, Error> {
+    let mut range = redis::cmd("ZRANGE");
+    range.arg(format!("semaphores:{name}")).arg(&["0", "-1", "WITHSCORES"]);
+    let mut answers = link.send_each(vec![redis::cmd("TIME"), range]).await?.into_iter();
+    let mut next = || answers.next().unwrap_or(Ok(Value::Nil));
+    let (seconds, micros): (f64, f64) = stats::read(next()?)?;
+    let Ok(members) = next() else { return Ok(None) };
+    let members: Vec<(String, f64)> = stats::read(members)?;
+    let left = members.iter().map(|(instance, _)| {
+        let mut left = redis::cmd("PTTL");
+        left.arg(format!("{HOLDERS}{name}:{instance}"));
+        left
+    });
+    let left = link.send(left.collect()).await?;
+    let member = |((instance_id, last), left): ((String, f64), Value)| PoolMember {
+        instance_id,
+        silent_for: stats::seconds_between(last, seconds + micros / 1e6),
+        ends_in: stats::read(left)
+            .ok()
+            .and_then(|left: i64| u64::try_from(left).ok())
+            .map(Duration::from_millis),
+    };
+    let members: Vec<_> = members.into_iter().zip(left).map(member).collect();
+    Ok((!members.is_empty()).then(|| PoolStats { name: name.to_owned(), members }))
 }
 
 /// Reads an answer, once and for all: no status travels further in as text.

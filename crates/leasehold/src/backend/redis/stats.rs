@@ -25,29 +25,34 @@ pub(super) async fn fetch(link: &Link, query: Query) -> Result<Vec<SemaphoreStat
 }
 
 /// Every name that is held, queued for, or has a capacity: another program declares one only when it holds.
-/// `SCAN`, so that the server goes on serving; once for all three, because it goes through all keys there are.
+/// Once for all three, because a scan goes through all keys there are.
 async fn all_names(link: &Link) -> Result<BTreeSet<String>, Error> {
     let ns = &link.settings.namespace;
     let prefixes = ["main", "max", "waiting"].map(|kind| format!("{ns}:semaphore_{kind}:"));
-    let ns: String = ns
-        .chars()
-        .flat_map(|c| {
-            matches!(c, '*' | '?' | '[' | ']' | '\\').then_some('\\').into_iter().chain([c])
-        })
-        .collect();
     // Also `waiting_heartbeat`, but none of the others.
-    let pattern = format!("{ns}:semaphore_[mw]a*:*");
+    let keys = scan(link, &format!("{}:semaphore_[mw]a*:*", escaped(ns))).await?;
     let name_of = |key: &String| {
         prefixes.iter().find_map(|prefix| key.strip_prefix(prefix)).map(str::to_owned)
     };
-    let (mut names, mut cursor) = (BTreeSet::new(), 0_u64);
+    Ok(keys.iter().filter_map(name_of).collect())
+}
+
+/// A text that a pattern of `SCAN` takes for itself.
+pub(super) fn escaped(text: &str) -> String {
+    let special = |c| matches!(c, '*' | '?' | '[' | ']' | '\\');
+    text.chars().flat_map(|c| special(c).then_some('\\').into_iter().chain([c])).collect()
+}
+
+/// The keys that match. `SCAN`, so that the server goes on serving.
+pub(super) async fn scan(link: &Link, pattern: &str) -> Result<BTreeSet<String>, Error> {
+    let (mut found, mut cursor) = (BTreeSet::new(), 0_u64);
     loop {
         let mut scan = cmd("SCAN");
-        scan.arg(cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000);
+        scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000);
         let (next, keys): (u64, Vec<String>) = one(link, scan).await?;
-        names.extend(keys.iter().filter_map(name_of));
+        found.extend(keys);
         if next == 0 {
-            return Ok(names);
+            return Ok(found);
         }
         cursor = next;
     }
@@ -171,10 +176,10 @@ async fn one<T: FromRedisValue>(link: &Link, call: Cmd) -> Result<T, Error> {
     read(link.send(vec![call]).await?.pop().unwrap_or(Value::Nil))
 }
 
-fn read<T: FromRedisValue>(value: Value) -> Result<T, Error> {
+pub(super) fn read<T: FromRedisValue>(value: Value) -> Result<T, Error> {
     redis::from_redis_value(value).map_err(|error| Error::internal(error.to_string()))
 }
 
-fn seconds_between(earlier: f64, now: f64) -> Duration {
+pub(super) fn seconds_between(earlier: f64, now: f64) -> Duration {
     Duration::from_secs_f64((now - earlier).max(0.0))
 }

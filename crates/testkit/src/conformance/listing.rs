@@ -1,0 +1,51 @@
+//! What can be seen of all locks and pools at once.
+
+use std::time::Duration;
+
+use super::{Store, unique};
+use crate::wait::deadline;
+
+pub async fn locks_that_are_held_are_listed(store: &impl Store) {
+    let client = store.client().await;
+    let names = [unique("listed b"), unique("listed a"), unique("listed c")];
+    let mut guards = Vec::new();
+    for name in &names {
+        let lock = client.lock(name).build().unwrap();
+        guards.push(deadline(lock.try_acquire()).await.unwrap().unwrap());
+    }
+    assert!(deadline(guards.pop().unwrap().release()).await.unwrap());
+    let locks = store.client().await.locks();
+    let listed = deadline(locks.list_raw(1000)).await.unwrap();
+    let ours: Vec<_> = listed.iter().filter(|lock| lock.key.starts_with("listed")).collect();
+    assert_eq!([&ours[0].key, &ours[1].key], [&names[1], &names[0]], "by key: {ours:?}");
+    assert_eq!(ours.len(), 2);
+    let expected = deadline(locks.lookup_raw(&names[0])).await.unwrap().unwrap();
+    assert_eq!(*ours[1], expected);
+    assert_eq!(deadline(locks.list_raw(1)).await.unwrap().len(), 1);
+}
+
+pub async fn pools_that_have_members_are_listed(store: &impl Store) {
+    let client = store.client().await;
+    let names = [unique("listed b"), unique("listed a"), unique("listed c")];
+    for name in &names {
+        let pool = client.pool(name, 2).ttl(Duration::from_secs(60)).build().unwrap();
+        for instance in ["first", "second"] {
+            deadline(pool.acquire(instance)).await.unwrap();
+        }
+    }
+    let last = client.pool(&names[2], 2).build().unwrap();
+    for instance in ["first", "second"] {
+        deadline(last.release(instance)).await.unwrap();
+    }
+    let listed = deadline(store.client().await.pools().list(1000)).await.unwrap();
+    let ours: Vec<_> = listed.iter().filter(|pool| pool.name.starts_with("listed")).collect();
+    assert_eq!([&ours[0].name, &ours[1].name], [&names[1], &names[0]], "by name: {ours:?}");
+    assert_eq!(ours.len(), 2);
+    let members: Vec<_> = ours[0].members.iter().map(|one| one.instance_id.as_str()).collect();
+    assert_eq!(members, ["first", "second"], "the most silent first");
+    for member in &ours[0].members {
+        assert!(member.silent_for < Duration::from_secs(30), "{member:?}");
+        let ends_in = member.ends_in.expect("it is not over");
+        assert!(ends_in > Duration::from_secs(30) && ends_in <= Duration::from_secs(60));
+    }
+}
