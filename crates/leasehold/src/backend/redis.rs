@@ -28,12 +28,13 @@ mod stats;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod tray;
 
 use link::Link;
 pub(crate) use locks::Prefix;
 use locks::RedisLocks;
 use pools::RedisPools;
-use scripts::{Keys, Scripts, Transition};
+use scripts::{Keys, Scripts};
 
 /// How long a member of another program is given when we grant it a permit: its own default.
 const FOREIGN_HEARTBEAT: Span = Span::from_millis(180_000);
@@ -159,23 +160,24 @@ impl AwaySemaphore for RedisSemaphore {
     fn apply(&self, commands: Vec<Command>) -> Later<Reply> {
         let (link, keys) = (self.link.clone(), self.keys.clone());
         Box::pin(async move {
-            let groups: Vec<_> = commands.chunk_by(Transition::shared).collect();
-            let calls = groups.iter().map(|group| keys.command(&link.scripts, group));
-            let answers = match link.send(calls.collect()).await {
+            let answer = match &commands[..] {
+                // They never queue behind anything.
+                [Command::Renew { .. }, ..] => {
+                    let call = link.scripts.apply(&[(&*keys, &commands[..])]);
+                    link.send(vec![call]).await.and_then(|answer| only(&link, answer))
+                }
+                _ => tray::ask(&link, &keys, commands.clone()).await,
+            };
+            let answer = match answer {
                 Err(error @ Error::InvalidArgument { .. }) => {
                     return Err(name_misplaced(&link, &keys, error).await);
                 }
-                answers => answers?,
+                answer => scripts::decode(&commands, answer?).map_err(Error::internal)?,
             };
-            let mut reply = Reply::default();
-            for (group, answer) in groups.iter().zip(answers) {
-                let answer = scripts::decode(group, answer).map_err(Error::internal)?;
-                reply.outcomes.extend(answer.outcomes);
-                let Effects { granted, .. } = &mut reply.effects;
-                granted.extend(answer.granted.into_iter().map(|(id, held)| (id, held, ())));
-                reply.next_expiry = answer.next_expiry;
-            }
-            Ok(reply)
+            let granted = answer.granted.into_iter().map(|(id, held)| (id, held, ())).collect();
+            let effects = Effects { granted, ..Effects::default() };
+            let scripts::Answer { outcomes, next_expiry, .. } = answer;
+            Ok(Reply { outcomes, effects, next_expiry })
         })
     }
 
@@ -187,6 +189,16 @@ impl AwaySemaphore for RedisSemaphore {
             let answer = link.send(vec![rank]).await?.pop().unwrap_or(redis::Value::Nil);
             redis::from_redis_value(answer).map_err(|error| Error::internal(error.to_string()))
         })
+    }
+}
+
+/// The answer about the one name that was asked about.
+fn only(link: &Link, answers: Vec<redis::Value>) -> Result<redis::Value, Error> {
+    match answers.into_iter().next() {
+        Some(redis::Value::Array(mut parts)) if parts.len() == 1 => {
+            parts.remove(0).extract_error().map_err(|error| link.translate(&error))
+        }
+        other => Err(Error::internal(format!("a script answered {other:?}"))),
     }
 }
 

@@ -18,6 +18,7 @@ use tokio::sync::{mpsc, watch};
 use super::Settings;
 use super::errors::translate;
 use super::scripts::Scripts;
+use super::tray::Tray;
 use crate::backend::{WakeUp, WakeUps};
 use crate::name::Name;
 use crate::{ClientId, Error};
@@ -35,6 +36,7 @@ const WHO_WE_ARE_FOR: Duration = Duration::from_secs(200);
 pub(super) struct Link {
     pub(super) settings: Settings,
     pub(super) scripts: Scripts,
+    pub(super) tray: Tray,
     state: watch::Sender<State>,
     /// The number of the last connection that is not to be trusted any more.
     suspected: watch::Sender<u64>,
@@ -94,7 +96,8 @@ impl Drop for AbortOnDrop {
 impl Link {
     pub(super) fn new(settings: Settings, scripts: Scripts) -> Arc<Self> {
         let state = watch::Sender::new(State::Connecting);
-        Arc::new(Self { settings, scripts, state, suspected: watch::Sender::new(0) })
+        let (tray, suspected) = (Tray::default(), watch::Sender::new(0));
+        Arc::new(Self { settings, scripts, tray, state, suspected })
     }
 
     /// The connection as soon as there is one, or why there is none.
@@ -151,9 +154,13 @@ impl Link {
                 *answer = anew.next().unwrap_or(Value::Nil);
             }
         }
-        let failed =
-            |error: RedisError| translate(&format!("asking {}", self.settings.address), &error);
+        let failed = |error: RedisError| self.translate(&error);
         Ok(answers.into_iter().map(|answer| answer.extract_error().map_err(failed)).collect())
+    }
+
+    /// What the server said to what it was asked.
+    pub(super) fn translate(&self, error: &RedisError) -> Error {
+        translate(&format!("asking {}", self.settings.address), error)
     }
 
     async fn answers(
@@ -163,13 +170,23 @@ impl Link {
         pipeline: &Pipeline,
     ) -> Result<Vec<Value>, Error> {
         let unanswered = Unanswered { link: self, number };
-        match connection.send_packed_commands(pipeline, 0, pipeline.len()).await {
+        let mut suspected = self.suspected.subscribe();
+        let answers = tokio::select! {
+            biased;
+            answers = connection.send_packed_commands(pipeline, 0, pipeline.len()) => answers,
+            // Somebody else has found out that nobody answers here.
+            _ = suspected.wait_for(|last| *last >= number) => {
+                let what = format!("asking {}", self.settings.address);
+                return Err(Error::Unavailable { what, timed_out: true, source: None });
+            }
+        };
+        match answers {
             Ok(answers) => {
                 unanswered.answered();
                 Ok(answers)
             }
             // Whatever it was, it was not the server that said so.
-            Err(error) => Err(translate(&format!("asking {}", self.settings.address), &error)),
+            Err(error) => Err(self.translate(&error)),
         }
     }
 

@@ -12,6 +12,7 @@ mod tests;
 
 const PRELUDE: &str = include_str!("lua/prelude.lua");
 const CLAIMS: &str = include_str!("lua/claims.lua");
+const APPLY: &str = include_str!("lua/apply.lua");
 
 /// One transition.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -37,18 +38,28 @@ impl Transition {
         }
     }
 
-    /// What follows the prelude.
-    fn parts(self) -> &'static [&'static str] {
+    /// What the script calls it.
+    fn word(self) -> &'static str {
         match self {
-            Self::Release => &[include_str!("lua/release.lua")],
-            Self::Confirm => &[CLAIMS, include_str!("lua/confirm.lua")],
-            Self::Renew => &[CLAIMS, include_str!("lua/renew.lua")],
-            Self::Sweep => &[include_str!("lua/sweep.lua")],
-            Self::Enqueue => &[CLAIMS, include_str!("lua/enqueue.lua")],
+            Self::Release => "release",
+            Self::Confirm => "confirm",
+            Self::Renew => "renew",
+            Self::Sweep => "sweep",
+            Self::Enqueue => "enqueue",
         }
     }
 
-    /// Whether one script can do both: all that it says, but for the ids, is said once.
+    fn body(self) -> &'static str {
+        match self {
+            Self::Release => include_str!("lua/release.lua"),
+            Self::Confirm => include_str!("lua/confirm.lua"),
+            Self::Renew => include_str!("lua/renew.lua"),
+            Self::Sweep => include_str!("lua/sweep.lua"),
+            Self::Enqueue => include_str!("lua/enqueue.lua"),
+        }
+    }
+
+    /// Whether both can be asked for together: all that is said of them, but for the ids, is said once.
     pub(super) fn shared(one: &Command, other: &Command) -> bool {
         match (one, other) {
             (
@@ -85,7 +96,7 @@ impl Script {
 /// All scripts.
 #[derive(Debug)]
 pub(super) struct Scripts {
-    semaphores: [Script; 5],
+    semaphores: Script,
     pub(super) locks: [Script; 5],
     pub(super) pools: [Script; 4],
 }
@@ -117,15 +128,14 @@ impl Scripts {
 
     fn with_preludes(semaphores: &str, locks: &str, pools: &str) -> Self {
         Self {
-            semaphores: Transition::ALL
-                .map(|transition| Script::new(&[&[semaphores], transition.parts()].concat())),
+            semaphores: Script::new(&[semaphores, CLAIMS, &with_transitions()]),
             locks: super::locks::BODIES.map(|body| Script::new(&[locks, body])),
             pools: super::pools::BODIES.map(|body| Script::new(&[pools, body])),
         }
     }
 
     fn all(&self) -> impl Iterator<Item = &Script> {
-        self.semaphores.iter().chain(&self.locks).chain(&self.pools)
+        std::iter::once(&self.semaphores).chain(&self.locks).chain(&self.pools)
     }
 
     /// What loads all of them.
@@ -153,10 +163,36 @@ impl Scripts {
         eval
     }
 
-    fn hash(&self, transition: Transition) -> &str {
-        &self.semaphores[transition as usize].hash
+    /// The one call that asks for all of this: some commands of each of some names, all of one client.
+    pub(super) fn apply(&self, parts: &[(&Keys, &[Command])]) -> Cmd {
+        let mut cmd = redis::cmd("EVALSHA");
+        cmd.arg(&self.semaphores.hash).arg(parts.len() * KINDS.len());
+        for (keys, _) in parts {
+            cmd.arg(&keys.all);
+        }
+        if let Some((keys, _)) = parts.first() {
+            cmd.arg(&keys.namespace).arg(&keys.client);
+            cmd.arg(keys.confirm_within.micros()).arg(keys.foreign_heartbeat.micros());
+        }
+        for (keys, commands) in parts {
+            keys.add(&mut cmd, commands);
+        }
+        cmd
     }
 }
+
+/// The transitions in their place, as branches: a script pays for every function that it defines.
+fn with_transitions() -> String {
+    let branch = |transition: Transition| {
+        format!("if transition == '{}' then\n{}", transition.word(), transition.body())
+    };
+    let branches = Transition::ALL.map(branch).join("\nelse") + "\nend\n";
+    assert!(APPLY.contains(PLACE), "apply.lua has no place for the transitions");
+    APPLY.replace(PLACE, &branches)
+}
+
+/// Where they go.
+const PLACE: &str = "-- TRANSITIONS\n";
 
 /// What the keys of one name are called, and their types, in the order of KEYS.
 const KINDS: [(&str, &str); 7] = [
@@ -222,33 +258,45 @@ impl Keys {
         wrong.map(|((key, _), _)| key.as_str())
     }
 
-    /// One script for commands that can share one, at most 256 of them.
-    pub(super) fn command(&self, scripts: &Scripts, commands: &[Command]) -> Cmd {
-        let transition = Transition::of(&commands[0]);
-        let mut cmd = redis::cmd("EVALSHA");
-        cmd.arg(scripts.hash(transition)).arg(self.all.len()).arg(&self.all);
-        cmd.arg(&self.namespace).arg(self.name.as_str()).arg(&self.client);
-        cmd.arg(self.confirm_within.micros()).arg(self.foreign_heartbeat.micros());
-        match &commands[0] {
-            Command::Enqueue { capacity, wait, terms, label, .. } => {
-                let label = label.as_deref().unwrap_or_default();
-                cmd.arg(*capacity).arg(u8::from(*wait)).arg(format!("{} {label}", spelled(*terms)));
+    /// The part of a call that is about this name.
+    fn add(&self, cmd: &mut Cmd, commands: &[Command]) {
+        let groups = || commands.chunk_by(Transition::shared);
+        let counted = |group: &[Command]| 2 + count(group);
+        cmd.arg(self.name.as_str()).arg(groups().map(counted).sum::<usize>());
+        for group in groups() {
+            cmd.arg(Transition::of(&group[0]).word()).arg(count(group));
+            match &group[0] {
+                Command::Enqueue { capacity, wait, terms, label, .. } => {
+                    let terms =
+                        format!("{} {}", spelled(*terms), label.as_deref().unwrap_or_default());
+                    cmd.arg(*capacity).arg(u8::from(*wait)).arg(terms);
+                }
+                Command::Confirm { terms, .. } => {
+                    cmd.arg(spelled(*terms));
+                }
+                Command::Renew { heartbeat, .. } => {
+                    cmd.arg(heartbeat.map_or(0, Span::micros));
+                }
+                Command::Release { confirmed, .. } => {
+                    cmd.arg(if *confirmed { "confirmed" } else { "unknown" });
+                }
+                Command::Sweep => {}
             }
-            Command::Confirm { terms, .. } => {
-                cmd.arg(spelled(*terms));
+            for id in group.iter().filter_map(Command::id) {
+                cmd.arg(id.to_string());
             }
-            Command::Renew { heartbeat, .. } => {
-                cmd.arg(heartbeat.map_or(0, Span::micros));
-            }
-            Command::Release { confirmed, .. } => {
-                cmd.arg(if *confirmed { "confirmed" } else { "unknown" });
-            }
-            Command::Sweep => {}
         }
-        for id in commands.iter().filter_map(Command::id) {
-            cmd.arg(id.to_string());
+    }
+}
+
+/// How many arguments a transition of these has.
+fn count(group: &[Command]) -> usize {
+    match &group[0] {
+        Command::Enqueue { .. } => 3 + group.len(),
+        Command::Confirm { .. } | Command::Renew { .. } | Command::Release { .. } => {
+            1 + group.len()
         }
-        cmd
+        Command::Sweep => 0,
     }
 }
 
@@ -268,34 +316,36 @@ pub(super) struct Answer {
     pub(super) outcomes: Vec<Outcome>,
 }
 
-/// Reads the answer to these commands, once and for all: no tag and no sentinel travels further in.
+/// Reads the answer to the commands of one name, once and for all: no tag and no sentinel travels further in.
 pub(super) fn decode(commands: &[Command], value: redis::Value) -> Result<Answer, String> {
-    let transition = Transition::of(&commands[0]);
     let redis::Value::Array(fields) = value else {
-        return Err(format!("{transition:?} answered {value:?}"));
+        return Err(format!("a script answered {value:?}"));
     };
     let mut fields = fields.into_iter();
-    let mut next = || fields.next().ok_or_else(|| format!("{transition:?} answered too little"));
+    let mut next = || fields.next().ok_or("a script answered too little");
     let mut answer = Answer::default();
-    for _ in commands.iter().filter_map(Command::id) {
+    for command in commands {
+        let transition = Transition::of(command);
+        if transition == Transition::Sweep {
+            answer.outcomes.push(Outcome::Swept);
+            continue;
+        }
         let tag = next()?;
         let tag = word(&tag)?;
         answer.outcomes.push(match (transition, tag) {
             (Transition::Release, b"holder") => Outcome::Removed(Role::Holder),
             (Transition::Release, b"waiter") => Outcome::Removed(Role::Waiter),
             (Transition::Release, b"nobody") => Outcome::Removed(Role::Nobody),
-            (Transition::Sweep | Transition::Release, _) => {
-                return Err(format!("{transition:?} answered {tag:?}"));
-            }
+            (Transition::Release, _) => return Err(format!("{transition:?} answered {tag:?}")),
             (_, tag) => {
                 let (first, fence, valid_for) = (next()?, next()?, next()?);
                 match tag {
-                    b"held" => Outcome::Held(held(first, fence, valid_for)?),
+                    b"held" => Outcome::Held(held(&first, &fence, &valid_for)?),
                     b"claim" => {
-                        Outcome::Held(Held { fence: None, ..held(first, fence, valid_for)? })
+                        Outcome::Held(Held { fence: None, ..held(&first, &fence, &valid_for)? })
                     }
                     b"queued" => {
-                        let length = usize::try_from(int(first)?).unwrap_or_default();
+                        let length = usize::try_from(int(&first)?).unwrap_or_default();
                         Outcome::Queued { length }
                     }
                     b"full" => Outcome::Full,
@@ -306,19 +356,20 @@ pub(super) fn decode(commands: &[Command], value: redis::Value) -> Result<Answer
             }
         });
     }
-    if transition == Transition::Sweep {
-        answer.outcomes.push(Outcome::Swept);
-    }
-    answer.next_expiry = u64::try_from(int(next()?)?).ok().map(Span::from_micros);
+    answer.next_expiry = u64::try_from(int(&next()?)?).ok().map(Span::from_micros);
     while let Ok(id) = next() {
         let id = text(id)?;
         let id = id.parse().map_err(|_| format!("granted to {id:?}"))?;
-        answer.granted.push((id, held(next()?, next()?, next()?)?));
+        answer.granted.push((id, held(&next()?, &next()?, &next()?)?));
     }
     Ok(answer)
 }
 
-fn held(slot: redis::Value, fence: redis::Value, valid_for: redis::Value) -> Result<Held, String> {
+fn held(
+    slot: &redis::Value,
+    fence: &redis::Value,
+    valid_for: &redis::Value,
+) -> Result<Held, String> {
     let number = |value| u64::try_from(int(value)?).map_err(|error| error.to_string());
     Ok(Held {
         slot_number: u32::try_from(number(slot)?).unwrap_or(u32::MAX),
@@ -327,9 +378,9 @@ fn held(slot: redis::Value, fence: redis::Value, valid_for: redis::Value) -> Res
     })
 }
 
-fn int(value: redis::Value) -> Result<i64, String> {
+fn int(value: &redis::Value) -> Result<i64, String> {
     match value {
-        redis::Value::Int(number) => Ok(number),
+        redis::Value::Int(number) => Ok(*number),
         other => Err(format!("{other:?} is not a number")),
     }
 }

@@ -1,6 +1,10 @@
 -- The machine of the fair semaphore: what every transition shares. `machine.rs` has the argument.
 --
--- KEYS  1 main     ZSET    holder -> renew_by
+-- One script serves several names, one after the other (`apply.lua`), so that what does not depend on the name is done
+-- once.
+--
+-- KEYS  of each name
+--       1 main     ZSET    holder -> renew_by
 --       2 ttl      ZSET    holder -> hold_until
 --       3 max      STRING  the capacity
 --       4 waiting  ZSET    waiter -> when it was enqueued
@@ -8,21 +12,20 @@
 --       6 fence    STRING  the last fence; never expires
 --       7 info     HASH    id -> "fence since heartbeat ttl label" (microseconds; "-" is none)
 -- ARGV  1 namespace
---       2 name
---       3 client             the sender's
---       4 confirm_within     in microseconds
---       5 foreign_heartbeat  of members of other programs, in microseconds
---       and what the transition says
+--       2 client             the sender's
+--       3 confirm_within     in microseconds
+--       4 foreign_heartbeat  of members of other programs, in microseconds
+--       and for each name what `apply.lua` says
 -- Also, by their names alone: {ns}:wake:{client} (PUBLISH), and {ns}:acquisition_notification:{id} of members of
 -- other programs, or of ours that such a program has granted.
--- Result  flat: for each id asked about its outcome, as the transition says; the delay until the next expiry
---       (-1: none); for each own waiter that was granted a permit its id, slot number, fence, valid_for
+-- Result  for each name, flat: for each id asked about its outcome, as the transition says; the delay until the next
+--       expiry (-1: none); for each own waiter that was granted a permit its id, slot number, fence, valid_for. Or an
+--       error, which leaves the other names alone.
 --
 -- Lua does not roll back, so everything is read before anything is written: a key of the wrong type ends the
--- script while nothing has happened. And a script pays for each function that it defines, not only for those
--- it calls: what is seldom needed is defined where it is needed.
+-- work on its name while nothing has happened. And a script pays for each function that it defines, not only for
+-- those it calls: what is seldom needed is defined where it is needed.
 local call = redis.call
-local MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO = unpack(KEYS)
 
 local function now()
   local time = call('TIME')
@@ -49,18 +52,20 @@ local PAGE = 1000
 -- server serves nobody else.
 local OUT_OF_REACH = 10 * PAGE
 
+-- All that follows is of the name that is being served.
+local NAME, MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO
 -- Who holds, who holds for a limited time, and who waits.
-local held, limited, queued = call('ZCARD', MAIN), call('ZCARD', TTL), call('ZCARD', WAITING)
+local held, limited, queued
 local capacity, last_fence
 -- Nobody was here before: then no key has a life of its own that would have to be looked at.
-local alone = held == 0 and queued == 0
-
--- What is to be written, gathered so that each key is written once a script; and what is answered.
-local main, ttls, infos = {}, {}, {}
-local max, waiting, alive
-local outcomes, granted = {}, {}
--- Own waiters that this very script has granted a permit: id -> its fence and terms.
-local holding = {}
+local alone
+-- What is to be written, gathered so that each key is written once; and what is answered.
+local main, ttls, infos, max, waiting, alive
+local outcomes, granted
+-- Where the last waiter was enqueued.
+local place
+-- Own waiters that were granted a permit just now: id -> its fence and terms.
+local holding
 
 local function answer(tag, a, b, c)
   local n = #outcomes
@@ -70,6 +75,13 @@ end
 local function read_capacity()
   capacity = capacity or tonumber(call('GET', MAX) or 0)
   return capacity
+end
+
+-- The newest declaration wins. True if it changes anything.
+local function declare(text)
+  if read_capacity() == tonumber(text) then return false end
+  capacity, max = tonumber(text), text
+  return true
 end
 
 -- What was asked for, from "heartbeat ttl label". Read and formatted once a script: most ask for the same.
@@ -108,10 +120,11 @@ end
 -- Makes `id` a holder who is told so in the reply, and confirmed by that. Answers its slot number, its fence
 -- and how long that is good for.
 local function hold(id, terms)
+  -- First what may fail: what is gathered is written whatever becomes of the rest.
+  local fence, n = mint(id, terms), #main
   held = held + 1
-  local n = #main
   main[n + 1], main[n + 2] = terms.renew_by, id
-  return held, mint(id, terms), terms.valid_for
+  return held, fence, terms.valid_for
 end
 
 -- The hash is the first to be written: it alone may not have been read before.
@@ -148,7 +161,7 @@ local function expire()
 end
 
 local function grant_to_queue()
-  local NS, NAME, OWN = ARGV[1], ARGV[2], ARGV[3] .. '-'
+  local NS, OWN = ARGV[1], ARGV[2] .. '-'
   -- The clients that did not hear of a permit, by what their ids begin with. Their waiters keep their places.
   local out_of_reach, passed_over = {}, 0
 
@@ -158,12 +171,12 @@ local function grant_to_queue()
     -- One of ours: the eleven characters of a client, a dash and a number.
     if string.sub(prefix, 12) == '-' and string.match(id, '^%w+%-%d+$') then
       local heard = redis.pcall('PUBLISH', NS .. ':wake:' .. string.sub(id, 1, 11), id .. ' ' .. NAME)
-      if type(heard) == 'number' and heard > 0 then return tonumber(ARGV[4]) end
+      if type(heard) == 'number' and heard > 0 then return tonumber(ARGV[3]) end
       out_of_reach[prefix] = true
       return
     end
     -- A member of another program waits on a list of its own, and needs no confirming by our rules.
-    local list, foreign_heartbeat = NS .. ':acquisition_notification:' .. id, tonumber(ARGV[5])
+    local list, foreign_heartbeat = NS .. ':acquisition_notification:' .. id, tonumber(ARGV[4])
     local heard = redis.pcall('RPUSH', list, '1')
     if type(heard) ~= 'number' then return end
     redis.pcall('PEXPIRE', list, math.ceil(foreign_heartbeat / 1000) + 10000)
@@ -175,7 +188,7 @@ local function grant_to_queue()
     if info == nil then info = call('HGET', INFO, id) end
     local text = info and string.match(info, '^%S+ %S+ (.*)$')
     if prefix == OWN then
-      local terms = terms_of(text or ARGV[5] .. ' - ')
+      local terms = terms_of(text or ARGV[4] .. ' - ')
       local slot, fence, valid_for = hold(id, terms)
       holding[id] = { fence = fence, ttl = terms.ttl }
       local n = #granted
@@ -218,10 +231,6 @@ local function grant_to_queue()
       call('ZREM', ALIVE, unpack(leaving))
     end
   end
-end
-
-local function grant()
-  if queued > 0 and held < read_capacity() then grant_to_queue() end
 end
 
 -- Writes what was gathered, and sees to the life of the keys that it writes, or of all.
@@ -268,11 +277,24 @@ local function flush(all)
   -- And what is known of an id for as long as the id.
   local last = math.max(held_until, alive_until)
   if last > 0 then outlive(INFO, last) end
+  alone = false
+  main, ttls, infos, max, waiting, alive = {}, {}, {}, nil, nil, nil
 end
 
--- Writes, and answers in the form that every transition has.
-local function finish(all)
-  if all or #main > 0 or #infos > 0 or max or alive then flush(all) end
+local function grant()
+  if queued == 0 or held >= read_capacity() then return end
+  -- Whoever has only just been enqueued is to be found.
+  if waiting then flush() end
+  grant_to_queue()
+end
+
+local function is_gathered()
+  return #main > 0 or #infos > 0 or max or alive
+end
+
+-- Writes what is left to write, and answers in the form that every name has.
+local function finish()
+  if is_gathered() then flush() end
   local delay, n = -1, #outcomes
   if queued > 0 then
     local first = math.huge

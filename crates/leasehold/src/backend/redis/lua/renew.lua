@@ -1,21 +1,19 @@
 -- Signs of life. Never moves a waiter, and confirms nobody.
 --
--- ARGV    6 heartbeat  in microseconds
---         7 ids        from here on
+-- ARGV    1 heartbeat  in microseconds
+--         2 ids        from here on
 -- Result  four for each id: "held", slot number, fence, valid_for | "claim", slot number, 0, valid_for (granted, and
 --         not yet claimed) | "waiting", 0, 0, 0 | "gone", 0, 0, 0
-expire()
-grant()
-local terms = terms_of(ARGV[6] .. ' -')
+local terms = terms_of(ARGV[first] .. ' -')
 -- `ZADD XX CH` answers 0 for a member that keeps its score, so who is there is asked for.
-local renew_by = call('ZMSCORE', MAIN, unpack(ARGV, 7))
+local renew_by = call('ZMSCORE', MAIN, unpack(ARGV, first + 1, last))
 -- By its place, not by its sign of life: another program's expiry may have ended either key.
-local places = call('ZMSCORE', WAITING, unpack(ARGV, 7))
-local hold_until = call('ZMSCORE', TTL, unpack(ARGV, 7))
-local known = call('HMGET', INFO, unpack(ARGV, 7))
-alive = {}
-for i = 1, #ARGV - 6 do
-  local id = ARGV[6 + i]
+local places = call('ZMSCORE', WAITING, unpack(ARGV, first + 1, last))
+local hold_until = call('ZMSCORE', TTL, unpack(ARGV, first + 1, last))
+local known = call('HMGET', INFO, unpack(ARGV, first + 1, last))
+alive = alive or {}
+for i = 1, last - first do
+  local id = ARGV[first + i]
   if holding[id] then
     answer('held', hold_again(id, terms))
   elseif renew_by[i] then
@@ -37,4 +35,4 @@ for i = 1, #ARGV - 6 do
   end
 end
 -- This one comes by again and again, and so sees to all that other programs' expiries would end too soon.
-return finish('all keys')
+flush('all keys')

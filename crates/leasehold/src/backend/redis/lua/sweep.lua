@@ -1,7 +1,4 @@
--- Nothing but what every command does.
+-- Nothing but what is done for every name.
 --
 -- ARGV    nothing
 -- Result  nothing
-expire()
-grant()
-return finish()

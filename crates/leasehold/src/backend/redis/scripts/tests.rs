@@ -85,13 +85,13 @@ fn expected(transition: Transition, name: &str) -> Vec<String> {
 fn sent(transition: Transition) -> (Vec<String>, Vec<String>) {
     let name = Name::new("name", NAME).unwrap();
     let keys = Keys::new(NAMESPACE, &name, client(), CONFIRM_WITHIN, FOREIGN_HEARTBEAT);
-    let call = keys.command(&Scripts::new(), &commands(transition));
+    let call = Scripts::new().apply(&[(&keys, &commands(transition))]);
     let mut arguments = call.args_iter().map(|argument| match argument {
         Arg::Simple(bytes) => String::from_utf8(bytes.to_vec()).unwrap(),
         other => panic!("{other:?}"),
     });
     assert_eq!(arguments.next().unwrap(), "EVALSHA");
-    assert_eq!(arguments.next().unwrap(), Scripts::new().hash(transition));
+    assert_eq!(arguments.next().unwrap(), Scripts::new().semaphores.hash);
     let count = arguments.next().unwrap().parse().unwrap();
     let mut keys: Vec<_> = arguments.collect();
     let argv = keys.split_off(count);
@@ -102,7 +102,9 @@ fn sent(transition: Transition) -> (Vec<String>, Vec<String>) {
 fn keys_are_those_of_the_header_in_its_order() {
     let header = section(PRELUDE, "KEYS");
     let names: Vec<_> = header.iter().map(|entry| entry.name.to_uppercase()).collect();
-    assert!(PRELUDE.contains(&format!("local {} = unpack(KEYS)\n", names.join(", "))), "{names:?}");
+    let unpacked =
+        format!("{} = unpack(KEYS, keys + 1, keys + {})\n", names.join(", "), names.len());
+    assert!(APPLY.contains(&unpacked), "{unpacked}");
     for transition in Transition::ALL {
         let (keys, _) = sent(transition);
         assert_eq!(keys.len(), header.len(), "{transition:?}");
@@ -119,12 +121,26 @@ fn keys_are_those_of_the_header_in_its_order() {
 #[test]
 fn arguments_are_those_of_the_headers_in_their_order() {
     for transition in Transition::ALL {
-        let mut header = section(PRELUDE, "ARGV");
-        header.extend(section(transition.parts().last().unwrap(), "ARGV"));
-        let positions: Vec<_> = header.iter().map(|entry| entry.position).collect();
-        assert!(positions.iter().copied().eq(1..=header.len()), "{transition:?}: {positions:?}");
-        let expected: Vec<_> =
-            header.iter().flat_map(|entry| expected(transition, entry.name)).collect();
-        assert_eq!(sent(transition).1, expected, "{transition:?}: {header:#?}");
+        let headers = [PRELUDE, APPLY, transition.body()].map(|script| section(script, "ARGV"));
+        for header in &headers {
+            let positions: Vec<_> = header.iter().map(|entry| entry.position).collect();
+            assert!(
+                positions.iter().copied().eq(1..=header.len()),
+                "{transition:?}: {positions:?}"
+            );
+        }
+        let [for_all, of_a_name, own] = &headers;
+        let value = |entry: &Entry<'_>| expected(transition, entry.name);
+        let own: Vec<_> = own.iter().flat_map(value).collect();
+        let mut whole: Vec<_> = for_all.iter().flat_map(value).collect();
+        let names: Vec<_> = of_a_name.iter().map(|entry| entry.name).collect();
+        assert_eq!(names, ["name", "arguments", "transition", "arguments"]);
+        let group = [transition.word().to_owned(), own.len().to_string()].into_iter().chain(own);
+        // Of sweeps, each is a transition of its own.
+        let times = if transition == Transition::Sweep { 2 } else { 1 };
+        let group: Vec<_> = std::iter::repeat_n(group, times).flatten().collect();
+        whole.extend([NAME.to_owned(), group.len().to_string()]);
+        whole.extend(group);
+        assert_eq!(sent(transition).1, whole, "{transition:?}: {headers:#?}");
     }
 }
