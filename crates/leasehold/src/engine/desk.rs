@@ -408,6 +408,8 @@ impl Desk {
                 self.forget(id);
                 ticket.full(after);
             }
+            // Its enqueue is still on its way, or on its way again, and will be answered.
+            Outcome::Gone if ticket.is_waiting() && !ticket.queues => {}
             Outcome::Gone if ticket.is_waiting() => {
                 // Passed over as dead, or the store lost its data: back to the end of the queue.
                 self.leave_line(id);

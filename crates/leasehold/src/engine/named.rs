@@ -146,7 +146,7 @@ impl Named {
         within: Option<Span>,
         waker: &Waker,
     ) -> Entered {
-        let waiting = || Ticket::waiting(id, semaphore.clone(), within, waker.clone());
+        let waiting = || Ticket::waiting(id, semaphore.clone(), wait, within, waker.clone());
         self.at_desk(|desk, after| {
             if desk.closed {
                 return Entered::Closed;

@@ -317,3 +317,23 @@ fn the_thread_ends_with_the_last_that_uses_it() {
     runtime.block_on(eventually(async || core.upgrade().is_none()));
     assert_eq!(store.world().count("s"), (0, 0));
 }
+
+/// Asked about while it is on its way, the store does not know it. That is no reason to queue.
+#[tokio::test]
+async fn a_try_does_not_become_a_wait_when_the_connection_is_new() {
+    let store = Simulated::default();
+    let (here, there) = (client(&store), client(&store));
+    let held = deadline(semaphore(&here, 1).acquire()).await.unwrap();
+    store.world().delay = Duration::from_millis(100);
+    let semaphore = semaphore(&there, 1);
+    let trial = semaphore.try_acquire();
+    let mut trial = pin!(trial);
+    start(trial.as_mut()).await;
+    // The question overtakes it.
+    eventually(async || store.world().asked.len() == 2).await;
+    store.world().delay = Duration::ZERO;
+    store.heal(there.id());
+    assert!(deadline(trial).await.unwrap().is_none());
+    assert_eq!(store.world().count("s"), (1, 0));
+    drop(held);
+}

@@ -95,6 +95,8 @@ pub(crate) struct Ticket {
     pub(crate) id: AcquisitionId,
     pub(crate) semaphore: Arc<Declaration>,
     pub(crate) queued_at: Moment,
+    /// Whether it would queue, or only tries.
+    pub(crate) queues: bool,
     /// When the acquire gives up.
     pub(crate) gives_up_at: Option<Moment>,
     /// Until when the holder may believe that it holds, in microseconds of [`Moment`].
@@ -106,6 +108,7 @@ impl Ticket {
     pub(crate) fn waiting(
         id: AcquisitionId,
         semaphore: Arc<Declaration>,
+        queues: bool,
         within: Option<Span>,
         waker: Waker,
     ) -> Arc<Self> {
@@ -114,6 +117,7 @@ impl Ticket {
             id,
             semaphore,
             queued_at,
+            queues,
             gives_up_at: within.map(|within| queued_at + within),
             valid_until: AtomicU64::new(0),
             state: Mutex::new(State::Waiting(Some(waker))),
@@ -130,6 +134,7 @@ impl Ticket {
             id,
             semaphore,
             queued_at: Moment::from_micros(0),
+            queues: false,
             gives_up_at: None,
             valid_until: AtomicU64::new(valid_until.micros()),
             state: Mutex::new(State::Held(Vec::new())),
