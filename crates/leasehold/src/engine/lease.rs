@@ -135,7 +135,9 @@ impl Lease {
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
-        match self.state().phase {
+        // Not in the head of the match: the mutex would be held until its end.
+        let phase = self.state().phase;
+        match phase {
             Phase::Held if Moment::now() < self.valid_until() => Ok(()),
             Phase::Held => Err(self.lost_error(self.why_over())),
             Phase::Lost(reason) => Err(self.lost_error(reason)),
