@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use tokio::sync::Notify;
+
 use super::ticket::Watchers;
 use super::{Core, Engine, Message};
 use crate::backend::{Backend, Later};
@@ -68,6 +70,8 @@ pub(crate) struct Lease {
     /// In microseconds of [`Moment`].
     valid_until: AtomicU64,
     state: Mutex<State>,
+    /// Tells the keeper, who may be asleep, that something is due earlier than it was.
+    earlier: Arc<Notify>,
     core: Arc<Core>,
 }
 
@@ -108,7 +112,8 @@ impl Lease {
             asked: sent,
         };
         let valid_until = AtomicU64::new(0);
-        let lease = Self { what, name, id, keep, ttl, valid_until, state: Mutex::new(state), core };
+        let (state, earlier) = (Mutex::new(state), Arc::default());
+        let lease = Self { what, name, id, keep, ttl, valid_until, state, earlier, core };
         lease.extend(sent, valid_for);
         let lease = Arc::new(lease);
         lease.core.enroll(&lease);
@@ -131,7 +136,16 @@ impl Lease {
             state.asked = sent;
             let until = (sent + valid_for).minus(self.core.backend.margin(valid_for));
             self.valid_until.store(until.micros(), Ordering::Release);
+            self.earlier.notify_one();
         }
+    }
+
+    /// When to renew it, if it is renewed: a third of the TTL after the last time, and never so late that there would be
+    /// no second try.
+    fn due(&self) -> Moment {
+        let asked = self.state().asked;
+        let half = Span::from_duration(self.valid_until().saturating_since(asked) / 2);
+        asked + self.ttl.divided_by(3).min(half)
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
@@ -222,11 +236,14 @@ impl Lease {
     /// From now on somebody sees to it; and renews it, if that is wanted.
     pub(crate) fn keep(self: &Arc<Self>, renew: bool) {
         let mut state = self.state();
-        state.renewed |= renew;
+        let begins = renew && !std::mem::replace(&mut state.renewed, true);
         if !std::mem::replace(&mut state.kept, true) {
             drop(state);
-            let keeper = keep(Arc::downgrade(self), self.core.settings.retries.timeout);
+            let (earlier, timeout) = (self.earlier.clone(), self.core.settings.retries.timeout);
+            let keeper = keep(Arc::downgrade(self), earlier, timeout);
             self.core.tell(Message::Run(Box::pin(keeper)));
+        } else if begins {
+            self.earlier.notify_one();
         }
     }
 
@@ -285,8 +302,8 @@ fn wake(watchers: Watchers) {
 }
 
 /// Renews a lease, a third of its TTL after the last time, and tells its guard when its time is up.
-async fn keep(lease: Weak<Lease>, patience: Duration) {
-    let mut renew_at = None;
+async fn keep(lease: Weak<Lease>, earlier: Arc<Notify>, patience: Duration) {
+    let mut again_at = None;
     loop {
         let pause = {
             let Some(lease) = lease.upgrade() else { return };
@@ -304,22 +321,22 @@ async fn keep(lease: Weak<Lease>, patience: Duration) {
                 let _ = tokio::time::timeout(patience, lease.keep.release()).await;
                 return;
             }
-            let third = lease.ttl.divided_by(3);
-            let due = if renewed { *renew_at.get_or_insert(now + third) } else { Moment::NEVER };
+            let due = again_at.unwrap_or_else(|| lease.due());
+            let due = if renewed { due } else { Moment::NEVER };
             if now >= due {
-                renew_at = Some(renew(&lease, now, patience).await.unwrap_or(now + third));
+                again_at = renew(&lease, now, patience).await;
                 continue;
             }
             due.min(valid_until).saturating_since(now).min(LONGEST_SLEEP)
         };
-        tokio::time::sleep(pause).await;
+        let _ = tokio::time::timeout(pause, earlier.notified()).await;
     }
 }
 
 /// One try. Whoever is not answered is asked again soon, for as long as the validity lasts: then it says when.
 async fn renew(lease: &Lease, sent: Moment, patience: Duration) -> Option<Moment> {
     let left = lease.valid_until().saturating_since(sent);
-    let limit = (left / 3).clamp(Duration::from_millis(10), patience);
+    let limit = (left / 3).max(Duration::from_millis(10)).min(patience);
     match tokio::time::timeout(limit, lease.keep.renew()).await {
         Ok(Ok(Some(valid_for))) => lease.extend(sent, valid_for),
         Ok(Ok(None)) => {

@@ -125,7 +125,8 @@ impl LockGuard {
         self.lease.keep(true);
     }
 
-    /// Lets the lock end so long from now, whatever was left of its TTL.
+    /// Lets the lock end so long from now, whatever was left of its TTL. A lock that extends itself goes on doing so, by
+    /// the TTL that it was declared with.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a TTL that cannot be, [`Error::Lost`] if the lock is gone, and what the store has
@@ -143,7 +144,8 @@ impl LockGuard {
         };
         self.lease.extend(sent, Span::from_millis(ttl));
         self.kept.expires_at.store(expires_at, Ordering::Release);
-        Ok(())
+        // Whoever was told meanwhile that the lock is gone is not told otherwise any more.
+        self.lease.check()
     }
 
     /// Gives the lock back and waits until it has been. True if it was held until now, false if it had been lost.
