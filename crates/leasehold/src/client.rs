@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::backend::Backend;
 use crate::backend::memory::Memory;
+use crate::engine::lease::Lease;
 use crate::engine::{Engine, Settings};
 use crate::lock::{LockBuilder, Locks};
 use crate::name::positive;
@@ -190,13 +191,16 @@ impl Client {
     pub async fn close(&self) -> Result<(), Error> {
         let core = self.engine.core();
         let names = core.close();
-        for lease in core.all_leases() {
-            lease.close().await?;
+        // All of them are told before any is waited for: one that fails must not keep it from the others.
+        let leases: Vec<_> = core.all_leases().into_iter().filter_map(Lease::close).collect();
+        let mut result = Ok(());
+        for lease in leases {
+            result = result.and(lease.await.map(drop));
         }
         for named in names {
-            named.drained().await?;
+            result = result.and(named.drained().await);
         }
-        Ok(())
+        result
     }
 }
 

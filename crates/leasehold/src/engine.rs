@@ -292,11 +292,18 @@ impl Core {
 
     /// Runs a future of the store's on the engine's thread.
     pub(crate) async fn run<T: Send + 'static>(&self, work: Later<T>) -> Result<T, Error> {
+        self.begin(work).await
+    }
+
+    /// The same, and it goes on whether or not anybody waits for the answer.
+    pub(crate) fn begin<T: Send + 'static>(&self, work: Later<T>) -> Later<T> {
         let (answer, answered) = oneshot::channel();
         self.tell(Message::Run(Box::pin(async move {
             let _ = answer.send(work.await);
         })));
-        answered.await.unwrap_or_else(|_| Err(Error::internal("the engine's thread has ended")))
+        Box::pin(async {
+            answered.await.unwrap_or_else(|_| Err(Error::internal("the engine's thread has ended")))
+        })
     }
 
     /// The same, but when nobody waits for the answer any more, the work is dropped where it is.

@@ -271,7 +271,10 @@ impl Inner {
         Ok(match answer {
             Acquired::Held { fence, expires_at, remaining } => {
                 let valid_for = Span::from_millis(remaining);
-                Ok(LockGuard::new(self, id, fence, expires_at, (sent, valid_for)))
+                let guard = LockGuard::new(self, id, fence, expires_at, (sent, valid_for));
+                // A close that came meanwhile may have looked for guards before there was this one.
+                core.check_open()?;
+                Ok(guard)
             }
             Acquired::Locked { remaining } => Err(Duration::from_millis(remaining)),
         })
@@ -322,16 +325,19 @@ async fn wait(inner: Arc<Inner>) -> Result<LockGuard, Error> {
     loop {
         // The others of ours want to be told of the next release as well.
         let wake = if waiting.in_company() { Wake::Always } else { Wake::IfLocked };
+        // From here on: what happens while the store is asked must not be missed.
+        let woken = waiting.woken();
         let remaining = match inner.attempt(id, wake).await? {
             Ok(guard) => return Ok(guard),
             Err(remaining) => remaining,
         };
+        core.check_open()?;
         let now = Moment::now();
         let again =
             *again_at.get_or_insert_with(|| now + Span::from_duration(inner.retry.pause(retried)));
         let over = now + Span::from_duration(remaining);
         let until = again.min(over).min(give_up_at).saturating_since(now);
-        let woken = tokio::time::timeout(until, waiting.woken()).await.is_ok();
+        let woken = tokio::time::timeout(until, woken).await.is_ok();
         let now = Moment::now();
         if !woken && now >= again {
             retried += 1;
@@ -342,6 +348,5 @@ async fn wait(inner: Arc<Inner>) -> Result<LockGuard, Error> {
             let (what, name) = ("lock", inner.key.to_string());
             return Err(Error::TimedOut { what, name, limit, full: None });
         }
-        core.check_open()?;
     }
 }

@@ -225,12 +225,16 @@ impl Lease {
         })));
     }
 
-    /// The client is closing: whoever holds it is told, and the store as well.
-    pub(crate) async fn close(self: Arc<Self>) -> Result<(), Error> {
-        if self.lose(LossReason::Closed) {
-            self.give_back().await?;
-        }
-        Ok(())
+    /// The client is closing: whoever holds it is told, and the store as well. That goes on whether or not anybody waits
+    /// for the answer.
+    pub(crate) fn close(self: Arc<Self>) -> Option<Later<bool>> {
+        self.lose(LossReason::Closed).then(|| match &self.core.backend {
+            Backend::Memory(_) => self.keep.release(),
+            Backend::Away(_) => {
+                let (core, retries) = (self.core.clone(), self.core.settings.retries);
+                core.begin(Box::pin(async move { retries.persist(|| self.keep.release()).await }))
+            }
+        })
     }
 
     /// From now on somebody sees to it; and renews it, if that is wanted.

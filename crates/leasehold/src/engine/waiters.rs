@@ -56,8 +56,9 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    pub(crate) async fn woken(&self) {
-        self.notify.notified().await;
+    /// Told of what happens from this call on, not only from the first poll.
+    pub(crate) fn woken(&self) -> impl Future<Output = ()> {
+        self.notify.notified()
     }
 
     /// Whether somebody else of this client waits, too.

@@ -168,7 +168,8 @@ impl Locks {
     /// The lock if it is free; `None` if somebody has it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a key or TTL that cannot be, and what the store has to say.
+    /// [`Error::InvalidArgument`] for a key or TTL that cannot be, [`Error::Closed`] when the client is closed, and what
+    /// the store has to say.
     ///
     /// # Cancel safety
     /// Dropping the future may leave the lock held until its TTL ends, because nobody knows its id then. Where that
@@ -191,6 +192,7 @@ impl Locks {
         ttl: Duration,
     ) -> Result<Option<HeldLock>, Error> {
         let (key, id, ttl) = (key_of(key)?, *id, millis("ttl", ttl)?);
+        self.engine.core().check_open()?;
         let (store, asked) = (self.store.clone(), key.clone());
         let ask = move || store.acquire(&asked, id, ttl, Wake::Never);
         Ok(match self.ask(LockOperation::Acquire, (Some(&key), Some(id)), ask).await? {
