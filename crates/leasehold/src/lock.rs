@@ -30,6 +30,9 @@ use observer::report;
 /// How long a lock is held unless it is extended or released.
 const TTL: Duration = Duration::from_secs(30);
 
+/// How soon after each other a lock that is over, but still there, is asked for.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
+
 /// An exclusive lock with a key.
 ///
 /// It is *not fair*: when it comes free, whoever asks first has it. Where order matters, use a
@@ -321,6 +324,10 @@ async fn wait(inner: Arc<Inner>) -> Result<LockGuard, Error> {
     let limit = inner.retry.limit();
     let give_up_at = started + Span::from_duration(limit);
     let waiting = core.waiters.join(&inner.key);
+    let timed_out = |now: Moment| {
+        let limit = limit.min(now.saturating_since(started));
+        Error::TimedOut { what: "lock", name: inner.key.to_string(), limit, full: None }
+    };
     let (mut retried, mut again_at) = (0, None);
     loop {
         // The others of ours want to be told of the next release as well.
@@ -333,9 +340,13 @@ async fn wait(inner: Arc<Inner>) -> Result<LockGuard, Error> {
         };
         core.check_open()?;
         let now = Moment::now();
+        if retried >= inner.retry.max_times() {
+            return Err(timed_out(now));
+        }
         let again =
             *again_at.get_or_insert_with(|| now + Span::from_duration(inner.retry.pause(retried)));
-        let over = now + Span::from_duration(remaining);
+        // A record may be found for a while after its end; it is not asked about in a circle.
+        let over = now + Span::from_duration(remaining.max(SHORTEST_PAUSE));
         let until = again.min(over).min(give_up_at).saturating_since(now);
         let woken = tokio::time::timeout(until, woken).await.is_ok();
         let now = Moment::now();
@@ -343,10 +354,9 @@ async fn wait(inner: Arc<Inner>) -> Result<LockGuard, Error> {
             retried += 1;
             again_at = None;
         }
-        if !woken && now >= give_up_at || retried > inner.retry.max_times() {
-            let limit = limit.min(now.saturating_since(started));
-            let (what, name) = ("lock", inner.key.to_string());
-            return Err(Error::TimedOut { what, name, limit, full: None });
+        // Not at the very moment when the lock ends: then it is worth asking once more.
+        if !woken && now >= give_up_at && now < over {
+            return Err(timed_out(now));
         }
     }
 }

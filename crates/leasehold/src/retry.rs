@@ -58,7 +58,8 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// How often to ask again: 10 times by default. Being woken by a release does not count.
+    /// How often to ask again before giving up: 10 times by default. Being woken by a release does not count, and neither
+    /// does asking when the holder's lease ends.
     #[must_use]
     pub fn times(self, times: u32) -> Self {
         Self { times, ..self }
@@ -122,7 +123,8 @@ impl Retry {
             Jitter::Full => chance(),
             Jitter::None => 1.0,
         };
-        Duration::from_secs_f64(seconds * share)
+        // The longest delay there is does not survive being a floating-point number.
+        Duration::try_from_secs_f64(seconds * share).unwrap_or(self.max_delay)
     }
 }
 
@@ -147,5 +149,13 @@ mod tests {
             }
             assert_eq!(retry.jitter(Jitter::None).pause(nth), whole);
         }
+    }
+
+    #[test]
+    fn the_longest_delay_is_one() {
+        let retry = Retry::default().delay(Duration::MAX).max_delay(Duration::MAX);
+        let retry = retry.multiplier(f64::MAX);
+        assert_eq!(retry.jitter(Jitter::None).pause(1000), Duration::MAX);
+        assert!(retry.pause(1000) >= Duration::MAX / 2);
     }
 }
