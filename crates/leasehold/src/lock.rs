@@ -150,7 +150,10 @@ impl Lock {
             })
             .await
         };
-        if let Err(error) = guard.release().await {
+        if result.is_err() {
+            // Given back in the background: the store may be out of reach, and the caller has to know now.
+            drop(guard);
+        } else if let Err(error) = guard.release().await {
             tracing::warn!(key = self.key(), %error, "release failed after the work was done");
             if let Some(hook) = &self.inner.on_release_error {
                 hook(&error);
