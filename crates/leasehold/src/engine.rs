@@ -241,7 +241,10 @@ impl Core {
                 }
             }
             WakeUp::Released(key) => self.waiters.wake_one(&key),
-            WakeUp::Reconnected => self.all().iter().for_each(|named| named.reconnected()),
+            WakeUp::Reconnected => {
+                self.all().iter().for_each(|named| named.reconnected());
+                self.waiters.wake_all();
+            }
         }
     }
 
