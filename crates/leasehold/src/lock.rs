@@ -16,12 +16,14 @@ use crate::{Error, Retry};
 
 mod guard;
 mod id;
+mod info;
 mod locks;
 mod observer;
 
 pub use guard::LockGuard;
 pub use id::LockId;
-pub use locks::{Capabilities, HeldLock, LockInfo, Locks, RawLockInfo, TimeAuthority};
+pub use info::{HeldLock, LockInfo, RawLockInfo};
+pub use locks::{Capabilities, Locks, TimeAuthority};
 pub use observer::{LockEvent, LockOperation, LockReason, LockResult, Observer};
 
 use locks::key_of;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use super::locks::time;
+use super::info::time;
 use super::observer::{LockOperation, report};
 use super::{Inner, Locks};
 use crate::backend::Later;
@@ -137,7 +137,8 @@ impl LockGuard {
     pub async fn extend(&self, ttl: Duration) -> Result<(), Error> {
         let ttl = millis("ttl", ttl)?;
         self.lease.check()?;
-        let (verdict, sent) = self.kept.locks.extend_to(self.kept.id, ttl).await?;
+        let about = (Some(&self.kept.key), self.kept.id);
+        let (verdict, sent) = self.kept.locks.extend_to(about, ttl).await?;
         let Verdict::Done(expires_at) = verdict else {
             self.lease.lose(LossReason::Gone);
             return Err(self.lost_error(LossReason::Gone));

@@ -1,17 +1,17 @@
 //! All locks of a store, by key and by lock id: single attempts, each one round trip.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use super::LockBuilder;
-use super::id::hash;
+use super::info::{HeldLock, LockInfo, RawLockInfo, raw, time};
 use super::observer::{LockOperation, Observer, report};
 use crate::backend::{Backend, Later, LockStore, Wake};
 use crate::clock::Moment;
 use crate::engine::Engine;
-use crate::machine::lock::{Acquired, By, Record, Verdict};
+use crate::machine::lock::{Acquired, By, Verdict};
 use crate::name::{Name, millis};
-use crate::{Error, Fence, LockId};
+use crate::{Error, LockId};
 
 /// The locks of a client, without guards: who calls these has a loop of his own, and keeps the lock id.
 ///
@@ -40,49 +40,6 @@ pub struct Locks {
     pub(super) store: Arc<dyn LockStore>,
     pub(super) observer: Option<Observer>,
     clean_up: bool,
-}
-
-/// A lock that was acquired.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct HeldLock {
-    /// What extends and releases it.
-    pub id: LockId,
-    /// Larger than that of every holder before.
-    pub fence: Fence,
-    /// When it ends unless it is extended, by the clock of the store.
-    pub expires_at: SystemTime,
-}
-
-/// What anybody may know of a lock that is held.
-///
-/// Neither its key nor its id, which may be secrets, but 24 hexadecimal digits of a hash that tell them from others.
-/// The raw ones are in [`RawLockInfo`].
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct LockInfo {
-    /// What tells the key from others.
-    pub key_hash: String,
-    /// What tells the lock id from others.
-    pub lock_id_hash: String,
-    /// When it was acquired, by the clock of the store.
-    pub acquired_at: SystemTime,
-    /// When it ends unless it is extended, by the clock of the store.
-    pub expires_at: SystemTime,
-    /// The fence of its holder.
-    pub fence: Fence,
-}
-
-/// What is known of a lock that is held, with its key and its id.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct RawLockInfo {
-    /// The key.
-    pub key: String,
-    /// The lock id, with which anybody can release the lock.
-    pub lock_id: LockId,
-    /// The rest.
-    pub info: LockInfo,
 }
 
 /// What a store can do, known when the program runs. That every lock has a fence is known when it is compiled:
@@ -205,6 +162,9 @@ impl Locks {
 
     /// Releases a lock by its id. True if it was held until now.
     ///
+    /// A guard of that lock is not told: it learns of it when it next asks the store, which one with
+    /// [`auto_extend`](LockBuilder::auto_extend) does at a third of its TTL. Until then its `check` goes by the TTL.
+    ///
     /// # Errors
     /// What the store has to say.
     ///
@@ -228,13 +188,13 @@ impl Locks {
     /// # Cancel safety
     /// The extension goes on if the future is dropped after it was first polled.
     pub async fn extend(&self, id: &LockId, ttl: Duration) -> Result<bool, Error> {
-        Ok(matches!(self.extend_to(*id, millis("ttl", ttl)?).await?.0, Verdict::Done(_)))
+        Ok(matches!(self.extend_to((None, *id), millis("ttl", ttl)?).await?.0, Verdict::Done(_)))
     }
 
     /// With the moment when the request that was answered was sent.
     pub(super) async fn extend_to(
         &self,
-        id: LockId,
+        (key, id): (Option<&Name>, LockId),
         ttl: u64,
     ) -> Result<(Verdict<u64>, Moment), Error> {
         let store = self.store.clone();
@@ -243,7 +203,7 @@ impl Locks {
             let (sent, answer) = (Moment::now(), store.extend(id, ttl));
             Box::pin(async move { Ok(Timed(answer.await?, sent)) }) as Later<_>
         };
-        let Timed(verdict, sent) = self.ask(LockOperation::Extend, (None, Some(id)), ask).await?;
+        let Timed(verdict, sent) = self.ask(LockOperation::Extend, (key, Some(id)), ask).await?;
         Ok((verdict, sent))
     }
 
@@ -359,24 +319,6 @@ impl<T: super::observer::Telling> super::observer::Telling for Timed<T> {
     fn tell(&self) -> super::observer::LockResult {
         self.0.tell()
     }
-}
-
-fn raw(record: &Record) -> RawLockInfo {
-    RawLockInfo {
-        info: LockInfo {
-            key_hash: hash(record.key.as_str()),
-            lock_id_hash: hash(record.id.as_str()),
-            acquired_at: time(record.acquired_at),
-            expires_at: time(record.expires_at),
-            fence: record.fence,
-        },
-        key: record.key.to_string(),
-        lock_id: record.id,
-    }
-}
-
-pub(super) fn time(millis: u64) -> SystemTime {
-    UNIX_EPOCH + Duration::from_millis(millis)
 }
 
 /// A key that does not collide with what is kept beside the locks.
