@@ -32,15 +32,19 @@ pub mod closing;
 pub mod input;
 pub mod leases;
 pub mod listing;
+pub mod lock_ends;
+pub mod lock_records;
+pub mod lock_waits;
+pub mod locks;
 pub mod permits;
 pub mod pools;
 pub mod queue;
 pub mod statistics;
 pub mod with;
 
-/// Where the semaphores of a case are kept.
+/// Where the semaphores and locks of a case are kept.
 pub trait Store {
-    /// One more client that shares its permits with those made before. Where only a client itself can
+    /// One more client that shares its permits and locks with those made before. Where only a client itself can
     /// do that, as in memory, a clone of it.
     fn client(&self) -> impl Future<Output = Client> + Send;
 }
@@ -141,6 +145,57 @@ macro_rules! conformance {
                 a_closed_client_gives_its_leases_back,
                 pools_that_cannot_be_are_refused,
                 instance_ids_that_cannot_be_are_refused;
+            locks:
+                a_lock_has_one_holder,
+                equal_keys_are_one_lock,
+                keys_that_differ_are_two_locks,
+                fences_of_a_key_only_grow,
+                holders_are_one_after_the_other,
+                a_lock_is_released_once,
+                a_guard_learns_at_its_next_extension_that_its_id_was_released,
+                a_dropped_lock_is_free_again,
+                an_extension_replaces_what_was_left,
+                a_lock_ends_with_its_ttl,
+                a_guard_that_nobody_watches_knows_when_it_is_over,
+                a_lock_that_extends_itself_outlives_its_ttl,
+                a_guard_may_begin_to_extend_itself_later,
+                a_guard_knows_what_it_holds;
+            lock_waits:
+                a_release_ends_a_wait,
+                a_drop_ends_a_wait,
+                a_release_by_id_ends_a_wait,
+                the_end_of_a_ttl_ends_a_wait,
+                a_wait_goes_on_while_the_holder_extends,
+                a_lock_that_does_not_come_free_is_an_error,
+                a_lock_is_asked_for_again_as_often_as_was_said,
+                a_wait_may_end_by_asking_again,
+                a_crowd_is_served_one_after_the_other,
+                a_waiter_that_leaves_takes_no_wake_up_with_it,
+                an_acquire_that_is_dropped_leaves_nothing,
+                an_acquire_that_nobody_polls_does_nothing,
+                locks_work_without_a_runtime;
+            lock_ends:
+                the_answer_of_the_work_is_the_answer,
+                work_stops_when_the_ttl_ends,
+                work_stops_when_its_lock_is_released_by_id,
+                work_that_is_given_up_or_panics_gives_its_lock_back,
+                waiters_are_told_of_the_close,
+                a_close_finds_everyone,
+                holders_are_told_of_the_close,
+                a_closed_client_acquires_no_lock,
+                what_a_closed_client_held_is_free_for_others;
+            lock_records:
+                asking_again_with_the_same_id_answers_the_same_lock,
+                whether_a_key_is_locked_can_be_asked,
+                a_lookup_shows_no_secrets_unless_asked_to,
+                a_store_says_what_it_can_do,
+                an_observer_is_told_what_was_done,
+                an_observer_is_told_secrets_only_if_it_asks,
+                an_observer_that_panics_is_in_nobodys_way,
+                keys_that_cannot_be_are_refused,
+                times_that_cannot_be_are_refused,
+                lock_ids_that_cannot_be_are_refused,
+                retries_that_cannot_be_are_refused;
         }
     };
     (@ $store:expr; $($module:ident: $($case:ident),+;)+) => {
@@ -254,6 +309,10 @@ mod tests {
             include_str!("conformance/input.rs"),
             include_str!("conformance/leases.rs"),
             include_str!("conformance/listing.rs"),
+            include_str!("conformance/lock_ends.rs"),
+            include_str!("conformance/lock_records.rs"),
+            include_str!("conformance/lock_waits.rs"),
+            include_str!("conformance/locks.rs"),
             include_str!("conformance/permits.rs"),
             include_str!("conformance/pools.rs"),
             include_str!("conformance/queue.rs"),

@@ -1,0 +1,197 @@
+//! Work under a lock, and the end of a client that has some.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
+
+use leasehold::{Error, ErrorKind, Lock, LockGuard, LossReason};
+
+use super::locks::{
+    MINUTES, Waiter, acquire, declare, is_free, is_locked, lock, lock_of, release, try_acquire,
+};
+use super::{SHORT, Store, unique};
+use crate::by_hand::step_aside;
+use crate::wait::{deadline, eventually};
+
+pub async fn the_answer_of_the_work_is_the_answer(store: &impl Store) {
+    let (client, key) = (store.client().await, unique("answer"));
+    let lock = lock(&client, &key);
+    let mut borrowed = String::from("what the work");
+    let answer = deadline(lock.with(async |guard| {
+        borrowed.push_str(" borrows");
+        assert!(is_locked(&client, &key).await);
+        guard.fence()
+    }));
+    let fence = answer.await.unwrap();
+    assert_eq!(borrowed, "what the work borrows");
+    // At once: the release is part of it.
+    assert!(!is_locked(&client, &key).await);
+    assert!(acquire(&lock).await.fence() > fence);
+}
+
+/// Work that goes on for ever, and must not be polled under a lock that is gone.
+async fn endless(guard: &LockGuard, stray: &AtomicBool) {
+    poll_fn(|_| {
+        stray.fetch_or(guard.check().is_err(), Ordering::Relaxed);
+        Poll::<()>::Pending
+    })
+    .await;
+}
+
+pub async fn work_stops_when_the_ttl_ends(store: &impl Store) {
+    let (client, key) = (store.client().await, unique("work and ttl"));
+    let (lock, stray) = (lock_of(&client, &key, SHORT), AtomicBool::new(false));
+    let work = lock.with(async |guard| endless(guard, &stray).await);
+    let error = deadline(work).await.unwrap_err();
+    assert!(matches!(error, Error::Lost { reason: LossReason::TtlEnded, .. }), "{error}");
+    assert!(!stray.into_inner(), "the work was polled after its lock was gone");
+    is_free(&client, &key).await;
+}
+
+pub async fn work_stops_when_its_lock_is_released_by_id(store: &impl Store) {
+    let (client, other) = (store.client().await, store.client().await);
+    let (key, stray) = (unique("work and release"), AtomicBool::new(false));
+    let lock = declare(&client, &key).ttl(SHORT).auto_extend().build().unwrap();
+    let work = lock.with(async |guard| endless(guard, &stray).await);
+    let take_away = async {
+        eventually(async || is_locked(&other, &key).await).await;
+        let raw = deadline(other.locks().lookup_raw(&key)).await.unwrap().unwrap();
+        assert!(deadline(other.locks().release(&raw.lock_id)).await.unwrap());
+    };
+    let (result, ()) = deadline(async { tokio::join!(work, take_away) }).await;
+    let error = result.unwrap_err();
+    assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "{error}");
+    assert!(!stray.into_inner(), "the work was polled after its lock was gone");
+    is_free(&client, &key).await;
+}
+
+pub async fn work_that_is_given_up_or_panics_gives_its_lock_back(store: &impl Store) {
+    let (client, key) = (store.client().await, unique("given up"));
+    let with = |work: fn()| {
+        let lock = lock(&client, &key);
+        tokio::spawn(async move {
+            lock.with(async |_| {
+                work();
+                std::future::pending::<()>().await;
+            })
+            .await
+        })
+    };
+    let given_up = with(|| {});
+    eventually(async || is_locked(&client, &key).await).await;
+    given_up.abort();
+    is_free(&client, &key).await;
+
+    let panicked = deadline(with(|| std::panic::resume_unwind(Box::new("on purpose")))).await;
+    assert!(panicked.unwrap_err().is_panic());
+    is_free(&client, &key).await;
+}
+
+pub async fn waiters_are_told_of_the_close(store: &impl Store) {
+    let (client, key) = (store.client().await, unique("closed waiters"));
+    let held = acquire(&lock(&client, &key)).await;
+    let waiters = [Waiter::join(&client, &key).await, Waiter::join(&client, &key).await];
+    let own = lock(&client, &key);
+    let work = tokio::spawn(async move { own.with(async |_| ()).await });
+    deadline(client.close()).await.unwrap();
+    for waiter in waiters {
+        let error = waiter.error().await;
+        assert!(matches!(error, Error::Closed), "{error}");
+        assert_eq!(error.kind(), ErrorKind::Aborted);
+    }
+    let error = deadline(work).await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::Closed), "{error}");
+    held.check().unwrap_err();
+}
+
+/// Whatever they are about just then: nobody waits on, and nobody has a lock afterwards.
+pub async fn a_close_finds_everyone(store: &impl Store) {
+    for round in 0..15 {
+        let (client, other) = (store.client().await, store.client().await);
+        let (held, free) = (unique("closed held"), unique("closed free"));
+        let holder = acquire(&lock(&client, &held)).await;
+        let acquire = |key: &str| {
+            let lock = lock(&client, key);
+            tokio::spawn(async move { lock.acquire().await })
+        };
+        let tasks: Vec<_> = (0..6).flat_map(|_| [acquire(&held), acquire(&free)]).collect();
+        step_aside(round * 2).await;
+        deadline(client.close()).await.unwrap();
+        for task in tasks {
+            match deadline(task).await.unwrap() {
+                Ok(guard) => {
+                    let error = guard.check().unwrap_err();
+                    let closed = matches!(error, Error::Lost { reason: LossReason::Closed, .. });
+                    assert!(closed, "{error}");
+                }
+                Err(error) => assert!(matches!(error, Error::Closed), "{error}"),
+            }
+        }
+        holder.check().unwrap_err();
+        for key in [&held, &free] {
+            eventually(async || !is_locked(&other, key).await).await;
+        }
+        if other.id() == client.id() {
+            // In memory there are no others: one round has closed the only client there is.
+            return;
+        }
+    }
+}
+
+pub async fn holders_are_told_of_the_close(store: &impl Store) {
+    let client = store.client().await;
+    let keys = [unique("closed"), unique("closed"), unique("closed")];
+    let plain = acquire(&lock(&client, &keys[0])).await;
+    let asked_before = acquire(&lock(&client, &keys[1])).await;
+    let lost = tokio::spawn(asked_before.lost());
+    let extended = declare(&client, &keys[2]).ttl(SHORT).auto_extend().build().unwrap();
+    let extended = acquire(&extended).await;
+    deadline(client.close()).await.unwrap();
+    assert_eq!(deadline(lost).await.unwrap(), LossReason::Closed);
+    for guard in [plain, asked_before, extended] {
+        let error = guard.check().unwrap_err();
+        assert!(matches!(error, Error::Lost { reason: LossReason::Closed, .. }), "{error}");
+        assert_eq!(deadline(guard.lost()).await, LossReason::Closed);
+        // At once: the close has told the store.
+        assert!(!is_locked(&client, guard.key()).await);
+        assert!(!release(guard).await);
+    }
+}
+
+pub async fn a_closed_client_acquires_no_lock(store: &impl Store) {
+    let (client, key) = (store.client().await, unique("closed"));
+    let declared: Lock = lock(&client, &key);
+    let not_polled = declared.acquire();
+    deadline(client.close()).await.unwrap();
+    deadline(client.close()).await.unwrap();
+    for error in [
+        deadline(not_polled).await.unwrap_err(),
+        deadline(declared.acquire()).await.unwrap_err(),
+        deadline(declared.try_acquire()).await.unwrap_err(),
+        deadline(declared.with(async |_| ())).await.unwrap_err(),
+        deadline(lock(&client, &key).acquire()).await.unwrap_err(),
+        deadline(client.locks().acquire(&key, MINUTES)).await.unwrap_err(),
+    ] {
+        assert!(matches!(error, Error::Closed), "{error}");
+    }
+    assert!(!is_locked(&client, &key).await);
+}
+
+pub async fn what_a_closed_client_held_is_free_for_others(store: &impl Store) {
+    let (client, other, key) = (store.client().await, store.client().await, unique("left"));
+    let held = Arc::new(acquire(&lock(&client, &key)).await);
+    if other.id() == client.id() {
+        // In memory there are no others.
+        deadline(client.close()).await.unwrap();
+        assert!(!is_locked(&client, &key).await);
+    } else {
+        let waiter = Waiter::join(&other, &key).await;
+        deadline(client.close()).await.unwrap();
+        let next = waiter.guard().await;
+        drop(held);
+        next.check().unwrap();
+        assert!(try_acquire(&lock(&other, &key)).await.is_none());
+        assert!(release(next).await);
+    }
+}

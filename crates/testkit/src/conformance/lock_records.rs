@@ -1,0 +1,295 @@
+//! What is known of locks, who is told, and what is refused.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use leasehold::{
+    Client, Error, ErrorKind, Jitter, LockEvent, LockId, LockOperation, LockReason, LockResult,
+    Locks, Observer, Retry, TimeAuthority,
+};
+
+use super::locks::{MINUTES, acquire, is_free, is_locked, lock, lock_of, release};
+use super::{SHORT, Store, unique};
+use crate::wait::{deadline, eventually};
+
+pub async fn asking_again_with_the_same_id_answers_the_same_lock(store: &impl Store) {
+    let (client, other, key) = (store.client().await, store.client().await, unique("again"));
+    let first = deadline(client.locks().acquire(&key, MINUTES)).await.unwrap().unwrap();
+    for (locks, ttl) in [(client.locks(), MINUTES), (other.locks(), SHORT)] {
+        let again = deadline(locks.acquire_as(&first.id, &key, ttl)).await.unwrap();
+        assert_eq!(again, Some(first));
+    }
+    let stranger: LockId = "AAECAwQFBgcICQoLDA0ODw".parse().unwrap();
+    assert_eq!(deadline(other.locks().acquire_as(&stranger, &key, SHORT)).await.unwrap(), None);
+    assert!(deadline(client.locks().release(&first.id)).await.unwrap());
+    // Once it is over, the same id is one more holder.
+    let anew = deadline(client.locks().acquire_as(&first.id, &key, SHORT)).await.unwrap().unwrap();
+    assert!(anew.id == first.id && anew.fence > first.fence);
+    assert!(deadline(client.locks().release(&anew.id)).await.unwrap());
+}
+
+pub async fn whether_a_key_is_locked_can_be_asked(store: &impl Store) {
+    let (client, other, key) = (store.client().await, store.client().await, unique("asked"));
+    let clean = other.locks().cleanup_in_is_locked(true);
+    assert!(!is_locked(&client, &key).await);
+    let held = deadline(client.locks().acquire(&key, SHORT)).await.unwrap().unwrap();
+    assert!(is_locked(&other, &key).await);
+    assert!(deadline(clean.is_locked(&key)).await.unwrap());
+    assert!(deadline(client.locks().owns(&held.id)).await.unwrap());
+    eventually(async || !is_locked(&other, &key).await).await;
+    assert!(!deadline(clean.is_locked(&key)).await.unwrap());
+    assert!(!deadline(client.locks().owns(&held.id)).await.unwrap());
+    // Cleaning up never takes the fence along.
+    assert!(acquire(&lock(&client, &key)).await.fence() > held.fence);
+}
+
+fn is_a_hash(text: &str) -> bool {
+    text.len() == 24 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+pub async fn a_lookup_shows_no_secrets_unless_asked_to(store: &impl Store) {
+    let (client, other, key) = (store.client().await, store.client().await, unique("secret"));
+    let locks = other.locks();
+    assert_eq!(deadline(locks.lookup(&key)).await.unwrap(), None);
+    let held = deadline(client.locks().acquire(&key, MINUTES)).await.unwrap().unwrap();
+
+    let by_key = deadline(locks.lookup(&key)).await.unwrap().unwrap();
+    let by_id = deadline(locks.lookup_id(&held.id)).await.unwrap().unwrap();
+    assert_eq!(by_key, by_id);
+    assert!(is_a_hash(&by_key.key_hash) && is_a_hash(&by_key.lock_id_hash), "{by_key:?}");
+    assert_ne!(by_key.key_hash, by_key.lock_id_hash);
+    let shown = format!("{by_key:?}");
+    assert!(!shown.contains(&key) && !shown.contains(&held.id.to_string()), "{shown}");
+    assert_eq!((by_key.fence, by_key.expires_at), (held.fence, held.expires_at));
+    assert_eq!(by_key.expires_at.duration_since(by_key.acquired_at).unwrap(), MINUTES);
+
+    let raw = deadline(locks.lookup_raw(&key)).await.unwrap().unwrap();
+    assert_eq!(Some(&raw), deadline(locks.lookup_id_raw(&held.id)).await.unwrap().as_ref());
+    assert_eq!((&raw.key, raw.lock_id, &raw.info), (&key, held.id, &by_key));
+
+    // The same key has the same hash, whoever holds it; another holding has another id.
+    assert!(deadline(client.locks().extend(&held.id, SHORT * 100)).await.unwrap());
+    let extended = deadline(locks.lookup(&key)).await.unwrap().unwrap();
+    assert_eq!((extended.acquired_at, extended.fence), (by_key.acquired_at, by_key.fence));
+    assert_eq!(
+        extended.expires_at.duration_since(by_key.expires_at).is_err(),
+        MINUTES > SHORT * 100
+    );
+    assert!(deadline(client.locks().release(&held.id)).await.unwrap());
+    assert_eq!(deadline(locks.lookup(&key)).await.unwrap(), None);
+    assert_eq!(deadline(locks.lookup_id(&held.id)).await.unwrap(), None);
+    let guard = acquire(&lock(&client, &key)).await;
+    let next = deadline(locks.lookup(&key)).await.unwrap().unwrap();
+    assert_eq!(next.key_hash, by_key.key_hash);
+    assert_ne!(next.lock_id_hash, by_key.lock_id_hash);
+    assert_eq!(deadline(locks.lookup_id(&held.id)).await.unwrap(), None, "it is another's");
+    assert!(!deadline(locks.owns(&held.id)).await.unwrap());
+    assert!(release(guard).await);
+}
+
+pub async fn a_store_says_what_it_can_do(store: &impl Store) {
+    let capabilities = store.client().await.locks().capabilities();
+    assert!(capabilities.supports_fencing);
+    let expected = match capabilities.backend {
+        "memory" => TimeAuthority::Process,
+        "redis" => TimeAuthority::Server,
+        other => panic!("nobody knows the store {other:?}"),
+    };
+    assert_eq!(capabilities.time_authority, expected);
+}
+
+type Events = Arc<Mutex<Vec<LockEvent>>>;
+
+fn observed(client: &Client, raw: bool) -> (Locks, Events) {
+    let events = Events::default();
+    let list = events.clone();
+    let observer = Observer::new(move |event: &LockEvent| list.lock().unwrap().push(event.clone()));
+    let observer = if raw { observer.include_raw() } else { observer };
+    (client.locks().observed(observer), events)
+}
+
+pub async fn an_observer_is_told_what_was_done(store: &impl Store) {
+    use LockOperation::{Acquire, Extend, IsLocked, Lookup, Release};
+    use LockReason::{Locked, NotFound};
+    use LockResult::{Fail, Ok};
+    let (client, key) = (store.client().await, unique("observed"));
+    let (locks, events) = observed(&client, false);
+    let held = deadline(locks.acquire(&key, MINUTES)).await.unwrap().unwrap();
+    deadline(locks.acquire(&key, MINUTES)).await.unwrap();
+    deadline(locks.extend(&held.id, MINUTES)).await.unwrap();
+    deadline(locks.is_locked(&key)).await.unwrap();
+    deadline(locks.lookup(&key)).await.unwrap();
+    deadline(locks.lookup_id(&held.id)).await.unwrap();
+    deadline(locks.release(&held.id)).await.unwrap();
+    deadline(locks.release(&held.id)).await.unwrap();
+    deadline(locks.extend(&held.id, MINUTES)).await.unwrap();
+    deadline(locks.lookup(&key)).await.unwrap();
+    let expected = [
+        (Acquire, Ok, true, true),
+        (Acquire, Fail(Locked), true, true),
+        (Extend, Ok, false, true),
+        (IsLocked, Ok, true, false),
+        (Lookup, Ok, true, false),
+        (Lookup, Ok, false, true),
+        (Release, Ok, false, true),
+        (Release, Fail(NotFound), false, true),
+        (Extend, Fail(NotFound), false, true),
+        (Lookup, Fail(NotFound), true, false),
+    ];
+    let told = std::mem::take(&mut *events.lock().unwrap());
+    let seen = told.iter().map(|event| {
+        let (key, id) = (event.key_hash.is_some(), event.lock_id_hash.is_some());
+        (event.operation, event.result, key, id)
+    });
+    assert_eq!(seen.collect::<Vec<_>>(), expected);
+    let hashes = told.iter().flat_map(|event| [&event.key_hash, &event.lock_id_hash]).flatten();
+    assert!(hashes.clone().all(|hash| is_a_hash(hash)));
+    assert!(told.iter().all(|event| event.key.is_none() && event.lock_id.is_none()), "{told:?}");
+
+    // Guards tell as well, of all they do, and what is asked of a guard is asked about its key.
+    let lock = locks.lock(&key).ttl(SHORT).auto_extend().build().unwrap();
+    let guard = acquire(&lock).await;
+    deadline(guard.extend(SHORT)).await.unwrap();
+    let extensions = || {
+        let events = events.lock().unwrap();
+        events.iter().filter(|event| (event.operation, event.result) == (Extend, Ok)).count()
+    };
+    eventually(async || extensions() >= 3).await;
+    assert!(release(guard).await);
+    drop(acquire(&lock).await);
+    let releases = || {
+        let events = events.lock().unwrap();
+        events.iter().filter(|event| (event.operation, event.result) == (Release, Ok)).count()
+    };
+    eventually(async || releases() == 2).await;
+    let told = events.lock().unwrap();
+    assert!(told.iter().all(|event| event.key_hash.is_some() && event.lock_id_hash.is_some()));
+}
+
+pub async fn an_observer_is_told_secrets_only_if_it_asks(store: &impl Store) {
+    let (client, key) = (store.client().await, unique("raw"));
+    let (locks, events) = observed(&client, true);
+    let held = deadline(locks.acquire(&key, MINUTES)).await.unwrap().unwrap();
+    deadline(locks.release(&held.id)).await.unwrap();
+    let told = events.lock().unwrap();
+    assert_eq!((told[0].key.as_deref(), told[0].lock_id), (Some(key.as_str()), Some(held.id)));
+    assert_eq!((told[1].key.as_deref(), told[1].lock_id), (None, Some(held.id)));
+}
+
+pub async fn an_observer_that_panics_is_in_nobodys_way(store: &impl Store) {
+    let (client, key) = (store.client().await, unique("panics"));
+    let observer = Observer::new(|_| std::panic::resume_unwind(Box::new("on purpose")));
+    let locks = client.locks().observed(observer);
+    let lock = locks.lock(&key).ttl(SHORT).auto_extend().build().unwrap();
+    let guard = acquire(&lock).await;
+    super::locks::outlast(&client, SHORT * 2).await;
+    guard.check().unwrap();
+    assert!(deadline(locks.is_locked(&key)).await.unwrap());
+    assert!(release(guard).await);
+    drop(acquire(&lock).await);
+    is_free(&client, &key).await;
+}
+
+/// Refused, with an error that says what, and has these words in it.
+#[track_caller]
+fn assert_refused<T>(result: Result<T, Error>, argument: &str, words: &[&str]) {
+    let error = result.err().expect("it is refused");
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    let Error::InvalidArgument { what, problem, .. } = error else { panic!("{error}") };
+    assert_eq!(what, argument, "{problem}");
+    for word in words {
+        assert!(problem.contains(word), "{word:?} is not in {problem:?}");
+    }
+}
+
+pub async fn keys_that_cannot_be_are_refused(store: &impl Store) {
+    let client = store.client().await;
+    let locks = client.locks();
+    let (long, wide) = ("x".repeat(513), "\u{fc}".repeat(257));
+    for (key, words) in [
+        ("", &["empty"][..]),
+        (&long, &["513", "512"]),
+        (&wide, &["514", "512"]),
+        ("two\nlines", &[r"two\nlines"]),
+        ("nothing\0", &[r"\0"]),
+        ("fence:invoice", &["fence:invoice", "\"fence:\""]),
+        ("id:invoice", &["id:invoice", "\"id:\""]),
+        ("id:", &["\"id:\""]),
+    ] {
+        assert_refused(client.lock(key).build(), "key", words);
+        assert_refused(deadline(locks.acquire(key, SHORT)).await, "key", words);
+        assert_refused(deadline(locks.is_locked(key)).await, "key", words);
+        assert_refused(deadline(locks.lookup(key)).await, "key", words);
+        assert_refused(deadline(locks.lookup_raw(key)).await, "key", words);
+    }
+    // These only look like it, and the longest is good.
+    let longest = format!("{:x<512}", unique("longest"));
+    for key in [&longest, "fence", "ids:", "Fence:", ":id:"] {
+        assert!(release(acquire(&lock(&client, key)).await).await, "{key}");
+    }
+}
+
+pub async fn times_that_cannot_be_are_refused(store: &impl Store) {
+    let (client, key) = (store.client().await, unique("times"));
+    let locks = client.locks();
+    let guard = acquire(&lock(&client, &key)).await;
+    for (ttl, words) in [
+        (Duration::ZERO, &["0s", "more than zero"][..]),
+        (Duration::from_nanos(1), &["1ns", "milliseconds"]),
+        (Duration::from_micros(1_500), &["1.5ms", "milliseconds"]),
+        (Duration::from_millis(10_000_000_000_001), &["too long"]),
+        (Duration::MAX, &[]),
+    ] {
+        assert_refused(client.lock(&key).ttl(ttl).build(), "ttl", words);
+        assert_refused(deadline(locks.acquire(&key, ttl)).await, "ttl", words);
+        assert_refused(deadline(locks.extend(&guard.id(), ttl)).await, "ttl", words);
+        assert_refused(deadline(guard.extend(ttl)).await, "ttl", words);
+    }
+    guard.check().unwrap();
+    let longest = lock_of(&client, &unique("longest"), Duration::from_secs(10_000_000_000));
+    let held = acquire(&longest).await;
+    held.check().unwrap();
+    assert!(release(held).await);
+}
+
+pub async fn lock_ids_that_cannot_be_are_refused(store: &impl Store) {
+    for text in [
+        "",
+        "short",
+        "AAECAwQFBgcICQoLDA0OD",
+        "AAECAwQFBgcICQoLDA0ODww",
+        "AAECAwQFBgcICQoLDA0OD=",
+        "AAECAwQFBgcICQoLDA0OD/",
+        "AAECAwQFBgcICQoLDA0O\u{e9}",
+    ] {
+        assert_refused(text.parse::<LockId>(), "lock id", &["22 characters"]);
+    }
+    // One that nobody has is not an error.
+    let (locks, id) = (store.client().await.locks(), "AAECAwQFBgcICQoLDA0OD_".parse().unwrap());
+    assert!(!deadline(locks.release(&id)).await.unwrap());
+    assert!(!deadline(locks.extend(&id, SHORT)).await.unwrap());
+    assert!(!deadline(locks.owns(&id)).await.unwrap());
+    assert_eq!(deadline(locks.lookup_id(&id)).await.unwrap(), None);
+}
+
+pub async fn retries_that_cannot_be_are_refused(store: &impl Store) {
+    let (client, key) = (store.client().await, unique("retries"));
+    let with = |retry: Retry| client.lock(&key).retry(retry).build();
+    let retry = Retry::default();
+    assert_refused(with(retry.delay(Duration::ZERO)), "retry delay", &["more than zero"]);
+    assert_refused(with(retry.max_delay(Duration::ZERO)), "retry max_delay", &["more than zero"]);
+    assert_refused(with(retry.within(Duration::ZERO)), "retry within", &["more than zero"]);
+    for multiplier in [0.0, 0.99, -1.0, f64::NAN, f64::INFINITY] {
+        assert_refused(with(retry.multiplier(multiplier)), "retry multiplier", &["at least 1"]);
+    }
+    // As long as can be said: whoever waits like this still hears of a release.
+    let endless = retry.delay(Duration::MAX).max_delay(Duration::MAX).within(Duration::MAX);
+    let endless = endless.multiplier(f64::MAX).times(u32::MAX).jitter(Jitter::None);
+    let (locks, events) = observed(&client, false);
+    let waiting = locks.lock(&key).retry(endless).build().unwrap();
+    let held = acquire(&lock(&client, &key)).await;
+    let waiting = tokio::spawn(async move { waiting.acquire().await });
+    eventually(async || !events.lock().unwrap().is_empty()).await;
+    assert!(release(held).await);
+    assert!(release(deadline(waiting).await.unwrap().unwrap()).await);
+}

@@ -1,0 +1,361 @@
+//! Locks: one holder, told from all before by its fence, and gone when it is released or its time is up.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
+
+use leasehold::{
+    Client, Error, ErrorKind, Jitter, Lock, LockBuilder, LockEvent, LockGuard, LockOperation,
+    LockReason, LockResult, LossReason, Observer, Retry,
+};
+use tokio::sync::mpsc::unbounded_channel;
+use tokio::task::JoinHandle;
+
+use super::{SHORT, Store, unique};
+use crate::by_hand::step_aside;
+use crate::wait::{deadline, eventually};
+
+/// Longer than any test may take: what comes sooner has not been waited for like this.
+pub(super) const MINUTES: Duration = Duration::from_secs(300);
+
+/// Asks again after minutes, and so learns of a release by being told, or when the holder's lease ends.
+pub(super) fn only_when_told() -> Retry {
+    let retry = Retry::default().delay(MINUTES).max_delay(MINUTES);
+    retry.jitter(Jitter::None).within(2 * MINUTES)
+}
+
+pub(super) fn declare(client: &Client, key: &str) -> LockBuilder {
+    client.lock(key).retry(only_when_told())
+}
+
+pub(super) fn lock(client: &Client, key: &str) -> Lock {
+    declare(client, key).build().unwrap()
+}
+
+pub(super) async fn acquire(lock: &Lock) -> LockGuard {
+    deadline(lock.acquire()).await.unwrap()
+}
+
+pub(super) async fn try_acquire(lock: &Lock) -> Option<LockGuard> {
+    deadline(lock.try_acquire()).await.unwrap()
+}
+
+pub(super) async fn release(guard: LockGuard) -> bool {
+    deadline(guard.release()).await.unwrap()
+}
+
+pub(super) async fn is_locked(client: &Client, key: &str) -> bool {
+    deadline(client.locks().is_locked(key)).await.unwrap()
+}
+
+/// Fails unless the lock comes free and can be had.
+pub(super) async fn is_free(client: &Client, key: &str) {
+    eventually(async || !is_locked(client, key).await).await;
+    assert!(release(try_acquire(&lock(client, key)).await.expect("it is free")).await);
+}
+
+/// Waits for longer than that, by the lease of another lock.
+pub(super) async fn outlast(client: &Client, time: Duration) {
+    let canary = lock_of(client, &unique("canary"), time);
+    let guard = acquire(&canary).await;
+    deadline(guard.lost()).await;
+}
+
+pub(super) fn lock_of(client: &Client, key: &str, ttl: Duration) -> Lock {
+    declare(client, key).ttl(ttl).build().unwrap()
+}
+
+/// An acquire that found the lock taken, and waits in a task of its own. It notes when it was granted.
+pub(super) struct Waiter {
+    pub(super) task: JoinHandle<(Instant, Result<LockGuard, Error>)>,
+}
+
+impl Waiter {
+    /// Returns when it has been told that the lock is taken.
+    pub(super) async fn join(client: &Client, key: &str) -> Self {
+        let (tell, mut told) = unbounded_channel();
+        let observer = Observer::new(move |event: &LockEvent| {
+            if event.operation == LockOperation::Acquire {
+                let _ = tell.send(event.result);
+            }
+        });
+        let builder = client.locks().observed(observer).lock(key).retry(only_when_told());
+        let lock = builder.build().unwrap();
+        let task = tokio::spawn(async move {
+            let result = lock.acquire().await;
+            (Instant::now(), result)
+        });
+        let first = deadline(told.recv()).await.unwrap();
+        assert_eq!(first, LockResult::Fail(LockReason::Locked));
+        Self { task }
+    }
+
+    pub(super) async fn granted(self) -> (Instant, LockGuard) {
+        let (at, result) = deadline(self.task).await.unwrap();
+        (at, result.unwrap())
+    }
+
+    pub(super) async fn guard(self) -> LockGuard {
+        self.granted().await.1
+    }
+
+    pub(super) async fn error(self) -> Error {
+        deadline(self.task).await.unwrap().1.unwrap_err()
+    }
+}
+
+pub async fn a_lock_has_one_holder(store: &impl Store) {
+    let (here, there, key) = (store.client().await, store.client().await, unique("one"));
+    let guard = acquire(&lock(&here, &key)).await;
+    assert_eq!(guard.key(), key);
+    for client in [&here, &there] {
+        assert!(try_acquire(&lock(client, &key)).await.is_none());
+        assert!(deadline(client.locks().acquire(&key, SHORT)).await.unwrap().is_none());
+    }
+    guard.check().unwrap();
+    assert!(release(guard).await);
+    let next = try_acquire(&lock(&there, &key)).await.expect("it is free");
+    assert!(try_acquire(&lock(&here, &key)).await.is_none());
+    assert!(release(next).await);
+    is_free(&here, &key).await;
+}
+
+pub async fn equal_keys_are_one_lock(store: &impl Store) {
+    let (client, own) = (store.client().await, unique("nfc"));
+    let composed = lock(&client, &format!("caf\u{e9} {own}"));
+    let decomposed = lock(&client, &format!("cafe\u{301} {own}"));
+    assert_eq!(composed.key(), decomposed.key());
+    let guard = acquire(&composed).await;
+    assert!(try_acquire(&decomposed).await.is_none());
+    let waiter = Waiter::join(&client, &format!("cafe\u{301} {own}")).await;
+    assert!(release(guard).await);
+    assert!(release(waiter.guard().await).await);
+}
+
+pub async fn keys_that_differ_are_two_locks(store: &impl Store) {
+    let (client, own) = (store.client().await, unique("alike"));
+    let mut held = Vec::new();
+    for alike in ["a", "A", " a", "a ", "a:", ":a", "\u{430}", "\u{ff41}", "{a}", "\u{1f512}", "*"]
+    {
+        let guard = try_acquire(&lock(&client, &format!("{own}{alike}"))).await;
+        held.push(guard.unwrap_or_else(|| panic!("{alike:?} is another's")));
+    }
+    for guard in held {
+        assert!(release(guard).await);
+    }
+}
+
+pub async fn fences_of_a_key_only_grow(store: &impl Store) {
+    let (here, there, key) = (store.client().await, store.client().await, unique("fences"));
+    let mut last = acquire(&lock(&here, &key)).await.fence();
+    for round in 0..9 {
+        let client = if round % 2 == 0 { &there } else { &here };
+        let guard = match round % 3 {
+            0 => acquire(&lock_of(client, &key, Duration::from_millis(50))).await,
+            _ => acquire(&lock(client, &key)).await,
+        };
+        assert!(guard.fence() > last, "{} after {last}", guard.fence());
+        last = guard.fence();
+        match round % 3 {
+            0 => drop(deadline(guard.lost()).await),
+            1 => drop(guard),
+            _ => assert!(release(guard).await),
+        }
+    }
+}
+
+pub async fn holders_are_one_after_the_other(store: &impl Store) {
+    let (here, there, key) = (store.client().await, store.client().await, unique("crowd"));
+    let fences = Arc::new(Mutex::new(Vec::new()));
+    let holders = Arc::new(AtomicU32::new(0));
+    let tasks: Vec<_> = (0..16)
+        .map(|turn| {
+            let lock = lock(if turn % 2 == 0 { &here } else { &there }, &key);
+            let (fences, holders) = (fences.clone(), holders.clone());
+            tokio::spawn(async move {
+                for round in 0..4 {
+                    let guard = lock.acquire().await.unwrap();
+                    assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0, "two at once");
+                    fences.lock().unwrap().push(guard.fence());
+                    step_aside(3).await;
+                    assert_eq!(holders.fetch_sub(1, Ordering::SeqCst), 1, "two at once");
+                    if round % 2 == 0 {
+                        guard.release().await.unwrap();
+                    }
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        deadline(task).await.unwrap();
+    }
+    let fences = fences.lock().unwrap();
+    assert_eq!(fences.len(), 64);
+    assert!(fences.is_sorted_by(|earlier, later| earlier < later), "{fences:?}");
+}
+
+pub async fn a_lock_is_released_once(store: &impl Store) {
+    let (client, key) = (store.client().await, unique("once"));
+    let guard = acquire(&lock(&client, &key)).await;
+    let id = guard.id();
+    assert!(release(guard).await);
+    assert!(!deadline(client.locks().release(&id)).await.unwrap());
+    assert!(!deadline(client.locks().extend(&id, MINUTES)).await.unwrap());
+
+    let held = deadline(client.locks().acquire(&key, MINUTES)).await.unwrap().unwrap();
+    assert!(!deadline(client.locks().release(&id)).await.unwrap(), "that was another's");
+    assert!(deadline(client.locks().owns(&held.id)).await.unwrap());
+    assert!(deadline(client.locks().release(&held.id)).await.unwrap());
+    assert!(!deadline(client.locks().release(&held.id)).await.unwrap());
+    is_free(&client, &key).await;
+}
+
+/// Whoever releases by id is believed at once; the guard learns of it when it next asks the store.
+pub async fn a_guard_learns_at_its_next_extension_that_its_id_was_released(store: &impl Store) {
+    let (client, other, key) = (store.client().await, store.client().await, unique("by id"));
+    let plain = acquire(&lock(&client, &key)).await;
+    assert!(deadline(other.locks().release(&plain.id())).await.unwrap());
+    let error = deadline(plain.extend(MINUTES)).await.unwrap_err();
+    assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Aborted);
+    assert_eq!(deadline(plain.lost()).await, LossReason::Gone);
+    plain.check().unwrap_err();
+
+    let extended = acquire(&declare(&client, &key).ttl(SHORT).auto_extend().build().unwrap()).await;
+    assert!(deadline(other.locks().release(&extended.id())).await.unwrap());
+    assert_eq!(deadline(extended.lost()).await, LossReason::Gone);
+    extended.check().unwrap_err();
+
+    // Neither of them takes away what is another's by now.
+    let next = acquire(&lock(&other, &key)).await;
+    assert!(!release(plain).await);
+    drop(extended);
+    outlast(&client, Duration::from_millis(50)).await;
+    assert!(deadline(other.locks().owns(&next.id())).await.unwrap());
+    assert!(release(next).await);
+}
+
+pub async fn a_dropped_lock_is_free_again(store: &impl Store) {
+    let (client, key) = (store.client().await, unique("dropped"));
+    drop(acquire(&lock(&client, &key)).await);
+    is_free(&client, &key).await;
+
+    let guard = acquire(&lock(&client, &key)).await;
+    std::thread::spawn(move || drop(guard)).join().unwrap();
+    is_free(&client, &key).await;
+
+    // Not awaited, not even polled: it is given back all the same.
+    drop(acquire(&lock(&client, &key)).await.release());
+    is_free(&client, &key).await;
+}
+
+pub async fn an_extension_replaces_what_was_left(store: &impl Store) {
+    let (client, other, key) = (store.client().await, store.client().await, unique("extended"));
+    let guard = acquire(&lock_of(&client, &key, SHORT)).await;
+    let before = guard.expires_at();
+    deadline(guard.extend(MINUTES)).await.unwrap();
+    assert!(guard.expires_at() > before + MINUTES / 2);
+    outlast(&client, SHORT + Duration::from_millis(100)).await;
+    guard.check().unwrap();
+    assert!(try_acquire(&lock(&other, &key)).await.is_none());
+
+    // Also for less: and whoever waits to be told of the end is told then.
+    let lost = tokio::spawn(guard.lost());
+    outlast(&client, Duration::from_millis(50)).await;
+    let begun = Instant::now();
+    deadline(guard.extend(Duration::from_millis(100))).await.unwrap();
+    assert!(guard.expires_at() < before + MINUTES / 2);
+    assert_eq!(deadline(lost).await.unwrap(), LossReason::TtlEnded);
+    assert!(begun.elapsed() < Duration::from_millis(800), "told after {:?}", begun.elapsed());
+    guard.check().unwrap_err();
+    is_free(&other, &key).await;
+    let error = deadline(guard.extend(MINUTES)).await.unwrap_err();
+    assert!(matches!(error, Error::Lost { reason: LossReason::TtlEnded, .. }), "{error}");
+}
+
+pub async fn a_lock_ends_with_its_ttl(store: &impl Store) {
+    let (client, other, key) = (store.client().await, store.client().await, unique("ttl"));
+    let begun = Instant::now();
+    let guard = acquire(&lock_of(&client, &key, SHORT)).await;
+    guard.check().unwrap();
+    let lost = tokio::spawn(guard.lost());
+    let waiter = Waiter::join(&other, &key).await;
+    let (at, next) = waiter.granted().await;
+    // Whoever gets the lock next, gets it after its last holder has stopped to believe in it.
+    let error = guard.check().unwrap_err();
+    assert!(matches!(error, Error::Lost { reason: LossReason::TtlEnded, .. }), "{error}");
+    assert_eq!(error.to_string(), format!("the lock {key:?} was lost: its TTL ended"));
+    assert!(at - begun + Duration::from_millis(150) >= SHORT, "granted after {:?}", at - begun);
+    assert_eq!(deadline(lost).await.unwrap(), LossReason::TtlEnded);
+    assert_eq!(deadline(guard.lost()).await, LossReason::TtlEnded);
+    assert!(next.fence() > guard.fence());
+    assert!(!release(guard).await);
+    next.check().unwrap();
+    assert!(release(next).await);
+}
+
+/// Nobody listens to `lost` here: `check` knows by itself.
+pub async fn a_guard_that_nobody_watches_knows_when_it_is_over(store: &impl Store) {
+    let (client, key) = (store.client().await, unique("unwatched"));
+    let guard = acquire(&lock_of(&client, &key, Duration::from_millis(100))).await;
+    eventually(async || guard.check().is_err()).await;
+    let error = guard.check().unwrap_err();
+    assert!(matches!(error, Error::Lost { reason: LossReason::TtlEnded, .. }), "{error}");
+    assert!(!release(guard).await);
+    is_free(&client, &key).await;
+}
+
+pub async fn a_lock_that_extends_itself_outlives_its_ttl(store: &impl Store) {
+    let (client, other, key) = (store.client().await, store.client().await, unique("automatic"));
+    let guard = acquire(&declare(&client, &key).ttl(SHORT).auto_extend().build().unwrap()).await;
+    let (id, first_end) = (guard.id(), guard.expires_at());
+    outlast(&other, SHORT * 4).await;
+    guard.check().unwrap();
+    assert!(guard.expires_at() > first_end + SHORT);
+    assert!(deadline(other.locks().owns(&id)).await.unwrap());
+    assert!(try_acquire(&lock(&other, &key)).await.is_none());
+    assert!(release(guard).await);
+    assert!(!is_locked(&other, &key).await);
+    // Nobody brings it back.
+    let next = acquire(&lock(&other, &key)).await;
+    outlast(&other, SHORT).await;
+    next.check().unwrap();
+    assert!(!deadline(other.locks().owns(&id)).await.unwrap());
+}
+
+/// However late it is asked for, and whoever watches already.
+pub async fn a_guard_may_begin_to_extend_itself_later(store: &impl Store) {
+    let (client, key) = (store.client().await, unique("later"));
+    let ttl = Duration::from_secs(1);
+    let guard = acquire(&lock_of(&client, &key, ttl)).await;
+    let mut lost = tokio::spawn(guard.lost());
+    outlast(&client, ttl / 2).await;
+    guard.check().unwrap();
+    guard.auto_extend();
+    let outlasting = outlast(&client, ttl * 2);
+    tokio::select! {
+        reason = &mut lost => panic!("lost, because {}", reason.unwrap()),
+        () = outlasting => {}
+    }
+    guard.check().unwrap();
+    // An extension by hand, be it for less than what is left, does not end that.
+    deadline(guard.extend(Duration::from_millis(300))).await.unwrap();
+    outlast(&client, ttl).await;
+    guard.check().unwrap();
+    assert!(release(guard).await);
+    assert_eq!(deadline(lost).await.unwrap(), LossReason::Released);
+}
+
+pub async fn a_guard_knows_what_it_holds(store: &impl Store) {
+    let (client, key) = (store.client().await, unique("known"));
+    let before = SystemTime::now();
+    let guard = acquire(&lock_of(&client, &key, MINUTES)).await;
+    // The store's clock is this machine's here, but for what two readings of it may differ.
+    let ends = guard.expires_at() + Duration::from_millis(2);
+    assert!(ends >= before + MINUTES && ends <= SystemTime::now() + MINUTES + SHORT, "{ends:?}");
+    let raw = deadline(client.locks().lookup_raw(&key)).await.unwrap().unwrap();
+    assert_eq!((raw.key.as_str(), raw.lock_id), (guard.key(), guard.id()));
+    assert_eq!((raw.info.fence, raw.info.expires_at), (guard.fence(), guard.expires_at()));
+    let shown = format!("{guard:?}");
+    assert!(shown.contains(&key) && !shown.contains(&guard.id().to_string()), "{shown}");
+}
