@@ -213,7 +213,17 @@ impl LockStore for RedisLocks {
     }
 
     fn lookup(&self, by: By) -> Later<Option<Record>> {
-        self.send(self.calls.lookup(&by), decode_record)
+        // What the scripts take for a lock may still have an id or a key that cannot be ours.
+        let found = self.send(self.calls.lookup(&by), |value| Ok(decode_record(value)));
+        let what = match &by {
+            By::Key(key) => format!("{:?}", self.calls.prefix.storage_key("", key.as_str())),
+            By::Id(_) => "the key of that lock id".to_owned(),
+        };
+        Box::pin(async move {
+            found.await?.map_err(|problem| {
+                Error::invalid("key", format!("{what} holds something that is not ours: {problem}"))
+            })
+        })
     }
 
     fn list(&self, limit: usize) -> Later<Vec<Record>> {

@@ -8,8 +8,9 @@
 local record, broken = read(KEYS[1])
 if broken then return broken end
 
+-- Should somebody else have put something there, whoever waits is not told, and asks again by himself.
 local function want(millis)
-  call('SADD', KEYS[4], ARGV[7])
+  if type(redis.pcall('SADD', KEYS[4], ARGV[7])) == 'table' then return end
   -- Whoever still waits when the lease ends asks again then.
   call('PEXPIRE', KEYS[4], millis + 10000)
 end
@@ -27,7 +28,16 @@ end
 
 -- The counter is the first to be written, and may not be one.
 local counted = redis.pcall('INCR', KEYS[3])
-if type(counted) == 'table' then return redis.error_reply('BADFENCE ' .. KEYS[3]) end
+if type(counted) == 'table' then
+  for _, words in ipairs({ 'WRONGTYPE', 'not an integer', 'overflow' }) do
+    if string.find(counted.err, words, 1, true) then return redis.error_reply('BADFENCE ' .. KEYS[3]) end
+  end
+  return counted
+end
+if counted < 1 then
+  call('DECR', KEYS[3])
+  return redis.error_reply('BADFENCE ' .. KEYS[3])
+end
 -- Read as text: a Lua number is not exact past 2^53.
 local digits = call('GET', KEYS[3])
 local fence = string.rep('0', 19 - #digits) .. digits

@@ -4,8 +4,8 @@
 -- ARGV    2 lock id, 3 what locks begin with, 4 TTL in milliseconds
 -- Also    the lock that the index leads to
 -- Result  1, expires at | 0, 0 another's | -1, 0 not found | -2, 0 over
-local rest = call('GET', KEYS[1])
-if not rest then return { -1, 0 } end
+local rest, misplaced = get(KEYS[1])
+if not rest then return misplaced or { -1, 0 } end
 local lock = ARGV[3] .. rest
 local record, broken = read(lock)
 if broken then return broken end

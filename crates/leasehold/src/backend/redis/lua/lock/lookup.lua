@@ -6,8 +6,8 @@
 -- Result  the JSON of the record, or nothing
 local lock = KEYS[1]
 if ARGV[2] ~= '-' then
-  local rest = call('GET', KEYS[1])
-  if not rest then return false end
+  local rest, misplaced = get(KEYS[1])
+  if not rest then return misplaced or false end
   lock = ARGV[3] .. rest
 end
 local record, broken, text = read(lock)

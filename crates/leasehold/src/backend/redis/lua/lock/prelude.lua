@@ -13,13 +13,22 @@ end
 
 local NOW = now()
 
+-- The text in a key, if there is any. A key of another type is not ours: then an error that names it.
+local function get(key)
+  local text = redis.pcall('GET', key)
+  if type(text) ~= 'table' then return text end
+  if string.find(text.err, 'WRONGTYPE', 1, true) then text = redis.error_reply('NOTOURS ' .. key) end
+  return nil, text
+end
+
 -- The record of a lock, if there is one. If what is there is not ours, an error that says so, and nothing is touched.
 local function read(lock)
-  local text = call('GET', lock)
-  if not text then return end
+  local text, broken = get(lock)
+  if not text then return nil, broken end
   local parsed, record = pcall(cjson.decode, text)
-  if parsed and type(record) == 'table' and type(record.lockId) == 'string'
-      and type(record.expiresAtMs) == 'number' and type(record.key) == 'string' then
+  if parsed and type(record) == 'table' and type(record.lockId) == 'string' and type(record.key) == 'string'
+      and type(record.fence) == 'string' and type(record.acquiredAtMs) == 'number'
+      and type(record.expiresAtMs) == 'number' then
     return record, nil, text
   end
   return nil, redis.error_reply('NOTOURS ' .. lock)

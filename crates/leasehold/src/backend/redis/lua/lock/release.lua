@@ -4,8 +4,8 @@
 -- ARGV    2 lock id, 3 what locks begin with, 4 what the SETs of waiting clients begin with, 5 what channels begin with
 -- Also    the lock that the index leads to, the SET of its waiting clients, and their channels
 -- Result  1 released | 0 another's | -1 not found | -2 over
-local rest = call('GET', KEYS[1])
-if not rest then return -1 end
+local rest, misplaced = get(KEYS[1])
+if not rest then return misplaced or -1 end
 local lock = ARGV[3] .. rest
 local record, broken = read(lock)
 if broken then return broken end
