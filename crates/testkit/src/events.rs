@@ -35,6 +35,13 @@ pub fn about(name: &str) -> Vec<Told> {
     everything.iter().filter(about).cloned().collect()
 }
 
+/// What was told in words like these since we [listen].
+#[must_use]
+pub fn saying(words: &str) -> Vec<Told> {
+    let everything = EVERYTHING.lock().unwrap();
+    everything.iter().filter(|told| told.message.contains(words)).cloned().collect()
+}
+
 struct Listener;
 
 impl<S: Subscriber> Layer<S> for Listener {

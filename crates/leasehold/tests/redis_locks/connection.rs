@@ -1,0 +1,168 @@
+//! Connections that are cut, and servers that are away.
+
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::Mutex;
+
+use leasehold::{Error, ErrorKind, LossReason};
+use testkit::proxy::FaultProxy;
+
+use super::{
+    Client, Duration, Instant, KEY, MINUTES, Server, Waiter, acquire, connect, deadline, lock,
+    patient, release, try_acquire,
+};
+
+/// Short, but not for a machine that is busy.
+const LEASE: Duration = Duration::from_secs(2);
+
+async fn start() -> (Server, FaultProxy, Client, Client) {
+    let server = Server::start();
+    let proxy = FaultProxy::start(server.port());
+    let (client, other) = (connect(&proxy.url()).await, connect(&server.url()).await);
+    (server, proxy, client, other)
+}
+
+fn extending(client: &Client) -> leasehold::Lock {
+    client.lock(KEY).ttl(LEASE).auto_extend().build().unwrap()
+}
+
+#[tokio::test]
+async fn a_holder_that_is_cut_off_is_told_before_anybody_else_is_granted() {
+    for silent in [false, true] {
+        let (server, proxy, client, other) = start().await;
+        let guard = acquire(&extending(&client)).await;
+        let lost = guard.lost();
+        let lost = tokio::spawn(async move { (lost.await, Instant::now()) });
+        let waiter = Waiter::join(&server, &other, &lock(&other, MINUTES)).await;
+        if silent {
+            proxy.half_open();
+        } else {
+            proxy.refuse(true);
+            proxy.cut();
+        }
+        let (at, next) = waiter.granted().await;
+        guard.check().unwrap_err();
+        let (reason, told) = deadline(lost).await.unwrap();
+        assert_eq!(reason, LossReason::NotRenewed);
+        assert!(told < at, "told {:?} too late", told - at);
+        assert!(next.fence() > guard.fence());
+        proxy.heal();
+        // It does not take away what is another's by now.
+        assert!(!release(guard).await);
+        assert!(deadline(other.locks().owns(&next.id())).await.unwrap());
+        assert!(release(next).await);
+    }
+}
+
+#[tokio::test]
+async fn a_holder_that_is_connected_again_in_time_keeps_its_lock() {
+    let (_server, proxy, client, other) = start().await;
+    let guard = acquire(&extending(&client)).await;
+    for _ in 0..3 {
+        let extended = guard.expires_at();
+        proxy.cut();
+        testkit::wait::eventually(async || guard.expires_at() > extended).await;
+    }
+    guard.check().unwrap();
+    assert!(try_acquire(&other).await.is_none());
+    assert!(release(guard).await);
+}
+
+/// Its wake-up went to a connection that was gone.
+#[tokio::test]
+async fn a_waiter_that_is_connected_again_finds_what_it_missed() {
+    let (server, proxy, client, other) = start().await;
+    let held = acquire(&lock(&other, MINUTES)).await;
+    let waiter = Waiter::join(&server, &client, &lock(&client, MINUTES)).await;
+    proxy.refuse(true);
+    proxy.cut();
+    assert!(release(held).await);
+    proxy.refuse(false);
+    assert!(release(waiter.granted().await.1).await);
+}
+
+#[tokio::test]
+async fn work_that_is_cut_off_is_told_without_waiting_for_the_release() {
+    let server = Server::start();
+    let proxy = FaultProxy::start(server.port());
+    let minutes = (MINUTES, 1.0, MINUTES);
+    let slow = patient(&proxy.url()).retry_delays(minutes.0, minutes.1, minutes.2);
+    let client = deadline(slow.connect()).await.unwrap();
+    let lock = extending(&client);
+    let work = lock.with(async |_| {
+        proxy.refuse(true);
+        proxy.cut();
+        pending::<()>().await;
+    });
+    let error = deadline(work).await.unwrap_err();
+    assert!(matches!(error, Error::Lost { reason: LossReason::NotRenewed, .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_release_that_fails_is_told_to_the_hook_and_the_answer_stays() {
+    let server = Server::start();
+    let proxy = FaultProxy::start(server.port());
+    let client = deadline(patient(&proxy.url()).attempts(1).connect()).await.unwrap();
+    let errors = Arc::new(Mutex::new(Vec::new()));
+    let list = errors.clone();
+    let hook = move |error: &Error| list.lock().unwrap().push(error.kind());
+    let lock = client.lock(KEY).ttl(MINUTES).on_release_error(hook).build().unwrap();
+    let answer = lock.with(async |_| {
+        proxy.lose_request(b"EVALSHA");
+        "the answer"
+    });
+    assert_eq!(deadline(answer).await.unwrap(), "the answer");
+    assert_eq!(*errors.lock().unwrap(), [ErrorKind::ServiceUnavailable]);
+    assert!(server.ask::<bool>(&["EXISTS", "syncguard:invoice:42"]), "it ends by itself");
+}
+
+#[tokio::test]
+async fn a_close_that_cannot_reach_the_server_tells_every_holder() {
+    let server = Server::start();
+    let proxy = FaultProxy::start(server.port());
+    let client = deadline(patient(&proxy.url()).attempts(1).connect()).await.unwrap();
+    let mut guards = Vec::new();
+    for key in ["a", "b", "c"] {
+        guards.push(acquire(&client.lock(key).ttl(MINUTES).build().unwrap()).await);
+    }
+    proxy.refuse(true);
+    proxy.cut();
+    let error = deadline(client.close()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ServiceUnavailable, "{error}");
+    for guard in guards {
+        let error = guard.check().unwrap_err();
+        assert!(matches!(error, Error::Lost { reason: LossReason::Closed, .. }), "{error}");
+        assert_eq!(deadline(guard.lost()).await, LossReason::Closed);
+    }
+}
+
+/// The releases are on their way as soon as the close was polled once.
+#[tokio::test]
+async fn a_close_that_is_dropped_goes_on() {
+    let (server, _proxy, client, _) = start().await;
+    let mut guards = Vec::new();
+    for key in ["a", "b", "c"] {
+        guards.push(acquire(&client.lock(key).ttl(MINUTES).build().unwrap()).await);
+    }
+    let mut closing = testkit::by_hand::ByHand::new(client.close());
+    let _ = closing.poll();
+    drop(closing);
+    for guard in &guards {
+        guard.check().unwrap_err();
+    }
+    testkit::wait::eventually(async || server.keys().len() == 3).await;
+    assert!(server.keys().iter().all(|key| key.starts_with("syncguard:fence:")));
+}
+
+/// Shorter than the least that an extension is given.
+#[tokio::test]
+async fn a_short_socket_timeout_does_not_keep_a_holder_in_the_dark() {
+    let server = Server::start();
+    let proxy = FaultProxy::start(server.port());
+    let short = patient(&proxy.url()).attempts(1000).socket_timeout(Duration::from_millis(8));
+    let client = deadline(short.connect()).await.unwrap();
+    let guard = acquire(&extending(&client)).await;
+    let lost = tokio::spawn(guard.lost());
+    proxy.half_open();
+    assert_eq!(deadline(lost).await.unwrap(), LossReason::NotRenewed);
+}

@@ -1,0 +1,57 @@
+//! What is sent when all is well.
+
+use testkit::proxy::FaultProxy;
+use testkit::wait::eventually;
+
+use super::{Duration, KEY, MINUTES, Server, Waiter, acquire, connect, deadline, lock, release};
+
+#[tokio::test]
+async fn each_operation_is_one_round_trip() {
+    let server = Server::start();
+    let proxy = FaultProxy::start(server.port());
+    let client = connect(&proxy.url()).await;
+    // What connecting sends may still be on its way: it ends with the expiry of who we are.
+    eventually(async || server.command_count("expire") == 1).await;
+    let (locks, lock) = (client.locks(), lock(&client, MINUTES));
+    let sent = |what: &str, before: u64| assert_eq!(proxy.requests(), before + 1, "{what}");
+    for _ in 0..3 {
+        let before = proxy.requests();
+        let guard = acquire(&lock).await;
+        sent("acquire", before);
+        deadline(guard.extend(MINUTES)).await.unwrap();
+        sent("extend", before + 1);
+        assert!(deadline(lock.try_acquire()).await.unwrap().is_none());
+        sent("try_acquire", before + 2);
+        assert!(deadline(locks.is_locked(KEY)).await.unwrap());
+        sent("is_locked", before + 3);
+        deadline(locks.lookup(KEY)).await.unwrap().unwrap();
+        sent("lookup", before + 4);
+        deadline(locks.lookup_id(&guard.id())).await.unwrap().unwrap();
+        sent("lookup_id", before + 5);
+        assert!(release(guard).await);
+        sent("release", before + 6);
+    }
+    assert_eq!(server.command_count("publish"), 0, "nobody waits, so nobody is told");
+    assert_eq!(server.command_count("sadd"), 0, "nobody waits, so nobody is noted");
+}
+
+#[tokio::test]
+async fn waiting_costs_nothing() {
+    let server = Server::start();
+    let proxy = FaultProxy::start(server.port());
+    let (client, other) = (connect(&proxy.url()).await, connect(&server.url()).await);
+    let held = acquire(&lock(&other, MINUTES)).await;
+    let waiters = [
+        Waiter::join(&server, &client, &lock(&client, MINUTES)).await,
+        Waiter::begin(&lock(&client, MINUTES)),
+    ];
+    eventually(async || server.command_count("evalsha") == 3).await;
+    let before = proxy.requests();
+    // This one watches for a while.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(proxy.requests(), before, "nothing is asked while nothing happens");
+    assert!(release(held).await);
+    // Both at once: nobody knows which of them is first.
+    let [one, two] = waiters.map(|waiter| async { release(waiter.granted().await.1).await });
+    assert_eq!(tokio::join!(one, two), (true, true));
+}

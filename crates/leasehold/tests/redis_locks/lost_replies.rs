@@ -1,0 +1,166 @@
+//! Replies that are lost after their command ran: no second grant, no second fence, no leak.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use leasehold::ErrorKind;
+use testkit::by_hand::step_aside;
+use testkit::proxy::FaultProxy;
+use testkit::wait::eventually;
+
+use super::{
+    Client, Duration, KEY, MINUTES, Server, Waiter, acquire, connect, deadline, lock, patient,
+    release, try_acquire,
+};
+
+const SCRIPT: &[u8] = b"EVALSHA";
+
+async fn start() -> (Server, FaultProxy, Client, Client) {
+    let server = Server::start();
+    let proxy = FaultProxy::start(server.port());
+    let (client, other) = (connect(&proxy.url()).await, connect(&server.url()).await);
+    (server, proxy, client, other)
+}
+
+/// Fails unless the lock comes free, and nothing is left of it.
+async fn is_free(server: &Server, other: &Client) {
+    eventually(async || server.keys().iter().all(|key| key.starts_with("syncguard:fence:"))).await;
+    assert!(release(try_acquire(other).await.expect("it is free")).await);
+}
+
+#[tokio::test]
+async fn a_lock_whose_reply_was_lost_is_granted_once() {
+    let (server, proxy, client, other) = start().await;
+    for round in 0..4 {
+        proxy.lose_reply_to(SCRIPT);
+        let guard = if round % 2 == 0 {
+            acquire(&lock(&client, MINUTES)).await
+        } else {
+            try_acquire(&client).await.expect("it is ours, be it by the second try")
+        };
+        assert_eq!(proxy.traffic().lost, 3 * round + 1);
+        // One was counted, and it is the one that was answered.
+        assert_eq!(server.ask::<u64>(&["GET", "syncguard:fence:invoice:42"]), 2 * round + 1);
+        assert_eq!(guard.fence().get(), 2 * round + 1);
+        assert!(try_acquire(&other).await.is_none());
+
+        proxy.lose_reply_to(SCRIPT);
+        deadline(guard.extend(2 * MINUTES)).await.unwrap();
+        assert_eq!(proxy.traffic().lost, 3 * round + 2);
+        let info = deadline(other.locks().lookup(KEY)).await.unwrap().unwrap();
+        assert_eq!((info.expires_at, info.fence), (guard.expires_at(), guard.fence()));
+
+        proxy.lose_reply_to(SCRIPT);
+        // Whether it was held until now is not known, but it is free.
+        release(guard).await;
+        assert_eq!(proxy.traffic().lost, 3 * round + 3);
+        is_free(&server, &other).await;
+    }
+}
+
+#[tokio::test]
+async fn a_lock_outlives_the_replies_to_its_extensions() {
+    let (_server, proxy, client, other) = start().await;
+    let ttl = Duration::from_secs(2);
+    let guard = acquire(&client.lock(KEY).ttl(ttl).auto_extend().build().unwrap()).await;
+    for lost in 1..=4 {
+        proxy.lose_reply_to(SCRIPT);
+        proxy.until(|traffic| traffic.lost == lost).await;
+    }
+    guard.check().unwrap();
+    assert!(try_acquire(&other).await.is_none());
+    assert!(release(guard).await);
+}
+
+#[tokio::test]
+async fn an_acquire_that_is_given_up_while_its_outcome_is_unknown_leaves_nothing() {
+    let (server, proxy, _, other) = start().await;
+    let impatient = patient(&proxy.url()).attempts(1).connect().await.unwrap();
+    for waits in [true, false] {
+        proxy.lose_reply_to(SCRIPT);
+        let lock = lock(&impatient, MINUTES);
+        let error = match waits {
+            true => deadline(lock.acquire()).await.unwrap_err(),
+            false => deadline(lock.try_acquire()).await.unwrap_err(),
+        };
+        assert_eq!(error.kind(), ErrorKind::ServiceUnavailable, "{error}");
+        is_free(&server, &other).await;
+    }
+}
+
+/// The server has granted it, and the answer is still on its way when nobody wants it any more.
+#[tokio::test]
+async fn an_acquire_that_is_dropped_while_its_reply_is_held_back_leaves_nothing() {
+    let (server, proxy, client, other) = start().await;
+    for waits in [true, false] {
+        proxy.delay(Duration::from_millis(300));
+        let lock = lock(&client, MINUTES);
+        let task = tokio::spawn(async move {
+            if waits { lock.acquire().await.map(Some) } else { lock.try_acquire().await }
+        });
+        eventually(async || server.ask::<bool>(&["EXISTS", "syncguard:invoice:42"])).await;
+        task.abort();
+        assert!(deadline(task).await.unwrap_err().is_cancelled(), "its reply was not held back");
+        proxy.heal();
+        is_free(&server, &other).await;
+    }
+}
+
+#[tokio::test]
+async fn an_acquire_that_is_dropped_while_the_server_is_away_leaves_nothing() {
+    let (server, proxy, client, other) = start().await;
+    proxy.refuse(true);
+    proxy.lose_reply_to(SCRIPT);
+    let waiter = Waiter::begin(&lock(&client, MINUTES));
+    proxy.until(|traffic| traffic.lost == 1).await;
+    assert!(try_acquire(&other).await.is_none());
+    waiter.task.abort();
+    proxy.refuse(false);
+    is_free(&server, &other).await;
+}
+
+#[tokio::test]
+async fn whatever_reply_is_lost_there_is_one_holder() {
+    let (server, proxy, client, other) = start().await;
+    let holders = Arc::new(AtomicU32::new(0));
+    let tasks: Vec<_> = [&client, &client, &client, &other, &other]
+        .into_iter()
+        .map(|client| {
+            let (lock, holders) = (lock(client, MINUTES), holders.clone());
+            tokio::spawn(async move {
+                let mut fences = Vec::new();
+                for round in 0..20 {
+                    let guard = lock.acquire().await.unwrap();
+                    assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0, "two at once");
+                    fences.push(guard.fence());
+                    step_aside(10).await;
+                    assert_eq!(holders.fetch_sub(1, Ordering::SeqCst), 1, "two at once");
+                    if round % 2 == 0 {
+                        guard.release().await.unwrap();
+                    }
+                }
+                fences
+            })
+        })
+        .collect();
+    let done = || tasks.iter().all(tokio::task::JoinHandle::is_finished);
+    for lost in 1..=15 {
+        if done() {
+            break;
+        }
+        proxy.lose_reply_to(SCRIPT);
+        eventually(async || proxy.traffic().lost == lost || done()).await;
+    }
+    proxy.heal();
+    let mut fences = Vec::new();
+    for task in tasks {
+        let own = deadline(task).await.unwrap();
+        assert!(own.is_sorted(), "{own:?}");
+        fences.extend(own);
+    }
+    fences.sort_unstable();
+    fences.dedup();
+    assert_eq!(fences.len(), 100, "every holder has a fence of its own");
+    assert!(proxy.traffic().lost >= 3, "only {} were lost", proxy.traffic().lost);
+    is_free(&server, &other).await;
+}

@@ -1,0 +1,141 @@
+//! Locks on Redis: what is stored, who shares it, what it costs, and what it survives.
+
+#![cfg(feature = "redis")]
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Error, Jitter, Lock, LockGuard, RedisBuilder, Retry};
+use testkit::redis_server::RedisServer;
+use testkit::wait::{deadline, eventually};
+use tokio::task::JoinHandle;
+
+mod connection;
+mod cost;
+mod fences;
+mod keys;
+mod lost_replies;
+mod not_ours;
+mod processes;
+mod sharing;
+
+/// The way into the processes that [`processes`] starts.
+#[test]
+fn child() {
+    testkit::child::play(processes::play);
+}
+
+const KEY: &str = "invoice:42";
+/// Longer than any test may take.
+const MINUTES: Duration = Duration::from_secs(300);
+
+/// A client that tries again soon, and often.
+fn patient(url: &str) -> RedisBuilder {
+    let (min, max) = (Duration::from_millis(10), Duration::from_millis(100));
+    Client::redis().url(url).attempts(30).retry_delays(min, 2.0, max)
+}
+
+async fn connect(url: &str) -> Client {
+    deadline(patient(url).connect()).await.expect("the server that was just started")
+}
+
+/// Asks again after minutes, and so learns of a release by being told, or when the holder's lease ends.
+fn only_when_told() -> Retry {
+    let retry = Retry::default().delay(MINUTES).max_delay(MINUTES);
+    retry.jitter(Jitter::None).within(2 * MINUTES)
+}
+
+fn lock(client: &Client, ttl: Duration) -> Lock {
+    client.lock(KEY).ttl(ttl).retry(only_when_told()).build().unwrap()
+}
+
+async fn acquire(lock: &Lock) -> LockGuard {
+    deadline(lock.acquire()).await.unwrap()
+}
+
+async fn try_acquire(client: &Client) -> Option<LockGuard> {
+    deadline(lock(client, MINUTES).try_acquire()).await.unwrap()
+}
+
+async fn release(guard: LockGuard) -> bool {
+    deadline(guard.release()).await.unwrap()
+}
+
+/// An acquire that waits in a task of its own, and notes when it was granted.
+struct Waiter {
+    task: JoinHandle<(Instant, Result<LockGuard, Error>)>,
+}
+
+impl Waiter {
+    /// Returns when the server knows that this client waits.
+    async fn join(server: &Server, client: &Client, lock: &Lock) -> Self {
+        let waiter = Self::begin(lock);
+        let waiting = format!("adv-sem:lock_waiting:syncguard:{}", lock.key());
+        let id = client.id().to_string();
+        eventually(async || server.ask::<bool>(&["SISMEMBER", &waiting, &id])).await;
+        waiter
+    }
+
+    fn begin(lock: &Lock) -> Self {
+        let lock = lock.clone();
+        let task = tokio::spawn(async move {
+            let result = lock.acquire().await;
+            (Instant::now(), result)
+        });
+        Self { task }
+    }
+
+    async fn granted(self) -> (Instant, LockGuard) {
+        let (at, result) = deadline(self.task).await.unwrap();
+        (at, result.unwrap())
+    }
+}
+
+/// A server, and what the test sees of it past the library.
+struct Server {
+    server: RedisServer,
+    look: std::sync::Mutex<redis::Connection>,
+}
+
+impl std::ops::Deref for Server {
+    type Target = RedisServer;
+    fn deref(&self) -> &RedisServer {
+        &self.server
+    }
+}
+
+impl Server {
+    fn start() -> Self {
+        let server = RedisServer::start();
+        let look = server.connection().into();
+        Self { server, look }
+    }
+
+    /// Asks it.
+    #[track_caller]
+    fn ask<T: redis::FromRedisValue>(&self, command: &[&str]) -> T {
+        let mut look = self.look.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let answer = redis::cmd(command[0]).arg(&command[1..]).query(&mut *look);
+        answer.unwrap_or_else(|error| panic!("{command:?}: {error}"))
+    }
+
+    fn set(&self, key: &str, value: &str) {
+        let _: () = self.ask(&["SET", key, value]);
+    }
+
+    /// Every key with what it holds and how long it lasts, but for who we are.
+    fn dump(&self) -> BTreeMap<String, (Vec<u8>, i64)> {
+        let keys: Vec<String> = self.ask(&["KEYS", "*"]);
+        keys.into_iter()
+            .filter(|key| !key.starts_with("adv-sem:client:"))
+            .map(|key| {
+                let held = (self.ask(&["DUMP", &key]), self.ask(&["PEXPIRETIME", &key]));
+                (key, held)
+            })
+            .collect()
+    }
+
+    fn keys(&self) -> Vec<String> {
+        self.dump().into_keys().collect()
+    }
+}

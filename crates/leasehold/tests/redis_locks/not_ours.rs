@@ -1,0 +1,160 @@
+//! What somebody else has put where our locks are.
+
+use leasehold::{Error, ErrorKind};
+
+use super::{
+    Client, Duration, KEY, MINUTES, Server, Waiter, acquire, connect, deadline, lock, release,
+    try_acquire,
+};
+
+const MAIN: &str = "syncguard:invoice:42";
+const WAITING: &str = "adv-sem:lock_waiting:syncguard:invoice:42";
+
+/// What every operation that comes across the key says.
+async fn by_key(client: &Client) -> [Error; 5] {
+    let locks = client.locks().cleanup_in_is_locked(true);
+    [
+        deadline(lock(client, MINUTES).acquire()).await.unwrap_err(),
+        deadline(lock(client, MINUTES).try_acquire()).await.unwrap_err(),
+        deadline(locks.acquire(KEY, MINUTES)).await.unwrap_err(),
+        deadline(locks.is_locked(KEY)).await.unwrap_err(),
+        deadline(locks.lookup(KEY)).await.unwrap_err(),
+    ]
+}
+
+async fn by_id(client: &Client, id: &str) -> [Error; 3] {
+    let (locks, id) = (client.locks(), id.parse().unwrap());
+    [
+        deadline(locks.release(&id)).await.unwrap_err(),
+        deadline(locks.extend(&id, MINUTES)).await.unwrap_err(),
+        deadline(locks.lookup_id(&id)).await.unwrap_err(),
+    ]
+}
+
+#[track_caller]
+fn named(errors: impl IntoIterator<Item = Error>, key: &str, about: &str) {
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{about}: {error:?}");
+        assert!(error.to_string().contains(key), "{about}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn a_value_that_is_not_ours_is_named_and_left_alone() {
+    let server = Server::start();
+    let client = connect(&server.url()).await;
+    let id = testkit::seed003::new_lock_id();
+    let index = format!("syncguard:id:{id}");
+    let times = r#""expiresAtMs":9999999999999,"acquiredAtMs":1"#;
+    for value in [
+        "",
+        "a session",
+        "42",
+        "null",
+        "[]",
+        "{}",
+        "{\"lockId\":",
+        r#"{"lockId":"a","key":"b"}"#,
+        &format!(r#"{{"lockId":"a","key":"b",{times}}}"#),
+        &format!(r#"{{"lockId":1,"key":"b","fence":"1",{times}}}"#),
+        &format!(r#"{{"lockId":"a","key":"b","fence":1,{times}}}"#),
+        r#"{"lockId":"a","key":"b","fence":"1","expiresAtMs":"soon","acquiredAtMs":1}"#,
+    ] {
+        server.set(MAIN, value);
+        server.set(&index, KEY);
+        let before = server.dump();
+        named(by_key(&client).await, MAIN, value);
+        named(by_id(&client, &id).await, MAIN, value);
+        assert_eq!(server.dump(), before, "{value}");
+    }
+    server.ask::<u64>(&["DEL", MAIN]);
+    assert!(try_acquire(&client).await.is_some(), "nobody has come to harm");
+}
+
+#[tokio::test]
+async fn a_key_of_another_type_is_named_and_left_alone() {
+    let server = Server::start();
+    let client = connect(&server.url()).await;
+    let id = testkit::seed003::new_lock_id();
+    let index = format!("syncguard:id:{id}");
+    server.ask::<u64>(&["RPUSH", MAIN, "theirs"]);
+    server.set(&index, KEY);
+    let before = server.dump();
+    named(by_key(&client).await, MAIN, "the lock");
+    named(by_id(&client, &id).await, MAIN, "the lock");
+    assert_eq!(server.dump(), before);
+
+    server.ask::<u64>(&["DEL", MAIN, &index]);
+    server.ask::<u64>(&["RPUSH", &index, "theirs"]);
+    let before = server.dump();
+    named(by_id(&client, &id).await, &index, "the index");
+    assert_eq!(server.dump(), before);
+}
+
+/// Their lock is a lock, whatever they call it; only what we would have to show of it cannot be shown.
+#[tokio::test]
+async fn a_holder_with_an_id_that_cannot_be_ours_excludes_us() {
+    let server = Server::start();
+    let client = connect(&server.url()).await;
+    let record = r#"{"lockId":"short","key":"invoice:42","fence":"0000000000000000007","expiresAtMs":9999999999999,"acquiredAtMs":1}"#;
+    server.set(MAIN, record);
+    assert!(try_acquire(&client).await.is_none());
+    assert!(deadline(client.locks().is_locked(KEY)).await.unwrap());
+    named([deadline(client.locks().lookup(KEY)).await.unwrap_err()], MAIN, record);
+    assert_eq!(server.ask::<String>(&["GET", MAIN]), record);
+}
+
+/// Somebody else's key where we note who waits: then nobody is told, and nothing else is wrong.
+#[tokio::test]
+async fn something_in_the_place_of_the_waiting_is_left_alone() {
+    let server = Server::start();
+    let (client, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    server.set(WAITING, "theirs");
+    let held = acquire(&lock(&client, MINUTES)).await;
+    let delay = Duration::from_millis(20);
+    let retry = leasehold::Retry::default().delay(delay).max_delay(delay).times(100_000);
+    let asking = other.lock(KEY).retry(retry.within(MINUTES)).build().unwrap();
+    let waiters = [Waiter::begin(&asking), Waiter::begin(&asking)];
+    let before = server.command_count("evalsha");
+    testkit::wait::eventually(async || server.command_count("evalsha") > before + 4).await;
+    assert!(release(held).await);
+    // Both at once: nobody knows which of them is first.
+    let [one, two] = waiters.map(|waiter| async { release(waiter.granted().await.1).await });
+    assert_eq!(tokio::join!(one, two), (true, true));
+    assert_eq!(server.ask::<String>(&["GET", WAITING]), "theirs");
+    assert_eq!(server.ask::<i64>(&["TTL", WAITING]), -1);
+}
+
+/// A record that outlived its time, as after a restore: not locked any more, but its fence counts on.
+#[tokio::test]
+async fn a_record_that_is_over_is_no_lock_and_cleaned_up_only_when_asked() {
+    let server = Server::start();
+    let client = connect(&server.url()).await;
+    let locks = client.locks();
+    let old = testkit::seed003::new_lock_id();
+    let index = format!("syncguard:id:{old}");
+    let put = || {
+        let record = format!(
+            r#"{{"lockId":"{old}","key":"{KEY}","fence":"0000000000000000007","expiresAtMs":2,"acquiredAtMs":1}}"#
+        );
+        server.set(MAIN, &record);
+        server.set(&index, KEY);
+        server.set("syncguard:fence:invoice:42", "7");
+    };
+    put();
+    let before = server.dump();
+    assert!(!deadline(locks.is_locked(KEY)).await.unwrap());
+    assert_eq!(deadline(locks.lookup(KEY)).await.unwrap(), None);
+    assert_eq!(server.dump(), before, "to ask changes nothing");
+    assert!(!deadline(locks.clone().cleanup_in_is_locked(true).is_locked(KEY)).await.unwrap());
+    assert_eq!(server.keys(), ["syncguard:fence:invoice:42"]);
+
+    put();
+    let guard = acquire(&lock(&client, MINUTES)).await;
+    assert_eq!(guard.fence().get(), 8);
+    assert!(!server.ask::<bool>(&["EXISTS", &index]), "the old index is gone");
+    assert!(release(guard).await);
+    put();
+    assert!(!deadline(locks.release(&old.parse().unwrap())).await.unwrap());
+    assert_eq!(server.keys(), ["syncguard:fence:invoice:42"]);
+}

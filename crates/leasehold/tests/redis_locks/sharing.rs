@@ -1,0 +1,122 @@
+//! One lock, shared with a program that follows seed document 003.
+//!
+//! Theirs is [`testkit::seed003`]: written from the document alone, with none of our code.
+
+use testkit::seed003::{LockData, Seed003};
+
+use super::{Client, KEY, MINUTES, Server, Waiter, acquire, connect, deadline, lock, release};
+use super::{Duration, try_acquire};
+
+async fn both() -> (Server, Client, Seed003) {
+    let server = Server::start();
+    let ours = connect(&server.url()).await;
+    let theirs = Seed003::new(server.async_connection().await, "syncguard");
+    (server, ours, theirs)
+}
+
+fn millis(time: std::time::SystemTime) -> u64 {
+    let since = time.duration_since(std::time::UNIX_EPOCH).unwrap();
+    u64::try_from(since.as_millis()).unwrap()
+}
+
+#[tokio::test]
+async fn each_excludes_the_other_and_fences_go_on() {
+    let (_server, ours, theirs) = both().await;
+    let mut last = 0;
+    for _ in 0..3 {
+        let guard = acquire(&lock(&ours, MINUTES)).await;
+        assert_eq!(guard.fence().get(), last + 1);
+        assert_eq!(theirs.acquire(KEY, 60_000).await.unwrap(), None);
+        assert!(theirs.is_locked(KEY).await.unwrap());
+        assert!(release(guard).await);
+
+        let held = theirs.acquire(KEY, 60_000).await.unwrap().expect("it is free");
+        assert_eq!(held.fence.parse::<u64>().unwrap(), last + 2);
+        assert!(try_acquire(&ours).await.is_none());
+        assert!(deadline(ours.locks().is_locked(KEY)).await.unwrap());
+        assert_eq!(theirs.release(&held.lock_id).await.unwrap(), 1);
+        last += 2;
+    }
+    assert!(!theirs.is_locked(KEY).await.unwrap());
+}
+
+#[tokio::test]
+async fn they_find_extend_and_release_ours_by_its_id() {
+    let (_server, ours, theirs) = both().await;
+    let guard = acquire(&lock(&ours, MINUTES)).await;
+    let id = guard.id().to_string();
+    let expected = LockData {
+        lock_id: id.clone(),
+        expires_at_ms: millis(guard.expires_at()),
+        acquired_at_ms: millis(guard.expires_at() - MINUTES),
+        key: KEY.to_owned(),
+        fence: guard.fence().to_string(),
+    };
+    assert_eq!(theirs.lookup_by_key(KEY).await.unwrap(), Some(expected.clone()));
+    assert_eq!(theirs.lookup_by_id(&id).await.unwrap(), Some(expected));
+    assert_eq!(theirs.extend(&id, 900_000).await.unwrap(), 1);
+    let info = deadline(ours.locks().lookup_id(&guard.id())).await.unwrap().unwrap();
+    assert!(info.expires_at > guard.expires_at() + MINUTES);
+    assert_eq!(info.fence, guard.fence());
+    assert_eq!(theirs.release(&id).await.unwrap(), 1);
+    assert!(!release(guard).await);
+    assert!(try_acquire(&ours).await.is_some());
+}
+
+#[tokio::test]
+async fn we_find_extend_and_release_theirs_by_its_id() {
+    let (_server, ours, theirs) = both().await;
+    let held = theirs.acquire(KEY, 60_000).await.unwrap().unwrap();
+    let (locks, id) = (ours.locks(), held.lock_id.parse().unwrap());
+    let raw = deadline(locks.lookup_id_raw(&id)).await.unwrap().unwrap();
+    assert_eq!(deadline(locks.lookup_raw(KEY)).await.unwrap().as_ref(), Some(&raw));
+    assert_eq!((raw.key.as_str(), raw.lock_id), (KEY, id));
+    assert_eq!(raw.info.fence.to_string(), held.fence);
+    assert_eq!(millis(raw.info.expires_at), held.expires_at_ms);
+
+    assert!(deadline(locks.extend(&id, MINUTES)).await.unwrap());
+    let extended = theirs.lookup_by_id(&held.lock_id).await.unwrap().unwrap();
+    assert!(extended.expires_at_ms > held.expires_at_ms + 60_000);
+    assert_eq!(
+        (extended.fence, extended.acquired_at_ms),
+        (held.fence, millis(raw.info.acquired_at))
+    );
+    assert!(deadline(locks.owns(&id)).await.unwrap());
+    assert!(deadline(locks.release(&id)).await.unwrap());
+    assert_eq!(theirs.release(&held.lock_id).await.unwrap(), -1);
+    assert!(theirs.acquire(KEY, 60_000).await.unwrap().is_some());
+}
+
+/// They tell nobody of a release: it is found at the next retry, and the end of their lease without one.
+#[tokio::test]
+async fn we_wait_for_theirs() {
+    let (server, ours, theirs) = both().await;
+    let held = theirs.acquire(KEY, 60_000).await.unwrap().unwrap();
+    let delay = Duration::from_millis(20);
+    let retry = leasehold::Retry::default().delay(delay).max_delay(delay).times(100_000);
+    let asking = ours.lock(KEY).retry(retry.within(MINUTES)).build().unwrap();
+    let waiter = Waiter::join(&server, &ours, &asking).await;
+    assert_eq!(theirs.release(&held.lock_id).await.unwrap(), 1);
+    assert!(release(waiter.granted().await.1).await);
+
+    let silent = theirs.acquire(KEY, 300).await.unwrap().unwrap();
+    let guard = acquire(&lock(&ours, MINUTES)).await;
+    assert!(guard.fence().to_string() > silent.fence);
+    assert_eq!(theirs.release(&silent.lock_id).await.unwrap(), -1, "ours is not theirs to release");
+    guard.check().unwrap();
+    assert!(release(guard).await);
+}
+
+#[tokio::test]
+async fn a_stale_index_of_theirs_hits_nobody() {
+    let (server, ours, theirs) = both().await;
+    let old = testkit::seed003::new_lock_id();
+    server.set(&format!("syncguard:id:{old}"), KEY);
+    let guard = acquire(&lock(&ours, MINUTES)).await;
+    assert_eq!(theirs.release(&old).await.unwrap(), 0);
+    let id = old.parse().unwrap();
+    assert!(!deadline(ours.locks().release(&id)).await.unwrap());
+    assert!(!deadline(ours.locks().extend(&id, MINUTES)).await.unwrap());
+    assert!(!deadline(ours.locks().owns(&id)).await.unwrap());
+    assert!(release(guard).await);
+}
