@@ -78,3 +78,8 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/choosing.md")]
 struct Choosing;
+
+/// Runs those of the page on fences.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/fencing.md")]
+struct Fencing;

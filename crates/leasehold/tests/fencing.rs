@@ -1,0 +1,206 @@
+//! A holder that is paused past its lease, and three resources that refuse what it writes too late. Without the fence,
+//! each of them would have been overwritten. The recipes are those of docs/fencing.md, word for word.
+
+#![cfg(feature = "redis")]
+
+use std::time::Duration;
+
+use leasehold::{Client, Fence, FenceGate, LockGuard};
+use rusqlite::{Connection, params};
+use testkit::child::{self, Child};
+use testkit::redis_server::RedisServer;
+use testkit::wait::deadline;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+const KEY: &str = "invoice:42";
+const LEASE: Duration = Duration::from_secs(1);
+
+/// The way into the process of the holder that is paused.
+#[test]
+fn child() {
+    child::play(|resource, arguments| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(hold(resource, arguments));
+    });
+}
+
+/// Has checked its lock and is about to write when it is paused.
+async fn hold(resource: &str, arguments: &[&str]) {
+    let mut told = child::told();
+    let client = Client::connect(arguments[0]).await.unwrap();
+    let guard = client.lock(KEY).ttl(LEASE).build().unwrap().acquire().await.unwrap();
+    guard.check().unwrap();
+    child::say(&guard.fence().to_string());
+    // Between the check and the write: here no lock in the world can help.
+    told.recv().await;
+    match resource {
+        "gate" => child::say(&format!("write {}", guard.fence())),
+        "sql" => write_late_to_sql(arguments[1], &guard, &mut told).await.unwrap(),
+        "redis" => write_late_to_redis(arguments[0], &guard, &mut told).await.unwrap(),
+        _ => unreachable!("nobody knows {resource}"),
+    }
+    std::future::pending::<()>().await;
+}
+
+/// The holder that is paused, and the one after it.
+struct Holders {
+    paused: Child,
+    paused_fence: Fence,
+    next: LockGuard,
+}
+
+impl Holders {
+    /// Returns while the first is paused, and the second holds the lock.
+    async fn start(server: &RedisServer, resource: &str, path: &str) -> Self {
+        let mut paused = Child::start(resource, &[&server.url(), path]);
+        let paused_fence = paused.says().await.parse().unwrap();
+        paused.stop();
+        // It is there to be read as soon as it goes on.
+        paused.tell("write");
+        // Nobody released the lock: it is free because its TTL has ended.
+        let client = deadline(Client::connect(&server.url())).await.unwrap();
+        let next = deadline(client.lock(KEY).build().unwrap().acquire()).await.unwrap();
+        assert!(next.fence() > paused_fence);
+        Self { paused, paused_fence, next }
+    }
+}
+
+#[tokio::test]
+async fn a_gate_refuses_a_holder_that_was_paused() {
+    let mut holders = Holders::start(&RedisServer::start(), "gate", "").await;
+    let next = holders.next.fence();
+    let gate = FenceGate::new();
+    let (mut value, mut without_fence) = ("nothing", "nothing");
+    for again in 1..=2 {
+        gate.with(next, || value = "of the next holder").unwrap();
+        without_fence = value;
+        assert_eq!(gate.newest(), Some(next), "time {again}");
+    }
+
+    holders.paused.go_on();
+    let arrived = holders.paused.says().await;
+    let fence: Fence = arrived.strip_prefix("write ").unwrap().parse().unwrap();
+    let refused = gate.with(fence, || value = "of the paused holder").unwrap_err();
+    assert_eq!((refused.fence, refused.newest), (holders.paused_fence, next));
+    assert_eq!(value, "of the next holder");
+    assert_eq!(without_fence, value);
+    without_fence = "of the paused holder";
+    assert_ne!(without_fence, value, "a plain lock would not have helped");
+}
+
+const TABLE: &str = "\
+CREATE TABLE invoice (
+    id    INTEGER PRIMARY KEY,
+    value TEXT NOT NULL,
+    fence INTEGER NOT NULL DEFAULT 0
+);";
+
+const UPDATE: &str = "\
+UPDATE invoice SET value = ?1, fence = ?2
+ WHERE id = ?3 AND fence <= ?2";
+
+/// True if it was written.
+fn write_row(db: &Connection, value: &str, fence: Fence) -> rusqlite::Result<bool> {
+    // Fences of locks end at 2^63 - 1, and so do the numbers of a database.
+    let fence = i64::try_from(fence.get()).expect("a fence of a lock");
+    Ok(db.execute(UPDATE, params![value, fence, 42])? == 1)
+}
+
+async fn write_late_to_sql(
+    path: &str,
+    guard: &LockGuard,
+    told: &mut UnboundedReceiver<String>,
+) -> rusqlite::Result<()> {
+    let db = Connection::open(path)?;
+    let written = write_row(&db, "of the paused holder", guard.fence())?;
+    child::say(&format!("with its fence: {written}"));
+    told.recv().await;
+    db.execute("UPDATE invoice SET value = 'of the paused holder' WHERE id = 42", [])?;
+    child::say("without: true");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_sql_row_refuses_a_holder_that_was_paused() -> rusqlite::Result<()> {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("invoices");
+    let db = Connection::open(&path)?;
+    db.execute_batch(TABLE)?;
+    db.execute("INSERT INTO invoice (id, value) VALUES (42, 'nothing')", [])?;
+    let value = || {
+        let query = "SELECT value FROM invoice WHERE id = 42";
+        db.query_row(query, [], |row| row.get::<_, String>(0))
+    };
+    let path = path.to_str().unwrap();
+    let mut holders = Holders::start(&RedisServer::start(), "sql", path).await;
+    let next = holders.next.fence();
+    assert!(write_row(&db, "of the next holder", next)?);
+    assert!(write_row(&db, "also of the next holder", next)?, "as often as it likes");
+
+    holders.paused.go_on();
+    assert_eq!(holders.paused.says().await, "with its fence: false");
+    assert_eq!(value()?, "also of the next holder");
+    holders.paused.tell("write without");
+    assert_eq!(holders.paused.says().await, "without: true");
+    assert_eq!(value()?, "of the paused holder", "a plain lock would not have helped");
+    Ok(())
+}
+
+const WRITE: &str = "\
+-- KEYS  1 the value, 2 the fence of its last writer
+-- ARGV  1 the new value, 2 the fence, with its 19 digits
+if (redis.call('GET', KEYS[2]) or '') > ARGV[2] then return 0 end
+redis.call('MSET', KEYS[1], ARGV[1], KEYS[2], ARGV[2])
+return 1";
+
+/// True if it was written.
+fn write_value(db: &mut redis::Connection, value: &str, fence: Fence) -> redis::RedisResult<bool> {
+    let (script, fence) = (redis::Script::new(WRITE), fence.to_string());
+    script.key("{invoice:42}").key("{invoice:42}:fence").arg(value).arg(fence).invoke(db)
+}
+
+async fn write_late_to_redis(
+    url: &str,
+    guard: &LockGuard,
+    told: &mut UnboundedReceiver<String>,
+) -> redis::RedisResult<()> {
+    let mut db = redis::Client::open(url)?.get_connection()?;
+    let written = write_value(&mut db, "of the paused holder", guard.fence())?;
+    child::say(&format!("with its fence: {written}"));
+    told.recv().await;
+    redis::cmd("SET").arg("{invoice:42}").arg("of the paused holder").exec(&mut db)?;
+    child::say("without: true");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_redis_value_refuses_a_holder_that_was_paused() -> redis::RedisResult<()> {
+    let server = RedisServer::start();
+    let mut holders = Holders::start(&server, "redis", "").await;
+    let (mut db, next) = (server.connection(), holders.next.fence());
+    let mut look = server.connection();
+    let mut value = || redis::cmd("GET").arg("{invoice:42}").query::<String>(&mut look);
+    assert!(write_value(&mut db, "of the next holder", next)?);
+    assert!(write_value(&mut db, "also of the next holder", next)?, "as often as it likes");
+
+    holders.paused.go_on();
+    assert_eq!(holders.paused.says().await, "with its fence: false");
+    assert_eq!(value()?, "also of the next holder");
+    holders.paused.tell("write without");
+    assert_eq!(holders.paused.says().await, "without: true");
+    assert_eq!(value()?, "of the paused holder", "a plain lock would not have helped");
+
+    // Fences are compared as text: as numbers in Lua, these two would be the same.
+    assert!(write_value(&mut db, "newer", Fence::new((1 << 62) + 2))?);
+    assert!(!write_value(&mut db, "older", Fence::new((1 << 62) + 1))?);
+    assert_eq!(value()?, "newer");
+    Ok(())
+}
+
+#[test]
+fn the_recipes_are_those_of_the_documentation() {
+    let page = include_str!("../../../docs/fencing.md");
+    for recipe in [TABLE, UPDATE, WRITE] {
+        assert!(page.contains(recipe), "not in docs/fencing.md: {recipe}");
+    }
+}
