@@ -4,8 +4,10 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use leasehold::{
-    Acquire, AcquisitionId, Client, ClientId, Error, ErrorKind, Fence, LossReason, Lost, Member,
-    MemoryBuilder, Permit, Semaphore, SemaphoreBuilder, SemaphoreStats, Stats,
+    Acquire, AcquisitionId, Client, ClientId, Error, ErrorKind, Fence, FenceGate, HeldLock, Lock,
+    LockBuilder, LockEvent, LockGuard, LockId, LockInfo, Locks, LossReason, Lost, Member,
+    MemoryBuilder, Observer, Permit, RawLockInfo, Retry, Semaphore, SemaphoreBuilder,
+    SemaphoreStats, StaleFence, Stats,
 };
 use testkit::by_hand::ByHand;
 use testkit::census::census;
@@ -257,14 +259,27 @@ mod types {
         anywhere::<Error>();
         anywhere::<ErrorKind>();
         anywhere::<Fence>();
+        anywhere::<FenceGate>();
+        anywhere::<HeldLock>();
+        anywhere::<Lock>();
+        anywhere::<LockBuilder>();
+        anywhere::<LockEvent>();
+        anywhere::<LockGuard>();
+        anywhere::<LockId>();
+        anywhere::<LockInfo>();
+        anywhere::<Locks>();
         anywhere::<LossReason>();
         anywhere::<Lost>();
         anywhere::<Member>();
         anywhere::<MemoryBuilder>();
+        anywhere::<Observer>();
         anywhere::<Permit>();
+        anywhere::<RawLockInfo>();
+        anywhere::<Retry>();
         anywhere::<Semaphore>();
         anywhere::<SemaphoreBuilder>();
         anywhere::<SemaphoreStats>();
+        anywhere::<StaleFence>();
         anywhere::<Stats>();
     }
 
@@ -294,6 +309,31 @@ mod types {
             Ok::<_, Error>(fence)
         };
         assert!(tokio::spawn(work).await.unwrap().unwrap() > Fence::new(0));
+    }
+
+    #[tokio::test]
+    async fn every_future_of_a_lock_may_be_spawned() {
+        let client = Client::memory();
+        let (lock, locks) = (client.lock("spawned").build().unwrap(), client.locks());
+        let work = async move {
+            let fence = lock.with(async |guard| {
+                tokio::task::yield_now().await;
+                guard.extend(Duration::from_secs(1)).await.map(|()| guard.fence())
+            });
+            let fence = fence.await??;
+            let guard = lock.acquire().await?;
+            assert!(lock.try_acquire().await?.is_none());
+            let lost = tokio::spawn(guard.lost());
+            assert!(locks.is_locked("spawned").await? && locks.owns(&guard.id()).await?);
+            locks.lookup("spawned").await?;
+            locks.extend(&guard.id(), Duration::from_secs(1)).await?;
+            assert!(tokio::spawn(guard.release()).await.unwrap()?);
+            assert_eq!(lost.await.unwrap(), LossReason::Released);
+            let held = locks.acquire("spawned", Duration::from_secs(1)).await?.unwrap();
+            locks.release(&held.id).await?;
+            Ok::<_, Error>(fence)
+        };
+        assert_eq!(tokio::spawn(work).await.unwrap().unwrap(), Fence::new(1));
     }
 
     #[tokio::test]
