@@ -79,9 +79,10 @@ async fn an_acquire_that_is_given_up_while_its_outcome_is_unknown_leaves_nothing
     for waits in [true, false] {
         proxy.lose_reply_to(SCRIPT);
         let lock = lock(&impatient, MINUTES);
-        let error = match waits {
-            true => deadline(lock.acquire()).await.unwrap_err(),
-            false => deadline(lock.try_acquire()).await.unwrap_err(),
+        let error = if waits {
+            deadline(lock.acquire()).await.unwrap_err()
+        } else {
+            deadline(lock.try_acquire()).await.unwrap_err()
         };
         assert_eq!(error.kind(), ErrorKind::ServiceUnavailable, "{error}");
         is_free(&server, &other).await;
