@@ -12,9 +12,7 @@ use super::link::Link;
 use super::scripts::Scripts;
 use super::stats;
 use crate::backend::{Later, LockStore, Wake};
-use crate::machine::lock::{
-    Acquired, By, CLEAN_UP_AFTER_MS, Record, TOLERANCE_MS, Verdict, is_live,
-};
+use crate::machine::lock::{Acquired, By, CLEAN_UP_AFTER_MS, Record, Verdict, is_live};
 use crate::name::Name;
 use crate::{ClientId, Error, Fence, LockId};
 
@@ -104,36 +102,32 @@ impl Calls {
 
     fn script(&self, script: Script, keys: &[&str]) -> Cmd {
         let mut cmd = redis::cmd("EVALSHA");
-        cmd.arg(&self.hashes[script as usize]).arg(keys.len()).arg(keys).arg(TOLERANCE_MS);
+        cmd.arg(&self.hashes[script as usize]).arg(keys.len()).arg(keys);
         cmd
-    }
-
-    fn waiting(&self) -> String {
-        format!("{}:lock_waiting:", self.namespace)
     }
 
     pub(super) fn acquire(&self, key: &Name, id: LockId, ttl: u64, wake: Wake) -> Cmd {
         let lock = self.prefix.storage_key("", key.as_str());
         let index = self.prefix.storage_key("id:", id.as_str());
         let fence = self.prefix.storage_key("fence:", key.as_str());
-        let waiting = self.waiting() + &lock;
-        let rest = &lock[self.prefix.0.len()..];
+        let waiting = format!("{}:lock_waiting:{lock}", self.namespace);
         let mut cmd = self.script(Script::Acquire, &[&lock, &index, &fence, &waiting]);
-        cmd.arg(id.as_str()).arg(ttl).arg(key.as_str()).arg(rest);
-        cmd.arg(format!("{}id:", self.prefix.0)).arg(self.client.to_string());
-        cmd.arg(match wake {
+        cmd.arg(id.as_str()).arg(ttl).arg(serde_json::Value::from(key.as_str()).to_string());
+        cmd.arg(&self.prefix.0).arg(match wake {
             Wake::Never => "never",
             Wake::IfLocked => "if_locked",
             Wake::Always => "always",
         });
+        if wake != Wake::Never {
+            cmd.arg(self.client.to_string());
+        }
         cmd
     }
 
     pub(super) fn release(&self, id: LockId) -> Cmd {
         let index = self.prefix.storage_key("id:", id.as_str());
         let mut cmd = self.script(Script::Release, &[&index]);
-        cmd.arg(id.as_str()).arg(&self.prefix.0).arg(self.waiting());
-        cmd.arg(format!("{}:wake:", self.namespace));
+        cmd.arg(id.as_str()).arg(&self.prefix.0).arg(&self.namespace);
         cmd
     }
 

@@ -3,6 +3,7 @@
 use redis::{Arg, Cmd};
 
 use crate::clock::Span;
+use crate::machine::lock::TOLERANCE_MS;
 use crate::machine::{Command, Held, Outcome, Role, Terms};
 use crate::name::Name;
 use crate::{AcquisitionId, ClientId, Fence};
@@ -127,9 +128,10 @@ impl Scripts {
     }
 
     fn with_preludes(semaphores: &str, locks: &str, pools: &str) -> Self {
+        let tolerance = format!("local TOLERANCE_MS = {TOLERANCE_MS}");
         Self {
             semaphores: Script::new(&[semaphores, CLAIMS, &with_transitions()]),
-            locks: super::locks::BODIES.map(|body| Script::new(&[locks, body])),
+            locks: super::locks::BODIES.map(|body| Script::new(&[&tolerance, locks, body])),
             pools: super::pools::BODIES.map(|body| Script::new(&[pools, body])),
         }
     }

@@ -1,8 +1,8 @@
 -- Takes a lock that is free.
 --
 -- KEYS    1 the lock, 2 the index of the lock id, 3 the fence counter, 4 SET of the clients that wait for it
--- ARGV    2 lock id, 3 TTL in milliseconds, 4 key, 5 what the index holds, 6 what indexes begin with, 7 client id,
---         8 "if_locked" | "always" (tell that client of the next release) | "never"
+-- ARGV    1 lock id, 2 TTL in milliseconds, 3 the key as JSON, 4 what locks begin with, 5 "if_locked" | "always" (tell the
+--         client of the next release) | "never", 6 client id
 -- Also    the index of a record that is over
 -- Result  1, fence, expires at, remaining | 0, 0, 0, remaining of the holder
 local record, broken = read(KEYS[1])
@@ -10,7 +10,7 @@ if broken then return broken end
 
 -- Should somebody else have put something there, whoever waits is not told, and asks again by himself.
 local function want(millis)
-  if type(redis.pcall('SADD', KEYS[4], ARGV[7])) == 'table' then return end
+  if type(redis.pcall('SADD', KEYS[4], ARGV[6])) == 'table' then return end
   -- Whoever still waits when the lease ends asks again then.
   call('PEXPIRE', KEYS[4], millis + 10000)
 end
@@ -18,11 +18,11 @@ end
 if record and is_live(record) then
   local remaining = math.max(record.expiresAtMs - NOW, 0)
   -- Asked again with the same id, because the answer was lost: the same lock.
-  if record.lockId == ARGV[2] then
-    if ARGV[8] == 'always' then want(remaining) end
+  if record.lockId == ARGV[1] then
+    if ARGV[5] == 'always' then want(remaining) end
     return { 1, record.fence, record.expiresAtMs, remaining }
   end
-  if ARGV[8] ~= 'never' then want(remaining) end
+  if ARGV[5] ~= 'never' then want(remaining) end
   return { 0, 0, 0, remaining }
 end
 
@@ -41,11 +41,11 @@ end
 -- Read as text: a Lua number is not exact past 2^53.
 local digits = call('GET', KEYS[3])
 local fence = string.rep('0', 19 - #digits) .. digits
-local ttl = tonumber(ARGV[3])
-if record then call('DEL', ARGV[6] .. record.lockId) end
-call('SET', KEYS[1], cjson.encode({
-  lockId = ARGV[2], expiresAtMs = NOW + ttl, acquiredAtMs = NOW, key = ARGV[4], fence = fence,
-}), 'PX', ARGV[3])
-call('SET', KEYS[2], ARGV[5], 'PX', ARGV[3])
-if ARGV[8] == 'always' then want(ttl) end
+local ttl = tonumber(ARGV[2])
+if record then call('DEL', ARGV[4] .. 'id:' .. record.lockId) end
+-- `cjson.encode` would do, for twice the time.
+call('SET', KEYS[1], '{"lockId":"' .. ARGV[1] .. '","expiresAtMs":' .. NOW + ttl .. ',"acquiredAtMs":' .. NOW
+  .. ',"key":' .. ARGV[3] .. ',"fence":"' .. fence .. '"}', 'PX', ARGV[2])
+call('SET', KEYS[2], string.sub(KEYS[1], #ARGV[4] + 1), 'PX', ARGV[2])
+if ARGV[5] == 'always' then want(ttl) end
 return { 1, fence, NOW + ttl, ttl }

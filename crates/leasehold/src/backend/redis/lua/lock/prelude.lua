@@ -2,9 +2,8 @@
 --
 -- A lock is two keys with the same expiry: {prefix}:{key} with the JSON {lockId, expiresAtMs, acquiredAtMs, key, fence},
 -- and {prefix}:id:{lock id}, which holds what follows "{prefix}:" in the first. {prefix}:fence:{key} counts, and stays.
--- ARGV  1 the tolerance in milliseconds; from 2 on what the script says
+-- TOLERANCE_MS stands before this: there is one for all stores.
 local call = redis.call
-local TOLERANCE = tonumber(ARGV[1])
 
 local function now()
   local time = call('TIME')
@@ -35,5 +34,5 @@ local function read(lock)
 end
 
 local function is_live(record)
-  return record.expiresAtMs > NOW - TOLERANCE
+  return record.expiresAtMs > NOW - TOLERANCE_MS
 end
