@@ -280,7 +280,12 @@ impl Inner {
         }?;
         doubt.resolved();
         Ok(match answer.status {
-            Status::Acquired => Ok(PoolLease::new(kept, sent)),
+            Status::Acquired => {
+                let lease = PoolLease::new(kept, sent);
+                // A close that came meanwhile may have looked for leases before there was this one.
+                core.check_open()?;
+                Ok(lease)
+            }
             _ => Err(answer.current),
         })
     }
