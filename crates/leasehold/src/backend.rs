@@ -40,11 +40,11 @@ impl Backend {
         matches!(self, Self::Away(_))
     }
 
-    /// How much earlier than the store a holder ends its own validity, for clocks that do not run alike. The clock of a
-    /// store in this process is ours.
+    /// How much earlier than the store the holder of a lock or a lease ends its own validity, for clocks that do not run
+    /// alike. The clock of a store in this process is ours, but locks are kept to whole milliseconds.
     pub(crate) fn margin(&self, valid_for: Span) -> Span {
         match self {
-            Self::Memory(_) => Span::from_micros(1),
+            Self::Memory(_) => Span::from_millis(1),
             Self::Away(_) => {
                 let margin = Terms { heartbeat: Some(valid_for), ttl: None }.margin();
                 margin.min(valid_for.divided_by(2))

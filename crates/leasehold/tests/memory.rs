@@ -344,3 +344,19 @@ mod types {
         assert!(shown.contains("\"shown\"") && shown.contains(&permit.id().to_string()), "{shown}");
     }
 }
+
+/// Locks are kept to whole milliseconds: the holder must not count the part of one that the store has cut off.
+#[tokio::test]
+async fn a_lock_is_over_for_its_holder_before_another_has_it() {
+    let lock = Client::memory().lock("short").ttl(Duration::from_millis(3)).build().unwrap();
+    for round in 0..50 {
+        let first = lock.acquire().await.unwrap();
+        let next = loop {
+            if let Some(next) = lock.try_acquire().await.unwrap() {
+                break next;
+            }
+        };
+        assert!(first.check().is_err(), "both have it in round {round}");
+        next.release().await.unwrap();
+    }
+}
