@@ -37,19 +37,20 @@ pub(crate) enum Backend {
 impl Backend {
     /// Whether a holder can die without the store noticing.
     pub(crate) fn wants_heartbeats(&self) -> bool {
-        matches!(self, Self::Away(_))
+        match self {
+            Self::Memory(_) => false,
+            Self::Away(backend) => !backend.is_on_this_host(),
+        }
     }
 
     /// How much earlier than the store the holder of a lock or a lease ends its own validity, for clocks that do not run
-    /// alike. The clock of a store in this process is ours, but locks are kept to whole milliseconds.
+    /// alike. The clock of a store on this host is ours, but locks are kept to whole milliseconds.
     pub(crate) fn margin(&self, valid_for: Span) -> Span {
-        match self {
-            Self::Memory(_) => Span::from_millis(1),
-            Self::Away(_) => {
-                let margin = Terms { heartbeat: Some(valid_for), ttl: None }.margin();
-                margin.min(valid_for.divided_by(2))
-            }
+        if !self.wants_heartbeats() {
+            return Span::from_millis(1);
         }
+        let margin = Terms { heartbeat: Some(valid_for), ttl: None }.margin();
+        margin.min(valid_for.divided_by(2))
     }
 
     pub(crate) fn locks(&self, client: ClientId) -> Arc<dyn LockStore> {
@@ -99,6 +100,18 @@ pub(crate) trait AwayBackend: Send + Sync {
 
     /// What kind of store it is, in one word.
     fn kind(&self) -> &'static str;
+
+    /// Whether it is shared by the processes of this host alone. Then its clock is ours, and it knows by itself who is
+    /// dead.
+    fn is_on_this_host(&self) -> bool {
+        false
+    }
+
+    /// What the client counts as alive by, for as long as somebody has it open.
+    #[cfg(unix)]
+    fn lifeline(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        None
+    }
 }
 
 /// The transitions of one name in a store that other processes share.
@@ -163,6 +176,9 @@ pub(crate) struct Reply {
 pub(crate) enum WakeUp {
     /// This waiter was granted a permit and has to claim it.
     Granted(Name, AcquisitionId),
+    /// Somebody else has released this id. Only where no sign of life would find that out.
+    #[cfg_attr(not(all(feature = "local", target_os = "linux")), allow(dead_code))]
+    Evicted(Name, AcquisitionId),
     /// The lock with this key came free.
     Released(Name),
     /// The connection is new: wake-ups may have been missed.

@@ -233,11 +233,16 @@ impl Core {
     }
 
     fn woken(&self, wake_up: WakeUp) {
+        let known = |name| self.names().by_name.get(name).map(|(named, _)| named.clone());
         match wake_up {
             WakeUp::Granted(name, id) => {
-                let named = self.names().by_name.get(&name).map(|(named, _)| named.clone());
-                if let Some(named) = named {
+                if let Some(named) = known(&name) {
                     named.woken(id);
+                }
+            }
+            WakeUp::Evicted(name, id) => {
+                if let Some(named) = known(&name) {
+                    named.evicted(id);
                 }
             }
             WakeUp::Released(key) => self.waiters.wake_one(&key),

@@ -60,7 +60,8 @@ use queue::Queue;
 /// What an acquisition asks for, besides a permit.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(crate) struct Terms {
-    /// How long the holder or waiter may be silent. In memory nobody dies alone: none.
+    /// How long the holder or waiter may be silent. In memory nobody dies alone, and on one host the kernel tells
+    /// who is dead: none.
     pub(crate) heartbeat: Option<Span>,
     /// The longest it may hold.
     pub(crate) ttl: Option<Span>,
@@ -68,7 +69,7 @@ pub(crate) struct Terms {
 
 impl Terms {
     /// How much earlier than the store a holder ends its own validity, for clocks that do not run alike.
-    /// Without a heartbeat the store is in this process, and its clock is ours.
+    /// Without a heartbeat the store is on this host, and its clock is ours.
     pub(crate) fn margin(self) -> Span {
         let Some(heartbeat) = self.heartbeat else { return Span::from_micros(1) };
         heartbeat.divided_by(10).clamp(Span::from_millis(50), Span::from_millis(5000))

@@ -20,11 +20,16 @@ use crate::{AcquisitionId, Error, LossReason};
 /// never claims its permit. Until we have asked we would sleep through its end.
 const BACKSTOP: Span = Span::from_millis(1000);
 
+/// How soon ids of which it is not known what the store knows are released again, where there are no signs of life.
+const DOUBTS: Span = Span::from_millis(1000);
+
 /// How soon a sign of life that was not answered is repeated, at the earliest and at the latest.
 const SOON: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
 pub(crate) struct Desk {
     pub(super) store: Store,
+    /// Whether the store wants signs of life.
+    heartbeats: bool,
     pub(super) closed: bool,
     pub(super) outbox: Outbox,
     /// Signs of life that are due. They never queue behind a batch.
@@ -71,12 +76,15 @@ enum Chore {
     Sweep,
     /// A wake-up may have been lost.
     Backstop,
+    /// What the store knows of some ids is not known.
+    Doubts,
 }
 
 impl Desk {
-    pub(super) fn new(store: Store) -> Self {
+    pub(super) fn new(store: Store, heartbeats: bool) -> Self {
         Self {
             store,
+            heartbeats,
             closed: false,
             outbox: Outbox::default(),
             renewals: Vec::new(),
@@ -353,7 +361,7 @@ impl Desk {
                     if let Some(ticket) = self.forget(*id) {
                         ticket.fail(error.clone(), after);
                     }
-                    self.doubtful.push(*id);
+                    self.doubt(*id);
                 }
                 Command::Release { id, .. } => {
                     if let Some(ticket) = self.forget(*id) {
@@ -361,7 +369,7 @@ impl Desk {
                     } else {
                         self.failed_release = Some(error.clone());
                     }
-                    self.doubtful.push(*id);
+                    self.doubt(*id);
                 }
                 // Not knowing is not losing: asked again, until the validity ends.
                 Command::Renew { id, .. } => self.renew_soon(*id),
@@ -439,6 +447,7 @@ impl Desk {
                     self.sweep_at = None;
                     self.sweep(after);
                 }
+                Chore::Doubts => self.release_doubtful(),
                 Chore::Backstop => {
                     self.ask_oldest_from(0);
                     self.backstopped = !self.waiting.is_empty();
@@ -494,12 +503,27 @@ impl Desk {
         }
     }
 
+    /// Whether the store still knows it is not certain.
+    pub(super) fn ask_about(&mut self, id: AcquisitionId) {
+        if let Some(ticket) = self.ticket(id) {
+            self.renewals.push(renew(ticket));
+        }
+    }
+
     /// A new connection: wake-ups and answers may have been missed.
     pub(super) fn ask_about_everyone(&mut self) {
         for entry in self.tickets.values() {
             self.renewals.push(renew(&entry.ticket));
         }
         self.release_doubtful();
+    }
+
+    /// It is released again: with the next sign of life, or by itself where there are none.
+    fn doubt(&mut self, id: AcquisitionId) {
+        self.doubtful.push(id);
+        if !self.heartbeats && self.doubtful.len() == 1 {
+            self.agenda.insert((Moment::now() + DOUBTS, Chore::Doubts));
+        }
     }
 
     fn release_doubtful(&mut self) {
@@ -572,6 +596,9 @@ impl Desk {
     }
 
     fn schedule_end(&mut self, id: AcquisitionId, at: Moment) {
+        if at == Moment::NEVER {
+            return;
+        }
         let Some(entry) = self.tickets.get_mut(&id.sequence()) else { return };
         let before = entry.ends_at.replace(at);
         self.strike(before, Chore::End(id));

@@ -176,8 +176,7 @@ impl Lease {
         state.phase = Phase::Lost(reason);
         let watchers = std::mem::take(&mut state.watchers);
         drop(state);
-        // Not the id: that of a lock releases it.
-        tracing::warn!(name = self.name.as_str(), %reason, "{} lost", self.what);
+        tracing::warn!(name = self.name.as_str(), id = self.id, %reason, "{} lost", self.what);
         wake(watchers);
         true
     }

@@ -63,12 +63,13 @@ pub(crate) enum Entered {
 impl Named {
     pub(crate) fn new(name: Name, core: Arc<Core>) -> Arc<Self> {
         let store = core.backend.semaphore(&name, core.client);
+        let desk = Desk::new(store, core.backend.wants_heartbeats());
         Arc::new_cyclic(|this| Self {
             name,
             core,
             capacity: AtomicU32::new(0),
             capacity_changed: AtomicBool::new(false),
-            desk: Mutex::new(Desk::new(store)),
+            desk: Mutex::new(desk),
             flushed: Notify::new(),
             this: this.clone(),
         })
@@ -291,6 +292,11 @@ impl Named {
     /// A store that is away says that this waiter was granted a permit.
     pub(super) fn woken(&self, id: AcquisitionId) {
         self.at_desk(|desk, _| desk.claim(id));
+    }
+
+    /// A store that is away says that somebody else has released this id.
+    pub(super) fn evicted(&self, id: AcquisitionId) {
+        self.at_desk(|desk, _| desk.ask_about(id));
     }
 
     /// The connection is new: whatever was asked or told before may be wrong.

@@ -47,7 +47,7 @@ pub struct Locks {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// Where the locks are kept: `memory` or `redis`.
+    /// Where the locks are kept: `memory`, `local` or `redis`.
     pub backend: &'static str,
     /// Whether locks have fences. Ours always have.
     pub supports_fencing: bool,
@@ -61,6 +61,8 @@ pub struct Capabilities {
 pub enum TimeAuthority {
     /// The server's, for all clients.
     Server,
+    /// The host's, for all of its processes.
+    Host,
     /// This process's: there is no other.
     Process,
 }
@@ -117,6 +119,7 @@ impl Locks {
     pub fn capabilities(&self) -> Capabilities {
         let (backend, time_authority) = match &self.engine.core().backend {
             Backend::Memory(_) => ("memory", TimeAuthority::Process),
+            Backend::Away(store) if store.is_on_this_host() => (store.kind(), TimeAuthority::Host),
             Backend::Away(store) => (store.kind(), TimeAuthority::Server),
         };
         Capabilities { backend, supports_fencing: true, time_authority }
