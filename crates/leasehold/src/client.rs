@@ -15,10 +15,17 @@ use crate::semaphore::SemaphoreBuilder;
 use crate::stats::Stats;
 use crate::{ClientId, Error};
 
+#[cfg(all(feature = "local", target_os = "linux"))]
+mod local;
 #[cfg(feature = "redis")]
 mod redis;
+#[cfg(all(feature = "local", target_os = "linux"))]
+pub use local::LocalBuilder;
 #[cfg(feature = "redis")]
 pub use redis::RedisBuilder;
+
+/// The stores that there are.
+const EXPECTED: &str = "expected memory:, sqlite:/path/to/a/file or redis://host:port";
 
 static GLOBAL: LazyLock<Client> = LazyLock::new(Client::memory);
 
@@ -54,7 +61,8 @@ impl Client {
         Self::in_memory(Settings::default())
     }
 
-    /// A client on whatever store the URL names: `memory:`, or `redis://…`, `rediss://…` and `unix://…` for Redis.
+    /// A client on whatever store the URL names: `memory:`; `sqlite:PATH` for a file on this host; `redis://…`,
+    /// `rediss://…` and `unix://…` for Redis.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -74,24 +82,26 @@ impl Client {
     ///
     /// # Cancel safety
     /// Dropping the future makes no client.
-    #[cfg_attr(not(feature = "redis"), allow(clippy::unused_async))]
+    #[cfg_attr(
+        not(any(feature = "redis", all(feature = "local", target_os = "linux"))),
+        allow(clippy::unused_async)
+    )]
     pub async fn open(url: &str) -> Result<Self, Error> {
         // Only the scheme is ever repeated: what follows may contain a password.
         let scheme = url.split_once(':').map(|(scheme, _)| scheme);
         match scheme {
             Some("memory") => Ok(Self::memory()),
+            #[cfg(all(feature = "local", target_os = "linux"))]
+            Some("sqlite") => Self::local(local::path_of(url)?).await,
             #[cfg(feature = "redis")]
             Some("redis" | "rediss" | "unix" | "valkey" | "valkeys" | "redis+unix") => {
                 Self::connect(url).await
             }
             Some(scheme) => {
                 let problem = format!("\"{scheme}:\" is not a store of this build");
-                Err(Error::invalid("store", problem + ": expected memory: or redis://host:port"))
+                Err(Error::invalid("store", format!("{problem}: {EXPECTED}")))
             }
-            None => Err(Error::invalid(
-                "store",
-                "it is not a URL: expected memory: or redis://host:port",
-            )),
+            None => Err(Error::invalid("store", format!("it is not a URL: {EXPECTED}"))),
         }
     }
 
@@ -177,6 +187,44 @@ impl Client {
     #[must_use]
     pub fn id(&self) -> ClientId {
         self.engine.core().client
+    }
+
+    /// What this client counts as alive by, on a store that is kept on one host; `None` elsewhere.
+    ///
+    /// It is the descriptor of a file that the client holds locked. The kernel lets go of the lock when the last process that
+    /// has it open is gone: pass it to a child, and the client counts as alive, and its permits as held, until the child is
+    /// gone too, even if this process is killed. It is closed on exec unless it is passed on, for example as a child's
+    /// standard input:
+    ///
+    /// ```
+    /// # #[cfg(all(feature = "local", target_os = "linux"))]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = std::env::temp_dir().join(format!("leasehold-doc-{}-lifeline", std::process::id()));
+    /// # let path = directory.join("store");
+    /// use leasehold::Client;
+    /// use std::process::Command;
+    ///
+    /// let client = Client::local(&path).await?;
+    /// let permit = client.semaphore("builds", 2).build()?.acquire().await?;
+    /// let lifeline = client.lifeline().expect("the store is on this host");
+    /// let mut build = Command::new("true").stdin(lifeline.try_clone_to_owned()?).spawn()?;
+    /// # build.wait()?;
+    /// # permit.release().await?;
+    /// # drop(client);
+    /// # std::fs::remove_dir_all(directory)?;
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(all(feature = "local", target_os = "linux")))]
+    /// # fn main() {}
+    /// ```
+    #[cfg(unix)]
+    #[must_use]
+    pub fn lifeline(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        match &self.engine.core().backend {
+            Backend::Memory(_) => None,
+            Backend::Away(backend) => backend.lifeline(),
+        }
     }
 
     /// Ends the client and its clones: whoever waits is told [`Error::Closed`], whatever is still held is

@@ -37,6 +37,17 @@ impl ClientId {
         Self(NonZeroU64::new(bits).expect("a test's client id is not zero"))
     }
 
+    /// The 64 bits that it is made of.
+    #[cfg(all(feature = "local", target_os = "linux"))]
+    pub(crate) const fn number(self) -> u64 {
+        self.0.get()
+    }
+
+    #[cfg(all(feature = "local", target_os = "linux"))]
+    pub(crate) fn from_number(number: u64) -> Option<Self> {
+        NonZeroU64::new(number).map(Self)
+    }
+
     fn digits(self) -> [u8; CLIENT_ID_LEN] {
         let mut rest = self.0.get();
         let mut digits = [b'0'; CLIENT_ID_LEN];
@@ -48,7 +59,7 @@ impl ClientId {
         digits
     }
 
-    fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         if text.len() != CLIENT_ID_LEN {
             return None;
         }

@@ -50,6 +50,8 @@ mod semaphore;
 mod stats;
 
 pub use acquire::Acquire;
+#[cfg(all(feature = "local", target_os = "linux"))]
+pub use client::LocalBuilder;
 #[cfg(feature = "redis")]
 pub use client::RedisBuilder;
 pub use client::{Client, MemoryBuilder};

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use crate::backend::{Backend, Later, Wake};
 use crate::clock::{Moment, Span};
-use crate::engine::lease::Doubt;
-use crate::machine::lock::Acquired;
+use crate::engine::Message;
+use crate::machine::lock::{Acquired, Verdict};
 use crate::name::{Name, millis};
 use crate::{Error, Retry};
 
@@ -26,7 +26,6 @@ pub use info::{HeldLock, LockInfo, RawLockInfo};
 pub use locks::{Capabilities, Locks, TimeAuthority};
 pub use observer::{LockEvent, LockOperation, LockReason, LockResult, Observer};
 
-use guard::Kept;
 use locks::key_of;
 use observer::report;
 
@@ -261,8 +260,7 @@ impl Inner {
     ) -> Result<Result<LockGuard, Duration>, Error> {
         let core = self.locks.engine.core();
         core.check_open()?;
-        let kept = Kept::new(self, id);
-        let doubt = Doubt::new(core, Box::new(kept.clone()));
+        let unknown = Unknown { inner: self, id, armed: true };
         let mut sent = Moment::now();
         let answer = match &core.backend {
             Backend::Memory(_) => self.locks.store.acquire(&self.key, id, self.ttl, wake).await,
@@ -277,17 +275,50 @@ impl Inner {
         let about = (Some(self.key.as_str()), Some(id));
         report(self.locks.observer.as_ref(), LockOperation::Acquire, &answer, about);
         let answer = answer?;
-        doubt.resolved();
+        unknown.disarm();
         Ok(match answer {
             Acquired::Held { fence, expires_at, remaining } => {
                 let valid_for = Span::from_millis(remaining);
-                let guard = LockGuard::new(self, kept, fence, expires_at, (sent, valid_for));
+                let guard = LockGuard::new(self, id, fence, expires_at, (sent, valid_for));
                 // A close that came meanwhile may have looked for guards before there was this one.
                 core.check_open()?;
                 Ok(guard)
             }
             Acquired::Locked { remaining } => Err(Duration::from_millis(remaining)),
         })
+    }
+
+    fn release_later(&self, id: LockId) {
+        let core = self.locks.engine.core();
+        let (retries, store) = (core.settings.retries, self.locks.store.clone());
+        // Kept until it is done, and with it the engine's thread.
+        let (kept, key) = (core.clone(), self.key.clone());
+        core.tell(Message::Run(Box::pin(async move {
+            if let Ok(Verdict::Done(_)) = retries.persist(|| store.release(id)).await {
+                kept.waiters.wake_one(&key);
+            }
+        })));
+    }
+}
+
+/// An attempt whose outcome nobody knows yet. Unless it becomes known, the lock is released.
+struct Unknown<'a> {
+    inner: &'a Arc<Inner>,
+    id: LockId,
+    armed: bool,
+}
+
+impl Unknown<'_> {
+    fn disarm(mut self) {
+        self.armed = false;
+    }
+}
+
+impl Drop for Unknown<'_> {
+    fn drop(&mut self) {
+        if self.armed {
+            self.inner.release_later(self.id);
+        }
     }
 }
 

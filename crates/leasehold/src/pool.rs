@@ -280,12 +280,7 @@ impl Inner {
         }?;
         doubt.resolved();
         Ok(match answer.status {
-            Status::Acquired => {
-                let lease = PoolLease::new(kept, sent);
-                // A close that came meanwhile may have looked for leases before there was this one.
-                core.check_open()?;
-                Ok(lease)
-            }
+            Status::Acquired => Ok(PoolLease::new(kept, sent)),
             _ => Err(answer.current),
         })
     }

@@ -10,6 +10,7 @@ pub mod census;
 pub mod child;
 pub mod conformance;
 pub mod events;
+pub mod local_store;
 pub mod proxy;
 pub mod redis_server;
 pub mod seed000;

@@ -43,7 +43,7 @@ pub struct LockGuard {
 }
 
 /// What the store is asked about one lock.
-pub(super) struct Kept {
+struct Kept {
     locks: Locks,
     key: Name,
     id: LockId,
@@ -54,13 +54,18 @@ pub(super) struct Kept {
 impl LockGuard {
     pub(super) fn new(
         inner: &Inner,
-        kept: Arc<Kept>,
+        id: LockId,
         fence: Fence,
         expires_at: u64,
         valid: (Moment, Span),
     ) -> Self {
-        kept.expires_at.store(expires_at, Ordering::Release);
-        let id = kept.id;
+        let kept = Arc::new(Kept {
+            locks: inner.locks.clone(),
+            key: inner.key.clone(),
+            id,
+            ttl: inner.ttl,
+            expires_at: AtomicU64::new(expires_at),
+        });
         let (engine, ttl) = (&inner.locks.engine, Span::from_millis(inner.ttl));
         let keep = Box::new(kept.clone());
         let lease = Lease::new(engine, "lock", inner.key.clone(), id.to_string(), ttl, keep, valid);
@@ -207,16 +212,6 @@ impl Keep for Arc<Kept> {
 }
 
 impl Kept {
-    pub(super) fn new(inner: &Inner, id: LockId) -> Arc<Self> {
-        Arc::new(Self {
-            locks: inner.locks.clone(),
-            key: inner.key.clone(),
-            id,
-            ttl: inner.ttl,
-            expires_at: AtomicU64::new(0),
-        })
-    }
-
     fn report<T>(&self, operation: LockOperation, answer: &Result<Verdict<T>, Error>) {
         let about = (Some(self.key.as_str()), Some(self.id));
         report(self.locks.observer.as_ref(), operation, answer, about);

@@ -92,6 +92,7 @@ pub async fn a_store_says_what_it_can_do(store: &impl Store) {
     assert!(capabilities.supports_fencing);
     let expected = match capabilities.backend {
         "memory" => TimeAuthority::Process,
+        "local" => TimeAuthority::Host,
         "redis" => TimeAuthority::Server,
         other => panic!("nobody knows the store {other:?}"),
     };

@@ -1,0 +1,65 @@
+//! What SQLite and the file system say, as what the caller does next. Every error names the file.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use rusqlite::ErrorCode;
+
+use crate::Error;
+
+/// `what` was tried, as in "asking".
+pub(super) fn of_sqlite(what: &str, path: &Path, error: rusqlite::Error) -> Error {
+    let path = path.display();
+    let what = format!("{what} {path}");
+    let refused = |why: &str| Error::Refused { what: format!("{what}: {why}") };
+    let rusqlite::Error::SqliteFailure(failure, _) = &error else {
+        return Error::internal(format!("{what}: {error}"));
+    };
+    match failure.code {
+        ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked => {
+            Error::Unavailable { what, timed_out: true, source: Some(Arc::new(error)) }
+        }
+        ErrorCode::SystemIoFailure | ErrorCode::OperationInterrupted => {
+            Error::Unavailable { what, timed_out: false, source: Some(Arc::new(error)) }
+        }
+        ErrorCode::NotADatabase => Error::invalid(
+            "store",
+            format!("{path} is not a store of ours, nor an SQLite database: choose another path"),
+        ),
+        ErrorCode::DatabaseCorrupt => refused(
+            "the file is damaged: bring back a copy, or move it and its -wal and -shm files away \
+             while nobody uses it (then fences begin anew)",
+        ),
+        ErrorCode::ReadOnly | ErrorCode::PermissionDenied => refused(
+            "it cannot be written: look at its permissions, those of its directory, and whether the \
+             file system is read-only",
+        ),
+        ErrorCode::CannotOpen => {
+            refused("it cannot be opened: is it a file, in a directory that can be written?")
+        }
+        ErrorCode::DiskFull => {
+            refused("the disk is full: free some space (nothing was changed, nothing is lost)")
+        }
+        _ => Error::internal(format!("{what}: {error}")),
+    }
+}
+
+pub(super) fn of_system(what: &str, path: &Path, error: impl Into<io::Error>) -> Error {
+    use io::ErrorKind as Kind;
+
+    let error = error.into();
+    let what = format!("{what} {}", path.display());
+    match error.kind() {
+        Kind::PermissionDenied | Kind::ReadOnlyFilesystem => {
+            Error::Refused { what: format!("{what}: {error}: choose a path where you may write") }
+        }
+        Kind::StorageFull | Kind::QuotaExceeded => {
+            Error::Refused { what: format!("{what}: {error}: free some space") }
+        }
+        Kind::NotADirectory | Kind::IsADirectory | Kind::InvalidInput | Kind::InvalidFilename => {
+            Error::invalid("store", format!("{what}: {error}: choose another path"))
+        }
+        _ => Error::Unavailable { what, timed_out: false, source: Some(Arc::new(error)) },
+    }
+}

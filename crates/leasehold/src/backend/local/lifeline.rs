@@ -1,0 +1,123 @@
+//! Who is alive, and how to wake him.
+//!
+//! Every client holds an exclusive `flock` on a file of its own, its *lifeline*, from before its first transition. **It is
+//! dead when the kernel has let go of that**: at the end of its process, however that came, and of every process that
+//! inherited the descriptor. Pids play no part, so that it does not matter who reuses one, or who cannot see it from inside
+//! a container. A file that is missing proves nothing: then nobody is buried.
+//!
+//! A client is woken by a datagram without content, which means *look*. So a queue of them that is full loses nothing: he
+//! who has one to read will look, and see everything.
+
+use std::io::ErrorKind;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, openat, unlinkat};
+use rustix::io::Errno;
+
+use super::errors::of_system;
+use super::place::Place;
+use crate::{ClientId, Error};
+
+/// How a client can be reached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Reach {
+    Reached,
+    /// Alive, but nobody knows how to wake it.
+    Silent,
+    /// Its process is gone, but somebody has inherited its lifeline. What it holds stays, what it waits for does not.
+    Bequeathed,
+    Dead,
+}
+
+/// The clients of a store, through their directory.
+pub(super) struct Clients {
+    /// To send with.
+    socket: UnixDatagram,
+}
+
+impl Clients {
+    pub(super) fn new() -> Result<Self, Error> {
+        let made = UnixDatagram::unbound().and_then(|socket| {
+            // Whoever does not read is not waited for.
+            socket.set_nonblocking(true)?;
+            Ok(socket)
+        });
+        let failed = |error| of_system("making a socket for", Path::new("the store"), error);
+        Ok(Self { socket: made.map_err(failed)? })
+    }
+
+    pub(super) fn reach(&self, place: &Place, client: ClientId) -> Reach {
+        let Err(error) = self.socket.connect(socket_path(place, client)) else {
+            return Reach::Reached;
+        };
+        match error.kind() {
+            _ if is_dead(place, client) => Reach::Dead,
+            // The socket is there, and nobody has it open.
+            ErrorKind::ConnectionRefused => Reach::Bequeathed,
+            _ => Reach::Silent,
+        }
+    }
+
+    /// If it cannot be reached now, its own question finds out within a second.
+    pub(super) fn wake(&self, place: &Place, client: ClientId) {
+        let _ = self.socket.send_to(&[], socket_path(place, client));
+    }
+}
+
+/// The lifeline of a new client, and the socket that wakes it. To be called in our turn.
+pub(super) fn enter(place: &Place, client: ClientId) -> Result<(OwnedFd, UnixDatagram), Error> {
+    let failed = |error| of_system("making a client's file beside", &place.file, error);
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let lifeline = openat(&place.directory, client.to_string(), flags, Mode::RUSR | Mode::WUSR)
+        .map_err(|error| failed(error.into()))?;
+    flock(&lifeline, FlockOperation::NonBlockingLockExclusive)
+        .map_err(|error| failed(error.into()))?;
+    let socket = UnixDatagram::bind(socket_path(place, client)).map_err(failed)?;
+    socket.set_nonblocking(true).map_err(failed)?;
+    Ok((lifeline, socket))
+}
+
+/// Whether it is certain that nobody holds its lifeline any more.
+pub(super) fn is_dead(place: &Place, client: ClientId) -> bool {
+    is_let_go(place, &client.to_string())
+}
+
+fn is_let_go(place: &Place, name: &str) -> bool {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let Ok(lifeline) = openat(&place.directory, name, flags, Mode::empty()) else {
+        return false;
+    };
+    // Shared: whoever else is just looking is not in the way.
+    flock(&lifeline, FlockOperation::NonBlockingLockShared).is_ok()
+}
+
+pub(super) fn remove_files(place: &Place, client: ClientId) {
+    for name in [format!("{client}.wake"), client.to_string()] {
+        match unlinkat(&place.directory, &name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => tracing::debug!(%error, name, "a dead client's file stays behind"),
+        }
+    }
+}
+
+/// Short enough for a socket however long the store's path is: it leads over our own descriptor of the directory.
+fn socket_path(place: &Place, client: ClientId) -> PathBuf {
+    let directory = place.directory.as_raw_fd();
+    PathBuf::from(format!("/proc/self/fd/{directory}/{client}.wake"))
+}
+
+/// Removes what clients have left behind that nobody in the store knows. To be called in our turn: then nobody has a
+/// file and is not yet known.
+pub(super) fn tidy(place: &Place, known: impl Fn(ClientId) -> bool) {
+    let directory = format!("/proc/self/fd/{}", place.directory.as_raw_fd());
+    let Ok(entries) = std::fs::read_dir(directory) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let Some(client) = name.to_str().and_then(ClientId::parse) else { continue };
+        if !known(client) && is_dead(place, client) {
+            remove_files(place, client);
+        }
+    }
+}

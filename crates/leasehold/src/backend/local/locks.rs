@@ -1,0 +1,316 @@
+//! The machine of the fenced lock in SQL: see [`crate::machine::lock`].
+//!
+//! A record ceases to exist at its TTL: one that is older is not seen by anybody, and removed by whoever acquires or releases
+//! next. The fence of a key stays in its row for ever.
+
+use std::sync::Arc;
+
+use rusqlite::{Connection, OptionalExtension, Result, Row, params};
+
+use super::worker::Worker;
+use crate::backend::{Later, LockStore, Wake};
+use crate::clock::Time;
+use crate::machine::lock::{Acquired, By, Record, Verdict};
+use crate::name::Name;
+use crate::{ClientId, Error, Fence, LockId};
+
+/// How many records that are over one transaction removes.
+const LET_GO: u32 = 64;
+
+/// The locks of one store.
+pub(super) struct LocalLocks {
+    worker: Arc<Worker>,
+    client: ClientId,
+}
+
+impl LocalLocks {
+    pub(super) fn new(worker: Arc<Worker>, client: ClientId) -> Self {
+        Self { worker, client }
+    }
+
+    fn write<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Locks<'_>) -> Result<(T, Vec<ClientId>)> + Send + 'static,
+    ) -> Later<T> {
+        self.worker.run(move |store| {
+            let (done, wake) = store.write(|tx, now, _| {
+                let locks = Locks { tx, now: millis(now) };
+                let freed = locks.let_go()?;
+                let (done, mut wake) = work(&locks)?;
+                wake.extend(freed);
+                Ok((done, wake))
+            })?;
+            store.wake(&wake);
+            Ok(done)
+        })
+    }
+
+    fn read<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Locks<'_>) -> Result<T> + Send + 'static,
+    ) -> Later<T> {
+        self.worker.run(move |store| store.read(|tx, now, _| work(&Locks { tx, now: millis(now) })))
+    }
+}
+
+fn millis(now: Time) -> u64 {
+    now.micros() / 1000
+}
+
+impl LockStore for LocalLocks {
+    fn acquire(&self, key: &Name, id: LockId, ttl: u64, wake: Wake) -> Later<Acquired> {
+        let (key, client) = (key.clone(), self.client);
+        self.write(move |locks| {
+            let acquired = locks.acquire(&key, id, ttl)?;
+            let locked = matches!(acquired, Acquired::Locked { .. });
+            if wake == Wake::Always || wake == Wake::IfLocked && locked {
+                locks.want(&key, client)?;
+            }
+            Ok((acquired, Vec::new()))
+        })
+    }
+
+    fn release(&self, id: LockId) -> Later<Verdict<Option<Name>>> {
+        self.write(move |locks| {
+            let verdict = locks.release(id)?;
+            let Verdict::Done(key) = verdict else {
+                return Ok((without_key(&verdict), Vec::new()));
+            };
+            // Who waits is told by us, our own client included.
+            Ok((Verdict::Done(None), locks.came_free(&key)?))
+        })
+    }
+
+    fn extend(&self, id: LockId, ttl: u64) -> Later<Verdict<u64>> {
+        self.write(move |locks| Ok((locks.extend(id, ttl)?, Vec::new())))
+    }
+
+    /// There is nothing to clean up: what is over is not there.
+    fn is_locked(&self, key: &Name, _clean_up: bool) -> Later<bool> {
+        let key = key.clone();
+        self.read(move |locks| Ok(locks.record(key.as_str())?.is_some()))
+    }
+
+    fn lookup(&self, by: By) -> Later<Option<Record>> {
+        let found = self.read(move |locks| locks.lookup(&by));
+        Box::pin(async move { found.await?.map(Stored::checked).transpose() })
+    }
+
+    fn list(&self, limit: usize) -> Later<Vec<Record>> {
+        let found = self.read(move |locks| locks.list(limit));
+        Box::pin(async move { found.await?.into_iter().map(Stored::checked).collect() })
+    }
+}
+
+fn without_key(verdict: &Verdict<String>) -> Verdict<Option<Name>> {
+    match verdict {
+        Verdict::Done(_) => Verdict::Done(None),
+        Verdict::NotOwner => Verdict::NotOwner,
+        Verdict::NotFound => Verdict::NotFound,
+        Verdict::Expired => Verdict::Expired,
+    }
+}
+
+/// A record as it is stored.
+pub(super) struct Stored {
+    key: String,
+    id: String,
+    acquired_at: u64,
+    expires_at: u64,
+    fence: u64,
+}
+
+impl Stored {
+    fn read(row: &Row<'_>) -> Result<Self> {
+        let number = |column| row.get::<_, i64>(column).map(i64::cast_unsigned);
+        Ok(Self {
+            key: row.get(0)?,
+            id: row.get(1)?,
+            acquired_at: number(2)?,
+            expires_at: number(3)?,
+            fence: number(4)?,
+        })
+    }
+
+    pub(super) fn checked(self) -> std::result::Result<Record, Error> {
+        let Self { key, id, acquired_at, expires_at, fence } = self;
+        let (key, id) = (Name::new("key", &key)?, id.parse()?);
+        Ok(Record { key, id, acquired_at, expires_at, fence: Fence::new(fence) })
+    }
+}
+
+/// The locks at one moment, in milliseconds.
+pub(super) struct Locks<'a> {
+    pub(super) tx: &'a Connection,
+    pub(super) now: u64,
+}
+
+impl Locks<'_> {
+    /// The record of a key, unless it is over.
+    fn record(&self, key: &str) -> Result<Option<Stored>> {
+        self.tx
+            .prepare_cached(
+                "SELECT key, id, acquired_at, expires_at, fence FROM locks
+                 WHERE key = ?1 AND id IS NOT NULL AND expires_at > ?2",
+            )?
+            .query_row(params![key, self.now.cast_signed()], Stored::read)
+            .optional()
+    }
+
+    fn key_of(&self, id: LockId) -> Result<Option<String>> {
+        self.tx
+            .prepare_cached("SELECT key FROM lock_ids WHERE id = ?1")?
+            .query_row([id.as_str()], |row| row.get(0))
+            .optional()
+    }
+
+    pub(super) fn acquire(&self, key: &Name, id: LockId, ttl: u64) -> Result<Acquired> {
+        if let Some(Stored { id: holder, expires_at, fence, .. }) = self.record(key.as_str())? {
+            let remaining = expires_at.saturating_sub(self.now);
+            return Ok(if holder == id.as_str() {
+                Acquired::Held { fence: Fence::new(fence), expires_at, remaining }
+            } else {
+                Acquired::Locked { remaining }
+            });
+        }
+        // There may be one that is over, and has not been let go yet.
+        self.remove(key.as_str())?;
+        let expires_at = self.now + ttl;
+        let (acquired_at, ends) = (self.now.cast_signed(), expires_at.cast_signed());
+        let fence: i64 = self
+            .tx
+            .prepare_cached(
+                "INSERT INTO locks (key, fence, id, acquired_at, expires_at)
+                 VALUES (?1, (SELECT lock_floor + 1 FROM meta), ?2, ?3, ?4)
+                 ON CONFLICT (key) DO UPDATE SET
+                     fence = fence + 1, id = excluded.id, acquired_at = excluded.acquired_at,
+                     expires_at = excluded.expires_at
+                 RETURNING fence",
+            )?
+            .query_row(params![key.as_str(), id.as_str(), acquired_at, ends], |row| row.get(0))?;
+        self.tx
+            .prepare_cached("INSERT OR REPLACE INTO lock_ids (id, key) VALUES (?1, ?2)")?
+            .execute([id.as_str(), key.as_str()])?;
+        let fence = Fence::new(fence.cast_unsigned());
+        Ok(Acquired::Held { fence, expires_at, remaining: ttl })
+    }
+
+    /// Answers the key that has come free.
+    pub(super) fn release(&self, id: LockId) -> Result<Verdict<String>> {
+        self.owned(id, |locks, key| {
+            locks.remove(&key)?;
+            Ok(key)
+        })
+    }
+
+    /// Answers the new end.
+    pub(super) fn extend(&self, id: LockId, ttl: u64) -> Result<Verdict<u64>> {
+        self.owned(id, |locks, key| {
+            let expires_at = locks.now + ttl;
+            locks
+                .tx
+                .prepare_cached("UPDATE locks SET expires_at = ?2 WHERE key = ?1")?
+                .execute(params![key, expires_at.cast_signed()])?;
+            Ok(expires_at)
+        })
+    }
+
+    fn owned<T>(
+        &self,
+        id: LockId,
+        act: impl FnOnce(&Self, String) -> Result<T>,
+    ) -> Result<Verdict<T>> {
+        let Some(key) = self.key_of(id)? else { return Ok(Verdict::NotFound) };
+        let Some(record) = self.record(&key)? else { return Ok(Verdict::NotFound) };
+        if record.id != id.as_str() {
+            return Ok(Verdict::NotOwner);
+        }
+        act(self, key).map(Verdict::Done)
+    }
+
+    pub(super) fn lookup(&self, by: &By) -> Result<Option<Stored>> {
+        match by {
+            By::Key(key) => self.record(key.as_str()),
+            By::Id(id) => {
+                let Some(key) = self.key_of(*id)? else { return Ok(None) };
+                Ok(self.record(&key)?.filter(|record| record.id == id.as_str()))
+            }
+        }
+    }
+
+    /// Who holds what, by key; no more than so many.
+    pub(super) fn list(&self, limit: usize) -> Result<Vec<Stored>> {
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        self.tx
+            .prepare(
+                "SELECT key, id, acquired_at, expires_at, fence FROM locks
+                 WHERE id IS NOT NULL AND expires_at > ?1 ORDER BY key LIMIT ?2",
+            )?
+            .query_map(params![self.now.cast_signed(), limit], Stored::read)?
+            .collect()
+    }
+
+    /// Removes the records that are over, and answers who waits for their keys.
+    pub(super) fn let_go(&self) -> Result<Vec<ClientId>> {
+        let mut select = self.tx.prepare_cached(
+            "SELECT key FROM locks WHERE id IS NOT NULL AND expires_at <= ?1 ORDER BY expires_at LIMIT ?2",
+        )?;
+        let over = select.query_map(params![self.now.cast_signed(), LET_GO], |row| row.get(0))?;
+        let mut wake = Vec::new();
+        for key in over.collect::<Result<Vec<String>>>()? {
+            self.remove(&key)?;
+            wake.extend(self.came_free(&key)?);
+        }
+        Ok(wake)
+    }
+
+    /// With its index, but never its fence.
+    fn remove(&self, key: &str) -> Result<()> {
+        self.tx
+            .prepare_cached(
+                "DELETE FROM lock_ids WHERE id = (SELECT id FROM locks WHERE key = ?1 AND id IS NOT NULL)",
+            )?
+            .execute([key])?;
+        self.tx
+            .prepare_cached(
+                "UPDATE locks SET id = NULL, acquired_at = NULL, expires_at = NULL WHERE key = ?1",
+            )?
+            .execute([key])
+            .map(drop)
+    }
+
+    /// This client wants to be told when the key comes free.
+    fn want(&self, key: &Name, client: ClientId) -> Result<()> {
+        self.tx
+            .prepare_cached(
+                "INSERT OR REPLACE INTO lock_waiters (key, client, woken) VALUES (?1, ?2, 0)",
+            )?
+            .execute(params![key.as_str(), client.number().cast_signed()])
+            .map(drop)
+    }
+
+    /// Who is to be woken because of it. Each finds the key when he looks.
+    fn came_free(&self, key: &str) -> Result<Vec<ClientId>> {
+        let mut update = self
+            .tx
+            .prepare_cached("UPDATE lock_waiters SET woken = 1 WHERE key = ?1 RETURNING client")?;
+        let clients = update.query_map([key], |row| row.get::<_, i64>(0))?;
+        let clients: Vec<_> = clients.collect::<Result<_>>()?;
+        let client = |number: i64| ClientId::from_number(number.cast_unsigned());
+        Ok(clients.into_iter().filter_map(client).collect())
+    }
+}
+
+/// Whether a key that this client waits for has come free.
+pub(super) fn any_released(tx: &Connection, client: ClientId) -> Result<bool> {
+    tx.prepare_cached("SELECT 1 FROM lock_waiters WHERE client = ?1 AND woken = 1")?
+        .exists([client.number().cast_signed()])
+}
+
+/// The keys that this client waits for and that have come free. It is told of each once.
+pub(super) fn take_released(tx: &Connection, client: ClientId) -> Result<Vec<String>> {
+    let mut delete = tx
+        .prepare_cached("DELETE FROM lock_waiters WHERE client = ?1 AND woken = 1 RETURNING key")?;
+    let keys = delete.query_map([client.number().cast_signed()], |row| row.get(0))?;
+    keys.collect()
+}

@@ -1,0 +1,158 @@
+//! The machine of the lease pool in SQL: see [`crate::machine::pool`].
+
+use std::sync::Arc;
+
+use rusqlite::{Connection, OptionalExtension, Result, Row, params};
+
+use super::worker::Worker;
+use crate::backend::{Later, PoolStore};
+use crate::clock::Time;
+use crate::machine::pool::{Answer, Ask, Status, What};
+use crate::name::Name;
+use crate::pool::{PoolMember, PoolStats};
+
+/// The pools of one store.
+pub(super) struct LocalPools(pub(super) Arc<Worker>);
+
+impl PoolStore for LocalPools {
+    fn ask(&self, ask: Ask) -> Later<Answer> {
+        self.0.run(move |store| store.write(|tx, now, _| apply(tx, &ask, now)))
+    }
+
+    fn list(&self, limit: usize) -> Later<Vec<PoolStats>> {
+        self.0.run(move |store| store.read(|tx, now, _| list(tx, limit, now)))
+    }
+}
+
+/// Who is counted where, by name; no more than so many pools.
+pub(super) fn list(tx: &Connection, limit: usize, now: Time) -> Result<Vec<PoolStats>> {
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let mut names = tx.prepare("SELECT DISTINCT pool FROM leases ORDER BY pool LIMIT ?1")?;
+    let mut members = tx.prepare(
+        "SELECT instance, last, holder_until FROM leases WHERE pool = ?1 ORDER BY last, instance",
+    )?;
+    let member = |row: &Row<'_>| {
+        let time = |micros: i64| Time::from_micros(micros.cast_unsigned());
+        let until = row.get::<_, Option<i64>>(2)?.map(time);
+        Ok(PoolMember {
+            instance_id: row.get(0)?,
+            silent_for: now.since(time(row.get(1)?)),
+            ends_in: until.filter(|until| now < *until).map(|until| until.since(now)),
+        })
+    };
+    let names = names.query_map([limit], |row| row.get::<_, String>(0))?;
+    names
+        .map(|name| {
+            let name = name?;
+            let members = members.query_map([&name], member)?.collect::<Result<_>>()?;
+            Ok(PoolStats { name, members })
+        })
+        .collect()
+}
+
+/// In a transaction.
+pub(super) fn apply(tx: &Connection, ask: &Ask, now: Time) -> Result<Answer> {
+    let pool = Pool { tx, name: ask.pool.as_str(), now: now.micros(), ttl: ask.ttl.micros() };
+    let mut expired = pool.sweep()?;
+    let status = match &ask.what {
+        What::Acquire { instance, capacity } => {
+            let known = !matches!(pool.standing(instance)?, Standing::Nobody);
+            if known || pool.count()? < u64::from(*capacity) {
+                pool.touch(instance)?;
+                Status::Acquired
+            } else {
+                Status::CapacityFull
+            }
+        }
+        What::Renew { instance } => match pool.standing(instance)? {
+            Standing::Nobody => Status::NotHeld,
+            Standing::WithoutHolder => {
+                expired += 1;
+                pool.remove(instance)?;
+                Status::Expired
+            }
+            Standing::Holder => {
+                pool.touch(instance)?;
+                Status::Renewed
+            }
+        },
+        What::Release { instance } => match pool.standing(instance)? {
+            Standing::Nobody => Status::NotHeld,
+            Standing::WithoutHolder => {
+                expired += 1;
+                pool.remove(instance)?;
+                Status::AlreadyExpired
+            }
+            Standing::Holder => {
+                pool.remove(instance)?;
+                Status::Released
+            }
+        },
+        What::Count => Status::Counted,
+    };
+    Ok(Answer { status, current: pool.count()?, expired })
+}
+
+enum Standing {
+    Nobody,
+    WithoutHolder,
+    Holder,
+}
+
+struct Pool<'a> {
+    tx: &'a Connection,
+    name: &'a str,
+    now: u64,
+    ttl: u64,
+}
+
+impl Pool<'_> {
+    /// Removes whoever was silent for the caller's TTL.
+    fn sweep(&self) -> Result<u64> {
+        let last = self.now.saturating_sub(self.ttl).cast_signed();
+        let swept = self
+            .tx
+            .prepare_cached("DELETE FROM leases WHERE pool = ?1 AND last <= ?2")?
+            .execute(params![self.name, last])?;
+        Ok(swept as u64)
+    }
+
+    fn standing(&self, instance: &Name) -> Result<Standing> {
+        let until: Option<Option<i64>> = self
+            .tx
+            .prepare_cached("SELECT holder_until FROM leases WHERE pool = ?1 AND instance = ?2")?
+            .query_row([self.name, instance.as_str()], |row| row.get(0))
+            .optional()?;
+        Ok(match until {
+            None => Standing::Nobody,
+            Some(Some(until)) if self.now < until.cast_unsigned() => Standing::Holder,
+            Some(_) => Standing::WithoutHolder,
+        })
+    }
+
+    /// Never more than the capacity, and so counted when it is asked for.
+    fn count(&self) -> Result<u64> {
+        let count: i64 = self
+            .tx
+            .prepare_cached("SELECT count(*) FROM leases WHERE pool = ?1")?
+            .query_row([self.name], |row| row.get(0))?;
+        Ok(count.cast_unsigned())
+    }
+
+    fn touch(&self, instance: &Name) -> Result<()> {
+        let (now, until) = (self.now.cast_signed(), (self.now + self.ttl).cast_signed());
+        self.tx
+            .prepare_cached(
+                "INSERT OR REPLACE INTO leases (pool, instance, last, holder_until) VALUES (?1, ?2, ?3, ?4)",
+            )?
+            .execute(params![self.name, instance.as_str(), now, until])
+            .map(drop)
+    }
+
+    fn remove(&self, instance: &Name) -> Result<()> {
+        self.tx
+            .prepare_cached("DELETE FROM leases WHERE pool = ?1 AND instance = ?2")?
+            .execute([self.name, instance.as_str()])
+            .map(drop)
+    }
+}

@@ -1,0 +1,98 @@
+//! The dead, and who looks for them.
+
+use rusqlite::{OptionalExtension, Result, params};
+
+use super::named::{Named, client};
+use super::{Call, WATCHED_PLACES, WATCHERS};
+use crate::ClientId;
+use crate::clock::Time;
+
+impl Named<'_> {
+    /// What is due next, and whether the sender waits near the head.
+    pub(super) fn look_ahead(&mut self, call: &Call<'_>, asked: bool) -> Result<()> {
+        if self.state.waiting == 0 {
+            return Ok(());
+        }
+        let next: Option<i64> = self
+            .tx
+            .prepare_cached(
+                "SELECT ends FROM holders WHERE semaphore = ?1 AND ends IS NOT NULL ORDER BY ends LIMIT 1",
+            )?
+            .query_row([self.row], |row| row.get(0))
+            .optional()?;
+        self.applied.next_expiry = next.map(|next| Time::from_micros(next.cast_unsigned()));
+        if let Some(from) = call.from.filter(|_| asked) {
+            self.applied.watches = self.first_in_line()?.contains(&from);
+        }
+        Ok(())
+    }
+
+    fn first_in_line(&self) -> Result<Vec<ClientId>> {
+        let mut select = self.tx.prepare_cached(
+            "SELECT client FROM waiters WHERE semaphore = ?1 ORDER BY place LIMIT ?2",
+        )?;
+        let mut rows = select.query(params![self.row, WATCHED_PLACES])?;
+        let mut first = Vec::new();
+        while first.len() < WATCHERS
+            && let Some(row) = rows.next()?
+        {
+            let client = client(row, 0)?;
+            if !first.contains(&client) {
+                first.push(client);
+            }
+        }
+        Ok(first)
+    }
+
+    /// Those whose death would let somebody else in: who hold, and who are first in line.
+    fn in_front(&self, call: &Call<'_>) -> Result<Vec<ClientId>> {
+        let mut select =
+            self.tx.prepare_cached("SELECT DISTINCT client FROM holders WHERE semaphore = ?1")?;
+        let holders = select.query_map([self.row], |row| client(row, 0))?;
+        let mut clients: Vec<_> = holders.collect::<Result<_>>()?;
+        clients.extend(self.first_in_line()?);
+        clients.retain(|client| call.from != Some(*client));
+        Ok(clients)
+    }
+
+    pub(super) fn any_dead(&self, call: &mut Call<'_>) -> Result<bool> {
+        Ok(self.in_front(call)?.into_iter().any(|client| (call.is_dead)(client)))
+    }
+
+    /// At most once a batch: nobody dies that often.
+    pub(super) fn bury_the_dead(&mut self, call: &mut Call<'_>) -> Result<()> {
+        if !std::mem::replace(&mut self.looked_for_dead, true) {
+            for client in self.in_front(call)? {
+                if !self.dead.contains(&client) && (call.is_dead)(client) {
+                    self.bury_here(client)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Under this name. The rest of it is buried once this name is written.
+    pub(super) fn bury_here(&mut self, client: ClientId) -> Result<()> {
+        self.remove_client(client)?;
+        self.dead.push(client);
+        Ok(())
+    }
+
+    pub(super) fn remove_client(&mut self, client: ClientId) -> Result<()> {
+        let held = self
+            .tx
+            .prepare_cached("DELETE FROM holders WHERE semaphore = ?1 AND client = ?2")?
+            .execute(params![self.row, client.number().cast_signed()])?;
+        self.state.held -= u32::try_from(held).unwrap_or(u32::MAX);
+        self.remove_waiters(client)
+    }
+
+    pub(super) fn remove_waiters(&mut self, client: ClientId) -> Result<()> {
+        let waited = self
+            .tx
+            .prepare_cached("DELETE FROM waiters WHERE client = ?2 AND semaphore = ?1")?
+            .execute(params![self.row, client.number().cast_signed()])?;
+        self.state.waiting -= waited as u64;
+        Ok(())
+    }
+}

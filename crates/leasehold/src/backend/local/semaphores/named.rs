@@ -1,0 +1,210 @@
+//! One name, while a batch is applied to it.
+
+use rusqlite::{CachedStatement, Connection, OptionalExtension, Result, Row, params};
+
+use super::Applied;
+use crate::clock::{Span, Time};
+use crate::machine::Held;
+use crate::name::Name;
+use crate::{AcquisitionId, ClientId, Fence};
+
+/// The row of a name.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) struct State {
+    pub(super) capacity: u32,
+    pub(super) held: u32,
+    pub(super) waiting: u64,
+    pub(super) next_place: i64,
+    last_fence: u64,
+}
+
+pub(super) struct Named<'a> {
+    pub(super) tx: &'a Connection,
+    pub(super) row: i64,
+    pub(super) state: State,
+    stored: State,
+    pub(super) applied: Applied,
+    /// Nobody who waits before this place can be reached, as far as this batch goes.
+    pub(super) first_place: i64,
+    pub(super) out_of_reach: Vec<ClientId>,
+    pub(super) passed_over: u32,
+    pub(super) looked_for_dead: bool,
+    pub(super) dead: Vec<ClientId>,
+}
+
+pub(super) struct Waiter {
+    pub(super) place: i64,
+    pub(super) id: AcquisitionId,
+    pub(super) ttl: Option<Span>,
+    pub(super) label: Option<String>,
+}
+
+pub(super) struct Holder {
+    pub(super) ends: Option<Time>,
+    pub(super) fence: Option<Fence>,
+}
+
+impl Holder {
+    pub(super) fn held(&self, slot_number: u32, now: Time) -> Held {
+        Held { slot_number, fence: self.fence, valid_for: self.ends.map(|ends| ends - now) }
+    }
+}
+
+/// An id as it is stored: its client and its sequence.
+pub(super) fn columns(id: AcquisitionId) -> (i64, i64) {
+    (id.client().number().cast_signed(), id.sequence().cast_signed())
+}
+
+pub(super) fn micros(time: Time) -> i64 {
+    time.micros().cast_signed()
+}
+
+pub(super) fn client(row: &Row<'_>, column: usize) -> Result<ClientId> {
+    let number: i64 = row.get(column)?;
+    ClientId::from_number(number.cast_unsigned())
+        .ok_or(rusqlite::Error::IntegralValueOutOfRange(column, number))
+}
+
+/// The row of a name, and its queue.
+impl<'a> Named<'a> {
+    pub(super) fn load(tx: &'a Connection, name: &Name, make: bool) -> Result<Option<Self>> {
+        let select = "SELECT id, capacity, held, waiting, next_place, last_fence FROM semaphores WHERE name = ?1";
+        let found = tx.prepare_cached(select)?;
+        let found = Self::read(found, tx, name.as_str())?;
+        if found.is_some() || !make {
+            return Ok(found);
+        }
+        let insert = "INSERT INTO semaphores (name, capacity, held, waiting, next_place, last_fence)
+                      VALUES (?1, 0, 0, 0, 0, 0) RETURNING id, capacity, held, waiting, next_place, last_fence";
+        Self::read(tx.prepare_cached(insert)?, tx, name.as_str())
+    }
+
+    pub(super) fn load_by_row(tx: &'a Connection, row: i64) -> Result<Option<Self>> {
+        let select = "SELECT id, capacity, held, waiting, next_place, last_fence FROM semaphores WHERE id = ?1";
+        Self::read(tx.prepare_cached(select)?, tx, row)
+    }
+
+    fn read(
+        mut statement: CachedStatement<'_>,
+        tx: &'a Connection,
+        by: impl rusqlite::ToSql,
+    ) -> Result<Option<Self>> {
+        let read = |row: &Row<'_>| {
+            let state = State {
+                capacity: row.get(1)?,
+                held: row.get(2)?,
+                waiting: row.get::<_, i64>(3)?.cast_unsigned(),
+                next_place: row.get(4)?,
+                last_fence: row.get::<_, i64>(5)?.cast_unsigned(),
+            };
+            Ok(Self {
+                tx,
+                row: row.get(0)?,
+                state,
+                stored: state,
+                applied: Applied::default(),
+                first_place: 0,
+                out_of_reach: Vec::new(),
+                passed_over: 0,
+                looked_for_dead: false,
+                dead: Vec::new(),
+            })
+        };
+        statement.query_row([by], read).optional()
+    }
+
+    /// Writes the counters back. Answers what came of the batch, and whom it found dead.
+    pub(super) fn save(self) -> Result<(Applied, Vec<ClientId>)> {
+        if self.state != self.stored {
+            let State { capacity, held, waiting, next_place, last_fence } = self.state;
+            let (waiting, last_fence) = (waiting.cast_signed(), last_fence.cast_signed());
+            self.tx
+                .prepare_cached(
+                    "UPDATE semaphores SET capacity = ?2, held = ?3, waiting = ?4, next_place = ?5, last_fence = ?6
+                     WHERE id = ?1",
+                )?
+                .execute(params![self.row, capacity, held, waiting, next_place, last_fence])?;
+        }
+        Ok((self.applied, self.dead))
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.state.held < self.state.capacity
+    }
+
+    pub(super) fn mint(&mut self, now: Time) -> Fence {
+        self.state.last_fence = (self.state.last_fence + 1).max(now.micros());
+        Fence::new(self.state.last_fence)
+    }
+
+    pub(super) fn holder(&self, id: AcquisitionId) -> Result<Option<Holder>> {
+        let (client, sequence) = columns(id);
+        self.tx
+            .prepare_cached(
+                "SELECT ends, fence FROM holders WHERE semaphore = ?1 AND client = ?2 AND sequence = ?3",
+            )?
+            .query_row(params![self.row, client, sequence], |row| {
+                let (ends, fence): (Option<i64>, Option<i64>) = (row.get(0)?, row.get(1)?);
+                Ok(Holder {
+                    ends: ends.map(|ends| Time::from_micros(ends.cast_unsigned())),
+                    fence: fence.map(|fence| Fence::new(fence.cast_unsigned())),
+                })
+            })
+            .optional()
+    }
+
+    pub(super) fn waits(&self, id: AcquisitionId) -> Result<bool> {
+        let (client, sequence) = columns(id);
+        self.tx
+            .prepare_cached(
+                "SELECT 1 FROM waiters WHERE client = ?2 AND semaphore = ?1 AND sequence = ?3",
+            )?
+            .exists(params![self.row, client, sequence])
+    }
+
+    pub(super) fn first_waiter_from(&self, place: i64) -> Result<Option<Waiter>> {
+        let read = |row: &Row<'_>| {
+            let (sequence, ttl): (i64, Option<i64>) = (row.get(2)?, row.get(3)?);
+            Ok(Waiter {
+                place: row.get(0)?,
+                id: AcquisitionId::new(client(row, 1)?, sequence.cast_unsigned()),
+                ttl: ttl.map(|ttl| Span::from_micros(ttl.cast_unsigned())),
+                label: row.get(4)?,
+            })
+        };
+        self.tx
+            .prepare_cached(
+                "SELECT place, client, sequence, ttl, label FROM waiters WHERE semaphore = ?1 AND place >= ?2
+                 ORDER BY place LIMIT 1",
+            )?
+            .query_row(params![self.row, place], read)
+            .optional()
+    }
+
+    pub(super) fn insert_holder(
+        &mut self,
+        id: AcquisitionId,
+        holder: &Holder,
+        label: Option<&str>,
+        now: Time,
+    ) -> Result<()> {
+        self.state.held += 1;
+        let (client, sequence) = columns(id);
+        let fence = holder.fence.map(|fence| fence.get().cast_signed());
+        self.tx
+            .prepare_cached(
+                "INSERT INTO holders (semaphore, client, sequence, since, ends, fence, label)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+            )?
+            .execute(params![
+                self.row,
+                client,
+                sequence,
+                micros(now),
+                holder.ends.map(micros),
+                fence,
+                label
+            ])
+            .map(drop)
+    }
+}

@@ -1,0 +1,116 @@
+//! What is held and queued, read in one transaction. Whoever is dead, or over, and not yet removed is left out.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use rusqlite::{Connection, Result, Row, params};
+
+use super::store::{Store, Surroundings};
+use crate::clock::Time;
+use crate::stats::{Member, Query, SemaphoreStats};
+use crate::{AcquisitionId, ClientId, Error};
+
+pub(super) fn fetch(
+    store: &mut Store,
+    query: &Query,
+) -> std::result::Result<Vec<SemaphoreStats>, Error> {
+    store.read(|tx, now, around| {
+        let mut reading = Reading { tx, now, around, dead: BTreeMap::new() };
+        reading.names(query)?.into_iter().map(|named| reading.of(named)).collect()
+    })
+}
+
+struct Reading<'a, 'b> {
+    tx: &'a Connection,
+    now: Time,
+    around: &'a Surroundings<'b>,
+    /// Whom we have looked at already.
+    dead: BTreeMap<ClientId, bool>,
+}
+
+/// Its row, its name and its capacity.
+type Named = (i64, String, u32);
+
+impl Reading<'_, '_> {
+    fn names(&self, query: &Query) -> Result<Vec<Named>> {
+        let read = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+        let Some(names) = &query.names else {
+            let mut select = self.tx.prepare("SELECT id, name, capacity FROM semaphores")?;
+            return select.query_map([], read)?.collect();
+        };
+        let mut select =
+            self.tx.prepare("SELECT id, name, capacity FROM semaphores WHERE name = ?1")?;
+        let mut found = Vec::new();
+        for name in names {
+            for named in select.query_map([name], read)? {
+                found.push(named?);
+            }
+        }
+        Ok(found)
+    }
+
+    fn of(&mut self, (row, name, capacity): Named) -> Result<SemaphoreStats> {
+        let holders = self.holders(row)?;
+        let (waiting, oldest_wait) = self.queue(row)?;
+        Ok(SemaphoreStats { name, capacity, holders, waiting, oldest_wait })
+    }
+
+    /// The longest first: by fence, which is exact; who has none yet came last.
+    fn holders(&mut self, semaphore: i64) -> Result<Vec<Member>> {
+        let mut select = self.tx.prepare_cached(
+            "SELECT h.client, h.sequence, h.since, h.ends, h.label, c.host, c.pid
+             FROM holders h LEFT JOIN clients c USING (client)
+             WHERE h.semaphore = ?1 AND (h.ends IS NULL OR h.ends > ?2)
+             ORDER BY h.fence IS NULL, h.fence, h.since",
+        )?;
+        let now = self.now.micros();
+        let mut rows = select.query(params![semaphore, now.cast_signed()])?;
+        let mut holders = Vec::new();
+        while let Some(row) = rows.next()? {
+            let Some(client) = client(row)? else { continue };
+            if self.is_dead(client) {
+                continue;
+            }
+            let ends: Option<i64> = row.get(3)?;
+            holders.push(Member {
+                id: AcquisitionId::new(client, row.get::<_, i64>(1)?.cast_unsigned()).to_string(),
+                label: row.get(4)?,
+                host: row.get(5)?,
+                pid: row.get(6)?,
+                age: Some(self.since(row.get(2)?)),
+                ends_in: ends.map(|ends| Duration::from_micros(ends.cast_unsigned() - now)),
+            });
+        }
+        Ok(holders)
+    }
+
+    /// How many wait, and for how long the first.
+    fn queue(&mut self, semaphore: i64) -> Result<(usize, Option<Duration>)> {
+        let mut select = self.tx.prepare_cached(
+            "SELECT client, count(*), min(since) FROM waiters WHERE semaphore = ?1 GROUP BY client",
+        )?;
+        let mut rows = select.query([semaphore])?;
+        let (mut waiting, mut oldest) = (0, None);
+        while let Some(row) = rows.next()? {
+            let Some(client) = client(row)? else { continue };
+            if !self.is_dead(client) {
+                waiting += usize::try_from(row.get::<_, i64>(1)?).unwrap_or_default();
+                oldest = oldest.max(Some(self.since(row.get(2)?)));
+            }
+        }
+        Ok((waiting, oldest))
+    }
+
+    fn is_dead(&mut self, client: ClientId) -> bool {
+        let around = self.around;
+        *self.dead.entry(client).or_insert_with(|| (around.senses().1)(client))
+    }
+
+    fn since(&self, micros: i64) -> Duration {
+        self.now.since(Time::from_micros(micros.cast_unsigned()))
+    }
+}
+
+fn client(row: &Row<'_>) -> Result<Option<ClientId>> {
+    Ok(ClientId::from_number(row.get::<_, i64>(0)?.cast_unsigned()))
+}

@@ -1,0 +1,231 @@
+//! The store as one client has it: its connection, its lifeline, and its turn.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use rusqlite::{Connection, Transaction, TransactionBehavior, params};
+
+use super::errors::{of_sqlite, of_system};
+use super::lifeline::{self, Clients, Reach};
+use super::place::Place;
+use super::semaphores::{self, Applied, Call};
+use super::{Settings, schema};
+use crate::clock::{Moment, Time};
+use crate::{ClientId, Error};
+
+/// Where the kernel says which start of the machine this is.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// When the log has so many pages, it is copied back: 4 MB.
+const LOG_PAGES: i32 = 1000;
+
+/// How many clients of others a new client looks at, whether they are dead.
+const LOOKED_AT: u32 = 1000;
+
+pub(super) struct Store {
+    pub(super) client: ClientId,
+    pub(super) settings: Settings,
+    place: Place,
+    clients: Clients,
+    connection: Connection,
+    /// See [`schema::origin`].
+    origin: u64,
+    log_pages: Arc<AtomicI32>,
+}
+
+impl Store {
+    /// Opens the store for a new client, and buries whom it finds dead. Also answers the socket that wakes it.
+    pub(super) fn open(
+        settings: Settings,
+        client: ClientId,
+        lifeline: &OnceLock<OwnedFd>,
+    ) -> Result<(Self, UnixDatagram), Error> {
+        let boot = fs::read_to_string(BOOT_ID)
+            .map_err(|error| of_system("reading", Path::new(BOOT_ID), error))?;
+        let clients = Clients::new()?;
+        let log_pages = Arc::new(AtomicI32::new(0));
+        let (place, (connection, origin, socket)) = Place::prepare(&settings.path, |place| {
+            let failed = |error| of_sqlite("opening", &place.file, error);
+            let mut connection = schema::open(&place.file)?;
+            let pages = log_pages.clone();
+            let hook = move |_: &mut rusqlite::hooks::Wal, written| {
+                pages.store(written, Ordering::Relaxed);
+                Ok(())
+            };
+            connection.wal_hook(Some(hook)).map_err(failed)?;
+            let immediate = TransactionBehavior::Immediate;
+            let tx = connection.transaction_with_behavior(immediate).map_err(failed)?;
+            let origin = schema::origin(&tx, boot.trim()).map_err(failed)?;
+            lifeline::tidy(place, |client| is_known(&tx, client).unwrap_or(true));
+            let (line, socket) = lifeline::enter(place, client)?;
+            // Its file is there before its name is, and goes after it.
+            let _ = lifeline.set(line);
+            let entered = introduce(&tx, client, origin).and_then(|()| tx.commit());
+            entered.inspect_err(|_| lifeline::remove_files(place, client)).map_err(failed)?;
+            Ok((connection, origin, socket))
+        })?;
+        let mut store = Self { client, settings, place, clients, connection, origin, log_pages };
+        store.bury_the_dead()?;
+        Ok((store, socket))
+    }
+
+    fn now(&self) -> Time {
+        Time::from_micros(self.origin + Moment::now().micros())
+    }
+
+    /// Looks, without waiting for anybody.
+    pub(super) fn read<T>(
+        &mut self,
+        work: impl FnOnce(&Connection, Time, &mut Surroundings<'_>) -> rusqlite::Result<T>,
+    ) -> Result<T, Error> {
+        self.place.check()?;
+        let now = self.now();
+        let mut surroundings = Surroundings { place: &self.place, clients: &self.clients };
+        let tx = self.connection.transaction_with_behavior(TransactionBehavior::Deferred);
+        let done = tx.and_then(|tx| work(&tx, now, &mut surroundings));
+        done.map_err(|error| of_sqlite("asking", &self.place.file, error))
+    }
+
+    /// Does all of it or nothing, in our turn.
+    pub(super) fn write<T>(
+        &mut self,
+        work: impl FnOnce(&Transaction<'_>, Time, &mut Surroundings<'_>) -> rusqlite::Result<T>,
+    ) -> Result<T, Error> {
+        self.place.check()?;
+        let turn = self.place.turn()?;
+        // In our turn, so that time goes on from one transition to the next.
+        let now = Time::from_micros(self.origin + Moment::now().micros());
+        let mut surroundings = Surroundings { place: &self.place, clients: &self.clients };
+        let tx = self.connection.transaction_with_behavior(TransactionBehavior::Immediate);
+        let done = tx.and_then(|tx| {
+            let done = work(&tx, now, &mut surroundings)?;
+            tx.commit()?;
+            Ok(done)
+        });
+        drop(turn);
+        done.map_err(|error| of_sqlite("writing", &self.place.file, error))
+    }
+
+    /// What a batch did to others, once it is written. Before that, whoever is woken would look and find nothing.
+    pub(super) fn follow_up(&self, applied: &Applied) {
+        for client in &applied.buried {
+            lifeline::remove_files(&self.place, *client);
+        }
+        self.wake(&applied.wake);
+    }
+
+    pub(super) fn wake(&self, clients: &[ClientId]) {
+        for client in clients {
+            self.clients.wake(&self.place, *client);
+        }
+    }
+
+    /// Every client that is dead, under whatever names.
+    fn bury_the_dead(&mut self) -> Result<(), Error> {
+        let place = &self.place;
+        let failed = |error| of_sqlite("asking", &place.file, error);
+        let others = others(&self.connection, self.client).map_err(failed)?;
+        let dead: Vec<_> =
+            others.into_iter().filter(|client| lifeline::is_dead(place, *client)).collect();
+        self.bury(dead)
+    }
+
+    fn bury(&mut self, mut dead: Vec<ClientId>) -> Result<(), Error> {
+        if dead.is_empty() {
+            return Ok(());
+        }
+        let confirm_within = self.settings.confirm_within;
+        let applied = self.write(|tx, now, around| {
+            let mut applied = Applied::default();
+            let (mut reach, mut is_dead) = around.senses();
+            let mut call =
+                Call { from: None, now, confirm_within, reach: &mut reach, is_dead: &mut is_dead };
+            while let Some(client) = dead.pop() {
+                if !applied.buried.contains(&client) {
+                    dead.extend(semaphores::bury(tx, client, &mut call, &mut applied)?);
+                }
+            }
+            Ok(applied)
+        })?;
+        self.follow_up(&applied);
+        Ok(())
+    }
+
+    /// Copies the log back once it has grown, when nobody waits for us. Others go on meanwhile.
+    pub(super) fn tidy_log(&mut self) {
+        if self.log_pages.load(Ordering::Relaxed) < LOG_PAGES {
+            return;
+        }
+        self.log_pages.store(0, Ordering::Relaxed);
+        let done = self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+        if let Err(error) = done {
+            tracing::debug!(%error, "the log was not copied back");
+        }
+    }
+
+    /// Ends the client as others would, if its process had died. If somebody has inherited its lifeline, what it held
+    /// stays.
+    pub(super) fn leave(mut self, lifeline: Arc<OnceLock<OwnedFd>>) {
+        drop(lifeline);
+        let client = self.client;
+        if lifeline::is_dead(&self.place, client)
+            && let Err(error) = self.bury(vec![client])
+        {
+            tracing::debug!(%error, "the client's last words were not heard");
+        }
+    }
+}
+
+/// What a transition can see outside of the database.
+pub(super) struct Surroundings<'a> {
+    place: &'a Place,
+    clients: &'a Clients,
+}
+
+impl Surroundings<'_> {
+    /// How to reach a client, and whether one is dead.
+    pub(super) fn senses(
+        &self,
+    ) -> (impl FnMut(ClientId) -> Reach + '_, impl FnMut(ClientId) -> bool + '_) {
+        (
+            |client| self.clients.reach(self.place, client),
+            |client| lifeline::is_dead(self.place, client),
+        )
+    }
+}
+
+fn introduce(tx: &Connection, client: ClientId, origin: u64) -> rusqlite::Result<()> {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let program = std::env::args().next().unwrap_or_default();
+    let program = program.rsplit('/').next().unwrap_or_default();
+    tx.execute(
+        "INSERT INTO clients (client, host, pid, program, since) VALUES (?1, ?2, ?3, ?4, ?5)",
+        params![
+            client.number().cast_signed(),
+            host,
+            std::process::id(),
+            program,
+            (origin + Moment::now().micros()).cast_signed()
+        ],
+    )
+    .map(drop)
+}
+
+fn is_known(tx: &Connection, client: ClientId) -> rusqlite::Result<bool> {
+    let mut select = tx.prepare_cached("SELECT 1 FROM clients WHERE client = ?1")?;
+    select.exists([client.number().cast_signed()])
+}
+
+fn others(connection: &Connection, own: ClientId) -> rusqlite::Result<Vec<ClientId>> {
+    let mut select =
+        connection.prepare("SELECT client FROM clients WHERE client <> ?1 LIMIT ?2")?;
+    let own = own.number().cast_signed();
+    let others = select.query_map(params![own, LOOKED_AT], |row| row.get::<_, i64>(0))?;
+    let others: Vec<_> = others.collect::<rusqlite::Result<_>>()?;
+    Ok(others.into_iter().filter_map(|row| ClientId::from_number(row.cast_unsigned())).collect())
+}

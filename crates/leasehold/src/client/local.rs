@@ -1,0 +1,137 @@
+//! A client on a file of this host.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Client;
+use crate::Error;
+use crate::backend::Backend;
+use crate::backend::local::{Local, Settings as LocalSettings};
+use crate::engine::{Engine, Retries, Settings};
+use crate::name::positive;
+
+/// What follows `sqlite:` in a URL.
+pub(super) fn path_of(url: &str) -> Result<&Path, Error> {
+    let expected = "expected sqlite:/path/to/a/file, or sqlite:file for one in this directory";
+    let rest = url.strip_prefix("sqlite:").unwrap_or(url);
+    let path = match rest.strip_prefix("//") {
+        Some(path) if path.starts_with('/') => path,
+        Some(_) => {
+            let problem = "sqlite:// names a host, and a file is on this one";
+            return Err(Error::invalid("store", format!("{problem}: {expected}")));
+        }
+        None => rest,
+    };
+    if path == ":memory:" {
+        return Err(Error::invalid("store", "a store in memory is memory:"));
+    }
+    if path.is_empty() {
+        return Err(Error::invalid("store", format!("it has no path: {expected}")));
+    }
+    Ok(Path::new(path))
+}
+
+impl Client {
+    /// A client whose permits are shared by all processes of this host, of this user, that use the same file. No server is
+    /// needed: the file is an SQLite database, and is made if it is not there, together with the directories above it.
+    ///
+    /// Only on Linux. Everything else is as on Redis, but there are no heartbeats: the kernel tells who is dead, and within
+    /// 250 ms the next has his permit. See docs/guarantees.md for the rest.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = std::env::temp_dir().join(format!("leasehold-doc-{}", std::process::id()));
+    /// use leasehold::Client;
+    ///
+    /// let path = directory.join("store");
+    /// let (here, there) = (Client::local(&path).await?, Client::local(&path).await?);
+    /// let permit = here.semaphore("builds", 1).build()?.acquire().await?;
+    /// assert!(there.semaphore("builds", 1).build()?.try_acquire().await?.is_none());
+    /// permit.release().await?;
+    /// assert!(there.semaphore("builds", 1).build()?.try_acquire().await?.is_some());
+    /// # std::fs::remove_dir_all(directory)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the path cannot be a store's: it is another program's file, or on a network file system;
+    /// [`Error::Refused`] if it may not be read or written, or others may do so, if it was made by a newer version, is
+    /// damaged, or the disk is full; [`Error::Unavailable`] if it does not answer.
+    ///
+    /// # Cancel safety
+    /// Dropping the future makes no client.
+    pub async fn local(path: impl AsRef<Path>) -> Result<Self, Error> {
+        Self::local_builder(path).open().await
+    }
+
+    /// The same, with other settings than the default ones.
+    pub fn local_builder(path: impl AsRef<Path>) -> LocalBuilder {
+        LocalBuilder::new(path.as_ref())
+    }
+}
+
+/// A client on a file of this host, with other settings: see [`Client::local_builder`].
+///
+/// ```
+/// use leasehold::{Client, Error};
+/// use std::time::Duration;
+///
+/// async fn open() -> Result<Client, Error> {
+///     let builder = Client::local_builder("/var/lib/builds/leases");
+///     builder.confirm_within(Duration::from_secs(1)).timeout(Duration::from_secs(5)).open().await
+/// }
+/// ```
+#[must_use = "nothing is opened until it is told to"]
+#[derive(Clone, Debug)]
+pub struct LocalBuilder {
+    path: PathBuf,
+    confirm_within: Duration,
+    timeout: Duration,
+}
+
+impl LocalBuilder {
+    fn new(path: &Path) -> Self {
+        let timeout = Retries::default().timeout;
+        Self { path: path.to_owned(), confirm_within: Duration::from_secs(5), timeout }
+    }
+
+    /// How long a waiter of another client has to claim a permit that we hand to it: 5 s by default. It is what a process
+    /// that is stopped just when its turn has come costs the others.
+    pub fn confirm_within(mut self, limit: Duration) -> Self {
+        self.confirm_within = limit;
+        self
+    }
+
+    /// How long an answer may take: 30 s by default. There is none while another process is stopped in the middle of a
+    /// transaction, or its disk is.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Opens the store.
+    ///
+    /// # Errors
+    /// As for [`Client::local`], and [`Error::InvalidArgument`] for settings that make no sense.
+    ///
+    /// # Cancel safety
+    /// Dropping the future makes no client.
+    pub async fn open(self) -> Result<Client, Error> {
+        if self.path.as_os_str() == OsStr::new("") {
+            return Err(Error::invalid("store", "its path is empty: give the path of a file"));
+        }
+        let confirm_within = positive("confirm_within", self.confirm_within)?;
+        positive("timeout", self.timeout)?;
+        let local = Arc::new(Local::new(LocalSettings { path: self.path, confirm_within }));
+        let retries = Retries { timeout: self.timeout, ..Retries::default() };
+        let settings = Settings { retries, ..Settings::default() };
+        let client = Client { engine: Engine::new(Backend::Away(local.clone()), settings) };
+        let core = client.engine.core();
+        core.ask(move || local.opened()).await?;
+        Ok(client)
+    }
+}
