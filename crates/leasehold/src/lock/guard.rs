@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::info::time;
 use super::observer::{LockOperation, report};
@@ -97,6 +97,28 @@ impl LockGuard {
     #[must_use]
     pub fn expires_at(&self) -> SystemTime {
         time(self.kept.expires_at.load(Ordering::Acquire))
+    }
+
+    /// Until when the lock is yours without another extension, less a margin for clocks that do not run alike. It moves
+    /// on with every extension.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// use leasehold::Client;
+    /// use std::time::{Duration, Instant};
+    ///
+    /// let lock = Client::memory().lock("invoice:42").ttl(Duration::from_secs(10)).build()?;
+    /// let guard = lock.acquire().await?;
+    /// assert!(guard.valid_until() > Instant::now() + Duration::from_secs(9));
+    /// guard.extend(Duration::from_secs(60)).await?;
+    /// assert!(guard.valid_until() > Instant::now() + Duration::from_secs(59));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn valid_until(&self) -> Instant {
+        Instant::now() + self.lease.valid_until().saturating_since(Moment::now())
     }
 
     /// Whether the lock is still yours.
