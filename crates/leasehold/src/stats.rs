@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::Error;
 use crate::backend::Backend;
 use crate::backend::memory::{Kept, MemorySemaphore};
 use crate::clock::Time;
@@ -11,6 +10,7 @@ use crate::engine::Engine;
 use crate::engine::named::Named;
 use crate::machine::{Machine, Row};
 use crate::name::Name;
+use crate::{Error, Fence};
 
 /// How many names are told of, unless told otherwise.
 const LIMIT: usize = 100;
@@ -22,6 +22,7 @@ pub struct SemaphoreStats {
     pub(crate) name: String,
     pub(crate) capacity: u32,
     pub(crate) holders: Vec<Member>,
+    pub(crate) waiters: Vec<Member>,
     pub(crate) waiting: usize,
     pub(crate) oldest_wait: Option<Duration>,
 }
@@ -49,6 +50,12 @@ impl SemaphoreStats {
     #[must_use]
     pub fn holders(&self) -> &[Member] {
         &self.holders
+    }
+
+    /// Who waits, in the order of the queue. Empty unless it was [asked for](Stats::waiters): a queue may be long.
+    #[must_use]
+    pub fn waiters(&self) -> &[Member] {
+        &self.waiters
     }
 
     /// How many wait.
@@ -79,8 +86,8 @@ impl SemaphoreStats {
         !self.holders.is_empty() || self.waiting > 0
     }
 
-    fn here(name: &Name, store: &MemorySemaphore) -> Self {
-        Self::of(name, store.machine(), MemorySemaphore::now(), |kept: &Kept| {
+    fn here(name: &Name, store: &MemorySemaphore, waiters: bool) -> Self {
+        Self::of(name, store.machine(), MemorySemaphore::now(), waiters, |kept: &Kept| {
             kept.as_ref().and_then(|ticket| ticket.semaphore.label.clone())
         })
     }
@@ -89,6 +96,7 @@ impl SemaphoreStats {
         name: &Name,
         machine: &Machine<T>,
         now: Time,
+        waiters: bool,
         label: impl Fn(&T) -> Option<Arc<str>>,
     ) -> Self {
         let member = |row: &Row<'_, T>| Member {
@@ -98,18 +106,20 @@ impl SemaphoreStats {
             pid: None,
             age: Some(now.since(row.since)),
             ends_in: row.ends.map(|ends| ends.since(now)),
+            fence: row.fence,
         };
         Self {
             name: name.to_string(),
             capacity: machine.capacity(),
             holders: machine.holders().iter().map(member).collect(),
+            waiters: machine.waiters().filter(|_| waiters).map(|row| member(&row)).collect(),
             waiting: machine.waiting(),
             oldest_wait: machine.waiters().next().map(|head| now.since(head.since)),
         }
     }
 }
 
-/// One holder.
+/// One holder or waiter.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Member {
@@ -119,6 +129,7 @@ pub struct Member {
     pub(crate) pid: Option<u32>,
     pub(crate) age: Option<Duration>,
     pub(crate) ends_in: Option<Duration>,
+    pub(crate) fence: Option<Fence>,
 }
 
 impl Member {
@@ -146,7 +157,7 @@ impl Member {
         self.pid
     }
 
-    /// For how long it has held, to a few milliseconds; `None` for other programs on Redis.
+    /// For how long it has held or waited, to a few milliseconds; `None` for other programs on Redis.
     #[must_use]
     pub fn age(&self) -> Option<Duration> {
         self.age
@@ -156,6 +167,12 @@ impl Member {
     #[must_use]
     pub fn ends_in(&self) -> Option<Duration> {
         self.ends_in
+    }
+
+    /// The fence of its permit; `None` if it waits, has not yet claimed what it was granted, or is another program's.
+    #[must_use]
+    pub fn fence(&self) -> Option<Fence> {
+        self.fence
     }
 }
 
@@ -173,11 +190,12 @@ pub(crate) struct Query {
     pub(crate) names: Option<Vec<String>>,
     pub(crate) limit: usize,
     pub(crate) unused: bool,
+    pub(crate) waiters: bool,
 }
 
 impl Stats {
     pub(crate) fn new(engine: Arc<Engine>) -> Self {
-        Self { engine, query: Query { names: None, limit: LIMIT, unused: false } }
+        Self { engine, query: Query { names: None, limit: LIMIT, unused: false, waiters: false } }
     }
 
     /// Only these names, instead of all.
@@ -195,6 +213,25 @@ impl Stats {
     /// Also the names that nobody holds or waits for now.
     pub fn unused(mut self) -> Self {
         self.query.unused = true;
+        self
+    }
+
+    /// Also who waits, and not only how many: see [`SemaphoreStats::waiters`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// for one in client.stats().names(["api"]).waiters().fetch().await? {
+    ///     for waiter in one.waiters() {
+    ///         println!("{} has waited for {:?}", waiter.id(), waiter.age());
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn waiters(mut self) -> Self {
+        self.query.waiters = true;
         self
     }
 
@@ -223,8 +260,10 @@ impl Stats {
                 };
                 let all = core.all();
                 let all = all.iter().filter(|named| wanted(named.name()));
-                all.filter_map(|named| named.here(|s| SemaphoreStats::here(named.name(), s)))
-                    .collect()
+                all.filter_map(|named| {
+                    named.here(|s| SemaphoreStats::here(named.name(), s, query.waiters))
+                })
+                .collect()
             }
             Backend::Away(backend) => core.run(backend.stats(query.clone())).await?,
         };
@@ -250,16 +289,17 @@ pub(crate) async fn of_one(named: &Named) -> Result<SemaphoreStats, Error> {
         name: named.name().to_string(),
         capacity: 0,
         holders: Vec::new(),
+        waiters: Vec::new(),
         waiting: 0,
         oldest_wait: None,
     };
     let mut stats = match &named.core().backend {
-        Backend::Memory(_) => {
-            named.here(|store| SemaphoreStats::here(named.name(), store)).unwrap_or_else(unknown)
-        }
+        Backend::Memory(_) => named
+            .here(|store| SemaphoreStats::here(named.name(), store, false))
+            .unwrap_or_else(unknown),
         Backend::Away(backend) => {
             let only = Some(vec![named.name().to_string()]);
-            let query = Query { names: only, limit: 1, unused: true };
+            let query = Query { names: only, limit: 1, unused: true, waiters: false };
             let stats = named.core().run(backend.stats(query)).await?;
             stats.into_iter().next().unwrap_or_else(unknown)
         }

@@ -102,6 +102,7 @@ macro_rules! conformance {
                 one_name_tells_who_holds_and_how_many_wait,
                 holders_are_told_in_the_order_in_which_they_came,
                 labels_are_shown,
+                whoever_waits_is_told_in_order_when_asked_for,
                 only_the_names_that_were_asked_for_are_told,
                 all_names_that_are_used_are_told,
                 unused_names_are_told_when_asked_for,

@@ -88,7 +88,9 @@ impl AwayBackend for Simulated {
             query.names.as_ref().is_none_or(|names| names.iter().any(|n| n == name.as_str()))
         };
         let named = world.machines.iter().filter(|(name, _)| wanted(name));
-        let stats = named.map(|(name, machine)| SemaphoreStats::of(name, machine, now, |()| None));
+        let stats = named.map(|(name, machine)| {
+            SemaphoreStats::of(name, machine, now, query.waiters, |()| None)
+        });
         let stats = stats.collect();
         Box::pin(async { Ok(stats) })
     }

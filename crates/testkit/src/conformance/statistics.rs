@@ -83,6 +83,31 @@ pub async fn labels_are_shown(store: &impl Store) {
     assert_eq!(stats.holders()[0].id(), held.id().to_string());
 }
 
+pub async fn whoever_waits_is_told_in_order_when_asked_for(store: &impl Store) {
+    let (client, name) = (store.client().await, unique("who waits"));
+    let labelled = client.semaphore(&name, 1).label("worker 7").build().unwrap();
+    let held = acquire(&labelled).await;
+    let waiters = [Waiter::join(&labelled).await, Waiter::join(&declare(&client, &name, 1)).await];
+    let stats = async |query: leasehold::Stats| {
+        deadline(query.names([&name]).fetch()).await.unwrap().remove(0)
+    };
+    let counted = stats(client.stats()).await;
+    assert_eq!((counted.waiting(), counted.waiters().len()), (2, 0), "only when asked for");
+
+    let told = stats(client.stats().waiters()).await;
+    let labels: Vec<_> = told.waiters().iter().map(leasehold::Member::label).collect();
+    assert_eq!(labels, [Some("worker 7"), None]);
+    assert_eq!(told.waiting(), 2);
+    assert_eq!(told.oldest_wait(), told.waiters()[0].age());
+    assert!(told.waiters()[0].age() >= told.waiters()[1].age());
+    assert!(told.waiters().iter().all(|waiter| waiter.fence().is_none()));
+    assert_eq!(told.holders()[0].fence(), Some(held.fence()));
+
+    let [first, second] = waiters;
+    first.leave().await;
+    second.leave().await;
+}
+
 pub async fn only_the_names_that_were_asked_for_are_told(store: &impl Store) {
     let client = store.client().await;
     let (one, two, three) = (unique("asked"), unique("asked"), unique("not asked"));

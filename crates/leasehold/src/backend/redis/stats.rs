@@ -19,7 +19,7 @@ pub(super) async fn fetch(link: &Link, query: Query) -> Result<Vec<SemaphoreStat
     };
     let mut stats = Vec::with_capacity(names.len());
     for names in names.chunks(AT_ONCE) {
-        stats.extend(of(link, names).await?);
+        stats.extend(of(link, names, query.waiters).await?);
     }
     Ok(stats)
 }
@@ -58,7 +58,7 @@ pub(super) async fn scan(link: &Link, pattern: &str) -> Result<BTreeSet<String>,
     }
 }
 
-async fn of(link: &Link, names: &[String]) -> Result<Vec<SemaphoreStats>, Error> {
+async fn of(link: &Link, names: &[String], waiters: bool) -> Result<Vec<SemaphoreStats>, Error> {
     let ns = &link.settings.namespace;
     let mut calls = vec![cmd("TIME")];
     for name in names {
@@ -72,7 +72,10 @@ async fn of(link: &Link, names: &[String]) -> Result<Vec<SemaphoreStats>, Error>
         calls.push(call("ZRANGE", "main", &["0", "-1", "WITHSCORES"]));
         calls.push(call("ZRANGE", "ttl", &["0", "-1", "WITHSCORES"]));
         calls.push(call("ZCARD", "waiting", &[]));
-        calls.push(call("ZRANGE", "waiting", &["0", "0", "WITHSCORES"]));
+        // Only the head, unless everybody is asked for.
+        let last = if waiters { "-1" } else { "0" };
+        calls.push(call("ZRANGE", "waiting", &["0", last, "WITHSCORES"]));
+        calls.push(call("ZRANGE", "waiting_heartbeat", &["0", last, "WITHSCORES"]));
     }
     let mut answers = link.send(calls).await?.into_iter();
     let mut next = || answers.next().unwrap_or(Value::Nil);
@@ -84,45 +87,56 @@ async fn of(link: &Link, names: &[String]) -> Result<Vec<SemaphoreStats>, Error>
         let main: Scores = read(next())?;
         let ttl: BTreeMap<String, f64> = read::<Scores>(next())?.0.into_iter().collect();
         let waiting = read(next())?;
-        let head: Scores = read(next())?;
-        let ends = |(id, renew_by): (String, f64)| {
+        let queue: Scores = read(next())?;
+        let alive: BTreeMap<String, f64> = read::<Scores>(next())?.0.into_iter().collect();
+        let holder = |(id, renew_by): (String, f64)| {
             let ends = ttl.get(&id).map_or(renew_by, |hold_until| hold_until.min(renew_by));
-            (ends > now).then(|| Member {
-                id,
-                label: None,
-                host: None,
-                pid: None,
-                age: None,
-                ends_in: Some(Duration::from_secs_f64(ends - now)),
-            })
+            (ends > now)
+                .then(|| Member { ends_in: Some(seconds_between(now, ends)), ..unknown(id) })
+        };
+        let waiter = |(id, since): (String, f64)| Member {
+            age: Some(seconds_between(since, now)),
+            ends_in: alive.get(&id).map(|alive_by| seconds_between(now, *alive_by)),
+            ..unknown(id)
         };
         stats.push(SemaphoreStats {
             name: name.clone(),
             capacity: capacity.unwrap_or_default(),
-            holders: main.0.into_iter().filter_map(ends).collect(),
+            holders: main.0.into_iter().filter_map(holder).collect(),
             waiting,
-            oldest_wait: head.0.first().map(|(_, since)| seconds_between(*since, now)),
+            oldest_wait: queue.0.first().map(|(_, since)| seconds_between(*since, now)),
+            waiters: queue.0.into_iter().filter(|_| waiters).map(waiter).collect(),
         });
     }
     describe(link, &mut stats, now).await?;
     Ok(stats)
 }
 
-/// Adds what is known of each holder: its label and age, and the host and process of its client.
+/// All that is known of an id by itself.
+fn unknown(id: String) -> Member {
+    let (label, host, pid, age, ends_in, fence) = (None, None, None, None, None, None);
+    Member { id, label, host, pid, age, ends_in, fence }
+}
+
+fn client_of(member: &Member) -> Option<&str> {
+    Some(member.id.split_once('-')?.0)
+}
+
+/// Adds what is known of each member: its label, fence and age, and the host and process of its client.
 async fn describe(link: &Link, stats: &mut [SemaphoreStats], now: f64) -> Result<(), Error> {
     let ns = &link.settings.namespace;
     let mut calls = Vec::new();
-    for one in stats.iter().filter(|one| !one.holders.is_empty()) {
-        let mut info = cmd("HMGET");
-        info.arg(format!("{ns}:semaphore_info:{}", one.name));
-        info.arg(one.holders.iter().map(|member| member.id.as_str()).collect::<Vec<_>>());
-        calls.push(info);
+    let mut clients = BTreeSet::new();
+    for one in &*stats {
+        let members = || one.holders.iter().chain(&one.waiters);
+        if members().next().is_some() {
+            let mut info = cmd("HMGET");
+            info.arg(format!("{ns}:semaphore_info:{}", one.name));
+            info.arg(members().map(|member| member.id.as_str()).collect::<Vec<_>>());
+            calls.push(info);
+        }
+        clients.extend(members().filter_map(client_of).map(str::to_owned));
     }
-    let clients: BTreeSet<String> = stats
-        .iter()
-        .flat_map(|one| &one.holders)
-        .filter_map(|member| Some(member.id.split_once('-')?.0.to_owned()))
-        .collect();
     for client in &clients {
         let mut who = cmd("HMGET");
         who.arg(format!("{ns}:client:{client}")).arg("host").arg("pid");
@@ -133,26 +147,30 @@ async fn describe(link: &Link, stats: &mut [SemaphoreStats], now: f64) -> Result
     }
     let mut answers = link.send(calls).await?.into_iter();
     let mut next = || answers.next().unwrap_or(Value::Nil);
-    let used = stats.iter_mut().filter(|one| !one.holders.is_empty());
-    let mut holders: Vec<&mut Member> = Vec::new();
-    for one in used {
+    let mut described: Vec<&mut Member> = Vec::new();
+    for one in &mut *stats {
+        let mut members: Vec<_> = one.holders.iter_mut().chain(&mut one.waiters).collect();
+        if members.is_empty() {
+            continue;
+        }
         let infos: Vec<Option<String>> = read(next())?;
-        for (member, info) in one.holders.iter_mut().zip(infos) {
+        for (member, info) in members.iter_mut().zip(infos) {
             let info = info.unwrap_or_default();
             let mut fields = info.splitn(5, ' ');
-            let since = fields.nth(1).and_then(|since| since.parse::<f64>().ok());
-            member.age = since.map(|since| seconds_between(since / 1e6, now));
+            member.fence = fields.next().and_then(|fence| fence.parse().ok());
+            let since = fields.next().and_then(|since| since.parse::<f64>().ok());
+            // A waiter's place says more exactly since when.
+            member.age = member.age.or(since.map(|since| seconds_between(since / 1e6, now)));
             member.label = fields.nth(2).filter(|label| !label.is_empty()).map(str::to_owned);
-            holders.push(member);
         }
+        described.append(&mut members);
     }
     let mut known = BTreeMap::new();
     for client in clients {
         known.insert(client, read::<(Option<String>, Option<u32>)>(next())?);
     }
-    for member in holders {
-        let client = member.id.split_once('-').map(|(client, _)| client.to_owned());
-        if let Some((host, pid)) = client.and_then(|client| known.get(&client)) {
+    for member in described {
+        if let Some((host, pid)) = client_of(member).and_then(|client| known.get(client)) {
             member.host.clone_from(host);
             member.pid = *pid;
         }
