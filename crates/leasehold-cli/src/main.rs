@@ -1,13 +1,43 @@
 //! `leasehold`: share scarce things fairly from the shell.
 
-use clap::Parser;
+use std::process::ExitCode;
 
-/// Share scarce things fairly between processes and machines: at most so many at once, first come first
-/// served.
-#[derive(Debug, Parser)]
-#[command(name = "leasehold", version, arg_required_else_help = true)]
-struct Arguments {}
+mod args;
+mod clock;
+mod command;
+mod failure;
+mod guard;
+mod job;
+mod output;
+mod signals;
+mod store;
+mod supervise;
+mod terminal;
+mod waiting;
 
-fn main() {
-    Arguments::parse();
+use args::Command;
+use failure::Failure;
+
+fn main() -> ExitCode {
+    failure::without_backtraces();
+    match std::panic::catch_unwind(run) {
+        Ok(Ok(code)) => ExitCode::from(code),
+        Ok(Err(failure)) => failure.report(),
+        Err(_) => ExitCode::from(failure::INTERNAL),
+    }
+}
+
+fn run() -> Result<u8, Failure> {
+    match args::parse()? {
+        Command::Run(arguments) => command::run::run(arguments),
+        Command::Lock(arguments) => command::lock::run(arguments),
+        Command::Ls(arguments) => command::ls::run(&arguments),
+        Command::Show(arguments) => command::show::run(&arguments),
+        Command::Release(arguments) => command::release::run(&arguments),
+        Command::Lookup(arguments) => command::lookup::run(&arguments),
+        Command::Doctor(arguments) => command::doctor::run(&arguments),
+        Command::Completions(arguments) => command::completions::run(&arguments),
+        Command::Man => command::completions::man(),
+        Command::Guard(arguments) => Ok(guard::run(&arguments)),
+    }
 }

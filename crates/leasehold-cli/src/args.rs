@@ -1,0 +1,362 @@
+//! What can be asked for, and what is said when it cannot.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::failure::Failure;
+
+/// Share scarce things fairly between processes and machines: at most so many at once, first come first served.
+///
+/// Whoever holds a permit or a lock holds a lease: it is renewed while its holder lives, ends by itself when the holder
+/// dies, and a child is stopped before its lease can pass on.
+#[derive(Debug, Parser)]
+#[command(name = "leasehold", version, arg_required_else_help = true, after_help = AFTER)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const AFTER: &str = "\
+Examples:
+  leasehold run -n 2 build -- make          two builds at a time, the others queue
+  leasehold lock nightly -- ./nightly.sh    one at a time, fenced
+  leasehold ls                              who holds what, and who waits
+
+Exit codes:
+  the child's    the child ran and ended (128 + n if by signal n)
+  1              release, lookup, show: nothing there
+  64             bad usage or bad input
+  69, 77         the store cannot be reached; refuses us
+  70             our own fault
+  75 (-E)        not acquired: --no-wait, or --wait ran out
+  124            the lease was lost or its TTL ran out, and the child was stopped
+  126, 127       the child could not be run, was not found
+  128 + n        signal n came while waiting";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run a command under a permit of a fair semaphore.
+    #[command(after_help = "\
+Examples:
+  leasehold run -n 3 deploy -- ./deploy.sh
+  leasehold run --store redis://redis.internal -n 5 --label invoices api -- ./import
+  leasehold run --no-wait -n 1 backup -- ./backup.sh || echo 'one is running already'
+
+The child gets LEASEHOLD_NAME, LEASEHOLD_ID and LEASEHOLD_FENCE. What it leaves behind in its process group has
+--grace to end before it is stopped, and the permit is given back after that.")]
+    Run(RunArgs),
+    /// Run a command under a fenced lock.
+    #[command(after_help = "\
+Examples:
+  leasehold lock nightly -- ./nightly.sh
+  leasehold lock --wait 30s --lease 10s invoice:42 -- ./send-invoice 42
+
+The lock is not fair: when it comes free, whoever asks first has it. Where order matters, `leasehold run -n 1`. The
+child gets LEASEHOLD_NAME, LEASEHOLD_ID and LEASEHOLD_FENCE; what it writes to should refuse an older fence.")]
+    Lock(LockArgs),
+    /// List what is held, and how many wait.
+    #[command(after_help = "\
+Examples:
+  leasehold ls
+  leasehold ls --watch
+  leasehold ls --json | jq '.semaphores[] | select(.waiting > 0)'")]
+    Ls(LsArgs),
+    /// Show every holder and waiter of a semaphore.
+    #[command(after_help = "\
+Examples:
+  leasehold show deploy
+  leasehold show --json deploy | jq -r '.holders[].id'")]
+    Show(ShowArgs),
+    /// Release a permit or a lock by hand, by its id.
+    #[command(after_help = "\
+Examples:
+  leasehold release deploy 7Vd3kQ0aZx1-0
+
+Its holder is told that it has lost it, and its child is stopped, but only after the next one may have begun.")]
+    Release(ReleaseArgs),
+    /// Look up who has a lock, by its key.
+    #[command(after_help = "\
+Examples:
+  leasehold lookup invoice:42
+  leasehold lookup --raw --json invoice:42
+
+Without --raw the key and the lock id are shown as hashes: who knows a lock id can release the lock.")]
+    Lookup(LookupArgs),
+    /// Examine the store: can it be reached, and are leases safe on it?
+    #[command(after_help = "\
+Examples:
+  leasehold doctor --store redis://redis.internal")]
+    Doctor(DoctorArgs),
+    /// Print completions for a shell.
+    #[command(after_help = "\
+Examples:
+  leasehold completions bash > ~/.local/share/bash-completion/completions/leasehold
+  leasehold completions zsh > ~/.zfunc/_leasehold")]
+    Completions(CompletionsArgs),
+    /// Print the manual page.
+    #[command(hide = true)]
+    Man,
+    /// Watch over the child of another leasehold process.
+    #[command(hide = true)]
+    Guard(GuardArgs),
+}
+
+/// Where leases are kept.
+#[derive(Args, Debug)]
+pub(crate) struct StoreArgs {
+    /// The store: sqlite:PATH, redis://host:port or rediss://host:port; a file in your state directory by default
+    #[arg(long, value_name = "URL", env = "LEASEHOLD_STORE", hide_env_values = true)]
+    pub(crate) store: Option<String>,
+}
+
+/// How long to wait, and what to say if that was not long enough.
+#[derive(Args, Debug)]
+pub(crate) struct WaitArgs {
+    /// Wait no longer than this
+    #[arg(long, value_name = "D", value_parser = duration, conflicts_with = "no_wait")]
+    wait: Option<Duration>,
+    /// Do not wait
+    #[arg(long)]
+    no_wait: bool,
+    /// Exit with this code if it could not be had in time
+    #[arg(short = 'E', value_name = "CODE", default_value_t = crate::failure::NOT_ACQUIRED)]
+    pub(crate) conflict_code: u8,
+}
+
+/// How long to wait.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Patience {
+    None,
+    Within(Duration),
+    Endless,
+}
+
+impl WaitArgs {
+    pub(crate) fn patience(&self) -> Patience {
+        match self.wait {
+            _ if self.no_wait => Patience::None,
+            Some(Duration::ZERO) => Patience::None,
+            Some(limit) => Patience::Within(limit),
+            None => Patience::Endless,
+        }
+    }
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// How many may run at once: the newest says so. By default what the name has, or 1
+    #[arg(short = 'n', value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) capacity: Option<u32>,
+    /// The longest the child may run
+    #[arg(long, value_name = "D", value_parser = positive)]
+    pub(crate) ttl: Option<Duration>,
+    /// How long this process may be silent before its child is stopped and its permit passes on
+    #[arg(long, value_name = "D", value_parser = positive, default_value = "180s")]
+    pub(crate) heartbeat: Duration,
+    /// How long the child has to end after SIGTERM, before SIGKILL [default: 2s, or a sixth of --heartbeat]
+    #[arg(long, value_name = "D", value_parser = duration)]
+    pub(crate) grace: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
+    /// What others see beside your permit
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) label: Option<String>,
+    /// Say what happens, also without a terminal
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    /// What is shared
+    pub(crate) name: String,
+    /// The command to run
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct LockArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// How long this process may be silent before its child is stopped and the lock passes on
+    #[arg(long, value_name = "D", value_parser = positive, default_value = "30s")]
+    pub(crate) lease: Duration,
+    /// How long the child has to end after SIGTERM, before SIGKILL [default: 2s, or half of --lease]
+    #[arg(long, value_name = "D", value_parser = duration)]
+    pub(crate) grace: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
+    /// Say what happens, also without a terminal
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    /// What is locked
+    pub(crate) key: String,
+    /// The command to run
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct LsArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// Also what nobody holds or waits for now
+    #[arg(short, long)]
+    pub(crate) all: bool,
+    /// For scripts
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Redraw every second, on a terminal
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) watch: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ShowArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// For scripts
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The semaphore
+    pub(crate) name: String,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ReleaseArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// For scripts
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The semaphore's name, or the lock's key
+    pub(crate) name: String,
+    /// The permit's id, or the lock's
+    #[arg(allow_hyphen_values = true)]
+    pub(crate) id: String,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct LookupArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// For scripts
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// With the key and the lock id as they are
+    #[arg(long)]
+    pub(crate) raw: bool,
+    /// The lock's key
+    pub(crate) key: String,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// For scripts
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct CompletionsArgs {
+    /// Which shell
+    pub(crate) shell: Shell,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Shell {
+    Bash,
+    Elvish,
+    Fish,
+    Powershell,
+    Zsh,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct GuardArgs {
+    /// In microseconds
+    #[arg(long)]
+    pub(crate) grace: u64,
+    /// Give the terminal to the child
+    #[arg(long)]
+    pub(crate) foreground: bool,
+    #[arg(last = true, required = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// Parses the command line. Help and the version are printed here.
+pub(crate) fn parse() -> Result<Command, Failure> {
+    match Arguments::try_parse() {
+        Ok(arguments) => Ok(arguments.command),
+        Err(error) => Err(refusal(&error)),
+    }
+}
+
+/// Clap explains itself in paragraphs; we do it in a line.
+fn refusal(error: &clap::Error) -> Failure {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            let _ = error.print();
+            Failure::silent(0)
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = error.print();
+            Failure::silent(crate::failure::USAGE)
+        }
+        _ => {
+            let text = error.render().to_string();
+            let paragraphs = text.trim_start_matches("error: ").split("\n\n");
+            let said: Vec<_> = paragraphs
+                .take_while(|part| !part.starts_with("Usage:") && !part.starts_with("For more"))
+                .map(|part| part.split_whitespace().collect::<Vec<_>>().join(" "))
+                .collect();
+            // The subcommand, as clap has understood it.
+            let usage = text.lines().find_map(|line| line.strip_prefix("Usage: "));
+            let words = usage.unwrap_or("leasehold").split_whitespace();
+            let command: Vec<_> =
+                words.take_while(|word| word.bytes().all(|b| b.is_ascii_lowercase())).collect();
+            let help = format!("; see `{} --help`", command.join(" "));
+            Failure::usage(said.join("; ") + &help)
+        }
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|_| "expected a number and a unit, as in 500ms, 30s or 5m".to_owned())
+}
+
+fn positive(text: &str) -> Result<Duration, String> {
+    let duration = duration(text)?;
+    if duration.is_zero() {
+        return Err("it has to be longer than nothing, as in 500ms, 30s or 5m".to_owned());
+    }
+    Ok(duration)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_arguments_do_not_contradict_themselves() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn durations_have_units() {
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("5m"), Ok(Duration::from_secs(300)));
+        assert_eq!(duration("0s"), Ok(Duration::ZERO));
+        for bad in ["", "5", "-5s", "five", "5 parsecs", "99999999999999999999y"] {
+            assert!(duration(bad).is_err(), "{bad:?}");
+        }
+        assert!(positive("0s").is_err());
+    }
+}

@@ -1,0 +1,10 @@
+//! The subcommands, one file each.
+
+pub(crate) mod completions;
+pub(crate) mod doctor;
+pub(crate) mod lock;
+pub(crate) mod lookup;
+pub(crate) mod ls;
+pub(crate) mod release;
+pub(crate) mod run;
+pub(crate) mod show;

@@ -1,0 +1,30 @@
+//! `leasehold completions` and `leasehold man`: what shells and `man` read.
+
+use clap::CommandFactory;
+use clap_complete::{Shell, generate};
+
+use crate::args::{self, Arguments, CompletionsArgs};
+use crate::failure::Failure;
+use crate::output;
+
+pub(crate) fn run(arguments: &CompletionsArgs) -> Result<u8, Failure> {
+    let shell = match arguments.shell {
+        args::Shell::Bash => Shell::Bash,
+        args::Shell::Elvish => Shell::Elvish,
+        args::Shell::Fish => Shell::Fish,
+        args::Shell::Powershell => Shell::PowerShell,
+        args::Shell::Zsh => Shell::Zsh,
+    };
+    let mut script = Vec::new();
+    generate(shell, &mut Arguments::command(), "leasehold", &mut script);
+    output::print(&String::from_utf8_lossy(&script))?;
+    Ok(0)
+}
+
+pub(crate) fn man() -> Result<u8, Failure> {
+    let mut page = Vec::new();
+    let rendered = clap_mangen::Man::new(Arguments::command()).render(&mut page);
+    rendered.map_err(|error| Failure::internal("no manual page", error))?;
+    output::print(&String::from_utf8_lossy(&page))?;
+    Ok(0)
+}

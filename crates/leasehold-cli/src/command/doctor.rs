@@ -1,0 +1,184 @@
+//! `leasehold doctor`: can the store be reached, and are leases safe on it?
+
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Error};
+use serde_json::{Value, json};
+
+use crate::args::DoctorArgs;
+use crate::failure::{Failure, REFUSED, UNAVAILABLE};
+use crate::output::{self, Style, styled};
+use crate::store;
+
+mod redis;
+
+/// What is acquired and released, to see whether that is possible. Always the same, so that it is left once at most.
+const TRIAL: &str = "leasehold-doctor";
+/// More than there are doctors at work at once.
+const CROWD: u32 = 1000;
+const SHORT: Duration = Duration::from_secs(5);
+
+pub(crate) fn run(arguments: &DoctorArgs) -> Result<u8, Failure> {
+    let url = store::url(&arguments.store)?;
+    let report = store::block_on(async { Ok(examine(&url).await) })?;
+    if arguments.json {
+        output::print_json(&report.as_json())?;
+    } else {
+        output::print(&report.as_text())?;
+    }
+    Ok(report.code())
+}
+
+async fn examine(url: &str) -> Report {
+    let mut report = Report::default();
+    let opening = Instant::now();
+    let client = match Client::open(url).await {
+        Ok(client) => client,
+        Err(error) => {
+            report.failed("reachable", &error);
+            return report;
+        }
+    };
+    report.ok("reachable", format!("yes, after {}", output::ago(opening.elapsed())));
+    try_everything(&client, &mut report).await;
+    if client.locks().capabilities().backend == "redis" {
+        redis::examine(url, &mut report).await;
+    }
+    let _ = client.close().await;
+    report
+}
+
+/// Each primitive once, with everything that it asks of the store.
+async fn try_everything(client: &Client, report: &mut Report) {
+    let begun = Instant::now();
+    let semaphore = async {
+        let semaphore = client.semaphore(TRIAL, CROWD).ttl(SHORT).build()?;
+        match semaphore.try_acquire().await? {
+            Some(permit) => permit.release().await.map(drop),
+            None => Ok(()),
+        }
+    };
+    report.tried("semaphore", semaphore.await, begun);
+    let begun = Instant::now();
+    let lock = async {
+        match client.lock(TRIAL).ttl(SHORT).build()?.try_acquire().await? {
+            Some(guard) => guard.release().await.map(drop),
+            None => Ok(()),
+        }
+    };
+    report.tried("lock", lock.await, begun);
+    let begun = Instant::now();
+    let pool = async {
+        let pool = client.pool(TRIAL, CROWD).ttl(SHORT).build()?;
+        let instance = client.id().to_string();
+        pool.acquire(&instance).await?;
+        pool.release(&instance).await.map(drop)
+    };
+    report.tried("pool", pool.await, begun);
+}
+
+/// How one finding is to be taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Verdict {
+    Ok,
+    /// Leases work, but less safely than they could.
+    Warning,
+    /// Something does not work.
+    Bad,
+}
+
+#[derive(Debug)]
+struct Finding {
+    check: &'static str,
+    verdict: Verdict,
+    says: String,
+    /// What to do about it.
+    advice: Option<String>,
+}
+
+#[derive(Default, Debug)]
+struct Report {
+    findings: Vec<Finding>,
+    code: u8,
+}
+
+impl Report {
+    fn add(&mut self, check: &'static str, verdict: Verdict, says: String, advice: Option<String>) {
+        self.findings.push(Finding { check, verdict, says, advice });
+    }
+
+    fn ok(&mut self, check: &'static str, says: impl Into<String>) {
+        self.add(check, Verdict::Ok, says.into(), None);
+    }
+
+    fn warn(&mut self, check: &'static str, says: impl Into<String>, advice: &str) {
+        self.add(check, Verdict::Warning, says.into(), Some(advice.to_owned()));
+    }
+
+    fn bad(&mut self, check: &'static str, says: impl Into<String>, advice: &str) {
+        self.add(check, Verdict::Bad, says.into(), Some(advice.to_owned()));
+    }
+
+    fn tried(&mut self, check: &'static str, result: Result<(), Error>, begun: Instant) {
+        match result {
+            Ok(()) => self.ok(check, format!("acquired and released in {:.1?}", begun.elapsed())),
+            Err(error) => self.failed(check, &error),
+        }
+    }
+
+    /// The first that failed says what the command exits with.
+    fn failed(&mut self, check: &'static str, error: &Error) {
+        let (says, code) = (error.to_string(), Failure::from(error.clone()).code);
+        let advice = match code {
+            UNAVAILABLE => "start it, or correct the host and port of --store",
+            REFUSED if says.contains("permission") => {
+                "let the server's ACL allow it, for the keys adv-sem:*, syncguard:* and semaphores:* \
+                 and the channels adv-sem:wake:*"
+            }
+            REFUSED => "correct the user and password of --store, or ask whoever runs the server",
+            _ => "correct --store",
+        };
+        self.bad(check, says, advice);
+        if self.code == 0 {
+            self.code = code;
+        }
+    }
+
+    fn code(&self) -> u8 {
+        self.code
+    }
+
+    fn as_text(&self) -> String {
+        let mut text = String::new();
+        for Finding { check, verdict, says, advice } in &self.findings {
+            let (word, style) = match verdict {
+                Verdict::Ok => ("ok  ", Style::Green),
+                Verdict::Warning => ("warn", Style::Yellow),
+                Verdict::Bad => ("bad ", Style::Red),
+            };
+            let says = output::one_line(says);
+            let _ = writeln!(text, "{}  {check:<12} {says}", styled(word, style));
+            if let Some(advice) = advice {
+                let _ = writeln!(text, "{:19}-> {advice}", "");
+            }
+        }
+        text
+    }
+
+    fn as_json(&self) -> Value {
+        let findings = self.findings.iter().map(|finding| {
+            json!({
+                "check": finding.check,
+                "verdict": match finding.verdict {
+                    Verdict::Ok => "ok",
+                    Verdict::Warning => "warning",
+                    Verdict::Bad => "bad",
+                },
+                "says": finding.says,
+                "advice": finding.advice,
+            })
+        });
+        json!({ "findings": findings.collect::<Vec<_>>() })
+    }
+}

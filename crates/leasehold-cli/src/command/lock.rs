@@ -1,0 +1,90 @@
+//! `leasehold lock`: a command under a fenced lock.
+
+use std::time::Duration;
+
+use leasehold::{Client, Error, Lock, LockGuard, Retry};
+
+use super::run::{farewell, listen, signalled, taken, under, unless_signalled};
+use crate::args::{LockArgs, Patience};
+use crate::failure::{Failure, complain};
+use crate::job::{Job, asked_for, grace};
+use crate::signals::Signals;
+use crate::store;
+use crate::waiting::Line;
+
+/// Of a lease: see [`grace`].
+const GRACES: u32 = 2;
+/// Longer than anybody waits.
+const ENDLESS: Duration = Duration::from_secs(100 * 365 * 86_400);
+/// A release wakes us. This is for those that nobody tells us of.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
+pub(crate) fn run(arguments: LockArgs) -> Result<u8, Failure> {
+    let mut signals = listen()?;
+    let grace = grace(arguments.grace, "--lease", arguments.lease, GRACES)?;
+    store::block_on(async {
+        let client = unless_signalled(&mut signals, store::open(&arguments.store)).await?;
+        let code = hold_and_run(&client, arguments, grace, &mut signals).await;
+        farewell(&client).await;
+        code
+    })
+}
+
+async fn hold_and_run(
+    client: &Client,
+    arguments: LockArgs,
+    grace: Duration,
+    signals: &mut Signals,
+) -> Result<u8, Failure> {
+    let lock = declare(client, &arguments, grace)?;
+    let guard = acquire(client, &lock, &arguments, signals).await?;
+    let job = Job {
+        command: arguments.command,
+        grace,
+        ttl: None,
+        what: format!("lock {:?}", lock.key()),
+        name: lock.key().to_owned(),
+        verbose: arguments.verbose,
+    };
+    if job.verbose {
+        complain(&format!("{} acquired, with fence {}", job.what, guard.fence()));
+    }
+    under(&job, guard, signals).await
+}
+
+fn declare(client: &Client, arguments: &LockArgs, grace: Duration) -> Result<Lock, Failure> {
+    let within = match arguments.wait.patience() {
+        Patience::Within(limit) => limit,
+        Patience::None | Patience::Endless => ENDLESS,
+    };
+    let retry = Retry::default().times(u32::MAX).max_delay(ASK_AGAIN).within(within);
+    let lock = client.lock(&arguments.key).ttl(asked_for(arguments.lease, grace));
+    Ok(lock.retry(retry).auto_extend().build()?)
+}
+
+async fn acquire(
+    client: &Client,
+    lock: &Lock,
+    arguments: &LockArgs,
+    signals: &mut Signals,
+) -> Result<LockGuard, Failure> {
+    let code = arguments.wait.conflict_code;
+    if arguments.wait.patience() == Patience::None {
+        let attempt = async { Ok(lock.try_acquire().await?) };
+        return match unless_signalled(signals, attempt).await? {
+            Some(guard) => Ok(guard),
+            None => Err(taken(code, &format!("somebody else has the lock {:?}", lock.key()))),
+        };
+    }
+    let mut line = Line::new(&format!("the lock {:?}", lock.key()), arguments.verbose);
+    let locks = client.locks();
+    let granted = tokio::select! {
+        granted = lock.acquire() => granted,
+        () = line.show_lock(&locks, lock.key()) => unreachable!("it goes on until we have it"),
+        signal = signals.next_to_end() => return Err(signalled(signal)),
+    };
+    granted.map_err(|error| match error {
+        Error::TimedOut { .. } => taken(code, &error.to_string()),
+        error => error.into(),
+    })
+}

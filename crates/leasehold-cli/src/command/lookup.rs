@@ -1,0 +1,63 @@
+//! `leasehold lookup`: who has a lock.
+
+use std::fmt::Write;
+
+use leasehold::RawLockInfo;
+use serde_json::{Value, json};
+
+use crate::args::LookupArgs;
+use crate::failure::{Failure, NOTHING_THERE};
+use crate::output::{self, ago, timestamp};
+use crate::store;
+
+pub(crate) fn run(arguments: &LookupArgs) -> Result<u8, Failure> {
+    store::block_on(async {
+        let client = store::open(&arguments.store).await?;
+        let Some(found) = client.locks().lookup_raw(&arguments.key).await? else {
+            let message = format!("nobody has the lock {:?}", arguments.key);
+            return Err(Failure::new(NOTHING_THERE, message));
+        };
+        if arguments.json {
+            output::print_json(&as_json(&found, arguments.raw))?;
+        } else {
+            output::print(&as_text(&found, arguments.raw))?;
+        }
+        Ok(0)
+    })
+}
+
+fn as_text(found: &RawLockInfo, raw: bool) -> String {
+    let info = &found.info;
+    let held_for = info.acquired_at.elapsed().unwrap_or_default();
+    let ends_in = info.expires_at.duration_since(std::time::SystemTime::now()).unwrap_or_default();
+    let names = if raw {
+        [("key", output::one_line(&found.key)), ("lock id", found.lock_id.to_string())]
+    } else {
+        [("key hash", info.key_hash.clone()), ("lock id hash", info.lock_id_hash.clone())]
+    };
+    let rest = [
+        ("fence", info.fence.to_string()),
+        ("acquired", format!("{} ({} ago)", timestamp(info.acquired_at), ago(held_for))),
+        ("ends", format!("{} (in {})", timestamp(info.expires_at), ago(ends_in))),
+    ];
+    names.into_iter().chain(rest).fold(String::new(), |mut text, (title, value)| {
+        let _ = writeln!(text, "{title:<13} {value}");
+        text
+    })
+}
+
+fn as_json(found: &RawLockInfo, raw: bool) -> Value {
+    let info = &found.info;
+    let mut value = json!({
+        "key_hash": info.key_hash,
+        "lock_id_hash": info.lock_id_hash,
+        "fence": info.fence.to_string(),
+        "acquired_at": timestamp(info.acquired_at),
+        "expires_at": timestamp(info.expires_at),
+    });
+    if raw {
+        value["key"] = found.key.clone().into();
+        value["lock_id"] = found.lock_id.to_string().into();
+    }
+    value
+}

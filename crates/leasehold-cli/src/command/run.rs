@@ -1,0 +1,164 @@
+//! `leasehold run`: a command under a permit.
+
+use std::time::Duration;
+
+use leasehold::{Client, Error, Permit, Semaphore};
+
+use crate::args::{Patience, RunArgs};
+use crate::failure::{Failure, complain};
+use crate::job::{Held, Job, asked_for, grace};
+use crate::output::ago;
+use crate::signals::Signals;
+use crate::store;
+use crate::supervise;
+use crate::waiting::Line;
+
+/// Of a heartbeat interval: see [`grace`].
+const GRACES: u32 = 6;
+/// A TTL counts from when the child can begin, which is a little after the store has granted it.
+const HEAD_START: Duration = Duration::from_millis(200);
+/// How long the store may take to be told of the end, before we go without: the lease ends by itself.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+pub(crate) fn run(arguments: RunArgs) -> Result<u8, Failure> {
+    let mut signals = listen()?;
+    let grace = grace(arguments.grace, "--heartbeat", arguments.heartbeat, GRACES)?;
+    store::block_on(async {
+        let client = unless_signalled(&mut signals, store::open(&arguments.store)).await?;
+        let code = hold_and_run(&client, arguments, grace, &mut signals).await;
+        farewell(&client).await;
+        code
+    })
+}
+
+async fn hold_and_run(
+    client: &Client,
+    arguments: RunArgs,
+    grace: Duration,
+    signals: &mut Signals,
+) -> Result<u8, Failure> {
+    let semaphore = declare(client, &arguments, grace);
+    let semaphore = unless_signalled(signals, semaphore).await?;
+    let permit = acquire(&semaphore, &arguments, signals).await?;
+    let job = Job {
+        command: arguments.command,
+        grace,
+        ttl: arguments.ttl,
+        what: format!("permit {} of {:?}", permit.id(), semaphore.name()),
+        name: semaphore.name().to_owned(),
+        verbose: arguments.verbose,
+    };
+    if job.verbose {
+        complain(&format!("{} acquired after {}", job.what, ago(permit.waited())));
+    }
+    under(&job, permit, signals).await
+}
+
+/// The semaphore, with more asked of the store than the child is given.
+async fn declare(
+    client: &Client,
+    arguments: &RunArgs,
+    grace: Duration,
+) -> Result<Semaphore, Failure> {
+    let capacity = if let Some(capacity) = arguments.capacity {
+        capacity
+    } else {
+        let stats = client.stats().names([&arguments.name]).unused().fetch().await?;
+        stats.first().map_or(1, |known| known.capacity().max(1))
+    };
+    let heartbeat = asked_for(arguments.heartbeat, grace);
+    let semaphore = client.semaphore(&arguments.name, capacity).heartbeat_max_interval(heartbeat);
+    let semaphore = match arguments.ttl {
+        Some(ttl) => semaphore.ttl(asked_for(ttl + HEAD_START, grace)),
+        None => semaphore,
+    };
+    let semaphore = match &arguments.label {
+        Some(label) => semaphore.label(label),
+        None => semaphore,
+    };
+    Ok(semaphore.build()?)
+}
+
+async fn acquire(
+    semaphore: &Semaphore,
+    arguments: &RunArgs,
+    signals: &mut Signals,
+) -> Result<Permit, Failure> {
+    let code = arguments.wait.conflict_code;
+    let acquire = match arguments.wait.patience() {
+        Patience::None => {
+            let attempt = async { Ok(semaphore.try_acquire().await?) };
+            return match unless_signalled(signals, attempt).await? {
+                Some(permit) => Ok(permit),
+                None => Err(taken(code, &format!("no permit of {:?} is free", semaphore.name()))),
+            };
+        }
+        Patience::Within(limit) => semaphore.acquire().within(limit),
+        Patience::Endless => semaphore.acquire(),
+    };
+    let mut line = Line::new(&format!("{:?}", semaphore.name()), arguments.verbose);
+    let id = acquire.id();
+    let granted = tokio::select! {
+        granted = acquire => granted,
+        () = line.show_queue(semaphore, id) => unreachable!("it goes on until we have a permit"),
+        signal = signals.next_to_end() => return Err(signalled(signal)),
+    };
+    granted.map_err(|error| match error {
+        Error::TimedOut { .. } => taken(code, &error.to_string()),
+        error => error.into(),
+    })
+}
+
+// What `lock` does as well.
+
+/// Before anything else: no thread may be there yet.
+pub(super) fn listen() -> Result<Signals, Failure> {
+    Signals::listen().map_err(|error| Failure::internal("signals cannot be heard", error))
+}
+
+/// What is done before there is a place in a queue: a signal ends it at once.
+pub(super) async fn unless_signalled<T>(
+    signals: &mut Signals,
+    future: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    tokio::select! {
+        done = future => done,
+        signal = signals.next_to_end() => Err(signalled(signal)),
+    }
+}
+
+pub(super) fn signalled(signal: nix::sys::signal::Signal) -> Failure {
+    Failure::silent(crate::failure::by_signal(signal as i32))
+}
+
+/// Somebody else has it. Whoever has made that a success does not want to read of it.
+pub(super) fn taken(code: u8, what: &str) -> Failure {
+    if code == 0 { Failure::silent(0) } else { Failure::new(code, what) }
+}
+
+/// Waits until the store knows of all that was given back and given up, if it can be told.
+pub(super) async fn farewell(client: &Client) {
+    let _ = tokio::time::timeout(FAREWELL, client.close()).await;
+}
+
+/// Runs the job, and gives back what it ran under.
+pub(super) async fn under(
+    job: &Job,
+    held: impl Held,
+    signals: &mut Signals,
+) -> Result<u8, Failure> {
+    let end = supervise::run(job, &held, signals).await;
+    let given_back = tokio::select! {
+        given_back = held.release() => given_back.map(drop).map_err(|error| error.to_string()),
+        () = tokio::time::sleep(FAREWELL) => Err("no answer in time".to_owned()),
+        _ = signals.next_to_end() => Err("interrupted".to_owned()),
+    };
+    match given_back {
+        Ok(()) if job.verbose => complain(&format!("{} given back", job.what)),
+        Err(error) if !matches!(end, Ok(supervise::End::Lost(_))) => {
+            complain(&format!("the {} was not given back: {error}; it ends by itself", job.what));
+        }
+        _ => {}
+    }
+    Ok(end?.code(job))
+}

@@ -1,0 +1,136 @@
+//! What a command and its guard say to each other: messages of nine bytes, a tag and a number.
+
+use std::io::{self, Read, Write};
+
+use crate::clock::Moment;
+
+pub(crate) const LENGTH: usize = 9;
+
+/// What the command says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Order {
+    /// The child may go on until then.
+    Until(Moment),
+    /// Send the child's group this signal.
+    Signal(i32),
+    /// The lease is gone: stop the child now.
+    Stop,
+}
+
+/// What the guard says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum News {
+    /// The child runs, and leads the group of this number.
+    Started(i32),
+    /// It could not be run; the system's error.
+    NotStarted(i32),
+    /// It was stopped by this signal, and can go on.
+    Stopped(i32),
+    /// The deadline has passed: it is being ended.
+    Overdue,
+    /// It has ended by itself, with this code; its group is gone.
+    Exited(i32),
+    /// It was ended by this signal; its group is gone.
+    Killed(i32),
+}
+
+/// Anything that fits into nine bytes.
+pub(crate) trait Message: Sized {
+    fn pack(self) -> (u8, u64);
+    fn unpack(tag: u8, number: u64) -> Option<Self>;
+
+    fn encode(self) -> [u8; LENGTH] {
+        let (tag, number) = self.pack();
+        let mut bytes = [tag; LENGTH];
+        bytes[1..].copy_from_slice(&number.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: [u8; LENGTH]) -> io::Result<Self> {
+        let [tag, number @ ..] = bytes;
+        Self::unpack(tag, u64::from_le_bytes(number))
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "not a message of ours"))
+    }
+
+    fn write(self, mut to: impl Write) -> io::Result<()> {
+        to.write_all(&self.encode())
+    }
+
+    /// None when the other side has gone.
+    fn read(mut from: impl Read) -> io::Result<Option<Self>> {
+        let mut bytes = [0; LENGTH];
+        match from.read_exact(&mut bytes) {
+            Ok(()) => Self::decode(bytes).map(Some),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Message for Order {
+    fn pack(self) -> (u8, u64) {
+        match self {
+            Self::Until(deadline) => (b'u', deadline.micros()),
+            Self::Signal(signal) => (b's', small(signal)),
+            Self::Stop => (b'x', 0),
+        }
+    }
+
+    fn unpack(tag: u8, number: u64) -> Option<Self> {
+        Some(match tag {
+            b'u' => Self::Until(Moment::from_micros(number)),
+            b's' => Self::Signal(i32::try_from(number).ok()?),
+            b'x' => Self::Stop,
+            _ => return None,
+        })
+    }
+}
+
+impl Message for News {
+    fn pack(self) -> (u8, u64) {
+        match self {
+            Self::Started(pid) => (b'p', small(pid)),
+            Self::NotStarted(errno) => (b'n', small(errno)),
+            Self::Stopped(signal) => (b't', small(signal)),
+            Self::Overdue => (b'o', 0),
+            Self::Exited(code) => (b'e', small(code)),
+            Self::Killed(signal) => (b'k', small(signal)),
+        }
+    }
+
+    fn unpack(tag: u8, number: u64) -> Option<Self> {
+        let number = i32::try_from(number).ok()?;
+        Some(match tag {
+            b'p' => Self::Started(number),
+            b'n' => Self::NotStarted(number),
+            b't' => Self::Stopped(number),
+            b'o' => Self::Overdue,
+            b'e' => Self::Exited(number),
+            b'k' => Self::Killed(number),
+            _ => return None,
+        })
+    }
+}
+
+/// Pids, signals, codes and errors are all small and not negative.
+fn small(number: i32) -> u64 {
+    u64::try_from(number).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_understood() {
+        for order in [Order::Until(Moment::NEVER), Order::Signal(15), Order::Stop] {
+            assert_eq!(Order::decode(order.encode()).unwrap(), order);
+        }
+        let news = [News::Started(4242), News::NotStarted(2), News::Stopped(20), News::Overdue];
+        for news in news.into_iter().chain([News::Exited(255), News::Killed(9)]) {
+            assert_eq!(News::decode(news.encode()).unwrap(), news);
+        }
+        assert!(Order::decode([b'?'; LENGTH]).is_err());
+        assert_eq!(Order::read(&[b'u', 1, 2][..]).unwrap(), None, "the other side has gone");
+    }
+}

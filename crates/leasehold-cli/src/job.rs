@@ -1,0 +1,148 @@
+//! What is run under a lease, and how long the store is asked for so that there is time to stop it.
+
+use std::ffi::OsString;
+use std::time::{Duration, Instant};
+
+use leasehold::{LockGuard, Lost, Permit};
+
+use crate::failure::Failure;
+
+/// How long a child has to end after SIGTERM, unless told otherwise.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// The command to run, and what it is told.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) command: Vec<OsString>,
+    pub(crate) grace: Duration,
+    /// The longest it may run.
+    pub(crate) ttl: Option<Duration>,
+    /// What the lease is called, in messages: `permit of "api"`.
+    pub(crate) what: String,
+    pub(crate) name: String,
+    pub(crate) verbose: bool,
+}
+
+/// What a job runs under.
+pub(crate) trait Held {
+    /// Until when it is good without another renewal; none if it does not end by itself.
+    fn valid_until(&self) -> Option<Instant>;
+    /// Resolves when it is lost.
+    fn lost(&self) -> Lost;
+    fn id(&self) -> String;
+    fn fence(&self) -> String;
+    /// Gives it back.
+    async fn release(self) -> Result<bool, leasehold::Error>;
+}
+
+impl Held for Permit {
+    fn valid_until(&self) -> Option<Instant> {
+        self.valid_until()
+    }
+
+    fn lost(&self) -> Lost {
+        self.lost()
+    }
+
+    fn id(&self) -> String {
+        self.id().to_string()
+    }
+
+    fn fence(&self) -> String {
+        self.fence().to_string()
+    }
+
+    async fn release(self) -> Result<bool, leasehold::Error> {
+        self.release().await
+    }
+}
+
+impl Held for LockGuard {
+    fn valid_until(&self) -> Option<Instant> {
+        Some(self.valid_until())
+    }
+
+    fn lost(&self) -> Lost {
+        self.lost()
+    }
+
+    fn id(&self) -> String {
+        self.id().to_string()
+    }
+
+    fn fence(&self) -> String {
+        self.fence().to_string()
+    }
+
+    async fn release(self) -> Result<bool, leasehold::Error> {
+        self.release().await
+    }
+}
+
+/// The grace, for a child that is given `given` from one renewal to the next, and needs `times` the grace of it so
+/// that the renewals come in time: the store is asked for more than the child is given, and the library renews by what
+/// the store was asked for.
+///
+/// A permit is renewed, at the latest, after two thirds of what was asked for, that is (`given` + grace) / 0.9; six
+/// times the grace leaves a tenth of that for a slow answer. A lock is renewed after a third, and twice is enough.
+pub(crate) fn grace(
+    asked: Option<Duration>,
+    option: &str,
+    given: Duration,
+    times: u32,
+) -> Result<Duration, Failure> {
+    let most = given / times;
+    match asked {
+        None => Ok(GRACE.min(most)),
+        Some(grace) if grace <= most => Ok(grace),
+        Some(grace) => Err(Failure::usage(format!(
+            "--grace {} is too long for {option} {}: at most {}, or give {option} {}",
+            humantime::format_duration(grace),
+            humantime::format_duration(given),
+            humantime::format_duration(whole_millis(most)),
+            humantime::format_duration(grace * times),
+        ))),
+    }
+}
+
+/// How long the store is asked for, for a child that is given less: the grace, and the margin that the library keeps.
+pub(crate) fn asked_for(given: Duration, grace: Duration) -> Duration {
+    let used = given.saturating_add(grace);
+    // A tenth of the whole is a ninth of the rest.
+    let margin = (used / 9).clamp(Duration::from_millis(50), Duration::from_secs(5));
+    whole_millis(used.saturating_add(margin)).saturating_add(Duration::from_millis(1))
+}
+
+fn whole_millis(duration: Duration) -> Duration {
+    Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn the_grace_leaves_time_for_renewals() {
+        let grace_of = |asked, given| grace(asked, "--heartbeat", given, 6).map_err(|_| ());
+        assert_eq!(grace_of(None, 180 * SECOND), Ok(2 * SECOND));
+        assert_eq!(grace_of(None, 3 * SECOND), Ok(SECOND / 2));
+        assert_eq!(grace_of(Some(SECOND), 6 * SECOND), Ok(SECOND));
+        assert_eq!(grace_of(Some(SECOND), 5 * SECOND), Err(()));
+        assert_eq!(grace_of(Some(Duration::ZERO), SECOND), Ok(Duration::ZERO));
+    }
+
+    #[test]
+    fn the_store_is_asked_for_grace_and_margin_more() {
+        for given in [SECOND / 10, SECOND, 30 * SECOND, 180 * SECOND, 86400 * SECOND] {
+            for grace in [Duration::ZERO, SECOND / 2, 2 * SECOND] {
+                let asked = asked_for(given, grace);
+                let margin = (asked / 10).clamp(Duration::from_millis(50), 5 * SECOND);
+                let left = asked.saturating_sub(margin + grace);
+                assert!(left >= given, "{given:?} and {grace:?}: {asked:?}");
+                assert!(left <= given + Duration::from_millis(2));
+            }
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! What people and scripts read: tables, JSON, colours.
+
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, SystemTime};
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde_json::Value;
+
+use crate::failure::{Failure, INTERNAL};
+
+/// Writes to stdout. A reader that has read enough is no failure.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Err(error) => Err(Failure::new(INTERNAL, format!("stdout cannot be written to: {error}"))),
+        Ok(()) => Ok(()),
+    }
+}
+
+pub(crate) fn print_json(value: &Value) -> Result<(), Failure> {
+    print(&format!("{value:#}\n"))
+}
+
+/// Colours are for people: a terminal, and nobody who asked for none.
+pub(crate) fn in_colour() -> bool {
+    let asked_not_to = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    io::stdout().is_terminal() && !asked_not_to && !dumb
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Style {
+    Bold,
+    Green,
+    Yellow,
+    Red,
+}
+
+pub(crate) fn styled(text: &str, style: Style) -> String {
+    let code = match style {
+        Style::Bold => 1,
+        Style::Green => 32,
+        Style::Yellow => 33,
+        Style::Red => 31,
+    };
+    if in_colour() { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+}
+
+/// Columns under their titles, without lines around them. `numbers` are the columns that are aligned to the right.
+pub(crate) fn table<const N: usize>(
+    titles: [&str; N],
+    numbers: &[usize],
+    rows: impl IntoIterator<Item = [String; N]>,
+) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(titles);
+    for row in rows {
+        table.add_row(row.map(|cell| one_line(&cell)));
+    }
+    for (at, column) in table.column_iter_mut().enumerate() {
+        let last = at + 1 == N;
+        column.set_padding((0, if last { 0 } else { 2 }));
+        if numbers.contains(&at) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let mut text = String::new();
+    for (at, line) in table.lines().enumerate() {
+        let line = line.trim_end();
+        let line = if at == 0 { styled(line, Style::Bold) } else { line.to_owned() };
+        let _ = writeln!(text, "{line}");
+    }
+    text
+}
+
+/// What other programs have stored may contain anything; a terminal is not to obey it.
+pub(crate) fn one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() { line.extend(c.escape_default()) } else { line.push(c) }
+    }
+    line
+}
+
+/// A length of time, for people: `340ms`, `12s`, `2m 5s`, `3h 7m`, `5d 2h`.
+pub(crate) fn ago(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    match seconds {
+        0 => format!("{}ms", duration.as_millis()),
+        1..60 => format!("{seconds}s"),
+        60..3600 => format!("{minutes}m {}s", seconds % 60),
+        3600..86_400 => format!("{hours}h {}m", minutes % 60),
+        _ => format!("{days}d {}h", hours % 24),
+    }
+}
+
+pub(crate) fn or_dash(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "-".to_owned())
+}
+
+pub(crate) fn seconds(duration: Option<Duration>) -> Value {
+    // Milliseconds are exact enough, and stay readable.
+    duration.map_or(Value::Null, |duration| {
+        let millis = u32::try_from(duration.as_millis()).map_or(f64::INFINITY, f64::from);
+        let seconds = if millis.is_finite() { millis / 1000.0 } else { duration.as_secs_f64() };
+        seconds.into()
+    })
+}
+
+pub(crate) fn timestamp(time: SystemTime) -> String {
+    humantime::format_rfc3339_millis(time).to_string()
+}
+
+pub(crate) fn ordinal(number: usize) -> String {
+    let suffix = match (number % 10, number % 100) {
+        (_, 11..=13) => "th",
+        (1, _) => "st",
+        (2, _) => "nd",
+        (3, _) => "rd",
+        _ => "th",
+    };
+    format!("{number}{suffix}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_are_short() {
+        let ages = [0, 59, 60, 3599, 3600, 86_399, 86_400 * 5 + 7200];
+        let ages = ages.map(|seconds| ago(Duration::from_secs(seconds)));
+        assert_eq!(ages, ["0ms", "59s", "1m 0s", "59m 59s", "1h 0m", "23h 59m", "5d 2h"]);
+        assert_eq!(ago(Duration::from_millis(340)), "340ms");
+    }
+
+    #[test]
+    fn places_are_counted_as_people_do() {
+        let places = [1, 2, 3, 4, 11, 12, 13, 21, 111, 1002].map(ordinal);
+        let told = "1st 2nd 3rd 4th 11th 12th 13th 21st 111th 1002nd";
+        assert_eq!(places.join(" "), told);
+    }
+
+    #[test]
+    fn a_terminal_is_not_told_what_to_do() {
+        assert_eq!(one_line("a\x1b[2Jb\nc"), "a\\u{1b}[2Jb\\nc");
+    }
+
+    #[test]
+    fn tables_are_aligned() {
+        let rows = [["api".to_owned(), "12".to_owned()], ["a longer name".to_owned(), "1".into()]];
+        insta::assert_snapshot!(table(["NAME", "HELD"], &[1], rows), @"");
+    }
+}
