@@ -1,0 +1,168 @@
+//! One run: the server, the report, and how long to measure.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use testkit::redis_server::RedisServer;
+use tokio::runtime::Runtime;
+
+use crate::host;
+use crate::progress::Progress;
+use crate::report::{Better, Report};
+use crate::sample::Sample;
+use crate::scenario::Scenario;
+
+/// What a scenario works with.
+pub(crate) struct Bench {
+    pub(crate) quick: bool,
+    pub(crate) url: String,
+    /// Ours, unless we measure on somebody else's.
+    pub(crate) server: Option<RedisServer>,
+    pub(crate) report: Report,
+    pub(crate) runtime: Runtime,
+    progress: Progress,
+    scenario: &'static Scenario,
+    begun: Instant,
+    scenario_begun: Instant,
+    names: u64,
+}
+
+impl Bench {
+    pub(crate) fn new(
+        quick: bool,
+        store: Option<String>,
+        scenarios: &[&'static Scenario],
+    ) -> Result<Self, String> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+        let runtime = runtime.map_err(|why| why.to_string())?;
+        let server = store.is_none().then(RedisServer::start);
+        let url = store.or_else(|| server.as_ref().map(RedisServer::url)).expect("one of the two");
+        let mut report = Report::default();
+        report.about.push(host::describe());
+        let version = runtime.block_on(version(&url));
+        report.about.push(version.map_err(|why| format!("cannot ask the store: {why}"))?);
+        let seconds = scenarios.iter().map(|scenario| scenario.seconds(quick)).sum();
+        Ok(Self {
+            quick,
+            url,
+            server,
+            report,
+            runtime,
+            progress: Progress::new(seconds),
+            scenario: scenarios.first().ok_or("no scenario was chosen")?,
+            begun: Instant::now(),
+            scenario_begun: Instant::now(),
+            // So that a second run on one store does not meet the names of the first.
+            names: host::nanos() / 1000,
+        })
+    }
+
+    /// Runs a scenario. If it breaks, that is reported, and the others follow.
+    pub(crate) fn run(&mut self, scenario: &'static Scenario) {
+        self.scenario = scenario;
+        self.report.scenarios.push(scenario.name);
+        self.progress.scenario(scenario.name, scenario.seconds(self.quick), self.steps());
+        self.scenario_begun = Instant::now();
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (scenario.run)(self))) {
+            let why = panic.downcast_ref::<String>().map(String::as_str);
+            let why = why.or(panic.downcast_ref::<&str>().copied()).unwrap_or("it broke");
+            self.trouble("the scenario", why.to_owned());
+        }
+        self.progress.say(&format!(
+            "{:<10} {:>5.1} s",
+            scenario.name,
+            self.scenario_begun.elapsed().as_secs_f64()
+        ));
+        if let Some(server) = &self.server {
+            // What a killed client has left is nobody's.
+            let flushed: redis::RedisResult<()> =
+                redis::cmd("FLUSHALL").query(&mut server.connection());
+            flushed.expect("a server of our own obeys");
+        }
+    }
+
+    pub(crate) fn finish(mut self) -> Report {
+        self.progress.finish();
+        let (kind, took) =
+            (if self.quick { "quick run" } else { "full run" }, self.begun.elapsed());
+        self.report.about.push(format!(
+            "{kind} of {:.0} s; everything is the median of up to {} interleaved repetitions",
+            took.as_secs_f64(),
+            self.repetitions()
+        ));
+        self.report
+    }
+
+    /// How often everything is measured.
+    pub(crate) fn repetitions(&self) -> usize {
+        if self.quick { 3 } else { 7 }
+    }
+
+    /// Whether to measure once more: not if the scenario would then take longer than it may, as on a busy machine.
+    pub(crate) fn again(&self, rounds: usize) -> bool {
+        let expected = self.scenario.seconds(self.quick);
+        let done = u32::try_from(rounds).expect("few rounds");
+        let after_another = self.scenario_begun.elapsed() * (done + 1) / done.max(1);
+        rounds == 0 || (rounds < self.repetitions() && after_another.as_secs() < expected)
+    }
+
+    /// Whether the scenario has time left.
+    pub(crate) fn in_time(&self) -> bool {
+        self.scenario_begun.elapsed().as_secs() < self.scenario.seconds(self.quick)
+    }
+
+    /// How long one measurement of a rate takes.
+    pub(crate) fn window(&self) -> Duration {
+        Duration::from_millis(if self.quick { 250 } else { 1500 })
+    }
+
+    /// A name that nobody else uses.
+    pub(crate) fn name(&mut self) -> String {
+        self.names += 1;
+        format!("bench-{}", self.names)
+    }
+
+    fn steps(&self) -> usize {
+        self.scenario.steps * if self.scenario.repeated { self.repetitions() } else { 1 }
+    }
+
+    /// Says what is measured next.
+    pub(crate) fn step(&mut self, what: &str) {
+        self.progress.step(format!("{}: {what}", self.scenario.name));
+    }
+
+    pub(crate) fn add(
+        &mut self,
+        what: &str,
+        contender: &str,
+        kind: (&'static str, Better),
+        value: f64,
+    ) {
+        self.report.add(self.scenario.name, what, contender, kind, value);
+    }
+
+    pub(crate) fn sample(&self, what: &str, contender: &str) -> Sample {
+        self.report.sample(self.scenario.name, what, contender)
+    }
+
+    /// Something could not be measured; the rest goes on.
+    pub(crate) fn trouble(&mut self, contender: &str, why: String) {
+        self.progress.say(&format!("{}, {contender}: {why}", self.scenario.name));
+        self.report.trouble(self.scenario.name, contender, why);
+    }
+
+    /// A plain connection to the store.
+    pub(crate) fn connection(&self) -> redis::aio::MultiplexedConnection {
+        let client = redis::Client::open(self.url.as_str()).expect("it was asked before");
+        let connection = self.runtime.block_on(client.get_multiplexed_async_connection());
+        connection.expect("the store answers")
+    }
+}
+
+/// What the store is.
+async fn version(url: &str) -> redis::RedisResult<String> {
+    let mut connection = redis::Client::open(url)?.get_multiplexed_async_connection().await?;
+    let info: String = redis::cmd("INFO").arg("server").query_async(&mut connection).await?;
+    let field = |name| info.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("?");
+    Ok(format!("Redis {}, over TCP", field("redis_version:").trim()))
+}

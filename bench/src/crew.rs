@@ -1,0 +1,72 @@
+//! Contenders that take turns.
+
+use crate::bench::Bench;
+use crate::contender::Contender;
+use crate::driver::Driver;
+use crate::report::Better;
+
+/// Those who take part in a scenario, one process each. Who fails is reported and left out until it is asked for
+/// something else.
+pub(crate) struct Crew {
+    members: Vec<Member>,
+}
+
+struct Member {
+    contender: &'static Contender,
+    driver: Option<Driver>,
+    /// What it has failed at last; it is not asked for that again.
+    failed_at: String,
+}
+
+impl Crew {
+    pub(crate) fn new(contenders: &[&'static Contender]) -> Self {
+        let member = |contender: &&'static Contender| Member {
+            contender,
+            driver: None,
+            failed_at: String::new(),
+        };
+        Self { members: contenders.iter().map(member).collect() }
+    }
+
+    /// Measures the same thing of everyone, in turn, as often as the run has repetitions.
+    pub(crate) fn measure(
+        &mut self,
+        bench: &mut Bench,
+        what: &str,
+        kind: (&'static str, Better),
+        mut ask: impl FnMut(&mut Driver, &mut Bench) -> Result<f64, String>,
+    ) {
+        let mut rounds = 0;
+        while rounds == 0 || (rounds < bench.repetitions() && bench.in_time()) {
+            rounds += 1;
+            bench.step(&format!("{what}, round {rounds}"));
+            for member in &mut self.members {
+                if member.failed_at == what {
+                    continue;
+                }
+                match member.ask(bench, &mut ask) {
+                    Ok(value) => bench.add(what, member.contender.name, kind, value),
+                    Err(why) => {
+                        bench.trouble(member.contender.name, format!("{what}: {why}"));
+                        what.clone_into(&mut member.failed_at);
+                        member.driver = None;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Member {
+    fn ask(
+        &mut self,
+        bench: &mut Bench,
+        ask: &mut impl FnMut(&mut Driver, &mut Bench) -> Result<f64, String>,
+    ) -> Result<f64, String> {
+        let driver = match &mut self.driver {
+            Some(driver) => driver,
+            none => none.insert(Driver::start(self.contender, &bench.url)?),
+        };
+        ask(driver, bench)
+    }
+}

@@ -1,0 +1,128 @@
+//! A contender's process, seen from the bench. The other end, for contenders in Rust, is in `serve`.
+
+mod gate;
+mod serve;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
+
+pub(crate) use serve::serve;
+
+use crate::contender::Contender;
+use crate::host;
+
+const START: Duration = Duration::from_secs(15);
+
+/// A process that speaks the line protocol. It is killed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    child: Child,
+    input: ChildStdin,
+    lines: Receiver<String>,
+}
+
+/// What became of one wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wait {
+    /// Which of the waiters of its process.
+    pub(crate) waiter: u64,
+    pub(crate) asked: u64,
+    /// None if it still waited at the end.
+    pub(crate) granted: Option<u64>,
+}
+
+impl Driver {
+    /// Starts it and waits until it is connected.
+    pub(crate) fn start(contender: &Contender, url: &str) -> Result<Self, String> {
+        let mut command = contender.driver(url)?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().map_err(|why| format!("does not start: {why}"))?;
+        let input = child.stdin.take().expect("it was asked for");
+        let output = BufReader::new(child.stdout.take().expect("it was asked for"));
+        let (sender, lines) = channel();
+        thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        let mut driver = Self { child, input, lines };
+        driver.answer(START)?;
+        Ok(driver)
+    }
+
+    /// Sends a request, without waiting for its answer.
+    pub(crate) fn tell(&mut self, request: &str) -> Result<(), String> {
+        writeln!(self.input, "{request}").map_err(|why| format!("has ended: {why}"))
+    }
+
+    /// Sends a request and waits for the numbers of its answer.
+    pub(crate) fn ask(&mut self, request: &str, patience: Duration) -> Result<Vec<u64>, String> {
+        self.tell(request)?;
+        self.answer(patience)
+    }
+
+    /// The numbers of the next answer.
+    pub(crate) fn answer(&mut self, patience: Duration) -> Result<Vec<u64>, String> {
+        let line = self.line(patience)?;
+        match line.split_once(' ').unwrap_or((&line, "")) {
+            ("ok", rest) => numbers(rest),
+            ("error", why) => Err(why.to_owned()),
+            _ => Err(format!("answered {line:?}")),
+        }
+    }
+
+    /// The waits that `contend` answers with.
+    pub(crate) fn waits(&mut self, patience: Duration) -> Result<Vec<Wait>, String> {
+        let many = self.answer(patience)?.first().copied().unwrap_or(0);
+        (0..many)
+            .map(|_| match numbers(&self.line(patience)?)?[..] {
+                [waiter, asked, 0, _] => Ok(Wait { waiter, asked, granted: None }),
+                [waiter, asked, granted, _] => Ok(Wait { waiter, asked, granted: Some(granted) }),
+                ref other => Err(format!("told of a wait as {other:?}")),
+            })
+            .collect()
+    }
+
+    /// The next line, whatever it is.
+    pub(crate) fn line(&mut self, patience: Duration) -> Result<String, String> {
+        self.lines.recv_timeout(patience).map_err(|why| match why {
+            RecvTimeoutError::Timeout => format!("did not answer within {patience:?}"),
+            RecvTimeoutError::Disconnected => "has ended".to_owned(),
+        })
+    }
+
+    /// The next line if there is one by now.
+    pub(crate) fn line_by_now(&mut self) -> Option<String> {
+        self.lines.try_recv().ok()
+    }
+
+    /// Its resident memory, in bytes.
+    pub(crate) fn resident(&self) -> Result<u64, String> {
+        host::resident(self.child.id()).ok_or_else(|| "has ended".to_owned())
+    }
+
+    /// Kills it with SIGKILL, and answers when.
+    pub(crate) fn kill(mut self) -> u64 {
+        let at = host::nanos();
+        // It may have ended by itself, which is as good.
+        let _ = self.child.kill();
+        at
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn numbers(text: &str) -> Result<Vec<u64>, String> {
+    let parse = |word: &str| word.parse().map_err(|_| format!("answered {text:?}"));
+    text.split_whitespace().map(parse).collect()
+}

@@ -1,0 +1,252 @@
+//! The line protocol of `peers/PROTOCOL.md` for the contenders in Rust.
+
+use std::io::{BufRead, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinHandle;
+
+use super::gate::{Contact, Gate, Held};
+use crate::host;
+
+/// Nobody is meant to reach it.
+const LEASE: Duration = Duration::from_secs(10);
+
+/// Answers one line with one line until its input ends.
+pub(crate) fn serve(contender: &str, url: &str) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let contact = match Contact::connect(contender, url).await {
+            Ok(contact) => contact,
+            Err(why) => return say(&format!("error {why}")),
+        };
+        say("ok");
+        let mut driver = Server {
+            contact,
+            held: Vec::new(),
+            first: watch::Sender::new(0),
+            may: Arc::new((Semaphore::new(0), Semaphore::new(0))),
+        };
+        // Nothing but us has to run while we wait for a line: the tasks have threads of their own.
+        for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+            match driver.answer(&line).await {
+                Ok(None) => {}
+                Ok(Some(answer)) => say(&answer),
+                Err(why) => say(&format!("error {}", why.replace('\n', " "))),
+            }
+        }
+    });
+}
+
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    // If nobody listens any more, our input ends as well.
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+struct Server {
+    contact: Contact,
+    held: Vec<Held>,
+    /// When the first of those who wait got it.
+    first: watch::Sender<u64>,
+    /// Leave to release, and leave to ask again.
+    may: Arc<(Semaphore, Semaphore)>,
+}
+
+impl Server {
+    async fn answer(&mut self, line: &str) -> Result<Option<String>, String> {
+        let mut words = line.split(' ');
+        let command = words.next().unwrap_or_default();
+        let name = words.next().unwrap_or_default();
+        let numbers: Vec<u64> = words.map_while(|word| word.parse().ok()).collect();
+        match (command, &numbers[..]) {
+            ("pairs", &[tasks, names, capacity, window]) => {
+                let window = Duration::from_millis(window);
+                self.pairs(name, size(tasks), size(names), capacity, window).await.map(Some)
+            }
+            ("repeat", &[count]) => {
+                let mut gate = self.contact.open(name, 1, LEASE, false)?;
+                for _ in 0..count {
+                    gate.take().await?.release().await?;
+                }
+                Ok(Some("ok".to_owned()))
+            }
+            ("contend", &[waiters, starts_at, step, hold, ends_at]) => {
+                let hold = Duration::from_nanos(hold);
+                self.contend(name, waiters, starts_at, step, hold, ends_at).await.map(Some)
+            }
+            ("ring", &[waiters, starts_at, step]) => {
+                self.ring(name, waiters, starts_at, step).map(|()| None)
+            }
+            ("release", _) => {
+                self.may.0.add_permits(1);
+                Ok(None)
+            }
+            ("rejoin", _) => {
+                self.may.1.add_permits(1);
+                Ok(None)
+            }
+            ("hold", &[lease]) => {
+                let mut gate = self.contact.open(name, 1, Duration::from_millis(lease), true)?;
+                let held = gate.acquire(LEASE).await?.ok_or("a free lock was not acquired")?;
+                self.held.push(held);
+                Ok(Some("ok".to_owned()))
+            }
+            ("wait", &[count, lease, patience]) => {
+                let gate = self.contact.open(name, 1, Duration::from_millis(lease), true)?;
+                for _ in 0..count {
+                    match gate.clone() {
+                        // As a user would write it, with nothing in the task that only the bench needs.
+                        Gate::Semaphore(semaphore) if patience == 0 => {
+                            tokio::spawn(async move { drop(semaphore.acquire().await) })
+                        }
+                        Gate::Tokio(semaphore) if patience == 0 => {
+                            tokio::spawn(async move { drop(semaphore.acquire().await) })
+                        }
+                        gate => tokio::spawn(wait(gate, patience, self.first.clone())),
+                    };
+                }
+                Ok(Some("ok".to_owned()))
+            }
+            ("granted", _) => {
+                let mut first = self.first.subscribe();
+                let at = *first.wait_for(|at| *at > 0).await.expect("the sender is ours");
+                Ok(Some(format!("ok {at}")))
+            }
+            _ => Err(format!("what is {line:?}?")),
+        }
+    }
+
+    async fn pairs(
+        &self,
+        prefix: &str,
+        tasks: usize,
+        names: usize,
+        capacity: u64,
+        window: Duration,
+    ) -> Result<String, String> {
+        let capacity = u32::try_from(capacity).map_err(|why| why.to_string())?;
+        let gates: Result<Vec<_>, _> = (0..names)
+            .map(|name| self.contact.open(&format!("{prefix}-{name}"), capacity, LEASE, false))
+            .collect();
+        let gates = gates?;
+        let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let running: Vec<_> = (0..tasks)
+            .map(|task| {
+                let mut own: Vec<_> =
+                    gates.iter().skip(task % names).step_by(tasks).cloned().collect();
+                let (stop, done) = (stop.clone(), done.clone());
+                tokio::spawn(async move {
+                    while !stop.load(Ordering::Relaxed) {
+                        for gate in &mut own {
+                            gate.take().await?.release().await?;
+                            done.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                    Ok(())
+                })
+            })
+            .collect();
+        tokio::time::sleep(window / 5).await;
+        let (begun, before) = (Instant::now(), done.load(Ordering::Relaxed));
+        tokio::time::sleep(window).await;
+        let (took, pairs) = (begun.elapsed(), done.load(Ordering::Relaxed) - before);
+        stop.store(true, Ordering::Relaxed);
+        joined(running).await?;
+        Ok(format!("ok {pairs} {}", took.as_nanos()))
+    }
+
+    async fn contend(
+        &self,
+        name: &str,
+        waiters: u64,
+        starts_at: u64,
+        step: u64,
+        hold: Duration,
+        ends_at: u64,
+    ) -> Result<String, String> {
+        let gate = self.contact.open(name, 1, LEASE, false)?;
+        let running: Vec<_> = (0..waiters)
+            .map(|index| {
+                let mut gate = gate.clone();
+                tokio::spawn(async move {
+                    let mut told = Vec::new();
+                    tokio::time::sleep(host::until(starts_at + index * step)).await;
+                    loop {
+                        let asked = host::nanos();
+                        if asked >= ends_at {
+                            return Ok(told);
+                        }
+                        let Some(taken) = gate.acquire(host::until(ends_at)).await? else {
+                            told.push(format!("{index} {asked} 0 0"));
+                            return Ok(told);
+                        };
+                        let granted = host::nanos();
+                        if !hold.is_zero() {
+                            tokio::time::sleep(hold).await;
+                        }
+                        told.push(format!("{index} {asked} {granted} {}", host::nanos()));
+                        taken.release().await?;
+                    }
+                })
+            })
+            .collect();
+        let told: Vec<_> = joined(running).await?.into_iter().flatten().collect();
+        Ok([vec![format!("ok {}", told.len())], told].concat().join("\n"))
+    }
+
+    fn ring(&self, name: &str, waiters: u64, starts_at: u64, step: u64) -> Result<(), String> {
+        let gate = self.contact.open(name, 1, LEASE, false)?;
+        for index in 0..waiters {
+            let (mut gate, may) = (gate.clone(), self.may.clone());
+            tokio::spawn(async move {
+                tokio::time::sleep(host::until(starts_at + index * step)).await;
+                loop {
+                    let held = match gate.acquire(LEASE).await {
+                        Ok(Some(held)) => held,
+                        Ok(None) => continue,
+                        Err(why) => return say(&format!("error {why}")),
+                    };
+                    say(&format!("granted {}", host::nanos()));
+                    may.0.acquire().await.expect("never closed").forget();
+                    let released = host::nanos();
+                    if let Err(why) = held.release().await {
+                        return say(&format!("error {why}"));
+                    }
+                    say(&format!("released {released}"));
+                    may.1.acquire().await.expect("never closed").forget();
+                }
+            });
+        }
+        Ok(())
+    }
+}
+
+async fn wait(mut gate: Gate, patience: u64, first: watch::Sender<u64>) {
+    let Ok(Some(held)) = gate.acquire(Duration::from_millis(patience)).await else { return };
+    let now = host::nanos();
+    first.send_if_modified(|at| {
+        let is_first = *at == 0;
+        if is_first {
+            *at = now;
+        }
+        is_first
+    });
+    // The driver is about to be killed; whether it could still release matters to nobody.
+    let _ = held.release().await;
+}
+
+/// What all of them answer, or the first failure.
+async fn joined<T>(tasks: Vec<JoinHandle<Result<T, String>>>) -> Result<Vec<T>, String> {
+    let mut answers = Vec::with_capacity(tasks.len());
+    for task in tasks {
+        answers.push(task.await.map_err(|why| why.to_string())??);
+    }
+    Ok(answers)
+}
+
+fn size(number: u64) -> usize {
+    usize::try_from(number).expect("a count of tasks")
+}

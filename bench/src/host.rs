@@ -1,0 +1,38 @@
+//! What the kernel tells of a host and its processes.
+
+use std::time::Duration;
+
+/// Nanoseconds that all processes of this host agree on.
+pub(crate) fn nanos() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let (seconds, rest) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
+    seconds.expect("since the start") * 1_000_000_000 + rest.expect("less than a second")
+}
+
+/// How long until then; nothing if it is past.
+pub(crate) fn until(moment: u64) -> Duration {
+    Duration::from_nanos(moment.saturating_sub(nanos()))
+}
+
+/// The resident memory of a process, in bytes.
+pub(crate) fn resident(pid: u32) -> Option<u64> {
+    let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let pages: u64 = statm.split_whitespace().nth(1)?.parse().ok()?;
+    Some(pages * 4096)
+}
+
+/// The machine in one line: what it is, and how busy.
+pub(crate) fn describe() -> String {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let info = read("/proc/cpuinfo");
+    let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let load = read("/proc/loadavg");
+    format!(
+        "{} × {}, Linux {}, load {}",
+        cores,
+        model.map_or("unknown processor", |(_, model)| model),
+        read("/proc/sys/kernel/osrelease").trim(),
+        load.split(' ').take(3).collect::<Vec<_>>().join(" "),
+    )
+}

@@ -1,0 +1,147 @@
+//! What is measured.
+
+pub(crate) mod command;
+mod contention;
+mod fairness;
+mod footprint;
+mod handoff;
+mod in_process;
+mod limits;
+mod pairs;
+pub(crate) mod queue;
+mod recovery;
+mod traffic;
+mod waiters;
+
+use crate::bench::Bench;
+use crate::report::Better;
+
+/// One subject, which can be run by itself.
+#[derive(Debug)]
+pub(crate) struct Scenario {
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+    /// What it is expected to take, in seconds, in a quick run and in a full one.
+    expected: (u64, u64),
+    /// How many steps it reports, and whether so many in each repetition.
+    pub(crate) steps: usize,
+    pub(crate) repeated: bool,
+    pub(crate) run: fn(&mut Bench),
+}
+
+impl Scenario {
+    pub(crate) fn seconds(&self, quick: bool) -> u64 {
+        if quick { self.expected.0 } else { self.expected.1 }
+    }
+}
+
+pub(crate) static SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "limits",
+        about: "what the server and the wire can do at all",
+        expected: (6, 40),
+        steps: 3,
+        repeated: true,
+        run: limits::run,
+    },
+    Scenario {
+        name: "memory",
+        about: "the semaphore in one process",
+        expected: (10, 60),
+        steps: 6,
+        repeated: false,
+        run: in_process::run,
+    },
+    Scenario {
+        name: "pairs",
+        about: "semaphores on Redis: acquire and release, nobody has to wait unless said so",
+        expected: (15, 260),
+        steps: 7,
+        repeated: true,
+        run: pairs::semaphores,
+    },
+    Scenario {
+        name: "locks",
+        about: "locks on Redis: acquire and release, each task a key of its own",
+        expected: (14, 300),
+        steps: 3,
+        repeated: true,
+        run: pairs::locks,
+    },
+    Scenario {
+        name: "handoff",
+        about: "from the release in one process until the next one runs in another",
+        expected: (46, 600),
+        steps: 24,
+        repeated: true,
+        run: handoff::run,
+    },
+    Scenario {
+        name: "fairness",
+        about: "one permit, no pause: how many grants, who waits how long, who is passed over",
+        expected: (28, 400),
+        steps: 24,
+        repeated: true,
+        run: fairness::run,
+    },
+    Scenario {
+        name: "traffic",
+        about: "what the server has to do for a grant and for those who wait",
+        expected: (18, 120),
+        steps: 8,
+        repeated: true,
+        run: traffic::run,
+    },
+    Scenario {
+        name: "footprint",
+        about: "memory of the client for each that waits on Redis",
+        expected: (12, 40),
+        steps: 9,
+        repeated: true,
+        run: footprint::run,
+    },
+    Scenario {
+        name: "recovery",
+        about: "a holder is killed with SIGKILL; its lease is 2 s",
+        expected: (6, 30),
+        steps: 1,
+        repeated: true,
+        run: recovery::run,
+    },
+    Scenario {
+        name: "queue",
+        about: "joining and leaving a queue on Redis, by its length",
+        expected: (5, 60),
+        steps: 5,
+        repeated: true,
+        run: queue::run,
+    },
+    Scenario {
+        name: "waiters",
+        about: "100,000 waiters of one process",
+        expected: (8, 160),
+        steps: 2,
+        repeated: false,
+        run: waiters::run,
+    },
+    Scenario {
+        name: "command",
+        about: "the command on one host, against flock and GNU sem",
+        expected: (7, 60),
+        steps: 4,
+        repeated: false,
+        run: command::run,
+    },
+];
+
+/// The scenario of that name.
+pub(crate) fn parse(name: &str) -> Result<&'static Scenario, String> {
+    SCENARIOS.iter().find(|scenario| scenario.name == name).ok_or_else(|| {
+        let names: Vec<_> = SCENARIOS.iter().map(|scenario| scenario.name).collect();
+        format!("there are {}", names.join(", "))
+    })
+}
+
+const RATE: (&str, Better) = ("/s", Better::More);
+const NANOS: (&str, Better) = ("ns", Better::Less);
+const BYTES: (&str, Better) = ("bytes", Better::Less);

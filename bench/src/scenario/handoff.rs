@@ -1,0 +1,153 @@
+//! From the release in one process until the next one runs in another.
+//!
+//! Two processes of the contender have half of the waiters each. Whoever is granted holds until the bench says so, and asks
+//! again only after the next has been granted. So everyone always has the same number of waiters, nobody takes
+//! back what he has just released, and nothing else goes on at the moment of the release. A `PING` is sent right
+//! before each release, by the bench, in the same calm.
+
+use std::time::{Duration, Instant};
+
+use redis::aio::MultiplexedConnection;
+
+use super::limits::ping;
+use super::{NANOS, contention};
+use crate::bench::Bench;
+use crate::contender::{Contender, LOCK, PING, SEMAPHORE, WAITING, is_limit, is_ours};
+use crate::driver::Driver;
+use crate::sample::Sample;
+
+/// How long the one who was granted holds: long enough for the one before to have joined the queue again.
+const HOLD: Duration = Duration::from_millis(2);
+/// A library that asks ten times a second has to be given as long as this for the next grant.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+const MEASURES: [(&str, f64); 3] = [("p50", 0.5), ("p99", 0.99), ("max", 1.0)];
+
+pub(super) fn run(bench: &mut Bench) {
+    let mut connection = bench.connection();
+    let mut failed = Vec::new();
+    let mut rounds = 0;
+    while bench.again(rounds) {
+        rounds += 1;
+        // The bars are about 20; a quick run measures the others once.
+        let numbers: &[u64] = if rounds > 1 && bench.quick { &[20] } else { &[20, 2, 200] };
+        for waiters in numbers.iter().copied() {
+            for contender in WAITING {
+                bench.step(&format!("{waiters} waiters, {}, round {rounds}", contender.name));
+                if failed.contains(&(waiters, contender.name)) {
+                    continue;
+                }
+                match ring(bench, contender, waiters, &mut connection) {
+                    Ok(ring) => add(bench, contender, waiters, &ring),
+                    Err(why) => {
+                        bench.trouble(contender.name, format!("{waiters} waiters: {why}"));
+                        failed.push((waiters, contender.name));
+                    }
+                }
+            }
+        }
+    }
+    for (bar, measure, contender) in [
+        ("handoff/p50", "20 waiters, p50", &SEMAPHORE),
+        ("handoff/p99", "20 waiters, p99", &SEMAPHORE),
+        ("handoff/lock", "20 waiters, p99", &LOCK),
+    ] {
+        let against = bench.sample(measure, contender.name).over(&bench.sample(measure, PING));
+        bench.report.judge(bar, &against);
+    }
+    let p99 = "20 waiters, p99";
+    let peers = bench.report.row("handoff", p99).into_iter();
+    let best = peers
+        .filter(|(name, _)| !is_ours(name) && !is_limit(name))
+        .min_by(|(_, a), (_, b)| a.median().total_cmp(&b.median()))
+        .map(|(_, sample)| sample.clone());
+    if let Some(best) = best {
+        let against = best.over(&bench.sample(p99, SEMAPHORE.name));
+        bench.report.judge("handoff/peer", &against);
+    }
+}
+
+fn add(bench: &mut Bench, contender: &'static Contender, waiters: u64, ring: &Ring) {
+    for (measure, share) in MEASURES {
+        let what = format!("{waiters} waiters, {measure}");
+        bench.add(&what, contender.name, NANOS, ring.delays.quantile(share));
+        if *contender == SEMAPHORE {
+            bench.add(&what, PING, NANOS, ring.pings.quantile(share));
+        }
+    }
+}
+
+struct Ring {
+    delays: Sample,
+    pings: Sample,
+}
+
+fn ring(
+    bench: &mut Bench,
+    contender: &'static Contender,
+    waiters: u64,
+    connection: &mut MultiplexedConnection,
+) -> Result<Ring, String> {
+    let name = bench.name();
+    let mut sides = contention::two(contender, &bench.url)?;
+    // One more than wait: somebody always holds.
+    for (side, starts_at, step) in contention::staggered(waiters) {
+        let many = if side == 0 { waiters / 2 + 1 } else { waiters - waiters / 2 };
+        sides[side].tell(&format!("ring {name} {many} {starts_at} {step}"))?;
+    }
+    let mut holder = next(&mut sides, "granted")?.0;
+    std::thread::sleep(contention::SETTLE);
+    let (mut delays, mut pings) = (Sample::default(), Sample::default());
+    let until = Instant::now() + if bench.quick { bench.window() * 2 } else { bench.window() * 3 };
+    loop {
+        pings.0.push(bench.runtime.block_on(ping(connection)));
+        sides[holder].tell("release")?;
+        let (mut released, mut granted) = (None, None);
+        while released.is_none() || granted.is_none() {
+            let (side, word, at) = next_of(&mut sides)?;
+            match word.as_str() {
+                "released" => released = Some(at),
+                "granted" => granted = Some((side, at)),
+                _ => return Err(format!("said {word:?}")),
+            }
+        }
+        let (Some(released), Some((side, granted))) = (released, granted) else { continue };
+        // Within one process a library may be quicker than the wire.
+        if side != holder {
+            delays.0.push(contention::between(released, granted));
+        }
+        if Instant::now() > until {
+            break;
+        }
+        sides[holder].tell("rejoin")?;
+        holder = side;
+        std::thread::sleep(HOLD);
+    }
+    if delays.is_empty() {
+        return Err("never handed over to the other process".to_owned());
+    }
+    Ok(Ring { delays, pings })
+}
+
+fn next(sides: &mut [Driver; 2], expected: &str) -> Result<(usize, u64), String> {
+    let (side, word, at) = next_of(sides)?;
+    if word == expected { Ok((side, at)) } else { Err(format!("said {word:?}")) }
+}
+
+/// The next thing that one of the two says.
+fn next_of(sides: &mut [Driver; 2]) -> Result<(usize, String, u64), String> {
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
+        for (index, side) in sides.iter_mut().enumerate() {
+            let Some(line) = side.line_by_now() else { continue };
+            let (word, at) = line.split_once(' ').unwrap_or((&line, ""));
+            return match at.parse() {
+                Ok(at) => Ok((index, word.to_owned(), at)),
+                Err(_) => Err(line),
+            };
+        }
+        // Their times are their own, so that it does not matter when we look.
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    Err(format!("nobody was granted within {PATIENCE:?}"))
+}

@@ -1,0 +1,146 @@
+//! What the server has to do: requests, bytes, calls and connections, for a grant and for those who wait.
+//!
+//! On a server of our own the contenders come through a proxy that counts requests and bytes. On another's there are
+//! only the counters of `INFO`, which also count what scripts call, and what others do.
+
+use std::time::Duration;
+
+use testkit::proxy::FaultProxy;
+
+use super::pairs::FEWER;
+use super::{BYTES, contention};
+use crate::bench::Bench;
+use crate::contender::{Contender, WAITING};
+use crate::driver::Driver;
+use crate::sample::count;
+
+const WAITERS: u64 = 20;
+const PAIRS: u64 = 100;
+
+pub(super) fn run(bench: &mut Bench) {
+    let mut rounds = 0;
+    while bench.again(rounds) {
+        rounds += 1;
+        for contender in WAITING {
+            bench.step(contender.name);
+            let waiting = waiting(bench, contender);
+            if let Err(why) = waiting.and_then(|()| granting(bench, contender)) {
+                bench.trouble(contender.name, why);
+            }
+        }
+    }
+    let requests = bench.sample("uncontended pair, requests", "leasehold");
+    bench.report.judge("traffic/pair", &requests);
+}
+
+/// What has happened up to a moment.
+#[derive(Clone, Copy)]
+struct Counts {
+    requests: Option<u64>,
+    bytes: u64,
+    /// Calls of commands, those by scripts included.
+    calls: u64,
+    connections: u64,
+}
+
+/// Where the counts come from.
+struct Counter<'a> {
+    bench: &'a Bench,
+    proxy: Option<FaultProxy>,
+}
+
+impl<'a> Counter<'a> {
+    fn new(bench: &'a Bench) -> Self {
+        let proxy = bench.server.as_ref().map(|server| FaultProxy::start(server.port()));
+        Self { bench, proxy }
+    }
+
+    fn url(&self) -> String {
+        self.proxy.as_ref().map_or_else(|| self.bench.url.clone(), FaultProxy::url)
+    }
+
+    fn now(&self) -> Result<Counts, String> {
+        let said = |why: redis::RedisError| why.to_string();
+        let client = redis::Client::open(self.bench.url.as_str()).map_err(said)?;
+        let mut connection = client.get_connection().map_err(said)?;
+        let info: String = redis::cmd("INFO").query(&mut connection).map_err(said)?;
+        let field = |name: &str| {
+            let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            value.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
+        };
+        let on_the_wire = self.proxy.as_ref().map(FaultProxy::traffic);
+        Ok(Counts {
+            requests: on_the_wire.map(|wire| wire.requests),
+            bytes: on_the_wire.map_or_else(
+                || field("total_net_input_bytes") + field("total_net_output_bytes"),
+                |wire| wire.bytes_to_server + wire.bytes_to_client,
+            ),
+            calls: field("total_commands_processed"),
+            connections: on_the_wire
+                .map_or_else(|| field("connected_clients"), |wire| wire.connections as u64),
+        })
+    }
+}
+
+/// Somebody holds, and twenty of another process wait for longer than we look.
+fn waiting(bench: &mut Bench, contender: &'static Contender) -> Result<(), String> {
+    let (name, patience) = (bench.name(), Duration::from_secs(5));
+    let counter = Counter::new(bench);
+    let [mut holder, mut others] = contention::two(contender, &counter.url())?;
+    holder.ask(&format!("hold {name} 10000"), patience)?;
+    let alone = counter.now()?;
+    others.ask(&format!("wait {name} {WAITERS} 10000 9000"), patience)?;
+    std::thread::sleep(contention::SETTLE);
+    let (begun, before) = (std::time::Instant::now(), counter.now()?);
+    std::thread::sleep(bench.window() * 3);
+    let (seconds, after) = (begun.elapsed().as_secs_f64(), counter.now()?);
+    drop((holder, others));
+    let each = |many: u64| count(many) / seconds / count(WAITERS);
+    let what = format!("a second of waiting, of {WAITERS}");
+    let who = contender.name;
+    // INFO itself is one call, and what it says of bytes is not told apart.
+    let calls = each((after.calls - before.calls).saturating_sub(1));
+    if let (Some(after), Some(before)) = (after.requests, before.requests) {
+        bench.add(&format!("{what}, requests"), who, FEWER, each(after - before));
+    }
+    bench.add(&format!("{what}, calls in Redis"), who, FEWER, calls);
+    bench.add(&format!("{what}, bytes"), who, BYTES, each(after.bytes - before.bytes));
+    let opened = count(after.connections.saturating_sub(alone.connections)) / count(WAITERS);
+    bench.add(&format!("connections for each of {WAITERS} that wait"), who, FEWER, opened);
+    Ok(())
+}
+
+/// One task that nobody disturbs, and twenty that want the same.
+fn granting(bench: &mut Bench, contender: &'static Contender) -> Result<(), String> {
+    let (name, wanted) = (bench.name(), bench.name());
+    let patience = Duration::from_secs(20);
+    let counter = Counter::new(bench);
+    let mut driver = Driver::start(contender, &counter.url())?;
+    // Once before, so that it is connected and its scripts are loaded.
+    driver.ask(&format!("repeat {name} 10"), patience)?;
+    let before = counter.now()?;
+    driver.ask(&format!("repeat {name} {PAIRS}"), patience)?;
+    let after = counter.now()?;
+    let starts_at = crate::host::nanos() + 10_000_000;
+    let ends_at = starts_at + u64::try_from((bench.window() * 2).as_nanos()).expect("short");
+    let step = 1_000_000;
+    driver.tell(&format!("contend {wanted} {WAITERS} {starts_at} {step} 2000000 {ends_at}"))?;
+    let waits = driver.waits(patience)?;
+    let then = counter.now()?;
+    drop(driver);
+    let who = contender.name;
+    let grants = count(waits.iter().filter(|wait| wait.granted.is_some()).count().max(1));
+    if let (Some(before), Some(after), Some(then)) =
+        (before.requests, after.requests, then.requests)
+    {
+        let each = count(after - before) / count(PAIRS);
+        bench.add("uncontended pair, requests", who, FEWER, each);
+        let what = format!("a grant with {WAITERS} that want it, held for 2 ms, requests");
+        bench.add(&what, who, FEWER, count(then - after) / grants);
+    }
+    let calls = count((after.calls - before.calls).saturating_sub(1)) / count(PAIRS);
+    bench.add("uncontended pair, calls in Redis", who, FEWER, calls);
+    let bytes = count(after.bytes - before.bytes) / count(PAIRS);
+    bench.add("uncontended pair, bytes", who, BYTES, bytes);
+    Ok(())
+}
