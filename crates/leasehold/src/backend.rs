@@ -18,6 +18,8 @@ use crate::pool::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, Error, LockId};
 
+#[cfg(test)]
+mod differential;
 #[cfg(all(feature = "local", target_os = "linux"))]
 pub(crate) mod local;
 pub(crate) mod memory;

@@ -47,8 +47,6 @@ mod schema;
 mod semaphores;
 mod stats;
 mod store;
-#[cfg(test)]
-mod tests;
 mod worker;
 
 use locks::LocalLocks;

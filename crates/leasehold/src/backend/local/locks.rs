@@ -14,6 +14,9 @@ use crate::machine::lock::{Acquired, By, Record, Verdict};
 use crate::name::Name;
 use crate::{ClientId, Error, Fence, LockId};
 
+#[cfg(test)]
+mod tests;
+
 /// How many records that are over one transaction removes.
 const LET_GO: u32 = 64;
 

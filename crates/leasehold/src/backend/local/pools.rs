@@ -11,6 +11,9 @@ use crate::machine::pool::{Answer, Ask, Status, What};
 use crate::name::Name;
 use crate::pool::{PoolMember, PoolStats};
 
+#[cfg(test)]
+mod tests;
+
 /// The pools of one store.
 pub(super) struct LocalPools(pub(super) Arc<Worker>);
 

@@ -164,3 +164,13 @@ pub(super) fn origin(connection: &Connection, boot: &str) -> rusqlite::Result<u6
     )?;
     Ok(origin)
 }
+
+/// A new store that is nowhere, for testing what is done in it.
+#[cfg(test)]
+pub(super) fn in_memory() -> Connection {
+    let connection = Connection::open_in_memory().unwrap();
+    connection.execute_batch(SCHEMA).unwrap();
+    connection.set_prepared_statement_cache_capacity(64);
+    origin(&connection, "this start").unwrap();
+    connection
+}

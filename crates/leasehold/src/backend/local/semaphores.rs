@@ -19,6 +19,8 @@ use crate::{AcquisitionId, ClientId};
 
 mod dead;
 mod named;
+#[cfg(test)]
+mod tests;
 mod transitions;
 
 use named::{Named, columns};

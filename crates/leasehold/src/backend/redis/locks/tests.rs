@@ -1,97 +1,16 @@
 //! The machine of the lock against its spelling in Lua: the same random operations, the same injected time, the same
 //! outcomes. And the keys.
 
-use proptest::collection::vec;
 use proptest::prelude::*;
 use redis::Connection;
 use testkit::redis_server::RedisServer;
 
 use super::*;
+use crate::backend::differential::locks::{KEYS, Seen, Step, by_machine, id, key, steps};
 use crate::backend::redis::scripts::Scripts;
 use crate::machine::lock::LockMachine;
 
 const NOW: &str = "test:now";
-const KEYS: usize = 3;
-const IDS: usize = 5;
-
-#[derive(Clone, Copy, Debug)]
-enum Step {
-    Acquire {
-        key: usize,
-        id: usize,
-        ttl: u64,
-    },
-    Release {
-        id: usize,
-    },
-    Extend {
-        id: usize,
-        ttl: u64,
-    },
-    IsLocked {
-        key: usize,
-        clean_up: bool,
-    },
-    LookupKey {
-        key: usize,
-    },
-    LookupId {
-        id: usize,
-    },
-    Pass(u64),
-    /// Records whose TTL is over cease to exist, as Redis would have it.
-    LetGo,
-    /// An index leads to the wrong lock.
-    Mislead {
-        id: usize,
-        key: usize,
-    },
-}
-
-fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let (key, id, ttl) = (|| 0..KEYS, || 0..IDS, || 1..5000_u64);
-    let step = prop_oneof![
-        6 => (key(), id(), ttl()).prop_map(|(key, id, ttl)| Step::Acquire { key, id, ttl }),
-        3 => id().prop_map(|id| Step::Release { id }),
-        3 => (id(), ttl()).prop_map(|(id, ttl)| Step::Extend { id, ttl }),
-        2 => (key(), any::<bool>()).prop_map(|(key, clean_up)| Step::IsLocked { key, clean_up }),
-        2 => key().prop_map(|key| Step::LookupKey { key }),
-        2 => id().prop_map(|id| Step::LookupId { id }),
-        3 => (0..3000_u64).prop_map(Step::Pass),
-        2 => Just(Step::LetGo),
-        1 => (id(), key()).prop_map(|(id, key)| Step::Mislead { id, key }),
-    ];
-    vec(step, 1..60)
-}
-
-fn key(number: usize) -> Name {
-    let keys = ["invoice:42", "a \"key\" with / and ü", "c"];
-    Name::new("key", keys[number]).unwrap()
-}
-
-fn id(number: usize) -> LockId {
-    format!("{number:0>22}").parse().unwrap()
-}
-
-/// Everything that can be seen of either.
-#[derive(PartialEq, Debug)]
-enum Seen {
-    Acquired(Acquired),
-    Ended(Verdict<()>),
-    Extended(Verdict<u64>),
-    Locked(bool),
-    Found(Option<Record>),
-    Nothing,
-}
-
-fn without<T>(verdict: &Verdict<T>) -> Verdict<()> {
-    match verdict {
-        Verdict::Done(_) => Verdict::Done(()),
-        Verdict::NotOwner => Verdict::NotOwner,
-        Verdict::NotFound => Verdict::NotFound,
-        Verdict::Expired => Verdict::Expired,
-    }
-}
 
 struct Both {
     machine: LockMachine,
@@ -111,33 +30,6 @@ impl Both {
         let calls = Calls::new(&scripts, Prefix::default(), "ns", ClientId::from_bits(1));
         // Far ahead, so that no key expires by the server's own clock.
         Self { machine: LockMachine::default(), calls, connection, now: 4_000_000_000_000 }
-    }
-
-    fn by_machine(&mut self, step: Step) -> Seen {
-        let (machine, now) = (&mut self.machine, self.now);
-        match step {
-            Step::Acquire { key: k, id: i, ttl } => {
-                Seen::Acquired(machine.acquire(&key(k), id(i), ttl, now))
-            }
-            Step::Release { id: i } => Seen::Ended(without(&machine.release(id(i), now))),
-            Step::Extend { id: i, ttl } => Seen::Extended(machine.extend(id(i), ttl, now)),
-            Step::IsLocked { key: k, clean_up } => {
-                Seen::Locked(machine.is_locked(&key(k), clean_up, now))
-            }
-            Step::LookupKey { key: k } => {
-                Seen::Found(machine.lookup(&By::Key(key(k)), now).cloned())
-            }
-            Step::LookupId { id: i } => Seen::Found(machine.lookup(&By::Id(id(i)), now).cloned()),
-            Step::LetGo => {
-                machine.let_go(now);
-                Seen::Nothing
-            }
-            Step::Mislead { id: i, key: k } => {
-                machine.mislead(id(i), &key(k));
-                Seen::Nothing
-            }
-            Step::Pass(_) => Seen::Nothing,
-        }
     }
 
     fn by_redis(&mut self, step: Step) -> Seen {
@@ -221,7 +113,7 @@ fn the_machine_of_locks_and_lua_agree() {
             if let Step::Pass(millis) = step {
                 both.now += millis;
             }
-            let expected = both.by_machine(step);
+            let expected = by_machine(&mut both.machine, step, both.now);
             let seen = both.by_redis(step);
             prop_assert_eq!(seen, expected, "after {:?}", step);
             let mut records: Vec<_> = both.machine.records().cloned().collect();

@@ -1,0 +1,65 @@
+//! Random operations on pools.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use crate::clock::Span;
+use crate::machine::pool::{Ask, What};
+use crate::name::Name;
+
+pub(crate) const TTL_MS: u64 = 2000;
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Step {
+    Acquire { instance: usize, capacity: u32, ttl: u64 },
+    Renew { instance: usize, ttl: u64 },
+    Release { instance: usize, ttl: u64 },
+    Count { ttl: u64 },
+    Pass(u64),
+    TakeHolder { instance: usize },
+}
+
+pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let instance = || 0..5_usize;
+    // Mostly the pool's own; now and then somebody disagrees.
+    let ttl = || prop_oneof![9 => Just(TTL_MS), 1 => 1000..3000_u64];
+    let capacity = || prop_oneof![9 => Just(3_u32), 1 => 1..5_u32];
+    // Whole TTLs and a hair beside them, so that boundaries are met.
+    let pass = prop_oneof![
+        0..3_000_000_u64,
+        Just(TTL_MS * 1000),
+        Just(TTL_MS * 1000 - 1),
+        Just(TTL_MS * 1000 + 1),
+    ];
+    let step = prop_oneof![
+        6 => (instance(), capacity(), ttl())
+            .prop_map(|(instance, capacity, ttl)| Step::Acquire { instance, capacity, ttl }),
+        4 => (instance(), ttl()).prop_map(|(instance, ttl)| Step::Renew { instance, ttl }),
+        3 => (instance(), ttl()).prop_map(|(instance, ttl)| Step::Release { instance, ttl }),
+        2 => ttl().prop_map(|ttl| Step::Count { ttl }),
+        4 => pass.prop_map(Step::Pass),
+        2 => instance().prop_map(|instance| Step::TakeHolder { instance }),
+    ];
+    vec(step, 1..60)
+}
+
+pub(crate) fn pool() -> Name {
+    Name::new("name", "encoders").unwrap()
+}
+
+pub(crate) fn instance(number: usize) -> Name {
+    Name::new("instance id", &format!("worker {number} ü")).unwrap()
+}
+
+pub(crate) fn ask(step: Step) -> Option<Ask> {
+    let (ttl, what) = match step {
+        Step::Acquire { instance: i, capacity, ttl } => {
+            (ttl, What::Acquire { instance: instance(i), capacity })
+        }
+        Step::Renew { instance: i, ttl } => (ttl, What::Renew { instance: instance(i) }),
+        Step::Release { instance: i, ttl } => (ttl, What::Release { instance: instance(i) }),
+        Step::Count { ttl } => (ttl, What::Count),
+        Step::Pass(_) | Step::TakeHolder { .. } => return None,
+    };
+    Some(Ask { pool: pool(), ttl: Span::from_millis(ttl), what })
+}

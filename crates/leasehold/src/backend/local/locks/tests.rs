@@ -1,0 +1,121 @@
+//! The machine of the lock against its spelling in SQL: the same random operations, the same injected time, the same
+//! outcomes.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::backend::differential::locks::{Seen, Step, by_machine, id, key, steps, without};
+use crate::backend::local::schema;
+use crate::machine::lock::LockMachine;
+
+fn by_sqlite(tx: &Connection, step: Step, now: u64) -> Seen {
+    let locks = Locks { tx, now };
+    locks.let_go().unwrap();
+    let found = |by| locks.lookup(&by).unwrap().map(|stored| stored.checked().unwrap());
+    match step {
+        Step::Acquire { key: k, id: i, ttl } => {
+            Seen::Acquired(locks.acquire(&key(k), id(i), ttl).unwrap())
+        }
+        Step::Release { id: i } => Seen::Ended(without(&locks.release(id(i)).unwrap())),
+        Step::Extend { id: i, ttl } => Seen::Extended(locks.extend(id(i), ttl).unwrap()),
+        Step::IsLocked { key: k, .. } => {
+            Seen::Locked(locks.record(key(k).as_str()).unwrap().is_some())
+        }
+        Step::LookupKey { key: k } => Seen::Found(found(By::Key(key(k)))),
+        Step::LookupId { id: i } => Seen::Found(found(By::Id(id(i)))),
+        Step::Mislead { id: i, key: k } => {
+            let mislead = "INSERT OR REPLACE INTO lock_ids (id, key) VALUES (?1, ?2)";
+            tx.execute(mislead, [id(i).as_str(), key(k).as_str()]).unwrap();
+            Seen::Nothing
+        }
+        Step::LetGo | Step::Pass(_) => Seen::Nothing,
+    }
+}
+
+#[test]
+fn the_machine_of_locks_and_sql_agree() {
+    let config = ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() };
+    proptest!(config, |(steps in steps())| {
+        let (mut machine, tx) = (LockMachine::default(), schema::in_memory());
+        let mut now = 1_700_000_000_000;
+        for step in steps {
+            if let Step::Pass(millis) = step {
+                now += millis;
+            }
+            // Here a record ceases to exist at its TTL, for everybody and at once.
+            machine.let_go(now);
+            let expected = by_machine(&mut machine, step, now);
+            prop_assert_eq!(by_sqlite(&tx, step, now), expected, "after {:?}", step);
+            let listed = Locks { tx: &tx, now }.list(10).unwrap();
+            let listed: Vec<_> = listed.into_iter().map(|stored| stored.checked().unwrap()).collect();
+            prop_assert_eq!(listed, machine.list(10, now), "after {:?}", step);
+        }
+    });
+}
+
+/// Nobody sees a record that is over, although nobody has come to remove it.
+#[test]
+fn a_record_ceases_to_exist_at_its_ttl() {
+    let tx = schema::in_memory();
+    let acquired = Locks { tx: &tx, now: 1000 }.acquire(&key(0), id(0), 500).unwrap();
+    for (now, there) in [(1499, true), (1500, false)] {
+        let locks = Locks { tx: &tx, now };
+        for by in [By::Key(key(0)), By::Id(id(0))] {
+            assert_eq!(locks.lookup(&by).unwrap().is_some(), there, "{by:?} at {now}");
+        }
+        assert_eq!(locks.list(10).unwrap().len(), usize::from(there));
+        let verdict = locks.extend(id(0), 1500 - now).unwrap();
+        assert_eq!(matches!(verdict, Verdict::Done(1500)), there, "{verdict:?} at {now}");
+    }
+    let next = Locks { tx: &tx, now: 1500 }.acquire(&key(0), id(1), 500).unwrap();
+    let (Acquired::Held { fence: first, .. }, Acquired::Held { fence: next, .. }) =
+        (acquired, next)
+    else {
+        panic!("{acquired:?}, {next:?}")
+    };
+    assert!(next > first);
+    assert_eq!(Locks { tx: &tx, now: 1500 }.release(id(0)).unwrap(), Verdict::NotFound);
+}
+
+/// Who waits for a key is told of it once, and only he.
+#[test]
+fn whoever_waits_finds_the_key_that_came_free() {
+    let tx = schema::in_memory();
+    let (waiting, other) = (ClientId::from_bits(1), ClientId::from_bits(2));
+    let locks = Locks { tx: &tx, now: 1000 };
+    locks.acquire(&key(0), id(0), 500).unwrap();
+    locks.want(&key(0), waiting).unwrap();
+    locks.want(&key(1), other).unwrap();
+    assert!(!any_released(&tx, waiting).unwrap());
+
+    let Verdict::Done(freed) = locks.release(id(0)).unwrap() else { panic!("it was held") };
+    assert_eq!(locks.came_free(&freed).unwrap(), [waiting]);
+    assert!(any_released(&tx, waiting).unwrap() && !any_released(&tx, other).unwrap());
+    assert_eq!(take_released(&tx, waiting).unwrap(), [key(0).as_str()]);
+    assert_eq!(take_released(&tx, waiting).unwrap(), [""; 0]);
+
+    // And also when it came free by itself.
+    locks.acquire(&key(1), id(1), 500).unwrap();
+    assert_eq!(Locks { tx: &tx, now: 1499 }.let_go().unwrap(), []);
+    assert_eq!(Locks { tx: &tx, now: 1500 }.let_go().unwrap(), [other]);
+}
+
+#[test]
+fn fences_go_on_above_those_that_may_have_been_lost_with_the_power() {
+    let tx = schema::in_memory();
+    let acquire =
+        |number, now| match (Locks { tx: &tx, now }).acquire(&key(0), id(number), 1).unwrap() {
+            Acquired::Held { fence, .. } => fence.get(),
+            locked @ Acquired::Locked { .. } => panic!("{locked:?}"),
+        };
+    assert_eq!([acquire(0, 1), acquire(1, 10), acquire(2, 20)], [1, 2, 3]);
+    schema::origin(&tx, "the next start").unwrap();
+    // Nobody holds it any more, whatever the time is now.
+    let next = acquire(3, 20);
+    assert!(next > 3 + 1_000_000, "{next}");
+    schema::origin(&tx, "the next start").unwrap();
+    assert_eq!(acquire(4, 30), next + 1, "the same start");
+    // Also of a key whose row itself was lost.
+    tx.execute("DELETE FROM locks", []).unwrap();
+    assert!(acquire(0, 40) > 1_000_000);
+}

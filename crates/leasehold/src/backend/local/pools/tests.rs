@@ -1,0 +1,54 @@
+//! The machine of the pool against its spelling in SQL: the same random operations, the same injected time, the same
+//! statuses and counts.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::backend::differential::pools::{Step, TTL_MS, ask, instance, pool, steps};
+use crate::backend::local::schema;
+use crate::machine::pool::PoolMachine;
+
+fn take_holder(tx: &Connection, number: usize) {
+    let take = "UPDATE leases SET holder_until = NULL WHERE instance = ?1";
+    tx.execute(take, [instance(number).as_str()]).unwrap();
+}
+
+#[test]
+fn the_machine_of_pools_and_sql_agree() {
+    let config = ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() };
+    proptest!(config, |(steps in steps())| {
+        let (mut machine, tx) = (PoolMachine::default(), schema::in_memory());
+        let mut now = 1_700_000_000_000_000;
+        for step in steps {
+            match step {
+                Step::Pass(micros) => now += micros,
+                Step::TakeHolder { instance: number } => {
+                    machine.take_holder(&pool(), &instance(number));
+                    take_holder(&tx, number);
+                }
+                _ => {}
+            }
+            let Some(ask) = ask(step) else { continue };
+            let at = Time::from_micros(now);
+            let expected = machine.apply(&ask, at);
+            prop_assert_eq!(apply(&tx, &ask, at).unwrap(), expected, "after {:?}", step);
+            prop_assert_eq!(list(&tx, 10, at).unwrap(), machine.list(10, at), "after {:?}", step);
+        }
+    });
+}
+
+/// Renewed just before, at and after the TTL.
+#[test]
+fn the_boundary_of_a_lease() {
+    let (start, ttl) = (1_700_000_000_000_000, TTL_MS * 1000);
+    let acquire = ask(Step::Acquire { instance: 0, capacity: 1, ttl: TTL_MS }).unwrap();
+    let renew = ask(Step::Renew { instance: 0, ttl: TTL_MS }).unwrap();
+    let cases =
+        [(ttl - 1, Status::Renewed, 1), (ttl, Status::NotHeld, 0), (ttl + 1, Status::NotHeld, 0)];
+    for (after, status, current) in cases {
+        let tx = schema::in_memory();
+        apply(&tx, &acquire, Time::from_micros(start)).unwrap();
+        let answer = apply(&tx, &renew, Time::from_micros(start + after)).unwrap();
+        assert_eq!((answer.status, answer.current), (status, current), "{after}");
+    }
+}

@@ -1,0 +1,387 @@
+//! The machine against its spelling in SQL: the same random commands, the same injected time, the same outcomes. And what
+//! the machine knows nothing of: the dead, and what it costs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+use crate::backend::local::schema;
+use crate::machine::{self, Effects, Machine, Terms};
+
+const CLIENTS: u64 = 3;
+const CONFIRM_WITHIN: Span = Span::from_micros(5000);
+const START: u64 = 1_700_000_000_000_000;
+
+fn client(number: u64) -> ClientId {
+    ClientId::from_bits(number + 1)
+}
+
+fn number(client: ClientId) -> usize {
+    usize::try_from(client.number() - 1).unwrap()
+}
+
+fn name() -> Name {
+    Name::new("name", "a 'name' with \"quotes\" and ü").unwrap()
+}
+
+fn id(client_number: u64, sequence: u64) -> AcquisitionId {
+    AcquisitionId::new(client(client_number), sequence)
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Ask(u64, Vec<Command>),
+    Pass(u64),
+    Reach(usize, bool),
+}
+
+/// Of any kinds in any order, and about anybody's ids: a transaction is one after the other.
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let id = |from: u64| {
+        let whose = prop_oneof![8 => Just(from), 1 => 0..CLIENTS];
+        (whose, 0..8_u64).prop_map(|(client, sequence)| id(client, sequence))
+    };
+    let terms = || {
+        let ttl = prop::option::weighted(0.3, (1..20_000_u64).prop_map(Span::from_micros));
+        ttl.prop_map(|ttl| Terms { heartbeat: None, ttl })
+    };
+    let capacity = || prop_oneof![9 => Just(2_u32), 1 => 1..5_u32];
+    let command = move |from: u64| {
+        prop_oneof![
+            6 => (0..8_u64, capacity(), prop::bool::weighted(0.9), terms()).prop_map(
+                move |(sequence, capacity, wait, terms)| {
+                    let (id, label) = (self::id(from, sequence), Some("a label".into()));
+                    Command::Enqueue { id, capacity, wait, terms, label }
+                }
+            ),
+            3 => (id(from), terms()).prop_map(|(id, terms)| Command::Confirm { id, terms }),
+            4 => id(from).prop_map(|id| Command::Renew { id, heartbeat: None }),
+            4 => id(from).prop_map(|id| Command::Release { id, confirmed: false }),
+            2 => Just(Command::Sweep),
+        ]
+    };
+    let batch = move |from| (Just(from), vec(command(from), 1..5));
+    let step = prop_oneof![
+        14 => (0..CLIENTS).prop_flat_map(batch).prop_map(|(from, batch)| Step::Ask(from, batch)),
+        3 => (0..12_000_u64).prop_map(Step::Pass),
+        2 => (0..3_usize, any::<bool>()).prop_map(|(client, reach)| Step::Reach(client, reach)),
+    ];
+    vec(step, 1..80)
+}
+
+/// What was seen of a batch.
+#[derive(PartialEq, Debug)]
+struct Seen {
+    outcomes: Vec<Outcome>,
+    granted: Vec<(AcquisitionId, Held)>,
+    next_expiry: Option<Time>,
+    /// Who holds, until when, and with which fence, in order of these; who waits, in order of the queue.
+    holders: Vec<(AcquisitionId, Option<u64>, Option<u64>)>,
+    waiters: Vec<AcquisitionId>,
+}
+
+fn by_machine(
+    machine: &mut Machine,
+    from: u64,
+    commands: &[Command],
+    now: Time,
+    reached: &[bool],
+) -> Seen {
+    let mut effects = Effects::default();
+    let mut call = machine::Call {
+        from: client(from),
+        now,
+        confirm_within: CONFIRM_WITHIN,
+        wake: &mut |id| reached[number(id.client())],
+        effects: &mut effects,
+    };
+    let outcomes = commands.iter().map(|command| machine.apply(command, &mut call)).collect();
+    let rows = machine.holders().into_iter();
+    let mut holders: Vec<_> = rows
+        .map(|row| (row.id, row.ends.map(Time::micros), row.fence.map(crate::Fence::get)))
+        .collect();
+    holders.sort_unstable();
+    Seen {
+        outcomes,
+        granted: effects.granted.iter().map(|(id, held, ())| (*id, *held)).collect(),
+        next_expiry: machine.next_expiry().filter(|_| machine.waiting() > 0),
+        holders,
+        waiters: machine.waiters().map(|row| row.id).collect(),
+    }
+}
+
+fn by_sqlite(
+    tx: &Connection,
+    from: u64,
+    commands: &[Command],
+    now: Time,
+    reached: &[bool],
+) -> Seen {
+    let mut reach = |client| if reached[number(client)] { Reach::Reached } else { Reach::Silent };
+    let mut call = Call {
+        from: Some(client(from)),
+        now,
+        confirm_within: CONFIRM_WITHIN,
+        reach: &mut reach,
+        is_dead: &mut |_| false,
+    };
+    let asks = |command: &Command| matches!(command, Command::Renew { .. } | Command::Sweep);
+    let asked = commands.iter().all(asks).then(|| ask(tx, &name(), commands, &mut call).unwrap());
+    let applied = match asked.flatten() {
+        Some(asked) => asked,
+        None => apply(tx, &name(), commands, &mut call).unwrap(),
+    };
+    let (holders, waiters) = rows(tx);
+    let Applied { outcomes, granted, next_expiry, .. } = applied;
+    Seen { outcomes, granted, next_expiry, holders, waiters }
+}
+
+type Rows = (Vec<(AcquisitionId, Option<u64>, Option<u64>)>, Vec<AcquisitionId>);
+
+fn rows(tx: &Connection) -> Rows {
+    let unsigned = |number: i64| number.cast_unsigned();
+    let id = |row: &rusqlite::Row<'_>| {
+        Ok(AcquisitionId::new(named::client(row, 0)?, unsigned(row.get(1)?)))
+    };
+    let mut select = tx.prepare("SELECT client, sequence, ends, fence FROM holders").unwrap();
+    let holder = |row: &rusqlite::Row<'_>| {
+        let (ends, fence): (Option<i64>, Option<i64>) = (row.get(2)?, row.get(3)?);
+        Ok((id(row)?, ends.map(unsigned), fence.map(unsigned)))
+    };
+    let mut holders: Vec<_> = select.query_map([], holder).unwrap().map(Result::unwrap).collect();
+    holders.sort_unstable();
+    let mut select = tx.prepare("SELECT client, sequence FROM waiters ORDER BY place").unwrap();
+    let waiters: Vec<_> = select.query_map([], id).unwrap().map(Result::unwrap).collect();
+    let counted = tx.query_row("SELECT sum(held), sum(waiting) FROM semaphores", [], |row| {
+        Ok((row.get::<_, Option<i64>>(0)?, row.get::<_, Option<i64>>(1)?))
+    });
+    let (held, waiting) = counted.unwrap();
+    let count = |number: Option<i64>| usize::try_from(number.unwrap_or_default()).unwrap();
+    assert_eq!((count(held), count(waiting)), (holders.len(), waiters.len()), "the counters");
+    (holders, waiters)
+}
+
+#[test]
+fn the_machine_and_sql_agree() {
+    let config = ProptestConfig { cases: 200, failure_persistence: None, ..Default::default() };
+    proptest!(config, |(steps in steps())| {
+        let (mut machine, tx) = (Machine::new(0), schema::in_memory());
+        let (mut now, mut reached) = (START, [false; 3]);
+        for step in steps {
+            match step {
+                Step::Pass(micros) => now += micros,
+                Step::Reach(client, reach) => reached[client] = reach,
+                Step::Ask(from, commands) => {
+                    let at = Time::from_micros(now);
+                    let expected = by_machine(&mut machine, from, &commands, at, &reached);
+                    let seen = by_sqlite(&tx, from, &commands, at, &reached);
+                    prop_assert_eq!(seen, expected, "after {:?} from {}", commands, from);
+                }
+            }
+        }
+    });
+}
+
+/// A store in which clients are dead, or heirs have their lifelines.
+struct Graveyard {
+    tx: Connection,
+    dead: Vec<ClientId>,
+    bequeathed: Vec<ClientId>,
+    /// How often anybody was looked at.
+    looked: usize,
+}
+
+impl Graveyard {
+    fn new() -> Self {
+        Self { tx: schema::in_memory(), dead: Vec::new(), bequeathed: Vec::new(), looked: 0 }
+    }
+
+    fn apply(&mut self, name: &str, from: u64, commands: &[Command]) -> Applied {
+        let (dead, bequeathed) = (&self.dead, &self.bequeathed);
+        let looked = std::cell::Cell::new(0);
+        let is_dead = |client: &ClientId| {
+            looked.set(looked.get() + 1);
+            dead.contains(client)
+        };
+        let mut call = Call {
+            from: Some(client(from)),
+            now: Time::from_micros(START),
+            confirm_within: CONFIRM_WITHIN,
+            reach: &mut |client| match () {
+                () if is_dead(&client) => Reach::Dead,
+                () if bequeathed.contains(&client) => Reach::Bequeathed,
+                () => Reach::Reached,
+            },
+            is_dead: &mut |client| is_dead(&client),
+        };
+        let name = Name::new("name", name).unwrap();
+        let applied = apply(&self.tx, &name, commands, &mut call).unwrap();
+        self.looked += looked.get();
+        applied
+    }
+
+    fn enqueue(&mut self, name: &str, id: AcquisitionId, wait: bool) -> Applied {
+        let (terms, label) = (Terms::default(), None);
+        let enqueue = Command::Enqueue { id, capacity: 1, wait, terms, label };
+        self.apply(name, id.client().number() - 1, &[enqueue])
+    }
+
+    fn sweep(&mut self, name: &str, from: u64) -> Applied {
+        self.apply(name, from, &[Command::Sweep])
+    }
+}
+
+#[test]
+fn a_newcomer_buries_a_dead_holder_and_has_its_permit() {
+    for wait in [true, false] {
+        let mut yard = Graveyard::new();
+        yard.enqueue("a", id(0, 0), true);
+        assert!(!matches!(yard.enqueue("a", id(1, 0), false).outcomes[..], [Outcome::Held(_)]));
+        yard.dead.push(client(0));
+        let applied = yard.enqueue("a", id(1, 1), wait);
+        assert!(matches!(applied.outcomes[..], [Outcome::Held(_)]), "{applied:?}");
+        assert_eq!(applied.buried, [client(0)]);
+    }
+}
+
+#[test]
+fn the_dead_are_buried_under_every_name() {
+    let mut yard = Graveyard::new();
+    for name in ["a", "b"] {
+        yard.enqueue(name, id(0, 0), true);
+        yard.enqueue(name, id(0, 1), true);
+        yard.enqueue(name, id(1, 0), true);
+    }
+    yard.enqueue("b", id(2, 0), true);
+    yard.dead.push(client(0));
+    let applied = yard.sweep("a", 1);
+    // Under the name that was asked about, the answer says so. Under the other he has to be woken.
+    assert_eq!(applied.granted.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [id(1, 0)]);
+    assert_eq!((applied.buried, applied.wake), (vec![client(0)], vec![client(1)]));
+    let (holders, waiters) = rows(&yard.tx);
+    assert_eq!(holders.len(), 2);
+    assert_eq!(waiters, [id(2, 0)]);
+    assert_eq!(to_claim(&yard.tx, client(1)).unwrap(), [("b".to_owned(), id(1, 0))]);
+}
+
+#[test]
+fn a_queue_of_the_dead_is_passed_at_once() {
+    let mut yard = Graveyard::new();
+    yard.enqueue("a", id(0, 0), true);
+    for sequence in 0..100 {
+        yard.enqueue("a", id(1, sequence), true);
+    }
+    yard.enqueue("a", id(2, 0), true);
+    yard.dead.push(client(1));
+    yard.looked = 0;
+    let applied = yard.apply("a", 0, &[Command::Release { id: id(0, 0), confirmed: true }]);
+    assert_eq!((applied.wake, applied.buried), (vec![client(2)], vec![client(1)]));
+    assert!(yard.looked < 5, "one look is enough for all of them, not {}", yard.looked);
+    assert_eq!(rows(&yard.tx).1, []);
+}
+
+#[test]
+fn what_was_bequeathed_stays_and_its_queue_goes() {
+    let mut yard = Graveyard::new();
+    yard.enqueue("a", id(0, 0), true);
+    yard.enqueue("a", id(0, 1), true);
+    yard.enqueue("a", id(1, 0), true);
+    yard.bequeathed.push(client(0));
+    assert_eq!(yard.sweep("a", 1).granted, []);
+    let (holders, waiters) = rows(&yard.tx);
+    assert_eq!((holders.len(), waiters.len()), (1, 2), "nobody asked");
+    // Another permit: the heir cannot claim it, whoever comes next can.
+    let grow = Command::Enqueue {
+        id: id(2, 0),
+        capacity: 2,
+        wait: true,
+        terms: Terms::default(),
+        label: None,
+    };
+    let applied = yard.apply("a", 2, &[grow]);
+    assert_eq!((applied.wake, applied.buried), (vec![client(1)], vec![]));
+    assert_eq!(rows(&yard.tx).1, [id(2, 0)]);
+}
+
+#[test]
+fn whoever_is_near_the_head_watches() {
+    let mut yard = Graveyard::new();
+    yard.enqueue("a", id(100, 0), true);
+    for number in 0..20 {
+        let applied = yard.enqueue("a", id(number, 0), true);
+        assert_eq!(applied.watches, number < 8, "{number}");
+    }
+    // A client with many waiters does not keep the next ones from watching.
+    for sequence in 0..50 {
+        yard.enqueue("b", id(0, sequence), true);
+    }
+    assert!(yard.enqueue("b", id(1, 0), true).watches);
+}
+
+#[test]
+fn an_id_that_another_releases_is_found_by_its_own() {
+    let mut yard = Graveyard::new();
+    yard.enqueue("a", id(0, 0), true);
+    let release = Command::Release { id: id(0, 0), confirmed: false };
+    let applied = yard.apply("a", 1, std::slice::from_ref(&release));
+    assert_eq!(applied.wake, [client(0)]);
+    assert!(any_evicted(&yard.tx, client(0)).unwrap());
+    assert_eq!(take_evicted(&yard.tx, client(0)).unwrap(), [("a".to_owned(), id(0, 0))]);
+    assert!(!any_evicted(&yard.tx, client(0)).unwrap(), "once");
+    // Its own release is no news to it.
+    yard.enqueue("a", id(0, 0), true);
+    assert_eq!(yard.apply("a", 0, &[release]).wake, []);
+    assert!(!any_evicted(&yard.tx, client(0)).unwrap());
+}
+
+/// The steps that SQLite takes for one round: a newcomer queues, its client asks, somebody near the head asks, the holder
+/// releases, the next claims.
+fn steps_of_a_round(waiters: u64, clients: u64) -> u64 {
+    let mut yard = Graveyard::new();
+    let holder = id(1000, 0);
+    yard.enqueue("a", holder, true);
+    for sequence in 0..waiters {
+        yard.enqueue("a", id(sequence % clients, sequence), true);
+    }
+    let counter = Arc::new(AtomicU64::new(0));
+    let steps = counter.clone();
+    let count = move || {
+        steps.fetch_add(1, Ordering::Relaxed);
+        false
+    };
+    let round = |yard: &mut Graveyard, turn: u64, holder: AcquisitionId| {
+        let newcomer = id(2000 + turn, 0);
+        yard.enqueue("a", newcomer, true);
+        let renew = Command::Renew { id: newcomer, heartbeat: None };
+        yard.apply("a", 2000 + turn, &[renew, Command::Sweep]);
+        yard.sweep("a", turn);
+        yard.apply(
+            "a",
+            number(holder.client()) as u64,
+            &[Command::Release { id: holder, confirmed: true }],
+        );
+        let next = id(turn % clients, turn);
+        let confirm = Command::Confirm { id: next, terms: Terms::default() };
+        let applied = yard.apply("a", turn % clients, &[confirm]);
+        assert!(matches!(applied.outcomes[..], [Outcome::Held(_)]), "{applied:?}");
+        next
+    };
+    // Once for the statements to be prepared.
+    let next = round(&mut yard, 0, holder);
+    yard.tx.progress_handler(1, Some(count)).unwrap();
+    round(&mut yard, 1, next);
+    counter.load(Ordering::Relaxed)
+}
+
+#[test]
+fn what_it_costs_does_not_grow_with_the_queue() {
+    let (short, long) = (steps_of_a_round(20, 10), steps_of_a_round(10_000, 10));
+    assert!(short > 100, "{short} steps: nothing was counted");
+    assert!(long <= short + short / 20, "{short} steps with 20 waiters, {long} with 10,000");
+    // Where one client has all of them, whoever looks for the others stops somewhere.
+    let (short, long) = (steps_of_a_round(300, 1), steps_of_a_round(10_000, 1));
+    assert!(long <= short + short / 20, "{short} steps with 300 waiters, {long} with 10,000");
+}
