@@ -14,6 +14,7 @@ mod state;
 mod tests;
 
 use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -77,7 +78,7 @@ impl FaultProxy {
         listener.set_nonblocking(true).expect("a listener that tokio can take");
         let port = listener.local_addr().expect("a bound listener").port();
         let shared = Arc::new(Shared {
-            upstream: (Ipv4Addr::LOCALHOST, upstream_port).into(),
+            upstream: AtomicU16::new(upstream_port),
             control: watch::Sender::default(),
             traffic: watch::Sender::default(),
             losses: Mutex::default(),
@@ -137,6 +138,12 @@ impl FaultProxy {
         let (live, waited) = waited.unwrap_or_else(PoisonError::into_inner);
         drop(live);
         assert!(!waited.timed_out(), "the proxy did not cut its connections in {DEADLINE:?}");
+    }
+
+    /// New connections go to the server on this loopback port, as when a name is pointed at a replica.
+    /// Current ones stay where they are until they are [cut](Self::cut).
+    pub fn redirect(&self, upstream_port: u16) {
+        self.shared.upstream.store(upstream_port, Ordering::SeqCst);
     }
 
     /// Resets new connections as soon as they are made, or serves them again; current ones stay.

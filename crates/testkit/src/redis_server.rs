@@ -170,6 +170,18 @@ impl RedisServer {
         self.respawn(process);
     }
 
+    /// Kills the server with SIGKILL and starts it on its port with what it had written down by then:
+    /// everything it had answered, if it was started with `--appendonly yes`, and nothing otherwise.
+    ///
+    /// # Panics
+    ///
+    /// If it does not come up again.
+    pub fn crash(&self) {
+        let mut process = lock(&self.process);
+        process.kill();
+        self.respawn(process);
+    }
+
     /// Shuts the server down with its data saved and starts it on its port with them.
     ///
     /// # Panics

@@ -8,7 +8,9 @@
 use std::cell::Cell;
 use std::future::pending;
 use std::io;
+use std::net::Ipv4Addr;
 use std::ops::ControlFlow::{Break, Continue};
+use std::sync::atomic::Ordering;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -70,7 +72,8 @@ pub(super) async fn serve(shared: &Shared, id: u64, mut client: TcpStream) {
 }
 
 async fn converse(shared: &Shared, id: u64, client: &mut TcpStream) -> Cut {
-    let Ok(mut server) = TcpStream::connect(shared.upstream).await else { return Cut::Reset };
+    let upstream = (Ipv4Addr::LOCALHOST, shared.upstream.load(Ordering::SeqCst));
+    let Ok(mut server) = TcpStream::connect(upstream).await else { return Cut::Reset };
     for socket in [&*client, &server] {
         // A proxy must not add Nagle's delay; it cannot fail on a connected socket that matters.
         let _ = socket.set_nodelay(true);

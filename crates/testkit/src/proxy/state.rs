@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::future::pending;
-use std::net::SocketAddr;
+use std::sync::atomic::AtomicU16;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::{Cut, Traffic};
 
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) upstream: SocketAddr,
+    pub(super) upstream: AtomicU16,
     pub(super) control: watch::Sender<Control>,
     pub(super) traffic: watch::Sender<Traffic>,
     pub(super) losses: Mutex<Vec<(Vec<u8>, Lost)>>,

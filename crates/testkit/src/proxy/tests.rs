@@ -292,3 +292,20 @@ async fn dropping_it_closes_everything() {
     assert!(!matches!(socket.read(&mut [0]), Ok(1..)));
     drop(server);
 }
+
+#[tokio::test]
+async fn new_connections_go_where_it_was_redirected_to() {
+    let (server, proxy) = start();
+    let other = RedisServer::start();
+    let mut before = connect(&proxy);
+    proxy.redirect(other.port());
+    let port = |connection: &mut Connection| -> String {
+        let info: String = redis::cmd("INFO").arg("server").query(connection).unwrap();
+        info.lines().find_map(|line| line.strip_prefix("tcp_port:")).unwrap().to_owned()
+    };
+    assert_eq!(port(&mut before), server.port().to_string());
+    assert_eq!(port(&mut connect(&proxy)), other.port().to_string());
+    proxy.cut();
+    let gone: RedisResult<String> = redis::cmd("PING").query(&mut before);
+    assert!(gone.is_err());
+}

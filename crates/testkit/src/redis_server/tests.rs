@@ -5,6 +5,7 @@ use std::time::Duration;
 use redis::{Client, RedisResult};
 
 use super::*;
+use crate::ask::ask;
 
 fn set(connection: &mut redis::Connection, key: &str, value: &str) {
     redis::cmd("SET").arg(key).arg(value).exec(connection).unwrap();
@@ -186,4 +187,17 @@ async fn the_watchdog_ends_what_an_abandoned_server_left() {
     lock(&server.process).abandon();
     lock(&server.process).wait_ended();
     assert!(!runs(pid) && !dir.exists());
+}
+
+#[test]
+fn a_crash_keeps_what_was_answered_if_it_was_written_down() {
+    for (args, kept) in [(&["--appendonly yes"][..], Some("1".to_owned())), (&[], None)] {
+        let server = RedisServer::start_with(args);
+        let (port, pid) = (server.port(), server.pid());
+        let _: () = ask(&mut server.connection(), "SET x 1");
+        server.crash();
+        assert_eq!(ask::<Option<String>>(&mut server.connection(), "GET x"), kept);
+        assert_eq!(server.port(), port);
+        assert_ne!(server.pid(), pid);
+    }
 }
