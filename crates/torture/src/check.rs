@@ -1,0 +1,269 @@
+//! The checker: reads all histories and says which promise was broken, if any.
+//!
+//! It never guesses. A worker is taken to hold only between two instants at which it was certain to, so that clocks that
+//! are read a little late cannot make two holders out of one. It is taken to be able to hold for as long as anybody
+//! could say so, when the question is whether a permit was free. Whoever a fault has befallen is excused from order and
+//! from progress until it can be back, and nobody is excused from anything else but by [`exempt`], which spells out what
+//! docs/guarantees.md says of a store that lost its data.
+//!
+//! | rule | what is a violation |
+//! |---|---|
+//! | [`limit`] | at one instant, more are certain to hold than there are permits |
+//! | [`fence`] | two grants with one fence; a fence that is not larger than that of a grant which was over before it was asked for |
+//! | [`fifo`] | one who was seen in the queue before another asked, is still there, or has a larger fence, when that one has its permit |
+//! | [`liveness`] | a permit is free for certain, and somebody waits for longer than the backstop can take |
+//! | [`record`] | an update of the protected record was lost, or a holder that still believes was refused for a newer one |
+//! | here | a store that is not empty at the end; a spent id that releases something; a worker that breaks |
+
+use crate::clock::{Micros, SECOND};
+use crate::driver::{Crowded, Life, LifeEnd};
+use crate::fault::{Fault, Kind, Scope};
+use crate::history::{Event, How, Line};
+use crate::plan::Thing;
+use crate::record::State;
+
+mod exempt;
+mod fence;
+mod fifo;
+mod limit;
+mod liveness;
+mod ops;
+mod record;
+mod spans;
+#[cfg(test)]
+mod tests;
+
+use exempt::Touched;
+use ops::Op;
+
+/// Everything that was seen.
+#[derive(Clone, Debug, Default)]
+pub struct History {
+    pub things: Vec<Thing>,
+    /// By how much the clock of fences is ahead of that of the histories.
+    pub wall_offset: Micros,
+    pub faults: Vec<Fault>,
+    pub lives: Vec<(Life, Vec<Line>)>,
+    pub crowded: Vec<Crowded>,
+    pub leftovers: Vec<String>,
+    /// What the protected records said at the end.
+    pub records: Vec<(usize, State)>,
+    pub ended: Micros,
+}
+
+/// Which promise.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Rule {
+    Limit,
+    Fence,
+    Order,
+    Waiting,
+    Record,
+    Ownership,
+    Leftovers,
+    Crash,
+}
+
+impl Rule {
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Limit => "limit",
+            Self::Fence => "fence",
+            Self::Order => "order",
+            Self::Waiting => "bounded waiting",
+            Self::Record => "protected record",
+            Self::Ownership => "ownership",
+            Self::Leftovers => "nothing left",
+            Self::Crash => "no crash",
+        }
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Violation {
+    pub rule: Rule,
+    pub thing: String,
+    pub at: Micros,
+    pub what: String,
+}
+
+/// How much was looked at: a check that had nothing to look at has not passed.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    pub operations: usize,
+    pub grants: usize,
+    /// Times for which somebody was certain to hold.
+    pub certain: usize,
+    /// Times at which as many were certain to hold as there are permits, at least.
+    pub full: usize,
+    pub ordered_pairs: usize,
+    /// Waits, or pieces of waits, that no fault excused.
+    pub judged_waits: usize,
+    pub longest_unexplained: Micros,
+    pub writes: usize,
+    pub refused: usize,
+    pub ends: Vec<(How, usize)>,
+    /// How long each worker stood still without anybody's doing.
+    pub slow: Vec<(usize, Micros)>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Verdict {
+    pub violations: Vec<Violation>,
+    pub facts: Facts,
+    pub doubts: Vec<String>,
+}
+
+/// At most so many violations of one rule on one thing are listed: after the first, others follow from it.
+const LISTED: usize = 5;
+
+impl Verdict {
+    fn found(&mut self, rule: Rule, thing: &str, at: Micros, what: String) {
+        let same = |known: &&Violation| known.rule == rule && known.thing == thing;
+        if self.violations.iter().filter(same).count() < LISTED {
+            self.violations.push(Violation { rule, thing: thing.to_owned(), at, what });
+        }
+    }
+}
+
+/// What a rule looks at.
+struct Case<'a> {
+    history: &'a History,
+    ops: Vec<Op>,
+    touched: Touched,
+    foreign: Vec<usize>,
+}
+
+/// Judges a run.
+#[must_use]
+pub fn check(history: &History) -> Verdict {
+    let mut verdict = Verdict::default();
+    let faults = with_slowness(history, &mut verdict.facts);
+    let history = &History { faults, ..history.clone() };
+    let ops = match ops::read(history) {
+        Ok(ops) => ops,
+        Err(why) => {
+            verdict.doubts.push(why);
+            return verdict;
+        }
+    };
+    let foreign =
+        history.lives.iter().filter(|(life, _)| life.foreign).map(|(life, _)| life.worker);
+    let foreign = foreign.collect();
+    let case = Case { touched: Touched::by(&history.faults), history, ops, foreign };
+    count(&case, &mut verdict);
+    for (at, _) in history.things.iter().enumerate() {
+        limit::check(&case, at, &mut verdict);
+        fence::check(&case, at, &mut verdict);
+        fifo::check(&case, at, &mut verdict);
+        liveness::check(&case, at, &mut verdict);
+        record::check(&case, at, &mut verdict);
+    }
+    ownership(&case, &mut verdict);
+    lives(history, &mut verdict);
+    for left in &history.leftovers {
+        verdict.found(Rule::Leftovers, "", history.ended, left.clone());
+    }
+    verdict.violations.sort_by_key(|found| found.at);
+    verdict
+}
+
+/// Times at which a worker did not run are faults, too, unless it was stopped.
+fn with_slowness(history: &History, facts: &mut Facts) -> Vec<Fault> {
+    const SLOW: Micros = SECOND * 3 / 10;
+    let mut faults = history.faults.clone();
+    for (life, lines) in &history.lives {
+        let worker = life.worker;
+        let stopped = |since: Micros, at: Micros| {
+            let stop =
+                |fault: &&Fault| fault.kind == Kind::Stop && fault.scope == Scope::Worker(worker);
+            history.faults.iter().filter(stop).any(|stop| since < stop.end && stop.begin < at)
+        };
+        for line in lines {
+            let Event::Gap { since } = line.event else { continue };
+            if stopped(since, line.at) {
+                continue;
+            }
+            match facts.slow.iter_mut().find(|(known, _)| *known == worker) {
+                Some((_, sum)) => *sum += line.at - since,
+                None => facts.slow.push((worker, line.at - since)),
+            }
+            if line.at - since > SLOW {
+                let (kind, scope) = (Kind::Slow, Scope::Worker(worker));
+                faults.push(Fault { kind, scope, begin: since, end: line.at });
+            }
+        }
+    }
+    faults
+}
+
+fn count(case: &Case<'_>, verdict: &mut Verdict) {
+    let facts = &mut verdict.facts;
+    facts.operations = case.ops.len();
+    facts.grants = case.ops.iter().filter(|op| op.granted.is_some()).count();
+    for (_, how) in case.ops.iter().filter_map(|op| op.end) {
+        match facts.ends.iter_mut().find(|(known, _)| *known == how) {
+            Some((_, count)) => *count += 1,
+            None => facts.ends.push((how, 1)),
+        }
+    }
+    facts.ends.sort_by_key(|(how, _)| how.as_str());
+    for op in &case.ops {
+        if let Some((at, How::Internal)) = op.end {
+            let what = format!("{op} was told that something happened which cannot happen");
+            verdict.found(Rule::Crash, op.name(case.history), at, what);
+        }
+    }
+}
+
+/// An id that was given back is nobody's.
+fn ownership(case: &Case<'_>, verdict: &mut Verdict) {
+    // A release that was not copied has not happened.
+    const FORGOTTEN: Micros = 30 * SECOND;
+    let promoted = |at: Micros| {
+        let mut faults = case.history.faults.iter().filter(|fault| fault.kind == Kind::Promote);
+        faults.any(|fault| fault.begin < at && at < fault.end.saturating_add(FORGOTTEN))
+    };
+    for (life, line) in case
+        .history
+        .lives
+        .iter()
+        .flat_map(|(life, lines)| lines.iter().map(move |line| (life, line)))
+    {
+        if let Event::Stale { thing, released: true } = &line.event
+            && !promoted(line.at)
+        {
+            let what = format!(
+                "worker {}.{} released an id again, and was told that it was held",
+                life.worker, life.life
+            );
+            verdict.found(Rule::Ownership, thing, line.at, what);
+        }
+    }
+}
+
+fn lives(history: &History, verdict: &mut Verdict) {
+    for (life, _) in &history.lives {
+        let who = format!("worker {}.{}", life.worker, life.life);
+        match &life.end {
+            LifeEnd::Killed(_) | LifeEnd::Done => {}
+            LifeEnd::Broke(how) => {
+                let what = format!("{who} ended by itself: {how}");
+                verdict.found(Rule::Crash, "", history.ended, what);
+            }
+            LifeEnd::Stuck(told) => {
+                let what = format!("{who} did not end when it was told to");
+                let slow = history
+                    .faults
+                    .iter()
+                    .any(|fault| fault.kind == Kind::Slow && fault.end > *told);
+                if slow || life.foreign {
+                    verdict.doubts.push(what);
+                } else {
+                    verdict.found(Rule::Waiting, "", *told, what);
+                }
+            }
+        }
+    }
+}

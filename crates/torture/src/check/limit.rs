@@ -1,0 +1,43 @@
+//! At no instant are more certain to hold than there are permits; and nobody was told a slot number beyond the last.
+
+use super::exempt::forgotten;
+use super::{Case, Rule, Verdict};
+use crate::clock::Micros;
+
+pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
+    let known = &case.history.things[thing];
+    let capacity = known.capacity as usize;
+    // At one instant, ends come first: whoever begins then, begins after.
+    let mut steps: Vec<(Micros, bool, usize)> = Vec::new();
+    for (index, op) in case.ops.iter().enumerate().filter(|(_, op)| op.thing == thing) {
+        if let Some(granted) = op.granted.filter(|granted| granted.slot > known.capacity) {
+            let what = format!("{op} was told that it holds slot {} of {capacity}", granted.slot);
+            verdict.found(Rule::Limit, known.name, granted.at, what);
+        }
+        let Some(certain) = op.certain() else { continue };
+        verdict.facts.certain += 1;
+        for (from, to) in forgotten(case, op).without(certain) {
+            steps.push((from, true, index));
+            steps.push((to, false, index));
+        }
+    }
+    steps.sort_unstable();
+    let mut holding: Vec<usize> = Vec::new();
+    for (at, begins, index) in steps {
+        if !begins {
+            holding.retain(|known| *known != index);
+            continue;
+        }
+        holding.push(index);
+        verdict.facts.full += usize::from(holding.len() >= capacity);
+        if holding.len() > capacity {
+            let who: Vec<_> = holding.iter().map(|index| case.ops[*index].to_string()).collect();
+            let what = format!("{} are certain to hold {capacity}: {}", who.len(), who.join(", "));
+            verdict.found(Rule::Limit, known.name, at, what);
+        }
+    }
+    for crowded in case.history.crowded.iter().filter(|crowded| crowded.thing == thing) {
+        let what = format!("the store has {} holders of {capacity}", crowded.held);
+        verdict.found(Rule::Limit, known.name, crowded.at, what);
+    }
+}

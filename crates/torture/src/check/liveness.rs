@@ -1,0 +1,120 @@
+//! Nobody waits while a permit is free.
+//!
+//! A permit is free *for certain* while fewer can possibly hold than there are permits. Who was told that it holds can,
+//! until the store has said that it was given back; who dropped it can a little longer, and who was killed for a whole
+//! lease; and whoever waits can for as long as a fault may have kept it from hearing of its permit. Who waits in the best
+//! of health is told within milliseconds if it is granted one: that it is not is what is looked for here.
+//!
+//! While a permit is free for certain and somebody waits, whom no fault has befallen, the wait is *unexplained*. A release
+//! hands over at once; should the wake-up be lost, the backstop finds out within a second. So an unexplained wait of much
+//! more than that is a violation.
+
+use super::ops::Op;
+use super::spans::{Span, Spans};
+use super::{Case, Rule, Verdict};
+use crate::clock::{MILLISECOND, Micros, SECOND};
+use crate::history::{Event, How};
+use crate::plan::{self, BACKSTOP};
+
+/// What an unexplained wait may take, on a machine that has other things to do.
+const BOUND: Micros = BACKSTOP + 3 * SECOND / 2;
+/// How long a release in the background may be on its way.
+const UNDER_WAY: Micros = 500 * MILLISECOND;
+/// For how long another program's waiter is granted a permit if it does not say anything.
+const FOREIGN_LEASE: Micros = 190 * SECOND;
+
+pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
+    let known = &case.history.things[thing];
+    if known.kind != plan::Kind::Semaphore {
+        return;
+    }
+    let of_thing = || case.ops.iter().filter(|op| op.thing == thing);
+    let free = free(of_thing().map(|op| possible(case, op)), known.capacity as usize);
+    for op in of_thing().filter(|op| !op.foreign) {
+        let Some((from, until)) = op.waited() else { continue };
+        for calm in case.touched.of(op.worker).without((from, until.min(case.history.ended))) {
+            verdict.facts.judged_waits += 1;
+            for (from, to) in free.within(calm) {
+                let unexplained = (to - from).saturating_sub(slowness(case, (from, to)));
+                verdict.facts.longest_unexplained =
+                    verdict.facts.longest_unexplained.max(unexplained);
+                if unexplained > BOUND {
+                    let millis = unexplained / MILLISECOND;
+                    let what = format!("{op} waited for {millis} ms while a permit was free");
+                    verdict.found(Rule::Waiting, known.name, to, what);
+                }
+            }
+        }
+    }
+}
+
+/// When this one may have held a permit, as far as anybody can say.
+fn possible(case: &Case<'_>, op: &Op) -> Vec<Span> {
+    let touched = case.touched.of(op.worker);
+    let (over, told) = (op.over(), op.granted.map(|granted| granted.at));
+    // Granted while a fault kept it from hearing of it. By the end of that it has asked.
+    let mut spans = touched.within((op.asked, told.unwrap_or(over)));
+    let ended = op.end.map(|(_, how)| how);
+    if told.is_none() && ended.is_none() && op.killed.is_none() {
+        // Whoever still waits, unharmed, is not taken to hold.
+        return spans;
+    }
+    let calm = !touched.meets((over.saturating_sub(SECOND), over.saturating_add(UNDER_WAY)));
+    let after = match ended {
+        Some(How::Released) => 0,
+        _ if op.foreign => FOREIGN_LEASE,
+        Some(How::Dropped | How::Lost | How::Cancelled | How::TimedOut | How::Full) if calm => {
+            UNDER_WAY
+        }
+        _ => op.of(case.history).aftermath(),
+    };
+    spans.push((told.unwrap_or(over), over.saturating_add(after)));
+    spans
+}
+
+/// When fewer than `capacity` could possibly hold.
+fn free(possible: impl Iterator<Item = Vec<Span>>, capacity: usize) -> Spans {
+    let mut steps: Vec<(Micros, bool)> = Vec::new();
+    for spans in possible {
+        // One holds once, however many reasons there are to think so.
+        for (from, to) in spans.into_iter().collect::<Spans>().iter() {
+            steps.push((from, true));
+            steps.push((to, false));
+        }
+    }
+    // Who begins counts before who ends: rather one too many.
+    steps.sort_unstable_by_key(|(at, begins)| (*at, !begins));
+    let (mut count, mut since, mut spans) = (0_usize, Some(0), Vec::new());
+    for (at, begins) in steps {
+        if begins {
+            count += 1
+        } else {
+            count -= 1
+        }
+        match since {
+            Some(from) if count >= capacity => {
+                spans.push((from, at));
+                since = None;
+            }
+            None if count < capacity => since = Some(at),
+            _ => {}
+        }
+    }
+    spans.extend(since.map(|from| (from, Micros::MAX)));
+    spans.into_iter().collect()
+}
+
+/// How long workers stood still then, whoever they are: each may have been the next in line.
+fn slowness(case: &Case<'_>, (from, to): Span) -> Micros {
+    if to - from < BACKSTOP {
+        return 0;
+    }
+    let lines = case.history.lives.iter().flat_map(|(_, lines)| lines);
+    let gaps = lines.filter_map(|line| match line.event {
+        Event::Gap { since } if since < to && line.at > from => {
+            Some(line.at.min(to) - since.max(from))
+        }
+        _ => None,
+    });
+    gaps.sum()
+}

@@ -1,0 +1,167 @@
+//! One acquisition, put together from its lines.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use super::History;
+use super::spans::Span;
+use crate::clock::Micros;
+use crate::driver::LifeEnd;
+use crate::history::{Event, How, OpId};
+use crate::plan::Thing;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Granted {
+    pub(super) at: Micros,
+    pub(super) fence: Option<u64>,
+    pub(super) slot: u32,
+}
+
+/// A write that was about to be made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Write {
+    pub(super) fence: u64,
+    pub(super) version: u64,
+    pub(super) before: u64,
+    pub(super) sum: u64,
+    /// Whether it is known to have been made.
+    pub(super) done: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Op {
+    pub(super) worker: usize,
+    life: u32,
+    id: OpId,
+    pub(super) foreign: bool,
+    pub(super) thing: usize,
+    pub(super) asked: Micros,
+    /// When it was seen in the queue: at some instant between two.
+    pub(super) queued: Vec<Span>,
+    pub(super) granted: Option<Granted>,
+    /// When it was certain to hold: at some instant between two.
+    pub(super) holds: Vec<Span>,
+    pub(super) end: Option<(Micros, How)>,
+    pub(super) killed: Option<Micros>,
+    pub(super) writes: Vec<Write>,
+    /// When it was refused, and for the sake of which fence.
+    pub(super) refused: Vec<(Micros, u64)>,
+}
+
+impl Op {
+    /// From when until when it was certain to hold. What held at two instants held in between.
+    pub(super) fn certain(&self) -> Option<Span> {
+        let (first, last) = (self.holds.first()?.1, self.holds.last()?.0);
+        (first < last).then_some((first, last))
+    }
+
+    pub(super) fn fence(&self) -> Option<u64> {
+        self.granted.and_then(|granted| granted.fence)
+    }
+
+    /// When nothing more was heard of it.
+    pub(super) fn over(&self) -> Micros {
+        self.end.map(|(at, _)| at).or(self.killed).unwrap_or(Micros::MAX)
+    }
+
+    /// From when it was known to wait, until it was told or did not wait any more.
+    pub(super) fn waited(&self) -> Option<Span> {
+        let (_, seen) = *self.queued.first()?;
+        let until = self.granted.map_or(self.over(), |granted| granted.at);
+        (seen < until).then_some((seen, until))
+    }
+
+    pub(super) fn of<'a>(&self, history: &'a History) -> &'a Thing {
+        &history.things[self.thing]
+    }
+
+    pub(super) fn name<'a>(&self, history: &'a History) -> &'a str {
+        self.of(history).name
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { worker, life, id, .. } = self;
+        write!(f, "worker {worker}.{life} op {id}")?;
+        if let Some(fence) = self.fence() {
+            write!(f, " (fence {fence})")?;
+        }
+        Ok(())
+    }
+}
+
+/// # Errors
+/// If lines are missing: then nobody can tell.
+pub(super) fn read(history: &History) -> Result<Vec<Op>, String> {
+    let mut all = Vec::new();
+    for (life, lines) in &history.lives {
+        let mut known: HashMap<OpId, usize> = HashMap::new();
+        let killed =
+            if let LifeEnd::Killed(at) | LifeEnd::Stuck(at) = life.end { Some(at) } else { None };
+        for line in lines {
+            let at = line.at;
+            if let Event::Ask { op, thing, .. } = &line.event {
+                let thing = history.things.iter().position(|known| known.name == thing);
+                known.insert(*op, all.len());
+                all.push(Op {
+                    worker: life.worker,
+                    life: life.life,
+                    id: *op,
+                    foreign: life.foreign,
+                    thing: thing.ok_or("a thing that nobody knows")?,
+                    asked: at,
+                    queued: Vec::new(),
+                    granted: None,
+                    holds: Vec::new(),
+                    end: None,
+                    killed,
+                    writes: Vec::new(),
+                    refused: Vec::new(),
+                });
+                continue;
+            }
+            let Some(op) = line.event.op() else { continue };
+            let Some(op) = known.get(&op).and_then(|at| all.get_mut(*at)) else {
+                return Err(format!("worker {}.{} never asked for {op}", life.worker, life.life));
+            };
+            match line.event {
+                Event::Queue { since, .. } => op.queued.push((since, at)),
+                Event::Grant { fence, slot, .. } => op.granted = Some(Granted { at, fence, slot }),
+                Event::Hold { since, .. } => op.holds.push((since, at)),
+                Event::End { how, .. } => op.end = Some((at, how)),
+                Event::Intend { fence, version, before, sum, .. } => {
+                    op.writes.push(Write { fence, version, before, sum, done: false });
+                }
+                Event::Wrote { version, .. } => {
+                    let mut writes = op.writes.iter_mut();
+                    if let Some(write) = writes.find(|write| write.version == version) {
+                        write.done = true;
+                    }
+                }
+                Event::Refused { floor, .. } => op.refused.push((at, floor)),
+                _ => {}
+            }
+        }
+    }
+    Ok(all)
+}
+
+impl Event {
+    /// Whom a line is about, after it was asked for.
+    fn op(&self) -> Option<OpId> {
+        match self {
+            Self::Queue { op, .. }
+            | Self::Grant { op, .. }
+            | Self::Hold { op, .. }
+            | Self::Ending { op }
+            | Self::Detach { op }
+            | Self::End { op, .. }
+            | Self::Read { op, .. }
+            | Self::Intend { op, .. }
+            | Self::Wrote { op, .. }
+            | Self::Refused { op, .. } => Some(*op),
+            _ => None,
+        }
+    }
+}

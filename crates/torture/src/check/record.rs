@@ -1,0 +1,81 @@
+//! The protected record: no update is lost, and nobody who rightly believes to hold is refused.
+
+use std::collections::BTreeMap;
+
+use super::exempt::{epoch, forgotten};
+use super::ops::{Op, Write};
+use super::{Case, Rule, Verdict};
+
+pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
+    let known = &case.history.things[thing];
+    if !known.recorded {
+        return;
+    }
+    let of_thing = || case.ops.iter().filter(|op| op.thing == thing);
+    let mut versions: BTreeMap<u64, Vec<(&Op, Write)>> = BTreeMap::new();
+    for op in of_thing() {
+        verdict.facts.refused += op.refused.len();
+        verdict.facts.writes += op.writes.iter().filter(|write| write.done).count();
+        for write in &op.writes {
+            versions.entry(write.version).or_default().push((op, *write));
+        }
+        refused(case, op, verdict);
+    }
+    let mut before: Option<(&Op, Write)> = None;
+    for (version, writes) in &versions {
+        let mut done = writes.iter().filter(|(_, write)| write.done);
+        let (first, second) = (done.next(), done.next());
+        if let (Some((first, _)), Some((second, _))) = (first, second) {
+            let what = format!("{first} and {second} both wrote version {version}");
+            verdict.found(Rule::Record, known.name, second.asked, what);
+        }
+        let Some(&(op, write)) = first else { continue };
+        // What it was made from: the version before, which whoever wrote it may not have lived to say.
+        let made_from = versions.get(&(version - 1)).into_iter().flatten();
+        if *version > 1 && !made_from.clone().any(|(_, older)| older.sum == write.before) {
+            let what = format!("{op} wrote version {version}, made from something that never was");
+            verdict.found(Rule::Record, known.name, op.asked, what);
+        }
+        if let Some((older, last)) = before {
+            let same = epoch(case.history, older) == epoch(case.history, op)
+                && epoch(case.history, op).is_some();
+            if same && last.fence > write.fence {
+                let what = format!("{op} wrote after {older}, with an older fence");
+                verdict.found(Rule::Record, known.name, op.asked, what);
+            }
+        }
+        before = Some((op, write));
+    }
+    for (_, state) in case.history.records.iter().filter(|(at, _)| *at == thing) {
+        let newest = versions.values().flatten().filter(|(_, write)| write.done);
+        let newest = newest.map(|(_, write)| write.version).max().unwrap_or_default();
+        let said = versions.get(&state.version).into_iter().flatten();
+        let known_sum = state.version == 0 || said.clone().any(|(_, write)| write.sum == state.sum);
+        if state.version < newest || !known_sum {
+            let what =
+                format!("the record is at version {}, after {newest} was written", state.version);
+            verdict.found(Rule::Record, known.name, case.history.ended, what);
+        }
+    }
+}
+
+/// A newer holder was here, and this one goes on believing.
+fn refused(case: &Case<'_>, op: &Op, verdict: &mut Verdict) {
+    for (at, floor) in &op.refused {
+        let Some((since, _)) = op.holds.iter().find(|(since, _)| since > at) else { continue };
+        if forgotten(case, op).meets((*at, *since)) {
+            continue;
+        }
+        // A lock's counter may have begun anew since the newer one was granted.
+        let own = epoch(case.history, op);
+        let newer = case.ops.iter().find(|other| {
+            other.thing == op.thing
+                && other.fence() == Some(*floor)
+                && epoch(case.history, other) == own
+        });
+        if let (Some(newer), Some(_)) = (newer, own) {
+            let what = format!("{op} was refused because of {newer}, and still believed to hold");
+            verdict.found(Rule::Record, op.name(case.history), *since, what);
+        }
+    }
+}

@@ -1,0 +1,358 @@
+//! Histories made by hand: each rule is broken once, and kept as narrowly as it can be.
+
+use super::*;
+use crate::clock::MILLISECOND;
+use crate::plan::CONFIRM;
+use crate::record::sum;
+
+/// What one worker saw. Times are in milliseconds.
+#[derive(Default)]
+struct Story(Vec<Line>);
+
+impl Story {
+    fn line(mut self, at: Micros, event: Event) -> Self {
+        self.0.push(Line { at: at * MILLISECOND, event });
+        self
+    }
+
+    fn ask(self, at: Micros, op: u64) -> Self {
+        self.line(at, Event::Ask { op, thing: "x".to_owned(), client: "-".to_owned() })
+    }
+
+    fn seen(self, at: Micros, op: u64) -> Self {
+        self.line(at, Event::Queue { op, since: at * MILLISECOND, position: 0 })
+    }
+
+    fn grant(self, at: Micros, op: u64, fence: u64) -> Self {
+        self.line(at, Event::Grant { op, fence: Some(fence * MILLISECOND), slot: 1 })
+    }
+
+    fn holds(self, from: Micros, to: Micros, op: u64) -> Self {
+        let hold = |at| Event::Hold { op, since: at * MILLISECOND };
+        self.line(from, hold(from)).line(to, hold(to))
+    }
+
+    fn end(self, at: Micros, op: u64, how: How) -> Self {
+        self.line(at, Event::End { op, how })
+    }
+
+    /// Asked for, granted at once, held until it is given back.
+    fn held(self, op: u64, from: Micros, to: Micros) -> Self {
+        self.held_by(op, from, to, from)
+    }
+
+    fn held_by(self, op: u64, from: Micros, to: Micros, fence: u64) -> Self {
+        let begun = self.ask(from, op).grant(from, op, fence);
+        begun.holds(from, to, op).end(to, op, How::Released)
+    }
+
+    fn writes(self, at: Micros, op: u64, version: u64, fence: u64, before: u64) -> Self {
+        let sum = sum(before, version, fence);
+        let intent = self.line(at, Event::Intend { op, fence, version, before, sum });
+        intent.line(at, Event::Wrote { op, since: at * MILLISECOND, version })
+    }
+}
+
+/// Workers, numbered as they come, that share one thing.
+fn history(thing: Thing, stories: Vec<Story>) -> History {
+    let life = |(worker, story): (usize, Story)| {
+        (Life { worker, life: 1, foreign: false, end: LifeEnd::Done }, story.0)
+    };
+    let lives = stories.into_iter().enumerate().map(life).collect();
+    History { things: vec![thing], lives, ended: 600 * SECOND, ..History::default() }
+}
+
+fn fault(kind: Kind, scope: Scope, begin: Micros, end: Micros) -> Fault {
+    Fault { kind, scope, begin: begin * MILLISECOND, end: end * MILLISECOND }
+}
+
+fn semaphore(capacity: u32) -> Thing {
+    Thing::semaphore("x", capacity, 3 * SECOND)
+}
+
+#[track_caller]
+fn broken(history: &History, rules: &[Rule]) {
+    let verdict = check(history);
+    let found: Vec<_> = verdict.violations.iter().map(|found| found.rule).collect();
+    assert_eq!(found, rules, "{verdict:#?}");
+    assert!(verdict.doubts.is_empty(), "{verdict:#?}");
+}
+
+#[track_caller]
+fn kept(history: &History) {
+    broken(history, &[]);
+}
+
+#[test]
+fn two_at_once_are_one_too_many() {
+    let overlap = || vec![Story::default().held(1, 100, 300), Story::default().held(1, 200, 400)];
+    broken(&history(semaphore(1), overlap()), &[Rule::Limit]);
+    kept(&history(semaphore(2), overlap()));
+    let hand_over = vec![Story::default().held(1, 100, 200), Story::default().held(1, 200, 400)];
+    kept(&history(semaphore(1), hand_over));
+}
+
+/// The second was granted while the first did not know that its time was over; but it never said that it held after that.
+#[test]
+fn nobody_holds_but_between_two_instants_at_which_it_was_certain() {
+    let silent = Story::default().ask(100, 1).grant(100, 1, 100).holds(110, 150, 1);
+    let silent = silent.end(9000, 1, How::Lost);
+    kept(&history(semaphore(1), vec![silent, Story::default().held(1, 160, 400)]));
+    let once = Story::default().ask(100, 1).grant(100, 1, 100).end(9000, 1, How::Lost);
+    kept(&history(semaphore(1), vec![once, Story::default().held(1, 160, 400)]));
+}
+
+#[test]
+fn a_slot_beyond_the_last_is_one_too_many() {
+    let told = Event::Grant { op: 1, fence: None, slot: 3 };
+    let story = Story::default().ask(1, 1).line(2, told).end(3, 1, How::Released);
+    broken(&history(semaphore(2), vec![story]), &[Rule::Limit]);
+}
+
+#[test]
+fn a_store_with_more_holders_than_permits_is_seen() {
+    let mut history = history(semaphore(1), vec![]);
+    history.crowded.push(Crowded { at: 5, thing: 0, held: 2 });
+    broken(&history, &[Rule::Limit]);
+}
+
+#[test]
+fn a_store_that_came_back_empty_excuses_old_holders_until_they_are_connected() {
+    let believes_until = |end| {
+        let old = Story::default().held(1, 1000, end);
+        let new = Story::default().held(1, 2100, 9000);
+        let mut history = history(semaphore(1), vec![old, new]);
+        history.faults.push(fault(Kind::RestartEmpty, Scope::Everybody, 2000, 2050));
+        history
+    };
+    kept(&believes_until(3400));
+    broken(&believes_until(3700), &[Rule::Limit]);
+    // Its connection was dead for longer: nobody could tell it.
+    let mut cut_off = believes_until(3700);
+    cut_off.faults.push(fault(Kind::HalfOpen, Scope::Worker(0), 1500, 3600));
+    kept(&cut_off);
+    // Somebody else's was.
+    let mut other = believes_until(3700);
+    other.faults.push(fault(Kind::HalfOpen, Scope::Worker(1), 1500, 3600));
+    broken(&other, &[Rule::Limit]);
+    // Two of the new server's are no better than ever.
+    let mut both_new = believes_until(2000);
+    both_new.lives.push((
+        Life { worker: 2, life: 1, foreign: false, end: LifeEnd::Done },
+        Story::default().held_by(1, 2200, 2400, 2200).0,
+    ));
+    broken(&both_new, &[Rule::Limit]);
+}
+
+#[test]
+fn a_failover_excuses_only_what_was_not_copied_and_only_until_it_is_renewed() {
+    let case = |granted, end| {
+        let old = Story::default().held(1, granted, end);
+        let new = Story::default().held(1, 5100, 12_000);
+        let mut history = history(semaphore(1), vec![old, new]);
+        history.faults.push(fault(Kind::Promote, Scope::Everybody, 5000, 5050));
+        history
+    };
+    kept(&case(4500, 8000));
+    broken(&case(4500, 9000), &[Rule::Limit]);
+    broken(&case(3000, 5500), &[Rule::Limit]);
+}
+
+#[test]
+fn a_restart_with_its_data_excuses_nobody_from_the_limit() {
+    for kind in [Kind::Restart, Kind::Crash, Kind::Freeze, Kind::ClientKill, Kind::ScriptFlush] {
+        let old = Story::default().held(1, 1000, 3000);
+        let new = Story::default().held(1, 2100, 4000);
+        let mut history = history(semaphore(1), vec![old, new]);
+        history.faults.push(fault(kind, Scope::Everybody, 2000, 2050));
+        broken(&history, &[Rule::Limit]);
+    }
+}
+
+#[test]
+fn fences_are_unique_and_grow() {
+    let case = |fence, thing| {
+        let first = Story::default().held_by(1, 100, 200, 50);
+        let second = Story::default().held_by(1, 300, 400, fence);
+        history(thing, vec![first, second])
+    };
+    kept(&case(51, semaphore(1)));
+    broken(&case(50, semaphore(1)), &[Rule::Fence]);
+    broken(&case(49, semaphore(1)), &[Rule::Fence]);
+    // The counter of a lock is lost with the store's data; what a semaphore's fences are made of is not.
+    let lost = |mut history: History| {
+        history.faults.push(fault(Kind::RestartEmpty, Scope::Everybody, 250, 260));
+        history
+    };
+    kept(&lost(case(1, Thing::lock("x", SECOND))));
+    broken(&lost(case(1, semaphore(1))), &[Rule::Fence]);
+    broken(&case(1, Thing::lock("x", SECOND)), &[Rule::Fence]);
+}
+
+#[test]
+fn fences_of_those_who_asked_together_may_come_in_any_order() {
+    let first = Story::default().ask(100, 1).grant(300, 1, 300).end(301, 1, How::Released);
+    let second = Story::default().ask(200, 1).grant(299, 1, 250).end(299, 1, How::Released);
+    kept(&history(semaphore(2), vec![first, second]));
+}
+
+/// One waits while another holds; a third comes later.
+fn queue(later: Story, capacity: u32) -> History {
+    let mut holders: Vec<_> =
+        (1..=u64::from(capacity)).map(|fence| Story::default().held_by(1, 1, 500, fence)).collect();
+    let waits = Story::default().ask(100, 1).seen(110, 1);
+    let waits = waits.grant(600, 1, 600).end(610, 1, How::Released);
+    holders.extend([waits, later]);
+    history(semaphore(capacity), holders)
+}
+
+#[test]
+fn who_comes_later_is_served_later() {
+    let later = |told, fence| {
+        Story::default().ask(200, 1).grant(told, 1, fence).end(told + 1, 1, How::Released)
+    };
+    kept(&queue(later(620, 620), 1));
+    broken(&queue(later(550, 550), 1), &[Rule::Order]);
+    // Of two permits it may be the quicker to claim the second.
+    kept(&queue(later(590, 590), 2));
+    // It asked before the first was seen in the queue.
+    let early = Story::default().ask(105, 1).grant(550, 1, 550).end(560, 1, How::Released);
+    kept(&queue(early, 1));
+    // The one who was passed over could not be reached.
+    let mut cut_off = queue(later(550, 550), 1);
+    cut_off.faults.push(fault(Kind::Cut, Scope::Worker(1), 300, 310));
+    kept(&cut_off);
+    let mut flushed = queue(later(550, 550), 1);
+    flushed.faults.push(fault(Kind::ScriptFlush, Scope::Nobody, 300, 310));
+    broken(&flushed, &[Rule::Order]);
+}
+
+#[test]
+fn whoever_is_still_seen_in_the_queue_was_passed_over() {
+    let waits = Story::default().ask(100, 1).seen(110, 1).seen(300, 1);
+    let waits = waits.end(310, 1, How::Cancelled);
+    let later = Story::default().ask(200, 1).grant(250, 1, 250).end(260, 1, How::Released);
+    broken(&history(semaphore(5), vec![waits, later]), &[Rule::Order]);
+}
+
+/// One holds and is gone as `end` says; another waits from 200 ms on, until it gives up.
+fn wait_for(end: fn(Story) -> Story, life: LifeEnd, gives_up: Micros) -> History {
+    let held = end(Story::default().ask(100, 1).grant(100, 1, 100).holds(100, 990, 1));
+    let waits = Story::default().ask(200, 1).seen(210, 1).end(gives_up, 1, How::Cancelled);
+    let mut history = history(semaphore(1), vec![held, waits]);
+    history.lives[0].0.end = life;
+    history
+}
+
+#[test]
+fn nobody_waits_for_a_permit_that_is_free() {
+    let released = |story: Story| story.end(1000, 1, How::Released);
+    broken(&wait_for(released, LifeEnd::Done, 3600), &[Rule::Waiting]);
+    kept(&wait_for(released, LifeEnd::Done, 3400));
+    let dropped = |story: Story| story.end(1000, 1, How::Dropped);
+    kept(&wait_for(dropped, LifeEnd::Done, 3900));
+    broken(&wait_for(dropped, LifeEnd::Done, 4100), &[Rule::Waiting]);
+}
+
+#[test]
+fn a_dead_holder_keeps_its_permit_for_a_lease_and_no_longer() {
+    let aftermath = semaphore(1).aftermath() / MILLISECOND;
+    assert_eq!(aftermath, 3000 + CONFIRM / MILLISECOND + 1500);
+    let killed = LifeEnd::Killed(1000 * MILLISECOND);
+    kept(&wait_for(|story| story, killed.clone(), 1000 + aftermath + 2400));
+    broken(&wait_for(|story| story, killed, 1000 + aftermath + 2600), &[Rule::Waiting]);
+}
+
+#[test]
+fn who_is_cut_off_has_to_wait() {
+    let released = |story: Story| story.end(1000, 1, How::Released);
+    let mut history = wait_for(released, LifeEnd::Done, 9000);
+    history.faults.push(fault(Kind::Stall, Scope::Worker(1), 900, 4000));
+    kept(&history);
+    // But not for ever.
+    let mut history = wait_for(released, LifeEnd::Done, 13_000);
+    history.faults.push(fault(Kind::Stall, Scope::Worker(1), 900, 4000));
+    broken(&history, &[Rule::Waiting]);
+}
+
+#[test]
+fn a_machine_that_stood_still_is_no_violation() {
+    let released = |story: Story| story.end(1000, 1, How::Released);
+    let mut history = wait_for(released, LifeEnd::Done, 3600);
+    let gap = Event::Gap { since: 1500 * MILLISECOND };
+    history.lives[1].1.insert(2, Line { at: 3000 * MILLISECOND, event: gap });
+    kept(&history);
+    assert_eq!(check(&history).facts.slow, [(1, 1500 * MILLISECOND)]);
+    // Unless it was stopped: that is a fault, and no slowness.
+    history.faults.push(fault(Kind::Stop, Scope::Worker(1), 1400, 3010));
+    assert_eq!(check(&history).facts.slow, []);
+}
+
+#[test]
+fn an_update_that_is_lost_is_found() {
+    let thing = Thing::lock("x", SECOND);
+    let first = |version| {
+        let held = Story::default().ask(100, 1).grant(100, 1, 1);
+        held.writes(150, 1, version, 1000, 0).end(200, 1, How::Released)
+    };
+    let second = |version, before| {
+        let held = Story::default().ask(300, 1).grant(300, 1, 2);
+        held.writes(350, 1, version, 2000, before).end(400, 1, How::Released)
+    };
+    let sum_1 = sum(0, 1, 1000);
+    let state = |version, sum| (0, State { version, floor: 2000, sum });
+    let mut good = history(thing, vec![first(1), second(2, sum_1)]);
+    good.records.push(state(2, sum(sum_1, 2, 2000)));
+    kept(&good);
+    let lost = history(thing, vec![first(1), second(1, 0)]);
+    broken(&lost, &[Rule::Record]);
+    let out_of_nothing = history(thing, vec![first(1), second(2, 77)]);
+    broken(&out_of_nothing, &[Rule::Record]);
+    good.records[0] = state(1, sum_1);
+    broken(&good, &[Rule::Record]);
+}
+
+#[test]
+fn who_is_refused_must_not_believe_any_more() {
+    let case = |believes: bool| {
+        let old = Story::default().ask(100, 1).grant(100, 1, 1).holds(110, 120, 1);
+        let old = old.line(400, Event::Refused { op: 1, fence: 1000, floor: 2000 });
+        let old = if believes { old.holds(401, 410, 1) } else { old };
+        let new = Story::default().ask(300, 1).grant(300, 1, 2).end(320, 1, How::Released);
+        history(Thing::lock("x", SECOND), vec![old.end(500, 1, How::Released), new])
+    };
+    kept(&case(false));
+    broken(&case(true), &[Rule::Record]);
+    let mut lost = case(true);
+    lost.faults.push(fault(Kind::RestartEmpty, Scope::Everybody, 200, 210));
+    kept(&lost);
+}
+
+#[test]
+fn what_is_spent_releases_nothing() {
+    let again =
+        |released| Story::default().line(5, Event::Stale { thing: "x".to_owned(), released });
+    kept(&history(semaphore(1), vec![again(false)]));
+    broken(&history(semaphore(1), vec![again(true)]), &[Rule::Ownership]);
+}
+
+#[test]
+fn what_is_left_and_who_broke_is_told() {
+    let mut history = history(semaphore(1), vec![Story::default()]);
+    history.leftovers.push("the key x".to_owned());
+    broken(&history, &[Rule::Leftovers]);
+    history.leftovers.clear();
+    history.lives[0].0.end = LifeEnd::Broke("signal: 11".to_owned());
+    broken(&history, &[Rule::Crash]);
+    history.lives[0].0.end = LifeEnd::Stuck(5);
+    broken(&history, &[Rule::Waiting]);
+    history.faults.push(fault(Kind::Slow, Scope::Everybody, 10, 1000));
+    assert_eq!(check(&history).violations, []);
+    assert_eq!(check(&history).doubts.len(), 1);
+}
+
+#[test]
+fn an_error_that_cannot_be_is_a_crash() {
+    let story = Story::default().ask(1, 1).end(2, 1, How::Internal);
+    broken(&history(semaphore(1), vec![story]), &[Rule::Crash]);
+}

@@ -1,0 +1,270 @@
+//! The driver: sets the stage, does the faults by a schedule that follows from the seed, and gathers what is left.
+//!
+//! Faults come in lanes, each a thread with dice of its own: one a worker, for the process and its connections, and one
+//! for the store. A lane does one thing at a time; the lanes overlap as they like. All of them only see to it that a
+//! fault is written down from before it begins until after it has ended.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+
+use crate::args::Run;
+use crate::clock::{self, Micros, SECOND};
+use crate::fault::{Fault, Kind, Scope};
+use crate::store::Store;
+
+mod gather;
+mod leftovers;
+mod log;
+mod sampler;
+mod server;
+mod stage;
+mod worker;
+
+pub use gather::gather;
+use stage::Stage;
+
+/// What is left to the workers alone, at the beginning and at the end.
+const CALM: Duration = Duration::from_secs(3);
+const QUIET: Duration = Duration::from_secs(14);
+
+/// What the driver knows after a run, beside the histories.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Log {
+    pub began: Micros,
+    pub ended: Micros,
+    /// When the faults had ended.
+    pub quiet_from: Micros,
+    pub wall_offset: Micros,
+    pub faults: Vec<Fault>,
+    pub lives: Vec<Life>,
+    /// More holders in the store than there are permits, seen by looking.
+    pub crowded: Vec<Crowded>,
+    /// What was still in the store when everybody had gone.
+    pub leftovers: Vec<String>,
+    /// Why this run may prove nothing.
+    pub doubts: Vec<String>,
+}
+
+/// A worker from one start to its end.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Life {
+    pub worker: usize,
+    pub life: u32,
+    pub foreign: bool,
+    pub end: LifeEnd,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum LifeEnd {
+    Killed(Micros),
+    Done,
+    /// It ended by itself, as this says.
+    Broke(String),
+    /// It did not end when it was told to.
+    Stuck(Micros),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Crowded {
+    pub at: Micros,
+    pub thing: usize,
+    pub held: u64,
+}
+
+/// What all lanes share.
+struct Show {
+    seed: u64,
+    dir: PathBuf,
+    phase: Mutex<Phase>,
+    changed: Condvar,
+    log: Mutex<Log>,
+    broken: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug)]
+enum Phase {
+    Faults,
+    Quiet,
+    Finish,
+}
+
+impl Show {
+    /// Sleeps. False if meanwhile the time for faults was over.
+    fn pause(&self, span: Duration) -> bool {
+        let phase = lock(&self.phase);
+        let waited = self.changed.wait_timeout_while(phase, span, |phase| *phase == Phase::Faults);
+        *waited.unwrap_or_else(PoisonError::into_inner).0 == Phase::Faults
+    }
+
+    fn wait_for(&self, wanted: Phase) {
+        let phase = lock(&self.phase);
+        drop(self.changed.wait_while(phase, |phase| *phase < wanted));
+    }
+
+    fn enter(&self, phase: Phase) {
+        *lock(&self.phase) = phase;
+        self.changed.notify_all();
+    }
+
+    /// Does a fault and writes down from when until when it lasted.
+    fn fault<T>(&self, kind: Kind, scope: Scope, work: impl FnOnce() -> T) -> T {
+        let at = {
+            let mut log = lock(&self.log);
+            log.faults.push(Fault { kind, scope, begin: clock::now(), end: Micros::MAX });
+            log.faults.len() - 1
+        };
+        let done = work();
+        lock(&self.log).faults[at].end = clock::now();
+        done
+    }
+
+    fn doubt(&self, why: String) {
+        lock(&self.log).doubts.push(why);
+    }
+
+    fn rng(&self, lane: u64) -> Rng {
+        Rng::with_seed(Rng::with_seed(self.seed).u64(..) ^ Rng::with_seed(lane).u64(..))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A random span of so many milliseconds.
+fn millis(rng: &mut Rng, range: std::ops::Range<u64>) -> Duration {
+    Duration::from_millis(rng.u64(range))
+}
+
+/// Runs the whole thing and answers what the driver saw. What the workers saw is in the directory.
+///
+/// # Errors
+/// If the stage could not be set: then nothing was tested.
+pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
+    if let Store::Local(_) = &run.store {
+        stage::check_local(&run.store)?;
+    }
+    let stage = Stage::set(&run.store, run.workers + 1, dir)?;
+    let show = Show {
+        seed,
+        dir: dir.to_owned(),
+        phase: Mutex::new(Phase::Faults),
+        changed: Condvar::new(),
+        log: Mutex::default(),
+        broken: run.broken.clone(),
+    };
+    let interrupted = Arc::new(Mutex::new(false));
+    listen_for_ctrl_c(&interrupted);
+    {
+        let mut log = lock(&show.log);
+        (log.began, log.wall_offset) = (clock::now(), clock::wall_offset());
+    }
+    let whole = Duration::from_secs_f64(run.minutes * 60.0);
+    let faults = whole.saturating_sub(QUIET).max(whole / 2);
+    thread::scope(|lanes| {
+        let mut all = Vec::new();
+        for worker in 0..=run.workers {
+            // The last one is the other program.
+            let foreign = worker == run.workers;
+            if foreign && !stage.is_redis() {
+                continue;
+            }
+            let (show, stage) = (&show, &stage);
+            all.push(lanes.spawn(move || worker::lane(show, stage, worker, foreign)));
+        }
+        let sampler = lanes.spawn(|| sampler::lane(&show, &stage));
+        let server = lanes.spawn(|| server::lane(&show, &stage));
+        let begun = Instant::now();
+        let mut looked = begun;
+        let mut found = false;
+        let mut over = |limit: Duration| {
+            if run.until_found && looked.elapsed() > CALM {
+                found = found || found_something(&show);
+                looked = Instant::now();
+            }
+            begun.elapsed() >= limit || *lock(&interrupted) || found
+        };
+        while !over(faults) {
+            thread::sleep(Duration::from_millis(100));
+        }
+        show.enter(Phase::Quiet);
+        join(&show, "the store's lane", server);
+        stage.heal();
+        lock(&show.log).quiet_from = clock::now();
+        while !over(whole) {
+            thread::sleep(Duration::from_millis(100));
+        }
+        lock(&show.log).ended = clock::now();
+        show.enter(Phase::Finish);
+        for (worker, lane) in all.into_iter().enumerate() {
+            join(&show, &format!("the lane of worker {worker}"), lane);
+        }
+        join(&show, "the sampler", sampler);
+    });
+    if *lock(&interrupted) {
+        let ran = lock(&show.log).ended - lock(&show.log).began;
+        let whole = whole.as_secs();
+        show.doubt(format!("it was stopped after {} of {whole} s", ran / SECOND));
+    } else {
+        let left = leftovers::look(&stage, &lock(&show.log));
+        let mut log = lock(&show.log);
+        match left {
+            Ok(leftovers) => log.leftovers = leftovers,
+            Err(why) => {
+                log.doubts.push(format!("nobody could look into the store at the end: {why}"))
+            }
+        }
+    }
+    let drift = clock::wall_offset().abs_diff(lock(&show.log).wall_offset);
+    if drift > SECOND / 10 {
+        show.doubt(format!("the wall clock, by which Redis counts, stepped by {drift} µs"));
+    }
+    Ok(std::mem::take(&mut lock(&show.log)))
+}
+
+/// Looks at the histories as they are, in the middle of a run.
+fn found_something(show: &Show) -> bool {
+    let so_far = gather::so_far(&show.dir, &lock(&show.log));
+    so_far.is_ok_and(|history| !crate::check::check(&history).violations.is_empty())
+}
+
+fn join<T>(show: &Show, what: &str, lane: thread::ScopedJoinHandle<'_, T>) {
+    if let Err(panic) = lane.join() {
+        let why = panic.downcast_ref::<String>().map(String::as_str);
+        let why = why.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
+        show.doubt(format!("{what} broke off: {why}"));
+    }
+}
+
+fn listen_for_ctrl_c(interrupted: &Arc<Mutex<bool>>) {
+    let interrupted = interrupted.clone();
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("a runtime").block_on(async {
+            while tokio::signal::ctrl_c().await.is_ok() {
+                *lock(&interrupted) = true;
+            }
+        });
+    });
+}
+
+/// How an exit is said.
+fn said(status: Option<ExitStatus>) -> String {
+    status.map_or_else(|| "it cannot be told how".to_owned(), |status| status.to_string())
+}
+
+/// How many faults of each kind there were.
+#[must_use]
+pub fn by_kind(faults: &[Fault]) -> BTreeMap<Kind, usize> {
+    let mut counts = BTreeMap::new();
+    for fault in faults {
+        *counts.entry(fault.kind).or_default() += 1;
+    }
+    counts
+}

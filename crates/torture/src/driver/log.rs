@@ -1,0 +1,139 @@
+//! The driver's log as text, so that a run that was kept can be checked again.
+
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+
+use super::{Crowded, Life, LifeEnd, Log};
+use crate::clock::Micros;
+use crate::fault::{Fault, Kind, Scope};
+
+const FILE: &str = "driver.log";
+
+impl Log {
+    /// # Errors
+    /// If there is no room.
+    pub fn save(&self, dir: &Path) -> std::io::Result<()> {
+        std::fs::write(dir.join(FILE), self.to_string())
+    }
+
+    /// # Errors
+    /// If there is none, or it cannot be read.
+    pub fn load(dir: &Path) -> Result<Self, String> {
+        std::fs::read_to_string(dir.join(FILE)).map_err(|error| error.to_string())?.parse()
+    }
+}
+
+impl fmt::Display for Log {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { began, ended, quiet_from, wall_offset, .. } = self;
+        writeln!(f, "times {began} {ended} {quiet_from} {wall_offset}")?;
+        for fault in &self.faults {
+            writeln!(f, "fault {fault}")?;
+        }
+        for Life { worker, life, foreign, end } in &self.lives {
+            write!(f, "life {worker} {life} {foreign} ")?;
+            match end {
+                LifeEnd::Killed(at) => writeln!(f, "killed {at}")?,
+                LifeEnd::Stuck(at) => writeln!(f, "stuck {at}")?,
+                LifeEnd::Broke(how) => writeln!(f, "broke {how}")?,
+                LifeEnd::Done => writeln!(f, "done")?,
+            }
+        }
+        for Crowded { at, thing, held } in &self.crowded {
+            writeln!(f, "crowded {at} {thing} {held}")?;
+        }
+        for left in &self.leftovers {
+            writeln!(f, "left {left}")?;
+        }
+        for doubt in &self.doubts {
+            writeln!(f, "doubt {doubt}")?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Log {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut log = Self::default();
+        for line in text.lines() {
+            log.read(line).ok_or_else(|| format!("{line:?} is not from a driver"))?;
+        }
+        Ok(log)
+    }
+}
+
+impl Log {
+    fn read(&mut self, line: &str) -> Option<()> {
+        let (what, rest) = line.split_once(' ')?;
+        let words: Vec<_> = rest.split(' ').collect();
+        let number = |at: usize| words.get(at)?.parse::<Micros>().ok();
+        let index = |at: usize| usize::try_from(number(at)?).ok();
+        match what {
+            "times" => {
+                (self.began, self.ended) = (number(0)?, number(1)?);
+                (self.quiet_from, self.wall_offset) = (number(2)?, number(3)?);
+            }
+            "fault" => {
+                let kind = *Kind::ALL.iter().find(|kind| kind.as_str() == words[2])?;
+                let scope = match *words.get(3)? {
+                    "worker" => Scope::Worker(index(4)?),
+                    "everybody" => Scope::Everybody,
+                    _ => Scope::Nobody,
+                };
+                self.faults.push(Fault { kind, scope, begin: number(0)?, end: number(1)? });
+            }
+            "life" => {
+                let end = match *words.get(3)? {
+                    "killed" => LifeEnd::Killed(number(4)?),
+                    "stuck" => LifeEnd::Stuck(number(4)?),
+                    "broke" => LifeEnd::Broke(words[4..].join(" ")),
+                    _ => LifeEnd::Done,
+                };
+                let (life, foreign) = (words.get(1)?.parse().ok()?, words.get(2)?.parse().ok()?);
+                self.lives.push(Life { worker: index(0)?, life, foreign, end });
+            }
+            "crowded" => {
+                let crowded = Crowded { at: number(0)?, thing: index(1)?, held: number(2)? };
+                self.crowded.push(crowded);
+            }
+            "left" => self.leftovers.push(rest.to_owned()),
+            "doubt" => self.doubts.push(rest.to_owned()),
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_saved_is_read_back() {
+        let life = |life, end| Life { worker: 2, life, foreign: life == 4, end };
+        let faults = Kind::ALL.iter().enumerate().map(|(at, kind)| {
+            let scope = [Scope::Worker(at), Scope::Everybody, Scope::Nobody][at % 3];
+            Fault { kind: *kind, scope, begin: at as u64, end: Micros::MAX }
+        });
+        let log = Log {
+            began: 1,
+            ended: 2,
+            quiet_from: 3,
+            wall_offset: 4,
+            faults: faults.collect(),
+            lives: vec![
+                life(1, LifeEnd::Killed(7)),
+                life(2, LifeEnd::Broke("exit status: 101".to_owned())),
+                life(3, LifeEnd::Stuck(9)),
+                life(4, LifeEnd::Done),
+            ],
+            crowded: vec![Crowded { at: 5, thing: 6, held: 7 }],
+            leftovers: vec!["the key x".to_owned()],
+            doubts: vec!["it was stopped".to_owned()],
+        };
+        assert_eq!(log.to_string().parse(), Ok(log));
+    }
+}

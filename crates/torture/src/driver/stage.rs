@@ -1,0 +1,134 @@
+//! The store that is tortured, and the proxies before it.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use redis::{Connection, FromRedisValue};
+use testkit::proxy::{Cut, FaultProxy};
+use testkit::redis_server::RedisServer;
+
+use crate::store::Store;
+
+pub(super) enum Stage {
+    Redis(Redis),
+    Local(String),
+}
+
+/// Two servers, one of them the other's replica, and a proxy a worker.
+pub(super) struct Redis {
+    servers: [RedisServer; 2],
+    primary: AtomicUsize,
+    pub(super) proxies: Vec<FaultProxy>,
+}
+
+/// Whether the library knows the local store.
+pub(super) fn check_local(store: &Store) -> Result<(), String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let open = async { leasehold::Client::open(&store.to_string()).await };
+    runtime.map_err(|error| error.to_string())?.block_on(open).map(drop).map_err(|e| e.to_string())
+}
+
+impl Stage {
+    pub(super) fn set(store: &Store, workers: usize, dir: &Path) -> Result<Self, String> {
+        match store {
+            Store::Redis => Ok(Self::Redis(Redis::start(workers))),
+            Store::Local(path) => {
+                let path = path.clone().unwrap_or_else(|| dir.join("store.sqlite"));
+                Ok(Self::Local(format!("sqlite:{}", path.display())))
+            }
+        }
+    }
+
+    pub(super) fn is_redis(&self) -> bool {
+        matches!(self, Self::Redis(_))
+    }
+
+    pub(super) fn url(&self, worker: usize) -> String {
+        match self {
+            Self::Redis(redis) => redis.proxies[worker].url(),
+            Self::Local(url) => url.clone(),
+        }
+    }
+
+    /// Where the driver itself goes, without a proxy.
+    pub(super) fn direct_url(&self) -> String {
+        match self {
+            Self::Redis(redis) => redis.primary().url(),
+            Self::Local(url) => url.clone(),
+        }
+    }
+
+    /// Ends every fault that lasts.
+    pub(super) fn heal(&self) {
+        if let Self::Redis(redis) = self {
+            redis.proxies.iter().for_each(FaultProxy::heal);
+        }
+    }
+}
+
+impl Redis {
+    fn start(workers: usize) -> Self {
+        // `no`: what is answered was written before, without waiting for a disk that nobody pulls the plug of.
+        let options = ["--appendonly yes", "--appendfsync no", "--repl-diskless-sync-delay 0"];
+        let servers = [RedisServer::start_with(&options), RedisServer::start_with(&options)];
+        let proxies = (0..workers).map(|_| FaultProxy::start(servers[0].port())).collect();
+        let redis = Self { servers, primary: AtomicUsize::new(0), proxies };
+        redis.follow();
+        redis
+    }
+
+    pub(super) fn primary(&self) -> &RedisServer {
+        &self.servers[self.primary.load(Ordering::SeqCst)]
+    }
+
+    fn replica(&self) -> &RedisServer {
+        &self.servers[1 - self.primary.load(Ordering::SeqCst)]
+    }
+
+    /// The one that is not the primary copies it from now on.
+    fn follow(&self) {
+        let port = self.primary().port().to_string();
+        ask::<String>(&mut self.replica().connection(), &["REPLICAOF", "127.0.0.1", &port]);
+    }
+
+    /// Whether the replica has what the primary has, but for what is under way; waits a little for it.
+    pub(super) fn is_copied(&self) -> bool {
+        let begun = Instant::now();
+        let mut connection = self.replica().connection();
+        while begun.elapsed() < Duration::from_secs(3) {
+            let info: String = ask(&mut connection, &["INFO", "replication"]);
+            if info.contains("master_link_status:up") && info.contains("master_sync_in_progress:0")
+            {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        false
+    }
+
+    /// The replica takes over. For a while the old primary does not know, and goes on answering.
+    pub(super) fn promote(&self, split: Duration) {
+        ask::<String>(&mut self.replica().connection(), &["REPLICAOF", "NO", "ONE"]);
+        std::thread::sleep(split);
+        for proxy in &self.proxies {
+            proxy.redirect(self.replica().port());
+        }
+        for proxy in &self.proxies {
+            proxy.cut_with(Cut::Reset);
+        }
+        self.primary.fetch_xor(1, Ordering::SeqCst);
+    }
+
+    /// The old primary comes back as the replica of the new one.
+    pub(super) fn demote(&self) {
+        self.replica().restart_empty();
+        self.follow();
+    }
+}
+
+/// One command.
+pub(super) fn ask<T: FromRedisValue>(connection: &mut Connection, words: &[&str]) -> T {
+    let answer = redis::cmd(words[0]).arg(&words[1..]).query(connection);
+    answer.unwrap_or_else(|error| panic!("{words:?}: {error}"))
+}

@@ -1,0 +1,195 @@
+//! The lane of one worker: its process and its connections.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use testkit::proxy::{Cut, FaultProxy};
+
+use super::stage::Stage;
+use super::{CALM, Life, LifeEnd, Phase, Show, lock, millis, said};
+use crate::clock;
+use crate::fault::{Kind, Scope};
+
+/// How long a worker may take to end what it is about.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// What a request of the library contains, whatever it asks for.
+const SCRIPT: &[u8] = b"EVALSHA";
+
+struct Worker<'a> {
+    show: &'a Show,
+    index: usize,
+    life: u32,
+    foreign: bool,
+    url: String,
+    process: Child,
+}
+
+pub(super) fn lane(show: &Show, stage: &Stage, index: usize, foreign: bool) {
+    let mut rng = show.rng(index as u64);
+    let mut worker = Worker::start(show, index, 1, foreign, stage.url(index));
+    let proxy = match stage {
+        Stage::Redis(redis) => Some(&redis.proxies[index]),
+        Stage::Local(_) => None,
+    };
+    let mut next = CALM + millis(&mut rng, 0..6000);
+    while show.pause(next) {
+        if worker.has_ended() {
+            worker = worker.again();
+        } else {
+            worker = worker.suffer(&mut rng, proxy);
+        }
+        next = millis(&mut rng, 2000..14_000);
+    }
+    if let Some(proxy) = proxy {
+        proxy.heal();
+    }
+    show.wait_for(Phase::Finish);
+    worker.finish();
+}
+
+impl<'a> Worker<'a> {
+    fn start(show: &'a Show, index: usize, life: u32, foreign: bool, url: String) -> Self {
+        let errors = File::create(show.dir.join(format!("worker-{index}.{life}.errors")));
+        let mut command = Command::new(std::env::current_exe().expect("our own path"));
+        command.arg("worker").args(["--index", &index.to_string(), "--life", &life.to_string()]);
+        command.args(["--seed", &show.seed.to_string(), "--store", &url, "--dir"]).arg(&show.dir);
+        if foreign {
+            command.arg("--foreign");
+        }
+        if let Some(rule) = &show.broken {
+            command.env("LEASEHOLD_BROKEN", rule);
+        }
+        // A group of its own: Ctrl-C is for the driver, and a stopped orphan in a group of its own is ended by the kernel.
+        command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null());
+        let process =
+            command.stderr(errors.expect("a directory")).spawn().expect("our own program");
+        Self { show, index, life, foreign, url, process }
+    }
+
+    /// The next life, after this one has ended.
+    fn again(&self) -> Self {
+        Self::start(self.show, self.index, self.life + 1, self.foreign, self.url.clone())
+    }
+
+    fn ended(&self, end: LifeEnd) {
+        let Self { index: worker, life, foreign, .. } = *self;
+        lock(&self.show.log).lives.push(Life { worker, life, foreign, end });
+    }
+
+    /// Whether it ended although nobody told it to.
+    fn has_ended(&mut self) -> bool {
+        let Ok(Some(status)) = self.process.try_wait() else { return false };
+        self.ended(LifeEnd::Broke(said(Some(status))));
+        true
+    }
+
+    fn suffer(mut self, rng: &mut Rng, proxy: Option<&FaultProxy>) -> Self {
+        let scope = Scope::Worker(self.index);
+        let (show, span) = (self.show, millis(rng, 100..6000));
+        let roll = rng.u32(..100);
+        let Some(proxy) = proxy else {
+            return if roll < 50 { self.kill(rng) } else { self.stop(span) };
+        };
+        // Whoever is killed while a fault is on comes back into it.
+        let killed = !self.foreign && rng.u32(..100) < 15;
+        let lasting = |kind, begin: &dyn Fn()| {
+            show.fault(kind, scope, || {
+                begin();
+                show.pause(span);
+                proxy.heal();
+            });
+        };
+        match roll {
+            0..18 if !self.foreign => return self.kill(rng),
+            0..34 => return self.stop(span),
+            34..42 => show.fault(Kind::Cut, scope, || proxy.cut_with(Cut::Close)),
+            42..48 => show.fault(Kind::Reset, scope, || proxy.cut_with(Cut::Reset)),
+            48..56 => lasting(Kind::Refuse, &|| {
+                proxy.refuse(true);
+                proxy.cut_with(Cut::Reset);
+            }),
+            56..63 => {
+                let delay = millis(rng, 5..700);
+                lasting(Kind::Delay, &|| proxy.delay(delay));
+            }
+            63..72 => lasting(Kind::Stall, &|| proxy.stall()),
+            72..82 => lasting(Kind::HalfOpen, &|| proxy.half_open()),
+            82..88 => show.fault(Kind::Forget, scope, || proxy.forget_connections()),
+            88..96 => {
+                show.fault(Kind::LoseReply, scope, || lose(proxy, rng, FaultProxy::lose_reply_to))
+            }
+            _ => {
+                show.fault(Kind::LoseRequest, scope, || lose(proxy, rng, FaultProxy::lose_request))
+            }
+        }
+        if killed { self.kill(rng) } else { self }
+    }
+
+    fn kill(&mut self, rng: &mut Rng) -> Self {
+        let begin = clock::now();
+        self.show.fault(Kind::Kill, Scope::Worker(self.index), || {
+            let _ = self.process.kill();
+            let _ = self.process.wait();
+        });
+        self.ended(LifeEnd::Killed(begin));
+        self.show.pause(millis(rng, 0..1500));
+        self.again()
+    }
+
+    fn stop(self, span: Duration) -> Self {
+        let pid = Pid::from_child(&self.process);
+        self.show.fault(Kind::Stop, Scope::Worker(self.index), || {
+            let _ = kill_process(pid, Signal::STOP);
+            let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+            let _ = waitid(WaitId::Pid(pid), options);
+            self.show.pause(span);
+            let _ = kill_process(pid, Signal::CONT);
+        });
+        self
+    }
+
+    fn finish(mut self) {
+        if self.has_ended() {
+            return;
+        }
+        let told = clock::now();
+        if let Some(input) = self.process.stdin.as_mut() {
+            let _ = input.write_all(b"finish\n");
+        }
+        let begun = Instant::now();
+        while begun.elapsed() < PATIENCE {
+            match self.process.try_wait() {
+                Ok(Some(status)) if status.success() => return self.ended(LifeEnd::Done),
+                Ok(Some(status)) => return self.ended(LifeEnd::Broke(said(Some(status)))),
+                _ => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
+        self.ended(LifeEnd::Stuck(told));
+    }
+}
+
+impl Drop for Worker<'_> {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Loses the answers to some commands, or the commands, one after the other.
+fn lose(proxy: &FaultProxy, rng: &mut Rng, order: impl Fn(&FaultProxy, &[u8])) {
+    for _ in 0..rng.u32(1..5) {
+        let before = proxy.traffic().lost;
+        order(proxy, SCRIPT);
+        let begun = Instant::now();
+        while proxy.traffic().lost == before && begun.elapsed() < Duration::from_secs(1) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+    proxy.heal();
+}

@@ -1,0 +1,108 @@
+//! What the workers fight over. Workers and checker read the same table, so that a history need not repeat it.
+
+use std::time::Duration;
+
+use crate::clock::{MILLISECOND, Micros, SECOND};
+
+/// How long a woken waiter has to claim its permit: `confirm_within` of every worker.
+pub const CONFIRM: Micros = 2 * SECOND;
+/// How long a worker waits for an answer before it suspects the connection.
+pub const SOCKET_TIMEOUT: Micros = 1500 * MILLISECOND;
+/// How often a client with waiters asks whether a wake-up was lost: documented, not configurable.
+pub const BACKSTOP: Micros = SECOND;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    Semaphore,
+    Lock,
+    Pool,
+}
+
+/// One semaphore, lock or pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Thing {
+    pub name: &'static str,
+    pub kind: Kind,
+    pub capacity: u32,
+    /// After how long a silent holder is dead: the heartbeat, or the TTL where that is shorter; the TTL of a lock or a
+    /// pool.
+    pub lease: Micros,
+    /// Of a semaphore: the longest that a permit may be held.
+    pub ttl: Option<Micros>,
+    /// Of a lock: whether it is extended by itself.
+    pub extended: bool,
+    /// Whether another program, which follows the published documents alone, takes part.
+    pub shared: bool,
+    /// Whether its holders write the protected record.
+    pub recorded: bool,
+}
+
+impl Thing {
+    #[must_use]
+    pub const fn semaphore(name: &'static str, capacity: u32, lease: Micros) -> Self {
+        let (ttl, extended, shared, recorded) = (None, true, false, false);
+        Self { name, kind: Kind::Semaphore, capacity, lease, ttl, extended, shared, recorded }
+    }
+
+    #[must_use]
+    pub const fn lock(name: &'static str, lease: Micros) -> Self {
+        let (kind, recorded) = (Kind::Lock, true);
+        Self { kind, recorded, ..Self::semaphore(name, 1, lease) }
+    }
+
+    #[must_use]
+    pub const fn pool(name: &'static str, capacity: u32, lease: Micros) -> Self {
+        Self { kind: Kind::Pool, ..Self::semaphore(name, capacity, lease) }
+    }
+
+    const fn ttl(self, ttl: Micros) -> Self {
+        Self { ttl: Some(ttl), ..self }
+    }
+
+    const fn not_extended(self) -> Self {
+        Self { extended: false, ..self }
+    }
+
+    const fn shared(self) -> Self {
+        Self { shared: true, ..self }
+    }
+
+    const fn recorded(self) -> Self {
+        Self { recorded: true, ..self }
+    }
+
+    #[must_use]
+    pub fn lease_time(&self) -> Duration {
+        Duration::from_micros(self.lease)
+    }
+
+    /// How long after its client fell silent an acquisition may still be held in the store: the lease, a permit that was
+    /// granted to it just before its own end and that it never claimed, and a sweep.
+    #[must_use]
+    pub fn aftermath(&self) -> Micros {
+        self.lease + CONFIRM.min(self.lease) + SECOND + SECOND / 2
+    }
+}
+
+/// Short leases, so that what dies heals within seconds; one long one, so that a lost wake-up is not healed by renewals.
+pub const THINGS: [Thing; 13] = [
+    Thing::semaphore("solo", 1, 3 * SECOND).recorded(),
+    Thing::semaphore("pair", 2, 2 * SECOND),
+    Thing::semaphore("five", 5, 3 * SECOND),
+    Thing::semaphore("slow", 1, 8 * SECOND),
+    Thing::semaphore("slow-pair", 2, 8 * SECOND),
+    Thing::semaphore("short", 1, 1500 * MILLISECOND).ttl(1500 * MILLISECOND),
+    Thing::semaphore("limited", 2, 3 * SECOND).ttl(4 * SECOND),
+    Thing::semaphore("mixed", 2, 3 * SECOND).shared(),
+    Thing::lock("kept", 2 * SECOND),
+    Thing::lock("brief", 2 * SECOND).not_extended(),
+    Thing::lock("common", 3 * SECOND).shared().not_extended(),
+    Thing::pool("two", 2, 2 * SECOND),
+    Thing::pool("three", 3, 2 * SECOND).shared(),
+];
+
+/// The thing of that name.
+#[must_use]
+pub fn find(name: &str) -> Option<usize> {
+    THINGS.iter().position(|thing| thing.name == name)
+}

@@ -1,0 +1,240 @@
+//! One worker: a process that uses the library, or another program's client, and writes down what it sees.
+//!
+//! It has several clients and several tasks, which take turns on names that all workers share. What a task does next
+//! comes from a random number generator of its own, seeded from the run's seed, the worker, which of its lives this is,
+//! and the task.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use fastrand::Rng;
+use leasehold::{AcquisitionId, Client, Error};
+use tokio::sync::watch;
+
+use crate::clock::{self, MILLISECOND, Micros};
+use crate::history::{Diary, Event, How, OpId};
+use crate::plan::{CONFIRM, Kind, SOCKET_TIMEOUT, THINGS};
+use crate::record::Record;
+
+mod foreign;
+mod holding;
+mod locks;
+mod pools;
+mod semaphores;
+
+use holding::Hands;
+
+const CLIENTS: usize = 2;
+const TASKS: usize = 7;
+/// How often the watchdog looks at the clock, and which gap is worth a line.
+const TICK: Duration = Duration::from_millis(20);
+const GAP: Micros = 120 * MILLISECOND;
+
+/// What a worker is told when it is started.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Settings {
+    #[arg(long)]
+    pub index: usize,
+    #[arg(long)]
+    pub life: u32,
+    #[arg(long)]
+    pub seed: u64,
+    #[arg(long)]
+    pub store: String,
+    #[arg(long)]
+    pub dir: PathBuf,
+    /// Follows the published documents instead of using the library.
+    #[arg(long)]
+    pub foreign: bool,
+}
+
+impl Settings {
+    fn rng(&self, task: usize) -> Rng {
+        let life = (self.index as u64) << 40 | u64::from(self.life) << 20 | task as u64;
+        // One step of a generator mixes what is alike in two seeds.
+        Rng::with_seed(Rng::with_seed(self.seed ^ Rng::with_seed(life).u64(..)).u64(..))
+    }
+}
+
+/// Where one life of a worker writes.
+#[must_use]
+pub fn history_path(dir: &Path, index: usize, life: u32) -> PathBuf {
+    dir.join(format!("worker-{index}.{life}.history"))
+}
+
+/// Where the record that this thing protects is.
+#[must_use]
+pub fn record_path(dir: &Path, thing: usize) -> PathBuf {
+    dir.join(format!("{}.record", THINGS[thing].name))
+}
+
+/// What the tasks of a worker share.
+struct Shared {
+    diary: Arc<Diary>,
+    clients: Vec<Client>,
+    finish: watch::Receiver<bool>,
+    /// Permits that have been given back, to be given back once more.
+    spent: Mutex<Vec<(usize, AcquisitionId)>>,
+}
+
+impl Shared {
+    fn spend(&self, thing: usize, id: AcquisitionId) {
+        let mut spent = self.spent.lock().unwrap_or_else(PoisonError::into_inner);
+        spent.push((thing, id));
+        if spent.len() > 50 {
+            spent.remove(0);
+        }
+    }
+}
+
+/// Plays the part until it is told to finish, or killed.
+#[must_use]
+pub fn run(settings: &Settings) -> ExitCode {
+    let diary = Diary::open(&history_path(&settings.dir, settings.index, settings.life));
+    let diary = Arc::new(diary.expect("a directory for the history"));
+    watch_the_clock(diary.clone());
+    let finish = listen();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        if settings.foreign {
+            foreign::play(settings, &diary, finish).await;
+        } else {
+            play(settings, &diary, finish).await;
+        }
+    });
+    diary.note(Event::Done);
+    ExitCode::SUCCESS
+}
+
+/// The driver says one word, or goes away: then so do we.
+fn listen() -> watch::Receiver<bool> {
+    let (tell, told) = watch::channel(false);
+    thread::spawn(move || {
+        let mut word = String::new();
+        if io::stdin().read_line(&mut word).is_ok_and(|length| length > 0) {
+            tell.send_replace(true);
+            // Until the driver has had enough of us.
+            let _ = io::stdin().read_line(&mut word);
+        }
+        std::process::exit(3);
+    });
+    told
+}
+
+/// Notes when this process did not run although nobody stopped it: then nothing that took long says anything.
+fn watch_the_clock(diary: Arc<Diary>) {
+    thread::spawn(move || {
+        let mut last = clock::now();
+        loop {
+            thread::sleep(TICK);
+            let now = clock::now();
+            if now - last > GAP {
+                diary.note(Event::Gap { since: last });
+            }
+            last = now;
+        }
+    });
+}
+
+/// As a careful user would, on a network that is known to be bad.
+async fn connect(store: &str) -> Result<Client, Error> {
+    if !store.starts_with("redis:") {
+        return Client::open(store).await;
+    }
+    Client::redis()
+        .url(store)
+        .socket_timeout(Duration::from_micros(SOCKET_TIMEOUT))
+        .connect_timeout(Duration::from_secs(1))
+        .confirm_within(Duration::from_micros(CONFIRM))
+        .attempts(5)
+        .retry_delays(Duration::from_millis(50), 2.0, Duration::from_millis(500))
+        .connect()
+        .await
+}
+
+async fn play(settings: &Settings, diary: &Arc<Diary>, finish: watch::Receiver<bool>) {
+    let mut clients = Vec::new();
+    while clients.len() < CLIENTS {
+        match connect(&settings.store).await {
+            Ok(client) => clients.push(client),
+            // A fault is on: the next attempt may do.
+            Err(Error::Unavailable { .. }) if !*finish.borrow() => {}
+            Err(Error::Unavailable { .. }) => return,
+            Err(error) => panic!("connecting: {error}"),
+        }
+    }
+    let names: Vec<_> = clients.iter().map(|client| client.id().to_string()).collect();
+    diary.note(Event::Begin { clients: names.join(",") });
+    let shared = Shared { diary: diary.clone(), clients, finish, spent: Mutex::default() };
+    let shared = Arc::new(shared);
+    let tasks: Vec<_> = (0..TASKS)
+        .map(|task| {
+            let hands = Hands::new(shared.clone(), settings, task);
+            tokio::spawn(work(hands))
+        })
+        .collect();
+    for task in tasks {
+        task.await.expect("a task that does not panic");
+    }
+    for client in &shared.clients {
+        if let Err(error) = client.close().await {
+            eprintln!("closing: {error}");
+        }
+    }
+}
+
+async fn work(mut hands: Hands) {
+    while !hands.finishing() {
+        let thing = hands.rng.usize(..THINGS.len());
+        match THINGS[thing].kind {
+            Kind::Semaphore => hands.use_semaphore(thing).await,
+            Kind::Lock => hands.use_lock(thing).await,
+            Kind::Pool => hands.use_pool(thing).await,
+        }
+        let pause = hands.rng.u64(0..60);
+        hands.unless_finishing(tokio::time::sleep(Duration::from_millis(pause))).await;
+    }
+}
+
+/// What an error means for whoever asked.
+fn how(error: &Error) -> How {
+    match error {
+        Error::TimedOut { .. } => How::TimedOut,
+        Error::Lost { .. } => How::Lost,
+        Error::Closed => How::Cancelled,
+        Error::Unavailable { .. } => How::Failed,
+        other => {
+            eprintln!("{other:?}");
+            How::Internal
+        }
+    }
+}
+
+/// Opens the record that a thing protects. Each task has its own, because the lock on a file is the opener's.
+fn record(dir: &Path, thing: usize) -> Option<Record> {
+    THINGS[thing].recorded.then(|| Record::open(&record_path(dir, thing)).expect("a directory"))
+}
+
+/// How an acquire went.
+enum Waited<T> {
+    Granted(T),
+    Ended(How),
+}
+
+impl Shared {
+    fn ask(&self, thing: usize, client: &str) -> OpId {
+        let op = self.diary.next_op();
+        let (thing, client) = (THINGS[thing].name.to_owned(), client.to_owned());
+        self.diary.note(Event::Ask { op, thing, client });
+        op
+    }
+
+    fn end(&self, op: OpId, how: How) {
+        self.diary.note(Event::End { op, how });
+    }
+}

@@ -1,0 +1,256 @@
+//! A worker that does not use the library: another program's clients, by the published documents alone.
+//!
+//! They have no guards and no `check()`: such a program believes in what it was told for as long as the document says
+//! that it may, counted from before it asked. Each step has a limit, and whatever was begun is taken back until the
+//! store says that it is gone: a waiter that nobody speaks for any longer would be granted a permit for the other
+//! program's whole heartbeat interval.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fastrand::Rng;
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, RedisResult};
+use testkit::seed000::{self, Options, Seed000};
+use testkit::seed002::Seed002;
+use testkit::seed003::Seed003;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use super::{Settings, Shared};
+use crate::clock::{self, MILLISECOND, Micros, SECOND};
+use crate::history::{Diary, Event, How, OpId};
+use crate::plan::{self, THINGS, Thing};
+
+const STEP: Duration = Duration::from_millis(1500);
+/// What such a program takes off, so that it does not believe longer than the store does.
+const CAUTION: Micros = 200 * MILLISECOND;
+
+/// A task of the other program.
+struct Other {
+    shared: Arc<Shared>,
+    rng: Rng,
+    url: String,
+}
+
+pub(super) async fn play(settings: &Settings, diary: &Arc<Diary>, finish: watch::Receiver<bool>) {
+    diary.note(Event::Begin { clients: "-".to_owned() });
+    let clients = Vec::new();
+    let shared =
+        Shared { diary: diary.clone(), clients, finish, spent: std::sync::Mutex::default() };
+    let shared = Arc::new(shared);
+    let other = |task| Other {
+        shared: shared.clone(),
+        rng: settings.rng(task),
+        url: settings.store.clone(),
+    };
+    let tasks = [
+        tokio::spawn(other(0).semaphores()),
+        tokio::spawn(other(1).semaphores()),
+        tokio::spawn(other(2).pools()),
+        tokio::spawn(other(3).locks()),
+    ];
+    for task in tasks {
+        task.await.expect("a task that does not panic");
+    }
+}
+
+/// One step, and not for ever.
+async fn step<T>(call: impl Future<Output = RedisResult<T>>) -> Option<T> {
+    timeout(STEP, call).await.ok()?.ok()
+}
+
+impl Other {
+    fn finishing(&self) -> bool {
+        *self.shared.finish.borrow()
+    }
+
+    async fn pause(&mut self, millis: u64) {
+        sleep(Duration::from_millis(self.rng.u64(1..=millis))).await;
+    }
+
+    /// Holds on for as long as it may believe.
+    async fn hold(&mut self, op: OpId, good_until: Micros) {
+        let mut left = self.rng.u64(0..300) * MILLISECOND;
+        loop {
+            let since = clock::now();
+            if since >= good_until {
+                return;
+            }
+            self.shared.diary.note(Event::Hold { op, since });
+            if left == 0 || self.finishing() {
+                return;
+            }
+            let pause = left.min(30 * MILLISECOND);
+            left -= pause;
+            sleep(Duration::from_micros(pause)).await;
+        }
+    }
+
+    fn granted(&self, op: OpId, fence: Option<u64>, slot: u64) {
+        let slot = u32::try_from(slot).unwrap_or(u32::MAX);
+        self.shared.diary.note(Event::Grant { op, fence, slot });
+    }
+
+    async fn connection(&self) -> Option<MultiplexedConnection> {
+        let config = AsyncConnectionConfig::new()
+            .set_response_timeout(Some(STEP))
+            .set_connection_timeout(Some(STEP));
+        let client = redis::Client::open(self.url.as_str()).ok()?;
+        step(client.get_multiplexed_async_connection_with_config(&config)).await
+    }
+
+    /// Document 000, step by step.
+    async fn semaphores(mut self) {
+        let (at, thing) = shared_thing(plan::Kind::Semaphore);
+        let options = Options { attempts: 1, ..Options::default() };
+        while !self.finishing() {
+            let Some(seed) = step(Seed000::connect_with(&self.url, "adv-sem", options)).await
+            else {
+                self.pause(200).await;
+                continue;
+            };
+            let mut fine = true;
+            while fine && !self.finishing() {
+                self.pause(120).await;
+                let (id, op) = (seed000::new_id(), self.shared.ask(at, "-"));
+                let how = self.semaphore(&seed, thing, &id, op).await;
+                fine = how.is_some();
+                // Whatever became of it.
+                let gone = self.take_back(thing, &id).await;
+                let how = how.unwrap_or(How::Failed);
+                self.shared.end(op, if gone { how } else { How::Failed });
+            }
+        }
+    }
+
+    /// Waits in line and holds. None if the store could not be reached.
+    async fn semaphore(
+        &mut self,
+        seed: &Seed000,
+        thing: &Thing,
+        id: &str,
+        op: OpId,
+    ) -> Option<How> {
+        let (limit, heartbeat) = (u64::from(thing.capacity), thing.lease_time());
+        step(seed.queue(thing.name, id, heartbeat, None)).await?;
+        let patience = clock::now() + self.rng.u64(1..10) * SECOND;
+        loop {
+            step(seed.wake_up_nexts(thing.name, limit, heartbeat, None)).await?;
+            let poll = Duration::from_millis(500);
+            if step(seed.wait_notification(id, poll)).await? {
+                break;
+            }
+            if self.finishing() || clock::now() > patience {
+                return Some(How::Cancelled);
+            }
+            step(seed.ping(thing.name, id)).await?;
+        }
+        let sent = clock::now();
+        let (changed, card) = step(seed.confirm(thing.name, id, limit, heartbeat, None)).await?;
+        if changed == 0 {
+            return Some(How::Lost);
+        }
+        self.granted(op, None, card);
+        self.hold(op, sent + thing.lease - CAUTION).await;
+        let sent = clock::now();
+        if self.rng.bool() && step(seed.ping(thing.name, id)).await?.1 == 1 {
+            self.hold(op, sent + thing.lease - CAUTION).await;
+        }
+        self.shared.diary.note(Event::Ending { op });
+        Some(How::Released)
+    }
+
+    /// Releases until the store says that it is done, over a new connection each time: the old one may be dead.
+    async fn take_back(&mut self, thing: &Thing, id: &str) -> bool {
+        let options = Options { attempts: 1, ..Options::default() };
+        for _ in 0..100 {
+            let release = async {
+                Seed000::connect_with(&self.url, "adv-sem", options)
+                    .await?
+                    .release(thing.name, id)
+                    .await
+            };
+            if step(release).await.is_some() {
+                return true;
+            }
+            self.pause(200).await;
+        }
+        false
+    }
+
+    /// Document 002.
+    async fn pools(mut self) {
+        let (at, thing) = shared_thing(plan::Kind::Pool);
+        let (capacity, ttl) = (u64::from(thing.capacity), thing.lease / SECOND);
+        let mut connection = None;
+        while !self.finishing() {
+            self.pause(100).await;
+            if connection.is_none() {
+                connection = self.connection().await.map(Seed002::new);
+            }
+            let Some(pool) = connection.clone() else { continue };
+            let (instance, op) = (seed000::new_id(), self.shared.ask(at, "-"));
+            let sent = clock::now();
+            let answer = step(pool.acquire(thing.name, &instance, capacity, ttl)).await;
+            let how = match &answer {
+                None => How::Failed,
+                Some(answer) if !answer.success => How::Full,
+                Some(_) => {
+                    self.granted(op, None, 1);
+                    self.hold(op, sent + thing.lease - CAUTION).await;
+                    let sent = clock::now();
+                    let renewed = step(pool.renew(thing.name, &instance, ttl)).await;
+                    if renewed.is_some_and(|renewed| renewed.success) {
+                        self.hold(op, sent + thing.lease - CAUTION).await;
+                    }
+                    self.shared.diary.note(Event::Ending { op });
+                    let released = step(pool.release(thing.name, &instance, ttl)).await;
+                    released.map_or(How::Failed, |_| How::Released)
+                }
+            };
+            self.shared.end(op, how);
+            if how == How::Failed {
+                connection = None;
+            }
+        }
+    }
+
+    /// Document 003.
+    async fn locks(mut self) {
+        let (at, thing) = shared_thing(plan::Kind::Lock);
+        let ttl = thing.lease / MILLISECOND;
+        let mut connection = None;
+        while !self.finishing() {
+            self.pause(60).await;
+            if connection.is_none() {
+                let new = self.connection().await;
+                connection = new.map(|connection| Seed003::new(connection, "syncguard"));
+            }
+            let Some(locks) = connection.clone() else { continue };
+            let op = self.shared.ask(at, "-");
+            let sent = clock::now();
+            let how = match step(locks.acquire(thing.name, ttl)).await {
+                None => How::Failed,
+                Some(None) => How::Full,
+                Some(Some(lock)) => {
+                    self.granted(op, lock.fence.parse().ok(), 1);
+                    self.hold(op, sent + thing.lease - CAUTION).await;
+                    self.shared.diary.note(Event::Ending { op });
+                    let released = step(locks.release(&lock.lock_id)).await;
+                    released.map_or(How::Failed, |_| How::Released)
+                }
+            };
+            self.shared.end(op, how);
+            if how == How::Failed {
+                connection = None;
+            }
+        }
+    }
+}
+
+/// What the other program shares with us.
+fn shared_thing(kind: plan::Kind) -> (usize, &'static Thing) {
+    let shared = THINGS.iter().enumerate().find(|(_, thing)| thing.shared && thing.kind == kind);
+    shared.expect("something is shared of each kind")
+}

@@ -1,0 +1,142 @@
+//! What a task does while it holds something, whatever that is.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fastrand::Rng;
+
+use super::{Settings, Shared, record};
+use crate::clock::{self, Micros};
+use crate::history::{Event, OpId};
+use crate::plan::THINGS;
+use crate::record::{Record, State, Step, sum};
+
+/// A task: its dice, and its own way to each record.
+pub(super) struct Hands {
+    pub(super) shared: Arc<Shared>,
+    pub(super) rng: Rng,
+    records: Vec<Option<Record>>,
+}
+
+impl Hands {
+    pub(super) fn new(shared: Arc<Shared>, settings: &Settings, task: usize) -> Self {
+        let records = (0..THINGS.len()).map(|thing| record(&settings.dir, thing)).collect();
+        Self { shared, rng: settings.rng(task), records }
+    }
+
+    pub(super) fn finishing(&self) -> bool {
+        *self.shared.finish.borrow()
+    }
+
+    /// The future's output, unless the run comes to its end first.
+    pub(super) async fn unless_finishing<F: Future>(&self, future: F) -> Option<F::Output> {
+        let mut finish = self.shared.finish.clone();
+        tokio::select! {
+            biased;
+            _ = finish.wait_for(|finish| *finish) => None,
+            output = future => Some(output),
+        }
+    }
+
+    pub(super) fn chance(&mut self, percent: u32) -> bool {
+        self.rng.u32(..100) < percent
+    }
+
+    pub(super) fn millis(&mut self, range: std::ops::Range<u64>) -> Duration {
+        Duration::from_millis(self.rng.u64(range))
+    }
+
+    /// Mostly short, sometimes past the time at which a lease must have been renewed.
+    fn how_long(&mut self, lease: Micros) -> Duration {
+        match self.rng.u32(..100) {
+            0..75 => self.millis(0..40),
+            75..95 => self.millis(40..400),
+            _ => Duration::from_micros(self.rng.u64(lease / 2..2 * lease)),
+        }
+    }
+
+    /// Holds on for a while, and writes down when it was certain to hold. False as soon as it is not.
+    pub(super) async fn hold(
+        &mut self,
+        op: OpId,
+        thing: usize,
+        fence: Option<u64>,
+        check: impl Fn() -> bool,
+    ) -> bool {
+        let span = self.how_long(THINGS[thing].lease);
+        let until = clock::now() + clock::micros(span);
+        if !self.believes(op, &check) {
+            return false;
+        }
+        let read = match fence {
+            Some(fence) => self.read(op, thing, fence).await,
+            None => None,
+        };
+        loop {
+            let left = until.saturating_sub(clock::now());
+            if left == 0 || self.finishing() {
+                break;
+            }
+            let pause = Duration::from_micros(left).min(self.millis(10..80));
+            tokio::time::sleep(pause).await;
+            if !self.believes(op, &check) {
+                return false;
+            }
+        }
+        if let (Some(fence), Some(read)) = (fence, read) {
+            self.write(op, thing, fence, read).await;
+        }
+        self.believes(op, &check)
+    }
+
+    pub(super) fn believes(&self, op: OpId, check: &impl Fn() -> bool) -> bool {
+        let since = clock::now();
+        let fine = check();
+        if fine {
+            self.shared.diary.note(Event::Hold { op, since });
+        }
+        fine
+    }
+
+    async fn read(&mut self, op: OpId, thing: usize, fence: u64) -> Option<State> {
+        let state = self.step(op, thing, fence, |record| record.read(fence)).await?;
+        let State { version, sum, .. } = state;
+        self.shared.diary.note(Event::Read { op, fence, version, sum });
+        Some(state)
+    }
+
+    async fn write(&mut self, op: OpId, thing: usize, fence: u64, read: State) {
+        let (before, version) = (read.sum, read.version + 1);
+        let sum = sum(before, version, fence);
+        self.shared.diary.note(Event::Intend { op, fence, version, before, sum });
+        let since = clock::now();
+        if self.step(op, thing, fence, |record| record.write(fence, version, sum)).await.is_some() {
+            self.shared.diary.note(Event::Wrote { op, since, version });
+        }
+    }
+
+    /// One step, tried again while somebody else is at it, though not for ever: he may have been stopped.
+    async fn step(
+        &mut self,
+        op: OpId,
+        thing: usize,
+        fence: u64,
+        step: impl Fn(&Record) -> std::io::Result<Step>,
+    ) -> Option<State> {
+        for _ in 0..20 {
+            let record = self.records[thing].as_ref()?;
+            match step(record).expect("a record that can be read") {
+                Step::Done(state) => return Some(state),
+                Step::Refused { floor } => {
+                    self.shared.diary.note(Event::Refused { op, fence, floor });
+                    return None;
+                }
+                Step::Busy => {
+                    let pause = self.millis(1..10);
+                    tokio::time::sleep(pause).await;
+                }
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,102 @@
+//! What a task does with a lock.
+
+use std::time::Duration;
+
+use leasehold::{Lock, LockGuard, Retry};
+
+use super::semaphores::released_how;
+use super::{Hands, how};
+use crate::history::{Event, How, OpId};
+use crate::plan::THINGS;
+
+impl Hands {
+    pub(super) async fn use_lock(&mut self, thing: usize) {
+        let client = self.rng.usize(..self.shared.clients.len());
+        let known = &THINGS[thing];
+        let within = self.millis(500..6000);
+        let retry =
+            Retry::default().times(1000).max_delay(Duration::from_millis(400)).within(within);
+        let builder = self.shared.clients[client].lock(known.name).ttl(known.lease_time());
+        let builder = if known.extended { builder.auto_extend() } else { builder };
+        let Ok(lock) = builder.retry(retry).build() else { return };
+        match self.rng.u32(..100) {
+            0..15 => self.try_lock(thing, &lock).await,
+            15..30 => self.with_lock(thing, &lock).await,
+            30..45 => {
+                let patience = self.millis(0..800);
+                self.acquire_lock(thing, &lock, patience).await;
+            }
+            _ => self.acquire_lock(thing, &lock, Duration::from_secs(20)).await,
+        }
+    }
+
+    async fn acquire_lock(&mut self, thing: usize, lock: &Lock, patience: Duration) {
+        let op = self.shared.ask(thing, "-");
+        let wait = tokio::time::timeout(patience, lock.acquire());
+        match self.unless_finishing(wait).await {
+            Some(Ok(Ok(guard))) => self.keep_lock(op, thing, guard).await,
+            Some(Ok(Err(error))) => self.shared.end(op, how(&error)),
+            Some(Err(_)) | None => self.shared.end(op, How::Cancelled),
+        }
+    }
+
+    async fn try_lock(&mut self, thing: usize, lock: &Lock) {
+        let op = self.shared.ask(thing, "-");
+        match lock.try_acquire().await {
+            Ok(Some(guard)) => self.keep_lock(op, thing, guard).await,
+            Ok(None) => self.shared.end(op, How::Full),
+            Err(error) => self.shared.end(op, how(&error)),
+        }
+    }
+
+    async fn keep_lock(&mut self, op: OpId, thing: usize, guard: LockGuard) {
+        let fence = guard.fence().get();
+        self.shared.diary.note(Event::Grant { op, fence: Some(fence), slot: 1 });
+        let mut held = self.hold(op, thing, Some(fence), || guard.check().is_ok()).await;
+        if held && self.chance(15) {
+            // By hand, and shorter or longer than before.
+            let lease = self.millis(1000..3000);
+            held = guard.extend(lease).await.is_ok()
+                && self.hold(op, thing, None, || guard.check().is_ok()).await;
+        }
+        self.shared.diary.note(Event::Ending { op });
+        if !held || self.chance(25) {
+            drop(guard);
+            self.shared.end(op, if held { How::Dropped } else { How::Lost });
+            return;
+        }
+        let (id, key) = (guard.id(), THINGS[thing].name);
+        let released = guard.release().await;
+        self.shared.end(op, released_how(&released));
+        if let (Ok(true), true) = (released, self.chance(30)) {
+            // It was given back: giving it back again must hit nobody, a little later neither.
+            let pause = self.millis(0..200);
+            self.unless_finishing(tokio::time::sleep(pause)).await;
+            let client = self.rng.usize(..self.shared.clients.len());
+            if let Ok(released) = self.shared.clients[client].locks().release(&id).await {
+                self.shared.diary.note(Event::Stale { thing: key.to_owned(), released });
+            }
+        }
+    }
+
+    async fn with_lock(&mut self, thing: usize, lock: &Lock) {
+        let op = self.shared.ask(thing, "-");
+        let worked = lock
+            .with(async |guard| {
+                let fence = guard.fence().get();
+                self.shared.diary.note(Event::Grant { op, fence: Some(fence), slot: 1 });
+                let held = self.hold(op, thing, Some(fence), || guard.check().is_ok()).await;
+                self.shared.diary.note(Event::Ending { op });
+                held
+            })
+            .await;
+        self.shared.end(
+            op,
+            match worked {
+                Ok(true) => How::Dropped,
+                Ok(false) => How::Lost,
+                Err(error) => how(&error),
+            },
+        );
+    }
+}

@@ -1,0 +1,203 @@
+//! What a task does with a semaphore.
+
+use std::pin::pin;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use leasehold::{Acquire, Error, Permit, Semaphore};
+use tokio::time::sleep;
+
+use super::{Hands, Waited, how};
+use crate::clock;
+use crate::history::{Event, How, OpId};
+use crate::plan::THINGS;
+
+/// Nobody waits longer than this: a task that waits does nothing else.
+const PATIENCE: Duration = Duration::from_secs(25);
+
+impl Hands {
+    pub(super) async fn use_semaphore(&mut self, thing: usize) {
+        let client = self.rng.usize(..self.shared.clients.len());
+        let Some(semaphore) = self.semaphore(thing, client) else { return };
+        match self.rng.u32(..100) {
+            0..8 => self.try_acquire(thing, &semaphore).await,
+            8..20 => self.with(thing, &semaphore).await,
+            20..26 => self.release_again(thing, client).await,
+            26..40 => {
+                let limit = self.millis(20..2000);
+                let acquire = semaphore.acquire().within(limit);
+                self.acquire(thing, &semaphore, acquire, PATIENCE).await;
+            }
+            40..52 => {
+                let patience = self.millis(0..1200);
+                self.acquire(thing, &semaphore, semaphore.acquire(), patience).await;
+            }
+            _ => self.acquire(thing, &semaphore, semaphore.acquire(), PATIENCE).await,
+        }
+    }
+
+    fn semaphore(&self, thing: usize, client: usize) -> Option<Semaphore> {
+        let known = &THINGS[thing];
+        let mut builder = self.shared.clients[client].semaphore(known.name, known.capacity);
+        builder = builder.heartbeat_max_interval(known.lease_time());
+        if let Some(ttl) = known.ttl {
+            builder = builder.ttl(Duration::from_micros(ttl));
+        }
+        builder.build().ok()
+    }
+
+    /// An acquire, given up when the patience is at its end.
+    async fn acquire(
+        &mut self,
+        thing: usize,
+        semaphore: &Semaphore,
+        acquire: Acquire,
+        patience: Duration,
+    ) {
+        let op = self.shared.ask(thing, &acquire.id().client().to_string());
+        // The future is gone, and with it the place in the queue, before its end is written down.
+        match self.wait(op, semaphore, acquire, patience).await {
+            Waited::Granted(permit) => self.keep(op, thing, permit).await,
+            Waited::Ended(how) => self.shared.end(op, how),
+        }
+    }
+
+    /// Waits, and asks now and then where in the queue it stands.
+    async fn wait(
+        &mut self,
+        op: OpId,
+        semaphore: &Semaphore,
+        acquire: Acquire,
+        patience: Duration,
+    ) -> Waited<Permit> {
+        let id = acquire.id();
+        let mut acquire = pin!(acquire);
+        let mut over = pin!(sleep(patience));
+        let mut finish = self.shared.finish.clone();
+        let mut pause = Duration::from_millis(4);
+        loop {
+            let ask = async {
+                sleep(pause).await;
+                (clock::now(), semaphore.position(&id).await)
+            };
+            tokio::select! {
+                biased;
+                granted = &mut acquire => return match granted {
+                    Ok(permit) => Waited::Granted(permit),
+                    Err(error) => Waited::Ended(how(&error)),
+                },
+                _ = finish.wait_for(|finish| *finish) => return Waited::Ended(How::Cancelled),
+                () = &mut over => return Waited::Ended(How::Cancelled),
+                (since, position) = ask => if let Ok(Some(position)) = position {
+                    self.shared.diary.note(Event::Queue { op, since, position: position as u64 });
+                },
+            }
+            pause = self.millis(60..160);
+        }
+    }
+
+    async fn try_acquire(&mut self, thing: usize, semaphore: &Semaphore) {
+        let op = self.shared.ask(thing, "-");
+        match semaphore.try_acquire().await {
+            Ok(Some(permit)) => self.keep(op, thing, permit).await,
+            Ok(None) => self.shared.end(op, How::Full),
+            Err(error) => self.shared.end(op, how(&error)),
+        }
+    }
+
+    /// Has a permit, and does with it one of the things that can be done with it.
+    async fn keep(&mut self, op: OpId, thing: usize, permit: Permit) {
+        let (fence, slot) = (permit.fence().get(), permit.slot_number());
+        self.shared.diary.note(Event::Grant { op, fence: Some(fence), slot });
+        let held = self.hold(op, thing, Some(fence), || permit.check().is_ok()).await;
+        self.shared.diary.note(Event::Ending { op });
+        match self.rng.u32(..100) {
+            _ if !held => {
+                drop(permit);
+                self.shared.end(op, How::Lost);
+            }
+            0..20 => {
+                drop(permit);
+                self.shared.end(op, How::Dropped);
+            }
+            20..32 => self.detach(op, thing, permit).await,
+            _ => {
+                let id = permit.id();
+                let released = permit.release().await;
+                self.shared.end(op, released_how(&released));
+                if let Ok(true) = released {
+                    self.shared.spend(thing, id);
+                }
+            }
+        }
+    }
+
+    /// Keeps nothing but the id, and releases by it, be it through another client.
+    async fn detach(&mut self, op: OpId, thing: usize, permit: Permit) {
+        let id = permit.detach();
+        self.shared.diary.note(Event::Detach { op });
+        let pause = self.millis(0..300);
+        self.unless_finishing(sleep(pause)).await;
+        let client = self.rng.usize(..self.shared.clients.len());
+        let Some(semaphore) = self.semaphore(thing, client) else { return };
+        match semaphore.release(&id).await {
+            // Whether it was held or had ended: now it is not there.
+            Ok(_) => {
+                self.shared.end(op, How::Released);
+                self.shared.spend(thing, id);
+            }
+            Err(error) => self.shared.end(op, how(&error)),
+        }
+    }
+
+    async fn with(&mut self, thing: usize, semaphore: &Semaphore) {
+        let op = self.shared.ask(thing, "-");
+        let worked = semaphore
+            .with(async |permit| {
+                let (fence, slot) = (permit.fence().get(), permit.slot_number());
+                self.shared.diary.note(Event::Grant { op, fence: Some(fence), slot });
+                let held = self.hold(op, thing, Some(fence), || permit.check().is_ok()).await;
+                self.shared.diary.note(Event::Ending { op });
+                held
+            })
+            .await;
+        self.shared.end(
+            op,
+            match worked {
+                Ok(true) => How::Dropped, // released, but a release that failed is only logged
+                Ok(false) => How::Lost,
+                Err(error) => how(&error),
+            },
+        );
+    }
+
+    /// An id that was given back is nobody's: giving it back again must hit nobody.
+    async fn release_again(&mut self, thing: usize, client: usize) {
+        let spent = {
+            let spent = self.shared.spent.lock().unwrap_or_else(PoisonError::into_inner);
+            let mine: Vec<_> = spent.iter().filter(|(at, _)| *at == thing).copied().collect();
+            mine
+        };
+        if spent.is_empty() {
+            return;
+        }
+        let (_, id) = spent[self.rng.usize(..spent.len())];
+        let Some(semaphore) = self.semaphore(thing, client) else { return };
+        if let Ok(released) = semaphore.release(&id).await {
+            let thing = THINGS[thing].name.to_owned();
+            self.shared.diary.note(Event::Stale { thing, released });
+        }
+    }
+}
+
+/// What is known after a release.
+pub(super) fn released_how(released: &Result<bool, Error>) -> How {
+    match released {
+        Ok(true) => How::Released,
+        Ok(false) => How::Lost,
+        Err(error) => match how(error) {
+            How::Internal => How::Internal,
+            _ => How::Failed,
+        },
+    }
+}
