@@ -34,6 +34,8 @@
 
 mod acquire;
 mod backend;
+#[cfg(feature = "broken")]
+mod broken;
 mod client;
 mod clock;
 mod engine;

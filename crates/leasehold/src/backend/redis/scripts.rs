@@ -89,6 +89,8 @@ pub(super) struct Script {
 impl Script {
     pub(super) fn new(parts: &[&str]) -> Self {
         let source = parts.join("\n");
+        #[cfg(feature = "broken")]
+        let source = crate::broken::in_lua(&source);
         let hash = redis::Script::new(&source).get_hash().to_owned();
         Self { source, hash }
     }

@@ -144,3 +144,13 @@ fn arguments_are_those_of_the_headers_in_their_order() {
         assert_eq!(sent(transition).1, whole, "{transition:?}: {headers:#?}");
     }
 }
+
+/// Else a rule would be kept that was to be broken, and the torture test would be blamed for it.
+#[cfg(feature = "broken")]
+#[test]
+fn what_is_to_be_broken_is_there() {
+    let scripts = Scripts::new();
+    for (rule, stands, _) in crate::broken::IN_LUA {
+        assert!(scripts.all().any(|script| script.source.contains(stands)), "{rule}: {stands}");
+    }
+}

@@ -1,0 +1,54 @@
+//! Rules broken on purpose, one at a time, to see whether the torture test notices.
+//!
+//! Only with the feature `broken`, which nothing but that test turns on: then the environment variable `LEASEHOLD_BROKEN` names
+//! the rule. Each is broken where it is kept, by a line or two that ask [`is`], or by [`in_lua`], which changes the
+//! text of the scripts.
+#![cfg_attr(not(feature = "redis"), allow(dead_code))]
+
+use std::sync::LazyLock;
+
+static RULE: LazyLock<Option<String>> = LazyLock::new(|| std::env::var("LEASEHOLD_BROKEN").ok());
+
+/// Whether this rule is the one that is broken.
+pub(crate) fn is(rule: &str) -> bool {
+    RULE.as_deref() == Some(rule)
+}
+
+/// Each with what stands in the script and what stands there instead.
+pub(crate) const IN_LUA: [(&str, &str, &str); 9] = [
+    // Whoever releases an id that is not there hits whoever holds longest.
+    (
+        "ownership",
+        "    outcomes[at - 6] = 'nobody'",
+        "    outcomes[at - 6] = 'nobody'; held = held - call('ZREMRANGEBYRANK', MAIN, 0, 0)",
+    ),
+    // The index of a lock outlives it, and nobody asks whose the lock is that it leads to.
+    ("ownership", "call('SET', KEYS[2], ARGV[5], 'PX', ARGV[3])", "call('SET', KEYS[2], ARGV[5])"),
+    ("ownership", "if record.lockId ~= ARGV[2] then return 0 end", ""),
+    // Whoever is silent is never removed.
+    ("expiry", "local dead = due(MAIN, held)", "local dead"),
+    // Whoever has not said a word for a little while is removed, though it was told that it has longer.
+    (
+        "early",
+        "local dead = due(MAIN, held)",
+        "NOW_STAMP = stamp(NOW + 1200000) local dead = due(MAIN, held) NOW_STAMP = stamp(NOW)",
+    ),
+    (
+        "lifo",
+        "call('ZRANGE', WAITING, passed_over, last)",
+        "call('ZREVRANGE', WAITING, passed_over, last)",
+    ),
+    ("limit", "elseif held < capacity then", "elseif held <= capacity then"),
+    (
+        "fence",
+        "local n = #infos\n  infos[n + 1]",
+        "last_fence = last_fence - last_fence % 1000000 local n = #infos\n  infos[n + 1]",
+    ),
+    ("fence", "redis.pcall('INCR', KEYS[3])", "redis.pcall('INCRBY', KEYS[3], NOW % 2)"),
+];
+
+/// A part of a script with the rule broken that it keeps, if that is the one.
+pub(crate) fn in_lua(part: &str) -> String {
+    let broken = IN_LUA.iter().filter(|(rule, _, _)| is(rule));
+    broken.fold(part.to_owned(), |part, (_, stands, instead)| part.replace(stands, instead))
+}
