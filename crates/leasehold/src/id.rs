@@ -127,7 +127,7 @@ impl Hash for AcquisitionId {
     }
 }
 
-/// A map by acquisition id, or by its sequence.
+/// A map by acquisition id.
 pub(crate) type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<IdHasher>>;
 
 /// Lets ids that were minted one after the other lie side by side in a map, because they are mostly used one

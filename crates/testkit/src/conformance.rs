@@ -63,6 +63,7 @@ macro_rules! conformance {
                 a_permit_is_released_once,
                 an_id_that_nobody_knows_is_not_an_error,
                 a_detached_permit_is_held_until_its_id_is_released,
+                releasing_anothers_id_leaves_ones_own_alone,
                 a_guard_is_told_when_its_id_is_released_by_hand,
                 a_guard_is_told_when_another_client_releases_its_id,
                 a_guard_whose_permit_is_gone_takes_nobody_elses,

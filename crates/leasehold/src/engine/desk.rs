@@ -36,8 +36,9 @@ pub(crate) struct Desk {
     pub(super) renewals: Vec<Command>,
     /// When the engine's thread looks at this desk next, as far as it has been told.
     pub(super) looked_at: Option<Moment>,
-    /// For a store that is away. A store that is here keeps the tickets itself.
-    tickets: IdMap<u64, Entry>,
+    /// For a store that is away. A store that is here keeps the tickets itself. By the whole id: there may be one of
+    /// another client's, which is being released here.
+    tickets: IdMap<AcquisitionId, Entry>,
     /// For a store that is away: who waits there, in the order of its queue, so that the backstop can ask about
     /// the first. Not the order in which they asked: whoever was taken for dead queues again.
     waiting: BTreeMap<u64, AcquisitionId>,
@@ -128,10 +129,7 @@ impl Desk {
     pub(super) fn ticket(&self, id: AcquisitionId) -> Option<&Arc<Ticket>> {
         match &self.store {
             Store::Here(store) => store.machine().kept(id)?.as_ref(),
-            Store::Away(_) => {
-                let entry = self.tickets.get(&id.sequence())?;
-                Some(&entry.ticket).filter(|ticket| ticket.id == id)
-            }
+            Store::Away(_) => self.tickets.get(&id).map(|entry| &entry.ticket),
         }
     }
 
@@ -150,7 +148,7 @@ impl Desk {
             Store::Away(_) => {
                 let (ticket, place) = (ticket.clone(), None);
                 let entry = Entry { ticket, place, renew_at: None, ends_at: None };
-                self.tickets.insert(id.sequence(), entry);
+                self.tickets.insert(id, entry);
             }
         }
     }
@@ -159,7 +157,7 @@ impl Desk {
     fn forget(&mut self, id: AcquisitionId) -> Option<Arc<Ticket>> {
         self.ticket(id)?;
         self.leave_line(id);
-        let Entry { ticket, renew_at, ends_at, .. } = self.tickets.remove(&id.sequence())?;
+        let Entry { ticket, renew_at, ends_at, .. } = self.tickets.remove(&id)?;
         self.strike(renew_at, Chore::Renew(id));
         self.strike(ends_at, Chore::End(id));
         self.strike(ticket.gives_up_at, Chore::GiveUp(id));
@@ -168,7 +166,7 @@ impl Desk {
 
     /// The store says that it waits. If it did not before, it stands behind everyone else of ours.
     fn stand_in_line(&mut self, id: AcquisitionId) {
-        let Some(entry) = self.tickets.get_mut(&id.sequence()) else { return };
+        let Some(entry) = self.tickets.get_mut(&id) else { return };
         if entry.place.is_none() {
             self.last_place += 1;
             entry.place = Some(self.last_place);
@@ -180,7 +178,7 @@ impl Desk {
     }
 
     fn leave_line(&mut self, id: AcquisitionId) {
-        let entry = self.tickets.get_mut(&id.sequence());
+        let entry = self.tickets.get_mut(&id);
         if let Some(place) = entry.and_then(|entry| entry.place.take()) {
             self.waiting.remove(&place);
         }
@@ -203,7 +201,7 @@ impl Desk {
             Store::Away(_) => {
                 let mut ids: Vec<_> = self.tickets.values().map(|entry| entry.ticket.id).collect();
                 ids.sort_unstable();
-                ids.into_iter().partition(|id| self.tickets[&id.sequence()].ticket.is_waiting())
+                ids.into_iter().partition(|id| self.tickets[id].ticket.is_waiting())
             }
         };
         waiters.reverse();
@@ -405,7 +403,7 @@ impl Desk {
             Outcome::Held(_) => {
                 // Granted by somebody else, and the wake-up was lost. Perhaps not the only one.
                 self.claim(id);
-                let place = self.tickets.get(&id.sequence()).and_then(|entry| entry.place);
+                let place = self.tickets.get(&id).and_then(|entry| entry.place);
                 self.ask_oldest_from(place.map_or(0, |place| place + 1));
             }
             Outcome::Queued { .. } | Outcome::Waiting => {
@@ -472,7 +470,7 @@ impl Desk {
     }
 
     fn end(&mut self, id: AcquisitionId, now: Moment, after: &mut After) {
-        let Some(entry) = self.tickets.get_mut(&id.sequence()) else { return };
+        let Some(entry) = self.tickets.get_mut(&id) else { return };
         entry.ends_at = None;
         let ticket = entry.ticket.clone();
         let valid_until = ticket.valid_until();
@@ -547,7 +545,7 @@ impl Desk {
 
     fn ask_oldest_from(&mut self, place: u64) {
         let Some((_, oldest)) = self.waiting.range(place..).next() else { return };
-        self.renewals.push(renew(&self.tickets[&oldest.sequence()].ticket));
+        self.renewals.push(renew(&self.tickets[oldest].ticket));
     }
 
     /// Renewals go in batches: whoever is due, and those who will be soon.
@@ -567,7 +565,7 @@ impl Desk {
     }
 
     fn renew_now(&mut self, id: AcquisitionId) -> Option<Span> {
-        let entry = self.tickets.get_mut(&id.sequence())?;
+        let entry = self.tickets.get_mut(&id)?;
         entry.renew_at = None;
         self.renewals.push(renew(&entry.ticket));
         entry.ticket.semaphore.terms.heartbeat
@@ -602,7 +600,7 @@ impl Desk {
     }
 
     fn set_renewal(&mut self, id: AcquisitionId, at: Moment) {
-        let Some(entry) = self.tickets.get_mut(&id.sequence()) else { return };
+        let Some(entry) = self.tickets.get_mut(&id) else { return };
         let before = entry.renew_at.replace(at);
         self.strike(before, Chore::Renew(id));
         self.agenda.insert((at, Chore::Renew(id)));
@@ -612,7 +610,7 @@ impl Desk {
         if at == Moment::NEVER {
             return;
         }
-        let Some(entry) = self.tickets.get_mut(&id.sequence()) else { return };
+        let Some(entry) = self.tickets.get_mut(&id) else { return };
         let before = entry.ends_at.replace(at);
         self.strike(before, Chore::End(id));
         self.agenda.insert((at, Chore::End(id)));

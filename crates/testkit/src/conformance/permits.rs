@@ -98,6 +98,20 @@ pub async fn a_detached_permit_is_held_until_its_id_is_released(store: &impl Sto
     all_are_free(&semaphore).await;
 }
 
+/// Both are the first acquisition of their clients, and so have the same number.
+pub async fn releasing_anothers_id_leaves_ones_own_alone(store: &impl Store) {
+    let (here, there, name) = (store.client().await, store.client().await, unique("same number"));
+    let id = acquire(&declare(&here, &name, 1)).await.detach();
+    let semaphore = declare(&there, &name, 1);
+    let waiter = Waiter::join(&semaphore).await;
+    assert!(release_by_id(&semaphore, id).await);
+    let permit = waiter.permit().await;
+    assert!(!release_by_id(&semaphore, id).await);
+    permit.check().unwrap();
+    assert!(release(permit).await);
+    all_are_free(&semaphore).await;
+}
+
 pub async fn a_guard_is_told_when_its_id_is_released_by_hand(store: &impl Store) {
     let semaphore = semaphore(store, "released by hand", 2).await;
     let asked_before = acquire(&semaphore).await;
