@@ -150,7 +150,7 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
     if let Store::Local(_) = &run.store {
         stage::check_local(&run.store)?;
     }
-    let stage = Stage::set(&run.store, run.workers + 1, dir)?;
+    let stage = Stage::set(&run.store, run.workers + 1, dir);
     let show = Show {
         seed,
         dir: dir.to_owned(),
@@ -217,7 +217,7 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
         match left {
             Ok(leftovers) => log.leftovers = leftovers,
             Err(why) => {
-                log.doubts.push(format!("nobody could look into the store at the end: {why}"))
+                log.doubts.push(format!("nobody could look into the store at the end: {why}"));
             }
         }
     }

@@ -87,9 +87,9 @@ fn free(possible: impl Iterator<Item = Vec<Span>>, capacity: usize) -> Spans {
     let (mut count, mut since, mut spans) = (0_usize, Some(0), Vec::new());
     for (at, begins) in steps {
         if begins {
-            count += 1
+            count += 1;
         } else {
-            count -= 1
+            count -= 1;
         }
         match since {
             Some(from) if count >= capacity => {

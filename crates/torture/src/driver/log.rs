@@ -66,8 +66,8 @@ impl FromStr for Log {
 }
 
 impl Log {
-    fn read(&mut self, line: &str) -> Option<()> {
-        let (what, rest) = line.split_once(' ')?;
+    fn read(&mut self, text: &str) -> Option<()> {
+        let (what, rest) = text.split_once(' ')?;
         let words: Vec<_> = rest.split(' ').collect();
         let number = |at: usize| words.get(at)?.parse::<Micros>().ok();
         let index = |at: usize| usize::try_from(number(at)?).ok();
@@ -92,8 +92,9 @@ impl Log {
                     "broke" => LifeEnd::Broke(words[4..].join(" ")),
                     _ => LifeEnd::Done,
                 };
-                let (life, foreign) = (words.get(1)?.parse().ok()?, words.get(2)?.parse().ok()?);
-                self.lives.push(Life { worker: index(0)?, life, foreign, end });
+                let foreign = words.get(2)?.parse().ok()?;
+                let (worker, life) = (index(0)?, words.get(1)?.parse().ok()?);
+                self.lives.push(Life { worker, life, foreign, end });
             }
             "crowded" => {
                 let crowded = Crowded { at: number(0)?, thing: index(1)?, held: number(2)? };

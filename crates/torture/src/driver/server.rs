@@ -21,7 +21,7 @@ pub(super) fn lane(show: &Show, stage: &Stage) {
             11..22 => show.fault(Kind::Crash, Scope::Everybody, || redis.primary().crash()),
             22..32 => {
                 show.fault(Kind::RestartEmpty, Scope::Everybody, || {
-                    redis.primary().restart_empty()
+                    redis.primary().restart_empty();
                 });
                 forget_fences(show);
             }

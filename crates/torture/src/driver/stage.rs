@@ -11,7 +11,7 @@ use testkit::redis_server::RedisServer;
 use crate::store::Store;
 
 pub(super) enum Stage {
-    Redis(Redis),
+    Redis(Box<Redis>),
     Local(String),
 }
 
@@ -30,12 +30,12 @@ pub(super) fn check_local(store: &Store) -> Result<(), String> {
 }
 
 impl Stage {
-    pub(super) fn set(store: &Store, workers: usize, dir: &Path) -> Result<Self, String> {
+    pub(super) fn set(store: &Store, workers: usize, dir: &Path) -> Self {
         match store {
-            Store::Redis => Ok(Self::Redis(Redis::start(workers))),
+            Store::Redis => Self::Redis(Box::new(Redis::start(workers))),
             Store::Local(path) => {
                 let path = path.clone().unwrap_or_else(|| dir.join("store.sqlite"));
-                Ok(Self::Local(format!("sqlite:{}", path.display())))
+                Self::Local(format!("sqlite:{}", path.display()))
             }
         }
     }

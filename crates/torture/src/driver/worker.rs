@@ -122,10 +122,10 @@ impl<'a> Worker<'a> {
             72..82 => lasting(Kind::HalfOpen, &|| proxy.half_open()),
             82..88 => show.fault(Kind::Forget, scope, || proxy.forget_connections()),
             88..96 => {
-                show.fault(Kind::LoseReply, scope, || lose(proxy, rng, FaultProxy::lose_reply_to))
+                show.fault(Kind::LoseReply, scope, || lose(proxy, rng, FaultProxy::lose_reply_to));
             }
             _ => {
-                show.fault(Kind::LoseRequest, scope, || lose(proxy, rng, FaultProxy::lose_request))
+                show.fault(Kind::LoseRequest, scope, || lose(proxy, rng, FaultProxy::lose_request));
             }
         }
         if killed { self.kill(rng) } else { self }
