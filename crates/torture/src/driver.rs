@@ -85,6 +85,8 @@ struct Show {
     changed: Condvar,
     log: Mutex<Log>,
     broken: Option<String>,
+    /// Whether somebody wanted to know only if anything is found, and it was.
+    found: Mutex<bool>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug)]
@@ -158,6 +160,7 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
         changed: Condvar::new(),
         log: Mutex::default(),
         broken: run.broken.clone(),
+        found: Mutex::new(false),
     };
     let interrupted = Arc::new(Mutex::new(false));
     listen_for_ctrl_c(&interrupted);
@@ -182,13 +185,13 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
         let server = lanes.spawn(|| server::lane(&show, &stage));
         let begun = Instant::now();
         let mut looked = begun;
-        let mut found = false;
         let mut over = |limit: Duration| {
             if run.until_found && looked.elapsed() > CALM {
-                found = found || found_something(&show);
+                let found = *lock(&show.found) || found_something(&show);
+                *lock(&show.found) = found;
                 looked = Instant::now();
             }
-            begun.elapsed() >= limit || *lock(&interrupted) || found
+            begun.elapsed() >= limit || *lock(&interrupted) || *lock(&show.found)
         };
         while !over(faults) {
             thread::sleep(Duration::from_millis(100));
@@ -211,7 +214,7 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
         let ran = lock(&show.log).ended - lock(&show.log).began;
         let whole = whole.as_secs();
         show.doubt(format!("it was stopped after {} of {whole} s", ran / SECOND));
-    } else {
+    } else if !*lock(&show.found) {
         let left = leftovers::look(&stage, &lock(&show.log));
         let mut log = lock(&show.log);
         match left {

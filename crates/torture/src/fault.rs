@@ -88,13 +88,17 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// How long after its end clients may still be busy with it: whoever waits for an answer suspects the connection
-    /// after a socket timeout, connects within a second or two, and asks about everything anew.
+    /// How long after its end clients may still be busy with it. A connection that was closed is made anew at once, and
+    /// everything is asked about. Whoever waits for an answer that never comes suspects the connection only after a socket
+    /// timeout, perhaps of the second attempt.
     #[must_use]
     pub fn settle(&self) -> Micros {
         match self.kind {
             Kind::ScriptFlush => 0,
             Kind::Slow => 2 * SECOND,
+            Kind::Cut | Kind::Reset | Kind::LoseReply | Kind::LoseRequest | Kind::ClientKill => {
+                3 * SECOND
+            }
             _ => 2 * SOCKET_TIMEOUT + 3 * SECOND,
         }
     }

@@ -7,7 +7,7 @@ use clap::Parser;
 use torture::args::{Arguments, Part, Run};
 use torture::driver::{self, Log};
 use torture::report::{self, Outcome};
-use torture::{check, worker};
+use torture::{check, clock, worker};
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -41,7 +41,10 @@ fn torture(run: &Run) -> Result<(Outcome, String), String> {
     log.save(dir).map_err(|error| error.to_string())?;
     let broken = run.broken.as_ref().map(|rule| format!(", broken: {rule}")).unwrap_or_default();
     let title = format!("{} seed {seed}{broken}", run.store);
-    let (outcome, report) = judge(dir, &title, &log)?;
+    let (outcome, mut report) = judge(dir, &title, &log)?;
+    if run.until_found && outcome == Outcome::Violated {
+        report += &found(dir, &log)?;
+    }
     if let Some(path) = &run.report {
         std::fs::write(path, &report).map_err(|error| format!("{}: {error}", path.display()))?;
     }
@@ -57,6 +60,16 @@ fn judge(dir: &Path, title: &str, log: &Log) -> Result<(Outcome, String), String
     let mut verdict = check::check(&history);
     let outcome = report::judge(log, &mut verdict);
     Ok((outcome, report::write(title, log, &verdict, outcome)))
+}
+
+/// Which rules, and how soon.
+fn found(dir: &Path, log: &Log) -> Result<String, String> {
+    let verdict = check::check(&driver::gather(dir, log)?);
+    let mut rules: Vec<_> = verdict.violations.iter().map(|found| found.rule.as_str()).collect();
+    rules.sort_unstable();
+    rules.dedup();
+    let seconds = (log.ended - log.began) / clock::SECOND;
+    Ok(format!("found after {seconds} s: {}\n", rules.join(", ")))
 }
 
 fn keep(dir: tempfile::TempDir) -> PathBuf {

@@ -5,9 +5,9 @@
 //! lease; and whoever waits can for as long as a fault may have kept it from hearing of its permit. Who waits in the best
 //! of health is told within milliseconds if it is granted one: that it is not is what is looked for here.
 //!
-//! While a permit is free for certain and somebody waits, whom no fault has befallen, the wait is *unexplained*. A release
-//! hands over at once; should the wake-up be lost, the backstop finds out within a second. So an unexplained wait of much
-//! more than that is a violation.
+//! While a permit is free for certain and somebody waits, whom no fault has befallen, the wait is *unexplained*, but for the
+//! moment that handing over takes. A release hands over at once; should the wake-up be lost, the backstop finds out within
+//! a second. So an unexplained wait of much more than that is a violation.
 
 use super::ops::Op;
 use super::spans::{Span, Spans};
@@ -18,6 +18,8 @@ use crate::plan::{self, BACKSTOP};
 
 /// What an unexplained wait may take, on a machine that has other things to do.
 const BOUND: Micros = BACKSTOP + 3 * SECOND / 2;
+/// What handing over may take each time.
+const MOMENT: Micros = 100 * MILLISECOND;
 /// How long a release in the background may be on its way.
 const UNDER_WAY: Micros = 500 * MILLISECOND;
 /// For how long another program's waiter is granted a permit if it does not say anything.
@@ -34,15 +36,18 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
         let Some((from, until)) = op.waited() else { continue };
         for calm in case.touched.of(op.worker).without((from, until.min(case.history.ended))) {
             verdict.facts.judged_waits += 1;
-            for (from, to) in free.within(calm) {
-                let unexplained = (to - from).saturating_sub(slowness(case, (from, to)));
-                verdict.facts.longest_unexplained =
-                    verdict.facts.longest_unexplained.max(unexplained);
-                if unexplained > BOUND {
-                    let millis = unexplained / MILLISECOND;
-                    let what = format!("{op} waited for {millis} ms while a permit was free");
-                    verdict.found(Rule::Waiting, known.name, to, what);
-                }
+            // Between two such times somebody else may have held. But whoever comes before us and goes away again makes
+            // us wait for a moment, not for seconds.
+            let free = free.within(calm).into_iter();
+            let moments = free.map(|(from, to)| (to - from).saturating_sub(MOMENT));
+            let unexplained = moments.sum::<Micros>();
+            let unexplained = unexplained.saturating_sub(slowness(case, calm, unexplained));
+            let facts = &mut verdict.facts;
+            facts.longest_unexplained = facts.longest_unexplained.max(unexplained);
+            if unexplained > BOUND {
+                let millis = unexplained / MILLISECOND;
+                let what = format!("{op} waited for {millis} ms while a permit was free");
+                verdict.found(Rule::Waiting, known.name, calm.1, what);
             }
         }
     }
@@ -105,8 +110,8 @@ fn free(possible: impl Iterator<Item = Vec<Span>>, capacity: usize) -> Spans {
 }
 
 /// How long workers stood still then, whoever they are: each may have been the next in line.
-fn slowness(case: &Case<'_>, (from, to): Span) -> Micros {
-    if to - from < BACKSTOP {
+fn slowness(case: &Case<'_>, (from, to): Span, unexplained: Micros) -> Micros {
+    if unexplained < BACKSTOP {
         return 0;
     }
     let lines = case.history.lives.iter().flat_map(|(_, lines)| lines);

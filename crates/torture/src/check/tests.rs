@@ -247,11 +247,11 @@ fn wait_for(end: fn(Story) -> Story, life: LifeEnd, gives_up: Micros) -> History
 #[test]
 fn nobody_waits_for_a_permit_that_is_free() {
     let released = |story: Story| story.end(1000, 1, How::Released);
-    broken(&wait_for(released, LifeEnd::Done, 3600), &[Rule::Waiting]);
-    kept(&wait_for(released, LifeEnd::Done, 3400));
+    broken(&wait_for(released, LifeEnd::Done, 3700), &[Rule::Waiting]);
+    kept(&wait_for(released, LifeEnd::Done, 3500));
     let dropped = |story: Story| story.end(1000, 1, How::Dropped);
-    kept(&wait_for(dropped, LifeEnd::Done, 3900));
-    broken(&wait_for(dropped, LifeEnd::Done, 4100), &[Rule::Waiting]);
+    kept(&wait_for(dropped, LifeEnd::Done, 4000));
+    broken(&wait_for(dropped, LifeEnd::Done, 4200), &[Rule::Waiting]);
 }
 
 #[test]
@@ -259,8 +259,8 @@ fn a_dead_holder_keeps_its_permit_for_a_lease_and_no_longer() {
     let aftermath = semaphore(1).aftermath() / MILLISECOND;
     assert_eq!(aftermath, 3000 + CONFIRM / MILLISECOND + 1500);
     let killed = LifeEnd::Killed(1000 * MILLISECOND);
-    kept(&wait_for(|story| story, killed.clone(), 1000 + aftermath + 2400));
-    broken(&wait_for(|story| story, killed, 1000 + aftermath + 2600), &[Rule::Waiting]);
+    kept(&wait_for(|story| story, killed.clone(), 1000 + aftermath + 2500));
+    broken(&wait_for(|story| story, killed, 1000 + aftermath + 2700), &[Rule::Waiting]);
 }
 
 #[test]
@@ -278,7 +278,7 @@ fn who_is_cut_off_has_to_wait() {
 #[test]
 fn a_machine_that_stood_still_is_no_violation() {
     let released = |story: Story| story.end(1000, 1, How::Released);
-    let mut history = wait_for(released, LifeEnd::Done, 3600);
+    let mut history = wait_for(released, LifeEnd::Done, 3700);
     let gap = Event::Gap { since: 1500 * MILLISECOND };
     history.lives[1].1.insert(2, Line { at: 3000 * MILLISECOND, event: gap });
     kept(&history);

@@ -3,27 +3,36 @@
 use std::time::{Duration, Instant};
 
 use leasehold::Client;
+use redis::Connection;
 
-use super::stage::{Redis, Stage};
+use super::stage::{Redis, Stage, ask};
 use super::{LifeEnd, Log};
-use crate::plan::{self, THINGS};
+use crate::plan::{self, THINGS, Thing};
 
-/// What died keeps its lease until it is over, and what was written for it lives ten seconds longer.
-const PATIENCE: Duration = Duration::from_secs(25);
+/// What died keeps its lease until it is over.
+const LEASES: Duration = Duration::from_secs(25);
+/// And what nobody removes lives ten seconds longer than that.
+const KEYS: Duration = Duration::from_secs(15);
 
 pub(super) fn look(stage: &Stage, log: &Log) -> Result<Vec<String>, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|error| error.to_string())?.block_on(async {
         let client = Client::open(&stage.direct_url()).await.map_err(|error| error.to_string())?;
         let begun = Instant::now();
-        loop {
-            let mut left = sweep(&client).await.map_err(|error| error.to_string())?;
-            if let Stage::Redis(redis) = stage {
-                left.extend(keys(redis, log));
+        let missing = loop {
+            let missing = sweep(&client).await.map_err(|error| error.to_string())?;
+            if missing.is_empty() || begun.elapsed() > LEASES {
+                break missing;
             }
-            if left.is_empty() || begun.elapsed() > PATIENCE {
-                client.close().await.map_err(|error| error.to_string())?;
-                return Ok(left);
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        };
+        client.close().await.map_err(|error| error.to_string())?;
+        let Stage::Redis(redis) = stage else { return Ok(missing) };
+        let begun = Instant::now();
+        loop {
+            let left = keys(redis, log);
+            if left.is_empty() || begun.elapsed() > KEYS {
+                return Ok(missing.into_iter().chain(left).collect());
             }
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
@@ -35,29 +44,15 @@ async fn sweep(client: &Client) -> Result<Vec<String>, leasehold::Error> {
     let mut missing = Vec::new();
     for thing in &THINGS {
         match thing.kind {
-            plan::Kind::Semaphore => {
-                let semaphore = client.semaphore(thing.name, thing.capacity).build()?;
-                let mut permits = Vec::new();
-                for _ in 0..thing.capacity {
-                    permits.extend(semaphore.try_acquire().await?);
-                }
-                if permits.len() < thing.capacity as usize {
-                    let had = permits.len();
-                    missing.push(format!("{}: {had} of {} permits", thing.name, thing.capacity));
-                }
-                for permit in permits {
-                    permit.release().await?;
-                }
-            }
+            plan::Kind::Semaphore => missing.extend(take_all(client, thing).await?),
             plan::Kind::Lock => {
                 if client.locks().is_locked(thing.name).await? {
                     missing.push(format!("{}: the lock", thing.name));
                 }
             }
             plan::Kind::Pool => {
-                let pool =
-                    client.pool(thing.name, thing.capacity).ttl(thing.lease_time()).build()?;
-                let held = pool.count().await?.current_count;
+                let pool = client.pool(thing.name, thing.capacity);
+                let held = pool.ttl(thing.lease_time()).build()?.count().await?.current_count;
                 if held > 0 {
                     missing.push(format!("{}: {held} leases are held", thing.name));
                 }
@@ -67,10 +62,25 @@ async fn sweep(client: &Client) -> Result<Vec<String>, leasehold::Error> {
     Ok(missing)
 }
 
+async fn take_all(client: &Client, thing: &Thing) -> Result<Option<String>, leasehold::Error> {
+    let semaphore = client.semaphore(thing.name, thing.capacity);
+    let semaphore = semaphore.heartbeat_max_interval(thing.lease_time()).build()?;
+    let mut permits = Vec::new();
+    for _ in 0..thing.capacity {
+        permits.extend(semaphore.try_acquire().await?);
+    }
+    let had = permits.len();
+    for permit in permits {
+        permit.release().await?;
+    }
+    let all = had == thing.capacity as usize;
+    Ok((!all).then(|| format!("{}: {had} of {} permits", thing.name, thing.capacity)))
+}
+
 /// Keys that ought not to be there.
 fn keys(redis: &Redis, log: &Log) -> Vec<String> {
     let mut connection = redis.primary().connection();
-    let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut connection).unwrap_or_default();
+    let keys: Vec<String> = ask(&mut connection, &["KEYS", "*"]);
     let killed = log.lives.iter().any(|life| matches!(life.end, LifeEnd::Killed(_)));
     let stays = |key: &String| {
         let kept = ["adv-sem:semaphore_fence:", "adv-sem:semaphore_max:", "syncguard:fence:"];
@@ -78,7 +88,29 @@ fn keys(redis: &Redis, log: &Log) -> Vec<String> {
         let who = key.starts_with("adv-sem:client:");
         // Another program's notification of somebody who died before he read it. It expires.
         let unread = killed && key.starts_with("adv-sem:acquisition_notification:");
-        kept.iter().any(|prefix| key.starts_with(prefix)) || who || unread
+        // The other program's sweep takes members out of one key and leaves what belongs to them in others: its own in
+        // `ttl`, ours in `info`. All of these expire.
+        let shared = THINGS.iter().filter(|thing| thing.shared).map(|thing| thing.name);
+        let swept = killed
+            && ["ttl", "info"].into_iter().any(|kind| {
+                let of = |name| *key == format!("adv-sem:semaphore_{kind}:{name}");
+                shared.clone().any(of)
+            });
+        kept.iter().any(|prefix| key.starts_with(prefix)) || who || unread || swept
     };
-    keys.into_iter().filter(|key| !stays(key)).map(|key| format!("the key {key}")).collect()
+    let mut left: Vec<_> = keys.into_iter().filter(|key| !stays(key)).collect();
+    left.sort();
+    left.iter().map(|key| format!("the key {key} {}", contents(&mut connection, key))).collect()
+}
+
+/// For whoever has to find out why.
+fn contents(connection: &mut Connection, key: &str) -> String {
+    let kind: String = ask(connection, &["TYPE", key]);
+    let expiry: i64 = ask(connection, &["PTTL", key]);
+    let rest: Vec<String> = match kind.as_str() {
+        "hash" => ask(connection, &["HGETALL", key]),
+        "zset" => ask(connection, &["ZRANGE", key, "0", "5", "WITHSCORES"]),
+        _ => Vec::new(),
+    };
+    format!("({kind}, for {expiry} ms: {})", rest.join(" "))
 }

@@ -52,7 +52,7 @@ pub(super) fn lane(show: &Show, stage: &Stage) {
                 }
             }
         }
-        next = millis(&mut rng, 3000..16_000);
+        next = millis(&mut rng, 4000..24_000);
     }
 }
 

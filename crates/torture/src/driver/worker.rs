@@ -44,7 +44,7 @@ pub(super) fn lane(show: &Show, stage: &Stage, index: usize, foreign: bool) {
         } else {
             worker = worker.suffer(&mut rng, proxy);
         }
-        next = millis(&mut rng, 2000..14_000);
+        next = millis(&mut rng, 4000..24_000);
     }
     if let Some(proxy) = proxy {
         proxy.heal();
@@ -157,6 +157,9 @@ impl<'a> Worker<'a> {
     fn finish(mut self) {
         if self.has_ended() {
             return;
+        }
+        if *lock(&self.show.found) {
+            return self.ended(LifeEnd::Killed(clock::now()));
         }
         let told = clock::now();
         if let Some(input) = self.process.stdin.as_mut() {
