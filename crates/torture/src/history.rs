@@ -46,6 +46,8 @@ pub enum Event {
     Wrote { op: OpId, since: Micros, version: u64 },
     /// The record refused this fence because of a newer one, `floor`.
     Refused { op: OpId, fence: u64, floor: u64 },
+    /// The record had changed under a good fence, to this version.
+    Conflict { op: OpId, fence: u64, version: u64 },
     /// The process did not run between `since` and now.
     Gap { since: Micros },
     /// The process ends as it should.
@@ -120,6 +122,7 @@ impl fmt::Display for Line {
             }
             Event::Wrote { op, since, version } => write!(f, "wrote {op} {since} {version}"),
             Event::Refused { op, fence, floor } => write!(f, "refused {op} {fence} {floor}"),
+            Event::Conflict { op, fence, version } => write!(f, "conflict {op} {fence} {version}"),
             Event::Gap { since } => write!(f, "gap {since}"),
             Event::Done => write!(f, "done"),
         }
@@ -178,6 +181,11 @@ impl FromStr for Line {
                 op: words.number()?,
                 fence: words.number()?,
                 floor: words.number()?,
+            },
+            "conflict" => Event::Conflict {
+                op: words.number()?,
+                fence: words.number()?,
+                version: words.number()?,
             },
             "gap" => Event::Gap { since: words.number()? },
             "done" => Event::Done,
@@ -274,6 +282,7 @@ mod tests {
             Event::Intend { op, fence, version, before: 1, sum: u64::MAX },
             Event::Wrote { op, since, version },
             Event::Refused { op, fence, floor: 9 },
+            Event::Conflict { op, fence, version },
             Event::Gap { since },
             Event::Done,
         ];

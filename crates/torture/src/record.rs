@@ -2,8 +2,9 @@
 //!
 //! It is a file of one line, `version floor sum`. Whoever reads or writes it names its fence. The record remembers the
 //! newest fence it has seen, its floor, and refuses older ones, also to readers: a holder that was paused after it
-//! read must not write once its successor has read. `sum` is a checksum over all versions before, so that an update
-//! that was lost shows.
+//! read must not write once its successor has read. So between reading and writing the version cannot change under a
+//! holder whose fence is good; if it has, an update would be lost, and that is said instead ([`Step::Conflict`]). `sum` is a
+//! checksum over all versions before.
 //!
 //! The file is locked only for one step. From reading to writing nothing protects the record but the lock that is being
 //! tested, and the fence.
@@ -28,6 +29,10 @@ pub enum Step {
     /// A newer fence was here before.
     Refused {
         floor: u64,
+    },
+    /// Somebody with a fence that is not newer has written since: this would undo it.
+    Conflict {
+        version: u64,
     },
     /// Somebody has locked the file; perhaps he was stopped.
     Busy,
@@ -55,20 +60,23 @@ impl Record {
     pub fn read(&self, fence: u64) -> io::Result<Step> {
         self.step(|state| {
             if fence < state.floor {
-                return Err(state.floor);
+                return Err(Step::Refused { floor: state.floor });
             }
             Ok(State { floor: fence, ..state })
         })
     }
 
-    /// Writes what follows `before`.
+    /// Writes the version that follows the one that was read.
     ///
     /// # Errors
     /// If the file cannot be written, or is no record.
     pub fn write(&self, fence: u64, version: u64, sum: u64) -> io::Result<Step> {
         self.step(|state| {
             if fence < state.floor {
-                return Err(state.floor);
+                return Err(Step::Refused { floor: state.floor });
+            }
+            if state.version + 1 != version {
+                return Err(Step::Conflict { version: state.version });
             }
             Ok(State { version, floor: fence, sum })
         })
@@ -94,7 +102,7 @@ impl Record {
         }
     }
 
-    fn step(&self, change: impl FnOnce(State) -> Result<State, u64>) -> io::Result<Step> {
+    fn step(&self, change: impl FnOnce(State) -> Result<State, Step>) -> io::Result<Step> {
         if self.file.try_lock().is_err() {
             return Ok(Step::Busy);
         }
@@ -105,7 +113,7 @@ impl Record {
                 self.file.write_all_at(line.as_bytes(), 0)?;
                 Ok(Step::Done(new))
             }
-            Err(floor) => Ok(Step::Refused { floor }),
+            Err(instead) => Ok(instead),
         });
         self.file.unlock()?;
         done
@@ -149,6 +157,8 @@ mod tests {
         let written = State { version: 1, floor: 2, sum: new };
         assert_eq!(late.write(2, 1, new).unwrap(), Step::Done(written));
         assert_eq!(early.look().unwrap(), written);
+        // The same fence twice: the second would undo what the first wrote.
+        assert_eq!(late.write(2, 1, new).unwrap(), Step::Conflict { version: 1 });
         late.forget_fences().unwrap();
         assert_eq!(early.read(1).unwrap(), Step::Done(State { floor: 1, ..written }));
     }

@@ -58,7 +58,9 @@ fn possible(case: &Case<'_>, op: &Op) -> Vec<Span> {
     let touched = case.touched.of(op.worker);
     let (over, told) = (op.over(), op.granted.map(|granted| granted.at));
     // Granted while a fault kept it from hearing of it. By the end of that it has asked.
-    let mut spans = touched.within((op.asked, told.unwrap_or(over)));
+    let unheard = touched.within((op.asked, told.unwrap_or(over)));
+    let waiting = waiting(op);
+    let mut spans: Vec<_> = unheard.into_iter().flat_map(|span| waiting.without(span)).collect();
     let ended = op.end.map(|(_, how)| how);
     if told.is_none() && ended.is_none() && op.killed.is_none() {
         // Whoever still waits, unharmed, is not taken to hold.
@@ -75,6 +77,13 @@ fn possible(case: &Case<'_>, op: &Op) -> Vec<Span> {
     };
     spans.push((told.unwrap_or(over), over.saturating_add(after)));
     spans
+}
+
+/// When it was certain to be in the queue: between two times that it was seen there, too close to each other for a permit
+/// that was granted, not claimed, and lost again.
+fn waiting(op: &Op) -> Spans {
+    let pairs = op.queued.windows(2).map(|pair| (pair[0].0, pair[1].1));
+    pairs.filter(|(from, to)| to - from < SECOND).collect()
 }
 
 /// When fewer than `capacity` could possibly hold.

@@ -46,6 +46,8 @@ pub(super) struct Op {
     pub(super) writes: Vec<Write>,
     /// When it was refused, and for the sake of which fence.
     pub(super) refused: Vec<(Micros, u64)>,
+    /// When the record had changed under it, and to which version.
+    pub(super) conflicts: Vec<(Micros, u64)>,
 }
 
 impl Op {
@@ -118,6 +120,7 @@ pub(super) fn read(history: &History) -> Result<Vec<Op>, String> {
                     killed,
                     writes: Vec::new(),
                     refused: Vec::new(),
+                    conflicts: Vec::new(),
                 });
                 continue;
             }
@@ -140,6 +143,7 @@ pub(super) fn read(history: &History) -> Result<Vec<Op>, String> {
                     }
                 }
                 Event::Refused { floor, .. } => op.refused.push((at, floor)),
+                Event::Conflict { version, .. } => op.conflicts.push((at, version)),
                 _ => {}
             }
         }
@@ -160,7 +164,8 @@ impl Event {
             | Self::Read { op, .. }
             | Self::Intend { op, .. }
             | Self::Wrote { op, .. }
-            | Self::Refused { op, .. } => Some(*op),
+            | Self::Refused { op, .. }
+            | Self::Conflict { op, .. } => Some(*op),
             _ => None,
         }
     }

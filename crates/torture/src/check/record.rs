@@ -20,6 +20,7 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
             versions.entry(write.version).or_default().push((op, *write));
         }
         refused(case, op, verdict);
+        changed(case, op, verdict);
     }
     let mut before: Option<(&Op, Write)> = None;
     for (version, writes) in &versions {
@@ -55,6 +56,23 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
             let what =
                 format!("the record is at version {}, after {newest} was written", state.version);
             verdict.found(Rule::Record, known.name, case.history.ended, what);
+        }
+    }
+}
+
+/// Somebody else wrote between this one's reading and writing, and no fence stood in the way.
+fn changed(case: &Case<'_>, op: &Op, verdict: &mut Verdict) {
+    for (at, version) in &op.conflicts {
+        let own = epoch(case.history, op);
+        let writers = case.ops.iter().filter(|other| {
+            other.thing == op.thing && other.writes.iter().any(|write| write.version == *version)
+        });
+        // After a loss of data the fences of a lock do not tell the new holders from the old.
+        let lost = own.is_none() || writers.clone().any(|other| epoch(case.history, other) != own);
+        if !lost {
+            let who: Vec<_> = writers.map(ToString::to_string).collect();
+            let what = format!("{op} would have undone what {} wrote", who.join(" or "));
+            verdict.found(Rule::Record, op.name(case.history), *at, what);
         }
     }
 }

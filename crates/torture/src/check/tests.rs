@@ -276,6 +276,27 @@ fn who_is_cut_off_has_to_wait() {
 }
 
 #[test]
+fn one_that_is_seen_in_the_queue_holds_nothing() {
+    let case = |seen: &[Micros]| {
+        let released = |story: Story| story.end(1000, 1, How::Released);
+        let mut history = wait_for(released, LifeEnd::Done, 5000);
+        let mut other = Story::default().ask(300, 1);
+        for at in seen {
+            other = other.seen(*at, 1);
+        }
+        let other = other.end(6000, 1, How::Cancelled);
+        let life = Life { worker: 2, life: 1, foreign: false, end: LifeEnd::Done };
+        history.lives.push((life, other.0));
+        history.faults.push(fault(Kind::Delay, Scope::Worker(2), 900, 5500));
+        history
+    };
+    // As far as anybody knows, it was granted the permit and has not heard of it.
+    kept(&case(&[900]));
+    let seen: Vec<_> = (900..5500).step_by(500).collect();
+    broken(&case(&seen), &[Rule::Waiting]);
+}
+
+#[test]
 fn a_machine_that_stood_still_is_no_violation() {
     let released = |story: Story| story.end(1000, 1, How::Released);
     let mut history = wait_for(released, LifeEnd::Done, 3700);
@@ -310,6 +331,29 @@ fn an_update_that_is_lost_is_found() {
     broken(&out_of_nothing, &[Rule::Record]);
     good.records[0] = state(1, sum_1);
     broken(&good, &[Rule::Record]);
+}
+
+#[test]
+fn an_update_that_would_be_undone_is_found() {
+    let case = || {
+        let first = Story::default().ask(100, 1).grant(100, 1, 1);
+        let first = first.line(400, Event::Conflict { op: 1, fence: 1000, version: 7 });
+        let second = Story::default().ask(200, 1).grant(200, 1, 2).writes(300, 1, 7, 1000, 5);
+        let made_from = Story::default().ask(1, 1).writes(2, 1, 6, 1, 4);
+        let stories = vec![made_from, first, second];
+        let mut history = history(Thing::lock("x", SECOND), stories);
+        history.lives[0].1.retain(|line| !matches!(line.event, Event::Wrote { .. }));
+        for line in &mut history.lives[0].1 {
+            if let Event::Intend { sum, .. } = &mut line.event {
+                *sum = 5;
+            }
+        }
+        history
+    };
+    broken(&case(), &[Rule::Record]);
+    let mut lost = case();
+    lost.faults.push(fault(Kind::RestartEmpty, Scope::Everybody, 150, 160));
+    kept(&lost);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{Life, LifeEnd, Log};
 use crate::check::History;
-use crate::clock;
+use crate::clock::{self, SECOND};
 use crate::history;
 use crate::plan::THINGS;
 use crate::worker::{history_path, record_path};
@@ -14,7 +14,7 @@ use crate::worker::{history_path, record_path};
 /// # Errors
 /// If a history cannot be read: then nothing can be said.
 pub fn gather(dir: &Path, log: &Log) -> Result<History, String> {
-    let mut history = so_far(dir, log)?;
+    let mut history = read(dir, log)?;
     for (at, thing) in THINGS.iter().enumerate().filter(|(_, thing)| thing.recorded) {
         let record = crate::record::Record::open(&record_path(dir, at));
         let state = record.and_then(|record| record.look());
@@ -24,18 +24,30 @@ pub fn gather(dir: &Path, log: &Log) -> Result<History, String> {
     Ok(history)
 }
 
-/// The same in the middle of a run: those who still live have not ended.
+/// The same in the middle of a run, as it was a moment ago: one history is read after the other, and what one says must
+/// not be missing from another.
 ///
 /// # Errors
 /// If a history cannot be read.
 pub(super) fn so_far(dir: &Path, log: &Log) -> Result<History, String> {
+    let until = clock::now() - SECOND;
+    let mut history = read(dir, log)?;
+    history.ended = until;
+    for (_, lines) in &mut history.lives {
+        lines.retain(|line| line.at <= until);
+    }
+    Ok(history)
+}
+
+/// All histories; those who still live have not ended.
+fn read(dir: &Path, log: &Log) -> Result<History, String> {
     let mut history = History {
         things: THINGS.to_vec(),
         wall_offset: log.wall_offset,
         faults: log.faults.clone(),
         crowded: log.crowded.clone(),
         leftovers: log.leftovers.clone(),
-        ended: if log.ended == 0 { clock::now() } else { log.ended },
+        ended: log.ended,
         ..History::default()
     };
     let mut lives = log.lives.clone();

@@ -131,6 +131,10 @@ impl Hands {
                     self.shared.diary.note(Event::Refused { op, fence, floor });
                     return None;
                 }
+                Step::Conflict { version } => {
+                    self.shared.diary.note(Event::Conflict { op, fence, version });
+                    return None;
+                }
                 Step::Busy => {
                     let pause = self.millis(1..10);
                     tokio::time::sleep(pause).await;
