@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use rusqlite::{Connection, Result, Row, params};
+use rusqlite::{Connection, Result, Row, Rows, params};
 
 use super::store::{Store, Surroundings};
 use crate::clock::Time;
 use crate::stats::{Member, Query, SemaphoreStats};
-use crate::{AcquisitionId, ClientId, Error};
+use crate::{AcquisitionId, ClientId, Error, Fence};
 
 pub(super) fn fetch(
     store: &mut Store,
@@ -16,7 +16,8 @@ pub(super) fn fetch(
 ) -> std::result::Result<Vec<SemaphoreStats>, Error> {
     store.read(|tx, now, around| {
         let mut reading = Reading { tx, now, around, dead: BTreeMap::new() };
-        reading.names(query)?.into_iter().map(|named| reading.of(named)).collect()
+        let names = reading.names(query)?;
+        names.into_iter().map(|named| reading.of(named, query.waiters)).collect()
     })
 }
 
@@ -49,39 +50,57 @@ impl Reading<'_, '_> {
         Ok(found)
     }
 
-    fn of(&mut self, (row, name, capacity): Named) -> Result<SemaphoreStats> {
+    fn of(&mut self, (row, name, capacity): Named, everyone: bool) -> Result<SemaphoreStats> {
         let holders = self.holders(row)?;
         let (waiting, oldest_wait) = self.queue(row)?;
-        Ok(SemaphoreStats { name, capacity, holders, waiting, oldest_wait })
+        let waiters = if everyone { self.waiters(row)? } else { Vec::new() };
+        Ok(SemaphoreStats { name, capacity, holders, waiters, waiting, oldest_wait })
     }
 
     /// The longest first: by fence, which is exact; who has none yet came last.
     fn holders(&mut self, semaphore: i64) -> Result<Vec<Member>> {
         let mut select = self.tx.prepare_cached(
-            "SELECT h.client, h.sequence, h.since, h.ends, h.label, c.host, c.pid
+            "SELECT h.client, h.sequence, h.since, h.ends, h.label, c.host, c.pid, h.fence
              FROM holders h LEFT JOIN clients c USING (client)
              WHERE h.semaphore = ?1 AND (h.ends IS NULL OR h.ends > ?2)
              ORDER BY h.fence IS NULL, h.fence, h.since",
         )?;
+        let rows = select.query(params![semaphore, self.now.micros().cast_signed()])?;
+        self.members(rows)
+    }
+
+    /// In the order of the queue.
+    fn waiters(&mut self, semaphore: i64) -> Result<Vec<Member>> {
+        let mut select = self.tx.prepare_cached(
+            "SELECT w.client, w.sequence, w.since, NULL, w.label, c.host, c.pid, NULL
+             FROM waiters w LEFT JOIN clients c USING (client)
+             WHERE w.semaphore = ?1 ORDER BY w.place",
+        )?;
+        let rows = select.query([semaphore])?;
+        self.members(rows)
+    }
+
+    /// Who is alive of client, sequence, since, ends, label, host, pid, fence.
+    fn members(&mut self, mut rows: Rows<'_>) -> Result<Vec<Member>> {
         let now = self.now.micros();
-        let mut rows = select.query(params![semaphore, now.cast_signed()])?;
-        let mut holders = Vec::new();
+        let mut members = Vec::new();
         while let Some(row) = rows.next()? {
             let Some(client) = client(row)? else { continue };
             if self.is_dead(client) {
                 continue;
             }
-            let ends: Option<i64> = row.get(3)?;
-            holders.push(Member {
+            let (ends, fence): (Option<i64>, Option<i64>) = (row.get(3)?, row.get(7)?);
+            members.push(Member {
                 id: AcquisitionId::new(client, row.get::<_, i64>(1)?.cast_unsigned()).to_string(),
                 label: row.get(4)?,
                 host: row.get(5)?,
                 pid: row.get(6)?,
                 age: Some(self.since(row.get(2)?)),
                 ends_in: ends.map(|ends| Duration::from_micros(ends.cast_unsigned() - now)),
+                fence: fence.map(|fence| Fence::new(fence.cast_unsigned())),
             });
         }
-        Ok(holders)
+        Ok(members)
     }
 
     /// How many wait, and for how long the first.
