@@ -14,6 +14,7 @@
 
 use std::env;
 use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Child as Process, ChildStdin, Command, Stdio};
 use std::thread;
 
@@ -40,15 +41,17 @@ impl Child {
     /// Starts this very test binary again, at its test `child`.
     #[must_use]
     pub fn start(part: &str, arguments: &[&str]) -> Self {
-        let program = env::current_exe().expect("the test binary knows its own path");
-        let mut process = Command::new(program)
-            .args(["child", "--exact", "--nocapture", "--test-threads=1"])
-            .env(PART, part)
-            .env(ARGUMENTS, arguments.join("\n"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the test binary can be run");
+        let process = command(part, arguments).spawn().expect("the test binary can be run");
+        Self::of(process)
+    }
+
+    /// The same as another user, who has no rights. None if he may not run the test binary, or we may not be him.
+    #[must_use]
+    pub fn start_as(user: u32, part: &str, arguments: &[&str]) -> Option<Self> {
+        command(part, arguments).uid(user).gid(user).spawn().ok().map(Self::of)
+    }
+
+    fn of(mut process: Process) -> Self {
         let output = BufReader::new(process.stdout.take().expect("a piped output"));
         let (sender, lines) = unbounded_channel();
         thread::spawn(move || {
@@ -103,6 +106,15 @@ impl Child {
     pub fn go_on(&self) {
         kill_process(Pid::from_child(&self.process), Signal::CONT).expect("the child runs");
     }
+}
+
+fn command(part: &str, arguments: &[&str]) -> Command {
+    let program = env::current_exe().expect("the test binary knows its own path");
+    let mut command = Command::new(program);
+    command.args(["child", "--exact", "--nocapture", "--test-threads=1"]);
+    command.env(PART, part).env(ARGUMENTS, arguments.join("\n"));
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    command
 }
 
 impl Drop for Child {

@@ -18,6 +18,9 @@ use super::{Settings, schema};
 use crate::clock::{Moment, Time};
 use crate::{ClientId, Error};
 
+#[cfg(test)]
+mod tests;
+
 /// Where the kernel says which start of the machine this is.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -99,7 +102,7 @@ impl Store {
         self.place.check()?;
         let turn = self.place.turn()?;
         // In our turn, so that time goes on from one transition to the next.
-        let now = Time::from_micros(self.origin + Moment::now().micros());
+        let now = self.now();
         let mut surroundings = Surroundings { place: &self.place, clients: &self.clients };
         let tx = self.connection.transaction_with_behavior(TransactionBehavior::Immediate);
         let done = tx.and_then(|tx| {

@@ -1,0 +1,71 @@
+//! A disk that is full: nothing is lost, and it goes on when there is room.
+
+use testkit::local_store::LocalStore;
+
+use super::*;
+use crate::clock::Span;
+use crate::machine::{Command, Outcome, Terms};
+use crate::name::Name;
+use crate::{AcquisitionId, ErrorKind};
+
+fn open(place: &LocalStore) -> Store {
+    let settings = Settings { path: place.path(), confirm_within: Span::from_millis(5000) };
+    let lifeline = OnceLock::new();
+    let (store, _) = Store::open(settings, ClientId::from_bits(1), &lifeline).unwrap();
+    // Kept for as long as the process: this client does not die.
+    std::mem::forget(lifeline);
+    store
+}
+
+fn apply(store: &mut Store, command: Command) -> Result<Outcome, Error> {
+    let name = Name::new("name", "x").unwrap();
+    let client = store.client;
+    Ok(super::super::apply(store, client, &name, &[command])?.outcomes[0])
+}
+
+fn enqueue(store: &mut Store, sequence: u64) -> Result<Outcome, Error> {
+    let id = AcquisitionId::new(store.client, sequence);
+    let (terms, label) = (Terms::default(), Some("a label, so that it takes some room".into()));
+    apply(store, Command::Enqueue { id, capacity: 1, wait: true, terms, label })
+}
+
+fn limit(store: &Store, pages: u32) {
+    store.connection.pragma_update(None, "max_page_count", pages).unwrap();
+}
+
+fn rows(store: &mut Store) -> u32 {
+    let count = "SELECT (SELECT count(*) FROM holders) + (SELECT count(*) FROM waiters)";
+    store.read(|tx, _, _| tx.query_row(count, [], |row| row.get(0))).unwrap()
+}
+
+#[test]
+fn a_full_disk_loses_nothing() {
+    let place = LocalStore::new();
+    let mut store = open(&place);
+    // The smallest there is: as many pages as there are now.
+    limit(&store, 1);
+    let (mut told, mut last) = (0, 0);
+    let error = loop {
+        match enqueue(&mut store, last) {
+            Ok(_) => told += 1,
+            Err(error) => break error,
+        }
+        last += 1;
+        assert!(last < 10_000, "it is never full");
+    };
+    assert_eq!(error.kind(), ErrorKind::AuthFailed, "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("the disk is full") && text.contains(place.path().to_str().unwrap()),
+        "{text}"
+    );
+    assert_eq!(rows(&mut store), told, "what was promised is there, and nothing else");
+
+    // Whoever leaves needs no room, and makes some.
+    let first = AcquisitionId::new(store.client, 0);
+    apply(&mut store, Command::Release { id: first, confirmed: true }).unwrap();
+    assert_eq!(rows(&mut store), told - 1);
+    limit(&store, 1_000_000);
+    assert!(matches!(enqueue(&mut store, last).unwrap(), Outcome::Queued { .. }));
+    assert_eq!(rows(&mut store), told);
+}

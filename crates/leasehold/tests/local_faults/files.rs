@@ -1,0 +1,315 @@
+//! Files that are not what they should be: each is refused with a word about what to do, and left as it is.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Error, ErrorKind};
+use rusqlite::Connection;
+use testkit::child::{self, Child};
+use testkit::local_store::LocalStore;
+use testkit::wait::deadline;
+
+use super::{NOTICED, Waiter, acquire, look, one, open, release};
+
+/// Somebody without any rights.
+const NOBODY: u32 = 65534;
+
+/// In the child: opens a store, and says what comes of it.
+pub(crate) async fn play(arguments: &[&str]) {
+    child::say(&match Client::local(arguments[0]).await {
+        Ok(_) => "opened".to_owned(),
+        Err(error) => format!("{:?}: {error}", error.kind()),
+    });
+    std::future::pending::<()>().await;
+}
+
+async fn refused(path: &Path) -> Error {
+    deadline(Client::local(path)).await.expect_err("it is not a store")
+}
+
+#[track_caller]
+fn assert_says(error: &Error, kind: ErrorKind, path: &Path, words: &[&str]) {
+    let text = error.to_string();
+    assert_eq!(error.kind(), kind, "{text}");
+    for word in words.iter().chain(&[path.to_str().unwrap()]) {
+        assert!(text.contains(word), "{text:?} does not say {word:?}");
+    }
+    assert!(!text.contains('\n') && text.len() < 400, "{text:?}");
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+fn write_private(path: &Path, content: &[u8]) {
+    fs::write(path, content).unwrap();
+    fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
+}
+
+#[tokio::test]
+async fn what_is_made_is_for_its_owner_alone() {
+    let store = LocalStore::new();
+    let path = store.directory().join("new/deep/store");
+    let client = Client::local(&path).await.unwrap();
+    assert!(release(acquire(&one(&client)).await).await);
+    let beside = path.with_extension("clients");
+    for directory in [path.parent().unwrap().parent().unwrap(), path.parent().unwrap(), &beside] {
+        assert_eq!(mode(directory), 0o700, "{}", directory.display());
+    }
+    for file in [path.clone(), path.with_file_name("store-wal"), path.with_file_name("store-shm")] {
+        assert_eq!(mode(&file), 0o600, "{}", file.display());
+    }
+    for file in ["turn", &client.id().to_string()] {
+        assert_eq!(mode(&beside.join(file)), 0o600, "{file}");
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_database_is_left_alone() {
+    let store = LocalStore::new();
+    let text = "a letter, and not a short one. ".repeat(100);
+    write_private(&store.path(), text.as_bytes());
+    let error = refused(&store.path()).await;
+    assert_says(&error, ErrorKind::InvalidArgument, &store.path(), &["choose another path"]);
+    assert_eq!(fs::read_to_string(store.path()).unwrap(), text);
+}
+
+#[tokio::test]
+async fn another_programs_database_is_left_alone() {
+    for (application, tables) in [(7, ""), (0, "CREATE TABLE theirs (a)")] {
+        let store = LocalStore::new();
+        write_private(&store.path(), b"");
+        let theirs = look(&store);
+        theirs.execute_batch(tables).unwrap();
+        theirs.pragma_update(None, "application_id", application).unwrap();
+        drop(theirs);
+        let before = fs::read(store.path()).unwrap();
+        let error = refused(&store.path()).await;
+        assert_says(&error, ErrorKind::InvalidArgument, &store.path(), &["another program"]);
+        assert_eq!(fs::read(store.path()).unwrap(), before);
+    }
+}
+
+#[tokio::test]
+async fn a_newer_schema_is_not_touched() {
+    let store = LocalStore::new();
+    drop(open(&store).await);
+    look(&store).pragma_update(None, "user_version", 2).unwrap();
+    let error = refused(&store.path()).await;
+    assert_says(&error, ErrorKind::AuthFailed, &store.path(), &["schema 2", "newer leasehold"]);
+}
+
+#[tokio::test]
+async fn a_damaged_file_is_told() {
+    let store = LocalStore::new();
+    let client = open(&store).await;
+    assert!(release(acquire(&one(&client)).await).await);
+    let checkpoint = "PRAGMA wal_checkpoint(TRUNCATE)";
+    look(&store).query_row(checkpoint, [], |_| Ok(())).unwrap();
+    let page: u32 = look(&store).pragma_query_value(None, "page_size", |row| row.get(0)).unwrap();
+    drop(client);
+    // Behind its first page, which says what it is.
+    let mut content = fs::read(store.path()).unwrap();
+    content[page as usize..].fill(0xa5);
+    write_private(&store.path(), &content);
+    let error = match deadline(Client::local(store.path())).await {
+        Err(error) => error,
+        Ok(client) => deadline(one(&client).try_acquire()).await.unwrap_err(),
+    };
+    assert_says(&error, ErrorKind::AuthFailed, &store.path(), &["damaged", "copy"]);
+}
+
+#[tokio::test]
+async fn a_file_that_others_can_read_or_write_is_refused() {
+    let store = LocalStore::new();
+    drop(open(&store).await);
+    for open_to in [0o640, 0o644, 0o620, 0o602] {
+        fs::set_permissions(store.path(), Permissions::from_mode(open_to)).unwrap();
+        let error = refused(&store.path()).await;
+        assert_says(&error, ErrorKind::AuthFailed, &store.path(), &["chmod 600"]);
+    }
+    fs::set_permissions(store.path(), Permissions::from_mode(0o600)).unwrap();
+    fs::set_permissions(store.clients(), Permissions::from_mode(0o770)).unwrap();
+    let error = refused(&store.path()).await;
+    assert_says(&error, ErrorKind::AuthFailed, &store.clients(), &["chmod 700"]);
+}
+
+#[tokio::test]
+async fn paths_that_cannot_be_are_refused() {
+    let store = LocalStore::new();
+    let directory = store.directory();
+    let error = refused(directory).await;
+    assert_says(&error, ErrorKind::InvalidArgument, directory, &["is not a file"]);
+    let below = Path::new("/dev/null/store");
+    let error = refused(below).await;
+    assert_says(
+        &error,
+        ErrorKind::InvalidArgument,
+        Path::new("/dev/null"),
+        &["choose another path"],
+    );
+    let error = refused(Path::new("")).await;
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+
+    drop(open(&store).await);
+    fs::hard_link(store.path(), directory.join("other name")).unwrap();
+    let error = refused(&store.path()).await;
+    assert_says(&error, ErrorKind::InvalidArgument, &store.path(), &["2 names"]);
+}
+
+#[tokio::test]
+async fn urls_name_a_path() {
+    let store = LocalStore::new();
+    let path = store.path();
+    for url in [format!("sqlite:{}", path.display()), format!("sqlite://{}", path.display())] {
+        let client = deadline(Client::open(&url)).await.unwrap();
+        assert_eq!(client.locks().capabilities().backend, "local");
+    }
+    for url in ["sqlite:", "sqlite://", "sqlite://host/path", "sqlite::memory:"] {
+        let error = deadline(Client::open(url)).await.unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { what: "store", .. }), "{url}: {error}");
+    }
+}
+
+/// A socket's own path has 107 bytes at most, a store's may be longer.
+#[tokio::test]
+async fn a_long_path_and_a_link_are_one_store_and_wake_each_other() {
+    let store = LocalStore::new();
+    let deep = store.directory().join("d".repeat(200)).join("store with spaces");
+    let here = Client::local(&deep).await.unwrap();
+    let link = store.directory().join("link");
+    std::os::unix::fs::symlink(&deep, &link).unwrap();
+    let there = Client::local(&link).await.unwrap();
+    let mut took = Vec::new();
+    while took.iter().filter(|took| **took < NOTICED / 2).count() < 2 {
+        assert!(took.len() < 6, "nobody was woken: it took {took:?}");
+        let held = acquire(&one(&here)).await;
+        let waiter = Waiter::join(&one(&there)).await;
+        let released = Instant::now();
+        assert!(release(held).await);
+        let (at, permit) = waiter.granted().await;
+        assert!(release(permit).await);
+        took.push(at.saturating_duration_since(released));
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_is_taken_away_is_noticed() {
+    let store = LocalStore::new();
+    let client = open(&store).await;
+    let held = acquire(&one(&client)).await;
+    fs::rename(store.path(), store.directory().join("elsewhere")).unwrap();
+    let error = deadline(one(&client).acquire()).await.unwrap_err();
+    assert_says(&error, ErrorKind::AuthFailed, &store.path(), &["was removed or replaced"]);
+    // Back again, nothing is lost.
+    fs::rename(store.directory().join("elsewhere"), store.path()).unwrap();
+    assert!(release(held).await);
+}
+
+/// A client whose file is gone is not dead for that.
+#[tokio::test]
+async fn a_missing_lifeline_proves_nothing() {
+    let store = LocalStore::new();
+    let (client, other) = (open(&store).await, open(&store).await);
+    let held = acquire(&one(&client)).await;
+    fs::remove_file(store.clients().join(client.id().to_string())).unwrap();
+    fs::remove_file(store.clients().join(format!("{}.wake", client.id()))).unwrap();
+    let late = one(&other).acquire().within(NOTICED * 3);
+    deadline(late).await.expect_err("it is held");
+    assert!(release(held).await);
+}
+
+/// Whoever cannot be woken asks by himself.
+#[tokio::test]
+async fn a_missing_socket_costs_a_second() {
+    let store = LocalStore::new();
+    let (client, other) = (open(&store).await, open(&store).await);
+    let held = acquire(&one(&client)).await;
+    let waiter = Waiter::join(&one(&other)).await;
+    fs::remove_file(store.clients().join(format!("{}.wake", other.id()))).unwrap();
+    let released = Instant::now();
+    assert!(release(held).await);
+    let (at, permit) = waiter.granted().await;
+    assert!(at - released < Duration::from_secs(3), "it took {:?}", at - released);
+    assert!(release(permit).await);
+}
+
+/// Somebody who is not root, whatever we are: root may do anything.
+async fn as_nobody(path: &Path) -> Option<String> {
+    let arguments = [path.to_str().unwrap()];
+    let root = rustix::process::geteuid().is_root();
+    let child = if root {
+        Child::start_as(NOBODY, "stranger", &arguments)
+    } else {
+        Some(Child::start("stranger", &arguments))
+    };
+    Some(child?.says().await)
+}
+
+/// Gives a path to whom [`as_nobody`] runs as.
+fn give(path: &Path, mode: u32) {
+    if rustix::process::geteuid().is_root() {
+        chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+}
+
+#[tokio::test]
+async fn what_may_not_be_written_is_refused() {
+    let store = LocalStore::new();
+    fs::set_permissions(store.directory(), Permissions::from_mode(0o755)).unwrap();
+    let own = store.directory().join("own");
+    fs::create_dir(&own).unwrap();
+    give(&own, 0o500);
+    let Some(said) = as_nobody(&own.join("store")).await else {
+        return eprintln!("nobody else may run this test: skipped");
+    };
+    assert!(said.starts_with("AuthFailed: ") && said.contains("where you may write"), "{said}");
+    assert!(said.contains(own.to_str().unwrap()), "{said}");
+    // A directory that he may not even enter.
+    let closed = store.directory().join("closed");
+    fs::create_dir(&closed).unwrap();
+    fs::set_permissions(&closed, Permissions::from_mode(0o000)).unwrap();
+    let said = as_nobody(&closed.join("store")).await.unwrap();
+    assert!(said.starts_with("AuthFailed: "), "{said}");
+
+    give(&own, 0o700);
+    assert_eq!(as_nobody(&own.join("store")).await.unwrap(), "opened");
+    give(&own.join("store"), 0o400);
+    let said = as_nobody(&own.join("store")).await.unwrap();
+    assert!(said.starts_with("AuthFailed: ") && said.contains("cannot be written"), "{said}");
+}
+
+#[tokio::test]
+async fn a_store_of_another_user_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("only root can give a file away: skipped");
+    }
+    let store = LocalStore::new();
+    drop(open(&store).await);
+    chown(store.path(), Some(NOBODY), None).unwrap();
+    let error = refused(&store.path()).await;
+    assert_says(&error, ErrorKind::AuthFailed, &store.path(), &["belongs to user 65534"]);
+}
+
+/// What was there before a power cut in the middle of everything, or the killing of a process, is there afterwards.
+#[tokio::test]
+async fn what_was_not_copied_back_from_the_log_is_not_lost() {
+    let store = LocalStore::new();
+    let client = open(&store).await;
+    let fence = acquire(&one(&client)).await.fence();
+    // A copy of what is on the disk, taken while it is in use.
+    let copy = LocalStore::new();
+    for suffix in ["", "-wal"] {
+        let from = format!("{}{suffix}", store.path().display());
+        let to = format!("{}{suffix}", copy.path().display());
+        fs::copy(from, to).unwrap();
+    }
+    let copied: i64 = Connection::open(copy.path())
+        .unwrap()
+        .query_row("SELECT last_fence FROM semaphores", [], |row| row.get(0))
+        .unwrap();
+    assert_eq!(copied.cast_unsigned(), fence.get());
+}
