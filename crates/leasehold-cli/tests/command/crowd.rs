@@ -1,0 +1,46 @@
+//! Many commands at once, of which a third do not live long.
+
+use std::ffi::OsString;
+
+use rustix::process::Signal;
+use testkit::redis_server::RedisServer;
+
+use crate::parts::part;
+use crate::support::{Looker, Running, until};
+
+const CROWD: usize = 40;
+
+#[test]
+fn never_more_children_at_once_than_there_are_permits() {
+    let server = RedisServer::start();
+    let directory = tempfile::tempdir().unwrap();
+    let line = ["run", "-n", "3", "--heartbeat", "2s", "--grace", "100ms", "it", "--"];
+    let line = line.map(OsString::from).into_iter().chain(part("slot", &[directory.path()]));
+    let line: Vec<_> = line.collect();
+    let mut crowd: Vec<_> = (0..CROWD).map(|_| Running::start(&server.url(), &line)).collect();
+
+    // Each at a moment of its own, while the others get on.
+    let done = || std::fs::read_to_string(directory.path().join("done")).unwrap_or_default();
+    for victim in 0..CROWD / 3 {
+        let so_far = done().lines().count();
+        let moment = fastrand::usize(..3);
+        until(|| {
+            done().lines().count() >= so_far + moment || crowd.iter_mut().all(Running::has_ended)
+        });
+        let at = fastrand::usize(..crowd.len());
+        let mut one = crowd.swap_remove(at);
+        if !one.has_ended() {
+            one.signal(Signal::KILL);
+        }
+        drop(one);
+        assert!(!directory.path().join("too many").exists(), "after {victim} were killed");
+    }
+    for one in crowd {
+        let ended = one.end();
+        assert_eq!((ended.code, &*ended.stderr), (0, ""));
+    }
+    assert!(!directory.path().join("too many").exists(), "a fourth at once");
+    assert!(done().lines().count() >= CROWD - CROWD / 3, "the rest all ran");
+    let looker = Looker::new(&server.url());
+    until(|| looker.census("it") == (0, 0));
+}

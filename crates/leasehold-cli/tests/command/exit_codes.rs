@@ -1,0 +1,182 @@
+//! Every row of the table.
+
+use rustix::process::{Signal, kill_process};
+use testkit::redis_server::RedisServer;
+
+use crate::support::{Looker, Running, leasehold, run, until};
+
+#[test]
+fn the_childs_own() {
+    let server = RedisServer::start();
+    for (script, code) in [("exit 0", 0), ("exit 7", 7), ("exit 255", 255), ("kill -9 $$", 137)] {
+        for kind in ["run", "lock"] {
+            let ended = run(&server.url(), &[kind, "it", "--", "sh", "-c", script]);
+            assert_eq!((ended.code, ended.stderr.as_str()), (code, ""), "{kind} {script}");
+        }
+    }
+    assert_eq!(Looker::new(&server.url()).census("it"), (0, 0), "it was given back");
+}
+
+#[test]
+fn nothing_there_is_1() {
+    let server = RedisServer::start();
+    let ended = run(&server.url(), &["show", "nothing"]);
+    assert_eq!(ended.code, 1);
+    assert_eq!(
+        ended.stderr,
+        "leasehold: there is no semaphore \"nothing\": see `leasehold ls --all`\n"
+    );
+    let ended = run(&server.url(), &["lookup", "nothing"]);
+    assert_eq!((ended.code, &*ended.stderr), (1, "leasehold: nobody has the lock \"nothing\"\n"));
+    for id in ["7Vd3kQ0aZx1-42", "AAECAwQFBgcICQoLDA0ODw"] {
+        let ended = run(&server.url(), &["release", "nothing", id]);
+        let said = "neither holds nor waits for \"nothing\": see `leasehold show`\n";
+        assert_eq!((ended.code, ended.stderr), (1, format!("leasehold: {id:?} {said}")));
+    }
+}
+
+#[test]
+fn bad_usage_is_64() {
+    assert_eq!(run("memory:", &["run", "-n", "0", "it", "--", "true"]).code, 64);
+}
+
+#[test]
+fn a_store_that_cannot_be_reached_is_69() {
+    for arguments in [&["ls"][..], &["run", "it", "--", "true"], &["doctor"]] {
+        let ended = run("redis://127.0.0.1:1", arguments);
+        assert_eq!(ended.code, 69, "{arguments:?}: {ended:?}");
+    }
+}
+
+#[test]
+fn a_store_that_refuses_us_is_77() {
+    let server = RedisServer::start_with(&["--requirepass secret"]);
+    for arguments in [&["ls"][..], &["run", "it", "--", "true"], &["doctor"]] {
+        let ended = run(&server.url_with("", "wrong"), arguments);
+        assert_eq!(ended.code, 77, "{arguments:?}: {ended:?}");
+        assert!(!ended.stderr.contains("wrong@") && !ended.stderr.contains("secret"));
+    }
+}
+
+/// Nobody but root or the same user can do that.
+#[test]
+fn our_own_fault_is_70_and_the_child_does_not_outlive_its_guard() {
+    let server = RedisServer::start();
+    let mut running =
+        Running::start(&server.url(), &["run", "it", "--", "sh", "-c", "echo $$; exec sleep 1000"]);
+    let pid = running.line();
+    kill_process(running.guard(), Signal::KILL).unwrap();
+    let ended = running.end();
+    assert_eq!(ended.code, 70);
+    let said = "leasehold: the guard of the child was killed; the child was stopped\n";
+    assert_eq!(ended.stderr, said);
+    // Gone, or dead and nobody's to bury.
+    until(|| {
+        std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.is_empty())
+            || !exists(&pid)
+    });
+    assert_eq!(Looker::new(&server.url()).census("it"), (0, 0), "it was given back");
+}
+
+fn exists(pid: &str) -> bool {
+    std::path::Path::new("/proc").join(pid).exists()
+}
+
+#[test]
+fn not_acquired_is_75_or_what_was_asked_for() {
+    let server = RedisServer::start();
+    let url = server.url();
+    let looker = Looker::new(&url);
+    let _held = looker.hold("it");
+    let lock = looker.client.lock("it").build().unwrap();
+    let _locked = looker.block_on(lock.acquire()).unwrap();
+    for kind in ["run", "lock"] {
+        for wait in [&["--no-wait"][..], &["--wait", "0s"], &["--wait", "50ms"]] {
+            let line = |code: &[&str]| {
+                let words = [&[kind], wait, code, &["it", "--", "true"]];
+                run(&url, &words.concat())
+            };
+            assert_eq!(line(&[]).code, 75, "{kind} {wait:?}");
+            assert_eq!(line(&["-E", "9"]).code, 9, "{kind} {wait:?}");
+            let fine = line(&["-E", "0"]);
+            assert_eq!((fine.code, &*fine.stderr), (0, ""), "{kind} {wait:?}");
+        }
+    }
+    let refused = run(&url, &["run", "--no-wait", "it", "--", "true"]);
+    assert_eq!(refused.stderr, "leasehold: no permit of \"it\" is free\n");
+    let late = run(&url, &["run", "--wait", "50ms", "it", "--", "true"]);
+    assert_eq!(late.stderr, "leasehold: no permit of \"it\" came free within 50ms\n");
+    let refused = run(&url, &["lock", "--no-wait", "it", "--", "true"]);
+    assert_eq!(refused.stderr, "leasehold: somebody else has the lock \"it\"\n");
+    assert_eq!(looker.census("it"), (1, 0), "nobody is left in the queue");
+}
+
+#[test]
+fn a_lost_lease_is_124() {
+    let server = RedisServer::start();
+    let ended = run(&server.url(), &["run", "--ttl", "200ms", "it", "--", "sleep", "1000"]);
+    assert_eq!(ended.code, 124);
+    let said = "was lost: its TTL of 200ms ran out; the child was stopped\n";
+    assert!(ended.stderr.ends_with(said), "{ended:?}");
+}
+
+#[test]
+fn a_permit_that_was_released_by_hand_is_124() {
+    let server = RedisServer::start();
+    let looker = Looker::new(&server.url());
+    let arguments = ["run", "--heartbeat", "600ms", "it", "--", "sleep", "1000"];
+    let running = Running::start(&server.url(), &arguments);
+    until(|| looker.census("it") == (1, 0));
+    let id = looker.holder("it").id().to_owned();
+    let released = run(&server.url(), &["release", "it", &id]);
+    assert_eq!(released.code, 0);
+    assert!(released.stderr.starts_with("leasehold: warning: whoever held it may still be"));
+    let ended = running.end();
+    assert_eq!(ended.code, 124);
+    assert!(ended.stderr.ends_with("the store no longer knows it; the child was stopped\n"));
+}
+
+#[test]
+fn a_child_that_cannot_be_run_is_126_or_127() {
+    let server = RedisServer::start();
+    let ended = run(&server.url(), &["run", "it", "--", "/etc/passwd"]);
+    assert_eq!(ended.code, 126);
+    let said = "leasehold: \"/etc/passwd\" could not be run: Permission denied (os error 13)\n";
+    assert_eq!(ended.stderr, said);
+    let ended = run(&server.url(), &["lock", "it", "--", "no-such-command"]);
+    assert_eq!(ended.code, 127);
+    let said = "could not be run: No such file or directory (os error 2)\n";
+    assert_eq!(ended.stderr, format!("leasehold: \"no-such-command\" {said}"));
+    assert_eq!(Looker::new(&server.url()).census("it"), (0, 0), "it was given back");
+}
+
+#[test]
+fn a_signal_while_waiting_is_128_and_more() {
+    let server = RedisServer::start();
+    let looker = Looker::new(&server.url());
+    let _held = looker.hold("it");
+    let lock = looker.client.lock("it").build().unwrap();
+    let _locked = looker.block_on(lock.acquire()).unwrap();
+    let signals =
+        [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129), (Signal::USR1, 138)];
+    for (signal, code) in signals {
+        let running = Running::start(&server.url(), &["run", "it", "--", "true"]);
+        until(|| looker.census("it") == (1, 1));
+        running.signal(signal);
+        let ended = running.end();
+        assert_eq!((ended.code, &*ended.stderr), (code, ""));
+        assert_eq!(looker.census("it"), (1, 0), "it has left the queue");
+    }
+    let running = Running::start(&server.url(), &["lock", "-v", "it", "--", "true"]);
+    running.says("waiting for the lock");
+    running.signal(Signal::TERM);
+    assert_eq!(running.end().code, 143);
+}
+
+#[test]
+fn help_and_version_are_0() {
+    for option in ["--help", "--version", "-h", "-V"] {
+        let output = leasehold("").arg(option).output().unwrap();
+        assert!(output.status.success() && output.stderr.is_empty());
+    }
+}

@@ -1,0 +1,250 @@
+//! What is printed: help, tables, JSON.
+
+use std::io::Write;
+
+use testkit::redis_server::RedisServer;
+
+use crate::support::{Looker, Running, leasehold, run, until};
+
+/// The same for tables. They are drawn around their contents: what replaces them has the same width.
+fn steady(text: &str, known: &[(&str, &str)]) -> String {
+    let mut text = text.to_owned();
+    for (found, replacement) in known {
+        let width = found.chars().count();
+        let replacement: String =
+            replacement.chars().chain(std::iter::repeat('~')).take(width).collect();
+        text = text.replace(found, &replacement);
+    }
+    text
+}
+
+#[test]
+fn help() {
+    for command in ["", "run", "lock", "ls", "show", "release", "lookup", "doctor", "completions"] {
+        let words: Vec<_> =
+            [command, "--help"].into_iter().filter(|word| !word.is_empty()).collect();
+        let ended = run("redis://user:secret@host", &words);
+        assert_eq!((ended.code, &*ended.stderr), (0, ""));
+        assert!(!ended.stdout.contains("secret"));
+        assert!(ended.stdout.contains("Examples:"), "{command} has no example");
+        insta::assert_snapshot!(format!("help {command}").trim_end().to_owned(), ended.stdout);
+    }
+}
+
+#[test]
+fn completions_and_the_manual_page() {
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let ended = run("", &["completions", shell]);
+        assert_eq!(ended.code, 0);
+        assert!(ended.stdout.contains("leasehold") && ended.stdout.contains("--heartbeat"));
+        assert!(!ended.stdout.contains("guard"), "{shell} shows what is hidden");
+    }
+    let page = run("", &["man"]);
+    assert_eq!(page.code, 0);
+    assert!(page.stdout.starts_with(".ie"), "{}", page.stdout);
+}
+
+#[test]
+fn an_empty_store() {
+    let server = RedisServer::start();
+    insta::assert_snapshot!(run(&server.url(), &["ls"]).stdout, @"nothing is held, and nobody waits");
+    insta::assert_snapshot!(run(&server.url(), &["ls", "--json"]).stdout, @r#"
+    {
+      "semaphores": []
+    }
+    "#);
+}
+
+#[test]
+fn a_semaphore_in_use() {
+    let server = RedisServer::start();
+    let looker = Looker::new(&server.url());
+    let held = looker.hold("deploy");
+    let _waiting =
+        Running::start(&server.url(), &["run", "--label", "a b", "deploy", "--", "true"]);
+    until(|| looker.census("deploy") == (1, 1));
+    let query = looker.client.stats().names(["deploy"]).waiters();
+    let stats = looker.block_on(query.fetch()).unwrap().remove(0);
+    let (holder, waiter) = (&stats.holders()[0], &stats.waiters()[0]);
+    let pids = [holder, waiter].map(|member| member.pid().unwrap().to_string());
+    let fence = held.fence().to_string();
+    let host = holder.host().unwrap();
+    let known = [
+        (holder.id(), "HOLDER"),
+        (waiter.id(), "WAITER"),
+        (&fence, "FENCE"),
+        (&pids[0], "PID"),
+        (&pids[1], "PID"),
+        (host, "HOST"),
+    ];
+
+    let shown = run(&server.url(), &["show", "deploy"]).stdout;
+    let shown = steady(&shown, &known);
+    let lines: Vec<_> = shown.lines().collect();
+    assert_eq!(lines[0], "deploy: 1 of 1 held, 1 waiting");
+    let titles: Vec<_> = lines[2].split_whitespace().collect();
+    assert_eq!(titles, ["PLACE", "ID", "HOST", "PID", "LABEL", "FOR", "ENDS", "IN", "FENCE"]);
+    assert!(lines[3].starts_with("held   HOLDER~") && lines[3].contains(" nightly "), "{shown}");
+    assert!(lines[3].ends_with("FENCE~~~~~~~~~~~~~~"), "{shown}");
+    assert!(lines[4].starts_with("1.     WAITER~") && lines[4].contains(" a b "), "{shown}");
+    assert_eq!(lines.len(), 5);
+
+    let json: serde_json::Value =
+        serde_json::from_str(&run(&server.url(), &["show", "--json", "deploy"]).stdout).unwrap();
+    insta::assert_snapshot!("show --json", format!("{:#}", masked(json)));
+
+    let listed = run(&server.url(), &["ls"]).stdout;
+    let lines: Vec<_> = listed.lines().collect();
+    assert_eq!(lines.len(), 2);
+    assert_eq!(lines[0], "SEMAPHORE  HELD  OF   USE  WAITING  OLDEST HOLD  OLDEST WAIT");
+    assert!(lines[1].starts_with("deploy        1   1  100%        1"), "{listed}");
+    let listed: serde_json::Value =
+        serde_json::from_str(&run(&server.url(), &["ls", "--json"]).stdout).unwrap();
+    insta::assert_snapshot!("ls --json", format!("{:#}", masked(listed)));
+}
+
+/// With everything that differs from run to run replaced by what it is.
+fn masked(mut value: serde_json::Value) -> serde_json::Value {
+    match &mut value {
+        serde_json::Value::Object(fields) => {
+            for (key, field) in fields.iter_mut().filter(|(_, field)| !field.is_null()) {
+                *field = match key.as_str() {
+                    "id" | "host" | "pid" | "fence" => key.to_uppercase().into(),
+                    key if key.ends_with("_seconds") => {
+                        assert!(field.as_f64().is_some_and(|age| (0.0..1000.0).contains(&age)));
+                        "SECONDS".into()
+                    }
+                    _ => masked(field.take()),
+                }
+            }
+        }
+        serde_json::Value::Array(items) => {
+            items.iter_mut().for_each(|item| *item = masked(item.take()));
+        }
+        _ => {}
+    }
+    value
+}
+
+#[test]
+fn a_lock_in_use() {
+    let server = RedisServer::start();
+    let looker = Looker::new(&server.url());
+    let lock = looker.client.lock("invoice:42").build().unwrap();
+    let guard = looker.block_on(lock.acquire()).unwrap();
+    let (id, fence) = (guard.id().to_string(), guard.fence().to_string());
+    assert_eq!(fence, "0000000000000000001");
+    let found = looker.block_on(looker.client.locks().lookup("invoice:42")).unwrap().unwrap();
+
+    let clean = run(&server.url(), &["lookup", "invoice:42"]).stdout;
+    assert!(!clean.contains("invoice") && !clean.contains(&id), "{clean}");
+    let titles: Vec<_> = clean.lines().map(|line| line[..13].trim_end()).collect();
+    assert_eq!(titles, ["key hash", "lock id hash", "fence", "acquired", "ends"]);
+    assert!(clean.contains(&found.key_hash) && clean.contains(&found.lock_id_hash));
+
+    let raw = run(&server.url(), &["lookup", "--raw", "--json", "invoice:42"]).stdout;
+    let raw: serde_json::Value = serde_json::from_str(&raw).unwrap();
+    assert_eq!(raw["key"], "invoice:42");
+    assert_eq!(raw["lock_id"], id);
+    let clean = run(&server.url(), &["lookup", "--json", "invoice:42"]).stdout;
+    let clean: serde_json::Value = serde_json::from_str(&clean).unwrap();
+    let keys: Vec<_> = clean.as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(keys, ["acquired_at", "expires_at", "fence", "key_hash", "lock_id_hash"]);
+
+    let released = run(&server.url(), &["release", "invoice:42", &id]);
+    assert_eq!((released.code, &*released.stdout), (0, ""));
+    assert_eq!(run(&server.url(), &["lookup", "invoice:42"]).code, 1);
+    drop(guard);
+}
+
+#[test]
+fn what_others_have_stored_does_not_reach_the_terminal() {
+    let server = RedisServer::start();
+    let mut connection = server.connection();
+    let later = "99999999999";
+    let call = |connection: &mut redis::Connection, words: &[&str]| {
+        let _: redis::Value = redis::cmd(words[0]).arg(&words[1..]).query(connection).unwrap();
+    };
+    call(&mut connection, &["ZADD", "adv-sem:semaphore_main:a\x1b[2Jb", later, "0123456789abcdef"]);
+    let listed = run(&server.url(), &["ls"]).stdout;
+    assert!(listed.contains("a\\u{1b}[2Jb"), "{listed:?}");
+}
+
+/// Every check, by name and verdict.
+fn verdicts(store: &str) -> Vec<(String, String)> {
+    let ended = run(store, &["doctor", "--json"]);
+    let report: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    let findings = report["findings"].as_array().unwrap().iter();
+    let verdict = |finding: &serde_json::Value| {
+        let (check, verdict) = (text(&finding["check"]), text(&finding["verdict"]));
+        assert_eq!(finding["advice"].is_null(), verdict == "ok", "{finding}");
+        (check, verdict)
+    };
+    findings.map(verdict).collect()
+}
+
+fn verdict(store: &str, check: &str) -> String {
+    let verdicts = verdicts(store);
+    let found = verdicts.iter().find(|(known, _)| known == check);
+    found.unwrap_or_else(|| panic!("no {check} in {verdicts:?}")).1.clone()
+}
+
+#[test]
+fn a_healthy_server() {
+    let server = RedisServer::start_with(&["--appendonly yes"]);
+    let verdicts = verdicts(&server.url());
+    let checks: Vec<_> = verdicts.iter().map(|(check, _)| check.as_str()).collect();
+    let expected = [
+        "reachable",
+        "semaphore",
+        "lock",
+        "pool",
+        "round trip",
+        "clock",
+        "version",
+        "memory",
+        "persistence",
+        "replication",
+    ];
+    assert_eq!(checks, expected);
+    assert!(verdicts.iter().all(|(check, verdict)| verdict == "ok" || check == "round trip"));
+    let text = run(&server.url(), &["doctor"]).stdout;
+    assert!(text.starts_with("ok    reachable    yes, after "), "{text}");
+    assert!(!text.contains('\x1b'), "colours are for terminals");
+}
+
+#[test]
+fn servers_on_which_leases_are_in_danger() {
+    let server = RedisServer::start_with(&["--maxmemory 100mb", "--maxmemory-policy allkeys-lru"]);
+    assert_eq!(verdict(&server.url(), "memory"), "bad");
+    assert_eq!(verdict(&server.url(), "persistence"), "warning");
+    let replica = format!("--replicaof 127.0.0.1 {}", server.port());
+    let replica = RedisServer::start_with(&[&replica, "--replica-read-only no"]);
+    assert_eq!(verdict(&replica.url(), "replication"), "bad");
+    until(|| verdict(&server.url(), "replication") == "warning");
+}
+
+#[test]
+fn a_user_who_may_not_do_enough() {
+    let user = "--user alice on >pw ~adv-sem:* &* +@all -@admin";
+    let server = RedisServer::start_with(&[user]);
+    let url = server.url_with("alice", "pw");
+    let ended = run(&url, &["doctor"]);
+    assert_eq!(ended.code, 77, "{}", ended.stdout);
+    assert!(ended.stdout.contains("bad   lock         the store refused: "), "{}", ended.stdout);
+    assert!(ended.stdout.contains("-> let the server's ACL allow it"), "{}", ended.stdout);
+    assert_eq!(verdict(&url, "semaphore"), "ok");
+}
+
+#[test]
+fn a_reader_that_has_read_enough() {
+    let mut child = leasehold("")
+        .args(["completions", "bash"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    assert!(child.wait().unwrap().success());
+    std::io::stdout().flush().unwrap();
+}

@@ -1,0 +1,191 @@
+//! What the child sees: everything as if nobody stood between.
+
+use std::io::Write;
+use std::process::Stdio;
+
+use rustix::process::Signal;
+use testkit::redis_server::RedisServer;
+
+use crate::support::{Looker, Running, ended, leasehold, run, until};
+
+#[test]
+fn it_is_told_what_it_holds() {
+    let server = RedisServer::start();
+    let script = "echo $LEASEHOLD_NAME; echo $LEASEHOLD_ID; echo $LEASEHOLD_FENCE";
+    for kind in ["run", "lock"] {
+        let told = run(&server.url(), &[kind, "some name", "--", "sh", "-c", script]);
+        assert_eq!((told.code, &*told.stderr), (0, ""));
+        let lines: Vec<_> = told.stdout.lines().collect();
+        let [name, id, fence] = lines[..] else { panic!("{told:?}") };
+        assert_eq!((name, fence.len()), ("some name", 19));
+        if kind == "run" {
+            id.parse::<leasehold::AcquisitionId>().unwrap();
+        } else {
+            id.parse::<leasehold::LockId>().unwrap();
+        }
+    }
+}
+
+#[test]
+fn it_reads_and_writes_as_if_it_were_run_directly() {
+    let server = RedisServer::start();
+    let mut command = leasehold(&server.url());
+    command.args(["run", "it", "--", "sh", "-c", "cat; echo gone wrong >&2"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut running = command.spawn().unwrap();
+    running.stdin.take().unwrap().write_all(b"in and out").unwrap();
+    let ended = ended(running.wait_with_output().unwrap());
+    let expected = (0, "in and out", "gone wrong\n");
+    assert_eq!((ended.code, &*ended.stdout, &*ended.stderr), expected);
+}
+
+#[test]
+fn a_script_without_an_interpreter_is_run_by_the_shell() {
+    let server = RedisServer::start();
+    let directory = tempfile::tempdir().unwrap();
+    let script = directory.path().join("script");
+    std::fs::write(&script, "exit $1\n").unwrap();
+    let mut permissions = std::fs::metadata(&script).unwrap().permissions();
+    std::os::unix::fs::PermissionsExt::set_mode(&mut permissions, 0o755);
+    std::fs::set_permissions(&script, permissions).unwrap();
+    let arguments = ["run", "it", "--", script.to_str().unwrap(), "5"];
+    assert_eq!(run(&server.url(), &arguments).code, 5);
+}
+
+#[test]
+fn signals_are_forwarded() {
+    let server = RedisServer::start();
+    let signals = [
+        (Signal::HUP, "HUP"),
+        (Signal::INT, "INT"),
+        (Signal::QUIT, "QUIT"),
+        (Signal::TERM, "TERM"),
+        (Signal::USR1, "USR1"),
+        (Signal::USR2, "USR2"),
+        (Signal::WINCH, "WINCH"),
+    ];
+    for (signal, name) in signals {
+        let script = format!("trap 'exit 5' {name}; echo ready; while :; do sleep 0.01; done");
+        let mut running = Running::start(&server.url(), &["run", "it", "--", "sh", "-c", &script]);
+        assert_eq!(running.line(), "ready");
+        running.signal(signal);
+        assert_eq!(running.end().code, 5, "{name}");
+    }
+}
+
+#[test]
+fn a_signal_that_ends_the_child_is_the_commands_end() {
+    let server = RedisServer::start();
+    let script = "echo ready; exec sleep 1000";
+    let mut running = Running::start(&server.url(), &["run", "it", "--", "sh", "-c", script]);
+    assert_eq!(running.line(), "ready");
+    running.signal(Signal::TERM);
+    let ended = running.end();
+    assert_eq!((ended.code, &*ended.stderr), (143, ""));
+}
+
+#[test]
+fn it_can_be_stopped_and_goes_on() {
+    let server = RedisServer::start();
+    let script = "echo ready; read line; echo $line";
+    let mut command = leasehold(&server.url());
+    command.args(["run", "it", "--", "sh", "-c", script]);
+    command.stdin(Stdio::piped());
+    let mut running = Running::of(command);
+    let mut input = running.input();
+    assert_eq!(running.line(), "ready");
+    running.signal(Signal::STOP);
+    until(|| running.state() == 'T');
+    running.signal(Signal::CONT);
+    input.write_all(b"and on\n").unwrap();
+    let ended = running.end();
+    assert_eq!((ended.code, &*ended.stdout), (0, "and on\n"));
+}
+
+/// As `nohup` and a shell's background jobs do.
+#[test]
+fn what_was_to_be_ignored_is_ignored_by_all() {
+    let server = RedisServer::start();
+    let url = server.url();
+    let binary = env!("CARGO_BIN_EXE_leasehold");
+    let script = format!(
+        "trap '' HUP; exec {binary} run --store {url} it -- \
+         sh -c 'grep SigIgn /proc/$$/status; read line; exit 4'"
+    );
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &script]).stdin(Stdio::piped());
+    let mut running = Running::of(command);
+    let input = running.input();
+    let said = running.line();
+    let mask = said.split_whitespace().nth(1).unwrap();
+    assert_eq!(u64::from_str_radix(mask, 16).unwrap() & 1, 1, "{said}");
+    running.signal(Signal::HUP);
+    drop(input);
+    assert_eq!(running.end().code, 4);
+}
+
+#[test]
+fn without_a_number_it_uses_the_capacity_that_there_is() {
+    let server = RedisServer::start();
+    let looker = Looker::new(&server.url());
+    let capacity = |name: &str| {
+        let stats = looker.client.stats().names([name]).unused().fetch();
+        looker.block_on(stats).unwrap()[0].capacity()
+    };
+    assert_eq!(run(&server.url(), &["run", "-n", "4", "it", "--", "true"]).code, 0);
+    assert_eq!(capacity("it"), 4);
+    assert_eq!(run(&server.url(), &["run", "it", "--", "true"]).code, 0);
+    assert_eq!(capacity("it"), 4);
+    assert_eq!(run(&server.url(), &["run", "new", "--", "true"]).code, 0);
+    assert_eq!(capacity("new"), 1);
+}
+
+#[test]
+fn whoever_is_left_behind_ends_before_the_permit_is_given_back() {
+    let server = RedisServer::start();
+    let looker = Looker::new(&server.url());
+    // It closes what it was given, so that nobody waits for it but the guard.
+    let script = "sleep 1000 >/dev/null 2>&1 & echo $!; exit 6";
+    let arguments = ["run", "--grace", "300ms", "it", "--", "sh", "-c", script];
+    let ended = run(&server.url(), &arguments);
+    assert_eq!((ended.code, &*ended.stderr), (6, ""));
+    let left: i32 = ended.stdout.trim().parse().unwrap();
+    let left = rustix::process::Pid::from_raw(left).unwrap();
+    assert!(rustix::process::test_kill_process(left).is_err(), "it is gone");
+    assert_eq!(looker.census("it"), (0, 0));
+}
+
+#[test]
+fn being_verbose_it_says_what_it_does() {
+    let server = RedisServer::start();
+    let looker = Looker::new(&server.url());
+    let held = looker.hold("it");
+    let running = Running::start(&server.url(), &["run", "-v", "it", "--", "true"]);
+    running.says("1st in the queue; held by ");
+    assert!(looker.block_on(held.release()).unwrap());
+    let ended = running.end();
+    assert_eq!(ended.code, 0);
+    assert!(ended.stderr.contains(" of \"it\" acquired after "), "{}", ended.stderr);
+    assert!(ended.stderr.ends_with(" of \"it\" given back\n"), "{}", ended.stderr);
+}
+
+/// In a container nobody else would.
+#[test]
+fn as_the_first_process_it_reaps() {
+    let server = RedisServer::start();
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--pid", "--fork", "--mount-proc", "--map-root-user", "--user"]);
+    if !command.arg("true").output().is_ok_and(|output| output.status.success()) {
+        eprintln!("this system lets nobody make a pid namespace: not tested");
+        return;
+    }
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--pid", "--fork", "--mount-proc", "--map-root-user", "--user"]);
+    // An orphan that has left its group ends; somebody has to bury it.
+    let script = "orphan=$(setsid sh -c 'sleep 0.05 >/dev/null & echo $!'); \
+                  while [ -d /proc/$orphan ]; do sleep 0.01; done; exit 3";
+    let binary = env!("CARGO_BIN_EXE_leasehold");
+    command.args([binary, "run", "--store", &server.url(), "it", "--", "sh", "-c", script]);
+    let ended = Running::of(command).end();
+    assert_eq!((ended.code, &*ended.stdout, &*ended.stderr), (3, "", ""));
+}

@@ -1,0 +1,187 @@
+//! A child is dead before its lease passes on, whatever becomes of the command.
+//!
+//! The child writes the time into a file every millisecond. When the next holder has its permit, there is no later one.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use rustix::process::Signal;
+use testkit::proxy::FaultProxy;
+use testkit::redis_server::RedisServer;
+
+use crate::parts::part;
+use crate::support::{Looker, Running, now, until};
+
+/// What becomes of the command.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Fate {
+    Killed,
+    Stopped,
+    CutOff,
+    /// Nothing: its time is up.
+    Late,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Kind {
+    Permit,
+    Lock,
+}
+
+/// When each process was last alive.
+fn beats(file: &Path) -> Vec<(u32, i64)> {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    let beat = |line: &str| {
+        let (pid, at) = line.split_once(' ')?;
+        Some((pid.parse().ok()?, at.parse().ok()?))
+    };
+    // The last line may have been cut short by SIGKILL.
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    whole.lines().filter_map(beat).collect()
+}
+
+fn processes(file: &Path) -> usize {
+    let mut pids: Vec<_> = beats(file).into_iter().map(|(pid, _)| pid).collect();
+    pids.sort_unstable();
+    pids.dedup();
+    pids.len()
+}
+
+fn command(kind: Kind, fate: Fate, child: Vec<OsString>) -> Vec<OsString> {
+    let options: &[&str] = match (kind, fate) {
+        (Kind::Permit, Fate::Late) => &["run", "--ttl", "3s", "--grace", "200ms"],
+        (Kind::Permit, _) => &["run", "--heartbeat", "1500ms", "--grace", "200ms"],
+        (Kind::Lock, _) => &["lock", "--lease", "1s", "--grace", "300ms"],
+    };
+    let line = options.iter().chain(&["it", "--"]).map(OsString::from);
+    line.chain(child).collect()
+}
+
+/// Both of them ignore SIGTERM in a family.
+fn dies_in_time(kind: Kind, fate: Fate, child: &str) {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("beats");
+    let mut running = Running::start(&proxy.url(), &command(kind, fate, part(child, &[&file])));
+    let members = if child == "family" { 2 } else { 1 };
+    until(|| processes(&file) == members);
+
+    let looker = Looker::new(&server.url());
+    let fated = now();
+    match fate {
+        Fate::Killed => running.kill(),
+        Fate::Stopped => running.signal(Signal::STOP),
+        Fate::CutOff => proxy.half_open(),
+        Fate::Late => {}
+    }
+    let granted = match kind {
+        Kind::Permit => {
+            let semaphore = looker.client.semaphore("it", 1).build().unwrap();
+            let permit = looker.block_on(semaphore.acquire()).unwrap();
+            let granted = now();
+            assert!(looker.block_on(permit.release()).unwrap());
+            granted
+        }
+        Kind::Lock => {
+            let retry =
+                leasehold::Retry::default().times(u32::MAX).within(crate::support::PATIENCE);
+            let lock = looker.client.lock("it").retry(retry).build().unwrap();
+            let guard = looker.block_on(lock.acquire()).unwrap();
+            let granted = now();
+            assert!(looker.block_on(guard.release()).unwrap());
+            granted
+        }
+    };
+    let beats = beats(&file);
+    let last = beats.iter().map(|(_, at)| *at).max().unwrap();
+    assert!(last < granted, "alive {} µs after the next one's grant", last - granted);
+    if fate != Fate::Killed && fate != Fate::Late {
+        assert!(last > fated, "it was not stopped before there was a reason to");
+    }
+    let mut pids: Vec<_> = beats.iter().map(|(pid, _)| *pid).collect();
+    pids.dedup();
+    for pid in pids {
+        let alive =
+            std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty());
+        assert!(!alive, "{pid} is still alive");
+    }
+    if fate == Fate::Stopped {
+        running.signal(Signal::CONT);
+    }
+    if fate != Fate::Killed {
+        assert_eq!(running.end().code, 124);
+    }
+}
+
+#[test]
+fn when_the_command_is_killed() {
+    dies_in_time(Kind::Permit, Fate::Killed, "beat");
+}
+
+#[test]
+fn when_the_command_is_killed_with_grandchildren() {
+    dies_in_time(Kind::Permit, Fate::Killed, "family");
+}
+
+#[test]
+fn when_the_command_is_stopped() {
+    dies_in_time(Kind::Permit, Fate::Stopped, "beat");
+}
+
+#[test]
+fn when_the_command_is_stopped_with_grandchildren() {
+    dies_in_time(Kind::Permit, Fate::Stopped, "family");
+}
+
+#[test]
+fn when_the_command_is_cut_off() {
+    dies_in_time(Kind::Permit, Fate::CutOff, "beat");
+}
+
+#[test]
+fn when_the_command_is_cut_off_with_grandchildren() {
+    dies_in_time(Kind::Permit, Fate::CutOff, "family");
+}
+
+#[test]
+fn when_its_ttl_runs_out() {
+    dies_in_time(Kind::Permit, Fate::Late, "beat");
+}
+
+#[test]
+fn when_its_ttl_runs_out_with_grandchildren() {
+    dies_in_time(Kind::Permit, Fate::Late, "family");
+}
+
+#[test]
+fn when_the_holder_of_a_lock_is_killed() {
+    dies_in_time(Kind::Lock, Fate::Killed, "family");
+}
+
+#[test]
+fn when_the_holder_of_a_lock_is_stopped() {
+    dies_in_time(Kind::Lock, Fate::Stopped, "family");
+}
+
+#[test]
+fn when_the_holder_of_a_lock_is_cut_off() {
+    dies_in_time(Kind::Lock, Fate::CutOff, "family");
+}
+
+/// Renewals come in time, many times over.
+#[test]
+fn a_child_whose_command_lives_is_left_alone() {
+    let server = RedisServer::start();
+    let directory = tempfile::tempdir().unwrap();
+    for (kind, options) in [("run", "--heartbeat"), ("lock", "--lease")] {
+        let file = directory.path().join(kind);
+        let line = [kind, options, "1s", "it", "--"].map(OsString::from).into_iter();
+        let line: Vec<_> = line.chain(part("beat", &[&file])).collect();
+        let running = Running::start(&server.url(), &line);
+        let begun = || beats(&file).first().map(|(_, at)| *at);
+        until(|| begun().is_some_and(|begun| now() - begun > 4_000_000));
+        running.signal(Signal::TERM);
+        assert_eq!(running.end().code, 143, "{kind}");
+    }
+}

@@ -1,0 +1,227 @@
+//! Starting the command, and waiting for what it does.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::time::{ClockId, clock_gettime};
+
+/// How long anything may take before a test fails. Far more than it should.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PAUSE: Duration = Duration::from_millis(5);
+
+/// The time in microseconds, on a clock that all processes of this host share.
+pub(crate) fn now() -> i64 {
+    let time = clock_gettime(ClockId::Boottime);
+    time.tv_sec * 1_000_000 + time.tv_nsec / 1000
+}
+
+/// Asks again and again until it is so.
+#[track_caller]
+pub(crate) fn until(mut condition: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < PATIENCE, "this has not happened within {PATIENCE:?}");
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// The command, with nothing of the environment that could change what it does.
+pub(crate) fn leasehold(store: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
+    for variable in ["COLUMNS", "NO_COLOR", "LEASEHOLD_NAME", "RUST_BACKTRACE", "XDG_STATE_HOME"] {
+        command.env_remove(variable);
+    }
+    command.env("LEASEHOLD_STORE", store).stdin(Stdio::null());
+    command
+}
+
+/// What came of a command that has ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Ended {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// Runs the command to its end.
+pub(crate) fn run<S: AsRef<OsStr>>(store: &str, arguments: &[S]) -> Ended {
+    ended(leasehold(store).args(arguments).output().unwrap())
+}
+
+pub(crate) fn ended(output: Output) -> Ended {
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let code = output.status.code().expect("the command is not to be killed");
+    Ended { code, stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+/// A command that runs. Killed, by its own pid, when dropped; its guard sees to the rest.
+#[derive(Debug)]
+pub(crate) struct Running {
+    child: Child,
+    stdout: Heard,
+    stderr: Heard,
+    /// How much of the output was read.
+    read: usize,
+}
+
+impl Running {
+    pub(crate) fn start<S: AsRef<OsStr>>(store: &str, arguments: &[S]) -> Self {
+        let mut command = leasehold(store);
+        command.args(arguments);
+        Self::of(command)
+    }
+
+    pub(crate) fn of(mut command: Command) -> Self {
+        let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let stdout = Heard::listen(child.stdout.take().unwrap());
+        let stderr = Heard::listen(child.stderr.take().unwrap());
+        Self { child, stdout, stderr, read: 0 }
+    }
+
+    pub(crate) fn input(&mut self) -> ChildStdin {
+        self.child.stdin.take().expect("a pipe")
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).unwrap();
+    }
+
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
+    /// Waits for its end. The output is what was not read before.
+    pub(crate) fn end(mut self) -> Ended {
+        until(|| self.has_ended());
+        let code = self.child.wait().unwrap().code().expect("the command is not to be killed");
+        let stdout = self.stdout.all().split_off(self.read);
+        Ended { code, stdout, stderr: self.stderr.all() }
+    }
+
+    /// The next line of its output.
+    pub(crate) fn line(&mut self) -> String {
+        let mut line = None;
+        until(|| {
+            let rest = self.stdout.so_far().split_off(self.read);
+            line = rest.split_once('\n').map(|(line, _)| line.to_owned());
+            line.is_some()
+        });
+        let line = line.unwrap_or_default();
+        self.read += line.len() + 1;
+        line
+    }
+
+    /// Waits until it has said that on stderr.
+    #[track_caller]
+    pub(crate) fn says(&self, expected: &str) {
+        until(|| self.stderr.so_far().contains(expected));
+    }
+
+    /// How the kernel calls what it does.
+    pub(crate) fn state(&self) -> char {
+        let status = std::fs::read_to_string(format!("/proc/{}/stat", self.pid().as_raw_pid()));
+        let status = status.unwrap();
+        let (_, rest) = status.rsplit_once(") ").unwrap();
+        rest.chars().next().unwrap()
+    }
+
+    /// The guard of its child, once there is one.
+    pub(crate) fn guard(&self) -> Pid {
+        let pid = self.pid().as_raw_pid();
+        let mut guard = None;
+        until(|| {
+            let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+            guard = children.unwrap().split_whitespace().next().map(|pid| pid.parse().unwrap());
+            guard.is_some()
+        });
+        guard.and_then(Pid::from_raw).unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// What came through a pipe or a terminal so far.
+#[derive(Clone, Debug)]
+pub(crate) struct Heard {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Heard {
+    pub(crate) fn listen(mut from: impl Read + Send + 'static) -> Self {
+        let heard = Self { bytes: Arc::default(), ended: Arc::default() };
+        let there = heard.clone();
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(read @ 1..) = from.read(&mut bytes) {
+                there.bytes.lock().unwrap().extend_from_slice(&bytes[..read]);
+            }
+            there.ended.store(true, Ordering::Release);
+        });
+        heard
+    }
+
+    pub(crate) fn so_far(&self) -> String {
+        String::from_utf8_lossy(&self.bytes.lock().unwrap()).into_owned()
+    }
+
+    fn all(&self) -> String {
+        until(|| self.ended.load(Ordering::Acquire));
+        self.so_far()
+    }
+}
+
+/// What the library says of a store, while a command is at work on it.
+pub(crate) struct Looker {
+    runtime: tokio::runtime::Runtime,
+    pub(crate) client: leasehold::Client,
+}
+
+impl Looker {
+    pub(crate) fn new(store: &str) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let client = runtime.block_on(leasehold::Client::open(store)).unwrap();
+        Self { runtime, client }
+    }
+
+    pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        let future = async { tokio::time::timeout(PATIENCE, future).await };
+        self.runtime.block_on(future).expect("this takes too long")
+    }
+
+    /// How many hold, and how many wait.
+    pub(crate) fn census(&self, name: &str) -> (u32, usize) {
+        let stats = self.block_on(self.client.stats().names([name]).fetch()).unwrap();
+        stats.first().map_or((0, 0), |one| (one.held(), one.waiting()))
+    }
+
+    pub(crate) fn holder(&self, name: &str) -> leasehold::Member {
+        let stats = self.block_on(self.client.stats().names([name]).fetch()).unwrap();
+        stats[0].holders()[0].clone()
+    }
+
+    /// Takes the only permit of a name.
+    pub(crate) fn hold(&self, name: &str) -> leasehold::Permit {
+        let semaphore = self.client.semaphore(name, 1).label("nightly").build().unwrap();
+        self.block_on(semaphore.acquire()).unwrap()
+    }
+}
