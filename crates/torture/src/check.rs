@@ -3,16 +3,16 @@
 //! It never guesses. A worker is taken to hold only between two instants at which it was certain to, so that clocks that
 //! are read a little late cannot make two holders out of one. It is taken to be able to hold for as long as anybody
 //! could say so, when the question is whether a permit was free. Whoever a fault has befallen is excused from order and
-//! from progress until it can be back, and nobody is excused from anything else but by [`exempt`], which spells out what
+//! from progress until it can be back, and nobody is excused from anything else but by `exempt`, which spells out what
 //! docs/guarantees.md says of a store that lost its data.
 //!
 //! | rule | what is a violation |
 //! |---|---|
-//! | [`limit`] | at one instant, more are certain to hold than there are permits |
-//! | [`fence`] | two grants with one fence; a fence that is not larger than that of a grant which was over before it was asked for |
-//! | [`fifo`] | one who was seen in the queue before another asked, is still there, or has a larger fence, when that one has its permit |
-//! | [`liveness`] | a permit is free for certain, and somebody waits for longer than the backstop can take |
-//! | [`record`] | an update of the protected record was lost, or a holder that still believes was refused for a newer one |
+//! | `limit` | at one instant, more are certain to hold than there are permits |
+//! | `fence` | two grants with one fence; a fence that is not larger than that of a grant which was over before it was asked for |
+//! | `fifo` | one who was seen in the queue before another asked, is still there, or has a larger fence, when that one has its permit |
+//! | `liveness` | a permit is free for certain, and somebody waits for longer than the backstop can take |
+//! | `record` | an update of the protected record was lost, or a holder that still believes was refused for a newer one |
 //! | here | a store that is not empty at the end; a spent id that releases something; a worker that breaks |
 
 use crate::clock::{Micros, SECOND};

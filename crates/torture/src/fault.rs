@@ -1,8 +1,8 @@
 //! What was done to whom, and until when it excuses anything.
 //!
 //! A fault excuses a worker from promises about *progress and order* while it lasts and until its clients can be expected
-//! to be back ([`settle`](Fault::settle)). It never excuses anybody from the limit or from fences, except where a store
-//! lost data ([`Kind::RestartEmpty`], [`Kind::Promote`]), and there from what docs/guarantees.md says, no more: see
+//! to be back (`settle`). It never excuses anybody from the limit or from fences, except where a store
+//! lost data (`Kind::RestartEmpty`, `Kind::Promote`), and there from what docs/guarantees.md says, no more: see
 //! `check::exempt`.
 
 use std::fmt;

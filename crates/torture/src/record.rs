@@ -3,7 +3,7 @@
 //! It is a file of one line, `version floor sum`. Whoever reads or writes it names its fence. The record remembers the
 //! newest fence it has seen, its floor, and refuses older ones, also to readers: a holder that was paused after it
 //! read must not write once its successor has read. So between reading and writing the version cannot change under a
-//! holder whose fence is good; if it has, an update would be lost, and that is said instead ([`Step::Conflict`]). `sum` is a
+//! holder whose fence is good; if it has, an update would be lost, and that is said instead (`Step::Conflict`). `sum` is a
 //! checksum over all versions before.
 //!
 //! The file is locked only for one step. From reading to writing nothing protects the record but the lock that is being

@@ -119,7 +119,9 @@ fn masked(mut value: serde_json::Value) -> serde_json::Value {
             }
         }
         serde_json::Value::Array(items) => {
-            items.iter_mut().for_each(|item| *item = masked(item.take()));
+            for item in items {
+                *item = masked(item.take());
+            }
         }
         _ => {}
     }

@@ -15,7 +15,7 @@
 //!   TTL: whoever asked before the loss was over does not count for a TTL.
 //!
 //! From *fences* nothing, but for locks, whose counter is lost with the store's data: they are compared only where both were
-//! granted between the same two losses ([`epoch`]).
+//! granted between the same two losses (`epoch`).
 
 use std::collections::BTreeMap;
 
