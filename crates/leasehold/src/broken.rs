@@ -19,12 +19,16 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 10] = [
     // Whoever releases an id that is not there hits whoever holds longest.
     (
         "ownership",
-        "    outcomes[at - 6] = 'nobody'",
-        "    outcomes[at - 6] = 'nobody'; held = held - call('ZREMRANGEBYRANK', MAIN, 0, 0)",
+        "    outcomes[n] = 'nobody'",
+        "    outcomes[n] = 'nobody'; held = held - call('ZREMRANGEBYRANK', MAIN, 0, 0)",
     ),
     // The index of a lock outlives it, and nobody asks whose the lock is that it leads to.
-    ("ownership", "call('SET', KEYS[2], ARGV[5], 'PX', ARGV[3])", "call('SET', KEYS[2], ARGV[5])"),
-    ("ownership", "if record.lockId ~= ARGV[2] then return 0 end", ""),
+    (
+        "ownership",
+        "string.sub(KEYS[1], #ARGV[4] + 1), 'PX', ARGV[2])",
+        "string.sub(KEYS[1], #ARGV[4] + 1))",
+    ),
+    ("ownership", "if record.lockId ~= ARGV[1] then return 0 end", ""),
     // Whoever is silent is never removed.
     ("expiry", "local dead = due(MAIN, held)", "local dead"),
     ("expiry", "math.ceil((last - NOW) / 1000) + 10000", "math.ceil((last - NOW) / 1000) + 600000"),
