@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use crate::failure::Failure;
 
@@ -45,8 +45,8 @@ Examples:
   leasehold run --store redis://redis.internal -n 5 --label invoices api -- ./import
   leasehold run --no-wait -n 1 backup -- ./backup.sh || echo 'one is running already'
 
-The child gets LEASEHOLD_NAME, LEASEHOLD_ID and LEASEHOLD_FENCE. What it leaves behind in its process group has
---grace to end before it is stopped, and the permit is given back after that.")]
+The child gets LEASEHOLD_NAME, LEASEHOLD_ID and LEASEHOLD_FENCE. What it leaves behind in its
+process group has --grace to end before it is stopped; the permit is given back after that.")]
     Run(RunArgs),
     /// Run a command under a fenced lock.
     #[command(after_help = "\
@@ -54,15 +54,18 @@ Examples:
   leasehold lock nightly -- ./nightly.sh
   leasehold lock --wait 30s --lease 10s invoice:42 -- ./send-invoice 42
 
-The lock is not fair: when it comes free, whoever asks first has it. Where order matters, `leasehold run -n 1`. The
-child gets LEASEHOLD_NAME, LEASEHOLD_ID and LEASEHOLD_FENCE; what it writes to should refuse an older fence.")]
+The lock is not fair: when it comes free, whoever asks first has it. Where order matters, use
+`leasehold run -n 1`. The child gets LEASEHOLD_NAME, LEASEHOLD_ID and LEASEHOLD_FENCE; what it
+writes to should refuse an older fence.")]
     Lock(LockArgs),
-    /// List what is held, and how many wait.
+    /// List semaphores, locks and pools: what is held, and how many wait.
     #[command(after_help = "\
 Examples:
   leasehold ls
   leasehold ls --watch
-  leasehold ls --json | jq '.semaphores[] | select(.waiting > 0)'")]
+  leasehold ls --json | jq '.semaphores[] | select(.waiting > 0)'
+
+Lock ids are not shown: who knows one can release the lock.")]
     Ls(LsArgs),
     /// Show every holder and waiter of a semaphore.
     #[command(after_help = "\
@@ -75,7 +78,8 @@ Examples:
 Examples:
   leasehold release deploy 7Vd3kQ0aZx1-0
 
-Its holder is told that it has lost it, and its child is stopped, but only after the next one may have begun.")]
+Its holder is told that it has lost it, and its child is stopped, but the next one may have begun
+before that.")]
     Release(ReleaseArgs),
     /// Look up who has a lock, by its key.
     #[command(after_help = "\
@@ -83,7 +87,8 @@ Examples:
   leasehold lookup invoice:42
   leasehold lookup --raw --json invoice:42
 
-Without --raw the key and the lock id are shown as hashes: who knows a lock id can release the lock.")]
+Without --raw the key and the lock id are shown as hashes: who knows a lock id can release the
+lock.")]
     Lookup(LookupArgs),
     /// Examine the store: can it be reached, and are leases safe on it?
     #[command(after_help = "\
@@ -99,8 +104,8 @@ Examples:
     /// Print the manual page.
     #[command(hide = true)]
     Man,
-    /// Watch over the child of another leasehold process.
-    #[command(hide = true)]
+    /// Not for people: see [`GuardArgs`].
+    #[command(skip)]
     Guard(GuardArgs),
 }
 
@@ -276,7 +281,9 @@ pub(crate) enum Shell {
     Zsh,
 }
 
-#[derive(Args, Debug)]
+/// Watch over the child of another leasehold process. Not one of the subcommands, so that nobody is offered it.
+#[derive(Debug, Parser)]
+#[command(name = GUARD)]
 pub(crate) struct GuardArgs {
     /// In microseconds
     #[arg(long)]
@@ -288,8 +295,14 @@ pub(crate) struct GuardArgs {
     pub(crate) command: Vec<OsString>,
 }
 
+/// What the command calls itself when it is a guard.
+pub(crate) const GUARD: &str = "leasehold-guard";
+
 /// Parses the command line. Help and the version are printed here.
 pub(crate) fn parse() -> Result<Command, Failure> {
+    if std::env::args_os().next().is_some_and(|name| name == GUARD) {
+        return GuardArgs::try_parse().map(Command::Guard).map_err(|error| refusal(&error));
+    }
     match Arguments::try_parse() {
         Ok(arguments) => Ok(arguments.command),
         Err(error) => Err(refusal(&error)),
@@ -314,15 +327,17 @@ fn refusal(error: &clap::Error) -> Failure {
                 .take_while(|part| !part.starts_with("Usage:") && !part.starts_with("For more"))
                 .map(|part| part.split_whitespace().collect::<Vec<_>>().join(" "))
                 .collect();
-            // The subcommand, as clap has understood it.
-            let usage = text.lines().find_map(|line| line.strip_prefix("Usage: "));
-            let words = usage.unwrap_or("leasehold").split_whitespace();
-            let command: Vec<_> =
-                words.take_while(|word| word.bytes().all(|b| b.is_ascii_lowercase())).collect();
-            let help = format!("; see `{} --help`", command.join(" "));
+            let help = format!("; see `leasehold{} --help`", subcommand());
             Failure::usage(said.join("; ") + &help)
         }
     }
+}
+
+/// What was asked for, with a blank before it; nothing if there is no such thing.
+fn subcommand() -> String {
+    let asked = std::env::args().nth(1).unwrap_or_default();
+    let known = Arguments::command().find_subcommand(&asked).is_some();
+    if known { format!(" {asked}") } else { String::new() }
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
@@ -340,8 +355,6 @@ fn positive(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

@@ -45,7 +45,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// How long to wait for a killed group whose members somebody else has to reap.
 const BURIAL: Duration = Duration::from_secs(1);
 
-/// The hidden subcommand.
+/// What the binary does when it is called by the name of a guard.
 pub(crate) fn run(arguments: &GuardArgs) -> u8 {
     match watch(arguments) {
         Ok(()) => 0,

@@ -153,7 +153,10 @@ mod tests {
     #[test]
     fn tables_are_aligned() {
         let rows = [["api".to_owned(), "12".to_owned()], ["a longer name".to_owned(), "1".into()]];
-        let aligned = "NAME           HELD\napi              12\na longer name     1";
-        assert_eq!(table(["NAME", "HELD"], &[1], rows).trim_end(), aligned);
+        insta::assert_snapshot!(table(["NAME", "HELD"], &[1], rows), @r"
+        NAME           HELD
+        api              12
+        a longer name     1
+        ");
     }
 }

@@ -3,7 +3,7 @@
 
 use std::future::pending;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream as Socket;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -19,6 +19,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::sleep;
 
+use crate::args::GUARD;
 use crate::clock::{Bridge, Moment};
 use crate::failure::{self, Failure, complain};
 use crate::guard;
@@ -73,16 +74,24 @@ impl End {
 }
 
 /// Runs the job, and answers how it ended. When it returns, the child and its group are gone.
+///
+/// What the client counts as alive by, if its store knows that by a file, is inherited by the guard and the child: then what
+/// it holds cannot pass on before all of them are gone.
 pub(crate) async fn run(
     job: &Job,
     held: &impl Held,
+    lifeline: Option<BorrowedFd<'_>>,
     signals: &mut Signals,
 ) -> Result<End, Failure> {
     let terminal = Terminal::open();
     let failed = |error| Failure::internal("the guard of the child could not be started", error);
     let deadline = Deadline::new(job);
     let first = deadline.of(held);
-    let guard = Guard::start(job, held, first, terminal.as_ref()).map_err(failed)?;
+    let foreground = terminal.as_ref().is_some_and(Terminal::is_for_the_child);
+    let inherited =
+        lifeline.map(rustix::io::dup).transpose().map_err(|error| failed(error.into()))?;
+    let guard = Guard::start(job, held, first, foreground).map_err(failed)?;
+    drop(inherited);
     let mut watch = Watch { guard, terminal, group: None, lost: None };
     let end = watch.until_it_ends(&deadline, first, held, signals).await;
     watch.take_the_terminal();
@@ -124,19 +133,11 @@ struct Guard {
 }
 
 impl Guard {
-    fn start(
-        job: &Job,
-        held: &impl Held,
-        deadline: Moment,
-        terminal: Option<&Terminal>,
-    ) -> io::Result<Self> {
+    fn start(job: &Job, held: &impl Held, deadline: Moment, foreground: bool) -> io::Result<Self> {
         let (ours, theirs) = Socket::pair()?;
-        let foreground = terminal.is_some_and(Terminal::is_for_the_child);
-        // A store that knows a client by a file which the kernel holds for it has its descriptor inherited from here
-        // on: by the guard and, through it, by the child.
         let child = Command::new(own_binary()?)
-            .arg0("leasehold")
-            .args(["guard", "--grace", &job.grace.as_micros().to_string()])
+            .arg0(GUARD)
+            .args(["--grace", &job.grace.as_micros().to_string()])
             .args(foreground.then_some("--foreground"))
             .arg("--")
             .args(&job.command)
@@ -208,9 +209,9 @@ impl Watch {
                     self.guard.order(Order::Stop).await;
                 }
                 () = sleep((left / 4).clamp(OFTEN, SELDOM)), if self.lost.is_none() => {
-                    let now = deadline.of(held);
-                    if now != told {
-                        told = now;
+                    let extended = deadline.of(held);
+                    if extended > told {
+                        told = extended;
                         self.guard.order(Order::Until(told)).await;
                     }
                 }

@@ -49,7 +49,7 @@ async fn hold_and_run(
     if job.verbose {
         complain(&format!("{} acquired, with fence {}", job.what, guard.fence()));
     }
-    under(&job, guard, signals).await
+    under(client, &job, guard, signals).await
 }
 
 fn declare(client: &Client, arguments: &LockArgs, grace: Duration) -> Result<Lock, Failure> {

@@ -1,18 +1,19 @@
 //! `leasehold ls`: what is held, and how many wait.
 //!
-//! Each kind of thing is a [`Section`]: rows for people, and the same as JSON.
+//! Each kind of thing is a [`Section`]: a table for people, and the same as JSON.
 
 use std::io::IsTerminal;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use leasehold::{Client, SemaphoreStats};
+use leasehold::{Client, PoolMember, PoolStats, RawLockInfo, SemaphoreStats};
 use serde_json::{Value, json};
 
 use crate::args::LsArgs;
 use crate::failure::Failure;
-use crate::output::{self, Style, ago, or_dash, seconds, styled, table};
+use crate::output::{self, ago, or_dash, seconds, table};
 use crate::store;
 
+const NOTHING: &str = "nothing is held, and nobody waits";
 const REDRAW: Duration = Duration::from_secs(1);
 /// Clears the terminal and goes to its first line.
 const CLEAR: &str = "\x1b[2J\x1b[H";
@@ -42,14 +43,13 @@ pub(crate) fn run(arguments: &LsArgs) -> Result<u8, Failure> {
 /// One kind of thing.
 struct Section {
     title: &'static str,
-    /// What is printed if there is none of it.
-    none: &'static str,
-    rows: Option<String>,
+    /// None if there is none of it.
+    table: Option<String>,
     json: Value,
 }
 
 async fn sections(client: &Client, all: bool) -> Result<Vec<Section>, Failure> {
-    Ok(vec![semaphores(client, all).await?])
+    Ok(vec![semaphores(client, all).await?, locks(client).await?, pools(client).await?])
 }
 
 fn as_json(sections: Vec<Section>) -> Value {
@@ -57,25 +57,65 @@ fn as_json(sections: Vec<Section>) -> Value {
 }
 
 fn as_text(sections: &[Section]) -> String {
-    let [first, others @ ..] = sections else { return String::new() };
-    if others.is_empty() {
-        return first.rows.clone().unwrap_or_else(|| format!("{}\n", first.none));
-    }
-    let titled = sections.iter().map(|section| {
-        let rows = section.rows.clone().unwrap_or_else(|| format!("{}\n", section.none));
-        format!("{}\n{rows}", styled(&section.title.to_uppercase(), Style::Bold))
-    });
-    titled.collect::<Vec<_>>().join("\n")
+    let tables: Vec<_> = sections.iter().filter_map(|section| section.table.as_deref()).collect();
+    if tables.is_empty() { format!("{NOTHING}\n") } else { tables.join("\n") }
 }
 
 async fn semaphores(client: &Client, all: bool) -> Result<Section, Failure> {
     let query = client.stats().limit(usize::MAX);
     let stats = if all { query.unused() } else { query }.fetch().await?;
     let titles = ["SEMAPHORE", "HELD", "OF", "USE", "WAITING", "OLDEST HOLD", "OLDEST WAIT"];
-    let rows =
-        (!stats.is_empty()).then(|| table(titles, &[1, 2, 3, 4, 5, 6], stats.iter().map(row)));
+    let rows = stats.iter().map(row);
+    let table = (!stats.is_empty()).then(|| table(titles, &[1, 2, 3, 4, 5, 6], rows));
     let json = stats.iter().map(semaphore_json).collect();
-    Ok(Section { title: "semaphores", none: "nothing is held, and nobody waits", rows, json })
+    Ok(Section { title: "semaphores", table, json })
+}
+
+/// With their keys, but without what releases them.
+async fn locks(client: &Client) -> Result<Section, Failure> {
+    let locks = client.locks().list_raw(usize::MAX).await?;
+    let now = SystemTime::now();
+    let held_for =
+        |lock: &RawLockInfo| now.duration_since(lock.info.acquired_at).unwrap_or_default();
+    let ends_in = |lock: &RawLockInfo| lock.info.expires_at.duration_since(now).unwrap_or_default();
+    let row = |lock: &RawLockInfo| {
+        [lock.key.clone(), ago(held_for(lock)), ago(ends_in(lock)), lock.info.fence.to_string()]
+    };
+    let titles = ["LOCK", "FOR", "ENDS IN", "FENCE"];
+    let table = (!locks.is_empty()).then(|| table(titles, &[1, 2], locks.iter().map(row)));
+    let one = |lock: &RawLockInfo| {
+        json!({
+            "key": lock.key,
+            "lock_id_hash": lock.info.lock_id_hash,
+            "for_seconds": seconds(Some(held_for(lock))),
+            "ends_in_seconds": seconds(Some(ends_in(lock))),
+            "fence": lock.info.fence.to_string(),
+        })
+    };
+    Ok(Section { title: "locks", table, json: locks.iter().map(one).collect() })
+}
+
+/// The store does not know how many leases a pool has: those who use it do.
+async fn pools(client: &Client) -> Result<Section, Failure> {
+    let pools = client.pools().list(usize::MAX).await?;
+    let silent_for = |pool: &PoolStats| pool.members.iter().map(|one| one.silent_for).max();
+    let row = |pool: &PoolStats| {
+        [pool.name.clone(), pool.members.len().to_string(), or_dash(silent_for(pool).map(ago))]
+    };
+    let titles = ["POOL", "HELD", "LONGEST SILENCE"];
+    let table = (!pools.is_empty()).then(|| table(titles, &[1, 2], pools.iter().map(row)));
+    let member = |one: &PoolMember| {
+        json!({
+            "instance_id": one.instance_id,
+            "silent_for_seconds": seconds(Some(one.silent_for)),
+            "ends_in_seconds": seconds(one.ends_in),
+        })
+    };
+    let one = |pool: &PoolStats| {
+        let members: Value = pool.members.iter().map(member).collect();
+        json!({ "name": pool.name, "held": pool.members.len(), "members": members })
+    };
+    Ok(Section { title: "pools", table, json: pools.iter().map(one).collect() })
 }
 
 fn row(one: &SemaphoreStats) -> [String; 7] {

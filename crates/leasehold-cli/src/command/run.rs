@@ -13,6 +13,8 @@ use crate::store;
 use crate::supervise;
 use crate::waiting::Line;
 
+/// Below this a renewal that is a little late would cost the permit.
+const SHORTEST: Duration = Duration::from_millis(300);
 /// Of a heartbeat interval: see [`grace`].
 const GRACES: u32 = 6;
 /// A TTL counts from when the child can begin, which is a little after the store has granted it.
@@ -22,6 +24,11 @@ const FAREWELL: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(arguments: RunArgs) -> Result<u8, Failure> {
     let mut signals = listen()?;
+    if arguments.heartbeat < SHORTEST {
+        let heartbeat = humantime::format_duration(arguments.heartbeat);
+        let problem = "is too short to be kept: at least 300ms";
+        return Err(Failure::usage(format!("--heartbeat {heartbeat} {problem}")));
+    }
     let grace = grace(arguments.grace, "--heartbeat", arguments.heartbeat, GRACES)?;
     store::block_on(async {
         let client = unless_signalled(&mut signals, store::open(&arguments.store)).await?;
@@ -51,7 +58,7 @@ async fn hold_and_run(
     if job.verbose {
         complain(&format!("{} acquired after {}", job.what, ago(permit.waited())));
     }
-    under(&job, permit, signals).await
+    under(client, &job, permit, signals).await
 }
 
 /// The semaphore, with more asked of the store than the child is given.
@@ -143,11 +150,12 @@ pub(super) async fn farewell(client: &Client) {
 
 /// Runs the job, and gives back what it ran under.
 pub(super) async fn under(
+    client: &Client,
     job: &Job,
     held: impl Held,
     signals: &mut Signals,
 ) -> Result<u8, Failure> {
-    let end = supervise::run(job, &held, signals).await;
+    let end = supervise::run(job, &held, client.lifeline(), signals).await;
     let given_back = tokio::select! {
         given_back = held.release() => given_back.map(drop).map_err(|error| error.to_string()),
         () = tokio::time::sleep(FAREWELL) => Err("no answer in time".to_owned()),

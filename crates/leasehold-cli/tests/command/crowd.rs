@@ -3,21 +3,28 @@
 use std::ffi::OsString;
 
 use rustix::process::Signal;
-use testkit::redis_server::RedisServer;
 
 use crate::parts::part;
-use crate::support::{Looker, Running, until};
+use crate::support::{Looker, Running, Store, until};
 
 const CROWD: usize = 40;
 
 #[test]
-fn never_more_children_at_once_than_there_are_permits() {
-    let server = RedisServer::start();
+fn on_redis_there_are_never_more_children_at_once_than_permits() {
+    crowd(&Store::redis());
+}
+
+#[test]
+fn on_one_host_there_are_never_more_children_at_once_than_permits() {
+    crowd(&Store::local());
+}
+
+fn crowd(store: &Store) {
     let directory = tempfile::tempdir().unwrap();
     let line = ["run", "-n", "3", "--heartbeat", "2s", "--grace", "100ms", "it", "--"];
     let line = line.map(OsString::from).into_iter().chain(part("slot", &[directory.path()]));
     let line: Vec<_> = line.collect();
-    let mut crowd: Vec<_> = (0..CROWD).map(|_| Running::start(&server.url(), &line)).collect();
+    let mut crowd: Vec<_> = (0..CROWD).map(|_| Running::start(&store.url(), &line)).collect();
 
     // Each at a moment of its own, while the others get on.
     let done = || std::fs::read_to_string(directory.path().join("done")).unwrap_or_default();
@@ -41,6 +48,6 @@ fn never_more_children_at_once_than_there_are_permits() {
     }
     assert!(!directory.path().join("too many").exists(), "a fourth at once");
     assert!(done().lines().count() >= CROWD - CROWD / 3, "the rest all ran");
-    let looker = Looker::new(&server.url());
+    let looker = Looker::new(&store.url());
     until(|| looker.census("it") == (0, 0));
 }

@@ -3,18 +3,20 @@
 use rustix::process::{Signal, kill_process};
 use testkit::redis_server::RedisServer;
 
-use crate::support::{Looker, Running, leasehold, run, until};
+use crate::support::{Looker, Running, Store, leasehold, run, until};
 
 #[test]
 fn the_childs_own() {
-    let server = RedisServer::start();
-    for (script, code) in [("exit 0", 0), ("exit 7", 7), ("exit 255", 255), ("kill -9 $$", 137)] {
-        for kind in ["run", "lock"] {
-            let ended = run(&server.url(), &[kind, "it", "--", "sh", "-c", script]);
-            assert_eq!((ended.code, ended.stderr.as_str()), (code, ""), "{kind} {script}");
+    for store in Store::both() {
+        let scripts = [("exit 0", 0), ("exit 7", 7), ("exit 255", 255), ("kill -9 $$", 137)];
+        for (script, code) in scripts {
+            for kind in ["run", "lock"] {
+                let ended = run(&store.url(), &[kind, "it", "--", "sh", "-c", script]);
+                assert_eq!((ended.code, ended.stderr.as_str()), (code, ""), "{kind} {script}");
+            }
         }
+        assert_eq!(Looker::new(&store.url()).census("it"), (0, 0), "it was given back");
     }
-    assert_eq!(Looker::new(&server.url()).census("it"), (0, 0), "it was given back");
 }
 
 #[test]
@@ -38,6 +40,15 @@ fn nothing_there_is_1() {
 #[test]
 fn bad_usage_is_64() {
     assert_eq!(run("memory:", &["run", "-n", "0", "it", "--", "true"]).code, 64);
+}
+
+/// Nobody can make a directory there, not even root.
+#[test]
+fn a_store_whose_directory_cannot_be_made() {
+    let ended = run("sqlite:/proc/nowhere/store.db", &["run", "it", "--", "true"]);
+    assert!([64, 69, 77].contains(&ended.code), "{ended:?}");
+    assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
+    assert!(ended.stderr.contains("/proc/nowhere"), "{ended:?}");
 }
 
 #[test]
@@ -113,11 +124,12 @@ fn not_acquired_is_75_or_what_was_asked_for() {
 
 #[test]
 fn a_lost_lease_is_124() {
-    let server = RedisServer::start();
-    let ended = run(&server.url(), &["run", "--ttl", "200ms", "it", "--", "sleep", "1000"]);
-    assert_eq!(ended.code, 124);
-    let said = "was lost: its TTL of 200ms ran out; the child was stopped\n";
-    assert!(ended.stderr.ends_with(said), "{ended:?}");
+    for store in Store::both() {
+        let ended = run(&store.url(), &["run", "--ttl", "200ms", "it", "--", "sleep", "1000"]);
+        assert_eq!(ended.code, 124);
+        let said = "was lost: its TTL of 200ms ran out; the child was stopped\n";
+        assert!(ended.stderr.ends_with(said), "{ended:?}");
+    }
 }
 
 #[test]

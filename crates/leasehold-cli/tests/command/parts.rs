@@ -7,11 +7,11 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 
-use crate::support::now;
+use crate::support::{PATIENCE, now};
 
 /// Between two signs of life.
 const BEAT: Duration = Duration::from_millis(1);
@@ -51,7 +51,9 @@ fn beat(file: &str, goes_on: GoesOn) {
         signal_hook::flag::register(signal_hook::consts::SIGTERM, nobody).unwrap();
     }
     let mut file = OpenOptions::new().append(true).create(true).open(file).unwrap();
-    loop {
+    // Should everybody who could end it be gone, it ends by itself.
+    let begun = Instant::now();
+    while begun.elapsed() < 2 * PATIENCE {
         // In one piece: others write into the same file.
         file.write_all(format!("{} {}\n", std::process::id(), now()).as_bytes()).unwrap();
         std::thread::sleep(BEAT);

@@ -125,6 +125,21 @@ fn what_was_to_be_ignored_is_ignored_by_all() {
 }
 
 #[test]
+fn without_a_store_it_uses_a_file_in_the_state_directory() {
+    let home = tempfile::tempdir().unwrap();
+    let state = tempfile::tempdir().unwrap();
+    let ls = |variable: &str, directory: &std::path::Path| {
+        let mut command = leasehold("");
+        command.env("HOME", home.path()).env(variable, directory);
+        ended(command.args(["run", "it", "--", "true"]).output().unwrap())
+    };
+    assert_eq!(ls("HOME", home.path()).code, 0);
+    assert!(home.path().join(".local/state/leasehold/store.db").exists());
+    assert_eq!(ls("XDG_STATE_HOME", state.path()).code, 0);
+    assert!(state.path().join("leasehold/store.db").exists());
+}
+
+#[test]
 fn without_a_number_it_uses_the_capacity_that_there_is() {
     let server = RedisServer::start();
     let looker = Looker::new(&server.url());

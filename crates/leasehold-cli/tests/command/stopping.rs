@@ -4,13 +4,14 @@
 
 use std::ffi::OsString;
 use std::path::Path;
+use std::process::Stdio;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use testkit::proxy::FaultProxy;
 use testkit::redis_server::RedisServer;
 
 use crate::parts::part;
-use crate::support::{Looker, Running, now, until};
+use crate::support::{Looker, Running, Store, leasehold, now, run, until};
 
 /// What becomes of the command.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -61,18 +62,35 @@ fn command(kind: Kind, fate: Fate, child: Vec<OsString>) -> Vec<OsString> {
 fn dies_in_time(kind: Kind, fate: Fate, child: &str) {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.port());
+    let cut_off = || proxy.half_open();
+    dies_in_time_on((&proxy.url(), &server.url()), kind, fate, child, cut_off);
+}
+
+/// Nobody is cut off from a file.
+fn dies_in_time_on_one_host(kind: Kind, fate: Fate, child: &str) {
+    let store = Store::local();
+    dies_in_time_on((&store.url(), &store.url()), kind, fate, child, || unreachable!());
+}
+
+fn dies_in_time_on(
+    (theirs, ours): (&str, &str),
+    kind: Kind,
+    fate: Fate,
+    child: &str,
+    cut_off: impl FnOnce(),
+) {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("beats");
-    let mut running = Running::start(&proxy.url(), &command(kind, fate, part(child, &[&file])));
+    let mut running = Running::start(theirs, &command(kind, fate, part(child, &[&file])));
     let members = if child == "family" { 2 } else { 1 };
     until(|| processes(&file) == members);
 
-    let looker = Looker::new(&server.url());
+    let looker = Looker::new(ours);
     let fated = now();
     match fate {
         Fate::Killed => running.kill(),
         Fate::Stopped => running.signal(Signal::STOP),
-        Fate::CutOff => proxy.half_open(),
+        Fate::CutOff => cut_off(),
         Fate::Late => {}
     }
     let granted = match kind {
@@ -167,6 +185,77 @@ fn when_the_holder_of_a_lock_is_stopped() {
 #[test]
 fn when_the_holder_of_a_lock_is_cut_off() {
     dies_in_time(Kind::Lock, Fate::CutOff, "family");
+}
+
+#[test]
+fn on_one_host_when_the_command_is_killed() {
+    dies_in_time_on_one_host(Kind::Permit, Fate::Killed, "beat");
+}
+
+#[test]
+fn on_one_host_when_the_command_is_killed_with_grandchildren() {
+    dies_in_time_on_one_host(Kind::Permit, Fate::Killed, "family");
+}
+
+#[test]
+fn on_one_host_when_its_ttl_runs_out_with_grandchildren() {
+    dies_in_time_on_one_host(Kind::Permit, Fate::Late, "family");
+}
+
+#[test]
+fn on_one_host_when_the_holder_of_a_lock_is_killed() {
+    dies_in_time_on_one_host(Kind::Lock, Fate::Killed, "family");
+}
+
+#[test]
+fn on_one_host_when_the_holder_of_a_lock_is_stopped() {
+    dies_in_time_on_one_host(Kind::Lock, Fate::Stopped, "family");
+}
+
+/// The kernel knows that it is alive: nothing has to be renewed.
+#[test]
+fn on_one_host_a_command_that_is_stopped_keeps_its_permit() {
+    let store = Store::local();
+    let looker = Looker::new(&store.url());
+    let arguments = ["run", "--heartbeat", "300ms", "it", "--", "sh", "-c", "read line; exit 6"];
+    let mut command = leasehold(&store.url());
+    command.args(arguments).stdin(Stdio::piped());
+    let mut running = Running::of(command);
+    let input = running.input();
+    until(|| looker.census("it") == (1, 0));
+    running.signal(Signal::STOP);
+    until(|| running.state() == 'T');
+    let next = run(&store.url(), &["run", "--wait", "1s", "it", "--", "true"]);
+    assert_eq!(next.code, 75, "{next:?}");
+    running.signal(Signal::CONT);
+    drop(input);
+    assert_eq!(running.end().code, 6);
+}
+
+/// The command and its guard are killed, and still the child holds what it holds.
+#[test]
+fn on_one_host_a_permit_passes_on_only_when_the_child_is_gone_too() {
+    let store = Store::local();
+    let looker = Looker::new(&store.url());
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("beats");
+    let line = ["run", "it", "--"].map(OsString::from).into_iter();
+    let line: Vec<_> = line.chain(part("beat", &[&file])).collect();
+    let mut running = Running::start(&store.url(), &line);
+    until(|| processes(&file) == 1);
+    let guard = running.guard();
+    // The guard first, and at once: it would end the child when the command is gone, and the command would when it is.
+    running.signal(Signal::STOP);
+    until(|| running.state() == 'T');
+    kill_process(guard, Signal::KILL).unwrap();
+    running.kill();
+    let next = run(&store.url(), &["run", "--wait", "1s", "it", "--", "true"]);
+    assert_eq!(next.code, 75, "{next:?}");
+    let child = Pid::from_raw(i32::try_from(beats(&file)[0].0).unwrap()).unwrap();
+    kill_process(child, Signal::KILL).unwrap();
+    let next = run(&store.url(), &["run", "it", "--", "true"]);
+    assert_eq!(next.code, 0, "{next:?}");
+    assert_eq!(looker.census("it"), (0, 0));
 }
 
 /// Renewals come in time, many times over.

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
+use tempfile::TempDir;
+use testkit::redis_server::RedisServer;
 
 /// How long anything may take before a test fails. Far more than it should.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -38,6 +40,35 @@ pub(crate) fn leasehold(store: &str) -> Command {
     }
     command.env("LEASEHOLD_STORE", store).stdin(Stdio::null());
     command
+}
+
+/// A store that is gone when it is dropped.
+#[derive(Debug)]
+pub(crate) enum Store {
+    Local(TempDir),
+    Redis(RedisServer),
+}
+
+impl Store {
+    pub(crate) fn local() -> Self {
+        Self::Local(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) fn redis() -> Self {
+        Self::Redis(RedisServer::start())
+    }
+
+    /// One of each.
+    pub(crate) fn both() -> [Self; 2] {
+        [Self::local(), Self::redis()]
+    }
+
+    pub(crate) fn url(&self) -> String {
+        match self {
+            Self::Local(directory) => format!("sqlite:{}/store.db", directory.path().display()),
+            Self::Redis(server) => server.url(),
+        }
+    }
 }
 
 /// What came of a command that has ended.

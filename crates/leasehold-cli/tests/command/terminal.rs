@@ -186,6 +186,37 @@ fn a_child_in_a_pipeline_has_the_terminal_only_when_it_asks() {
 }
 
 #[test]
+fn ctrl_z_stops_the_job_and_the_shell_continues_it() {
+    let server = RedisServer::start();
+    let looker = Looker::new(&server.url());
+    let binary = env!("CARGO_BIN_EXE_leasehold");
+    let mut shell = Terminal::start(&server.url(), &["sh", "-i"]);
+    shell.shows("ready$ ");
+    shell.types(&format!("{binary} run it -- cat\r"));
+    until(|| looker.census("it") == (1, 0));
+    shell.types("one\r");
+    shell.shows("one\r\none\r\n");
+    for word in ["two", "three"] {
+        shell.types(CTRL_Z);
+        shell.shows("Stopped");
+        shell.shows("ready$ ");
+        shell.types("echo back in the $((1+1))shell\r");
+        shell.shows("back in the 2shell\r\n");
+        shell.types("fg\r");
+        shell.shows("run it -- cat\r\n");
+        shell.types(&format!("{word}\r"));
+        shell.shows(&format!("{word}\r\n{word}\r\n"));
+    }
+    shell.types(CTRL_D);
+    shell.shows("ready$ ");
+    shell.types("echo code=$?\r");
+    shell.shows("code=0\r\n");
+    assert_eq!(looker.census("it"), (0, 0));
+    shell.types("exit\r");
+    assert_eq!(shell.code(), 0);
+}
+
+#[test]
 fn ctrl_z_stops_who_waits() {
     let server = RedisServer::start();
     let looker = Looker::new(&server.url());
