@@ -15,7 +15,7 @@ pub(crate) fn is(rule: &str) -> bool {
 }
 
 /// Each with what stands in the script and what stands there instead.
-pub(crate) const IN_LUA: [(&str, &str, &str); 10] = [
+pub(crate) const IN_LUA: [(&str, &str, &str); 11] = [
     // Whoever releases an id that is not there hits whoever holds longest.
     (
         "ownership",
@@ -31,6 +31,7 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 10] = [
     ("ownership", "if record.lockId ~= ARGV[1] then return 0 end", ""),
     // Whoever is silent is never removed.
     ("expiry", "local dead = due(MAIN, held)", "local dead"),
+    ("expiry", "local over, silent = due(TTL, limited),", "local over, silent = nil,"),
     ("expiry", "math.ceil((last - NOW) / 1000) + 10000", "math.ceil((last - NOW) / 1000) + 600000"),
     // Whoever has not said a word for a little while is removed, though it was told that it has longer.
     (

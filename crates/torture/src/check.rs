@@ -16,11 +16,12 @@
 //! | here | a store that is not empty at the end; a spent id that releases something; a worker that breaks |
 
 use crate::clock::{Micros, SECOND};
-use crate::driver::{Crowded, Life, LifeEnd};
+use crate::driver::{Crowded, Life, LifeEnd, PATIENCE};
 use crate::fault::{Fault, Kind, Scope};
 use crate::history::{Event, How, Line};
 use crate::plan::Thing;
 use crate::record::State;
+use crate::worker::SIGN_OF_LIFE;
 
 mod exempt;
 mod fence;
@@ -35,6 +36,7 @@ mod tests;
 
 use exempt::Touched;
 use ops::Op;
+use spans::{Span, Spans};
 
 /// Everything that was seen.
 #[derive(Clone, Debug, Default)]
@@ -115,6 +117,8 @@ pub struct Verdict {
     pub doubts: Vec<String>,
 }
 
+/// After how long without a sign of life a process is taken to have stood still.
+const SILENCE: Micros = 2 * SIGN_OF_LIFE;
 /// At most so many violations of one rule on one thing are listed: after the first, others follow from it.
 const LISTED: usize = 5;
 
@@ -175,27 +179,45 @@ fn with_slowness(history: &History, facts: &mut Facts) -> Vec<Fault> {
     let mut faults = history.faults.clone();
     for (life, lines) in &history.lives {
         let worker = life.worker;
-        let stopped = |since: Micros, at: Micros| {
-            let stop =
-                |fault: &&Fault| fault.kind == Kind::Stop && fault.scope == Scope::Worker(worker);
-            history.faults.iter().filter(stop).any(|stop| since < stop.end && stop.begin < at)
-        };
-        for line in lines {
-            let Event::Gap { since } = line.event else { continue };
-            if stopped(since, line.at) {
-                continue;
-            }
+        let stop =
+            |fault: &&Fault| fault.kind == Kind::Stop && fault.scope == Scope::Worker(worker);
+        let stopped: Spans =
+            history.faults.iter().filter(stop).map(|stop| (stop.begin, stop.end)).collect();
+        for gap in gaps(history, life, lines).filter(|gap| !stopped.meets(*gap)) {
+            let (begin, end) = gap;
+            let length = end.min(history.ended.max(begin)) - begin;
             match facts.slow.iter_mut().find(|(known, _)| *known == worker) {
-                Some((_, sum)) => *sum += line.at - since,
-                None => facts.slow.push((worker, line.at - since)),
+                Some((_, sum)) => *sum += length,
+                None => facts.slow.push((worker, length)),
             }
-            if line.at - since > SLOW {
+            if end - begin > SLOW {
                 let (kind, scope) = (Kind::Slow, Scope::Worker(worker));
-                faults.push(Fault { kind, scope, begin: since, end: line.at });
+                faults.push(Fault { kind, scope, begin, end });
             }
         }
     }
     faults
+}
+
+/// When a process did not run: as it says itself, and at the end, if it is not there to say so.
+fn gaps<'a>(
+    history: &History,
+    life: &Life,
+    lines: &'a [Line],
+) -> impl Iterator<Item = Span> + use<'a> {
+    let told = lines.iter().filter_map(|line| match line.event {
+        Event::Gap { since } => Some((since, line.at)),
+        _ => None,
+    });
+    let end = match life.end {
+        LifeEnd::Killed(at) => at,
+        LifeEnd::Stuck(told) => told + PATIENCE,
+        LifeEnd::Done | LifeEnd::Broke(_) => history.ended,
+    };
+    let signs = lines.iter().any(|line| line.event == Event::Tick);
+    let done = lines.last().filter(|line| signs && line.event != Event::Done);
+    let silent = done.map(|line| (line.at, end)).filter(|(last, end)| last + SILENCE < *end);
+    told.chain(silent)
 }
 
 fn count(case: &Case<'_>, verdict: &mut Verdict) {

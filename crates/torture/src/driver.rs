@@ -1,8 +1,11 @@
 //! The driver: sets the stage, does the faults by a schedule that follows from the seed, and gathers what is left.
 //!
 //! Faults come in lanes, each a thread with dice of its own: one a worker, for the process and its connections, and one
-//! for the store. A lane does one thing at a time; the lanes overlap as they like. All of them only see to it that a
-//! fault is written down from before it begins until after it has ended.
+//! for the store. A lane does one thing at a time; the lanes overlap as they like. All of them see to it that a fault is
+//! written down from before it begins until after it has ended.
+//!
+//! Storms and lulls take turns: in a storm hardly anybody can be blamed for being late, because something has befallen
+//! almost everybody; in a lull what the storm has done must heal, and nothing is excused.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -29,9 +32,16 @@ mod worker;
 pub use gather::gather;
 use stage::Stage;
 
-/// What is left to the workers alone, at the beginning and at the end.
-const CALM: Duration = Duration::from_secs(3);
+/// How long the workers are left alone, at the beginning and at the end: then nothing is excused.
+const CALM: Duration = Duration::from_secs(8);
 const QUIET: Duration = Duration::from_secs(14);
+/// How long a storm lasts, and the lull after it.
+const STORM: Duration = Duration::from_secs(20);
+const LULL: Duration = Duration::from_secs(13);
+/// How long a worker may take to end what it is about.
+pub const PATIENCE: Micros = 40 * SECOND;
+/// How often the histories are looked at in the middle of a run, if that is wanted.
+const LOOK_EVERY: Duration = Duration::from_secs(3);
 
 /// What the driver knows after a run, beside the histories.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -79,6 +89,7 @@ pub struct Crowded {
 
 /// What all lanes share.
 struct Show {
+    begun: Instant,
     seed: u64,
     dir: PathBuf,
     phase: Mutex<Phase>,
@@ -102,6 +113,17 @@ impl Show {
         let phase = lock(&self.phase);
         let waited = self.changed.wait_timeout_while(phase, span, |phase| *phase == Phase::Faults);
         *waited.unwrap_or_else(PoisonError::into_inner).0 == Phase::Faults
+    }
+
+    /// Waits for so long, and then, if there is a lull, for the next storm. False if there will be none.
+    fn next(&self, span: Duration) -> bool {
+        if !self.pause(span) {
+            return false;
+        }
+        let cycle = (STORM + LULL).as_micros();
+        let into = self.begun.elapsed().saturating_sub(CALM).as_micros() % cycle;
+        let left = if into < STORM.as_micros() { 0 } else { cycle - into };
+        left == 0 || self.pause(Duration::from_micros(u64::try_from(left).unwrap_or_default()))
     }
 
     fn wait_for(&self, wanted: Phase) {
@@ -154,6 +176,7 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
     }
     let stage = Stage::set(&run.store, run.workers + 1, dir);
     let show = Show {
+        begun: Instant::now(),
         seed,
         dir: dir.to_owned(),
         phase: Mutex::new(Phase::Faults),
@@ -186,7 +209,7 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
         let begun = Instant::now();
         let mut looked = begun;
         let mut over = |limit: Duration| {
-            if run.until_found && looked.elapsed() > CALM {
+            if run.until_found && looked.elapsed() > LOOK_EVERY {
                 let found = *lock(&show.found) || found_something(&show);
                 *lock(&show.found) = found;
                 looked = Instant::now();

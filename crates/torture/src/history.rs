@@ -50,6 +50,8 @@ pub enum Event {
     Conflict { op: OpId, fence: u64, version: u64 },
     /// The process did not run between `since` and now.
     Gap { since: Micros },
+    /// The process runs.
+    Tick,
     /// The process ends as it should.
     Done,
 }
@@ -124,6 +126,7 @@ impl fmt::Display for Line {
             Event::Refused { op, fence, floor } => write!(f, "refused {op} {fence} {floor}"),
             Event::Conflict { op, fence, version } => write!(f, "conflict {op} {fence} {version}"),
             Event::Gap { since } => write!(f, "gap {since}"),
+            Event::Tick => write!(f, "tick"),
             Event::Done => write!(f, "done"),
         }
     }
@@ -188,6 +191,7 @@ impl FromStr for Line {
                 version: words.number()?,
             },
             "gap" => Event::Gap { since: words.number()? },
+            "tick" => Event::Tick,
             "done" => Event::Done,
             other => return Err(format!("{other:?} is no event")),
         };
@@ -284,6 +288,7 @@ mod tests {
             Event::Refused { op, fence, floor: 9 },
             Event::Conflict { op, fence, version },
             Event::Gap { since },
+            Event::Tick,
             Event::Done,
         ];
         let ends = HOWS.map(|(how, _)| Event::End { op, how });

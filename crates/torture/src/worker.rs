@@ -30,9 +30,11 @@ use holding::Hands;
 
 const CLIENTS: usize = 2;
 const TASKS: usize = 7;
-/// How often the watchdog looks at the clock, and which gap is worth a line.
+/// How often the watchdog looks at the clock, which gap is worth a line, and how often it says that there was none.
 const TICK: Duration = Duration::from_millis(20);
 const GAP: Micros = 120 * MILLISECOND;
+/// See `check`, which takes whoever is silent for longer to have stood still.
+pub(crate) const SIGN_OF_LIFE: Micros = 500 * MILLISECOND;
 
 /// What a worker is told when it is started.
 #[derive(clap::Args, Clone, Debug)]
@@ -129,12 +131,15 @@ fn listen() -> watch::Receiver<bool> {
 /// Notes when this process did not run although nobody stopped it: then nothing that took long says anything.
 fn watch_the_clock(diary: Arc<Diary>) {
     thread::spawn(move || {
-        let mut last = clock::now();
+        let mut last = diary.note(Event::Tick);
+        let mut said = last;
         loop {
             thread::sleep(TICK);
             let now = clock::now();
             if now - last > GAP {
                 diary.note(Event::Gap { since: last });
+            } else if now - said > SIGN_OF_LIFE {
+                said = diary.note(Event::Tick);
             }
             last = now;
         }

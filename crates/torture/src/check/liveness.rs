@@ -14,7 +14,7 @@ use super::spans::{Span, Spans};
 use super::{Case, Rule, Verdict};
 use crate::clock::{MILLISECOND, Micros, SECOND};
 use crate::history::{Event, How};
-use crate::plan::{self, BACKSTOP};
+use crate::plan::{self, BACKSTOP, CONFIRM};
 
 /// What an unexplained wait may take, on a machine that has other things to do.
 const BOUND: Micros = BACKSTOP + 3 * SECOND / 2;
@@ -59,7 +59,7 @@ fn possible(case: &Case<'_>, op: &Op) -> Vec<Span> {
     let (over, told) = (op.over(), op.granted.map(|granted| granted.at));
     // Granted while a fault kept it from hearing of it. By the end of that it has asked.
     let unheard = touched.within((op.asked, told.unwrap_or(over)));
-    let waiting = waiting(op);
+    let waiting = waiting(op, op.of(case.history).lease);
     let mut spans: Vec<_> = unheard.into_iter().flat_map(|span| waiting.without(span)).collect();
     let ended = op.end.map(|(_, how)| how);
     if told.is_none() && ended.is_none() && op.killed.is_none() {
@@ -73,6 +73,10 @@ fn possible(case: &Case<'_>, op: &Op) -> Vec<Span> {
         Some(How::Dropped | How::Lost | How::Cancelled | How::TimedOut | How::Full) if calm => {
             UNDER_WAY
         }
+        // Who was killed while it waited is out of reach: if it was granted a permit before, it has not claimed it.
+        None if calm && told.is_none() => {
+            CONFIRM.min(op.of(case.history).lease) + BACKSTOP + SECOND / 2
+        }
         _ => op.of(case.history).aftermath(),
     };
     spans.push((told.unwrap_or(over), over.saturating_add(after)));
@@ -81,9 +85,10 @@ fn possible(case: &Case<'_>, op: &Op) -> Vec<Span> {
 
 /// When it was certain to be in the queue: between two times that it was seen there, too close to each other for a permit
 /// that was granted, not claimed, and lost again.
-fn waiting(op: &Op) -> Spans {
+fn waiting(op: &Op, lease: Micros) -> Spans {
+    let confirm = CONFIRM.min(lease) - 2 * MOMENT;
     let pairs = op.queued.windows(2).map(|pair| (pair[0].0, pair[1].1));
-    pairs.filter(|(from, to)| to - from < SECOND).collect()
+    pairs.filter(|(from, to)| to - from < confirm).collect()
 }
 
 /// When fewer than `capacity` could possibly hold.

@@ -87,9 +87,9 @@ fn refused(case: &Case<'_>, op: &Op, verdict: &mut Verdict) {
         // A lock's counter may have begun anew since the newer one was granted.
         let own = epoch(case.history, op);
         let newer = case.ops.iter().find(|other| {
-            other.thing == op.thing
-                && other.fence() == Some(*floor)
-                && epoch(case.history, other) == own
+            let told = other.granted.is_some_and(|granted| granted.at <= *at);
+            let same = other.thing == op.thing && epoch(case.history, other) == own;
+            told && same && other.fence() == Some(*floor)
         });
         if let (Some(newer), Some(_)) = (newer, own) {
             let what = format!("{op} was refused because of {newer}, and still believed to hold");

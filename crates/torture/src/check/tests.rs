@@ -309,6 +309,24 @@ fn a_machine_that_stood_still_is_no_violation() {
     assert_eq!(check(&history).facts.slow, []);
 }
 
+/// Somebody else has stopped it for good.
+#[test]
+fn one_that_never_says_a_word_again_stood_still() {
+    let released = |story: Story| story.end(1000, 1, How::Released);
+    let mut history = wait_for(released, LifeEnd::Done, 9000);
+    history.lives[1].1.pop();
+    history.lives[1].0.end = LifeEnd::Stuck(20 * SECOND);
+    broken(&history, &[Rule::Waiting, Rule::Waiting]);
+    let tick = |at| Line { at: at * MILLISECOND, event: Event::Tick };
+    history.lives[1].1.push(tick(1200));
+    let verdict = check(&history);
+    assert_eq!(verdict.violations, []);
+    assert_eq!(verdict.doubts.len(), 1);
+    // As long as it says that it runs, it has no excuse.
+    history.lives[1].1.extend((1..118).map(|nth| tick(1200 + 500 * nth)));
+    broken(&history, &[Rule::Waiting, Rule::Waiting]);
+}
+
 #[test]
 fn an_update_that_is_lost_is_found() {
     let thing = Thing::lock("x", SECOND);

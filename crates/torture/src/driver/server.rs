@@ -15,7 +15,7 @@ pub(super) fn lane(show: &Show, stage: &Stage) {
     let mut rng = show.rng(u64::MAX);
     let Stage::Redis(redis) = stage else { return };
     let mut next = CALM;
-    while show.pause(next) {
+    while show.next(next) {
         match rng.u32(..100) {
             0..11 => show.fault(Kind::Restart, Scope::Everybody, || redis.primary().restart()),
             11..22 => show.fault(Kind::Crash, Scope::Everybody, || redis.primary().crash()),
@@ -52,7 +52,7 @@ pub(super) fn lane(show: &Show, stage: &Stage) {
                 }
             }
         }
-        next = millis(&mut rng, 4000..24_000);
+        next = millis(&mut rng, 2000..12_000);
     }
 }
 
@@ -77,8 +77,15 @@ fn client_kill(redis: &Redis, rng: &mut Rng) {
     }
 }
 
-/// With the store's data the count of a lock's fences is gone, and begins anew. Whoever runs the resource has to know.
-pub(super) fn forget_fences(show: &Show) {
+/// With the store's data the count of a lock's fences is gone, and begins anew. Whoever runs the resource has to know; and
+/// once more when the last lease of before is over, because whoever had it may have come with its large fence.
+fn forget_fences(show: &Show) {
+    forget_fences_once(show);
+    show.pause(Duration::from_secs(4));
+    forget_fences_once(show);
+}
+
+fn forget_fences_once(show: &Show) {
     for (at, thing) in THINGS.iter().enumerate() {
         if !thing.recorded || thing.kind != crate::plan::Kind::Lock {
             continue;

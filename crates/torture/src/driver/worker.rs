@@ -11,12 +11,9 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use testkit::proxy::{Cut, FaultProxy};
 
 use super::stage::Stage;
-use super::{CALM, Life, LifeEnd, Phase, Show, lock, millis, said};
+use super::{CALM, Life, LifeEnd, PATIENCE, Phase, Show, lock, millis, said};
 use crate::clock;
 use crate::fault::{Kind, Scope};
-
-/// How long a worker may take to end what it is about.
-const PATIENCE: Duration = Duration::from_secs(40);
 
 /// What a request of the library contains, whatever it asks for.
 const SCRIPT: &[u8] = b"EVALSHA";
@@ -37,14 +34,14 @@ pub(super) fn lane(show: &Show, stage: &Stage, index: usize, foreign: bool) {
         Stage::Redis(redis) => Some(&redis.proxies[index]),
         Stage::Local(_) => None,
     };
-    let mut next = CALM + millis(&mut rng, 0..6000);
-    while show.pause(next) {
+    let mut next = CALM + millis(&mut rng, 0..4000);
+    while show.next(next) {
         if worker.has_ended() {
             worker = worker.again();
         } else {
             worker = worker.suffer(&mut rng, proxy);
         }
-        next = millis(&mut rng, 4000..24_000);
+        next = millis(&mut rng, 1000..10_000);
     }
     if let Some(proxy) = proxy {
         proxy.heal();
@@ -96,39 +93,55 @@ impl<'a> Worker<'a> {
         let Some(proxy) = proxy else {
             return if roll < 50 { self.kill(rng) } else { self.stop(span) };
         };
-        // Whoever is killed while a fault is on comes back into it.
-        let killed = !self.foreign && rng.u32(..100) < 15;
-        let lasting = |kind, begin: &dyn Fn()| {
-            show.fault(kind, scope, || {
-                begin();
-                show.pause(span);
-                proxy.heal();
-            });
-        };
         match roll {
-            0..18 if !self.foreign => return self.kill(rng),
-            0..34 => return self.stop(span),
-            34..42 => show.fault(Kind::Cut, scope, || proxy.cut_with(Cut::Close)),
-            42..48 => show.fault(Kind::Reset, scope, || proxy.cut_with(Cut::Reset)),
-            48..56 => lasting(Kind::Refuse, &|| {
-                proxy.refuse(true);
-                proxy.cut_with(Cut::Reset);
-            }),
-            56..63 => {
-                let delay = millis(rng, 5..700);
-                lasting(Kind::Delay, &|| proxy.delay(delay));
+            0..30 if !self.foreign => return self.kill(rng),
+            0..43 => return self.stop(span),
+            43..50 => show.fault(Kind::Cut, scope, || proxy.cut_with(Cut::Close)),
+            50..55 => show.fault(Kind::Reset, scope, || proxy.cut_with(Cut::Reset)),
+            55..62 => {
+                return self.endure(Kind::Refuse, span, rng, proxy, |_| {
+                    proxy.refuse(true);
+                    proxy.cut_with(Cut::Reset);
+                });
             }
-            63..72 => lasting(Kind::Stall, &|| proxy.stall()),
-            72..82 => lasting(Kind::HalfOpen, &|| proxy.half_open()),
-            82..88 => show.fault(Kind::Forget, scope, || proxy.forget_connections()),
-            88..96 => {
+            62..68 => {
+                let delay = |rng: &mut Rng| proxy.delay(millis(rng, 5..400));
+                return self.endure(Kind::Delay, span, rng, proxy, delay);
+            }
+            68..75 => return self.endure(Kind::Stall, span, rng, proxy, |_| proxy.stall()),
+            75..84 => return self.endure(Kind::HalfOpen, span, rng, proxy, |_| proxy.half_open()),
+            84..89 => show.fault(Kind::Forget, scope, || proxy.forget_connections()),
+            89..96 => {
                 show.fault(Kind::LoseReply, scope, || lose(proxy, rng, FaultProxy::lose_reply_to));
             }
             _ => {
                 show.fault(Kind::LoseRequest, scope, || lose(proxy, rng, FaultProxy::lose_request));
             }
         }
-        if killed { self.kill(rng) } else { self }
+        self
+    }
+
+    /// A fault that lasts until the proxy is healed. Some are killed in the middle of it, and come back into it.
+    fn endure(
+        mut self,
+        kind: Kind,
+        span: Duration,
+        rng: &mut Rng,
+        proxy: &FaultProxy,
+        begin: impl FnOnce(&mut Rng),
+    ) -> Self {
+        self.show.fault(kind, Scope::Worker(self.index), || {
+            begin(rng);
+            if !self.foreign && rng.u32(..100) < 20 {
+                self.show.pause(span / 2);
+                self = self.kill(rng);
+                self.show.pause(span / 2);
+            } else {
+                self.show.pause(span);
+            }
+            proxy.heal();
+            self
+        })
     }
 
     fn kill(&mut self, rng: &mut Rng) -> Self {
@@ -166,7 +179,7 @@ impl<'a> Worker<'a> {
             let _ = input.write_all(b"finish\n");
         }
         let begun = Instant::now();
-        while begun.elapsed() < PATIENCE {
+        while begun.elapsed() < Duration::from_micros(PATIENCE) {
             match self.process.try_wait() {
                 Ok(Some(status)) if status.success() => return self.ended(LifeEnd::Done),
                 Ok(Some(status)) => return self.ended(LifeEnd::Broke(said(Some(status)))),
