@@ -23,11 +23,7 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 11] = [
         "    outcomes[n] = 'nobody'; held = held - call('ZREMRANGEBYRANK', MAIN, 0, 0)",
     ),
     // The index of a lock outlives it, and nobody asks whose the lock is that it leads to.
-    (
-        "ownership",
-        "string.sub(KEYS[1], #ARGV[4] + 1), 'PX', ARGV[2])",
-        "string.sub(KEYS[1], #ARGV[4] + 1))",
-    ),
+    ("ownership", "#ARGV[4] + 1), 'PX', ARGV[2])", "#ARGV[4] + 1))"),
     ("ownership", "if record.lockId ~= ARGV[1] then return 0 end", ""),
     // Whoever is silent is never removed.
     ("expiry", "local dead = due(MAIN, held)", "local dead"),
@@ -50,7 +46,11 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 11] = [
         "local n = #infos\n  infos[n + 1]",
         "last_fence = last_fence - last_fence % 1000000 local n = #infos\n  infos[n + 1]",
     ),
-    ("fence", "redis.pcall('INCR', KEYS[3])", "redis.pcall('INCRBY', KEYS[3], NOW % 2)"),
+    (
+        "fence",
+        "redis.pcall('INCR', KEYS[3])",
+        "redis.pcall('INCRBY', KEYS[3], call('EXISTS', KEYS[3]) == 1 and NOW % 2 or 1)",
+    ),
 ];
 
 /// A part of a script with the rule broken that it keeps, if that is the one.

@@ -44,6 +44,8 @@ pub struct History {
     pub things: Vec<Thing>,
     /// By how much the clock of fences is ahead of that of the histories.
     pub wall_offset: Micros,
+    /// Whether the store is one that all processes write to themselves.
+    pub local: bool,
     pub faults: Vec<Fault>,
     pub lives: Vec<(Life, Vec<Line>)>,
     pub crowded: Vec<Crowded>,
@@ -155,7 +157,7 @@ pub fn check(history: &History) -> Verdict {
     let foreign =
         history.lives.iter().filter(|(life, _)| life.foreign).map(|(life, _)| life.worker);
     let foreign = foreign.collect();
-    let case = Case { touched: Touched::by(&history.faults), history, ops, foreign };
+    let case = Case { touched: Touched::by(&history.faults, history.local), history, ops, foreign };
     count(&case, &mut verdict);
     for (at, _) in history.things.iter().enumerate() {
         limit::check(&case, at, &mut verdict);

@@ -19,7 +19,6 @@ use fastrand::Rng;
 use crate::args::Run;
 use crate::clock::{self, Micros, SECOND};
 use crate::fault::{Fault, Kind, Scope};
-use crate::store::Store;
 
 mod gather;
 mod leftovers;
@@ -51,6 +50,8 @@ pub struct Log {
     /// When the faults had ended.
     pub quiet_from: Micros,
     pub wall_offset: Micros,
+    /// Whether it was the store on one host.
+    pub local: bool,
     pub faults: Vec<Fault>,
     pub lives: Vec<Life>,
     /// More holders in the store than there are permits, seen by looking.
@@ -171,10 +172,7 @@ fn millis(rng: &mut Rng, range: std::ops::Range<u64>) -> Duration {
 /// # Errors
 /// If the stage could not be set: then nothing was tested.
 pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
-    if let Store::Local(_) = &run.store {
-        stage::check_local(&run.store)?;
-    }
-    let stage = Stage::set(&run.store, run.workers + 1, dir);
+    let stage = Stage::set(&run.store, run.workers + 1, dir)?;
     let show = Show {
         begun: Instant::now(),
         seed,
@@ -190,6 +188,7 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
     {
         let mut log = lock(&show.log);
         (log.began, log.wall_offset) = (clock::now(), clock::wall_offset());
+        log.local = !stage.is_redis();
     }
     let whole = Duration::from_secs_f64(run.minutes * 60.0);
     let faults = whole.saturating_sub(QUIET).max(whole / 2);

@@ -56,7 +56,7 @@ kinds! {
     Crash "crash",
     /// The server is killed, and comes back with nothing.
     RestartEmpty "restart-empty",
-    /// The server stands still (SIGSTOP).
+    /// The server stands still (SIGSTOP), or the disk of a store on one host.
     Freeze "freeze",
     /// `CLIENT PAUSE`.
     ClientPause "client-pause",

@@ -148,8 +148,9 @@ fn watch_the_clock(diary: Arc<Diary>) {
 
 /// As a careful user would, on a network that is known to be bad.
 async fn connect(store: &str) -> Result<Client, Error> {
-    if !store.starts_with("redis:") {
-        return Client::open(store).await;
+    if let Some(path) = store.strip_prefix("sqlite:") {
+        let builder = Client::local_builder(path).confirm_within(Duration::from_micros(CONFIRM));
+        return builder.timeout(Duration::from_micros(SOCKET_TIMEOUT)).open().await;
     }
     Client::redis()
         .url(store)

@@ -44,8 +44,10 @@ fn excused(fault: &Fault) -> Span {
 }
 
 impl Touched {
-    pub(super) fn by(faults: &[Fault]) -> Self {
-        let everybody = |fault: &&Fault| fault.scope == Scope::Everybody;
+    /// On a `local` store, who is stopped in the middle of a transaction keeps everybody else waiting.
+    pub(super) fn by(faults: &[Fault], local: bool) -> Self {
+        let everybody =
+            |fault: &&Fault| fault.scope == Scope::Everybody || local && fault.kind == Kind::Stop;
         let mut spans: BTreeMap<usize, Vec<Span>> = BTreeMap::new();
         for fault in faults {
             if let Scope::Worker(worker) = fault.scope {

@@ -44,6 +44,7 @@ fn read(dir: &Path, log: &Log) -> Result<History, String> {
     let mut history = History {
         things: THINGS.to_vec(),
         wall_offset: log.wall_offset,
+        local: log.local,
         faults: log.faults.clone(),
         crowded: log.crowded.clone(),
         leftovers: log.leftovers.clone(),

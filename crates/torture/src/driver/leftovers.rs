@@ -26,8 +26,12 @@ pub(super) fn look(stage: &Stage, log: &Log) -> Result<Vec<String>, String> {
             }
             tokio::time::sleep(Duration::from_millis(500)).await;
         };
+        let Stage::Redis(redis) = stage else {
+            let left = members(&client).await.map_err(|error| error.to_string())?;
+            client.close().await.map_err(|error| error.to_string())?;
+            return Ok(missing.into_iter().chain(left).collect());
+        };
         client.close().await.map_err(|error| error.to_string())?;
-        let Stage::Redis(redis) = stage else { return Ok(missing) };
         let begun = Instant::now();
         loop {
             let left = keys(redis, log);
@@ -60,6 +64,21 @@ async fn sweep(client: &Client) -> Result<Vec<String>, leasehold::Error> {
         }
     }
     Ok(missing)
+}
+
+/// Whoever is still there, by the library's own lists.
+async fn members(client: &Client) -> Result<Vec<String>, leasehold::Error> {
+    let mut left = Vec::new();
+    for one in client.stats().waiters().fetch().await? {
+        left.push(format!("{}: {} hold, {} wait", one.name(), one.held(), one.waiting()));
+    }
+    for lock in client.locks().list_raw(100).await? {
+        left.push(format!("the lock {}", lock.key));
+    }
+    for pool in client.pools().list(100).await? {
+        left.push(format!("leases of {pool:?}"));
+    }
+    Ok(left)
 }
 
 async fn take_all(client: &Client, thing: &Thing) -> Result<Option<String>, leasehold::Error> {

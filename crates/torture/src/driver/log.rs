@@ -26,8 +26,8 @@ impl Log {
 
 impl fmt::Display for Log {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { began, ended, quiet_from, wall_offset, .. } = self;
-        writeln!(f, "times {began} {ended} {quiet_from} {wall_offset}")?;
+        let Self { began, ended, quiet_from, wall_offset, local, .. } = self;
+        writeln!(f, "times {began} {ended} {quiet_from} {wall_offset} {local}")?;
         for fault in &self.faults {
             writeln!(f, "fault {fault}")?;
         }
@@ -75,6 +75,7 @@ impl Log {
             "times" => {
                 (self.began, self.ended) = (number(0)?, number(1)?);
                 (self.quiet_from, self.wall_offset) = (number(2)?, number(3)?);
+                self.local = words.get(4)?.parse().ok()?;
             }
             "fault" => {
                 let kind = *Kind::ALL.iter().find(|kind| kind.as_str() == words[2])?;
@@ -124,6 +125,7 @@ mod tests {
             ended: 2,
             quiet_from: 3,
             wall_offset: 4,
+            local: true,
             faults: faults.collect(),
             lives: vec![
                 life(1, LifeEnd::Killed(7)),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
-use super::stage::{Redis, Stage, ask};
+use super::stage::{Local, Redis, Stage, ask};
 use super::{CALM, Show, millis};
 use crate::fault::{Kind, Scope};
 use crate::plan::THINGS;
@@ -13,7 +13,10 @@ use crate::worker::record_path;
 
 pub(super) fn lane(show: &Show, stage: &Stage) {
     let mut rng = show.rng(u64::MAX);
-    let Stage::Redis(redis) = stage else { return };
+    let redis = match stage {
+        Stage::Redis(redis) => redis,
+        Stage::Local(local) => return disk(show, local, &mut rng),
+    };
     let mut next = CALM;
     while show.next(next) {
         match rng.u32(..100) {
@@ -53,6 +56,23 @@ pub(super) fn lane(show: &Show, stage: &Stage) {
             }
         }
         next = millis(&mut rng, 2000..12_000);
+    }
+}
+
+/// The lane of a store that is a file.
+fn disk(show: &Show, local: &Local, rng: &mut Rng) {
+    let mut next = CALM;
+    while show.next(next) {
+        let span = millis(rng, 50..2500);
+        let held = show.fault(Kind::Freeze, Scope::Everybody, || {
+            local.hold_up(|| {
+                show.pause(span);
+            })
+        });
+        if let Err(error) = held {
+            show.doubt(format!("the store could not be held up: {error}"));
+        }
+        next = millis(rng, 2000..12_000);
     }
 }
 

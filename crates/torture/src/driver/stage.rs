@@ -1,6 +1,7 @@
 //! The store that is tortured, and the proxies before it.
 
-use std::path::Path;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use crate::store::Store;
 
 pub(super) enum Stage {
     Redis(Box<Redis>),
-    Local(String),
+    Local(Local),
 }
 
 /// Two servers, one of them the other's replica, and a proxy a worker.
@@ -22,20 +23,39 @@ pub(super) struct Redis {
     pub(super) proxies: Vec<FaultProxy>,
 }
 
-/// Whether the library knows the local store.
-pub(super) fn check_local(store: &Store) -> Result<(), String> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let open = async { leasehold::Client::open(&store.to_string()).await };
-    runtime.map_err(|error| error.to_string())?.block_on(open).map(drop).map_err(|e| e.to_string())
+/// A file that every process of this host opens by its name.
+pub(super) struct Local {
+    path: PathBuf,
+}
+
+impl Local {
+    /// Opens it once: who cannot do that need not begin.
+    fn make(path: PathBuf) -> Result<Self, String> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let open = async { leasehold::Client::local(&path).await.map(drop) };
+        let opened = runtime.map_err(|error| error.to_string())?.block_on(open);
+        opened.map_err(|error| error.to_string())?;
+        Ok(Self { path })
+    }
+
+    /// Lets nobody write while `during` runs, as a disk does that does not answer.
+    pub(super) fn hold_up(&self, during: impl FnOnce()) -> std::io::Result<()> {
+        let mut turn = self.path.clone().into_os_string();
+        turn.push(".clients/turn");
+        let turn = File::options().read(true).write(true).open(turn)?;
+        turn.lock()?;
+        during();
+        turn.unlock()
+    }
 }
 
 impl Stage {
-    pub(super) fn set(store: &Store, workers: usize, dir: &Path) -> Self {
+    pub(super) fn set(store: &Store, workers: usize, dir: &Path) -> Result<Self, String> {
         match store {
-            Store::Redis => Self::Redis(Box::new(Redis::start(workers))),
+            Store::Redis => Ok(Self::Redis(Box::new(Redis::start(workers)))),
             Store::Local(path) => {
                 let path = path.clone().unwrap_or_else(|| dir.join("store.sqlite"));
-                Self::Local(format!("sqlite:{}", path.display()))
+                Local::make(path).map(Self::Local)
             }
         }
     }
@@ -47,7 +67,7 @@ impl Stage {
     pub(super) fn url(&self, worker: usize) -> String {
         match self {
             Self::Redis(redis) => redis.proxies[worker].url(),
-            Self::Local(url) => url.clone(),
+            Self::Local(local) => format!("sqlite:{}", local.path.display()),
         }
     }
 
@@ -55,7 +75,7 @@ impl Stage {
     pub(super) fn direct_url(&self) -> String {
         match self {
             Self::Redis(redis) => redis.primary().url(),
-            Self::Local(url) => url.clone(),
+            Self::Local(local) => format!("sqlite:{}", local.path.display()),
         }
     }
 
