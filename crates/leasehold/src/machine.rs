@@ -45,11 +45,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::clock::{Span, Time};
+use crate::clock::{Moment, Span, Time};
 use crate::id::IdMap;
 use crate::{AcquisitionId, ClientId, Fence};
 
 pub(crate) mod lock;
+#[cfg(test)]
+mod model;
 pub(crate) mod pool;
 mod queue;
 #[cfg(test)]
@@ -135,6 +137,19 @@ pub(crate) struct Held {
     pub(crate) fence: Option<Fence>,
     /// Until the first of `renew_by` and `hold_until`; none if neither is set.
     pub(crate) valid_for: Option<Span>,
+}
+
+impl Held {
+    /// Until when the holder may believe that it holds: counted from before the request was sent, and less
+    /// a margin for clocks that do not run alike (invariant 6).
+    pub(crate) fn valid_until(&self, terms: Terms, sent: Moment) -> Moment {
+        let Some(valid_for) = self.valid_for else { return Moment::NEVER };
+        #[cfg(feature = "broken")]
+        if crate::broken::is("margin") {
+            return sent + valid_for + valid_for;
+        }
+        (sent + valid_for).minus(terms.margin())
+    }
 }
 
 /// What an id was when it was removed.

@@ -46,7 +46,7 @@ pub(crate) fn leasehold(store: &str) -> Command {
 #[derive(Debug)]
 pub(crate) enum Store {
     Local(TempDir),
-    Redis(RedisServer),
+    Redis(Box<RedisServer>),
 }
 
 impl Store {
@@ -55,7 +55,7 @@ impl Store {
     }
 
     pub(crate) fn redis() -> Self {
-        Self::Redis(RedisServer::start())
+        Self::Redis(Box::new(RedisServer::start()))
     }
 
     /// One of each.

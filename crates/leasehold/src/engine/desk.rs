@@ -385,7 +385,7 @@ impl Desk {
         }
         match outcome {
             Outcome::Held(held @ Held { fence: Some(fence), .. }) => {
-                let valid_until = valid_until(&ticket, &held, sent);
+                let valid_until = held.valid_until(ticket.semaphore.terms, sent);
                 if valid_until <= Moment::now() && ticket.is_waiting() {
                     // The answer took longer than it is good for. Nobody has seen the permit: claim it anew.
                     self.claim(id);
@@ -626,17 +626,6 @@ impl Desk {
             Command::Release { .. } | Command::Sweep => true,
         }
     }
-}
-
-/// Until when the holder may believe that it holds: counted from before the request was sent, and less a
-/// margin for clocks that do not run alike (invariant 6).
-fn valid_until(ticket: &Ticket, held: &Held, sent: Moment) -> Moment {
-    let Some(valid_for) = held.valid_for else { return Moment::NEVER };
-    #[cfg(feature = "broken")]
-    if crate::broken::is("margin") {
-        return sent + valid_for + valid_for;
-    }
-    (sent + valid_for).minus(ticket.semaphore.terms.margin())
 }
 
 fn enqueue(ticket: &Ticket) -> Command {

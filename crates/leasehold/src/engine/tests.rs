@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use testkit::wait::{deadline, eventually};
 
+use super::ticket::Ticket;
 use super::{Retries, Settings};
 use crate::backend::Backend;
 use crate::backend::simulated::Simulated;
+use crate::clock::{Moment, Span};
 use crate::machine::Command;
-use crate::{Acquire, Client, Error, LossReason, Permit, Semaphore};
+use crate::{Acquire, AcquisitionId, Client, ClientId, Error, LossReason, Permit, Semaphore};
 
 /// Long enough for a machine that is busy with other things.
 const HEARTBEAT: Duration = Duration::from_millis(1200);
@@ -174,6 +176,22 @@ async fn renewals_keep_a_permit_for_as_long_as_it_is_held() {
     eventually(async || renewals() >= 4 || permit.check().is_err()).await;
     permit.check().unwrap();
     assert!(permit.release().await.unwrap());
+}
+
+#[test]
+fn what_has_ended_stays_ended_whatever_the_store_says_later() {
+    let semaphore = semaphore(&client(&Simulated::default()), 1);
+    let later = Moment::now() + Span::from_millis(60_000);
+    let ticket = |valid_until| {
+        let id = AcquisitionId::new(ClientId::from_bits(1), 1);
+        Ticket::held(id, semaphore.inner.declaration.clone(), valid_until)
+    };
+    let (ended, lasting) = (ticket(Moment::now()), ticket(later));
+    for ticket in [&ended, &lasting] {
+        ticket.extend(later + Span::from_millis(1));
+    }
+    assert_eq!(ended.check(), Err(LossReason::NotRenewed));
+    assert!(lasting.check().is_ok() && lasting.valid_until() > later);
 }
 
 #[tokio::test]

@@ -205,8 +205,14 @@ impl Ticket {
     }
 
     /// Renewed: the holder may go on until then. Answers may overtake each other; the latest counts.
+    ///
+    /// What has ended stays ended, also if nobody has come round to say so: somebody else may have held the
+    /// permit since, if this answer is to an enqueue that was sent twice and granted anew.
     pub(crate) fn extend(&self, valid_until: Moment) {
-        if matches!(*self.state(), State::Granted(_) | State::Held(_)) {
+        let state = self.state();
+        if matches!(*state, State::Granted(_) | State::Held(_))
+            && Moment::now() < self.valid_until()
+        {
             self.valid_until.fetch_max(valid_until.micros(), Ordering::AcqRel);
         }
     }

@@ -1,0 +1,73 @@
+//! What becomes of a state if nothing goes wrong any more.
+//!
+//! Liveness, as far as a finite search can show it: from every state that can be reached, one orderly future is played
+//! to its end. Messages arrive, connections are mended, holders let go at once, nobody gives up, and waiters give a sign of
+//! life in each step of the clock. It ends when everyone is idle and nothing is on its way; as nobody gives up, each
+//! waiter got there by holding. The dead stay dead, and the store may go on taking them for connected.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use super::*;
+
+/// No orderly future takes longer than this: it goes round in a circle.
+const LONGEST: usize = 300;
+
+impl World {
+    pub(super) fn calms_down(&self, state: &State) -> bool {
+        let known = || self.calm.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut path = Vec::new();
+        let mut state = state.clone();
+        loop {
+            let mut hasher = DefaultHasher::new();
+            state.hash(&mut hasher);
+            let mark = hasher.finish();
+            if known().contains(&mark) {
+                break;
+            }
+            path.push(mark);
+            if path.len() > LONGEST {
+                return false;
+            }
+            if !self.calm_step(&mut state) {
+                break;
+            }
+        }
+        known().extend(path);
+        true
+    }
+
+    /// False if there is nothing left to do.
+    fn calm_step(&self, state: &mut State) -> bool {
+        if let Some(message) = state.wire.first().cloned() {
+            state.take(&message);
+            self.deliver(state, message);
+            return true;
+        }
+        let now = state.now;
+        for client in &mut state.clients {
+            if !client.connected {
+                client.connected = true;
+                return true;
+            }
+            if matches!(client.stage, ClientStage::Held { .. }) {
+                client.let_go();
+                return true;
+            }
+            let urgent = client.asks(self).into_iter().find(|(ask, _)| *ask != Ask::Renew);
+            if let Some((ask, id)) = urgent {
+                state.wire.push(Message::Request { ask, id, sent: now });
+                return true;
+            }
+        }
+        let waiting = state.clients.iter().any(|client| client.stage != ClientStage::Idle);
+        if waiting {
+            state.now = now + TICK;
+            for slot in 0..state.clients.len() {
+                for (ask, id) in state.clients[slot].asks(self) {
+                    state.wire.push(Message::Request { ask, id, sent: state.now });
+                }
+            }
+        }
+        waiting
+    }
+}

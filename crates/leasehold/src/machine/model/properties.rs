@@ -1,0 +1,69 @@
+//! What must hold in every state, and what must be possible.
+
+use stateright::Property;
+
+use super::store::Wrong;
+use super::*;
+
+pub(super) fn all(world: &World) -> Vec<Property<World>> {
+    let mut all = vec![
+        Property::always("1: limit", |world: &World, state: &State| {
+            state.store.machine.holding <= world.capacity
+        }),
+        Property::always("2: order", |_, state: &State| state.saw_nothing_of(Wrong::Order)),
+        Property::always("3: no lost wake-up", |_, state: &State| {
+            state.saw_nothing_of(Wrong::LostWakeUp)
+        }),
+        Property::always("4: fence", |_, state: &State| state.saw_nothing_of(Wrong::Fence)),
+        Property::always("5: idempotence", |_, state: &State| state.saw_nothing_of(Wrong::Twice)),
+        Property::always("6: self-fencing", |world: &World, state: &State| {
+            state.believers().count() <= world.capacity as usize
+        }),
+        Property::always("6: who believes holds", |_, state: &State| {
+            state.believers().all(|client| client.agrees_with(state))
+        }),
+        Property::always("7: no leak", |world, state: &State| state.leaves_nothing(world)),
+        Property::always("everyone who waits holds in the end", World::calms_down),
+        Property::sometimes(
+            "as many believe as there are permits",
+            |world: &World, state: &State| state.believers().count() == world.capacity as usize,
+        ),
+        Property::sometimes("a holder lost its lease while another holds", |_, state: &State| {
+            let late = |client: &&Client| matches!(client.stage, ClientStage::Held { .. });
+            let held = state.clients.iter().filter(late).count();
+            held > state.believers().count() && state.believers().count() > 0
+        }),
+        Property::sometimes("a wake-up comes too late", |_, state: &State| {
+            state.wire.iter().any(|message| match message {
+                Message::WakeUp(id) => !state.store.knows(*id),
+                _ => false,
+            })
+        }),
+    ];
+    if world.in_flight.iter().any(|most| *most > 0) {
+        all.extend([
+            Property::sometimes("an enqueue comes twice", |_, state: &State| {
+                state.wire.iter().any(|message| match message {
+                    Message::Request { ask: Ask::Enqueue, id, .. } => state.store.knows(*id),
+                    _ => false,
+                })
+            }),
+            Property::sometimes("a lost wake-up is found by a renewal", |_, state: &State| {
+                state.wire.iter().any(|message| match message {
+                    Message::Answer(Answer { ask: Ask::Renew, id, outcome, .. }) => {
+                        matches!(outcome, Outcome::Held(Held { fence: None, .. }))
+                            && !state.wire.contains(&Message::WakeUp(*id))
+                    }
+                    _ => false,
+                })
+            }),
+        ]);
+    }
+    all
+}
+
+impl State {
+    fn saw_nothing_of(&self, wrong: Wrong) -> bool {
+        self.store.wrong != Some(wrong)
+    }
+}

@@ -1,0 +1,220 @@
+//! The store's side of the model: the machine, and somebody who watches what each command does.
+
+use super::*;
+
+#[derive(Clone, Debug)]
+pub(super) struct Store {
+    pub(super) machine: Machine,
+    /// Who waits, in the order in which they were told so. The watcher's own list, not the machine's.
+    pub(super) line: Vec<AcquisitionId>,
+    newest_fence: Option<Fence>,
+    /// What the last command did wrong.
+    pub(super) wrong: Option<Wrong>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Wrong {
+    Order,
+    LostWakeUp,
+    Fence,
+    Twice,
+}
+
+pub(super) fn fence(member: &Member<()>) -> Option<Fence> {
+    match member.stage {
+        Stage::Holding { fence, .. } => fence,
+        Stage::Waiting { .. } => None,
+    }
+}
+
+impl Store {
+    pub(super) fn new() -> Self {
+        Self { machine: Machine::new(0), line: Vec::new(), newest_fence: None, wrong: None }
+    }
+
+    pub(super) fn knows(&self, id: AcquisitionId) -> bool {
+        self.machine.members.contains_key(&id)
+    }
+
+    /// Compares what a command did with what it was allowed to do.
+    fn watch(
+        &mut self,
+        before: &Machine,
+        (ask, id): (Ask, AcquisitionId),
+        now: Time,
+        in_reach: impl Fn(&AcquisitionId) -> bool,
+    ) {
+        let after = &self.machine;
+        let waits = |id: &AcquisitionId| after.members.get(id).is_some_and(|m| !m.is_holder());
+        // Everyone whose time was not up when the command came.
+        let old = |id: &AcquisitionId| {
+            let lasts = |member: &&Member<()>| member.ends().is_none_or(|ends| now < ends);
+            before.members.get(id).filter(lasts)
+        };
+        self.wrong = None;
+
+        // Invariant 2: whoever was granted a permit had nobody before it who waits on, though in reach.
+        self.line.retain(|id| old(id).is_some());
+        for (new, member) in &after.members {
+            if member.is_holder() && !old(new).is_some_and(Member::is_holder) {
+                let mut before_it = self.line.iter().take_while(|other| *other != new);
+                if before_it.any(|other| waits(other) && in_reach(other)) {
+                    self.wrong = Some(Wrong::Order);
+                }
+            }
+        }
+        self.line.retain(waits);
+        if waits(&id) && !self.line.contains(&id) {
+            self.line.push(id);
+        }
+
+        // Invariant 3: a permit is free only if nobody in reach waits.
+        if after.has_room() && self.line.iter().any(in_reach) {
+            self.wrong = Some(Wrong::LostWakeUp);
+        }
+
+        // Invariant 4: what was minted is newer than everything before.
+        let minted = |(id, member): (&AcquisitionId, &Member<()>)| {
+            fence(member).filter(|new| old(id).and_then(fence) != Some(*new))
+        };
+        let mut minted: Vec<_> = after.members.iter().filter_map(minted).collect();
+        minted.sort_unstable();
+        for fence in minted {
+            if self.newest_fence >= Some(fence) {
+                self.wrong = Some(Wrong::Fence);
+            }
+            self.newest_fence = Some(fence);
+        }
+
+        // Invariant 5: nobody is in two places, and whoever asks again keeps what it has.
+        let holders = after.members.values().filter(|member| member.is_holder()).count();
+        let places = after.queue.iter().count();
+        let once = holders == after.holding as usize && holders + places == after.members.len();
+        let had = old(&id).and_then(fence);
+        let kept =
+            ask == Ask::Release || had.is_none() || had == after.members.get(&id).and_then(fence);
+        if !once || !kept || places != self.line.len() {
+            self.wrong = Some(Wrong::Twice);
+        }
+    }
+}
+
+impl State {
+    /// The store's clock. Its origin is its own affair: here it is that of the world.
+    pub(super) fn store_time(&self, now: Moment) -> Time {
+        // If nobody is to expire, time stands still.
+        let stands_still = self.broken == Some(Broken::NoExpiry);
+        Time::from_micros(if stands_still { 1 } else { now.micros() })
+    }
+
+    /// Whether the store finds somebody to hear a wake-up of this id.
+    fn reaches(&self, id: AcquisitionId) -> bool {
+        let client = &self.clients[slot(id)];
+        if client.own_id == id.client() { client.connected } else { client.half_open }
+    }
+
+    pub(super) fn serve(
+        &mut self,
+        world: &World,
+        ask: Ask,
+        id: AcquisitionId,
+        sent: Moment,
+    ) -> Answer {
+        let before = self.store.clone();
+        let mut store = Store::clone(&before);
+        if world.is(Broken::FencesByClock) {
+            store.machine.last_fence = 0;
+        }
+        if world.is(Broken::AskedAnew) && ask == Ask::Enqueue {
+            store.machine.remove(id);
+        }
+        let mut woken = Vec::new();
+        let mut effects = Effects::default();
+        let now = self.store_time(self.now);
+        let wake = &mut |id| {
+            let heard = self.reaches(id) && !(world.is(Broken::NoHandOver) && ask == Ask::Release);
+            woken.extend(heard.then_some(id));
+            heard
+        };
+        let confirm_within = CONFIRM_WITHIN;
+        let from = id.client();
+        let mut call = Call { from, now, confirm_within, wake, effects: &mut effects };
+        let outcome = store.machine.apply(&self.command(world, ask, id), &mut call);
+        if world.is(Broken::Lifo) {
+            store.machine.let_the_last_be_first(&before.machine);
+        }
+        let in_reach = |other: &AcquisitionId| other.client() == from || self.reaches(*other);
+        store.watch(&before.machine, (ask, id), now, in_reach);
+        self.store = Arc::new(store);
+        for id in woken {
+            // A dead client hears nothing, whatever the store thinks.
+            if self.living(id).is_some() && !world.is(Broken::NoBackstop) {
+                self.put(Message::WakeUp(id));
+            }
+        }
+        let granted = effects.granted.into_iter().map(|(id, held, ())| (id, held));
+        let granted = granted.filter(|(other, _)| *other != id).collect();
+        Answer { ask, id, outcome, granted, sent }
+    }
+
+    fn command(&self, world: &World, ask: Ask, id: AcquisitionId) -> Command {
+        let terms = world.terms;
+        match ask {
+            Ask::Enqueue => {
+                let capacity = world.capacity + u32::from(world.is(Broken::OneTooMany));
+                let wait = true;
+                Command::Enqueue { id, capacity, wait, terms, label: None }
+            }
+            Ask::Confirm => Command::Confirm { id, terms },
+            Ask::Renew => Command::Renew { id, heartbeat: terms.heartbeat },
+            Ask::Release => {
+                let holders = self.store.machine.holders();
+                let somebody = holders.first().map(|row| row.id);
+                let anybody = world.is(Broken::NoOwnership) && !self.store.knows(id);
+                let id = somebody.filter(|_| anybody).unwrap_or(id);
+                Command::Release { id, confirmed: false }
+            }
+        }
+    }
+
+    /// Whether everyone who is gone will be forgotten.
+    pub(super) fn leaves_nothing(&self, world: &World) -> bool {
+        let mut machine = self.store.machine.clone();
+        let longest = world.terms.heartbeat.unwrap_or(TICK);
+        let mut call = Call {
+            from: ClientId::from_bits(1),
+            now: self.store_time(self.now + longest),
+            confirm_within: CONFIRM_WITHIN,
+            wake: &mut |_| false,
+            effects: &mut Effects::default(),
+        };
+        machine.apply(&Command::Sweep, &mut call);
+        let forgotten = machine.is_empty() && !machine.is_timed() && machine.waiting() == 0;
+        // Where nothing overtakes anything, the engine does not even need the store to forget.
+        let left = |id: AcquisitionId| {
+            let client = &self.clients[slot(id)];
+            let lives = client.own_id == id.client();
+            lives && client.in_flight < 2 && client.is_new() && self.on_the_way(slot(id)) == 0
+        };
+        forgotten && !self.present().any(|(id, _)| left(id))
+    }
+}
+
+impl Machine {
+    /// Breaks the order: whoever has just joined the queue goes to its head.
+    fn let_the_last_be_first(&mut self, before: &Self) {
+        let mut order: Vec<_> = self.queue.iter().collect();
+        if order.last().is_none_or(|last| before.position(*last).is_some()) {
+            return;
+        }
+        order.rotate_right(1);
+        let taken = self.queue.places.iter_mut().filter(|(_, id)| id.is_some());
+        for ((at, here), id) in taken.zip(order) {
+            *here = Some(id);
+            let stage = self.members.get_mut(&id).map(|member| &mut member.stage);
+            if let Some(Stage::Waiting { place, .. }) = stage {
+                *place = *at;
+            }
+        }
+    }
+}

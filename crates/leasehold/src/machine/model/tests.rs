@@ -1,0 +1,135 @@
+//! Small worlds, gone through to their ends, and broken ones. `cargo test model -- --nocapture` shows how many states
+//! each has; `cargo test --release model -- --ignored --nocapture` goes through larger ones, which takes minutes.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use stateright::{Checker, Expectation, HasDiscoveries};
+
+use super::*;
+
+fn world(capacity: u32, in_flight: &'static [usize]) -> World {
+    let heartbeat = Some(Span::from_micros(2 * TICK.micros()));
+    World {
+        capacity,
+        in_flight,
+        terms: Terms { heartbeat, ttl: None },
+        ids: 1,
+        crashes: false,
+        cuts: false,
+        broken: None,
+        calm: Mutex::default(),
+    }
+}
+
+impl World {
+    fn with_crashes(self) -> Self {
+        Self { crashes: true, ..self }
+    }
+
+    fn with_cuts(self) -> Self {
+        Self { cuts: true, ..self }
+    }
+
+    fn with_ids(self, ids: usize) -> Self {
+        Self { ids, ..self }
+    }
+
+    fn with_ttl(self, ticks: u64) -> Self {
+        let ttl = Some(Span::from_micros(ticks * TICK.micros()));
+        Self { terms: Terms { ttl, ..self.terms }, ..self }
+    }
+
+    fn describe(&self) -> String {
+        let Self { capacity, in_flight, ids, terms, crashes, cuts, .. } = self;
+        let extras = [(*crashes, "crashes"), (*cuts, "cuts"), (terms.ttl.is_some(), "a TTL")];
+        let extras: Vec<_> = extras.iter().filter(|(is, _)| *is).map(|(_, what)| *what).collect();
+        format!("capacity {capacity}, in flight {in_flight:?}, ids {ids}, {}", extras.join(", "))
+    }
+
+    fn but(self, broken: Broken) -> Self {
+        Self { broken: Some(broken), ..self }
+    }
+}
+
+/// Goes through all states of a world.
+fn holds_in(world: World) {
+    let what = world.describe();
+    let started = Instant::now();
+    let checker = world.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+    let (states, steps) = (checker.unique_state_count(), checker.state_count());
+    println!("{what}: {states} states, {steps} steps, {:.1?}", started.elapsed());
+    for property in checker.model().properties() {
+        let found = checker.discovery(property.name).map(stateright::Path::into_actions);
+        match (property.expectation, found) {
+            (Expectation::Sometimes, None) => panic!("{what}: never seen: {}", property.name),
+            (Expectation::Always, Some(how)) => {
+                panic!("{what}: not so: {}: {how:#?}", property.name);
+            }
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn three_clients_share_one_permit() {
+    holds_in(world(1, &[0, 0, 0]));
+}
+
+#[test]
+fn three_clients_share_two_permits() {
+    holds_in(world(2, &[0, 0, 0]));
+}
+
+#[test]
+fn two_clients_on_a_wire_that_delays_everything() {
+    holds_in(world(1, &[1, 1]).with_crashes());
+}
+
+#[test]
+fn permits_that_end_over_connections_that_break() {
+    holds_in(world(1, &[0, 0]).with_crashes().with_cuts().with_ttl(3));
+}
+
+#[test]
+#[ignore = "takes minutes, and hours without optimization"]
+fn larger_worlds() {
+    holds_in(world(1, &[0, 0, 0]).with_crashes().with_cuts());
+    holds_in(world(2, &[0, 0, 0]).with_crashes().with_cuts());
+    holds_in(world(1, &[0, 0]).with_crashes().with_cuts().with_ids(2));
+    holds_in(world(1, &[1, 1]).with_crashes().with_cuts());
+    holds_in(world(1, &[1, 1]).with_ids(2));
+    holds_in(world(1, &[2, 0]).with_crashes());
+    holds_in(world(1, &[1, 0, 0]));
+}
+
+#[test]
+fn a_broken_world_is_found_out() {
+    let two = || world(1, &[0, 0]);
+    let table = [
+        (Broken::OneTooMany, two(), "1: limit"),
+        (Broken::Lifo, world(1, &[0, 0, 0]), "2: order"),
+        (Broken::NoHandOver, two(), "3: no lost wake-up"),
+        (Broken::FencesByClock, two(), "4: fence"),
+        (Broken::AskedAnew, two(), "5: idempotence"),
+        (Broken::NoMargin, two(), "6: self-fencing"),
+        (Broken::CountedFromAnswer, world(1, &[1, 0]), "6: self-fencing"),
+        (Broken::NoConfirm, two(), "6: self-fencing"),
+        (Broken::NoOwnership, two(), "6: self-fencing"),
+        (Broken::ComesBack, world(1, &[2, 0]), "6: who believes holds"),
+        (Broken::NoExpiry, two(), "7: no leak"),
+        (Broken::NoBackstop, two(), "everyone who waits holds in the end"),
+    ];
+    let always = |property: &Property<World>| property.expectation == Expectation::Always;
+    let properties = two().properties().into_iter().filter(always);
+    let properties: BTreeSet<_> = properties.map(|property| property.name).collect();
+    assert_eq!(properties, table.iter().map(|(_, _, property)| *property).collect());
+    for (broken, world, property) in table {
+        let wanted = HasDiscoveries::AllOf(BTreeSet::from([property]));
+        let checker = world.but(broken).checker().finish_when(wanted).spawn_bfs().join();
+        let states = checker.unique_state_count();
+        let found = checker.discovery(property).map(stateright::Path::into_actions);
+        let found = found.unwrap_or_else(|| panic!("{broken:?} is found out by nothing"));
+        println!("{broken:?}: not so: {property}: after {} steps, {states} states", found.len());
+    }
+}

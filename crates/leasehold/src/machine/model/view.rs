@@ -1,0 +1,194 @@
+//! What of a state decides about its future.
+//!
+//! Everything that happens depends on differences of times, never on the time; on the order of ids and fences, never on
+//! their numbers; and on who a client is only as far as its own ids and messages go. So a state is written down as one
+//! list of small numbers a client, with times relative to now, and with ranks for ids, fences and places in the queue.
+//! What is over is over, however long it has been. The lists are sorted: it does not matter which client is which.
+//!
+//! This runs for every state that is generated, most of which are known already: hence the plain loops.
+
+use super::*;
+
+/// What the parts of a state are measured by.
+struct Scale<'a> {
+    state: &'a State,
+    present: Vec<(AcquisitionId, &'a Member<()>)>,
+    fences: Vec<Fence>,
+}
+
+fn small(number: usize) -> u8 {
+    u8::try_from(number).unwrap_or(u8::MAX)
+}
+
+/// How many steps of the clock it is until then.
+fn steps(now: u64, then: u64) -> u8 {
+    u8::try_from(then.saturating_sub(now).div_ceil(TICK.micros())).unwrap_or(u8::MAX)
+}
+
+impl State {
+    pub(super) fn view(&self) -> Vec<u8> {
+        let scale = Scale::new(self);
+        let slots = 0..self.clients.len();
+        let mut clients: Vec<Vec<u8>> = slots.map(|slot| scale.client(slot)).collect();
+        clients.sort_unstable();
+        let wrong = self.store.wrong.map_or(0, |wrong| 1 + wrong as u8);
+        let mut view = vec![small(self.store.machine.capacity as usize), wrong];
+        for client in &clients {
+            view.push(small(client.len()));
+            view.extend_from_slice(client);
+        }
+        view
+    }
+}
+
+impl<'a> Scale<'a> {
+    fn new(state: &'a State) -> Self {
+        let present: Vec<_> = state.present().collect();
+        let mut fences: Vec<Fence> = Vec::new();
+        for (_, member) in &present {
+            fences.extend(store::fence(member));
+        }
+        for client in &state.clients {
+            if let ClientStage::Held { fence, .. } = client.stage {
+                fences.extend(fence);
+            }
+        }
+        for message in &state.wire {
+            if let Message::Answer(Answer { outcome, granted, .. }) = message {
+                if let Outcome::Held(held) = outcome {
+                    fences.extend(held.fence);
+                }
+                for (_, held) in granted {
+                    fences.extend(held.fence);
+                }
+            }
+        }
+        fences.sort_unstable();
+        fences.dedup();
+        Self { state, present, fences }
+    }
+
+    fn client(&self, slot: usize) -> Vec<u8> {
+        let client = &self.state.clients[slot];
+        let ids = self.state.ids_of(slot, &self.present);
+        let number = |id| small(ids.binary_search(&id).unwrap_or(usize::MAX));
+        let mut view = Vec::with_capacity(32);
+        let flags = u8::from(client.connected) | u8::from(client.half_open) << 1;
+        view.extend([small(client.in_flight), flags]);
+        match client.stage {
+            ClientStage::Idle => view.push(0),
+            ClientStage::Waiting { id, queued, woken } => {
+                view.extend([1, number(id), u8::from(queued) | u8::from(woken) << 1]);
+            }
+            ClientStage::Held { id, fence, valid_until } => {
+                view.extend([2, number(id), self.rank(fence), self.until(valid_until.micros())]);
+            }
+        }
+        for id in &ids {
+            let lives = u8::from(id.client() == client.own_id);
+            view.push(lives | u8::from(client.letting_go.contains(id)) << 1);
+            self.member(*id, &mut view);
+        }
+        let mut messages: Vec<Vec<u8>> = Vec::new();
+        for message in &self.state.wire {
+            if self::slot(message.id()) == slot {
+                messages.push(self.message(message, &number));
+            }
+        }
+        messages.sort_unstable();
+        for message in &messages {
+            view.extend_from_slice(message);
+        }
+        view
+    }
+
+    /// What the store has of an id.
+    fn member(&self, id: AcquisitionId, view: &mut Vec<u8>) {
+        let Some((_, member)) = self.present.iter().find(|(other, _)| *other == id) else {
+            return view.push(0);
+        };
+        let now = self.state.store_time(self.state.now).micros();
+        let until = |time: Option<Time>| time.map_or(u8::MAX, |time| steps(now, time.micros()));
+        match member.stage {
+            Stage::Holding { hold_until, fence } => {
+                view.extend([1, until(member.alive_by), until(hold_until), self.rank(fence)]);
+            }
+            Stage::Waiting { .. } => {
+                let place = self.place(self.state.store.machine.queue.iter(), id);
+                let watched = self.place(self.state.store.line.iter().copied(), id);
+                view.extend([2, until(member.alive_by), place, watched]);
+            }
+        }
+    }
+
+    fn place(&self, line: impl Iterator<Item = AcquisitionId>, id: AcquisitionId) -> u8 {
+        let mut before = 0;
+        for other in line {
+            if other == id {
+                break;
+            }
+            before += u8::from(self.present.iter().any(|(present, _)| *present == other));
+        }
+        before
+    }
+
+    fn message(&self, message: &Message, number: &impl Fn(AcquisitionId) -> u8) -> Vec<u8> {
+        match message {
+            Message::WakeUp(id) => vec![1, number(*id)],
+            Message::Request { ask, id, sent } => {
+                vec![2, number(*id), *ask as u8, self.good_for(*ask, *id, *sent)]
+            }
+            Message::Answer(Answer { ask, id, outcome, granted, sent }) => {
+                let mut view = vec![3, number(*id), *ask as u8, small(granted.len())];
+                self.outcome(*outcome, *sent, &mut view);
+                for (id, held) in granted {
+                    view.push(number(*id));
+                    self.outcome(Outcome::Held(*held), *sent, &mut view);
+                }
+                view
+            }
+        }
+    }
+
+    fn outcome(&self, outcome: Outcome, sent: Moment, view: &mut Vec<u8>) {
+        match outcome {
+            Outcome::Held(Held { fence: None, .. }) => view.push(1),
+            Outcome::Held(Held { fence, valid_for, .. }) => {
+                let valid_for = valid_for.map_or(0, Span::micros);
+                let until = self.until(sent.micros() + valid_for + self.slack());
+                view.extend([2, self.rank(fence), until]);
+                if self.state.broken == Some(Broken::CountedFromAnswer) {
+                    view.push(steps(0, valid_for));
+                }
+            }
+            Outcome::Queued { .. } | Outcome::Waiting => view.push(3),
+            Outcome::Gone => view.push(4),
+            Outcome::Removed(_) => view.push(5),
+            Outcome::Full | Outcome::Swept => view.push(6),
+        }
+    }
+
+    /// For how long a request may still bring an answer that somebody wants to hear. A release may, if it grants
+    /// to another acquisition of the same client.
+    fn good_for(&self, ask: Ask, id: AcquisitionId, sent: Moment) -> u8 {
+        let client = &self.state.clients[slot(id)];
+        let wanted = client.id() == Some(id) || ask == Ask::Release && client.own_id == id.client();
+        let heartbeat = self.state.terms.heartbeat.map_or(0, Span::micros);
+        if wanted { self.until(sent.micros() + heartbeat + self.slack()) } else { 0 }
+    }
+
+    /// A holder believes until `valid_for` after it asked: what the margin takes off, its slow clock adds.
+    fn slack(&self) -> u64 {
+        let no_margin = self.state.broken == Some(Broken::NoMargin);
+        if no_margin { self.state.terms.margin().micros() } else { 0 }
+    }
+
+    fn until(&self, micros: u64) -> u8 {
+        steps(self.state.now.micros(), micros)
+    }
+
+    fn rank(&self, fence: Option<Fence>) -> u8 {
+        let at = fence.and_then(|fence| self.fences.binary_search(&fence).ok());
+        at.map_or(0, |at| small(at + 1))
+    }
+}
