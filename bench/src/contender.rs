@@ -86,7 +86,7 @@ impl Contender {
 
     /// Whether its driver can wait with nothing in the task but the waiting.
     pub(crate) fn is_bare(&self) -> bool {
-        [SEMAPHORE, MEMORY, TOKIO].contains(self)
+        self.runtime == Runtime::Rust
     }
 
     /// The command that starts its driver on this server.

@@ -42,6 +42,8 @@ pub(crate) struct Report {
     pub(crate) troubles: Vec<Trouble>,
     /// What a reader should know before reading: machine, versions, how long.
     pub(crate) about: Vec<String>,
+    /// What a reader should know of a scenario.
+    pub(crate) notes: Vec<(&'static str, String)>,
     measured: BTreeMap<&'static str, (f64, String)>,
     pub(crate) scenarios: Vec<&'static str>,
 }
@@ -92,6 +94,14 @@ impl Report {
 
     pub(crate) fn trouble(&mut self, scenario: &'static str, contender: &str, why: String) {
         self.troubles.push(Trouble { scenario, contender: contender.to_owned(), why });
+    }
+
+    /// A note below the table of a scenario. One a subject, which is what stands before the colon.
+    pub(crate) fn note(&mut self, scenario: &'static str, note: String) {
+        let subject = |note: &str| note.split(':').next().map(str::to_owned);
+        if !self.notes.iter().any(|(_, other)| subject(other) == subject(&note)) {
+            self.notes.push((scenario, note));
+        }
     }
 
     /// The values of a figure; none if there is no such figure.

@@ -105,6 +105,12 @@ impl Server {
                         Gate::Tokio(semaphore) if patience == 0 => {
                             tokio::spawn(async move { drop(semaphore.acquire().await) })
                         }
+                        Gate::Lock(lock) if patience == 0 => {
+                            tokio::spawn(async move { drop(lock.acquire().await) })
+                        }
+                        Gate::Rslock { manager, key, lease } if patience == 0 => tokio::spawn(
+                            async move { drop(manager.acquire(key.as_str(), lease).await) },
+                        ),
                         gate => tokio::spawn(wait(gate, patience, self.first.clone())),
                     };
                 }

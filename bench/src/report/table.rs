@@ -32,6 +32,10 @@ impl Report {
             if !figures.is_empty() {
                 let _ = writeln!(text, "{}", figures_table(&figures, style));
             }
+            let notes = self.notes.iter().filter(|(of, _)| *of == scenario.name);
+            for (at, (_, note)) in notes.enumerate() {
+                let _ = writeln!(text, "{}- {note}", if at == 0 { "\n" } else { "" });
+            }
         }
         let _ = writeln!(text, "\n{heading}Bars\n\n{}", self.bars_table(style));
         if !self.troubles.is_empty() {

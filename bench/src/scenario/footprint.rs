@@ -38,7 +38,7 @@ pub(super) fn each(
 ) -> Result<f64, String> {
     let name = bench.name();
     let hold = format!("hold {name} 10000");
-    // Semaphores that wait without a limit are measured as they are, others with one.
+    // Who can wait without a limit does: a limit costs memory as well.
     let patience = if contender.is_bare() { 0 } else { 9000 };
     let mut others = Driver::start(contender, &bench.url)?;
     let mut holder = None;

@@ -32,6 +32,9 @@ pub(super) fn run(bench: &mut Bench) {
         // The bars are about 20; a quick run measures the others once.
         let numbers: &[u64] = if rounds > 1 && bench.quick { &[20] } else { &[20, 2, 200] };
         for waiters in numbers.iter().copied() {
+            if waiters != 20 && bench.late(&format!("{waiters} waiters")) {
+                continue;
+            }
             for contender in WAITING {
                 bench.step(&format!("{waiters} waiters, {}, round {rounds}", contender.name));
                 if failed.contains(&(waiters, contender.name)) {
@@ -67,6 +70,9 @@ pub(super) fn run(bench: &mut Bench) {
     }
 }
 
+/// Too few to tell a p99 from the longest.
+const FEW: usize = 100;
+
 fn add(bench: &mut Bench, contender: &'static Contender, waiters: u64, ring: &Ring) {
     for (measure, share) in MEASURES {
         let what = format!("{waiters} waiters, {measure}");
@@ -74,6 +80,11 @@ fn add(bench: &mut Bench, contender: &'static Contender, waiters: u64, ring: &Ri
         if *contender == SEMAPHORE {
             bench.add(&what, PING, NANOS, ring.pings.quantile(share));
         }
+    }
+    let many = ring.delays.0.len();
+    if many < FEW {
+        let name = contender.name;
+        bench.report.note("handoff", format!("{name}, {waiters} waiters: {many} hand-offs in a round, so that its p99 is its longest"));
     }
 }
 
