@@ -95,6 +95,14 @@ lock.")]
 Examples:
   leasehold doctor --store redis://redis.internal")]
     Doctor(DoctorArgs),
+    /// Measure what leases cost on the store, and say what that means.
+    #[command(after_help = "\
+Examples:
+  leasehold bench --store redis://redis.internal
+  leasehold bench --for 5s --json
+
+It uses names of its own and leaves none of them behind, but the store is kept busy meanwhile.")]
+    Bench(BenchArgs),
     /// Print completions for a shell.
     #[command(after_help = "\
 Examples:
@@ -102,7 +110,10 @@ Examples:
   leasehold completions zsh > ~/.zfunc/_leasehold")]
     Completions(CompletionsArgs),
     /// Print the manual page.
-    #[command(hide = true)]
+    #[command(after_help = "\
+Examples:
+  leasehold man > ~/.local/share/man/man1/leasehold.1
+  leasehold man | man -l -")]
     Man,
     /// Not for people: see [`GuardArgs`].
     #[command(skip)]
@@ -264,6 +275,18 @@ pub(crate) struct DoctorArgs {
     /// For scripts
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct BenchArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// For scripts
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// How long to measure
+    #[arg(long = "for", value_name = "D", value_parser = positive, default_value = "30s")]
+    pub(crate) lasting: Duration,
 }
 
 #[derive(Args, Debug)]

@@ -1,5 +1,6 @@
 //! The subcommands, one file each.
 
+pub(crate) mod bench;
 pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod lock;

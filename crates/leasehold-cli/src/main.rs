@@ -36,6 +36,7 @@ fn run() -> Result<u8, Failure> {
         Command::Release(arguments) => command::release::run(&arguments),
         Command::Lookup(arguments) => command::lookup::run(&arguments),
         Command::Doctor(arguments) => command::doctor::run(&arguments),
+        Command::Bench(arguments) => command::bench::run(&arguments),
         Command::Completions(arguments) => command::completions::run(&arguments),
         Command::Man => command::completions::man(),
         Command::Guard(arguments) => Ok(guard::run(&arguments)),

@@ -233,9 +233,10 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
         join(&show, "the sampler", sampler);
     });
     if *lock(&interrupted) {
-        let ran = lock(&show.log).ended - lock(&show.log).began;
+        let mut log = lock(&show.log);
+        let ran = log.ended - log.began;
         let whole = whole.as_secs();
-        show.doubt(format!("it was stopped after {} of {whole} s", ran / SECOND));
+        log.doubts.push(format!("it was stopped after {} of {whole} s", ran / SECOND));
     } else if !*lock(&show.found) {
         let left = leftovers::look(&stage, &lock(&show.log));
         let mut log = lock(&show.log);

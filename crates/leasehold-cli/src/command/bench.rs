@@ -1,0 +1,342 @@
+//! `leasehold bench`: what leases cost on your own store, and what that means.
+//!
+//! Everything happens in this process, by two clients with connections of their own, so that what is handed over goes
+//! through the store. The names are of this run alone, and are gone after it.
+
+use std::fmt::Write;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use leasehold::{Client, Error, Semaphore};
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use crate::args::BenchArgs;
+use crate::failure::Failure;
+use crate::output::{self, or_dash, table};
+use crate::store;
+
+const TASKS: usize = 256;
+const NAMES: usize = 1000;
+const FEW: usize = 20;
+const MANY: usize = 5000;
+/// What is measured: it all takes about as long.
+const PARTS: u32 = 7;
+
+pub(crate) fn run(arguments: &BenchArgs) -> Result<u8, Failure> {
+    let figures = store::block_on(async {
+        let clients = [store::open(&arguments.store).await?, store::open(&arguments.store).await?];
+        let figures = Bench::new(clients.clone(), arguments.lasting / PARTS).measure().await?;
+        for client in &clients {
+            client.close().await?;
+        }
+        Ok(figures)
+    })?;
+    if arguments.json {
+        output::print_json(&as_json(&figures))?;
+    } else {
+        output::print(&as_text(&figures))?;
+    }
+    Ok(0)
+}
+
+/// How often something was done, how long that took in all, and each time, if that means anything.
+struct Figure {
+    what: String,
+    key: &'static str,
+    times: u32,
+    span: Duration,
+    each: Vec<Duration>,
+}
+
+impl Figure {
+    fn a_second(&self) -> f64 {
+        f64::from(self.times) / self.span.as_secs_f64()
+    }
+
+    fn quantile(&self, percent: usize) -> Option<Duration> {
+        self.each
+            .get((self.each.len() * percent / 100).min(self.each.len().checked_sub(1)?))
+            .copied()
+    }
+
+    fn median(&self) -> Duration {
+        self.quantile(50).unwrap_or_default()
+    }
+}
+
+struct Bench {
+    clients: [Client; 2],
+    /// How long each part takes.
+    span: Duration,
+    figures: Vec<Figure>,
+    progress: ProgressBar,
+}
+
+impl Bench {
+    fn new(clients: [Client; 2], span: Duration) -> Self {
+        let progress = ProgressBar::new(u64::from(PARTS));
+        if let Ok(style) = ProgressStyle::with_template("{bar:20} {pos}/{len} {msg}") {
+            progress.set_style(style);
+        }
+        Self { clients, span, figures: Vec::new(), progress }
+    }
+
+    async fn measure(mut self) -> Result<Vec<Figure>, Error> {
+        let one = self.semaphore("one", 1)?;
+        let question = async || one.locked().await.map(drop);
+        self.each("question", "a question, the least that can be asked", question).await?;
+        let pair = async || pair(&one).await;
+        self.each("pair", "a semaphore: acquire and release", pair).await?;
+        let lock = self.clients[0].lock(&self.name("lock")).build()?;
+        let pair = async || match lock.try_acquire().await? {
+            Some(guard) => guard.release().await.map(drop),
+            None => Ok(()),
+        };
+        self.each("lock_pair", "a lock: acquire and release", pair).await?;
+        let hot = u32::try_from(TASKS).unwrap_or(u32::MAX);
+        let hot = vec![self.semaphore("hot", hot)?];
+        self.crowd("hot", format!("the same by {TASKS} tasks, one semaphore"), hot).await?;
+        let many = (0..NAMES)
+            .map(|nth| self.semaphore(&format!("name-{nth}"), 1))
+            .collect::<Result<_, _>>()?;
+        self.crowd("names", format!("the same by {TASKS} tasks, {NAMES} semaphores"), many).await?;
+        self.hand_over("few", FEW).await?;
+        self.hand_over("many", MANY).await?;
+        self.progress.finish_and_clear();
+        Ok(self.figures)
+    }
+
+    fn name(&self, what: &str) -> String {
+        format!("leasehold-bench-{}-{what}", self.clients[0].id())
+    }
+
+    fn semaphore(&self, what: &str, capacity: u32) -> Result<Semaphore, Error> {
+        self.clients[0].semaphore(&self.name(what), capacity).build()
+    }
+
+    fn begin(&self, what: &str) -> Instant {
+        self.progress.set_message(what.to_owned());
+        Instant::now()
+    }
+
+    fn end(
+        &mut self,
+        key: &'static str,
+        what: String,
+        begun: Instant,
+        mut each: Vec<Duration>,
+        times: u32,
+    ) {
+        each.sort_unstable();
+        self.figures.push(Figure { what, key, times, span: begun.elapsed(), each });
+        self.progress.inc(1);
+    }
+
+    /// One at a time.
+    async fn each(
+        &mut self,
+        key: &'static str,
+        what: &str,
+        work: impl AsyncFn() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let begun = self.begin(what);
+        let mut each = Vec::new();
+        while begun.elapsed() < self.span {
+            let one = Instant::now();
+            work().await?;
+            each.push(one.elapsed());
+        }
+        let times = u32::try_from(each.len()).unwrap_or(u32::MAX);
+        self.end(key, what.to_owned(), begun, each, times);
+        Ok(())
+    }
+
+    /// Many tasks at once.
+    async fn crowd(
+        &mut self,
+        key: &'static str,
+        what: String,
+        semaphores: Vec<Semaphore>,
+    ) -> Result<(), Error> {
+        let semaphores = Arc::new(semaphores);
+        let begun = self.begin(&what);
+        let until = begun + self.span;
+        let mut tasks = JoinSet::new();
+        for first in 0..TASKS {
+            let semaphores = semaphores.clone();
+            tasks.spawn(async move {
+                let mut times = 0_u32;
+                for semaphore in semaphores.iter().cycle().skip(first * semaphores.len() / TASKS) {
+                    if Instant::now() >= until {
+                        break;
+                    }
+                    pair(semaphore).await?;
+                    times += 1;
+                }
+                Ok::<_, Error>(times)
+            });
+        }
+        let mut times = 0;
+        while let Some(ended) = tasks.join_next().await {
+            times += ended.unwrap_or(Ok(0))?;
+        }
+        self.end(key, what, begun, Vec::new(), times);
+        Ok(())
+    }
+
+    /// One permit goes round, from one client to the other and back.
+    async fn hand_over(&mut self, key: &'static str, waiters: usize) -> Result<(), Error> {
+        let what = format!("handing over, with {waiters} in the queue");
+        self.begin(&what);
+        let name = self.name(key);
+        let round = Arc::new(Mutex::new(Round::default()));
+        let semaphore = self.semaphore(key, 1)?;
+        let held = semaphore.acquire().await?;
+        let mut tasks = JoinSet::new();
+        for nth in 0..waiters {
+            let semaphore = self.clients[nth % 2].semaphore(&name, 1).build()?;
+            let round = round.clone();
+            tasks.spawn(async move {
+                loop {
+                    let permit = semaphore.acquire().await?;
+                    if lock(&round).acquired() {
+                        return Ok::<_, Error>(());
+                    }
+                    permit.release().await?;
+                }
+            });
+        }
+        while semaphore.stats().await?.waiting() < waiters {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let begun = Instant::now();
+        lock(&round).begin(begun + self.span);
+        held.release().await?;
+        // Whoever is first to see that the time is over ends, and with it its permit; the others leave the queue.
+        if let Some(ended) = tasks.join_next().await {
+            ended.unwrap_or(Ok(()))?;
+        }
+        tasks.shutdown().await;
+        let each = std::mem::take(&mut lock(&round).each);
+        let times = u32::try_from(each.len()).unwrap_or(u32::MAX);
+        self.end(key, what, begun, each, times);
+        Ok(())
+    }
+}
+
+async fn pair(semaphore: &Semaphore) -> Result<(), Error> {
+    semaphore.acquire().await?.release().await.map(drop)
+}
+
+/// What those know who hand over.
+#[derive(Default)]
+struct Round {
+    released: Option<Instant>,
+    until: Option<Instant>,
+    each: Vec<Duration>,
+}
+
+impl Round {
+    fn begin(&mut self, until: Instant) {
+        (self.until, self.released) = (Some(until), Some(Instant::now()));
+    }
+
+    /// Whether it is over. If not, the permit is about to be released.
+    fn acquired(&mut self) -> bool {
+        let now = Instant::now();
+        self.each.extend(self.released.map(|released| now - released));
+        self.released = Some(now);
+        self.until.is_some_and(|until| now >= until)
+    }
+}
+
+fn lock(round: &Mutex<Round>) -> std::sync::MutexGuard<'_, Round> {
+    round.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn as_text(figures: &[Figure]) -> String {
+    let time = |time: Option<Duration>| or_dash(time.map(short));
+    let rows = figures.iter().map(|figure| {
+        let [p50, p99] = [50, 99].map(|percent| time(figure.quantile(percent)));
+        [figure.what.clone(), p50, p99, format!("{:.0}", figure.a_second())]
+    });
+    let mut text = table(["WHAT", "P50", "P99", "A SECOND"], &[1, 2, 3], rows);
+    text.push('\n');
+    for sentence in reading(figures) {
+        let _ = writeln!(text, "{sentence}");
+    }
+    text
+}
+
+/// With three digits, as far as they mean anything.
+fn short(time: Duration) -> String {
+    match time.as_micros() {
+        0..1000 => format!("{}us", time.as_micros()),
+        1000..1_000_000 => format!("{:.1}ms", time.as_secs_f64() * 1000.0),
+        _ => format!("{:.1}s", time.as_secs_f64()),
+    }
+}
+
+/// What it means, in words.
+fn reading(figures: &[Figure]) -> Vec<String> {
+    let find = |key| figures.iter().find(|figure| figure.key == key);
+    let (Some(question), Some(pair), Some(hot), Some(few), Some(many)) =
+        (find("question"), find("pair"), find("hot"), find("few"), find("many"))
+    else {
+        return Vec::new();
+    };
+    let times = |time: Duration, of: Duration| time.as_secs_f64() / of.as_secs_f64().max(1e-9);
+    let trip = question.median();
+    let mut says = vec![
+        format!(
+            "A permit costs {} in all, {:.1} times a question; it is worth having around work that takes longer than that.",
+            short(pair.median()),
+            times(pair.median(), trip)
+        ),
+        format!(
+            "One semaphore can be acquired and released {:.0} times a second from one process like this one.",
+            hot.a_second()
+        ),
+        format!(
+            "A permit that is released runs elsewhere after {}, and in 99 of 100 cases after {}: {:.1} and {:.1} times a question.",
+            short(few.median()),
+            short(few.quantile(99).unwrap_or_default()),
+            times(few.median(), trip),
+            times(few.quantile(99).unwrap_or_default(), trip)
+        ),
+    ];
+    let longer = times(many.median(), few.median());
+    says.push(if longer < 2.0 {
+        format!("A long queue does not slow it down: {MANY} waiters or {FEW}, it is much the same.")
+    } else {
+        format!(
+            "With {MANY} waiters in this one process it takes {longer:.1} times as long as with {FEW}: that is this process, not the store."
+        )
+    });
+    let p99 = question.quantile(99).unwrap_or_default();
+    let shortest = (p99 * 10).max(Duration::from_millis(300));
+    says.push(format!(
+        "A question takes up to {} in 99 of 100 cases: do not set a heartbeat below {}.",
+        short(p99),
+        short(shortest)
+    ));
+    if times(p99, trip) > 10.0 {
+        says.push("That is far more than usual: the store or the way to it is uneven, or this machine is busy.".to_owned());
+    }
+    says
+}
+
+fn as_json(figures: &[Figure]) -> Value {
+    let one = |figure: &Figure| {
+        let micros = |percent| figure.quantile(percent).map(|time| time.as_secs_f64() * 1e6);
+        json!({
+            "what": figure.key,
+            "p50_us": micros(50),
+            "p99_us": micros(99),
+            "a_second": figure.a_second(),
+        })
+    };
+    json!({ "figures": figures.iter().map(one).collect::<Vec<_>>() })
+}
