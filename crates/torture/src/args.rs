@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 use crate::store::Store;
-use crate::worker::Settings;
+use crate::worker::{Settings, child};
 
 /// Ill-treats leasehold and checks that it keeps its word. Ends with 0 if it did, 1 if it did not, 2 if nobody can
 /// tell.
@@ -32,6 +32,9 @@ pub struct Run {
     /// How many processes use the library.
     #[arg(long, default_value_t = 5)]
     pub workers: usize,
+    /// The `leasehold` command, which takes part as another worker; without it the command is not tested.
+    #[arg(long, value_name = "PATH")]
+    pub command: Option<PathBuf>,
     /// Where the histories and the report go; a directory that is removed afterwards, unless something was found, by
     /// default.
     #[arg(long)]
@@ -52,6 +55,9 @@ pub enum Part {
     /// One of the processes.
     #[command(hide = true)]
     Worker(Settings),
+    /// What the command runs.
+    #[command(hide = true)]
+    Child(child::Settings),
     /// Checks the histories of an earlier run once more.
     Check {
         /// What `--keep` kept.

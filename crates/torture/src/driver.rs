@@ -20,6 +20,7 @@ use crate::args::Run;
 use crate::clock::{self, Micros, SECOND};
 use crate::fault::{Fault, Kind, Scope};
 
+mod command;
 mod gather;
 mod leftovers;
 mod log;
@@ -172,7 +173,7 @@ fn millis(rng: &mut Rng, range: std::ops::Range<u64>) -> Duration {
 /// # Errors
 /// If the stage could not be set: then nothing was tested.
 pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
-    let stage = Stage::set(&run.store, run.workers + 1, dir)?;
+    let stage = Stage::set(&run.store, run.workers + 2, dir)?;
     let show = Show {
         begun: Instant::now(),
         seed,
@@ -195,13 +196,19 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
     thread::scope(|lanes| {
         let mut all = Vec::new();
         for worker in 0..=run.workers {
-            // The last one is the other program.
+            // After them comes the other program.
             let foreign = worker == run.workers;
             if foreign && !stage.is_redis() {
                 continue;
             }
             let (show, stage) = (&show, &stage);
             all.push(lanes.spawn(move || worker::lane(show, stage, worker, foreign)));
+        }
+        // On a store that no other program uses, its place is free.
+        let last = all.len();
+        if let Some(binary) = &run.command {
+            let (show, stage) = (&show, &stage);
+            all.push(lanes.spawn(move || command::lane(show, stage, last, binary)));
         }
         let sampler = lanes.spawn(|| sampler::lane(&show, &stage));
         let server = lanes.spawn(|| server::lane(&show, &stage));

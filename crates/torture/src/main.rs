@@ -13,6 +13,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let outcome = match &arguments.part {
         Some(Part::Worker(settings)) => return worker::run(settings),
+        Some(Part::Child(settings)) => return worker::child::run(settings),
         Some(Part::Check { dir }) => {
             Log::load(dir).and_then(|log| judge(dir, "checked again", &log))
         }

@@ -20,12 +20,14 @@ use crate::history::{Diary, Event, How, OpId};
 use crate::plan::{CONFIRM, Kind, SOCKET_TIMEOUT, THINGS};
 use crate::record::Record;
 
+pub mod child;
 mod foreign;
 mod holding;
 mod locks;
 mod pools;
 mod semaphores;
 
+pub(crate) use child::{COMMAND, ONLY_OP};
 use holding::Hands;
 
 const CLIENTS: usize = 2;

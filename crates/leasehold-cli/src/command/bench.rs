@@ -274,7 +274,8 @@ fn as_text(figures: &[Figure]) -> String {
 fn short(time: Duration) -> String {
     match time.as_micros() {
         0..1000 => format!("{}us", time.as_micros()),
-        1000..1_000_000 => format!("{:.1}ms", time.as_secs_f64() * 1000.0),
+        1000..100_000 => format!("{:.1}ms", time.as_secs_f64() * 1000.0),
+        100_000..1_000_000 => format!("{}ms", time.as_millis()),
         _ => format!("{:.1}s", time.as_secs_f64()),
     }
 }

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use testkit::redis_server::RedisServer;
 
-use crate::support::{Looker, Running, leasehold, run, until};
+use crate::support::{Looker, Running, Store, leasehold, run, until};
 
 /// The same for tables. They are drawn around their contents: what replaces them has the same width.
 fn steady(text: &str, known: &[(&str, &str)]) -> String {
@@ -20,7 +20,19 @@ fn steady(text: &str, known: &[(&str, &str)]) -> String {
 
 #[test]
 fn help() {
-    for command in ["", "run", "lock", "ls", "show", "release", "lookup", "doctor", "completions"] {
+    for command in [
+        "",
+        "run",
+        "lock",
+        "ls",
+        "show",
+        "release",
+        "lookup",
+        "doctor",
+        "bench",
+        "completions",
+        "man",
+    ] {
         let words: Vec<_> =
             [command, "--help"].into_iter().filter(|word| !word.is_empty()).collect();
         let ended = run("redis://user:secret@host", &words);
@@ -45,6 +57,28 @@ fn completions_and_the_manual_page() {
     let page = run("", &["man"]);
     assert_eq!(page.code, 0);
     assert!(page.stdout.starts_with(".ie"), "{}", page.stdout);
+}
+
+#[test]
+fn measuring_a_store_says_what_it_means_and_leaves_nothing() {
+    for store in Store::both() {
+        let json = run(&store.url(), &["bench", "--for", "700ms", "--json"]);
+        assert_eq!((json.code, &*json.stderr), (0, ""));
+        let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+        let figures = json["figures"].as_array().unwrap();
+        let names: Vec<_> = figures.iter().filter_map(|figure| figure["what"].as_str()).collect();
+        let all = ["question", "pair", "lock_pair", "hot", "names", "few", "many"];
+        assert_eq!(names, all);
+        for figure in figures {
+            assert!(figure["a_second"].as_f64().is_some_and(|rate| rate > 1.0), "{figure}");
+        }
+        let told = run(&store.url(), &["bench", "--for", "700ms"]);
+        assert_eq!((told.code, &*told.stderr), (0, ""));
+        assert!(told.stdout.starts_with("WHAT "), "{}", told.stdout);
+        assert!(told.stdout.contains("\nA permit costs "), "{}", told.stdout);
+        let left = run(&store.url(), &["ls"]).stdout;
+        assert_eq!(left, "nothing is held, and nobody waits\n");
+    }
 }
 
 #[test]

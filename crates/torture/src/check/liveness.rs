@@ -79,7 +79,8 @@ fn possible(case: &Case<'_>, op: &Op) -> Vec<Span> {
         }
         _ => op.of(case.history).aftermath(),
     };
-    spans.push((told.unwrap_or(over), over.saturating_add(after)));
+    let from = if op.by_command { op.asked } else { told.unwrap_or(over) };
+    spans.push((from, over.saturating_add(after)));
     spans
 }
 

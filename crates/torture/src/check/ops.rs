@@ -9,6 +9,7 @@ use crate::clock::Micros;
 use crate::driver::LifeEnd;
 use crate::history::{Event, How, OpId};
 use crate::plan::Thing;
+use crate::worker::COMMAND;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Granted {
@@ -34,6 +35,8 @@ pub(super) struct Op {
     life: u32,
     id: OpId,
     pub(super) foreign: bool,
+    /// Whether the command asked for it. It was granted before what it runs has begun.
+    pub(super) by_command: bool,
     pub(super) thing: usize,
     pub(super) asked: Micros,
     /// When it was seen in the queue: at some instant between two.
@@ -103,7 +106,7 @@ pub(super) fn read(history: &History) -> Result<Vec<Op>, String> {
             if let LifeEnd::Killed(at) | LifeEnd::Stuck(at) = life.end { Some(at) } else { None };
         for line in lines {
             let at = line.at;
-            if let Event::Ask { op, thing, .. } = &line.event {
+            if let Event::Ask { op, thing, client } = &line.event {
                 let thing = history.things.iter().position(|known| known.name == thing);
                 known.insert(*op, all.len());
                 all.push(Op {
@@ -111,6 +114,7 @@ pub(super) fn read(history: &History) -> Result<Vec<Op>, String> {
                     life: life.life,
                     id: *op,
                     foreign: life.foreign,
+                    by_command: client == COMMAND,
                     thing: thing.ok_or("a thing that nobody knows")?,
                     asked: at,
                     queued: Vec::new(),

@@ -1,0 +1,131 @@
+//! The lane of the command: one `leasehold run` or `leasehold lock` after the other, killed or stopped now and then.
+//!
+//! What it runs is this program again, as a [child] that says that it lives for as long as it does. For it there is nothing
+//! to check: whoever is alive under the command must hold. Each is one life of a worker, with one acquisition.
+//!
+//! [child]: crate::worker::child
+
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::stage::Stage;
+use super::{Life, LifeEnd, PATIENCE, Phase, Show, lock, millis, said};
+use crate::clock::{self, Micros};
+use crate::fault::{Kind, Scope};
+use crate::history::{Diary, Event, How};
+use crate::plan::{self, THINGS, Thing};
+use crate::worker::{COMMAND, ONLY_OP, history_path};
+
+/// How long it waits for its turn: then it is another thing's.
+const WAIT: &str = "3s";
+/// The command's own exit codes, and what they say of the acquisition.
+const ENDS: [(i32, How); 4] =
+    [(0, How::Released), (75, How::TimedOut), (124, How::Lost), (69, How::Failed)];
+
+pub(super) fn lane(show: &Show, stage: &Stage, index: usize, binary: &Path) {
+    let mut rng = show.rng(index as u64);
+    let mut life = 0;
+    while *lock(&show.phase) < Phase::Finish {
+        life += 1;
+        let job = Job { show, index, life, span: millis(&mut rng, 0..3000) };
+        let end = job.run(binary, &stage.url(index), &mut rng);
+        lock(&show.log).lives.push(Life { worker: index, life, foreign: false, end });
+    }
+}
+
+struct Job<'a> {
+    show: &'a Show,
+    index: usize,
+    life: u32,
+    /// How long the child lives, if nobody ends it.
+    span: Duration,
+}
+
+impl Job<'_> {
+    fn run(&self, binary: &Path, url: &str, rng: &mut Rng) -> LifeEnd {
+        let thing = &THINGS[*rng.choice(&usable()).expect("things for the command")];
+        let diary = Diary::open(&history_path(&self.show.dir, self.index, self.life));
+        let diary = diary.expect("a directory for the history");
+        diary.note(Event::Begin { clients: COMMAND.to_owned() });
+        let (op, client) = (ONLY_OP, COMMAND.to_owned());
+        diary.note(Event::Ask { op, thing: thing.name.to_owned(), client });
+        let mut process = self.start(binary, url, thing);
+        let killed = self.suffer(&mut process, rng);
+        let Some(status) = wait(&mut process) else { return LifeEnd::Stuck(clock::now()) };
+        if let Some(at) = killed {
+            return LifeEnd::Killed(at);
+        }
+        let known = ENDS.iter().find(|(code, _)| status.code() == Some(*code));
+        let Some((_, how)) = known else { return LifeEnd::Broke(said(Some(status))) };
+        diary.note(Event::End { op, how: *how });
+        diary.note(Event::Done);
+        LifeEnd::Done
+    }
+
+    fn start(&self, binary: &Path, url: &str, thing: &Thing) -> Child {
+        let mut command = Command::new(binary);
+        // The store is asked for more than the child is given: half leaves room for that.
+        let lease = format!("{}ms", thing.lease / clock::MILLISECOND / 2);
+        match thing.kind {
+            plan::Kind::Lock => command.args(["lock", "--lease", &lease]),
+            _ => command.args(["run", "-n", &thing.capacity.to_string(), "--heartbeat", &lease]),
+        };
+        command.args(["--store", url, "--wait", WAIT, thing.name, "--"]);
+        command.arg(std::env::current_exe().expect("our own path")).arg("child").arg("--dir");
+        command.arg(&self.show.dir).args(["--index", &self.index.to_string()]);
+        command.args(["--life", &self.life.to_string()]);
+        command.args(["--millis", &self.span.as_millis().to_string()]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().expect("the command")
+    }
+
+    /// Kills it, or stops it for a while; mostly neither. When it was killed, if it was.
+    fn suffer(&self, process: &mut Child, rng: &mut Rng) -> Option<Micros> {
+        let scope = Scope::Worker(self.index);
+        match rng.u32(..100) {
+            0..20 if self.show.pause(millis(rng, 0..2000)) => {
+                let begin = clock::now();
+                if process.try_wait().ok()?.is_some() {
+                    return None;
+                }
+                self.show.fault(Kind::Kill, scope, || process.kill()).ok()?;
+                Some(begin)
+            }
+            20..40 if self.show.pause(millis(rng, 0..2000)) => {
+                let (pid, span) = (Pid::from_child(process), millis(rng, 100..6000));
+                self.show.fault(Kind::Stop, scope, || {
+                    let _ = kill_process(pid, Signal::STOP);
+                    self.show.pause(span);
+                    let _ = kill_process(pid, Signal::CONT);
+                });
+                None
+            }
+            _ => None,
+        }
+    }
+}
+
+/// How it ended; nothing if it did not.
+fn wait(process: &mut Child) -> Option<ExitStatus> {
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_micros(PATIENCE) {
+        if let Ok(Some(status)) = process.try_wait() {
+            return Some(status);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let _ = process.kill();
+    let _ = process.wait();
+    None
+}
+
+/// What the command can use as the others do: without a TTL, and kept for as long as it lives.
+fn usable() -> Vec<usize> {
+    let fits =
+        |thing: &Thing| thing.kind != plan::Kind::Pool && thing.ttl.is_none() && thing.extended;
+    (0..THINGS.len()).filter(|at| fits(&THINGS[*at])).collect()
+}

@@ -1,0 +1,45 @@
+//! What the command runs: somebody who lives, and writes down that it does. That it may is the command's affair.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use super::history_path;
+use crate::clock;
+use crate::history::{Diary, Event, OpId};
+
+/// Who asks for it, in the histories.
+pub(crate) const COMMAND: &str = "command";
+/// The acquisition that the driver has asked for.
+pub(crate) const ONLY_OP: OpId = 1;
+/// Between two signs of life.
+const BEAT: Duration = Duration::from_millis(10);
+
+#[derive(clap::Args, Clone, Debug)]
+pub struct Settings {
+    #[arg(long)]
+    pub index: usize,
+    #[arg(long)]
+    pub life: u32,
+    #[arg(long)]
+    pub dir: PathBuf,
+    #[arg(long)]
+    pub millis: u64,
+}
+
+/// Lives for so long.
+#[must_use]
+pub fn run(settings: &Settings) -> ExitCode {
+    let diary = Diary::open(&history_path(&settings.dir, settings.index, settings.life));
+    let diary = diary.expect("a directory for the history");
+    let op = ONLY_OP;
+    let fence = std::env::var("LEASEHOLD_FENCE").ok().and_then(|fence| fence.parse().ok());
+    let mut now = diary.note(Event::Grant { op, fence, slot: 0 });
+    let until = now + 1000 * settings.millis;
+    while now < until {
+        now = diary.note(Event::Hold { op, since: clock::now() });
+        std::thread::sleep(BEAT);
+    }
+    diary.note(Event::Ending { op });
+    ExitCode::SUCCESS
+}
