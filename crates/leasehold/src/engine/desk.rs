@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::outbox::{MAX_BATCH, Outbox};
 use super::ticket::{After, Grant, Ticket};
@@ -13,18 +12,14 @@ use crate::id::IdMap;
 use crate::machine::{Command, Effects, Held, Outcome, Role, Terms};
 use crate::{AcquisitionId, Error, LossReason};
 
+mod signs;
+
 /// How often a name with waiters asks whether a wake-up was lost.
 ///
 /// Not more seldom, even where no other program takes part: the answer also tells when the next lease ends. That may
 /// be one that was granted since, by another client and for less time than any that we knew of, as to a waiter that
 /// never claims its permit. Until we have asked we would sleep through its end.
 const BACKSTOP: Span = Span::from_millis(1000);
-
-/// How soon ids of which it is not known what the store knows are released again, where there are no signs of life.
-const DOUBTS: Span = Span::from_millis(1000);
-
-/// How soon a sign of life that was not answered is repeated, at the earliest and at the latest.
-const SOON: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
 pub(crate) struct Desk {
     pub(super) store: Store,
@@ -491,130 +486,6 @@ impl Desk {
         }
         self.agenda.insert((at, Chore::Sweep));
     }
-}
-
-/// Signs of life, for a store that is away.
-impl Desk {
-    /// A woken waiter claims its permit.
-    pub(super) fn claim(&mut self, id: AcquisitionId) {
-        if let Some(ticket) = self.ticket(id).filter(|ticket| ticket.is_waiting()) {
-            let terms = ticket.semaphore.terms;
-            self.outbox.push(Command::Confirm { id, terms });
-        }
-    }
-
-    /// Whether the store still knows it is not certain.
-    pub(super) fn ask_about(&mut self, id: AcquisitionId) {
-        if let Some(ticket) = self.ticket(id) {
-            self.renewals.push(renew(ticket));
-        }
-    }
-
-    /// Believes a wake-up without asking.
-    #[cfg(feature = "broken")]
-    pub(super) fn believe(&mut self, id: AcquisitionId, after: &mut After) {
-        let Some(valid_for) = self.ticket(id).map(|own| own.semaphore.terms.heartbeat) else {
-            return;
-        };
-        let fence = Some(crate::Fence::new(crate::clock::wall_micros()));
-        let held = Held { slot_number: 1, fence, valid_for };
-        self.told(id, Outcome::Held(held), Moment::now(), after);
-    }
-
-    /// A new connection: wake-ups and answers may have been missed.
-    pub(super) fn ask_about_everyone(&mut self) {
-        for entry in self.tickets.values() {
-            self.renewals.push(renew(&entry.ticket));
-        }
-        self.release_doubtful();
-    }
-
-    /// It is released again: with the next sign of life, or by itself where there are none.
-    fn doubt(&mut self, id: AcquisitionId) {
-        self.doubtful.push(id);
-        if !self.heartbeats && self.doubtful.len() == 1 {
-            self.agenda.insert((Moment::now() + DOUBTS, Chore::Doubts));
-        }
-    }
-
-    fn release_doubtful(&mut self) {
-        for id in std::mem::take(&mut self.doubtful) {
-            self.outbox.push(Command::Release { id, confirmed: false });
-        }
-    }
-
-    fn ask_oldest_from(&mut self, place: u64) {
-        let Some((_, oldest)) = self.waiting.range(place..).next() else { return };
-        self.renewals.push(renew(&self.tickets[oldest].ticket));
-    }
-
-    /// Renewals go in batches: whoever is due, and those who will be soon.
-    fn renew_from(&mut self, first: AcquisitionId, now: Moment) {
-        let Some(heartbeat) = self.renew_now(first) else { return };
-        let soon = now + heartbeat.divided_by(6);
-        let due = self.agenda.iter().take_while(|(at, _)| *at <= soon);
-        let renewals = due.filter(|(_, chore)| matches!(chore, Chore::Renew(_)));
-        let also: Vec<_> = renewals.take(MAX_BATCH - 1).copied().collect();
-        for (at, chore) in also {
-            self.agenda.remove(&(at, chore));
-            if let Chore::Renew(id) = chore {
-                self.renew_now(id);
-            }
-        }
-        self.release_doubtful();
-    }
-
-    fn renew_now(&mut self, id: AcquisitionId) -> Option<Span> {
-        let entry = self.tickets.get_mut(&id)?;
-        entry.renew_at = None;
-        self.renewals.push(renew(&entry.ticket));
-        entry.ticket.semaphore.terms.heartbeat
-    }
-
-    /// How long a sign of life may take: a third of the validity that is left, so that there is time for
-    /// another.
-    pub(super) fn patience(&self, renewals: &[Command], now: Moment) -> Duration {
-        let holders = renewals.iter().filter_map(Command::id).filter_map(|id| self.ticket(id));
-        let left = holders
-            .filter(|ticket| !ticket.is_waiting())
-            .map(|ticket| ticket.valid_until().saturating_since(now));
-        left.min().map_or(Duration::MAX, |left| (left / 3).max(Duration::from_millis(10)))
-    }
-
-    fn renew_soon(&mut self, id: AcquisitionId) {
-        let Some(ticket) = self.ticket(id) else { return };
-        let left = ticket.valid_until().saturating_since(Moment::now());
-        let hurry = if ticket.is_waiting() { SOON.1 } else { (left / 3).clamp(SOON.0, SOON.1) };
-        self.set_renewal(id, Moment::now() + Span::from_duration(hurry));
-    }
-
-    /// The next renewal is somewhere in the second third of the heartbeat interval, so that the renewals
-    /// of permits that were granted together drift apart.
-    fn schedule_renewal(&mut self, id: AcquisitionId, sent: Moment) {
-        let Some(heartbeat) = self.ticket(id).and_then(|own| own.semaphore.terms.heartbeat) else {
-            return;
-        };
-        let third = heartbeat.divided_by(3);
-        let spread = Span::from_micros(scatter(id.sequence() ^ sent.micros()) % third.micros() + 1);
-        self.set_renewal(id, sent + third + spread);
-    }
-
-    fn set_renewal(&mut self, id: AcquisitionId, at: Moment) {
-        let Some(entry) = self.tickets.get_mut(&id) else { return };
-        let before = entry.renew_at.replace(at);
-        self.strike(before, Chore::Renew(id));
-        self.agenda.insert((at, Chore::Renew(id)));
-    }
-
-    fn schedule_end(&mut self, id: AcquisitionId, at: Moment) {
-        if at == Moment::NEVER {
-            return;
-        }
-        let Some(entry) = self.tickets.get_mut(&id) else { return };
-        let before = entry.ends_at.replace(at);
-        self.strike(before, Chore::End(id));
-        self.agenda.insert((at, Chore::End(id)));
-    }
 
     /// Whether a command that waits in the outbox still makes sense.
     pub(super) fn wants(&self, command: &Command) -> bool {
@@ -637,10 +508,6 @@ fn enqueue(ticket: &Ticket) -> Command {
         terms: semaphore.terms,
         label: semaphore.label.clone(),
     }
-}
-
-fn renew(ticket: &Ticket) -> Command {
-    Command::Renew { id: ticket.id, heartbeat: ticket.semaphore.terms.heartbeat }
 }
 
 /// A little later, by up to a tenth but at most 100 ms, so that not all clients sweep at once.

@@ -29,11 +29,13 @@
 //! also find states that we know to be possible, and a fault in each world that is [`Broken`].
 
 use std::collections::HashSet;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use stateright::{Model, Property};
 
 use super::*;
+use crate::ClientId;
+use crate::clock::Moment;
 
 mod calm;
 mod client;

@@ -11,6 +11,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
+use crate::ClientId;
 
 /// An acquisition, by its client and number.
 #[derive(Clone, Copy, Debug)]

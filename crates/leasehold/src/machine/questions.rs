@@ -1,0 +1,96 @@
+//! Questions that change nothing.
+
+use super::{Machine, Member, Stage};
+use crate::clock::Time;
+use crate::{AcquisitionId, Fence};
+
+impl<T> Machine<T> {
+    /// Whether anybody here ends by himself.
+    #[inline]
+    pub(crate) fn is_timed(&self) -> bool {
+        !self.holder_ends.is_empty() || !self.waiter_ends.is_empty()
+    }
+
+    /// When somebody's time is up next: a holder's, or that of the first in the queue. Waiting clients
+    /// sweep then, instead of asking again and again.
+    pub(crate) fn next_expiry(&self) -> Option<Time> {
+        let holder = self.holder_ends.first().map(|(ends, _)| *ends);
+        let head = self.queue.first_from(0).and_then(|(_, id)| self.members[&id].alive_by);
+        holder.into_iter().chain(head).min()
+    }
+
+    /// What is kept with a holder or waiter.
+    pub(crate) fn kept(&self, id: AcquisitionId) -> Option<&T> {
+        self.members.get(&id).map(|member| &member.kept)
+    }
+
+    pub(crate) fn into_kept(self) -> impl Iterator<Item = T> {
+        self.members.into_values().map(|member| member.kept)
+    }
+
+    pub(crate) fn kept_mut(&mut self, id: AcquisitionId) -> Option<&mut T> {
+        self.members.get_mut(&id).map(|member| &mut member.kept)
+    }
+
+    pub(crate) fn holds(&self, id: AcquisitionId) -> bool {
+        self.members.get(&id).is_some_and(Member::is_holder)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    pub(crate) fn last_fence(&self) -> u64 {
+        self.last_fence
+    }
+
+    pub(crate) fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    #[inline]
+    pub(crate) fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// How many waiters come before this one.
+    pub(crate) fn position(&self, id: AcquisitionId) -> Option<usize> {
+        match self.members.get(&id)?.stage {
+            Stage::Waiting { place, .. } => Some(self.queue.before(place)),
+            Stage::Holding { .. } => None,
+        }
+    }
+
+    /// The waiters, in order.
+    pub(crate) fn waiters(&self) -> impl Iterator<Item = Row<'_, T>> {
+        self.queue.iter().map(|id| self.row(id))
+    }
+
+    /// The holders, the longest first.
+    pub(crate) fn holders(&self) -> Vec<Row<'_, T>> {
+        let holders = self.members.iter().filter(|(_, member)| member.is_holder());
+        let mut rows: Vec<_> = holders.map(|(id, _)| self.row(*id)).collect();
+        // By fence, which is exact; who has none yet came last.
+        rows.sort_unstable_by_key(|row| (row.fence.is_none(), row.fence, row.since, row.id));
+        rows
+    }
+
+    fn row(&self, id: AcquisitionId) -> Row<'_, T> {
+        let member = &self.members[&id];
+        let fence = match member.stage {
+            Stage::Waiting { .. } => None,
+            Stage::Holding { fence, .. } => fence,
+        };
+        Row { id, since: member.since, ends: member.ends(), fence, kept: &member.kept }
+    }
+}
+
+/// A holder or a waiter, as statistics show it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Row<'a, T> {
+    pub(crate) id: AcquisitionId,
+    pub(crate) since: Time,
+    pub(crate) ends: Option<Time>,
+    pub(crate) fence: Option<Fence>,
+    pub(crate) kept: &'a T,
+}
