@@ -19,6 +19,7 @@ local function serve()
   outcomes, granted, holding = {}, {}, {}
   held, limited, queued = call('ZCARD', MAIN), call('ZCARD', TTL), call('ZCARD', WAITING)
   alone = held == 0 and queued == 0
+  held_before, longest = held, 0
   local section, done = at + 2, at + 2 + ARGV[at + 1]
   -- First of all: if that makes room, it belongs to those who were here before.
   if ARGV[section] == 'enqueue' then declare(ARGV[section + 2]) end

@@ -10,6 +10,7 @@ end
 -- Its heartbeat, anew.
 local function renew(id, terms)
   local n = #main
+  longest = math.max(longest, terms.heartbeat)
   main[n + 1], main[n + 2] = terms.renew_by, id
 end
 

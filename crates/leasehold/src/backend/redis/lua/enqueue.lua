@@ -40,7 +40,7 @@ for i = 1, last - ids + 1 do
     local n, k, m = #waiting, #alive, #infos
     waiting[n + 1], waiting[n + 2] = score, id
     alive[k + 1], alive[k + 2] = terms.renew_by, id
-    infos[m + 1], infos[m + 2] = id, '-' .. terms.info
+    infos[m + 1], infos[m + 2] = id, '-' .. info_of(terms)
     answer('queued', queued)
   else
     answer('full')

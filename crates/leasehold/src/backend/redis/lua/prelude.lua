@@ -44,7 +44,10 @@ local function micros(score)
 end
 
 local NOW_STAMP = stamp(NOW)
-local SINCE = string.format('%d', NOW)
+
+-- Redis keeps what is small as a list, and searches it from its beginning. From so many members on a table is faster, and
+-- a single member of more than 64 bytes makes it one, for good.
+local CROWD, LONG = 24, string.rep('-', 65)
 
 -- At most this many ids in one call: `unpack` ends at 8000.
 local PAGE = 1000
@@ -56,6 +59,9 @@ local OUT_OF_REACH = 10 * PAGE
 local NAME, MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO
 -- Who holds, who holds for a limited time, and who waits.
 local held, limited, queued
+local held_before
+-- The longest heartbeat that was asked for just now.
+local longest
 local capacity, last_fence
 -- Nobody was here before: then no key has a life of its own that would have to be looked at.
 local alone
@@ -97,18 +103,24 @@ local function terms_of(text)
       valid_for = heartbeat and math.min(heartbeat, ttl or heartbeat),
       renew_by = heartbeat and stamp(NOW + heartbeat),
       hold_until = ttl and stamp(NOW + ttl),
-      info = ' ' .. SINCE .. ' ' .. text,
+      info = string.format(' %d ', NOW) .. text,
+      -- The same in more digits: see CROWD.
+      long_info = string.format(' %048d ', NOW) .. text,
     }
     known_terms[text] = terms
   end
   return terms
 end
 
+local function info_of(terms)
+  return held + queued < CROWD and terms.info or terms.long_info
+end
+
 -- The next fence, and what is to be known of its owner.
 local function mint(id, terms)
   last_fence = math.max((last_fence or tonumber(call('GET', FENCE) or 0)) + 1, NOW)
   local n = #infos
-  infos[n + 1], infos[n + 2] = id, string.format('%d', last_fence) .. terms.info
+  infos[n + 1], infos[n + 2] = id, string.format('%d', last_fence) .. info_of(terms)
   if terms.hold_until then
     n = #ttls
     ttls[n + 1], ttls[n + 2] = terms.hold_until, id
@@ -122,7 +134,7 @@ end
 local function hold(id, terms)
   -- First what may fail: what is gathered is written whatever becomes of the rest.
   local fence, n = mint(id, terms), #main
-  held = held + 1
+  held, longest = held + 1, math.max(longest, terms.heartbeat)
   main[n + 1], main[n + 2] = terms.renew_by, id
   return held, fence, terms.valid_for
 end
@@ -202,7 +214,7 @@ local function grant_to_queue()
       local terms = terms_of(text)
       claim = math.min(claim, terms.heartbeat or claim)
       local n = #infos
-      infos[n + 1], infos[n + 2] = id, '-' .. terms.info
+      infos[n + 1], infos[n + 2] = id, '-' .. info_of(terms)
     end
     local n = #main
     main[n + 1], main[n + 2] = stamp(NOW + claim), id
@@ -248,11 +260,13 @@ local function flush(all)
   end
 
   -- Lets a key live until ten seconds after its last score, which it answers; 0 if there is none. Not the last
-  -- that we wrote: another program may have shortened what others need.
-  local function keep(key)
-    local highest = call('ZRANGE', key, -1, -1, 'WITHSCORES')[2]
-    if not highest then return 0 end
-    highest = micros(highest)
+  -- that we wrote, unless nobody else is there: another program may have shortened what others need.
+  local function keep(key, highest)
+    if not highest then
+      highest = call('ZRANGE', key, -1, -1, 'WITHSCORES')[2]
+      if not highest then return 0 end
+      highest = micros(highest)
+    end
     outlive(key, highest)
     return highest
   end
@@ -261,8 +275,12 @@ local function flush(all)
   if last_fence then call('SET', FENCE, string.format('%d', last_fence)) end
   if max then call('SET', MAX, max) end
   write('ZADD', MAIN, main)
+  if held >= CROWD and held_before < CROWD then
+    call('ZADD', MAIN, 0, LONG)
+    call('ZREM', MAIN, LONG)
+  end
   local held_until, alive_until = 0, 0
-  if all or #main > 0 then held_until = keep(MAIN) end
+  if all or #main > 0 then held_until = keep(MAIN, alone and NOW + longest) end
   if all or #ttls > 0 then
     write('ZADD', TTL, ttls)
     keep(TTL)

@@ -38,8 +38,8 @@ if counted < 1 then
   call('DECR', KEYS[3])
   return redis.error_reply('BADFENCE ' .. KEYS[3])
 end
--- Read as text: a Lua number is not exact past 2^53.
-local digits = call('GET', KEYS[3])
+-- A Lua number is not exact from 2^53 on: then it is read as text.
+local digits = counted < 9007199254740992 and string.format('%d', counted) or call('GET', KEYS[3])
 local fence = string.rep('0', 19 - #digits) .. digits
 local ttl = tonumber(ARGV[2])
 if record then call('DEL', ARGV[4] .. 'id:' .. record.lockId) end
