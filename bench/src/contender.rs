@@ -34,6 +34,8 @@ pub(crate) const SEMAPHORE: Contender = rust("leasehold");
 pub(crate) const LOCK: Contender = rust("leasehold lock");
 pub(crate) const MEMORY: Contender = rust("leasehold in memory");
 pub(crate) const TOKIO: Contender = rust("tokio");
+/// Tasks that wait for nothing.
+pub(crate) const IDLE: Contender = rust("an idle task");
 pub(crate) const EVALSHA: Contender = rust("EVALSHA");
 pub(crate) const RSLOCK: Contender = rust("rslock");
 pub(crate) const REDIS_SEMAPHORE: Contender = node("redis-semaphore");
@@ -81,7 +83,7 @@ pub(crate) fn label(name: &str) -> String {
 impl Contender {
     /// Whether its processes meet anywhere.
     pub(crate) fn is_on_redis(&self) -> bool {
-        ![MEMORY, TOKIO].contains(self)
+        ![MEMORY, TOKIO, IDLE].contains(self)
     }
 
     /// Whether its driver can wait with nothing in the task but the waiting.

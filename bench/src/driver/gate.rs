@@ -16,6 +16,7 @@ pub(super) enum Contact {
     Lock(Client),
     Rslock(LockManager),
     Tokio(Arc<tokio::sync::Semaphore>),
+    Idle,
     Evalsha(MultiplexedConnection, redis::Cmd),
 }
 
@@ -31,6 +32,8 @@ pub(super) enum Gate {
     },
     /// Of one permit, whatever its name is.
     Tokio(Arc<tokio::sync::Semaphore>),
+    /// Nothing to wait for, and yet tasks that wait.
+    Idle,
     Evalsha(MultiplexedConnection, redis::Cmd),
 }
 
@@ -51,6 +54,7 @@ impl Contact {
             "leasehold lock" => Ok(Self::Lock(client().await?)),
             "leasehold in memory" => Ok(Self::Semaphore(Client::memory())),
             "tokio" => Ok(Self::Tokio(Arc::new(tokio::sync::Semaphore::new(1)))),
+            "an idle task" => Ok(Self::Idle),
             "rslock" => Ok(Self::Rslock(LockManager::new(vec![url]))),
             "EVALSHA" => {
                 let (connection, call) = evalsha(url).await.map_err(|why| why.to_string())?;
@@ -88,6 +92,7 @@ impl Contact {
                 Gate::Rslock { manager: manager.clone(), key: name.to_owned(), lease }
             }
             Self::Tokio(semaphore) => Gate::Tokio(semaphore.clone()),
+            Self::Idle => Gate::Idle,
             Self::Evalsha(connection, call) => Gate::Evalsha(connection.clone(), call.clone()),
         })
     }
@@ -147,6 +152,7 @@ impl Gate {
                 let permit = semaphore.clone().acquire_owned().await;
                 permit.map(|permit| Some(Held::Tokio(permit))).map_err(|why| why.to_string())
             }
+            Self::Idle => Ok(Some(Held::Nothing)),
             Self::Evalsha(connection, call) => match connection.send_packed_command(call).await {
                 Ok(_) => Ok(Some(Held::Nothing)),
                 Err(why) => Err(why.to_string()),

@@ -105,6 +105,7 @@ impl Server {
                         Gate::Tokio(semaphore) if patience == 0 => {
                             tokio::spawn(async move { drop(semaphore.acquire().await) })
                         }
+                        Gate::Idle => tokio::spawn(std::future::pending()),
                         Gate::Lock(lock) if patience == 0 => {
                             tokio::spawn(async move { drop(lock.acquire().await) })
                         }

@@ -12,7 +12,7 @@ use tokio::runtime::Runtime;
 
 use super::{BYTES, NANOS, footprint};
 use crate::bench::Bench;
-use crate::contender::{MEMORY, SEMAPHORE, TOKIO};
+use crate::contender::{IDLE, MEMORY, SEMAPHORE, TOKIO};
 use crate::sample::count;
 
 const ASYNC_LOCK: &str = "async-lock";
@@ -235,12 +235,17 @@ fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
 
 /// Memory of a hundred thousand waiters, in processes of their own: ours has used and given back a lot by now.
 fn bytes_per_waiter(bench: &mut Bench) {
-    let what = "memory of a waiter of 100,000, with its tokio task";
+    let what = "memory of a waiter of 100,000, without its task";
     bench.step(what);
     for _ in 0..bench.repetitions() {
+        let idle = match footprint::each(bench, &IDLE, 100_000) {
+            Ok(bytes) => bytes,
+            Err(why) => return bench.trouble(IDLE.name, why),
+        };
+        bench.add("memory of a task that does nothing", TOKIO.name, BYTES, idle);
         for (name, contender) in [(SEMAPHORE.name, &MEMORY), (TOKIO.name, &TOKIO)] {
             match footprint::each(bench, contender, 100_000) {
-                Ok(bytes) => bench.add(what, name, BYTES, bytes),
+                Ok(bytes) => bench.add(what, name, BYTES, bytes - idle),
                 Err(why) => bench.trouble(name, why),
             }
         }
