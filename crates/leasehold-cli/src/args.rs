@@ -23,7 +23,8 @@ const AFTER: &str = "\
 Examples:
   leasehold run -n 2 build -- make          two builds at a time, the others queue
   leasehold lock nightly -- ./nightly.sh    one at a time, fenced
-  leasehold ls                              who holds what, and who waits
+  leasehold ls                              what is held, and how many wait
+  leasehold show build                      who holds, and who waits
 
 Exit codes:
   the child's    the child ran and ended (128 + n if by signal n)
@@ -101,7 +102,8 @@ Examples:
   leasehold bench --store redis://redis.internal
   leasehold bench --for 5s --json
 
-It uses names of its own and leaves none of them behind, but the store is kept busy meanwhile.")]
+It keeps the store busy meanwhile. Nothing stays held; the names that it uses begin with
+leasehold-bench, and the store keeps a count of the fences of each.")]
     Bench(BenchArgs),
     /// Print completions for a shell.
     #[command(after_help = "\
@@ -113,8 +115,9 @@ Examples:
     #[command(after_help = "\
 Examples:
   leasehold man > ~/.local/share/man/man1/leasehold.1
-  leasehold man | man -l -")]
-    Man,
+  leasehold man run > ~/.local/share/man/man1/leasehold-run.1
+  leasehold man run | man -l -")]
+    Man(ManArgs),
     /// Not for people: see [`GuardArgs`].
     #[command(skip)]
     Guard(GuardArgs),
@@ -290,6 +293,12 @@ pub(crate) struct BenchArgs {
 }
 
 #[derive(Args, Debug)]
+pub(crate) struct ManArgs {
+    /// Of which subcommand; the page of all of them by default
+    pub(crate) command: Option<String>,
+}
+
+#[derive(Args, Debug)]
 pub(crate) struct CompletionsArgs {
     /// Which shell
     pub(crate) shell: Shell,
@@ -346,14 +355,26 @@ fn refusal(error: &clap::Error) -> Failure {
         _ => {
             let text = error.render().to_string();
             let paragraphs = text.trim_start_matches("error: ").split("\n\n");
-            let said: Vec<_> = paragraphs
+            let mut said: Vec<_> = paragraphs
                 .take_while(|part| !part.starts_with("Usage:") && !part.starts_with("For more"))
+                // Behind `--` would be the child.
+                .filter(|part| !part.trim_start().starts_with("tip: to pass"))
                 .map(|part| part.split_whitespace().collect::<Vec<_>>().join(" "))
                 .collect();
+            if error.kind() == ErrorKind::UnknownArgument && takes_a_child() {
+                said.push("put `--` before the command that is to run".to_owned());
+            }
             let help = format!("; see `leasehold{} --help`", subcommand());
             Failure::usage(said.join("; ") + &help)
         }
     }
+}
+
+/// Whether something is to be run, and nobody has said where it begins.
+fn takes_a_child() -> bool {
+    let words: Vec<_> = std::env::args().skip(1).collect();
+    let runs = words.first().is_some_and(|word| word == "run" || word == "lock");
+    runs && !words.iter().any(|word| word == "--")
 }
 
 /// What was asked for, with a blank before it; nothing if there is no such thing.

@@ -38,7 +38,7 @@ fn run() -> Result<u8, Failure> {
         Command::Doctor(arguments) => command::doctor::run(&arguments),
         Command::Bench(arguments) => command::bench::run(&arguments),
         Command::Completions(arguments) => command::completions::run(&arguments),
-        Command::Man => command::completions::man(),
+        Command::Man(arguments) => command::completions::man(&arguments),
         Command::Guard(arguments) => Ok(guard::run(&arguments)),
     }
 }

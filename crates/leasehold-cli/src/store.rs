@@ -11,9 +11,19 @@ use crate::failure::Failure;
 
 /// The URL of the store: `--store`, else `LEASEHOLD_STORE`, else a file in the user's state directory.
 pub(crate) fn url(arguments: &StoreArgs) -> Result<String, Failure> {
-    // A variable that is set to nothing is not set, as elsewhere in a shell.
-    if let Some(url) = arguments.store.as_ref().filter(|url| !url.is_empty()) {
-        return Ok(url.clone());
+    // A variable that is set to nothing is not set, as elsewhere in a shell. But who says `--store "$URL"` means some store.
+    let unset = env::var_os("LEASEHOLD_STORE").is_some_and(|url| url.is_empty());
+    match arguments.store.as_deref() {
+        Some("") if !unset => {
+            return Err(Failure::usage("--store is empty: give a URL, or leave it away"));
+        }
+        Some(url) if url.starts_with("memory:") => {
+            let problem =
+                "is of one process, and would exclude nobody: give sqlite:PATH or a Redis URL";
+            return Err(Failure::usage(format!("--store {url} {problem}")));
+        }
+        Some(url) if !url.is_empty() => return Ok(url.to_owned()),
+        _ => {}
     }
     let directory = |variable| env::var_os(variable).map(PathBuf::from).filter(|p| p.is_absolute());
     let state = directory("XDG_STATE_HOME")
@@ -26,6 +36,28 @@ pub(crate) fn url(arguments: &StoreArgs) -> Result<String, Failure> {
         Failure::usage("the state directory is not UTF-8: give --store URL or set LEASEHOLD_STORE")
     })?;
     Ok(format!("sqlite:{file}"))
+}
+
+/// For those who only look: a file that is not there is not made, unless it is the one that everybody has.
+pub(crate) async fn look(arguments: &StoreArgs) -> Result<Client, Failure> {
+    let url = url(arguments)?;
+    let asked_for = arguments.store.as_ref().is_some_and(|store| !store.is_empty());
+    if let Some(path) = url.strip_prefix("sqlite:")
+        && asked_for
+        && !std::path::Path::new(path).exists()
+    {
+        let message = format!("there is no store at {path}: `leasehold run` makes one");
+        return Err(Failure::new(crate::failure::UNAVAILABLE, message));
+    }
+    Ok(Client::open(&url).await?)
+}
+
+/// A URL without user and password.
+pub(crate) fn without_secrets(url: &str) -> String {
+    match (url.split_once("://"), url.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, place))) => format!("{scheme}://{place}"),
+        _ => url.to_owned(),
+    }
 }
 
 pub(crate) async fn open(arguments: &StoreArgs) -> Result<Client, Failure> {

@@ -34,6 +34,8 @@ const SELDOM: Duration = Duration::from_secs(1);
 const OFTEN: Duration = Duration::from_millis(5);
 /// How often to look whether a group that has lost its guard is gone.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// How long what was killed may take to be gone.
+const BURIAL: Duration = Duration::from_secs(1);
 
 /// How a job ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -269,6 +271,12 @@ impl Watch {
                 sleep(LOOK_AGAIN).await;
             }
             let _ = kill_process_group(group, processes::Signal::KILL);
+            // As the first process of a container we have to bury them ourselves.
+            let by = Moment::now().plus(BURIAL);
+            while !gone() && Moment::now() < by {
+                reap();
+                sleep(LOOK_AGAIN).await;
+            }
             what = "the guard of the child was killed; the child was stopped";
         }
         let _ = processes::waitpid(Some(self.guard.pid), WaitOptions::NOHANG);

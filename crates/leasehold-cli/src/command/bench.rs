@@ -1,7 +1,7 @@
 //! `leasehold bench`: what leases cost on your own store, and what that means.
 //!
 //! Everything happens in this process, by two clients with connections of their own, so that what is handed over goes
-//! through the store. The names are of this run alone, and are gone after it.
+//! through the store. The names are always the same: of each the store keeps a count of its fences, for good.
 
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,10 +13,12 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use crate::args::BenchArgs;
-use crate::failure::Failure;
+use crate::failure::{Failure, NOT_ACQUIRED};
 use crate::output::{self, or_dash, table};
 use crate::store;
 
+/// What all names begin with.
+const NAME: &str = "leasehold-bench";
 const TASKS: usize = 256;
 const NAMES: usize = 1000;
 const FEW: usize = 20;
@@ -27,7 +29,11 @@ const PARTS: u32 = 7;
 pub(crate) fn run(arguments: &BenchArgs) -> Result<u8, Failure> {
     let figures = store::block_on(async {
         let clients = [store::open(&arguments.store).await?, store::open(&arguments.store).await?];
+        let Some(alone) = clients[0].lock(NAME).auto_extend().build()?.try_acquire().await? else {
+            return Err(Failure::new(NOT_ACQUIRED, "another bench is at work on this store"));
+        };
         let figures = Bench::new(clients.clone(), arguments.lasting / PARTS).measure().await?;
+        alone.release().await?;
         for client in &clients {
             client.close().await?;
         }
@@ -89,7 +95,7 @@ impl Bench {
         self.each("question", "a question, the least that can be asked", question).await?;
         let pair = async || pair(&one).await;
         self.each("pair", "a semaphore: acquire and release", pair).await?;
-        let lock = self.clients[0].lock(&self.name("lock")).build()?;
+        let lock = self.clients[0].lock(&Self::name("lock")).build()?;
         let pair = async || match lock.try_acquire().await? {
             Some(guard) => guard.release().await.map(drop),
             None => Ok(()),
@@ -108,12 +114,12 @@ impl Bench {
         Ok(self.figures)
     }
 
-    fn name(&self, what: &str) -> String {
-        format!("leasehold-bench-{}-{what}", self.clients[0].id())
+    fn name(what: &str) -> String {
+        format!("{NAME}-{what}")
     }
 
     fn semaphore(&self, what: &str, capacity: u32) -> Result<Semaphore, Error> {
-        self.clients[0].semaphore(&self.name(what), capacity).build()
+        self.clients[0].semaphore(&Self::name(what), capacity).build()
     }
 
     fn begin(&self, what: &str) -> Instant {
@@ -190,7 +196,7 @@ impl Bench {
     async fn hand_over(&mut self, key: &'static str, waiters: usize) -> Result<(), Error> {
         let what = format!("handing over, with {waiters} in the queue");
         self.begin(&what);
-        let name = self.name(key);
+        let name = Self::name(key);
         let round = Arc::new(Mutex::new(Round::default()));
         let semaphore = self.semaphore(key, 1)?;
         let held = semaphore.acquire().await?;

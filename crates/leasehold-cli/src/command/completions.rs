@@ -3,7 +3,7 @@
 use clap::CommandFactory;
 use clap_complete::{Shell, generate};
 
-use crate::args::{self, Arguments, CompletionsArgs};
+use crate::args::{self, Arguments, CompletionsArgs, ManArgs};
 use crate::failure::Failure;
 use crate::output;
 
@@ -21,9 +21,21 @@ pub(crate) fn run(arguments: &CompletionsArgs) -> Result<u8, Failure> {
     Ok(0)
 }
 
-pub(crate) fn man() -> Result<u8, Failure> {
+pub(crate) fn man(arguments: &ManArgs) -> Result<u8, Failure> {
+    let mut all = Arguments::command();
+    let command = match &arguments.command {
+        None => all,
+        Some(name) => {
+            all.build();
+            let found = all.find_subcommand(name).cloned();
+            let found = found.ok_or_else(|| {
+                Failure::usage(format!("there is no subcommand {name:?}: see `leasehold --help`"))
+            })?;
+            found.bin_name(format!("leasehold {name}")).display_name(format!("leasehold-{name}"))
+        }
+    };
     let mut page = Vec::new();
-    let rendered = clap_mangen::Man::new(Arguments::command()).render(&mut page);
+    let rendered = clap_mangen::Man::new(command).render(&mut page);
     rendered.map_err(|error| Failure::internal("no manual page", error))?;
     output::print(&String::from_utf8_lossy(&page))?;
     Ok(0)

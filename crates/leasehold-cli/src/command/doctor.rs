@@ -32,6 +32,7 @@ pub(crate) fn run(arguments: &DoctorArgs) -> Result<u8, Failure> {
 
 async fn examine(url: &str) -> Report {
     let mut report = Report::default();
+    report.ok("store", store::without_secrets(url));
     let opening = Instant::now();
     let client = match Client::open(url).await {
         Ok(client) => client,
@@ -136,6 +137,10 @@ impl Report {
                 "let the server's ACL allow it, for the keys adv-sem:*, syncguard:* and semaphores:* \
                  and the channels adv-sem:wake:*"
             }
+            REFUSED if says.contains("memory") => "raise its maxmemory, or free some",
+            REFUSED if says.contains("replica") => "give the primary as --store",
+            REFUSED if says.contains("does not answer as Redis") => "correct the port of --store",
+            REFUSED if !says.contains("password") => "see what it says, and its log",
             REFUSED => "correct the user and password of --store, or ask whoever runs the server",
             _ => "correct --store",
         };

@@ -12,7 +12,7 @@ use crate::store;
 
 pub(crate) fn run(arguments: &LookupArgs) -> Result<u8, Failure> {
     store::block_on(async {
-        let client = store::open(&arguments.store).await?;
+        let client = store::look(&arguments.store).await?;
         let Some(found) = client.locks().lookup_raw(&arguments.key).await? else {
             let message = format!("nobody has the lock {:?}", arguments.key);
             return Err(Failure::new(NOTHING_THERE, message));

@@ -23,7 +23,7 @@ pub(crate) fn run(arguments: &LsArgs) -> Result<u8, Failure> {
         return Err(Failure::usage("--watch redraws a terminal, and stdout is none: leave it out"));
     }
     store::block_on(async {
-        let client = store::open(&arguments.store).await?;
+        let client = store::look(&arguments.store).await?;
         loop {
             let sections = sections(&client, arguments.all).await?;
             if arguments.json {

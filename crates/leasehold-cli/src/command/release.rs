@@ -9,27 +9,25 @@ use crate::failure::{Failure, NOTHING_THERE, complain};
 use crate::output;
 use crate::store;
 
-const WARNING: &str = "warning: whoever held it may still be at work, and the next may begin before he notices; \
+const WARNING: &str = "warning: whoever held it may still be at work, and the next may begin before that is told; \
                        only a resource that checks fences is safe";
 
 pub(crate) fn run(arguments: &ReleaseArgs) -> Result<u8, Failure> {
     let id = Id::parse(&arguments.id)?;
     store::block_on(async {
-        let client = store::open(&arguments.store).await?;
+        let client = store::look(&arguments.store).await?;
         let released = match id {
             Id::Permit(id) => release_permit(&client, &arguments.name, id).await?,
             Id::Lock(id) => release_lock(&client, &arguments.name, id).await?,
         };
         let Some(released) = released else {
             let message = format!(
-                "{:?} neither holds nor waits for {:?}: see `leasehold show`",
-                arguments.id, arguments.name
+                "{:?} does not hold {:?}: see `leasehold show {}`, or of a lock `leasehold lookup --raw {}`",
+                arguments.id, arguments.name, arguments.name, arguments.name
             );
             return Err(Failure::new(NOTHING_THERE, message));
         };
-        if released != "waiter" {
-            complain(WARNING);
-        }
+        complain(WARNING);
         if arguments.json {
             let (name, id) = (&arguments.name, &arguments.id);
             output::print_json(&json!({ "name": name, "id": id, "released": released }))?;
@@ -51,12 +49,14 @@ impl Id {
         let permit = text.parse().map(Self::Permit);
         let lock = || text.parse().map(Self::Lock);
         permit.or_else(|_| lock()).map_err(|_| {
-            Failure::usage(format!("{text:?} is not an id: take one that `leasehold show` prints"))
+            let problem = "is not an id: take one that `leasehold show NAME` prints, or of a lock \
+                           `leasehold lookup --raw KEY`";
+            Failure::usage(format!("{text:?} {problem}"))
         })
     }
 }
 
-/// What it was; nothing if it was neither.
+/// What it was; nothing if it holds nothing. Who waits would only queue again.
 async fn release_permit(
     client: &Client,
     name: &str,
@@ -64,10 +64,13 @@ async fn release_permit(
 ) -> Result<Option<&'static str>, Failure> {
     let Some(stats) = find(client, name).await? else { return Ok(None) };
     let is_it = |member: &leasehold::Member| member.id() == id.to_string();
-    let waits = stats.waiters().iter().any(is_it);
+    if let Some(waiter) = stats.waiters().iter().find(|member| is_it(member)) {
+        let process = waiter.pid().map(|pid| format!(" (pid {pid})")).unwrap_or_default();
+        let message = format!("\"{id}\" only waits for {name:?}: end its process{process} instead");
+        return Err(Failure::new(NOTHING_THERE, message));
+    }
     let semaphore = client.semaphore(name, stats.capacity().max(1)).build()?;
-    let held = semaphore.release(&id).await?;
-    Ok(if held { Some("holder") } else { waits.then_some("waiter") })
+    Ok(semaphore.release(&id).await?.then_some("holder"))
 }
 
 /// Only if it is the lock of this key: an id that was copied from somewhere else is a mistake.

@@ -157,12 +157,13 @@ pub(super) async fn under(
 ) -> Result<u8, Failure> {
     let end = supervise::run(job, &held, client.lifeline(), signals).await;
     let given_back = tokio::select! {
-        given_back = held.release() => given_back.map(drop).map_err(|error| error.to_string()),
+        given_back = held.release() => given_back.map_err(|error| error.to_string()),
         () = tokio::time::sleep(FAREWELL) => Err("no answer in time".to_owned()),
         _ = signals.next_to_end() => Err("interrupted".to_owned()),
     };
     match given_back {
-        Ok(()) if job.verbose => complain(&format!("{} given back", job.what)),
+        Ok(true) if job.verbose => complain(&format!("{} given back", job.what)),
+        Ok(false) if job.verbose => complain(&format!("{} was gone already", job.what)),
         Err(error) if !matches!(end, Ok(supervise::End::Lost(_))) => {
             complain(&format!("the {} was not given back: {error}; it ends by itself", job.what));
         }

@@ -11,7 +11,7 @@ use crate::store;
 
 pub(crate) fn run(arguments: &ShowArgs) -> Result<u8, Failure> {
     store::block_on(async {
-        let client = store::open(&arguments.store).await?;
+        let client = store::look(&arguments.store).await?;
         let Some(stats) = find(&client, &arguments.name).await? else {
             let message =
                 format!("there is no semaphore {:?}: see `leasehold ls --all`", arguments.name);

@@ -32,14 +32,15 @@ fn nothing_there_is_1() {
     assert_eq!((ended.code, &*ended.stderr), (1, "leasehold: nobody has the lock \"nothing\"\n"));
     for id in ["7Vd3kQ0aZx1-42", "AAECAwQFBgcICQoLDA0ODw"] {
         let ended = run(&server.url(), &["release", "nothing", id]);
-        let said = "neither holds nor waits for \"nothing\": see `leasehold show`\n";
+        let said = "does not hold \"nothing\": see `leasehold show nothing`, or of a lock `leasehold \
+                    lookup --raw nothing`\n";
         assert_eq!((ended.code, ended.stderr), (1, format!("leasehold: {id:?} {said}")));
     }
 }
 
 #[test]
 fn bad_usage_is_64() {
-    assert_eq!(run("memory:", &["run", "-n", "0", "it", "--", "true"]).code, 64);
+    assert_eq!(run("", &["run", "-n", "0", "it", "--", "true"]).code, 64);
 }
 
 /// Nobody can make a directory there, not even root.

@@ -1,10 +1,17 @@
 //! Bad input: one line that says what to do, and 64.
 
-use crate::support::{leasehold, run};
+use std::io::{Read, Write};
+
+use testkit::redis_server::RedisServer;
+
+use crate::support::{Looker, Running, Store, ended, leasehold, run, until};
 
 /// What is said, without the name of the command.
 fn refused(arguments: &[&str]) -> String {
-    let ended = run("memory:", arguments);
+    let store = Store::local();
+    // One that is there: some commands do not make it.
+    assert_eq!(run(&store.url(), &["run", "it", "--", "true"]).code, 0);
+    let ended = run(&store.url(), arguments);
     assert_eq!((ended.code, &*ended.stdout), (64, ""), "{arguments:?}: {}", ended.stderr);
     let line = ended.stderr.strip_prefix("leasehold: ").expect("it says who speaks");
     let line = line.strip_suffix('\n').expect("a whole line");
@@ -38,7 +45,7 @@ fn commands_that_are_missing_or_unknown() {
 
 #[test]
 fn without_arguments_it_says_what_it_can_do() {
-    let ended = run("memory:", &[""; 0]);
+    let ended = run("", &[""; 0]);
     assert_eq!((ended.code, &*ended.stdout), (64, ""));
     assert!(ended.stderr.contains("Usage: leasehold <COMMAND>"), "{}", ended.stderr);
 }
@@ -53,6 +60,106 @@ fn stores_that_are_none() {
     let odd = refused(&["ls", "--store", "redis://user:secret@host:port"]);
     assert!(odd.starts_with("invalid url: it does not parse: expected"), "{odd}");
     assert!(!odd.contains("secret"), "{odd}");
+}
+
+/// Who says `--store "$URL"` means some store, whatever is in `URL`.
+#[test]
+fn stores_that_would_exclude_nobody() {
+    let command = || {
+        let mut command = leasehold("");
+        command.env_remove("LEASEHOLD_STORE");
+        command
+    };
+    let said = |store: &str| {
+        let ended =
+            ended(command().args(["run", "--store", store, "it", "--", "true"]).output().unwrap());
+        assert_eq!(ended.code, 64, "{ended:?}");
+        ended.stderr
+    };
+    assert_eq!(said(""), "leasehold: --store is empty: give a URL, or leave it away\n");
+    assert!(said("memory:").contains("would exclude nobody"), "{}", said("memory:"));
+}
+
+#[test]
+fn who_looks_makes_no_store() {
+    let store = Store::local();
+    for arguments in
+        [&["ls"][..], &["show", "it"], &["lookup", "it"], &["release", "it", "7Vd3kQ0aZx1-42"]]
+    {
+        let ended = run(&store.url(), arguments);
+        assert_eq!(ended.code, 69, "{ended:?}");
+        assert!(ended.stderr.contains(": `leasehold run` makes one"), "{ended:?}");
+    }
+    assert_eq!(run(&store.url(), &["run", "it", "--", "true"]).code, 0);
+    assert_eq!(run(&store.url(), &["ls"]).code, 0);
+}
+
+#[test]
+fn a_file_of_somebody_else_is_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("notes.txt");
+    std::fs::write(&file, "nothing to do with leases, and open to others").unwrap();
+    let ended = run(&format!("sqlite:{}", file.display()), &["run", "it", "--", "true"]);
+    assert_eq!(ended.code, 64, "{ended:?}");
+    assert!(ended.stderr.contains("is not a store of ours"), "{ended:?}");
+    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1, "something was put beside it");
+}
+
+#[test]
+fn a_server_that_is_not_redis() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let serve = std::thread::spawn(move || {
+        for connection in listener.incoming().take(20) {
+            let Ok(mut connection) = connection else { continue };
+            let mut some = [0; 64];
+            match connection.read(&mut some) {
+                Ok(length) if some[..length].starts_with(b"done") => return,
+                _ => drop(connection.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\n")),
+            }
+        }
+    });
+    let ended = run(&format!("redis://127.0.0.1:{port}"), &["ls"]);
+    assert_eq!(ended.code, 77, "{ended:?}");
+    assert!(ended.stderr.contains("does not answer as Redis does"), "{ended:?}");
+    std::net::TcpStream::connect(("127.0.0.1", port)).unwrap().write_all(b"done").unwrap();
+    serve.join().unwrap();
+}
+
+/// It would only queue again.
+#[test]
+fn who_only_waits_is_not_released() {
+    let store = Store::redis();
+    let looker = Looker::new(&store.url());
+    let _held = looker.hold("it");
+    let mut waiting = Running::start(&store.url(), &["run", "it", "--", "true"]);
+    until(|| looker.census("it") == (1, 1));
+    let json = run(&store.url(), &["show", "--json", "it"]).stdout;
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let id = json["waiters"][0]["id"].as_str().unwrap();
+    let ended = run(&store.url(), &["release", "it", id]);
+    assert_eq!(ended.code, 1, "{ended:?}");
+    assert!(ended.stderr.contains("only waits for \"it\": end its process (pid "), "{ended:?}");
+    assert_eq!(looker.census("it"), (1, 1));
+    waiting.kill();
+}
+
+/// What somebody else has put in the place of one name is no reason not to show the others.
+#[test]
+fn a_key_that_is_not_ours_does_not_spoil_the_list() {
+    let server = RedisServer::start();
+    let _held = Looker::new(&server.url()).hold("it");
+    let mut redis = server.connection();
+    redis::cmd("SET").arg("adv-sem:semaphore_main:odd").arg("x").exec(&mut redis).unwrap();
+    redis::cmd("SET").arg("adv-sem:semaphore_max:many").arg("lots").exec(&mut redis).unwrap();
+    let listed = run(&server.url(), &["ls", "--all"]);
+    assert_eq!(listed.code, 0, "{listed:?}");
+    assert!(listed.stdout.contains("it ") && !listed.stdout.contains("odd"), "{listed:?}");
+    for name in ["odd", "many"] {
+        let shown = run(&server.url(), &["show", name]);
+        assert_eq!(shown.code, 64, "{shown:?}");
+        assert!(shown.stderr.contains(&format!("{name:?}")), "{shown:?}");
+    }
 }
 
 #[test]

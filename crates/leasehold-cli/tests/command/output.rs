@@ -252,6 +252,7 @@ fn a_healthy_server() {
     let verdicts = verdicts(&server.url());
     let checks: Vec<_> = verdicts.iter().map(|(check, _)| check.as_str()).collect();
     let expected = [
+        "store",
         "reachable",
         "semaphore",
         "lock",
@@ -266,7 +267,8 @@ fn a_healthy_server() {
     assert_eq!(checks, expected);
     assert!(verdicts.iter().all(|(check, verdict)| verdict == "ok" || check == "round trip"));
     let text = run(&server.url(), &["doctor"]).stdout;
-    assert!(text.starts_with("ok    reachable    yes, after "), "{text}");
+    assert!(text.starts_with("ok    store        redis://127.0.0.1:"), "{text}");
+    assert!(text.contains("\nok    reachable    yes, after "), "{text}");
     assert!(!text.contains('\x1b'), "colours are for terminals");
 }
 

@@ -382,8 +382,13 @@ impl Desk {
             Outcome::Held(held @ Held { fence: Some(fence), .. }) => {
                 let valid_until = held.valid_until(ticket.semaphore.terms, sent);
                 if valid_until <= Moment::now() && ticket.is_waiting() {
-                    // The answer took longer than it is good for. Nobody has seen the permit: claim it anew.
-                    self.claim(id);
+                    // The answer took longer than it is good for. Nobody has seen the permit: claim it anew. Who only tries
+                    // asks anew, and is told if somebody else has it by now.
+                    if ticket.queues {
+                        self.claim(id);
+                    } else {
+                        self.outbox.push(enqueue(&ticket));
+                    }
                     return;
                 }
                 if ticket.is_waiting() {
@@ -504,7 +509,7 @@ fn enqueue(ticket: &Ticket) -> Command {
     Command::Enqueue {
         id: ticket.id,
         capacity: semaphore.named.capacity(),
-        wait: true,
+        wait: ticket.queues,
         terms: semaphore.terms,
         label: semaphore.label.clone(),
     }

@@ -72,6 +72,8 @@ pub(crate) struct Lease {
     state: Mutex<State>,
     /// Tells the keeper, who may be asleep, that something is due earlier than it was.
     earlier: Arc<Notify>,
+    /// See [`Self::turn`].
+    turn: tokio::sync::Mutex<()>,
     core: Arc<Core>,
 }
 
@@ -113,7 +115,8 @@ impl Lease {
         };
         let valid_until = AtomicU64::new(0);
         let (state, earlier) = (Mutex::new(state), Arc::default());
-        let lease = Self { what, name, id, keep, ttl, valid_until, state, earlier, core };
+        let turn = tokio::sync::Mutex::default();
+        let lease = Self { what, name, id, keep, ttl, valid_until, state, earlier, turn, core };
         lease.extend(sent, valid_for);
         let lease = Arc::new(lease);
         lease.core.enroll(&lease);
@@ -134,12 +137,33 @@ impl Lease {
         // Two answers may change places on their way here: what was asked last counts.
         if sent >= state.asked {
             state.asked = sent;
-            let until = (sent + valid_for).minus(self.core.backend.margin(valid_for));
+            // While it is renewed, a renewal may come to the store after this, and is for its own TTL.
+            let valid_for = if state.renewed { valid_for.min(self.ttl) } else { valid_for };
+            let until = self.end_of(sent, valid_for);
             #[cfg(feature = "broken")]
             let until = if crate::broken::is("margin") { until + valid_for } else { until };
             self.valid_until.store(until.micros(), Ordering::Release);
             self.earlier.notify_one();
         }
+    }
+
+    /// The store is about to be asked to let it end so long from now. Should that be sooner than we believe, and the answer
+    /// never come, we must not go on believing.
+    pub(crate) fn about_to_extend(&self, sent: Moment, valid_for: Span) {
+        let until = self.end_of(sent, valid_for);
+        if self.valid_until.fetch_min(until.micros(), Ordering::AcqRel) > until.micros() {
+            self.earlier.notify_one();
+        }
+    }
+
+    fn end_of(&self, sent: Moment, valid_for: Span) -> Moment {
+        (sent + valid_for).minus(self.core.backend.margin(valid_for))
+    }
+
+    /// Whoever asks the store to extend it has this meanwhile: of two that change places, the last one to be executed
+    /// would count there, and another one here.
+    pub(crate) async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.turn.lock().await
     }
 
     /// When to renew it, if it is renewed: a third of the TTL after the last time, and never so late that there would be
@@ -343,7 +367,12 @@ async fn keep(lease: Weak<Lease>, earlier: Arc<Notify>, patience: Duration) {
 async fn renew(lease: &Lease, sent: Moment, patience: Duration) -> Option<Moment> {
     let left = lease.valid_until().saturating_since(sent);
     let limit = (left / 3).max(Duration::from_millis(10)).min(patience);
-    match tokio::time::timeout(limit, lease.keep.renew()).await {
+    lease.about_to_extend(sent, lease.ttl);
+    let renewal = async {
+        let _turn = lease.turn().await;
+        lease.keep.renew().await
+    };
+    match tokio::time::timeout(limit, renewal).await {
         Ok(Ok(Some(valid_for))) => lease.extend(sent, valid_for),
         Ok(Ok(None)) => {
             lease.lose(LossReason::Gone);

@@ -272,6 +272,7 @@ impl Named {
     pub(crate) fn close(&self) {
         self.at_desk(|desk, after| {
             desk.closed = true;
+            desk.release_doubtful();
             for id in desk.own_ids() {
                 if let (_, Some(ticket)) = desk.remove(id, after) {
                     ticket.fail(Error::Closed, after);

@@ -56,13 +56,18 @@ impl Outbox {
             return None;
         }
         let mut batch = Vec::with_capacity(self.unsent.len().min(MAX_BATCH));
-        // Whoever was found to be gone while it was about to queue is here twice. A script decides about all of
-        // its ids together, and so must not be asked for one of them twice.
-        let mut queueing = FxHashSet::default();
+        // Whoever was found to be gone while it was about to queue is here twice, and so is who was woken while the
+        // answer came that says the same. A script decides about all of its ids together, and so must not be asked for
+        // one of them twice.
+        let (mut queueing, mut claiming) = (FxHashSet::default(), FxHashSet::default());
         while batch.len() < MAX_BATCH
             && let Some(command) = self.unsent.pop_front()
         {
-            let again = matches!(command, Command::Enqueue { id, .. } if !queueing.insert(id));
+            let again = match command {
+                Command::Enqueue { id, .. } => !queueing.insert(id),
+                Command::Confirm { id, .. } => !claiming.insert(id),
+                _ => false,
+            };
             if !again && wanted(&command) {
                 batch.push(command);
             }

@@ -355,3 +355,58 @@ async fn a_try_does_not_become_a_wait_when_the_connection_is_new() {
     assert_eq!(store.world().count("s"), (1, 0));
     drop(held);
 }
+
+#[tokio::test]
+async fn a_try_whose_answer_came_too_late_asks_again() {
+    let store = Simulated::default();
+    let retries = Retries { timeout: Duration::from_secs(20), ..Retries::default() };
+    let settings = Settings { retries, ..Settings::default() };
+    let client = Client::on(Backend::Away(Arc::new(store.clone())), settings);
+    let short = Duration::from_millis(300);
+    let semaphore = client.semaphore("s", 1).heartbeat_max_interval(short).build().unwrap();
+    store.world().linger = 2 * short;
+    let mut attempt = pin!(semaphore.try_acquire());
+    start(attempt.as_mut()).await;
+    eventually(async || !store.world().batches.is_empty()).await;
+    store.world().linger = Duration::ZERO;
+    deadline(attempt).await.unwrap().unwrap().check().unwrap();
+}
+
+/// It is held by nobody any more: a sign of life would have no time at all to be answered in.
+#[tokio::test]
+async fn what_is_being_released_gives_no_signs_of_life() {
+    let store = Simulated::default();
+    let client = client(&store);
+    let permit = deadline(semaphore(&client, 1).acquire()).await.unwrap();
+    store.world().delay = Duration::from_millis(100);
+    let mut release = pin!(permit.release());
+    start(release.as_mut()).await;
+    eventually(async || store.world().asked.len() == 2).await;
+    store.heal(client.id());
+    assert!(deadline(release).await.unwrap());
+    let asked = store.world().asked.clone();
+    assert!(!asked.iter().any(|command| matches!(command, Command::Renew { .. })), "{asked:?}");
+}
+
+#[tokio::test]
+async fn a_close_gives_back_what_was_granted_without_our_knowing() {
+    let store = Simulated::default();
+    let client = client(&store);
+    store.world().lose_answers = 3;
+    let error = deadline(semaphore(&client, 1).acquire()).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert_eq!(store.world().count("s"), (1, 0));
+    deadline(client.close()).await.unwrap();
+    assert_eq!(store.world().count("s"), (0, 0));
+}
+
+#[test]
+fn nobody_is_asked_for_twice_in_one_batch() {
+    let id = AcquisitionId::new(ClientId::from_bits(1), 1);
+    let terms = crate::machine::Terms { heartbeat: None, ttl: None };
+    let mut outbox = super::outbox::Outbox::default();
+    for _ in 0..2 {
+        outbox.push(Command::Confirm { id, terms });
+    }
+    assert_eq!(outbox.next_batch(|_| true).map(|batch| batch.len()), Some(1));
+}

@@ -160,6 +160,8 @@ impl LockGuard {
         let ttl = millis("ttl", ttl)?;
         self.lease.check()?;
         let about = (Some(&self.kept.key), self.kept.id);
+        let _turn = self.lease.turn().await;
+        self.lease.about_to_extend(Moment::now(), Span::from_millis(ttl));
         let (verdict, sent) = self.kept.locks.extend_to(about, ttl).await?;
         let Verdict::Done(expires_at) = verdict else {
             self.lease.lose(LossReason::Gone);

@@ -1,7 +1,9 @@
 //! Locks: one holder, told from all before by its fence, and gone when it is released or its time is up.
 
+use std::future::poll_fn;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::{
@@ -349,6 +351,27 @@ pub async fn a_guard_may_begin_to_extend_itself_later(store: &impl Store) {
     guard.check().unwrap();
     assert!(release(guard).await);
     assert_eq!(deadline(lost).await.unwrap(), LossReason::Released);
+}
+
+/// The answer may never come, and the store has shortened it all the same.
+pub async fn an_earlier_end_is_believed_before_it_is_answered(store: &impl Store) {
+    let (client, key) = (store.client().await, unique("earlier end"));
+    let guard = acquire(&declare(&client, &key).ttl(MINUTES).build().unwrap()).await;
+    let mut extension = Box::pin(guard.extend(SHORT));
+    let _ = poll_fn(|cx| Poll::Ready(extension.as_mut().poll(cx))).await;
+    assert!(guard.valid_until() <= Instant::now() + SHORT);
+    drop(extension);
+    assert!(guard.valid_until() <= Instant::now() + SHORT);
+    deadline(guard.release()).await.unwrap();
+}
+
+/// A renewal for its own TTL may come to the store after the extension.
+pub async fn who_extends_itself_believes_its_own_ttl_at_most(store: &impl Store) {
+    let (client, key) = (store.client().await, unique("own TTL"));
+    let guard = acquire(&declare(&client, &key).ttl(SHORT).auto_extend().build().unwrap()).await;
+    deadline(guard.extend(MINUTES)).await.unwrap();
+    assert!(guard.valid_until() <= Instant::now() + SHORT);
+    assert!(deadline(guard.release()).await.unwrap());
 }
 
 pub async fn a_guard_knows_what_it_holds(store: &impl Store) {

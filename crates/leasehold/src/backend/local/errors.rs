@@ -8,9 +8,16 @@ use rusqlite::ErrorCode;
 
 use crate::Error;
 
-/// `what` was tried, as in "asking".
-pub(super) fn of_sqlite(what: &str, path: &Path, error: rusqlite::Error) -> Error {
+pub(super) fn not_a_store(path: &Path) -> Error {
     let path = path.display();
+    let problem =
+        format!("{path} is not a store of ours, nor an SQLite database: choose another path");
+    Error::invalid("store", problem)
+}
+
+/// `what` was tried, as in "asking".
+pub(super) fn of_sqlite(what: &str, file: &Path, error: rusqlite::Error) -> Error {
+    let path = file.display();
     let what = format!("{what} {path}");
     let refused = |why: &str| Error::Refused { what: format!("{what}: {why}") };
     let rusqlite::Error::SqliteFailure(failure, _) = &error else {
@@ -23,10 +30,7 @@ pub(super) fn of_sqlite(what: &str, path: &Path, error: rusqlite::Error) -> Erro
         ErrorCode::SystemIoFailure | ErrorCode::OperationInterrupted => {
             Error::Unavailable { what, timed_out: false, source: Some(Arc::new(error)) }
         }
-        ErrorCode::NotADatabase => Error::invalid(
-            "store",
-            format!("{path} is not a store of ours, nor an SQLite database: choose another path"),
-        ),
+        ErrorCode::NotADatabase => not_a_store(file),
         ErrorCode::DatabaseCorrupt => refused(
             "the file is damaged: bring back a copy, or move it and its -wal and -shm files away \
              while nobody uses it (then fences begin anew)",

@@ -12,7 +12,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use rustix::fs::{CWD, FlockOperation, FsWord, Mode, OFlags, flock, openat, statf
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-use super::errors::of_system;
+use super::errors::{not_a_store, of_system};
 use crate::Error;
 
 pub(super) struct Place {
@@ -44,6 +44,7 @@ impl Place {
         then: impl FnOnce(&Self) -> Result<T, Error>,
     ) -> Result<(Self, T), Error> {
         let file = resolve(path)?;
+        check_kind(&file)?;
         let mut beside = OsString::from(&file);
         beside.push(".clients");
         let beside = PathBuf::from(beside);
@@ -158,6 +159,32 @@ fn resolve(path: &Path) -> Result<PathBuf, Error> {
         return Err(Error::invalid("store", format!("{problem}: {advice}")));
     }
     Ok(file)
+}
+
+/// Whatever else there may be is left alone, and nothing is put beside it.
+fn check_kind(path: &Path) -> Result<(), Error> {
+    const DATABASE: &[u8] = b"SQLite format 3\0";
+    // What is not there, or not a file, is seen to later.
+    let Ok(metadata) = fs::metadata(path) else { return Ok(()) };
+    // What this process has open it has looked at before: see above why it must not be opened again.
+    if !metadata.is_file() || metadata.len() == 0 || is_open(&metadata) {
+        return Ok(());
+    }
+    let mut start = [0; DATABASE.len()];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut start));
+    match read {
+        Ok(()) if start == DATABASE => Ok(()),
+        // Why it cannot be read, its owner and its mode say better.
+        Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => Ok(()),
+        _ => Err(not_a_store(path)),
+    }
+}
+
+fn is_open(wanted: &Metadata) -> bool {
+    let Ok(open) = fs::read_dir("/proc/self/fd") else { return true };
+    let same =
+        |metadata: Metadata| (metadata.dev(), metadata.ino()) == (wanted.dev(), wanted.ino());
+    open.flatten().any(|entry| fs::metadata(entry.path()).is_ok_and(same))
 }
 
 /// 0700, and so are the directories that have to be made above it.

@@ -51,6 +51,7 @@ pub(super) fn translate(what: &str, error: &RedisError) -> Error {
         _ => match error.kind() {
             ErrorKind::AuthenticationFailed => refused("wrong user or password"),
             ErrorKind::Io => unavailable(false),
+            ErrorKind::Parse => refused("it does not answer as Redis does: is it the right port?"),
             ErrorKind::InvalidClientConfig => Error::invalid("url", format!("{what}: {error}")),
             // Its text may quote the HELLO that we sent, and so the password.
             ErrorKind::Server(_) if detail.contains("HELLO") => refused("it does not know HELLO"),

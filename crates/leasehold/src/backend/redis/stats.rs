@@ -13,13 +13,44 @@ use crate::stats::{Member, Query, SemaphoreStats};
 const AT_ONCE: usize = 100;
 
 pub(super) async fn fetch(link: &Link, query: Query) -> Result<Vec<SemaphoreStats>, Error> {
+    let asked_for = query.names.is_some();
     let names = match query.names {
         Some(names) => names,
         None => all_names(link).await?.into_iter().collect(),
     };
     let mut stats = Vec::with_capacity(names.len());
     for names in names.chunks(AT_ONCE) {
-        stats.extend(of(link, names, query.waiters).await?);
+        match of(link, names, query.waiters).await {
+            Ok(some) => stats.extend(some),
+            Err(Error::InvalidArgument { .. }) => {
+                stats.extend(one_by_one(link, names, query.waiters, asked_for).await?);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(stats)
+}
+
+/// Somebody else has put something in the place of one of them. Who asked for that one is told; for who asked for all, it
+/// is none of ours.
+async fn one_by_one(
+    link: &Link,
+    names: &[String],
+    waiters: bool,
+    asked_for: bool,
+) -> Result<Vec<SemaphoreStats>, Error> {
+    let mut stats = Vec::new();
+    for name in names {
+        match of(link, std::slice::from_ref(name), waiters).await {
+            Ok(one) => stats.extend(one),
+            Err(Error::InvalidArgument { problem, .. }) if asked_for => {
+                return Err(Error::invalid("name", format!("{name:?}: {problem}")));
+            }
+            Err(error @ Error::InvalidArgument { .. }) => {
+                tracing::warn!(name, %error, "left out of the statistics");
+            }
+            Err(error) => return Err(error),
+        }
     }
     Ok(stats)
 }
@@ -83,7 +114,12 @@ async fn of(link: &Link, names: &[String], waiters: bool) -> Result<Vec<Semaphor
     let now = seconds + micros / 1e6;
     let mut stats = Vec::new();
     for name in names {
-        let capacity: Option<u32> = read(next())?;
+        let capacity: Option<String> = read(next())?;
+        let capacity = capacity.map(|text| {
+            let problem = || format!("its capacity is {text:?}, which is not a number");
+            text.parse().map_err(|_| Error::invalid("name", problem()))
+        });
+        let capacity: Option<u32> = capacity.transpose()?;
         let main: Scores = read(next())?;
         let ttl: BTreeMap<String, f64> = read::<Scores>(next())?.0.into_iter().collect();
         let waiting = read(next())?;

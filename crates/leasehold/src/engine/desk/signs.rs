@@ -43,9 +43,8 @@ impl Desk {
 
     /// A new connection: wake-ups and answers may have been missed.
     pub(in crate::engine) fn ask_about_everyone(&mut self) {
-        for entry in self.tickets.values() {
-            self.renewals.push(renew(&entry.ticket));
-        }
+        let tickets = self.tickets.values().map(|entry| &entry.ticket);
+        self.renewals.extend(tickets.filter(|ticket| !ticket.is_releasing()).map(|own| renew(own)));
         self.release_doubtful();
     }
 
@@ -57,7 +56,7 @@ impl Desk {
         }
     }
 
-    pub(super) fn release_doubtful(&mut self) {
+    pub(in crate::engine) fn release_doubtful(&mut self) {
         for id in std::mem::take(&mut self.doubtful) {
             self.outbox.push(Command::Release { id, confirmed: false });
         }
@@ -96,13 +95,13 @@ impl Desk {
     pub(in crate::engine) fn patience(&self, renewals: &[Command], now: Moment) -> Duration {
         let holders = renewals.iter().filter_map(Command::id).filter_map(|id| self.ticket(id));
         let left = holders
-            .filter(|ticket| !ticket.is_waiting())
+            .filter(|ticket| ticket.is_held())
             .map(|ticket| ticket.valid_until().saturating_since(now));
         left.min().map_or(Duration::MAX, |left| (left / 3).max(Duration::from_millis(10)))
     }
 
     pub(super) fn renew_soon(&mut self, id: AcquisitionId) {
-        let Some(ticket) = self.ticket(id) else { return };
+        let Some(ticket) = self.ticket(id).filter(|ticket| !ticket.is_releasing()) else { return };
         let left = ticket.valid_until().saturating_since(Moment::now());
         let hurry = if ticket.is_waiting() { SOON.1 } else { (left / 3).clamp(SOON.0, SOON.1) };
         self.set_renewal(id, Moment::now() + Span::from_duration(hurry));

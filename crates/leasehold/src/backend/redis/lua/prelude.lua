@@ -79,7 +79,7 @@ local function answer(tag, a, b, c)
 end
 
 local function read_capacity()
-  capacity = capacity or tonumber(call('GET', MAX) or 0)
+  capacity = capacity or tonumber(call('GET', MAX) or 0) or 0
   return capacity
 end
 
