@@ -33,7 +33,10 @@ pub use gather::gather;
 use stage::Stage;
 
 /// How long the workers are left alone, at the beginning and at the end: then nothing is excused.
-const CALM: Duration = Duration::from_secs(8);
+const CALM: Duration = Duration::from_secs(21);
+/// But for this: once in the first calm all of them are killed at the same time. What they held must be had again when its
+/// leases are over, and nothing else is there to blame if it is not.
+const POWER_CUT: Duration = Duration::from_secs(9);
 const QUIET: Duration = Duration::from_secs(14);
 /// How long a storm lasts, and the lull after it.
 const STORM: Duration = Duration::from_secs(20);
@@ -98,6 +101,8 @@ struct Show {
     changed: Condvar,
     log: Mutex<Log>,
     broken: Option<String>,
+    /// Which worker is the other program, if the store is one that it can use.
+    foreign: usize,
     /// Whether somebody wanted to know only if anything is found, and it was.
     found: Mutex<bool>,
 }
@@ -182,6 +187,7 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
         changed: Condvar::new(),
         log: Mutex::default(),
         broken: run.broken.clone(),
+        foreign: run.workers,
         found: Mutex::new(false),
     };
     let interrupted = Arc::new(Mutex::new(false));
@@ -196,8 +202,7 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
     thread::scope(|lanes| {
         let mut all = Vec::new();
         for worker in 0..=run.workers {
-            // After them comes the other program.
-            let foreign = worker == run.workers;
+            let foreign = worker == show.foreign;
             if foreign && !stage.is_redis() {
                 continue;
             }
@@ -263,7 +268,7 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
 
 /// Looks at the histories as they are, in the middle of a run.
 fn found_something(show: &Show) -> bool {
-    let so_far = gather::so_far(&show.dir, &lock(&show.log));
+    let so_far = gather::so_far(&show.dir, &lock(&show.log), show.foreign);
     so_far.is_ok_and(|history| !crate::check::check(&history).violations.is_empty())
 }
 

@@ -10,6 +10,8 @@ pub const CONFIRM: Micros = 2 * SECOND;
 pub const SOCKET_TIMEOUT: Micros = 1500 * MILLISECOND;
 /// How often a client with waiters asks whether a wake-up was lost: documented, not configurable.
 pub const BACKSTOP: Micros = SECOND;
+/// A lock that is extended by hand is extended by as much as this, whatever its TTL.
+pub const EXTENSION: Micros = 4 * SECOND;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
@@ -74,6 +76,12 @@ impl Thing {
     #[must_use]
     pub fn lease_time(&self) -> Duration {
         Duration::from_micros(self.lease)
+    }
+
+    /// For how long its holder may believe after the store said so for the last time.
+    #[must_use]
+    pub fn longest(&self) -> Micros {
+        if self.kind == Kind::Lock { self.lease.max(EXTENSION) } else { self.lease }
     }
 
     /// How long after its client fell silent an acquisition may still be held in the store: the lease, a permit that was

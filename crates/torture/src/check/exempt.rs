@@ -88,7 +88,7 @@ fn by_loss(case: &Case<'_>, op: &Op, loss: &Fault) -> Option<Span> {
     let Some(granted) = minted(history, op) else {
         // No fence that is a time.
         let told = op.granted?.at;
-        let until = told.max(end).saturating_add(lease + 3 * SECOND);
+        let until = told.max(end).saturating_add(op.of(history).longest() + 3 * SECOND);
         return (op.asked < end).then_some((begin, until));
     };
     if granted > end {

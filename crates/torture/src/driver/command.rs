@@ -1,4 +1,4 @@
-//! The lane of the command: one `leasehold run` or `leasehold lock` after the other, killed or stopped now and then.
+//! The lane of the command: one `leasehold run` or `leasehold lock` after the other, killed, stopped or cut off now and then.
 //!
 //! What it runs is this program again, as a [child] that says that it lives for as long as it does. For it there is nothing
 //! to check: whoever is alive under the command must hold. Each is one life of a worker, with one acquisition.
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use rustix::process::{Pid, Signal, kill_process};
+use testkit::proxy::{Cut, FaultProxy};
 
 use super::stage::Stage;
 use super::{Life, LifeEnd, PATIENCE, Phase, Show, lock, millis, said};
@@ -29,11 +30,12 @@ const ENDS: [(i32, How); 4] =
 
 pub(super) fn lane(show: &Show, stage: &Stage, index: usize, binary: &Path) {
     let mut rng = show.rng(index as u64);
+    let proxy = stage.proxy(index);
     let mut life = 0;
     while *lock(&show.phase) < Phase::Finish {
         life += 1;
         let job = Job { show, index, life, span: millis(&mut rng, 0..3000) };
-        let end = job.run(binary, &stage.url(index), &mut rng);
+        let end = job.run(binary, &stage.url(index), proxy, &mut rng);
         lock(&show.log).lives.push(Life { worker: index, life, foreign: false, end });
     }
 }
@@ -47,7 +49,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn run(&self, binary: &Path, url: &str, rng: &mut Rng) -> LifeEnd {
+    fn run(&self, binary: &Path, url: &str, proxy: Option<&FaultProxy>, rng: &mut Rng) -> LifeEnd {
         let thing = &THINGS[*rng.choice(&usable()).expect("things for the command")];
         let diary = Diary::open(&history_path(&self.show.dir, self.index, self.life));
         let diary = diary.expect("a directory for the history");
@@ -55,7 +57,7 @@ impl Job<'_> {
         let (op, client) = (ONLY_OP, COMMAND.to_owned());
         diary.note(Event::Ask { op, thing: thing.name.to_owned(), client });
         let mut process = self.start(binary, url, thing);
-        let killed = self.suffer(&mut process, rng);
+        let killed = self.suffer(&mut process, proxy, rng);
         let Some(status) = wait(&mut process) else { return LifeEnd::Stuck(clock::now()) };
         if let Some(at) = killed.filter(|_| status.signal().is_some()) {
             return LifeEnd::Killed(at);
@@ -88,8 +90,13 @@ impl Job<'_> {
         command.spawn().expect("the command")
     }
 
-    /// Kills it, or stops it for a while; mostly neither. When it was killed, if it was.
-    fn suffer(&self, process: &mut Child, rng: &mut Rng) -> Option<Micros> {
+    /// Kills it, stops it for a while, or cuts it off; mostly none of that. When it was killed, if it was.
+    fn suffer(
+        &self,
+        process: &mut Child,
+        proxy: Option<&FaultProxy>,
+        rng: &mut Rng,
+    ) -> Option<Micros> {
         let scope = Scope::Worker(self.index);
         match rng.u32(..100) {
             0..20 if self.show.pause(millis(rng, 0..2000)) => {
@@ -109,8 +116,31 @@ impl Job<'_> {
                 });
                 None
             }
+            40..60 if self.show.pause(millis(rng, 0..2000)) => {
+                self.cut_off(proxy?, rng);
+                None
+            }
             _ => None,
         }
+    }
+
+    /// For longer than it may believe, sometimes.
+    fn cut_off(&self, proxy: &FaultProxy, rng: &mut Rng) {
+        let (kind, begin): (_, fn(&FaultProxy)) = match rng.u32(..4) {
+            0 => (Kind::Reset, |proxy| proxy.cut_with(Cut::Reset)),
+            1 => (Kind::Stall, FaultProxy::stall),
+            2 => (Kind::HalfOpen, FaultProxy::half_open),
+            _ => (Kind::Refuse, |proxy| {
+                proxy.refuse(true);
+                proxy.cut_with(Cut::Reset);
+            }),
+        };
+        let span = millis(rng, 100..6000);
+        self.show.fault(kind, Scope::Worker(self.index), || {
+            begin(proxy);
+            self.show.pause(span);
+            proxy.heal();
+        });
     }
 }
 

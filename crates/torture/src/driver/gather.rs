@@ -4,10 +4,12 @@ use std::path::Path;
 
 use super::{Life, LifeEnd, Log};
 use crate::check::History;
-use crate::clock::{self, SECOND};
+use crate::clock::{self, Micros, SECOND};
 use crate::history;
 use crate::plan::THINGS;
 use crate::worker::{history_path, record_path};
+
+const A_MOMENT_AGO: Micros = 2 * SECOND;
 
 /// Everything about a run that is over.
 ///
@@ -25,14 +27,17 @@ pub fn gather(dir: &Path, log: &Log) -> Result<History, String> {
 }
 
 /// The same in the middle of a run, as it was a moment ago: one history is read after the other, and what one says must
-/// not be missing from another.
+/// not be missing from another; nor that somebody stood still, which it can say only afterwards.
 ///
 /// # Errors
 /// If a history cannot be read.
-pub(super) fn so_far(dir: &Path, log: &Log) -> Result<History, String> {
-    let until = clock::now() - SECOND;
+pub(super) fn so_far(dir: &Path, log: &Log, foreign: usize) -> Result<History, String> {
+    let until = clock::now() - A_MOMENT_AGO;
     let mut history = read(dir, log)?;
     history.ended = until;
+    for (life, _) in &mut history.lives {
+        life.foreign = life.worker == foreign && !log.local;
+    }
     for (_, lines) in &mut history.lives {
         lines.retain(|line| line.at <= until);
     }

@@ -6,8 +6,9 @@ use fastrand::Rng;
 
 use super::stage::{Local, Redis, Stage, ask};
 use super::{CALM, Show, millis};
+use crate::clock::SECOND;
 use crate::fault::{Kind, Scope};
-use crate::plan::THINGS;
+use crate::plan::{EXTENSION, THINGS};
 use crate::record::{Record, Step};
 use crate::worker::record_path;
 
@@ -101,7 +102,7 @@ fn client_kill(redis: &Redis, rng: &mut Rng) {
 /// once more when the last lease of before is over, because whoever had it may have come with its large fence.
 fn forget_fences(show: &Show) {
     forget_fences_once(show);
-    show.pause(Duration::from_secs(4));
+    show.pause(Duration::from_micros(EXTENSION + SECOND));
     forget_fences_once(show);
 }
 

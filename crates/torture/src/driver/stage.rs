@@ -71,6 +71,14 @@ impl Stage {
         }
     }
 
+    /// What stands between this worker and the store, if it is a server.
+    pub(super) fn proxy(&self, worker: usize) -> Option<&FaultProxy> {
+        match self {
+            Self::Redis(redis) => Some(&redis.proxies[worker]),
+            Self::Local(_) => None,
+        }
+    }
+
     /// Where the driver itself goes, without a proxy.
     pub(super) fn direct_url(&self) -> String {
         match self {

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use testkit::proxy::{Cut, FaultProxy};
 
 use super::stage::Stage;
-use super::{CALM, Life, LifeEnd, PATIENCE, Phase, Show, lock, millis, said};
+use super::{CALM, Life, LifeEnd, PATIENCE, POWER_CUT, Phase, Show, lock, millis, said};
 use crate::clock;
 use crate::fault::{Kind, Scope};
 
@@ -30,11 +30,11 @@ struct Worker<'a> {
 pub(super) fn lane(show: &Show, stage: &Stage, index: usize, foreign: bool) {
     let mut rng = show.rng(index as u64);
     let mut worker = Worker::start(show, index, 1, foreign, stage.url(index));
-    let proxy = match stage {
-        Stage::Redis(redis) => Some(&redis.proxies[index]),
-        Stage::Local(_) => None,
-    };
-    let mut next = CALM + millis(&mut rng, 0..4000);
+    let proxy = stage.proxy(index);
+    if !foreign && show.pause(POWER_CUT) {
+        worker = worker.kill(&mut rng);
+    }
+    let mut next = CALM.saturating_sub(show.begun.elapsed()) + millis(&mut rng, 0..4000);
     while show.next(next) {
         if worker.has_ended() {
             worker = worker.again();

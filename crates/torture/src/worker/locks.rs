@@ -6,8 +6,9 @@ use leasehold::{Lock, LockGuard, Retry};
 
 use super::semaphores::released_how;
 use super::{Hands, how};
+use crate::clock::SECOND;
 use crate::history::{Event, How, OpId};
-use crate::plan::THINGS;
+use crate::plan::{EXTENSION, THINGS};
 
 impl Hands {
     pub(super) async fn use_lock(&mut self, thing: usize) {
@@ -55,7 +56,7 @@ impl Hands {
         let mut held = self.hold(op, thing, Some(fence), || guard.check().is_ok()).await;
         if held && self.chance(15) {
             // By hand, and shorter or longer than before.
-            let lease = self.millis(1000..3000);
+            let lease = Duration::from_micros(self.rng.u64(SECOND / 2..EXTENSION));
             held = guard.extend(lease).await.is_ok()
                 && self.hold(op, thing, None, || guard.check().is_ok()).await;
         }

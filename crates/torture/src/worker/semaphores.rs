@@ -29,7 +29,9 @@ impl Hands {
                 self.acquire(thing, &semaphore, acquire, PATIENCE).await;
             }
             40..52 => {
-                let patience = self.millis(0..1200);
+                // Half of them while the question or its answer is on its way.
+                let longest = if self.chance(50) { 5 } else { 1200 };
+                let patience = self.millis(0..longest);
                 self.acquire(thing, &semaphore, semaphore.acquire(), patience).await;
             }
             _ => self.acquire(thing, &semaphore, semaphore.acquire(), PATIENCE).await,
