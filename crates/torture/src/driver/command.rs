@@ -34,7 +34,9 @@ pub(super) fn lane(show: &Show, stage: &Stage, index: usize, binary: &Path) {
     let mut life = 0;
     while *lock(&show.phase) < Phase::Finish {
         life += 1;
-        let job = Job { show, index, life, span: millis(&mut rng, 0..3000) };
+        // Some outlive what befalls the command by far, if they are let.
+        let span = if rng.u32(..100) < 40 { 3000..8000 } else { 0..1500 };
+        let job = Job { show, index, life, span: millis(&mut rng, span) };
         let end = job.run(binary, &stage.url(index), proxy, &mut rng);
         lock(&show.log).lives.push(Life { worker: index, life, foreign: false, end });
     }
@@ -86,6 +88,9 @@ impl Job<'_> {
         command.arg(&self.show.dir).args(["--index", &self.index.to_string()]);
         command.args(["--life", &self.life.to_string()]);
         command.args(["--millis", &self.span.as_millis().to_string()]);
+        if let Some(rule) = &self.show.broken {
+            command.env("LEASEHOLD_BROKEN", rule);
+        }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command.spawn().expect("the command")
     }
@@ -99,7 +104,7 @@ impl Job<'_> {
     ) -> Option<Micros> {
         let scope = Scope::Worker(self.index);
         match rng.u32(..100) {
-            0..20 if self.show.pause(millis(rng, 0..2000)) => {
+            0..20 if self.show.pause(millis(rng, 0..3000)) => {
                 let begin = clock::now();
                 if process.try_wait().ok()?.is_some() {
                     return None;
@@ -107,7 +112,7 @@ impl Job<'_> {
                 self.show.fault(Kind::Kill, scope, || process.kill()).ok()?;
                 Some(begin)
             }
-            20..40 if self.show.pause(millis(rng, 0..2000)) => {
+            20..40 if self.show.pause(millis(rng, 0..3000)) => {
                 let (pid, span) = (Pid::from_child(process), millis(rng, 100..6000));
                 self.show.fault(Kind::Stop, scope, || {
                     let _ = kill_process(pid, Signal::STOP);
@@ -116,7 +121,7 @@ impl Job<'_> {
                 });
                 None
             }
-            40..60 if self.show.pause(millis(rng, 0..2000)) => {
+            40..60 if self.show.pause(millis(rng, 0..3000)) => {
                 self.cut_off(proxy?, rng);
                 None
             }
