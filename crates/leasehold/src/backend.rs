@@ -53,8 +53,7 @@ impl Backend {
         if !self.wants_heartbeats() {
             return Span::from_millis(1);
         }
-        let margin = Terms { heartbeat: Some(valid_for), ttl: None }.margin();
-        margin.min(valid_for.divided_by(2))
+        Terms { heartbeat: Some(valid_for), ttl: None }.margin()
     }
 
     pub(crate) fn locks(&self, client: ClientId) -> Arc<dyn LockStore> {

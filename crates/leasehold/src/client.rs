@@ -240,11 +240,8 @@ impl Client {
         let core = self.engine.core();
         let names = core.close();
         // All of them are told before any is waited for: one that fails must not keep it from the others.
-        let leases: Vec<_> = core.all_leases().into_iter().filter_map(Lease::close).collect();
-        let mut result = Ok(());
-        for lease in leases {
-            result = result.and(lease.await.map(drop));
-        }
+        core.all_leases().iter().for_each(Lease::close);
+        let mut result = core.errands_done().await;
         for named in names {
             result = result.and(named.drained().await);
         }

@@ -5,6 +5,7 @@
 //! - [`named`]: one name behind its lock, as the public face uses it.
 //! - [`lease`]: a lease that is not a permit: of a lock or a pool.
 //! - [`waiters`]: who waits for a lock.
+//! - [`errands`]: what goes on although nobody waits for it.
 //! - [`outbox`]: group commit for stores that are away.
 //! - [`driver`]: the engine's own thread, with its timers and its trips to the store.
 //!
@@ -26,10 +27,12 @@ use crate::backend::{Backend, Later, WakeUp};
 use crate::clock::{Moment, Span};
 use crate::machine::Command;
 use crate::name::Name;
+use crate::pool::Seats;
 use crate::{AcquisitionId, ClientId, Error};
 
 mod desk;
 mod driver;
+pub(crate) mod errands;
 pub(crate) mod lease;
 pub(crate) mod named;
 mod outbox;
@@ -39,6 +42,7 @@ mod waiters;
 #[cfg(test)]
 mod tests;
 
+use errands::{Errands, Wanted};
 use lease::Lease;
 use named::Named;
 use waiters::Waiters;
@@ -61,6 +65,9 @@ pub(crate) struct Core {
     pub(crate) waiters: Arc<Waiters>,
     /// Locks and leases that are held, by their addresses.
     leases: Mutex<FxHashMap<usize, Weak<Lease>>>,
+    /// Who shares the lease of one instance id.
+    pub(crate) seats: Seats,
+    errands: Errands,
     driver: OnceLock<Option<mpsc::UnboundedSender<Message>>>,
     this: Weak<Self>,
 }
@@ -101,18 +108,35 @@ impl Retries {
     /// How long to wait after so many attempts.
     pub(crate) fn delay(&self, attempts: u32) -> Duration {
         let factor = self.multiplier.powi(i32::try_from(attempts).unwrap_or(i32::MAX) - 1);
-        let seconds = (self.min_delay.as_secs_f64() * factor).min(self.max_delay.as_secs_f64());
-        Duration::from_secs_f64(seconds)
+        let delay = Duration::try_from_secs_f64(self.min_delay.as_secs_f64() * factor);
+        delay.unwrap_or(self.max_delay).min(self.max_delay)
     }
 
     /// Asks until there is an answer, or the attempts are used up. Only on the engine's thread, which has timers.
-    pub(crate) async fn persist<T>(&self, mut ask: impl FnMut() -> Later<T>) -> Result<T, Error> {
+    pub(crate) async fn persist<T>(&self, ask: impl FnMut() -> Later<T>) -> Result<T, Error> {
+        self.persist_if(|| true, ask).await
+    }
+
+    /// The same, but nobody is asked again for an answer that is not wanted any more.
+    pub(crate) async fn persist_while<T>(
+        &self,
+        wanted: &Wanted,
+        ask: impl FnMut() -> Later<T>,
+    ) -> Result<T, Error> {
+        self.persist_if(|| wanted.still(), ask).await
+    }
+
+    async fn persist_if<T>(
+        &self,
+        wanted: impl Fn() -> bool,
+        mut ask: impl FnMut() -> Later<T>,
+    ) -> Result<T, Error> {
         let mut attempt = 1;
         loop {
             let answer = tokio::time::timeout(self.timeout, ask()).await;
             let answer = answer.unwrap_or_else(|_| Err(driver::no_answer()));
             match answer {
-                Err(error @ Error::Unavailable { .. }) if attempt < self.attempts => {
+                Err(error @ Error::Unavailable { .. }) if attempt < self.attempts && wanted() => {
                     tracing::debug!(%error, attempt, "asking the store again");
                     tokio::time::sleep(self.delay(attempt)).await;
                     attempt += 1;
@@ -160,6 +184,8 @@ impl Engine {
             names: Mutex::default(),
             waiters: Arc::default(),
             leases: Mutex::default(),
+            seats: Seats::default(),
+            errands: Errands::default(),
             driver: OnceLock::new(),
             this: this.clone(),
         });
@@ -268,6 +294,11 @@ impl Core {
         all
     }
 
+    /// Waits until nothing goes on any more that nobody waits for.
+    pub(crate) async fn errands_done(&self) -> Result<(), Error> {
+        self.errands.done().await
+    }
+
     /// An error once the client is closed.
     pub(crate) fn check_open(&self) -> Result<(), Error> {
         if self.closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(()) }
@@ -300,23 +331,17 @@ impl Core {
         }
     }
 
-    /// Runs a future of the store's on the engine's thread.
+    /// Runs a future of the store's on the engine's thread. It goes on whether or not anybody waits for the answer.
     pub(crate) async fn run<T: Send + 'static>(&self, work: Later<T>) -> Result<T, Error> {
-        self.begin(work).await
-    }
-
-    /// The same, and it goes on whether or not anybody waits for the answer.
-    pub(crate) fn begin<T: Send + 'static>(&self, work: Later<T>) -> Later<T> {
         let (answer, answered) = oneshot::channel();
         self.tell(Message::Run(Box::pin(async move {
             let _ = answer.send(work.await);
         })));
-        Box::pin(async {
-            answered.await.unwrap_or_else(|_| Err(Error::internal("the engine's thread has ended")))
-        })
+        answered.await.unwrap_or_else(|_| Err(Error::internal("the engine's thread has ended")))
     }
 
-    /// The same, but when nobody waits for the answer any more, the work is dropped where it is.
+    /// The same, but when nobody waits for the answer any more, the work is dropped where it is. Nothing that has asked a
+    /// store may be: nobody could tell what it has done, and the connection would be suspected of not answering.
     pub(crate) async fn run_while_wanted<T: Send + 'static>(
         &self,
         mut work: Later<T>,

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::backend::{Backend, Later, Wake};
+use crate::backend::{Backend, Wake};
 use crate::clock::{Moment, Span};
-use crate::engine::Message;
-use crate::machine::lock::{Acquired, Verdict};
+use crate::engine::errands::{Errand, Interest, Wanted};
+use crate::engine::lease::Doubt;
+use crate::machine::lock::Acquired;
 use crate::name::{Name, millis};
 use crate::{Error, Retry};
 
@@ -26,6 +27,7 @@ pub use info::{HeldLock, LockInfo, RawLockInfo};
 pub use locks::{Capabilities, Locks, TimeAuthority};
 pub use observer::{LockEvent, LockOperation, LockReason, LockResult, Observer};
 
+use guard::Kept;
 use locks::key_of;
 use observer::report;
 
@@ -102,17 +104,15 @@ impl Lock {
     /// # Cancel safety
     /// Dropping the future gives back what it may have been granted.
     pub async fn try_acquire(&self) -> Result<Option<LockGuard>, Error> {
-        let inner = self.inner.clone();
-        let attempt: Later<_> = Box::pin(async move {
-            let others = inner.locks.engine.core().waiters.any(&inner.key);
-            let wake = if others { Wake::Always } else { Wake::Never };
-            Ok(inner.attempt(LockId::random(), wake).await?.ok())
-        });
         let core = self.inner.locks.engine.core();
-        match &core.backend {
+        let wake = if core.waiters.any(&self.inner.key) { Wake::Always } else { Wake::Never };
+        let interest = Interest::default();
+        let attempt = self.inner.clone().attempt(LockId::random(), wake, interest.wanted());
+        let guard = match &core.backend {
             Backend::Memory(_) => attempt.await,
-            Backend::Away(_) => core.run_while_wanted(attempt).await,
-        }
+            Backend::Away(_) => core.run(Box::pin(attempt)).await,
+        };
+        Ok(guard?.ok())
     }
 
     /// Runs `work` under the lock, and stops it when the lock is gone.
@@ -127,8 +127,8 @@ impl Lock {
     /// use leasehold::Client;
     ///
     /// let lock = Client::memory().lock("invoice:42").auto_extend().build()?;
-    /// let answer = lock.with(async |guard| guard.fence().get() * 2).await?;
-    /// assert_eq!(answer, 2);
+    /// let key = lock.with(async |guard| guard.key().to_owned()).await?;
+    /// assert_eq!(key, "invoice:42");
     /// # Ok(())
     /// # }
     /// ```
@@ -251,16 +251,19 @@ impl fmt::Debug for LockBuilder {
 }
 
 impl Inner {
-    /// One attempt: a guard, or how long the other's lease still lasts. Who drops the future in the middle of it gives
-    /// back what the store may have granted.
+    /// One attempt: a guard, or how long the other's lease still lasts. It has to go on to its end: what comes of it when
+    /// nobody waits for it any more is given back.
     async fn attempt(
-        self: &Arc<Self>,
+        self: Arc<Self>,
         id: LockId,
         wake: Wake,
+        wanted: Wanted,
     ) -> Result<Result<LockGuard, Duration>, Error> {
         let core = self.locks.engine.core();
         core.check_open()?;
-        let unknown = Unknown { inner: self, id, armed: true };
+        let _errand = Errand::new(core);
+        let kept = Arc::new(Kept::new(&self, id));
+        let doubt = Doubt::new(core, Box::new(kept.clone()));
         let mut sent = Moment::now();
         let answer = match &core.backend {
             Backend::Memory(_) => self.locks.store.acquire(&self.key, id, self.ttl, wake).await,
@@ -269,56 +272,23 @@ impl Inner {
                     sent = Moment::now();
                     self.locks.store.acquire(&self.key, id, self.ttl, wake)
                 };
-                core.settings.retries.persist(ask).await
+                core.settings.retries.persist_while(&wanted, ask).await
             }
         };
         let about = (Some(self.key.as_str()), Some(id));
         report(self.locks.observer.as_ref(), LockOperation::Acquire, &answer, about);
         let answer = answer?;
-        unknown.disarm();
+        doubt.resolved();
         Ok(match answer {
             Acquired::Held { fence, expires_at, remaining } => {
                 let valid_for = Span::from_millis(remaining);
-                let guard = LockGuard::new(self, id, fence, expires_at, (sent, valid_for));
+                let guard = LockGuard::new(&self, kept, fence, expires_at, (sent, valid_for));
                 // A close that came meanwhile may have looked for guards before there was this one.
                 core.check_open()?;
                 Ok(guard)
             }
             Acquired::Locked { remaining } => Err(Duration::from_millis(remaining)),
         })
-    }
-
-    fn release_later(&self, id: LockId) {
-        let core = self.locks.engine.core();
-        let (retries, store) = (core.settings.retries, self.locks.store.clone());
-        // Kept until it is done, and with it the engine's thread.
-        let (kept, key) = (core.clone(), self.key.clone());
-        core.tell(Message::Run(Box::pin(async move {
-            if let Ok(Verdict::Done(_)) = retries.persist(|| store.release(id)).await {
-                kept.waiters.wake_one(&key);
-            }
-        })));
-    }
-}
-
-/// An attempt whose outcome nobody knows yet. Unless it becomes known, the lock is released.
-struct Unknown<'a> {
-    inner: &'a Arc<Inner>,
-    id: LockId,
-    armed: bool,
-}
-
-impl Unknown<'_> {
-    fn disarm(mut self) {
-        self.armed = false;
-    }
-}
-
-impl Drop for Unknown<'_> {
-    fn drop(&mut self) {
-        if self.armed {
-            self.inner.release_later(self.id);
-        }
     }
 }
 
@@ -328,24 +298,25 @@ async fn wait(inner: Arc<Inner>) -> Result<LockGuard, Error> {
     let (id, started) = (LockId::random(), Moment::now());
     let limit = inner.retry.limit();
     let give_up_at = started + Span::from_duration(limit);
-    let waiting = core.waiters.join(&inner.key);
+    let (waiting, interest) = (core.waiters.join(&inner.key), Interest::default());
     let timed_out = |now: Moment| {
         let limit = limit.min(now.saturating_since(started));
         Error::TimedOut { what: "lock", name: inner.key.to_string(), limit, full: None }
     };
-    let (mut retried, mut again_at) = (0, None);
+    let (mut retried, mut again_at, mut last) = (0, None, false);
     loop {
         // The others of ours want to be told of the next release as well.
         let wake = if waiting.in_company() { Wake::Always } else { Wake::IfLocked };
         // From here on: what happens while the store is asked must not be missed.
         let woken = waiting.woken();
-        let remaining = match inner.attempt(id, wake).await? {
+        let attempt = inner.clone().attempt(id, wake, interest.wanted());
+        let remaining = match core.to_its_end(attempt).await? {
             Ok(guard) => return Ok(guard),
             Err(remaining) => remaining,
         };
         core.check_open()?;
         let now = Moment::now();
-        if retried >= inner.retry.max_times() {
+        if last || retried >= inner.retry.max_times() {
             return Err(timed_out(now));
         }
         let again =
@@ -355,12 +326,13 @@ async fn wait(inner: Arc<Inner>) -> Result<LockGuard, Error> {
         let until = again.min(over).min(give_up_at).saturating_since(now);
         let woken = tokio::time::timeout(until, woken).await.is_ok();
         let now = Moment::now();
-        if !woken && now >= again {
+        if now >= again {
             retried += 1;
             again_at = None;
         }
-        // Not at the very moment when the lock ends: then it is worth asking once more.
-        if !woken && now >= give_up_at && now < over {
+        last = now >= give_up_at;
+        // Not at the very moment when the lock comes free: then it is worth asking once more.
+        if last && !woken && now < over {
             return Err(timed_out(now));
         }
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::backend::{Backend, Later, PoolStore};
 use crate::clock::{Moment, Span};
 use crate::engine::Engine;
+use crate::engine::errands::{Errand, Interest, Wanted};
 use crate::engine::lease::Doubt;
 use crate::machine::pool::{Answer, Ask, Status, What};
 use crate::name::Name;
@@ -14,10 +15,12 @@ use crate::{Error, Retry};
 
 mod answer;
 mod lease;
+mod seat;
 mod stats;
 
 pub use answer::{AcquireStatus, PoolAnswer, PoolCount, ReleaseStatus, RenewStatus};
 pub use lease::PoolLease;
+pub(crate) use seat::Seats;
 pub use stats::{PoolMember, PoolStats, Pools};
 
 use answer::typed;
@@ -138,19 +141,21 @@ impl Pool {
     /// Dropping the future gives back what it may have been granted.
     pub async fn try_lease(&self, instance_id: &str) -> Result<Option<PoolLease>, Error> {
         let (inner, instance) = (self.inner.clone(), instance_of(instance_id)?);
-        let attempt: Later<_> = Box::pin(async move { Ok(inner.attempt(&instance).await?.ok()) });
+        let interest = Interest::default();
+        let attempt: Later<_> = Box::pin(inner.attempt(instance, interest.wanted()));
         let core = self.inner.engine.core();
-        match &core.backend {
+        let lease = match &core.backend {
             Backend::Memory(_) => attempt.await,
-            Backend::Away(_) => core.run_while_wanted(attempt).await,
-        }
+            Backend::Away(_) => core.run(attempt).await,
+        };
+        Ok(lease?.ok())
     }
 
     /// Waits for a lease that renews itself, by asking again and again as [`retry`](PoolBuilder::retry) says: by default
     /// for at most 5 s. There is no queue: whoever asks at the right moment gets it. Where order matters, use a
     /// [`Semaphore`](crate::Semaphore).
     ///
-    /// Two guards of one instance id are one lease, and the first that goes takes it from the other.
+    /// Guards of one client and one instance id share one lease, and it is given back with the last of them.
     ///
     /// # Errors
     /// [`Error::TimedOut`] when the time or the retries are used up, with how full the pool was, [`Error::Closed`] when
@@ -259,14 +264,21 @@ impl Inner {
         answer
     }
 
-    /// One attempt: a lease, or how many others there are. Who drops the future in the middle of it gives back what the
-    /// store may have granted.
-    async fn attempt(self: &Arc<Self>, instance: &Name) -> Result<Result<PoolLease, u64>, Error> {
+    /// One attempt: a lease, or how many others there are. It has to go on to its end: what comes of it when nobody waits
+    /// for it any more is given back.
+    async fn attempt(
+        self: Arc<Self>,
+        instance: Name,
+        wanted: Wanted,
+    ) -> Result<Result<PoolLease, u64>, Error> {
         let core = self.engine.core();
         core.check_open()?;
-        let kept = Kept::new(self.clone(), instance.clone());
+        let _errand = Errand::new(core);
+        let kept = Arc::new(Kept::new(self.clone(), instance.clone()));
+        let mut turn = kept.seat.turn().await;
+        turn.begin();
         let doubt = Doubt::new(core, Box::new(kept.clone()));
-        let what = What::Acquire { instance: instance.clone(), capacity: self.capacity };
+        let what = What::Acquire { instance, capacity: self.capacity };
         let mut sent = Moment::now();
         let answer = match &core.backend {
             Backend::Memory(_) => self.store.ask(self.asked(what)).await,
@@ -275,22 +287,29 @@ impl Inner {
                     sent = Moment::now();
                     self.store.ask(self.asked(what.clone()))
                 };
-                core.settings.retries.persist(ask).await
+                core.settings.retries.persist_while(&wanted, ask).await
             }
         }?;
         doubt.resolved();
-        Ok(match answer.status {
-            Status::Acquired => Ok(PoolLease::new(kept, sent)),
-            _ => Err(answer.current),
-        })
+        if answer.status != Status::Acquired {
+            turn.end();
+            return Ok(Err(answer.current));
+        }
+        drop(turn);
+        let lease = PoolLease::new(kept, sent);
+        // A close that came meanwhile may have looked for guards before there was this one.
+        core.check_open()?;
+        Ok(Ok(lease))
     }
 }
 
 async fn wait(inner: Arc<Inner>, instance: Name) -> Result<PoolLease, Error> {
     let started = Moment::now();
     let limit = inner.retry.limit();
+    let (core, interest) = (inner.engine.core(), Interest::default());
     for nth in 0.. {
-        let held = match inner.attempt(&instance).await? {
+        let attempt = inner.clone().attempt(instance.clone(), interest.wanted());
+        let held = match core.to_its_end(attempt).await? {
             Ok(lease) => return Ok(lease),
             Err(held) => held,
         };

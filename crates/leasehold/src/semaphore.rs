@@ -21,6 +21,8 @@ use crate::{AcquisitionId, Error, Permit};
 const HEARTBEAT: Duration = Duration::from_secs(180);
 /// Below this a renewal that is a little late would cost the permit.
 const MIN_HEARTBEAT: Duration = Duration::from_millis(300);
+/// Where the store is not on this host: below this a permit may be over before its holder knows of it.
+const MIN_TTL: Duration = Duration::from_millis(100);
 
 /// A fair counting semaphore with a name.
 ///
@@ -308,6 +310,11 @@ impl SemaphoreBuilder {
             ));
         }
         let ttl = self.ttl.map(|ttl| positive("ttl", ttl)).transpose()?;
+        let wants_heartbeats = self.engine.core().backend.wants_heartbeats();
+        if let Some(ttl) = self.ttl.filter(|ttl| wants_heartbeats && *ttl < MIN_TTL) {
+            let problem = format!("{ttl:?} may be over before the store has said that it began");
+            return Err(Error::invalid("ttl", format!("{problem}: at least {MIN_TTL:?}")));
+        }
         self.max_acquire_time.map(|limit| positive("max_acquire_time", limit)).transpose()?;
         let heartbeat = self.heartbeat_max_interval.unwrap_or(HEARTBEAT);
         if heartbeat < MIN_HEARTBEAT {
@@ -321,7 +328,7 @@ impl SemaphoreBuilder {
         // A label is stored beside each permit and shown to people: it is held to what a name is.
         let label = self.label.map(|label| Name::new("label", &label)).transpose()?;
         let core = self.engine.core();
-        let heartbeat = core.backend.wants_heartbeats().then_some(heartbeat);
+        let heartbeat = wants_heartbeats.then_some(heartbeat);
         let named = core.named(&name)?;
         named.declare(self.capacity);
         let terms = Terms { heartbeat, ttl };

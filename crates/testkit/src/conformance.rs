@@ -8,7 +8,7 @@
 //!
 //! impl Store for Redis {
 //!     async fn client(&self) -> Client {
-//!         Client::redis(self.0.url()).await.unwrap()
+//!         Client::connect(&self.0.url()).await.unwrap()
 //!     }
 //! }
 //!
@@ -127,7 +127,9 @@ macro_rules! conformance {
                 holders_are_told_of_the_close,
                 a_closed_client_begins_nothing_new,
                 closing_twice_is_harmless,
-                what_a_closed_client_held_is_free_for_others;
+                what_a_closed_client_held_is_free_for_others,
+                a_close_waits_for_what_was_dropped,
+                what_comes_after_the_close_is_not_had;
             listing:
                 locks_that_are_held_are_listed,
                 pools_that_have_members_are_listed;
@@ -144,6 +146,8 @@ macro_rules! conformance {
                 whoever_wants_to_wait_gets_the_next_lease,
                 a_wait_that_was_too_long_says_how_full_it_was,
                 whoever_stops_waiting_leaves_nothing_behind,
+                what_was_given_up_takes_nothing_from_whoever_came_after,
+                a_lease_that_is_shared_goes_with_the_last_who_shares_it,
                 a_closed_client_gives_its_leases_back,
                 pools_that_cannot_be_are_refused,
                 instance_ids_that_cannot_be_are_refused;

@@ -28,6 +28,7 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -115,6 +116,9 @@ impl AwayBackend for Local {
     }
 }
 
+/// How soon after it did not answer.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
 /// Looks whenever somebody says so, until the client is gone.
 async fn listen(bound: oneshot::Receiver<UnixDatagram>, worker: Weak<Worker>, wake_ups: WakeUps) {
     let Ok(socket) = bound.await else { return };
@@ -127,12 +131,16 @@ async fn listen(bound: oneshot::Receiver<UnixDatagram>, worker: Weak<Worker>, wa
     while socket.readable().await.is_ok() {
         // Read first: what comes while we look is there to be read after that.
         while socket.try_recv(&mut [0]).is_ok() {}
-        let Some(worker) = worker.upgrade() else { return };
-        let looked = worker.run(look);
-        drop(worker);
-        match looked.await {
-            Ok(found) => found.into_iter().for_each(&wake_ups),
-            Err(error) => tracing::debug!(%error, "woken, but the store does not say why"),
+        loop {
+            let Some(worker) = worker.upgrade() else { return };
+            let looked = worker.run(look);
+            drop(worker);
+            match looked.await {
+                Ok(found) => break found.into_iter().for_each(&wake_ups),
+                // Nobody says it again.
+                Err(error) => tracing::debug!(%error, "woken, but the store does not say why"),
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
         }
     }
 }

@@ -24,8 +24,10 @@ pub(crate) struct Memory {
 
 impl Memory {
     pub(crate) fn new() -> Self {
-        let fence_floor = AtomicU64::new(clock::wall_micros());
-        Self { locks: Arc::default(), pools: Arc::default(), fence_floor }
+        let floor = clock::wall_micros();
+        let (locks, fence_floor) =
+            (Arc::new(locks::MemoryLocks::new(floor)), AtomicU64::new(floor));
+        Self { locks, pools: Arc::default(), fence_floor }
     }
 
     pub(crate) fn locks(&self) -> Arc<dyn LockStore> {

@@ -23,8 +23,6 @@ const BACKSTOP: Span = Span::from_millis(1000);
 
 pub(crate) struct Desk {
     pub(super) store: Store,
-    /// Whether the store wants signs of life.
-    heartbeats: bool,
     pub(super) closed: bool,
     pub(super) outbox: Outbox,
     /// Signs of life that are due. They never queue behind a batch.
@@ -77,10 +75,9 @@ enum Chore {
 }
 
 impl Desk {
-    pub(super) fn new(store: Store, heartbeats: bool) -> Self {
+    pub(super) fn new(store: Store) -> Self {
         Self {
             store,
-            heartbeats,
             closed: false,
             outbox: Outbox::default(),
             renewals: Vec::new(),
@@ -102,7 +99,7 @@ impl Desk {
             Store::Here(store) => store.machine().is_empty(),
             Store::Away(_) => true,
         };
-        here && self.tickets.is_empty() && self.outbox.is_idle()
+        here && self.tickets.is_empty() && self.doubtful.is_empty() && self.outbox.is_idle()
     }
 
     /// Whether there may be something to tell the engine's thread.
@@ -330,6 +327,10 @@ impl Desk {
                 // Nobody here waits for it any more, and what said so may have come before.
                 self.outbox.push(Command::Release { id, confirmed: false });
             }
+            if matches!(command, Command::Release { .. }) && self.doubtful.is_empty() {
+                // Whatever could not be given back has been by now.
+                self.failed_release = None;
+            }
             self.told(id, outcome, sent, after);
         }
         for (id, held, ()) in reply.effects.granted {
@@ -351,6 +352,11 @@ impl Desk {
         for command in batch {
             match command {
                 Command::Enqueue { id, .. } | Command::Confirm { id, .. } => {
+                    match self.ticket(*id) {
+                        // It was asked twice, and has its permit from the other answer.
+                        Some(ticket) if !ticket.is_waiting() => continue,
+                        _ => {}
+                    }
                     if let Some(ticket) = self.forget(*id) {
                         ticket.fail(error.clone(), after);
                     }
@@ -380,7 +386,11 @@ impl Desk {
         }
         match outcome {
             Outcome::Held(held @ Held { fence: Some(fence), .. }) => {
-                let valid_until = held.valid_until(ticket.semaphore.terms, sent);
+                let terms = ticket.semaphore.terms;
+                let valid_until = held.valid_until(terms, sent);
+                if held.valid_for < terms.heartbeat {
+                    ticket.limited_by_ttl();
+                }
                 if valid_until <= Moment::now() && ticket.is_waiting() {
                     // The answer took longer than it is good for. Nobody has seen the permit: claim it anew. Who only tries
                     // asks anew, and is told if somebody else has it by now.
@@ -410,6 +420,8 @@ impl Desk {
                 self.stand_in_line(id);
                 self.schedule_renewal(id, sent);
             }
+            // The same, said before.
+            Outcome::Full if !ticket.is_waiting() => {}
             Outcome::Full => {
                 self.forget(id);
                 ticket.full(after);

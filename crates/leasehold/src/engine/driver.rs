@@ -121,6 +121,8 @@ impl Driver {
         }
         if self.tidy_at.is_some_and(|at| at <= now) {
             self.tidy_at = self.core.upgrade().and_then(|core| core.tidy(now));
+            // What was due at a name that is gone: without it, nothing is left of the name.
+            self.timers.retain(|_, named| named.strong_count() > 0);
         }
     }
 }

@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedMutexGuard};
 
+use super::errands::Errand;
 use super::ticket::Watchers;
 use super::{Core, Engine, Message};
 use crate::backend::{Backend, Later};
@@ -51,11 +52,7 @@ impl Doubt {
 impl Drop for Doubt {
     fn drop(&mut self) {
         if let Some(keep) = self.keep.take() {
-            // Kept until it is done, and with it the engine's thread.
-            let core = self.core.clone();
-            self.core.tell(Message::Run(Box::pin(async move {
-                let _ = core.settings.retries.persist(|| keep.release()).await;
-            })));
+            self.core.give_back(move || keep.release());
         }
     }
 }
@@ -73,7 +70,7 @@ pub(crate) struct Lease {
     /// Tells the keeper, who may be asleep, that something is due earlier than it was.
     earlier: Arc<Notify>,
     /// See [`Self::turn`].
-    turn: tokio::sync::Mutex<()>,
+    turn: Arc<tokio::sync::Mutex<()>>,
     core: Arc<Core>,
 }
 
@@ -115,7 +112,7 @@ impl Lease {
         };
         let valid_until = AtomicU64::new(0);
         let (state, earlier) = (Mutex::new(state), Arc::default());
-        let turn = tokio::sync::Mutex::default();
+        let turn = Arc::default();
         let lease = Self { what, name, id, keep, ttl, valid_until, state, earlier, turn, core };
         lease.extend(sent, valid_for);
         let lease = Arc::new(lease);
@@ -161,9 +158,9 @@ impl Lease {
     }
 
     /// Whoever asks the store to extend it has this meanwhile: of two that change places, the last one to be executed
-    /// would count there, and another one here.
-    pub(crate) async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
-        self.turn.lock().await
+    /// would count there, and another one here. It goes where the asking goes on, not with whoever waits for it.
+    pub(crate) async fn turn(&self) -> OwnedMutexGuard<()> {
+        self.turn.clone().lock_owned().await
     }
 
     /// When to renew it, if it is renewed: a third of the TTL after the last time, and never so late that there would be
@@ -227,40 +224,47 @@ impl Lease {
     }
 
     async fn give_back(self: Arc<Self>) -> Result<bool, Error> {
-        let lease = self.clone();
-        self.core.ask(move || lease.keep.release()).await
+        let (lease, errand) = (self.clone(), Errand::new(&self.core));
+        let release = move || {
+            let _under_way = &errand;
+            lease.keep.release()
+        };
+        self.core.ask(release).await
+    }
+
+    /// Ends it here without giving it back.
+    pub(crate) fn detach(&self) {
+        self.finish();
     }
 
     /// Gives it back in the background, without blocking.
     pub(crate) fn release_later(self: &Arc<Self>) {
-        if !self.finish() {
-            return;
+        if self.finish() {
+            self.give_back_later();
         }
-        if let Backend::Memory(_) = &self.core.backend {
-            // It answers at once.
-            let mut cx = Context::from_waker(Waker::noop());
-            let _ = self.keep.release().as_mut().poll(&mut cx);
-            return;
-        }
-        let lease = self.clone();
-        self.core.tell(Message::Run(Box::pin(async move {
-            let retries = lease.core.settings.retries;
-            if let Err(error) = retries.persist(|| lease.keep.release()).await {
-                tracing::warn!(name = lease.name.as_str(), %error, "{} not released", lease.what);
-            }
-        })));
     }
 
-    /// The client is closing: whoever holds it is told, and the store as well. That goes on whether or not anybody waits
-    /// for the answer.
-    pub(crate) fn close(self: Arc<Self>) -> Option<Later<bool>> {
-        self.lose(LossReason::Closed).then(|| match &self.core.backend {
-            Backend::Memory(_) => self.keep.release(),
-            Backend::Away(_) => {
-                let (core, retries) = (self.core.clone(), self.core.settings.retries);
-                core.begin(Box::pin(async move { retries.persist(|| self.keep.release()).await }))
-            }
-        })
+    /// The client is closing: whoever holds it is told, and the store as well.
+    pub(crate) fn close(self: &Arc<Self>) {
+        if self.lose(LossReason::Closed) {
+            self.give_back_later();
+        }
+    }
+
+    fn give_back_later(self: &Arc<Self>) {
+        let lease = self.clone();
+        if let Backend::Away(_) = &self.core.backend {
+            return self.core.give_back(move || lease.keep.release());
+        }
+        // It answers at once, unless another thread is about the same.
+        let mut release = self.keep.release();
+        if release.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            let errand = Errand::new(&self.core);
+            self.core.tell(Message::Run(Box::pin(async move {
+                let _ = release.await;
+                drop(errand);
+            })));
+        }
     }
 
     /// From now on somebody sees to it; and renews it, if that is wanted.

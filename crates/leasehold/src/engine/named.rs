@@ -63,7 +63,7 @@ pub(crate) enum Entered {
 impl Named {
     pub(crate) fn new(name: Name, core: Arc<Core>) -> Arc<Self> {
         let store = core.backend.semaphore(&name, core.client);
-        let desk = Desk::new(store, core.backend.wants_heartbeats());
+        let desk = Desk::new(store);
         Arc::new_cyclic(|this| Self {
             name,
             core,

@@ -9,23 +9,29 @@ use std::time::Duration;
 use testkit::wait::{deadline, eventually};
 
 use super::ticket::Ticket;
-use super::{Retries, Settings};
+use super::{Engine, Retries, Settings};
 use crate::backend::Backend;
 use crate::backend::simulated::Simulated;
 use crate::clock::{Moment, Span};
-use crate::machine::Command;
+use crate::machine::{Command, Outcome, Terms};
+use crate::name::Name;
+use crate::semaphore::SemaphoreBuilder;
 use crate::{Acquire, AcquisitionId, Client, ClientId, Error, LossReason, Permit, Semaphore};
 
 /// Long enough for a machine that is busy with other things.
 const HEARTBEAT: Duration = Duration::from_millis(1200);
 
-fn client(store: &Simulated) -> Client {
+fn settings() -> Settings {
     let retries = Retries {
         min_delay: Duration::from_millis(5),
         timeout: Duration::from_millis(500),
         ..Retries::default()
     };
-    Client::on(Backend::Away(Arc::new(store.clone())), Settings { retries, ..Settings::default() })
+    Settings { retries, ..Settings::default() }
+}
+
+fn client(store: &Simulated) -> Client {
+    Client::on(Backend::Away(Arc::new(store.clone())), settings())
 }
 
 fn semaphore(client: &Client, capacity: u32) -> Semaphore {
@@ -409,4 +415,70 @@ fn nobody_is_asked_for_twice_in_one_batch() {
         outbox.push(Command::Confirm { id, terms });
     }
     assert_eq!(outbox.next_batch(|_| true).map(|batch| batch.len()), Some(1));
+}
+
+/// Two claims of one permit may be under way in two batches: a wake-up came, and the backstop asked.
+#[tokio::test]
+async fn a_claim_that_fails_after_another_was_answered_takes_nothing_away() {
+    let store = Simulated::default();
+    let engine = Engine::new(Backend::Away(Arc::new(store.clone())), settings());
+    let semaphore = SemaphoreBuilder::new(engine.clone(), "s", 1);
+    let semaphore = semaphore.heartbeat_max_interval(HEARTBEAT).build().unwrap();
+    let permit = deadline(semaphore.acquire()).await.unwrap();
+    let named = engine.core().named(&Name::new("name", "s").unwrap()).unwrap();
+    let again = [Command::Confirm { id: permit.id(), terms: Terms::default() }];
+    named.at_desk(|desk, after| desk.give_up_on(&again, &Error::Closed, after));
+    // Nor does the answer to a try that was sent twice.
+    let reply = crate::backend::Reply { outcomes: vec![Outcome::Full], ..Default::default() };
+    named.at_desk(|desk, after| desk.settle_away(&again, reply, Moment::now(), after));
+    let sent = store.world().batches.len();
+    eventually(async || store.world().batches.len() >= sent + 2).await;
+    permit.check().unwrap();
+    assert_eq!(store.world().count("s"), (1, 0));
+}
+
+/// A name with nothing left to do but that is not forgotten before it is done.
+#[tokio::test]
+async fn what_could_not_be_given_back_is_given_back_later() {
+    let store = Simulated::default();
+    let idle = Span::from_millis(100);
+    let backend = Backend::Away(Arc::new(store.clone()));
+    let client = Client::on(backend, Settings { idle, ..settings() });
+    let permit = deadline(semaphore(&client, 1).acquire()).await.unwrap();
+    store.world().cut_off.push(client.id());
+    drop(permit);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(store.world().count("s"), (1, 0));
+    // Nobody says that it is back.
+    store.world().cut_off.clear();
+    eventually(async || store.world().count("s") == (0, 0)).await;
+    // What went wrong then is over.
+    deadline(client.close()).await.unwrap();
+}
+
+#[test]
+fn a_delay_has_a_limit_however_long_it_was_to_be() {
+    let (min_delay, max_delay) = (Duration::MAX, Duration::from_secs(60));
+    let retries = Retries { min_delay, max_delay, ..Retries::default() };
+    assert_eq!(retries.delay(1), max_delay);
+    assert_eq!(retries.delay(u32::MAX), max_delay);
+}
+
+/// The time for a lock is up, however often somebody is told to ask again.
+#[tokio::test]
+async fn a_wait_for_a_lock_ends_while_wake_ups_keep_coming() {
+    let backend = Backend::Memory(Arc::new(crate::backend::memory::Memory::new()));
+    let engine = Engine::new(backend, Settings::default());
+    let locks = crate::Locks::new(engine.clone());
+    let retry = crate::Retry::default().times(1000).within(Duration::from_millis(200));
+    let lock = locks.lock("k").retry(retry).build().unwrap();
+    let _held = lock.try_acquire().await.unwrap().unwrap();
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    eventually(async || {
+        engine.core().waiters.wake_all();
+        waiting.is_finished()
+    })
+    .await;
+    let error = waiting.await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
 }

@@ -11,12 +11,12 @@
 //! Whoever gets the lock first decides a race. A grant that meets a failed ticket (a timeout, a cancel)
 //! is refused; whoever failed the ticket has sent, or is about to send, the release.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use crate::clock::{Moment, Span};
-use crate::machine::Held;
+use crate::machine::{Held, Terms};
 use crate::semaphore::Declaration;
 use crate::{AcquisitionId, Error, Fence, LossReason};
 
@@ -101,6 +101,8 @@ pub(crate) struct Ticket {
     pub(crate) gives_up_at: Option<Moment>,
     /// Until when the holder may believe that it holds, in microseconds of [`Moment`].
     valid_until: AtomicU64,
+    /// Whether that is because of its TTL.
+    limited_by_ttl: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -120,6 +122,7 @@ impl Ticket {
             queues,
             gives_up_at: within.map(|within| queued_at + within),
             valid_until: AtomicU64::new(0),
+            limited_by_ttl: AtomicBool::new(false),
             state: Mutex::new(State::Waiting(Some(waker))),
         })
     }
@@ -137,6 +140,7 @@ impl Ticket {
             queues: false,
             gives_up_at: None,
             valid_until: AtomicU64::new(valid_until.micros()),
+            limited_by_ttl: AtomicBool::new(false),
             state: Mutex::new(State::Held(Vec::new())),
         })
     }
@@ -260,13 +264,19 @@ impl Ticket {
         }
     }
 
-    /// Which of its two deadlines ended it. Where both are set, the engine renews until the TTL cannot be
-    /// extended any further: then what is left is less than a heartbeat interval.
+    /// The store has granted less than it was asked for: the TTL ends before the heartbeat would.
+    pub(crate) fn limited_by_ttl(&self) {
+        self.limited_by_ttl.store(true, Ordering::Release);
+    }
+
+    /// Which of its two deadlines ended it.
     pub(crate) fn why_ended(&self) -> LossReason {
-        if self.semaphore.terms.ttl.is_some() {
-            LossReason::TtlEnded
-        } else {
-            LossReason::NotRenewed
+        let Terms { heartbeat, ttl } = self.semaphore.terms;
+        let limited = || self.limited_by_ttl.load(Ordering::Acquire);
+        match (ttl, heartbeat) {
+            (Some(ttl), Some(heartbeat)) if ttl > heartbeat && !limited() => LossReason::NotRenewed,
+            (Some(_), _) => LossReason::TtlEnded,
+            (None, _) => LossReason::NotRenewed,
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::info::time;
+use super::info::{HeldLock, time};
 use super::observer::{LockOperation, report};
 use super::{Inner, Locks};
 use crate::backend::Later;
@@ -43,7 +43,7 @@ pub struct LockGuard {
 }
 
 /// What the store is asked about one lock.
-struct Kept {
+pub(super) struct Kept {
     locks: Locks,
     key: Name,
     id: LockId,
@@ -54,21 +54,15 @@ struct Kept {
 impl LockGuard {
     pub(super) fn new(
         inner: &Inner,
-        id: LockId,
+        kept: Arc<Kept>,
         fence: Fence,
         expires_at: u64,
         valid: (Moment, Span),
     ) -> Self {
-        let kept = Arc::new(Kept {
-            locks: inner.locks.clone(),
-            key: inner.key.clone(),
-            id,
-            ttl: inner.ttl,
-            expires_at: AtomicU64::new(expires_at),
-        });
+        kept.expires_at.store(expires_at, Ordering::Release);
         let (engine, ttl) = (&inner.locks.engine, Span::from_millis(inner.ttl));
-        let keep = Box::new(kept.clone());
-        let lease = Lease::new(engine, "lock", inner.key.clone(), id.to_string(), ttl, keep, valid);
+        let (keep, key, id) = (Box::new(kept.clone()), inner.key.clone(), kept.id.to_string());
+        let lease = Lease::new(engine, "lock", key, id, ttl, keep, valid);
         if inner.auto_extend {
             lease.keep(true);
         }
@@ -160,9 +154,9 @@ impl LockGuard {
         let ttl = millis("ttl", ttl)?;
         self.lease.check()?;
         let about = (Some(&self.kept.key), self.kept.id);
-        let _turn = self.lease.turn().await;
+        let turn = self.lease.turn().await;
         self.lease.about_to_extend(Moment::now(), Span::from_millis(ttl));
-        let (verdict, sent) = self.kept.locks.extend_to(about, ttl).await?;
+        let (verdict, sent) = self.kept.locks.extend_to(about, ttl, Some(turn)).await?;
         let Verdict::Done(expires_at) = verdict else {
             self.lease.lose(LossReason::Gone);
             return Err(self.lost_error(LossReason::Gone));
@@ -182,6 +176,27 @@ impl LockGuard {
     /// The release goes on if the future is dropped, even before it was first polled.
     pub async fn release(self) -> Result<bool, Error> {
         self.lease.clone().release().await
+    }
+
+    /// Gives up the guard and keeps the lock, until its TTL ends or somebody
+    /// [releases](crate::Locks::release) it by its id. Nobody extends it any more but by its id.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// use leasehold::Client;
+    ///
+    /// let client = Client::memory();
+    /// let held = client.lock("invoice:42").build()?.acquire().await?.detach();
+    /// assert!(client.locks().is_locked("invoice:42").await?);
+    /// assert!(client.locks().release(&held.id).await?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use = "without its id the lock cannot be released"]
+    pub fn detach(self) -> HeldLock {
+        self.lease.detach();
+        HeldLock { id: self.id(), fence: self.fence, expires_at: self.expires_at() }
     }
 
     pub(super) fn lost_error(&self, reason: LossReason) -> Error {
@@ -236,6 +251,11 @@ impl Keep for Arc<Kept> {
 }
 
 impl Kept {
+    pub(super) fn new(inner: &Inner, id: LockId) -> Self {
+        let (locks, key) = (inner.locks.clone(), inner.key.clone());
+        Self { locks, key, id, ttl: inner.ttl, expires_at: AtomicU64::new(0) }
+    }
+
     fn report<T>(&self, operation: LockOperation, answer: &Result<Verdict<T>, Error>) {
         let about = (Some(self.key.as_str()), Some(self.id));
         report(self.locks.observer.as_ref(), operation, answer, about);

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::LockBuilder;
+use tokio::sync::OwnedMutexGuard;
+
 use super::info::{HeldLock, LockInfo, RawLockInfo, raw, time};
 use super::observer::{LockOperation, Observer, report};
+use super::{LockBuilder, LockGuard};
 use crate::backend::{Backend, Later, LockStore, Wake};
 use crate::clock::Moment;
 use crate::engine::Engine;
@@ -132,10 +134,9 @@ impl Locks {
     /// the store has to say.
     ///
     /// # Cancel safety
-    /// Dropping the future may leave the lock held until its TTL ends, because nobody knows its id then. Where that
-    /// matters, use [`Lock::try_acquire`](crate::Lock::try_acquire).
+    /// Dropping the future gives back what it may have been granted.
     pub async fn acquire(&self, key: &str, ttl: Duration) -> Result<Option<HeldLock>, Error> {
-        self.acquire_as(&LockId::random(), key, ttl).await
+        Ok(self.lock(key).ttl(ttl).build()?.try_acquire().await?.map(LockGuard::detach))
     }
 
     /// The same with a lock id that the caller has: acquiring again what that id holds answers the same lock.
@@ -191,17 +192,21 @@ impl Locks {
     /// # Cancel safety
     /// The extension goes on if the future is dropped after it was first polled.
     pub async fn extend(&self, id: &LockId, ttl: Duration) -> Result<bool, Error> {
-        Ok(matches!(self.extend_to((None, *id), millis("ttl", ttl)?).await?.0, Verdict::Done(_)))
+        let (verdict, _) = self.extend_to((None, *id), millis("ttl", ttl)?, None).await?;
+        Ok(matches!(verdict, Verdict::Done(_)))
     }
 
-    /// With the moment when the request that was answered was sent.
+    /// With the moment when the request that was answered was sent. The turn is over when the store has answered, whether
+    /// or not anybody waits for that.
     pub(super) async fn extend_to(
         &self,
         (key, id): (Option<&Name>, LockId),
         ttl: u64,
+        turn: Option<OwnedMutexGuard<()>>,
     ) -> Result<(Verdict<u64>, Moment), Error> {
         let store = self.store.clone();
         let ask = move || {
+            let _until_answered = &turn;
             // Of each attempt, and told with its answer.
             let (sent, answer) = (Moment::now(), store.extend(id, ttl));
             Box::pin(async move { Ok(Timed(answer.await?, sent)) }) as Later<_>

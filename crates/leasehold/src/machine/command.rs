@@ -20,7 +20,8 @@ impl Terms {
     /// Without a heartbeat the store is on this host, and its clock is ours.
     pub(crate) fn margin(self) -> Span {
         let Some(heartbeat) = self.heartbeat else { return Span::from_micros(1) };
-        heartbeat.divided_by(10).clamp(Span::from_millis(50), Span::from_millis(5000))
+        let margin = heartbeat.divided_by(10).clamp(Span::from_millis(50), Span::from_millis(5000));
+        margin.min(heartbeat.divided_by(2))
     }
 }
 

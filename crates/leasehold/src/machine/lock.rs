@@ -1,7 +1,7 @@
 //! The machine of the fenced lock.
 //!
 //! State: `records`, one a key, `{id, acquired_at, expires_at, fence}`; `index`, `id → key`, by which a lock is found
-//! when only its id is known; `fences`, the last fence of each key, which outlives every record.
+//! when only its id is known; `fences`, the last fence of each key, or of all, which outlives every record.
 //!
 //! *Exclusive:* a key has one record, and only a record that is not [live](is_live) is replaced. *Owned:* whoever
 //! ends or extends a lock names its id, and the record must name it too; an index that has gone stale hits nobody
@@ -73,12 +73,43 @@ pub(crate) enum By {
 pub(crate) struct LockMachine {
     records: FxHashMap<Name, Record>,
     index: FxHashMap<LockId, Name>,
-    fences: FxHashMap<Name, u64>,
+    fences: Fences,
     /// When which record ceases to exist.
     timetable: BTreeSet<(u64, Name)>,
 }
 
+/// How fences are counted.
+#[derive(Debug)]
+enum Fences {
+    /// Key by key, for as long as there is a store.
+    EachKey(FxHashMap<Name, u64>),
+    /// All keys together: nothing is kept of a key that nobody holds.
+    Together(u64),
+}
+
+impl Default for Fences {
+    fn default() -> Self {
+        Self::EachKey(FxHashMap::default())
+    }
+}
+
+impl Fences {
+    fn next(&mut self, key: &Name) -> Fence {
+        let last = match self {
+            Self::EachKey(fences) => fences.entry(key.clone()).or_default(),
+            Self::Together(last) => last,
+        };
+        *last += 1;
+        Fence::new(*last)
+    }
+}
+
 impl LockMachine {
+    /// One whose fences are all above this.
+    pub(crate) fn with_fences_above(floor: u64) -> Self {
+        Self { fences: Fences::Together(floor), ..Self::default() }
+    }
+
     pub(crate) fn acquire(&mut self, key: &Name, id: LockId, ttl: u64, now: u64) -> Acquired {
         if let Some(record) = self.records.get(key) {
             let remaining = record.expires_at.saturating_sub(now);
@@ -91,9 +122,7 @@ impl LockMachine {
                 false => self.remove(&key.clone()),
             }
         }
-        let fence = self.fences.entry(key.clone()).or_default();
-        *fence += 1;
-        let (fence, expires_at) = (Fence::new(*fence), now + ttl);
+        let (fence, expires_at) = (self.fences.next(key), now + ttl);
         let record = Record { key: key.clone(), id, acquired_at: now, expires_at, fence };
         self.timetable.insert((expires_at, key.clone()));
         self.records.insert(key.clone(), record);

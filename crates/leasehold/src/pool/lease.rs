@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Inner;
+use super::seat::Use;
 use crate::Error;
 use crate::backend::Later;
 use crate::clock::{Moment, Span};
@@ -32,24 +33,25 @@ use crate::permit::Lost;
 #[must_use = "a lease is given back when it is dropped"]
 pub struct PoolLease {
     lease: Arc<Lease>,
-    kept: Kept,
+    kept: Arc<Kept>,
 }
 
 /// What the store is asked about one lease.
-#[derive(Clone)]
 pub(super) struct Kept {
     pool: Arc<Inner>,
     instance: Name,
+    pub(super) seat: Use,
 }
 
 impl Kept {
     pub(super) fn new(pool: Arc<Inner>, instance: Name) -> Self {
-        Self { pool, instance }
+        let seat = Use::of(pool.engine.core().seats.seat(&pool.name, &instance));
+        Self { pool, instance, seat }
     }
 }
 
 impl PoolLease {
-    pub(super) fn new(kept: Kept, sent: Moment) -> Self {
+    pub(super) fn new(kept: Arc<Kept>, sent: Moment) -> Self {
         let (pool, keep) = (&kept.pool, Box::new(kept.clone()));
         let (name, id) = (pool.name.clone(), kept.instance.to_string());
         let lease = Lease::new(&pool.engine, "lease", name, id, pool.ttl, keep, (sent, pool.ttl));
@@ -119,7 +121,7 @@ impl fmt::Debug for PoolLease {
     }
 }
 
-impl Keep for Kept {
+impl Keep for Arc<Kept> {
     fn renew(&self) -> Later<Option<Span>> {
         let (ttl, instance) = (self.pool.ttl, self.instance.clone());
         let answer = self.pool.store.ask(self.pool.asked(What::Renew { instance }));
@@ -127,8 +129,16 @@ impl Keep for Kept {
     }
 
     fn release(&self) -> Later<bool> {
-        let instance = self.instance.clone();
-        let answer = self.pool.store.ask(self.pool.asked(What::Release { instance }));
-        Box::pin(async move { Ok(answer.await?.status == Status::Released) })
+        let kept = self.clone();
+        Box::pin(async move {
+            let mut turn = kept.seat.turn().await;
+            if !turn.end() {
+                // Another guard goes on with it.
+                return Ok(true);
+            }
+            let what = What::Release { instance: kept.instance.clone() };
+            let answer = kept.pool.store.ask(kept.pool.asked(what)).await?;
+            Ok(answer.status == Status::Released)
+        })
     }
 }

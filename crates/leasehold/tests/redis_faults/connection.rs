@@ -233,3 +233,17 @@ async fn waiters_do_not_spin_while_the_server_is_away() {
     assert!(release(held).await);
     assert!(release(waiter.permit().await).await);
 }
+
+/// It had an hour left, and only the connection was gone.
+#[tokio::test]
+async fn whoever_was_cut_off_did_not_reach_the_end_of_its_ttl() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let client = connect(&proxy.url()).await;
+    let semaphore = client.semaphore(NAME, 1).ttl(Duration::from_secs(3600));
+    let semaphore = semaphore.heartbeat_max_interval(LEASE).build().unwrap();
+    let held = acquire(&semaphore).await;
+    proxy.refuse(true);
+    proxy.cut();
+    assert_eq!(deadline(held.lost()).await, LossReason::NotRenewed);
+}

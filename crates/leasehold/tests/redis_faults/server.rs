@@ -188,3 +188,41 @@ async fn keys_do_not_expire_while_their_members_are_renewed() {
     assert!(at - released < AT_ONCE);
     assert!(release(permit).await);
 }
+
+/// One name is told what is wrong with it. The others, in the same script, are none the worse.
+#[tokio::test]
+async fn a_key_of_another_type_spoils_one_name_alone() {
+    let server = RedisServer::start();
+    let client = connect(&server.url()).await;
+    Keys::of(&server).ask::<String>("SET", &["adv-sem:semaphore_main:name-7", "not ours"]);
+    let semaphores: Vec<_> =
+        (0..200).map(|nth| client.semaphore(&format!("name-{nth}"), 1).build().unwrap()).collect();
+    let acquires = semaphores.iter().cloned();
+    let acquires: Vec<_> =
+        acquires.map(|own| tokio::spawn(async move { own.acquire().await })).collect();
+    for (nth, acquire) in acquires.into_iter().enumerate() {
+        let permit = deadline(acquire).await.unwrap();
+        assert_eq!(permit.is_ok(), nth != 7, "name-{nth}: {permit:?}");
+    }
+}
+
+/// Whoever was the primary is a replica, and its connections are left as they are.
+#[tokio::test]
+async fn a_primary_that_became_a_replica_is_left() {
+    let (old, new) = (RedisServer::start(), RedisServer::start());
+    let proxy = FaultProxy::start(old.port());
+    let client = connect(&proxy.url()).await;
+    let semaphore = one(&client);
+    release(acquire(&semaphore).await).await;
+    proxy.redirect(new.port());
+    let port = new.port().to_string();
+    Keys::of(&old).ask::<String>("REPLICAOF", &["127.0.0.1", &port]);
+    eventually(async || match deadline(semaphore.acquire()).await {
+        Ok(permit) => release(permit).await,
+        Err(error) => {
+            assert!(error.to_string().contains("read-only replica"), "{error}");
+            false
+        }
+    })
+    .await;
+}

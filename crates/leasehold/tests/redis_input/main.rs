@@ -319,3 +319,16 @@ async fn a_socket_is_as_good_as_a_port() {
     let fourth = connect(&format!("{also}?db=4")).await;
     release(acquire(&one(&fourth, "x")).await).await;
 }
+
+/// A TTL that is over before its holder knows of it would be asked for again and again.
+#[tokio::test]
+async fn a_ttl_is_long_enough_to_be_had() {
+    let server = RedisServer::start();
+    let client = connect(&server.url()).await;
+    let error = client.semaphore("x", 1).ttl(Duration::from_millis(40)).build().unwrap_err();
+    assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+    assert!(error.to_string().contains("40ms") && error.to_string().contains("100ms"), "{error}");
+    let shortest = client.semaphore("x", 1).ttl(Duration::from_millis(100)).build().unwrap();
+    let permit = acquire(&shortest).await;
+    assert_eq!(deadline(permit.lost()).await, leasehold::LossReason::TtlEnded);
+}

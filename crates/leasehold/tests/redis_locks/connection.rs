@@ -166,3 +166,24 @@ async fn a_short_socket_timeout_does_not_keep_a_holder_in_the_dark() {
     proxy.half_open();
     assert_eq!(deadline(lost).await.unwrap(), LossReason::NotRenewed);
 }
+
+/// Others use the connection too.
+#[tokio::test]
+async fn whoever_gives_up_costs_nobody_the_connection() {
+    let (_server, proxy, client, _other) = start().await;
+    let before = proxy.traffic().accepted;
+    proxy.delay(Duration::from_millis(20));
+    let (lock, pool) = (lock(&client, MINUTES), client.pool("p", 1).build().unwrap());
+    for _ in 0..5 {
+        let limit = Duration::from_millis(10);
+        let _ = tokio::time::timeout(limit, lock.acquire()).await;
+        let _ = tokio::time::timeout(limit, lock.try_acquire()).await;
+        let _ = tokio::time::timeout(limit, pool.lease("a")).await;
+        let _ = tokio::time::timeout(limit, pool.try_lease("a")).await;
+        let _ = tokio::time::timeout(limit, client.locks().acquire(KEY, MINUTES)).await;
+    }
+    proxy.heal();
+    testkit::wait::eventually(async || !client.locks().is_locked(KEY).await.unwrap()).await;
+    testkit::wait::eventually(async || pool.count().await.unwrap().current_count == 0).await;
+    assert_eq!(proxy.traffic().accepted, before);
+}

@@ -165,3 +165,24 @@ async fn whatever_reply_is_lost_there_is_one_holder() {
     assert!(proxy.traffic().lost >= 3, "only {} were lost", proxy.traffic().lost);
     is_free(&server, &other).await;
 }
+
+/// What goes on in the background must not undo what was asked for later.
+#[tokio::test]
+async fn an_extension_that_was_given_up_does_not_end_a_later_one() {
+    let server = Server::start();
+    let proxy = FaultProxy::start(server.port());
+    let delay = Duration::from_millis(300);
+    let client = patient(&proxy.url()).retry_delays(delay, 1.0, delay);
+    let client = deadline(client.connect()).await.unwrap();
+    let guard = acquire(&lock(&client, MINUTES)).await;
+    proxy.lose_reply_to(SCRIPT);
+    let given_up = guard.extend(Duration::from_secs(10));
+    let _ = tokio::time::timeout(Duration::from_millis(100), given_up).await;
+    eventually(async || proxy.traffic().lost == 1).await;
+    deadline(guard.extend(2 * MINUTES)).await.unwrap();
+    // Both have been asked for by now, the first of them again.
+    tokio::time::sleep(2 * delay).await;
+    let left = server.ask::<u64>(&["PTTL", "syncguard:invoice:42"]);
+    assert!(left > 500_000, "{left} ms are left in the store");
+    guard.check().unwrap();
+}

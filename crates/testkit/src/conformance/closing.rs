@@ -128,3 +128,37 @@ pub async fn what_a_closed_client_held_is_free_for_others(store: &impl Store) {
     }
     drop(held);
 }
+
+pub async fn a_close_waits_for_what_was_dropped(store: &impl Store) {
+    let (client, looking) = (store.client().await, store.client().await);
+    let (key, pool) = (unique("dropped lock"), unique("dropped lease"));
+    let lock = client.lock(&key).build().unwrap();
+    let (guard, lease) = (lock.acquire(), client.pool(&pool, 1).build().unwrap());
+    let (guard, lease) = (deadline(guard).await.unwrap(), deadline(lease.lease("a")).await);
+    let permit = acquire(&declare(&client, &key, 1)).await;
+    drop((guard, lease.unwrap(), permit));
+    close(&client).await;
+    assert!(!deadline(looking.locks().is_locked(&key)).await.unwrap());
+    let pools = deadline(looking.pools().list(1000)).await.unwrap();
+    assert!(pools.iter().all(|known| known.name != pool), "{pools:?}");
+}
+
+pub async fn what_comes_after_the_close_is_not_had(store: &impl Store) {
+    let (client, looking) = (store.client().await, store.client().await);
+    let (key, name) = (unique("late lock"), unique("late lease"));
+    let (lock, pool) = (client.lock(&key).build(), client.pool(&name, 1).build());
+    let (lock, pool) = (lock.unwrap(), pool.unwrap());
+    let guard = tokio::spawn(async move { lock.try_acquire().await });
+    let lease = tokio::spawn(async move { pool.try_lease("a").await });
+    yield_now().await;
+    close(&client).await;
+    if let Ok(Some(guard)) = deadline(guard).await.unwrap() {
+        guard.check().unwrap_err();
+    }
+    if let Ok(Some(lease)) = deadline(lease).await.unwrap() {
+        lease.check().unwrap_err();
+    }
+    assert!(!deadline(looking.locks().is_locked(&key)).await.unwrap());
+    let pools = deadline(looking.pools().list(1000)).await.unwrap();
+    assert!(pools.iter().all(|known| known.name != name), "{pools:?}");
+}

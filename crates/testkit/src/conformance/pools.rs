@@ -254,3 +254,34 @@ pub async fn instance_ids_that_cannot_be_are_refused(store: &impl Store) {
     }
     assert_eq!(acquire(&pool, "worker 7: ü @ {x} %").await.0, AcquireStatus::Acquired);
 }
+
+pub async fn what_was_given_up_takes_nothing_from_whoever_came_after(store: &impl Store) {
+    let (here, there) = (store.client().await, store.client().await);
+    let name = unique("given up");
+    let (here, there) = (declare(&here, &name, 1), declare(&there, &name, 1));
+    for round in 0..40 {
+        let given_up = here.lease("w");
+        if round % 2 == 0 {
+            // While it is on its way.
+            let _ = tokio::time::timeout(Duration::ZERO, given_up).await;
+        } else {
+            drop(deadline(given_up).await.unwrap());
+        }
+        let own = lease(&here, "w").await;
+        // Whatever was to be given back has been: the instance asks the store in its turn.
+        drop(lease(&here, "w").await);
+        assert_eq!(acquire(&there, "x").await, (AcquireStatus::CapacityFull, 1, 0), "{round}");
+        own.check().unwrap();
+        assert!(deadline(own.release()).await.unwrap());
+    }
+}
+
+pub async fn a_lease_that_is_shared_goes_with_the_last_who_shares_it(store: &impl Store) {
+    let pool = pool(store, "two guards", 1).await;
+    let (first, second) = (lease(&pool, "a").await, lease(&pool, "a").await);
+    assert!(deadline(first.release()).await.unwrap());
+    assert_eq!(held(&pool).await, 1);
+    second.check().unwrap();
+    assert!(deadline(second.release()).await.unwrap());
+    assert_eq!(held(&pool).await, 0);
+}

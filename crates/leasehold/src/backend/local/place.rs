@@ -16,7 +16,7 @@ use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{CWD, FlockOperation, FsWord, Mode, OFlags, flock, openat, statfs};
 use rustix::io::Errno;
@@ -34,6 +34,8 @@ pub(super) struct Place {
     identity: (u64, u64),
 }
 
+static OPENING: Mutex<()> = Mutex::new(());
+
 /// Nobody else writes until this is dropped.
 pub(super) struct Turn(Arc<File>);
 
@@ -44,6 +46,9 @@ impl Place {
         then: impl FnOnce(&Self) -> Result<T, Error>,
     ) -> Result<(Self, T), Error> {
         let file = resolve(path)?;
+        // To look at it is to open and close it, which ends the locks that this process has on it: not while it is opened
+        // as a store by somebody else here.
+        let _opening = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
         check_kind(&file)?;
         let mut beside = OsString::from(&file);
         beside.push(".clients");

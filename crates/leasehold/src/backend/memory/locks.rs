@@ -8,12 +8,16 @@ use crate::clock;
 use crate::machine::lock::{Acquired, By, LockMachine, Record, Verdict};
 use crate::name::Name;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct MemoryLocks {
     machine: Mutex<LockMachine>,
 }
 
 impl MemoryLocks {
+    pub(super) fn new(fence_floor: u64) -> Self {
+        Self { machine: Mutex::new(LockMachine::with_fences_above(fence_floor)) }
+    }
+
     fn machine(&self) -> (MutexGuard<'_, LockMachine>, u64) {
         let mut machine = self.machine.lock().unwrap_or_else(PoisonError::into_inner);
         let now = clock::steady_wall_micros() / 1000;

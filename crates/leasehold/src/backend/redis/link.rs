@@ -5,7 +5,7 @@
 //! would go on hearing wake-ups that nobody reads), and only then serve.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
@@ -31,6 +31,10 @@ const OLDEST: (u32, u32) = (6, 2);
 /// How often this client says who it is, and for how long that is believed.
 const WHO_WE_ARE_EVERY: Duration = Duration::from_secs(60);
 const WHO_WE_ARE_FOR: Duration = Duration::from_secs(200);
+
+/// How long to wait before the connection is made anew, when that did not help at once.
+const SHORTEST_DELAY: Duration = Duration::from_millis(10);
+const LONGEST_DELAY: Duration = Duration::from_secs(1);
 
 /// A connection that is kept up, and whoever wants to use it.
 pub(super) struct Link {
@@ -154,12 +158,22 @@ impl Link {
                 *answer = anew.next().unwrap_or(Value::Nil);
             }
         }
-        let failed = |error: RedisError| self.translate(&error);
-        Ok(answers.into_iter().map(|answer| answer.extract_error().map_err(failed)).collect())
+        // An error inside an answer is about a part of what was asked, and for whoever asked for that.
+        let failed = |answer| match answer {
+            Value::ServerError(error) => Err(self.translate(&error.into())),
+            answer => Ok(answer),
+        };
+        Ok(answers.into_iter().map(failed).collect())
     }
 
     /// What the server said to what it was asked.
     pub(super) fn translate(&self, error: &RedisError) -> Error {
+        if error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
+            // It was the primary when we connected: by now the address may be another's.
+            if let State::Up(_, number) = &*self.state.borrow() {
+                self.suspect(*number);
+            }
+        }
         translate(&format!("asking {}", self.settings.address), error)
     }
 
@@ -194,7 +208,7 @@ impl Link {
     pub(super) async fn keep_up(self: Arc<Self>, client: ClientId, wake: WakeUps) {
         let mut before: Option<Identity> = None;
         let mut number = 0;
-        let mut delay = Duration::from_millis(10);
+        let mut delay = SHORTEST_DELAY;
         loop {
             let made = tokio::time::timeout(
                 self.settings.connect_timeout,
@@ -206,7 +220,7 @@ impl Link {
             });
             match live {
                 Ok(live) => {
-                    delay = Duration::from_millis(10);
+                    let since = Instant::now();
                     number += 1;
                     self.state.send_replace(State::Up(live.connection.clone(), number));
                     if before.replace(live.identity.clone()).is_some() {
@@ -215,12 +229,19 @@ impl Link {
                     self.serve(client, live, number, &wake).await;
                     tracing::warn!(address = self.settings.address, "connection lost");
                     self.state.send_replace(State::Connecting);
+                    // One that is lost again and again, as that to a replica, is not made again in a circle.
+                    if since.elapsed() > LONGEST_DELAY {
+                        delay = SHORTEST_DELAY;
+                    } else {
+                        tokio::time::sleep(delay).await;
+                        delay = (delay * 2).min(LONGEST_DELAY);
+                    }
                 }
                 Err(error) => {
                     tracing::debug!(%error, "no connection");
                     self.state.send_replace(State::Down(error));
                     tokio::time::sleep(delay).await;
-                    delay = (delay * 2).min(Duration::from_secs(1));
+                    delay = (delay * 2).min(LONGEST_DELAY);
                 }
             }
         }

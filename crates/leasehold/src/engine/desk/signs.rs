@@ -8,7 +8,7 @@ use crate::clock::{Moment, Span};
 use crate::engine::ticket::Ticket;
 use crate::machine::Command;
 
-/// How soon ids of which it is not known what the store knows are released again, where there are no signs of life.
+/// How soon ids of which it is not known what the store knows are released again, unless a sign of life comes before.
 const DOUBTS: Span = Span::from_millis(1000);
 
 /// How soon a sign of life that was not answered is repeated, at the earliest and at the latest.
@@ -48,10 +48,10 @@ impl Desk {
         self.release_doubtful();
     }
 
-    /// It is released again: with the next sign of life, or by itself where there are none.
+    /// It is released again: with the next sign of life, or by itself if there is none.
     pub(super) fn doubt(&mut self, id: AcquisitionId) {
         self.doubtful.push(id);
-        if !self.heartbeats && self.doubtful.len() == 1 {
+        if self.doubtful.len() == 1 {
             self.agenda.insert((Moment::now() + DOUBTS, Chore::Doubts));
         }
     }
