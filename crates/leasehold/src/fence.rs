@@ -6,6 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Error;
 
+/// The first number that has more than 19 digits.
+const BEYOND: u64 = 10_000_000_000_000_000_000;
+
 /// A number that only grows, minted when a permit or a lock is granted.
 ///
 /// Send it along with every write to the thing you protect, and let that thing refuse a fence that is
@@ -28,7 +31,7 @@ use crate::Error;
 pub struct Fence(u64);
 
 impl Fence {
-    /// The fence with this number.
+    /// The fence with this number, which has at most 19 digits: those that are minted do.
     #[must_use]
     pub const fn new(number: u64) -> Self {
         Self(number)
@@ -53,10 +56,11 @@ impl FromStr for Fence {
     /// Takes decimal digits, padded or not.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the text is anything but digits, or a number beyond 2^64 - 1.
+    /// [`Error::InvalidArgument`] if the text is anything but digits, or a number that has more than 19.
     fn from_str(text: &str) -> Result<Self, Error> {
         let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-        digits.then(|| text.parse().ok()).flatten().map(Self).ok_or_else(|| {
+        let number = digits.then(|| text.parse().ok()).flatten();
+        number.filter(|number| *number < BEYOND).map(Self).ok_or_else(|| {
             Error::invalid("fence", format!("{text:?} is not a fence: expected up to 19 digits"))
         })
     }

@@ -1,10 +1,7 @@
 //! The fenced lock, as users see it.
 
 use std::fmt;
-use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use crate::backend::{Backend, Wake};
@@ -140,18 +137,8 @@ impl Lock {
     /// Dropping the future drops `work`, then gives the lock back.
     pub async fn with<T>(&self, work: impl AsyncFnOnce(&LockGuard) -> T) -> Result<T, Error> {
         let guard = self.acquire().await?;
-        let result = {
-            let mut lost = pin!(guard.lost());
-            let mut work = pin!(work(&guard));
-            poll_fn(|cx| {
-                // Being told comes first: `work` must not run one step under a lock that is gone.
-                if let Poll::Ready(reason) = lost.as_mut().poll(cx) {
-                    return Poll::Ready(Err(guard.lost_error(reason)));
-                }
-                work.as_mut().poll(cx).map(Ok)
-            })
-            .await
-        };
+        let result = guard.lost().or(work(&guard)).await;
+        let result = result.map_err(|reason| guard.lost_error(reason));
         if result.is_err() {
             // Given back in the background: the store may be out of reach, and the caller has to know now.
             drop(guard);

@@ -1,7 +1,8 @@
 //! The guard of a permit.
 
 use std::fmt;
-use std::pin::Pin;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -145,11 +146,11 @@ impl Permit {
     /// The release goes on if the future is dropped, even before it was first polled.
     pub async fn release(mut self) -> Result<bool, Error> {
         let Some(semaphore) = self.semaphore.take() else { return Ok(false) };
-        report_release(&semaphore, self.id);
-        if self.ticket.as_ref().is_some_and(|ticket| ticket.check().is_err()) {
+        if self.is_over() {
             semaphore.named.end(self.id);
             return Ok(false);
         }
+        report_release(&semaphore, self.id);
         semaphore.named.give_back(self.id, &semaphore.declaration).done().await
     }
 
@@ -159,6 +160,11 @@ impl Permit {
     pub fn detach(mut self) -> AcquisitionId {
         self.semaphore = None;
         self.id
+    }
+
+    #[inline]
+    fn is_over(&self) -> bool {
+        self.ticket.as_ref().is_some_and(|ticket| ticket.check().is_err())
     }
 
     pub(crate) fn lost_error(&self, reason: LossReason) -> Error {
@@ -192,7 +198,9 @@ fn report_release(semaphore: &Inner, id: AcquisitionId) {
 impl Drop for Permit {
     fn drop(&mut self) {
         if let Some(semaphore) = self.semaphore.take() {
-            report_release(&semaphore, self.id);
+            if !self.is_over() {
+                report_release(&semaphore, self.id);
+            }
             semaphore.named.end(self.id);
         }
     }
@@ -228,6 +236,19 @@ enum Of {
 impl Lost {
     pub(crate) fn of_lease(lease: Arc<Lease>) -> Self {
         Self { of: Of::Lease(lease), key: None }
+    }
+}
+
+impl Lost {
+    /// Runs `work` until it is done or this resolves. Being told comes first: `work` must not run one step under what is
+    /// gone.
+    pub(crate) async fn or<T>(self, work: impl Future<Output = T>) -> Result<T, LossReason> {
+        let (mut lost, mut work) = (self, pin!(work));
+        poll_fn(|cx| match Pin::new(&mut lost).poll(cx) {
+            Poll::Ready(reason) => Poll::Ready(Err(reason)),
+            Poll::Pending => work.as_mut().poll(cx).map(Ok),
+        })
+        .await
     }
 }
 

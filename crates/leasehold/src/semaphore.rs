@@ -1,11 +1,8 @@
 //! The fair counting semaphore, as users see it.
 
 use std::fmt;
-use std::future::poll_fn;
 use std::ops::Deref;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use crate::acquire::{Acquire, TryAcquire};
@@ -148,18 +145,8 @@ impl Semaphore {
     /// Dropping the future drops `work`, then gives the permit back.
     pub async fn with<T>(&self, work: impl AsyncFnOnce(&Permit) -> T) -> Result<T, Error> {
         let permit = self.acquire().await?;
-        let result = {
-            let mut lost = pin!(permit.lost());
-            let mut work = pin!(work(&permit));
-            poll_fn(|cx| {
-                // Being told comes first: `work` must not run one step under a permit that is gone.
-                if let Poll::Ready(reason) = lost.as_mut().poll(cx) {
-                    return Poll::Ready(Err(permit.lost_error(reason)));
-                }
-                work.as_mut().poll(cx).map(Ok)
-            })
-            .await
-        };
+        let result = permit.lost().or(work(&permit)).await;
+        let result = result.map_err(|reason| permit.lost_error(reason));
         if let Err(error) = permit.release().await {
             tracing::warn!(name = self.name(), %error, "release failed after the work was done");
         }

@@ -40,7 +40,7 @@ impl Memory {
 
     pub(crate) fn semaphore(self: &Arc<Self>, client: ClientId) -> MemorySemaphore {
         let machine = Machine::new(self.fence_floor.load(Ordering::Relaxed));
-        MemorySemaphore { machine, client, memory: self.clone() }
+        MemorySemaphore { machine, client, memory: self.clone(), ends: false }
     }
 }
 
@@ -51,6 +51,8 @@ pub(crate) struct MemorySemaphore {
     machine: Machine<Kept>,
     client: ClientId,
     memory: Arc<Memory>,
+    /// Whether anybody ever asked for a permit that ends by itself: one who waits may have.
+    ends: bool,
 }
 
 /// The ticket of an acquisition, if it needs one.
@@ -67,7 +69,8 @@ impl MemorySemaphore {
         keep: impl FnOnce(Option<&Held>) -> Kept,
         effects: &mut Effects<Kept>,
     ) -> Outcome {
-        let now = self.time(terms.ttl.is_some());
+        self.ends |= terms.ttl.is_some();
+        let now = self.time(false);
         self.call(now, effects, |machine, call| {
             machine.enqueue(id, capacity, wait, terms, keep, call)
         })
@@ -94,7 +97,11 @@ impl MemorySemaphore {
     /// Where no deadline is to be judged or made, the coarse clock will do.
     #[inline]
     fn time(&self, timed: bool) -> Time {
-        if timed || self.machine.is_timed() { Self::now() } else { clock::memory::coarse() }
+        if timed || self.ends || self.machine.is_timed() {
+            Self::now()
+        } else {
+            clock::memory::coarse()
+        }
     }
 
     #[inline]

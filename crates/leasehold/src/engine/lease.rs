@@ -105,7 +105,7 @@ impl Lease {
         let core = engine.core().clone();
         let state = State {
             phase: Phase::Held,
-            watchers: Vec::new(),
+            watchers: Watchers::default(),
             kept: false,
             renewed: false,
             asked: sent,
@@ -197,10 +197,10 @@ impl Lease {
             return false;
         }
         state.phase = Phase::Lost(reason);
-        let watchers = std::mem::take(&mut state.watchers);
+        let watchers = state.watchers.take();
         drop(state);
         tracing::warn!(name = self.name.as_str(), id = self.id, %reason, "{} lost", self.what);
-        wake(watchers);
+        watchers.for_each(Waker::wake);
         true
     }
 
@@ -210,9 +210,9 @@ impl Lease {
         if held {
             state.phase = Phase::Released;
         }
-        let watchers = std::mem::take(&mut state.watchers);
+        let watchers = state.watchers.take();
         drop(state);
-        wake(watchers);
+        watchers.for_each(Waker::wake);
         held
     }
 
@@ -293,14 +293,7 @@ impl Lease {
             Phase::Released => return Poll::Ready(LossReason::Released),
             Phase::Held => {}
         }
-        let known = key.and_then(|key| state.watchers.iter_mut().find(|(known, _)| *known == key));
-        if let Some((_, waker)) = known {
-            waker.clone_from(cx.waker());
-        } else {
-            let new = state.watchers.last().map_or(0, |(last, _)| last + 1);
-            state.watchers.push((new, cx.waker().clone()));
-            *key = Some(new);
-        }
+        state.watchers.register(key, cx);
         let over = Moment::now() >= self.valid_until();
         drop(state);
         self.keep(false);
@@ -309,7 +302,7 @@ impl Lease {
 
     /// Nobody wants to be told under this key any more.
     pub(crate) fn forget_watcher(&self, key: u64) {
-        self.state().watchers.retain(|(known, _)| *known != key);
+        self.state().watchers.forget(key);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -326,12 +319,6 @@ impl fmt::Debug for Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.core.dismiss(std::ptr::from_ref(self) as usize);
-    }
-}
-
-fn wake(watchers: Watchers) {
-    for (_, waker) in watchers {
-        waker.wake();
     }
 }
 

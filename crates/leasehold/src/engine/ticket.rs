@@ -87,7 +87,30 @@ enum State {
 }
 
 /// Everyone who wants to be told of the loss, each with the key under which it goes away again.
-pub(super) type Watchers = Vec<(u64, Waker)>;
+#[derive(Debug, Default)]
+pub(super) struct Watchers(Vec<(u64, Waker)>);
+
+impl Watchers {
+    /// `key` is none at first, and kept by the caller.
+    pub(super) fn register(&mut self, key: &mut Option<u64>, cx: &Context<'_>) {
+        let known = key.and_then(|key| self.0.iter_mut().find(|(known, _)| *known == key));
+        if let Some((_, waker)) = known {
+            waker.clone_from(cx.waker());
+        } else {
+            let new = self.0.last().map_or(0, |(last, _)| last + 1);
+            self.0.push((new, cx.waker().clone()));
+            *key = Some(new);
+        }
+    }
+
+    pub(super) fn forget(&mut self, key: u64) {
+        self.0.retain(|(known, _)| *known != key);
+    }
+
+    pub(super) fn take(&mut self) -> impl Iterator<Item = Waker> + use<> {
+        std::mem::take(&mut self.0).into_iter().map(|(_, waker)| waker)
+    }
+}
 
 /// One acquisition of this client.
 #[derive(Debug)]
@@ -141,7 +164,7 @@ impl Ticket {
             gives_up_at: None,
             valid_until: AtomicU64::new(valid_until.micros()),
             limited_by_ttl: AtomicBool::new(false),
-            state: Mutex::new(State::Held(Vec::new())),
+            state: Mutex::new(State::Held(Watchers::default())),
         })
     }
 
@@ -197,7 +220,7 @@ impl Ticket {
         let mut state = self.state();
         match &mut *state {
             State::Held(watchers) => {
-                after.wakers.extend(watchers.drain(..).map(|(_, waker)| waker));
+                after.wakers.extend(watchers.take());
             }
             State::Granted(_) => {}
             _ => return false,
@@ -225,7 +248,7 @@ impl Ticket {
     pub(crate) fn start_release(&self, after: &mut After) {
         let mut state = self.state();
         if let State::Held(watchers) = &mut *state {
-            after.wakers.extend(watchers.drain(..).map(|(_, waker)| waker));
+            after.wakers.extend(watchers.take());
         }
         if matches!(*state, State::Held(_) | State::Granted(_)) {
             self.valid_until.store(0, Ordering::Release);
@@ -290,7 +313,7 @@ impl Ticket {
             }
             State::Granted(grant) => {
                 let mut grant = *grant;
-                *state = State::Held(Vec::new());
+                *state = State::Held(Watchers::default());
                 grant.waited_micros =
                     Moment::now().micros().saturating_sub(self.queued_at.micros());
                 Poll::Ready(Ok(Some(grant)))
@@ -322,21 +345,14 @@ impl Ticket {
             drop(state);
             return Poll::Ready(self.loss());
         };
-        let known = key.and_then(|key| watchers.iter_mut().find(|(known, _)| *known == key));
-        if let Some((_, waker)) = known {
-            waker.clone_from(cx.waker());
-        } else {
-            let new = watchers.last().map_or(0, |(last, _)| last + 1);
-            watchers.push((new, cx.waker().clone()));
-            *key = Some(new);
-        }
+        watchers.register(key, cx);
         Poll::Pending
     }
 
     /// Nobody wants to be told under this key any more.
     pub(crate) fn forget_watcher(&self, key: u64) {
         if let State::Held(watchers) = &mut *self.state() {
-            watchers.retain(|(known, _)| *known != key);
+            watchers.forget(key);
         }
     }
 

@@ -28,9 +28,28 @@ const LENGTH: usize = 22;
 pub struct LockId([u8; LENGTH]);
 
 impl LockId {
+    /// A new one, for [`Locks::acquire_as`](crate::Locks::acquire_as).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// use leasehold::{Client, LockId};
+    /// use std::time::Duration;
+    ///
+    /// let (locks, ttl) = (Client::memory().locks(), Duration::from_secs(30));
+    /// let id = LockId::random();
+    /// let held = locks.acquire_as(&id, "invoice:42", ttl).await?.expect("it was free");
+    /// // Should that answer have been lost, asking again answers the same lock.
+    /// let again = locks.acquire_as(&id, "invoice:42", ttl).await?.expect("it is ours");
+    /// assert_eq!(again.fence, held.fence);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Panics
     /// If the operating system has no randomness to give.
-    pub(crate) fn random() -> Self {
+    #[must_use]
+    pub fn random() -> Self {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes).expect("the operating system's source of randomness failed");
         let mut text = [0; LENGTH];

@@ -61,6 +61,17 @@ pub(crate) enum Verdict<T> {
     Expired,
 }
 
+impl<T> Verdict<T> {
+    pub(crate) fn map<U>(self, done: impl FnOnce(T) -> U) -> Verdict<U> {
+        match self {
+            Self::Done(value) => Verdict::Done(done(value)),
+            Self::NotOwner => Verdict::NotOwner,
+            Self::NotFound => Verdict::NotFound,
+            Self::Expired => Verdict::Expired,
+        }
+    }
+}
+
 /// By what a lock is looked up.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum By {

@@ -76,11 +76,12 @@ impl LockStore for LocalLocks {
     fn release(&self, id: LockId) -> Later<Verdict<Option<Name>>> {
         self.write(move |locks| {
             let verdict = locks.release(id)?;
-            let Verdict::Done(key) = verdict else {
-                return Ok((without_key(&verdict), Vec::new()));
-            };
             // Who waits is told by us, our own client included.
-            Ok((Verdict::Done(None), locks.came_free(&key)?))
+            let told = match &verdict {
+                Verdict::Done(key) => locks.came_free(key)?,
+                _ => Vec::new(),
+            };
+            Ok((verdict.map(|_| None), told))
         })
     }
 
@@ -102,15 +103,6 @@ impl LockStore for LocalLocks {
     fn list(&self, limit: usize) -> Later<Vec<Record>> {
         let found = self.read(move |locks| locks.list(limit));
         Box::pin(async move { found.await?.into_iter().map(Stored::checked).collect() })
-    }
-}
-
-fn without_key(verdict: &Verdict<String>) -> Verdict<Option<Name>> {
-    match verdict {
-        Verdict::Done(_) => Verdict::Done(None),
-        Verdict::NotOwner => Verdict::NotOwner,
-        Verdict::NotFound => Verdict::NotFound,
-        Verdict::Expired => Verdict::Expired,
     }
 }
 

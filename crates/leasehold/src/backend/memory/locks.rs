@@ -39,12 +39,7 @@ impl LockStore for MemoryLocks {
 
     fn release(&self, id: LockId) -> Later<Verdict<Option<Name>>> {
         let (mut machine, now) = self.machine();
-        ready(match machine.release(id, now) {
-            Verdict::Done(key) => Verdict::Done(Some(key)),
-            Verdict::NotOwner => Verdict::NotOwner,
-            Verdict::NotFound => Verdict::NotFound,
-            Verdict::Expired => Verdict::Expired,
-        })
+        ready(machine.release(id, now).map(Some))
     }
 
     fn extend(&self, id: LockId, ttl: u64) -> Later<Verdict<u64>> {

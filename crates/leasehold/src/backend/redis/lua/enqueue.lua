@@ -15,6 +15,7 @@ local function next_place()
   if place then
     place = place + 1
   else
+    -- Only to fail here, before anything is written, should it be of another type.
     call('ZCARD', ALIVE)
     local tail = call('ZRANGE', WAITING, -1, -1, 'WITHSCORES')[2]
     place = NOW
