@@ -26,7 +26,7 @@
 //! # Invariants
 //!
 //! 1. **Limit.** At every instant of the store's clock, holders ≤ capacity. After a shrink nobody is
-//!    granted until there is room. (`grant` is the only way in, and it counts first.)
+//!    granted until there is room. (`grant` and `enqueue` are the only ways in, and both count first.)
 //! 2. **Order.** Waiters that can be reached are granted in the order in which they were enqueued, also
 //!    within one microsecond and one batch. (Places in the queue are numbered, not timed; a newcomer is
 //!    granted at once only when `grant` has just left a permit free, so nobody reachable waits.)

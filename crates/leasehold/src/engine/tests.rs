@@ -458,10 +458,11 @@ async fn what_could_not_be_given_back_is_given_back_later() {
 
 #[test]
 fn a_delay_has_a_limit_however_long_it_was_to_be() {
-    let (min_delay, max_delay) = (Duration::MAX, Duration::from_secs(60));
-    let retries = Retries { min_delay, max_delay, ..Retries::default() };
-    assert_eq!(retries.delay(1), max_delay);
-    assert_eq!(retries.delay(u32::MAX), max_delay);
+    for max_delay in [Duration::from_secs(60), Duration::MAX] {
+        let retries = Retries { min_delay: Duration::MAX, max_delay, ..Retries::default() };
+        assert_eq!(retries.delay(1), max_delay);
+        assert_eq!(retries.delay(u32::MAX), max_delay);
+    }
 }
 
 /// The time for a lock is up, however often somebody is told to ask again.
@@ -469,16 +470,18 @@ fn a_delay_has_a_limit_however_long_it_was_to_be() {
 async fn a_wait_for_a_lock_ends_while_wake_ups_keep_coming() {
     let backend = Backend::Memory(Arc::new(crate::backend::memory::Memory::new()));
     let engine = Engine::new(backend, Settings::default());
-    let locks = crate::Locks::new(engine.clone());
+    let until = Moment::now() + Span::from_millis(5000);
+    let core = Arc::downgrade(engine.core());
+    let waking = crate::Observer::new(move |_| {
+        if let Some(core) = core.upgrade().filter(|_| Moment::now() < until) {
+            core.waiters.wake_all();
+        }
+    });
+    let locks = crate::Locks::new(engine).observed(waking);
     let retry = crate::Retry::default().times(1000).within(Duration::from_millis(200));
     let lock = locks.lock("k").retry(retry).build().unwrap();
     let _held = lock.try_acquire().await.unwrap().unwrap();
-    let waiting = tokio::spawn(async move { lock.acquire().await });
-    eventually(async || {
-        engine.core().waiters.wake_all();
-        waiting.is_finished()
-    })
-    .await;
-    let error = waiting.await.unwrap().unwrap_err();
+    let error = lock.acquire().await.unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    assert!(Moment::now() < until, "it ended when it was not told any more");
 }

@@ -187,3 +187,25 @@ async fn whoever_gives_up_costs_nobody_the_connection() {
     testkit::wait::eventually(async || pool.count().await.unwrap().current_count == 0).await;
     assert_eq!(proxy.traffic().accepted, before);
 }
+
+#[tokio::test]
+async fn a_close_waits_for_what_is_under_way() {
+    let (_server, proxy, client, other) = start().await;
+    let (pool, theirs) =
+        (client.pool("p", 2).build().unwrap(), other.pool("p", 2).build().unwrap());
+    let (guard, lease) = (acquire(&lock(&client, MINUTES)).await, pool.lease("a").await.unwrap());
+    proxy.stall();
+    drop((guard, lease));
+    let late = tokio::spawn(async move { pool.try_lease("b").await });
+    tokio::task::yield_now().await;
+    let mut close = tokio::spawn(async move { client.close().await });
+    let early = tokio::time::timeout(Duration::from_millis(200), &mut close).await;
+    assert!(early.is_err(), "nobody could be told");
+    proxy.heal();
+    deadline(close).await.unwrap().unwrap();
+    assert!(!other.locks().is_locked(KEY).await.unwrap());
+    assert_eq!(theirs.count().await.unwrap().current_count, 0);
+    if let Ok(Some(lease)) = deadline(late).await.unwrap() {
+        lease.check().unwrap_err();
+    }
+}
