@@ -229,7 +229,8 @@ impl Client {
 
     /// Ends the client and its clones: whoever waits is told [`Error::Closed`], whatever is still held is
     /// released and its guards are told that it is lost, and then nothing new can be acquired. Returns
-    /// when the store has been told of all that.
+    /// when the store has been told of all that, and of whatever was dropped before. What was acquired without a guard, or
+    /// detached from it, is not released; but for permits, which end with their client.
     ///
     /// # Errors
     /// What the store has to say.

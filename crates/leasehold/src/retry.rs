@@ -89,7 +89,8 @@ impl Retry {
         Self { jitter, ..self }
     }
 
-    /// How long to go on in all: 5 s by default.
+    /// How long to go on in all: 5 s by default. To wait for much longer, raise [`times`](Self::times) as well: ten
+    /// are used up after 51 to 102 s.
     #[must_use]
     pub fn within(self, within: Duration) -> Self {
         Self { within, ..self }

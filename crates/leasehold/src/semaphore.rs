@@ -254,7 +254,8 @@ impl SemaphoreBuilder {
         }
     }
 
-    /// The longest a permit may be held: then it is lost, and goes to the next. None by default.
+    /// The longest a permit may be held: then it is lost, and goes to the next. None by default. At least 100 ms on Redis,
+    /// because part of it is over before the answer is here.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = Some(ttl);
         self
@@ -266,8 +267,9 @@ impl SemaphoreBuilder {
         self
     }
 
-    /// How long a holder or waiter may be silent before it counts as dead: 180 s by default, lowered to
-    /// the TTL if that is shorter. In memory nobody dies alone, and this has no effect.
+    /// How long a holder or waiter may be silent before it counts as dead: 180 s by default, at least 300 ms, lowered to
+    /// the TTL if that is shorter. In memory nobody dies alone, and on one host the kernel tells who is dead: there this has
+    /// no effect.
     pub fn heartbeat_max_interval(mut self, interval: Duration) -> Self {
         self.heartbeat_max_interval = Some(interval);
         self
@@ -286,7 +288,7 @@ impl SemaphoreBuilder {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the name is empty, longer than 512 bytes after NFC or contains control
-    /// characters, if the capacity or a duration is zero, if the heartbeat is too short to be kept;
+    /// characters, if the capacity or a duration is zero, if the heartbeat or the TTL is too short to be kept;
     /// [`Error::Closed`] when the client is closed.
     pub fn build(self) -> Result<Semaphore, Error> {
         let name = Name::new("name", &self.name)?;

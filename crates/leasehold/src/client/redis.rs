@@ -130,7 +130,8 @@ impl RedisBuilder {
         self
     }
 
-    /// What all our keys begin with: `adv-sem` by default.
+    /// What the keys of semaphores begin with, and the wake-ups and waiting lists of locks: `adv-sem` by default. Locks
+    /// themselves have [`lock_prefix`](Self::lock_prefix), and pools always begin with `semaphores:`.
     pub fn namespace(mut self, namespace: &str) -> Self {
         self.namespace = Some(namespace.to_owned());
         self
