@@ -7,6 +7,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use crate::failure::Failure;
+use crate::store;
 
 /// Share scarce things fairly between processes and machines: at most so many at once, first come first served.
 ///
@@ -353,7 +354,7 @@ fn refusal(error: &clap::Error) -> Failure {
             Failure::silent(crate::failure::USAGE)
         }
         _ => {
-            let text = error.render().to_string();
+            let text = without_secrets(error.render().to_string());
             let paragraphs = text.trim_start_matches("error: ").split("\n\n");
             let mut said: Vec<_> = paragraphs
                 .take_while(|part| !part.starts_with("Usage:") && !part.starts_with("For more"))
@@ -370,16 +371,30 @@ fn refusal(error: &clap::Error) -> Failure {
     }
 }
 
+/// The command line, as far as it can be shown.
+fn words() -> impl Iterator<Item = String> {
+    std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned())
+}
+
+/// Clap repeats what it does not expect, and that may be the URL of a store.
+fn without_secrets(text: String) -> String {
+    words().fold(text, |text, word| {
+        let value = word.split_once('=').filter(|_| word.starts_with('-'));
+        let url = value.map_or(&*word, |(_, value)| value);
+        if url.contains("://") { text.replace(url, &store::without_secrets(url)) } else { text }
+    })
+}
+
 /// Whether something is to be run, and nobody has said where it begins.
 fn takes_a_child() -> bool {
-    let words: Vec<_> = std::env::args().skip(1).collect();
+    let words: Vec<_> = words().collect();
     let runs = words.first().is_some_and(|word| word == "run" || word == "lock");
     runs && !words.iter().any(|word| word == "--")
 }
 
 /// What was asked for, with a blank before it; nothing if there is no such thing.
 fn subcommand() -> String {
-    let asked = std::env::args().nth(1).unwrap_or_default();
+    let asked = words().next().unwrap_or_default();
     let known = Arguments::command().find_subcommand(&asked).is_some();
     if known { format!(" {asked}") } else { String::new() }
 }

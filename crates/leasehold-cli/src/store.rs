@@ -5,6 +5,7 @@ use std::future::Future;
 use std::path::PathBuf;
 
 use leasehold::Client;
+use redis::{ConnectionAddr, IntoConnectionInfo};
 
 use crate::args::StoreArgs;
 use crate::failure::Failure;
@@ -20,7 +21,7 @@ pub(crate) fn url(arguments: &StoreArgs) -> Result<String, Failure> {
         Some(url) if url.starts_with("memory:") => {
             let problem =
                 "is of one process, and would exclude nobody: give sqlite:PATH or a Redis URL";
-            return Err(Failure::usage(format!("--store {url} {problem}")));
+            return Err(Failure::usage(format!("--store memory: {problem}")));
         }
         Some(url) if !url.is_empty() => return Ok(url.to_owned()),
         _ => {}
@@ -52,11 +53,23 @@ pub(crate) async fn look(arguments: &StoreArgs) -> Result<Client, Failure> {
     Ok(Client::open(&url).await?)
 }
 
-/// A URL without user and password.
+/// A URL as people may see it. Of one that does not parse only the scheme is left: nobody knows where its password is.
 pub(crate) fn without_secrets(url: &str) -> String {
-    match (url.split_once("://"), url.rsplit_once('@')) {
-        (Some((scheme, _)), Some((_, place))) => format!("{scheme}://{place}"),
-        _ => url.to_owned(),
+    let Some((scheme, _)) = url.split_once(':') else { return "…".to_owned() };
+    if scheme == "sqlite" {
+        return url.to_owned();
+    }
+    let Ok(info) = url.into_connection_info() else { return format!("{scheme}:…") };
+    let place = match info.addr() {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+            format!("{host}:{port}")
+        }
+        ConnectionAddr::Unix(path) => path.display().to_string(),
+        _ => "…".to_owned(),
+    };
+    match info.redis_settings().db() {
+        0 => format!("{scheme}://{place}"),
+        database => format!("{scheme}://{place}/{database}"),
     }
 }
 
@@ -68,4 +81,28 @@ pub(crate) async fn open(arguments: &StoreArgs) -> Result<Client, Failure> {
 pub(crate) fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|error| Failure::internal("no runtime", error))?.block_on(future)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_people_see_of_a_url_has_no_secrets_in_it() {
+        for (url, seen) in [
+            ("redis://joe:hunter2@host:1/3", "redis://host:1/3"),
+            ("redis://:hun@ter2@host", "redis://host:6379"),
+            ("rediss://joe:hunter2@host?protocol=resp3", "rediss://host:6379"),
+            ("unix:///tmp/x.sock?user=joe&pass=hunter2", "unix:///tmp/x.sock"),
+            ("unix:///tmp/a@b.sock?pass=hun@ter2&db=2", "unix:///tmp/a@b.sock/2"),
+            // Where the password ends is anybody's guess.
+            ("redis://joe:hun?ter2@host", "redis:…"),
+            ("redis://joe:hun/ter2@host:port", "redis:…"),
+            ("zookeeper://joe:hunter2@host", "zookeeper:…"),
+            ("hunter2@host", "…"),
+            ("sqlite:/srv/a@b/c?d.db", "sqlite:/srv/a@b/c?d.db"),
+        ] {
+            assert_eq!(without_secrets(url), seen, "{url}");
+        }
+    }
 }

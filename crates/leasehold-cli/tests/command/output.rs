@@ -272,6 +272,49 @@ fn a_healthy_server() {
     assert!(!text.contains('\x1b'), "colours are for terminals");
 }
 
+/// Neither where the store is, nor what is wrong with it, nor what is wrong with the command line.
+#[test]
+fn no_secret_is_printed() {
+    let nowhere = tempfile::tempdir().unwrap();
+    let socket = nowhere.path().join("x.sock");
+    let stores = [
+        format!("unix://{}?user=joe&pass=hunter2", socket.display()),
+        format!("redis+unix://{}?pass=x@hunter2", socket.display()),
+        "redis://joe:hunter2@127.0.0.1:1".to_owned(),
+        "redis://joe:x?hunter2@127.0.0.1:1".to_owned(),
+        "redis://joe:hunter2@127.0.0.1:1/x".to_owned(),
+        "joe:hunter2@127.0.0.1".to_owned(),
+        "memory:hunter2".to_owned(),
+    ];
+    let commands =
+        [&["ls"][..], &["doctor"], &["doctor", "--json"], &["run", "-v", "it", "--", "true"]];
+    std::thread::scope(|scope| {
+        for (store, command) in stores.iter().flat_map(|one| commands.map(|words| (one, words))) {
+            scope.spawn(move || {
+                let ended = run(store, command);
+                assert!([64, 69].contains(&ended.code), "{store} {command:?}: {ended:?}");
+                let said = ended.stdout + &ended.stderr;
+                assert!(!said.contains("hunter2"), "{store} {command:?}: {said}");
+            });
+        }
+    });
+    let url = "redis://joe:hunter2@127.0.0.1:1";
+    for words in [&["ls", url][..], &["ls", &format!("--json={url}")], &["run", url, "true"]] {
+        let ended = run("", words);
+        assert_eq!(ended.code, 64, "{words:?}: {ended:?}");
+        assert!(!ended.stderr.contains("hunter2"), "{words:?}: {ended:?}");
+    }
+}
+
+/// What cannot be read as text is no reason to panic.
+#[test]
+fn a_mistake_in_a_line_that_is_not_utf8() {
+    use std::os::unix::ffi::OsStrExt;
+    let odd = std::ffi::OsStr::from_bytes(b"\xff");
+    let ended = run("", &["run".as_ref(), "--frobnicate".as_ref(), odd]);
+    assert_eq!(ended.code, 64, "{ended:?}");
+}
+
 #[test]
 fn servers_on_which_leases_are_in_danger() {
     let server = RedisServer::start_with(&["--maxmemory 100mb", "--maxmemory-policy allkeys-lru"]);
