@@ -29,7 +29,7 @@ Examples:
 
 Exit codes:
   the child's    the child ran and ended (128 + n if by signal n)
-  1              release, lookup, show: nothing there
+  1              release, lookup, show: nothing there; doctor: leases are not safe on the store
   64             bad usage or bad input
   69, 77         the store cannot be reached; refuses us
   70             our own fault
@@ -95,7 +95,16 @@ lock.")]
     /// Examine the store: can it be reached, and are leases safe on it?
     #[command(after_help = "\
 Examples:
-  leasehold doctor --store redis://redis.internal")]
+  leasehold doctor --store redis://redis.internal
+
+Exit codes:
+  0       nothing is bad, though there may be warnings
+  1       something is bad: leases are not safe on this store
+  64      --store is no store
+  69, 77  the store cannot be reached or is not there; refuses us
+
+It acquires and releases a semaphore, a lock and a pool of the name leasehold-doctor. Nothing stays
+held, but the store keeps the name: `leasehold ls --all` lists it from then on.")]
     Doctor(DoctorArgs),
     /// Measure what leases cost on the store, and say what that means.
     #[command(after_help = "\

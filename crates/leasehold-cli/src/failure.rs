@@ -8,6 +8,8 @@ use leasehold::{Error, LossReason};
 
 /// `release`, `lookup`, `show`: nothing there.
 pub(crate) const NOTHING_THERE: u8 = 1;
+/// `doctor`: leases are not safe on this store.
+pub(crate) const NOT_SAFE: u8 = 1;
 /// Bad usage or bad input.
 pub(crate) const USAGE: u8 = 64;
 /// The store cannot be reached.

@@ -2,13 +2,13 @@
 
 use std::env;
 use std::future::Future;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use leasehold::Client;
 use redis::{ConnectionAddr, IntoConnectionInfo};
 
 use crate::args::StoreArgs;
-use crate::failure::Failure;
+use crate::failure::{Failure, UNAVAILABLE};
 
 /// The URL of the store: `--store`, else `LEASEHOLD_STORE`, else a file in the user's state directory.
 pub(crate) fn url(arguments: &StoreArgs) -> Result<String, Failure> {
@@ -39,18 +39,21 @@ pub(crate) fn url(arguments: &StoreArgs) -> Result<String, Failure> {
     Ok(format!("sqlite:{file}"))
 }
 
-/// For those who only look: a file that is not there is not made, unless it is the one that everybody has.
+/// For those who only look.
 pub(crate) async fn look(arguments: &StoreArgs) -> Result<Client, Failure> {
+    if let Some(path) = missing(arguments)? {
+        let message = format!("there is no store at {path}: `leasehold run` makes one");
+        return Err(Failure::new(UNAVAILABLE, message));
+    }
+    open(arguments).await
+}
+
+/// The path of a file that is not there. Who only looks does not make it, unless it is the one that everybody has.
+pub(crate) fn missing(arguments: &StoreArgs) -> Result<Option<String>, Failure> {
     let url = url(arguments)?;
     let asked_for = arguments.store.as_ref().is_some_and(|store| !store.is_empty());
-    if let Some(path) = url.strip_prefix("sqlite:")
-        && asked_for
-        && !std::path::Path::new(path).exists()
-    {
-        let message = format!("there is no store at {path}: `leasehold run` makes one");
-        return Err(Failure::new(crate::failure::UNAVAILABLE, message));
-    }
-    Ok(Client::open(&url).await?)
+    let path = url.strip_prefix("sqlite:").filter(|path| asked_for && !Path::new(path).exists());
+    Ok(path.map(str::to_owned))
 }
 
 /// A URL as people may see it. Of one that does not parse only the scheme is left: nobody knows where its password is.

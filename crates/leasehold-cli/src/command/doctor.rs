@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use leasehold::{Client, Error};
 use serde_json::{Value, json};
 
-use crate::args::DoctorArgs;
-use crate::failure::{Failure, REFUSED, UNAVAILABLE};
+use crate::args::{DoctorArgs, StoreArgs};
+use crate::failure::{Failure, NOT_SAFE, REFUSED, UNAVAILABLE};
 use crate::output::{self, Style, styled};
 use crate::store;
 
@@ -20,8 +20,7 @@ const CROWD: u32 = 1000;
 const SHORT: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(arguments: &DoctorArgs) -> Result<u8, Failure> {
-    let url = store::url(&arguments.store)?;
-    let report = store::block_on(async { Ok(examine(&url).await) })?;
+    let report = store::block_on(examine(&arguments.store))?;
     if arguments.json {
         output::print_json(&report.as_json())?;
     } else {
@@ -30,24 +29,32 @@ pub(crate) fn run(arguments: &DoctorArgs) -> Result<u8, Failure> {
     Ok(report.code())
 }
 
-async fn examine(url: &str) -> Report {
+async fn examine(arguments: &StoreArgs) -> Result<Report, Failure> {
+    let url = store::url(arguments)?;
     let mut report = Report::default();
-    report.ok("store", store::without_secrets(url));
+    report.ok("store", store::without_secrets(&url));
+    // To make it would be to say that all is well with a path that was mistyped.
+    if let Some(path) = store::missing(arguments)? {
+        let advice = "correct --store; if it is right, `leasehold run` makes the file";
+        report.bad("reachable", format!("there is no store at {path}"), advice);
+        report.end_with(UNAVAILABLE);
+        return Ok(report);
+    }
     let opening = Instant::now();
-    let client = match Client::open(url).await {
+    let client = match Client::open(&url).await {
         Ok(client) => client,
         Err(error) => {
             report.failed("reachable", &error);
-            return report;
+            return Ok(report);
         }
     };
     report.ok("reachable", format!("yes, after {}", output::ago(opening.elapsed())));
     try_everything(&client, &mut report).await;
     if client.locks().capabilities().backend == "redis" {
-        redis::examine(url, &mut report).await;
+        redis::examine(&url, &mut report).await;
     }
     let _ = client.close().await;
-    report
+    Ok(report)
 }
 
 /// Each primitive once, with everything that it asks of the store.
@@ -85,7 +92,7 @@ enum Verdict {
     Ok,
     /// Leases work, but less safely than they could.
     Warning,
-    /// Something does not work.
+    /// Something does not work, or leases are not safe.
     Bad,
 }
 
@@ -101,7 +108,8 @@ struct Finding {
 #[derive(Default, Debug)]
 struct Report {
     findings: Vec<Finding>,
-    code: u8,
+    /// What the first that did not work says that the command is to exit with.
+    code: Option<u8>,
 }
 
 impl Report {
@@ -128,7 +136,6 @@ impl Report {
         }
     }
 
-    /// The first that failed says what the command exits with.
     fn failed(&mut self, check: &'static str, error: &Error) {
         let (says, code) = (error.to_string(), Failure::from(error.clone()).code);
         let advice = match code {
@@ -145,13 +152,16 @@ impl Report {
             _ => "correct --store",
         };
         self.bad(check, says, advice);
-        if self.code == 0 {
-            self.code = code;
-        }
+        self.end_with(code);
+    }
+
+    fn end_with(&mut self, code: u8) {
+        self.code.get_or_insert(code);
     }
 
     fn code(&self) -> u8 {
-        self.code
+        let bad = self.findings.iter().any(|finding| finding.verdict == Verdict::Bad);
+        self.code.unwrap_or(if bad { NOT_SAFE } else { 0 })
     }
 
     fn as_text(&self) -> String {

@@ -319,11 +319,37 @@ fn a_mistake_in_a_line_that_is_not_utf8() {
 fn servers_on_which_leases_are_in_danger() {
     let server = RedisServer::start_with(&["--maxmemory 100mb", "--maxmemory-policy allkeys-lru"]);
     assert_eq!(verdict(&server.url(), "memory"), "bad");
+    assert_eq!(run(&server.url(), &["doctor"]).code, 1);
     assert_eq!(verdict(&server.url(), "persistence"), "warning");
     let replica = format!("--replicaof 127.0.0.1 {}", server.port());
     let replica = RedisServer::start_with(&[&replica, "--replica-read-only no"]);
     assert_eq!(verdict(&replica.url(), "replication"), "bad");
+    assert_eq!(run(&replica.url(), &["doctor", "--json"]).code, 1);
     until(|| verdict(&server.url(), "replication") == "warning");
+}
+
+/// Warnings are no reason to stop a deployment.
+#[test]
+fn a_server_with_warnings_only() {
+    let server = RedisServer::start();
+    let ended = run(&server.url(), &["doctor"]);
+    assert!(ended.stdout.contains("\nwarn  persistence "), "{}", ended.stdout);
+    assert_eq!(ended.code, 0, "{}", ended.stdout);
+}
+
+/// What was mistyped would otherwise be made, and found to be well.
+#[test]
+fn the_doctor_makes_no_store() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("typo/store.db");
+    let ended = run(&format!("sqlite:{}", path.display()), &["doctor"]);
+    assert_eq!((ended.code, &*ended.stderr), (69, ""));
+    let said = format!("\nbad   reachable    there is no store at {}\n", path.display());
+    assert!(ended.stdout.contains(&said), "{}", ended.stdout);
+    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0, "something was made");
+    let store = Store::local();
+    assert_eq!(run(&store.url(), &["run", "it", "--", "true"]).code, 0);
+    assert_eq!(run(&store.url(), &["doctor"]).code, 0);
 }
 
 #[test]
