@@ -184,10 +184,12 @@ pub(crate) struct RunArgs {
     /// The longest the child may run
     #[arg(long, value_name = "D", value_parser = positive)]
     pub(crate) ttl: Option<Duration>,
-    /// How long this process may be silent before its child is stopped and its permit passes on
+    /// On Redis: how long this process may be silent before its child is stopped and its permit passes on. No effect on
+    /// a store on this host, where the kernel tells who is dead
     #[arg(long, value_name = "D", value_parser = positive, default_value = "180s")]
     pub(crate) heartbeat: Duration,
-    /// How long the child has to end after SIGTERM, before SIGKILL [default: 2s, or a sixth of --heartbeat]
+    /// How long the child has to end after SIGTERM, before SIGKILL [default: 2s; on Redis at most a sixth of
+    /// --heartbeat]
     #[arg(long, value_name = "D", value_parser = duration)]
     pub(crate) grace: Option<Duration>,
     #[command(flatten)]
@@ -212,7 +214,7 @@ pub(crate) struct LockArgs {
     /// How long this process may be silent before its child is stopped and the lock passes on
     #[arg(long, value_name = "D", value_parser = positive, default_value = "30s")]
     pub(crate) lease: Duration,
-    /// How long the child has to end after SIGTERM, before SIGKILL [default: 2s, or half of --lease]
+    /// How long the child has to end after SIGTERM, before SIGKILL [default: 2s, at most half of --lease]
     #[arg(long, value_name = "D", value_parser = duration)]
     pub(crate) grace: Option<Duration>,
     #[command(flatten)]

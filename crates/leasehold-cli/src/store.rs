@@ -56,6 +56,11 @@ pub(crate) fn missing(arguments: &StoreArgs) -> Result<Option<String>, Failure> 
     Ok(path.map(str::to_owned))
 }
 
+/// Whether the kernel tells who is dead there, as `Client::lifeline` says of a client: no heartbeat has to be kept then.
+pub(crate) fn is_on_this_host(arguments: &StoreArgs) -> Result<bool, Failure> {
+    Ok(url(arguments)?.starts_with("sqlite:"))
+}
+
 /// A URL as people may see it. Of one that does not parse only the scheme is left: nobody knows where its password is.
 pub(crate) fn without_secrets(url: &str) -> String {
     let Some((scheme, _)) = url.split_once(':') else { return "…".to_owned() };

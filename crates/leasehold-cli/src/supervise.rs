@@ -20,7 +20,7 @@ use tokio::net::UnixStream;
 use tokio::time::sleep;
 
 use crate::args::GUARD;
-use crate::clock::{Bridge, Moment};
+use crate::clock::{self, Bridge, Moment};
 use crate::failure::{self, Failure, complain};
 use crate::guard;
 use crate::guard::wire::{LENGTH, Message, News, Order};
@@ -139,7 +139,7 @@ impl Guard {
         let (ours, theirs) = Socket::pair()?;
         let child = Command::new(own_binary()?)
             .arg0(GUARD)
-            .args(["--grace", &job.grace.as_micros().to_string()])
+            .args(["--grace", &clock::micros(job.grace).to_string()])
             .args(foreground.then_some("--foreground"))
             .arg("--")
             .args(&job.command)

@@ -6,7 +6,7 @@ use leasehold::{Client, Error, Permit, Semaphore};
 
 use crate::args::{Patience, RunArgs};
 use crate::failure::{Failure, complain};
-use crate::job::{Held, Job, asked_for, grace};
+use crate::job::{GRACE, Held, Job, asked_for, grace};
 use crate::output::ago;
 use crate::signals::Signals;
 use crate::store;
@@ -29,7 +29,11 @@ pub(crate) fn run(arguments: RunArgs) -> Result<u8, Failure> {
         let problem = "is too short to be kept: at least 300ms";
         return Err(Failure::usage(format!("--heartbeat {heartbeat} {problem}")));
     }
-    let grace = grace(arguments.grace, "--heartbeat", arguments.heartbeat, GRACES)?;
+    let grace = if store::is_on_this_host(&arguments.store)? {
+        arguments.grace.unwrap_or(GRACE)
+    } else {
+        grace(arguments.grace, "--heartbeat", arguments.heartbeat, GRACES)?
+    };
     store::block_on(async {
         let client = unless_signalled(&mut signals, store::open(&arguments.store)).await?;
         let code = hold_and_run(&client, arguments, grace, &mut signals).await;

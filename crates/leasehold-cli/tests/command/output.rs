@@ -76,6 +76,8 @@ fn measuring_a_store_says_what_it_means_and_leaves_nothing() {
         assert_eq!((told.code, &*told.stderr), (0, ""));
         assert!(told.stdout.starts_with("WHAT "), "{}", told.stdout);
         assert!(told.stdout.contains("\nA permit costs "), "{}", told.stdout);
+        let heartbeats = matches!(store, Store::Redis(_));
+        assert_eq!(told.stdout.contains("heartbeat"), heartbeats, "{}", told.stdout);
         let left = run(&store.url(), &["ls"]).stdout;
         assert_eq!(left, "nothing is held, and nobody waits\n");
     }
