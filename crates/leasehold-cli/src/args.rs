@@ -48,7 +48,9 @@ Examples:
   leasehold run --no-wait -n 1 backup -- ./backup.sh || echo 'one is running already'
 
 The child gets LEASEHOLD_NAME, LEASEHOLD_ID and LEASEHOLD_FENCE. What it leaves behind in its
-process group has --grace to end before it is stopped; the permit is given back after that.")]
+process group has --grace to end before it is stopped; the permit is given back after that.
+
+Durations (D): 500ms, 30s, 5m, 1h30m.")]
     Run(RunArgs),
     /// Run a command under a fenced lock.
     #[command(after_help = "\
@@ -58,7 +60,9 @@ Examples:
 
 The lock is not fair: when it comes free, whoever asks first has it. Where order matters, use
 `leasehold run -n 1`. The child gets LEASEHOLD_NAME, LEASEHOLD_ID and LEASEHOLD_FENCE; what it
-writes to should refuse an older fence.")]
+writes to should refuse an older fence.
+
+Durations (D): 500ms, 30s, 5m, 1h30m.")]
     Lock(LockArgs),
     /// List semaphores, locks and pools: what is held, and how many wait.
     #[command(after_help = "\
@@ -113,7 +117,9 @@ Examples:
   leasehold bench --for 5s --json
 
 It keeps the store busy meanwhile. Nothing stays held; the names that it uses begin with
-leasehold-bench, and the store keeps a count of the fences of each.")]
+leasehold-bench, and the store keeps a count of the fences of each.
+
+Durations (D): 500ms, 30s, 5m, 1h30m.")]
     Bench(BenchArgs),
     /// Print completions for a shell.
     #[command(after_help = "\
@@ -133,11 +139,14 @@ Examples:
     Guard(GuardArgs),
 }
 
+const STORES: &str = "\
+The store: sqlite:PATH, redis://host:port, rediss://host:port for TLS, or unix:///path/of/its/socket; a file in your \
+state directory by default";
+
 /// Where leases are kept.
 #[derive(Args, Debug)]
 pub(crate) struct StoreArgs {
-    /// The store: sqlite:PATH, redis://host:port or rediss://host:port; a file in your state directory by default
-    #[arg(long, value_name = "URL", env = "LEASEHOLD_STORE", hide_env_values = true)]
+    #[arg(long, value_name = "URL", env = "LEASEHOLD_STORE", hide_env_values = true, help = STORES)]
     pub(crate) store: Option<String>,
 }
 
@@ -151,7 +160,7 @@ pub(crate) struct WaitArgs {
     #[arg(long)]
     no_wait: bool,
     /// Exit with this code if it could not be had in time
-    #[arg(short = 'E', value_name = "CODE", default_value_t = crate::failure::NOT_ACQUIRED)]
+    #[arg(short = 'E', long = "conflict-exit-code", value_name = "CODE", default_value_t = crate::failure::NOT_ACQUIRED)]
     pub(crate) conflict_code: u8,
 }
 
@@ -178,7 +187,7 @@ impl WaitArgs {
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
-    /// How many may run at once: the newest says so. By default what the name has, or 1
+    /// How many may run at once. The latest -n given for a name counts for everybody. Default: what the name has, else 1
     #[arg(short = 'n', value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) capacity: Option<u32>,
     /// The longest the child may run
@@ -436,6 +445,7 @@ mod tests {
     fn durations_have_units() {
         assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(duration("5m"), Ok(Duration::from_secs(300)));
+        assert_eq!(duration("1h30m"), Ok(Duration::from_secs(5400)));
         assert_eq!(duration("0s"), Ok(Duration::ZERO));
         for bad in ["", "5", "-5s", "five", "5 parsecs", "99999999999999999999y"] {
             assert!(duration(bad).is_err(), "{bad:?}");

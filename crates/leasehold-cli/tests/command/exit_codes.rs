@@ -110,6 +110,7 @@ fn not_acquired_is_75_or_what_was_asked_for() {
             };
             assert_eq!(line(&[]).code, 75, "{kind} {wait:?}");
             assert_eq!(line(&["-E", "9"]).code, 9, "{kind} {wait:?}");
+            assert_eq!(line(&["--conflict-exit-code", "9"]).code, 9, "{kind} {wait:?}");
             let fine = line(&["-E", "0"]);
             assert_eq!((fine.code, &*fine.stderr), (0, ""), "{kind} {wait:?}");
         }

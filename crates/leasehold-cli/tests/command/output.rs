@@ -57,6 +57,16 @@ fn completions_and_the_manual_page() {
     let page = run("", &["man"]);
     assert_eq!(page.code, 0);
     assert!(page.stdout.starts_with(".ie"), "{}", page.stdout);
+    let page = run("", &["man", "run"]).stdout;
+    let head: Vec<_> = page.lines().skip(2).take(5).map(str::trim_end).collect();
+    let head = head.join("\n").replace(env!("CARGO_PKG_VERSION"), "VERSION");
+    insta::assert_snapshot!(head, @r#"
+    .TH leasehold-run 1  "leasehold VERSION"
+    .SH NAME
+    leasehold\-run \- Run a command under a permit of a fair semaphore
+    .SH SYNOPSIS
+    \fBleasehold run\fR [OPTIONS] <NAME> \-\- <CMD>...
+    "#);
 }
 
 #[test]
