@@ -5,6 +5,7 @@ use std::fmt::Write;
 use leasehold::RawLockInfo;
 use serde_json::{Value, json};
 
+use super::show::find;
 use crate::args::LookupArgs;
 use crate::failure::{Failure, NOTHING_THERE};
 use crate::output::{self, ago, timestamp};
@@ -14,7 +15,12 @@ pub(crate) fn run(arguments: &LookupArgs) -> Result<u8, Failure> {
     store::block_on(async {
         let client = store::look(&arguments.store).await?;
         let Some(found) = client.locks().lookup_raw(&arguments.key).await? else {
-            let message = format!("nobody has the lock {:?}", arguments.key);
+            let key = &arguments.key;
+            let rest = match find(&client, key).await {
+                Ok(Some(_)) => format!("; of the semaphore see `leasehold show {key}`"),
+                _ => String::new(),
+            };
+            let message = format!("nobody has the lock {key:?}{rest}");
             return Err(Failure::new(NOTHING_THERE, message));
         };
         if arguments.json {
