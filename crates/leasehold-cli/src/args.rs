@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::error::ErrorKind;
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
 
 use crate::failure::Failure;
 use crate::store;
@@ -143,11 +143,25 @@ const STORES: &str = "\
 The store: sqlite:PATH, redis://host:port, rediss://host:port for TLS, or unix:///path/of/its/socket; a file in your \
 state directory by default";
 
+const NAMESPACE: &str = "\
+On Redis: what the keys of semaphores begin with [default: adv-sem] [env: LEASEHOLD_NAMESPACE]";
+const LOCK_PREFIX: &str = "\
+On Redis: what the keys of locks begin with [default: syncguard] [env: LEASEHOLD_LOCK_PREFIX]";
+const CA_CERTIFICATE: &str = "\
+Over TLS: trust only the authorities in this PEM file [env: LEASEHOLD_CA_CERTIFICATE]";
+
 /// Where leases are kept.
 #[derive(Args, Debug)]
 pub(crate) struct StoreArgs {
     #[arg(long, value_name = "URL", env = "LEASEHOLD_STORE", hide_env_values = true, help = STORES)]
     pub(crate) store: Option<String>,
+    // Their variables are not clap's to read: what was not given here must not be refused where it has no use.
+    #[arg(long, value_name = "NAMESPACE", help = NAMESPACE)]
+    pub(crate) namespace: Option<String>,
+    #[arg(long, value_name = "PREFIX", help = LOCK_PREFIX)]
+    pub(crate) lock_prefix: Option<String>,
+    #[arg(long, value_name = "FILE", help = CA_CERTIFICATE, value_hint = ValueHint::FilePath)]
+    pub(crate) ca_certificate: Option<String>,
 }
 
 /// How long to wait, and what to say if that was not long enough.

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use crate::args::BenchArgs;
 use crate::failure::{Failure, NOT_ACQUIRED};
 use crate::output::{self, or_dash, table};
-use crate::store;
+use crate::store::{self, Store};
 
 /// What all names begin with.
 const NAME: &str = "leasehold-bench";
@@ -27,8 +27,9 @@ const MANY: usize = 5000;
 const PARTS: u32 = 7;
 
 pub(crate) fn run(arguments: &BenchArgs) -> Result<u8, Failure> {
+    let store = Store::new(&arguments.store)?;
     let (figures, heartbeats) = store::block_on(async {
-        let clients = [store::open(&arguments.store).await?, store::open(&arguments.store).await?];
+        let clients = [store.open().await?, store.open().await?];
         let Some(alone) = clients[0].lock(NAME).auto_extend().build()?.try_acquire().await? else {
             return Err(Failure::new(NOT_ACQUIRED, "another bench is at work on this store"));
         };

@@ -9,11 +9,11 @@ use super::show::find;
 use crate::args::LookupArgs;
 use crate::failure::{Failure, NOTHING_THERE};
 use crate::output::{self, ago, timestamp};
-use crate::store;
+use crate::store::{self, Store};
 
 pub(crate) fn run(arguments: &LookupArgs) -> Result<u8, Failure> {
     store::block_on(async {
-        let client = store::look(&arguments.store).await?;
+        let client = Store::new(&arguments.store)?.look().await?;
         let Some(found) = client.locks().lookup_raw(&arguments.key).await? else {
             let key = &arguments.key;
             let rest = match find(&client, key).await {

@@ -9,7 +9,7 @@ use crate::failure::{Failure, complain};
 use crate::job::{GRACE, Held, Job, asked_for, grace};
 use crate::output::ago;
 use crate::signals::Signals;
-use crate::store;
+use crate::store::{self, Store};
 use crate::supervise;
 use crate::waiting::Line;
 
@@ -29,13 +29,14 @@ pub(crate) fn run(arguments: RunArgs) -> Result<u8, Failure> {
         let problem = "is too short to be kept: at least 300ms";
         return Err(Failure::usage(format!("--heartbeat {heartbeat} {problem}")));
     }
-    let grace = if store::is_on_this_host(&arguments.store)? {
+    let store = Store::new(&arguments.store)?;
+    let grace = if store.is_on_this_host() {
         arguments.grace.unwrap_or(GRACE)
     } else {
         grace(arguments.grace, "--heartbeat", arguments.heartbeat, GRACES)?
     };
     store::block_on(async {
-        let client = unless_signalled(&mut signals, store::open(&arguments.store)).await?;
+        let client = unless_signalled(&mut signals, async { Ok(store.open().await?) }).await?;
         let code = hold_and_run(&client, arguments, grace, &mut signals).await;
         farewell(&client).await;
         code

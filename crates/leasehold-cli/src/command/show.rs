@@ -7,11 +7,11 @@ use super::ls::semaphore_json;
 use crate::args::ShowArgs;
 use crate::failure::{Failure, NOTHING_THERE};
 use crate::output::{self, Style, ago, one_line, or_dash, seconds, styled, table};
-use crate::store;
+use crate::store::{self, Store};
 
 pub(crate) fn run(arguments: &ShowArgs) -> Result<u8, Failure> {
     store::block_on(async {
-        let client = store::look(&arguments.store).await?;
+        let client = Store::new(&arguments.store)?.look().await?;
         let Some(stats) = find(&client, &arguments.name).await? else {
             let name = &arguments.name;
             // What cannot be a lock's key is not one: that is no reason to complain of it here.
