@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::{Client, Error, Lock, LockGuard, Retry};
 
-use super::run::{farewell, listen, signalled, taken, under, unless_signalled};
+use super::holding::{farewell, listen, signalled, taken, under, unless_signalled};
 use crate::args::{LockArgs, Patience};
 use crate::failure::{Failure, complain};
 use crate::job::{Job, asked_for, grace};
