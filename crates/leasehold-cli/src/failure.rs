@@ -76,6 +76,10 @@ impl From<Error> for Failure {
             _ => INTERNAL,
         };
         let advice = match &error {
+            // A server without TLS on that port says nothing that TLS understands, or waits for more.
+            Error::Unavailable { what, .. } if what.contains("rediss://") => {
+                ": is it running, and is TLS spoken on that port? redis:// is without"
+            }
             Error::Unavailable { .. } => ": is it running, and is --store right?",
             _ => "",
         };

@@ -145,6 +145,9 @@ impl Report {
         let (says, code) = (error.to_string(), Failure::from(error.clone()).code);
         let allow = format!("let the server's ACL allow it, for {}", self.keys_and_channels);
         let advice = match code {
+            UNAVAILABLE if says.contains("rediss://") => {
+                "start it, or correct the host and port of --store: is TLS spoken there? redis:// is without"
+            }
             UNAVAILABLE => "start it, or correct the host and port of --store",
             REFUSED if says.contains("permission") => &allow,
             REFUSED if says.contains("authority") => "give its certificate as --ca-certificate",

@@ -99,6 +99,24 @@ fn an_authority_of_ones_own() {
     assert!(missing.stderr.starts_with(said), "{missing:?}");
 }
 
+/// It takes as long as connecting may take: a server that hears no end of a line waits for it.
+#[test]
+fn a_server_without_tls() {
+    let server = RedisServer::start();
+    let url = format!("rediss://127.0.0.1:{}", server.port());
+    std::thread::scope(|scope| {
+        for command in ["ls", "doctor"] {
+            let url = &url;
+            scope.spawn(move || {
+                let ended = run(url, &[command]);
+                assert_eq!(ended.code, 69, "{ended:?}");
+                let said = ended.stdout + &ended.stderr;
+                assert!(said.ends_with("? redis:// is without\n"), "{said}");
+            });
+        }
+    });
+}
+
 #[test]
 fn a_file_has_none_of_that() {
     let store = Store::local();
