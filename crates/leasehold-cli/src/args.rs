@@ -4,9 +4,10 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::error::ErrorKind;
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
 
 use crate::failure::Failure;
+use crate::store;
 
 /// Share scarce things fairly between processes and machines: at most so many at once, first come first served.
 ///
@@ -28,7 +29,7 @@ Examples:
 
 Exit codes:
   the child's    the child ran and ended (128 + n if by signal n)
-  1              release, lookup, show: nothing there
+  1              release, lookup, show: nothing there; doctor: leases are not safe on the store
   64             bad usage or bad input
   69, 77         the store cannot be reached; refuses us
   70             our own fault
@@ -47,7 +48,9 @@ Examples:
   leasehold run --no-wait -n 1 backup -- ./backup.sh || echo 'one is running already'
 
 The child gets LEASEHOLD_NAME, LEASEHOLD_ID and LEASEHOLD_FENCE. What it leaves behind in its
-process group has --grace to end before it is stopped; the permit is given back after that.")]
+process group has --grace to end before it is stopped; the permit is given back after that.
+
+Durations (D): 500ms, 30s, 5m, 1h30m.")]
     Run(RunArgs),
     /// Run a command under a fenced lock.
     #[command(after_help = "\
@@ -57,7 +60,9 @@ Examples:
 
 The lock is not fair: when it comes free, whoever asks first has it. Where order matters, use
 `leasehold run -n 1`. The child gets LEASEHOLD_NAME, LEASEHOLD_ID and LEASEHOLD_FENCE; what it
-writes to should refuse an older fence.")]
+writes to should refuse an older fence.
+
+Durations (D): 500ms, 30s, 5m, 1h30m.")]
     Lock(LockArgs),
     /// List semaphores, locks and pools: what is held, and how many wait.
     #[command(after_help = "\
@@ -94,7 +99,16 @@ lock.")]
     /// Examine the store: can it be reached, and are leases safe on it?
     #[command(after_help = "\
 Examples:
-  leasehold doctor --store redis://redis.internal")]
+  leasehold doctor --store redis://redis.internal
+
+Exit codes:
+  0       nothing is bad, though there may be warnings
+  1       something is bad: leases are not safe on this store
+  64      --store is no store
+  69, 77  the store cannot be reached or is not there; refuses us
+
+It acquires and releases a semaphore, a lock and a pool of the name leasehold-doctor. Nothing stays
+held, but the store keeps the name: `leasehold ls --all` lists it from then on.")]
     Doctor(DoctorArgs),
     /// Measure what leases cost on the store, and say what that means.
     #[command(after_help = "\
@@ -103,7 +117,9 @@ Examples:
   leasehold bench --for 5s --json
 
 It keeps the store busy meanwhile. Nothing stays held; the names that it uses begin with
-leasehold-bench, and the store keeps a count of the fences of each.")]
+leasehold-bench, and the store keeps a count of the fences of each.
+
+Durations (D): 500ms, 30s, 5m, 1h30m.")]
     Bench(BenchArgs),
     /// Print completions for a shell.
     #[command(after_help = "\
@@ -123,12 +139,29 @@ Examples:
     Guard(GuardArgs),
 }
 
+const STORES: &str = "\
+The store: sqlite:PATH, redis://host:port, rediss://host:port for TLS, or unix:///path/of/its/socket; a file in your \
+state directory by default";
+
+const NAMESPACE: &str = "\
+On Redis: what the keys of semaphores begin with [default: adv-sem] [env: LEASEHOLD_NAMESPACE]";
+const LOCK_PREFIX: &str = "\
+On Redis: what the keys of locks begin with [default: syncguard] [env: LEASEHOLD_LOCK_PREFIX]";
+const CA_CERTIFICATE: &str = "\
+Over TLS: trust only the authorities in this PEM file [env: LEASEHOLD_CA_CERTIFICATE]";
+
 /// Where leases are kept.
 #[derive(Args, Debug)]
 pub(crate) struct StoreArgs {
-    /// The store: sqlite:PATH, redis://host:port or rediss://host:port; a file in your state directory by default
-    #[arg(long, value_name = "URL", env = "LEASEHOLD_STORE", hide_env_values = true)]
+    #[arg(long, value_name = "URL", env = "LEASEHOLD_STORE", hide_env_values = true, help = STORES)]
     pub(crate) store: Option<String>,
+    // Their variables are not clap's to read: what was not given here must not be refused where it has no use.
+    #[arg(long, value_name = "NAMESPACE", help = NAMESPACE)]
+    pub(crate) namespace: Option<String>,
+    #[arg(long, value_name = "PREFIX", help = LOCK_PREFIX)]
+    pub(crate) lock_prefix: Option<String>,
+    #[arg(long, value_name = "FILE", help = CA_CERTIFICATE, value_hint = ValueHint::FilePath)]
+    pub(crate) ca_certificate: Option<String>,
 }
 
 /// How long to wait, and what to say if that was not long enough.
@@ -141,7 +174,7 @@ pub(crate) struct WaitArgs {
     #[arg(long)]
     no_wait: bool,
     /// Exit with this code if it could not be had in time
-    #[arg(short = 'E', value_name = "CODE", default_value_t = crate::failure::NOT_ACQUIRED)]
+    #[arg(short = 'E', long = "conflict-exit-code", value_name = "CODE", default_value_t = crate::failure::NOT_ACQUIRED)]
     pub(crate) conflict_code: u8,
 }
 
@@ -168,16 +201,18 @@ impl WaitArgs {
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
-    /// How many may run at once: the newest says so. By default what the name has, or 1
+    /// How many may run at once. The latest -n given for a name counts for everybody. Default: what the name has, else 1
     #[arg(short = 'n', value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) capacity: Option<u32>,
     /// The longest the child may run
     #[arg(long, value_name = "D", value_parser = positive)]
     pub(crate) ttl: Option<Duration>,
-    /// How long this process may be silent before its child is stopped and its permit passes on
+    /// On Redis: how long this process may be silent before its child is stopped and its permit passes on. No effect on
+    /// a store on this host, where the kernel tells who is dead
     #[arg(long, value_name = "D", value_parser = positive, default_value = "180s")]
     pub(crate) heartbeat: Duration,
-    /// How long the child has to end after SIGTERM, before SIGKILL [default: 2s, or a sixth of --heartbeat]
+    /// How long the child has to end after SIGTERM, before SIGKILL [default: 2s; on Redis at most a sixth of
+    /// --heartbeat]
     #[arg(long, value_name = "D", value_parser = duration)]
     pub(crate) grace: Option<Duration>,
     #[command(flatten)]
@@ -202,7 +237,7 @@ pub(crate) struct LockArgs {
     /// How long this process may be silent before its child is stopped and the lock passes on
     #[arg(long, value_name = "D", value_parser = positive, default_value = "30s")]
     pub(crate) lease: Duration,
-    /// How long the child has to end after SIGTERM, before SIGKILL [default: 2s, or half of --lease]
+    /// How long the child has to end after SIGTERM, before SIGKILL [default: 2s, at most half of --lease]
     #[arg(long, value_name = "D", value_parser = duration)]
     pub(crate) grace: Option<Duration>,
     #[command(flatten)]
@@ -353,7 +388,7 @@ fn refusal(error: &clap::Error) -> Failure {
             Failure::silent(crate::failure::USAGE)
         }
         _ => {
-            let text = error.render().to_string();
+            let text = without_secrets(error.render().to_string());
             let paragraphs = text.trim_start_matches("error: ").split("\n\n");
             let mut said: Vec<_> = paragraphs
                 .take_while(|part| !part.starts_with("Usage:") && !part.starts_with("For more"))
@@ -370,16 +405,30 @@ fn refusal(error: &clap::Error) -> Failure {
     }
 }
 
+/// The command line, as far as it can be shown.
+fn words() -> impl Iterator<Item = String> {
+    std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned())
+}
+
+/// Clap repeats what it does not expect, and that may be the URL of a store.
+fn without_secrets(text: String) -> String {
+    words().fold(text, |text, word| {
+        let value = word.split_once('=').filter(|_| word.starts_with('-'));
+        let url = value.map_or(&*word, |(_, value)| value);
+        if url.contains("://") { text.replace(url, &store::without_secrets(url)) } else { text }
+    })
+}
+
 /// Whether something is to be run, and nobody has said where it begins.
 fn takes_a_child() -> bool {
-    let words: Vec<_> = std::env::args().skip(1).collect();
+    let words: Vec<_> = words().collect();
     let runs = words.first().is_some_and(|word| word == "run" || word == "lock");
     runs && !words.iter().any(|word| word == "--")
 }
 
 /// What was asked for, with a blank before it; nothing if there is no such thing.
 fn subcommand() -> String {
-    let asked = std::env::args().nth(1).unwrap_or_default();
+    let asked = words().next().unwrap_or_default();
     let known = Arguments::command().find_subcommand(&asked).is_some();
     if known { format!(" {asked}") } else { String::new() }
 }
@@ -410,6 +459,7 @@ mod tests {
     fn durations_have_units() {
         assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(duration("5m"), Ok(Duration::from_secs(300)));
+        assert_eq!(duration("1h30m"), Ok(Duration::from_secs(5400)));
         assert_eq!(duration("0s"), Ok(Duration::ZERO));
         for bad in ["", "5", "-5s", "five", "5 parsecs", "99999999999999999999y"] {
             assert!(duration(bad).is_err(), "{bad:?}");

@@ -1,8 +1,9 @@
-//! The subcommands, one file each.
+//! The subcommands, one file each, and what `run` and `lock` have in common.
 
 pub(crate) mod bench;
 pub(crate) mod completions;
 pub(crate) mod doctor;
+mod holding;
 pub(crate) mod lock;
 pub(crate) mod lookup;
 pub(crate) mod ls;

@@ -8,6 +8,8 @@ use leasehold::{Error, LossReason};
 
 /// `release`, `lookup`, `show`: nothing there.
 pub(crate) const NOTHING_THERE: u8 = 1;
+/// `doctor`: leases are not safe on this store.
+pub(crate) const NOT_SAFE: u8 = 1;
 /// Bad usage or bad input.
 pub(crate) const USAGE: u8 = 64;
 /// The store cannot be reached.
@@ -74,6 +76,10 @@ impl From<Error> for Failure {
             _ => INTERNAL,
         };
         let advice = match &error {
+            // A server without TLS on that port says nothing that TLS understands, or waits for more.
+            Error::Unavailable { what, .. } if what.contains("rediss://") => {
+                ": is it running, and is TLS spoken on that port? redis:// is without"
+            }
             Error::Unavailable { .. } => ": is it running, and is --store right?",
             _ => "",
         };

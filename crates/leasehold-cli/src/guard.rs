@@ -40,10 +40,10 @@ pub(crate) use handover::{receive, send};
 use timer::Timer;
 use wire::{Message, News, Order};
 
-/// How often to look whether a group that its leader has left is gone: nobody tells us.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// How long to wait for a killed group whose members somebody else has to reap.
-const BURIAL: Duration = Duration::from_secs(1);
+/// How often to look whether a group that its leader or its guard has left is gone: nobody tells us.
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// How long to wait for a killed group whose members somebody else may have to reap.
+pub(crate) const BURIAL: Duration = Duration::from_secs(1);
 
 /// What the binary does when it is called by the name of a guard.
 pub(crate) fn run(arguments: &GuardArgs) -> u8 {

@@ -8,7 +8,7 @@ use leasehold::{LockGuard, Lost, Permit};
 use crate::failure::Failure;
 
 /// How long a child has to end after SIGTERM, unless told otherwise.
-const GRACE: Duration = Duration::from_secs(2);
+pub(crate) const GRACE: Duration = Duration::from_secs(2);
 
 /// The command to run, and what it is told.
 #[derive(Debug)]

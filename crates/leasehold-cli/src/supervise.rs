@@ -20,10 +20,10 @@ use tokio::net::UnixStream;
 use tokio::time::sleep;
 
 use crate::args::GUARD;
-use crate::clock::{Bridge, Moment};
+use crate::clock::{self, Bridge, Moment};
 use crate::failure::{self, Failure, complain};
-use crate::guard;
 use crate::guard::wire::{LENGTH, Message, News, Order};
+use crate::guard::{self, BURIAL, LOOK_AGAIN};
 use crate::job::{Held, Job};
 use crate::signals::Signals;
 use crate::terminal::Terminal;
@@ -32,10 +32,6 @@ use crate::terminal::Terminal;
 /// it is extended, at least two thirds of that are left when we see it.
 const SELDOM: Duration = Duration::from_secs(1);
 const OFTEN: Duration = Duration::from_millis(5);
-/// How often to look whether a group that has lost its guard is gone.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// How long what was killed may take to be gone.
-const BURIAL: Duration = Duration::from_secs(1);
 
 /// How a job ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -139,7 +135,7 @@ impl Guard {
         let (ours, theirs) = Socket::pair()?;
         let child = Command::new(own_binary()?)
             .arg0(GUARD)
-            .args(["--grace", &job.grace.as_micros().to_string()])
+            .args(["--grace", &clock::micros(job.grace).to_string()])
             .args(foreground.then_some("--foreground"))
             .arg("--")
             .args(&job.command)

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use crate::args::BenchArgs;
 use crate::failure::{Failure, NOT_ACQUIRED};
 use crate::output::{self, or_dash, table};
-use crate::store;
+use crate::store::{self, Store};
 
 /// What all names begin with.
 const NAME: &str = "leasehold-bench";
@@ -27,22 +27,24 @@ const MANY: usize = 5000;
 const PARTS: u32 = 7;
 
 pub(crate) fn run(arguments: &BenchArgs) -> Result<u8, Failure> {
-    let figures = store::block_on(async {
-        let clients = [store::open(&arguments.store).await?, store::open(&arguments.store).await?];
+    let store = Store::new(&arguments.store)?;
+    let (figures, heartbeats) = store::block_on(async {
+        let clients = [store.open().await?, store.open().await?];
         let Some(alone) = clients[0].lock(NAME).auto_extend().build()?.try_acquire().await? else {
             return Err(Failure::new(NOT_ACQUIRED, "another bench is at work on this store"));
         };
+        let heartbeats = clients[0].lifeline().is_none();
         let figures = Bench::new(clients.clone(), arguments.lasting / PARTS).measure().await?;
         alone.release().await?;
         for client in &clients {
             client.close().await?;
         }
-        Ok(figures)
+        Ok((figures, heartbeats))
     })?;
     if arguments.json {
         output::print_json(&as_json(&figures))?;
     } else {
-        output::print(&as_text(&figures))?;
+        output::print(&as_text(&figures, heartbeats))?;
     }
     Ok(0)
 }
@@ -262,7 +264,7 @@ fn lock(round: &Mutex<Round>) -> std::sync::MutexGuard<'_, Round> {
     round.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn as_text(figures: &[Figure]) -> String {
+fn as_text(figures: &[Figure], heartbeats: bool) -> String {
     let time = |time: Option<Duration>| or_dash(time.map(short));
     let rows = figures.iter().map(|figure| {
         let [p50, p99] = [50, 99].map(|percent| time(figure.quantile(percent)));
@@ -270,7 +272,7 @@ fn as_text(figures: &[Figure]) -> String {
     });
     let mut text = table(["WHAT", "P50", "P99", "A SECOND"], &[1, 2, 3], rows);
     text.push('\n');
-    for sentence in reading(figures) {
+    for sentence in reading(figures, heartbeats) {
         let _ = writeln!(text, "{sentence}");
     }
     text
@@ -286,8 +288,8 @@ fn short(time: Duration) -> String {
     }
 }
 
-/// What it means, in words.
-fn reading(figures: &[Figure]) -> Vec<String> {
+/// What it means, in words. `heartbeats`: whether there are any on this store.
+fn reading(figures: &[Figure], heartbeats: bool) -> Vec<String> {
     let find = |key| figures.iter().find(|figure| figure.key == key);
     let (Some(question), Some(pair), Some(hot), Some(few), Some(many)) =
         (find("question"), find("pair"), find("hot"), find("few"), find("many"))
@@ -324,11 +326,12 @@ fn reading(figures: &[Figure]) -> Vec<String> {
     });
     let p99 = question.quantile(99).unwrap_or_default();
     let shortest = (p99 * 10).max(Duration::from_millis(300));
-    says.push(format!(
-        "A question takes up to {} in 99 of 100 cases: do not set a heartbeat below {}.",
-        short(p99),
-        short(shortest)
-    ));
+    let so = if heartbeats {
+        format!(": do not set a heartbeat below {}", short(shortest))
+    } else {
+        String::new()
+    };
+    says.push(format!("A question takes up to {} in 99 of 100 cases{so}.", short(p99)));
     if times(p99, trip) > 10.0 {
         says.push("That is far more than usual: the store or the way to it is uneven, or this machine is busy.".to_owned());
     }

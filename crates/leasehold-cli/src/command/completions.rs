@@ -27,15 +27,19 @@ pub(crate) fn man(arguments: &ManArgs) -> Result<u8, Failure> {
         None => all,
         Some(name) => {
             all.build();
-            let found = all.find_subcommand(name).cloned();
-            let found = found.ok_or_else(|| {
+            let found = all.find_subcommand_mut(name).ok_or_else(|| {
                 Failure::usage(format!("there is no subcommand {name:?}: see `leasehold --help`"))
             })?;
+            // The page's own way to say it would forget the `--` before a child.
+            let usage = found.render_usage().to_string();
+            let usage = usage.trim_start_matches("Usage: ").to_owned();
+            let found = found.clone().override_usage(usage);
             found.bin_name(format!("leasehold {name}")).display_name(format!("leasehold-{name}"))
         }
     };
     let mut page = Vec::new();
-    let rendered = clap_mangen::Man::new(command).render(&mut page);
+    let source = concat!("leasehold ", env!("CARGO_PKG_VERSION"));
+    let rendered = clap_mangen::Man::new(command).source(source).render(&mut page);
     rendered.map_err(|error| Failure::internal("no manual page", error))?;
     output::print(&String::from_utf8_lossy(&page))?;
     Ok(0)

@@ -7,9 +7,9 @@ use leasehold::{Client, Error};
 use serde_json::{Value, json};
 
 use crate::args::DoctorArgs;
-use crate::failure::{Failure, REFUSED, UNAVAILABLE};
+use crate::failure::{Failure, NOT_SAFE, REFUSED, UNAVAILABLE};
 use crate::output::{self, Style, styled};
-use crate::store;
+use crate::store::{self, Store};
 
 mod redis;
 
@@ -20,8 +20,8 @@ const CROWD: u32 = 1000;
 const SHORT: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(arguments: &DoctorArgs) -> Result<u8, Failure> {
-    let url = store::url(&arguments.store)?;
-    let report = store::block_on(async { Ok(examine(&url).await) })?;
+    let store = Store::new(&arguments.store)?;
+    let report = store::block_on(async { Ok(examine(&store).await) })?;
     if arguments.json {
         output::print_json(&report.as_json())?;
     } else {
@@ -30,11 +30,18 @@ pub(crate) fn run(arguments: &DoctorArgs) -> Result<u8, Failure> {
     Ok(report.code())
 }
 
-async fn examine(url: &str) -> Report {
-    let mut report = Report::default();
-    report.ok("store", store::without_secrets(url));
+async fn examine(store: &Store) -> Report {
+    let mut report = Report::new(store);
+    report.ok("store", store.place());
+    // To make it would be to say that all is well with a path that was mistyped.
+    if let Some(path) = store.missing() {
+        let advice = "correct --store; if it is right, `leasehold run` makes the file";
+        report.bad("reachable", format!("there is no store at {path}"), advice);
+        report.end_with(UNAVAILABLE);
+        return report;
+    }
     let opening = Instant::now();
-    let client = match Client::open(url).await {
+    let client = match store.open().await {
         Ok(client) => client,
         Err(error) => {
             report.failed("reachable", &error);
@@ -44,7 +51,7 @@ async fn examine(url: &str) -> Report {
     report.ok("reachable", format!("yes, after {}", output::ago(opening.elapsed())));
     try_everything(&client, &mut report).await;
     if client.locks().capabilities().backend == "redis" {
-        redis::examine(url, &mut report).await;
+        redis::examine(store, &mut report).await;
     }
     let _ = client.close().await;
     report
@@ -85,7 +92,7 @@ enum Verdict {
     Ok,
     /// Leases work, but less safely than they could.
     Warning,
-    /// Something does not work.
+    /// Something does not work, or leases are not safe.
     Bad,
 }
 
@@ -98,13 +105,19 @@ struct Finding {
     advice: Option<String>,
 }
 
-#[derive(Default, Debug)]
+#[derive(Debug)]
 struct Report {
     findings: Vec<Finding>,
-    code: u8,
+    /// What the first that did not work says that the command is to exit with.
+    code: Option<u8>,
+    keys_and_channels: String,
 }
 
 impl Report {
+    fn new(store: &Store) -> Self {
+        Self { findings: Vec::new(), code: None, keys_and_channels: store.keys_and_channels() }
+    }
+
     fn add(&mut self, check: &'static str, verdict: Verdict, says: String, advice: Option<String>) {
         self.findings.push(Finding { check, verdict, says, advice });
     }
@@ -128,15 +141,16 @@ impl Report {
         }
     }
 
-    /// The first that failed says what the command exits with.
     fn failed(&mut self, check: &'static str, error: &Error) {
         let (says, code) = (error.to_string(), Failure::from(error.clone()).code);
+        let allow = format!("let the server's ACL allow it, for {}", self.keys_and_channels);
         let advice = match code {
-            UNAVAILABLE => "start it, or correct the host and port of --store",
-            REFUSED if says.contains("permission") => {
-                "let the server's ACL allow it, for the keys adv-sem:*, syncguard:* and semaphores:* \
-                 and the channels adv-sem:wake:*"
+            UNAVAILABLE if says.contains("rediss://") => {
+                "start it, or correct the host and port of --store: is TLS spoken there? redis:// is without"
             }
+            UNAVAILABLE => "start it, or correct the host and port of --store",
+            REFUSED if says.contains("permission") => &allow,
+            REFUSED if says.contains("authority") => "give its certificate as --ca-certificate",
             REFUSED if says.contains("memory") => "raise its maxmemory, or free some",
             REFUSED if says.contains("replica") => "give the primary as --store",
             REFUSED if says.contains("does not answer as Redis") => "correct the port of --store",
@@ -145,13 +159,16 @@ impl Report {
             _ => "correct --store",
         };
         self.bad(check, says, advice);
-        if self.code == 0 {
-            self.code = code;
-        }
+        self.end_with(code);
+    }
+
+    fn end_with(&mut self, code: u8) {
+        self.code.get_or_insert(code);
     }
 
     fn code(&self) -> u8 {
-        self.code
+        let bad = self.findings.iter().any(|finding| finding.verdict == Verdict::Bad);
+        self.code.unwrap_or(if bad { NOT_SAFE } else { 0 })
     }
 
     fn as_text(&self) -> String {

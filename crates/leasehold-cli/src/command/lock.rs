@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use leasehold::{Client, Error, Lock, LockGuard, Retry};
 
-use super::run::{farewell, listen, signalled, taken, under, unless_signalled};
+use super::holding::{farewell, listen, signalled, taken, under, unless_signalled};
 use crate::args::{LockArgs, Patience};
 use crate::failure::{Failure, complain};
 use crate::job::{Job, asked_for, grace};
 use crate::signals::Signals;
-use crate::store;
+use crate::store::{self, Store};
 use crate::waiting::Line;
 
 /// Of a lease: see [`grace`].
@@ -22,8 +22,9 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 pub(crate) fn run(arguments: LockArgs) -> Result<u8, Failure> {
     let mut signals = listen()?;
     let grace = grace(arguments.grace, "--lease", arguments.lease, GRACES)?;
+    let store = Store::new(&arguments.store)?;
     store::block_on(async {
-        let client = unless_signalled(&mut signals, store::open(&arguments.store)).await?;
+        let client = unless_signalled(&mut signals, async { Ok(store.open().await?) }).await?;
         let code = hold_and_run(&client, arguments, grace, &mut signals).await;
         farewell(&client).await;
         code

@@ -5,16 +5,22 @@ use std::fmt::Write;
 use leasehold::RawLockInfo;
 use serde_json::{Value, json};
 
+use super::show::find;
 use crate::args::LookupArgs;
 use crate::failure::{Failure, NOTHING_THERE};
 use crate::output::{self, ago, timestamp};
-use crate::store;
+use crate::store::{self, Store};
 
 pub(crate) fn run(arguments: &LookupArgs) -> Result<u8, Failure> {
     store::block_on(async {
-        let client = store::look(&arguments.store).await?;
+        let client = Store::new(&arguments.store)?.look().await?;
         let Some(found) = client.locks().lookup_raw(&arguments.key).await? else {
-            let message = format!("nobody has the lock {:?}", arguments.key);
+            let key = &arguments.key;
+            let rest = match find(&client, key).await {
+                Ok(Some(_)) => format!("; of the semaphore see `leasehold show {key}`"),
+                _ => String::new(),
+            };
+            let message = format!("nobody has the lock {key:?}{rest}");
             return Err(Failure::new(NOTHING_THERE, message));
         };
         if arguments.json {

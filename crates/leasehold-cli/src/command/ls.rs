@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::args::LsArgs;
 use crate::failure::Failure;
 use crate::output::{self, ago, or_dash, seconds, table};
-use crate::store;
+use crate::store::{self, Store};
 
 const NOTHING: &str = "nothing is held, and nobody waits";
 const REDRAW: Duration = Duration::from_secs(1);
@@ -23,7 +23,7 @@ pub(crate) fn run(arguments: &LsArgs) -> Result<u8, Failure> {
         return Err(Failure::usage("--watch redraws a terminal, and stdout is none: leave it out"));
     }
     store::block_on(async {
-        let client = store::look(&arguments.store).await?;
+        let client = Store::new(&arguments.store)?.look().await?;
         loop {
             let sections = sections(&client, arguments.all).await?;
             if arguments.json {

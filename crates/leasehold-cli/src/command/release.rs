@@ -7,7 +7,7 @@ use super::show::find;
 use crate::args::ReleaseArgs;
 use crate::failure::{Failure, NOTHING_THERE, complain};
 use crate::output;
-use crate::store;
+use crate::store::{self, Store};
 
 const WARNING: &str = "warning: whoever held it may still be at work, and the next may begin before that is told; \
                        only a resource that checks fences is safe";
@@ -15,7 +15,7 @@ const WARNING: &str = "warning: whoever held it may still be at work, and the ne
 pub(crate) fn run(arguments: &ReleaseArgs) -> Result<u8, Failure> {
     let id = Id::parse(&arguments.id)?;
     store::block_on(async {
-        let client = store::look(&arguments.store).await?;
+        let client = Store::new(&arguments.store)?.look().await?;
         let released = match id {
             Id::Permit(id) => release_permit(&client, &arguments.name, id).await?,
             Id::Lock(id) => release_lock(&client, &arguments.name, id).await?,

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use leasehold::{Client, Error, Permit, Semaphore};
 
+use super::holding::{farewell, listen, signalled, taken, under, unless_signalled};
 use crate::args::{Patience, RunArgs};
 use crate::failure::{Failure, complain};
-use crate::job::{Held, Job, asked_for, grace};
+use crate::job::{GRACE, Job, asked_for, grace};
 use crate::output::ago;
 use crate::signals::Signals;
-use crate::store;
-use crate::supervise;
+use crate::store::{self, Store};
 use crate::waiting::Line;
 
 /// Below this a renewal that is a little late would cost the permit.
@@ -19,8 +19,6 @@ const SHORTEST: Duration = Duration::from_millis(300);
 const GRACES: u32 = 6;
 /// A TTL counts from when the child can begin, which is a little after the store has granted it.
 const HEAD_START: Duration = Duration::from_millis(200);
-/// How long the store may take to be told of the end, before we go without: the lease ends by itself.
-const FAREWELL: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(arguments: RunArgs) -> Result<u8, Failure> {
     let mut signals = listen()?;
@@ -29,9 +27,14 @@ pub(crate) fn run(arguments: RunArgs) -> Result<u8, Failure> {
         let problem = "is too short to be kept: at least 300ms";
         return Err(Failure::usage(format!("--heartbeat {heartbeat} {problem}")));
     }
-    let grace = grace(arguments.grace, "--heartbeat", arguments.heartbeat, GRACES)?;
+    let store = Store::new(&arguments.store)?;
+    let grace = if store.is_on_this_host() {
+        arguments.grace.unwrap_or(GRACE)
+    } else {
+        grace(arguments.grace, "--heartbeat", arguments.heartbeat, GRACES)?
+    };
     store::block_on(async {
-        let client = unless_signalled(&mut signals, store::open(&arguments.store)).await?;
+        let client = unless_signalled(&mut signals, async { Ok(store.open().await?) }).await?;
         let code = hold_and_run(&client, arguments, grace, &mut signals).await;
         farewell(&client).await;
         code
@@ -114,60 +117,4 @@ async fn acquire(
         Error::TimedOut { .. } => taken(code, &error.to_string()),
         error => error.into(),
     })
-}
-
-// What `lock` does as well.
-
-/// Before anything else: no thread may be there yet.
-pub(super) fn listen() -> Result<Signals, Failure> {
-    Signals::listen().map_err(|error| Failure::internal("signals cannot be heard", error))
-}
-
-/// What is done before there is a place in a queue: a signal ends it at once.
-pub(super) async fn unless_signalled<T>(
-    signals: &mut Signals,
-    future: impl Future<Output = Result<T, Failure>>,
-) -> Result<T, Failure> {
-    tokio::select! {
-        done = future => done,
-        signal = signals.next_to_end() => Err(signalled(signal)),
-    }
-}
-
-pub(super) fn signalled(signal: nix::sys::signal::Signal) -> Failure {
-    Failure::silent(crate::failure::by_signal(signal as i32))
-}
-
-/// Somebody else has it. Whoever has made that a success does not want to read of it.
-pub(super) fn taken(code: u8, what: &str) -> Failure {
-    if code == 0 { Failure::silent(0) } else { Failure::new(code, what) }
-}
-
-/// Waits until the store knows of all that was given back and given up, if it can be told.
-pub(super) async fn farewell(client: &Client) {
-    let _ = tokio::time::timeout(FAREWELL, client.close()).await;
-}
-
-/// Runs the job, and gives back what it ran under.
-pub(super) async fn under(
-    client: &Client,
-    job: &Job,
-    held: impl Held,
-    signals: &mut Signals,
-) -> Result<u8, Failure> {
-    let end = supervise::run(job, &held, client.lifeline(), signals).await;
-    let given_back = tokio::select! {
-        given_back = held.release() => given_back.map_err(|error| error.to_string()),
-        () = tokio::time::sleep(FAREWELL) => Err("no answer in time".to_owned()),
-        _ = signals.next_to_end() => Err("interrupted".to_owned()),
-    };
-    match given_back {
-        Ok(true) if job.verbose => complain(&format!("{} given back", job.what)),
-        Ok(false) if job.verbose => complain(&format!("{} was gone already", job.what)),
-        Err(error) if !matches!(end, Ok(supervise::End::Lost(_))) => {
-            complain(&format!("the {} was not given back: {error}; it ends by itself", job.what));
-        }
-        _ => {}
-    }
-    Ok(end?.code(job))
 }

@@ -7,14 +7,21 @@ use super::ls::semaphore_json;
 use crate::args::ShowArgs;
 use crate::failure::{Failure, NOTHING_THERE};
 use crate::output::{self, Style, ago, one_line, or_dash, seconds, styled, table};
-use crate::store;
+use crate::store::{self, Store};
 
 pub(crate) fn run(arguments: &ShowArgs) -> Result<u8, Failure> {
     store::block_on(async {
-        let client = store::look(&arguments.store).await?;
+        let client = Store::new(&arguments.store)?.look().await?;
         let Some(stats) = find(&client, &arguments.name).await? else {
-            let message =
-                format!("there is no semaphore {:?}: see `leasehold ls --all`", arguments.name);
+            let name = &arguments.name;
+            // What cannot be a lock's key is not one: that is no reason to complain of it here.
+            let locked = matches!(client.locks().lookup(name).await, Ok(Some(_)));
+            let rest = if locked {
+                format!(", but a lock: see `leasehold lookup {name}`")
+            } else {
+                ": see `leasehold ls --all`".to_owned()
+            };
+            let message = format!("there is no semaphore {name:?}{rest}");
             return Err(Failure::new(NOTHING_THERE, message));
         };
         if arguments.json {

@@ -38,6 +38,26 @@ fn nothing_there_is_1() {
     }
 }
 
+/// People do not always know which of the two it was.
+#[test]
+fn a_lock_is_no_semaphore_and_a_semaphore_no_lock() {
+    for store in Store::both() {
+        let looker = Looker::new(&store.url());
+        let lock = looker.client.lock("k1").build().unwrap();
+        let _locked = looker.block_on(lock.acquire()).unwrap();
+        let _held = looker.hold("it");
+        let ended = run(&store.url(), &["show", "k1"]);
+        let said = "there is no semaphore \"k1\", but a lock: see `leasehold lookup k1`";
+        assert_eq!((ended.code, ended.stderr), (1, format!("leasehold: {said}\n")));
+        let ended = run(&store.url(), &["lookup", "it"]);
+        let said = "nobody has the lock \"it\"; of the semaphore see `leasehold show it`";
+        assert_eq!((ended.code, ended.stderr), (1, format!("leasehold: {said}\n")));
+        // It cannot be a lock's.
+        let ended = run(&store.url(), &["show", "fence:it"]);
+        assert_eq!(ended.code, 1, "{ended:?}");
+    }
+}
+
 #[test]
 fn bad_usage_is_64() {
     assert_eq!(run("", &["run", "-n", "0", "it", "--", "true"]).code, 64);
@@ -110,6 +130,7 @@ fn not_acquired_is_75_or_what_was_asked_for() {
             };
             assert_eq!(line(&[]).code, 75, "{kind} {wait:?}");
             assert_eq!(line(&["-E", "9"]).code, 9, "{kind} {wait:?}");
+            assert_eq!(line(&["--conflict-exit-code", "9"]).code, 9, "{kind} {wait:?}");
             let fine = line(&["-E", "0"]);
             assert_eq!((fine.code, &*fine.stderr), (0, ""), "{kind} {wait:?}");
         }

@@ -5,6 +5,7 @@ mod exit_codes;
 mod input;
 mod output;
 mod parts;
+mod places;
 mod running;
 mod stopping;
 mod support;

@@ -52,11 +52,23 @@ fn completions_and_the_manual_page() {
         let ended = run("", &["completions", shell]);
         assert_eq!(ended.code, 0);
         assert!(ended.stdout.contains("leasehold") && ended.stdout.contains("--heartbeat"));
-        assert!(!ended.stdout.contains("guard"), "{shell} shows what is hidden");
+        // But for the prefix of locks.
+        let shown = ended.stdout.replace("syncguard", "");
+        assert!(!shown.contains("guard"), "{shell} shows what is hidden");
     }
     let page = run("", &["man"]);
     assert_eq!(page.code, 0);
     assert!(page.stdout.starts_with(".ie"), "{}", page.stdout);
+    let page = run("", &["man", "run"]).stdout;
+    let head: Vec<_> = page.lines().skip(2).take(5).map(str::trim_end).collect();
+    let head = head.join("\n").replace(env!("CARGO_PKG_VERSION"), "VERSION");
+    insta::assert_snapshot!(head, @r#"
+    .TH leasehold-run 1  "leasehold VERSION"
+    .SH NAME
+    leasehold\-run \- Run a command under a permit of a fair semaphore
+    .SH SYNOPSIS
+    \fBleasehold run\fR [OPTIONS] <NAME> \-\- <CMD>...
+    "#);
 }
 
 #[test]
@@ -76,6 +88,8 @@ fn measuring_a_store_says_what_it_means_and_leaves_nothing() {
         assert_eq!((told.code, &*told.stderr), (0, ""));
         assert!(told.stdout.starts_with("WHAT "), "{}", told.stdout);
         assert!(told.stdout.contains("\nA permit costs "), "{}", told.stdout);
+        let heartbeats = matches!(store, Store::Redis(_));
+        assert_eq!(told.stdout.contains("heartbeat"), heartbeats, "{}", told.stdout);
         let left = run(&store.url(), &["ls"]).stdout;
         assert_eq!(left, "nothing is held, and nobody waits\n");
     }
@@ -272,15 +286,84 @@ fn a_healthy_server() {
     assert!(!text.contains('\x1b'), "colours are for terminals");
 }
 
+/// Neither where the store is, nor what is wrong with it, nor what is wrong with the command line.
+#[test]
+fn no_secret_is_printed() {
+    let nowhere = tempfile::tempdir().unwrap();
+    let socket = nowhere.path().join("x.sock");
+    let stores = [
+        format!("unix://{}?user=joe&pass=hunter2", socket.display()),
+        format!("redis+unix://{}?pass=x@hunter2", socket.display()),
+        "redis://joe:hunter2@127.0.0.1:1".to_owned(),
+        "redis://joe:x?hunter2@127.0.0.1:1".to_owned(),
+        "redis://joe:hunter2@127.0.0.1:1/x".to_owned(),
+        "joe:hunter2@127.0.0.1".to_owned(),
+        "memory:hunter2".to_owned(),
+    ];
+    let commands =
+        [&["ls"][..], &["doctor"], &["doctor", "--json"], &["run", "-v", "it", "--", "true"]];
+    std::thread::scope(|scope| {
+        for (store, command) in stores.iter().flat_map(|one| commands.map(|words| (one, words))) {
+            scope.spawn(move || {
+                let ended = run(store, command);
+                assert!([64, 69].contains(&ended.code), "{store} {command:?}: {ended:?}");
+                let said = ended.stdout + &ended.stderr;
+                assert!(!said.contains("hunter2"), "{store} {command:?}: {said}");
+            });
+        }
+    });
+    let url = "redis://joe:hunter2@127.0.0.1:1";
+    for words in [&["ls", url][..], &["ls", &format!("--json={url}")], &["run", url, "true"]] {
+        let ended = run("", words);
+        assert_eq!(ended.code, 64, "{words:?}: {ended:?}");
+        assert!(!ended.stderr.contains("hunter2"), "{words:?}: {ended:?}");
+    }
+}
+
+/// What cannot be read as text is no reason to panic.
+#[test]
+fn a_mistake_in_a_line_that_is_not_utf8() {
+    use std::os::unix::ffi::OsStrExt;
+    let odd = std::ffi::OsStr::from_bytes(b"\xff");
+    let ended = run("", &["run".as_ref(), "--frobnicate".as_ref(), odd]);
+    assert_eq!(ended.code, 64, "{ended:?}");
+}
+
 #[test]
 fn servers_on_which_leases_are_in_danger() {
     let server = RedisServer::start_with(&["--maxmemory 100mb", "--maxmemory-policy allkeys-lru"]);
     assert_eq!(verdict(&server.url(), "memory"), "bad");
+    assert_eq!(run(&server.url(), &["doctor"]).code, 1);
     assert_eq!(verdict(&server.url(), "persistence"), "warning");
     let replica = format!("--replicaof 127.0.0.1 {}", server.port());
     let replica = RedisServer::start_with(&[&replica, "--replica-read-only no"]);
     assert_eq!(verdict(&replica.url(), "replication"), "bad");
+    assert_eq!(run(&replica.url(), &["doctor", "--json"]).code, 1);
     until(|| verdict(&server.url(), "replication") == "warning");
+}
+
+/// Warnings are no reason to stop a deployment.
+#[test]
+fn a_server_with_warnings_only() {
+    let server = RedisServer::start();
+    let ended = run(&server.url(), &["doctor"]);
+    assert!(ended.stdout.contains("\nwarn  persistence "), "{}", ended.stdout);
+    assert_eq!(ended.code, 0, "{}", ended.stdout);
+}
+
+/// What was mistyped would otherwise be made, and found to be well.
+#[test]
+fn the_doctor_makes_no_store() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("typo/store.db");
+    let ended = run(&format!("sqlite:{}", path.display()), &["doctor"]);
+    assert_eq!((ended.code, &*ended.stderr), (69, ""));
+    let said = format!("\nbad   reachable    there is no store at {}\n", path.display());
+    assert!(ended.stdout.contains(&said), "{}", ended.stdout);
+    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0, "something was made");
+    let store = Store::local();
+    assert_eq!(run(&store.url(), &["run", "it", "--", "true"]).code, 0);
+    assert_eq!(run(&store.url(), &["doctor"]).code, 0);
 }
 
 #[test]

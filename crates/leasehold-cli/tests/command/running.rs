@@ -6,7 +6,7 @@ use std::process::Stdio;
 use rustix::process::Signal;
 use testkit::redis_server::RedisServer;
 
-use crate::support::{Looker, Running, ended, leasehold, run, until};
+use crate::support::{Looker, Running, Store, ended, leasehold, run, until};
 
 #[test]
 fn it_is_told_what_it_holds() {
@@ -182,6 +182,19 @@ fn being_verbose_it_says_what_it_does() {
     assert_eq!(ended.code, 0);
     assert!(ended.stderr.contains(" of \"it\" acquired after "), "{}", ended.stderr);
     assert!(ended.stderr.ends_with(" of \"it\" given back\n"), "{}", ended.stderr);
+}
+
+/// Where there are no heartbeats, a short one is no reason for a short grace.
+#[test]
+fn a_short_heartbeat_shortens_the_grace_only_where_it_counts() {
+    let script = "trap 'sleep 0.5; echo done; exit' TERM; sleep 1000";
+    for store in Store::both() {
+        let words = ["run", "--heartbeat", "600ms", "--ttl", "1s", "it", "--", "sh", "-c", script];
+        let ended = run(&store.url(), &words);
+        assert_eq!(ended.code, 124, "{ended:?}");
+        let on_one_host = matches!(store, Store::Local(_));
+        assert_eq!(ended.stdout == "done\n", on_one_host, "{ended:?}");
+    }
 }
 
 /// In a container nobody else would.

@@ -35,7 +35,11 @@ pub(crate) fn until(mut condition: impl FnMut() -> bool) {
 /// The command, with nothing of the environment that could change what it does.
 pub(crate) fn leasehold(store: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
-    for variable in ["COLUMNS", "NO_COLOR", "LEASEHOLD_NAME", "RUST_BACKTRACE", "XDG_STATE_HOME"] {
+    let ours = ["NAME", "NAMESPACE", "LOCK_PREFIX", "CA_CERTIFICATE"];
+    for variable in ours {
+        command.env_remove(format!("LEASEHOLD_{variable}"));
+    }
+    for variable in ["COLUMNS", "NO_COLOR", "RUST_BACKTRACE", "XDG_STATE_HOME"] {
         command.env_remove(variable);
     }
     command.env("LEASEHOLD_STORE", store).stdin(Stdio::null());

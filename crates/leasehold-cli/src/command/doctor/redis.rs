@@ -8,6 +8,7 @@ use redis::{AsyncConnectionConfig, FromRedisValue, RedisResult, cmd};
 
 use super::Report;
 use crate::output::ago;
+use crate::store::Store;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const PINGS: usize = 5;
@@ -17,8 +18,8 @@ const SLOW: Duration = Duration::from_millis(50);
 const SKEW: Duration = Duration::from_secs(1);
 const OLDEST: (u32, u32) = (6, 2);
 
-pub(super) async fn examine(url: &str, report: &mut Report) {
-    let mut connection = match connect(url).await {
+pub(super) async fn examine(store: &Store, report: &mut Report) {
+    let mut connection = match connect(store).await {
         Ok(connection) => connection,
         // The library was let in: it has said, or not said, what is wrong.
         Err(error) => {
@@ -44,11 +45,11 @@ pub(super) async fn examine(url: &str, report: &mut Report) {
     replication(&info, &settings, report);
 }
 
-async fn connect(url: &str) -> RedisResult<MultiplexedConnection> {
+async fn connect(store: &Store) -> RedisResult<MultiplexedConnection> {
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(PATIENCE))
         .set_response_timeout(Some(PATIENCE));
-    redis::Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await
+    store.redis_client()?.get_multiplexed_async_connection_with_config(&config).await
 }
 
 async fn ask<T: FromRedisValue>(

@@ -1,0 +1,68 @@
+//! What `run` and `lock` have in common: whatever it is that is held, a child runs under it, and signals may come.
+
+use std::time::Duration;
+
+use leasehold::Client;
+use nix::sys::signal::Signal;
+
+use crate::failure::{Failure, by_signal, complain};
+use crate::job::{Held, Job};
+use crate::signals::Signals;
+use crate::supervise;
+
+/// How long the store may take to be told of the end, before we go without: the lease ends by itself.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// Before anything else: no thread may be there yet.
+pub(super) fn listen() -> Result<Signals, Failure> {
+    Signals::listen().map_err(|error| Failure::internal("signals cannot be heard", error))
+}
+
+/// What is done before there is a place in a queue: a signal ends it at once.
+pub(super) async fn unless_signalled<T>(
+    signals: &mut Signals,
+    future: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    tokio::select! {
+        done = future => done,
+        signal = signals.next_to_end() => Err(signalled(signal)),
+    }
+}
+
+pub(super) fn signalled(signal: Signal) -> Failure {
+    Failure::silent(by_signal(signal as i32))
+}
+
+/// Somebody else has it. Whoever has made that a success does not want to read of it.
+pub(super) fn taken(code: u8, what: &str) -> Failure {
+    if code == 0 { Failure::silent(0) } else { Failure::new(code, what) }
+}
+
+/// Waits until the store knows of all that was given back and given up, if it can be told.
+pub(super) async fn farewell(client: &Client) {
+    let _ = tokio::time::timeout(FAREWELL, client.close()).await;
+}
+
+/// Runs the job, and gives back what it ran under.
+pub(super) async fn under(
+    client: &Client,
+    job: &Job,
+    held: impl Held,
+    signals: &mut Signals,
+) -> Result<u8, Failure> {
+    let end = supervise::run(job, &held, client.lifeline(), signals).await;
+    let given_back = tokio::select! {
+        given_back = held.release() => given_back.map_err(|error| error.to_string()),
+        () = tokio::time::sleep(FAREWELL) => Err("no answer in time".to_owned()),
+        _ = signals.next_to_end() => Err("interrupted".to_owned()),
+    };
+    match given_back {
+        Ok(true) if job.verbose => complain(&format!("{} given back", job.what)),
+        Ok(false) if job.verbose => complain(&format!("{} was gone already", job.what)),
+        Err(error) if !matches!(end, Ok(supervise::End::Lost(_))) => {
+            complain(&format!("the {} was not given back: {error}; it ends by itself", job.what));
+        }
+        _ => {}
+    }
+    Ok(end?.code(job))
+}
