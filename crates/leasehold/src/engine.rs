@@ -340,17 +340,24 @@ impl Core {
         answered.await.unwrap_or_else(|_| Err(Error::internal("the engine's thread has ended")))
     }
 
-    /// The same, but when nobody waits for the answer any more, the work is dropped where it is. Nothing that has asked a
-    /// store may be: nobody could tell what it has done, and the connection would be suspected of not answering.
+    /// The same, but when nobody waits for the answer any more, the work is dropped where it is, unless it is asking a store.
     pub(crate) async fn run_while_wanted<T: Send + 'static>(
         &self,
-        mut work: Later<T>,
+        work: impl FnOnce(Wanted) -> Later<T>,
     ) -> Result<T, Error> {
         let (mut answer, answered) = oneshot::channel();
+        let wanted = Wanted::default();
+        let mut work = work(wanted.clone());
         self.tell(Message::Run(Box::pin(async move {
-            let done = poll_fn(|cx| match answer.poll_closed(cx) {
-                Poll::Ready(()) => Poll::Ready(None),
-                Poll::Pending => work.as_mut().poll(cx).map(Some),
+            let done = poll_fn(|cx| {
+                if wanted.still() && answer.poll_closed(cx).is_ready() {
+                    wanted.no_more();
+                }
+                match wanted.goes_on().then(|| work.as_mut().poll(cx)) {
+                    Some(Poll::Ready(done)) => Poll::Ready(Some(done)),
+                    Some(Poll::Pending) if wanted.goes_on() => Poll::Pending,
+                    _ => Poll::Ready(None),
+                }
             });
             if let Some(done) = done.await {
                 let _ = answer.send(done);

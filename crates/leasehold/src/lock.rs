@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::backend::{Backend, Wake};
 use crate::clock::{Moment, Span};
-use crate::engine::errands::{Errand, Interest, Wanted};
+use crate::engine::errands::{Errand, Wanted};
 use crate::engine::lease::Doubt;
 use crate::machine::lock::Acquired;
 use crate::name::{Name, millis};
@@ -90,7 +90,8 @@ impl Lock {
     /// Dropping the future gives back what it may have been granted.
     pub async fn acquire(&self) -> Result<LockGuard, Error> {
         let inner = self.inner.clone();
-        self.inner.locks.engine.core().run_while_wanted(Box::pin(wait(inner))).await
+        let core = self.inner.locks.engine.core();
+        core.run_while_wanted(|wanted| Box::pin(wait(inner, wanted))).await
     }
 
     /// The lock if it is free; `None` if somebody has it.
@@ -103,13 +104,13 @@ impl Lock {
     pub async fn try_acquire(&self) -> Result<Option<LockGuard>, Error> {
         let core = self.inner.locks.engine.core();
         let wake = if core.waiters.any(&self.inner.key) { Wake::Always } else { Wake::Never };
-        let interest = Interest::default();
-        let attempt = self.inner.clone().attempt(LockId::random(), wake, interest.wanted());
-        let guard = match &core.backend {
-            Backend::Memory(_) => attempt.await,
-            Backend::Away(_) => core.run(Box::pin(attempt)).await,
-        };
-        Ok(guard?.ok())
+        let (inner, id) = (self.inner.clone(), LockId::random());
+        let attempt =
+            move |wanted: Wanted| async move { Ok(inner.attempt(id, wake, &wanted).await?.ok()) };
+        match &core.backend {
+            Backend::Memory(_) => attempt(Wanted::default()).await,
+            Backend::Away(_) => core.run_while_wanted(|wanted| Box::pin(attempt(wanted))).await,
+        }
     }
 
     /// Runs `work` under the lock, and stops it when the lock is gone.
@@ -238,18 +239,18 @@ impl fmt::Debug for LockBuilder {
 }
 
 impl Inner {
-    /// One attempt: a guard, or how long the other's lease still lasts. It has to go on to its end: what comes of it when
-    /// nobody waits for it any more is given back.
+    /// One attempt: a guard, or how long the other's lease still lasts. It goes on to its end: what comes of it when nobody
+    /// waits for it any more is given back.
     async fn attempt(
-        self: Arc<Self>,
+        self: &Arc<Self>,
         id: LockId,
         wake: Wake,
-        wanted: Wanted,
+        wanted: &Wanted,
     ) -> Result<Result<LockGuard, Duration>, Error> {
         let core = self.locks.engine.core();
         core.check_open()?;
-        let _errand = Errand::new(core);
-        let kept = Arc::new(Kept::new(&self, id));
+        let (_errand, _asking) = (Errand::new(core), wanted.asking());
+        let kept = Arc::new(Kept::new(self, id));
         let doubt = Doubt::new(core, Box::new(kept.clone()));
         let mut sent = Moment::now();
         let answer = match &core.backend {
@@ -259,7 +260,7 @@ impl Inner {
                     sent = Moment::now();
                     self.locks.store.acquire(&self.key, id, self.ttl, wake)
                 };
-                core.settings.retries.persist_while(&wanted, ask).await
+                core.settings.retries.persist_while(wanted, ask).await
             }
         };
         let about = (Some(self.key.as_str()), Some(id));
@@ -269,7 +270,7 @@ impl Inner {
         Ok(match answer {
             Acquired::Held { fence, expires_at, remaining } => {
                 let valid_for = Span::from_millis(remaining);
-                let guard = LockGuard::new(&self, kept, fence, expires_at, (sent, valid_for));
+                let guard = LockGuard::new(self, kept, fence, expires_at, (sent, valid_for));
                 // A close that came meanwhile may have looked for guards before there was this one.
                 core.check_open()?;
                 Ok(guard)
@@ -280,12 +281,12 @@ impl Inner {
 }
 
 /// Asks, and asks again when the lock came free, when its lease ends, and now and then besides.
-async fn wait(inner: Arc<Inner>) -> Result<LockGuard, Error> {
+async fn wait(inner: Arc<Inner>, wanted: Wanted) -> Result<LockGuard, Error> {
     let core = inner.locks.engine.core();
     let (id, started) = (LockId::random(), Moment::now());
     let limit = inner.retry.limit();
     let give_up_at = started + Span::from_duration(limit);
-    let (waiting, interest) = (core.waiters.join(&inner.key), Interest::default());
+    let waiting = core.waiters.join(&inner.key);
     let timed_out = |now: Moment| {
         let limit = limit.min(now.saturating_since(started));
         Error::TimedOut { what: "lock", name: inner.key.to_string(), limit, full: None }
@@ -296,8 +297,7 @@ async fn wait(inner: Arc<Inner>) -> Result<LockGuard, Error> {
         let wake = if waiting.in_company() { Wake::Always } else { Wake::IfLocked };
         // From here on: what happens while the store is asked must not be missed.
         let woken = waiting.woken();
-        let attempt = inner.clone().attempt(id, wake, interest.wanted());
-        let remaining = match core.to_its_end(attempt).await? {
+        let remaining = match inner.attempt(id, wake, &wanted).await? {
             Ok(guard) => return Ok(guard),
             Err(remaining) => remaining,
         };

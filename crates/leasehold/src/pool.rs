@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::{Backend, Later, PoolStore};
+use crate::backend::{Backend, PoolStore};
 use crate::clock::{Moment, Span};
 use crate::engine::Engine;
-use crate::engine::errands::{Errand, Interest, Wanted};
+use crate::engine::errands::{Errand, Wanted};
 use crate::engine::lease::Doubt;
 use crate::machine::pool::{Answer, Ask, Status, What};
 use crate::name::Name;
@@ -141,14 +141,13 @@ impl Pool {
     /// Dropping the future gives back what it may have been granted.
     pub async fn try_lease(&self, instance_id: &str) -> Result<Option<PoolLease>, Error> {
         let (inner, instance) = (self.inner.clone(), instance_of(instance_id)?);
-        let interest = Interest::default();
-        let attempt: Later<_> = Box::pin(inner.attempt(instance, interest.wanted()));
+        let attempt =
+            move |wanted: Wanted| async move { Ok(inner.attempt(&instance, &wanted).await?.ok()) };
         let core = self.inner.engine.core();
-        let lease = match &core.backend {
-            Backend::Memory(_) => attempt.await,
-            Backend::Away(_) => core.run(attempt).await,
-        };
-        Ok(lease?.ok())
+        match &core.backend {
+            Backend::Memory(_) => attempt(Wanted::default()).await,
+            Backend::Away(_) => core.run_while_wanted(|wanted| Box::pin(attempt(wanted))).await,
+        }
     }
 
     /// Waits for a lease that renews itself, by asking again and again as [`retry`](PoolBuilder::retry) says: by default
@@ -165,7 +164,8 @@ impl Pool {
     /// Dropping the future gives back what it may have been granted.
     pub async fn lease(&self, instance_id: &str) -> Result<PoolLease, Error> {
         let (inner, instance) = (self.inner.clone(), instance_of(instance_id)?);
-        self.inner.engine.core().run_while_wanted(Box::pin(wait(inner, instance))).await
+        let core = self.inner.engine.core();
+        core.run_while_wanted(|wanted| Box::pin(wait(inner, instance, wanted))).await
     }
 }
 
@@ -264,21 +264,22 @@ impl Inner {
         answer
     }
 
-    /// One attempt: a lease, or how many others there are. It has to go on to its end: what comes of it when nobody waits
-    /// for it any more is given back.
+    /// One attempt: a lease, or how many others there are. It goes on to its end: what comes of it when nobody waits for it
+    /// any more is given back.
     async fn attempt(
-        self: Arc<Self>,
-        instance: Name,
-        wanted: Wanted,
+        self: &Arc<Self>,
+        instance: &Name,
+        wanted: &Wanted,
     ) -> Result<Result<PoolLease, u64>, Error> {
         let core = self.engine.core();
         core.check_open()?;
         let _errand = Errand::new(core);
         let kept = Arc::new(Kept::new(self.clone(), instance.clone()));
         let mut turn = kept.seat.turn().await;
+        let _asking = wanted.asking();
         turn.begin();
         let doubt = Doubt::new(core, Box::new(kept.clone()));
-        let what = What::Acquire { instance, capacity: self.capacity };
+        let what = What::Acquire { instance: instance.clone(), capacity: self.capacity };
         let mut sent = Moment::now();
         let answer = match &core.backend {
             Backend::Memory(_) => self.store.ask(self.asked(what)).await,
@@ -287,7 +288,7 @@ impl Inner {
                     sent = Moment::now();
                     self.store.ask(self.asked(what.clone()))
                 };
-                core.settings.retries.persist_while(&wanted, ask).await
+                core.settings.retries.persist_while(wanted, ask).await
             }
         }?;
         doubt.resolved();
@@ -303,26 +304,24 @@ impl Inner {
     }
 }
 
-async fn wait(inner: Arc<Inner>, instance: Name) -> Result<PoolLease, Error> {
+async fn wait(inner: Arc<Inner>, instance: Name, wanted: Wanted) -> Result<PoolLease, Error> {
     let started = Moment::now();
     let limit = inner.retry.limit();
-    let (core, interest) = (inner.engine.core(), Interest::default());
     for nth in 0.. {
-        let attempt = inner.clone().attempt(instance.clone(), interest.wanted());
-        let held = match core.to_its_end(attempt).await? {
+        let held = match inner.attempt(&instance, &wanted).await? {
             Ok(lease) => return Ok(lease),
             Err(held) => held,
         };
-        let waited = Moment::now().saturating_since(started);
-        if nth >= inner.retry.max_times() || waited >= limit {
+        let so_far = Moment::now().saturating_since(started);
+        if nth >= inner.retry.max_times() || so_far >= limit {
             return Err(Error::TimedOut {
                 what: "lease",
                 name: inner.name.to_string(),
-                limit: waited,
+                limit: so_far,
                 full: Some((held, inner.capacity)),
             });
         }
-        tokio::time::sleep(inner.retry.pause(nth).min(limit.saturating_sub(waited))).await;
+        tokio::time::sleep(inner.retry.pause(nth).min(limit.saturating_sub(so_far))).await;
     }
     Err(Error::internal("there are more numbers than that"))
 }

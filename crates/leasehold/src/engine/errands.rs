@@ -1,13 +1,14 @@
 //! What goes on although nobody waits for it: an attempt whose caller has gone away, and the release of what was dropped.
 //! A close waits for it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
 use super::{Core, Message};
 use crate::Error;
-use crate::backend::{Backend, Later};
+use crate::backend::Later;
 
 #[derive(Default)]
 pub(super) struct Errands {
@@ -77,37 +78,47 @@ impl Core {
             }
         })));
     }
-
-    /// Lets an attempt run to its end, also if nobody waits for that any more. Only on the engine's thread.
-    pub(crate) async fn to_its_end<T: Send + 'static>(
-        &self,
-        attempt: impl Future<Output = Result<T, Error>> + Send + 'static,
-    ) -> Result<T, Error> {
-        match &self.backend {
-            // It answers at once.
-            Backend::Memory(_) => attempt.await,
-            Backend::Away(_) => tokio::spawn(attempt).await.unwrap_or_else(|error| {
-                Err(Error::internal(format!("an attempt broke off: {error}")))
-            }),
-        }
-    }
 }
 
-/// Somebody waits for an answer for as long as this lives.
+/// Whether anybody waits for an answer, and whether a store is being asked for it.
+///
+/// Nothing that has asked a store is broken off: nobody could tell what it has done, and the connection would be
+/// suspected of not answering.
+#[derive(Clone, Default)]
+pub(crate) struct Wanted(Arc<Flags>);
+
 #[derive(Default)]
-pub(crate) struct Interest(Arc<()>);
-
-/// What whoever asks knows of that.
-pub(crate) struct Wanted(Weak<()>);
-
-impl Interest {
-    pub(crate) fn wanted(&self) -> Wanted {
-        Wanted(Arc::downgrade(&self.0))
-    }
+struct Flags {
+    gone: AtomicBool,
+    asking: AtomicBool,
 }
 
 impl Wanted {
+    /// Nobody waits any more.
+    pub(super) fn no_more(&self) {
+        self.0.gone.store(true, Ordering::Release);
+    }
+
     pub(super) fn still(&self) -> bool {
-        self.0.strong_count() > 0
+        !self.0.gone.load(Ordering::Acquire)
+    }
+
+    /// Whether it has to go on.
+    pub(super) fn goes_on(&self) -> bool {
+        self.still() || self.0.asking.load(Ordering::Acquire)
+    }
+
+    /// A store is asked until that is dropped.
+    pub(crate) fn asking(&self) -> Asking {
+        self.0.asking.store(true, Ordering::Release);
+        Asking(self.clone())
+    }
+}
+
+pub(crate) struct Asking(Wanted);
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.0.0.asking.store(false, Ordering::Release);
     }
 }
