@@ -167,12 +167,6 @@ impl Ward {
     }
 
     fn keep_time(&mut self) {
-        #[cfg(feature = "broken")]
-        if self.ended.is_none()
-            && std::env::var_os("LEASEHOLD_BROKEN").is_some_and(|rule| rule == "guard")
-        {
-            return;
-        }
         let now = Moment::now();
         match self.kill_at {
             None if now >= self.deadline => {
@@ -191,6 +185,10 @@ impl Ward {
 
     /// `since` is when it should have been told to end: if we are late, the grace is shorter.
     fn end(&mut self, since: Moment) {
+        #[cfg(feature = "broken")]
+        if std::env::var_os("LEASEHOLD_BROKEN").is_some_and(|rule| rule == "guard") {
+            return;
+        }
         if self.kill_at.is_none() {
             self.kill_at = Some(since.plus(self.grace));
             self.signal(Signal::TERM);

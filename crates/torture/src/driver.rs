@@ -41,6 +41,8 @@ const QUIET: Duration = Duration::from_secs(14);
 /// How long a storm lasts, and the lull after it.
 const STORM: Duration = Duration::from_secs(20);
 const LULL: Duration = Duration::from_secs(13);
+/// How many processes run the command, one after the other each.
+const COMMANDS: usize = 2;
 /// How long a worker may take to end what it is about.
 pub const PATIENCE: Micros = 40 * SECOND;
 /// How often the histories are looked at in the middle of a run, if that is wanted.
@@ -178,7 +180,7 @@ fn millis(rng: &mut Rng, range: std::ops::Range<u64>) -> Duration {
 /// # Errors
 /// If the stage could not be set: then nothing was tested.
 pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
-    let stage = Stage::set(&run.store, run.workers + 2, dir)?;
+    let stage = Stage::set(&run.store, run.workers + 1 + COMMANDS, dir)?;
     let show = Show {
         begun: Instant::now(),
         seed,
@@ -209,11 +211,10 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
             let (show, stage) = (&show, &stage);
             all.push(lanes.spawn(move || worker::lane(show, stage, worker, foreign)));
         }
-        // On a store that no other program uses, its place is free.
-        let last = all.len();
-        if let Some(binary) = &run.command {
-            let (show, stage) = (&show, &stage);
-            all.push(lanes.spawn(move || command::lane(show, stage, last, binary)));
+        for binary in run.command.iter().flat_map(|binary| [binary; COMMANDS]) {
+            // On a store that no other program uses, its place is free.
+            let (show, stage, index) = (&show, &stage, all.len());
+            all.push(lanes.spawn(move || command::lane(show, stage, index, binary)));
         }
         let sampler = lanes.spawn(|| sampler::lane(&show, &stage));
         let server = lanes.spawn(|| server::lane(&show, &stage));

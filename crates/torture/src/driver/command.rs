@@ -35,7 +35,7 @@ pub(super) fn lane(show: &Show, stage: &Stage, index: usize, binary: &Path) {
     while *lock(&show.phase) < Phase::Finish {
         life += 1;
         // Some outlive what befalls the command by far, if they are let.
-        let span = if rng.u32(..100) < 40 { 3000..8000 } else { 0..1500 };
+        let span = if rng.bool() { 5000..10_000 } else { 0..1500 };
         let job = Job { show, index, life, span: millis(&mut rng, span) };
         let end = job.run(binary, &stage.url(index), proxy, &mut rng);
         lock(&show.log).lives.push(Life { worker: index, life, foreign: false, end });
@@ -95,7 +95,7 @@ impl Job<'_> {
         command.spawn().expect("the command")
     }
 
-    /// Kills it, stops it for a while, or cuts it off; mostly none of that. When it was killed, if it was.
+    /// Kills it, stops it for a while, cuts it off, or none of that. When it was killed, if it was.
     fn suffer(
         &self,
         process: &mut Child,
@@ -104,7 +104,7 @@ impl Job<'_> {
     ) -> Option<Micros> {
         let scope = Scope::Worker(self.index);
         match rng.u32(..100) {
-            0..20 if self.show.pause(millis(rng, 0..3000)) => {
+            0..25 if self.wait_a_little(rng) => {
                 let begin = clock::now();
                 if process.try_wait().ok()?.is_some() {
                     return None;
@@ -112,7 +112,7 @@ impl Job<'_> {
                 self.show.fault(Kind::Kill, scope, || process.kill()).ok()?;
                 Some(begin)
             }
-            20..40 if self.show.pause(millis(rng, 0..3000)) => {
+            25..50 if self.wait_a_little(rng) => {
                 let (pid, span) = (Pid::from_child(process), millis(rng, 100..6000));
                 self.show.fault(Kind::Stop, scope, || {
                     let _ = kill_process(pid, Signal::STOP);
@@ -121,12 +121,25 @@ impl Job<'_> {
                 });
                 None
             }
-            40..60 if self.show.pause(millis(rng, 0..3000)) => {
+            50..75 if self.wait_a_little(rng) => {
                 self.cut_off(proxy?, rng);
                 None
             }
             _ => None,
         }
+    }
+
+    /// Half of the time until the child runs, if it does soon: whoever is killed while it waits leaves nothing behind. False
+    /// if meanwhile the time for faults was over.
+    fn wait_a_little(&self, rng: &mut Rng) -> bool {
+        let path = history_path(&self.show.dir, self.index, self.life);
+        let runs = || std::fs::read_to_string(&path).is_ok_and(|text| text.contains(" grant "));
+        for _ in 0..if rng.bool() { 100 } else { 0 } {
+            if runs() || !self.show.pause(Duration::from_millis(30)) {
+                break;
+            }
+        }
+        self.show.pause(millis(rng, 0..2000))
     }
 
     /// For longer than it may believe, sometimes.
