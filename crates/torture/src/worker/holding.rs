@@ -14,6 +14,7 @@ use crate::record::{Record, State, Step, sum};
 /// A task: its dice, and its own way to each record.
 pub(super) struct Hands {
     pub(super) shared: Arc<Shared>,
+    pub(super) task: usize,
     pub(super) rng: Rng,
     records: Vec<Option<Record>>,
 }
@@ -21,7 +22,7 @@ pub(super) struct Hands {
 impl Hands {
     pub(super) fn new(shared: Arc<Shared>, settings: &Settings, task: usize) -> Self {
         let records = (0..THINGS.len()).map(|thing| record(&settings.dir, thing)).collect();
-        Self { shared, rng: settings.rng(task), records }
+        Self { shared, task, rng: settings.rng(task), records }
     }
 
     pub(super) fn finishing(&self) -> bool {

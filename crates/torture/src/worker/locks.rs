@@ -24,7 +24,8 @@ impl Hands {
             0..15 => self.try_lock(thing, &lock).await,
             15..30 => self.with_lock(thing, &lock).await,
             30..45 => {
-                let patience = self.millis(0..800);
+                let longest = if self.chance(50) { 5 } else { 800 };
+                let patience = self.millis(0..longest);
                 self.acquire_lock(thing, &lock, patience).await;
             }
             _ => self.acquire_lock(thing, &lock, Duration::from_secs(20)).await,

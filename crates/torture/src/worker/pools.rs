@@ -20,16 +20,22 @@ impl Hands {
         let builder = self.shared.clients[client].pool(known.name, known.capacity);
         let Ok(pool) = builder.ttl(known.lease_time()).retry(retry).build() else { return };
         let op = self.shared.ask(thing, "-");
-        let instance = format!("{}-{op}", self.shared.clients[client].id());
+        let client = self.shared.clients[client].id();
+        // One after the other under one id: what was dropped or given up before must not end what comes after.
+        let instance = format!("{client}-task-{}", self.task);
         match self.rng.u32(..100) {
             0..20 => match pool.try_lease(&instance).await {
                 Ok(Some(lease)) => self.keep_lease(op, thing, lease).await,
                 Ok(None) => self.shared.end(op, How::Full),
                 Err(error) => self.shared.end(op, how(&error)),
             },
-            20..45 => self.lease_by_hand(op, thing, &pool, &instance).await,
+            20..45 => {
+                let instance = format!("{client}-{op}");
+                self.lease_by_hand(op, thing, &pool, &instance).await;
+            }
             _ => {
-                let patience = self.millis(100..5000);
+                let longest = if self.chance(30) { 5 } else { 5000 };
+                let patience = self.millis(0..longest);
                 let wait = tokio::time::timeout(patience, pool.lease(&instance));
                 match self.unless_finishing(wait).await {
                     Some(Ok(Ok(lease))) => self.keep_lease(op, thing, lease).await,
