@@ -68,22 +68,24 @@ impl Both {
         }
     }
 
-    /// Checks that a lock and its index end together, and then lets neither end by itself.
+    /// Checks that a lock and its index end when the record says, and then lets neither end by itself.
     fn persist_all(&mut self) {
         for number in 0..KEYS {
             let lock = format!("syncguard:{}", key(number).as_str());
-            let ttl: i64 = redis::cmd("PTTL").arg(&lock).query(&mut self.connection).unwrap();
-            if ttl > 0 {
+            if self.expires_at(&lock) > 0 {
                 let record = self.record(&lock).unwrap();
                 let index = format!("syncguard:id:{}", record.id);
-                let other: i64 =
-                    redis::cmd("PTTL").arg(&index).query(&mut self.connection).unwrap();
-                assert!((ttl - other).abs() < 1000, "{ttl} ms for the lock, {other} for its index");
                 for key in [&lock, &index] {
+                    assert_eq!(self.expires_at(key), record.expires_at.cast_signed(), "{key}");
                     redis::cmd("PERSIST").arg(key).exec(&mut self.connection).unwrap();
                 }
             }
         }
+    }
+
+    /// Negative if there is no such key, or if it stays.
+    fn expires_at(&mut self, key: &str) -> i64 {
+        redis::cmd("PEXPIRETIME").arg(key).query(&mut self.connection).unwrap()
     }
 
     fn record(&mut self, lock: &str) -> Option<Record> {

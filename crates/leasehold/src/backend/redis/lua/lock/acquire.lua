@@ -42,10 +42,11 @@ end
 local digits = counted < 9007199254740992 and string.format('%d', counted) or call('GET', KEYS[3])
 local fence = string.rep('0', 19 - #digits) .. digits
 local ttl = tonumber(ARGV[2])
+local ends = NOW + ttl
 if record then call('DEL', ARGV[4] .. 'id:' .. record.lockId) end
 -- `cjson.encode` would do, for twice the time.
-call('SET', KEYS[1], '{"lockId":"' .. ARGV[1] .. '","expiresAtMs":' .. NOW + ttl .. ',"acquiredAtMs":' .. NOW
-  .. ',"key":' .. ARGV[3] .. ',"fence":"' .. fence .. '"}', 'PX', ARGV[2])
-call('SET', KEYS[2], string.sub(KEYS[1], #ARGV[4] + 1), 'PX', ARGV[2])
+call('SET', KEYS[1], '{"lockId":"' .. ARGV[1] .. '","expiresAtMs":' .. ends .. ',"acquiredAtMs":' .. NOW
+  .. ',"key":' .. ARGV[3] .. ',"fence":"' .. fence .. '"}', 'PXAT', ends)
+call('SET', KEYS[2], string.sub(KEYS[1], #ARGV[4] + 1), 'PXAT', ends)
 if ARGV[5] == 'always' then want(ttl) end
-return { 1, fence, NOW + ttl, ttl }
+return { 1, fence, ends, ttl }

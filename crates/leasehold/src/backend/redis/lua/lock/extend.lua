@@ -16,6 +16,6 @@ if not is_live(record) then
 end
 if record.lockId ~= ARGV[1] then return { 0, 0 } end
 record.expiresAtMs = NOW + tonumber(ARGV[3])
-call('SET', lock, cjson.encode(record), 'PX', ARGV[3])
-call('SET', KEYS[1], rest, 'PX', ARGV[3])
+call('SET', lock, cjson.encode(record), 'PXAT', record.expiresAtMs)
+call('SET', KEYS[1], rest, 'PXAT', record.expiresAtMs)
 return { 1, record.expiresAtMs }
