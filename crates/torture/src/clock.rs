@@ -2,7 +2,12 @@
 //!
 //! All processes of a run are on one host, and `CLOCK_BOOTTIME` is the kernel's own: what two of them read can be
 //! compared to the microsecond. It neither stops nor steps.
+//!
+//! The wall clock does, if `scripts/torture` gave one to this run that can be set (see `crates/stepped-clock`).
 
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -21,11 +26,41 @@ pub fn now() -> Micros {
     part(time.tv_sec) * SECOND + part(time.tv_nsec) / 1000
 }
 
-/// By how much the wall clock is ahead of ours: Redis counts on that one, and the fence of a semaphore is a reading of it.
+/// By how much the wall clock is ahead of ours, before anybody set it: Redis counts on that one, and the fence of a semaphore
+/// is a reading of it.
 #[must_use]
 pub fn wall_offset() -> Micros {
     let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    micros(wall).saturating_sub(now())
+    let set = Wall::open().and_then(|wall| wall.ahead().ok()).unwrap_or_default();
+    micros(wall).saturating_sub(now()).saturating_add_signed(-set)
+}
+
+/// The wall clock of all processes of this run.
+#[derive(Debug)]
+pub struct Wall(File);
+
+impl Wall {
+    /// None if this run has to take the host's.
+    #[must_use]
+    pub fn open() -> Option<Self> {
+        let path = std::env::var_os("STEPPED_CLOCK")?;
+        OpenOptions::new().read(true).write(true).open(path).ok().map(Self)
+    }
+
+    /// By how many microseconds it is ahead of the host's.
+    fn ahead(&self) -> io::Result<i64> {
+        let mut bytes = [0; 8];
+        self.0.read_exact_at(&mut bytes, 0)?;
+        Ok(i64::from_ne_bytes(bytes))
+    }
+
+    /// Sets it forward, or back, for everybody at once.
+    ///
+    /// # Errors
+    /// If the file cannot be read or written.
+    pub fn step(&self, by: i64) -> io::Result<()> {
+        self.0.write_all_at(&self.ahead()?.saturating_add(by).to_ne_bytes(), 0)
+    }
 }
 
 #[must_use]

@@ -103,6 +103,8 @@ struct Show {
     changed: Condvar,
     log: Mutex<Log>,
     broken: Option<String>,
+    /// From when on the server's clock may be set. Before that the fence of a permit tells when it was granted.
+    clock_from: Duration,
     /// Which worker is the other program, if the store is one that it can use.
     foreign: usize,
     /// Whether somebody wanted to know only if anything is found, and it was.
@@ -181,6 +183,7 @@ fn millis(rng: &mut Rng, range: std::ops::Range<u64>) -> Duration {
 /// If the stage could not be set: then nothing was tested.
 pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
     let stage = Stage::set(&run.store, run.workers + 1 + COMMANDS, dir)?;
+    let whole = Duration::from_secs_f64(run.minutes * 60.0);
     let show = Show {
         begun: Instant::now(),
         seed,
@@ -189,6 +192,7 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
         changed: Condvar::new(),
         log: Mutex::default(),
         broken: run.broken.clone(),
+        clock_from: whole / 2,
         foreign: run.workers,
         found: Mutex::new(false),
     };
@@ -199,7 +203,6 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
         (log.began, log.wall_offset) = (clock::now(), clock::wall_offset());
         log.local = !stage.is_redis();
     }
-    let whole = Duration::from_secs_f64(run.minutes * 60.0);
     let faults = whole.saturating_sub(QUIET).max(whole / 2);
     thread::scope(|lanes| {
         let mut all = Vec::new();

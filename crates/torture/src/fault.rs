@@ -2,8 +2,8 @@
 //!
 //! A fault excuses a worker from promises about *progress and order* while it lasts and until its clients can be expected
 //! to be back (`settle`). It never excuses anybody from the limit or from fences, except where a store
-//! lost data (`Kind::RestartEmpty`, `Kind::Promote`), and there from what docs/guarantees.md says, no more: see
-//! `check::exempt`.
+//! lost data (`Kind::RestartEmpty`, `Kind::Promote`) or its clock was set (`Kind::ClockForward`, `Kind::ClockBack`), and there
+//! from what docs/guarantees.md says, no more: see `check::exempt`.
 
 use std::fmt;
 
@@ -66,6 +66,10 @@ kinds! {
     ScriptFlush "script-flush",
     /// A replica becomes the server; what it had not copied is gone.
     Promote "promote",
+    /// The wall clock of everybody, server and workers, is set forward.
+    ClockForward "clock-forward",
+    /// It is set back.
+    ClockBack "clock-back",
     /// The machine was slow: nobody's doing.
     Slow "slow",
 }

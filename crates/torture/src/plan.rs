@@ -13,6 +13,9 @@ pub const BACKSTOP: Micros = SECOND;
 /// A lock that is extended by hand is extended by as much as this, whatever its TTL.
 pub const EXTENSION: Micros = 4 * SECOND;
 
+/// A Redis server's clock is set by no more than this at a time.
+pub const STEP: Micros = 3 * SECOND;
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     Semaphore,

@@ -14,8 +14,13 @@
 //! - *Locks and pools* have no fence that tells when they were granted, and are renewed, if at all, at a third of their
 //!   TTL: whoever asked before the loss was over does not count for a TTL.
 //!
-//! From *fences* nothing, but for locks, whose counter is lost with the store's data: they are compared only where both were
-//! granted between the same two losses (`epoch`).
+//! - *Its clock is set forward:* "leases end early by as much; holders may be told late". So whoever asked before does not count
+//!   for as long as it may believe without asking again. *Set back*, nobody is excused, but where another program takes part: what
+//!   that writes and removes by its own clock may be on its way while the clocks are set.
+//!
+//! From *fences* nothing, but for locks, whose counter is lost with the store's data, and for permits, whose fences begin at the
+//! clock then, if that was set back before: they are compared only where both were granted between the same two losses
+//! (`epoch`).
 
 use std::collections::BTreeMap;
 
@@ -24,7 +29,7 @@ use super::spans::{Span, Spans};
 use super::{Case, History};
 use crate::clock::{Micros, SECOND};
 use crate::fault::{Fault, Kind, Scope};
-use crate::plan;
+use crate::plan::{self, STEP};
 
 /// How long a grant may take to be copied to a replica that keeps up.
 const COPYING: Micros = SECOND;
@@ -38,8 +43,13 @@ pub(super) struct Touched {
 }
 
 fn excused(fault: &Fault) -> Span {
-    // What a replica had not copied, a release or a cancel, stays in the store for a lease and a confirm.
-    let aftermath = if fault.kind == Kind::Promote { 10 * SECOND } else { 0 };
+    let aftermath = match fault.kind {
+        // What a replica had not copied, a release or a cancel, stays in the store for a lease and a confirm.
+        Kind::Promote => 10 * SECOND,
+        // Whoever died before stays for as much longer; and newcomers stand before those who wait already.
+        Kind::ClockBack => 10 * SECOND + STEP,
+        _ => 0,
+    };
     (fault.begin, fault.end.saturating_add(fault.settle() + aftermath))
 }
 
@@ -73,12 +83,21 @@ impl Touched {
 
 /// From when until when what an operation believes does not count.
 pub(super) fn forgotten(case: &Case<'_>, op: &Op) -> Spans {
-    let faults = &case.history.faults;
+    let faults = case.history.faults.iter();
     faults
-        .iter()
-        .filter(|fault| fault.loses_data())
-        .filter_map(|loss| by_loss(case, op, loss))
+        .filter_map(|fault| match fault.kind {
+            Kind::ClockForward | Kind::ClockBack => by_clock(case, op, fault),
+            _ if fault.loses_data() => by_loss(case, op, fault),
+            _ => None,
+        })
         .collect()
+}
+
+fn by_clock(case: &Case<'_>, op: &Op, set: &Fault) -> Option<Span> {
+    let thing = op.of(case.history);
+    let ends_early = set.kind == Kind::ClockForward || thing.shared;
+    let excuses = set.scope == Scope::Everybody && ends_early && op.asked < set.end;
+    excuses.then(|| (set.begin, set.end.saturating_add(thing.longest())))
 }
 
 fn by_loss(case: &Case<'_>, op: &Op, loss: &Fault) -> Option<Span> {
@@ -128,20 +147,28 @@ fn out_of_reach(history: &History, worker: usize, loss: &Fault, from: Micros) ->
     }
 }
 
-/// When it was granted, on our clock, if its fence tells.
+/// When it was granted, on our clock, if its fence tells: as long as nobody has set the clock that it is a reading of.
 fn minted(history: &History, op: &Op) -> Option<Micros> {
-    let semaphore = op.of(history).kind == plan::Kind::Semaphore;
-    op.fence().filter(|_| semaphore).map(|fence| fence.saturating_sub(history.wall_offset))
+    let told = op.granted?.at;
+    let mut set = history.faults.iter().filter(|fault| is_clock(fault) && fault.begin < told);
+    let tells = op.of(history).kind == plan::Kind::Semaphore && set.next().is_none();
+    op.fence().filter(|_| tells).map(|fence| fence.saturating_sub(history.wall_offset))
 }
 
-/// Between which losses of data a lock was granted; none if that is not certain.
+fn is_clock(fault: &Fault) -> bool {
+    matches!(fault.kind, Kind::ClockForward | Kind::ClockBack)
+}
+
+/// Between which losses of data that cost it its fences it was granted; none if that is not certain.
 pub(super) fn epoch(history: &History, op: &Op) -> Option<usize> {
-    if op.of(history).kind == plan::Kind::Semaphore {
-        return Some(0);
-    }
+    let is_permit = op.of(history).kind == plan::Kind::Semaphore;
+    let mut set_back = history.faults.iter().filter(|fault| fault.kind == Kind::ClockBack);
+    let counts_from =
+        if is_permit { set_back.next().map_or(Micros::MAX, |set| set.begin) } else { 0 };
     let told = op.granted?.at;
     let mut epoch = 0;
-    for loss in history.faults.iter().filter(|fault| fault.loses_data()) {
+    let costs = |loss: &&Fault| loss.loses_data() && loss.end > counts_from;
+    for loss in history.faults.iter().filter(costs) {
         if op.asked > loss.end {
             epoch += 1;
         } else if told > loss.begin {

@@ -170,6 +170,41 @@ fn a_restart_with_its_data_excuses_nobody_from_the_limit() {
 }
 
 #[test]
+fn a_clock_that_is_set_forward_excuses_old_holders_for_a_lease() {
+    let case = |kind, scope, from, to| {
+        let old = Story::default().held(1, from, to);
+        let new = Story::default().held(1, 2100, 9000);
+        let mut history = history(semaphore(1), vec![old, new]);
+        history.faults.push(fault(kind, scope, 2000, 2001));
+        history
+    };
+    let (forward, back, everybody) = (Kind::ClockForward, Kind::ClockBack, Scope::Everybody);
+    kept(&case(forward, everybody, 1000, 4900));
+    broken(&case(forward, everybody, 1000, 5100), &[Rule::Limit]);
+    // Who asked later has its lease by the clock as it is.
+    broken(&case(forward, everybody, 2050, 4900), &[Rule::Limit]);
+    broken(&case(back, everybody, 1000, 2900), &[Rule::Limit]);
+    // A store that has a clock of its own has nothing to be excused for.
+    broken(&case(forward, Scope::Nobody, 1000, 2900), &[Rule::Limit]);
+}
+
+#[test]
+fn fences_begin_anew_if_data_are_lost_when_the_clock_was_set_back() {
+    let case = |faults: &[(Kind, Micros)]| {
+        let first = Story::default().held_by(1, 100, 200, 50);
+        let second = Story::default().held_by(1, 300, 400, 49);
+        let mut history = history(semaphore(1), vec![first, second]);
+        let at = |(kind, at): &(Kind, Micros)| fault(*kind, Scope::Everybody, *at, at + 1);
+        history.faults.extend(faults.iter().map(at));
+        history
+    };
+    kept(&case(&[(Kind::ClockBack, 210), (Kind::RestartEmpty, 250)]));
+    broken(&case(&[(Kind::ClockBack, 210)]), &[Rule::Fence]);
+    broken(&case(&[(Kind::RestartEmpty, 250), (Kind::ClockBack, 270)]), &[Rule::Fence]);
+    broken(&case(&[(Kind::ClockForward, 210), (Kind::RestartEmpty, 250)]), &[Rule::Fence]);
+}
+
+#[test]
 fn fences_are_unique_and_grow() {
     let case = |fence, thing| {
         let first = Story::default().held_by(1, 100, 200, 50);

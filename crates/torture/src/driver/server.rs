@@ -5,10 +5,10 @@ use std::time::Duration;
 use fastrand::Rng;
 
 use super::stage::{Local, Redis, Stage, ask};
-use super::{CALM, Show, millis};
-use crate::clock::SECOND;
+use super::{CALM, Show, lock, millis};
+use crate::clock::{MILLISECOND, Micros, SECOND, Wall};
 use crate::fault::{Kind, Scope};
-use crate::plan::{EXTENSION, THINGS};
+use crate::plan::{self, EXTENSION, STEP, THINGS};
 use crate::record::{Record, Step};
 use crate::worker::record_path;
 
@@ -18,8 +18,14 @@ pub(super) fn lane(show: &Show, stage: &Stage) {
         Stage::Redis(redis) => redis,
         Stage::Local(local) => return disk(show, local, &mut rng),
     };
-    let mut next = CALM;
+    let (mut next, wall) = (CALM, Wall::open());
     while show.next(next) {
+        let late = show.begun.elapsed() > show.clock_from;
+        if let Some(wall) = wall.as_ref().filter(|_| late && rng.u32(..100) < 25) {
+            set_clock(show, wall, Scope::Everybody, STEP, &mut rng);
+            next = millis(&mut rng, 2000..12_000);
+            continue;
+        }
         match rng.u32(..100) {
             0..11 => show.fault(Kind::Restart, Scope::Everybody, || redis.primary().restart()),
             11..22 => show.fault(Kind::Crash, Scope::Everybody, || redis.primary().crash()),
@@ -62,8 +68,12 @@ pub(super) fn lane(show: &Show, stage: &Stage) {
 
 /// The lane of a store that is a file.
 fn disk(show: &Show, local: &Local, rng: &mut Rng) {
-    let mut next = CALM;
+    let (mut next, wall) = (CALM, Wall::open());
     while show.next(next) {
+        // It has a clock of its own.
+        if let Some(wall) = wall.as_ref().filter(|_| rng.bool()) {
+            set_clock(show, wall, Scope::Nobody, 3600 * SECOND, rng);
+        }
         let span = millis(rng, 50..2500);
         let held = show.fault(Kind::Freeze, Scope::Everybody, || {
             local.hold_up(|| {
@@ -74,6 +84,15 @@ fn disk(show: &Show, local: &Local, rng: &mut Rng) {
             show.doubt(format!("the store could not be held up: {error}"));
         }
         next = millis(rng, 2000..12_000);
+    }
+}
+
+/// Forward or back, by as much as `most`.
+fn set_clock(show: &Show, wall: &Wall, scope: Scope, most: Micros, rng: &mut Rng) {
+    let by = rng.i64(50 * MILLISECOND.cast_signed()..most.cast_signed());
+    let (kind, by) = if rng.bool() { (Kind::ClockForward, by) } else { (Kind::ClockBack, -by) };
+    if let Err(error) = show.fault(kind, scope, || wall.step(by)) {
+        show.doubt(format!("the clock could not be set: {error}"));
     }
 }
 
@@ -98,8 +117,8 @@ fn client_kill(redis: &Redis, rng: &mut Rng) {
     }
 }
 
-/// With the store's data the count of a lock's fences is gone, and begins anew. Whoever runs the resource has to know; and
-/// once more when the last lease of before is over, because whoever had it may have come with its large fence.
+/// With the store's data the count of a lock's fences is gone, and begins anew; and those of a permit begin at a clock that may
+/// have been set back since. Whoever runs the resource has to know; and once more when the last lease of before is over, because whoever had it may have come with its large fence.
 fn forget_fences(show: &Show) {
     forget_fences_once(show);
     show.pause(Duration::from_micros(EXTENSION + SECOND));
@@ -107,8 +126,9 @@ fn forget_fences(show: &Show) {
 }
 
 fn forget_fences_once(show: &Show) {
+    let set_back = lock(&show.log).faults.iter().any(|fault| fault.kind == Kind::ClockBack);
     for (at, thing) in THINGS.iter().enumerate() {
-        if !thing.recorded || thing.kind != crate::plan::Kind::Lock {
+        if !thing.recorded || thing.kind != plan::Kind::Lock && !set_back {
             continue;
         }
         let Ok(record) = Record::open(&record_path(&show.dir, at)) else { continue };
