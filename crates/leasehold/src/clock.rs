@@ -152,6 +152,10 @@ mod source {
     }
 
     pub(super) fn boottime_micros() -> u64 {
+        #[cfg(feature = "broken")]
+        if crate::broken::is("clock") {
+            return super::wall_micros();
+        }
         micros(clock_gettime(ClockId::Boottime))
     }
 

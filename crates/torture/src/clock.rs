@@ -3,11 +3,13 @@
 //! All processes of a run are on one host, and `CLOCK_BOOTTIME` is the kernel's own: what two of them read can be
 //! compared to the microsecond. It neither stops nor steps.
 //!
-//! The wall clock does, if `scripts/torture` gave one to this run that can be set (see `crates/stepped-clock`).
+//! Wall clocks do, if `scripts/torture` gave such to this run that can be set (see `crates/stepped-clock`): one to the servers, the
+//! other program and the driver itself, and one to all others.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -31,35 +33,51 @@ pub fn now() -> Micros {
 #[must_use]
 pub fn wall_offset() -> Micros {
     let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let set = Wall::open().and_then(|wall| wall.ahead().ok()).unwrap_or_default();
+    let set = Wall::own().and_then(|wall| wall.ahead().ok()).unwrap_or_default();
     micros(wall).saturating_sub(now()).saturating_add_signed(-set)
 }
 
-/// The wall clock of all processes of this run.
+/// What tells a process where its wall clock is.
+pub const WALL: &str = "STEPPED_CLOCK";
+
+/// A wall clock that can be set.
 #[derive(Debug)]
-pub struct Wall(File);
+pub struct Wall {
+    pub path: PathBuf,
+    file: File,
+}
 
 impl Wall {
-    /// None if this run has to take the host's.
+    /// Our own, which is also that of every process that is not given another. None if it is the host's.
     #[must_use]
-    pub fn open() -> Option<Self> {
-        let path = std::env::var_os("STEPPED_CLOCK")?;
-        OpenOptions::new().read(true).write(true).open(path).ok().map(Self)
+    pub fn own() -> Option<Self> {
+        let path = PathBuf::from(std::env::var_os(WALL)?);
+        let file = OpenOptions::new().read(true).write(true).open(&path).ok()?;
+        Some(Self { path, file })
+    }
+
+    /// One more, for others, if there can be any.
+    #[must_use]
+    pub fn another(path: &Path) -> Option<Self> {
+        Self::own()?;
+        std::fs::write(path, [0; 8]).ok()?;
+        let file = OpenOptions::new().read(true).write(true).open(path).ok()?;
+        Some(Self { path: path.to_owned(), file })
     }
 
     /// By how many microseconds it is ahead of the host's.
     fn ahead(&self) -> io::Result<i64> {
         let mut bytes = [0; 8];
-        self.0.read_exact_at(&mut bytes, 0)?;
+        self.file.read_exact_at(&mut bytes, 0)?;
         Ok(i64::from_ne_bytes(bytes))
     }
 
-    /// Sets it forward, or back, for everybody at once.
+    /// Sets it forward, or back, for everybody who has it at once.
     ///
     /// # Errors
     /// If the file cannot be read or written.
     pub fn step(&self, by: i64) -> io::Result<()> {
-        self.0.write_all_at(&self.ahead()?.saturating_add(by).to_ne_bytes(), 0)
+        self.file.write_all_at(&self.ahead()?.saturating_add(by).to_ne_bytes(), 0)
     }
 }
 

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
+use std::process::{Command, ExitStatus};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 
 use crate::args::Run;
-use crate::clock::{self, Micros, SECOND};
+use crate::clock::{self, Micros, SECOND, WALL, Wall};
 use crate::fault::{Fault, Kind, Scope};
 
 mod command;
@@ -103,6 +103,8 @@ struct Show {
     changed: Condvar,
     log: Mutex<Log>,
     broken: Option<String>,
+    /// Whatever time it is there, nobody may notice.
+    workers_clock: Option<Wall>,
     /// From when on the server's clock may be set. Before that the fence of a permit tells when it was granted.
     clock_from: Duration,
     /// Which worker is the other program, if the store is one that it can use.
@@ -159,6 +161,16 @@ impl Show {
         done
     }
 
+    /// What every process of ours is given.
+    fn equip(&self, command: &mut Command) {
+        if let Some(rule) = &self.broken {
+            command.env("LEASEHOLD_BROKEN", rule);
+        }
+        if let Some(wall) = &self.workers_clock {
+            command.env(WALL, &wall.path);
+        }
+    }
+
     fn doubt(&self, why: String) {
         lock(&self.log).doubts.push(why);
     }
@@ -192,6 +204,7 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
         changed: Condvar::new(),
         log: Mutex::default(),
         broken: run.broken.clone(),
+        workers_clock: Wall::another(&dir.join("workers-clock")),
         clock_from: whole / 2,
         foreign: run.workers,
         found: Mutex::new(false),
@@ -221,6 +234,7 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
         }
         let sampler = lanes.spawn(|| sampler::lane(&show, &stage));
         let server = lanes.spawn(|| server::lane(&show, &stage));
+        let workers_clock = lanes.spawn(|| server::workers_clock(&show));
         let begun = Instant::now();
         let mut looked = begun;
         let mut over = |limit: Duration| {
@@ -236,6 +250,7 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
         }
         show.enter(Phase::Quiet);
         join(&show, "the store's lane", server);
+        join(&show, "the lane of the workers' clock", workers_clock);
         stage.heal();
         lock(&show.log).quiet_from = clock::now();
         while !over(whole) {

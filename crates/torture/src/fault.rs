@@ -66,10 +66,12 @@ kinds! {
     ScriptFlush "script-flush",
     /// A replica becomes the server; what it had not copied is gone.
     Promote "promote",
-    /// The wall clock of everybody, server and workers, is set forward.
+    /// The wall clock of the servers, and of the other program, is set forward.
     ClockForward "clock-forward",
     /// It is set back.
     ClockBack "clock-back",
+    /// The wall clock of the workers is set. They have no use for one.
+    WorkersClock "workers-clock",
     /// The machine was slow: nobody's doing.
     Slow "slow",
 }

@@ -96,8 +96,7 @@ pub(super) fn forgotten(case: &Case<'_>, op: &Op) -> Spans {
 fn by_clock(case: &Case<'_>, op: &Op, set: &Fault) -> Option<Span> {
     let thing = op.of(case.history);
     let ends_early = set.kind == Kind::ClockForward || thing.shared;
-    let excuses = set.scope == Scope::Everybody && ends_early && op.asked < set.end;
-    excuses.then(|| (set.begin, set.end.saturating_add(thing.longest())))
+    (ends_early && op.asked < set.end).then(|| (set.begin, set.end.saturating_add(thing.longest())))
 }
 
 fn by_loss(case: &Case<'_>, op: &Op, loss: &Fault) -> Option<Span> {

@@ -171,21 +171,19 @@ fn a_restart_with_its_data_excuses_nobody_from_the_limit() {
 
 #[test]
 fn a_clock_that_is_set_forward_excuses_old_holders_for_a_lease() {
-    let case = |kind, scope, from, to| {
+    let case = |kind, from, to| {
         let old = Story::default().held(1, from, to);
         let new = Story::default().held(1, 2100, 9000);
         let mut history = history(semaphore(1), vec![old, new]);
-        history.faults.push(fault(kind, scope, 2000, 2001));
+        history.faults.push(fault(kind, Scope::Everybody, 2000, 2001));
         history
     };
-    let (forward, back, everybody) = (Kind::ClockForward, Kind::ClockBack, Scope::Everybody);
-    kept(&case(forward, everybody, 1000, 4900));
-    broken(&case(forward, everybody, 1000, 5100), &[Rule::Limit]);
+    kept(&case(Kind::ClockForward, 1000, 4900));
+    broken(&case(Kind::ClockForward, 1000, 5100), &[Rule::Limit]);
     // Who asked later has its lease by the clock as it is.
-    broken(&case(forward, everybody, 2050, 4900), &[Rule::Limit]);
-    broken(&case(back, everybody, 1000, 2900), &[Rule::Limit]);
-    // A store that has a clock of its own has nothing to be excused for.
-    broken(&case(forward, Scope::Nobody, 1000, 2900), &[Rule::Limit]);
+    broken(&case(Kind::ClockForward, 2050, 4900), &[Rule::Limit]);
+    broken(&case(Kind::ClockBack, 1000, 2900), &[Rule::Limit]);
+    broken(&case(Kind::WorkersClock, 1000, 2900), &[Rule::Limit]);
 }
 
 #[test]

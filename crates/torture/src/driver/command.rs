@@ -88,9 +88,7 @@ impl Job<'_> {
         command.arg(&self.show.dir).args(["--index", &self.index.to_string()]);
         command.args(["--life", &self.life.to_string()]);
         command.args(["--millis", &self.span.as_millis().to_string()]);
-        if let Some(rule) = &self.show.broken {
-            command.env("LEASEHOLD_BROKEN", rule);
-        }
+        self.show.equip(&mut command);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command.spawn().expect("the command")
     }

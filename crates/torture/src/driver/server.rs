@@ -6,7 +6,7 @@ use fastrand::Rng;
 
 use super::stage::{Local, Redis, Stage, ask};
 use super::{CALM, Show, lock, millis};
-use crate::clock::{MILLISECOND, Micros, SECOND, Wall};
+use crate::clock::{MILLISECOND, SECOND, Wall};
 use crate::fault::{Kind, Scope};
 use crate::plan::{self, EXTENSION, STEP, THINGS};
 use crate::record::{Record, Step};
@@ -18,11 +18,11 @@ pub(super) fn lane(show: &Show, stage: &Stage) {
         Stage::Redis(redis) => redis,
         Stage::Local(local) => return disk(show, local, &mut rng),
     };
-    let (mut next, wall) = (CALM, Wall::open());
+    let (mut next, wall) = (CALM, Wall::own());
     while show.next(next) {
         let late = show.begun.elapsed() > show.clock_from;
         if let Some(wall) = wall.as_ref().filter(|_| late && rng.u32(..100) < 25) {
-            set_clock(show, wall, Scope::Everybody, STEP, &mut rng);
+            set_clock(show, wall, &mut rng);
             next = millis(&mut rng, 2000..12_000);
             continue;
         }
@@ -68,12 +68,8 @@ pub(super) fn lane(show: &Show, stage: &Stage) {
 
 /// The lane of a store that is a file.
 fn disk(show: &Show, local: &Local, rng: &mut Rng) {
-    let (mut next, wall) = (CALM, Wall::open());
+    let mut next = CALM;
     while show.next(next) {
-        // It has a clock of its own.
-        if let Some(wall) = wall.as_ref().filter(|_| rng.bool()) {
-            set_clock(show, wall, Scope::Nobody, 3600 * SECOND, rng);
-        }
         let span = millis(rng, 50..2500);
         let held = show.fault(Kind::Freeze, Scope::Everybody, || {
             local.hold_up(|| {
@@ -87,10 +83,23 @@ fn disk(show: &Show, local: &Local, rng: &mut Rng) {
     }
 }
 
-/// Forward or back, by as much as `most`.
-fn set_clock(show: &Show, wall: &Wall, scope: Scope, most: Micros, rng: &mut Rng) {
-    let by = rng.i64(50 * MILLISECOND.cast_signed()..most.cast_signed());
+/// Sets the workers' clock all the time.
+pub(super) fn workers_clock(show: &Show) {
+    const MOST: i64 = 3600 * SECOND.cast_signed();
+    let (mut rng, Some(wall)) = (show.rng(u64::MAX - 1), &show.workers_clock) else { return };
+    while show.pause(millis(&mut rng, 200..2000)) {
+        let by = rng.i64(-MOST..MOST);
+        step(show, wall, Kind::WorkersClock, Scope::Nobody, by);
+    }
+}
+
+fn set_clock(show: &Show, wall: &Wall, rng: &mut Rng) {
+    let by = rng.i64(50 * MILLISECOND.cast_signed()..STEP.cast_signed());
     let (kind, by) = if rng.bool() { (Kind::ClockForward, by) } else { (Kind::ClockBack, -by) };
+    step(show, wall, kind, Scope::Everybody, by);
+}
+
+fn step(show: &Show, wall: &Wall, kind: Kind, scope: Scope, by: i64) {
     if let Err(error) = show.fault(kind, scope, || wall.step(by)) {
         show.doubt(format!("the clock could not be set: {error}"));
     }

@@ -57,10 +57,10 @@ impl<'a> Worker<'a> {
         command.arg("worker").args(["--index", &index.to_string(), "--life", &life.to_string()]);
         command.args(["--seed", &show.seed.to_string(), "--store", &url, "--dir"]).arg(&show.dir);
         if foreign {
+            // It writes down the time itself, and has to have the servers'.
             command.arg("--foreign");
-        }
-        if let Some(rule) = &show.broken {
-            command.env("LEASEHOLD_BROKEN", rule);
+        } else {
+            show.equip(&mut command);
         }
         // A group of its own: Ctrl-C is for the driver, and a stopped orphan in a group of its own is ended by the kernel.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null());
