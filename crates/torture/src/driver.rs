@@ -34,8 +34,8 @@ use stage::Stage;
 
 /// How long the workers are left alone, at the beginning and at the end: then nothing is excused.
 const CALM: Duration = Duration::from_secs(21);
-/// But for this: once in the first calm all of them are killed at the same time. What they held must be had again when its
-/// leases are over, and nothing else is there to blame if it is not.
+/// But for this: once in the first calm all of them are killed, each while it holds something. What they held must be had again
+/// when its leases are over, and nothing else is there to blame if it is not.
 const POWER_CUT: Duration = Duration::from_secs(9);
 const QUIET: Duration = Duration::from_secs(14);
 /// How long a storm lasts, and the lull after it.

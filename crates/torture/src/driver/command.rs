@@ -52,7 +52,8 @@ struct Job<'a> {
 
 impl Job<'_> {
     fn run(&self, binary: &Path, url: &str, proxy: Option<&FaultProxy>, rng: &mut Rng) -> LifeEnd {
-        let thing = &THINGS[*rng.choice(&usable()).expect("things for the command")];
+        let usable: Vec<_> = THINGS.iter().filter(|thing| thing.is_for_the_command()).collect();
+        let thing = *rng.choice(&usable).expect("things for the command");
         let diary = Diary::open(&history_path(&self.show.dir, self.index, self.life));
         let diary = diary.expect("a directory for the history");
         diary.note(Event::Begin { clients: COMMAND.to_owned() });
@@ -175,11 +176,4 @@ fn wait(process: &mut Child) -> Option<ExitStatus> {
     let _ = process.kill();
     let _ = process.wait();
     None
-}
-
-/// What the command can use as the others do: without a TTL, and kept for as long as it lives.
-fn usable() -> Vec<usize> {
-    let fits =
-        |thing: &Thing| thing.kind != plan::Kind::Pool && thing.ttl.is_none() && thing.extended;
-    (0..THINGS.len()).filter(|at| fits(&THINGS[*at])).collect()
 }

@@ -1,5 +1,6 @@
 //! The lane of one worker: its process and its connections.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -14,6 +15,9 @@ use super::stage::Stage;
 use super::{CALM, Life, LifeEnd, PATIENCE, POWER_CUT, Phase, Show, lock, millis, said};
 use crate::clock;
 use crate::fault::{Kind, Scope};
+use crate::history::{self, Event};
+use crate::plan::{self, THINGS};
+use crate::worker::history_path;
 
 /// What a request of the library contains, whatever it asks for.
 const SCRIPT: &[u8] = b"EVALSHA";
@@ -32,6 +36,7 @@ pub(super) fn lane(show: &Show, stage: &Stage, index: usize, foreign: bool) {
     let mut worker = Worker::start(show, index, 1, foreign, stage.url(index));
     let proxy = stage.proxy(index);
     if !foreign && show.pause(POWER_CUT) {
+        worker.wait_until_it_holds();
         worker = worker.kill(&mut rng);
     }
     let mut next = CALM.saturating_sub(show.begun.elapsed()) + millis(&mut rng, 0..4000);
@@ -84,6 +89,30 @@ impl<'a> Worker<'a> {
         let Ok(Some(status)) = self.process.try_wait() else { return false };
         self.ended(LifeEnd::Broke(said(Some(status))));
         true
+    }
+
+    /// Until it holds what only workers do, but not for long.
+    fn wait_until_it_holds(&self) {
+        let own = |name: &str| {
+            let mut things = THINGS.iter().filter(|thing| thing.kind == plan::Kind::Semaphore);
+            things.any(|thing| thing.name == name && !thing.is_for_the_command() && !thing.shared)
+        };
+        let path = history_path(&self.show.dir, self.index, self.life);
+        for _ in 0..100 {
+            let mut asked = BTreeSet::new();
+            let mut held = BTreeSet::new();
+            for line in history::read(&path).unwrap_or_default() {
+                match line.event {
+                    Event::Ask { op, thing, .. } if own(&thing) => _ = asked.insert(op),
+                    Event::Grant { op, .. } if asked.contains(&op) => _ = held.insert(op),
+                    Event::Ending { op } | Event::End { op, .. } => _ = held.remove(&op),
+                    _ => {}
+                }
+            }
+            if !held.is_empty() || !self.show.pause(Duration::from_millis(10)) {
+                return;
+            }
+        }
     }
 
     fn suffer(mut self, rng: &mut Rng, proxy: Option<&FaultProxy>) -> Self {
