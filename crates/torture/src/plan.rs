@@ -81,12 +81,12 @@ impl Thing {
         Duration::from_micros(self.lease)
     }
 
-    /// Whether the command uses it as the others do: without a TTL, and kept for as long as it lives. Some of what it could use
-    /// is left to the workers: when those die, nobody else is the reason why a permit is not to be had.
+    /// Whether the command uses it as the others do: without a TTL, and kept for as long as it lives. One that it could use is
+    /// left to the workers: when those die, nobody else is the reason why a permit is not to be had.
     #[must_use]
     pub fn is_for_the_command(&self) -> bool {
         let fits = self.kind != Kind::Pool && self.ttl.is_none() && self.extended;
-        fits && !["solo", "pair"].contains(&self.name)
+        fits && self.name != "pair"
     }
 
     /// For how long its holder may believe after the store said so for the last time.

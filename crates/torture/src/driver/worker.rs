@@ -98,7 +98,7 @@ impl<'a> Worker<'a> {
             things.any(|thing| thing.name == name && !thing.is_for_the_command() && !thing.shared)
         };
         let path = history_path(&self.show.dir, self.index, self.life);
-        for _ in 0..100 {
+        for _ in 0..200 {
             let mut asked = BTreeSet::new();
             let mut held = BTreeSet::new();
             for line in history::read(&path).unwrap_or_default() {
