@@ -360,3 +360,18 @@ async fn a_lock_is_over_for_its_holder_before_another_has_it() {
         next.release().await.unwrap();
     }
 }
+
+/// They protect what outlives this process, so those of the next one have to be larger.
+#[tokio::test]
+async fn fences_of_locks_begin_at_the_wall_clock_and_grow_over_all_keys() {
+    let began = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let mut last = u64::try_from(began.as_micros()).unwrap();
+    let client = Client::memory();
+    for key in ["a", "b", "a"] {
+        let lock = client.lock(key).ttl(Duration::from_secs(60)).build().unwrap();
+        let guard = lock.acquire().await.unwrap();
+        assert!(guard.fence().get() > last, "{} after {last}", guard.fence().get());
+        last = guard.fence().get();
+        guard.release().await.unwrap();
+    }
+}
