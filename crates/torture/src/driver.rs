@@ -1,7 +1,7 @@
 //! The driver: sets the stage, does the faults by a schedule that follows from the seed, and gathers what is left.
 //!
-//! Faults come in lanes, each a thread with dice of its own: one a worker, for the process and its connections, and one
-//! for the store. A lane does one thing at a time; the lanes overlap as they like. All of them see to it that a fault is
+//! Faults come in lanes, each a thread with dice of its own: one a worker, for the process and its connections, one for
+//! the store, and one for the workers' clock. A lane does one thing at a time; the lanes overlap as they like. All of them see to it that a fault is
 //! written down from before it begins until after it has ended.
 //!
 //! Storms and lulls take turns: in a storm hardly anybody can be blamed for being late, because something has befallen
@@ -20,6 +20,7 @@ use crate::args::Run;
 use crate::clock::{self, Micros, SECOND, WALL, Wall};
 use crate::fault::{Fault, Kind, Scope};
 
+mod clocks;
 mod command;
 mod gather;
 mod leftovers;
@@ -234,7 +235,7 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
         }
         let sampler = lanes.spawn(|| sampler::lane(&show, &stage));
         let server = lanes.spawn(|| server::lane(&show, &stage));
-        let workers_clock = lanes.spawn(|| server::workers_clock(&show));
+        let workers_clock = lanes.spawn(|| clocks::lane(&show));
         let begun = Instant::now();
         let mut looked = begun;
         let mut over = |limit: Duration| {

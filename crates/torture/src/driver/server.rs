@@ -5,10 +5,10 @@ use std::time::Duration;
 use fastrand::Rng;
 
 use super::stage::{Local, Redis, Stage, ask};
-use super::{CALM, Show, lock, millis};
-use crate::clock::{MILLISECOND, SECOND, Wall};
+use super::{CALM, Show, clocks, lock, millis};
+use crate::clock::{SECOND, Wall};
 use crate::fault::{Kind, Scope};
-use crate::plan::{self, EXTENSION, STEP, THINGS};
+use crate::plan::{self, EXTENSION, THINGS};
 use crate::record::{Record, Step};
 use crate::worker::record_path;
 
@@ -22,7 +22,7 @@ pub(super) fn lane(show: &Show, stage: &Stage) {
     while show.next(next) {
         let late = show.begun.elapsed() > show.clock_from;
         if let Some(wall) = wall.as_ref().filter(|_| late && rng.u32(..100) < 25) {
-            set_clock(show, wall, &mut rng);
+            clocks::set_the_servers(show, wall, &mut rng);
             next = millis(&mut rng, 2000..12_000);
             continue;
         }
@@ -80,28 +80,6 @@ fn disk(show: &Show, local: &Local, rng: &mut Rng) {
             show.doubt(format!("the store could not be held up: {error}"));
         }
         next = millis(rng, 2000..12_000);
-    }
-}
-
-/// Sets the workers' clock all the time.
-pub(super) fn workers_clock(show: &Show) {
-    const MOST: i64 = 3600 * SECOND.cast_signed();
-    let (mut rng, Some(wall)) = (show.rng(u64::MAX - 1), &show.workers_clock) else { return };
-    while show.pause(millis(&mut rng, 200..2000)) {
-        let by = rng.i64(-MOST..MOST);
-        step(show, wall, Kind::WorkersClock, Scope::Nobody, by);
-    }
-}
-
-fn set_clock(show: &Show, wall: &Wall, rng: &mut Rng) {
-    let by = rng.i64(50 * MILLISECOND.cast_signed()..STEP.cast_signed());
-    let (kind, by) = if rng.bool() { (Kind::ClockForward, by) } else { (Kind::ClockBack, -by) };
-    step(show, wall, kind, Scope::Everybody, by);
-}
-
-fn step(show: &Show, wall: &Wall, kind: Kind, scope: Scope, by: i64) {
-    if let Err(error) = show.fault(kind, scope, || wall.step(by)) {
-        show.doubt(format!("the clock could not be set: {error}"));
     }
 }
 
