@@ -51,9 +51,7 @@ impl Wall {
     /// Our own, which is also that of every process that is not given another. None if it is the host's.
     #[must_use]
     pub fn own() -> Option<Self> {
-        let path = PathBuf::from(std::env::var_os(WALL)?);
-        let file = OpenOptions::new().read(true).write(true).open(&path).ok()?;
-        Some(Self { path, file })
+        Self::open(std::env::var_os(WALL)?.into())
     }
 
     /// One more, for others, if there can be any.
@@ -61,8 +59,12 @@ impl Wall {
     pub fn another(path: &Path) -> Option<Self> {
         Self::own()?;
         std::fs::write(path, [0; 8]).ok()?;
-        let file = OpenOptions::new().read(true).write(true).open(path).ok()?;
-        Some(Self { path: path.to_owned(), file })
+        Self::open(path.to_owned())
+    }
+
+    fn open(path: PathBuf) -> Option<Self> {
+        let file = OpenOptions::new().read(true).write(true).open(&path).ok()?;
+        Some(Self { path, file })
     }
 
     /// By how many microseconds it is ahead of the host's.

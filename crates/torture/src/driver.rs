@@ -1,8 +1,8 @@
 //! The driver: sets the stage, does the faults by a schedule that follows from the seed, and gathers what is left.
 //!
 //! Faults come in lanes, each a thread with dice of its own: one a worker, for the process and its connections, one for
-//! the store, and one for the workers' clock. A lane does one thing at a time; the lanes overlap as they like. All of them see to it that a fault is
-//! written down from before it begins until after it has ended.
+//! the store, and one for the workers' clock. A lane does one thing at a time; the lanes overlap as they like. All of
+//! them see to it that a fault is written down from before it begins until after it has ended.
 //!
 //! Storms and lulls take turns: in a storm hardly anybody can be blamed for being late, because something has befallen
 //! almost everybody; in a lull what the storm has done must heal, and nothing is excused.

@@ -105,7 +105,8 @@ fn client_kill(redis: &Redis, rng: &mut Rng) {
 }
 
 /// With the store's data the count of a lock's fences is gone, and begins anew; and those of a permit begin at a clock that may
-/// have been set back since. Whoever runs the resource has to know; and once more when the last lease of before is over, because whoever had it may have come with its large fence.
+/// have been set back since. Whoever runs the resource has to know; and once more when the last lease of before is over,
+/// because whoever had it may have come with its large fence.
 fn forget_fences(show: &Show) {
     forget_fences_once(show);
     show.pause(Duration::from_micros(EXTENSION + SECOND));
