@@ -447,7 +447,13 @@ async fn what_could_not_be_given_back_is_given_back_later() {
     let permit = deadline(semaphore(&client, 1).acquire()).await.unwrap();
     store.world().cut_off.push(client.id());
     drop(permit);
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    // It was given up, by then there was nothing else to do for longer than `idle`, and it is tried again.
+    let releases = || {
+        let world = store.world();
+        world.asked.iter().filter(|asked| matches!(asked, Command::Release { .. })).count()
+    };
+    let attempts = settings().retries.attempts as usize;
+    eventually(async || releases() > attempts).await;
     assert_eq!(store.world().count("s"), (1, 0));
     // Nobody says that it is back.
     store.world().cut_off.clear();
