@@ -1,5 +1,7 @@
 //! A real Redis server for one test.
 //!
+//! The environment variable `LEASEHOLD_TEST_REDIS_SERVER` names the server program; the default is `redis-server`.
+//!
 //! Nothing here sleeps. A server is ready when it says so in its log and then answers `PING`; it
 //! is paused when the kernel reports it stopped; it has ended when its output is closed. All of
 //! these waits have a deadline and panic past it.
