@@ -62,23 +62,25 @@ impl RedisServer {
     }
 
     /// How often each command was called since the start, by lower-case name (`config|set` for
-    /// subcommands). Calls made by a script count under the command that the script called, beside
-    /// the script's own `evalsha`; commands refused before they ran do not count.
+    /// subcommands; Redis 6.2 counts all of them as `config`). Calls made by a script count under
+    /// the command that the script called, beside the script's own `evalsha`; commands refused
+    /// before they ran do not count.
     #[must_use]
     pub fn commandstats(&self) -> BTreeMap<String, u64> {
         let (info, own): (String, _) = self.look("info", &["INFO", "commandstats"]);
         info.lines()
             .filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(":calls="))
             .filter_map(|(name, rest)| Some((name, rest.split(',').next()?.parse::<u64>().ok()?)))
-            .map(|(name, calls)| (name.to_owned(), calls - own.get(name).unwrap_or(&0)))
+            .map(|(name, calls)| (name.to_owned(), calls - calls_of(&own, name)))
             .filter(|(_, calls)| *calls > 0)
             .collect()
     }
 
-    /// How often `command` was called since the start; see [`commandstats`](Self::commandstats).
+    /// How often `command` was called since the start, with any subcommand; see
+    /// [`commandstats`](Self::commandstats).
     #[must_use]
     pub fn command_count(&self, command: &str) -> u64 {
-        self.commandstats().get(&command.to_lowercase()).copied().unwrap_or(0)
+        calls_of(&self.commandstats(), &command.to_lowercase())
     }
 
     /// How many commands ran since the start, those called by scripts included.
@@ -124,6 +126,14 @@ impl RedisServer {
         looker.connection = Some(connection);
         (reply.unwrap_or_else(|error| panic!("{command:?} of redis-server: {error}")), before)
     }
+}
+
+/// The sum of the calls of `name` and of its subcommands.
+fn calls_of(counts: &BTreeMap<String, u64>, name: &str) -> u64 {
+    let counted = |(other, _): &(&String, _)| {
+        other.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('|'))
+    };
+    counts.iter().filter(counted).map(|(_, calls)| calls).sum()
 }
 
 impl fmt::Debug for Looker {

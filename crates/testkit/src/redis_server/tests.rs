@@ -121,9 +121,12 @@ async fn counts_leave_out_the_fixture() {
     assert_eq!(server.command_count("info"), 0);
     assert_eq!(server.total_commands_processed() - before, 4);
     assert_eq!(server.connected_clients(), 1);
+    redis::cmd("SCRIPT").arg("FLUSH").exec(&mut connection).unwrap();
+    assert_eq!(server.command_count("script"), 1);
 
     server.restart_empty();
     assert_eq!((server.total_commands_processed(), server.connected_clients()), (0, 0));
+    assert!(server.commandstats().is_empty());
 }
 
 #[tokio::test]

@@ -163,11 +163,12 @@ async fn a_caller_with_a_short_ttl_evicts_others() {
 #[tokio::test]
 async fn scripts_are_loaded_once_and_again_when_the_server_has_lost_them() {
     let (server, mut look, seed) = start().await;
-    for loads in [1, 1, 2] {
-        if loads == 2 {
+    // Redis 6.2 does not count SCRIPT LOAD apart from SCRIPT FLUSH.
+    for loads_and_flushes in [1, 1, 3] {
+        if loads_and_flushes == 3 {
             ask::<()>(&mut look, "SCRIPT FLUSH");
         }
         assert_eq!(seed.count("k", TTL).await.unwrap(), (0, 0));
-        assert_eq!(server.command_count("script|load"), loads);
+        assert_eq!(server.command_count("script"), loads_and_flushes);
     }
 }
