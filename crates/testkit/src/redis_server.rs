@@ -34,6 +34,7 @@ use redis::Value;
 use tempfile::TempDir;
 
 use look::Looker;
+pub use look::expires_at;
 use process::{Process, SpawnError};
 
 /// Below 32768, where Linux' ephemeral ports begin, and above the ports of common services.

@@ -15,6 +15,16 @@ use crate::wait::PATIENCE;
 /// So that looking at a paused server fails the test instead of hanging it.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// PEXPIRETIME for Redis 6.2, which lacks it. A PTTL between two equal readings of the clock is exact.
+const EXPIRES_AT: &str = "
+    local function now()
+      local time = redis.call('TIME')
+      return time[1] * 1000 + math.floor(time[2] / 1000)
+    end
+    local before, left
+    repeat before, left = now(), redis.call('PTTL', KEYS[1]) until now() == before
+    return left < 0 and left or before + left";
+
 /// The fixture's own connection, and how often it called what, to be taken out of the counts.
 #[derive(Default)]
 pub(super) struct Looker {
@@ -126,6 +136,13 @@ impl RedisServer {
         looker.connection = Some(connection);
         (reply.unwrap_or_else(|error| panic!("{command:?} of redis-server: {error}")), before)
     }
+}
+
+/// Returns when `key` expires, in milliseconds of the server's clock; -1 if it does not expire, -2 if there is no such key.
+#[track_caller]
+pub fn expires_at(connection: &mut redis::Connection, key: &str) -> i64 {
+    let answer = redis::cmd("EVAL").arg(EXPIRES_AT).arg(1).arg(key).query(connection);
+    answer.unwrap_or_else(|error| panic!("the expiry of {key}: {error}"))
 }
 
 /// The sum of the calls of `name` and of its subcommands.

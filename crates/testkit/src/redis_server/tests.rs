@@ -129,6 +129,20 @@ async fn counts_leave_out_the_fixture() {
     assert!(server.commandstats().is_empty());
 }
 
+#[test]
+fn an_expiry_is_read_to_the_millisecond() {
+    let server = RedisServer::start();
+    let mut connection = server.connection();
+    assert_eq!(expires_at(&mut connection, "x"), -2);
+    set(&mut connection, "x", "1");
+    assert_eq!(expires_at(&mut connection, "x"), -1);
+    // So often that some readings meet the end of a millisecond.
+    for end in 4_000_000_000_000..4_000_000_001_000 {
+        assert_eq!(ask::<u64>(&mut connection, &format!("PEXPIREAT x {end}")), 1);
+        assert_eq!(expires_at(&mut connection, "x"), end);
+    }
+}
+
 #[tokio::test]
 async fn users_and_passwords() {
     let server = RedisServer::start_with(&["--requirepass secret", "--user alice on >pw ~* +@all"]);

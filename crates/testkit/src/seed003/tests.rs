@@ -5,7 +5,7 @@ use tokio::task::JoinSet;
 
 use super::*;
 use crate::ask::{ask, keys};
-use crate::redis_server::RedisServer;
+use crate::redis_server::{RedisServer, expires_at};
 
 /// So long that nothing expires in a test that does not make it.
 const TTL: u64 = 1_000_000;
@@ -29,7 +29,7 @@ fn now(look: &mut Connection) -> u64 {
 #[track_caller]
 fn end_within(look: &mut Connection, keys: &[&str], expected: &RangeInclusive<u64>) {
     for key in keys {
-        let end: u64 = ask(look, &format!("PEXPIRETIME {key}"));
+        let end = expires_at(look, key).cast_unsigned();
         assert!(expected.contains(&end), "{key} ends at {end}, not in {expected:?}");
     }
 }
