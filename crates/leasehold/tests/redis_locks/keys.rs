@@ -21,9 +21,8 @@ async fn a_lock_is_two_keys_that_end_together_and_a_counter_that_stays() {
         if let Some(ttl) = ttl {
             deadline(guard.extend(ttl)).await.unwrap();
         }
-        let (ends, also): (u64, u64) =
-            (server.ask(&["PEXPIRETIME", main]), server.ask(&["PEXPIRETIME", &index]));
-        assert_eq!(ends, also, "both keys end together");
+        let ends = server.ends(main).cast_unsigned();
+        assert_eq!(ends, server.ends(&index).cast_unsigned(), "both keys end together");
         let json: String = server.ask(&["GET", main]);
         let record: serde_json::Value = serde_json::from_str(&json).unwrap();
         let fields: BTreeSet<_> = record.as_object().unwrap().keys().map(String::as_str).collect();

@@ -119,6 +119,13 @@ impl Server {
         answer.unwrap_or_else(|error| panic!("{command:?}: {error}"))
     }
 
+    /// When a key ends, in milliseconds of the server's clock; negative if it has no expiry or is not there.
+    #[track_caller]
+    fn ends(&self, key: &str) -> i64 {
+        let mut look = self.look.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        testkit::redis_server::expires_at(&mut look, key)
+    }
+
     fn set(&self, key: &str, value: &str) {
         let _: () = self.ask(&["SET", key, value]);
     }
@@ -129,7 +136,7 @@ impl Server {
         keys.into_iter()
             .filter(|key| !key.starts_with("adv-sem:client:"))
             .map(|key| {
-                let held = (self.ask(&["DUMP", &key]), self.ask(&["PEXPIRETIME", &key]));
+                let held = (self.ask(&["DUMP", &key]), self.ends(&key));
                 (key, held)
             })
             .collect()

@@ -37,7 +37,7 @@ async fn the_next_waiter_follows_a_killed_holder_when_its_ttl_ends() {
         let fence = holder.says().await;
         let waiter = Waiter::join(&server, &client, &lock(&client, MINUTES)).await;
         // The worst moment to die is just after an extension.
-        let ends = || server.ask::<i64>(&["PEXPIRETIME", "syncguard:invoice:42"]);
+        let ends = || server.ends("syncguard:invoice:42");
         let before = ends();
         eventually(async || ends() > before).await;
         holder.kill();

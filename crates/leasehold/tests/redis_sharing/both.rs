@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leasehold::{Client, Error, Permit, Semaphore};
 use redis::FromRedisValue;
-use testkit::redis_server::RedisServer;
+use testkit::redis_server::{RedisServer, expires_at};
 use testkit::seed000::{Options, Seed000, new_id};
 use testkit::wait::{deadline, eventually};
 use tokio::task::JoinHandle;
@@ -146,7 +146,8 @@ impl Both {
 
     /// When a key ends, in milliseconds of the server's clock.
     pub(crate) fn ends(&self, kind: &str) -> i64 {
-        self.ask(&["PEXPIRETIME", &key(kind)])
+        let mut look = self.look.lock().unwrap_or_else(PoisonError::into_inner);
+        expires_at(&mut look, &key(kind))
     }
 
     /// The server's clock, in seconds.

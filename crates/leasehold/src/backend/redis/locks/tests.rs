@@ -85,7 +85,7 @@ impl Both {
 
     /// Negative if there is no such key, or if it stays.
     fn expires_at(&mut self, key: &str) -> i64 {
-        redis::cmd("PEXPIRETIME").arg(key).query(&mut self.connection).unwrap()
+        testkit::redis_server::expires_at(&mut self.connection, key)
     }
 
     fn record(&mut self, lock: &str) -> Option<Record> {
