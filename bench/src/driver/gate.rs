@@ -48,7 +48,7 @@ pub(super) enum Held {
 
 impl Contact {
     pub(super) async fn connect(contender: &str, url: &str) -> Result<Self, String> {
-        let client = async || Client::connect(url).await.map_err(|why| why.to_string());
+        let client = async || Client::redis(url).await.map_err(|why| why.to_string());
         match contender {
             "leasehold" => Ok(Self::Semaphore(client().await?)),
             "leasehold lock" => Ok(Self::Lock(client().await?)),

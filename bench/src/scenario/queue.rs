@@ -15,7 +15,7 @@ pub(super) fn run(bench: &mut Bench) {
     let names: Vec<_> = LENGTHS.iter().map(|_| bench.name()).collect();
     let url = bench.url.clone();
     let (client, queues) = bench.runtime.block_on(async {
-        let client = Client::connect(&url).await.expect("the store");
+        let client = Client::redis(&url).await.expect("the store");
         let mut queues = Vec::new();
         for (length, name) in LENGTHS.into_iter().zip(&names) {
             let semaphore = client.semaphore(name, 1).build().expect("a valid semaphore");

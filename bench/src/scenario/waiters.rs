@@ -33,7 +33,7 @@ fn measure(bench: &mut Bench) -> Result<(), String> {
     let url = bench.url.clone();
     // It holds, and asks how many wait, without passing the proxy that counts.
     let (client, semaphore, held) = bench.runtime.block_on(async {
-        let client = Client::connect(&url).await.expect("the store");
+        let client = Client::redis(&url).await.expect("the store");
         let semaphore = client.semaphore(&name, 1).build().expect("a valid semaphore");
         let held = semaphore.acquire().await.expect("a permit");
         (client, semaphore, held)

@@ -69,7 +69,7 @@ impl Store {
         if redis::parse_redis_url(&self.url).is_none() {
             return Client::open(&self.url).await;
         }
-        let mut builder = Client::redis().url(&self.url);
+        let mut builder = Client::redis_builder(&self.url);
         if let Some(namespace) = &self.namespace {
             builder = builder.namespace(namespace);
         }
@@ -79,7 +79,7 @@ impl Store {
         if let Some(pem) = &self.ca_certificate {
             builder = builder.ca_certificate(pem.clone());
         }
-        builder.connect().await
+        builder.open().await
     }
 
     /// For those who only look.

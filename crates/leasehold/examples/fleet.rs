@@ -7,7 +7,7 @@ use leasehold::{Client, Error};
 #[tokio::main]
 async fn main() -> Result<(), Error> {
     let url = std::env::args().nth(1).unwrap_or_else(|| "redis://localhost:6379".into());
-    let client = Client::connect(&url).await?;
+    let client = Client::redis(&url).await?;
     let heartbeat = Duration::from_secs(10);
     let deploys = client.semaphore("deploys", 2).heartbeat_max_interval(heartbeat).build()?;
 

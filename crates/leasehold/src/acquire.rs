@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use crate::engine::named::Entered;
+use crate::engine::name_state::Entered;
 use crate::engine::ticket::Ticket;
 use crate::name::positive;
-use crate::semaphore::Inner;
+use crate::semaphore::Handle;
 use crate::{AcquisitionId, Error, Permit};
 
 /// A permit to come: see [`Semaphore::acquire`](crate::Semaphore::acquire).
@@ -32,14 +32,14 @@ use crate::{AcquisitionId, Error, Permit};
 pub struct Acquire {
     id: AcquisitionId,
     /// Taken when it is done.
-    semaphore: Option<Arc<Inner>>,
+    semaphore: Option<Arc<Handle>>,
     wait: bool,
     within: Option<Duration>,
     pending: Pending,
 }
 
 impl Acquire {
-    pub(crate) fn new(semaphore: Arc<Inner>, wait: bool, within: Option<Duration>) -> Self {
+    pub(crate) fn new(semaphore: Arc<Handle>, wait: bool, within: Option<Duration>) -> Self {
         let id = semaphore.named.core().next_id();
         Self { id, semaphore: Some(semaphore), wait, within, pending: Pending(None) }
     }
@@ -100,19 +100,14 @@ impl Acquire {
                 Some(limit) => Some(positive("within", *limit)?),
                 None => None,
             };
-            match semaphore.named.enter(
-                self.id,
-                &semaphore.declaration,
-                self.wait,
-                within,
-                cx.waker(),
-            ) {
+            match semaphore.named.enter(self.id, &semaphore.declaration, self.wait, within) {
                 Entered::Held(grant, ticket) => (grant, ticket),
                 Entered::Full => return Poll::Ready(full()),
-                Entered::Closed => return Poll::Ready(Err(Error::Closed)),
+                Entered::Failed(error) => return Poll::Ready(Err(error)),
                 Entered::Waiting(ticket) => {
                     self.pending = Pending(Some(ticket));
-                    return Poll::Pending;
+                    // Once more: the waker is registered outside of the name's lock, and may find a grant.
+                    return self.poll_as(cx, granted, full);
                 }
             }
         };

@@ -1,22 +1,25 @@
-//! The seam: what the engine needs of a store, drawn at the atomic transition.
+//! The seam between the engine and the stores, drawn at the atomic transition.
 //!
-//! A store either answers at once, under the engine's own lock ([`Store::Here`]), or later, over a
-//! connection or a file ([`Store::Away`]). Everything above this line (waiting, batches, renewals,
-//! validity, timeouts, guards) is written once, in the engine.
+//! A store in this process answers at once, under the engine's own lock ([`memory`]). A store that other processes
+//! share implements [`RemoteBackend`]: the engine's sender packs commands into a request, and the store answers it
+//! later. Everything above this line (waiting, packing, renewals, validity, time-outs, guards) is written once, in the
+//! engine. What a store can do is a value, [`Profile`].
 
-// Without a store that is away, what serves only such stores is not used.
+// Without a remote store, what serves only such stores is not used.
 #![cfg_attr(not(any(test, feature = "redis")), allow(dead_code))]
 
 use std::pin::Pin;
 use std::sync::Arc;
 
 use crate::clock::Span;
-use crate::machine::lock::{Acquired, By, Record, Verdict};
-use crate::machine::{Command, Effects, Outcome, Terms, pool};
+use crate::lock::TimeAuthority;
+use crate::machine::lock::{LockCommand, LockOutcome, Record};
+use crate::machine::pool::{PoolCommand, PoolOutcome};
+use crate::machine::{Command, Effects, Outcome, Terms};
 use crate::name::Name;
 use crate::pool::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
-use crate::{AcquisitionId, ClientId, Error, LockId};
+use crate::{AcquisitionId, ClientId, Error};
 
 #[cfg(test)]
 mod differential;
@@ -28,165 +31,143 @@ pub(crate) mod redis;
 #[cfg(test)]
 pub(crate) mod simulated;
 
-/// A future that the engine's thread can run.
+/// A future that any thread can poll.
 pub(crate) type Later<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 
-/// Where one client's permits are kept.
-#[derive(Clone)]
-pub(crate) enum Backend {
-    Memory(Arc<memory::Memory>),
-    Away(Arc<dyn AwayBackend>),
+/// What a store is, and what it can do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Profile {
+    /// In one word, for users.
+    pub(crate) kind: &'static str,
+    /// Whether a holder can die without the store noticing, so that its lease has to be renewed.
+    pub(crate) needs_renewals: bool,
+    /// Whose clock decides.
+    pub(crate) time_authority: TimeAuthority,
 }
 
-impl Backend {
-    /// Whether a holder can die without the store noticing.
-    pub(crate) fn wants_heartbeats(&self) -> bool {
-        match self {
-            Self::Memory(_) => false,
-            Self::Away(backend) => !backend.is_on_this_host(),
-        }
-    }
-
-    /// How much earlier than the store the holder of a lock or a lease ends its own validity, for clocks that do not run
-    /// alike. The clock of a store on this host is ours, but locks are kept to whole milliseconds.
+impl Profile {
+    /// By how much the holder of a lock or a pool lease ends its own validity before the store does, for clocks that
+    /// run at different speeds. A store on this host reads the same clock, but keeps locks to whole milliseconds.
     pub(crate) fn margin(&self, valid_for: Span) -> Span {
-        if !self.wants_heartbeats() {
+        if self.time_authority != TimeAuthority::Server {
             return Span::from_millis(1);
         }
-        Terms { heartbeat: Some(valid_for), ttl: None }.margin()
+        Terms { lease: Some(valid_for), ttl: None }.margin()
     }
+}
 
-    pub(crate) fn locks(&self, client: ClientId) -> Arc<dyn LockStore> {
-        match self {
-            Self::Memory(memory) => memory.locks(),
-            Self::Away(backend) => backend.locks(client),
-        }
-    }
+/// The server that a request goes to. There is one, until a store has several primaries.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct Destination(u16);
 
-    pub(crate) fn pools(&self) -> Arc<dyn PoolStore> {
-        match self {
-            Self::Memory(memory) => memory.pools(),
-            Self::Away(backend) => backend.pools(),
-        }
-    }
+impl Destination {
+    pub(crate) const ONLY: Self = Self(0);
+}
 
-    pub(crate) fn semaphore(&self, name: &Name, client: ClientId) -> Store {
+/// One part of a request: some commands of one name, or one command of a lock or a pool.
+#[derive(Clone, Debug)]
+pub(crate) enum Part {
+    Semaphore(Name, Vec<Command>),
+    Lock(LockCommand),
+    Pool(PoolCommand),
+}
+
+impl Part {
+    /// How many ids it is about.
+    pub(crate) fn len(&self) -> usize {
         match self {
-            Self::Memory(memory) => Store::Here(Box::new(memory.semaphore(client))),
-            Self::Away(backend) => Store::Away(backend.semaphore(name, client)),
+            Self::Semaphore(_, commands) => commands.len(),
+            Self::Lock(_) | Self::Pool(_) => 1,
         }
     }
 }
 
-/// Where one name is kept.
-pub(crate) enum Store {
-    Here(Box<memory::MemorySemaphore>),
-    Away(Arc<dyn AwaySemaphore>),
+/// What a store answers to one part.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Semaphore(Reply),
+    Lock(LockOutcome),
+    Pool(PoolOutcome),
+}
+
+/// What a store answers to a request: part by part, in the order of the parts.
+pub(crate) type Answers = Vec<Result<Answer, Error>>;
+
+/// What a store answers to the commands of one name.
+#[derive(Debug, Default)]
+pub(crate) struct Reply {
+    /// In the order of the commands.
+    pub(crate) outcomes: Vec<Outcome>,
+    pub(crate) effects: Effects,
+    /// The time until the next lease ends in the store. A sweep is worth its trip then.
+    pub(crate) next_expiry: Option<Span>,
 }
 
 /// A store that other processes share.
-pub(crate) trait AwayBackend: Send + Sync {
-    /// Called once, in the runtime of the engine's thread, before anything else: where wake-ups go.
-    fn start(&self, client: ClientId, wake_ups: WakeUps);
+pub(crate) trait RemoteBackend: Send + Sync {
+    fn profile(&self) -> Profile;
 
-    /// The transitions of one name.
-    fn semaphore(&self, name: &Name, client: ClientId) -> Arc<dyn AwaySemaphore>;
+    /// Where it is, without secrets.
+    fn address(&self) -> &str;
 
-    /// What is held and queued, of the names asked for or of all.
-    fn stats(&self, query: Query) -> Later<Vec<SemaphoreStats>>;
+    /// Called once, in the runtime of the engine's thread, before anything else. The store reports to `report`.
+    fn start(&self, client: ClientId, report: Report);
 
-    /// All locks.
-    fn locks(&self, client: ClientId) -> Arc<dyn LockStore>;
-
-    /// All pools.
-    fn pools(&self) -> Arc<dyn PoolStore>;
-
-    /// What kind of store it is, in one word.
-    fn kind(&self) -> &'static str;
-
-    /// Whether it is shared by the processes of this host alone. Then its clock is ours, and it knows by itself who is
-    /// dead.
-    fn is_on_this_host(&self) -> bool {
-        false
+    /// Where commands about this name or key go.
+    fn destination(&self, _name: &Name) -> Destination {
+        Destination::ONLY
     }
 
-    /// What the client counts as alive by, for as long as somebody has it open.
+    /// Applies every command of every part, in order. An error of the whole request is [`Error::Unavailable`], and
+    /// then any of its commands may have been applied, or none. An error of one part leaves the other parts alone.
+    ///
+    /// Two requests to one destination are applied in the order in which this was called, unless the connection is
+    /// replaced in between.
+    fn apply(&self, to: Destination, request: &Arc<[Part]>) -> Later<Answers>;
+
+    /// The destination has been silent for longer than it should be: replace the connection, if there is one.
+    fn suspect(&self, _destination: Destination) {}
+
+    /// The number of waiters ahead of `id`. This question, like those that follow, fails with
+    /// [`Error::Unavailable`] when one of its steps was not answered within the answer time-out.
+    fn position(&self, name: &Name, id: AcquisitionId) -> Later<Option<usize>>;
+
+    fn stats(&self, query: Query) -> Later<Vec<SemaphoreStats>>;
+
+    /// The locks that are held, by key, at most `limit` of them. Changes nothing.
+    fn list_locks(&self, limit: usize) -> Later<Vec<Record>>;
+
+    /// The pools that have members, by name, at most `limit` of them. Changes nothing.
+    fn list_pools(&self, limit: usize) -> Later<Vec<PoolStats>>;
+
+    /// The file descriptor whose lock proves that this client is alive (local store only).
     #[cfg(unix)]
     fn lifeline(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         None
     }
 }
 
-/// The transitions of one name in a store that other processes share.
-pub(crate) trait AwaySemaphore: Send + Sync {
-    /// Applies all commands, atomically one by one, or all at once. The outcomes are in the order of the
-    /// commands. After an error any of them may have been applied, or none. If the future is dropped, it was not
-    /// answered in time: whatever it went over is not to be trusted.
-    fn apply(&self, commands: Vec<Command>) -> Later<Reply>;
-
-    /// How many waiters come before this one.
-    fn position(&self, id: AcquisitionId) -> Later<Option<usize>>;
-}
-
-/// The locks of a store. Each call is one attempt, and one atomic step.
-pub(crate) trait LockStore: Send + Sync {
-    /// For so many milliseconds.
-    fn acquire(&self, key: &Name, id: LockId, ttl: u64, wake: Wake) -> Later<Acquired>;
-
-    /// Answers the key that came free where the store tells nobody of it.
-    fn release(&self, id: LockId) -> Later<Verdict<Option<Name>>>;
-
-    /// Answers the new end, in milliseconds of the store's clock.
-    fn extend(&self, id: LockId, ttl: u64) -> Later<Verdict<u64>>;
-
-    fn is_locked(&self, key: &Name, clean_up: bool) -> Later<bool>;
-
-    fn lookup(&self, by: By) -> Later<Option<Record>>;
-
-    /// Locks that are held, by key; no more than so many. Changes nothing.
-    fn list(&self, limit: usize) -> Later<Vec<Record>>;
-}
-
-/// The pools of a store. Each call is one atomic step.
-pub(crate) trait PoolStore: Send + Sync {
-    fn ask(&self, ask: pool::Ask) -> Later<pool::Answer>;
-
-    /// Pools that have members, by name; no more than so many. Changes nothing.
-    fn list(&self, limit: usize) -> Later<Vec<PoolStats>>;
-}
-
-/// When this client wants to be told of the next release of a lock.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Wake {
-    Never,
-    /// If this acquire finds it locked.
-    IfLocked,
-    /// Whatever comes of this acquire: others of the client wait, too.
-    Always,
-}
-
-/// What a store answers to a batch.
-#[derive(Debug, Default)]
-pub(crate) struct Reply {
-    pub(crate) outcomes: Vec<Outcome>,
-    pub(crate) effects: Effects,
-    /// Until somebody's time is up: then a sweep is worth its trip.
-    pub(crate) next_expiry: Option<Span>,
-}
-
-/// What a store tells the engine unasked.
+/// What a store reports without being asked.
 #[derive(Debug)]
-pub(crate) enum WakeUp {
+pub(crate) enum Event {
     /// This waiter was granted a permit and has to claim it.
     Granted(Name, AcquisitionId),
-    /// Somebody else has released this id. Only where no sign of life would find that out.
+    /// Another client has released this id. Only where no renewal would find that out.
     #[cfg_attr(not(all(feature = "local", target_os = "linux")), allow(dead_code))]
     Evicted(Name, AcquisitionId),
-    /// The lock with this key came free.
-    Released(Name),
-    /// The connection is new: wake-ups may have been missed.
-    Reconnected,
+    /// The lock with this key was released.
+    Unlocked(Name),
+    /// Requests can be sent.
+    Connected {
+        to: Destination,
+        /// It was connected before, so that wake-ups may have been missed.
+        again: bool,
+        /// A request that was sent over an earlier connection may still be applied.
+        stragglers: bool,
+    },
+    /// Requests cannot be sent until [`Connected`](Self::Connected).
+    Disconnected(Destination, Error),
 }
 
-/// Where a store sends its wake-ups. Never blocks.
-pub(crate) type WakeUps = Box<dyn Fn(WakeUp) + Send + Sync>;
+/// Where a store reports events. Never blocks.
+pub(crate) type Report = Box<dyn Fn(Event) + Send + Sync>;

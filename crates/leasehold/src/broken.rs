@@ -23,8 +23,8 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 11] = [
         "    outcomes[n] = 'nobody'; held = held - call('ZREMRANGEBYRANK', MAIN, 0, 0)",
     ),
     // The index of a lock outlives it, and nobody asks whose the lock is that it leads to.
-    ("ownership", "#ARGV[4] + 1), 'PXAT', ends)", "#ARGV[4] + 1))"),
-    ("ownership", "if record.lockId ~= ARGV[1] then return 0 end", ""),
+    ("ownership", "#PREFIX + 1), 'PXAT', ends)", "#PREFIX + 1))"),
+    ("ownership", "if record.lockId ~= ARGV[first] then return 0 end", ""),
     // Whoever is silent is never removed.
     ("expiry", "local dead = due(MAIN, held)", "local dead"),
     ("expiry", "local over, silent = due(TTL, limited),", "local over, silent = nil,"),
@@ -48,8 +48,8 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 11] = [
     ),
     (
         "fence",
-        "redis.pcall('INCR', KEYS[3])",
-        "redis.pcall('INCRBY', KEYS[3], call('EXISTS', KEYS[3]) == 1 and NOW % 2 or 1)",
+        "redis.pcall('INCR', KEYS[keys + 3])",
+        "redis.pcall('INCRBY', KEYS[keys + 3], call('EXISTS', KEYS[keys + 3]) == 1 and NOW % 2 or 1)",
     ),
 ];
 

@@ -2,11 +2,10 @@
 
 use std::fmt;
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::backend::Backend;
 use crate::backend::memory::Memory;
-use crate::engine::lease::Lease;
+use crate::clock::Moment;
 use crate::engine::{Engine, Settings};
 use crate::lock::{LockBuilder, Locks};
 use crate::name::positive;
@@ -95,7 +94,7 @@ impl Client {
             Some("sqlite") => Self::local(local::path_of(url)?).await,
             #[cfg(feature = "redis")]
             Some("redis" | "rediss" | "unix" | "valkey" | "valkeys" | "redis+unix") => {
-                Self::connect(url).await
+                Self::redis(url).await
             }
             Some(scheme) => {
                 let problem = format!("\"{scheme}:\" is not a store of this build");
@@ -106,12 +105,12 @@ impl Client {
     }
 
     fn in_memory(settings: Settings) -> Self {
-        Self { engine: Engine::new(Backend::Memory(Arc::new(Memory::new())), settings) }
+        Self { engine: Engine::in_process(Memory::new(), settings) }
     }
 
     #[cfg(test)]
-    pub(crate) fn on(backend: Backend, settings: Settings) -> Self {
-        Self { engine: Engine::new(backend, settings) }
+    pub(crate) fn on(backend: Arc<dyn crate::backend::RemoteBackend>, settings: Settings) -> Self {
+        Self { engine: Engine::remote(backend, settings) }
     }
 
     /// The same, with other settings.
@@ -221,10 +220,7 @@ impl Client {
     #[cfg(unix)]
     #[must_use]
     pub fn lifeline(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
-        match &self.engine.core().backend {
-            Backend::Memory(_) => None,
-            Backend::Away(backend) => backend.lifeline(),
-        }
+        self.engine.core().lifeline()
     }
 
     /// Ends the client and its clones: whoever waits is told [`Error::Closed`], whatever is still held is
@@ -238,16 +234,27 @@ impl Client {
     /// # Cancel safety
     /// The closing goes on if the future is dropped after it was first polled.
     pub async fn close(&self) -> Result<(), Error> {
-        let core = self.engine.core();
-        let names = core.close();
-        // All of them are told before any is waited for: one that fails must not keep it from the others.
-        core.all_leases().iter().for_each(Lease::close);
-        let mut result = core.errands_done().await;
-        for named in names {
-            result = result.and(named.drained().await);
-        }
-        result
+        self.engine.core().close().await
     }
+
+    /// The outage of the store, if it cannot be reached now. Whoever waits for a permit or a lock goes on waiting.
+    #[must_use]
+    pub fn outage(&self) -> Option<Outage> {
+        let (since, error) = self.engine.core().outage()?;
+        let now = Instant::now();
+        let since = now.checked_sub(Moment::now().saturating_since(since)).unwrap_or(now);
+        Some(Outage { since, error })
+    }
+}
+
+/// A store that cannot be reached: see [`Client::outage`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Outage {
+    /// When it was noticed.
+    pub since: Instant,
+    /// What was seen last.
+    pub error: Error,
 }
 
 impl fmt::Debug for Client {
@@ -260,7 +267,7 @@ impl fmt::Debug for Client {
 ///
 /// ```
 /// use leasehold::Client;
-/// use std::time::Duration;
+/// use std::time::{Duration, Instant};
 ///
 /// let client = Client::memory_builder().idle(Duration::from_secs(5)).build()?;
 /// # Ok::<(), leasehold::Error>(())

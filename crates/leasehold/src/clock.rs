@@ -36,6 +36,10 @@ impl Span {
         self.0.get()
     }
 
+    pub(crate) const fn duration(self) -> Duration {
+        Duration::from_micros(self.micros())
+    }
+
     pub(crate) fn divided_by(self, parts: u64) -> Self {
         Self::from_micros(self.micros() / parts)
     }

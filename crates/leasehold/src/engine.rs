@@ -1,54 +1,58 @@
 //! The engine: everything above the seam that every store needs, written once.
 //!
 //! - [`ticket`]: one acquisition, shared by its future or guard and the engine.
-//! - [`desk`]: the state of one name in this client, and its rules.
-//! - [`named`]: one name behind its lock, as the public face uses it.
-//! - [`lease`]: a lease that is not a permit: of a lock or a pool.
-//! - [`waiters`]: who waits for a lock.
-//! - [`errands`]: what goes on although nobody waits for it.
-//! - [`outbox`]: group commit for stores that are away.
-//! - [`driver`]: the engine's own thread, with its timers and its trips to the store.
-//!
-//! The thread is the client's own, so that renewals go on while the user's executor is blocked, guards may
-//! be dropped outside any runtime, and a runtime that shuts down takes no lease with it. It starts when it
-//! is first needed and ends when the last client, semaphore, future and guard is gone.
+//! - [`name_state`]: one semaphore name; [`in_process`] and [`remote`] implement it, and [`store`], for the two kinds of stores.
+//! - [`sender`]: packs what is to be sent to a remote store into requests; [`life`]: how far a command has come.
+//! - [`call`]: one command of a lock or a pool; [`lease`]: what such a command acquires.
+//! - [`timing`]: when to renew; [`timers`]: what is due when.
+//! - [`thread`]: the engine's thread, which does all of that.
+//! - [`background`]: work that outlives its caller; [`lock_waiters`]: who waits for a lock; [`foreign`]: code that is not ours.
 
-use std::future::poll_fn;
-use std::pin::Pin;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::task::Poll;
-use std::time::Duration;
 
 use rustc_hash::FxHashMap;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 
-use crate::backend::{Backend, Later, WakeUp};
+use crate::backend::{Answer, Destination, Later, Part, Profile, RemoteBackend};
 use crate::clock::{Moment, Span};
-use crate::machine::Command;
 use crate::name::Name;
 use crate::pool::Seats;
 use crate::{AcquisitionId, ClientId, Error};
 
-mod desk;
-mod driver;
-pub(crate) mod errands;
+pub(crate) mod background;
+pub(crate) mod call;
+pub(crate) mod foreign;
+pub(crate) mod in_process;
 pub(crate) mod lease;
-pub(crate) mod named;
-mod outbox;
+mod life;
+mod lock_waiters;
+pub(crate) mod name_state;
+pub(crate) mod remote;
+mod sender;
+mod store;
+mod thread;
 pub(crate) mod ticket;
-mod waiters;
+pub(crate) mod timers;
+pub(crate) mod timing;
 
 #[cfg(test)]
 mod tests;
 
-use errands::{Errands, Wanted};
+use background::Background;
+use call::{Asked, Done, Undo};
+use foreign::event;
 use lease::Lease;
-use named::Named;
-use waiters::Waiters;
+use lock_waiters::LockWaiters;
+use name_state::NameState;
+use sender::{Sender, Source, Urgency};
+use store::Store;
+use thread::Message;
+use timers::{Timed, Timers};
 
-/// What every client, semaphore, future and guard holds on to. With the last of them the names go, and
-/// with the names the thread.
+/// What every client, semaphore, future and guard holds on to. With the last of them the names go, and with the names
+/// the thread.
 pub(crate) struct Engine {
     core: Arc<Core>,
 }
@@ -56,137 +60,93 @@ pub(crate) struct Engine {
 /// What the names of one client share.
 pub(crate) struct Core {
     pub(crate) client: ClientId,
-    pub(crate) backend: Backend,
     pub(crate) settings: Settings,
+    store: Box<dyn Store>,
+    remote: Option<Arc<dyn RemoteBackend>>,
+    pub(crate) sender: Sender,
+    pub(crate) timers: Timers,
     sequence: AtomicU64,
     closed: AtomicBool,
+    /// Notified when the client is closed.
+    closing: Notify,
     names: Mutex<Names>,
-    /// Who waits for a lock.
-    pub(crate) waiters: Arc<Waiters>,
-    /// Locks and leases that are held, by their addresses.
+    pub(crate) lock_waiters: Arc<LockWaiters>,
+    /// Locks and pool leases that are held, by their addresses.
     leases: Mutex<FxHashMap<usize, Weak<Lease>>>,
     /// Who shares the lease of one instance id.
     pub(crate) seats: Seats,
-    errands: Errands,
-    driver: OnceLock<Option<mpsc::UnboundedSender<Message>>>,
+    background: Background,
+    thread: OnceLock<Result<mpsc::UnboundedSender<Message>, Error>>,
+    /// Why the engine's thread has ended, if it has.
+    stopped: OnceLock<Error>,
+    /// Until when the thread sleeps, in microseconds of [`Moment`].
+    sleeping_until: AtomicU64,
+    /// Whether requests of an earlier connection may still be applied.
+    stragglers: AtomicBool,
+    /// Where the thread was started. A process that was forked from there has no thread.
+    process: OnceLock<u32>,
     this: Weak<Self>,
 }
 
 #[derive(Default)]
 struct Names {
     /// Each with the moment since when it is known to be unused.
-    by_name: FxHashMap<Name, (Arc<Named>, Option<Moment>)>,
-    tidied: bool,
+    by_name: HashMap<Name, (Arc<dyn NameState>, Option<Moment>)>,
 }
 
-/// What a client can be told about how to behave.
+/// How a client behaves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     /// How long an unused name is kept.
     pub(crate) idle: Span,
-    pub(crate) retries: Retries,
+    /// How long a call waits for the store to answer. Waiting for a permit or a lock has no such limit.
+    pub(crate) answer_timeout: Span,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { idle: Span::from_millis(60_000), retries: Retries::default() }
+        let (idle, answer_timeout) = (Span::from_millis(60_000), Span::from_millis(5000));
+        Self { idle, answer_timeout }
     }
-}
-
-/// How often, and how soon after each other, a store that does not answer is asked again.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Retries {
-    pub(crate) attempts: u32,
-    pub(crate) multiplier: f64,
-    pub(crate) min_delay: Duration,
-    pub(crate) max_delay: Duration,
-    /// How long one answer may take.
-    pub(crate) timeout: Duration,
-}
-
-impl Retries {
-    /// How long to wait after so many attempts.
-    pub(crate) fn delay(&self, attempts: u32) -> Duration {
-        let factor = self.multiplier.powi(i32::try_from(attempts).unwrap_or(i32::MAX) - 1);
-        let delay = Duration::try_from_secs_f64(self.min_delay.as_secs_f64() * factor);
-        delay.unwrap_or(self.max_delay).min(self.max_delay)
-    }
-
-    /// Asks until there is an answer, or the attempts are used up. Only on the engine's thread, which has timers.
-    pub(crate) async fn persist<T>(&self, ask: impl FnMut() -> Later<T>) -> Result<T, Error> {
-        self.persist_if(|| true, ask).await
-    }
-
-    /// The same, but nobody is asked again for an answer that is not wanted any more.
-    pub(crate) async fn persist_while<T>(
-        &self,
-        wanted: &Wanted,
-        ask: impl FnMut() -> Later<T>,
-    ) -> Result<T, Error> {
-        self.persist_if(|| wanted.still(), ask).await
-    }
-
-    async fn persist_if<T>(
-        &self,
-        wanted: impl Fn() -> bool,
-        mut ask: impl FnMut() -> Later<T>,
-    ) -> Result<T, Error> {
-        let mut attempt = 1;
-        loop {
-            let answer = tokio::time::timeout(self.timeout, ask()).await;
-            let answer = answer.unwrap_or_else(|_| Err(driver::no_answer()));
-            match answer {
-                Err(error @ Error::Unavailable { .. }) if attempt < self.attempts && wanted() => {
-                    tracing::debug!(%error, attempt, "asking the store again");
-                    tokio::time::sleep(self.delay(attempt)).await;
-                    attempt += 1;
-                }
-                answer => return answer,
-            }
-        }
-    }
-}
-
-impl Default for Retries {
-    fn default() -> Self {
-        Self {
-            attempts: 3,
-            multiplier: 2.0,
-            min_delay: Duration::from_secs(1),
-            max_delay: Duration::from_secs(60),
-            timeout: Duration::from_secs(30),
-        }
-    }
-}
-
-/// What the engine's thread is told.
-pub(crate) enum Message {
-    /// Something is due at that desk then.
-    LookAt(Moment, Weak<Named>),
-    /// There is something to send.
-    Send { named: Arc<Named>, flush: bool, renewals: Vec<Command> },
-    /// A store that is away has something to say.
-    WakeUp(WakeUp),
-    /// Names may be unused then.
-    TidyAt(Moment),
-    /// A future to run there, because it needs that thread's runtime.
-    Run(Pin<Box<dyn Future<Output = ()> + Send>>),
 }
 
 impl Engine {
-    pub(crate) fn new(backend: Backend, settings: Settings) -> Arc<Self> {
+    pub(crate) fn in_process(
+        memory: crate::backend::memory::Memory,
+        settings: Settings,
+    ) -> Arc<Self> {
+        Self::new(Box::new(in_process::InProcess(Arc::new(memory))), None, settings)
+    }
+
+    pub(crate) fn remote(backend: Arc<dyn RemoteBackend>, settings: Settings) -> Arc<Self> {
+        Self::new(Box::new(remote::Remote(backend.clone())), Some(backend), settings)
+    }
+
+    fn new(
+        store: Box<dyn Store>,
+        remote: Option<Arc<dyn RemoteBackend>>,
+        settings: Settings,
+    ) -> Arc<Self> {
         let core = Arc::new_cyclic(|this| Core {
             client: ClientId::random(),
-            backend,
             settings,
+            store,
+            remote,
+            sender: Sender::default(),
+            timers: Timers::default(),
             sequence: AtomicU64::new(0),
             closed: AtomicBool::new(false),
+            closing: Notify::new(),
             names: Mutex::default(),
-            waiters: Arc::default(),
+            lock_waiters: Arc::default(),
             leases: Mutex::default(),
             seats: Seats::default(),
-            errands: Errands::default(),
-            driver: OnceLock::new(),
+            background: Background::default(),
+            thread: OnceLock::new(),
+            stopped: OnceLock::new(),
+            sleeping_until: AtomicU64::new(0),
+            stragglers: AtomicBool::new(false),
+            process: OnceLock::new(),
             this: this.clone(),
         });
         Arc::new(Self { core })
@@ -199,7 +159,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // Taken out first: a name that goes may run code that is not ours.
+        // Taken out first: dropping a name may run foreign code.
         let names = std::mem::take(&mut self.core.names().by_name);
         for (named, _) in names.into_values() {
             named.abandon();
@@ -208,41 +168,54 @@ impl Drop for Engine {
 }
 
 impl Core {
+    pub(crate) fn profile(&self) -> Profile {
+        self.store.profile()
+    }
+
+    #[cfg(unix)]
+    pub(crate) fn lifeline(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        self.store.lifeline()
+    }
+
     pub(crate) fn next_id(&self) -> AcquisitionId {
         AcquisitionId::new(self.client, self.sequence.fetch_add(1, Ordering::Relaxed))
     }
 
     /// The name, new or known.
-    pub(crate) fn named(&self, name: &Name) -> Result<Arc<Named>, Error> {
+    pub(crate) fn named(&self, name: &Name) -> Result<Arc<dyn NameState>, Error> {
         let mut names = self.names();
-        if self.closed.load(Ordering::Acquire) {
-            return Err(Error::Closed);
-        }
+        self.check_open()?;
         if let Some((named, unused_since)) = names.by_name.get_mut(name) {
             *unused_since = None;
             return Ok(named.clone());
         }
         let this = self.this.upgrade().ok_or(Error::Closed)?;
-        let new = Named::new(name.clone(), this);
+        let new = self.store.open(name.clone(), this);
         names.by_name.insert(name.clone(), (new.clone(), None));
-        let first = !std::mem::replace(&mut names.tidied, true);
+        let first = names.by_name.len() == 1;
         drop(names);
         if first {
-            self.tell(Message::TidyAt(Moment::now() + self.tidy_interval()));
+            // The thread tidies up names that are no longer used. If there is none, they stay.
+            let _ = self.tell(Message::Timer);
         }
         Ok(new)
     }
 
+    /// The name, if this client uses it.
+    fn known(&self, name: &Name) -> Option<Arc<dyn NameState>> {
+        self.names().by_name.get(name).map(|(named, _)| named.clone())
+    }
+
     /// Every name that is in use, or was not long ago.
-    pub(crate) fn all(&self) -> Vec<Arc<Named>> {
+    pub(crate) fn all(&self) -> Vec<Arc<dyn NameState>> {
         self.names().by_name.values().map(|(named, _)| named.clone()).collect()
     }
 
-    /// Removes the names that nobody has used for a while, and says when to come again.
+    /// Removes the names that nobody has used for a while. Returns when to come again.
     fn tidy(&self, now: Moment) -> Option<Moment> {
         let mut names = self.names();
         names.by_name.retain(|_, (named, unused_since)| {
-            // Nobody can come to hold it while we have the lock, and so nobody can begin to use it.
+            // Nobody can begin to use it while we have the lock.
             let unused = Arc::strong_count(named) == 1 && named.is_idle();
             let since = *unused_since.get_or_insert(now);
             if !unused {
@@ -250,39 +223,19 @@ impl Core {
             }
             !unused || now < since + self.settings.idle
         });
-        names.tidied = !names.by_name.is_empty();
-        names.tidied.then(|| now + self.tidy_interval())
+        (!names.by_name.is_empty()).then(|| now + self.tidy_interval())
+    }
+
+    fn names_to_tidy(&self) -> bool {
+        !self.names().by_name.is_empty()
     }
 
     fn tidy_interval(&self) -> Span {
         self.settings.idle.divided_by(4)
     }
 
-    fn woken(&self, wake_up: WakeUp) {
-        let known = |name| self.names().by_name.get(name).map(|(named, _)| named.clone());
-        match wake_up {
-            #[cfg(feature = "broken")]
-            WakeUp::Granted(..) if crate::broken::is("wakeup") => {}
-            WakeUp::Granted(name, id) => {
-                if let Some(named) = known(&name) {
-                    named.woken(id);
-                }
-            }
-            WakeUp::Evicted(name, id) => {
-                if let Some(named) = known(&name) {
-                    named.evicted(id);
-                }
-            }
-            WakeUp::Released(key) => self.waiters.wake_one(&key),
-            WakeUp::Reconnected => {
-                self.all().iter().for_each(|named| named.reconnected());
-                self.waiters.wake_all();
-            }
-        }
-    }
-
     /// Ends everything this client waits for and holds, and lets it begin nothing new.
-    pub(crate) fn close(&self) -> Vec<Arc<Named>> {
+    pub(crate) async fn close(&self) -> Result<(), Error> {
         let names = self.names();
         self.closed.store(true, Ordering::Release);
         drop(names);
@@ -290,97 +243,237 @@ impl Core {
         for named in &all {
             named.close();
         }
-        self.waiters.wake_all();
-        all
+        self.lock_waiters.wake_all();
+        self.closing.notify_waiters();
+        // Everything is told before anything is waited for: one that fails must not keep the others waiting.
+        let leases: Vec<_> = self.leases().values().filter_map(Weak::upgrade).collect();
+        leases.iter().for_each(Lease::close);
+        drop(leases);
+        let mut result = self.background_done().await;
+        for named in all {
+            result = result.and(named.drained().await);
+        }
+        result
     }
 
-    /// Waits until nothing goes on any more that nobody waits for.
-    pub(crate) async fn errands_done(&self) -> Result<(), Error> {
-        self.errands.done().await
+    /// Waits for background work, no longer than a release may take.
+    async fn background_done(&self) -> Result<(), Error> {
+        let Some(core) = self.this.upgrade() else { return Ok(()) };
+        let asked = Moment::now();
+        let alarm = timers::Alarm::new(&core, asked + self.settings.answer_timeout);
+        let done = alarm.unless(self.background.done()).await;
+        done.unwrap_or_else(|| Err(self.unavailable(Destination::ONLY, asked, Moment::now())))
     }
 
-    /// An error once the client is closed.
+    /// Resolves when the client is closed. Counts from this call and not only from the first poll.
+    pub(crate) fn closing(&self) -> impl Future<Output = ()> {
+        self.closing.notified()
+    }
+
+    /// [`Error::Closed`] once the client is closed.
     pub(crate) fn check_open(&self) -> Result<(), Error> {
         if self.closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(()) }
-    }
-
-    fn enroll(&self, lease: &Arc<Lease>) {
-        self.leases().insert(Arc::as_ptr(lease) as usize, Arc::downgrade(lease));
-    }
-
-    fn dismiss(&self, address: usize) {
-        self.leases().remove(&address);
-    }
-
-    /// Locks and leases that somebody in this process holds.
-    pub(crate) fn all_leases(&self) -> Vec<Arc<Lease>> {
-        self.leases().values().filter_map(Weak::upgrade).collect()
     }
 
     fn leases(&self) -> MutexGuard<'_, FxHashMap<usize, Weak<Lease>>> {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands something to the engine's thread. Never blocks.
-    pub(crate) fn tell(&self, message: Message) {
-        // If there is no thread, the process is out of resources. Then nothing is renewed, and every
-        // lease ends by itself.
-        let driver = self.driver.get_or_init(|| driver::start(self));
-        if let Some(driver) = driver {
-            let _ = driver.send(message);
-        }
-    }
-
-    /// Runs a future of the store's on the engine's thread. It goes on whether or not anybody waits for the answer.
-    pub(crate) async fn run<T: Send + 'static>(&self, work: Later<T>) -> Result<T, Error> {
-        let (answer, answered) = oneshot::channel();
-        self.tell(Message::Run(Box::pin(async move {
-            let _ = answer.send(work.await);
-        })));
-        answered.await.unwrap_or_else(|_| Err(Error::internal("the engine's thread has ended")))
-    }
-
-    /// The same, but when nobody waits for the answer any more, the work is dropped where it is, unless it is asking a store.
-    pub(crate) async fn run_while_wanted<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(Wanted) -> Later<T>,
-    ) -> Result<T, Error> {
-        let (mut answer, answered) = oneshot::channel();
-        let wanted = Wanted::default();
-        let mut work = work(wanted.clone());
-        self.tell(Message::Run(Box::pin(async move {
-            let done = poll_fn(|cx| {
-                if wanted.still() && answer.poll_closed(cx).is_ready() {
-                    wanted.no_more();
-                }
-                match wanted.goes_on().then(|| work.as_mut().poll(cx)) {
-                    Some(Poll::Ready(done)) => Poll::Ready(Some(done)),
-                    Some(Poll::Pending) if wanted.goes_on() => Poll::Pending,
-                    _ => Poll::Ready(None),
-                }
-            });
-            if let Some(done) = done.await {
-                let _ = answer.send(done);
-            }
-        })));
-        answered.await.unwrap_or_else(|_| Err(Error::internal("the engine's thread has ended")))
-    }
-
-    /// Asks a store, and again, as the settings say, if it does not answer. A store in this process answers at once.
-    pub(crate) async fn ask<T: Send + 'static>(
-        &self,
-        mut ask: impl FnMut() -> Later<T> + Send + 'static,
-    ) -> Result<T, Error> {
-        match &self.backend {
-            Backend::Memory(_) => ask().await,
-            Backend::Away(_) => {
-                let retries = self.settings.retries;
-                self.run(Box::pin(async move { retries.persist(ask).await })).await
-            }
-        }
-    }
-
     fn names(&self) -> MutexGuard<'_, Names> {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    // The store.
+
+    /// Asks for one command of a lock or a pool, which is answered until that moment or fails. `undo` releases what the
+    /// store may have granted if nobody waits for it any more.
+    pub(crate) fn ask(self: &Arc<Self>, part: Part, until: Moment, undo: Option<Undo>) -> Asked {
+        self.store.ask(self, part, until, undo)
+    }
+
+    /// The same with the limit of an ordinary call.
+    pub(crate) fn ask_now(self: &Arc<Self>, part: Part) -> Asked {
+        self.ask(part, Moment::now() + self.settings.answer_timeout, None)
+    }
+
+    /// The same in the background, with `done` told of the answer. An error is reported by the next close, too.
+    pub(crate) fn ask_in_background(self: &Arc<Self>, part: Part, until: Moment, done: Done) {
+        let weak = self.this.clone();
+        let done = Box::new(move |answer: Result<_, Error>| {
+            if let (Err(error), Some(core)) = (&answer, weak.upgrade()) {
+                core.background_failed(error);
+            }
+            done(answer);
+        });
+        self.store.ask_in_background(self, part, until, done);
+    }
+
+    /// The same with the limit of an ordinary call. It is sent until it is answered, even if the future is dropped.
+    pub(crate) fn ask_to_the_end(self: &Arc<Self>, part: Part) -> Later<Answer> {
+        let (answer, answered) = oneshot::channel();
+        let until = Moment::now() + self.settings.answer_timeout;
+        self.store.ask_in_background(self, part, until, Box::new(|done| drop(answer.send(done))));
+        Box::pin(async move {
+            answered.await.unwrap_or_else(|_| Err(Error::internal("a call was not answered")))
+        })
+    }
+
+    pub(crate) fn background_failed(&self, error: &Error) {
+        event!(warn, %error, "not released: it ends with its TTL");
+        self.background.failed(error.clone());
+    }
+
+    pub(crate) fn stats(
+        self: &Arc<Self>,
+        query: crate::stats::Query,
+    ) -> Later<Vec<crate::stats::SemaphoreStats>> {
+        self.store.stats(self, query)
+    }
+
+    pub(crate) fn list_locks(
+        self: &Arc<Self>,
+        limit: usize,
+    ) -> Later<Vec<crate::machine::lock::Record>> {
+        self.store.list_locks(self, limit)
+    }
+
+    pub(crate) fn list_pools(self: &Arc<Self>, limit: usize) -> Later<Vec<crate::pool::PoolStats>> {
+        self.store.list_pools(self, limit)
+    }
+
+    /// A store has not answered since then, or for longer.
+    pub(crate) fn unavailable(&self, to: Destination, asked: Moment, now: Moment) -> Error {
+        let (since, error) = self.sender.silent_since(to, now).unwrap_or((asked, None));
+        let silent_for = Some(now.saturating_since(since));
+        match error {
+            Some(Error::Unavailable { what, timed_out, source, .. }) => {
+                Error::Unavailable { what, timed_out, silent_for, source }
+            }
+            Some(error) => error,
+            None => {
+                let address = self.remote.as_ref().map_or("the store", |remote| remote.address());
+                let what = format!("asking {address}");
+                Error::Unavailable { what, timed_out: true, silent_for, source: None }
+            }
+        }
+    }
+
+    /// The destination has been silent for longer than it should be.
+    fn suspect(&self, to: Destination) {
+        if let Some(remote) = &self.remote {
+            remote.suspect(to);
+        }
+    }
+
+    fn has_stragglers(&self) -> bool {
+        self.stragglers.load(Ordering::Acquire)
+    }
+
+    fn set_stragglers(&self, stragglers: bool) {
+        self.stragglers.fetch_or(stragglers, Ordering::AcqRel);
+    }
+
+    // The thread.
+
+    /// Hands something to the engine's thread. Never blocks.
+    fn tell(&self, message: Message) -> Result<(), Error> {
+        if let Some(error) = self.stopped() {
+            return Err(error);
+        }
+        let thread = self.thread.get_or_init(|| {
+            let _ = self.process.set(std::process::id());
+            let started = thread::start(self);
+            if let Err(error) = &started {
+                event!(error, %error, "no permit, lock or lease can be renewed");
+            }
+            started
+        });
+        let told = thread.as_ref().map_err(Clone::clone)?.send(message);
+        told.map_err(|_| self.stopped().unwrap_or(Error::Closed))
+    }
+
+    /// Why the engine does not work, if it does not.
+    pub(crate) fn stopped(&self) -> Option<Error> {
+        if let Some(error) = self.stopped.get() {
+            return Some(error.clone());
+        }
+        let started = self.process.get()?;
+        if *started != std::process::id() {
+            let what = "this process was forked from the one that made the client: make another one after the fork";
+            return Some(Error::Stopped { what: what.to_owned() });
+        }
+        match self.thread.get() {
+            Some(Err(error)) => Some(error.clone()),
+            _ => None,
+        }
+    }
+
+    /// The engine's thread has ended: everything that waits fails, and so does every later call.
+    fn stop(&self, error: Error) {
+        event!(error, %error, "no permit, lock or lease can be renewed");
+        let error = self.stopped.get_or_init(|| error);
+        self.all().iter().for_each(|named| named.stop(error));
+        self.sender.refuse_calls(error);
+        while let Some(target) = self.timers.pop(Moment::NEVER) {
+            target.fire(Moment::now());
+        }
+    }
+
+    /// The source has something to send.
+    fn send(&self, source: Arc<dyn Source>, urgency: Urgency) -> Result<(), Error> {
+        if self.sender.enqueue(source, urgency) { self.tell(Message::Send) } else { Ok(()) }
+    }
+
+    /// Replaces the timer of `target`.
+    pub(crate) fn set_timer(
+        &self,
+        target: Weak<dyn Timed>,
+        before: Option<Moment>,
+        at: Option<Moment>,
+    ) -> Result<(), Error> {
+        self.timers.set(target, before, at);
+        if at.is_none() {
+            return Ok(());
+        }
+        if let Some(error) = self.stopped() {
+            return Err(error);
+        }
+        // The thread says until when it sleeps before it looks at the timers once more: one of us sees the other.
+        match at {
+            Some(at) if at.micros() < self.sleeping_until.load(Ordering::SeqCst) => {
+                self.tell(Message::Timer)
+            }
+            Some(_) if self.thread.get().is_none() => self.tell(Message::Timer),
+            _ => Ok(()),
+        }
+    }
+
+    fn sleeps_until(&self, moment: Moment) {
+        self.sleeping_until.store(moment.micros(), Ordering::SeqCst);
+    }
+
+    /// Runs a future in the background, on the engine's thread.
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        if let Err(error) = self.tell(Message::Run(Box::pin(work))) {
+            event!(warn, %error, "nothing runs in the background");
+        }
+    }
+
+    /// Runs a question on the engine's thread. The store bounds each of its steps.
+    pub(crate) fn run<T: Send + 'static>(&self, work: Later<T>) -> Later<T> {
+        let (answer, answered) = oneshot::channel();
+        let told = self.tell(Message::Run(Box::pin(async move {
+            let done = work.await;
+            foreign::guarded(|| drop(answer.send(done)));
+        })));
+        Box::pin(async move {
+            told?;
+            answered.await.unwrap_or_else(|_| Err(Error::internal("a question was not answered")))
+        })
+    }
+
+    /// Since when the store cannot be reached, and why.
+    pub(crate) fn outage(&self) -> Option<(Moment, Error)> {
+        self.sender.outage()
     }
 }

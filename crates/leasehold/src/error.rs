@@ -58,8 +58,10 @@ pub enum Error {
     Unavailable {
         /// What was tried, and on which store (never with its secrets).
         what: String,
-        /// True if the store was reached but gave no answer in time.
+        /// True if the store was reached but did not answer in time.
         timed_out: bool,
+        /// How long the store has not answered, where that is known.
+        silent_for: Option<Duration>,
         /// What the system says.
         source: Option<Arc<dyn std::error::Error + Send + Sync>>,
     },
@@ -69,7 +71,13 @@ pub enum Error {
         /// What was refused, and what would allow it.
         what: String,
     },
-    /// Our own fault. Report it.
+    /// The client's background thread does not run: it could not be started, or the process was forked. Make another client.
+    #[non_exhaustive]
+    Stopped {
+        /// Why not.
+        what: String,
+    },
+    /// A bug in this library. Report it.
     #[non_exhaustive]
     Internal {
         /// What was found.
@@ -86,10 +94,23 @@ impl Error {
             Self::TimedOut { .. } => ErrorKind::AcquisitionTimeout,
             Self::Lost { .. } | Self::Closed => ErrorKind::Aborted,
             Self::Unavailable { timed_out: true, .. } => ErrorKind::NetworkTimeout,
-            Self::Unavailable { .. } => ErrorKind::ServiceUnavailable,
+            Self::Unavailable { .. } | Self::Stopped { .. } => ErrorKind::ServiceUnavailable,
             Self::Refused { .. } => ErrorKind::AuthFailed,
             Self::Internal { .. } => ErrorKind::Internal,
         }
+    }
+
+    /// Whether asking again may help, because the store was not reached or is not ready.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self, Self::Unavailable { .. })
+    }
+
+    pub(crate) fn unavailable(
+        what: impl Into<String>,
+        timed_out: bool,
+        source: Option<Arc<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        Self::Unavailable { what: what.into(), timed_out, silent_for: None, source }
     }
 
     pub(crate) fn invalid(what: &'static str, problem: impl Into<String>) -> Self {
@@ -123,10 +144,15 @@ impl fmt::Display for Error {
                 write!(f, "{what} {id} of {name:?} was lost: {reason}")
             }
             Self::Closed => f.write_str("the client was closed"),
-            Self::Unavailable { what, timed_out: true, .. } => {
-                write!(f, "{what}: no answer in time")
+            Self::Unavailable { what, timed_out, silent_for, .. } => {
+                match (silent_for, timed_out) {
+                    (Some(span), true) => write!(f, "{what}: no answer for {span:.1?}"),
+                    (Some(span), false) => write!(f, "{what}: not reachable for {span:.1?}"),
+                    (None, true) => write!(f, "{what}: no answer in time"),
+                    (None, false) => write!(f, "{what}: the store cannot be reached"),
+                }
             }
-            Self::Unavailable { what, .. } => write!(f, "{what}: the store cannot be reached"),
+            Self::Stopped { what } => f.write_str(what),
             Self::Refused { what } => write!(f, "the store refused: {what}"),
             Self::Internal { what } => write!(f, "internal error: {what}"),
         }

@@ -56,7 +56,7 @@ pub use acquire::Acquire;
 pub use client::LocalBuilder;
 #[cfg(feature = "redis")]
 pub use client::RedisBuilder;
-pub use client::{Client, MemoryBuilder};
+pub use client::{Client, MemoryBuilder, Outage};
 pub use error::{Error, ErrorKind, LossReason};
 pub use fence::{Fence, FenceGate, StaleFence};
 pub use id::{AcquisitionId, ClientId};

@@ -4,11 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::{Backend, Wake};
+use crate::backend::Part;
 use crate::clock::{Moment, Span};
-use crate::engine::errands::{Errand, Wanted};
-use crate::engine::lease::Doubt;
-use crate::machine::lock::Acquired;
+use crate::engine::lease::Keep;
+use crate::engine::timers::Alarm;
+use crate::machine::lock::{Acquired, LockCommand, Notify};
 use crate::name::{Name, millis};
 use crate::{Error, Retry};
 
@@ -24,8 +24,8 @@ pub use info::{HeldLock, LockInfo, RawLockInfo};
 pub use locks::{Capabilities, Locks, TimeAuthority};
 pub use observer::{LockEvent, LockOperation, LockReason, LockResult, Observer};
 
-use guard::Kept;
-use locks::key_of;
+use guard::Holding;
+use locks::{acquired, key_of};
 use observer::report;
 
 /// How long a lock is held unless it is extended or released.
@@ -55,13 +55,14 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 /// ```
 #[derive(Clone)]
 pub struct Lock {
-    inner: Arc<Inner>,
+    inner: Arc<Definition>,
 }
 
 /// Who is told of a release that failed.
 type Hook = Arc<dyn Fn(&Error) + Send + Sync>;
 
-struct Inner {
+/// A lock as it was declared.
+struct Definition {
     locks: Locks,
     key: Name,
     ttl: u64,
@@ -89,9 +90,7 @@ impl Lock {
     /// # Cancel safety
     /// Dropping the future gives back what it may have been granted.
     pub async fn acquire(&self) -> Result<LockGuard, Error> {
-        let inner = self.inner.clone();
-        let core = self.inner.locks.engine.core();
-        core.run_while_wanted(|wanted| Box::pin(wait(inner, wanted))).await
+        self.inner.wait().await
     }
 
     /// The lock if it is free; `None` if somebody has it.
@@ -103,14 +102,10 @@ impl Lock {
     /// Dropping the future gives back what it may have been granted.
     pub async fn try_acquire(&self) -> Result<Option<LockGuard>, Error> {
         let core = self.inner.locks.engine.core();
-        let wake = if core.waiters.any(&self.inner.key) { Wake::Always } else { Wake::Never };
-        let (inner, id) = (self.inner.clone(), LockId::random());
-        let attempt =
-            move |wanted: Wanted| async move { Ok(inner.attempt(id, wake, &wanted).await?.ok()) };
-        match &core.backend {
-            Backend::Memory(_) => attempt(Wanted::default()).await,
-            Backend::Away(_) => core.run_while_wanted(|wanted| Box::pin(attempt(wanted))).await,
-        }
+        let waited_for = core.lock_waiters.any(&self.inner.key);
+        let notify = if waited_for { Notify::Always } else { Notify::Never };
+        let until = Moment::now() + core.settings.answer_timeout;
+        Ok(self.inner.attempt(LockId::random(), notify, until).await?.ok())
     }
 
     /// Runs `work` under the lock, and stops it when the lock is gone.
@@ -215,7 +210,7 @@ impl LockBuilder {
     /// begins with `fence:` or `id:`, and if a duration is zero, too long or not in whole milliseconds.
     pub fn build(self) -> Result<Lock, Error> {
         self.retry.check()?;
-        let inner = Inner {
+        let inner = Definition {
             key: key_of(&self.key)?,
             ttl: millis("ttl", self.ttl)?,
             locks: self.locks,
@@ -238,89 +233,85 @@ impl fmt::Debug for LockBuilder {
     }
 }
 
-impl Inner {
-    /// One attempt: a guard, or how long the other's lease still lasts. It goes on to its end: what comes of it when nobody
-    /// waits for it any more is given back.
+impl Definition {
+    /// One attempt: a guard, or how long the other's lease still lasts.
     async fn attempt(
         self: &Arc<Self>,
         id: LockId,
-        wake: Wake,
-        wanted: &Wanted,
+        notify: Notify,
+        until: Moment,
     ) -> Result<Result<LockGuard, Duration>, Error> {
         let core = self.locks.engine.core();
         core.check_open()?;
-        let (_errand, _asking) = (Errand::new(core), wanted.asking());
-        let kept = Arc::new(Kept::new(self, id));
-        let doubt = Doubt::new(core, Box::new(kept.clone()));
-        let mut sent = Moment::now();
-        let answer = match &core.backend {
-            Backend::Memory(_) => self.locks.store.acquire(&self.key, id, self.ttl, wake).await,
-            Backend::Away(_) => {
-                let ask = || {
-                    sent = Moment::now();
-                    self.locks.store.acquire(&self.key, id, self.ttl, wake)
-                };
-                core.settings.retries.persist_while(wanted, ask).await
-            }
+        let holding = Arc::new(Holding::new(self, id));
+        let undo = holding.clone();
+        let key = self.key.clone();
+        let command = LockCommand::Acquire { key, id, ttl: self.ttl, notify };
+        let asked =
+            core.ask(Part::Lock(command), until, Some(Box::new(move || undo.release_later())));
+        let (answer, sent) = match asked.await {
+            Ok((answer, sent)) => (acquired(answer), sent),
+            Err(error) => (Err(error), Moment::now()),
         };
         let about = (Some(self.key.as_str()), Some(id));
         report(self.locks.observer.as_ref(), LockOperation::Acquire, &answer, about);
-        let answer = answer?;
-        doubt.resolved();
-        Ok(match answer {
+        Ok(match answer? {
             Acquired::Held { fence, expires_at, remaining } => {
                 let valid_for = Span::from_millis(remaining);
-                let guard = LockGuard::new(self, kept, fence, expires_at, (sent, valid_for));
-                // A close that came meanwhile may have looked for guards before there was this one.
-                core.check_open()?;
-                Ok(guard)
+                Ok(LockGuard::new(self, holding, fence, expires_at, (sent, valid_for)))
             }
             Acquired::Locked { remaining } => Err(Duration::from_millis(remaining)),
         })
     }
-}
 
-/// Asks, and asks again when the lock came free, when its lease ends, and now and then besides.
-async fn wait(inner: Arc<Inner>, wanted: Wanted) -> Result<LockGuard, Error> {
-    let core = inner.locks.engine.core();
-    let (id, started) = (LockId::random(), Moment::now());
-    let limit = inner.retry.limit();
-    let give_up_at = started + Span::from_duration(limit);
-    let waiting = core.waiters.join(&inner.key);
-    let timed_out = |now: Moment| {
-        let limit = limit.min(now.saturating_since(started));
-        Error::TimedOut { what: "lock", name: inner.key.to_string(), limit, full: None }
-    };
-    let (mut retried, mut again_at, mut last) = (0, None, false);
-    loop {
-        // The others of ours want to be told of the next release as well.
-        let wake = if waiting.in_company() { Wake::Always } else { Wake::IfLocked };
-        // From here on: what happens while the store is asked must not be missed.
-        let woken = waiting.woken();
-        let remaining = match inner.attempt(id, wake, &wanted).await? {
-            Ok(guard) => return Ok(guard),
-            Err(remaining) => remaining,
+    /// Asks, and asks again when the lock was released, when its lease ends, and now and then besides.
+    async fn wait(self: &Arc<Self>) -> Result<LockGuard, Error> {
+        let core = self.locks.engine.core();
+        let (id, started) = (LockId::random(), Moment::now());
+        let limit = self.retry.limit();
+        let give_up_at = started + Span::from_duration(limit);
+        let waiter = core.lock_waiters.join(&self.key);
+        let timed_out = |now: Moment| {
+            let limit = limit.min(now.saturating_since(started));
+            Error::TimedOut { what: "lock", name: self.key.to_string(), limit, full: None }
         };
-        core.check_open()?;
-        let now = Moment::now();
-        if last || retried >= inner.retry.max_times() {
-            return Err(timed_out(now));
-        }
-        let again =
-            *again_at.get_or_insert_with(|| now + Span::from_duration(inner.retry.pause(retried)));
-        // A record may be found for a while after its end; it is not asked about in a circle.
-        let over = now + Span::from_duration(remaining.max(SHORTEST_PAUSE));
-        let until = again.min(over).min(give_up_at).saturating_since(now);
-        let woken = tokio::time::timeout(until, woken).await.is_ok();
-        let now = Moment::now();
-        if now >= again {
-            retried += 1;
-            again_at = None;
-        }
-        last = now >= give_up_at;
-        // Not at the very moment when the lock comes free: then it is worth asking once more.
-        if last && !woken && now < over {
-            return Err(timed_out(now));
+        let (mut retried, mut again_at, mut last) = (0, None, false);
+        loop {
+            // The other waiters of this client want to be notified of the next release, too.
+            let notify = if waiter.in_company() { Notify::Always } else { Notify::IfLocked };
+            // From here on: what happens while the store is asked must not be missed.
+            let woken = waiter.woken();
+            // The last attempt is begun at the very end of the wait.
+            let until =
+                if last { Moment::now() + core.settings.answer_timeout } else { give_up_at };
+            let remaining = match self.attempt(id, notify, until).await? {
+                Ok(guard) => return Ok(guard),
+                Err(remaining) => remaining,
+            };
+            core.check_open()?;
+            let now = Moment::now();
+            if last || retried >= self.retry.max_times() {
+                return Err(timed_out(now));
+            }
+            let again = *again_at
+                .get_or_insert_with(|| now + Span::from_duration(self.retry.pause(retried)));
+            // A record may be found for a while after its end; it is not asked about in a circle.
+            let over = now + Span::from_duration(remaining.max(SHORTEST_PAUSE));
+            let alarm = Alarm::new(core, again.min(over).min(give_up_at));
+            let woken = alarm.unless(woken).await.is_some();
+            if let Some(error) = core.stopped() {
+                return Err(error);
+            }
+            let now = Moment::now();
+            if now >= again {
+                retried += 1;
+                again_at = None;
+            }
+            last = now >= give_up_at;
+            // Not at the very moment when the lock is released: then it is worth asking once more.
+            if last && !woken && now < over {
+                return Err(timed_out(now));
+            }
         }
     }
 }

@@ -86,7 +86,7 @@ impl Member<()> {
     fn holding(terms: Terms, fence: Fence, now: Time) -> Self {
         Self {
             since: now,
-            alive_by: terms.heartbeat.map(|heartbeat| now + heartbeat),
+            alive_by: terms.lease.map(|lease| now + lease),
             stage: Stage::Holding {
                 hold_until: terms.ttl.map(|ttl| now + ttl),
                 fence: Some(fence),
@@ -172,8 +172,8 @@ impl<T: Clone> Machine<T> {
             Command::Confirm { id, terms } => {
                 self.around(call, |machine, now| machine.confirm(*id, *terms, now))
             }
-            Command::Renew { id, heartbeat } => {
-                self.around(call, |machine, now| machine.renew(*id, *heartbeat, now))
+            Command::Renew { id, lease } => {
+                self.around(call, |machine, now| machine.renew(*id, *lease, now))
             }
             Command::Sweep => self.around(call, |_, _| Outcome::Swept),
         }
@@ -290,9 +290,9 @@ impl<T: Clone> Machine<T> {
         let slot_number = self.holding;
         let Some(member) = self.members.get_mut(&id) else { return };
         let waited_until = member.ends();
-        let Stage::Waiting { terms: Terms { heartbeat, ttl }, .. } = member.stage else { return };
-        let claim_within = heartbeat.map_or(call.confirm_within, |h| h.min(call.confirm_within));
-        let (alive_for, hold_for) = if own { (heartbeat, ttl) } else { (Some(claim_within), None) };
+        let Stage::Waiting { terms: Terms { lease, ttl }, .. } = member.stage else { return };
+        let claim_within = lease.map_or(call.confirm_within, |h| h.min(call.confirm_within));
+        let (alive_for, hold_for) = if own { (lease, ttl) } else { (Some(claim_within), None) };
         let fence = own.then(|| mint(&mut self.last_fence, call.now));
         let hold_until = hold_for.map(|span| call.now + span);
         member.stage = Stage::Holding { hold_until, fence };
@@ -309,7 +309,7 @@ impl<T: Clone> Machine<T> {
 
     fn wait(&mut self, id: AcquisitionId, terms: Terms, now: Time, kept: T) {
         let place = self.queue.join(id);
-        let alive_by = terms.heartbeat.map(|heartbeat| now + heartbeat);
+        let alive_by = terms.lease.map(|lease| now + lease);
         reschedule(&mut self.waiter_ends, id, None, alive_by);
         let stage = Stage::Waiting { place, terms };
         self.members.insert(id, Member { since: now, alive_by, stage, kept });
@@ -325,15 +325,15 @@ impl<T: Clone> Machine<T> {
             *hold_until = terms.ttl.map(|ttl| now + ttl);
             *fence = Some(mint(&mut self.last_fence, now));
         }
-        member.alive_by = terms.heartbeat.map(|heartbeat| now + heartbeat);
+        member.alive_by = terms.lease.map(|lease| now + lease);
         reschedule(&mut self.holder_ends, id, ended, member.ends());
         Outcome::Held(member.held(self.holding, now))
     }
 
-    fn renew(&mut self, id: AcquisitionId, heartbeat: Option<Span>, now: Time) -> Outcome {
+    fn renew(&mut self, id: AcquisitionId, lease: Option<Span>, now: Time) -> Outcome {
         let Some(member) = self.members.get_mut(&id) else { return Outcome::Gone };
         let ended = member.ends();
-        let alive_by = heartbeat.map(|heartbeat| now + heartbeat);
+        let alive_by = lease.map(|lease| now + lease);
         match &member.stage {
             Stage::Waiting { .. } => {
                 member.alive_by = alive_by;

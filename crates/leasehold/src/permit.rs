@@ -8,9 +8,11 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use crate::clock::Moment;
+use crate::engine::foreign::event;
 use crate::engine::lease::Lease;
+use crate::engine::name_state::ReleasedBy;
 use crate::engine::ticket::{Grant, Ticket};
-use crate::semaphore::Inner;
+use crate::semaphore::Handle;
 use crate::{AcquisitionId, Error, Fence, LossReason};
 
 /// A permit that is held until this guard is released or dropped.
@@ -34,7 +36,7 @@ use crate::{AcquisitionId, Error, Fence, LossReason};
 #[must_use = "a permit is given back when it is dropped"]
 pub struct Permit {
     /// None once it has ended otherwise than by being dropped.
-    semaphore: Option<Arc<Inner>>,
+    semaphore: Option<Arc<Handle>>,
     id: AcquisitionId,
     grant: Grant,
     /// None where nothing but a release can end the permit, and it did not have to wait.
@@ -44,15 +46,19 @@ pub struct Permit {
 impl Permit {
     #[inline]
     pub(crate) fn new(
-        semaphore: Arc<Inner>,
+        semaphore: Arc<Handle>,
         id: AcquisitionId,
         grant: Grant,
         ticket: Option<Arc<Ticket>>,
     ) -> Self {
-        if tracing::enabled!(tracing::Level::DEBUG) {
-            report_acquired(&semaphore, id, &grant);
+        // First of all the guard: a subscriber may panic.
+        let permit = Self { semaphore: Some(semaphore), id, grant, ticket };
+        if tracing::enabled!(tracing::Level::DEBUG)
+            && let Some(semaphore) = &permit.semaphore
+        {
+            report_acquired(semaphore, id, &grant);
         }
-        Self { semaphore: Some(semaphore), id, grant, ticket }
+        permit
     }
 
     /// What names this permit in the store, and releases it after it was [detached](Self::detach).
@@ -107,7 +113,8 @@ impl Permit {
         }
     }
 
-    /// Resolves when the permit is lost. Never, if it is not.
+    /// Resolves when the permit is lost, with the reason. After the guard was released or dropped it resolves, too, with
+    /// [`LossReason::Released`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -151,7 +158,8 @@ impl Permit {
             return Ok(false);
         }
         report_release(&semaphore, self.id);
-        semaphore.named.give_back(self.id, &semaphore.declaration).done().await
+        let by = ReleasedBy::Guard;
+        semaphore.named.release(self.id, &semaphore.declaration, by).done().await
     }
 
     /// Lets go of the guard, but not of the permit: it stays held, and renewed, until it is released by
@@ -177,8 +185,9 @@ impl Permit {
 // Events are written out of line: an acquire that nobody listens to pays for one comparison.
 
 #[cold]
-fn report_acquired(semaphore: &Inner, id: AcquisitionId, grant: &Grant) {
-    tracing::debug!(
+fn report_acquired(semaphore: &Handle, id: AcquisitionId, grant: &Grant) {
+    event!(
+        debug,
         name = semaphore.named.name().as_str(),
         %id,
         waited = ?Duration::from_micros(grant.waited_micros),
@@ -189,9 +198,9 @@ fn report_acquired(semaphore: &Inner, id: AcquisitionId, grant: &Grant) {
 }
 
 #[inline]
-fn report_release(semaphore: &Inner, id: AcquisitionId) {
+fn report_release(semaphore: &Handle, id: AcquisitionId) {
     if tracing::enabled!(tracing::Level::DEBUG) {
-        tracing::debug!(name = semaphore.named.name().as_str(), %id, "permit released");
+        event!(debug, name = semaphore.named.name().as_str(), %id, "permit released");
     }
 }
 

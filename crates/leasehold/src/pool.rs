@@ -4,12 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::{Backend, PoolStore};
+use crate::backend::{Answer, Part};
 use crate::clock::{Moment, Span};
 use crate::engine::Engine;
-use crate::engine::errands::{Errand, Wanted};
-use crate::engine::lease::Doubt;
-use crate::machine::pool::{Answer, Ask, Status, What};
+use crate::engine::foreign::event;
+use crate::engine::lease::Keep;
+use crate::engine::timers::Alarm;
+use crate::machine::pool::{PoolAction, PoolCommand, PoolOutcome, Status};
 use crate::name::Name;
 use crate::{Error, Retry};
 
@@ -24,7 +25,7 @@ pub(crate) use seat::Seats;
 pub use stats::{PoolMember, PoolStats, Pools};
 
 use answer::typed;
-use lease::Kept;
+use lease::Holding;
 
 /// How long a lease is held unless it is renewed or released.
 const TTL: Duration = Duration::from_secs(30);
@@ -58,12 +59,12 @@ const MIN_TTL: Duration = Duration::from_secs(1);
 /// one with a shorter TTL takes the leases of the others away.
 #[derive(Clone)]
 pub struct Pool {
-    inner: Arc<Inner>,
+    inner: Arc<Definition>,
 }
 
-struct Inner {
+/// A pool as it was declared.
+struct Definition {
     engine: Arc<Engine>,
-    store: Arc<dyn PoolStore>,
     name: Name,
     capacity: u32,
     ttl: Span,
@@ -93,7 +94,7 @@ impl Pool {
     /// [`release`](Self::release) it.
     pub async fn acquire(&self, instance_id: &str) -> Result<PoolAnswer<AcquireStatus>, Error> {
         let (instance, capacity) = (instance_of(instance_id)?, self.inner.capacity);
-        typed(self.inner.ask(What::Acquire { instance, capacity }).await?)
+        typed(self.inner.ask(PoolAction::Acquire { instance, capacity }).await?)
     }
 
     /// Renews a lease.
@@ -105,7 +106,7 @@ impl Pool {
     /// Goes on if the future is dropped after it was first polled.
     pub async fn renew(&self, instance_id: &str) -> Result<PoolAnswer<RenewStatus>, Error> {
         let instance = instance_of(instance_id)?;
-        typed(self.inner.ask(What::Renew { instance }).await?)
+        typed(self.inner.ask(PoolAction::Renew { instance }).await?)
     }
 
     /// Gives a lease back.
@@ -117,7 +118,7 @@ impl Pool {
     /// Goes on if the future is dropped after it was first polled.
     pub async fn release(&self, instance_id: &str) -> Result<PoolAnswer<ReleaseStatus>, Error> {
         let instance = instance_of(instance_id)?;
-        typed(self.inner.ask(What::Release { instance }).await?)
+        typed(self.inner.ask(PoolAction::Release { instance }).await?)
     }
 
     /// How many leases are held.
@@ -128,7 +129,7 @@ impl Pool {
     /// # Cancel safety
     /// Only asks, and removes who is over.
     pub async fn count(&self) -> Result<PoolCount, Error> {
-        let Answer { current, expired, .. } = self.inner.ask(What::Count).await?;
+        let PoolOutcome { current, expired, .. } = self.inner.ask(PoolAction::Count).await?;
         Ok(PoolCount { current_count: current, expired_count: expired })
     }
 
@@ -140,14 +141,9 @@ impl Pool {
     /// # Cancel safety
     /// Dropping the future gives back what it may have been granted.
     pub async fn try_lease(&self, instance_id: &str) -> Result<Option<PoolLease>, Error> {
-        let (inner, instance) = (self.inner.clone(), instance_of(instance_id)?);
-        let attempt =
-            move |wanted: Wanted| async move { Ok(inner.attempt(&instance, &wanted).await?.ok()) };
-        let core = self.inner.engine.core();
-        match &core.backend {
-            Backend::Memory(_) => attempt(Wanted::default()).await,
-            Backend::Away(_) => core.run_while_wanted(|wanted| Box::pin(attempt(wanted))).await,
-        }
+        let instance = instance_of(instance_id)?;
+        let until = Moment::now() + self.inner.engine.core().settings.answer_timeout;
+        Ok(self.inner.attempt(&instance, until).await?.ok())
     }
 
     /// Waits for a lease that renews itself, by asking again and again as [`retry`](PoolBuilder::retry) says: by default
@@ -163,9 +159,7 @@ impl Pool {
     /// # Cancel safety
     /// Dropping the future gives back what it may have been granted.
     pub async fn lease(&self, instance_id: &str) -> Result<PoolLease, Error> {
-        let (inner, instance) = (self.inner.clone(), instance_of(instance_id)?);
-        let core = self.inner.engine.core();
-        core.run_while_wanted(|wanted| Box::pin(wait(inner, instance, wanted))).await
+        self.inner.wait(&instance_of(instance_id)?).await
     }
 }
 
@@ -227,9 +221,8 @@ impl PoolBuilder {
         }
         let ttl = Span::from_millis(crate::name::millis("ttl", self.ttl)?);
         self.retry.check()?;
-        let store = self.engine.core().backend.pools();
         let (engine, capacity, retry) = (self.engine, self.capacity, self.retry);
-        Ok(Pool { inner: Arc::new(Inner { engine, store, name, capacity, ttl, retry }) })
+        Ok(Pool { inner: Arc::new(Definition { engine, name, capacity, ttl, retry }) })
     }
 }
 
@@ -248,80 +241,82 @@ fn instance_of(text: &str) -> Result<Name, Error> {
     Name::new("instance id", text)
 }
 
-impl Inner {
-    fn asked(&self, what: What) -> Ask {
-        Ask { pool: self.name.clone(), ttl: self.ttl, what }
+impl Definition {
+    fn part(&self, action: PoolAction) -> Part {
+        Part::Pool(PoolCommand { pool: self.name.clone(), ttl: self.ttl, action })
     }
 
-    async fn ask(&self, what: What) -> Result<Answer, Error> {
+    async fn ask(&self, action: PoolAction) -> Result<PoolOutcome, Error> {
         let core = self.engine.core();
         core.check_open()?;
-        let (store, ask) = (self.store.clone(), self.asked(what));
-        let answer = core.ask(move || store.ask(ask.clone())).await;
-        if let Ok(answer) = &answer {
-            tracing::debug!(name = self.name.as_str(), ?answer, "pool");
-        }
-        answer
+        let (answer, _) = core.ask_now(self.part(action)).await?;
+        let outcome = outcome(answer)?;
+        event!(debug, name = self.name.as_str(), ?outcome, "pool");
+        Ok(outcome)
     }
 
-    /// One attempt: a lease, or how many others there are. It goes on to its end: what comes of it when nobody waits for it
-    /// any more is given back.
+    /// One attempt: a lease, or how many others there are.
     async fn attempt(
         self: &Arc<Self>,
         instance: &Name,
-        wanted: &Wanted,
+        until: Moment,
     ) -> Result<Result<PoolLease, u64>, Error> {
         let core = self.engine.core();
         core.check_open()?;
-        let _errand = Errand::new(core);
-        let kept = Arc::new(Kept::new(self.clone(), instance.clone()));
-        let mut turn = kept.seat.turn().await;
-        let _asking = wanted.asking();
+        let holding = Arc::new(Holding::new(self.clone(), instance.clone()));
+        let mut turn = holding.seat.turn().await;
         turn.begin();
-        let doubt = Doubt::new(core, Box::new(kept.clone()));
-        let what = What::Acquire { instance: instance.clone(), capacity: self.capacity };
-        let mut sent = Moment::now();
-        let answer = match &core.backend {
-            Backend::Memory(_) => self.store.ask(self.asked(what)).await,
-            Backend::Away(_) => {
-                let ask = || {
-                    sent = Moment::now();
-                    self.store.ask(self.asked(what.clone()))
-                };
-                core.settings.retries.persist_while(wanted, ask).await
-            }
-        }?;
-        doubt.resolved();
-        if answer.status != Status::Acquired {
-            turn.end();
-            return Ok(Err(answer.current));
+        let undo = holding.clone();
+        let action = PoolAction::Acquire { instance: instance.clone(), capacity: self.capacity };
+        let asked =
+            core.ask(self.part(action), until, Some(Box::new(move || undo.release_later())));
+        let (answer, sent) = asked.await?;
+        let outcome = outcome(answer)?;
+        if outcome.status != Status::Acquired {
+            return Ok(Err(outcome.current));
         }
-        drop(turn);
-        let lease = PoolLease::new(kept, sent);
-        // A close that came meanwhile may have looked for guards before there was this one.
-        core.check_open()?;
-        Ok(Ok(lease))
+        turn.succeed();
+        Ok(Ok(PoolLease::new(holding, sent)))
+    }
+
+    async fn wait(self: &Arc<Self>, instance: &Name) -> Result<PoolLease, Error> {
+        let core = self.engine.core();
+        let started = Moment::now();
+        let limit = self.retry.limit();
+        let give_up_at = started + Span::from_duration(limit);
+        for nth in 0.. {
+            // From here on: a close while the store is asked must not be missed.
+            let closing = core.closing();
+            let now = Moment::now();
+            let last = now >= give_up_at;
+            let until = if last { now + core.settings.answer_timeout } else { give_up_at };
+            let held = match self.attempt(instance, until).await? {
+                Ok(lease) => return Ok(lease),
+                Err(held) => held,
+            };
+            let so_far = Moment::now().saturating_since(started);
+            if nth >= self.retry.max_times() || so_far >= limit {
+                return Err(Error::TimedOut {
+                    what: "lease",
+                    name: self.name.to_string(),
+                    limit: so_far,
+                    full: Some((held, self.capacity)),
+                });
+            }
+            let pause = self.retry.pause(nth).min(limit.saturating_sub(so_far));
+            let alarm = Alarm::new(core, Moment::now() + Span::from_duration(pause));
+            alarm.unless(closing).await;
+            if let Some(error) = core.stopped() {
+                return Err(error);
+            }
+        }
+        Err(Error::internal("there are more numbers than that"))
     }
 }
 
-async fn wait(inner: Arc<Inner>, instance: Name, wanted: Wanted) -> Result<PoolLease, Error> {
-    let started = Moment::now();
-    let limit = inner.retry.limit();
-    for nth in 0.. {
-        let held = match inner.attempt(&instance, &wanted).await? {
-            Ok(lease) => return Ok(lease),
-            Err(held) => held,
-        };
-        let so_far = Moment::now().saturating_since(started);
-        if nth >= inner.retry.max_times() || so_far >= limit {
-            return Err(Error::TimedOut {
-                what: "lease",
-                name: inner.name.to_string(),
-                limit: so_far,
-                full: Some((held, inner.capacity)),
-            });
-        }
-        tokio::time::sleep(inner.retry.pause(nth).min(limit.saturating_sub(so_far))).await;
+fn outcome(answer: Answer) -> Result<PoolOutcome, Error> {
+    match answer {
+        Answer::Pool(outcome) => Ok(outcome),
+        other => Err(Error::internal(format!("the store answered {other:?} to a pool"))),
     }
-    Err(Error::internal("there are more numbers than that"))
 }

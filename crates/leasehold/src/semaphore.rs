@@ -8,16 +8,16 @@ use std::time::Duration;
 use crate::acquire::{Acquire, TryAcquire};
 use crate::clock::Span;
 use crate::engine::Engine;
-use crate::engine::named::Named;
+use crate::engine::name_state::{NameState, ReleasedBy};
 use crate::machine::Terms;
 use crate::name::{Name, positive};
-use crate::stats::{self, SemaphoreStats};
+use crate::stats::SemaphoreStats;
 use crate::{AcquisitionId, Error, Permit};
 
-/// How long a holder or waiter may be silent before it counts as dead, unless told otherwise.
-const HEARTBEAT: Duration = Duration::from_secs(180);
-/// Below this a renewal that is a little late would cost the permit.
-const MIN_HEARTBEAT: Duration = Duration::from_millis(300);
+/// The default lease: how long a holder or waiter may be silent before it counts as dead.
+pub(crate) const LEASE: Duration = Duration::from_secs(30);
+/// Below this a renewal that is a little late would lose the permit.
+const MIN_LEASE: Duration = Duration::from_millis(300);
 /// Where the store is not on this host: below this a permit may be over before its holder knows of it.
 const MIN_TTL: Duration = Duration::from_millis(100);
 
@@ -45,11 +45,11 @@ const MIN_TTL: Duration = Duration::from_millis(100);
 /// ```
 #[derive(Clone)]
 pub struct Semaphore {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) inner: Arc<Handle>,
 }
 
 /// What every handle, future and guard holds: the declaration, and the client that it was made with.
-pub(crate) struct Inner {
+pub(crate) struct Handle {
     pub(crate) declaration: Arc<Declaration>,
     /// Keeps the names and the thread alive.
     _engine: Arc<Engine>,
@@ -58,14 +58,14 @@ pub(crate) struct Inner {
 /// A semaphore as it was declared. Tickets hold on to this alone, and not to the client: whoever is
 /// known to the engine only, as a detached permit is, does not keep it.
 pub(crate) struct Declaration {
-    pub(crate) named: Arc<Named>,
+    pub(crate) named: Arc<dyn NameState>,
     pub(crate) terms: Terms,
     /// What statistics show beside its permits.
     pub(crate) label: Option<Arc<str>>,
     max_acquire_time: Option<Duration>,
 }
 
-impl Deref for Inner {
+impl Deref for Handle {
     type Target = Declaration;
 
     fn deref(&self) -> &Declaration {
@@ -164,7 +164,8 @@ impl Semaphore {
     /// # Cancel safety
     /// The release goes on if the future is dropped after it was first polled.
     pub async fn release(&self, id: &AcquisitionId) -> Result<bool, Error> {
-        self.inner.named.release_by_id(*id, &self.inner.declaration).done().await
+        let Handle { declaration, .. } = &*self.inner;
+        declaration.named.release(*id, declaration, ReleasedBy::Id).done().await
     }
 
     /// Whether an acquire would have to wait now.
@@ -188,11 +189,7 @@ impl Semaphore {
     /// # Cancel safety
     /// Only asks.
     pub async fn position(&self, id: &AcquisitionId) -> Result<Option<usize>, Error> {
-        let named = &self.inner.named;
-        match named.away() {
-            Some(store) => named.core().run(store.position(*id)).await,
-            None => Ok(named.here(|store| store.machine().position(*id)).flatten()),
-        }
+        self.inner.named.position(*id).await
     }
 
     /// What is held and who waits.
@@ -203,7 +200,12 @@ impl Semaphore {
     /// # Cancel safety
     /// Only asks.
     pub async fn stats(&self) -> Result<SemaphoreStats, Error> {
-        stats::of_one(&self.inner.named).await
+        let mut stats = self.inner.named.stats(false).await?;
+        if stats.capacity == 0 {
+            // Nobody has used it yet.
+            stats.capacity = self.capacity();
+        }
+        Ok(stats)
     }
 }
 
@@ -216,7 +218,7 @@ impl fmt::Debug for Semaphore {
     }
 }
 
-impl fmt::Debug for Inner {
+impl fmt::Debug for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.declaration.fmt(f)
     }
@@ -237,7 +239,7 @@ pub struct SemaphoreBuilder {
     capacity: u32,
     ttl: Option<Duration>,
     max_acquire_time: Option<Duration>,
-    heartbeat_max_interval: Option<Duration>,
+    lease: Option<Duration>,
     label: Option<String>,
 }
 
@@ -249,7 +251,7 @@ impl SemaphoreBuilder {
             capacity,
             ttl: None,
             max_acquire_time: None,
-            heartbeat_max_interval: None,
+            lease: None,
             label: None,
         }
     }
@@ -267,12 +269,17 @@ impl SemaphoreBuilder {
         self
     }
 
-    /// How long a holder or waiter may be silent before it counts as dead: 180 s by default, at least 300 ms, lowered to
-    /// the TTL if that is shorter. In memory nobody dies alone, and on one host the kernel tells who is dead: there this has
-    /// no effect.
-    pub fn heartbeat_max_interval(mut self, interval: Duration) -> Self {
-        self.heartbeat_max_interval = Some(interval);
+    /// How long a holder or waiter may be silent before its permit or its place passes on: 30 s by default, at least
+    /// 300 ms, lowered to the TTL if that is shorter. The client renews it in the background. In memory no holder dies
+    /// alone, and on one host the kernel reports dead processes: there this has no effect.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = Some(lease);
         self
+    }
+
+    /// The same as [`lease`](Self::lease), under the name that other programs use.
+    pub fn heartbeat_max_interval(self, interval: Duration) -> Self {
+        self.lease(interval)
     }
 
     /// What statistics show beside the holders and waiters of this semaphore.
@@ -288,7 +295,7 @@ impl SemaphoreBuilder {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the name is empty, longer than 512 bytes after NFC or contains control
-    /// characters, if the capacity or a duration is zero, if the heartbeat or the TTL is too short to be kept;
+    /// characters, if the capacity or a duration is zero, if the lease or the TTL is too short to be kept;
     /// [`Error::Closed`] when the client is closed.
     pub fn build(self) -> Result<Semaphore, Error> {
         let name = Name::new("name", &self.name)?;
@@ -299,32 +306,29 @@ impl SemaphoreBuilder {
             ));
         }
         let ttl = self.ttl.map(|ttl| positive("ttl", ttl)).transpose()?;
-        let wants_heartbeats = self.engine.core().backend.wants_heartbeats();
-        if let Some(ttl) = self.ttl.filter(|ttl| wants_heartbeats && *ttl < MIN_TTL) {
+        let needs_renewals = self.engine.core().profile().needs_renewals;
+        if let Some(ttl) = self.ttl.filter(|ttl| needs_renewals && *ttl < MIN_TTL) {
             let problem = format!("{ttl:?} may be over before the store has said that it began");
             return Err(Error::invalid("ttl", format!("{problem}: at least {MIN_TTL:?}")));
         }
         self.max_acquire_time.map(|limit| positive("max_acquire_time", limit)).transpose()?;
-        let heartbeat = self.heartbeat_max_interval.unwrap_or(HEARTBEAT);
-        if heartbeat < MIN_HEARTBEAT {
-            return Err(Error::invalid(
-                "heartbeat_max_interval",
-                format!("{heartbeat:?} is too short to be kept: at least {MIN_HEARTBEAT:?}"),
-            ));
+        let lease = self.lease.unwrap_or(LEASE);
+        if lease < MIN_LEASE {
+            let problem = format!("{lease:?} is too short to be kept: at least {MIN_LEASE:?}");
+            return Err(Error::invalid("lease", problem));
         }
-        let heartbeat = Span::from_duration(heartbeat);
-        let heartbeat = ttl.map_or(heartbeat, |ttl| ttl.min(heartbeat));
+        let lease = Span::from_duration(lease);
+        let lease = needs_renewals.then(|| ttl.map_or(lease, |ttl| ttl.min(lease)));
         // A label is stored beside each permit and shown to people: it is held to what a name is.
         let label = self.label.map(|label| Name::new("label", &label)).transpose()?;
         let core = self.engine.core();
-        let heartbeat = wants_heartbeats.then_some(heartbeat);
         let named = core.named(&name)?;
-        named.declare(self.capacity);
-        let terms = Terms { heartbeat, ttl };
+        named.common().declare(self.capacity);
+        let terms = Terms { lease, ttl };
         let label = label.map(Name::into_text);
         let max_acquire_time = self.max_acquire_time;
         let declaration = Arc::new(Declaration { named, terms, label, max_acquire_time });
-        let inner = Inner { declaration, _engine: self.engine };
+        let inner = Handle { declaration, _engine: self.engine };
         Ok(Semaphore { inner: Arc::new(inner) })
     }
 }
@@ -336,7 +340,7 @@ impl fmt::Debug for SemaphoreBuilder {
             .field("capacity", &self.capacity)
             .field("ttl", &self.ttl)
             .field("max_acquire_time", &self.max_acquire_time)
-            .field("heartbeat_max_interval", &self.heartbeat_max_interval)
+            .field("lease", &self.lease)
             .field("label", &self.label)
             .finish_non_exhaustive()
     }

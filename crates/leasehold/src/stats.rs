@@ -3,11 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::Backend;
-use crate::backend::memory::{Kept, MemorySemaphore};
 use crate::clock::Time;
 use crate::engine::Engine;
-use crate::engine::named::Named;
 use crate::machine::{Machine, Row};
 use crate::name::Name;
 use crate::{Error, Fence};
@@ -86,10 +83,10 @@ impl SemaphoreStats {
         !self.holders.is_empty() || self.waiting > 0
     }
 
-    fn here(name: &Name, store: &MemorySemaphore, waiters: bool) -> Self {
-        Self::of(name, store.machine(), MemorySemaphore::now(), waiters, |kept: &Kept| {
-            kept.as_ref().and_then(|ticket| ticket.semaphore.label.clone())
-        })
+    /// A name that nobody has used yet.
+    pub(crate) fn unused(name: String) -> Self {
+        let (holders, waiters, oldest_wait) = (Vec::new(), Vec::new(), None);
+        Self { name, capacity: 0, holders, waiters, waiting: 0, oldest_wait }
     }
 
     pub(crate) fn of<T>(
@@ -249,25 +246,8 @@ impl Stats {
                 *name = Name::new("name", name)?.to_string();
             }
         }
-        let core = engine.core();
-        let mut stats = match &core.backend {
-            Backend::Memory(_) => {
-                let wanted = |name: &Name| {
-                    query
-                        .names
-                        .as_ref()
-                        .is_none_or(|names| names.iter().any(|n| n == name.as_str()))
-                };
-                let all = core.all();
-                let all = all.iter().filter(|named| wanted(named.name()));
-                all.filter_map(|named| {
-                    named.here(|s| SemaphoreStats::here(named.name(), s, query.waiters))
-                })
-                .collect()
-            }
-            Backend::Away(backend) => core.run(backend.stats(query.clone())).await?,
-        };
-        stats.retain(|one: &SemaphoreStats| query.unused || one.is_used());
+        let mut stats = engine.core().stats(query.clone()).await?;
+        stats.retain(|one| query.unused || one.is_used());
         stats.sort_by(|a, b| {
             let by_use = b.percent().total_cmp(&a.percent());
             by_use.then(b.waiting.cmp(&a.waiting)).then_with(|| a.name.cmp(&b.name))
@@ -281,31 +261,4 @@ impl std::fmt::Debug for Stats {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Stats").field("query", &self.query).finish_non_exhaustive()
     }
-}
-
-/// One name. What nobody has used yet has the capacity that this client declared.
-pub(crate) async fn of_one(named: &Named) -> Result<SemaphoreStats, Error> {
-    let unknown = || SemaphoreStats {
-        name: named.name().to_string(),
-        capacity: 0,
-        holders: Vec::new(),
-        waiters: Vec::new(),
-        waiting: 0,
-        oldest_wait: None,
-    };
-    let mut stats = match &named.core().backend {
-        Backend::Memory(_) => named
-            .here(|store| SemaphoreStats::here(named.name(), store, false))
-            .unwrap_or_else(unknown),
-        Backend::Away(backend) => {
-            let only = Some(vec![named.name().to_string()]);
-            let query = Query { names: only, limit: 1, unused: true, waiters: false };
-            let stats = named.core().run(backend.stats(query)).await?;
-            stats.into_iter().next().unwrap_or_else(unknown)
-        }
-    };
-    if stats.capacity == 0 {
-        stats.capacity = named.capacity();
-    }
-    Ok(stats)
 }

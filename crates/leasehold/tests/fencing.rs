@@ -27,7 +27,7 @@ fn child() {
 /// Has checked its lock and is about to write when it is paused.
 async fn hold(resource: &str, arguments: &[&str]) {
     let mut told = child::told();
-    let client = Client::connect(arguments[0]).await.unwrap();
+    let client = Client::redis(arguments[0]).await.unwrap();
     let guard = client.lock(KEY).ttl(LEASE).build().unwrap().acquire().await.unwrap();
     guard.check().unwrap();
     child::say(&guard.fence().to_string());
@@ -58,7 +58,7 @@ impl Holders {
         // It is there to be read as soon as it goes on.
         paused.tell("write");
         // Nobody released the lock: it is free because its TTL has ended.
-        let client = deadline(Client::connect(&server.url())).await.unwrap();
+        let client = deadline(Client::redis(&server.url())).await.unwrap();
         let next = deadline(client.lock(KEY).build().unwrap().acquire()).await.unwrap();
         assert!(next.fence() > paused_fence);
         Self { paused, paused_fence, next }

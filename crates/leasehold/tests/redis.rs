@@ -10,7 +10,7 @@ struct Redis(RedisServer);
 
 impl Store for Redis {
     async fn client(&self) -> Client {
-        Client::connect(&self.0.url()).await.expect("the server that was just started")
+        Client::redis(&self.0.url()).await.expect("the server that was just started")
     }
 }
 

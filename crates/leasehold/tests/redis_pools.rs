@@ -13,9 +13,8 @@ use testkit::wait::{deadline, eventually};
 const TTL: Duration = Duration::from_secs(30);
 
 async fn connect(url: &str) -> Client {
-    let millis = Duration::from_millis;
-    let builder = Client::redis().url(url).retry_delays(millis(10), 2.0, millis(200)).attempts(10);
-    deadline(builder.connect()).await.expect("the server that was just started")
+    let builder = Client::redis_builder(url);
+    deadline(builder.open()).await.expect("the server that was just started")
 }
 
 async fn encoders(url: &str, capacity: u32) -> Pool {
@@ -177,4 +176,24 @@ async fn whoever_gives_up_while_its_reply_is_on_the_way_leaves_nothing_behind() 
     wait.abort();
     assert!(wait.await.unwrap_err().is_cancelled());
     eventually(async || other.count().await.unwrap().current_count == 0).await;
+}
+
+/// The client leaves a server that became a replica, although the connection to it stays open.
+#[tokio::test]
+async fn a_primary_that_became_a_replica_is_left() {
+    let (old, new) = (RedisServer::start(), RedisServer::start());
+    let proxy = FaultProxy::start(old.port());
+    let pool = encoders(&proxy.url(), 1).await;
+    assert_eq!(pool.acquire("a").await.unwrap().status, AcquireStatus::Acquired);
+    proxy.redirect(new.port());
+    let mut redis = old.connection();
+    redis::cmd("REPLICAOF").arg("127.0.0.1").arg(new.port()).exec(&mut redis).unwrap();
+    eventually(async || match deadline(pool.acquire("a")).await {
+        Ok(answer) => answer.status == AcquireStatus::Acquired,
+        Err(error) => {
+            assert!(error.to_string().contains("read-only replica"), "{error}");
+            false
+        }
+    })
+    .await;
 }

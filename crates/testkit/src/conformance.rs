@@ -8,7 +8,7 @@
 //!
 //! impl Store for Redis {
 //!     async fn client(&self) -> Client {
-//!         Client::connect(&self.0.url()).await.unwrap()
+//!         Client::redis(&self.0.url()).await.unwrap()
 //!     }
 //! }
 //!

@@ -152,16 +152,13 @@ fn watch_the_clock(diary: Arc<Diary>) {
 async fn connect(store: &str) -> Result<Client, Error> {
     if let Some(path) = store.strip_prefix("sqlite:") {
         let builder = Client::local_builder(path).confirm_within(Duration::from_micros(CONFIRM));
-        return builder.timeout(Duration::from_micros(SOCKET_TIMEOUT)).open().await;
+        return builder.answer_timeout(Duration::from_micros(SOCKET_TIMEOUT)).open().await;
     }
-    Client::redis()
-        .url(store)
-        .socket_timeout(Duration::from_micros(SOCKET_TIMEOUT))
+    Client::redis_builder(store)
+        .answer_timeout(Duration::from_micros(SOCKET_TIMEOUT))
         .connect_timeout(Duration::from_secs(1))
         .confirm_within(Duration::from_micros(CONFIRM))
-        .attempts(5)
-        .retry_delays(Duration::from_millis(50), 2.0, Duration::from_millis(500))
-        .connect()
+        .open()
         .await
 }
 

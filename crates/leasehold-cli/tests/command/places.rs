@@ -19,7 +19,7 @@ fn a_namespace_and_a_lock_prefix() {
     let server = RedisServer::start();
     let url = server.url();
     let looker = Looker::new(&url);
-    let program = Client::redis().url(&url).namespace("billing").lock_prefix("bill:").connect();
+    let program = Client::redis_builder(&url).namespace("billing").lock_prefix("bill:").open();
     let program = looker.block_on(program).unwrap();
     let _held = looker.block_on(program.semaphore("it", 1).build().unwrap().acquire()).unwrap();
     let _locked = looker.block_on(program.lock("k1").build().unwrap().acquire()).unwrap();

@@ -1,6 +1,6 @@
 //! The store on one host: the machine in SQLite, in one file that any number of processes share.
 //!
-//! - [`place`]: the file, the directory beside it, and who may use them.
+//! - [`location`]: the file, the directory beside it, and who may use them.
 //! - [`schema`]: what is in the file.
 //! - [`lifeline`]: who is alive, and how to wake him.
 //! - [`store`]: a client's connection, and its turn.
@@ -12,7 +12,7 @@
 //!
 //! Every transition is one `BEGIN IMMEDIATE` transaction, so that it happens wholly or not at all, whatever becomes of the
 //! process in the middle of it, and after every other. In front of it is a lock that the kernel hands on at once (see
-//! [`place`]); it keeps writers prompt, and correctness does not depend on it.
+//! [`location`]); it keeps writers prompt, and correctness does not depend on it.
 //!
 //! Time is that since the machine was started, which goes on while it is suspended and cannot be set, together with the id
 //! that the kernel gives to each start. If that id differs, everybody in the file is gone, and fences go on. All processes
@@ -32,17 +32,23 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::{AwayBackend, AwaySemaphore, Later, LockStore, PoolStore, Reply, WakeUp, WakeUps};
+use super::{
+    Answer, Answers, Destination, Event, Later, Part, Profile, RemoteBackend, Reply, Report,
+};
 use crate::clock::Span;
+use crate::engine::foreign::event;
+use crate::lock::TimeAuthority;
+use crate::machine::lock::Record;
 use crate::machine::{Command, Effects};
 use crate::name::Name;
+use crate::pool::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, Error};
 
 mod errors;
 mod lifeline;
+mod location;
 mod locks;
-mod place;
 mod pools;
 mod schema;
 mod semaphores;
@@ -50,8 +56,7 @@ mod stats;
 mod store;
 mod worker;
 
-use locks::LocalLocks;
-use pools::LocalPools;
+use locks::Locks;
 use semaphores::{Applied, Call};
 use store::Store;
 use worker::Worker;
@@ -60,55 +65,83 @@ use worker::Worker;
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) path: PathBuf,
+    /// How long a question may take.
+    pub(crate) answer_timeout: Duration,
     pub(crate) confirm_within: Span,
 }
 
 /// The store of one client.
 pub(crate) struct Local {
     settings: Settings,
+    address: String,
     worker: Arc<Worker>,
 }
 
 impl Local {
     pub(crate) fn new(settings: Settings) -> Self {
-        Self { settings, worker: Arc::default() }
+        let address = settings.path.display().to_string();
+        Self { settings, address, worker: Arc::default() }
     }
 
     /// Waits until the store is open, or says why it is not.
     pub(crate) fn opened(&self) -> Later<()> {
-        self.worker.run(|_| Ok(()))
+        self.ask(|_| Ok(()))
+    }
+
+    /// Asks something that changes nothing, for as long as an answer may take.
+    fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut Store) -> Result<T, Error> + Send + 'static,
+    ) -> Later<T> {
+        let (limit, what) = (self.settings.answer_timeout, format!("asking {}", self.address));
+        let answer = self.worker.run(question);
+        Box::pin(async move {
+            let answer = tokio::time::timeout(limit, answer).await;
+            answer.unwrap_or_else(|_| Err(Error::unavailable(what, true, None)))
+        })
     }
 }
 
-impl AwayBackend for Local {
-    fn start(&self, client: ClientId, wake_ups: WakeUps) {
-        let (socket, bound) = oneshot::channel();
-        self.worker.start(self.settings.clone(), client, socket);
-        tokio::spawn(listen(bound, Arc::downgrade(&self.worker), wake_ups));
+impl RemoteBackend for Local {
+    fn profile(&self) -> Profile {
+        Profile { kind: "local", needs_renewals: false, time_authority: TimeAuthority::Host }
     }
 
-    fn semaphore(&self, name: &Name, client: ClientId) -> Arc<dyn AwaySemaphore> {
-        Arc::new(LocalSemaphore { worker: self.worker.clone(), name: name.clone(), client })
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    fn start(&self, client: ClientId, report: Report) {
+        let (socket, bound) = oneshot::channel();
+        self.worker.start(self.settings.clone(), client, socket);
+        // The file is always there to be asked; what is wrong with it, it answers.
+        report(Event::Connected { to: Destination::ONLY, again: false, stragglers: false });
+        tokio::spawn(listen(bound, Arc::downgrade(&self.worker), report));
+    }
+
+    fn apply(&self, _to: Destination, request: &Arc<[Part]>) -> Later<Answers> {
+        let request = request.clone();
+        self.worker.run(move |store| apply(store, &request))
+    }
+
+    fn position(&self, name: &Name, id: AcquisitionId) -> Later<Option<usize>> {
+        let name = name.clone();
+        self.ask(move |store| store.read(|tx, _, _| semaphores::position(tx, &name, id)))
     }
 
     fn stats(&self, query: Query) -> Later<Vec<SemaphoreStats>> {
-        self.worker.run(move |store| stats::fetch(store, &query))
+        self.ask(move |store| stats::fetch(store, &query))
     }
 
-    fn locks(&self, client: ClientId) -> Arc<dyn LockStore> {
-        Arc::new(LocalLocks::new(self.worker.clone(), client))
+    fn list_locks(&self, limit: usize) -> Later<Vec<Record>> {
+        self.ask(move |store| {
+            let found = store.read(|tx, now, _| Locks::new(tx, now).list(limit))?;
+            found.into_iter().map(locks::Stored::checked).collect()
+        })
     }
 
-    fn pools(&self) -> Arc<dyn PoolStore> {
-        Arc::new(LocalPools(self.worker.clone()))
-    }
-
-    fn kind(&self) -> &'static str {
-        "local"
-    }
-
-    fn is_on_this_host(&self) -> bool {
-        true
+    fn list_pools(&self, limit: usize) -> Later<Vec<PoolStats>> {
+        self.ask(move |store| store.read(|tx, now, _| pools::list(tx, limit, now)))
     }
 
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {
@@ -120,12 +153,12 @@ impl AwayBackend for Local {
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Looks whenever somebody says so, until the client is gone.
-async fn listen(bound: oneshot::Receiver<UnixDatagram>, worker: Weak<Worker>, wake_ups: WakeUps) {
+async fn listen(bound: oneshot::Receiver<UnixDatagram>, worker: Weak<Worker>, report: Report) {
     let Ok(socket) = bound.await else { return };
     let socket = match tokio::net::UnixDatagram::from_std(socket) {
         Ok(socket) => socket,
         Err(error) => {
-            return tracing::warn!(%error, "nobody can wake this client: it will ask");
+            return event!(warn, %error, "nobody can wake this client: it will ask");
         }
     };
     while socket.readable().await.is_ok() {
@@ -136,9 +169,9 @@ async fn listen(bound: oneshot::Receiver<UnixDatagram>, worker: Weak<Worker>, wa
             let looked = worker.run(look);
             drop(worker);
             match looked.await {
-                Ok(found) => break found.into_iter().for_each(&wake_ups),
+                Ok(found) => break found.into_iter().for_each(&report),
                 // Nobody says it again.
-                Err(error) => tracing::debug!(%error, "woken, but the store does not say why"),
+                Err(error) => event!(debug, %error, "woken, but the store does not say why"),
             }
             tokio::time::sleep(LOOK_AGAIN).await;
         }
@@ -146,7 +179,7 @@ async fn listen(bound: oneshot::Receiver<UnixDatagram>, worker: Weak<Worker>, wa
 }
 
 /// What this client would have been told, had the wake-up a content.
-fn look(store: &mut Store) -> Result<Vec<WakeUp>, Error> {
+fn look(store: &mut Store) -> Result<Vec<Event>, Error> {
     let client = store.client;
     let (granted, news) = store.read(|tx, _, _| {
         let news = semaphores::any_evicted(tx, client)? || locks::any_released(tx, client)?;
@@ -154,72 +187,101 @@ fn look(store: &mut Store) -> Result<Vec<WakeUp>, Error> {
     })?;
     let mut found = Vec::new();
     for (name, id) in granted {
-        found.push(WakeUp::Granted(Name::new("name", &name)?, id));
+        found.push(Event::Granted(Name::new("name", &name)?, id));
     }
     if news {
         let (evicted, released) = store.write(|tx, _, _| {
             Ok((semaphores::take_evicted(tx, client)?, locks::take_released(tx, client)?))
         })?;
         for (name, id) in evicted {
-            found.push(WakeUp::Evicted(Name::new("name", &name)?, id));
+            found.push(Event::Evicted(Name::new("name", &name)?, id));
         }
         for key in released {
-            found.push(WakeUp::Released(Name::new("key", &key)?));
+            found.push(Event::Unlocked(Name::new("key", &key)?));
         }
     }
     Ok(found)
 }
 
-struct LocalSemaphore {
-    worker: Arc<Worker>,
-    name: Name,
-    client: ClientId,
-}
-
-impl AwaySemaphore for LocalSemaphore {
-    fn apply(&self, commands: Vec<Command>) -> Later<Reply> {
-        let (name, client) = (self.name.clone(), self.client);
-        self.worker.run(move |store| apply(store, client, &name, &commands))
+/// Applies a request in one transaction.
+fn apply(store: &mut Store, request: &[Part]) -> Result<Answers, Error> {
+    // Mostly a question finds nothing to be done, and then nobody has to wait for a turn.
+    if request.iter().all(only_asks)
+        && let Some(answers) = ask(store, request)?
+    {
+        return Ok(answers);
     }
-
-    fn position(&self, id: AcquisitionId) -> Later<Option<usize>> {
-        let name = self.name.clone();
-        self.worker.run(move |store| store.read(|tx, _, _| semaphores::position(tx, &name, id)))
-    }
-}
-
-fn apply(
-    store: &mut Store,
-    client: ClientId,
-    name: &Name,
-    commands: &[Command],
-) -> Result<Reply, Error> {
-    let (from, confirm_within) = (Some(client), store.settings.confirm_within);
-    let asks = |command: &Command| matches!(command, Command::Renew { .. } | Command::Sweep);
-    let mut asked = None;
-    if commands.iter().all(asks) {
-        // Mostly there is nothing to be done, and then nobody has to wait for his turn.
-        asked = store.read(|tx, now, around| {
-            let (mut reach, mut is_dead) = around.senses();
-            let (reach, is_dead) = (&mut reach, &mut is_dead);
-            let mut call = Call { from, now, confirm_within, reach, is_dead };
-            let asked = semaphores::ask(tx, name, commands, &mut call)?;
-            Ok(asked.map(|asked| reply(&asked, now)))
-        })?;
-    }
-    if let Some(reply) = asked {
-        return Ok(reply);
-    }
-    let (applied, reply) = store.write(|tx, now, around| {
-        let (mut reach, mut is_dead) = around.senses();
-        let (reach, is_dead) = (&mut reach, &mut is_dead);
-        let mut call = Call { from, now, confirm_within, reach, is_dead };
-        let applied = semaphores::apply(tx, name, commands, &mut call)?;
-        let reply = reply(&applied, now);
-        Ok((applied, reply))
+    let (from, confirm_within) = (Some(store.client), store.settings.confirm_within);
+    let client = store.client;
+    let (answers, applied, unlocked) = store.write(|tx, now, around| {
+        let locks = Locks::new(tx, now);
+        let mut unlocked = Vec::new();
+        if request.iter().any(|part| matches!(part, Part::Lock(_))) {
+            unlocked = locks.let_go()?;
+        }
+        let (mut answers, mut all) = (Vec::with_capacity(request.len()), Vec::new());
+        for part in request {
+            answers.push(match part {
+                Part::Semaphore(name, commands) => {
+                    let (mut reach, mut is_dead) = around.senses();
+                    let (reach, is_dead) = (&mut reach, &mut is_dead);
+                    let mut call = Call { from, now, confirm_within, reach, is_dead };
+                    let applied = semaphores::apply(tx, name, commands, &mut call)?;
+                    let reply = reply(&applied, now);
+                    all.push(applied);
+                    Ok(Answer::Semaphore(reply))
+                }
+                Part::Lock(command) => {
+                    let (outcome, wake) = locks.apply(command, client)?;
+                    unlocked.extend(wake);
+                    outcome.map(Answer::Lock)
+                }
+                Part::Pool(command) => Ok(Answer::Pool(pools::apply(tx, command, now)?)),
+            });
+        }
+        Ok((answers, all, unlocked))
     })?;
-    store.follow_up(&applied);
-    Ok(reply)
+    for applied in &applied {
+        store.follow_up(applied);
+    }
+    store.wake(&unlocked);
+    Ok(answers)
+}
+
+/// Whether a part can be answered without writing, mostly.
+fn only_asks(part: &Part) -> bool {
+    match part {
+        Part::Semaphore(_, commands) => {
+            let asks =
+                |command: &Command| matches!(command, Command::Renew { .. } | Command::Sweep);
+            commands.iter().all(asks)
+        }
+        Part::Lock(command) => locks::only_asks(command),
+        Part::Pool(_) => false,
+    }
+}
+
+/// Answers a request that only asks. None if there is something to be done.
+fn ask(store: &mut Store, request: &[Part]) -> Result<Option<Answers>, Error> {
+    let (from, confirm_within) = (Some(store.client), store.settings.confirm_within);
+    store.read(|tx, now, around| {
+        let mut answers = Vec::with_capacity(request.len());
+        for part in request {
+            answers.push(match part {
+                Part::Semaphore(name, commands) => {
+                    let (mut reach, mut is_dead) = around.senses();
+                    let (reach, is_dead) = (&mut reach, &mut is_dead);
+                    let mut call = Call { from, now, confirm_within, reach, is_dead };
+                    let asked = semaphores::ask(tx, name, commands, &mut call)?;
+                    let Some(asked) = asked else { return Ok(None) };
+                    Ok(Answer::Semaphore(reply(&asked, now)))
+                }
+                Part::Lock(command) => Locks::new(tx, now).ask(command)?.map(Answer::Lock),
+                Part::Pool(_) => return Ok(None),
+            });
+        }
+        Ok(Some(answers))
+    })
 }
 
 fn reply(applied: &Applied, now: crate::clock::Time) -> Reply {

@@ -1,46 +1,68 @@
 //! The memory store: the machine itself, under the engine's lock of that name.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::backend::{LockStore, PoolStore};
 use crate::clock::{self, Span, Time};
 use crate::engine::ticket::Ticket;
+use crate::machine::lock::{LockCommand, LockMachine, LockOutcome, Record};
+use crate::machine::pool::{PoolCommand, PoolMachine, PoolOutcome};
 use crate::machine::{Call, Command, Effects, Held, Machine, Outcome, Role, Terms};
+use crate::pool::PoolStats;
 use crate::{AcquisitionId, ClientId};
 
-mod locks;
-mod pools;
-
-/// What the names of one client have in common.
+/// What the names of one client have in common, and its locks and pools.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    locks: Arc<locks::MemoryLocks>,
-    pools: Arc<pools::MemoryPools>,
-    /// Above every fence of every name that was removed, so that a name that comes back goes on above
-    /// its last fence (invariant 4). It begins at the wall clock, to grow over restarts too.
+    locks: Mutex<LockMachine>,
+    pools: Mutex<PoolMachine>,
+    /// Above every fence of every name that was removed, so that a name that is used again continues above its last
+    /// fence (invariant 4). It begins at the wall clock, so that fences also grow over restarts.
     fence_floor: AtomicU64,
 }
 
 impl Memory {
     pub(crate) fn new() -> Self {
         let floor = clock::wall_micros();
-        let (locks, fence_floor) =
-            (Arc::new(locks::MemoryLocks::new(floor)), AtomicU64::new(floor));
-        Self { locks, pools: Arc::default(), fence_floor }
-    }
-
-    pub(crate) fn locks(&self) -> Arc<dyn LockStore> {
-        self.locks.clone()
-    }
-
-    pub(crate) fn pools(&self) -> Arc<dyn PoolStore> {
-        self.pools.clone()
+        let locks = Mutex::new(LockMachine::with_fences_above(floor));
+        Self { locks, pools: Mutex::default(), fence_floor: AtomicU64::new(floor) }
     }
 
     pub(crate) fn semaphore(self: &Arc<Self>, client: ClientId) -> MemorySemaphore {
         let machine = Machine::new(self.fence_floor.load(Ordering::Relaxed));
         MemorySemaphore { machine, client, memory: self.clone(), ends: false }
+    }
+
+    pub(crate) fn apply_lock(&self, command: &LockCommand) -> LockOutcome {
+        let (mut machine, now) = self.locks();
+        machine.apply(command, now)
+    }
+
+    pub(crate) fn list_locks(&self, limit: usize) -> Vec<Record> {
+        let (machine, now) = self.locks();
+        machine.list(limit, now)
+    }
+
+    fn locks(&self) -> (MutexGuard<'_, LockMachine>, u64) {
+        let mut machine = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = clock::steady_wall_micros() / 1000;
+        machine.let_go(now);
+        (machine, now)
+    }
+
+    pub(crate) fn apply_pool(&self, command: &PoolCommand) -> PoolOutcome {
+        let (mut machine, now) = self.pools();
+        machine.apply(command, now)
+    }
+
+    pub(crate) fn list_pools(&self, limit: usize) -> Vec<PoolStats> {
+        let (machine, now) = self.pools();
+        machine.list(limit, now)
+    }
+
+    fn pools(&self) -> (MutexGuard<'_, PoolMachine>, Time) {
+        let machine = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        (machine, Time::from_micros(clock::steady_wall_micros()))
     }
 }
 

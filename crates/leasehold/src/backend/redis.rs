@@ -1,24 +1,29 @@
 //! The store on Redis or Valkey: the machine in Lua, over one multiplexed connection.
 //!
-//! - [`link`]: the connection, and how it is made anew.
+//! - [`link`]: the connection, kept up; [`connect`]: how it is made.
 //! - [`scripts`]: the transitions, one Lua script each, and their typed calls.
 //! - [`locks`], [`pools`]: the same for locks and pools.
 //! - [`stats`]: what is held and queued.
 //! - [`tls`]: whom a connection over TLS trusts.
 //! - [`errors`]: what Redis says, as what the caller does next.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
+use redis::{Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Value};
 
-use super::{AwayBackend, AwaySemaphore, Later, LockStore, PoolStore, Reply, WakeUps};
+use super::{Answer, Answers, Destination, Later, Part, Profile, RemoteBackend, Reply, Report};
 use crate::clock::Span;
+use crate::lock::TimeAuthority;
+use crate::machine::lock::{LockCommand, Record};
 use crate::machine::{Command, Effects};
 use crate::name::Name;
+use crate::pool::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, Error};
 
+mod connect;
 mod errors;
 mod link;
 mod locks;
@@ -28,13 +33,14 @@ mod stats;
 #[cfg(test)]
 mod tests;
 mod tls;
-mod tray;
 
 use link::Link;
+use locks::Calls;
 pub(crate) use locks::Prefix;
-use locks::RedisLocks;
-use pools::RedisPools;
 use scripts::{Keys, Scripts};
+
+/// The keys of this many names are remembered.
+const REMEMBERED_NAMES: usize = 10_000;
 
 /// How long a member of another program is given when we grant it a permit: its own default.
 const FOREIGN_HEARTBEAT: Span = Span::from_millis(180_000);
@@ -46,7 +52,7 @@ pub(crate) struct Settings {
     /// The same without its secrets, for people.
     pub(crate) address: String,
     pub(crate) namespace: String,
-    pub(crate) socket_timeout: Duration,
+    pub(crate) answer_timeout: Duration,
     pub(crate) connect_timeout: Duration,
     pub(crate) confirm_within: Span,
     pub(crate) lock_prefix: Prefix,
@@ -78,8 +84,8 @@ impl Settings {
             info,
             address,
             namespace: "adv-sem".to_owned(),
-            socket_timeout: Duration::from_secs(30),
-            connect_timeout: Duration::from_secs(10),
+            answer_timeout: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(2),
             confirm_within: Span::from_millis(5000),
             lock_prefix: Prefix::default(),
         })
@@ -95,6 +101,10 @@ impl Settings {
 /// The store.
 pub(crate) struct Redis {
     link: Arc<Link>,
+    locks: Arc<Calls>,
+    client: OnceLock<ClientId>,
+    /// The keys of names: made once, and not for each request.
+    keys: Mutex<HashMap<Name, Arc<Keys>>>,
 }
 
 impl Redis {
@@ -103,34 +113,100 @@ impl Redis {
             // If the program has chosen another provider, that one stays.
             let _ = rustls::crypto::ring::default_provider().install_default();
         }
-        Self { link: Link::new(settings, Scripts::new()) }
+        let locks = Arc::new(Calls::new(settings.lock_prefix.clone(), &settings.namespace));
+        let link = Link::new(settings, Scripts::new());
+        Self { link, locks, client: OnceLock::new(), keys: Mutex::default() }
     }
 
-    /// Waits until the connection is up, or says why it is not.
+    /// How the first attempt to connect ended.
     pub(crate) fn connected(&self) -> Later<()> {
         let link = self.link.clone();
-        Box::pin(async move { link.connection().await.map(drop) })
+        Box::pin(async move { link.connected().await })
     }
 
-    /// A pause, on the engine's thread: the caller's runtime may have no timers.
-    pub(crate) fn pause(delay: Duration) -> Later<()> {
-        Box::pin(async move {
-            tokio::time::sleep(delay).await;
-            Ok(())
-        })
+    fn client(&self) -> Result<ClientId, Error> {
+        self.client.get().copied().ok_or_else(|| Error::internal("the store was not started"))
+    }
+
+    fn keys(&self, name: &Name) -> Result<Arc<Keys>, Error> {
+        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = keys.get(name) {
+            return Ok(known.clone());
+        }
+        let settings = &self.link.settings;
+        let (namespace, confirm_within) = (&settings.namespace, settings.confirm_within);
+        let new = Keys::new(namespace, name, self.client()?, confirm_within, FOREIGN_HEARTBEAT);
+        let new = Arc::new(new);
+        if keys.len() >= REMEMBERED_NAMES {
+            keys.clear();
+        }
+        keys.insert(name.clone(), new.clone());
+        Ok(new)
+    }
+
+    /// The commands of a request, in one pipeline: one script for all semaphores, one for all locks, one for each pool.
+    fn encode(&self, request: &[Part]) -> Result<(Vec<Cmd>, Vec<Arc<Keys>>), Error> {
+        let (mut semaphores, mut locks, mut pools) = (Vec::new(), Vec::new(), Vec::new());
+        for part in request {
+            match part {
+                Part::Semaphore(name, commands) => {
+                    semaphores.push((self.keys(name)?, &commands[..]));
+                }
+                Part::Lock(command) => locks.push(command),
+                Part::Pool(command) => pools.push(pools::call(&self.link.scripts, command)),
+            }
+        }
+        let scripts = &self.link.scripts;
+        let mut calls = Vec::with_capacity(2 + pools.len());
+        if !semaphores.is_empty() {
+            calls.push(scripts.apply(&semaphores));
+        }
+        if !locks.is_empty() {
+            calls.push(self.locks.apply(scripts, self.client()?, &locks));
+        }
+        calls.extend(pools);
+        Ok((calls, semaphores.into_iter().map(|(keys, _)| keys).collect()))
     }
 }
 
-impl AwayBackend for Redis {
-    fn start(&self, client: ClientId, wake_ups: WakeUps) {
-        tokio::spawn(self.link.clone().keep_up(client, wake_ups));
+impl RemoteBackend for Redis {
+    fn profile(&self) -> Profile {
+        Profile { kind: "redis", needs_renewals: true, time_authority: TimeAuthority::Server }
     }
 
-    fn semaphore(&self, name: &Name, client: ClientId) -> Arc<dyn AwaySemaphore> {
-        let settings = &self.link.settings;
-        let (namespace, confirm_within) = (&settings.namespace, settings.confirm_within);
-        let keys = Keys::new(namespace, name, client, confirm_within, FOREIGN_HEARTBEAT);
-        Arc::new(RedisSemaphore { link: self.link.clone(), keys: Arc::new(keys) })
+    fn address(&self) -> &str {
+        &self.link.settings.address
+    }
+
+    fn start(&self, client: ClientId, report: Report) {
+        let _ = self.client.set(client);
+        tokio::spawn(self.link.clone().keep_up(client, report));
+    }
+
+    fn apply(&self, _to: Destination, request: &Arc<[Part]>) -> Later<Answers> {
+        let (request, link, locks) = (request.clone(), self.link.clone(), self.locks.clone());
+        let encoded = self.encode(&request);
+        Box::pin(async move {
+            let (calls, keys) = encoded?;
+            let values = link.request(calls).await?;
+            let mut answers = decode(&link, &locks, &request, values);
+            name_misplaced(&link, &request, &keys, &mut answers).await;
+            Ok(answers)
+        })
+    }
+
+    fn suspect(&self, _destination: Destination) {
+        self.link.suspect_current();
+    }
+
+    fn position(&self, name: &Name, id: AcquisitionId) -> Later<Option<usize>> {
+        let (link, keys) = (self.link.clone(), self.keys(name));
+        Box::pin(async move {
+            let mut rank = redis::cmd("ZRANK");
+            rank.arg(keys?.waiting()).arg(id.to_string());
+            let answer = link.send(vec![rank]).await?.pop().unwrap_or(Value::Nil);
+            redis::from_redis_value(answer).map_err(|error| Error::internal(error.to_string()))
+        })
     }
 
     fn stats(&self, query: Query) -> Later<Vec<SemaphoreStats>> {
@@ -138,77 +214,97 @@ impl AwayBackend for Redis {
         Box::pin(async move { stats::fetch(&link, query).await })
     }
 
-    fn locks(&self, client: ClientId) -> Arc<dyn LockStore> {
-        Arc::new(RedisLocks::new(self.link.clone(), client))
+    fn list_locks(&self, limit: usize) -> Later<Vec<Record>> {
+        let (link, locks) = (self.link.clone(), self.locks.clone());
+        Box::pin(async move { locks.list(&link, limit).await })
     }
 
-    fn pools(&self) -> Arc<dyn PoolStore> {
-        Arc::new(RedisPools(self.link.clone()))
-    }
-
-    fn kind(&self) -> &'static str {
-        "redis"
+    fn list_pools(&self, limit: usize) -> Later<Vec<PoolStats>> {
+        let link = self.link.clone();
+        Box::pin(async move { pools::list(&link, limit).await })
     }
 }
 
-struct RedisSemaphore {
-    link: Arc<Link>,
-    keys: Arc<Keys>,
+/// Reads what the commands of [`Redis::encode`] answered, part by part.
+fn decode(
+    link: &Link,
+    locks: &Calls,
+    request: &[Part],
+    values: Vec<Result<Value, Error>>,
+) -> Answers {
+    let mut values = values.into_iter();
+    let mut next = || values.next().unwrap_or_else(|| Err(unexpected(&Value::Nil)));
+    let any = |wanted: fn(&Part) -> bool| request.iter().any(wanted);
+    let semaphores = any(|part| matches!(part, Part::Semaphore(..))).then(&mut next);
+    let mut semaphores = Parts::of(link, semaphores);
+    let mut all_locks = Parts::of(link, any(|part| matches!(part, Part::Lock(_))).then(&mut next));
+    let read = |part: &Part| match part {
+        Part::Semaphore(_, commands) => decode_semaphore(commands, semaphores.next()?),
+        Part::Lock(command) => decode_lock(locks, command, &all_locks.next()?),
+        Part::Pool(command) => match next() {
+            Ok(value) => pools::decode(&value).map(Answer::Pool).map_err(Error::internal),
+            Err(Error::InvalidArgument { .. }) => Err(pools::misplaced(link, command)),
+            Err(error) => Err(error),
+        },
+    };
+    request.iter().map(read).collect()
 }
 
-impl AwaySemaphore for RedisSemaphore {
-    fn apply(&self, commands: Vec<Command>) -> Later<Reply> {
-        let (link, keys) = (self.link.clone(), self.keys.clone());
-        Box::pin(async move {
-            let answer = match &commands[..] {
-                // They never queue behind anything.
-                [Command::Renew { .. }, ..] => {
-                    let call = link.scripts.apply(&[(&*keys, &commands[..])]);
-                    link.send(vec![call]).await.and_then(|answer| only(&link, answer))
-                }
-                _ => tray::ask(&link, &keys, commands.clone()).await,
-            };
-            let answer = match answer {
-                Err(error @ Error::InvalidArgument { .. }) => {
-                    return Err(name_misplaced(&link, &keys, error).await);
-                }
-                answer => scripts::decode(&commands, answer?).map_err(Error::internal)?,
-            };
-            let granted = answer.granted.into_iter().map(|(id, held)| (id, held, ())).collect();
-            let effects = Effects { granted, ..Effects::default() };
-            let scripts::Answer { outcomes, next_expiry, .. } = answer;
-            Ok(Reply { outcomes, effects, next_expiry })
-        })
-    }
-
-    fn position(&self, id: AcquisitionId) -> Later<Option<usize>> {
-        let (link, keys) = (self.link.clone(), self.keys.clone());
-        Box::pin(async move {
-            let mut rank = redis::cmd("ZRANK");
-            rank.arg(keys.waiting()).arg(id.to_string());
-            let answer = link.send(vec![rank]).await?.pop().unwrap_or(redis::Value::Nil);
-            redis::from_redis_value(answer).map_err(|error| Error::internal(error.to_string()))
-        })
-    }
+fn decode_semaphore(commands: &[Command], value: Value) -> Result<Answer, Error> {
+    let scripts::Answer { outcomes, granted, next_expiry } =
+        scripts::decode(commands, value).map_err(Error::internal)?;
+    let granted = granted.into_iter().map(|(id, held)| (id, held, ())).collect();
+    let effects = Effects { granted, ..Effects::default() };
+    Ok(Answer::Semaphore(Reply { outcomes, effects, next_expiry }))
 }
 
-/// The answer about the one name that was asked about.
-fn only(link: &Link, answers: Vec<redis::Value>) -> Result<redis::Value, Error> {
-    match answers.into_iter().next() {
-        Some(redis::Value::Array(mut parts)) if parts.len() == 1 => {
-            parts.remove(0).extract_error().map_err(|error| link.translate(&error))
+fn decode_lock(locks: &Calls, command: &LockCommand, value: &Value) -> Result<Answer, Error> {
+    locks.decode(command, value).map(Answer::Lock)
+}
+
+fn unexpected(value: &Value) -> Error {
+    Error::internal(format!("a script answered {value:?}"))
+}
+
+/// The answers of one script to several parts, or the error of all of them.
+struct Parts<'a> {
+    link: &'a Link,
+    values: Result<std::vec::IntoIter<Value>, Error>,
+}
+
+impl<'a> Parts<'a> {
+    fn of(link: &'a Link, answer: Option<Result<Value, Error>>) -> Self {
+        let values = match answer {
+            Some(Ok(Value::Array(values))) => Ok(values.into_iter()),
+            Some(Ok(other)) => Err(unexpected(&other)),
+            Some(Err(error)) => Err(error),
+            None => Ok(Vec::new().into_iter()),
+        };
+        Self { link, values }
+    }
+
+    fn next(&mut self) -> Result<Value, Error> {
+        match &mut self.values {
+            Ok(values) => {
+                let value = values.next().ok_or_else(|| unexpected(&Value::Nil))?;
+                value.extract_error().map_err(|error| self.link.translate(&error))
+            }
+            Err(error) => Err(error.clone()),
         }
-        other => Err(Error::internal(format!("a script answered {other:?}"))),
     }
 }
 
-/// Redis does not say which key had the wrong type.
-async fn name_misplaced(link: &Link, keys: &Keys, error: Error) -> Error {
-    match link.send(keys.types()).await {
-        Ok(types) => keys.misplaced(types).map_or(error, |key| {
+/// Redis does not say which key had the wrong type: the types of the name's keys are asked for.
+async fn name_misplaced(link: &Link, request: &[Part], keys: &[Arc<Keys>], answers: &mut Answers) {
+    let semaphores = request.iter().zip(answers);
+    let semaphores = semaphores.filter(|(part, _)| matches!(part, Part::Semaphore(..)));
+    for ((_, answer), keys) in semaphores.zip(keys) {
+        if let Err(Error::InvalidArgument { .. }) = answer
+            && let Ok(types) = link.send(keys.types()).await
+            && let Some(key) = keys.misplaced(types)
+        {
             let problem = format!("the key {key:?} on {} is not ours", link.settings.address);
-            Error::invalid("name", problem + ": choose another name or namespace")
-        }),
-        Err(_) => error,
+            *answer = Err(Error::invalid("name", problem + ": choose another name or namespace"));
+        }
     }
 }

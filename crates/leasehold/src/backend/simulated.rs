@@ -5,13 +5,19 @@
 //! wake-up that is lost; a store that forgets everything.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use super::{AwayBackend, AwaySemaphore, Later, LockStore, PoolStore, Reply, WakeUp, WakeUps};
+use super::{
+    Answer, Answers, Destination, Event, Later, Part, Profile, RemoteBackend, Reply, Report,
+};
 use crate::clock::{Moment, Span, Time};
+use crate::lock::TimeAuthority;
+use crate::machine::lock::{LockMachine, Record};
+use crate::machine::pool::PoolMachine;
 use crate::machine::{Call, Command, Effects, Machine};
 use crate::name::Name;
+use crate::pool::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, Error};
 
@@ -19,7 +25,9 @@ use crate::{AcquisitionId, ClientId, Error};
 #[derive(Default)]
 pub(crate) struct World {
     machines: HashMap<Name, Machine>,
-    clients: HashMap<ClientId, WakeUps>,
+    locks: LockMachine,
+    pools: PoolMachine,
+    clients: HashMap<ClientId, Report>,
     /// Clients that nothing reaches, and that reach nothing.
     pub(crate) cut_off: Vec<ClientId>,
     /// How many of the next answers are lost after their commands ran.
@@ -31,54 +39,94 @@ pub(crate) struct World {
     pub(crate) linger: Duration,
     /// Every command that is on its way, or was.
     pub(crate) asked: Vec<Command>,
-    /// Every batch that was applied.
+    /// Every batch that was applied, name by name.
     pub(crate) batches: Vec<Vec<Command>>,
+    /// Every request, with the number of its parts.
+    pub(crate) requests: Vec<usize>,
 }
 
-#[derive(Clone, Default)]
-pub(crate) struct Simulated(Arc<Mutex<World>>);
+/// The store as one client has it. Clones are the same store for another client.
+#[derive(Default)]
+pub(crate) struct Simulated(Arc<Mutex<World>>, OnceLock<ClientId>);
+
+impl Clone for Simulated {
+    fn clone(&self) -> Self {
+        Self(self.0.clone(), OnceLock::new())
+    }
+}
 
 impl Simulated {
     pub(crate) fn world(&self) -> MutexGuard<'_, World> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets everything, as a store that is restarted empty, and tells the clients that they are new.
+    /// Forgets everything, as a store that is restarted empty, and tells the clients that their connection is new.
     pub(crate) fn restart_empty(&self) {
         let mut world = self.world();
         world.machines.clear();
-        for wake in world.clients.values() {
-            wake(WakeUp::Reconnected);
+        for report in world.clients.values() {
+            report(reconnected());
         }
+    }
+
+    /// Cuts a client off, and tells it so.
+    pub(crate) fn cut(&self, client: ClientId) {
+        let mut world = self.world();
+        world.cut_off.push(client);
+        let error = Error::unavailable("asking the simulated store", false, None);
+        world.clients[&client](Event::Disconnected(Destination::ONLY, error));
     }
 
     /// Lets a client that was cut off back in.
     pub(crate) fn heal(&self, client: ClientId) {
         let mut world = self.world();
         world.cut_off.retain(|other| *other != client);
-        world.clients[&client](WakeUp::Reconnected);
+        world.clients[&client](reconnected());
     }
 }
 
-impl AwayBackend for Simulated {
-    fn start(&self, client: ClientId, wake_ups: WakeUps) {
-        self.world().clients.insert(client, wake_ups);
+fn reconnected() -> Event {
+    Event::Connected { to: Destination::ONLY, again: true, stragglers: false }
+}
+
+impl RemoteBackend for Simulated {
+    fn profile(&self) -> Profile {
+        Profile { kind: "simulated", needs_renewals: true, time_authority: TimeAuthority::Server }
     }
 
-    fn semaphore(&self, name: &Name, client: ClientId) -> Arc<dyn AwaySemaphore> {
-        Arc::new(SimulatedSemaphore { store: self.clone(), name: name.clone(), client })
+    fn address(&self) -> &'static str {
+        "the simulated store"
     }
 
-    fn locks(&self, _client: ClientId) -> Arc<dyn LockStore> {
-        unreachable!("only semaphores are simulated")
+    fn start(&self, client: ClientId, report: Report) {
+        self.1.set(client).expect("one client has one store");
+        report(Event::Connected { to: Destination::ONLY, again: false, stragglers: false });
+        self.world().clients.insert(client, report);
     }
 
-    fn pools(&self) -> Arc<dyn PoolStore> {
-        unreachable!("only semaphores are simulated")
+    fn apply(&self, _to: Destination, request: &Arc<[Part]>) -> Later<Answers> {
+        let (store, request, client) = (self.clone(), request.clone(), *self.1.get().unwrap());
+        Box::pin(async move {
+            let (delay, linger) = {
+                let mut world = store.world();
+                for part in &*request {
+                    if let Part::Semaphore(_, commands) = part {
+                        world.asked.extend(commands.iter().cloned());
+                    }
+                }
+                (world.delay, world.linger)
+            };
+            tokio::time::sleep(delay).await;
+            let answers = store.world().apply_all(client, &request);
+            tokio::time::sleep(linger).await;
+            answers
+        })
     }
 
-    fn kind(&self) -> &'static str {
-        "simulated"
+    fn position(&self, name: &Name, id: AcquisitionId) -> Later<Option<usize>> {
+        let world = self.world();
+        let position = world.machines.get(name).and_then(|machine| machine.position(id));
+        Box::pin(async move { Ok(position) })
     }
 
     fn stats(&self, query: Query) -> Later<Vec<SemaphoreStats>> {
@@ -94,52 +142,39 @@ impl AwayBackend for Simulated {
         let stats = stats.collect();
         Box::pin(async { Ok(stats) })
     }
-}
 
-struct SimulatedSemaphore {
-    store: Simulated,
-    name: Name,
-    client: ClientId,
-}
-
-impl AwaySemaphore for SimulatedSemaphore {
-    fn apply(&self, commands: Vec<Command>) -> Later<Reply> {
-        let (store, name, client) = (self.store.clone(), self.name.clone(), self.client);
-        Box::pin(async move {
-            let (delay, linger) = {
-                let mut world = store.world();
-                world.asked.extend(commands.iter().cloned());
-                (world.delay, world.linger)
-            };
-            tokio::time::sleep(delay).await;
-            let answer = store.world().apply(&name, client, commands);
-            tokio::time::sleep(linger).await;
-            answer
-        })
+    fn list_locks(&self, limit: usize) -> Later<Vec<Record>> {
+        let locks = self.world().locks.list(limit, now().micros() / 1000);
+        Box::pin(async { Ok(locks) })
     }
 
-    fn position(&self, id: AcquisitionId) -> Later<Option<usize>> {
-        let world = self.store.world();
-        let position = world.machines.get(&self.name).and_then(|machine| machine.position(id));
-        Box::pin(async move { Ok(position) })
+    fn list_pools(&self, limit: usize) -> Later<Vec<PoolStats>> {
+        let pools = self.world().pools.list(limit, now());
+        Box::pin(async { Ok(pools) })
     }
 }
 
 impl World {
-    fn apply(
-        &mut self,
-        name: &Name,
-        from: ClientId,
-        commands: Vec<Command>,
-    ) -> Result<Reply, Error> {
-        let lost = Error::Unavailable {
-            what: "asking the simulated store".into(),
-            timed_out: true,
-            source: None,
-        };
+    fn apply_all(&mut self, from: ClientId, request: &[Part]) -> Result<Answers, Error> {
+        let lost = Error::unavailable("asking the simulated store", true, None);
         if self.cut_off.contains(&from) {
             return Err(lost);
         }
+        self.requests.push(request.len());
+        let apply = |part: &Part| match part {
+            Part::Semaphore(name, commands) => Answer::Semaphore(self.apply(name, from, commands)),
+            Part::Lock(command) => Answer::Lock(self.locks.apply(command, now().micros() / 1000)),
+            Part::Pool(command) => Answer::Pool(self.pools.apply(command, now())),
+        };
+        let answers = request.iter().map(apply).map(Ok).collect();
+        if self.lose_answers > 0 {
+            self.lose_answers -= 1;
+            return Err(lost);
+        }
+        Ok(answers)
+    }
+
+    fn apply(&mut self, name: &Name, from: ClientId, commands: &[Command]) -> Reply {
         let Self { machines, clients, cut_off, lose_wake_ups, .. } = self;
         let machine = machines.entry(name.clone()).or_insert_with(|| Machine::new(0));
         let mut effects = Effects::default();
@@ -148,14 +183,14 @@ impl World {
             now: now(),
             confirm_within: Span::from_millis(200),
             wake: &mut |id| {
-                let Some(wake) = clients.get(&id.client()) else { return false };
+                let Some(report) = clients.get(&id.client()) else { return false };
                 if cut_off.contains(&id.client()) {
                     return false;
                 }
                 if *lose_wake_ups > 0 {
                     *lose_wake_ups -= 1;
                 } else {
-                    wake(WakeUp::Granted(name.clone(), id));
+                    report(Event::Granted(name.clone(), id));
                 }
                 true
             },
@@ -163,12 +198,8 @@ impl World {
         };
         let outcomes = commands.iter().map(|command| machine.apply(command, &mut call)).collect();
         let next_expiry = machine.next_expiry().map(|at| at - now());
-        self.batches.push(commands);
-        if self.lose_answers > 0 {
-            self.lose_answers -= 1;
-            return Err(lost);
-        }
-        Ok(Reply { outcomes, effects, next_expiry })
+        self.batches.push(commands.to_vec());
+        Reply { outcomes, effects, next_expiry }
     }
 
     /// How many hold and how many wait.

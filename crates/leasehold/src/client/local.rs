@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use super::Client;
 use crate::Error;
-use crate::backend::Backend;
 use crate::backend::local::{Local, Settings as LocalSettings};
-use crate::engine::{Engine, Retries, Settings};
+use crate::engine::{Engine, Settings};
 use crate::name::positive;
 
 /// What follows `sqlite:` in a URL.
@@ -82,7 +81,7 @@ impl Client {
 ///
 /// async fn open() -> Result<Client, Error> {
 ///     let builder = Client::local_builder("/var/lib/builds/leases");
-///     builder.confirm_within(Duration::from_secs(1)).timeout(Duration::from_secs(5)).open().await
+///     builder.confirm_within(Duration::from_secs(1)).open().await
 /// }
 /// ```
 #[must_use = "nothing is opened until it is told to"]
@@ -90,13 +89,13 @@ impl Client {
 pub struct LocalBuilder {
     path: PathBuf,
     confirm_within: Duration,
-    timeout: Duration,
+    answer_timeout: Duration,
 }
 
 impl LocalBuilder {
     fn new(path: &Path) -> Self {
-        let timeout = Retries::default().timeout;
-        Self { path: path.to_owned(), confirm_within: Duration::from_secs(5), timeout }
+        let (confirm_within, answer_timeout) = (Duration::from_secs(5), Duration::from_secs(5));
+        Self { path: path.to_owned(), confirm_within, answer_timeout }
     }
 
     /// How long a waiter of another client has to claim a permit that we hand to it: 5 s by default. It is what a process
@@ -106,10 +105,11 @@ impl LocalBuilder {
         self
     }
 
-    /// How long an answer may take: 30 s by default. There is none while another process is stopped in the middle of a
-    /// transaction, or its disk is.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+    /// How long the store may be silent: 5 s by default. A try, a release or a question fails with
+    /// [`Error::Unavailable`] when it was not answered for that long. That happens while another process is stopped in the
+    /// middle of a transaction, or the disk hangs. Waiting for a permit or a lock has no such limit.
+    pub fn answer_timeout(mut self, timeout: Duration) -> Self {
+        self.answer_timeout = timeout;
         self
     }
 
@@ -125,13 +125,13 @@ impl LocalBuilder {
             return Err(Error::invalid("store", "its path is empty: give the path of a file"));
         }
         let confirm_within = positive("confirm_within", self.confirm_within)?;
-        positive("timeout", self.timeout)?;
-        let local = Arc::new(Local::new(LocalSettings { path: self.path, confirm_within }));
-        let retries = Retries { timeout: self.timeout, ..Retries::default() };
-        let settings = Settings { retries, ..Settings::default() };
-        let client = Client { engine: Engine::new(Backend::Away(local.clone()), settings) };
-        let core = client.engine.core();
-        core.ask(move || local.opened()).await?;
+        let answer_timeout = positive("answer_timeout", self.answer_timeout)?;
+        let path = self.path;
+        let local = LocalSettings { path, answer_timeout: self.answer_timeout, confirm_within };
+        let local = Arc::new(Local::new(local));
+        let settings = Settings { answer_timeout, ..Settings::default() };
+        let client = Client { engine: Engine::remote(local.clone(), settings) };
+        client.engine.core().run(local.opened()).await?;
         Ok(client)
     }
 }

@@ -1,10 +1,11 @@
 //! A lease of one holder in this process: what the guard of a lock and that of a pool have in common.
 //!
-//! Its validity follows the same rule as a permit's: it is counted from before the request was sent, less a margin,
-//! on a clock that does not stop while the machine is suspended. If it is to be renewed, or somebody wants to be told
-//! of its end, a *keeper* on the engine's thread sees to it.
+//! Its validity follows the same rule as a permit's: it is counted from before the request was sent, minus a margin, on a
+//! clock that runs in suspend. If it is renewed, or somebody waits for its loss, a *keeper* task on the engine's thread
+//! looks after it.
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
@@ -12,49 +13,29 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedMutexGuard};
 
-use super::errands::Errand;
+use super::foreign::{event, guarded};
 use super::ticket::Watchers;
-use super::{Core, Engine, Message};
-use crate::backend::{Backend, Later};
+use super::timing::{self, Situation};
+use super::{Core, Engine};
+use crate::backend::{Destination, Later};
 use crate::clock::{Moment, Span};
 use crate::name::Name;
 use crate::{Error, LossReason};
 
-/// The keeper does not sleep longer than this: see the driver's own `LONGEST_SLEEP`.
+/// The keeper does not sleep longer than this: tokio's timers stand still while the machine is suspended.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// What a store does for one lease.
 pub(crate) trait Keep: Send + Sync {
-    /// How long it is good for from now on; none if the store no longer knows it.
-    fn renew(&self) -> Later<Option<Span>>;
+    /// How long it is valid after the moment when the request was sent; none if the store no longer knows it. Asks until
+    /// it is answered or the moment has come.
+    fn renew(&self, until: Moment) -> Later<Option<(Span, Moment)>>;
 
     /// True if it was held until now.
     fn release(&self) -> Later<bool>;
-}
 
-/// A lease that the store may have granted, and nobody knows yet. Unless that becomes known, it is given back.
-pub(crate) struct Doubt {
-    core: Arc<Core>,
-    keep: Option<Box<dyn Keep>>,
-}
-
-impl Doubt {
-    pub(crate) fn new(core: &Arc<Core>, keep: Box<dyn Keep>) -> Self {
-        Self { core: core.clone(), keep: Some(keep) }
-    }
-
-    /// Now it is known.
-    pub(crate) fn resolved(mut self) {
-        self.keep = None;
-    }
-}
-
-impl Drop for Doubt {
-    fn drop(&mut self) {
-        if let Some(keep) = self.keep.take() {
-            self.core.give_back(move || keep.release());
-        }
-    }
+    /// Releases it in the background. Never blocks.
+    fn release_later(&self);
 }
 
 /// One lease, shared by its guard, its keeper and the client.
@@ -62,12 +43,12 @@ pub(crate) struct Lease {
     what: &'static str,
     name: Name,
     id: String,
-    keep: Box<dyn Keep>,
+    keep: Arc<dyn Keep>,
     ttl: Span,
     /// In microseconds of [`Moment`].
     valid_until: AtomicU64,
     state: Mutex<State>,
-    /// Tells the keeper, who may be asleep, that something is due earlier than it was.
+    /// Tells the keeper, which may be asleep, that something is due earlier than it was.
     earlier: Arc<Notify>,
     /// See [`Self::turn`].
     turn: Arc<tokio::sync::Mutex<()>>,
@@ -77,7 +58,7 @@ pub(crate) struct Lease {
 struct State {
     phase: Phase,
     watchers: Watchers,
-    /// Whether somebody on the engine's thread sees to it, and whether he renews it.
+    /// Whether a keeper looks after it, and whether it renews it.
     kept: bool,
     renewed: bool,
     /// When the last request was sent that the validity counts from.
@@ -99,7 +80,7 @@ impl Lease {
         name: Name,
         id: String,
         ttl: Span,
-        keep: Box<dyn Keep>,
+        keep: Arc<dyn Keep>,
         (sent, valid_for): (Moment, Span),
     ) -> Arc<Self> {
         let core = engine.core().clone();
@@ -116,7 +97,8 @@ impl Lease {
         let lease = Self { what, name, id, keep, ttl, valid_until, state, earlier, turn, core };
         lease.extend(sent, valid_for);
         let lease = Arc::new(lease);
-        lease.core.enroll(&lease);
+        let address = Arc::as_ptr(&lease) as usize;
+        lease.core.leases().insert(address, Arc::downgrade(&lease));
         lease
     }
 
@@ -128,7 +110,7 @@ impl Lease {
         Moment::from_micros(self.valid_until.load(Ordering::Acquire))
     }
 
-    /// The store said, to a request sent then, that it is good for so long.
+    /// The store said, to a request sent then, that it is valid for so long.
     pub(crate) fn extend(&self, sent: Moment, valid_for: Span) {
         let mut state = self.state();
         // Two answers may change places on their way here: what was asked last counts.
@@ -140,31 +122,39 @@ impl Lease {
             #[cfg(feature = "broken")]
             let until = if crate::broken::is("margin") { until + valid_for } else { until };
             self.valid_until.store(until.micros(), Ordering::Release);
-            self.earlier.notify_one();
+            drop(state);
+            guarded(|| self.earlier.notify_one());
         }
     }
 
-    /// The store is about to be asked to let it end so long from now. Should that be sooner than we believe, and the answer
-    /// never come, we must not go on believing.
+    /// The store is about to be asked to let it end so long from now. Should that be sooner than we believe, and the
+    /// answer never come, we must not go on believing.
     pub(crate) fn about_to_extend(&self, sent: Moment, valid_for: Span) {
         let until = self.end_of(sent, valid_for);
         if self.valid_until.fetch_min(until.micros(), Ordering::AcqRel) > until.micros() {
-            self.earlier.notify_one();
+            guarded(|| self.earlier.notify_one());
         }
     }
 
     fn end_of(&self, sent: Moment, valid_for: Span) -> Moment {
-        (sent + valid_for).minus(self.core.backend.margin(valid_for))
+        (sent + valid_for).minus(self.core.profile().margin(valid_for))
     }
 
-    /// Whoever asks the store to extend it has this meanwhile: of two that change places, the last one to be executed
-    /// would count there, and another one here. It goes where the asking goes on, not with whoever waits for it.
+    /// The right to ask the store for an extension. If two requests changed places, the store would follow the last
+    /// one to be applied, and we another. It is held until the answer is here.
     pub(crate) async fn turn(&self) -> OwnedMutexGuard<()> {
         self.turn.clone().lock_owned().await
     }
 
+    fn plan(&self, now: Moment) -> Option<timing::Plan> {
+        let valid_for = self.valid_until().saturating_since(now);
+        let round_trip = self.core.sender.round_trip(Destination::ONLY);
+        let (lease, ttl_left, spread) = (self.ttl, None, 0);
+        timing::plan(Situation { lease, ttl_left, round_trip, valid_for, spread })
+    }
+
     /// When to renew it, if it is renewed: a third of the TTL after the last time, and never so late that there would be
-    /// no second try.
+    /// no second attempt.
     fn due(&self) -> Moment {
         let asked = self.state().asked;
         let half = Span::from_duration(self.valid_until().saturating_since(asked) / 2);
@@ -190,7 +180,7 @@ impl Lease {
         if self.state().renewed { LossReason::NotRenewed } else { LossReason::TtlEnded }
     }
 
-    /// Ends it here: nobody renews it any more, and whoever asked is told. False if it had ended before.
+    /// Ends it here: it is not renewed any more, and its watchers are notified. False if it had ended before.
     pub(crate) fn lose(&self, reason: LossReason) -> bool {
         let mut state = self.state();
         if state.phase != Phase::Held {
@@ -199,12 +189,13 @@ impl Lease {
         state.phase = Phase::Lost(reason);
         let watchers = state.watchers.take();
         drop(state);
-        tracing::warn!(name = self.name.as_str(), id = self.id, %reason, "{} lost", self.what);
-        watchers.for_each(Waker::wake);
+        event!(warn, name = self.name.as_str(), id = self.id, %reason, "{} lost", self.what);
+        wake(watchers);
         true
     }
 
-    fn finish(&self) -> bool {
+    /// Ends it here without a release.
+    pub(crate) fn detach(&self) -> bool {
         let mut state = self.state();
         let held = state.phase == Phase::Held;
         if held {
@@ -212,101 +203,104 @@ impl Lease {
         }
         let watchers = state.watchers.take();
         drop(state);
-        watchers.for_each(Waker::wake);
+        wake(watchers);
         held
     }
 
-    /// Gives it back, and says whether it was held until now.
+    /// Releases it. True if it was held until now. If the future is dropped, or the store does not answer in time, the
+    /// release continues in the background.
     pub(crate) async fn release(self: Arc<Self>) -> Result<bool, Error> {
         let valid = self.check().is_ok();
-        self.finish();
-        Ok(self.give_back().await? && valid)
+        self.detach();
+        let unfinished = Unreleased(Some(self.keep.clone()));
+        let held = self.keep.release().await?;
+        unfinished.done();
+        Ok(held && valid)
     }
 
-    async fn give_back(self: Arc<Self>) -> Result<bool, Error> {
-        let (lease, errand) = (self.clone(), Errand::new(&self.core));
-        let release = move || {
-            let _under_way = &errand;
-            lease.keep.release()
-        };
-        self.core.ask(release).await
-    }
-
-    /// Ends it here without giving it back.
-    pub(crate) fn detach(&self) {
-        self.finish();
-    }
-
-    /// Gives it back in the background, without blocking.
-    pub(crate) fn release_later(self: &Arc<Self>) {
-        if self.finish() {
-            self.give_back_later();
+    /// Releases it in the background, without blocking.
+    pub(crate) fn release_later(&self) {
+        if self.detach() {
+            self.keep.release_later();
         }
     }
 
-    /// The client is closing: whoever holds it is told, and the store as well.
+    /// The client is being closed: the holder is notified, and the lease released.
     pub(crate) fn close(self: &Arc<Self>) {
         if self.lose(LossReason::Closed) {
-            self.give_back_later();
+            self.keep.release_later();
         }
     }
 
-    fn give_back_later(self: &Arc<Self>) {
-        let lease = self.clone();
-        if let Backend::Away(_) = &self.core.backend {
-            return self.core.give_back(move || lease.keep.release());
-        }
-        // It answers at once, unless another thread is about the same.
-        let mut release = self.keep.release();
-        if release.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
-            let errand = Errand::new(&self.core);
-            self.core.tell(Message::Run(Box::pin(async move {
-                let _ = release.await;
-                drop(errand);
-            })));
-        }
-    }
-
-    /// From now on somebody sees to it; and renews it, if that is wanted.
+    /// From now on a keeper looks after it; and renews it, if that is wanted.
     pub(crate) fn keep(self: &Arc<Self>, renew: bool) {
         let mut state = self.state();
         let begins = renew && !std::mem::replace(&mut state.renewed, true);
-        if !std::mem::replace(&mut state.kept, true) {
-            drop(state);
-            let (earlier, timeout) = (self.earlier.clone(), self.core.settings.retries.timeout);
-            let keeper = keep(Arc::downgrade(self), earlier, timeout);
-            self.core.tell(Message::Run(Box::pin(keeper)));
+        let starts = !std::mem::replace(&mut state.kept, true);
+        drop(state);
+        if starts {
+            self.core.spawn(keep(Arc::downgrade(self), self.earlier.clone()));
         } else if begins {
-            self.earlier.notify_one();
+            guarded(|| self.earlier.notify_one());
         }
     }
 
-    /// For everyone who wants to be told of its end. `key` is none at first, and kept by the caller.
+    /// For everyone who waits for its loss. `key` is none at first, and kept by the caller.
     pub(crate) fn poll_lost(
         self: &Arc<Self>,
         key: &mut Option<u64>,
         cx: &mut Context<'_>,
     ) -> Poll<LossReason> {
+        let waker = cx.waker().clone();
         let mut state = self.state();
-        match state.phase {
-            Phase::Lost(reason) => return Poll::Ready(reason),
-            Phase::Released => return Poll::Ready(LossReason::Released),
-            Phase::Held => {}
+        let ended = match state.phase {
+            Phase::Lost(reason) => Some(reason),
+            Phase::Released => Some(LossReason::Released),
+            Phase::Held => None,
+        };
+        if let Some(reason) = ended {
+            drop(state);
+            return Poll::Ready(reason);
         }
-        state.watchers.register(key, cx);
+        let replaced = state.watchers.register(key, waker);
         let over = Moment::now() >= self.valid_until();
         drop(state);
+        drop(replaced);
         self.keep(false);
         if over { Poll::Ready(self.why_over()) } else { Poll::Pending }
     }
 
-    /// Nobody wants to be told under this key any more.
+    /// Nobody waits for the loss under this key any more.
     pub(crate) fn forget_watcher(&self, key: u64) {
-        self.state().watchers.forget(key);
+        let unused = self.state().watchers.forget(key);
+        drop(unused);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn wake(watchers: impl Iterator<Item = Waker>) {
+    for waker in watchers {
+        guarded(|| waker.wake());
+    }
+}
+
+/// A release that continues in the background unless it is done.
+struct Unreleased(Option<Arc<dyn Keep>>);
+
+impl Unreleased {
+    fn done(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Unreleased {
+    fn drop(&mut self) {
+        if let Some(keep) = self.0.take() {
+            keep.release_later();
+        }
     }
 }
 
@@ -318,12 +312,12 @@ impl fmt::Debug for Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.core.dismiss(std::ptr::from_ref(self) as usize);
+        self.core.leases().remove(&(std::ptr::from_ref(self) as usize));
     }
 }
 
-/// Renews a lease, a third of its TTL after the last time, and tells its guard when its time is up.
-async fn keep(lease: Weak<Lease>, earlier: Arc<Notify>, patience: Duration) {
+/// Renews a lease, a third of its TTL after the last time, and notifies its guard when its validity ends.
+async fn keep(lease: Weak<Lease>, earlier: Arc<Notify>) {
     let mut again_at = None;
     loop {
         let pause = {
@@ -337,15 +331,16 @@ async fn keep(lease: Weak<Lease>, earlier: Arc<Notify>, patience: Duration) {
             }
             let (now, valid_until) = (Moment::now(), lease.valid_until());
             if now >= valid_until {
-                lease.lose(lease.why_over());
-                // The store may not have noticed: whoever comes next need not wait for that.
-                let _ = tokio::time::timeout(patience, lease.keep.release()).await;
+                if lease.lose(lease.why_over()) {
+                    // The store may not have noticed: the next one need not wait for that.
+                    lease.keep.release_later();
+                }
                 return;
             }
             let due = again_at.unwrap_or_else(|| lease.due());
             let due = if renewed { due } else { Moment::NEVER };
             if now >= due {
-                again_at = renew(&lease, now, patience).await;
+                again_at = renew(&lease, now).await;
                 continue;
             }
             due.min(valid_until).saturating_since(now).min(LONGEST_SLEEP)
@@ -354,27 +349,42 @@ async fn keep(lease: Weak<Lease>, earlier: Arc<Notify>, patience: Duration) {
     }
 }
 
-/// One try. Whoever is not answered is asked again soon, for as long as the validity lasts: then it says when.
-async fn renew(lease: &Lease, sent: Moment, patience: Duration) -> Option<Moment> {
-    let left = lease.valid_until().saturating_since(sent);
-    let limit = (left / 3).max(Duration::from_millis(10)).min(patience);
-    lease.about_to_extend(sent, lease.ttl);
-    let renewal = async {
+/// Renews once, and judges silence meanwhile. Returns when to try again, if it failed.
+async fn renew(lease: &Lease, now: Moment) -> Option<Moment> {
+    lease.about_to_extend(now, lease.ttl);
+    let valid_until = lease.valid_until();
+    let mut renewal = pin!(async {
         let _turn = lease.turn().await;
-        lease.keep.renew().await
-    };
-    match tokio::time::timeout(limit, renewal).await {
-        Ok(Ok(Some(valid_for))) => lease.extend(sent, valid_for),
-        Ok(Ok(None)) => {
-            lease.lose(LossReason::Gone);
+        lease.keep.renew(valid_until).await
+    });
+    loop {
+        let now = Moment::now();
+        let plan = lease.plan(now);
+        let wait = plan.map_or(LONGEST_SLEEP, |plan| plan.wait).min(LONGEST_SLEEP);
+        match tokio::time::timeout(wait, &mut renewal).await {
+            Ok(Ok(Some((valid_for, sent)))) => {
+                lease.extend(sent, valid_for);
+                return None;
+            }
+            Ok(Ok(None)) => {
+                lease.lose(LossReason::Gone);
+                return None;
+            }
+            Ok(Err(error)) => {
+                event!(debug, name = lease.name.as_str(), %error, "not renewed");
+                let left = lease.valid_until().saturating_since(Moment::now());
+                let soon = (left / 10).clamp(Duration::from_millis(20), LONGEST_SLEEP);
+                return Some(Moment::now() + Span::from_duration(soon));
+            }
+            Err(_) => {
+                let suspect = plan.is_some_and(|plan| plan.silence_is_suspect);
+                if suspect && lease.core.sender.heard_nothing_since(Destination::ONLY, now) {
+                    lease.core.suspect(Destination::ONLY);
+                }
+                if Moment::now() >= lease.valid_until() || lease.check().is_err() {
+                    return None;
+                }
+            }
         }
-        Ok(Err(error)) => {
-            tracing::debug!(name = lease.name.as_str(), %error, "renewal not answered");
-            let soon = (left / 10).clamp(Duration::from_millis(20), LONGEST_SLEEP);
-            return Some(Moment::now() + Span::from_duration(soon));
-        }
-        // Whoever is given up on suspects the connection by that.
-        Err(_) => return Some(Moment::now()),
     }
-    None
 }

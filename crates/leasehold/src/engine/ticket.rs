@@ -1,6 +1,6 @@
-//! One acquisition, as its future or guard and the engine see it together.
+//! One acquisition, shared by its future or guard and the engine.
 //!
-//! The engine moves a ticket on, under its own small lock, and never back:
+//! The engine moves a ticket forward, under the ticket's own small lock, and never back:
 //!
 //! ```text
 //! Waiting ──► Granted ──► Held ──► Releasing ──► Released
@@ -8,29 +8,47 @@
 //!    └─► Failed  └──────────┴─► Lost
 //! ```
 //!
-//! Whoever gets the lock first decides a race. A grant that meets a failed ticket (a timeout, a cancel)
-//! is refused; whoever failed the ticket has sent, or is about to send, the release.
+//! The first to take the lock decides a race. A grant that meets a failed ticket (a time-out, a cancel) is refused;
+//! the side that failed the ticket sends the release.
+//!
+//! Wakers are foreign code: they are cloned before the lock is taken, and woken or dropped after it is released
+//! ([`After`]). A waker may run anything, even release a permit of the same name.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
+use super::foreign::{event, guarded};
 use crate::clock::{Moment, Span};
 use crate::machine::{Held, Terms};
 use crate::semaphore::Declaration;
 use crate::{AcquisitionId, Error, Fence, LossReason};
 
-/// What is done once no lock is held, because it runs code that is not ours: wakers, and whoever listens
-/// to events.
-#[derive(Debug, Default)]
+/// What is done once no lock is held, because it runs foreign code: wakers are woken or dropped, losses are logged.
+#[derive(Default)]
 pub(crate) struct After {
     /// Mostly there is one waker or none: no allocation for that.
     waker: Option<Waker>,
     wakers: Vec<Waker>,
+    /// Only to be dropped.
+    unused: Vec<Waker>,
     losses: Vec<(Arc<Declaration>, AcquisitionId, LossReason)>,
+    reports: Vec<Box<dyn FnOnce() + Send>>,
+}
+
+impl fmt::Debug for After {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("After").finish_non_exhaustive()
+    }
 }
 
 impl After {
+    /// Logs something.
+    pub(crate) fn report(&mut self, report: impl FnOnce() + Send + 'static) {
+        self.reports.push(Box::new(report));
+    }
+
     fn wake(&mut self, waker: Option<Waker>) {
         match waker {
             Some(waker) if self.waker.is_none() => self.waker = Some(waker),
@@ -41,9 +59,10 @@ impl After {
     #[inline]
     pub(crate) fn run(&mut self) {
         if let Some(waker) = self.waker.take() {
-            waker.wake();
+            guarded(|| waker.wake());
         }
-        if !self.wakers.is_empty() || !self.losses.is_empty() {
+        let rest = !(self.wakers.is_empty() && self.losses.is_empty() && self.unused.is_empty());
+        if rest || !self.reports.is_empty() {
             self.run_the_rest();
         }
     }
@@ -52,13 +71,19 @@ impl After {
     fn run_the_rest(&mut self) {
         for (semaphore, id, reason) in self.losses.drain(..) {
             let name = semaphore.named.name().as_str();
-            tracing::warn!(name, %id, %reason, "permit lost");
+            event!(warn, name, %id, %reason, "permit lost");
         }
-        self.wakers.drain(..).for_each(Waker::wake);
+        self.reports.drain(..).for_each(|report| report());
+        for waker in self.wakers.drain(..) {
+            guarded(|| waker.wake());
+        }
+        for waker in self.unused.drain(..) {
+            guarded(|| drop(waker));
+        }
     }
 }
 
-/// What a holder is told, once.
+/// What a holder learns at the grant.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grant {
     pub(crate) slot_number: u32,
@@ -86,25 +111,32 @@ enum State {
     Lost(LossReason),
 }
 
-/// Everyone who wants to be told of the loss, each with the key under which it goes away again.
+/// The wakers that are notified of a loss, each with the key under which it is removed again.
 #[derive(Debug, Default)]
 pub(super) struct Watchers(Vec<(u64, Waker)>);
 
 impl Watchers {
-    /// `key` is none at first, and kept by the caller.
-    pub(super) fn register(&mut self, key: &mut Option<u64>, cx: &Context<'_>) {
-        let known = key.and_then(|key| self.0.iter_mut().find(|(known, _)| *known == key));
-        if let Some((_, waker)) = known {
-            waker.clone_from(cx.waker());
-        } else {
-            let new = self.0.last().map_or(0, |(last, _)| last + 1);
-            self.0.push((new, cx.waker().clone()));
-            *key = Some(new);
-        }
+    /// Whether `waker` is registered under this key already.
+    pub(super) fn has(&self, key: Option<u64>, waker: &Waker) -> bool {
+        self.0.iter().any(|(known, other)| Some(*known) == key && other.will_wake(waker))
     }
 
-    pub(super) fn forget(&mut self, key: u64) {
-        self.0.retain(|(known, _)| *known != key);
+    /// `key` is none at first, and kept by the caller. Returns a waker to drop once no lock is held.
+    pub(super) fn register(&mut self, key: &mut Option<u64>, waker: Waker) -> Option<Waker> {
+        let known = key.and_then(|key| self.0.iter_mut().find(|(known, _)| *known == key));
+        if let Some((_, known)) = known {
+            return Some(std::mem::replace(known, waker));
+        }
+        let new = self.0.last().map_or(0, |(last, _)| last + 1);
+        self.0.push((new, waker));
+        *key = Some(new);
+        None
+    }
+
+    /// Returns a waker to drop once no lock is held.
+    pub(super) fn forget(&mut self, key: u64) -> Option<Waker> {
+        let at = self.0.iter().position(|(known, _)| *known == key)?;
+        Some(self.0.remove(at).1)
     }
 
     pub(super) fn take(&mut self) -> impl Iterator<Item = Waker> + use<> {
@@ -135,7 +167,6 @@ impl Ticket {
         semaphore: Arc<Declaration>,
         queues: bool,
         within: Option<Span>,
-        waker: Waker,
     ) -> Arc<Self> {
         let queued_at = Moment::now();
         Arc::new(Self {
@@ -146,7 +177,7 @@ impl Ticket {
             gives_up_at: within.map(|within| queued_at + within),
             valid_until: AtomicU64::new(0),
             limited_by_ttl: AtomicBool::new(false),
-            state: Mutex::new(State::Waiting(Some(waker))),
+            state: Mutex::new(State::Waiting(None)),
         })
     }
 
@@ -175,10 +206,6 @@ impl Ticket {
         ticket
     }
 
-    pub(crate) fn is_releasing(&self) -> bool {
-        matches!(*self.state(), State::Releasing(_))
-    }
-
     pub(crate) fn is_waiting(&self) -> bool {
         matches!(*self.state(), State::Waiting(_))
     }
@@ -187,7 +214,7 @@ impl Ticket {
         matches!(*self.state(), State::Granted(_) | State::Held(_))
     }
 
-    /// Hands the permit to whoever waits. False if nobody does any more.
+    /// Hands the permit to the waiting future. False if it no longer waits.
     pub(crate) fn grant(&self, grant: Grant, valid_until: Moment, after: &mut After) -> bool {
         let mut state = self.state();
         let State::Waiting(waker) = &mut *state else { return false };
@@ -206,6 +233,18 @@ impl Ticket {
         true
     }
 
+    /// The future or guard was dropped: nothing is granted or lost any more.
+    pub(crate) fn cancel(&self, after: &mut After) {
+        let mut state = self.state();
+        if let State::Waiting(waker) = &mut *state {
+            after.unused.extend(waker.take());
+            *state = State::Failed(Box::new(Error::Closed));
+            return;
+        }
+        drop(state);
+        self.start_release(after);
+    }
+
     /// Ends a try: no permit was free.
     pub(crate) fn full(&self, after: &mut After) {
         let mut state = self.state();
@@ -215,7 +254,7 @@ impl Ticket {
         }
     }
 
-    /// Takes the permit away, and tells everyone who asked to be told. False if there is none to take.
+    /// Ends the permit and notifies its watchers. False if there is none to lose.
     pub(crate) fn lose(&self, reason: LossReason, after: &mut After) -> bool {
         let mut state = self.state();
         match &mut *state {
@@ -233,8 +272,8 @@ impl Ticket {
 
     /// Renewed: the holder may go on until then. Answers may overtake each other; the latest counts.
     ///
-    /// What has ended stays ended, also if nobody has come round to say so: somebody else may have held the
-    /// permit since, if this answer is to an enqueue that was sent twice and granted anew.
+    /// What has ended stays ended, even if nobody has noticed yet: another client may have held the permit since, if
+    /// this answers an enqueue that was sent twice and granted anew.
     pub(crate) fn extend(&self, valid_until: Moment) {
         let state = self.state();
         if matches!(*state, State::Granted(_) | State::Held(_))
@@ -244,7 +283,7 @@ impl Ticket {
         }
     }
 
-    /// The guard is ending: nothing is lost any more. What was lost before stays lost.
+    /// The guard is being released: nothing is lost any more. What was lost before stays lost.
     pub(crate) fn start_release(&self, after: &mut After) {
         let mut state = self.state();
         if let State::Held(watchers) = &mut *state {
@@ -256,7 +295,7 @@ impl Ticket {
         }
     }
 
-    /// What became of the release.
+    /// The outcome of the release.
     pub(crate) fn finish_release(&self, outcome: Result<bool, Error>, after: &mut After) {
         let mut state = self.state();
         if let State::Releasing(wakers) = &mut *state {
@@ -282,22 +321,27 @@ impl Ticket {
         match *self.state() {
             State::Lost(reason) => reason,
             State::Releasing(_) | State::Released(_) => LossReason::Released,
-            // Its time is up, and the engine has not come round to say so.
+            // The validity has ended, and the engine has not noticed yet.
             _ => self.why_ended(),
         }
     }
 
-    /// The store has granted less than it was asked for: the TTL ends before the heartbeat would.
-    pub(crate) fn limited_by_ttl(&self) {
+    /// Whether the TTL ends before the lease would. Then no renewal extends the permit.
+    pub(crate) fn set_limited_by_ttl(&self) {
         self.limited_by_ttl.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_limited_by_ttl(&self) -> bool {
+        self.limited_by_ttl.load(Ordering::Acquire)
     }
 
     /// Which of its two deadlines ended it.
     pub(crate) fn why_ended(&self) -> LossReason {
-        let Terms { heartbeat, ttl } = self.semaphore.terms;
-        let limited = || self.limited_by_ttl.load(Ordering::Acquire);
-        match (ttl, heartbeat) {
-            (Some(ttl), Some(heartbeat)) if ttl > heartbeat && !limited() => LossReason::NotRenewed,
+        let Terms { lease, ttl } = self.semaphore.terms;
+        match (ttl, lease) {
+            (Some(ttl), Some(lease)) if ttl > lease && !self.is_limited_by_ttl() => {
+                LossReason::NotRenewed
+            }
             (Some(_), _) => LossReason::TtlEnded,
             (None, _) => LossReason::NotRenewed,
         }
@@ -306,32 +350,52 @@ impl Ticket {
     /// For the acquire.
     pub(crate) fn poll_granted(&self, cx: &mut Context<'_>) -> Poll<Result<Option<Grant>, Error>> {
         let mut state = self.state();
-        match &mut *state {
-            State::Waiting(waker) => {
-                register(waker, cx);
-                Poll::Pending
+        match &*state {
+            State::Waiting(Some(waker)) if waker.will_wake(cx.waker()) => return Poll::Pending,
+            State::Waiting(_) => {
+                drop(state);
+                let mut waker = Some(cx.waker().clone());
+                state = self.state();
+                if let State::Waiting(slot) = &mut *state {
+                    std::mem::swap(slot, &mut waker);
+                    drop(state);
+                    return Poll::Pending;
+                }
+                // Granted or failed in between. The clone is dropped after the lock, at the end of `settled`.
+                return Poll::Ready(self.settled(state, waker));
             }
+            _ => {}
+        }
+        Poll::Ready(self.settled(state, None))
+    }
+
+    /// The result of an acquire that no longer waits.
+    fn settled(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        unused: Option<Waker>,
+    ) -> Result<Option<Grant>, Error> {
+        let result = match &mut *state {
             State::Granted(grant) => {
                 let mut grant = *grant;
                 *state = State::Held(Watchers::default());
-                grant.waited_micros =
-                    Moment::now().micros().saturating_sub(self.queued_at.micros());
-                Poll::Ready(Ok(Some(grant)))
+                let waited = Moment::now().micros().saturating_sub(self.queued_at.micros());
+                grant.waited_micros = waited;
+                Ok(Some(grant))
             }
-            State::Full => Poll::Ready(Ok(None)),
-            State::Failed(error) => Poll::Ready(Err(*error.clone())),
-            State::Lost(reason) => {
-                let reason = *reason;
-                drop(state);
-                Poll::Ready(Err(self.lost(reason)))
+            State::Full => Ok(None),
+            State::Failed(error) => Err(*error.clone()),
+            State::Lost(reason) => Err(self.lost(*reason)),
+            State::Waiting(_) | State::Held(_) | State::Releasing(_) | State::Released(_) => {
+                Err(Error::internal("an acquire was polled after it was done"))
             }
-            State::Held(_) | State::Releasing(_) | State::Released(_) => {
-                Poll::Ready(Err(Error::internal("an acquire was polled after it was done")))
-            }
-        }
+        };
+        drop(state);
+        drop(unused);
+        result
     }
 
-    /// For everyone who wants to be told of the loss. `key` is none at first, and kept by the caller.
+    /// For everyone who waits for the loss. `key` is none at first, and kept by the caller.
     pub(crate) fn poll_lost(
         &self,
         key: &mut Option<u64>,
@@ -340,35 +404,56 @@ impl Ticket {
         if let Err(reason) = self.check() {
             return Poll::Ready(reason);
         }
+        if let State::Held(watchers) = &*self.state()
+            && watchers.has(*key, cx.waker())
+        {
+            return Poll::Pending;
+        }
+        let waker = cx.waker().clone();
         let mut state = self.state();
         let State::Held(watchers) = &mut *state else {
             drop(state);
             return Poll::Ready(self.loss());
         };
-        watchers.register(key, cx);
+        let replaced = watchers.register(key, waker);
+        drop(state);
+        drop(replaced);
         Poll::Pending
     }
 
-    /// Nobody wants to be told under this key any more.
+    /// Nobody waits for the loss under this key any more.
     pub(crate) fn forget_watcher(&self, key: u64) {
-        if let State::Held(watchers) = &mut *self.state() {
-            watchers.forget(key);
-        }
+        let unused = match &mut *self.state() {
+            State::Held(watchers) => watchers.forget(key),
+            _ => None,
+        };
+        drop(unused);
     }
 
     /// For the release.
     pub(crate) fn poll_released(&self, cx: &mut Context<'_>) -> Poll<Result<bool, Error>> {
-        match &mut *self.state() {
-            State::Releasing(wakers) => {
-                if !wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
-                    wakers.push(cx.waker().clone());
-                }
-                Poll::Pending
-            }
-            State::Released(outcome) => Poll::Ready(outcome.clone().map_err(|error| *error)),
+        let released = |state: &State| match state {
+            State::Released(outcome) => outcome.clone().map_err(|error| *error),
             // Lost before the release came.
-            _ => Poll::Ready(Ok(false)),
+            _ => Ok(false),
+        };
+        match &*self.state() {
+            State::Releasing(wakers) if wakers.iter().any(|known| known.will_wake(cx.waker())) => {
+                return Poll::Pending;
+            }
+            State::Releasing(_) => {}
+            state => return Poll::Ready(released(state)),
         }
+        let waker = cx.waker().clone();
+        let mut state = self.state();
+        if let State::Releasing(wakers) = &mut *state {
+            wakers.push(waker);
+            return Poll::Pending;
+        }
+        let result = released(&state);
+        drop(state);
+        drop(waker);
+        Poll::Ready(result)
     }
 
     pub(crate) fn lost(&self, reason: LossReason) -> Error {
@@ -378,12 +463,5 @@ impl Ticket {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn register(slot: &mut Option<Waker>, cx: &Context<'_>) {
-    match slot {
-        Some(waker) => waker.clone_from(cx.waker()),
-        None => *slot = Some(cx.waker().clone()),
     }
 }

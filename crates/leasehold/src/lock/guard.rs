@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::info::{HeldLock, time};
+use super::locks::{extended, released};
 use super::observer::{LockOperation, report};
-use super::{Inner, Locks};
-use crate::backend::Later;
+use super::{Definition, Locks};
+use crate::backend::{Answer, Later, Part};
 use crate::clock::{Moment, Span};
 use crate::engine::lease::{Keep, Lease};
-use crate::machine::lock::Verdict;
+use crate::machine::lock::{LockCommand, Verdict};
 use crate::name::{Name, millis};
 use crate::permit::Lost;
 use crate::{Error, Fence, LockId, LossReason};
@@ -38,35 +39,36 @@ use crate::{Error, Fence, LockId, LossReason};
 #[must_use = "a lock is given back when it is dropped"]
 pub struct LockGuard {
     lease: Arc<Lease>,
-    kept: Arc<Kept>,
+    holding: Arc<Holding>,
     fence: Fence,
 }
 
 /// What the store is asked about one lock.
-pub(super) struct Kept {
+#[derive(Clone)]
+pub(super) struct Holding {
     locks: Locks,
     key: Name,
     id: LockId,
     ttl: u64,
-    expires_at: AtomicU64,
+    expires_at: Arc<AtomicU64>,
 }
 
 impl LockGuard {
     pub(super) fn new(
-        inner: &Inner,
-        kept: Arc<Kept>,
+        definition: &Definition,
+        holding: Arc<Holding>,
         fence: Fence,
         expires_at: u64,
         valid: (Moment, Span),
     ) -> Self {
-        kept.expires_at.store(expires_at, Ordering::Release);
-        let (engine, ttl) = (&inner.locks.engine, Span::from_millis(inner.ttl));
-        let (keep, key, id) = (Box::new(kept.clone()), inner.key.clone(), kept.id.to_string());
-        let lease = Lease::new(engine, "lock", key, id, ttl, keep, valid);
-        if inner.auto_extend {
+        holding.expires_at.store(expires_at, Ordering::Release);
+        let (engine, ttl) = (&definition.locks.engine, Span::from_millis(definition.ttl));
+        let (key, id) = (definition.key.clone(), holding.id.to_string());
+        let lease = Lease::new(engine, "lock", key, id, ttl, holding.clone(), valid);
+        if definition.auto_extend {
             lease.keep(true);
         }
-        Self { lease, kept, fence }
+        Self { lease, holding, fence }
     }
 
     /// What is locked.
@@ -78,7 +80,7 @@ impl LockGuard {
     /// What names this holding of the lock in the store.
     #[must_use]
     pub fn id(&self) -> LockId {
-        self.kept.id
+        self.holding.id
     }
 
     /// Larger than the fence of every holder of this key before.
@@ -90,7 +92,7 @@ impl LockGuard {
     /// When the lock ends unless it is extended, by the clock of the store.
     #[must_use]
     pub fn expires_at(&self) -> SystemTime {
-        time(self.kept.expires_at.load(Ordering::Acquire))
+        time(self.holding.expires_at.load(Ordering::Acquire))
     }
 
     /// Until when the lock is yours without another extension, less a margin for clocks that do not run alike. It moves
@@ -149,20 +151,20 @@ impl LockGuard {
     /// to say: then the lock ends when it would have.
     ///
     /// # Cancel safety
-    /// The extension goes on if the future is dropped after it was first polled, and the guard may not know of it.
+    /// If the future is dropped, the store may or may not have extended the lock, and the guard does not count on it.
     pub async fn extend(&self, ttl: Duration) -> Result<(), Error> {
         let ttl = millis("ttl", ttl)?;
         self.lease.check()?;
-        let about = (Some(&self.kept.key), self.kept.id);
-        let turn = self.lease.turn().await;
+        let about = (Some(&self.holding.key), self.holding.id);
+        let _turn = self.lease.turn().await;
         self.lease.about_to_extend(Moment::now(), Span::from_millis(ttl));
-        let (verdict, sent) = self.kept.locks.extend_to(about, ttl, Some(turn)).await?;
+        let (verdict, sent) = self.holding.locks.extend_to(about, ttl).await?;
         let Verdict::Done(expires_at) = verdict else {
             self.lease.lose(LossReason::Gone);
             return Err(self.lost_error(LossReason::Gone));
         };
         self.lease.extend(sent, Span::from_millis(ttl));
-        self.kept.expires_at.store(expires_at, Ordering::Release);
+        self.holding.expires_at.store(expires_at, Ordering::Release);
         // Whoever was told meanwhile that the lock is gone is not told otherwise any more.
         self.lease.check()
     }
@@ -219,17 +221,22 @@ impl fmt::Debug for LockGuard {
     }
 }
 
-impl Keep for Arc<Kept> {
-    fn renew(&self) -> Later<Option<Span>> {
-        let kept = self.clone();
-        let answer = kept.locks.store.extend(kept.id, kept.ttl);
+impl Keep for Holding {
+    fn renew(&self, until: Moment) -> Later<Option<(Span, Moment)>> {
+        let core = self.locks.engine.core();
+        let command = LockCommand::Extend { id: self.id, ttl: self.ttl };
+        let asked = core.ask(Part::Lock(command), until, None);
+        let holding = self.clone();
         Box::pin(async move {
-            let answer = answer.await;
-            kept.report(LockOperation::Extend, &answer);
+            let (answer, sent) = match asked.await {
+                Ok((answer, sent)) => (extended(answer), sent),
+                Err(error) => (Err(error), until),
+            };
+            holding.report(LockOperation::Extend, &answer);
             Ok(match answer? {
                 Verdict::Done(expires_at) => {
-                    kept.expires_at.store(expires_at, Ordering::Release);
-                    Some(Span::from_millis(kept.ttl))
+                    holding.expires_at.store(expires_at, Ordering::Release);
+                    Some((Span::from_millis(holding.ttl), sent))
                 }
                 _ => None,
             })
@@ -237,23 +244,38 @@ impl Keep for Arc<Kept> {
     }
 
     fn release(&self) -> Later<bool> {
-        let kept = self.clone();
-        let answer = kept.locks.store.release(kept.id);
+        let asked = self.locks.engine.core().ask_now(self.release_command());
+        let holding = self.clone();
         Box::pin(async move {
-            let answer = answer.await;
-            kept.report(LockOperation::Release, &answer);
-            if let Ok(Verdict::Done(Some(key))) = &answer {
-                kept.locks.engine.core().waiters.wake_one(key);
-            }
-            Ok(matches!(answer?, Verdict::Done(_)))
+            let answer = asked.await.map(|(answer, _)| answer);
+            holding.report_release(answer)
         })
+    }
+
+    fn release_later(&self) {
+        let core = self.locks.engine.core();
+        // By then the store must have expired it.
+        let until = Moment::now() + Span::from_millis(self.ttl);
+        let holding = self.clone();
+        let done = Box::new(move |answer| drop(holding.report_release(answer)));
+        core.ask_in_background(self.release_command(), until, done);
     }
 }
 
-impl Kept {
-    pub(super) fn new(inner: &Inner, id: LockId) -> Self {
-        let (locks, key) = (inner.locks.clone(), inner.key.clone());
-        Self { locks, key, id, ttl: inner.ttl, expires_at: AtomicU64::new(0) }
+impl Holding {
+    pub(super) fn new(definition: &Definition, id: LockId) -> Self {
+        let (locks, key) = (definition.locks.clone(), definition.key.clone());
+        Self { locks, key, id, ttl: definition.ttl, expires_at: Arc::default() }
+    }
+
+    fn release_command(&self) -> Part {
+        Part::Lock(LockCommand::Release { id: self.id })
+    }
+
+    fn report_release(&self, answer: Result<Answer, Error>) -> Result<bool, Error> {
+        let answer = answer.and_then(released);
+        self.report(LockOperation::Release, &answer);
+        Ok(matches!(answer?, Verdict::Done(())))
     }
 
     fn report<T>(&self, operation: LockOperation, answer: &Result<Verdict<T>, Error>) {

@@ -3,15 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::OwnedMutexGuard;
-
 use super::info::{HeldLock, LockInfo, RawLockInfo, raw, time};
 use super::observer::{LockOperation, Observer, report};
 use super::{LockBuilder, LockGuard};
-use crate::backend::{Backend, Later, LockStore, Wake};
+use crate::backend::{Answer, Part, Profile};
 use crate::clock::Moment;
 use crate::engine::Engine;
-use crate::machine::lock::{Acquired, By, Verdict};
+use crate::machine::lock::{Acquired, By, LockCommand, LockOutcome, Notify, Record, Verdict};
 use crate::name::{Name, millis};
 use crate::{Error, LockId};
 
@@ -39,7 +37,6 @@ use crate::{Error, LockId};
 #[derive(Clone)]
 pub struct Locks {
     pub(super) engine: Arc<Engine>,
-    pub(super) store: Arc<dyn LockStore>,
     pub(super) observer: Option<Observer>,
     clean_up: bool,
 }
@@ -71,9 +68,7 @@ pub enum TimeAuthority {
 
 impl Locks {
     pub(crate) fn new(engine: Arc<Engine>) -> Self {
-        let core = engine.core();
-        let store = core.backend.locks(core.client);
-        Self { engine, store, observer: None, clean_up: false }
+        Self { engine, observer: None, clean_up: false }
     }
 
     /// The same locks, with somebody told of every operation.
@@ -119,12 +114,8 @@ impl Locks {
     /// What the store of these locks can do.
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
-        let (backend, time_authority) = match &self.engine.core().backend {
-            Backend::Memory(_) => ("memory", TimeAuthority::Process),
-            Backend::Away(store) if store.is_on_this_host() => (store.kind(), TimeAuthority::Host),
-            Backend::Away(store) => (store.kind(), TimeAuthority::Server),
-        };
-        Capabilities { backend, supports_fencing: true, time_authority }
+        let Profile { kind, time_authority, .. } = self.engine.core().profile();
+        Capabilities { backend: kind, supports_fencing: true, time_authority }
     }
 
     /// The lock if it is free; `None` if somebody has it.
@@ -154,9 +145,11 @@ impl Locks {
     ) -> Result<Option<HeldLock>, Error> {
         let (key, id, ttl) = (key_of(key)?, *id, millis("ttl", ttl)?);
         self.engine.core().check_open()?;
-        let (store, asked) = (self.store.clone(), key.clone());
-        let ask = move || store.acquire(&asked, id, ttl, Wake::Never);
-        Ok(match self.ask(LockOperation::Acquire, (Some(&key), Some(id)), ask).await? {
+        let notify = Notify::Never;
+        let command = LockCommand::Acquire { key: key.clone(), id, ttl, notify };
+        let about = (Some(&key), Some(id));
+        let acquired = self.ask(LockOperation::Acquire, about, command, acquired).await?.0;
+        Ok(match acquired {
             Acquired::Held { fence, expires_at, .. } => {
                 Some(HeldLock { id, fence, expires_at: time(expires_at) })
             }
@@ -175,13 +168,10 @@ impl Locks {
     /// # Cancel safety
     /// The release goes on if the future is dropped after it was first polled.
     pub async fn release(&self, id: &LockId) -> Result<bool, Error> {
-        let (store, id) = (self.store.clone(), *id);
-        let ask = move || store.release(id);
-        let verdict = self.ask(LockOperation::Release, (None, Some(id)), ask).await?;
-        if let Verdict::Done(Some(key)) = &verdict {
-            self.engine.core().waiters.wake_one(key);
-        }
-        Ok(matches!(verdict, Verdict::Done(_)))
+        let part = Part::Lock(LockCommand::Release { id: *id });
+        let answer = self.engine.core().ask_to_the_end(part).await.and_then(released);
+        report(self.observer.as_ref(), LockOperation::Release, &answer, (None, Some(*id)));
+        Ok(matches!(answer?, Verdict::Done(())))
     }
 
     /// Lets a lock that is held end so long from now, whatever was left of its TTL. False if it is not held any more.
@@ -190,29 +180,20 @@ impl Locks {
     /// [`Error::InvalidArgument`] for a TTL that cannot be, and what the store has to say.
     ///
     /// # Cancel safety
-    /// The extension goes on if the future is dropped after it was first polled.
+    /// If the future is dropped, the store may or may not have extended the lock.
     pub async fn extend(&self, id: &LockId, ttl: Duration) -> Result<bool, Error> {
-        let (verdict, _) = self.extend_to((None, *id), millis("ttl", ttl)?, None).await?;
+        let (verdict, _) = self.extend_to((None, *id), millis("ttl", ttl)?).await?;
         Ok(matches!(verdict, Verdict::Done(_)))
     }
 
-    /// With the moment when the request that was answered was sent. The turn is over when the store has answered, whether
-    /// or not anybody waits for that.
+    /// With the moment when the request that was answered was sent.
     pub(super) async fn extend_to(
         &self,
         (key, id): (Option<&Name>, LockId),
         ttl: u64,
-        turn: Option<OwnedMutexGuard<()>>,
     ) -> Result<(Verdict<u64>, Moment), Error> {
-        let store = self.store.clone();
-        let ask = move || {
-            let _until_answered = &turn;
-            // Of each attempt, and told with its answer.
-            let (sent, answer) = (Moment::now(), store.extend(id, ttl));
-            Box::pin(async move { Ok(Timed(answer.await?, sent)) }) as Later<_>
-        };
-        let Timed(verdict, sent) = self.ask(LockOperation::Extend, (key, Some(id)), ask).await?;
-        Ok((verdict, sent))
+        let command = LockCommand::Extend { id, ttl };
+        self.ask(LockOperation::Extend, (key, Some(id)), command, extended).await
     }
 
     /// Whether somebody has the lock.
@@ -224,9 +205,9 @@ impl Locks {
     /// Only asks.
     pub async fn is_locked(&self, key: &str) -> Result<bool, Error> {
         let key = key_of(key)?;
-        let (store, asked, clean_up) = (self.store.clone(), key.clone(), self.clean_up);
-        let ask = move || store.is_locked(&asked, clean_up);
-        self.ask(LockOperation::IsLocked, (Some(&key), None), ask).await
+        let command = LockCommand::IsLocked { key: key.clone(), clean_up: self.clean_up };
+        let about = (Some(&key), None);
+        Ok(self.ask(LockOperation::IsLocked, about, command, is_locked).await?.0)
     }
 
     /// What is known of the lock with this key, if somebody has it.
@@ -282,8 +263,7 @@ impl Locks {
     /// # Cancel safety
     /// Only asks.
     pub async fn list_raw(&self, limit: usize) -> Result<Vec<RawLockInfo>, Error> {
-        let store = self.store.clone();
-        let records = self.engine.core().ask(move || store.list(limit)).await?;
+        let records = self.engine.core().list_locks(limit).await?;
         Ok(records.iter().map(raw).collect())
     }
 
@@ -303,29 +283,65 @@ impl Locks {
         about: (Option<&Name>, Option<LockId>),
         by: By,
     ) -> Result<Option<RawLockInfo>, Error> {
-        let store = self.store.clone();
-        let ask = move || store.lookup(by.clone());
-        Ok(self.ask(LockOperation::Lookup, about, ask).await?.as_ref().map(raw))
+        let (found, _) =
+            self.ask(LockOperation::Lookup, about, LockCommand::Lookup(by), found).await?;
+        Ok(found.as_ref().map(raw))
     }
 
-    async fn ask<T: super::observer::Telling + Send + 'static>(
+    /// Asks once, and tells the observer. With the moment when the request that was answered was sent.
+    async fn ask<T: super::observer::Telling>(
         &self,
         operation: LockOperation,
         (key, id): (Option<&Name>, Option<LockId>),
-        ask: impl FnMut() -> Later<T> + Send + 'static,
-    ) -> Result<T, Error> {
-        let answer = self.engine.core().ask(ask).await;
+        command: LockCommand,
+        read: impl Fn(Answer) -> Result<T, Error>,
+    ) -> Result<(T, Moment), Error> {
+        let answer = self.engine.core().ask_now(Part::Lock(command)).await;
+        let (answer, sent) = match answer {
+            Ok((answer, sent)) => (read(answer), sent),
+            Err(error) => (Err(error), Moment::now()),
+        };
         report(self.observer.as_ref(), operation, &answer, (key.map(Name::as_str), id));
-        answer
+        Ok((answer?, sent))
     }
 }
 
-/// An answer, and when what it answers was sent.
-struct Timed<T>(T, Moment);
+fn unexpected(answer: &Answer) -> Error {
+    Error::internal(format!("the store answered {answer:?} to another command"))
+}
 
-impl<T: super::observer::Telling> super::observer::Telling for Timed<T> {
-    fn tell(&self) -> super::observer::LockResult {
-        self.0.tell()
+pub(super) fn acquired(answer: Answer) -> Result<Acquired, Error> {
+    match answer {
+        Answer::Lock(LockOutcome::Acquire(acquired)) => Ok(acquired),
+        other => Err(unexpected(&other)),
+    }
+}
+
+pub(super) fn released(answer: Answer) -> Result<Verdict<()>, Error> {
+    match answer {
+        Answer::Lock(LockOutcome::Release(verdict)) => Ok(verdict.map(drop)),
+        other => Err(unexpected(&other)),
+    }
+}
+
+pub(super) fn extended(answer: Answer) -> Result<Verdict<u64>, Error> {
+    match answer {
+        Answer::Lock(LockOutcome::Extend(verdict)) => Ok(verdict),
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn is_locked(answer: Answer) -> Result<bool, Error> {
+    match answer {
+        Answer::Lock(LockOutcome::IsLocked(locked)) => Ok(locked),
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn found(answer: Answer) -> Result<Option<Record>, Error> {
+    match answer {
+        Answer::Lock(LockOutcome::Lookup(found)) => Ok(found),
+        other => Err(unexpected(&other)),
     }
 }
 

@@ -1,10 +1,10 @@
 //! Telemetry of locks: whoever listens is told what was done, and cannot get in the way.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::id::hash;
+use crate::engine::foreign::{event, guarded};
 use crate::machine::lock::{Acquired, Verdict};
 use crate::{Error, ErrorKind, LockId};
 
@@ -166,8 +166,8 @@ pub(super) fn report<T: Telling>(
         lock_id: lock_id.filter(|_| raw),
     };
     let (key_hash, lock_id_hash) = (event.key_hash.as_deref(), event.lock_id_hash.as_deref());
-    tracing::debug!(?operation, ?result, key_hash, lock_id_hash, "lock");
+    event!(debug, ?operation, ?result, key_hash, lock_id_hash, "lock");
     if let Some(observer) = observer {
-        let _ = catch_unwind(AssertUnwindSafe(|| (observer.tell)(&event)));
+        guarded(|| (observer.tell)(&event));
     }
 }

@@ -10,18 +10,18 @@ use crate::{AcquisitionId, ClientId, Fence};
 pub(crate) struct Terms {
     /// How long the holder or waiter may be silent. In memory nobody dies alone, and on one host the kernel tells
     /// who is dead: none.
-    pub(crate) heartbeat: Option<Span>,
+    pub(crate) lease: Option<Span>,
     /// The longest it may hold.
     pub(crate) ttl: Option<Span>,
 }
 
 impl Terms {
     /// How much earlier than the store a holder ends its own validity, for clocks that do not run alike.
-    /// Without a heartbeat the store is on this host, and its clock is ours.
+    /// Without a lease the store is on this host, and its clock is ours.
     pub(crate) fn margin(self) -> Span {
-        let Some(heartbeat) = self.heartbeat else { return Span::from_micros(1) };
-        let margin = heartbeat.divided_by(10).clamp(Span::from_millis(50), Span::from_millis(5000));
-        margin.min(heartbeat.divided_by(2))
+        let Some(lease) = self.lease else { return Span::from_micros(1) };
+        let margin = lease.divided_by(10).clamp(Span::from_millis(50), Span::from_millis(5000));
+        margin.min(lease.divided_by(2))
     }
 }
 
@@ -37,7 +37,7 @@ pub(crate) enum Command {
     Confirm { id: AcquisitionId, terms: Terms },
     /// A sign of life, and the question whether it is still held or queued. Never moves a waiter, and
     /// does not confirm a holder.
-    Renew { id: AcquisitionId, heartbeat: Option<Span> },
+    Renew { id: AcquisitionId, lease: Option<Span> },
     /// Removes an id wherever it is. Twice is harmless. Whether it is known to have been confirmed once
     /// saves a store that is away the search for what is kept for others alone.
     #[cfg_attr(not(any(test, feature = "redis")), allow(dead_code))]

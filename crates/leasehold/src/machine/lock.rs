@@ -11,12 +11,14 @@
 //! Time is the store's, in milliseconds since the epoch. A store lets a record cease to exist at its TTL
 //! ([`let_go`](LockMachine::let_go)); should it find one that is older, the predicate decides.
 
-use std::collections::BTreeSet;
-
-use rustc_hash::FxHashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::name::Name;
 use crate::{Fence, LockId};
+
+mod command;
+
+pub(crate) use command::{LockCommand, LockOutcome, Notify};
 
 /// By how much a record that is found may have outlived its time, because two clocks are never alike.
 pub(crate) const TOLERANCE_MS: u64 = 1000;
@@ -82,8 +84,8 @@ pub(crate) enum By {
 /// All locks of one store.
 #[derive(Debug, Default)]
 pub(crate) struct LockMachine {
-    records: FxHashMap<Name, Record>,
-    index: FxHashMap<LockId, Name>,
+    records: HashMap<Name, Record>,
+    index: HashMap<LockId, Name>,
     fences: Fences,
     /// When which record ceases to exist.
     timetable: BTreeSet<(u64, Name)>,
@@ -93,14 +95,14 @@ pub(crate) struct LockMachine {
 #[derive(Debug)]
 enum Fences {
     /// Key by key, for as long as there is a store.
-    EachKey(FxHashMap<Name, u64>),
+    EachKey(HashMap<Name, u64>),
     /// All keys together: nothing is kept of a key that nobody holds.
     Together(u64),
 }
 
 impl Default for Fences {
     fn default() -> Self {
-        Self::EachKey(FxHashMap::default())
+        Self::EachKey(HashMap::default())
     }
 }
 

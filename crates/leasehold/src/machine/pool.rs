@@ -8,24 +8,22 @@
 //! that acquires again renews, and takes no second lease. *Told:* a member whose holder is gone (evicted, deleted, or of a
 //! shorter TTL) is removed when it next asks, and told that it had expired.
 
-use std::collections::BTreeSet;
-
-use rustc_hash::FxHashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::clock::{Span, Time};
 use crate::name::Name;
 use crate::pool::{PoolMember, PoolStats};
 
-/// What is asked of one pool.
+/// What a client asks of one pool.
 #[derive(Clone, Debug)]
-pub(crate) struct Ask {
+pub(crate) struct PoolCommand {
     pub(crate) pool: Name,
     pub(crate) ttl: Span,
-    pub(crate) what: What,
+    pub(crate) action: PoolAction,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum What {
+pub(crate) enum PoolAction {
     Acquire { instance: Name, capacity: u32 },
     Renew { instance: Name },
     Release { instance: Name },
@@ -34,7 +32,7 @@ pub(crate) enum What {
 
 /// What the store answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Answer {
+pub(crate) struct PoolOutcome {
     pub(crate) status: Status,
     /// How many members there are now.
     pub(crate) current: u64,
@@ -57,12 +55,12 @@ pub(crate) enum Status {
 /// All pools of one store.
 #[derive(Debug, Default)]
 pub(crate) struct PoolMachine {
-    pools: FxHashMap<Name, Pool>,
+    pools: HashMap<Name, Pool>,
 }
 
 #[derive(Debug, Default)]
 struct Pool {
-    members: FxHashMap<Name, Member>,
+    members: HashMap<Name, Member>,
     by_age: BTreeSet<(Time, Name)>,
 }
 
@@ -74,11 +72,11 @@ struct Member {
 }
 
 impl PoolMachine {
-    pub(crate) fn apply(&mut self, ask: &Ask, now: Time) -> Answer {
+    pub(crate) fn apply(&mut self, ask: &PoolCommand, now: Time) -> PoolOutcome {
         let pool = self.pools.entry(ask.pool.clone()).or_default();
         let mut expired = pool.sweep(ask.ttl, now);
-        let status = match &ask.what {
-            What::Acquire { instance, capacity } => {
+        let status = match &ask.action {
+            PoolAction::Acquire { instance, capacity } => {
                 let known = pool.members.contains_key(instance);
                 if known || pool.members.len() < usize::try_from(*capacity).unwrap_or(usize::MAX) {
                     pool.touch(instance, ask.ttl, now);
@@ -87,7 +85,7 @@ impl PoolMachine {
                     Status::CapacityFull
                 }
             }
-            What::Renew { instance } => match pool.standing(instance, now) {
+            PoolAction::Renew { instance } => match pool.standing(instance, now) {
                 Standing::Nobody => Status::NotHeld,
                 Standing::WithoutHolder => {
                     expired += 1;
@@ -99,7 +97,7 @@ impl PoolMachine {
                     Status::Renewed
                 }
             },
-            What::Release { instance } => match pool.standing(instance, now) {
+            PoolAction::Release { instance } => match pool.standing(instance, now) {
                 Standing::Nobody => Status::NotHeld,
                 Standing::WithoutHolder => {
                     expired += 1;
@@ -111,13 +109,13 @@ impl PoolMachine {
                     Status::Released
                 }
             },
-            What::Count => Status::Counted,
+            PoolAction::Count => Status::Counted,
         };
         let current = pool.members.len() as u64;
         if current == 0 {
             self.pools.remove(&ask.pool);
         }
-        Answer { status, current, expired }
+        PoolOutcome { status, current, expired }
     }
 
     /// Who is counted where, by name; no more than so many pools.

@@ -30,7 +30,7 @@ impl Who {
 enum Step {
     Enqueue { who: Who, capacity: u32, wait: bool, terms: Terms },
     Confirm { who: Who, terms: Terms },
-    Renew { who: Who, heartbeat: Option<Span> },
+    Renew { who: Who, lease: Option<Span> },
     Release { who: Who },
     Sweep { client: u64 },
     Pass { micros: u64 },
@@ -46,7 +46,7 @@ fn span() -> impl Strategy<Value = Option<Span>> {
 }
 
 fn terms() -> impl Strategy<Value = Terms> {
-    (span(), span()).prop_map(|(heartbeat, ttl)| Terms { heartbeat, ttl })
+    (span(), span()).prop_map(|(lease, ttl)| Terms { lease, ttl })
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -56,7 +56,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (who(), capacity, prop::bool::weighted(0.9), terms())
             .prop_map(|(who, capacity, wait, terms)| Step::Enqueue { who, capacity, wait, terms }),
         3 => (who(), terms()).prop_map(|(who, terms)| Step::Confirm { who, terms }),
-        2 => (who(), span()).prop_map(|(who, heartbeat)| Step::Renew { who, heartbeat }),
+        2 => (who(), span()).prop_map(|(who, lease)| Step::Renew { who, lease }),
         4 => who().prop_map(|who| Step::Release { who }),
         1 => (0..3_u64).prop_map(|client| Step::Sweep { client }),
         3 => (0..120_u64).prop_map(|micros| Step::Pass { micros }),
@@ -146,9 +146,7 @@ impl World {
                 (who.client, Command::Enqueue { id, capacity, wait, terms, label })
             }
             Step::Confirm { who, terms } => (who.client, Command::Confirm { id: who.id(), terms }),
-            Step::Renew { who, heartbeat } => {
-                (who.client, Command::Renew { id: who.id(), heartbeat })
-            }
+            Step::Renew { who, lease } => (who.client, Command::Renew { id: who.id(), lease }),
             Step::Release { who } => {
                 (who.client, Command::Release { id: who.id(), confirmed: false })
             }

@@ -1,7 +1,7 @@
 //! What a pool answers.
 
 use crate::Error;
-use crate::machine::pool::{Answer, Status};
+use crate::machine::pool::{PoolOutcome, Status};
 
 /// What came of a call, and how full the pool is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,8 +95,8 @@ impl ReleaseStatus {
 }
 
 /// What a store answered, as an answer to what was asked.
-pub(super) fn typed<S: TryFrom<Status>>(answer: Answer) -> Result<PoolAnswer<S>, Error> {
-    let Answer { status, current, expired } = answer;
+pub(super) fn typed<S: TryFrom<Status>>(answer: PoolOutcome) -> Result<PoolAnswer<S>, Error> {
+    let PoolOutcome { status, current, expired } = answer;
     let known = S::try_from(status).map_err(|_| Error::internal(format!("{status:?}")))?;
     Ok(PoolAnswer { status: known, current_count: current, expired_count: expired })
 }

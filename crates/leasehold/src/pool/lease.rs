@@ -2,15 +2,17 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::task::{Context, Waker};
 use std::time::Instant;
 
-use super::Inner;
 use super::seat::Use;
+use super::{Definition, outcome};
 use crate::Error;
 use crate::backend::Later;
 use crate::clock::{Moment, Span};
+use crate::engine::background::UnderWay;
 use crate::engine::lease::{Keep, Lease};
-use crate::machine::pool::{Status, What};
+use crate::machine::pool::{PoolAction, Status};
 use crate::name::Name;
 use crate::permit::Lost;
 
@@ -33,36 +35,37 @@ use crate::permit::Lost;
 #[must_use = "a lease is given back when it is dropped"]
 pub struct PoolLease {
     lease: Arc<Lease>,
-    kept: Arc<Kept>,
+    holding: Arc<Holding>,
 }
 
 /// What the store is asked about one lease.
-pub(super) struct Kept {
-    pool: Arc<Inner>,
+#[derive(Clone)]
+pub(super) struct Holding {
+    pool: Arc<Definition>,
     instance: Name,
-    pub(super) seat: Use,
+    pub(super) seat: Arc<Use>,
 }
 
-impl Kept {
-    pub(super) fn new(pool: Arc<Inner>, instance: Name) -> Self {
-        let seat = Use::of(pool.engine.core().seats.seat(&pool.name, &instance));
+impl Holding {
+    pub(super) fn new(pool: Arc<Definition>, instance: Name) -> Self {
+        let seat = Arc::new(Use::of(pool.engine.core().seats.seat(&pool.name, &instance)));
         Self { pool, instance, seat }
     }
 }
 
 impl PoolLease {
-    pub(super) fn new(kept: Arc<Kept>, sent: Moment) -> Self {
-        let (pool, keep) = (&kept.pool, Box::new(kept.clone()));
-        let (name, id) = (pool.name.clone(), kept.instance.to_string());
+    pub(super) fn new(holding: Arc<Holding>, sent: Moment) -> Self {
+        let (pool, keep) = (&holding.pool, holding.clone());
+        let (name, id) = (pool.name.clone(), holding.instance.to_string());
         let lease = Lease::new(&pool.engine, "lease", name, id, pool.ttl, keep, (sent, pool.ttl));
         lease.keep(true);
-        Self { lease, kept }
+        Self { lease, holding }
     }
 
     /// Who holds it.
     #[must_use]
     pub fn instance_id(&self) -> &str {
-        self.kept.instance.as_str()
+        self.holding.instance.as_str()
     }
 
     /// The pool it is from.
@@ -121,24 +124,51 @@ impl fmt::Debug for PoolLease {
     }
 }
 
-impl Keep for Arc<Kept> {
-    fn renew(&self) -> Later<Option<Span>> {
+impl Keep for Holding {
+    fn renew(&self, until: Moment) -> Later<Option<(Span, Moment)>> {
         let (ttl, instance) = (self.pool.ttl, self.instance.clone());
-        let answer = self.pool.store.ask(self.pool.asked(What::Renew { instance }));
-        Box::pin(async move { Ok((answer.await?.status == Status::Renewed).then_some(ttl)) })
+        let part = self.pool.part(PoolAction::Renew { instance });
+        let asked = self.pool.engine.core().ask(part, until, None);
+        Box::pin(async move {
+            let (answer, sent) = asked.await?;
+            Ok((outcome(answer)?.status == Status::Renewed).then_some((ttl, sent)))
+        })
     }
 
     fn release(&self) -> Later<bool> {
-        let kept = self.clone();
-        Box::pin(async move {
-            let mut turn = kept.seat.turn().await;
-            if !turn.end() {
-                // Another guard goes on with it.
-                return Ok(true);
+        let core = self.pool.engine.core();
+        let until = Moment::now() + core.settings.answer_timeout;
+        Box::pin(self.clone().release_until(until))
+    }
+
+    fn release_later(&self) {
+        let core = self.pool.engine.core().clone();
+        let under_way = UnderWay::new(&core);
+        // By then the store must have expired it.
+        let until = Moment::now() + self.pool.ttl;
+        let release = self.clone().release_until(until);
+        let mut release = Box::pin(async move {
+            if let Err(error) = release.await {
+                core.background_failed(&error);
             }
-            let what = What::Release { instance: kept.instance.clone() };
-            let answer = kept.pool.store.ask(kept.pool.asked(what)).await?;
-            Ok(answer.status == Status::Released)
-        })
+            drop(under_way);
+        });
+        // A store in this process answers at once, unless another task is about the same.
+        if release.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            self.pool.engine.core().spawn(release);
+        }
+    }
+}
+
+impl Holding {
+    async fn release_until(self, until: Moment) -> Result<bool, Error> {
+        let mut turn = self.seat.turn().await;
+        if !turn.end() {
+            // Another guard goes on with it.
+            return Ok(true);
+        }
+        let part = self.pool.part(PoolAction::Release { instance: self.instance.clone() });
+        let (answer, _) = self.pool.engine.core().ask(part, until, None).await?;
+        Ok(outcome(answer)?.status == Status::Released)
     }
 }

@@ -4,10 +4,9 @@
 //! acquired anew meanwhile, under the same id, would take it from him: a guard that was dropped, an attempt that was given
 //! up, or a release that is repeated. All who share an id share its lease, and it is given back with the last of them.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-
-use rustc_hash::FxHashMap;
 
 use crate::name::Name;
 
@@ -16,13 +15,13 @@ type Key = (Name, Name);
 
 /// All seats that are in use.
 #[derive(Default)]
-pub(crate) struct Seats(Arc<Mutex<FxHashMap<Key, Weak<Seat>>>>);
+pub(crate) struct Seats(Arc<Mutex<HashMap<Key, Weak<Seat>>>>);
 
 pub(super) struct Seat {
     key: Key,
     /// How many share it. Whoever asks the store to change anything has this meanwhile.
     users: tokio::sync::Mutex<usize>,
-    all: Arc<Mutex<FxHashMap<Key, Weak<Self>>>>,
+    all: Arc<Mutex<HashMap<Key, Weak<Self>>>>,
 }
 
 impl Seats {
@@ -63,6 +62,8 @@ pub(super) struct Use {
 pub(super) struct Turn<'a> {
     users: tokio::sync::MutexGuard<'a, usize>,
     over: &'a AtomicBool,
+    /// An attempt that is not over yet: it shares the seat only if it succeeds.
+    attempt: bool,
 }
 
 impl Use {
@@ -72,18 +73,32 @@ impl Use {
     }
 
     pub(super) async fn turn(&self) -> Turn<'_> {
-        Turn { users: self.seat.users.lock().await, over: &self.over }
+        Turn { users: self.seat.users.lock().await, over: &self.over, attempt: false }
     }
 }
 
 impl Turn<'_> {
+    /// Begins an attempt, which ends with this turn unless it succeeds.
     pub(super) fn begin(&mut self) {
+        self.attempt = true;
         *self.users += usize::from(self.over.swap(false, Ordering::AcqRel));
     }
 
-    /// Once or more often. Whether there is nobody left.
+    pub(super) fn succeed(mut self) {
+        self.attempt = false;
+    }
+
+    /// Once or more often. True if nobody shares the seat any more.
     pub(super) fn end(&mut self) -> bool {
         *self.users -= usize::from(!self.over.swap(true, Ordering::AcqRel));
         *self.users == 0
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if self.attempt {
+            self.end();
+        }
     }
 }

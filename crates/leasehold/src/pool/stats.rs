@@ -61,9 +61,7 @@ impl Pools {
     /// # Cancel safety
     /// Only asks.
     pub async fn list(&self, limit: usize) -> Result<Vec<PoolStats>, Error> {
-        let core = self.engine.core();
-        let store = core.backend.pools();
-        core.ask(move || store.list(limit)).await
+        self.engine.core().list_pools(limit).await
     }
 }
 

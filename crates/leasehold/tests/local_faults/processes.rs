@@ -237,7 +237,7 @@ async fn a_client_that_ends_leaves_its_permits_to_whoever_inherits_its_lifeline(
 #[tokio::test]
 async fn nobody_hangs_while_somebody_is_stopped_in_his_turn() {
     let store = LocalStore::new();
-    let builder = Client::local_builder(store.path()).timeout(Duration::from_millis(100));
+    let builder = Client::local_builder(store.path()).answer_timeout(Duration::from_millis(100));
     let client = builder.open().await.unwrap();
     let held = acquire(&one(&client)).await;
     let turn = std::fs::File::open(store.clients().join("turn")).unwrap();
@@ -245,7 +245,7 @@ async fn nobody_hangs_while_somebody_is_stopped_in_his_turn() {
 
     let waits = one(&client).acquire().within(Duration::from_millis(300));
     let error = deadline(waits).await.unwrap_err();
-    assert_eq!(error.kind(), leasehold::ErrorKind::AcquisitionTimeout, "{error}");
+    assert_eq!(error.kind(), leasehold::ErrorKind::NetworkTimeout, "{error}");
     held.check().expect("it is still held");
     let error = deadline(held.release()).await.unwrap_err();
     assert_eq!(error.kind(), leasehold::ErrorKind::NetworkTimeout, "{error}");

@@ -8,8 +8,8 @@ use testkit::redis_server::RedisServer;
 use testkit::wait::{deadline, eventually};
 
 use super::{
-    AT_ONCE, Keys, LEASE, NAME, Waiter, acquire, all_are_free, census, connect, one, one_beating,
-    patient, release,
+    AT_ONCE, Keys, LEASE, NAME, Waiter, acquire, all_are_free, builder, census, connect, one,
+    one_beating, release,
 };
 
 #[tokio::test]
@@ -76,7 +76,7 @@ async fn a_half_open_waiter_costs_no_more_than_the_time_to_confirm() {
     let limit = Duration::from_millis(1500);
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.port());
-    let holder = patient(&server.url()).confirm_within(limit).connect().await.unwrap();
+    let holder = builder(&server.url()).confirm_within(limit).open().await.unwrap();
     let (half_open, other) = (connect(&proxy.url()).await, connect(&server.url()).await);
     let held = acquire(&one(&holder)).await;
     let unheard = Waiter::join(&one(&half_open)).await;
@@ -104,7 +104,7 @@ async fn a_half_open_waiter_costs_no_more_than_the_time_to_confirm() {
 async fn a_half_open_connection_heals_and_leaves_nothing_on_the_server() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.port());
-    let client = patient(&proxy.url()).socket_timeout(AT_ONCE).connect().await.unwrap();
+    let client = builder(&proxy.url()).answer_timeout(AT_ONCE).open().await.unwrap();
     let mut keys = Keys::of(&server);
     let before: Vec<u64> = keys.connections().into_keys().collect();
     assert_eq!(before.len(), 1);
@@ -208,7 +208,6 @@ async fn a_wake_up_that_was_lost_with_its_connection_is_made_good_for() {
 /// Asking again and again at once would keep a core busy for as long as the server is away.
 #[tokio::test]
 async fn waiters_do_not_spin_while_the_server_is_away() {
-    testkit::events::listen();
     let name = "waiters do not spin";
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.port());
@@ -219,15 +218,12 @@ async fn waiters_do_not_spin_while_the_server_is_away() {
 
     proxy.refuse(true);
     proxy.cut();
-    let unanswered = || {
-        let told = testkit::events::about(name);
-        told.iter().filter(|event| event.message == "renewal not answered").count()
-    };
-    eventually(async || unanswered() > 0).await;
+    eventually(async || other.outage().is_some()).await;
+    let before = proxy.traffic().refused;
     // This one watches for a while.
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let asked = unanswered();
-    assert!(asked <= 20, "asked {asked} times within a second");
+    let tried = proxy.traffic().refused - before;
+    assert!((1..=20).contains(&tried), "tried to connect {tried} times within a second");
 
     proxy.heal();
     assert!(release(held).await);

@@ -30,14 +30,13 @@ const LEASE: Duration = Duration::from_secs(2);
 /// Far less than it takes to notice anything by asking: whoever is as quick as this was told.
 const AT_ONCE: Duration = Duration::from_millis(500);
 
-/// A client that tries again soon, and often.
-fn patient(url: &str) -> RedisBuilder {
-    let (min, max) = (Duration::from_millis(10), Duration::from_millis(100));
-    Client::redis().url(url).attempts(30).retry_delays(min, 2.0, max)
+/// A client, with settings to choose.
+fn builder(url: &str) -> RedisBuilder {
+    Client::redis_builder(url)
 }
 
 async fn connect(url: &str) -> Client {
-    patient(url).connect().await.expect("the server that was just started")
+    builder(url).open().await.expect("the server that was just started")
 }
 
 /// The semaphore of the test, with one permit and the default heartbeat.

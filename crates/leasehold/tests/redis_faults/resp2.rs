@@ -61,7 +61,7 @@ async fn killed_connections_are_made_anew_without_resp3() {
 async fn a_password_is_not_repeated_without_resp3() {
     let without_hello = WITHOUT_HELLO.into_iter().chain(["--requirepass right"]);
     let server = RedisServer::start_with(&without_hello.collect::<Vec<_>>());
-    let error = deadline(Client::connect(&server.url_with("", "hunter2"))).await.unwrap_err();
+    let error = deadline(Client::redis(&server.url_with("", "hunter2"))).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AuthFailed, "{error}");
     assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
 
@@ -73,7 +73,7 @@ async fn a_password_is_not_repeated_without_resp3() {
 async fn a_user_without_rights_on_our_channel_is_told_so_without_resp3() {
     let user = "--user app on >secret ~* resetchannels +@all";
     let server = RedisServer::start_with(&["--rename-command", "HELLO", "", user]);
-    let error = deadline(Client::connect(&server.url_with("app", "secret"))).await.unwrap_err();
+    let error = deadline(Client::redis(&server.url_with("app", "secret"))).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AuthFailed, "{error}");
     assert!(error.to_string().contains("adv-sem:wake:"), "{error}");
     eventually(async || server.connected_clients() == 0).await;

@@ -123,7 +123,7 @@ async fn a_user_without_rights_on_our_channel_is_told_so_and_leaves_nothing() {
     let server = RedisServer::start_with(&["--user app on >secret ~* resetchannels +@all"]);
     let url = server.url_with("app", "secret");
     let begun = Instant::now();
-    let error = deadline(super::Client::connect(&url)).await.unwrap_err();
+    let error = deadline(super::Client::redis(&url)).await.unwrap_err();
     assert!(begun.elapsed() < Duration::from_secs(1), "a retry does not help");
     assert_eq!(error.kind(), ErrorKind::AuthFailed, "{error}");
     assert!(error.to_string().contains("adv-sem:wake:"), "{error}");
@@ -150,7 +150,7 @@ async fn a_short_ttl_beside_others_shortens_nothing() {
 
     for (kind, before) in kinds.into_iter().zip(before) {
         let now = keys.expires_in(kind);
-        assert!(before > 180_000, "{kind} would expire in {before} ms, within the heartbeat");
+        assert!(before > 30_000, "{kind} would expire in {before} ms, within the heartbeat");
         assert!(now > before - 5000, "{kind} expires in {now} ms instead of {before}");
     }
     held.check().unwrap();

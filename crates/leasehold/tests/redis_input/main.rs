@@ -19,7 +19,7 @@ const SECRET: &str = "hunter2";
 const AT_ONCE: Duration = Duration::from_millis(500);
 
 async fn refused(url: &str) -> Error {
-    let error = deadline(Client::redis().url(url).connect()).await.unwrap_err();
+    let error = deadline(Client::redis_builder(url).open()).await.unwrap_err();
     let source = error.source().map(|source| format!("{source} {source:?}"));
     let all = format!("{error} {error:?} {source:?}");
     assert!(!all.contains(SECRET), "{all}");
@@ -27,7 +27,7 @@ async fn refused(url: &str) -> Error {
 }
 
 async fn connect(url: &str) -> Client {
-    deadline(Client::connect(url)).await.expect("the server that was just started")
+    deadline(Client::redis(url)).await.expect("the server that was just started")
 }
 
 fn one(client: &Client, name: &str) -> Semaphore {
@@ -65,7 +65,7 @@ async fn a_server_that_is_not_there_is_told_of_at_once() {
     drop(listener);
     let url = format!("redis://:{SECRET}@127.0.0.1:{port}");
     let begun = Instant::now();
-    let error = deadline(Client::redis().url(&url).attempts(1).connect()).await.unwrap_err();
+    let error = deadline(Client::redis_builder(&url).open()).await.unwrap_err();
     assert!(begun.elapsed() < Duration::from_secs(1), "it took {:?}", begun.elapsed());
     assert_eq!(error.kind(), ErrorKind::ServiceUnavailable, "{error}");
     assert!(error.to_string().contains(&format!("127.0.0.1:{port}")), "{error}");
@@ -73,26 +73,12 @@ async fn a_server_that_is_not_there_is_told_of_at_once() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_is_tried_as_often_as_was_asked_for() {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let url = format!("redis://{}", listener.local_addr().unwrap());
-    drop(listener);
-    let delay = Duration::from_millis(100);
-    let builder = Client::redis().url(&url).attempts(4).retry_delays(delay, 1.0, delay);
-    let begun = Instant::now();
-    let error = deadline(builder.connect()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::ServiceUnavailable, "{error}");
-    assert!(begun.elapsed() >= 3 * delay, "it took {:?}", begun.elapsed());
-    assert!(begun.elapsed() < 10 * delay, "it took {:?}", begun.elapsed());
-}
-
-#[tokio::test]
 async fn a_server_that_does_not_answer_is_told_of_in_time() {
     let server = RedisServer::start();
     server.pause();
-    let builder = Client::redis().url(&server.url()).attempts(1).connect_timeout(AT_ONCE);
+    let builder = Client::redis_builder(&server.url()).connect_timeout(AT_ONCE);
     let begun = Instant::now();
-    let error = deadline(builder.connect()).await.unwrap_err();
+    let error = deadline(builder.open()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NetworkTimeout, "{error}");
     assert!(begun.elapsed() < 2 * AT_ONCE, "it took {:?}", begun.elapsed());
 }
@@ -152,8 +138,8 @@ async fn databases_have_nothing_to_do_with_each_other() {
 async fn namespaces_have_nothing_to_do_with_each_other() {
     let server = RedisServer::start();
     let url = server.url();
-    let first = deadline(Client::redis().url(&url).namespace("a").connect()).await.unwrap();
-    let second = deadline(Client::redis().url(&url).namespace("b").connect()).await.unwrap();
+    let first = deadline(Client::redis_builder(&url).namespace("a").open()).await.unwrap();
+    let second = deadline(Client::redis_builder(&url).namespace("b").open()).await.unwrap();
     let held = (acquire(&one(&first, "x")).await, acquire(&one(&second, "x")).await);
     release(held.0).await;
     release(held.1).await;
@@ -181,7 +167,7 @@ async fn urls_that_do_not_parse_are_refused_without_being_repeated() {
         assert!(error.to_string().contains("redis://"), "{error}");
         assert!(begun.elapsed() < AT_ONCE, "no I/O");
     }
-    let builder = Client::redis().url(&format!("redis://:{SECRET}@localhost"));
+    let builder = Client::redis_builder(&format!("redis://:{SECRET}@localhost"));
     assert!(!format!("{builder:?}").contains(SECRET), "{builder:?}");
 }
 
@@ -189,16 +175,12 @@ async fn urls_that_do_not_parse_are_refused_without_being_repeated() {
 async fn settings_that_cannot_be_are_refused_by_name() {
     let no_time = Duration::ZERO;
     for (builder, name) in [
-        (Client::redis().attempts(0), "attempts"),
-        (Client::redis().socket_timeout(no_time), "socket_timeout"),
-        (Client::redis().connect_timeout(no_time), "connect_timeout"),
-        (Client::redis().confirm_within(no_time), "confirm_within"),
-        (Client::redis().retry_delays(no_time, 2.0, AT_ONCE), "retry_delays"),
-        (Client::redis().retry_delays(AT_ONCE, 0.5, AT_ONCE), "retry_delays"),
-        (Client::redis().retry_delays(AT_ONCE, f64::NAN, AT_ONCE), "retry_delays"),
-        (Client::redis().namespace(""), "namespace"),
+        (Client::redis_builder("redis://localhost").answer_timeout(no_time), "answer_timeout"),
+        (Client::redis_builder("redis://localhost").connect_timeout(no_time), "connect_timeout"),
+        (Client::redis_builder("redis://localhost").confirm_within(no_time), "confirm_within"),
+        (Client::redis_builder("redis://localhost").namespace(""), "namespace"),
     ] {
-        let error = deadline(builder.connect()).await.unwrap_err();
+        let error = deadline(builder.open()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert!(error.to_string().contains(name), "{error}");
     }

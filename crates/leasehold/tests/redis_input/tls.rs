@@ -13,8 +13,8 @@ fn authority(server: &RedisServer) -> &str {
 }
 
 async fn connect(server: &RedisServer) -> Client {
-    let builder = Client::redis().url(&server.url()).ca_certificate(authority(server));
-    deadline(builder.connect()).await.expect("the server that was just started")
+    let builder = Client::redis_builder(&server.url()).ca_certificate(authority(server));
+    deadline(builder.open()).await.expect("the server that was just started")
 }
 
 #[tokio::test]
@@ -35,8 +35,8 @@ async fn an_authority_of_our_own_vouches_for_the_server() {
 async fn an_authority_may_be_one_of_several() {
     let (server, stranger) = (RedisServer::start_tls(&[]), RedisServer::start_tls(&[]));
     let both = format!("the other\n{}and ours\n{}", authority(&stranger), authority(&server));
-    let builder = Client::redis().url(&server.url()).ca_certificate(both);
-    let client = deadline(builder.connect()).await.unwrap();
+    let builder = Client::redis_builder(&server.url()).ca_certificate(both);
+    let client = deadline(builder.open()).await.unwrap();
     release(acquire(&one(&client, "x")).await).await;
 }
 
@@ -44,10 +44,10 @@ async fn an_authority_may_be_one_of_several() {
 #[tokio::test]
 async fn a_certificate_that_nobody_vouches_for_is_refused() {
     let (server, stranger) = (RedisServer::start_tls(&[]), RedisServer::start_tls(&[]));
-    let builder = Client::redis().url(&server.url_with("", SECRET));
+    let builder = Client::redis_builder(&server.url_with("", SECRET));
     for builder in [builder.clone(), builder.ca_certificate(authority(&stranger))] {
         let begun = Instant::now();
-        let error = deadline(builder.connect()).await.unwrap_err();
+        let error = deadline(builder.open()).await.unwrap_err();
         assert!(begun.elapsed() < AT_ONCE, "it took {:?}", begun.elapsed());
         assert_eq!(error.kind(), ErrorKind::AuthFailed, "{error}");
         assert!(error.to_string().contains(&server.url()), "{error}");
@@ -77,9 +77,9 @@ async fn what_is_no_certificate_is_refused_before_anything_is_sent() {
         (format!("{good}{no_certificate}"), "section 2 is not an X.509 certificate"),
         (format!("{good}-----BEGIN {SECRET}"), "section 2 is not PEM"),
     ] {
-        let builder = Client::redis().url(&server.url()).ca_certificate(pem.as_bytes());
+        let builder = Client::redis_builder(&server.url()).ca_certificate(pem.as_bytes());
         assert!(!format!("{builder:?}").contains(SECRET), "{builder:?}");
-        let error = deadline(builder.connect()).await.unwrap_err();
+        let error = deadline(builder.open()).await.unwrap_err();
         assert!(matches!(error, Error::InvalidArgument { what: "ca_certificate", .. }), "{error}");
         assert!(error.to_string().contains(problem), "{pem}: {error}");
         assert!(!format!("{error} {error:?}").contains(SECRET), "{error:?}");
@@ -90,8 +90,8 @@ async fn what_is_no_certificate_is_refused_before_anything_is_sent() {
 async fn a_certificate_for_a_connection_without_tls_is_refused() {
     let server = RedisServer::start_tls(&[]);
     for url in ["redis://127.0.0.1:1".to_owned(), server.unix_url()] {
-        let builder = Client::redis().url(&url).ca_certificate(authority(&server));
-        let error = deadline(builder.connect()).await.unwrap_err();
+        let builder = Client::redis_builder(&url).ca_certificate(authority(&server));
+        let error = deadline(builder.open()).await.unwrap_err();
         assert!(matches!(error, Error::InvalidArgument { what: "ca_certificate", .. }), "{error}");
         assert!(error.to_string().contains("rediss://"), "{error}");
     }
@@ -101,7 +101,7 @@ async fn a_certificate_for_a_connection_without_tls_is_refused() {
 async fn plain_text_to_a_server_that_speaks_tls_is_an_error() {
     let server = RedisServer::start_tls(&[]);
     let url = format!("redis://127.0.0.1:{}", server.port());
-    let builder = Client::redis().url(&url).attempts(1).connect_timeout(4 * AT_ONCE);
-    let error = deadline(builder.connect()).await.unwrap_err();
+    let builder = Client::redis_builder(&url).connect_timeout(4 * AT_ONCE);
+    let error = deadline(builder.open()).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
 }

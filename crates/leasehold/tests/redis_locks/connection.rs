@@ -8,8 +8,8 @@ use leasehold::{Error, ErrorKind, LossReason};
 use testkit::proxy::FaultProxy;
 
 use super::{
-    Client, Duration, Instant, KEY, MINUTES, Server, Waiter, acquire, connect, deadline, lock,
-    patient, release, try_acquire,
+    Client, Duration, Instant, KEY, MINUTES, Server, Waiter, acquire, builder, connect, deadline,
+    lock, release, try_acquire,
 };
 
 /// Short, but not for a machine that is busy.
@@ -85,9 +85,8 @@ async fn a_waiter_that_is_connected_again_finds_what_it_missed() {
 async fn work_that_is_cut_off_is_told_without_waiting_for_the_release() {
     let server = Server::start();
     let proxy = FaultProxy::start(server.port());
-    let minutes = (MINUTES, 1.0, MINUTES);
-    let slow = patient(&proxy.url()).retry_delays(minutes.0, minutes.1, minutes.2);
-    let client = deadline(slow.connect()).await.unwrap();
+    let slow = builder(&proxy.url()).answer_timeout(MINUTES);
+    let client = deadline(slow.open()).await.unwrap();
     let lock = extending(&client);
     let work = lock.with(async |_| {
         proxy.refuse(true);
@@ -102,13 +101,15 @@ async fn work_that_is_cut_off_is_told_without_waiting_for_the_release() {
 async fn a_release_that_fails_is_told_to_the_hook_and_the_answer_stays() {
     let server = Server::start();
     let proxy = FaultProxy::start(server.port());
-    let client = deadline(patient(&proxy.url()).attempts(1).connect()).await.unwrap();
+    let short = builder(&proxy.url()).answer_timeout(Duration::from_millis(300));
+    let client = deadline(short.open()).await.unwrap();
     let errors = Arc::new(Mutex::new(Vec::new()));
     let list = errors.clone();
     let hook = move |error: &Error| list.lock().unwrap().push(error.kind());
     let lock = client.lock(KEY).ttl(MINUTES).on_release_error(hook).build().unwrap();
     let answer = lock.with(async |_| {
-        proxy.lose_request(b"EVALSHA");
+        proxy.refuse(true);
+        proxy.cut();
         "the answer"
     });
     assert_eq!(deadline(answer).await.unwrap(), "the answer");
@@ -120,7 +121,8 @@ async fn a_release_that_fails_is_told_to_the_hook_and_the_answer_stays() {
 async fn a_close_that_cannot_reach_the_server_tells_every_holder() {
     let server = Server::start();
     let proxy = FaultProxy::start(server.port());
-    let client = deadline(patient(&proxy.url()).attempts(1).connect()).await.unwrap();
+    let short = builder(&proxy.url()).answer_timeout(Duration::from_millis(300));
+    let client = deadline(short.open()).await.unwrap();
     let mut guards = Vec::new();
     for key in ["a", "b", "c"] {
         guards.push(acquire(&client.lock(key).ttl(MINUTES).build().unwrap()).await);
@@ -159,8 +161,8 @@ async fn a_close_that_is_dropped_goes_on() {
 async fn a_short_socket_timeout_does_not_keep_a_holder_in_the_dark() {
     let server = Server::start();
     let proxy = FaultProxy::start(server.port());
-    let short = patient(&proxy.url()).attempts(1000).socket_timeout(Duration::from_millis(8));
-    let client = deadline(short.connect()).await.unwrap();
+    let short = builder(&proxy.url()).answer_timeout(Duration::from_millis(8));
+    let client = deadline(short.open()).await.unwrap();
     let guard = acquire(&extending(&client)).await;
     let lost = tokio::spawn(guard.lost());
     proxy.half_open();
@@ -208,4 +210,24 @@ async fn a_close_waits_for_what_is_under_way() {
     if let Ok(Some(lease)) = deadline(late).await.unwrap() {
         lease.check().unwrap_err();
     }
+}
+
+/// The client leaves a server that became a replica, although the connection to it stays open.
+#[tokio::test]
+async fn a_primary_that_became_a_replica_is_left() {
+    let (old, new) = (Server::start(), Server::start());
+    let proxy = FaultProxy::start(old.port());
+    let client = connect(&proxy.url()).await;
+    let lock = lock(&client, MINUTES);
+    assert!(release(acquire(&lock).await).await);
+    proxy.redirect(new.port());
+    old.ask::<()>(&["REPLICAOF", "127.0.0.1", &new.port().to_string()]);
+    testkit::wait::eventually(async || match deadline(lock.acquire()).await {
+        Ok(guard) => release(guard).await,
+        Err(error) => {
+            assert!(error.to_string().contains("read-only replica"), "{error}");
+            false
+        }
+    })
+    .await;
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Client, Duration, KEY, MINUTES, Server, Waiter, acquire, connect, deadline, lock,
-    only_when_told, patient, release, try_acquire,
+    Client, Duration, KEY, MINUTES, Server, Waiter, acquire, builder, connect, deadline, lock,
+    only_when_told, release, try_acquire,
 };
 
 const FENCE: &str = "syncguard:fence:invoice:42";
@@ -69,7 +69,7 @@ async fn a_prefix_is_followed_by_one_colon() {
         ("a:b", "a:b:"),
         ("{app}:locks:", "{app}:locks:"),
     ]) {
-        let client = patient(&server.url()).lock_prefix(prefix).connect().await.unwrap();
+        let client = builder(&server.url()).lock_prefix(prefix).open().await.unwrap();
         let guard = acquire(&lock(&client, MINUTES)).await;
         let keys = [format!("{begins}{KEY}"), format!("{begins}id:{}", guard.id())];
         for key in keys {
@@ -82,13 +82,13 @@ async fn a_prefix_is_followed_by_one_colon() {
         assert!(release(guard).await);
     }
     for bad in ["", &"p".repeat(513), "a\nb"] {
-        let error = patient(&server.url()).lock_prefix(bad).connect().await.unwrap_err();
+        let error = builder(&server.url()).lock_prefix(bad).open().await.unwrap_err();
         assert!(error.to_string().contains("lock prefix"), "{error}");
     }
 }
 
 async fn with_long_prefix(server: &Server) -> Client {
-    patient(&server.url()).lock_prefix(&"p".repeat(500)).connect().await.unwrap()
+    builder(&server.url()).lock_prefix(&"p".repeat(500)).open().await.unwrap()
 }
 
 /// Everything there is to a lock, with storage keys that are too long to be themselves.

@@ -9,7 +9,7 @@ use testkit::proxy::FaultProxy;
 use testkit::wait::eventually;
 
 use super::{
-    Client, Duration, KEY, MINUTES, Server, Waiter, acquire, connect, deadline, lock, patient,
+    Client, Duration, KEY, MINUTES, Server, Waiter, acquire, builder, connect, deadline, lock,
     release, try_acquire,
 };
 
@@ -75,16 +75,20 @@ async fn a_lock_outlives_the_replies_to_its_extensions() {
 #[tokio::test]
 async fn an_acquire_that_is_given_up_while_its_outcome_is_unknown_leaves_nothing() {
     let (server, proxy, _, other) = start().await;
-    let impatient = patient(&proxy.url()).attempts(1).connect().await.unwrap();
+    let limit = Duration::from_millis(300);
+    let impatient = builder(&proxy.url()).answer_timeout(limit).open().await.unwrap();
     for waits in [true, false] {
+        proxy.refuse(true);
         proxy.lose_reply_to(SCRIPT);
-        let lock = lock(&impatient, MINUTES);
+        let retry = leasehold::Retry::default().within(limit);
+        let lock = impatient.lock(KEY).ttl(MINUTES).retry(retry).build().unwrap();
         let error = if waits {
             deadline(lock.acquire()).await.unwrap_err()
         } else {
             deadline(lock.try_acquire()).await.unwrap_err()
         };
         assert_eq!(error.kind(), ErrorKind::ServiceUnavailable, "{error}");
+        proxy.refuse(false);
         is_free(&server, &other).await;
     }
 }
@@ -171,17 +175,15 @@ async fn whatever_reply_is_lost_there_is_one_holder() {
 async fn an_extension_that_was_given_up_does_not_end_a_later_one() {
     let server = Server::start();
     let proxy = FaultProxy::start(server.port());
-    let delay = Duration::from_millis(300);
-    let client = patient(&proxy.url()).retry_delays(delay, 1.0, delay);
-    let client = deadline(client.connect()).await.unwrap();
+    let client = deadline(builder(&proxy.url()).open()).await.unwrap();
     let guard = acquire(&lock(&client, MINUTES)).await;
     proxy.lose_reply_to(SCRIPT);
     let given_up = guard.extend(Duration::from_secs(10));
     let _ = tokio::time::timeout(Duration::from_millis(100), given_up).await;
     eventually(async || proxy.traffic().lost == 1).await;
     deadline(guard.extend(2 * MINUTES)).await.unwrap();
-    // Both have been asked for by now, the first of them again.
-    tokio::time::sleep(2 * delay).await;
+    // Whatever was to be sent again has been by now.
+    tokio::time::sleep(Duration::from_millis(600)).await;
     let left = server.ask::<u64>(&["PTTL", "syncguard:invoice:42"]);
     assert!(left > 500_000, "{left} ms are left in the store");
     guard.check().unwrap();

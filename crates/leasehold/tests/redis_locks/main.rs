@@ -29,14 +29,13 @@ const KEY: &str = "invoice:42";
 /// Longer than any test may take.
 const MINUTES: Duration = Duration::from_secs(300);
 
-/// A client that tries again soon, and often.
-fn patient(url: &str) -> RedisBuilder {
-    let (min, max) = (Duration::from_millis(10), Duration::from_millis(100));
-    Client::redis().url(url).attempts(30).retry_delays(min, 2.0, max)
+/// A client, with settings to choose.
+fn builder(url: &str) -> RedisBuilder {
+    Client::redis_builder(url)
 }
 
 async fn connect(url: &str) -> Client {
-    deadline(patient(url).connect()).await.expect("the server that was just started")
+    deadline(builder(url).open()).await.expect("the server that was just started")
 }
 
 /// Asks again after minutes, and so learns of a release by being told, or when the holder's lease ends.

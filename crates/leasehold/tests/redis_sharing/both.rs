@@ -54,7 +54,7 @@ impl Both {
     /// Their clock is so many seconds ahead.
     pub(crate) async fn start_with_skew(clock_skew: f64) -> Self {
         let server = RedisServer::start();
-        let ours = Client::connect(&server.url()).await.expect("the server that was just started");
+        let ours = Client::redis(&server.url()).await.expect("the server that was just started");
         let options = Options { clock_skew, ..Options::default() };
         let theirs = Seed000::connect_with(&server.url(), NAMESPACE, options).await.unwrap();
         let look = Mutex::new(server.connection());
@@ -63,7 +63,7 @@ impl Both {
 
     /// Another client of ours.
     pub(crate) async fn another(&self) -> Client {
-        Client::connect(&self.server.url()).await.expect("the same server")
+        Client::redis(&self.server.url()).await.expect("the same server")
     }
 
     /// The shared semaphore, as we declare it.

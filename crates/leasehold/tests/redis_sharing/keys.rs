@@ -51,10 +51,10 @@ async fn scores_are_seconds_of_the_servers_clock_with_microseconds() {
     let after = both.now();
     let holder = permit.id().to_string();
     for (kind, id, ahead) in [
-        ("main", &holder, 180.0),
+        ("main", &holder, 30.0),
         ("ttl", &holder, 600.0),
         ("waiting", &waiter.id, 0.0),
-        ("waiting_heartbeat", &waiter.id, 180.0),
+        ("waiting_heartbeat", &waiter.id, 30.0),
     ] {
         let score = both.score(kind, id).unwrap() - ahead;
         // Half a microsecond is what a score of this size can be off.

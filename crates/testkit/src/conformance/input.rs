@@ -99,9 +99,9 @@ pub async fn numbers_that_cannot_be_are_refused(store: &impl Store) {
     let zero = with(|b| b.max_acquire_time(Duration::ZERO));
     assert_refused(zero, "max_acquire_time", &["0s", "more than zero"]);
     let zero = with(|b| b.heartbeat_max_interval(Duration::ZERO));
-    assert_refused(zero, "heartbeat_max_interval", &["0ns", "300ms"]);
+    assert_refused(zero, "lease", &["0ns", "300ms"]);
     let short = with(|b| b.heartbeat_max_interval(Duration::from_millis(299)));
-    assert_refused(short, "heartbeat_max_interval", &["299ms", "300ms"]);
+    assert_refused(short, "lease", &["299ms", "300ms"]);
 
     // What was refused has left nothing behind, and the bounds themselves are good.
     let semaphore = with(|b| b.heartbeat_max_interval(Duration::from_millis(300))).unwrap();

@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use crate::clock::Span;
-use crate::machine::pool::{Ask, What};
+use crate::machine::pool::{PoolAction, PoolCommand};
 use crate::name::Name;
 
 pub(crate) const TTL_MS: u64 = 2000;
@@ -51,15 +51,15 @@ pub(crate) fn instance(number: usize) -> Name {
     Name::new("instance id", &format!("worker {number} ü")).unwrap()
 }
 
-pub(crate) fn ask(step: Step) -> Option<Ask> {
-    let (ttl, what) = match step {
+pub(crate) fn ask(step: Step) -> Option<PoolCommand> {
+    let (ttl, action) = match step {
         Step::Acquire { instance: i, capacity, ttl } => {
-            (ttl, What::Acquire { instance: instance(i), capacity })
+            (ttl, PoolAction::Acquire { instance: instance(i), capacity })
         }
-        Step::Renew { instance: i, ttl } => (ttl, What::Renew { instance: instance(i) }),
-        Step::Release { instance: i, ttl } => (ttl, What::Release { instance: instance(i) }),
-        Step::Count { ttl } => (ttl, What::Count),
+        Step::Renew { instance: i, ttl } => (ttl, PoolAction::Renew { instance: instance(i) }),
+        Step::Release { instance: i, ttl } => (ttl, PoolAction::Release { instance: instance(i) }),
+        Step::Count { ttl } => (ttl, PoolAction::Count),
         Step::Pass(_) | Step::TakeHolder { .. } => return None,
     };
-    Some(Ask { pool: pool(), ttl: Span::from_millis(ttl), what })
+    Some(PoolCommand { pool: pool(), ttl: Span::from_millis(ttl), action })
 }

@@ -25,10 +25,10 @@ pub(super) fn of_sqlite(what: &str, file: &Path, error: rusqlite::Error) -> Erro
     };
     match failure.code {
         ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked => {
-            Error::Unavailable { what, timed_out: true, source: Some(Arc::new(error)) }
+            Error::unavailable(what, true, Some(Arc::new(error)))
         }
         ErrorCode::SystemIoFailure | ErrorCode::OperationInterrupted => {
-            Error::Unavailable { what, timed_out: false, source: Some(Arc::new(error)) }
+            Error::unavailable(what, false, Some(Arc::new(error)))
         }
         ErrorCode::NotADatabase => not_a_store(file),
         ErrorCode::DatabaseCorrupt => refused(
@@ -64,6 +64,6 @@ pub(super) fn of_system(what: &str, path: &Path, error: impl Into<io::Error>) ->
         Kind::NotADirectory | Kind::IsADirectory | Kind::InvalidInput | Kind::InvalidFilename => {
             Error::invalid("store", format!("{what}: {error}: choose another path"))
         }
-        _ => Error::Unavailable { what, timed_out: false, source: Some(Arc::new(error)) },
+        _ => Error::unavailable(what, false, Some(Arc::new(error))),
     }
 }

@@ -17,7 +17,8 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, openat, unlinkat}
 use rustix::io::Errno;
 
 use super::errors::of_system;
-use super::place::Place;
+use super::location::Location;
+use crate::engine::foreign::event;
 use crate::{ClientId, Error};
 
 /// How a client can be reached.
@@ -48,7 +49,7 @@ impl Clients {
         Ok(Self { socket: made.map_err(failed)? })
     }
 
-    pub(super) fn reach(&self, place: &Place, client: ClientId) -> Reach {
+    pub(super) fn reach(&self, place: &Location, client: ClientId) -> Reach {
         let Err(error) = self.socket.connect(socket_path(place, client)) else {
             return Reach::Reached;
         };
@@ -61,13 +62,13 @@ impl Clients {
     }
 
     /// If it cannot be reached now, its own question finds out within a second.
-    pub(super) fn wake(&self, place: &Place, client: ClientId) {
+    pub(super) fn wake(&self, place: &Location, client: ClientId) {
         let _ = self.socket.send_to(&[], socket_path(place, client));
     }
 }
 
 /// The lifeline of a new client, and the socket that wakes it. To be called in our turn.
-pub(super) fn enter(place: &Place, client: ClientId) -> Result<(OwnedFd, UnixDatagram), Error> {
+pub(super) fn enter(place: &Location, client: ClientId) -> Result<(OwnedFd, UnixDatagram), Error> {
     let failed = |error| of_system("making a client's file beside", &place.file, error);
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let lifeline = openat(&place.directory, client.to_string(), flags, Mode::RUSR | Mode::WUSR)
@@ -80,11 +81,11 @@ pub(super) fn enter(place: &Place, client: ClientId) -> Result<(OwnedFd, UnixDat
 }
 
 /// Whether it is certain that nobody holds its lifeline any more.
-pub(super) fn is_dead(place: &Place, client: ClientId) -> bool {
+pub(super) fn is_dead(place: &Location, client: ClientId) -> bool {
     is_let_go(place, &client.to_string())
 }
 
-fn is_let_go(place: &Place, name: &str) -> bool {
+fn is_let_go(place: &Location, name: &str) -> bool {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let Ok(lifeline) = openat(&place.directory, name, flags, Mode::empty()) else {
         return false;
@@ -93,24 +94,24 @@ fn is_let_go(place: &Place, name: &str) -> bool {
     flock(&lifeline, FlockOperation::NonBlockingLockShared).is_ok()
 }
 
-pub(super) fn remove_files(place: &Place, client: ClientId) {
+pub(super) fn remove_files(place: &Location, client: ClientId) {
     for name in [format!("{client}.wake"), client.to_string()] {
         match unlinkat(&place.directory, &name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
-            Err(error) => tracing::debug!(%error, name, "a dead client's file stays behind"),
+            Err(error) => event!(debug, %error, name, "a dead client's file stays behind"),
         }
     }
 }
 
 /// Short enough for a socket however long the store's path is: it leads over our own descriptor of the directory.
-fn socket_path(place: &Place, client: ClientId) -> PathBuf {
+fn socket_path(place: &Location, client: ClientId) -> PathBuf {
     let directory = place.directory.as_raw_fd();
     PathBuf::from(format!("/proc/self/fd/{directory}/{client}.wake"))
 }
 
 /// Removes what clients have left behind that nobody in the store knows. To be called in our turn: then nobody has a
 /// file and is not yet known.
-pub(super) fn tidy(place: &Place, known: impl Fn(ClientId) -> bool) {
+pub(super) fn tidy(place: &Location, known: impl Fn(ClientId) -> bool) {
     let directory = format!("/proc/self/fd/{}", place.directory.as_raw_fd());
     let Ok(entries) = std::fs::read_dir(directory) else { return };
     for entry in entries.flatten() {

@@ -3,14 +3,10 @@
 //! A record ceases to exist at its TTL: one that is older is not seen by anybody, and removed by whoever acquires or releases
 //! next. The fence of a key stays in its row for ever.
 
-use std::sync::Arc;
-
 use rusqlite::{Connection, OptionalExtension, Result, Row, params};
 
-use super::worker::Worker;
-use crate::backend::{Later, LockStore, Wake};
 use crate::clock::Time;
-use crate::machine::lock::{Acquired, By, Record, Verdict};
+use crate::machine::lock::{Acquired, By, LockCommand, LockOutcome, Notify, Record, Verdict};
 use crate::name::Name;
 use crate::{ClientId, Error, Fence, LockId};
 
@@ -19,92 +15,6 @@ mod tests;
 
 /// How many records that are over one transaction removes.
 const LET_GO: u32 = 64;
-
-/// The locks of one store.
-pub(super) struct LocalLocks {
-    worker: Arc<Worker>,
-    client: ClientId,
-}
-
-impl LocalLocks {
-    pub(super) fn new(worker: Arc<Worker>, client: ClientId) -> Self {
-        Self { worker, client }
-    }
-
-    fn write<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Locks<'_>) -> Result<(T, Vec<ClientId>)> + Send + 'static,
-    ) -> Later<T> {
-        self.worker.run(move |store| {
-            let (done, wake) = store.write(|tx, now, _| {
-                let locks = Locks { tx, now: millis(now) };
-                let freed = locks.let_go()?;
-                let (done, mut wake) = work(&locks)?;
-                wake.extend(freed);
-                Ok((done, wake))
-            })?;
-            store.wake(&wake);
-            Ok(done)
-        })
-    }
-
-    fn read<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Locks<'_>) -> Result<T> + Send + 'static,
-    ) -> Later<T> {
-        self.worker.run(move |store| store.read(|tx, now, _| work(&Locks { tx, now: millis(now) })))
-    }
-}
-
-fn millis(now: Time) -> u64 {
-    now.micros() / 1000
-}
-
-impl LockStore for LocalLocks {
-    fn acquire(&self, key: &Name, id: LockId, ttl: u64, wake: Wake) -> Later<Acquired> {
-        let (key, client) = (key.clone(), self.client);
-        self.write(move |locks| {
-            let acquired = locks.acquire(&key, id, ttl)?;
-            let locked = matches!(acquired, Acquired::Locked { .. });
-            if wake == Wake::Always || wake == Wake::IfLocked && locked {
-                locks.want(&key, client)?;
-            }
-            Ok((acquired, Vec::new()))
-        })
-    }
-
-    fn release(&self, id: LockId) -> Later<Verdict<Option<Name>>> {
-        self.write(move |locks| {
-            let verdict = locks.release(id)?;
-            // Who waits is told by us, our own client included.
-            let told = match &verdict {
-                Verdict::Done(key) => locks.came_free(key)?,
-                _ => Vec::new(),
-            };
-            Ok((verdict.map(|_| None), told))
-        })
-    }
-
-    fn extend(&self, id: LockId, ttl: u64) -> Later<Verdict<u64>> {
-        self.write(move |locks| Ok((locks.extend(id, ttl)?, Vec::new())))
-    }
-
-    /// There is nothing to clean up: what is over is not there.
-    fn is_locked(&self, key: &Name, _clean_up: bool) -> Later<bool> {
-        let key = key.clone();
-        self.read(move |locks| Ok(locks.record(key.as_str())?.is_some()))
-    }
-
-    fn lookup(&self, by: By) -> Later<Option<Record>> {
-        let found = self.read(move |locks| locks.lookup(&by));
-        Box::pin(async move { found.await?.map(Stored::checked).transpose() })
-    }
-
-    fn list(&self, limit: usize) -> Later<Vec<Record>> {
-        let found = self.read(move |locks| locks.list(limit));
-        Box::pin(async move { found.await?.into_iter().map(Stored::checked).collect() })
-    }
-}
 
 /// A record as it is stored.
 pub(super) struct Stored {
@@ -140,7 +50,63 @@ pub(super) struct Locks<'a> {
     pub(super) now: u64,
 }
 
-impl Locks<'_> {
+/// What came of a command, and the clients to wake because of it.
+type Outcome = (std::result::Result<LockOutcome, Error>, Vec<ClientId>);
+
+/// Whether a command changes nothing.
+pub(super) fn only_asks(command: &LockCommand) -> bool {
+    matches!(command, LockCommand::IsLocked { .. } | LockCommand::Lookup(_))
+}
+
+impl<'a> Locks<'a> {
+    pub(super) fn new(tx: &'a Connection, now: Time) -> Self {
+        Self { tx, now: now.micros() / 1000 }
+    }
+
+    /// In a transaction that may write.
+    pub(super) fn apply(&self, command: &LockCommand, client: ClientId) -> Result<Outcome> {
+        let outcome = match command {
+            LockCommand::Acquire { key, id, ttl, notify } => {
+                let acquired = self.acquire(key, *id, *ttl)?;
+                let locked = matches!(acquired, Acquired::Locked { .. });
+                if *notify == Notify::Always || *notify == Notify::IfLocked && locked {
+                    self.want(key, client)?;
+                }
+                LockOutcome::Acquire(acquired)
+            }
+            LockCommand::Release { id } => {
+                let verdict = self.release(*id)?;
+                // Whoever waits is woken by the store, the releasing client included.
+                let wake = match &verdict {
+                    Verdict::Done(key) => self.came_free(key)?,
+                    _ => Vec::new(),
+                };
+                return Ok((Ok(LockOutcome::Release(verdict.map(|_| None))), wake));
+            }
+            LockCommand::Extend { id, ttl } => LockOutcome::Extend(self.extend(*id, *ttl)?),
+            LockCommand::IsLocked { .. } | LockCommand::Lookup(_) => {
+                return Ok((self.ask(command)?, Vec::new()));
+            }
+        };
+        Ok((Ok(outcome), Vec::new()))
+    }
+
+    /// A command that changes nothing. There is nothing to clean up, either: what is over is not there.
+    pub(super) fn ask(
+        &self,
+        command: &LockCommand,
+    ) -> Result<std::result::Result<LockOutcome, Error>> {
+        Ok(match command {
+            LockCommand::IsLocked { key, .. } => {
+                Ok(LockOutcome::IsLocked(self.record(key.as_str())?.is_some()))
+            }
+            LockCommand::Lookup(by) => {
+                self.lookup(by)?.map(Stored::checked).transpose().map(LockOutcome::Lookup)
+            }
+            other => Err(Error::internal(format!("{other:?} is not a question"))),
+        })
+    }
+
     /// The record of a key, unless it is over.
     fn record(&self, key: &str) -> Result<Option<Stored>> {
         self.tx

@@ -1,31 +1,14 @@
 //! The machine of the lease pool in SQL: see [`crate::machine::pool`].
 
-use std::sync::Arc;
-
 use rusqlite::{Connection, OptionalExtension, Result, Row, params};
 
-use super::worker::Worker;
-use crate::backend::{Later, PoolStore};
 use crate::clock::Time;
-use crate::machine::pool::{Answer, Ask, Status, What};
+use crate::machine::pool::{PoolAction, PoolCommand, PoolOutcome, Status};
 use crate::name::Name;
 use crate::pool::{PoolMember, PoolStats};
 
 #[cfg(test)]
 mod tests;
-
-/// The pools of one store.
-pub(super) struct LocalPools(pub(super) Arc<Worker>);
-
-impl PoolStore for LocalPools {
-    fn ask(&self, ask: Ask) -> Later<Answer> {
-        self.0.run(move |store| store.write(|tx, now, _| apply(tx, &ask, now)))
-    }
-
-    fn list(&self, limit: usize) -> Later<Vec<PoolStats>> {
-        self.0.run(move |store| store.read(|tx, now, _| list(tx, limit, now)))
-    }
-}
 
 /// Who is counted where, by name; no more than so many pools.
 pub(super) fn list(tx: &Connection, limit: usize, now: Time) -> Result<Vec<PoolStats>> {
@@ -54,11 +37,11 @@ pub(super) fn list(tx: &Connection, limit: usize, now: Time) -> Result<Vec<PoolS
 }
 
 /// In a transaction.
-pub(super) fn apply(tx: &Connection, ask: &Ask, now: Time) -> Result<Answer> {
+pub(super) fn apply(tx: &Connection, ask: &PoolCommand, now: Time) -> Result<PoolOutcome> {
     let pool = Pool { tx, name: ask.pool.as_str(), now: now.micros(), ttl: ask.ttl.micros() };
     let mut expired = pool.sweep()?;
-    let status = match &ask.what {
-        What::Acquire { instance, capacity } => {
+    let status = match &ask.action {
+        PoolAction::Acquire { instance, capacity } => {
             let known = !matches!(pool.standing(instance)?, Standing::Nobody);
             if known || pool.count()? < u64::from(*capacity) {
                 pool.touch(instance)?;
@@ -67,7 +50,7 @@ pub(super) fn apply(tx: &Connection, ask: &Ask, now: Time) -> Result<Answer> {
                 Status::CapacityFull
             }
         }
-        What::Renew { instance } => match pool.standing(instance)? {
+        PoolAction::Renew { instance } => match pool.standing(instance)? {
             Standing::Nobody => Status::NotHeld,
             Standing::WithoutHolder => {
                 expired += 1;
@@ -79,7 +62,7 @@ pub(super) fn apply(tx: &Connection, ask: &Ask, now: Time) -> Result<Answer> {
                 Status::Renewed
             }
         },
-        What::Release { instance } => match pool.standing(instance)? {
+        PoolAction::Release { instance } => match pool.standing(instance)? {
             Standing::Nobody => Status::NotHeld,
             Standing::WithoutHolder => {
                 expired += 1;
@@ -91,9 +74,9 @@ pub(super) fn apply(tx: &Connection, ask: &Ask, now: Time) -> Result<Answer> {
                 Status::Released
             }
         },
-        What::Count => Status::Counted,
+        PoolAction::Count => Status::Counted,
     };
-    Ok(Answer { status, current: pool.count()?, expired })
+    Ok(PoolOutcome { status, current: pool.count()?, expired })
 }
 
 enum Standing {

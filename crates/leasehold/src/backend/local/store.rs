@@ -12,10 +12,11 @@ use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 
 use super::errors::{of_sqlite, of_system};
 use super::lifeline::{self, Clients, Reach};
-use super::place::Place;
+use super::location::Location;
 use super::semaphores::{self, Applied, Call};
 use super::{Settings, schema};
 use crate::clock::{Moment, Time};
+use crate::engine::foreign::event;
 use crate::{ClientId, Error};
 
 #[cfg(test)]
@@ -33,7 +34,7 @@ const LOOKED_AT: u32 = 1000;
 pub(super) struct Store {
     pub(super) client: ClientId,
     pub(super) settings: Settings,
-    place: Place,
+    place: Location,
     clients: Clients,
     connection: Connection,
     /// See [`schema::origin`].
@@ -52,7 +53,7 @@ impl Store {
             .map_err(|error| of_system("reading", Path::new(BOOT_ID), error))?;
         let clients = Clients::new()?;
         let log_pages = Arc::new(AtomicI32::new(0));
-        let (place, (connection, origin, socket)) = Place::prepare(&settings.path, |place| {
+        let (place, (connection, origin, socket)) = Location::prepare(&settings.path, |place| {
             let failed = |error| of_sqlite("opening", &place.file, error);
             let mut connection = schema::open(&place.file)?;
             let pages = log_pages.clone();
@@ -167,7 +168,7 @@ impl Store {
         self.log_pages.store(0, Ordering::Relaxed);
         let done = self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
         if let Err(error) = done {
-            tracing::debug!(%error, "the log was not copied back");
+            event!(debug, %error, "the log was not copied back");
         }
     }
 
@@ -179,14 +180,14 @@ impl Store {
         if lifeline::is_dead(&self.place, client)
             && let Err(error) = self.bury(vec![client])
         {
-            tracing::debug!(%error, "the client's last words were not heard");
+            event!(debug, %error, "the client's last words were not heard");
         }
     }
 }
 
 /// What a transition can see outside of the database.
 pub(super) struct Surroundings<'a> {
-    place: &'a Place,
+    place: &'a Location,
     clients: &'a Clients,
 }
 

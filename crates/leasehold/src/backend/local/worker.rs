@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 use super::Settings;
 use super::store::Store;
 use crate::backend::Later;
+use crate::engine::foreign::event;
 use crate::{ClientId, Error};
 
 type Job = Box<dyn FnOnce(&mut Result<Store, Error>) + Send>;
@@ -39,7 +40,7 @@ impl Worker {
         let work = move || work(settings, client, lifeline, socket, &jobs);
         match std::thread::Builder::new().name("leasehold-store".into()).spawn(work) {
             Ok(_) => drop(self.jobs.set(sender)),
-            Err(error) => tracing::error!(%error, "the store's thread could not be started"),
+            Err(error) => event!(error, %error, "the store's thread could not be started"),
         }
     }
 

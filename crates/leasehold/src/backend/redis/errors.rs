@@ -1,4 +1,4 @@
-//! What Redis says, as what the caller does next.
+//! The errors of Redis, as the errors of this library.
 
 use std::sync::Arc;
 
@@ -7,19 +7,36 @@ use redis::{ErrorKind, RedisError};
 use super::tls::distrust;
 use crate::Error;
 
-/// `what` was tried; it never contains a secret, and neither does what is made of the error here: the text
-/// of a Redis error is kept only where Redis cannot have quoted our credentials in it.
-pub(super) fn translate(what: &str, error: &RedisError) -> Error {
-    let unavailable = |timed_out| Error::Unavailable {
-        what: what.to_owned(),
-        timed_out,
-        source: Some(Arc::new(error.clone())),
+/// The code and the text of an error. Redis 6.2 wraps an error that a script met: it says where it happened, and only then
+/// what. `@user_script: 5: -READONLY You can't write …` if the script returned it, and `ERR Error running script (call to
+/// f_…): @user_script:5: …` before that if the script was ended by it.
+pub(super) fn code(error: &RedisError) -> (&str, &str) {
+    let (code, detail) = (error.code().unwrap_or_default(), error.detail().unwrap_or_default());
+    let inner = match code {
+        "@user_script:" => Some(detail),
+        "ERR" => detail.rsplit_once("@user_script:").map(|(_, inner)| inner),
+        _ => None,
     };
+    inner.and_then(unwrap).unwrap_or((code, detail))
+}
+
+/// From ` 5: -READONLY You can't write …` the code and the text.
+fn unwrap(text: &str) -> Option<(&str, &str)> {
+    let text = text.trim_start_matches(|c: char| c == ':' || c == ' ' || c.is_ascii_digit());
+    let (code, detail) = text.trim_start_matches('-').split_once(' ')?;
+    let is_code = code.len() >= 3 && code.bytes().all(|byte| byte.is_ascii_uppercase());
+    is_code.then_some((code, detail))
+}
+
+/// `what` was tried; it never contains a secret, and neither does the result: the text of a Redis error is kept only where
+/// Redis cannot have quoted our credentials in it.
+pub(super) fn translate(what: &str, error: &RedisError) -> Error {
+    let unavailable =
+        |timed_out| Error::unavailable(what, timed_out, Some(Arc::new(error.clone())));
     if error.is_timeout() {
         return unavailable(true);
     }
-    let code = error.code().unwrap_or_default();
-    let detail = error.detail().unwrap_or_default();
+    let (code, detail) = code(error);
     let refused = |why: &str| Error::Refused { what: format!("{what}: {why}") };
     if let Some(why) = distrust(error) {
         return refused(&why);
@@ -34,7 +51,7 @@ pub(super) fn translate(what: &str, error: &RedisError) -> Error {
                 "{what}: a key of another type is in our place: choose another name or namespace"
             ),
         ),
-        // What our own scripts say of what they find.
+        // The words of our own scripts.
         "NOTOURS" => Error::invalid(
             "key",
             format!("{what}: {detail:?} holds something that is not a lock of ours"),
@@ -44,8 +61,13 @@ pub(super) fn translate(what: &str, error: &RedisError) -> Error {
             format!("{what}: the fence counter {detail:?} is not a number that can grow"),
         ),
         // A server that is starting, failing over or stuck: it may be fine in a moment.
-        "LOADING" | "MASTERDOWN" | "BUSY" | "TRYAGAIN" | "CLUSTERDOWN" => unavailable(false),
-        "READONLY" => refused("it is a read-only replica: connect to the primary"),
+        "LOADING" | "MASTERDOWN" | "BUSY" | "TRYAGAIN" | "CLUSTERDOWN" | "NOREPLICAS" => {
+            unavailable(false)
+        }
+        // A primary that was demoted: the address may soon lead to the new one.
+        "READONLY" => {
+            Error::unavailable(format!("{what}: it is a read-only replica now"), false, None)
+        }
         "OOM" => refused("it is out of memory: raise maxmemory, or free some"),
         "MISCONF" => refused("it cannot persist, and refuses writes: see its log"),
         _ => match error.kind() {
@@ -59,5 +81,54 @@ pub(super) fn translate(what: &str, error: &RedisError) -> Error {
             _ if error.is_connection_dropped() => unavailable(false),
             _ => Error::internal(format!("{what}: {error}")),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::{ServerErrorKind, Value};
+
+    use super::*;
+
+    fn error(line: &str) -> RedisError {
+        let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).unwrap();
+        let Value::ServerError(error) = value else { panic!("{value:?}") };
+        error.into()
+    }
+
+    /// As Redis 6.2 words it, next to the words of 7.0.
+    #[test]
+    fn the_error_that_a_script_met_is_found_in_its_wrapping() {
+        let wrapped = "ERR Error running script (call to f_6b1bf486c81ceb7edf3c093f4c48582e38c0e791): \
+                       @user_script:7: @user_script: 7: -READONLY You can't write against a read only replica.";
+        let cases = [
+            (wrapped, "READONLY"),
+            (
+                "@user_script: 70: -READONLY You can't write against a read only replica.",
+                "READONLY",
+            ),
+            (
+                "OOM command not allowed when used memory > 'maxmemory'. script: 1, on @user_script:7.",
+                "OOM",
+            ),
+            ("READONLY You can't write against a read only replica.", "READONLY"),
+            (
+                "ERR Error running script (call to f_1): @user_script:3: WRONGTYPE Operation against a key",
+                "WRONGTYPE",
+            ),
+            (
+                "ERR Error running script (call to f_1): @user_script:3: @user_script: 3: -OOM command not allowed when",
+                "OOM",
+            ),
+            (
+                "ERR Error running script (call to f_1): @user_script:3: attempt to index a nil value",
+                "ERR",
+            ),
+        ];
+        for (line, expected) in cases {
+            assert_eq!(code(&error(line)).0, expected, "{line}");
+        }
+        assert!(translate("asking", &error(wrapped)).may_pass());
+        assert_eq!(error("NOSCRIPT gone").kind(), ErrorKind::Server(ServerErrorKind::NoScript));
     }
 }

@@ -1,77 +1,53 @@
-//! The connection to Redis: one, multiplexed, and ours to keep.
+//! The connection to Redis: one, multiplexed, and replaced when it is lost or suspect.
 //!
-//! A connection that is lost is made anew in this order: connect, subscribe to our wake-ups (that must
-//! succeed, or waiters would wait for the backstop), end the old connection on the server (a half-open one
-//! would go on hearing wake-ups that nobody reads), and only then serve.
+//! Waiting for the connection belongs here. Whoever asks is answered when the connection is up, or fails at its own
+//! deadline; the engine's sender does not even ask while it is down. A new connection wakes everyone at once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
-use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
-use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, ErrorKind, Pipeline, ProtocolVersion,
-    PushInfo, PushKind, RedisError, ServerErrorKind, Value,
-};
-use tokio::sync::{mpsc, watch};
+use redis::{Cmd, Pipeline, PushInfo, PushKind, RedisError, ServerErrorKind, Value};
+use tokio::sync::watch;
 
 use super::Settings;
-use super::errors::translate;
+use super::connect::{Connection, Identity};
+use super::errors::{code, translate};
 use super::scripts::Scripts;
-use super::tray::Tray;
-use crate::backend::{WakeUp, WakeUps};
+use crate::backend::{Destination, Event, Report};
+use crate::engine::foreign::event;
 use crate::name::Name;
 use crate::{ClientId, Error};
 
 #[cfg(test)]
 mod tests;
 
-/// The oldest server that knows all we use (`ZMSCORE`).
-const OLDEST: (u32, u32) = (6, 2);
-/// How often this client says who it is, and for how long that is believed.
-const WHO_WE_ARE_EVERY: Duration = Duration::from_secs(60);
-const WHO_WE_ARE_FOR: Duration = Duration::from_secs(200);
+/// How often this client says who it is.
+const INTRODUCE_EVERY: Duration = Duration::from_secs(60);
 
-/// How long to wait before the connection is made anew, when that did not help at once.
+/// How long to wait before connecting again, when that did not help at once.
 const SHORTEST_DELAY: Duration = Duration::from_millis(10);
 const LONGEST_DELAY: Duration = Duration::from_secs(1);
 
-/// A connection that is kept up, and whoever wants to use it.
+/// A connection that is kept up.
 pub(super) struct Link {
     pub(super) settings: Settings,
     pub(super) scripts: Scripts,
-    pub(super) tray: Tray,
     state: watch::Sender<State>,
-    /// The number of the last connection that is not to be trusted any more.
+    /// The number of the last connection that is suspect.
     suspected: watch::Sender<u64>,
 }
 
 #[derive(Clone)]
 enum State {
     Connecting,
-    /// Connections are numbered, so that a complaint about one is not taken for one about the next.
+    /// Connections are numbered, so that a suspicion of one does not fall on the next.
     Up(MultiplexedConnection, u64),
     Down(Error),
 }
 
-/// One connection, as it was made.
-struct Live {
-    connection: MultiplexedConnection,
-    wake_ups: mpsc::UnboundedReceiver<PushInfo>,
-    /// Where the server speaks RESP2 only, wake-ups come over a second connection, read by this task.
-    second: Option<AbortOnDrop>,
-    identity: Identity,
-}
-
-/// What a connection is called on its server. Another run of the server gives the same numbers to others.
-#[derive(Clone, Default, PartialEq)]
-struct Identity {
-    run: String,
-    id: i64,
-}
-
-/// Something that was sent over one connection. If it ends in an error, or if nobody waits for the answer any
-/// longer, the connection may be half open.
+/// Something that was sent over one connection. If it ends in an error, or if nobody waits for the answer any longer, the
+/// connection may be half open.
 struct Unanswered<'a> {
     link: &'a Link,
     number: u64,
@@ -89,29 +65,30 @@ impl Drop for Unanswered<'_> {
     }
 }
 
-struct AbortOnDrop(tokio::task::JoinHandle<()>);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
 impl Link {
     pub(super) fn new(settings: Settings, scripts: Scripts) -> Arc<Self> {
-        let state = watch::Sender::new(State::Connecting);
-        let (tray, suspected) = (Tray::default(), watch::Sender::new(0));
-        Arc::new(Self { settings, scripts, tray, state, suspected })
+        let (state, suspected) = (watch::Sender::new(State::Connecting), watch::Sender::new(0));
+        Arc::new(Self { settings, scripts, state, suspected })
     }
 
-    /// The connection as soon as there is one, or why there is none.
-    pub(super) async fn connection(&self) -> Result<(MultiplexedConnection, u64), Error> {
+    /// How the first attempt to connect ended.
+    pub(super) async fn connected(&self) -> Result<(), Error> {
+        let mut state = self.state.subscribe();
+        let decided = state.wait_for(|state| !matches!(state, State::Connecting)).await;
+        match &*decided.map_err(|_| Error::Closed)? {
+            State::Down(error) => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The connection, as soon as it is up. Fails only if the server refuses us.
+    async fn connection(&self) -> Result<(MultiplexedConnection, u64), Error> {
         let mut state = self.state.subscribe();
         loop {
             match &*state.borrow_and_update() {
                 State::Up(connection, number) => return Ok((connection.clone(), *number)),
-                State::Down(error) => return Err(error.clone()),
-                State::Connecting => {}
+                State::Down(error) if !error.may_pass() => return Err(error.clone()),
+                State::Down(_) | State::Connecting => {}
             }
             if state.changed().await.is_err() {
                 return Err(Error::Closed);
@@ -119,7 +96,14 @@ impl Link {
         }
     }
 
-    /// A connection is not to be trusted. If it is gone already, that says nothing about the one after it.
+    /// The connection as it is now is suspect.
+    pub(super) fn suspect_current(&self) {
+        if let State::Up(_, number) = &*self.state.borrow() {
+            self.suspect(*number);
+        }
+    }
+
+    /// A connection is suspect. If it was replaced already, that says nothing about the one after it.
     fn suspect(&self, number: u64) {
         self.suspected.send_if_modified(|last| {
             let news = number > *last;
@@ -128,18 +112,59 @@ impl Link {
         });
     }
 
-    /// Sends commands in one go, and answers with what each of them answered, or with the first error.
+    /// Sends commands in one go over the connection as it is now, and returns what each of them answered. Fails if there
+    /// is none.
+    pub(super) async fn request(
+        &self,
+        commands: Vec<Cmd>,
+    ) -> Result<Vec<Result<Value, Error>>, Error> {
+        let up = match &*self.state.borrow() {
+            State::Up(connection, number) => Some((connection.clone(), *number)),
+            _ => None,
+        };
+        match up {
+            Some((connection, number)) => self.send_over(connection, number, commands).await,
+            None => Err(self.silence(false)),
+        }
+    }
+
+    /// Sends commands in one go as soon as the connection is up, and returns what each of them answered, or the first
+    /// error.
     pub(super) async fn send(&self, commands: Vec<Cmd>) -> Result<Vec<Value>, Error> {
         self.send_each(commands).await?.into_iter().collect()
     }
 
-    /// Sends commands in one go, and answers with what each of them answered. Scripts that the server has
-    /// forgotten are sent again in full, which also lets it know them from then on.
+    /// Sends commands that only ask, in one go, as soon as the connection is up, and returns what each of them answered. If
+    /// the connection is lost meanwhile they are sent again. Fails when the answer time-out has passed.
     pub(super) async fn send_each(
         &self,
         commands: Vec<Cmd>,
     ) -> Result<Vec<Result<Value, Error>>, Error> {
-        let (mut connection, number) = self.connection().await?;
+        let ask = async {
+            loop {
+                let (connection, number) = self.connection().await?;
+                match self.send_over(connection, number, commands.clone()).await {
+                    Err(error) if error.may_pass() => {
+                        let mut state = self.state.subscribe();
+                        let replaced =
+                            |state: &State| !matches!(state, State::Up(_, up) if *up == number);
+                        let _ = state.wait_for(replaced).await;
+                    }
+                    answers => return answers,
+                }
+            }
+        };
+        let answers = tokio::time::timeout(self.settings.answer_timeout, ask).await;
+        answers.unwrap_or_else(|_| Err(self.silence(true)))
+    }
+
+    /// Scripts that the server has forgotten are sent again in full, which also makes it know them from then on.
+    async fn send_over(
+        &self,
+        mut connection: MultiplexedConnection,
+        number: u64,
+        commands: Vec<Cmd>,
+    ) -> Result<Vec<Result<Value, Error>>, Error> {
         let mut pipeline = Pipeline::with_capacity(commands.len());
         for command in commands {
             pipeline.add_command(command);
@@ -158,7 +183,7 @@ impl Link {
                 *answer = anew.next().unwrap_or(Value::Nil);
             }
         }
-        // An error inside an answer is about a part of what was asked, and for whoever asked for that.
+        // An error inside an answer concerns a part of the request, and whoever asked for that part.
         let failed = |answer| match answer {
             Value::ServerError(error) => Err(self.translate(&error.into())),
             answer => Ok(answer),
@@ -166,13 +191,11 @@ impl Link {
         Ok(answers.into_iter().map(failed).collect())
     }
 
-    /// What the server said to what it was asked.
+    /// What the server said to a request.
     pub(super) fn translate(&self, error: &RedisError) -> Error {
-        if error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
-            // It was the primary when we connected: by now the address may be another's.
-            if let State::Up(_, number) = &*self.state.borrow() {
-                self.suspect(*number);
-            }
+        if code(error).0 == "READONLY" {
+            // It was the primary when we connected: by now the address may lead to another server.
+            self.suspect_current();
         }
         translate(&format!("asking {}", self.settings.address), error)
     }
@@ -188,48 +211,52 @@ impl Link {
         let answers = tokio::select! {
             biased;
             answers = connection.send_packed_commands(pipeline, 0, pipeline.len()) => answers,
-            // Somebody else has found out that nobody answers here.
-            _ = suspected.wait_for(|last| *last >= number) => {
-                let what = format!("asking {}", self.settings.address);
-                return Err(Error::Unavailable { what, timed_out: true, source: None });
-            }
+            // Somebody else has found that nothing is answered here.
+            _ = suspected.wait_for(|last| *last >= number) => return Err(self.silence(true)),
         };
         match answers {
             Ok(answers) => {
                 unanswered.answered();
                 Ok(answers)
             }
-            // Whatever it was, it was not the server that said so.
-            Err(error) => Err(self.translate(&error)),
+            // Whatever it was, it was not the server that said so: the outcome is unknown.
+            Err(error) => match self.translate(&error) {
+                error if error.may_pass() => Err(error),
+                error => Err(Error::unavailable(error.to_string(), false, None)),
+            },
         }
     }
 
+    fn silence(&self, timed_out: bool) -> Error {
+        Error::unavailable(format!("asking {}", self.settings.address), timed_out, None)
+    }
+
     /// Keeps the connection up, for as long as the engine's thread runs.
-    pub(super) async fn keep_up(self: Arc<Self>, client: ClientId, wake: WakeUps) {
+    pub(super) async fn keep_up(self: Arc<Self>, client: ClientId, report: Report) {
+        let to = Destination::ONLY;
         let mut before: Option<Identity> = None;
         let mut number = 0;
         let mut delay = SHORTEST_DELAY;
         loop {
-            let made = tokio::time::timeout(
-                self.settings.connect_timeout,
-                self.connect(client, before.as_ref()),
-            );
-            let live = made.await.unwrap_or_else(|_| {
+            let connecting = self.connect(client, before.as_ref());
+            let connected = tokio::time::timeout(self.settings.connect_timeout, connecting).await;
+            let connected = connected.unwrap_or_else(|_| {
                 let what = format!("connecting to {}", self.settings.address);
-                Err(Error::Unavailable { what, timed_out: true, source: None })
+                Err(Error::unavailable(what, true, None))
             });
-            match live {
-                Ok(live) => {
+            match connected {
+                Ok(connection) => {
                     let since = Instant::now();
                     number += 1;
-                    self.state.send_replace(State::Up(live.connection.clone(), number));
-                    if before.replace(live.identity.clone()).is_some() {
-                        wake(WakeUp::Reconnected);
-                    }
-                    self.serve(client, live, number, &wake).await;
-                    tracing::warn!(address = self.settings.address, "connection lost");
+                    self.state.send_replace(State::Up(connection.commands.clone(), number));
+                    let again = before.replace(connection.identity.clone()).is_some();
+                    let stragglers = connection.stragglers;
+                    report(Event::Connected { to, again, stragglers });
+                    self.serve(client, connection, number, &report).await;
                     self.state.send_replace(State::Connecting);
-                    // One that is lost again and again, as that to a replica, is not made again in a circle.
+                    let lost = format!("asking {}: connection lost", self.settings.address);
+                    report(Event::Disconnected(to, Error::unavailable(lost, false, None)));
+                    // One that is lost again and again is not replaced in a circle.
                     if since.elapsed() > LONGEST_DELAY {
                         delay = SHORTEST_DELAY;
                     } else {
@@ -238,8 +265,9 @@ impl Link {
                     }
                 }
                 Err(error) => {
-                    tracing::debug!(%error, "no connection");
-                    self.state.send_replace(State::Down(error));
+                    event!(debug, %error, "no connection");
+                    self.state.send_replace(State::Down(error.clone()));
+                    report(Event::Disconnected(to, error));
                     tokio::time::sleep(delay).await;
                     delay = (delay * 2).min(LONGEST_DELAY);
                 }
@@ -247,16 +275,16 @@ impl Link {
         }
     }
 
-    /// Until the connection is gone, or no longer to be trusted.
-    async fn serve(&self, client: ClientId, mut live: Live, number: u64, wake: &WakeUps) {
+    /// Until the connection is lost or suspect.
+    async fn serve(&self, client: ClientId, mut live: Connection, number: u64, report: &Report) {
         let mut suspected = self.suspected.subscribe();
-        let mut who_we_are = tokio::time::interval(WHO_WE_ARE_EVERY);
+        let mut introduce = tokio::time::interval(INTRODUCE_EVERY);
         loop {
             tokio::select! {
                 push = live.wake_ups.recv() => match push {
                     Some(PushInfo { kind: PushKind::Message, data }) => {
-                        if let Some(granted) = read_wake_up(&data) {
-                            wake(granted);
+                        if let Some(event) = read_wake_up(&data) {
+                            report(event);
                         }
                     }
                     // Not always announced: the channel may just end.
@@ -264,175 +292,25 @@ impl Link {
                     Some(_) => {}
                 },
                 _ = suspected.wait_for(|suspect| *suspect >= number) => return,
-                _ = who_we_are.tick() => {
+                _ = introduce.tick() => {
                     // Only statistics need it: whether it got through does not matter.
-                    let mut connection = live.connection.clone();
-                    let who = self.who_we_are(client);
+                    let mut connection = live.commands.clone();
+                    let introduction = self.introduction(client);
                     tokio::spawn(async move {
-                        let _ = connection.send_packed_commands(&who, 0, who.len()).await;
+                        let sent = connection.send_packed_commands(&introduction, 0, introduction.len());
+                        let _ = sent.await;
                     });
                 }
             }
         }
     }
-
-    async fn connect(&self, client: ClientId, before: Option<&Identity>) -> Result<Live, Error> {
-        let what = format!("connecting to {}", self.settings.address);
-        let failed = |error: RedisError| translate(&what, &error);
-        let mut live = match self.connect_resp3().await {
-            Err(error) if refuses_resp3(&error) => self.connect_resp2(client).await?,
-            made => made.map_err(failed)?,
-        };
-        let connection = &mut live.connection;
-
-        let mut hello = Pipeline::new();
-        hello.cmd("INFO").arg("server").cmd("CLIENT").arg("ID");
-        let loaded = hello.len();
-        for load in self.scripts.load() {
-            hello.add_command(load);
-        }
-        let answers = connection.send_packed_commands(&hello, 0, hello.len()).await;
-        let mut answers = answers.map_err(failed)?;
-        let scripts = answers.split_off(loaded);
-        for answer in scripts {
-            answer.extract_error().map_err(failed)?;
-        }
-        // A user who may not ask for either is let in; then nobody can tell him that the server is too old.
-        if let Ok(info) = redis::from_redis_value::<String>(answers.remove(0)) {
-            check_version(&info)?;
-            field(&info, "run_id:").unwrap_or_default().clone_into(&mut live.identity.run);
-        }
-        live.identity.id = redis::from_redis_value(answers.remove(0)).unwrap_or_default();
-        if live.second.is_none() {
-            let subscribed = live.connection.subscribe(self.channel(client)).await;
-            subscribed.map_err(|error| self.no_wake_ups(client, &error))?;
-        }
-        if let Some(before) = before.filter(|before| before.run == live.identity.run) {
-            let mut kill = redis::cmd("CLIENT");
-            kill.arg("KILL").arg("ID").arg(before.id);
-            // Most often it is gone already.
-            let _ = live.connection.send_packed_command(&kill).await;
-        }
-        Ok(live)
-    }
-
-    async fn connect_resp3(&self) -> Result<Live, RedisError> {
-        let (push, wake_ups) = mpsc::unbounded_channel();
-        let info = self.info(ProtocolVersion::RESP3);
-        let config = self.config().set_push_sender(push);
-        let redis = Client::open(info)?;
-        let connection = redis.get_multiplexed_async_connection_with_config(&config).await?;
-        Ok(Live { connection, wake_ups, second: None, identity: Identity::default() })
-    }
-
-    async fn connect_resp2(&self, client: ClientId) -> Result<Live, Error> {
-        let what = format!("connecting to {}", self.settings.address);
-        let failed = |error: RedisError| translate(&what, &error);
-        let (push, wake_ups) = mpsc::unbounded_channel();
-        let redis = Client::open(self.info(ProtocolVersion::RESP2)).map_err(failed)?;
-        let config = self.config();
-        let connection = redis.get_multiplexed_async_connection_with_config(&config).await;
-        let connection = connection.map_err(failed)?;
-        let (mut sink, mut stream) = redis.get_async_pubsub().await.map_err(failed)?.split();
-        let subscribed = sink.subscribe(self.channel(client)).await;
-        subscribed.map_err(|error| self.no_wake_ups(client, &error))?;
-        let second = tokio::spawn(async move {
-            // The sink is kept for as long as messages are read.
-            let _sink = sink;
-            while let Some(message) = std::future::poll_fn(|cx| {
-                futures_core::Stream::poll_next(std::pin::Pin::new(&mut stream), cx)
-            })
-            .await
-            {
-                let payload = Value::BulkString(message.get_payload_bytes().to_vec());
-                let channel = Value::BulkString(message.get_channel_name().into());
-                let data = vec![channel, payload];
-                if push.send(PushInfo { kind: PushKind::Message, data }).is_err() {
-                    return;
-                }
-            }
-        });
-        let second = Some(AbortOnDrop(second));
-        Ok(Live { connection, wake_ups, second, identity: Identity::default() })
-    }
-
-    fn info(&self, protocol: ProtocolVersion) -> ConnectionInfo {
-        let keepalive = TcpKeepalive::new()
-            .with_time(Duration::from_secs(10))
-            .with_interval(Duration::from_secs(5))
-            .with_retries(3);
-        let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
-        #[cfg(any(target_os = "linux", target_os = "android"))]
-        let tcp = tcp.set_user_timeout(self.settings.socket_timeout);
-        let info = self.settings.info.clone();
-        let redis = info.redis_settings().clone().set_protocol(protocol);
-        info.set_redis_settings(redis).set_tcp_settings(tcp)
-    }
-
-    fn config(&self) -> AsyncConnectionConfig {
-        AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.settings.connect_timeout))
-            .set_response_timeout(Some(self.settings.socket_timeout))
-            .set_pipeline_buffer_size(1024)
-    }
-
-    fn no_wake_ups(&self, client: ClientId, error: &RedisError) -> Error {
-        translate(&format!("subscribing to our wake-ups, {:?}", self.channel(client)), error)
-    }
-
-    fn channel(&self, client: ClientId) -> String {
-        format!("{}:wake:{client}", self.settings.namespace)
-    }
-
-    fn who_we_are(&self, client: ClientId) -> Pipeline {
-        let key = format!("{}:client:{client}", self.settings.namespace);
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let program = std::env::args().next().unwrap_or_default();
-        let program = program.rsplit('/').next().unwrap_or_default().to_owned();
-        let mut pipeline = Pipeline::new();
-        pipeline.cmd("HSET").arg(&key).arg("host").arg(host).arg("pid").arg(std::process::id());
-        pipeline.arg("program").arg(program);
-        pipeline.cmd("HSETNX").arg(&key).arg("since").arg(crate::clock::wall_micros() / 1_000_000);
-        pipeline.cmd("EXPIRE").arg(&key).arg(WHO_WE_ARE_FOR.as_secs());
-        pipeline
-    }
 }
 
-fn read_wake_up(data: &[Value]) -> Option<WakeUp> {
+fn read_wake_up(data: &[Value]) -> Option<Event> {
     let [_, Value::BulkString(payload)] = data else { return None };
     let (id, name) = std::str::from_utf8(payload).ok()?.split_once(' ')?;
     if id == "lock" {
-        return Some(WakeUp::Released(Name::new("key", name).ok()?));
+        return Some(Event::Unlocked(Name::new("key", name).ok()?));
     }
-    Some(WakeUp::Granted(Name::new("name", name).ok()?, id.parse().ok()?))
-}
-
-fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
-    info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
-}
-
-fn check_version(info: &str) -> Result<(), Error> {
-    let Some(version) = field(info, "redis_version:") else { return Ok(()) };
-    let mut numbers = version.split('.').map(|number| number.parse::<u32>().unwrap_or_default());
-    let found = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
-    if found < OLDEST {
-        let (major, minor) = OLDEST;
-        let what =
-            format!("it is Redis {version}, and too old: at least {major}.{minor} is needed");
-        return Err(Error::Refused { what });
-    }
-    Ok(())
-}
-
-/// The words differ from server to server and from proxy to proxy.
-fn refuses_resp3(error: &RedisError) -> bool {
-    let detail = error.detail().unwrap_or_default().to_ascii_lowercase();
-    match error.kind() {
-        ErrorKind::RESP3NotSupported => true,
-        ErrorKind::Server(ServerErrorKind::ResponseError) | ErrorKind::Extension => {
-            let unknown = detail.contains("unknown") || detail.contains("unsupported");
-            error.code() == Some("NOPROTO") || detail.contains("hello") && unknown
-        }
-        _ => false,
-    }
+    Some(Event::Granted(Name::new("name", name).ok()?, id.parse().ok()?))
 }

@@ -1,7 +1,5 @@
 //! Locks on Redis: keys, and one script an operation.
 
-use std::sync::Arc;
-
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use redis::{Cmd, Value};
@@ -9,12 +7,14 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use super::link::Link;
-use super::scripts::Scripts;
+use super::scripts::{Scripts, with_branches};
 use super::stats;
-use crate::backend::{Later, LockStore, Wake};
-use crate::machine::lock::{Acquired, By, CLEAN_UP_AFTER_MS, Record, Verdict, is_live};
+use crate::engine::foreign::event;
+use crate::machine::lock::{
+    Acquired, By, CLEAN_UP_AFTER_MS, LockCommand, LockOutcome, Notify, Record, Verdict, is_live,
+};
 use crate::name::Name;
-use crate::{ClientId, Error, Fence, LockId};
+use crate::{ClientId, Error, Fence};
 
 #[cfg(test)]
 mod tests;
@@ -30,24 +30,22 @@ const FENCE_WARNING: u64 = 9_000_000_000_000_000_000;
 
 pub(super) const PRELUDE: &str = include_str!("lua/lock/prelude.lua");
 
-/// The scripts, in the order of their bodies.
-#[derive(Clone, Copy, Debug)]
-enum Script {
-    Acquire,
-    Release,
-    Extend,
-    IsLocked,
-    Lookup,
-}
+/// What serves one command after the other.
+const APPLY: &str = include_str!("lua/lock/apply.lua");
+
+/// The commands, each with its word.
+const COMMANDS: [(&str, &str); 5] = [
+    ("acquire", include_str!("lua/lock/acquire.lua")),
+    ("release", include_str!("lua/lock/release.lua")),
+    ("extend", include_str!("lua/lock/extend.lua")),
+    ("is_locked", include_str!("lua/lock/is_locked.lua")),
+    ("lookup", include_str!("lua/lock/lookup.lua")),
+];
 
 /// What follows the prelude.
-pub(super) const BODIES: [&str; 5] = [
-    include_str!("lua/lock/acquire.lua"),
-    include_str!("lua/lock/release.lua"),
-    include_str!("lua/lock/extend.lua"),
-    include_str!("lua/lock/is_locked.lua"),
-    include_str!("lua/lock/lookup.lua"),
-];
+pub(super) fn with_commands() -> String {
+    with_branches(APPLY, "-- COMMANDS\n", "command", &COMMANDS)
+}
 
 /// How the keys of locks begin.
 #[derive(Clone, Debug)]
@@ -80,173 +78,130 @@ impl Default for Prefix {
     }
 }
 
-/// The typed calls of the scripts: the one place that knows the order of their KEYS and ARGV.
+/// The typed calls of the script: the one place that knows the order of its KEYS and ARGV.
 pub(super) struct Calls {
     prefix: Prefix,
     namespace: String,
-    client: ClientId,
-    /// The hashes of the scripts.
-    hashes: [String; 5],
 }
 
 impl Calls {
-    pub(super) fn new(
+    pub(super) fn new(prefix: Prefix, namespace: &str) -> Self {
+        Self { prefix, namespace: namespace.to_owned() }
+    }
+
+    /// The one call that asks for all of these commands.
+    pub(super) fn apply(
+        &self,
         scripts: &Scripts,
-        prefix: Prefix,
-        namespace: &str,
         client: ClientId,
-    ) -> Self {
-        let hashes = std::array::from_fn(|at| scripts.locks[at].hash.clone());
-        Self { prefix, namespace: namespace.to_owned(), client, hashes }
-    }
-
-    fn script(&self, script: Script, keys: &[&str]) -> Cmd {
+        commands: &[&LockCommand],
+    ) -> Cmd {
+        let spelled: Vec<_> = commands.iter().map(|command| self.spell(command)).collect();
         let mut cmd = redis::cmd("EVALSHA");
-        cmd.arg(&self.hashes[script as usize]).arg(keys.len()).arg(keys);
-        cmd
-    }
-
-    pub(super) fn acquire(&self, key: &Name, id: LockId, ttl: u64, wake: Wake) -> Cmd {
-        let lock = self.prefix.storage_key("", key.as_str());
-        let index = self.prefix.storage_key("id:", id.as_str());
-        let fence = self.prefix.storage_key("fence:", key.as_str());
-        let waiting = format!("{}:lock_waiting:{lock}", self.namespace);
-        let mut cmd = self.script(Script::Acquire, &[&lock, &index, &fence, &waiting]);
-        cmd.arg(id.as_str()).arg(ttl).arg(serde_json::Value::from(key.as_str()).to_string());
-        cmd.arg(&self.prefix.0).arg(match wake {
-            Wake::Never => "never",
-            Wake::IfLocked => "if_locked",
-            Wake::Always => "always",
-        });
-        if wake != Wake::Never {
-            cmd.arg(self.client.to_string());
+        cmd.arg(&scripts.locks.hash);
+        cmd.arg(spelled.iter().map(|(_, keys, _)| keys.len()).sum::<usize>());
+        for (_, keys, _) in &spelled {
+            cmd.arg(keys);
+        }
+        cmd.arg(&self.prefix.0).arg(&self.namespace).arg(client.to_string());
+        for (word, keys, arguments) in &spelled {
+            cmd.arg(*word).arg(keys.len()).arg(arguments.len()).arg(arguments);
         }
         cmd
     }
 
-    pub(super) fn release(&self, id: LockId) -> Cmd {
-        let index = self.prefix.storage_key("id:", id.as_str());
-        let mut cmd = self.script(Script::Release, &[&index]);
-        cmd.arg(id.as_str()).arg(&self.prefix.0).arg(&self.namespace);
-        cmd
-    }
-
-    pub(super) fn extend(&self, id: LockId, ttl: u64) -> Cmd {
-        let index = self.prefix.storage_key("id:", id.as_str());
-        let mut cmd = self.script(Script::Extend, &[&index]);
-        cmd.arg(id.as_str()).arg(&self.prefix.0).arg(ttl);
-        cmd
-    }
-
-    pub(super) fn is_locked(&self, key: &Name, clean_up: bool) -> Cmd {
-        let lock = self.prefix.storage_key("", key.as_str());
-        let mut cmd = self.script(Script::IsLocked, &[&lock]);
-        if clean_up {
-            cmd.arg(CLEAN_UP_AFTER_MS)
-        } else {
-            cmd.arg("-")
-        };
-        cmd.arg(format!("{}id:", self.prefix.0));
-        cmd
-    }
-
-    pub(super) fn lookup(&self, by: &By) -> Cmd {
-        let (key, id) = match by {
-            By::Key(key) => (self.prefix.storage_key("", key.as_str()), "-"),
-            By::Id(id) => (self.prefix.storage_key("id:", id.as_str()), id.as_str()),
-        };
-        let mut cmd = self.script(Script::Lookup, &[&key]);
-        cmd.arg(id).arg(&self.prefix.0);
-        cmd
-    }
-}
-
-/// The locks of one server.
-pub(super) struct RedisLocks {
-    link: Arc<Link>,
-    calls: Calls,
-}
-
-impl RedisLocks {
-    pub(super) fn new(link: Arc<Link>, client: ClientId) -> Self {
-        let settings = &link.settings;
-        let prefix = settings.lock_prefix.clone();
-        let calls = Calls::new(&link.scripts, prefix, &settings.namespace, client);
-        Self { link, calls }
-    }
-
-    fn send<T: Send + 'static>(
-        &self,
-        cmd: Cmd,
-        decode: fn(&Value) -> Result<T, String>,
-    ) -> Later<T> {
-        let link = self.link.clone();
-        Box::pin(async move {
-            let answer = link.send(vec![cmd]).await?.pop().unwrap_or(Value::Nil);
-            decode(&answer).map_err(Error::internal)
-        })
-    }
-}
-
-impl LockStore for RedisLocks {
-    fn acquire(&self, key: &Name, id: LockId, ttl: u64, wake: Wake) -> Later<Acquired> {
-        self.send(self.calls.acquire(key, id, ttl, wake), decode_acquired)
-    }
-
-    fn release(&self, id: LockId) -> Later<Verdict<Option<Name>>> {
-        // Who waits is told by the script.
-        self.send(self.calls.release(id), |value| verdict(value, None))
-    }
-
-    fn extend(&self, id: LockId, ttl: u64) -> Later<Verdict<u64>> {
-        self.send(self.calls.extend(id, ttl), decode_extended)
-    }
-
-    fn is_locked(&self, key: &Name, clean_up: bool) -> Later<bool> {
-        self.send(self.calls.is_locked(key, clean_up), |value| Ok(number(value)? == 1))
-    }
-
-    fn lookup(&self, by: By) -> Later<Option<Record>> {
-        // What the scripts take for a lock may still have an id or a key that cannot be ours.
-        let found = self.send(self.calls.lookup(&by), |value| Ok(decode_record(value)));
-        let what = match &by {
-            By::Key(key) => format!("{:?}", self.calls.prefix.storage_key("", key.as_str())),
-            By::Id(_) => "the key of that lock id".to_owned(),
-        };
-        Box::pin(async move {
-            found.await?.map_err(|problem| {
-                Error::invalid("key", format!("{what} holds something that is not ours: {problem}"))
-            })
-        })
-    }
-
-    fn list(&self, limit: usize) -> Later<Vec<Record>> {
-        let (link, prefix) = (self.link.clone(), self.calls.prefix.0.clone());
-        Box::pin(async move {
-            let mut keys = stats::scan(&link, &format!("{}*", stats::escaped(&prefix))).await?;
-            let (fences, ids) = (format!("{prefix}fence:"), format!("{prefix}id:"));
-            keys.retain(|key| !key.starts_with(&fences) && !key.starts_with(&ids));
-            let get = |key| {
-                let mut get = redis::cmd("GET");
-                get.arg(key);
-                get
-            };
-            let mut records = Vec::new();
-            for keys in keys.into_iter().collect::<Vec<_>>().chunks(100) {
-                // One at a time, as some may be none of ours.
-                let time = redis::cmd("TIME");
-                let calls = [time].into_iter().chain(keys.iter().map(get)).collect();
-                let mut answers = link.send_each(calls).await?.into_iter();
-                let (seconds, micros): (u64, u64) =
-                    stats::read(answers.next().unwrap_or(Ok(Value::Nil))?)?;
-                let now = seconds * 1000 + micros / 1000;
-                let found = answers.filter_map(|answer| decode_record(&answer.ok()?).ok()?);
-                records.extend(found.filter(|record| is_live(record.expires_at, now)));
+    /// A command's word, its KEYS and its ARGV.
+    fn spell(&self, command: &LockCommand) -> (&'static str, Vec<String>, Vec<String>) {
+        let index = |id: &str| self.prefix.storage_key("id:", id);
+        let lock = |key: &Name| self.prefix.storage_key("", key.as_str());
+        match command {
+            LockCommand::Acquire { key, id, ttl, notify } => {
+                let lock = lock(key);
+                let fence = self.prefix.storage_key("fence:", key.as_str());
+                let waiting = format!("{}:lock_waiting:{lock}", self.namespace);
+                let json = serde_json::Value::from(key.as_str()).to_string();
+                let notify = match notify {
+                    Notify::Never => "never",
+                    Notify::IfLocked => "if_locked",
+                    Notify::Always => "always",
+                };
+                let arguments =
+                    vec![id.as_str().to_owned(), ttl.to_string(), json, notify.to_owned()];
+                ("acquire", vec![lock, index(id.as_str()), fence, waiting], arguments)
             }
-            records.sort_by(|a: &Record, b| a.key.cmp(&b.key));
-            records.truncate(limit);
-            Ok(records)
-        })
+            LockCommand::Release { id } => {
+                ("release", vec![index(id.as_str())], vec![id.as_str().to_owned()])
+            }
+            LockCommand::Extend { id, ttl } => {
+                let arguments = vec![id.as_str().to_owned(), ttl.to_string()];
+                ("extend", vec![index(id.as_str())], arguments)
+            }
+            LockCommand::IsLocked { key, clean_up } => {
+                let after = if *clean_up { CLEAN_UP_AFTER_MS.to_string() } else { "-".to_owned() };
+                ("is_locked", vec![lock(key)], vec![after])
+            }
+            LockCommand::Lookup(By::Key(key)) => ("lookup", vec![lock(key)], vec!["-".to_owned()]),
+            LockCommand::Lookup(By::Id(id)) => {
+                ("lookup", vec![index(id.as_str())], vec![id.as_str().to_owned()])
+            }
+        }
+    }
+
+    /// Reads the answer to one command.
+    pub(super) fn decode(
+        &self,
+        command: &LockCommand,
+        value: &Value,
+    ) -> Result<LockOutcome, Error> {
+        let outcome = match command {
+            LockCommand::Acquire { .. } => decode_acquired(value).map(LockOutcome::Acquire),
+            // Whoever waits is notified by the script.
+            LockCommand::Release { .. } => verdict(value, None).map(LockOutcome::Release),
+            LockCommand::Extend { .. } => decode_extended(value).map(LockOutcome::Extend),
+            LockCommand::IsLocked { .. } => {
+                number(value).map(|number| LockOutcome::IsLocked(number == 1))
+            }
+            LockCommand::Lookup(by) => {
+                // What the script takes for a lock may still have an id or a key that cannot be ours.
+                return decode_record(value).map(LockOutcome::Lookup).map_err(|problem| {
+                    let what = match by {
+                        By::Key(key) => format!("{:?}", self.prefix.storage_key("", key.as_str())),
+                        By::Id(_) => "the key of that lock id".to_owned(),
+                    };
+                    let problem = format!("{what} holds something that is not ours: {problem}");
+                    Error::invalid("key", problem)
+                });
+            }
+        };
+        outcome.map_err(Error::internal)
+    }
+
+    /// The locks that are held, by key.
+    pub(super) async fn list(&self, link: &Link, limit: usize) -> Result<Vec<Record>, Error> {
+        let prefix = &self.prefix.0;
+        let mut keys = stats::scan(link, &format!("{}*", stats::escaped(prefix))).await?;
+        let (fences, ids) = (format!("{prefix}fence:"), format!("{prefix}id:"));
+        keys.retain(|key| !key.starts_with(&fences) && !key.starts_with(&ids));
+        let get = |key| {
+            let mut get = redis::cmd("GET");
+            get.arg(key);
+            get
+        };
+        let mut records = Vec::new();
+        for keys in keys.into_iter().collect::<Vec<_>>().chunks(100) {
+            // One at a time, as some may be none of ours.
+            let time = redis::cmd("TIME");
+            let calls = [time].into_iter().chain(keys.iter().map(get)).collect();
+            let mut answers = link.send_each(calls).await?.into_iter();
+            let (seconds, micros): (u64, u64) =
+                stats::read(answers.next().unwrap_or(Ok(Value::Nil))?)?;
+            let now = seconds * 1000 + micros / 1000;
+            let found = answers.filter_map(|answer| decode_record(&answer.ok()?).ok()?);
+            records.extend(found.filter(|record| is_live(record.expires_at, now)));
+        }
+        records.sort_by(|a: &Record, b| a.key.cmp(&b.key));
+        records.truncate(limit);
+        Ok(records)
     }
 }
 
@@ -267,7 +222,7 @@ fn decode_fence(value: &Value) -> Result<Fence, String> {
     let digits = String::from_utf8_lossy(digits);
     let fence: Fence = digits.parse().map_err(|_| format!("{digits:?} is no fence"))?;
     if fence.get() > FENCE_WARNING {
-        tracing::warn!(%fence, "the fence counter is near its end at 2^63: use another key");
+        event!(warn, %fence, "the fence counter is near its end at 2^63: use another key");
     }
     Ok(fence)
 }

@@ -1,6 +1,5 @@
 //! Pools on Redis: keys, and one script an operation.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -9,8 +8,7 @@ use super::link::Link;
 use super::scripts::Scripts;
 use super::stats;
 use crate::Error;
-use crate::backend::{Later, PoolStore};
-use crate::machine::pool::{Answer, Ask, Status, What};
+use crate::machine::pool::{PoolAction, PoolCommand, PoolOutcome, Status};
 use crate::pool::{PoolMember, PoolStats};
 
 #[cfg(test)]
@@ -27,12 +25,12 @@ pub(super) const BODIES: [&str; 4] = [
 ];
 
 /// The call of the script that this asks for: the one place that knows the order of its KEYS and ARGV.
-pub(super) fn call(scripts: &Scripts, ask: &Ask) -> Cmd {
-    let (at, instance) = match &ask.what {
-        What::Acquire { instance, .. } => (0, Some(instance)),
-        What::Renew { instance } => (1, Some(instance)),
-        What::Release { instance } => (2, Some(instance)),
-        What::Count => (3, None),
+pub(super) fn call(scripts: &Scripts, ask: &PoolCommand) -> Cmd {
+    let (at, instance) = match &ask.action {
+        PoolAction::Acquire { instance, .. } => (0, Some(instance)),
+        PoolAction::Renew { instance } => (1, Some(instance)),
+        PoolAction::Release { instance } => (2, Some(instance)),
+        PoolAction::Count => (3, None),
     };
     let mut cmd = redis::cmd("EVALSHA");
     cmd.arg(&scripts.pools[at].hash).arg(if instance.is_some() { 2 } else { 1 });
@@ -44,49 +42,32 @@ pub(super) fn call(scripts: &Scripts, ask: &Ask) -> Cmd {
     if let Some(instance) = instance {
         cmd.arg(instance.as_str());
     }
-    if let What::Acquire { capacity, .. } = &ask.what {
+    if let PoolAction::Acquire { capacity, .. } = &ask.action {
         cmd.arg(*capacity);
     }
     cmd
 }
 
-/// The pools of one server.
-pub(super) struct RedisPools(pub(super) Arc<Link>);
+/// Redis does not say which key had the wrong type.
+pub(super) fn misplaced(link: &Link, command: &PoolCommand) -> Error {
+    let key = format!("semaphores:{}", command.pool);
+    let problem = format!("the key {key:?} on {} is not a pool", link.settings.address);
+    Error::invalid("name", problem + ": choose another name")
+}
 
-impl PoolStore for RedisPools {
-    fn ask(&self, ask: Ask) -> Later<Answer> {
-        let link = self.0.clone();
-        let cmd = call(&link.scripts, &ask);
-        Box::pin(async move {
-            let answer = match link.send(vec![cmd]).await {
-                Err(Error::InvalidArgument { .. }) => {
-                    let (pool, address) = (&ask.pool, &link.settings.address);
-                    let key = format!("semaphores:{pool}");
-                    let problem = format!("the key {key:?} on {address} is not a pool");
-                    return Err(Error::invalid("name", problem + ": choose another name"));
-                }
-                answer => answer?.pop().unwrap_or(Value::Nil),
-            };
-            decode(&answer).map_err(Error::internal)
-        })
+/// The pools that have members, by name.
+pub(super) async fn list(link: &Link, limit: usize) -> Result<Vec<PoolStats>, Error> {
+    let mut keys = stats::scan(link, "semaphores:*").await?;
+    keys.retain(|key| !key.starts_with(HOLDERS));
+    let mut pools = Vec::new();
+    for key in keys {
+        if pools.len() < limit
+            && let Some(name) = key.strip_prefix("semaphores:")
+        {
+            pools.extend(look(link, name).await?);
+        }
     }
-
-    fn list(&self, limit: usize) -> Later<Vec<PoolStats>> {
-        let link = self.0.clone();
-        Box::pin(async move {
-            let mut keys = stats::scan(&link, "semaphores:*").await?;
-            keys.retain(|key| !key.starts_with(HOLDERS));
-            let mut pools = Vec::new();
-            for key in keys {
-                if pools.len() < limit
-                    && let Some(name) = key.strip_prefix("semaphores:")
-                {
-                    pools.extend(look(&link, name).await?);
-                }
-            }
-            Ok(pools)
-        })
-    }
+    Ok(pools)
 }
 
 const HOLDERS: &str = "semaphores:holders:";
@@ -119,7 +100,7 @@ async fn look(link: &Link, name: &str) -> Result<Option<PoolStats>, Error> {
 }
 
 /// Reads an answer, once and for all: no status travels further in as text.
-pub(super) fn decode(value: &Value) -> Result<Answer, String> {
+pub(super) fn decode(value: &Value) -> Result<PoolOutcome, String> {
     let unexpected = || format!("a pool answered {value:?}");
     let Value::Array(fields) = value else { return Err(unexpected()) };
     let (status, current, expired) = match &fields[..] {
@@ -140,5 +121,5 @@ pub(super) fn decode(value: &Value) -> Result<Answer, String> {
         _ => return Err(unexpected()),
     };
     let count = |number: &i64| u64::try_from(*number).map_err(|error| error.to_string());
-    Ok(Answer { status, current: count(current)?, expired: count(expired)? })
+    Ok(PoolOutcome { status, current: count(current)?, expired: count(expired)? })
 }

@@ -1,5 +1,7 @@
 //! The Lua scripts, each with the one function that knows the order of its KEYS and ARGV.
 
+use std::sync::Arc;
+
 use redis::{Arg, Cmd};
 
 use crate::clock::Span;
@@ -68,9 +70,7 @@ impl Transition {
                 Command::Enqueue { capacity: c, wait: w, terms: t, label: l, .. },
             ) => (capacity, wait, terms, label) == (c, w, t, l),
             (Command::Confirm { terms, .. }, Command::Confirm { terms: t, .. }) => terms == t,
-            (Command::Renew { heartbeat, .. }, Command::Renew { heartbeat: h, .. }) => {
-                heartbeat == h
-            }
+            (Command::Renew { lease, .. }, Command::Renew { lease: h, .. }) => lease == h,
             (Command::Release { confirmed, .. }, Command::Release { confirmed: c, .. }) => {
                 confirmed == c
             }
@@ -100,7 +100,7 @@ impl Script {
 #[derive(Debug)]
 pub(super) struct Scripts {
     semaphores: Script,
-    pub(super) locks: [Script; 5],
+    pub(super) locks: Script,
     pub(super) pools: [Script; 4],
 }
 
@@ -133,13 +133,13 @@ impl Scripts {
         let tolerance = format!("local TOLERANCE_MS = {TOLERANCE_MS}");
         Self {
             semaphores: Script::new(&[semaphores, CLAIMS, &with_transitions()]),
-            locks: super::locks::BODIES.map(|body| Script::new(&[&tolerance, locks, body])),
+            locks: Script::new(&[&tolerance, locks, &super::locks::with_commands()]),
             pools: super::pools::BODIES.map(|body| Script::new(&[pools, body])),
         }
     }
 
     fn all(&self) -> impl Iterator<Item = &Script> {
-        std::iter::once(&self.semaphores).chain(&self.locks).chain(&self.pools)
+        [&self.semaphores, &self.locks].into_iter().chain(&self.pools)
     }
 
     /// What loads all of them.
@@ -168,7 +168,7 @@ impl Scripts {
     }
 
     /// The one call that asks for all of this: some commands of each of some names, all of one client.
-    pub(super) fn apply(&self, parts: &[(&Keys, &[Command])]) -> Cmd {
+    pub(super) fn apply(&self, parts: &[(Arc<Keys>, &[Command])]) -> Cmd {
         let mut cmd = redis::cmd("EVALSHA");
         cmd.arg(&self.semaphores.hash).arg(parts.len() * KINDS.len());
         for (keys, _) in parts {
@@ -185,18 +185,24 @@ impl Scripts {
     }
 }
 
-/// The transitions in their place, as branches: a script pays for every function that it defines.
+/// The transitions in their place.
 fn with_transitions() -> String {
-    let branch = |transition: Transition| {
-        format!("if transition == '{}' then\n{}", transition.word(), transition.body())
-    };
-    let branches = Transition::ALL.map(branch).join("\nelse") + "\nend\n";
-    assert!(APPLY.contains(PLACE), "apply.lua has no place for the transitions");
-    APPLY.replace(PLACE, &branches)
+    let bodies = Transition::ALL.map(|transition| (transition.word(), transition.body()));
+    with_branches(APPLY, "-- TRANSITIONS\n", "transition", &bodies)
 }
 
-/// Where they go.
-const PLACE: &str = "-- TRANSITIONS\n";
+/// A script with a branch for each word that `variable` may be: a script pays for every function that it defines.
+pub(super) fn with_branches(
+    script: &str,
+    place: &str,
+    variable: &str,
+    bodies: &[(&str, &str)],
+) -> String {
+    assert!(script.contains(place), "there is no place for the branches: {place}");
+    let branch = |(word, body): &(&str, &str)| format!("if {variable} == '{word}' then\n{body}");
+    let branches: Vec<_> = bodies.iter().map(branch).collect();
+    script.replace(place, &(branches.join("\nelse") + "\nend\n"))
+}
 
 /// What the keys of one name are called, and their types, in the order of KEYS.
 const KINDS: [(&str, &str); 7] = [
@@ -278,8 +284,8 @@ impl Keys {
                 Command::Confirm { terms, .. } => {
                     cmd.arg(spelled(*terms));
                 }
-                Command::Renew { heartbeat, .. } => {
-                    cmd.arg(heartbeat.map_or(0, Span::micros));
+                Command::Renew { lease, .. } => {
+                    cmd.arg(lease.map_or(0, Span::micros));
                 }
                 Command::Release { confirmed, .. } => {
                     cmd.arg(if *confirmed { "confirmed" } else { "unknown" });
@@ -305,10 +311,10 @@ fn count(group: &[Command]) -> usize {
 }
 
 fn spelled(terms: Terms) -> String {
-    let heartbeat = terms.heartbeat.map_or(0, Span::micros);
+    let lease = terms.lease.map_or(0, Span::micros);
     match terms.ttl {
-        Some(ttl) => format!("{heartbeat} {}", ttl.micros()),
-        None => format!("{heartbeat} -"),
+        Some(ttl) => format!("{lease} {}", ttl.micros()),
+        None => format!("{lease} -"),
     }
 }
 

@@ -7,10 +7,13 @@ use redis::{Cmd, FromRedisValue, Value, cmd};
 
 use super::link::Link;
 use crate::Error;
+use crate::engine::foreign::event;
 use crate::stats::{Member, Query, SemaphoreStats};
 
-/// How many names are asked about at once.
+/// How many names are asked about at once, and how many members: no answer is long, so that it neither fills the output
+/// buffer of the server nor keeps the engine's thread.
 const AT_ONCE: usize = 100;
+const PAGE: usize = 500;
 
 pub(super) async fn fetch(link: &Link, query: Query) -> Result<Vec<SemaphoreStats>, Error> {
     let asked_for = query.names.is_some();
@@ -47,7 +50,7 @@ async fn one_by_one(
                 return Err(Error::invalid("name", format!("{name:?}: {problem}")));
             }
             Err(error @ Error::InvalidArgument { .. }) => {
-                tracing::warn!(name, %error, "left out of the statistics");
+                event!(warn, name, %error, "left out of the statistics");
             }
             Err(error) => return Err(error),
         }
@@ -90,28 +93,17 @@ pub(super) async fn scan(link: &Link, pattern: &str) -> Result<BTreeSet<String>,
 }
 
 async fn of(link: &Link, names: &[String], waiters: bool) -> Result<Vec<SemaphoreStats>, Error> {
-    let ns = &link.settings.namespace;
     let mut calls = vec![cmd("TIME")];
     for name in names {
-        let key = |kind: &str| format!("{ns}:semaphore_{kind}:{name}");
-        let call = |command: &str, kind: &str, arguments: &[&str]| {
-            let mut call = cmd(command);
-            call.arg(key(kind)).arg(arguments);
-            call
-        };
-        calls.push(call("GET", "max", &[]));
-        calls.push(call("ZRANGE", "main", &["0", "-1", "WITHSCORES"]));
-        calls.push(call("ZRANGE", "ttl", &["0", "-1", "WITHSCORES"]));
-        calls.push(call("ZCARD", "waiting", &[]));
-        // Only the head, unless everybody is asked for.
-        let last = if waiters { "-1" } else { "0" };
-        calls.push(call("ZRANGE", "waiting", &["0", last, "WITHSCORES"]));
-        calls.push(call("ZRANGE", "waiting_heartbeat", &["0", last, "WITHSCORES"]));
+        calls.push(call(link, "GET", "max", name));
+        calls.push(call(link, "ZCARD", "waiting", name));
+        let mut head = call(link, "ZRANGE", "waiting", name);
+        head.arg(0).arg(0).arg("WITHSCORES");
+        calls.push(head);
     }
     let mut answers = link.send(calls).await?.into_iter();
     let mut next = || answers.next().unwrap_or(Value::Nil);
-    let (seconds, micros): (f64, f64) = read(next())?;
-    let now = seconds + micros / 1e6;
+    let now = seconds(read(next())?);
     let mut stats = Vec::new();
     for name in names {
         let capacity: Option<String> = read(next())?;
@@ -120,32 +112,119 @@ async fn of(link: &Link, names: &[String], waiters: bool) -> Result<Vec<Semaphor
             text.parse().map_err(|_| Error::invalid("name", problem()))
         });
         let capacity: Option<u32> = capacity.transpose()?;
-        let main: Scores = read(next())?;
-        let ttl: BTreeMap<String, f64> = read::<Scores>(next())?.0.into_iter().collect();
         let waiting = read(next())?;
-        let queue: Scores = read(next())?;
-        let alive: BTreeMap<String, f64> = read::<Scores>(next())?.0.into_iter().collect();
-        let holder = |(id, renew_by): (String, f64)| {
-            let ends = ttl.get(&id).map_or(renew_by, |hold_until| hold_until.min(renew_by));
-            (ends > now)
-                .then(|| Member { ends_in: Some(seconds_between(now, ends)), ..unknown(id) })
-        };
-        let waiter = |(id, since): (String, f64)| Member {
-            age: Some(seconds_between(since, now)),
-            ends_in: alive.get(&id).map(|alive_by| seconds_between(now, *alive_by)),
-            ..unknown(id)
-        };
+        let head: Scores = read(next())?;
         stats.push(SemaphoreStats {
-            name: name.clone(),
             capacity: capacity.unwrap_or_default(),
-            holders: main.0.into_iter().filter_map(holder).collect(),
             waiting,
-            oldest_wait: queue.0.first().map(|(_, since)| seconds_between(*since, now)),
-            waiters: queue.0.into_iter().filter(|_| waiters).map(waiter).collect(),
+            oldest_wait: head.0.first().map(|(_, since)| seconds_between(*since, now)),
+            ..SemaphoreStats::unused(name.clone())
         });
     }
-    describe(link, &mut stats, now).await?;
+    let mut clients = BTreeMap::new();
+    for one in &mut stats {
+        one.holders = members(link, &one.name, Role::Holder, now, &mut clients).await?;
+        one.holders.sort_by_key(|member| std::cmp::Reverse(member.age));
+        if waiters {
+            one.waiters = members(link, &one.name, Role::Waiter, now, &mut clients).await?;
+        }
+    }
     Ok(stats)
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Role {
+    Holder,
+    Waiter,
+}
+
+/// The host and the process of a client, as far as they are known.
+type Clients = BTreeMap<String, (Option<String>, Option<u32>)>;
+
+/// Everybody who holds or waits, page by page. Whoever moves in the queue between two pages is listed once.
+async fn members(
+    link: &Link,
+    name: &str,
+    role: Role,
+    now: f64,
+    clients: &mut Clients,
+) -> Result<Vec<Member>, Error> {
+    let (mut all, mut seen, mut from) = (Vec::new(), BTreeSet::new(), 0);
+    loop {
+        let page = page(link, name, role, (from, now), clients).await?;
+        from += PAGE;
+        let last = page.is_none();
+        let page = page.unwrap_or_default();
+        all.extend(page.into_iter().filter(|member: &Member| seen.insert(member.id.clone())));
+        if last {
+            return Ok(all);
+        }
+    }
+}
+
+/// Members from one rank on, as of `now`. None after the last.
+async fn page(
+    link: &Link,
+    name: &str,
+    role: Role,
+    (from, now): (usize, f64),
+    clients: &mut Clients,
+) -> Result<Option<Vec<Member>>, Error> {
+    let kind = if role == Role::Holder { "main" } else { "waiting" };
+    let mut range = call(link, "ZRANGE", kind, name);
+    range.arg(from).arg(from + PAGE - 1).arg("WITHSCORES");
+    let ranked: Scores = one(link, range).await?;
+    let ids: Vec<&str> = ranked.0.iter().map(|(id, _)| id.as_str()).collect();
+    if ids.is_empty() {
+        return Ok(None);
+    }
+    let other = if role == Role::Holder { "ttl" } else { "waiting_heartbeat" };
+    let mut ends = call(link, "ZMSCORE", other, name);
+    ends.arg(&ids);
+    let mut info = call(link, "HMGET", "info", name);
+    info.arg(&ids);
+    let mut calls = vec![ends, info];
+    let known: BTreeSet<_> = ids.iter().filter_map(|id| client_of(id)).collect();
+    let new: Vec<_> = known.into_iter().filter(|client| !clients.contains_key(*client)).collect();
+    for client in &new {
+        let mut who = cmd("HMGET");
+        who.arg(format!("{}:client:{client}", link.settings.namespace)).arg("host").arg("pid");
+        calls.push(who);
+    }
+    let mut answers = link.send(calls).await?.into_iter();
+    let mut next = || answers.next().unwrap_or(Value::Nil);
+    let ends: Vec<Option<f64>> = read(next())?;
+    let infos: Vec<Option<String>> = read(next())?;
+    for client in new {
+        clients.insert(client.to_owned(), read(next())?);
+    }
+    let described = ranked.0.iter().zip(ends).zip(infos);
+    let members = described.filter_map(|(((id, score), other), info)| {
+        let (age, ends) = match role {
+            Role::Holder => (None, Some(other.map_or(*score, |ttl| ttl.min(*score)))),
+            Role::Waiter => (Some(seconds_between(*score, now)), other),
+        };
+        // A holder whose lease is over is one no more, though nobody has removed it.
+        if role == Role::Holder && ends.is_some_and(|ends| ends <= now) {
+            return None;
+        }
+        let known = client_of(id).and_then(|client| clients.get(client));
+        let (host, pid) = known.cloned().unwrap_or_default();
+        let ends_in = ends.map(|ends| seconds_between(now, ends));
+        let member = Member { host, pid, age, ends_in, ..unknown(id.clone()) };
+        Some(describe(member, info.as_deref().unwrap_or_default(), now))
+    });
+    Ok(Some(members.collect()))
+}
+
+fn call(link: &Link, command: &str, kind: &str, name: &str) -> Cmd {
+    let mut call = cmd(command);
+    call.arg(format!("{}:semaphore_{kind}:{name}", link.settings.namespace));
+    call
+}
+
+fn seconds((seconds, micros): (f64, f64)) -> f64 {
+    seconds + micros / 1e6
 }
 
 /// All that is known of an id by itself.
@@ -154,67 +233,19 @@ fn unknown(id: String) -> Member {
     Member { id, label, host, pid, age, ends_in, fence }
 }
 
-fn client_of(member: &Member) -> Option<&str> {
-    Some(member.id.split_once('-')?.0)
+fn client_of(id: &str) -> Option<&str> {
+    Some(id.split_once('-')?.0)
 }
 
-/// Adds what is known of each member: its label, fence and age, and the host and process of its client.
-async fn describe(link: &Link, stats: &mut [SemaphoreStats], now: f64) -> Result<(), Error> {
-    let ns = &link.settings.namespace;
-    let mut calls = Vec::new();
-    let mut clients = BTreeSet::new();
-    for one in &*stats {
-        let members = || one.holders.iter().chain(&one.waiters);
-        if members().next().is_some() {
-            let mut info = cmd("HMGET");
-            info.arg(format!("{ns}:semaphore_info:{}", one.name));
-            info.arg(members().map(|member| member.id.as_str()).collect::<Vec<_>>());
-            calls.push(info);
-        }
-        clients.extend(members().filter_map(client_of).map(str::to_owned));
-    }
-    for client in &clients {
-        let mut who = cmd("HMGET");
-        who.arg(format!("{ns}:client:{client}")).arg("host").arg("pid");
-        calls.push(who);
-    }
-    if calls.is_empty() {
-        return Ok(());
-    }
-    let mut answers = link.send(calls).await?.into_iter();
-    let mut next = || answers.next().unwrap_or(Value::Nil);
-    let mut described: Vec<&mut Member> = Vec::new();
-    for one in &mut *stats {
-        let mut members: Vec<_> = one.holders.iter_mut().chain(&mut one.waiters).collect();
-        if members.is_empty() {
-            continue;
-        }
-        let infos: Vec<Option<String>> = read(next())?;
-        for (member, info) in members.iter_mut().zip(infos) {
-            let info = info.unwrap_or_default();
-            let mut fields = info.splitn(5, ' ');
-            member.fence = fields.next().and_then(|fence| fence.parse().ok());
-            let since = fields.next().and_then(|since| since.parse::<f64>().ok());
-            // A waiter's place says more exactly since when.
-            member.age = member.age.or(since.map(|since| seconds_between(since / 1e6, now)));
-            member.label = fields.nth(2).filter(|label| !label.is_empty()).map(str::to_owned);
-        }
-        described.append(&mut members);
-    }
-    let mut known = BTreeMap::new();
-    for client in clients {
-        known.insert(client, read::<(Option<String>, Option<u32>)>(next())?);
-    }
-    for member in described {
-        if let Some((host, pid)) = client_of(member).and_then(|client| known.get(client)) {
-            member.host.clone_from(host);
-            member.pid = *pid;
-        }
-    }
-    for one in stats {
-        one.holders.sort_by_key(|member| std::cmp::Reverse(member.age));
-    }
-    Ok(())
+/// Adds its fence, age and label, from "fence since lease ttl label".
+fn describe(mut member: Member, info: &str, now: f64) -> Member {
+    let mut fields = info.splitn(5, ' ');
+    member.fence = fields.next().and_then(|fence| fence.parse().ok());
+    let since = fields.next().and_then(|since| since.parse::<f64>().ok());
+    // A waiter's place says more exactly since when.
+    member.age = member.age.or(since.map(|since| seconds_between(since / 1e6, now)));
+    member.label = fields.nth(2).filter(|label| !label.is_empty()).map(str::to_owned);
+    member
 }
 
 /// Members with their scores. RESP2 and RESP3 shape them differently.

@@ -2,6 +2,7 @@
 //! outcomes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -30,7 +31,7 @@ enum Step {
 enum Ask {
     Enqueue { number: u64, capacity: u32, wait: bool, terms: Terms },
     Confirm { number: u64, terms: Terms },
-    Renew { number: u64, heartbeat: Span },
+    Renew { number: u64, lease: Span },
     Release { number: u64 },
     Sweep,
 }
@@ -48,9 +49,7 @@ impl Ask {
                 Command::Enqueue { id: id(number), capacity, wait, terms, label }
             }
             Self::Confirm { number, terms } => Command::Confirm { id: id(number), terms },
-            Self::Renew { number, heartbeat } => {
-                Command::Renew { id: id(number), heartbeat: Some(heartbeat) }
-            }
+            Self::Renew { number, lease } => Command::Renew { id: id(number), lease: Some(lease) },
             Self::Release { number } => {
                 Command::Release { id: id(number), confirmed: machine.holds(id(number)) }
             }
@@ -64,7 +63,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let span = || (1..20_000_u64).prop_map(Span::from_micros);
     let terms = || {
         (span(), prop::option::weighted(0.3, span()))
-            .prop_map(|(heartbeat, ttl)| Terms { heartbeat: Some(heartbeat), ttl })
+            .prop_map(|(heartbeat, ttl)| Terms { lease: Some(heartbeat), ttl })
     };
     let capacity = || prop_oneof![9 => Just(2_u32), 1 => 1..5_u32];
     let enqueue = (vec((number(), prop::bool::weighted(0.9), terms()), 1..5), capacity()).prop_map(
@@ -78,8 +77,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let asks = prop_oneof![
         6 => enqueue,
         3 => (number(), terms()).prop_map(|(number, terms)| vec![Ask::Confirm { number, terms }]),
-        4 => (0..8_u64, 1..6_u64, span()).prop_map(|(first, length, heartbeat)| {
-            (first..first + length).map(|number| Ask::Renew { number: number % 8, heartbeat }).collect()
+        4 => (0..8_u64, 1..6_u64, span()).prop_map(|(first, length, lease)| {
+            (first..first + length).map(|number| Ask::Renew { number: number % 8, lease }).collect()
         }),
         4 => number().prop_map(|number| vec![Ask::Release { number }]),
         1 => Just(vec![Ask::Sweep]),
@@ -115,7 +114,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 struct Both {
     machine: Machine,
     scripts: Scripts,
-    keys: Vec<Keys>,
+    keys: Vec<Arc<Keys>>,
     connection: Connection,
     /// One connection a client that listens on its channel, or does not.
     listeners: Vec<Connection>,
@@ -144,7 +143,8 @@ impl Both {
         }
         let name = Name::new("name", "a {name} with 'quotes' % and spaces").unwrap();
         let heartbeat = Span::from_millis(180_000);
-        let keys = |number| Keys::new("ns", &name, client(number), CONFIRM_WITHIN, heartbeat);
+        let keys =
+            |number| Arc::new(Keys::new("ns", &name, client(number), CONFIRM_WITHIN, heartbeat));
         Self {
             machine: Machine::new(0),
             scripts,
@@ -207,7 +207,7 @@ impl Both {
 
     fn by_redis(&mut self, from: usize, commands: &[Command]) -> Seen {
         redis::cmd("SET").arg(NOW).arg(self.now).exec(&mut self.connection).unwrap();
-        let call = self.scripts.apply(&[(&self.keys[from], commands)]);
+        let call = self.scripts.apply(&[(self.keys[from].clone(), commands)]);
         let mut answers: Vec<Value> = call.query(&mut self.connection).unwrap();
         let answer = decode(commands, answers.remove(0)).unwrap();
         let mut scores = |kind: &str| -> Vec<(String, f64)> {

@@ -124,7 +124,7 @@ impl Client {
         }
         *woken = true;
         if world.is(Broken::NoConfirm) {
-            let held = Held { slot_number: 1, fence: None, valid_for: world.terms.heartbeat };
+            let held = Held { slot_number: 1, fence: None, valid_for: world.terms.lease };
             let valid_until = held.valid_until(world.terms, now) + DRIFT;
             self.stage = Stage::Held { id: woken_id, fence: None, valid_until };
         }

@@ -166,7 +166,7 @@ impl State {
                 Command::Enqueue { id, capacity, wait, terms, label: None }
             }
             Ask::Confirm => Command::Confirm { id, terms },
-            Ask::Renew => Command::Renew { id, heartbeat: terms.heartbeat },
+            Ask::Renew => Command::Renew { id, lease: terms.lease },
             Ask::Release => {
                 let holders = self.store.machine.holders();
                 let somebody = holders.first().map(|row| row.id);
@@ -180,7 +180,7 @@ impl State {
     /// Whether everyone who is gone will be forgotten.
     pub(super) fn leaves_nothing(&self, world: &World) -> bool {
         let mut machine = self.store.machine.clone();
-        let longest = world.terms.heartbeat.unwrap_or(TICK);
+        let longest = world.terms.lease.unwrap_or(TICK);
         let mut call = Call {
             from: ClientId::from_bits(1),
             now: self.store_time(self.now + longest),

@@ -9,11 +9,11 @@ use stateright::{Checker, Expectation, HasDiscoveries};
 use super::*;
 
 fn world(capacity: u32, in_flight: &'static [usize]) -> World {
-    let heartbeat = Some(Span::from_micros(2 * TICK.micros()));
+    let lease = Some(Span::from_micros(2 * TICK.micros()));
     World {
         capacity,
         in_flight,
-        terms: Terms { heartbeat, ttl: None },
+        terms: Terms { lease, ttl: None },
         ids: 1,
         crashes: false,
         cuts: false,

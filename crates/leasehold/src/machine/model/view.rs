@@ -173,8 +173,8 @@ impl<'a> Scale<'a> {
     fn good_for(&self, ask: Ask, id: AcquisitionId, sent: Moment) -> u8 {
         let client = &self.state.clients[slot(id)];
         let wanted = client.id() == Some(id) || ask == Ask::Release && client.own_id == id.client();
-        let heartbeat = self.state.terms.heartbeat.map_or(0, Span::micros);
-        if wanted { self.until(sent.micros() + heartbeat + self.slack()) } else { 0 }
+        let lease = self.state.terms.lease.map_or(0, Span::micros);
+        if wanted { self.until(sent.micros() + lease + self.slack()) } else { 0 }
     }
 
     /// A holder believes until `valid_for` after it asked: what the margin takes off, its slow clock adds.

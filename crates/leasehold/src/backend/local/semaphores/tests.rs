@@ -46,7 +46,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     };
     let terms = || {
         let ttl = prop::option::weighted(0.3, (1..20_000_u64).prop_map(Span::from_micros));
-        ttl.prop_map(|ttl| Terms { heartbeat: None, ttl })
+        ttl.prop_map(|ttl| Terms { lease: None, ttl })
     };
     let capacity = || prop_oneof![9 => Just(2_u32), 1 => 1..5_u32];
     let command = move |from: u64| {
@@ -58,7 +58,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
                 }
             ),
             3 => (id(from), terms()).prop_map(|(id, terms)| Command::Confirm { id, terms }),
-            4 => id(from).prop_map(|id| Command::Renew { id, heartbeat: None }),
+            4 => id(from).prop_map(|id| Command::Renew { id, lease: None }),
             4 => id(from).prop_map(|id| Command::Release { id, confirmed: false }),
             2 => Just(Command::Sweep),
         ]
@@ -355,7 +355,7 @@ fn steps_of_a_round(waiters: u64, clients: u64) -> u64 {
     let round = |yard: &mut Graveyard, turn: u64, holder: AcquisitionId| {
         let newcomer = id(2000 + turn, 0);
         yard.enqueue("a", newcomer, true);
-        let renew = Command::Renew { id: newcomer, heartbeat: None };
+        let renew = Command::Renew { id: newcomer, lease: None };
         yard.apply("a", 2000 + turn, &[renew, Command::Sweep]);
         yard.sweep("a", turn);
         yard.apply(

@@ -3,13 +3,18 @@
 use testkit::local_store::LocalStore;
 
 use super::*;
+use crate::backend::{Answer, Part};
 use crate::clock::Span;
 use crate::machine::{Command, Outcome, Terms};
 use crate::name::Name;
 use crate::{AcquisitionId, ErrorKind};
 
 fn open(place: &LocalStore) -> Store {
-    let settings = Settings { path: place.path(), confirm_within: Span::from_millis(5000) };
+    let settings = Settings {
+        path: place.path(),
+        answer_timeout: std::time::Duration::from_secs(5),
+        confirm_within: Span::from_millis(5000),
+    };
     let lifeline = OnceLock::new();
     let (store, _) = Store::open(settings, ClientId::from_bits(1), &lifeline).unwrap();
     // Kept for as long as the process: this client does not die.
@@ -19,8 +24,9 @@ fn open(place: &LocalStore) -> Store {
 
 fn apply(store: &mut Store, command: Command) -> Result<Outcome, Error> {
     let name = Name::new("name", "x").unwrap();
-    let client = store.client;
-    Ok(super::super::apply(store, client, &name, &[command])?.outcomes[0])
+    let answers = super::super::apply(store, &[Part::Semaphore(name, vec![command])])?;
+    let [Ok(Answer::Semaphore(reply))] = &answers[..] else { panic!("{answers:?}") };
+    Ok(reply.outcomes[0])
 }
 
 fn enqueue(store: &mut Store, sequence: u64) -> Result<Outcome, Error> {

@@ -14,6 +14,7 @@ const NOW: &str = "test:now";
 
 struct Both {
     machine: LockMachine,
+    scripts: Scripts,
     calls: Calls,
     connection: Connection,
     now: u64,
@@ -27,26 +28,30 @@ impl Both {
         for load in scripts.load() {
             load.exec(&mut connection).unwrap();
         }
-        let calls = Calls::new(&scripts, Prefix::default(), "ns", ClientId::from_bits(1));
+        let calls = Calls::new(Prefix::default(), "ns");
         // Far ahead, so that no key expires by the server's own clock.
-        Self { machine: LockMachine::default(), calls, connection, now: 4_000_000_000_000 }
+        Self { machine: LockMachine::default(), scripts, calls, connection, now: 4_000_000_000_000 }
     }
 
     fn by_redis(&mut self, step: Step) -> Seen {
         // Real expiry would come by another clock than the scripts': keys are kept, and let go by hand.
         redis::cmd("SET").arg(NOW).arg(self.now * 1000).exec(&mut self.connection).unwrap();
-        let wake = Wake::IfLocked;
-        let cmd = match step {
-            Step::Acquire { key: k, id: i, ttl } => self.calls.acquire(&key(k), id(i), ttl, wake),
-            Step::Release { id: i } => self.calls.release(id(i)),
-            Step::Extend { id: i, ttl } => self.calls.extend(id(i), ttl),
-            Step::IsLocked { key: k, clean_up } => self.calls.is_locked(&key(k), clean_up),
-            Step::LookupKey { key: k } => self.calls.lookup(&By::Key(key(k))),
-            Step::LookupId { id: i } => self.calls.lookup(&By::Id(id(i))),
+        let notify = Notify::IfLocked;
+        let command = match step {
+            Step::Acquire { key: k, id: i, ttl } => {
+                LockCommand::Acquire { key: key(k), id: id(i), ttl, notify }
+            }
+            Step::Release { id: i } => LockCommand::Release { id: id(i) },
+            Step::Extend { id: i, ttl } => LockCommand::Extend { id: id(i), ttl },
+            Step::IsLocked { key: k, clean_up } => LockCommand::IsLocked { key: key(k), clean_up },
+            Step::LookupKey { key: k } => LockCommand::Lookup(By::Key(key(k))),
+            Step::LookupId { id: i } => LockCommand::Lookup(By::Id(id(i))),
             Step::Mislead { id: i, key: k } => {
                 let mut set = redis::cmd("SET");
                 set.arg(format!("syncguard:id:{}", id(i))).arg(key(k).as_str());
-                set
+                set.exec(&mut self.connection).unwrap();
+                self.persist_all();
+                return Seen::Nothing;
             }
             Step::LetGo => {
                 self.let_go();
@@ -54,17 +59,19 @@ impl Both {
             }
             Step::Pass(_) => return Seen::Nothing,
         };
-        let answer: Value = cmd.query(&mut self.connection).unwrap();
+        // Beside another command, as several share a script.
+        let beside = LockCommand::Lookup(By::Key(Name::new("key", "beside").unwrap()));
+        let client = ClientId::from_bits(1);
+        let call = self.calls.apply(&self.scripts, client, &[&beside, &command, &beside]);
+        let answers: Vec<Value> = call.query(&mut self.connection).unwrap();
+        let outcome = self.calls.decode(&command, &answers[1]).unwrap();
         self.persist_all();
-        match step {
-            Step::Acquire { .. } => Seen::Acquired(decode_acquired(&answer).unwrap()),
-            Step::Release { .. } => Seen::Ended(verdict(&answer, ()).unwrap()),
-            Step::Extend { .. } => Seen::Extended(decode_extended(&answer).unwrap()),
-            Step::IsLocked { .. } => Seen::Locked(number(&answer).unwrap() == 1),
-            Step::LookupKey { .. } | Step::LookupId { .. } => {
-                Seen::Found(decode_record(&answer).unwrap())
-            }
-            _ => Seen::Nothing,
+        match outcome {
+            LockOutcome::Acquire(acquired) => Seen::Acquired(acquired),
+            LockOutcome::Release(verdict) => Seen::Ended(verdict.map(drop)),
+            LockOutcome::Extend(verdict) => Seen::Extended(verdict),
+            LockOutcome::IsLocked(locked) => Seen::Locked(locked),
+            LockOutcome::Lookup(record) => Seen::Found(record),
         }
     }
 

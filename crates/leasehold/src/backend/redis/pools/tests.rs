@@ -35,7 +35,7 @@ impl Redis {
         redis::cmd("DEL").arg(holder).exec(&mut self.connection).unwrap();
     }
 
-    fn ask(&mut self, ask: &Ask, now: u64) -> Answer {
+    fn ask(&mut self, ask: &PoolCommand, now: u64) -> PoolOutcome {
         redis::cmd("SET").arg(NOW).arg(now).exec(&mut self.connection).unwrap();
         for number in 0..5 {
             let holder = format!("semaphores:holders:encoders:{}", instance(number));
@@ -44,8 +44,8 @@ impl Redis {
         }
         let answer: Value = call(&self.scripts, ask).query(&mut self.connection).unwrap();
         let answer = decode(&answer).unwrap();
-        let (What::Acquire { instance: touched, .. } | What::Renew { instance: touched }) =
-            &ask.what
+        let (PoolAction::Acquire { instance: touched, .. }
+        | PoolAction::Renew { instance: touched }) = &ask.action
         else {
             return answer;
         };
@@ -105,7 +105,7 @@ fn the_boundary_of_a_lease() {
             machine.take_holder(&pool(), &instance(0));
             redis.take_holder(0);
         }
-        let expected = Answer { status, current, expired };
+        let expected = PoolOutcome { status, current, expired };
         assert_eq!(machine.apply(ask, Time::from_micros(start + after)), expected, "{after}");
         assert_eq!(redis.ask(ask, start + after), expected, "{after}");
     }

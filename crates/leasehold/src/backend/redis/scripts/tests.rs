@@ -8,7 +8,7 @@ const LABEL: &str = "a label";
 const CONFIRM_WITHIN: Span = Span::from_micros(4001);
 const FOREIGN_HEARTBEAT: Span = Span::from_micros(5001);
 const TERMS: Terms =
-    Terms { heartbeat: Some(Span::from_micros(6001)), ttl: Some(Span::from_micros(7001)) };
+    Terms { lease: Some(Span::from_micros(6001)), ttl: Some(Span::from_micros(7001)) };
 const CAPACITY: u32 = 8001;
 
 /// One line of a header: a position, what stands there, and what more is said of it.
@@ -49,7 +49,7 @@ fn commands(transition: Transition) -> Vec<Command> {
     let command = |id| match transition {
         Transition::Release => Command::Release { id, confirmed: true },
         Transition::Confirm => Command::Confirm { id, terms },
-        Transition::Renew => Command::Renew { id, heartbeat: terms.heartbeat },
+        Transition::Renew => Command::Renew { id, lease: terms.lease },
         Transition::Sweep => Command::Sweep,
         Transition::Enqueue => {
             let label = Some(LABEL.into());
@@ -85,7 +85,7 @@ fn expected(transition: Transition, name: &str) -> Vec<String> {
 fn sent(transition: Transition) -> (Vec<String>, Vec<String>) {
     let name = Name::new("name", NAME).unwrap();
     let keys = Keys::new(NAMESPACE, &name, client(), CONFIRM_WITHIN, FOREIGN_HEARTBEAT);
-    let call = Scripts::new().apply(&[(&keys, &commands(transition))]);
+    let call = Scripts::new().apply(&[(Arc::new(keys), &commands(transition))]);
     let mut arguments = call.args_iter().map(|argument| match argument {
         Arg::Simple(bytes) => String::from_utf8(bytes.to_vec()).unwrap(),
         other => panic!("{other:?}"),

@@ -1,27 +1,27 @@
--- Ends a lock by its id, and tells whoever waits for it.
+-- Releases a lock by its id, and notifies the clients that wait for it.
 --
--- KEYS    1 the index of the lock id
--- ARGV    1 lock id, 2 what locks begin with, 3 namespace
+-- KEYS    1 index of the lock id
+-- ARGV    1 lock id
 -- Also    the lock that the index leads to, the SET of its waiting clients, and their channels
 -- Result  1 released | 0 another's | -1 not found | -2 over
-local rest, misplaced = get(KEYS[1])
+local rest, misplaced = get(KEYS[keys + 1])
 if not rest then return misplaced or -1 end
-local lock = ARGV[2] .. rest
+local lock = PREFIX .. rest
 local record, broken = read(lock)
 if broken then return broken end
 if not record then return -1 end
 if not is_live(record) then
-  call('DEL', lock, KEYS[1], ARGV[2] .. 'id:' .. record.lockId)
+  call('DEL', lock, KEYS[keys + 1], PREFIX .. 'id:' .. record.lockId)
   return -2
 end
-if record.lockId ~= ARGV[1] then return 0 end
-call('DEL', lock, KEYS[1])
-local waiting_key = ARGV[3] .. ':lock_waiting:' .. lock
+if record.lockId ~= ARGV[first] then return 0 end
+call('DEL', lock, KEYS[keys + 1])
+local waiting_key = NAMESPACE .. ':lock_waiting:' .. lock
 local waiting = redis.pcall('SMEMBERS', waiting_key)
 if #waiting > 0 then
   call('DEL', waiting_key)
   for _, client in ipairs(waiting) do
-    redis.pcall('PUBLISH', ARGV[3] .. ':wake:' .. client, 'lock ' .. record.key)
+    redis.pcall('PUBLISH', NAMESPACE .. ':wake:' .. client, 'lock ' .. record.key)
   end
 end
 return 1

@@ -25,7 +25,7 @@ use rustix::process::geteuid;
 use super::errors::{not_a_store, of_system};
 use crate::Error;
 
-pub(super) struct Place {
+pub(super) struct Location {
     /// Without symbolic links, so that everybody finds the same directory beside it.
     pub(super) file: PathBuf,
     pub(super) directory: OwnedFd,
@@ -39,7 +39,7 @@ static OPENING: Mutex<()> = Mutex::new(());
 /// Nobody else writes until this is dropped.
 pub(super) struct Turn(Arc<File>);
 
-impl Place {
+impl Location {
     /// Makes what is missing. Answers in our turn: whoever else opens the store waits until `then` is done.
     pub(super) fn prepare<T>(
         path: &Path,

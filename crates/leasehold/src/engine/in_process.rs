@@ -1,0 +1,411 @@
+//! Names, locks and pools of the memory store. The machine of a name runs under the name's own lock, so that a grant
+//! and its ticket cannot miss each other, and every command is answered at once.
+//!
+//! The engine's thread takes part only in time: a TTL, or a limit of the wait.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::Core;
+use super::call::{Asked, Done, Undo};
+use super::name_state::{Common, Entered, NameState, Release, ReleasedBy};
+use super::store::Store;
+use super::ticket::{After, Grant, Ticket};
+use super::timers::Timed;
+use crate::backend::memory::{Kept, Memory, MemorySemaphore};
+use crate::backend::{Answer, Later, Part, Profile};
+use crate::clock::{Moment, Span};
+use crate::lock::TimeAuthority;
+use crate::machine::lock::{LockOutcome, Record, Verdict};
+use crate::machine::{Effects, Held, Outcome, Role};
+use crate::name::Name;
+use crate::pool::PoolStats;
+use crate::semaphore::Declaration;
+use crate::stats::{Query, SemaphoreStats};
+use crate::{AcquisitionId, Error, LossReason};
+
+/// The memory store, as the engine sees it.
+pub(crate) struct InProcess(pub(crate) Arc<Memory>);
+
+fn ready<T: Send + 'static>(result: Result<T, Error>) -> Later<T> {
+    Box::pin(std::future::ready(result))
+}
+
+impl InProcess {
+    fn apply(&self, core: &Core, part: &Part) -> Result<Answer, Error> {
+        match part {
+            Part::Lock(command) => {
+                let outcome = self.0.apply_lock(command);
+                // There is one client here, and it sees every release.
+                if let LockOutcome::Release(Verdict::Done(Some(key))) = &outcome {
+                    core.lock_waiters.wake_one(key);
+                }
+                Ok(Answer::Lock(outcome))
+            }
+            Part::Pool(command) => Ok(Answer::Pool(self.0.apply_pool(command))),
+            Part::Semaphore(..) => Err(Error::internal("a semaphore was asked as a lock")),
+        }
+    }
+}
+
+impl Store for InProcess {
+    fn profile(&self) -> Profile {
+        let time_authority = TimeAuthority::Process;
+        Profile { kind: "memory", needs_renewals: false, time_authority }
+    }
+
+    fn open(&self, name: Name, core: Arc<Core>) -> Arc<dyn NameState> {
+        let store = self.0.semaphore(core.client);
+        Arc::new_cyclic(|this| InProcessName {
+            common: Common::new(name, core),
+            state: Mutex::new(State {
+                store,
+                effects: Effects::default(),
+                closed: false,
+                timers: BTreeSet::new(),
+                sweep_at: None,
+                timer_at: None,
+            }),
+            this: this.clone(),
+        })
+    }
+
+    fn ask(&self, core: &Arc<Core>, part: Part, _until: Moment, _undo: Option<Undo>) -> Asked {
+        Asked::answered(self.apply(core, &part))
+    }
+
+    fn ask_in_background(&self, core: &Arc<Core>, part: Part, _until: Moment, done: Done) {
+        done(self.apply(core, &part));
+    }
+
+    fn stats(&self, core: &Arc<Core>, query: Query) -> Later<Vec<SemaphoreStats>> {
+        let names = core.all().into_iter().filter(|named| {
+            let name = named.name().as_str();
+            query.names.as_ref().is_none_or(|names| names.iter().any(|wanted| wanted == name))
+        });
+        let all: Vec<_> = names.map(|named| named.stats(query.waiters)).collect();
+        Box::pin(async move {
+            let mut stats = Vec::with_capacity(all.len());
+            for one in all {
+                stats.push(one.await?);
+            }
+            Ok(stats)
+        })
+    }
+
+    fn list_locks(&self, _core: &Arc<Core>, limit: usize) -> Later<Vec<Record>> {
+        ready(Ok(self.0.list_locks(limit)))
+    }
+
+    fn list_pools(&self, _core: &Arc<Core>, limit: usize) -> Later<Vec<PoolStats>> {
+        ready(Ok(self.0.list_pools(limit)))
+    }
+}
+
+/// One name of the memory store.
+struct InProcessName {
+    common: Common,
+    state: Mutex<State>,
+    this: Weak<Self>,
+}
+
+struct State {
+    store: MemorySemaphore,
+    /// What the last command did to others; empty in between.
+    effects: Effects<Kept>,
+    closed: bool,
+    timers: BTreeSet<(Moment, Timer)>,
+    sweep_at: Option<Moment>,
+    /// When the engine's thread is to come by.
+    timer_at: Option<Moment>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Timer {
+    /// The acquire has waited long enough.
+    GiveUp(AcquisitionId),
+    /// A TTL ends.
+    Sweep,
+}
+
+impl State {
+    /// What the last command did to others. First who lost a permit, then who was granted one, so that no two ever
+    /// believe in the same.
+    #[inline]
+    fn settle(&mut self, after: &mut After) {
+        if !self.effects.is_empty() {
+            self.settle_effects(after);
+        }
+        if let Some(delay) = self.store.next_expiry() {
+            let at = Moment::now() + delay;
+            if self.sweep_at.is_none_or(|earlier| at < earlier) {
+                if let Some(later) = self.sweep_at.replace(at) {
+                    self.timers.remove(&(later, Timer::Sweep));
+                }
+                self.timers.insert((at, Timer::Sweep));
+            }
+        }
+    }
+
+    fn settle_effects(&mut self, after: &mut After) {
+        for (_, ticket) in self.effects.expired.drain(..) {
+            if let Some(ticket) = ticket {
+                ticket.lose(LossReason::TtlEnded, after);
+            }
+        }
+        for (id, held, ticket) in self.effects.granted.drain(..) {
+            if let (Some(ticket), Some(fence)) = (ticket, held.fence) {
+                if let Some(at) = ticket.gives_up_at {
+                    self.timers.remove(&(at, Timer::GiveUp(id)));
+                }
+                let until = held.valid_for.map_or(Moment::NEVER, |span| Moment::now() + span);
+                ticket.grant(Grant::new(&held, fence), until, after);
+            }
+        }
+    }
+
+    #[inline]
+    fn remove(&mut self, id: AcquisitionId, after: &mut After) -> (Role, Kept) {
+        let (role, ticket) = self.store.release(id, &mut self.effects);
+        if let Some(at) = ticket.as_ref().and_then(|ticket| ticket.gives_up_at) {
+            self.timers.remove(&(at, Timer::GiveUp(id)));
+        }
+        self.settle(after);
+        (role, ticket)
+    }
+
+    fn check(&self, id: AcquisitionId) -> Result<(), LossReason> {
+        match self.store.machine().holds(id) {
+            true => Ok(()),
+            false if self.closed => Err(LossReason::Closed),
+            false => Err(LossReason::Released),
+        }
+    }
+
+    fn give_up(&mut self, id: AcquisitionId, after: &mut After) {
+        let Some(ticket) = self.store.machine().kept(id).cloned().flatten() else { return };
+        if ticket.fail(timed_out(&ticket), after) {
+            self.remove(id, after);
+        }
+    }
+}
+
+pub(super) fn timed_out(ticket: &Ticket) -> Error {
+    let limit = ticket.gives_up_at.unwrap_or(Moment::NEVER).saturating_since(ticket.queued_at);
+    let name = ticket.semaphore.named.name().to_string();
+    Error::TimedOut { what: "permit", name, limit, full: None }
+}
+
+impl InProcessName {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `work` under the lock. Then sets the timer, and wakes whom it woke.
+    #[inline]
+    fn locked<T>(&self, work: impl FnOnce(&mut State, &mut After) -> T) -> T {
+        let mut after = After::default();
+        let mut state = self.state();
+        let result = work(&mut state, &mut after);
+        if state.timers.is_empty() && state.timer_at.is_none() {
+            drop(state);
+        } else {
+            self.set_timer(state);
+        }
+        after.run();
+        result
+    }
+
+    #[cold]
+    fn set_timer(&self, mut state: MutexGuard<'_, State>) {
+        let next = state.timers.first().map(|(at, _)| *at);
+        let before = std::mem::replace(&mut state.timer_at, next);
+        drop(state);
+        if before != next
+            && let Err(error) = self.common.core.set_timer(self.this.clone(), before, next)
+        {
+            self.stop(&error);
+        }
+    }
+}
+
+impl Timed for InProcessName {
+    fn fire(&self, now: Moment) {
+        self.locked(|state, after| {
+            state.timer_at = None;
+            while let Some(&(at, timer)) = state.timers.first().filter(|(at, _)| *at <= now) {
+                state.timers.remove(&(at, timer));
+                match timer {
+                    Timer::GiveUp(id) => state.give_up(id, after),
+                    Timer::Sweep => {
+                        state.sweep_at = None;
+                        state.store.sweep(&mut state.effects);
+                        state.settle(after);
+                    }
+                }
+            }
+        });
+    }
+}
+
+impl NameState for InProcessName {
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    #[inline]
+    fn enter(
+        &self,
+        id: AcquisitionId,
+        semaphore: &Arc<Declaration>,
+        wait: bool,
+        within: Option<Span>,
+    ) -> Entered {
+        self.locked(|state, after| {
+            if state.closed {
+                return Entered::Failed(Error::Closed);
+            }
+            // A ticket only for an acquisition that has to wait, can be lost, or has a label to show.
+            let mut ticket = None;
+            let keep = |held: Option<&Held>| {
+                ticket = match held {
+                    None => Some(Ticket::waiting(id, semaphore.clone(), wait, within)),
+                    Some(Held { valid_for: None, .. }) if semaphore.label.is_none() => None,
+                    Some(held) => {
+                        let until = held.valid_for.map_or(Moment::NEVER, |v| Moment::now() + v);
+                        Some(Ticket::held(id, semaphore.clone(), until))
+                    }
+                };
+                ticket.clone()
+            };
+            let (capacity, terms) = (self.common.capacity(), semaphore.terms);
+            let State { store, effects, .. } = state;
+            let outcome = store.enqueue(id, capacity, wait, terms, keep, effects);
+            state.settle(after);
+            match (outcome, ticket) {
+                (Outcome::Held(held @ Held { fence: Some(fence), .. }), ticket) => {
+                    Entered::Held(Grant::new(&held, fence), ticket)
+                }
+                (_, Some(ticket)) => {
+                    if let Some(at) = ticket.gives_up_at {
+                        state.timers.insert((at, Timer::GiveUp(id)));
+                    }
+                    Entered::Waiting(ticket)
+                }
+                (_, None) => Entered::Full,
+            }
+        })
+    }
+
+    #[inline]
+    fn end(&self, id: AcquisitionId) {
+        self.locked(|state, after| {
+            if let (_, Some(ticket)) = state.remove(id, after) {
+                ticket.cancel(after);
+            }
+        });
+    }
+
+    fn release(&self, id: AcquisitionId, _of: &Arc<Declaration>, by: ReleasedBy) -> Release {
+        self.locked(|state, after| {
+            let (role, ticket) = state.remove(id, after);
+            if let Some(ticket) = ticket {
+                by.notify(&ticket, after);
+            }
+            Release::Done(role == Role::Holder)
+        })
+    }
+
+    fn attach(&self, id: AcquisitionId, semaphore: &Arc<Declaration>) -> Arc<Ticket> {
+        self.locked(|state, after| {
+            if let Some(Some(ticket)) = state.store.machine().kept(id) {
+                return ticket.clone();
+            }
+            let ticket = Ticket::held(id, semaphore.clone(), Moment::NEVER);
+            match state.check(id) {
+                Ok(()) => {
+                    if let Some(kept) = state.store.kept_mut(id) {
+                        *kept = Some(ticket.clone());
+                    }
+                }
+                Err(reason) => drop(ticket.lose(reason, after)),
+            }
+            ticket
+        })
+    }
+
+    fn check(&self, id: AcquisitionId) -> Result<(), LossReason> {
+        self.state().check(id)
+    }
+
+    fn close(&self) {
+        self.locked(|state, after| {
+            state.closed = true;
+            let machine = state.store.machine();
+            // Waiters first, the last one first: nobody is granted a permit only to lose it again.
+            let mut ids: Vec<_> = machine.waiters().map(|row| row.id).collect();
+            ids.reverse();
+            ids.extend(machine.holders().iter().map(|row| row.id));
+            for id in ids {
+                if let (_, Some(ticket)) = state.remove(id, after) {
+                    ticket.fail(Error::Closed, after);
+                    ticket.lose(LossReason::Closed, after);
+                }
+            }
+        });
+    }
+
+    fn drained(self: Arc<Self>) -> Later<()> {
+        ready(Ok(()))
+    }
+
+    fn abandon(&self) {
+        let mut after = After::default();
+        let abandoned = self.state().store.forget_everyone();
+        for ticket in abandoned {
+            ticket.cancel(&mut after);
+        }
+        after.run();
+    }
+
+    /// Nothing that depends on time works any more. What does not goes on.
+    fn stop(&self, error: &Error) {
+        let mut after = After::default();
+        let mut state = self.state();
+        let limited = state.timers.iter().filter_map(|(_, timer)| match timer {
+            Timer::GiveUp(id) => Some(*id),
+            Timer::Sweep => None,
+        });
+        let limited: Vec<_> = limited.collect();
+        for id in limited {
+            if let (_, Some(ticket)) = state.remove(id, &mut after) {
+                ticket.fail(error.clone(), &mut after);
+            }
+        }
+        drop(state);
+        after.run();
+    }
+
+    fn is_idle(&self) -> bool {
+        self.state().store.machine().is_empty()
+    }
+
+    fn position(&self, id: AcquisitionId) -> Later<Option<usize>> {
+        ready(Ok(self.state().store.machine().position(id)))
+    }
+
+    fn stats(&self, waiters: bool) -> Later<SemaphoreStats> {
+        let state = self.state();
+        let now = MemorySemaphore::now();
+        let label = |kept: &Kept| kept.as_ref().and_then(|ticket| ticket.semaphore.label.clone());
+        let machine = state.store.machine();
+        ready(Ok(SemaphoreStats::of(&self.common.name, machine, now, waiters, label)))
+    }
+}
+
+impl fmt::Debug for InProcessName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InProcessName").field("name", &self.common.name).finish_non_exhaustive()
+    }
+}

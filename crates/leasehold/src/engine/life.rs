@@ -1,0 +1,42 @@
+//! The life of a command: `Unsent → Sent → Answered | Unknown`.
+//!
+//! A command is *unsent* until the sender packs it into a request. When its connection is lost before the answer came,
+//! its outcome is *unknown*: the store may have applied it, or may still do so. An unknown command that is still wanted
+//! is sent again with the same id, which is harmless (invariant 5).
+//!
+//! The life of an id's commands decides what dropping the id costs. The store cannot know an id that was never sent:
+//! dropping it costs nothing. Every other id ends in a release.
+
+/// How far the commands of one id have come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Life {
+    Unsent,
+    Sent,
+    Answered,
+    Unknown,
+}
+
+impl Life {
+    /// Packed into a request.
+    pub(crate) fn send(&mut self) {
+        *self = Self::Sent;
+    }
+
+    pub(crate) fn answer(&mut self) {
+        *self = Self::Answered;
+    }
+
+    /// The connection was lost before the answer came.
+    pub(crate) fn lose(&mut self) {
+        *self = Self::Unknown;
+    }
+
+    /// Whether the store may know the id, so that it has to be released.
+    pub(crate) fn needs_release(self) -> bool {
+        #[cfg(feature = "broken")]
+        if crate::broken::is("lost-cancel") {
+            return self == Self::Answered;
+        }
+        self != Self::Unsent
+    }
+}

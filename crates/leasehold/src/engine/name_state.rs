@@ -1,0 +1,170 @@
+//! One semaphore name, as the public face uses it. The two kinds of stores implement it: [`super::in_process`], where
+//! the machine runs under the name's own lock, and [`super::remote`], where it runs elsewhere.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use super::Core;
+use super::foreign::event;
+use super::ticket::{After, Grant, Ticket};
+use crate::backend::Later;
+use crate::clock::Span;
+use crate::name::Name;
+use crate::semaphore::Declaration;
+use crate::stats::SemaphoreStats;
+use crate::{AcquisitionId, Error, LossReason};
+
+/// What this client knows and does about one name.
+pub(crate) trait NameState: Send + Sync + fmt::Debug {
+    fn common(&self) -> &Common;
+
+    /// Begins an acquire: a permit, a place in the queue, or neither.
+    fn enter(
+        &self,
+        id: AcquisitionId,
+        semaphore: &Arc<Declaration>,
+        wait: bool,
+        within: Option<Span>,
+    ) -> Entered;
+
+    /// Releases a permit whose guard was dropped, or cancels an acquire whose future was dropped. The outcome is
+    /// reported to nobody.
+    fn end(&self, id: AcquisitionId);
+
+    /// Releases an id, which need not be one of this client's, and reports the outcome.
+    fn release(&self, id: AcquisitionId, semaphore: &Arc<Declaration>, by: ReleasedBy) -> Release;
+
+    /// The ticket of a permit that has none, so that somebody can be notified of its loss.
+    fn attach(&self, id: AcquisitionId, semaphore: &Arc<Declaration>) -> Arc<Ticket>;
+
+    /// Whether a permit that was granted without a ticket is still held.
+    fn check(&self, id: AcquisitionId) -> Result<(), LossReason>;
+
+    /// Ends everything that this client waits for and holds under this name.
+    fn close(&self);
+
+    /// Resolves when everything that had to be sent was answered, or failed.
+    fn drained(self: Arc<Self>) -> Later<()>;
+
+    /// The client is gone: what is still known here belongs to nobody. It is neither renewed nor released.
+    fn abandon(&self);
+
+    /// The engine's thread has stopped: whoever waits is told.
+    fn stop(&self, error: &Error);
+
+    /// Whether nothing of this client is held, queued or under way under this name.
+    fn is_idle(&self) -> bool;
+
+    /// The number of waiters ahead of `id`.
+    fn position(&self, id: AcquisitionId) -> Later<Option<usize>>;
+
+    fn stats(&self, waiters: bool) -> Later<SemaphoreStats>;
+
+    /// The store has granted a permit to this waiter, which has to claim it.
+    fn granted(&self, _id: AcquisitionId) {}
+
+    /// Another client has released this id.
+    fn evicted(&self, _id: AcquisitionId) {}
+
+    /// The connection is new: answers and wake-ups may have been missed.
+    fn reconnected(&self) {}
+
+    /// The store refuses everything, and waiting does not help.
+    fn refused(&self, _error: &Error) {}
+}
+
+impl dyn NameState {
+    pub(crate) fn name(&self) -> &Name {
+        &self.common().name
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.common().core
+    }
+
+    pub(crate) fn capacity(&self) -> u32 {
+        self.common().capacity()
+    }
+}
+
+/// What every name has, whatever its store.
+pub(crate) struct Common {
+    pub(crate) name: Name,
+    pub(crate) core: Arc<Core>,
+    /// The newest declaration in this client.
+    capacity: AtomicU32,
+    capacity_changed: AtomicBool,
+}
+
+impl Common {
+    pub(crate) fn new(name: Name, core: Arc<Core>) -> Self {
+        let (capacity, capacity_changed) = (AtomicU32::new(0), AtomicBool::new(false));
+        Self { name, core, capacity, capacity_changed }
+    }
+
+    pub(crate) fn capacity(&self) -> u32 {
+        self.capacity.load(Ordering::Relaxed)
+    }
+
+    /// The newest declaration wins. A change is logged once for each name, as a warning: more often than not two parts
+    /// of a program disagree.
+    pub(crate) fn declare(&self, capacity: u32) {
+        let before = self.capacity.swap(capacity, Ordering::Relaxed);
+        if before != 0 && before != capacity && !self.capacity_changed.swap(true, Ordering::Relaxed)
+        {
+            let name = self.name.as_str();
+            let now = capacity;
+            event!(warn, name, before, now, "a second capacity was declared; the newest wins");
+        }
+    }
+}
+
+/// How a release ends.
+pub(crate) enum Release {
+    /// True if it was held until now.
+    Done(bool),
+    /// This ticket will know.
+    Sent(Arc<Ticket>),
+    Failed(Error),
+}
+
+impl Release {
+    pub(crate) async fn done(self) -> Result<bool, Error> {
+        match self {
+            Self::Done(held) => Ok(held),
+            Self::Sent(ticket) => poll_fn(|cx| ticket.poll_released(cx)).await,
+            Self::Failed(error) => Err(error),
+        }
+    }
+}
+
+/// Who releases a permit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ReleasedBy {
+    Guard,
+    /// By its id. Its guard or future, if there is one, is notified of the loss.
+    Id,
+}
+
+impl ReleasedBy {
+    pub(super) fn notify(self, ticket: &Ticket, after: &mut After) {
+        match self {
+            Self::Guard => ticket.cancel(after),
+            Self::Id => {
+                ticket.lose(LossReason::Released, after);
+                ticket.fail(ticket.lost(LossReason::Released), after);
+            }
+        }
+    }
+}
+
+/// How an acquire begins.
+pub(crate) enum Entered {
+    /// A permit was free. Without a ticket nothing but its guard or a release by id can end it.
+    Held(Grant, Option<Arc<Ticket>>),
+    Waiting(Arc<Ticket>),
+    Full,
+    Failed(Error),
+}

@@ -1,0 +1,422 @@
+//! Names, locks and pools of a store that other processes share.
+//!
+//! A name keeps, behind one lock: the acquisitions of this client, each with its ticket and how far its commands have
+//! come ([`life`](super::life)); the releases that are not answered yet; what is to be sent, in order; and its timers.
+//! [`outcomes`] applies what the store answers, [`renewals`] keeps leases and the queue alive.
+//!
+//! Whatever becomes of a request, every id that the store may know ends in one of three ways: its ticket holds or waits,
+//! its release is repeated until it is answered, or so much time has passed that the store must have expired it
+//! (invariant 7).
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use tokio::sync::Notify;
+
+use super::Core;
+use super::call::{Asked, Call, Done, Undo};
+use super::foreign::guarded;
+use super::life::Life;
+use super::name_state::{Common, Entered, NameState, Release, ReleasedBy};
+use super::sender::{Source, Taken, Urgency};
+use super::store::Store;
+use super::ticket::{After, Ticket};
+use super::timers::{Alarm, Timed};
+use crate::backend::{Answer, Destination, Later, Part, Profile, RemoteBackend};
+use crate::clock::{Moment, Span};
+use crate::machine::lock::{LockCommand, Record};
+use crate::machine::pool::PoolAction;
+use crate::name::Name;
+use crate::pool::PoolStats;
+use crate::semaphore::Declaration;
+use crate::stats::{Query, SemaphoreStats};
+use crate::{AcquisitionId, Error, LossReason};
+
+mod outcomes;
+mod renewals;
+mod state;
+#[cfg(test)]
+mod tests;
+
+use state::{State, Timer, Want};
+
+/// A store that others share, as the engine sees it.
+pub(crate) struct Remote(pub(crate) Arc<dyn RemoteBackend>);
+
+impl Store for Remote {
+    fn profile(&self) -> Profile {
+        self.0.profile()
+    }
+
+    fn open(&self, name: Name, core: Arc<Core>) -> Arc<dyn NameState> {
+        let (to, backend) = (self.0.destination(&name), self.0.clone());
+        let state = Mutex::new(State::new(core.clone(), to));
+        Arc::new_cyclic(|this| RemoteName {
+            common: Common::new(name, core),
+            backend,
+            to,
+            state,
+            settled: Notify::new(),
+            this: this.clone(),
+        })
+    }
+
+    fn ask(&self, core: &Arc<Core>, part: Part, until: Moment, undo: Option<Undo>) -> Asked {
+        let renews = match &part {
+            Part::Lock(command) => matches!(command, LockCommand::Extend { .. }),
+            Part::Pool(command) => matches!(command.action, PoolAction::Renew { .. }),
+            Part::Semaphore(..) => false,
+        };
+        let urgency = if renews { Urgency::Renewals } else { Urgency::Ordinary };
+        Call::start(core, Destination::ONLY, part, urgency, until, undo)
+    }
+
+    fn ask_in_background(&self, core: &Arc<Core>, part: Part, until: Moment, done: Done) {
+        Call::start_in_background(core, Destination::ONLY, part, until, done);
+    }
+
+    fn stats(&self, core: &Arc<Core>, query: Query) -> Later<Vec<SemaphoreStats>> {
+        core.run(self.0.stats(query))
+    }
+
+    fn list_locks(&self, core: &Arc<Core>, limit: usize) -> Later<Vec<Record>> {
+        core.run(self.0.list_locks(limit))
+    }
+
+    fn list_pools(&self, core: &Arc<Core>, limit: usize) -> Later<Vec<PoolStats>> {
+        core.run(self.0.list_pools(limit))
+    }
+
+    #[cfg(unix)]
+    fn lifeline(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        self.0.lifeline()
+    }
+}
+
+/// One name of a remote store.
+struct RemoteName {
+    common: Common,
+    backend: Arc<dyn RemoteBackend>,
+    to: Destination,
+    state: Mutex<State>,
+    /// Notified when nothing is to be sent or in flight.
+    settled: Notify,
+    this: Weak<Self>,
+}
+
+impl RemoteName {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `work` under the lock. Then sets the timer, stands in line if there is something to send, and wakes whom
+    /// it woke.
+    fn locked<T>(&self, work: impl FnOnce(&mut State, &mut After) -> T) -> T {
+        let mut after = After::default();
+        let mut state = self.state();
+        let result = work(&mut state, &mut after);
+        let next = state.timers.first().map(|(at, _)| *at);
+        let before = std::mem::replace(&mut state.timer_at, next);
+        let (sends, renews) = (!state.unsent.is_empty(), !state.renewals.is_empty());
+        let joins = (sends && !state.in_line.0, renews && !state.in_line.1);
+        state.in_line.0 |= sends;
+        state.in_line.1 |= renews;
+        let settled = state.is_settled();
+        drop(state);
+        if let Err(error) = self.follow_up(before, next, joins) {
+            self.stop(&error);
+        }
+        after.run();
+        if settled {
+            guarded(|| self.settled.notify_waiters());
+        }
+        result
+    }
+
+    fn follow_up(
+        &self,
+        before: Option<Moment>,
+        next: Option<Moment>,
+        (ordinary, renewals): (bool, bool),
+    ) -> Result<(), Error> {
+        let core = &self.common.core;
+        if before != next {
+            core.set_timer(self.this.clone(), before, next)?;
+        }
+        let Some(this) = self.this.upgrade() else { return Ok(()) };
+        if renewals {
+            core.send(this.clone(), Urgency::Renewals)?;
+        }
+        if ordinary {
+            core.send(this, Urgency::Ordinary)?;
+        }
+        Ok(())
+    }
+}
+
+impl Timed for RemoteName {
+    fn fire(&self, now: Moment) {
+        self.locked(|state, after| {
+            state.timer_at = None;
+            state.fire(now, after);
+        });
+    }
+}
+
+impl Source for RemoteName {
+    fn destination(&self) -> Destination {
+        self.to
+    }
+
+    fn take(self: Arc<Self>, urgency: Urgency, room: usize) -> Taken {
+        let mut state = self.state();
+        let (commands, more) = match urgency {
+            Urgency::Renewals => {
+                let commands = state.take_renewals(room);
+                state.in_line.1 = !state.renewals.is_empty();
+                (commands, state.in_line.1)
+            }
+            Urgency::Ordinary => {
+                let commands = state.take(room, self.common.capacity());
+                state.in_line.0 = !state.unsent.is_empty();
+                (commands, state.in_line.0)
+            }
+        };
+        state.in_flight += usize::from(!commands.is_empty());
+        let settled = state.is_settled();
+        drop(state);
+        if settled {
+            guarded(|| self.settled.notify_waiters());
+        }
+        let name = &self.common.name;
+        let part = (!commands.is_empty()).then(|| Part::Semaphore(name.clone(), commands));
+        Taken { part, more }
+    }
+
+    fn settle(self: Arc<Self>, part: &Part, answer: Result<Answer, Error>, sent: Moment) {
+        let Part::Semaphore(_, commands) = part else { return };
+        self.locked(|state, after| {
+            state.in_flight -= 1;
+            match answer {
+                Ok(Answer::Semaphore(reply)) => state.apply_reply(commands, reply, sent, after),
+                Ok(other) => {
+                    let error = Error::internal(format!("a semaphore was answered {other:?}"));
+                    state.apply_refusal(commands, &error, after);
+                }
+                Err(error) if error.may_pass() => state.outcome_unknown(commands),
+                Err(error) => state.apply_refusal(commands, &error, after),
+            }
+        });
+    }
+
+    fn leave_if_unwanted(&self, urgency: Urgency) -> bool {
+        let mut state = self.state();
+        match urgency {
+            Urgency::Renewals => {
+                let wanted = state.renewals.iter().any(|id| state.is_wanted(Want::Renew(*id)));
+                if !wanted {
+                    state.renewals.clear();
+                    state.in_line.1 = false;
+                }
+                !wanted
+            }
+            Urgency::Ordinary => {
+                let wanted = state.unsent.iter().any(|want| state.is_wanted(*want));
+                if !wanted {
+                    state.unsent.clear();
+                    state.in_line.0 = false;
+                }
+                !wanted
+            }
+        }
+    }
+}
+
+impl NameState for RemoteName {
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn enter(
+        &self,
+        id: AcquisitionId,
+        semaphore: &Arc<Declaration>,
+        wait: bool,
+        within: Option<Span>,
+    ) -> Entered {
+        let core = &self.common.core;
+        if let Some(error) = core.stopped().or_else(|| core.sender.refusal(self.to)) {
+            return Entered::Failed(error);
+        }
+        // A try is bounded like every other question.
+        let within = if wait { within } else { Some(core.settings.answer_timeout) };
+        let ticket = Ticket::waiting(id, semaphore.clone(), wait, within);
+        self.locked(|state, _| {
+            if state.closed {
+                return Entered::Failed(Error::Closed);
+            }
+            state.add(&ticket, Life::Unsent);
+            state.want_enqueue(id);
+            Entered::Waiting(ticket)
+        })
+    }
+
+    fn end(&self, id: AcquisitionId) {
+        self.locked(|state, after| {
+            if let Some(ticket) = state.end(id) {
+                ticket.cancel(after);
+            }
+        });
+    }
+
+    fn release(&self, id: AcquisitionId, semaphore: &Arc<Declaration>, by: ReleasedBy) -> Release {
+        if let Some(error) = self.common.core.stopped() {
+            return Release::Failed(error);
+        }
+        let answer_timeout = self.common.core.settings.answer_timeout;
+        self.locked(|state, after| {
+            if let Some(ticket) = state.end(id) {
+                by.notify(&ticket, after);
+            }
+            let (terms, own) = (semaphore.terms, id.client() == self.common.core.client);
+            if !state.releases.contains_key(&id) {
+                if own && by == ReleasedBy::Guard {
+                    // It was never sent.
+                    return Release::Done(false);
+                }
+                state.add_release(id, terms, false, false);
+            }
+            let Some(release) = state.releases.get_mut(&id) else { return Release::Done(false) };
+            // Whoever asks again while a release is under way learns the outcome of that one.
+            if let Some((ticket, _)) = &release.ticket {
+                return Release::Sent(ticket.clone());
+            }
+            let ticket = Ticket::releasing(id, semaphore.clone());
+            let until = Moment::now() + answer_timeout;
+            release.ticket = Some((ticket.clone(), until));
+            state.timers.insert((until, Timer::ReleaseUnanswered(id)));
+            Release::Sent(ticket)
+        })
+    }
+
+    fn attach(&self, id: AcquisitionId, semaphore: &Arc<Declaration>) -> Arc<Ticket> {
+        self.locked(|state, after| {
+            if let Some(own) = state.acquisitions.get(&id) {
+                return own.ticket.clone();
+            }
+            let ticket = Ticket::held(id, semaphore.clone(), Moment::NEVER);
+            let reason = if state.closed { LossReason::Closed } else { LossReason::Released };
+            ticket.lose(reason, after);
+            ticket
+        })
+    }
+
+    fn check(&self, id: AcquisitionId) -> Result<(), LossReason> {
+        let state = self.state();
+        match state.acquisitions.contains_key(&id) {
+            true => Ok(()),
+            false if state.closed => Err(LossReason::Closed),
+            false => Err(LossReason::Released),
+        }
+    }
+
+    fn close(&self) {
+        self.locked(|state, after| {
+            state.closed = true;
+            // Waiters first, the last one first: nobody is granted a permit only to lose it again.
+            let mut ids: Vec<_> = state.acquisitions.keys().copied().collect();
+            ids.sort_unstable_by_key(|id| {
+                (state.acquisitions[id].ticket.is_held(), std::cmp::Reverse(id.sequence()))
+            });
+            for id in ids {
+                if let Some(ticket) = state.end(id) {
+                    ticket.fail(Error::Closed, after);
+                    ticket.lose(LossReason::Closed, after);
+                }
+            }
+        });
+    }
+
+    fn drained(self: Arc<Self>) -> Later<()> {
+        let core = &self.common.core;
+        let asked = Moment::now();
+        let alarm = Alarm::new(core, asked + core.settings.answer_timeout);
+        Box::pin(async move {
+            loop {
+                let settled = self.settled.notified();
+                {
+                    let mut state = self.state();
+                    if state.is_settled() {
+                        return state.failed_release.take().map_or(Ok(()), Err);
+                    }
+                }
+                if alarm.unless(settled).await.is_none() {
+                    let core = &self.common.core;
+                    return Err(core.unavailable(self.to, asked, Moment::now()));
+                }
+            }
+        })
+    }
+
+    fn abandon(&self) {
+        let mut after = After::default();
+        let mut state = self.state();
+        let ids: Vec<_> = state.acquisitions.keys().copied().collect();
+        let abandoned: Vec<_> = ids.into_iter().filter_map(|id| state.forget(id)).collect();
+        drop(state);
+        for own in abandoned {
+            own.ticket.cancel(&mut after);
+        }
+        after.run();
+    }
+
+    fn stop(&self, error: &Error) {
+        let mut after = After::default();
+        self.state().fail_waiters(error, &mut after);
+        after.run();
+    }
+
+    fn is_idle(&self) -> bool {
+        self.state().is_idle()
+    }
+
+    fn position(&self, id: AcquisitionId) -> Later<Option<usize>> {
+        self.common.core.run(self.backend.position(&self.common.name, id))
+    }
+
+    fn stats(&self, waiters: bool) -> Later<SemaphoreStats> {
+        let name = self.common.name.to_string();
+        let query = Query { names: Some(vec![name.clone()]), limit: 1, unused: true, waiters };
+        let stats = self.common.core.run(self.backend.stats(query));
+        Box::pin(async move {
+            let found = stats.await?.into_iter().next();
+            Ok(found.unwrap_or_else(|| SemaphoreStats::unused(name)))
+        })
+    }
+
+    fn granted(&self, id: AcquisitionId) {
+        #[cfg(feature = "broken")]
+        if crate::broken::is("confirm") {
+            return self.locked(|state, after| state.believe(id, after));
+        }
+        self.locked(|state, _| state.claim(id));
+    }
+
+    fn evicted(&self, id: AcquisitionId) {
+        self.locked(|state, _| state.renew(id, Moment::now()));
+    }
+
+    fn reconnected(&self) {
+        self.locked(|state, _| state.renew_everyone(Moment::now()));
+    }
+
+    fn refused(&self, error: &Error) {
+        self.locked(|state, after| state.fail_waiters(error, after));
+    }
+}
+
+impl fmt::Debug for RemoteName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteName").field("name", &self.common.name).finish_non_exhaustive()
+    }
+}

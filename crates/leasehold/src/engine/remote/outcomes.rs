@@ -1,0 +1,270 @@
+//! What the store answers, and what follows for the acquisitions of this client.
+
+use super::renewals;
+use super::state::{State, Timer, Want};
+use crate::backend::Reply;
+use crate::clock::{Moment, Span};
+use crate::engine::foreign::event;
+use crate::engine::life::Life;
+use crate::engine::ticket::{After, Grant};
+use crate::machine::{Command, Held, Outcome, Role};
+use crate::{AcquisitionId, Error, LossReason};
+
+/// How soon a release is repeated that was refused, or whose enqueue may still be applied.
+const RELEASE_AGAIN: Span = Span::from_millis(1000);
+
+/// The first waiter asks this often whether a wake-up was lost.
+///
+/// Not more seldom, even where no other program takes part: the answer also tells when the next lease ends. That may be
+/// one that was granted since, by another client and for less time than any that we knew of, as to a waiter that never
+/// claims its permit. Until we have asked we would sleep through its end.
+pub(super) const ASK_OLDEST: Span = Span::from_millis(1000);
+
+impl State {
+    /// The store has answered commands that were sent at `sent`.
+    pub(super) fn apply_reply(
+        &mut self,
+        commands: &[Command],
+        reply: Reply,
+        sent: Moment,
+        after: &mut After,
+    ) {
+        for (command, outcome) in commands.iter().zip(reply.outcomes) {
+            let Some(id) = command.id() else { continue };
+            if let Outcome::Removed(role) = outcome {
+                self.released(id, role, after);
+                continue;
+            }
+            let renews = matches!(command, Command::Renew { .. });
+            let Some(own) = self.acquisitions.get_mut(&id) else {
+                if !renews && matches!(outcome, Outcome::Held(_) | Outcome::Queued { .. }) {
+                    self.ensure_released(id, false);
+                }
+                continue;
+            };
+            if renews {
+                own.renewal = None;
+            } else {
+                own.life.answer();
+            }
+            self.apply_outcome(id, outcome, sent, after);
+        }
+        for (id, held, ()) in reply.effects.granted {
+            match self.acquisitions.get_mut(&id) {
+                Some(own) => own.life.answer(),
+                None => self.ensure_released(id, false),
+            }
+            self.apply_outcome(id, Outcome::Held(held), sent, after);
+        }
+        if let Some(delay) = reply.next_expiry
+            && !self.waiting.is_empty()
+        {
+            self.sweep_in(renewals::jittered(delay));
+        }
+    }
+
+    /// The connection was lost before the answer came. What is still wanted is sent again, in the same order.
+    pub(super) fn outcome_unknown(&mut self, commands: &[Command]) {
+        for command in commands.iter().rev() {
+            match command {
+                Command::Enqueue { id, .. } | Command::Confirm { id, .. } => {
+                    let enqueues = matches!(command, Command::Enqueue { .. });
+                    let Some(own) = self.acquisitions.get_mut(id) else {
+                        self.ensure_released(*id, true);
+                        continue;
+                    };
+                    own.doubtful = true;
+                    if !own.ticket.is_waiting() {
+                        continue;
+                    }
+                    own.life.lose();
+                    let wants = &mut own.wants;
+                    let (wanted, want) = if enqueues {
+                        (&mut wants.enqueue, Want::Enqueue(*id))
+                    } else {
+                        (&mut wants.confirm, Want::Confirm(*id))
+                    };
+                    if !std::mem::replace(wanted, true) {
+                        self.unsent.push_front(want);
+                    }
+                }
+                Command::Renew { id, .. } => self.send_renewal(*id),
+                Command::Release { id, .. } => {
+                    if let Some(release) = self.releases.get_mut(id) {
+                        release.life.lose();
+                        self.unsent.push_front(Want::Release(*id));
+                    }
+                }
+                Command::Sweep => {}
+            }
+        }
+    }
+
+    /// The store refuses these commands, and asking again does not help.
+    pub(super) fn apply_refusal(&mut self, commands: &[Command], error: &Error, after: &mut After) {
+        for command in commands {
+            match command {
+                Command::Enqueue { id, .. } | Command::Confirm { id, .. } => {
+                    self.fail_waiter(*id, error, after);
+                }
+                Command::Renew { id, .. } => {
+                    self.fail_waiter(*id, error, after);
+                    // A holder holds until its validity ends, and asks again until then.
+                    let id = *id;
+                    if let Some(own) = self.acquisitions.get_mut(&id) {
+                        own.renewal = None;
+                        let error = error.clone();
+                        after.report(move || event!(warn, %id, %error, "renewal refused"));
+                        self.renew_again(id, Moment::now());
+                    }
+                }
+                Command::Release { id, .. } => self.release_refused(*id, error, after),
+                Command::Sweep => {}
+            }
+        }
+    }
+
+    fn fail_waiter(&mut self, id: AcquisitionId, error: &Error, after: &mut After) {
+        let Some(own) = self.acquisitions.get(&id) else { return };
+        // One that was asked for twice has its permit from the other answer.
+        if own.ticket.clone().fail(error.clone(), after) {
+            self.end(id);
+        }
+    }
+
+    /// It is tried again, for as long as the store may know the id: a disk that is full need not stay so.
+    fn release_refused(&mut self, id: AcquisitionId, error: &Error, after: &mut After) {
+        let Some(release) = self.releases.get_mut(&id) else { return };
+        release.life = Life::Unknown;
+        if !self.answer_release(id, Err(error.clone()), after) {
+            self.failed_release = Some(error.clone());
+        }
+        self.timers.insert((Moment::now() + RELEASE_AGAIN, Timer::ReleaseAgain(id)));
+    }
+
+    fn released(&mut self, id: AcquisitionId, role: Role, after: &mut After) {
+        self.answer_release(id, Ok(role == Role::Holder), after);
+        let Some(release) = self.releases.get_mut(&id) else { return };
+        if release.again {
+            release.life = Life::Unknown;
+            return self.want(Want::Release(id));
+        }
+        let now = Moment::now();
+        let in_time = release.until.is_some_and(|until| now < until);
+        if release.doubtful && in_time && self.core.has_stragglers() {
+            // An enqueue that was sent over an earlier connection may still be applied.
+            release.life = Life::Unknown;
+            self.timers.insert((now + RELEASE_AGAIN, Timer::ReleaseAgain(id)));
+            return;
+        }
+        self.releases.remove(&id);
+        if self.releases.is_empty() {
+            // What could not be released has been by now.
+            self.failed_release = None;
+        }
+    }
+
+    /// What the store says of one id.
+    fn apply_outcome(
+        &mut self,
+        id: AcquisitionId,
+        outcome: Outcome,
+        sent: Moment,
+        after: &mut After,
+    ) {
+        let Some(own) = self.acquisitions.get(&id) else { return };
+        let ticket = own.ticket.clone();
+        match outcome {
+            Outcome::Held(held @ Held { fence: Some(fence), .. }) => {
+                let terms = ticket.semaphore.terms;
+                let valid_until = held.valid_until(terms, sent);
+                if held.valid_for < terms.lease {
+                    ticket.set_limited_by_ttl();
+                }
+                if valid_until <= Moment::now() && ticket.is_waiting() {
+                    // The answer took longer than it is good for. Nobody has seen the permit: claim it anew. A try asks
+                    // anew, and is told if another client has it by now.
+                    return if ticket.queues { self.claim(id) } else { self.want_enqueue(id) };
+                }
+                if ticket.is_waiting() {
+                    self.leave_line(id);
+                    self.cancel_timer(ticket.gives_up_at, Timer::GiveUp(id));
+                    ticket.grant(Grant::new(&held, fence), valid_until, after);
+                    self.warn_of_short_lease(&ticket, after);
+                } else {
+                    ticket.extend(valid_until);
+                }
+                self.schedule_end(id, ticket.valid_until());
+                self.schedule_renewal(id, sent);
+            }
+            Outcome::Held(_) => {
+                // Granted by another client, and the wake-up was lost. Perhaps not the only one.
+                let next = own.place.map_or(0, |place| place + 1);
+                self.claim(id);
+                self.ask_about_first_from(next, Moment::now());
+            }
+            Outcome::Queued { .. } | Outcome::Waiting => {
+                self.stand_in_line(id);
+                self.schedule_renewal(id, sent);
+            }
+            // It was said before.
+            Outcome::Full if !ticket.is_waiting() => {}
+            Outcome::Full => {
+                self.forget(id);
+                ticket.full(after);
+            }
+            // Its enqueue is under way, and will be answered.
+            Outcome::Gone if ticket.is_waiting() && !ticket.queues => {}
+            Outcome::Gone if ticket.is_waiting() => {
+                // Passed over as dead, or the store lost its data: back to the end of the queue.
+                self.leave_line(id);
+                self.want_enqueue(id);
+            }
+            Outcome::Gone => {
+                self.forget(id);
+                ticket.lose(LossReason::Gone, after);
+            }
+            Outcome::Removed(_) | Outcome::Swept => {}
+        }
+    }
+
+    /// The store says that it waits. If it did not before, it stands behind every other waiter of ours.
+    fn stand_in_line(&mut self, id: AcquisitionId) {
+        let Some(own) = self.acquisitions.get_mut(&id) else { return };
+        if own.place.is_none() {
+            self.last_place += 1;
+            own.place = Some(self.last_place);
+            self.waiting.insert(self.last_place, id);
+        }
+        if !std::mem::replace(&mut self.asks_oldest, true) {
+            self.timers.insert((Moment::now() + ASK_OLDEST, Timer::AskOldest));
+        }
+    }
+
+    pub(super) fn leave_line(&mut self, id: AcquisitionId) {
+        let own = self.acquisitions.get_mut(&id);
+        if let Some(place) = own.and_then(|own| own.place.take()) {
+            self.waiting.remove(&place);
+        }
+    }
+
+    fn sweep_in(&mut self, delay: Span) {
+        let at = Moment::now() + delay;
+        if self.sweep_at.is_some_and(|earlier| earlier <= at) {
+            return;
+        }
+        let later = self.sweep_at.replace(at);
+        self.cancel_timer(later, Timer::Sweep);
+        self.timers.insert((at, Timer::Sweep));
+    }
+
+    /// Believes a wake-up without asking.
+    #[cfg(feature = "broken")]
+    pub(super) fn believe(&mut self, id: AcquisitionId, after: &mut After) {
+        let Some(own) = self.acquisitions.get(&id) else { return };
+        let valid_for = own.ticket.semaphore.terms.lease;
+        let fence = Some(crate::Fence::new(crate::clock::wall_micros()));
+        let held = Held { slot_number: 1, fence, valid_for };
+        self.apply_outcome(id, Outcome::Held(held), Moment::now(), after);
+    }
+}

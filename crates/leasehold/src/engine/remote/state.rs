@@ -1,0 +1,411 @@
+//! What this client knows of one name of a remote store, and what it does about it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use crate::backend::Destination;
+use crate::clock::{Moment, Span};
+use crate::engine::Core;
+use crate::engine::in_process::timed_out;
+use crate::engine::life::Life;
+use crate::engine::ticket::{After, Ticket};
+use crate::id::IdMap;
+use crate::machine::{Command, Terms};
+use crate::semaphore::Declaration;
+use crate::{AcquisitionId, Error};
+
+/// From this many on, what is no longer wanted is removed from what is to be sent.
+pub(super) const CROWD: usize = 1024;
+
+pub(super) struct State {
+    pub(super) core: Arc<Core>,
+    pub(super) to: Destination,
+    pub(super) closed: bool,
+    pub(super) acquisitions: IdMap<AcquisitionId, Acquisition>,
+    pub(super) releases: IdMap<AcquisitionId, Unreleased>,
+    /// What is to be sent, in order.
+    pub(super) unsent: VecDeque<Want>,
+    /// Holders whose renewal is to be sent.
+    pub(super) renewals: VecDeque<AcquisitionId>,
+    /// Whether this name stands in the sender's line: for `unsent`, and for `renewals`.
+    pub(super) in_line: (bool, bool),
+    pub(super) in_flight: usize,
+    /// The waiters, in the order of the store's queue, so that the first can be asked about. That is not the order in
+    /// which they were enqueued: a waiter that was taken for dead queues again.
+    pub(super) waiting: BTreeMap<u64, AcquisitionId>,
+    pub(super) last_place: u64,
+    pub(super) timers: BTreeSet<(Moment, Timer)>,
+    /// When the engine's thread is to come by.
+    pub(super) timer_at: Option<Moment>,
+    pub(super) sweep_at: Option<Moment>,
+    pub(super) asks_oldest: bool,
+    /// The error of a release that nobody waits for.
+    pub(super) failed_release: Option<Error>,
+    pub(super) warned_of_short_lease: bool,
+    /// The longest lease of any acquisition so far.
+    pub(super) longest_lease: Option<Span>,
+}
+
+/// One acquisition that waits or holds.
+pub(super) struct Acquisition {
+    pub(super) ticket: Arc<Ticket>,
+    /// Of its enqueue and its confirm.
+    pub(super) life: Life,
+    /// One of its requests may have been applied without our knowing, or may still be.
+    pub(super) doubtful: bool,
+    /// What of it is in `unsent`.
+    pub(super) wants: Wants,
+    /// Since when a renewal is due, sent or in flight.
+    pub(super) renewal: Option<Moment>,
+    /// Whether silence makes the connection suspect: see [`super::timing`].
+    pub(super) silence_is_suspect: bool,
+    /// Its place in `waiting`, once the store has said that it waits.
+    pub(super) place: Option<u64>,
+    pub(super) renew_at: Option<Moment>,
+    pub(super) ends_at: Option<Moment>,
+}
+
+#[derive(Clone, Copy, Default)]
+pub(super) struct Wants {
+    pub(super) enqueue: bool,
+    pub(super) confirm: bool,
+    pub(super) renewal: bool,
+}
+
+/// A release that is not answered yet.
+pub(super) struct Unreleased {
+    pub(super) life: Life,
+    /// It was confirmed once: then the store need not look for it among the waiters.
+    pub(super) confirmed: bool,
+    /// See [`Acquisition::doubtful`].
+    pub(super) doubtful: bool,
+    /// Something was heard of the id after the release was sent: it is released once more.
+    pub(super) again: bool,
+    /// Who waits for the outcome, and until when.
+    pub(super) ticket: Option<(Arc<Ticket>, Moment)>,
+    /// By then the store must have expired the id. None if it never does.
+    pub(super) until: Option<Moment>,
+}
+
+/// A command that is to be sent. It is made when it is taken, from what is known then.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Want {
+    Enqueue(AcquisitionId),
+    Confirm(AcquisitionId),
+    Renew(AcquisitionId),
+    Release(AcquisitionId),
+    Sweep,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Timer {
+    /// The acquire has waited long enough.
+    GiveUp(AcquisitionId),
+    /// The holder may not believe in its permit any longer.
+    End(AcquisitionId),
+    /// A renewal is due, or was not answered.
+    Renew(AcquisitionId),
+    /// A lease ends in the store.
+    Sweep,
+    /// A wake-up may have been lost: ask about the first waiter.
+    AskOldest,
+    /// The caller of a release has waited long enough.
+    ReleaseUnanswered(AcquisitionId),
+    /// Release it once more, unless the store must have expired it.
+    ReleaseAgain(AcquisitionId),
+}
+
+impl State {
+    pub(super) fn new(core: Arc<Core>, to: Destination) -> Self {
+        Self {
+            core,
+            to,
+            closed: false,
+            acquisitions: IdMap::default(),
+            releases: IdMap::default(),
+            unsent: VecDeque::new(),
+            renewals: VecDeque::new(),
+            in_line: (false, false),
+            in_flight: 0,
+            waiting: BTreeMap::new(),
+            last_place: 0,
+            timers: BTreeSet::new(),
+            timer_at: None,
+            sweep_at: None,
+            asks_oldest: false,
+            failed_release: None,
+            warned_of_short_lease: false,
+            longest_lease: None,
+        }
+    }
+
+    pub(super) fn is_settled(&self) -> bool {
+        self.in_flight == 0 && self.unsent.is_empty()
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.is_settled() && self.acquisitions.is_empty() && self.releases.is_empty()
+    }
+
+    pub(super) fn add(&mut self, ticket: &Arc<Ticket>, life: Life) {
+        if let Some(at) = ticket.gives_up_at {
+            self.timers.insert((at, Timer::GiveUp(ticket.id)));
+        }
+        self.longest_lease = self.longest_lease.max(ticket.semaphore.terms.lease);
+        let acquisition = Acquisition {
+            life,
+            doubtful: false,
+            wants: Wants::default(),
+            renewal: None,
+            silence_is_suspect: false,
+            place: None,
+            renew_at: None,
+            ends_at: None,
+            ticket: ticket.clone(),
+        };
+        self.acquisitions.insert(ticket.id, acquisition);
+    }
+
+    /// The acquisition ends here. Nothing is sent.
+    pub(super) fn forget(&mut self, id: AcquisitionId) -> Option<Acquisition> {
+        self.leave_line(id);
+        let acquisition = self.acquisitions.remove(&id)?;
+        self.cancel_timer(acquisition.renew_at, Timer::Renew(id));
+        self.cancel_timer(acquisition.ends_at, Timer::End(id));
+        self.cancel_timer(acquisition.ticket.gives_up_at, Timer::GiveUp(id));
+        Some(acquisition)
+    }
+
+    /// The acquisition ends here, and in the store if the store may know it.
+    pub(super) fn end(&mut self, id: AcquisitionId) -> Option<Arc<Ticket>> {
+        let Acquisition { ticket, life, doubtful, .. } = self.forget(id)?;
+        if life.needs_release() {
+            let confirmed = ticket.is_held() && !doubtful;
+            self.add_release(id, ticket.semaphore.terms, confirmed, doubtful);
+        }
+        Some(ticket)
+    }
+
+    pub(super) fn add_release(
+        &mut self,
+        id: AcquisitionId,
+        terms: Terms,
+        confirmed: bool,
+        doubtful: bool,
+    ) {
+        // A waiter that is granted a permit at the very end of its lease has a lease to claim it.
+        let until = terms.lease.map(|lease| Moment::now() + lease + lease);
+        let (life, again, ticket) = (Life::Unsent, false, None);
+        let release = Unreleased { life, confirmed, doubtful, again, ticket, until };
+        self.releases.insert(id, release);
+        self.want(Want::Release(id));
+    }
+
+    /// Nobody here waits for this id any more, and the store may know it: whatever was sent before, a release follows.
+    pub(super) fn ensure_released(&mut self, id: AcquisitionId, doubtful: bool) {
+        if let Some(release) = self.releases.get_mut(&id) {
+            release.again |= release.life == Life::Sent;
+            release.doubtful |= doubtful;
+            return;
+        }
+        let terms = Terms { lease: self.longest_lease, ttl: None };
+        self.add_release(id, terms, false, doubtful);
+    }
+
+    pub(super) fn cancel_timer(&mut self, at: Option<Moment>, timer: Timer) {
+        if let Some(at) = at {
+            self.timers.remove(&(at, timer));
+        }
+    }
+
+    pub(super) fn want(&mut self, want: Want) {
+        self.unsent.push_back(want);
+        // Those who come and go during an outage leave nothing behind.
+        if self.unsent.len() >= CROWD && self.unsent.len().is_power_of_two() {
+            let mut unsent = std::mem::take(&mut self.unsent);
+            unsent.retain(|want| self.is_wanted(*want));
+            self.unsent = unsent;
+        }
+    }
+
+    pub(super) fn want_enqueue(&mut self, id: AcquisitionId) {
+        let Some(acquisition) = self.acquisitions.get_mut(&id) else { return };
+        if !std::mem::replace(&mut acquisition.wants.enqueue, true) {
+            self.want(Want::Enqueue(id));
+        }
+    }
+
+    /// A woken waiter claims its permit.
+    pub(super) fn claim(&mut self, id: AcquisitionId) {
+        let Some(acquisition) = self.acquisitions.get_mut(&id) else { return };
+        if acquisition.ticket.is_waiting()
+            && !std::mem::replace(&mut acquisition.wants.confirm, true)
+        {
+            self.want(Want::Confirm(id));
+        }
+    }
+
+    pub(super) fn is_wanted(&self, want: Want) -> bool {
+        let waits = |id| self.acquisitions.get(&id).is_some_and(|own| own.ticket.is_waiting());
+        match want {
+            Want::Enqueue(id) | Want::Confirm(id) => waits(id),
+            Want::Renew(id) => self.acquisitions.contains_key(&id),
+            Want::Release(id) => self.releases.contains_key(&id),
+            Want::Sweep => true,
+        }
+    }
+
+    /// The commands that are still wanted, best order first: releases make room for what follows.
+    pub(super) fn take(&mut self, room: usize, capacity: u32) -> Vec<Command> {
+        let mut commands = Vec::with_capacity(self.unsent.len().min(room));
+        while commands.len() < room
+            && let Some(want) = self.unsent.pop_front()
+        {
+            if self.is_wanted(want) {
+                commands.extend(self.command(want, capacity));
+            }
+        }
+        commands.sort_by_key(|command| match command {
+            Command::Release { .. } => 0,
+            Command::Confirm { .. } => 1,
+            Command::Renew { .. } => 2,
+            Command::Sweep => 3,
+            Command::Enqueue { .. } => 4,
+        });
+        commands
+    }
+
+    pub(super) fn take_renewals(&mut self, room: usize) -> Vec<Command> {
+        let mut commands = Vec::new();
+        while commands.len() < room
+            && let Some(id) = self.renewals.pop_front()
+        {
+            commands.extend(self.command(Want::Renew(id), 0));
+        }
+        commands
+    }
+
+    pub(super) fn command(&mut self, want: Want, capacity: u32) -> Option<Command> {
+        match want {
+            Want::Enqueue(id) => {
+                let own = self.acquisitions.get_mut(&id)?;
+                own.wants.enqueue = false;
+                own.life.send();
+                let Declaration { terms, label, .. } = &*own.ticket.semaphore;
+                Some(Command::Enqueue {
+                    id,
+                    capacity,
+                    wait: own.ticket.queues,
+                    terms: *terms,
+                    label: label.clone(),
+                })
+            }
+            Want::Confirm(id) => {
+                let own = self.acquisitions.get_mut(&id)?;
+                own.wants.confirm = false;
+                own.life.send();
+                Some(Command::Confirm { id, terms: own.ticket.semaphore.terms })
+            }
+            Want::Renew(id) => {
+                let own = self.acquisitions.get_mut(&id)?;
+                own.wants.renewal = false;
+                Some(Command::Renew { id, lease: own.ticket.semaphore.terms.lease })
+            }
+            Want::Release(id) => {
+                let release = self.releases.get_mut(&id)?;
+                release.life.send();
+                release.again = false;
+                Some(Command::Release { id, confirmed: release.confirmed })
+            }
+            Want::Sweep => Some(Command::Sweep),
+        }
+    }
+
+    /// Does everything that is due.
+    pub(super) fn fire(&mut self, now: Moment, after: &mut After) {
+        while let Some(&(at, timer)) = self.timers.first().filter(|(at, _)| *at <= now) {
+            self.timers.remove(&(at, timer));
+            match timer {
+                Timer::GiveUp(id) => self.give_up(id, now, after),
+                Timer::End(id) => self.end_validity(id, now, after),
+                Timer::Renew(id) => self.renew_due(id, now),
+                Timer::Sweep => {
+                    self.sweep_at = None;
+                    self.want(Want::Sweep);
+                }
+                Timer::AskOldest => self.ask_oldest(now),
+                Timer::ReleaseUnanswered(id) => {
+                    let since = at.minus(self.core.settings.answer_timeout);
+                    let error = self.core.unavailable(self.to, since, now);
+                    self.answer_release(id, Err(error), after);
+                }
+                Timer::ReleaseAgain(id) => self.release_again(id, now),
+            }
+        }
+    }
+
+    /// Tells whoever waits for a release how it ended. True if somebody did.
+    pub(super) fn answer_release(
+        &mut self,
+        id: AcquisitionId,
+        outcome: Result<bool, Error>,
+        after: &mut After,
+    ) -> bool {
+        let waits = self.releases.get_mut(&id).and_then(|release| release.ticket.take());
+        let Some((ticket, until)) = waits else { return false };
+        self.timers.remove(&(until, Timer::ReleaseUnanswered(id)));
+        ticket.finish_release(outcome, after);
+        true
+    }
+
+    pub(super) fn release_again(&mut self, id: AcquisitionId, now: Moment) {
+        let Some(release) = self.releases.get(&id) else { return };
+        if release.until.is_some_and(|until| until <= now) {
+            self.releases.remove(&id);
+        } else {
+            self.want(Want::Release(id));
+        }
+    }
+
+    pub(super) fn give_up(&mut self, id: AcquisitionId, now: Moment, after: &mut After) {
+        let Some(own) = self.acquisitions.get(&id) else { return };
+        let ticket = own.ticket.clone();
+        // A try is answered at once: one that runs out of time was not answered.
+        let answered = ticket.queues && own.life == Life::Answered;
+        let error = match self.core.sender.silent_since(self.to, now) {
+            None if answered => timed_out(&ticket),
+            _ => self.core.unavailable(self.to, ticket.queued_at, now),
+        };
+        if ticket.fail(error, after) {
+            self.end(id);
+        }
+    }
+
+    pub(super) fn end_validity(&mut self, id: AcquisitionId, now: Moment, after: &mut After) {
+        let Some(own) = self.acquisitions.get_mut(&id) else { return };
+        own.ends_at = None;
+        let ticket = own.ticket.clone();
+        let valid_until = ticket.valid_until();
+        if now < valid_until {
+            return self.schedule_end(id, valid_until);
+        }
+        ticket.lose(ticket.why_ended(), after);
+        self.end(id);
+    }
+
+    /// Ends every wait with this error.
+    pub(super) fn fail_waiters(&mut self, error: &Error, after: &mut After) {
+        let mut ids: Vec<_> = self.acquisitions.keys().copied().collect();
+        ids.sort_unstable();
+        for id in ids {
+            let ticket = self.acquisitions[&id].ticket.clone();
+            if ticket.fail(error.clone(), after) {
+                self.end(id);
+            }
+        }
+        let ids: Vec<_> = self.releases.keys().copied().collect();
+        for id in ids {
+            self.answer_release(id, Err(error.clone()), after);
+        }
+    }
+}

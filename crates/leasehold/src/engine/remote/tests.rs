@@ -1,0 +1,96 @@
+//! One name, without a store: what follows from an answer.
+
+use super::state::CROWD;
+use super::*;
+use crate::Client;
+use crate::backend::Reply;
+use crate::backend::simulated::Simulated;
+use crate::engine::Settings;
+use crate::machine::{Command, Outcome, Terms};
+
+/// A name that holds one permit.
+fn holding() -> (State, Arc<Ticket>) {
+    let client = Client::on(Arc::new(Simulated::default()), Settings::default());
+    let semaphore = client.semaphore("s", 1).build().unwrap();
+    let core = semaphore.inner.named.core().clone();
+    let (id, until) = (core.next_id(), Moment::now() + Span::from_millis(60_000));
+    let ticket = Ticket::held(id, semaphore.inner.declaration.clone(), until);
+    let mut state = State::new(core, Destination::ONLY);
+    state.add(&ticket, Life::Answered);
+    (state, ticket)
+}
+
+/// Two claims of one permit may be under way in two requests: a wake-up came, and the question once a second.
+#[test]
+fn a_claim_that_fails_after_another_was_answered_takes_nothing_away() {
+    let (mut state, ticket) = holding();
+    let claim = [Command::Confirm { id: ticket.id, terms: Terms::default() }];
+    let (refused, mut after) = (Error::Refused { what: "a test".into() }, After::default());
+    state.apply_refusal(&claim, &refused, &mut after);
+    // Nor does the answer to a try that was sent twice.
+    let reply = Reply { outcomes: vec![Outcome::Full], ..Default::default() };
+    state.apply_reply(&claim, reply, Moment::now(), &mut after);
+    state.outcome_unknown(&claim);
+    ticket.check().unwrap();
+    assert!(state.unsent.is_empty() && state.releases.is_empty());
+}
+
+/// A script decides about all of its ids together, and so must not be asked for one of them twice.
+#[test]
+fn nobody_is_asked_for_twice_in_one_batch() {
+    let (mut state, held) = holding();
+    let id = held.semaphore.named.core().next_id();
+    state.add(&Ticket::waiting(id, held.semaphore.clone(), true, None), Life::Unsent);
+    for _ in 0..2 {
+        state.want_enqueue(id);
+        state.claim(id);
+        state.renew(id, Moment::now());
+    }
+    assert_eq!(state.take(100, 1).len(), 3);
+}
+
+/// Dropping a command costs nothing only while it was never sent.
+#[test]
+fn an_id_is_released_unless_it_was_never_sent() {
+    let lives = [Life::Unsent, Life::Sent, Life::Answered, Life::Unknown];
+    for life in lives {
+        let (mut state, held) = holding();
+        let id = held.semaphore.named.core().next_id();
+        state.add(&Ticket::waiting(id, held.semaphore.clone(), true, None), life);
+        state.end(id);
+        assert_eq!(state.releases.contains_key(&id), life != Life::Unsent, "{life:?}");
+    }
+}
+
+/// A release is repeated until it is answered, or until the store must have expired the id.
+#[test]
+fn a_release_is_repeated_until_the_store_must_have_expired_the_id() {
+    let (mut state, ticket) = holding();
+    let mut after = After::default();
+    state.end(ticket.id);
+    let release = state.take(100, 1);
+    for _ in 0..3 {
+        state.outcome_unknown(&release);
+        assert_eq!(state.take(100, 1).len(), 1);
+    }
+    state.apply_refusal(&release, &Error::Refused { what: "a test".into() }, &mut after);
+    let lease = ticket.semaphore.terms.lease.unwrap();
+    state.fire(Moment::now() + lease, &mut after);
+    assert_eq!(state.take(100, 1).len(), 1, "the disk may have room again");
+    state.apply_refusal(&release, &Error::Refused { what: "a test".into() }, &mut after);
+    state.fire(Moment::now() + lease + lease + lease, &mut after);
+    assert!(state.releases.is_empty() && state.take(100, 1).is_empty());
+}
+
+/// However many there are: only what is no longer wanted is removed from what is to be sent.
+#[test]
+fn no_release_of_a_crowd_is_forgotten() {
+    let (mut state, held) = holding();
+    let core = held.semaphore.named.core().clone();
+    for _ in 0..3 * CROWD {
+        let id = core.next_id();
+        state.add(&Ticket::waiting(id, held.semaphore.clone(), true, None), Life::Answered);
+        state.end(id);
+    }
+    assert_eq!(state.take(usize::MAX, 1).len(), 3 * CROWD);
+}

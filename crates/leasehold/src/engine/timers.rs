@@ -1,0 +1,144 @@
+//! The timers of one client: one for each name, and one for each lock wait. The engine's thread fires them.
+//!
+//! Any thread may set or cancel one. Nothing is left of a timer that was cancelled or set anew.
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+
+use super::Core;
+use super::foreign::guarded;
+use crate::clock::Moment;
+
+/// What a timer belongs to.
+pub(crate) trait Timed: Send + Sync {
+    /// Does everything that is due.
+    fn fire(&self, now: Moment);
+}
+
+/// All timers that are set. The address tells those apart that are due together.
+#[derive(Default)]
+pub(crate) struct Timers(Mutex<BTreeMap<(Moment, usize), Weak<dyn Timed>>>);
+
+fn address(target: &Weak<dyn Timed>) -> usize {
+    target.as_ptr().cast::<()>() as usize
+}
+
+impl Timers {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(Moment, usize), Weak<dyn Timed>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Replaces the timer of `target`. True if it is now the first of all.
+    pub(crate) fn set(
+        &self,
+        target: Weak<dyn Timed>,
+        before: Option<Moment>,
+        at: Option<Moment>,
+    ) -> bool {
+        let address = address(&target);
+        let mut timers = self.lock();
+        if let Some(before) = before {
+            timers.remove(&(before, address));
+        }
+        let Some(at) = at else { return false };
+        timers.insert((at, address), target);
+        timers.first_key_value().is_some_and(|(first, _)| *first == (at, address))
+    }
+
+    pub(super) fn next(&self) -> Option<Moment> {
+        self.lock().first_key_value().map(|((at, _), _)| *at)
+    }
+
+    /// Takes one that is due.
+    pub(super) fn pop(&self, now: Moment) -> Option<Arc<dyn Timed>> {
+        let mut timers = self.lock();
+        loop {
+            let first = timers.first_entry().filter(|timer| timer.key().0 <= now)?;
+            // Its owner may be gone.
+            if let Some(target) = first.remove().upgrade() {
+                return Some(target);
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len()
+    }
+}
+
+/// Resolves at a moment, in whatever runtime it is polled.
+pub(crate) struct Alarm {
+    core: Arc<Core>,
+    bell: Arc<Bell>,
+    at: Moment,
+}
+
+#[derive(Default)]
+struct Bell(Mutex<(bool, Option<Waker>)>);
+
+impl Bell {
+    fn state(&self) -> MutexGuard<'_, (bool, Option<Waker>)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Timed for Bell {
+    fn fire(&self, _now: Moment) {
+        let waker = {
+            let mut state = self.state();
+            state.0 = true;
+            state.1.take()
+        };
+        if let Some(waker) = waker {
+            guarded(|| waker.wake());
+        }
+    }
+}
+
+impl Alarm {
+    pub(crate) fn new(core: &Arc<Core>, at: Moment) -> Self {
+        let bell = Arc::new(Bell::default());
+        let target = Arc::downgrade(&bell) as Weak<dyn Timed>;
+        // If there is no thread, it rings at once.
+        let _ = core.set_timer(target, None, Some(at));
+        Self { core: core.clone(), bell, at }
+    }
+
+    pub(crate) fn poll_rung(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.bell.state().0 || self.core.stopped().is_some() {
+            return Poll::Ready(());
+        }
+        let waker = cx.waker().clone();
+        let mut state = self.bell.state();
+        if state.0 {
+            return Poll::Ready(());
+        }
+        let replaced = state.1.replace(waker);
+        drop(state);
+        drop(replaced);
+        Poll::Pending
+    }
+}
+
+impl Alarm {
+    /// The result of `work`, unless the alarm rings first.
+    pub(crate) async fn unless<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let mut work = pin!(work);
+        poll_fn(|cx| match work.as_mut().poll(cx) {
+            Poll::Ready(done) => Poll::Ready(Some(done)),
+            Poll::Pending => self.poll_rung(cx).map(|()| None),
+        })
+        .await
+    }
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        let target = Arc::downgrade(&self.bell) as Weak<dyn Timed>;
+        self.core.timers.set(target, Some(self.at), None);
+    }
+}

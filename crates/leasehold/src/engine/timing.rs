@@ -1,0 +1,175 @@
+//! When to renew a lease, how long to wait for the answer, and what silence means.
+//!
+//! One pure function, [`plan`], for permits, locks and pool leases; [`shortest_lease`] follows from it. Both rest on the
+//! round-trip time that the sender measures, as the slowest answer that is still normal.
+//!
+//! A renewal is sent in the second third of the lease, so that renewals of leases that were granted together drift
+//! apart, and early enough to be answered. Its answer is awaited for a third of the validity that is left, so that two
+//! more attempts fit. Silence makes the connection suspect only if it lasted for several round trips: close to the end of
+//! the validity there is no time for that, and then a late answer proves nothing.
+
+use std::time::Duration;
+
+use crate::clock::Span;
+use crate::machine::Terms;
+
+/// Silence shorter than this is never suspect: servers fork, and machines are busy.
+const SHORTEST_SILENCE: Duration = Duration::from_millis(100);
+
+/// Silence for this many round trips is suspect.
+const SILENT_ROUND_TRIPS: u32 = 8;
+
+/// What it takes to connect and renew once more, in round trips.
+const RECONNECT_ROUND_TRIPS: u32 = 6;
+
+/// How to renew one lease.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Plan {
+    /// From now.
+    pub(crate) renew_in: Duration,
+    /// From when the renewal is due. After this it is asked again.
+    pub(crate) wait: Duration,
+    /// Whether the connection is suspect if nothing at all was heard for `wait`.
+    pub(crate) silence_is_suspect: bool,
+}
+
+/// What the plan depends on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Situation {
+    pub(crate) lease: Span,
+    /// What is left of the TTL, if there is one.
+    pub(crate) ttl_left: Option<Duration>,
+    pub(crate) round_trip: Duration,
+    /// What is left of the validity, as the holder counts it.
+    pub(crate) valid_for: Duration,
+    /// A number from 0 to 255 that spreads the renewals.
+    pub(crate) spread: u8,
+}
+
+/// The plan for the next renewal. `None` if no renewal can extend the validity, because the TTL limits it.
+pub(crate) fn plan(situation: Situation) -> Option<Plan> {
+    let Situation { lease, ttl_left, round_trip, valid_for, spread } = situation;
+    let margin = Terms { lease: Some(lease), ttl: None }.margin().duration();
+    let lease = lease.duration();
+    // A renewal would be answered with the same end.
+    if ttl_left.is_some_and(|left| left.saturating_sub(margin) <= valid_for) {
+        return None;
+    }
+    let whole = lease.saturating_sub(margin);
+    let passed = whole.saturating_sub(valid_for);
+    let third = lease / 3;
+    let latest = whole.saturating_sub(3 * round_trip).max(third);
+    let due = (third + third * u32::from(spread) / 256).min(latest);
+    let renew_in = due.saturating_sub(passed);
+    let left = valid_for.saturating_sub(renew_in);
+    let silence = silence(round_trip);
+    let (wait, silence_is_suspect) = if left / 3 >= silence {
+        (left / 3, true)
+    } else if left >= silence * 3 / 2 {
+        (silence, true)
+    } else {
+        (left.max(Duration::from_millis(1)), false)
+    };
+    Some(Plan { renew_in, wait, silence_is_suspect })
+}
+
+/// The shortest silence that makes a connection suspect.
+pub(crate) fn silence(round_trip: Duration) -> Duration {
+    (SILENT_ROUND_TRIPS * round_trip).max(SHORTEST_SILENCE)
+}
+
+/// The shortest lease that survives the loss of one connection at this round-trip time: what is left at the latest
+/// renewal is enough to notice the silence, to connect again and to renew.
+pub(crate) fn shortest_lease(round_trip: Duration) -> Duration {
+    let needed = silence(round_trip) + RECONNECT_ROUND_TRIPS * round_trip;
+    // After two thirds, and without the margin of a tenth, 7/30 of the lease are left.
+    needed * 30 / 7
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn situations() -> impl Strategy<Value = Situation> {
+        (100..500_000_u64, 300..180_000_u64, any::<u8>(), 0..=1000_u64).prop_map(
+            |(round_trip, lease, spread, passed)| {
+                let lease = Span::from_millis(lease);
+                let margin = Terms { lease: Some(lease), ttl: None }.margin();
+                let whole = lease.duration().saturating_sub(margin.duration());
+                let round_trip = Duration::from_micros(round_trip);
+                let valid_for = whole * u32::try_from(1000 - passed).unwrap() / 1000;
+                Situation { lease, ttl_left: None, round_trip, valid_for, spread }
+            },
+        )
+    }
+
+    /// As it is right after a grant: the answer took one round trip.
+    fn fresh(mut situation: Situation) -> Situation {
+        let margin = Terms { lease: Some(situation.lease), ttl: None }.margin();
+        let whole = situation.lease.duration().saturating_sub(margin.duration());
+        situation.valid_for = whole.saturating_sub(situation.round_trip);
+        situation
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..Default::default() })]
+
+        #[test]
+        fn silence_is_suspect_only_after_several_round_trips(situation in situations()) {
+            let plan = plan(situation).unwrap();
+            if plan.silence_is_suspect {
+                prop_assert!(plan.wait >= 8 * situation.round_trip, "{plan:?}");
+                prop_assert!(plan.wait >= Duration::from_millis(100), "{plan:?}");
+            }
+            prop_assert!(!plan.wait.is_zero());
+        }
+
+        #[test]
+        fn a_renewal_is_due_and_waited_for_within_the_validity(situation in situations()) {
+            let plan = plan(situation).unwrap();
+            prop_assert!(plan.renew_in + plan.wait <= situation.valid_for.max(Duration::from_millis(1)));
+        }
+
+        #[test]
+        fn a_renewal_is_answered_in_time_unless_the_lease_is_hopeless(situation in situations()) {
+            let situation = fresh(situation);
+            if situation.lease.duration() >= 12 * situation.round_trip {
+                let plan = plan(situation).unwrap();
+                let left = situation.valid_for.saturating_sub(plan.renew_in);
+                prop_assert!(left >= situation.round_trip, "{plan:?} leaves {left:?}");
+            }
+        }
+
+        #[test]
+        fn a_lease_that_is_long_enough_survives_a_lost_connection(situation in situations()) {
+            let situation = fresh(situation);
+            if situation.lease.duration() >= shortest_lease(situation.round_trip) {
+                let plan = plan(situation).unwrap();
+                prop_assert!(plan.silence_is_suspect, "{plan:?}");
+                let again = plan.renew_in + plan.wait + 6 * situation.round_trip;
+                prop_assert!(again <= situation.valid_for + Duration::from_micros(50), "{plan:?}");
+            }
+        }
+
+        #[test]
+        fn renewals_are_not_sent_in_a_circle(situation in situations()) {
+            let plan = plan(fresh(situation)).unwrap();
+            let since_sent = plan.renew_in + situation.round_trip;
+            prop_assert!(since_sent >= situation.lease.duration() / 3, "{plan:?}");
+        }
+
+        #[test]
+        fn what_its_ttl_limits_is_not_renewed(situation in situations()) {
+            let ttl_left = Some(situation.valid_for);
+            prop_assert_eq!(plan(Situation { ttl_left, ..situation }), None);
+        }
+    }
+
+    #[test]
+    fn the_shortest_lease_grows_with_the_round_trip() {
+        let millis = |millis| shortest_lease(Duration::from_millis(millis)).as_millis();
+        assert_eq!([1, 30, 100, 500].map(millis), [454, 1800, 6000, 30_000]);
+    }
+}

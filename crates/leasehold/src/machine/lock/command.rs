@@ -1,0 +1,68 @@
+//! What a client asks of the locks of a store, and what the store answers.
+
+use super::{Acquired, By, LockMachine, Record, Verdict};
+use crate::LockId;
+use crate::name::Name;
+
+/// One attempt, and one atomic step.
+#[derive(Clone, Debug)]
+pub(crate) enum LockCommand {
+    /// For `ttl` milliseconds.
+    Acquire {
+        key: Name,
+        id: LockId,
+        ttl: u64,
+        notify: Notify,
+    },
+    Release {
+        id: LockId,
+    },
+    /// Replaces what is left of the TTL with `ttl` milliseconds.
+    Extend {
+        id: LockId,
+        ttl: u64,
+    },
+    IsLocked {
+        key: Name,
+        clean_up: bool,
+    },
+    Lookup(By),
+}
+
+/// When a client wants to be notified of the next release of a lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Notify {
+    Never,
+    /// If this acquire finds the lock held.
+    IfLocked,
+    /// Whatever the outcome: other tasks of the client wait, too.
+    Always,
+}
+
+/// What a store answers, each to the command of the same name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum LockOutcome {
+    Acquire(Acquired),
+    /// With the key that was unlocked, where the store knows it.
+    Release(Verdict<Option<Name>>),
+    /// With the new end, in milliseconds of the store's clock.
+    Extend(Verdict<u64>),
+    IsLocked(bool),
+    Lookup(Option<Record>),
+}
+
+impl LockMachine {
+    pub(crate) fn apply(&mut self, command: &LockCommand, now: u64) -> LockOutcome {
+        match command {
+            LockCommand::Acquire { key, id, ttl, .. } => {
+                LockOutcome::Acquire(self.acquire(key, *id, *ttl, now))
+            }
+            LockCommand::Release { id } => LockOutcome::Release(self.release(*id, now).map(Some)),
+            LockCommand::Extend { id, ttl } => LockOutcome::Extend(self.extend(*id, *ttl, now)),
+            LockCommand::IsLocked { key, clean_up } => {
+                LockOutcome::IsLocked(self.is_locked(key, *clean_up, now))
+            }
+            LockCommand::Lookup(by) => LockOutcome::Lookup(self.lookup(by, now).cloned()),
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! The client core as users see it: cancellation, panics in foreign code, renewals on a slow link, outages, refusals and
+//! wakers that call back. Everything goes through the public API, against real servers and real files.
+
+#![cfg(all(feature = "redis", feature = "local", target_os = "linux"))]
+
+use std::panic::Location;
+use std::time::{Duration, Instant};
+
+use leasehold::{AcquisitionId, Client, Error, Jitter, Permit, Retry, Semaphore};
+use testkit::local_store::LocalStore;
+use testkit::redis_server::RedisServer;
+use testkit::wait::{deadline, eventually};
+use tokio::task::JoinHandle;
+
+mod cancel;
+mod close;
+mod outage;
+mod reconnect;
+mod refusal;
+mod renewal_timing;
+mod statistics;
+mod supervision;
+mod unanswered;
+mod wakers;
+
+/// The way into the processes that [`supervision`] starts.
+#[test]
+fn child() {
+    testkit::child::play(supervision::play);
+}
+
+const NAME: &str = "x";
+/// Longer than any test may take.
+const MINUTES: Duration = Duration::from_secs(300);
+/// The longest that anything may take when nothing is wrong, on a machine that is busy.
+const PROMPT: Duration = Duration::from_secs(1);
+
+/// A client on Redis with default settings. Every test connects here or in [`connect_with`].
+async fn connect(url: &str) -> Client {
+    deadline(Client::redis_builder(url).open()).await.expect("the server that was just started")
+}
+
+/// The same, with another time-out for answers.
+async fn connect_with(url: &str, answer_timeout: Duration) -> Client {
+    let builder = Client::redis_builder(url).answer_timeout(answer_timeout);
+    deadline(builder.open()).await.expect("the server that was just started")
+}
+
+/// The semaphore of the test, with one permit.
+fn one(client: &Client) -> Semaphore {
+    client.semaphore(NAME, 1).build().unwrap()
+}
+
+async fn acquire(semaphore: &Semaphore) -> Permit {
+    deadline(semaphore.acquire()).await.unwrap()
+}
+
+async fn release(permit: Permit) -> bool {
+    deadline(permit.release()).await.unwrap()
+}
+
+/// Returns how many hold, and how many wait.
+async fn census(semaphore: &Semaphore) -> (u32, usize) {
+    deadline(testkit::census::census(semaphore)).await
+}
+
+/// The future, but not for longer than `limit`.
+#[track_caller]
+fn within<F: Future>(limit: Duration, future: F) -> impl Future<Output = F::Output> {
+    let caller = Location::caller();
+    async move {
+        let Ok(output) = tokio::time::timeout(limit, future).await else {
+            panic!("what {caller} waits for is not there after {limit:?}")
+        };
+        output
+    }
+}
+
+/// Asks for a lock or a lease again after minutes only, so that whoever gets an answer before was notified.
+fn only_when_notified() -> Retry {
+    let retry = Retry::default().delay(MINUTES).max_delay(MINUTES).times(1000);
+    retry.jitter(Jitter::None).within(2 * MINUTES)
+}
+
+/// Asks again at least twice a second, for minutes.
+fn persistent() -> Retry {
+    Retry::default().times(10_000).max_delay(Duration::from_millis(500)).within(MINUTES)
+}
+
+/// An acquire in the queue, in a task of its own, with the moment of its end.
+struct Waiter {
+    task: JoinHandle<(Instant, Result<Permit, Error>)>,
+}
+
+impl Waiter {
+    /// Returns when it is in the queue.
+    async fn join(semaphore: &Semaphore) -> Self {
+        let acquire = semaphore.acquire();
+        let id: AcquisitionId = acquire.id();
+        let task = tokio::spawn(async move {
+            let result = acquire.await;
+            (Instant::now(), result)
+        });
+        eventually(async || semaphore.position(&id).await.unwrap().is_some()).await;
+        Self { task }
+    }
+
+    /// What came of it, and when.
+    async fn answered(self) -> (Instant, Result<Permit, Error>) {
+        deadline(self.task).await.unwrap()
+    }
+}
+
+/// Asks a server past the library.
+#[track_caller]
+fn ask<T: redis::FromRedisValue>(server: &RedisServer, command: &[&str]) -> T {
+    let answer = redis::cmd(command[0]).arg(&command[1..]).query(&mut server.connection());
+    answer.unwrap_or_else(|error| panic!("{command:?}: {error}"))
+}
+
+async fn open(store: &LocalStore) -> Client {
+    deadline(Client::local(store.path())).await.expect("a store of our own")
+}

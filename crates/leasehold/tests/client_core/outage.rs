@@ -1,0 +1,178 @@
+//! Outages: what was begun while the server was away, and what happens as soon as it is back.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Error, Permit};
+use testkit::by_hand::ByHand;
+use testkit::proxy::FaultProxy;
+use testkit::redis_server::RedisServer;
+use testkit::wait::{deadline, eventually};
+
+use super::{NAME, PROMPT, Waiter, acquire, census, connect, one, persistent, release, within};
+
+/// How soon after the link is up everything that waited for it is done.
+const SOON: Duration = Duration::from_millis(1500);
+
+fn begin(proxy: &FaultProxy) {
+    proxy.refuse(true);
+    proxy.cut();
+}
+
+/// Ends the outage, and returns when the client has connected again.
+async fn end(proxy: &FaultProxy) -> Instant {
+    proxy.heal();
+    proxy.until(|traffic| traffic.connections > 0).await;
+    Instant::now()
+}
+
+/// Begun one after the other: how long the outage lasts after that must not matter to any of them.
+#[tokio::test]
+async fn releases_begun_during_an_outage_are_done_as_soon_as_it_ends() {
+    const BEGUN_EVERY: Duration = Duration::from_millis(350);
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let (client, other) = (connect(&proxy.url()).await, connect(&server.url()).await);
+    let (mut held, mut seen) = (Vec::new(), Vec::new());
+    for nth in 0..14 {
+        let name = format!("{NAME} {nth}");
+        held.push(acquire(&client.semaphore(&name, 1).build().unwrap()).await);
+        seen.push(other.semaphore(&name, 1).build().unwrap());
+    }
+
+    begin(&proxy);
+    for (nth, permit) in held.into_iter().enumerate() {
+        // What the test is about: it goes on for a while, and releases come at any moment of it.
+        tokio::time::sleep(BEGUN_EVERY).await;
+        if nth % 2 == 0 {
+            drop(permit);
+        } else {
+            tokio::spawn(permit.release());
+        }
+    }
+    let up = end(&proxy).await;
+    let mut took = Vec::new();
+    for semaphore in &seen {
+        eventually(async || census(semaphore).await == (0, 0)).await;
+        took.push(up.elapsed());
+    }
+    assert!(took.iter().all(|took| *took < SOON), "they took {took:?}");
+}
+
+#[tokio::test]
+async fn a_release_that_is_awaited_during_an_outage_succeeds_as_soon_as_it_ends() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let client = connect(&proxy.url()).await;
+    let permit = acquire(&one(&client)).await;
+    begin(&proxy);
+    let released = tokio::spawn(async move {
+        let outcome = permit.release().await;
+        (Instant::now(), outcome)
+    });
+    tokio::time::sleep(Duration::from_millis(3500)).await;
+    let up = end(&proxy).await;
+    let (at, outcome) = deadline(released).await.unwrap();
+    assert!(outcome.unwrap(), "it was held until then");
+    let took = at.saturating_duration_since(up);
+    assert!(took < SOON, "it took {took:?}");
+}
+
+/// Each is granted a permit and notified, and cannot confirm that it is there to take it.
+#[tokio::test]
+async fn waiters_that_cannot_confirm_their_grant_wait_until_the_outage_ends() {
+    const WAITERS: usize = 4;
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let (client, other) = (connect(&proxy.url()).await, connect(&server.url()).await);
+    let (mut held, mut waiters, mut seen): (Vec<Permit>, _, _) =
+        (Vec::new(), Vec::new(), Vec::new());
+    for nth in 0..WAITERS {
+        let name = format!("{NAME} {nth}");
+        let theirs = other.semaphore(&name, 1).build().unwrap();
+        held.push(acquire(&theirs).await);
+        seen.push(theirs);
+        waiters.push(Waiter::join(&client.semaphore(&name, 1).build().unwrap()).await);
+    }
+
+    // Current connections stay, so that they are notified. What they send next is lost, and new ones are refused.
+    proxy.refuse(true);
+    proxy.lose_request(b"EVALSHA");
+    for permit in held {
+        assert!(release(permit).await);
+    }
+    proxy.until(|traffic| traffic.connections == 0).await;
+    // Longer than an answer may take.
+    tokio::time::sleep(Duration::from_millis(6500)).await;
+    let ended = waiters.iter().filter(|waiter| waiter.task.is_finished()).count();
+    end(&proxy).await;
+    for (waiter, semaphore) in waiters.into_iter().zip(&seen) {
+        let (_, permit) = waiter.answered().await;
+        let permit = permit.expect("it waits until it is served");
+        assert_eq!(census(semaphore).await, (1, 0));
+        assert!(release(permit).await);
+    }
+    assert_eq!(ended, 0, "served without a connection");
+}
+
+#[tokio::test]
+async fn a_waiter_for_a_lock_outlives_an_outage() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let (client, other) = (connect(&proxy.url()).await, connect(&server.url()).await);
+    let declare = |lock: leasehold::LockBuilder| {
+        lock.ttl(super::MINUTES).retry(persistent().within(Duration::from_secs(60))).build()
+    };
+    let held = deadline(declare(other.lock(NAME)).unwrap().acquire()).await.unwrap();
+    let lock = declare(client.lock(NAME)).unwrap();
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let waiting = ["SISMEMBER", "adv-sem:lock_waiting:syncguard:x", &client.id().to_string()];
+    eventually(async || super::ask::<bool>(&server, &waiting)).await;
+
+    begin(&proxy);
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    end(&proxy).await;
+    assert!(deadline(held.release()).await.unwrap());
+    let guard = deadline(waiter).await.unwrap().expect("it waits until it is served");
+    assert!(deadline(guard.release()).await.unwrap());
+}
+
+/// What was never sent need not be taken back.
+#[tokio::test]
+async fn acquires_that_end_during_an_outage_do_not_delay_what_comes_after_it() {
+    const ENDED: usize = 20_000;
+    /// Far less than an id for each of them takes.
+    const FEW_BYTES: u64 = 200_000;
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let (client, other) = (connect(&proxy.url()).await, connect(&server.url()).await);
+    let semaphore = one(&client);
+    begin(&proxy);
+    let refused = proxy.traffic().refused;
+    proxy.until(|traffic| traffic.refused > refused).await;
+
+    let limit = Duration::from_millis(500);
+    let mut failing = tokio::task::JoinSet::new();
+    for nth in 0..ENDED {
+        if nth % 2 == 0 {
+            assert!(ByHand::new(semaphore.acquire()).poll().is_none());
+        } else {
+            failing.spawn(semaphore.acquire().within(limit));
+        }
+    }
+    for result in deadline(failing.join_all()).await {
+        let error = result.map(drop).expect_err("there is no connection");
+        assert!(matches!(error, Error::TimedOut { .. } | Error::Unavailable { .. }), "{error}");
+    }
+
+    let before = proxy.traffic().bytes_to_server;
+    let up = end(&proxy).await;
+    let permit = within(15 * PROMPT, semaphore.acquire()).await.unwrap();
+    let took = up.elapsed();
+    let elsewhere = client.semaphore("elsewhere", 1).build().unwrap();
+    drop(within(PROMPT, elsewhere.acquire()).await.unwrap());
+    assert!(release(permit).await);
+    eventually(async || census(&one(&other)).await == (0, 0)).await;
+    let sent = proxy.traffic().bytes_to_server - before;
+    let few = took < PROMPT && sent < FEW_BYTES;
+    assert!(few, "the first acquire took {took:?}, and {sent} bytes were sent until then");
+}

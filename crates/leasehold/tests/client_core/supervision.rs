@@ -1,0 +1,325 @@
+//! Foreign code that panics, and threads that cannot be started: what is not affected goes on, and nothing hangs.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Wake, Waker};
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Error};
+use rustix::process::{Resource, Rlimit, setrlimit};
+use testkit::child::{self, Child};
+use testkit::local_store::LocalStore;
+use testkit::proxy::FaultProxy;
+use testkit::redis_server::RedisServer;
+use testkit::wait::{deadline, eventually};
+use tracing::{Event, Level, Metadata, Subscriber, span};
+
+use super::{NAME, acquire, census, connect, one, open, release, within};
+
+/// The longest that a call takes which is neither answered nor fails.
+const HUNG: Duration = Duration::from_secs(4);
+const MOMENT: Duration = Duration::from_millis(50);
+/// Somebody without any rights.
+const NOBODY: u32 = 65534;
+
+/// In the child.
+pub(crate) fn play(part: &str, arguments: &[&str]) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        match part {
+            "listener" => under_a_panicking_listener(arguments[0]).await,
+            "reconnecting" => reconnect_under_a_panicking_listener(arguments[0]).await,
+            "no threads" => without_threads(arguments).await,
+            _ => unreachable!("nobody plays {part}"),
+        }
+        std::future::pending::<()>().await;
+    });
+}
+
+#[derive(Default)]
+struct Panicking {
+    woken: AtomicU32,
+}
+
+impl Wake for Panicking {
+    fn wake(self: Arc<Self>) {
+        self.woken.fetch_add(1, Ordering::SeqCst);
+        panic!("this waker panics, as the test wants it to");
+    }
+}
+
+/// Polls an acquire once, and waits until its waker has panicked: because it was granted the permit that `other` held, or
+/// because it ran out of time.
+async fn panic_once(client: &Client, other: &Client, granted: bool) {
+    let held = acquire(&one(other)).await;
+    let panicking = Arc::new(Panicking::default());
+    let waker = Waker::from(panicking.clone());
+    let limit = if granted { super::MINUTES } else { MOMENT };
+    let mut doomed = pin!(one(client).acquire().within(limit));
+    assert!(doomed.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    if granted {
+        eventually(async || one(other).position(&doomed.id()).await.unwrap().is_some()).await;
+        assert!(release(held).await);
+    }
+    eventually(async || panicking.woken.load(Ordering::SeqCst) > 0).await;
+}
+
+/// `other` shares the store with `client`, whose wakers panic.
+async fn survives_panicking_wakers(client: &Client, other: &Client, granted: bool) {
+    const HEARTBEAT: Duration = Duration::from_secs(2);
+    let kept = client.semaphore("kept", 1).heartbeat_max_interval(HEARTBEAT);
+    let kept = acquire(&kept.build().unwrap()).await;
+    // More often than batches of one name are sent at a time.
+    for _ in 0..3 {
+        panic_once(client, other, granted).await;
+    }
+    let panicked = Instant::now();
+    for name in [NAME, "another"] {
+        let semaphore = client.semaphore(name, 1).build().unwrap();
+        let first = within(HUNG, semaphore.acquire()).await.unwrap();
+        let error = within(HUNG, semaphore.acquire().within(MOMENT)).await.unwrap_err();
+        assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+        assert!(within(HUNG, first.release()).await.unwrap());
+    }
+    // Whoever held before still holds, and is renewed.
+    let renewed = || kept.valid_until().is_none_or(|until| until > panicked + HEARTBEAT);
+    eventually(async || {
+        kept.check().unwrap();
+        renewed()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn wakers_that_panic_at_a_timeout_in_memory_affect_nobody_else() {
+    let client = Client::memory();
+    survives_panicking_wakers(&client, &client, false).await;
+}
+
+#[tokio::test]
+async fn wakers_that_panic_at_a_timeout_on_redis_affect_nobody_else() {
+    let server = RedisServer::start();
+    let (client, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    survives_panicking_wakers(&client, &other, false).await;
+}
+
+#[tokio::test]
+async fn wakers_that_panic_at_a_grant_on_redis_affect_nobody_else() {
+    let server = RedisServer::start();
+    let (client, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    survives_panicking_wakers(&client, &other, true).await;
+}
+
+#[tokio::test]
+async fn wakers_that_panic_at_a_grant_on_one_host_affect_nobody_else() {
+    let store = LocalStore::new();
+    let (client, other) = (open(&store).await, open(&store).await);
+    survives_panicking_wakers(&client, &other, true).await;
+}
+
+/// Somebody else waits for the same loss.
+#[tokio::test]
+async fn a_waker_that_panics_at_a_loss_does_not_keep_others_from_being_notified() {
+    let client = Client::memory();
+    let permit = client.semaphore(NAME, 1).ttl(2 * MOMENT).build().unwrap();
+    let permit = acquire(&permit).await;
+    let panicking = Arc::new(Panicking::default());
+    let waker = Waker::from(panicking.clone());
+    let mut doomed = pin!(permit.lost());
+    assert!(doomed.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    let lost = tokio::spawn(permit.lost());
+    within(HUNG, lost).await.unwrap();
+    assert_eq!(panicking.woken.load(Ordering::SeqCst), 1);
+    let semaphore = one(&client);
+    let held = acquire(&semaphore).await;
+    within(HUNG, semaphore.acquire().within(MOMENT)).await.unwrap_err();
+    drop(held);
+}
+
+/// Panics at every event that does not come from the thread that made it.
+struct PanickingListener {
+    spared: ThreadId,
+    events: Arc<AtomicU32>,
+}
+
+impl Subscriber for PanickingListener {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::WARN
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, _: &Event<'_>) {
+        if thread::current().id() != self.spared {
+            self.events.fetch_add(1, Ordering::SeqCst);
+            panic!("this listener panics, as the test wants it to");
+        }
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+/// In the child. The count of events at which the listener has panicked.
+fn listen() -> Arc<AtomicU32> {
+    let events = Arc::new(AtomicU32::new(0));
+    let listener = PanickingListener { spared: thread::current().id(), events: events.clone() };
+    tracing::subscriber::set_global_default(listener).expect("nobody else listens");
+    events
+}
+
+/// In the child: what a future answers, in one word or a few.
+async fn outcome<T>(future: impl Future<Output = Result<T, Error>>) -> String {
+    match tokio::time::timeout(HUNG, future).await {
+        Ok(Ok(_)) => "done".to_owned(),
+        Ok(Err(error)) => format!("{:?}", error.kind()),
+        Err(_) => "hung".to_owned(),
+    }
+}
+
+async fn under_a_panicking_listener(url: &str) {
+    let _told = child::told();
+    let events = listen();
+    let client = Client::open(url).await.unwrap();
+    let permit = client.semaphore(NAME, 1).ttl(Duration::from_millis(400)).build().unwrap();
+    let permit = permit.acquire().await.unwrap();
+    let lost = permit.lost();
+    child::say(&format!("lost: {}", outcome(async { Ok(lost.await) }).await));
+    let busy = client.semaphore("busy", 1).build().unwrap();
+    let _held = busy.acquire().await;
+    child::say(&format!("acquire: {}", outcome(busy.acquire().within(MOMENT)).await));
+    child::say(&format!("panicked: {}", events.load(Ordering::SeqCst) > 0));
+}
+
+async fn reconnect_under_a_panicking_listener(url: &str) {
+    let mut told = child::told();
+    let events = listen();
+    let client = Client::open(url).await.unwrap();
+    child::say("connected");
+    told.recv().await;
+    child::say(&format!("acquire: {}", outcome(one(&client).acquire()).await));
+    child::say(&format!("panicked: {}", events.load(Ordering::SeqCst) > 0));
+}
+
+#[tokio::test]
+async fn a_listener_that_panics_affects_no_acquire() {
+    let server = RedisServer::start();
+    for url in ["memory:", &server.url()] {
+        let mut child = Child::start("listener", &[url]);
+        assert_eq!(child.says().await, "lost: done", "{url}");
+        assert_eq!(child.says().await, "acquire: AcquisitionTimeout", "{url}");
+        assert_eq!(child.says().await, "panicked: true", "{url}");
+    }
+}
+
+#[tokio::test]
+async fn a_listener_that_panics_when_the_connection_is_lost_does_not_keep_it_from_being_made_anew()
+{
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let mut child = Child::start("reconnecting", &[&proxy.url()]);
+    assert_eq!(child.says().await, "connected");
+    proxy.cut();
+    child.tell("go on");
+    assert_eq!(child.says().await, "acquire: done");
+    assert_eq!(child.says().await, "panicked: true");
+}
+
+/// In the child: nobody can start a thread, and says what comes of every call.
+async fn without_threads(arguments: &[&str]) {
+    let _told = child::told();
+    let limit = Rlimit { current: Some(1), maximum: Some(1) };
+    setrlimit(Resource::Nproc, limit).unwrap();
+    if thread::Builder::new().spawn(|| ()).is_ok() {
+        return child::say("skipped: threads can still be started");
+    }
+    let (url, path) = (arguments[0].to_owned(), arguments[1].to_owned());
+    say_outcome("connect", async move { Client::open(&url).await }).await;
+    say_outcome("local", async move { Client::local(path).await }).await;
+    let client = Client::memory();
+    let own = client.clone();
+    say_outcome("acquire", async move { own.semaphore(NAME, 1).build()?.acquire().await }).await;
+    let own = client.clone();
+    let limited = async move {
+        let semaphore = own.semaphore("busy", 1).build()?;
+        let _held = semaphore.acquire().await?;
+        semaphore.acquire().within(MOMENT).await
+    };
+    say_outcome("waiting acquire", limited).await;
+    let own = client.clone();
+    let ending = async move {
+        let permit = own.semaphore("ends", 1).ttl(MOMENT).build()?.acquire().await?;
+        permit.lost().await;
+        Ok(())
+    };
+    say_outcome("ttl", ending).await;
+    let own = client.clone();
+    say_outcome("lock", async move { own.lock(NAME).build()?.acquire().await }).await;
+    let own = client.clone();
+    say_outcome("lease", async move { own.pool(NAME, 1).build()?.lease("a").await }).await;
+    let own = client.clone();
+    say_outcome("statistics", async move { own.stats().fetch().await }).await;
+    say_outcome("close", async move { client.close().await }).await;
+    child::say("end");
+}
+
+/// In a task of its own, so that a panic can be told of.
+async fn say_outcome<T: Send + 'static>(
+    what: &str,
+    call: impl Future<Output = Result<T, Error>> + Send + 'static,
+) {
+    let outcome = tokio::spawn(outcome(call)).await.unwrap_or_else(|_| "panicked".to_owned());
+    child::say(&format!("{what}: {outcome}"));
+}
+
+#[tokio::test]
+async fn nothing_hangs_or_panics_if_no_thread_can_be_started() {
+    let server = RedisServer::start();
+    let store = LocalStore::new();
+    fs::set_permissions(store.directory(), Permissions::from_mode(0o755)).unwrap();
+    let own = store.directory().join("own");
+    fs::create_dir(&own).unwrap();
+    fs::set_permissions(&own, Permissions::from_mode(0o700)).unwrap();
+    let (url, path) = (server.url(), own.join("store"));
+    let arguments = [url.as_str(), path.to_str().unwrap()];
+    // The limit does not hold for root.
+    let child = if rustix::process::geteuid().is_root() {
+        chown(&own, Some(NOBODY), Some(NOBODY)).unwrap();
+        Child::start_as(NOBODY, "no threads", &arguments)
+    } else {
+        Some(Child::start("no threads", &arguments))
+    };
+    let Some(mut child) = child else {
+        return eprintln!("nobody else may run this test: skipped");
+    };
+    let mut said = Vec::new();
+    loop {
+        let line = deadline(async { child.says().await }).await;
+        match line.as_str() {
+            "end" => break,
+            line if line.starts_with("skipped") => return eprintln!("{line}"),
+            line => said.push(line.to_owned()),
+        }
+    }
+    let outcome = |what: &str| {
+        let line = said.iter().find_map(|line| line.strip_prefix(what)?.strip_prefix(": "));
+        line.unwrap_or_else(|| panic!("{what} is missing: {said:?}"))
+    };
+    let bad = said.iter().filter(|line| line.ends_with(": hung") || line.ends_with(": panicked"));
+    assert_eq!(bad.collect::<Vec<_>>(), Vec::<&String>::new(), "{said:?}");
+    for needs_the_thread in ["connect", "local", "waiting acquire"] {
+        assert_ne!(outcome(needs_the_thread), "done", "{said:?}");
+    }
+    assert_eq!(census(&one(&connect(&url).await)).await, (0, 0));
+}

@@ -1,0 +1,78 @@
+//! A server that accepts connections and does not answer is unavailable. That is not the same as a permit that is held.
+
+use std::time::{Duration, Instant};
+
+use leasehold::Error;
+use testkit::proxy::FaultProxy;
+use testkit::redis_server::RedisServer;
+
+use super::{acquire, connect, one, release, within};
+
+const LIMIT: Duration = Duration::from_secs(2);
+/// More than an answer may take.
+const PATIENCE: Duration = Duration::from_secs(6);
+
+#[tokio::test]
+async fn an_acquire_that_a_stopped_server_does_not_answer_is_unavailable() {
+    let server = RedisServer::start();
+    let client = connect(&server.url()).await;
+    let semaphore = one(&client);
+    server.pause();
+    let asked = Instant::now();
+    let error = within(PATIENCE, semaphore.acquire().within(LIMIT)).await.unwrap_err();
+    let took = asked.elapsed();
+    server.resume();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    assert!(took < LIMIT + super::PROMPT, "it took {took:?}");
+}
+
+#[tokio::test]
+async fn an_acquire_that_is_not_answered_over_a_stalled_link_is_unavailable() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let client = connect(&proxy.url()).await;
+    let semaphore = one(&client);
+    proxy.stall();
+    let error = within(PATIENCE, semaphore.acquire().within(LIMIT)).await.unwrap_err();
+    proxy.heal();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_try_that_a_stopped_server_does_not_answer_is_unavailable() {
+    let server = RedisServer::start();
+    let client = connect(&server.url()).await;
+    let semaphore = one(&client);
+    server.pause();
+    let tried = tokio::time::timeout(PATIENCE, semaphore.try_acquire()).await;
+    server.resume();
+    let error = tried.expect("an answer in time").unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+}
+
+/// The time-out of a client that allows less counts for a try as well.
+#[tokio::test]
+async fn a_try_is_given_up_after_the_time_that_an_answer_may_take() {
+    let server = RedisServer::start();
+    let client = super::connect_with(&server.url(), Duration::from_millis(500)).await;
+    let semaphore = one(&client);
+    server.pause();
+    let asked = Instant::now();
+    let tried = tokio::time::timeout(PATIENCE, semaphore.try_acquire()).await;
+    let took = asked.elapsed();
+    server.resume();
+    let error = tried.expect("an answer in time").unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    assert!(took < Duration::from_secs(2), "it took {took:?}");
+}
+
+#[tokio::test]
+async fn an_acquire_times_out_while_the_server_answers_and_another_holds() {
+    let server = RedisServer::start();
+    let (client, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    let held = acquire(&one(&other)).await;
+    let acquire = one(&client).acquire().within(Duration::from_millis(300));
+    let error = within(PATIENCE, acquire).await.unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "{error:?}");
+    assert!(release(held).await);
+}
