@@ -172,7 +172,27 @@ mod source {
     }
 }
 
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
+/// On Apple's systems `CLOCK_MONOTONIC` runs in sleep. `Instant` does not.
+#[cfg(target_vendor = "apple")]
+mod source {
+    use rustix::time::{ClockId, clock_gettime};
+
+    #[allow(clippy::cast_sign_loss)] // this clock counts up from boot
+    pub(super) fn boottime_micros() -> u64 {
+        let time = clock_gettime(ClockId::Monotonic);
+        time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1000
+    }
+
+    pub(super) fn monotonic_micros() -> u64 {
+        boottime_micros()
+    }
+
+    pub(super) fn coarse_micros() -> u64 {
+        boottime_micros()
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
 mod source {
     use std::sync::LazyLock;
     use std::time::Instant;
