@@ -9,8 +9,11 @@
 //! - [`background`]: work that outlives its caller; [`lock_waiters`]: who waits for a lock; [`foreign`]: code that is not ours.
 
 use std::collections::HashMap;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::task::Poll;
 
 use rustc_hash::FxHashMap;
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -19,7 +22,7 @@ use crate::backend::{Answer, Destination, Later, Part, Profile, RemoteBackend};
 use crate::clock::{Moment, Span};
 use crate::name::Name;
 use crate::pool::Seats;
-use crate::{AcquisitionId, ClientId, Error};
+use crate::{AcquisitionId, ClientId, Error, LossReason};
 
 pub(crate) mod background;
 pub(crate) mod call;
@@ -27,7 +30,7 @@ pub(crate) mod foreign;
 pub(crate) mod in_process;
 pub(crate) mod lease;
 mod life;
-mod lock_waiters;
+pub(crate) mod lock_waiters;
 pub(crate) mod name_state;
 pub(crate) mod remote;
 mod sender;
@@ -88,11 +91,8 @@ pub(crate) struct Core {
     this: Weak<Self>,
 }
 
-#[derive(Default)]
-struct Names {
-    /// Each with the moment since when it is known to be unused.
-    by_name: HashMap<Name, (Arc<dyn NameState>, Option<Moment>)>,
-}
+/// The names in use, each with the moment since when it is known to be unused.
+type Names = HashMap<Name, (Arc<dyn NameState>, Option<Moment>)>;
 
 /// How a client behaves.
 #[derive(Clone, Copy, Debug)]
@@ -160,7 +160,7 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         // Taken out first: dropping a name may run foreign code.
-        let names = std::mem::take(&mut self.core.names().by_name);
+        let names = std::mem::take(&mut *self.core.names());
         for (named, _) in names.into_values() {
             named.abandon();
         }
@@ -185,36 +185,36 @@ impl Core {
     pub(crate) fn named(&self, name: &Name) -> Result<Arc<dyn NameState>, Error> {
         let mut names = self.names();
         self.check_open()?;
-        if let Some((named, unused_since)) = names.by_name.get_mut(name) {
+        if let Some((named, unused_since)) = names.get_mut(name) {
             *unused_since = None;
             return Ok(named.clone());
         }
         let this = self.this.upgrade().ok_or(Error::Closed)?;
         let new = self.store.open(name.clone(), this);
-        names.by_name.insert(name.clone(), (new.clone(), None));
-        let first = names.by_name.len() == 1;
+        names.insert(name.clone(), (new.clone(), None));
+        let first = names.len() == 1;
         drop(names);
         if first {
             // The thread tidies up names that are no longer used. If there is none, they stay.
-            let _ = self.tell(Message::Timer);
+            let _ = self.tell(Message::Look);
         }
         Ok(new)
     }
 
     /// The name, if this client uses it.
     fn known(&self, name: &Name) -> Option<Arc<dyn NameState>> {
-        self.names().by_name.get(name).map(|(named, _)| named.clone())
+        self.names().get(name).map(|(named, _)| named.clone())
     }
 
     /// Every name that is in use, or was not long ago.
     pub(crate) fn all(&self) -> Vec<Arc<dyn NameState>> {
-        self.names().by_name.values().map(|(named, _)| named.clone()).collect()
+        self.names().values().map(|(named, _)| named.clone()).collect()
     }
 
     /// Removes the names that nobody has used for a while. Returns when to come again.
     fn tidy(&self, now: Moment) -> Option<Moment> {
         let mut names = self.names();
-        names.by_name.retain(|_, (named, unused_since)| {
+        names.retain(|_, (named, unused_since)| {
             // Nobody can begin to use it while we have the lock.
             let unused = Arc::strong_count(named) == 1 && named.is_idle();
             let since = *unused_since.get_or_insert(now);
@@ -223,11 +223,11 @@ impl Core {
             }
             !unused || now < since + self.settings.idle
         });
-        (!names.by_name.is_empty()).then(|| now + self.tidy_interval())
+        (!names.is_empty()).then(|| now + self.tidy_interval())
     }
 
     fn names_to_tidy(&self) -> bool {
-        !self.names().by_name.is_empty()
+        !self.names().is_empty()
     }
 
     fn tidy_interval(&self) -> Span {
@@ -246,23 +246,19 @@ impl Core {
         self.lock_waiters.wake_all();
         self.closing.notify_waiters();
         // Everything is told before anything is waited for: one that fails must not keep the others waiting.
-        let leases: Vec<_> = self.leases().values().filter_map(Weak::upgrade).collect();
-        leases.iter().for_each(Lease::close);
-        drop(leases);
-        let mut result = self.background_done().await;
+        self.held_leases().iter().for_each(Lease::close);
+        // For all of them together, no longer than a release may take.
+        let until = Moment::now() + self.settings.answer_timeout;
+        let mut result = self.background_done(until).await;
         for named in all {
-            result = result.and(named.drained().await);
+            result = result.and(named.drained(until).await);
         }
         result
     }
 
-    /// Waits for background work, no longer than a release may take.
-    async fn background_done(&self) -> Result<(), Error> {
+    async fn background_done(&self, until: Moment) -> Result<(), Error> {
         let Some(core) = self.this.upgrade() else { return Ok(()) };
-        let asked = Moment::now();
-        let alarm = timers::Alarm::new(&core, asked + self.settings.answer_timeout);
-        let done = alarm.unless(self.background.done()).await;
-        done.unwrap_or_else(|| Err(self.unavailable(Destination::ONLY, asked, Moment::now())))
+        core.until(until, self.background.done()).await?
     }
 
     /// Resolves when the client is closed. Counts from this call and not only from the first poll.
@@ -273,6 +269,10 @@ impl Core {
     /// [`Error::Closed`] once the client is closed.
     pub(crate) fn check_open(&self) -> Result<(), Error> {
         if self.closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    fn held_leases(&self) -> Vec<Arc<Lease>> {
+        self.leases().values().filter_map(Weak::upgrade).collect()
     }
 
     fn leases(&self) -> MutexGuard<'_, FxHashMap<usize, Weak<Lease>>> {
@@ -339,6 +339,22 @@ impl Core {
 
     pub(crate) fn list_pools(self: &Arc<Self>, limit: usize) -> Later<Vec<crate::pool::PoolStats>> {
         self.store.list_pools(self, limit)
+    }
+
+    /// The result of `work`, unless that moment comes first: then the store has not answered.
+    pub(crate) async fn until<T>(
+        self: &Arc<Self>,
+        until: Moment,
+        work: impl Future<Output = T>,
+    ) -> Result<T, Error> {
+        let mut work = pin!(work);
+        // Mostly it does not have to wait, and then needs no timer.
+        if let Poll::Ready(done) = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await {
+            return Ok(done);
+        }
+        let asked = Moment::now();
+        let done = timers::Alarm::new(self, until).unless(work).await;
+        done.ok_or_else(|| self.unavailable(Destination::ONLY, asked, Moment::now()))
     }
 
     /// A store has not answered since then, or for longer.
@@ -413,15 +429,22 @@ impl Core {
         event!(error, %error, "no permit, lock or lease can be renewed");
         let error = self.stopped.get_or_init(|| error);
         self.all().iter().for_each(|named| named.stop(error));
-        self.sender.refuse_calls(error);
-        while let Some(target) = self.timers.pop(Moment::NEVER) {
-            target.fire(Moment::now());
+        for lease in self.held_leases() {
+            lease.lose(LossReason::NotRenewed);
         }
+        self.sender.refuse_calls(error);
+        self.sender.clear();
+        self.timers.take_all().iter().for_each(|target| target.fire(Moment::now()));
+        self.lock_waiters.wake_all();
     }
 
     /// The source has something to send.
     fn send(&self, source: Arc<dyn Source>, urgency: Urgency) -> Result<(), Error> {
-        if self.sender.enqueue(source, urgency) { self.tell(Message::Send) } else { Ok(()) }
+        if self.sender.enqueue(source, urgency) {
+            self.tell(Message::Look)?;
+        }
+        // It may have stopped since the source last asked.
+        self.stopped.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
     /// Replaces the timer of `target`.
@@ -431,19 +454,20 @@ impl Core {
         before: Option<Moment>,
         at: Option<Moment>,
     ) -> Result<(), Error> {
-        self.timers.set(target, before, at);
+        self.timers.set(target.clone(), before, at);
         if at.is_none() {
             return Ok(());
         }
         if let Some(error) = self.stopped() {
+            self.timers.set(target, at, None);
             return Err(error);
         }
         // The thread says until when it sleeps before it looks at the timers once more: one of us sees the other.
         match at {
             Some(at) if at.micros() < self.sleeping_until.load(Ordering::SeqCst) => {
-                self.tell(Message::Timer)
+                self.tell(Message::Look)
             }
-            Some(_) if self.thread.get().is_none() => self.tell(Message::Timer),
+            Some(_) if self.thread.get().is_none() => self.tell(Message::Look),
             _ => Ok(()),
         }
     }

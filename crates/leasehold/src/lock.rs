@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::backend::Part;
 use crate::clock::{Moment, Span};
 use crate::engine::lease::Keep;
+use crate::engine::lock_waiters::LockWaiters;
 use crate::engine::timers::Alarm;
 use crate::machine::lock::{Acquired, LockCommand, Notify};
 use crate::name::{Name, millis};
@@ -258,7 +259,10 @@ impl Definition {
         Ok(match answer? {
             Acquired::Held { fence, expires_at, remaining } => {
                 let valid_for = Span::from_millis(remaining);
-                Ok(LockGuard::new(self, holding, fence, expires_at, (sent, valid_for)))
+                let guard = LockGuard::new(self, holding, fence, expires_at, (sent, valid_for));
+                // A close that came meanwhile may have looked for guards before there was this one.
+                core.check_open()?;
+                Ok(guard)
             }
             Acquired::Locked { remaining } => Err(Duration::from_millis(remaining)),
         })
@@ -276,6 +280,7 @@ impl Definition {
             Error::TimedOut { what: "lock", name: self.key.to_string(), limit, full: None }
         };
         let (mut retried, mut again_at, mut last) = (0, None, false);
+        let mut wake_up = WakeUp { waiters: &core.lock_waiters, key: &self.key, used: true };
         loop {
             // The other waiters of this client want to be notified of the next release, too.
             let notify = if waiter.in_company() { Notify::Always } else { Notify::IfLocked };
@@ -285,9 +290,13 @@ impl Definition {
             let until =
                 if last { Moment::now() + core.settings.answer_timeout } else { give_up_at };
             let remaining = match self.attempt(id, notify, until).await? {
-                Ok(guard) => return Ok(guard),
+                Ok(guard) => {
+                    wake_up.used = true;
+                    return Ok(guard);
+                }
                 Err(remaining) => remaining,
             };
+            wake_up.used = true;
             core.check_open()?;
             let now = Moment::now();
             if last || retried >= self.retry.max_times() {
@@ -299,6 +308,7 @@ impl Definition {
             let over = now + Span::from_duration(remaining.max(SHORTEST_PAUSE));
             let alarm = Alarm::new(core, again.min(over).min(give_up_at));
             let woken = alarm.unless(woken).await.is_some();
+            wake_up.used = !woken;
             if let Some(error) = core.stopped() {
                 return Err(error);
             }
@@ -312,6 +322,21 @@ impl Definition {
             if last && !woken && now < over {
                 return Err(timed_out(now));
             }
+        }
+    }
+}
+
+/// A wake-up that a waiter has received. If the waiter is dropped before the store has answered it, the next one is woken.
+struct WakeUp<'a> {
+    waiters: &'a LockWaiters,
+    key: &'a Name,
+    used: bool,
+}
+
+impl Drop for WakeUp<'_> {
+    fn drop(&mut self) {
+        if !self.used {
+            self.waiters.wake_one(self.key);
         }
     }
 }

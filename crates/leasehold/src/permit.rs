@@ -146,8 +146,8 @@ impl Permit {
     /// been lost.
     ///
     /// # Errors
-    /// What the store has to say. The permit is no longer renewed then, and ends by itself at the latest
-    /// when its heartbeat interval is over.
+    /// [`Error::Unavailable`] if the store does not answer in time: then the release goes on in the background, and the
+    /// permit ends by itself with its lease. [`Error::Refused`] if the store does not allow it.
     ///
     /// # Cancel safety
     /// The release goes on if the future is dropped, even before it was first polled.

@@ -90,8 +90,7 @@ impl Pool {
     /// [`Error::InvalidArgument`] for an instance id that cannot be, and what the store has to say.
     ///
     /// # Cancel safety
-    /// Goes on if the future is dropped after it was first polled. Whoever does not know whether it got a lease may
-    /// [`release`](Self::release) it.
+    /// If the future is dropped, the instance may or may not hold a lease: [`release`](Self::release) it.
     pub async fn acquire(&self, instance_id: &str) -> Result<PoolAnswer<AcquireStatus>, Error> {
         let (instance, capacity) = (instance_of(instance_id)?, self.inner.capacity);
         typed(self.inner.ask(PoolAction::Acquire { instance, capacity }).await?)
@@ -103,7 +102,7 @@ impl Pool {
     /// As for [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
-    /// Goes on if the future is dropped after it was first polled.
+    /// If the future is dropped, the lease may or may not be renewed.
     pub async fn renew(&self, instance_id: &str) -> Result<PoolAnswer<RenewStatus>, Error> {
         let instance = instance_of(instance_id)?;
         typed(self.inner.ask(PoolAction::Renew { instance }).await?)
@@ -118,7 +117,10 @@ impl Pool {
     /// Goes on if the future is dropped after it was first polled.
     pub async fn release(&self, instance_id: &str) -> Result<PoolAnswer<ReleaseStatus>, Error> {
         let instance = instance_of(instance_id)?;
-        typed(self.inner.ask(PoolAction::Release { instance }).await?)
+        let core = self.inner.engine.core();
+        core.check_open()?;
+        let part = self.inner.part(PoolAction::Release { instance });
+        typed(outcome(core.ask_to_the_end(part).await?)?)
     }
 
     /// How many leases are held.
@@ -264,7 +266,7 @@ impl Definition {
         let core = self.engine.core();
         core.check_open()?;
         let holding = Arc::new(Holding::new(self.clone(), instance.clone()));
-        let mut turn = holding.seat.turn().await;
+        let mut turn = core.until(until, holding.seat.turn()).await?;
         turn.begin();
         let undo = holding.clone();
         let action = PoolAction::Acquire { instance: instance.clone(), capacity: self.capacity };
@@ -276,7 +278,10 @@ impl Definition {
             return Ok(Err(outcome.current));
         }
         turn.succeed();
-        Ok(Ok(PoolLease::new(holding, sent)))
+        let lease = PoolLease::new(holding, sent);
+        // A close that came meanwhile may have looked for guards before there was this one.
+        core.check_open()?;
+        Ok(Ok(lease))
     }
 
     async fn wait(self: &Arc<Self>, instance: &Name) -> Result<PoolLease, Error> {

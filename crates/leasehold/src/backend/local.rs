@@ -203,8 +203,21 @@ fn look(store: &mut Store) -> Result<Vec<Event>, Error> {
     Ok(found)
 }
 
-/// Applies a request in one transaction.
+/// Applies a request in one transaction. If one part fails for a reason of its own, each is applied by itself.
 fn apply(store: &mut Store, request: &[Part]) -> Result<Answers, Error> {
+    match apply_together(store, request) {
+        Err(error) if request.len() > 1 && !error.may_pass() => {
+            let apart = request.iter().map(|part| {
+                let mut answers = apply_together(store, std::slice::from_ref(part))?;
+                answers.pop().unwrap_or_else(|| Err(Error::internal("a part was not answered")))
+            });
+            Ok(apart.collect())
+        }
+        answers => answers,
+    }
+}
+
+fn apply_together(store: &mut Store, request: &[Part]) -> Result<Answers, Error> {
     // Mostly a question finds nothing to be done, and then nobody has to wait for a turn.
     if request.iter().all(only_asks)
         && let Some(answers) = ask(store, request)?

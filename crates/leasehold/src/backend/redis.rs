@@ -294,15 +294,22 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Redis does not say which key had the wrong type: the types of the name's keys are asked for.
+/// Redis does not say which key had the wrong type: the types of the keys of all such names are asked for, in one go.
 async fn name_misplaced(link: &Link, request: &[Part], keys: &[Arc<Keys>], answers: &mut Answers) {
     let semaphores = request.iter().zip(answers);
     let semaphores = semaphores.filter(|(part, _)| matches!(part, Part::Semaphore(..)));
-    for ((_, answer), keys) in semaphores.zip(keys) {
-        if let Err(Error::InvalidArgument { .. }) = answer
-            && let Ok(types) = link.send(keys.types()).await
-            && let Some(key) = keys.misplaced(types)
-        {
+    let misplaced = semaphores.map(|(_, answer)| answer).zip(keys);
+    let misplaced = misplaced.filter(|(own, _)| matches!(own, Err(Error::InvalidArgument { .. })));
+    let misplaced: Vec<_> = misplaced.collect();
+    let calls: Vec<_> = misplaced.iter().flat_map(|(_, keys)| keys.types()).collect();
+    if calls.is_empty() {
+        return;
+    }
+    let Ok(types) = link.request(calls).await else { return };
+    let mut types = types.into_iter().map(|own| own.unwrap_or(Value::Nil));
+    for (answer, keys) in misplaced {
+        let own = types.by_ref().take(keys.types().len()).collect();
+        if let Some(key) = keys.misplaced(own) {
             let problem = format!("the key {key:?} on {} is not ours", link.settings.address);
             *answer = Err(Error::invalid("name", problem + ": choose another name or namespace"));
         }

@@ -70,14 +70,14 @@ pub(crate) struct Call {
     /// When it fails, if the store has not answered.
     until: Moment,
     state: Mutex<State>,
-    /// A close waits for it.
-    _under_way: UnderWay,
 }
 
 struct State {
     life: Life,
     phase: Phase,
     undo: Option<Undo>,
+    /// A close waits for it, until it is answered or cannot be sent any more.
+    under_way: Option<UnderWay>,
 }
 
 enum Phase {
@@ -130,10 +130,10 @@ impl Call {
         phase: Phase,
         undo: Option<Undo>,
     ) -> Arc<Self> {
-        let state = Mutex::new(State { life: Life::Unsent, phase, undo });
-        let (core, under_way) = (core.clone(), UnderWay::new(core));
-        let asked = Moment::now();
-        Arc::new(Self { core, to, part, urgency, asked, until, state, _under_way: under_way })
+        let under_way = Some(UnderWay::new(core));
+        let state = Mutex::new(State { life: Life::Unsent, phase, undo, under_way });
+        let (core, asked) = (core.clone(), Moment::now());
+        Arc::new(Self { core, to, part, urgency, asked, until, state })
     }
 
     fn begin(self: Arc<Self>) {
@@ -142,7 +142,7 @@ impl Call {
             None => self.core.send(self.clone(), self.urgency),
         };
         if let Err(error) = sent {
-            self.finish(Err(error));
+            self.refuse(&error);
         }
     }
 
@@ -202,11 +202,14 @@ impl Call {
         // Granted, and not seen; or in line again, and not to be sent any more. If it is in flight, `settle` decides.
         let granted = matches!(phase, Phase::Answered(Ok(_)));
         let undo = (granted || state.life == Life::Unknown).then(|| state.undo.take()).flatten();
+        let in_flight = state.life == Life::Sent;
+        let under_way = if in_flight { None } else { state.under_way.take() };
         drop(state);
         drop(phase);
         if let Some(undo) = undo {
             undo();
         }
+        drop(under_way);
     }
 
     fn undo(&self) {
@@ -218,6 +221,19 @@ impl Call {
             }
             undo();
         }
+    }
+
+    /// It is not sent any more. What the store may have granted is released.
+    fn end(&self) {
+        if self.state().life.needs_release() {
+            self.undo();
+        }
+        self.under_way_no_more();
+    }
+
+    fn under_way_no_more(&self) {
+        let under_way = self.state().under_way.take();
+        drop(under_way);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -248,10 +264,10 @@ impl Source for Call {
             let wanted = state.phase.is_wanted();
             drop(state);
             if !wanted {
-                return self.undo();
+                return self.end();
             }
             if let Err(error) = self.core.send(self.clone(), self.urgency) {
-                self.finish(Err(error));
+                self.refuse(&error);
             }
             return;
         }
@@ -262,6 +278,7 @@ impl Source for Call {
         if !self.finish(answer) || closed {
             self.undo();
         }
+        self.under_way_no_more();
     }
 
     fn expire(&self, now: Moment) {
@@ -269,8 +286,8 @@ impl Source for Call {
             return;
         }
         let error = self.core.unavailable(self.to, self.asked, now);
-        if self.finish(Err(error)) && self.state().life == Life::Unknown {
-            self.undo();
+        if self.finish(Err(error)) && self.state().life != Life::Sent {
+            self.end();
         }
     }
 
@@ -279,8 +296,8 @@ impl Source for Call {
     }
 
     fn refuse(&self, error: &Error) {
-        if self.finish(Err(error.clone())) && self.state().life == Life::Unknown {
-            self.undo();
+        if self.finish(Err(error.clone())) {
+            self.end();
         }
     }
 }

@@ -356,7 +356,7 @@ impl NameState for InProcessName {
         });
     }
 
-    fn drained(self: Arc<Self>) -> Later<()> {
+    fn drained(self: Arc<Self>, _until: Moment) -> Later<()> {
         ready(Ok(()))
     }
 
@@ -381,6 +381,13 @@ impl NameState for InProcessName {
         for id in limited {
             if let (_, Some(ticket)) = state.remove(id, &mut after) {
                 ticket.fail(error.clone(), &mut after);
+            }
+        }
+        for row in state.store.machine().holders() {
+            // One that does not end by itself goes on.
+            if let Some(ticket) = row.kept.as_ref().filter(|own| own.valid_until() != Moment::NEVER)
+            {
+                ticket.lose(LossReason::NotRenewed, &mut after);
             }
         }
         drop(state);

@@ -10,7 +10,7 @@ use super::Core;
 use super::foreign::event;
 use super::ticket::{After, Grant, Ticket};
 use crate::backend::Later;
-use crate::clock::Span;
+use crate::clock::{Moment, Span};
 use crate::name::Name;
 use crate::semaphore::Declaration;
 use crate::stats::SemaphoreStats;
@@ -45,8 +45,8 @@ pub(crate) trait NameState: Send + Sync + fmt::Debug {
     /// Ends everything that this client waits for and holds under this name.
     fn close(&self);
 
-    /// Resolves when everything that had to be sent was answered, or failed.
-    fn drained(self: Arc<Self>) -> Later<()>;
+    /// Resolves when everything that had to be sent was answered, or failed, or at that moment.
+    fn drained(self: Arc<Self>, until: Moment) -> Later<()>;
 
     /// The client is gone: what is still known here belongs to nobody. It is neither renewed nor released.
     fn abandon(&self);

@@ -223,8 +223,12 @@ impl Source for RemoteName {
             Urgency::Ordinary => {
                 let wanted = state.unsent.iter().any(|want| state.is_wanted(*want));
                 if !wanted {
-                    state.unsent.clear();
+                    state.forget_unwanted();
                     state.in_line.0 = false;
+                }
+                drop(state);
+                if !wanted {
+                    guarded(|| self.settled.notify_waiters());
                 }
                 !wanted
             }
@@ -334,13 +338,13 @@ impl NameState for RemoteName {
                     ticket.lose(LossReason::Closed, after);
                 }
             }
+            state.forget_unwanted();
         });
     }
 
-    fn drained(self: Arc<Self>) -> Later<()> {
-        let core = &self.common.core;
+    fn drained(self: Arc<Self>, until: Moment) -> Later<()> {
         let asked = Moment::now();
-        let alarm = Alarm::new(core, asked + core.settings.answer_timeout);
+        let alarm = Alarm::new(&self.common.core, until);
         Box::pin(async move {
             loop {
                 let settled = self.settled.notified();
@@ -372,7 +376,12 @@ impl NameState for RemoteName {
 
     fn stop(&self, error: &Error) {
         let mut after = After::default();
-        self.state().fail_waiters(error, &mut after);
+        let mut state = self.state();
+        state.fail_waiters(error, &mut after);
+        for own in state.acquisitions.values() {
+            own.ticket.lose(LossReason::NotRenewed, &mut after);
+        }
+        drop(state);
         after.run();
     }
 

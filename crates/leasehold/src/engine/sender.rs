@@ -20,16 +20,12 @@ use crate::Error;
 use crate::backend::{Answer, Destination, Part};
 use crate::clock::{Moment, Span};
 
-/// How many requests are in flight to one destination. Renewals of holders have one more.
-const IN_FLIGHT: usize = 2;
-
 /// How many ids, and how many parts, one request has. The server serves nobody else meanwhile.
 pub(crate) const MAX_IDS: usize = 256;
 const MAX_PARTS: usize = 64;
 
 /// How long nothing is sent after a request that failed for a reason that may pass. A new connection ends the pause.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// How urgent what a source wants to send is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,6 +33,25 @@ pub(crate) enum Urgency {
     Ordinary,
     /// Renewals of holders.
     Renewals,
+}
+
+impl Urgency {
+    /// How many requests are in flight to one destination.
+    fn in_flight(self) -> usize {
+        match self {
+            Self::Ordinary => 2,
+            Self::Renewals => 1,
+        }
+    }
+
+    /// See [`SHORTEST_PAUSE`].
+    fn longest_pause(self) -> Duration {
+        match self {
+            Self::Ordinary => Duration::from_millis(500),
+            // A permit may depend on it.
+            Self::Renewals => Duration::from_millis(50),
+        }
+    }
 }
 
 /// Has commands to send.
@@ -101,9 +116,6 @@ struct Lane {
     /// When something was last heard from there.
     heard: Option<Moment>,
     round_trip: RoundTrip,
-    /// Nothing is sent before this moment: the last request failed for a reason that may pass.
-    paused_until: Option<Moment>,
-    pause: Duration,
 }
 
 #[derive(Default)]
@@ -111,6 +123,17 @@ struct Line {
     waiting: VecDeque<Arc<dyn Source>>,
     /// When each request in flight was sent.
     in_flight: VecDeque<Moment>,
+    /// Nothing is sent before this moment: the last request failed for a reason that may pass.
+    paused_until: Option<Moment>,
+    pause: Duration,
+}
+
+impl Line {
+    /// Longer each time, until something is answered again.
+    fn pause(&mut self, longest: Duration, now: Moment) {
+        self.pause = (self.pause * 2).clamp(SHORTEST_PAUSE, longest);
+        self.paused_until = Some(now + Span::from_duration(self.pause));
+    }
 }
 
 /// Whether a destination can be reached.
@@ -150,12 +173,6 @@ impl RoundTrip {
 }
 
 impl Lane {
-    /// Longer each time, until something is answered again.
-    fn pause(&mut self, now: Moment) {
-        self.pause = (self.pause * 2).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
-        self.paused_until = Some(now + Span::from_duration(self.pause));
-    }
-
     fn line(&mut self, urgency: Urgency) -> &mut Line {
         match urgency {
             Urgency::Ordinary => &mut self.ordinary,
@@ -165,10 +182,9 @@ impl Lane {
 
     /// Whether another request may be sent now.
     fn may_send(&mut self, urgency: Urgency, now: Moment) -> bool {
-        let most = if urgency == Urgency::Renewals { 1 } else { IN_FLIGHT };
-        let paused = self.paused_until.is_some_and(|until| now < until);
         let line = self.line(urgency);
-        let free = line.in_flight.len() < most && !line.waiting.is_empty();
+        let paused = line.paused_until.is_some_and(|until| now < until);
+        let free = line.in_flight.len() < urgency.in_flight() && !line.waiting.is_empty();
         free && !paused && matches!(self.reach, Reach::Up)
     }
 }
@@ -177,8 +193,12 @@ impl Sender {
     /// The source has something to send. It must not be in line already. True if the engine's thread has to be told.
     pub(crate) fn enqueue(&self, source: Arc<dyn Source>, urgency: Urgency) -> bool {
         let to = source.destination();
-        self.lanes().entry(to).or_default().line(urgency).waiting.push_back(source);
-        !self.told.swap(true, Ordering::AcqRel)
+        let mut lanes = self.lanes();
+        let line = lanes.entry(to).or_default().line(urgency);
+        // With all requests in flight, the next answer makes the thread look.
+        let news = line.waiting.is_empty() || line.in_flight.len() < urgency.in_flight();
+        line.waiting.push_back(source);
+        news && !self.told.swap(true, Ordering::AcqRel)
     }
 
     /// The next request that may be sent, to whatever destination. Only on the engine's thread.
@@ -236,35 +256,35 @@ impl Sender {
     pub(super) fn settled(&self, request: &Request, verdict: Verdict) {
         let mut lanes = self.lanes();
         let Some(lane) = lanes.get_mut(&request.to) else { return };
-        let in_flight = &mut lane.line(request.urgency).in_flight;
-        if let Some(at) = in_flight.iter().position(|sent| *sent == request.sent) {
-            in_flight.remove(at);
-        }
         let now = Moment::now();
-        if verdict == Verdict::Silence {
-            lane.pause(now);
-            return;
+        let own = lane.line(request.urgency);
+        if let Some(at) = own.in_flight.iter().position(|sent| *sent == request.sent) {
+            own.in_flight.remove(at);
         }
-        lane.heard = Some(now);
-        lane.round_trip.learn(now.saturating_since(request.sent));
         match verdict {
-            Verdict::Trouble => lane.pause(now),
-            _ => lane.pause = Duration::ZERO,
+            Verdict::Answered => own.pause = Duration::ZERO,
+            Verdict::Trouble | Verdict::Silence => own.pause(request.urgency.longest_pause(), now),
+        }
+        if verdict != Verdict::Silence {
+            lane.heard = Some(now);
+            lane.round_trip.learn(now.saturating_since(request.sent));
         }
     }
 
-    /// When a destination that is paused can be sent to again.
+    /// When a line that is paused can be sent from again.
     pub(super) fn next_resume(&self, now: Moment) -> Option<Moment> {
+        let resumes = |line: &Line| line.paused_until.filter(|_| !line.waiting.is_empty());
         let lanes = self.lanes();
-        let waits = |line: &Line| !line.waiting.is_empty();
-        let lanes = lanes.values().filter(|lane| waits(&lane.ordinary) || waits(&lane.renewals));
-        lanes.filter_map(|lane| lane.paused_until).filter(|until| now < *until).min()
+        let all =
+            lanes.values().flat_map(|lane| [resumes(&lane.ordinary), resumes(&lane.renewals)]);
+        all.flatten().filter(|until| now < *until).min()
     }
 
     pub(super) fn set_reach(&self, to: Destination, reach: Reach) {
         let mut lanes = self.lanes();
         let lane = lanes.entry(to).or_default();
-        lane.paused_until = None;
+        lane.ordinary.paused_until = None;
+        lane.renewals.paused_until = None;
         lane.reach = match (&lane.reach, reach) {
             // The first failure says since when.
             (Reach::Down { since, .. }, Reach::Down { error, .. }) => {
@@ -286,20 +306,29 @@ impl Sender {
     }
 
     /// Fails the calls whose deadline has passed, and removes from the line what is no longer wanted. A source takes
-    /// its own lock and then ours: so ours is not held meanwhile.
+    /// its own lock and then ours: so the lines are taken out meanwhile. Only on the engine's thread.
     pub(super) fn expire(&self, now: Moment) {
-        for (to, urgency, source) in self.in_line() {
-            source.expire(now);
-            if source.leave_if_unwanted(urgency) {
-                let mut lanes = self.lanes();
-                let Some(lane) = lanes.get_mut(&to) else { continue };
-                let waiting = &mut lane.line(urgency).waiting;
-                // The first one: it may stand in line again since.
-                if let Some(at) = waiting.iter().position(|other| Arc::ptr_eq(other, &source)) {
-                    waiting.remove(at);
-                }
+        let both = [Urgency::Renewals, Urgency::Ordinary];
+        let destinations: Vec<_> = self.lanes().keys().copied().collect();
+        for (to, urgency) in destinations.into_iter().flat_map(|to| both.map(|own| (to, own))) {
+            let take = |lane: &mut Lane| std::mem::take(&mut lane.line(urgency).waiting);
+            let mut waiting = self.lanes().get_mut(&to).map(take).unwrap_or_default();
+            waiting.retain(|source| {
+                source.expire(now);
+                !source.leave_if_unwanted(urgency)
+            });
+            if let Some(lane) = self.lanes().get_mut(&to) {
+                let line = lane.line(urgency);
+                waiting.append(&mut line.waiting);
+                line.waiting = waiting;
             }
         }
+    }
+
+    /// The engine has stopped: nothing is sent any more.
+    pub(super) fn clear(&self) {
+        let lanes = std::mem::take(&mut *self.lanes());
+        drop(lanes);
     }
 
     fn in_line(&self) -> Vec<(Destination, Urgency, Arc<dyn Source>)> {

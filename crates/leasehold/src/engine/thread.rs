@@ -33,10 +33,8 @@ const CHECK_CALLS: Span = Span::from_millis(50);
 
 /// What the engine's thread is told.
 pub(crate) enum Message {
-    /// Something stands in the sender's line.
-    Send,
-    /// A timer was set that is earlier than the thread sleeps.
-    Timer,
+    /// Something stands in the sender's line, or a timer is due before the thread would wake up.
+    Look,
     /// A remote store reports something.
     Store(Event),
     /// A future to run there, because it needs that thread's runtime.
@@ -140,7 +138,7 @@ impl Thread {
 
     fn handle(&mut self, message: Message) {
         match message {
-            Message::Send | Message::Timer => {}
+            Message::Look => {}
             Message::Store(event) => {
                 if let Some(core) = self.core.upgrade() {
                     apply(&core, event);
@@ -247,6 +245,16 @@ impl Thread {
         let Some(pause) = pause else { return Poll::Pending };
         self.sleep.as_mut().reset(tokio::time::Instant::now() + pause);
         self.sleep.as_mut().poll(cx)
+    }
+}
+
+impl Drop for Thread {
+    /// Should the thread panic, nobody waits for an answer that does not come.
+    fn drop(&mut self) {
+        let error = Error::Stopped { what: "the engine's thread has ended".to_owned() };
+        for own in self.in_flight.drain(..) {
+            own.request.sources.iter().for_each(|source| source.refuse(&error));
+        }
     }
 }
 

@@ -31,21 +31,22 @@ impl Timers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Replaces the timer of `target`. True if it is now the first of all.
-    pub(crate) fn set(
-        &self,
-        target: Weak<dyn Timed>,
-        before: Option<Moment>,
-        at: Option<Moment>,
-    ) -> bool {
+    /// Replaces the timer of `target`.
+    pub(crate) fn set(&self, target: Weak<dyn Timed>, before: Option<Moment>, at: Option<Moment>) {
         let address = address(&target);
         let mut timers = self.lock();
         if let Some(before) = before {
             timers.remove(&(before, address));
         }
-        let Some(at) = at else { return false };
-        timers.insert((at, address), target);
-        timers.first_key_value().is_some_and(|(first, _)| *first == (at, address))
+        if let Some(at) = at {
+            timers.insert((at, address), target);
+        }
+    }
+
+    /// Everything that is set, taken out.
+    pub(super) fn take_all(&self) -> Vec<Arc<dyn Timed>> {
+        let timers = std::mem::take(&mut *self.lock());
+        timers.into_values().filter_map(|target| target.upgrade()).collect()
     }
 
     pub(super) fn next(&self) -> Option<Moment> {

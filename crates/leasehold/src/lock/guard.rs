@@ -51,6 +51,8 @@ pub(super) struct Holding {
     id: LockId,
     ttl: u64,
     expires_at: Arc<AtomicU64>,
+    /// By when the store must have expired it, whatever became of our requests: in microseconds of [`Moment`].
+    over_by: Arc<AtomicU64>,
 }
 
 impl LockGuard {
@@ -128,8 +130,8 @@ impl LockGuard {
         self.lease.check()
     }
 
-    /// Resolves when the lock is lost: its TTL ended, it could not be extended, or it was released by its id. Never, if
-    /// it is not.
+    /// Resolves when the lock is lost: its TTL ended, it could not be extended, or it was released by its id. After the
+    /// guard was released, dropped or detached it resolves, too, with [`LossReason::Released`].
     ///
     /// # Cancel safety
     /// Only listens.
@@ -156,7 +158,10 @@ impl LockGuard {
         let ttl = millis("ttl", ttl)?;
         self.lease.check()?;
         let about = (Some(&self.holding.key), self.holding.id);
-        let _turn = self.lease.turn().await;
+        let core = self.holding.locks.engine.core();
+        let until = Moment::now() + core.settings.answer_timeout;
+        let _turn = core.until(until, self.lease.turn()).await?;
+        self.holding.asked_for(ttl);
         self.lease.about_to_extend(Moment::now(), Span::from_millis(ttl));
         let (verdict, sent) = self.holding.locks.extend_to(about, ttl).await?;
         let Verdict::Done(expires_at) = verdict else {
@@ -172,7 +177,8 @@ impl LockGuard {
     /// Gives the lock back and waits until it has been. True if it was held until now, false if it had been lost.
     ///
     /// # Errors
-    /// What the store has to say. The lock is no longer extended then, and ends by itself when its TTL does.
+    /// [`Error::Unavailable`] if the store does not answer in time: then the release goes on in the background, and the lock
+    /// ends by itself with its TTL. [`Error::Refused`] if the store does not allow it.
     ///
     /// # Cancel safety
     /// The release goes on if the future is dropped, even before it was first polled.
@@ -224,6 +230,7 @@ impl fmt::Debug for LockGuard {
 impl Keep for Holding {
     fn renew(&self, until: Moment) -> Later<Option<(Span, Moment)>> {
         let core = self.locks.engine.core();
+        self.asked_for(self.ttl);
         let command = LockCommand::Extend { id: self.id, ttl: self.ttl };
         let asked = core.ask(Part::Lock(command), until, None);
         let holding = self.clone();
@@ -254,8 +261,7 @@ impl Keep for Holding {
 
     fn release_later(&self) {
         let core = self.locks.engine.core();
-        // By then the store must have expired it.
-        let until = Moment::now() + Span::from_millis(self.ttl);
+        let until = Moment::from_micros(self.over_by.load(Ordering::Acquire));
         let holding = self.clone();
         let done = Box::new(move |answer| drop(holding.report_release(answer)));
         core.ask_in_background(self.release_command(), until, done);
@@ -264,8 +270,19 @@ impl Keep for Holding {
 
 impl Holding {
     pub(super) fn new(definition: &Definition, id: LockId) -> Self {
-        let (locks, key) = (definition.locks.clone(), definition.key.clone());
-        Self { locks, key, id, ttl: definition.ttl, expires_at: Arc::default() }
+        let (locks, key, ttl) = (definition.locks.clone(), definition.key.clone(), definition.ttl);
+        let holding =
+            Self { locks, key, id, ttl, expires_at: Arc::default(), over_by: Arc::default() };
+        holding.asked_for(ttl);
+        holding
+    }
+
+    /// The store is about to be asked to let it last so many milliseconds. The request may be applied until it is given
+    /// up, and the lock lasts that long after that.
+    fn asked_for(&self, ttl: u64) {
+        let patience = self.locks.engine.core().settings.answer_timeout;
+        let over_by = Moment::now() + patience + Span::from_millis(ttl);
+        self.over_by.fetch_max(over_by.micros(), Ordering::AcqRel);
     }
 
     fn release_command(&self) -> Part {

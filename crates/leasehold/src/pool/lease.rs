@@ -88,8 +88,8 @@ impl PoolLease {
         self.lease.check()
     }
 
-    /// Resolves when the lease is lost: it could not be renewed in time, or the store no longer knows it. Never, if it is
-    /// not.
+    /// Resolves when the lease is lost: it could not be renewed in time, or the store no longer knows it. After the guard
+    /// was released or dropped it resolves, too, with [`LossReason::Released`](crate::LossReason::Released).
     ///
     /// # Cancel safety
     /// Only listens.
@@ -100,7 +100,8 @@ impl PoolLease {
     /// Gives the lease back and waits until it has been. True if it was held until now, false if it had been lost.
     ///
     /// # Errors
-    /// What the store has to say. The lease is no longer renewed then, and ends by itself when its TTL does.
+    /// [`Error::Unavailable`] if the store does not answer in time: then the release goes on in the background, and the
+    /// lease ends by itself with its TTL. [`Error::Refused`] if the store does not allow it.
     ///
     /// # Cancel safety
     /// The release goes on if the future is dropped, even before it was first polled.
@@ -162,7 +163,7 @@ impl Keep for Holding {
 
 impl Holding {
     async fn release_until(self, until: Moment) -> Result<bool, Error> {
-        let mut turn = self.seat.turn().await;
+        let mut turn = self.pool.engine.core().until(until, self.seat.turn()).await?;
         if !turn.end() {
             // Another guard goes on with it.
             return Ok(true);

@@ -46,25 +46,6 @@ enum State {
     Down(Error),
 }
 
-/// Something that was sent over one connection. If it ends in an error, or if nobody waits for the answer any longer, the
-/// connection may be half open.
-struct Unanswered<'a> {
-    link: &'a Link,
-    number: u64,
-}
-
-impl Unanswered<'_> {
-    fn answered(self) {
-        std::mem::forget(self);
-    }
-}
-
-impl Drop for Unanswered<'_> {
-    fn drop(&mut self) {
-        self.link.suspect(self.number);
-    }
-}
-
 impl Link {
     pub(super) fn new(settings: Settings, scripts: Scripts) -> Arc<Self> {
         let (state, suspected) = (watch::Sender::new(State::Connecting), watch::Sender::new(0));
@@ -206,24 +187,24 @@ impl Link {
         number: u64,
         pipeline: &Pipeline,
     ) -> Result<Vec<Value>, Error> {
-        let unanswered = Unanswered { link: self, number };
         let mut suspected = self.suspected.subscribe();
         let answers = tokio::select! {
             biased;
             answers = connection.send_packed_commands(pipeline, 0, pipeline.len()) => answers,
-            // Somebody else has found that nothing is answered here.
+            // It was found that nothing is answered here.
             _ = suspected.wait_for(|last| *last >= number) => return Err(self.silence(true)),
         };
         match answers {
-            Ok(answers) => {
-                unanswered.answered();
-                Ok(answers)
+            Ok(answers) => Ok(answers),
+            // Whatever it was, it was not the server that said so: the outcome is unknown, and the connection may be
+            // half open.
+            Err(error) => {
+                self.suspect(number);
+                Err(match translate(&format!("asking {}", self.settings.address), &error) {
+                    error if error.may_pass() => error,
+                    error => Error::unavailable(error.to_string(), false, None),
+                })
             }
-            // Whatever it was, it was not the server that said so: the outcome is unknown.
-            Err(error) => match self.translate(&error) {
-                error if error.may_pass() => Err(error),
-                error => Err(Error::unavailable(error.to_string(), false, None)),
-            },
         }
     }
 

@@ -10,8 +10,10 @@ use crate::engine::ticket::{After, Grant};
 use crate::machine::{Command, Held, Outcome, Role};
 use crate::{AcquisitionId, Error, LossReason};
 
-/// How soon a release is repeated that was refused, or whose enqueue may still be applied.
+/// How soon a release is repeated that was refused, or whose enqueue may still be applied; and how late, if it is refused
+/// again and again.
 const RELEASE_AGAIN: Span = Span::from_millis(1000);
+const RELEASE_AGAIN_AT_LATEST: u64 = 10;
 
 /// The first waiter asks this often whether a wake-up was lost.
 ///
@@ -47,11 +49,15 @@ impl State {
             } else {
                 own.life.answer();
             }
+            own.known = true;
             self.apply_outcome(id, outcome, sent, after);
         }
         for (id, held, ()) in reply.effects.granted {
             match self.acquisitions.get_mut(&id) {
-                Some(own) => own.life.answer(),
+                Some(own) => {
+                    own.life.answer();
+                    own.known = true;
+                }
                 None => self.ensure_released(id, false),
             }
             self.apply_outcome(id, Outcome::Held(held), sent, after);
@@ -136,10 +142,14 @@ impl State {
     fn release_refused(&mut self, id: AcquisitionId, error: &Error, after: &mut After) {
         let Some(release) = self.releases.get_mut(&id) else { return };
         release.life = Life::Unknown;
+        let times = 1_u64.checked_shl(release.refused).unwrap_or(u64::MAX);
+        release.refused += 1;
+        let delay = RELEASE_AGAIN.micros() * times.min(RELEASE_AGAIN_AT_LATEST);
         if !self.answer_release(id, Err(error.clone()), after) {
             self.failed_release = Some(error.clone());
         }
-        self.timers.insert((Moment::now() + RELEASE_AGAIN, Timer::ReleaseAgain(id)));
+        let at = Moment::now() + Span::from_micros(delay);
+        self.timers.insert((at, Timer::ReleaseAgain(id)));
     }
 
     fn released(&mut self, id: AcquisitionId, role: Role, after: &mut After) {
@@ -178,7 +188,9 @@ impl State {
             Outcome::Held(held @ Held { fence: Some(fence), .. }) => {
                 let terms = ticket.semaphore.terms;
                 let valid_until = held.valid_until(terms, sent);
-                if held.valid_for < terms.lease {
+                if held.valid_for < terms.lease
+                    || terms.ttl.is_some_and(|ttl| Some(ttl) <= terms.lease)
+                {
                     ticket.set_limited_by_ttl();
                 }
                 if valid_until <= Moment::now() && ticket.is_waiting() {
@@ -210,7 +222,13 @@ impl State {
             // It was said before.
             Outcome::Full if !ticket.is_waiting() => {}
             Outcome::Full => {
-                self.forget(id);
+                // One that was sent twice may still be applied.
+                let doubtful = own.doubtful && self.core.has_stragglers();
+                if doubtful {
+                    self.end(id);
+                } else {
+                    self.forget(id);
+                }
                 ticket.full(after);
             }
             // Its enqueue is under way, and will be answered.

@@ -51,6 +51,8 @@ pub(super) struct Acquisition {
     pub(super) ticket: Arc<Ticket>,
     /// Of its enqueue and its confirm.
     pub(super) life: Life,
+    /// The store has answered one of them.
+    pub(super) known: bool,
     /// One of its requests may have been applied without our knowing, or may still be.
     pub(super) doubtful: bool,
     /// What of it is in `unsent`.
@@ -81,6 +83,8 @@ pub(super) struct Unreleased {
     pub(super) doubtful: bool,
     /// Something was heard of the id after the release was sent: it is released once more.
     pub(super) again: bool,
+    /// How often the store has refused it.
+    pub(super) refused: u32,
     /// Who waits for the outcome, and until when.
     pub(super) ticket: Option<(Arc<Ticket>, Moment)>,
     /// By then the store must have expired the id. None if it never does.
@@ -154,6 +158,7 @@ impl State {
         self.longest_lease = self.longest_lease.max(ticket.semaphore.terms.lease);
         let acquisition = Acquisition {
             life,
+            known: life == Life::Answered,
             doubtful: false,
             wants: Wants::default(),
             renewal: None,
@@ -195,8 +200,8 @@ impl State {
     ) {
         // A waiter that is granted a permit at the very end of its lease has a lease to claim it.
         let until = terms.lease.map(|lease| Moment::now() + lease + lease);
-        let (life, again, ticket) = (Life::Unsent, false, None);
-        let release = Unreleased { life, confirmed, doubtful, again, ticket, until };
+        let (life, again, refused, ticket) = (Life::Unsent, false, 0, None);
+        let release = Unreleased { life, confirmed, doubtful, again, refused, ticket, until };
         self.releases.insert(id, release);
         self.want(Want::Release(id));
     }
@@ -222,10 +227,18 @@ impl State {
         self.unsent.push_back(want);
         // Those who come and go during an outage leave nothing behind.
         if self.unsent.len() >= CROWD && self.unsent.len().is_power_of_two() {
-            let mut unsent = std::mem::take(&mut self.unsent);
-            unsent.retain(|want| self.is_wanted(*want));
-            self.unsent = unsent;
+            self.forget_unwanted();
         }
+    }
+
+    /// Removes what is no longer wanted from what is to be sent, and the releases of ids that the store must have expired.
+    pub(super) fn forget_unwanted(&mut self) {
+        let mut unsent = std::mem::take(&mut self.unsent);
+        unsent.retain(|want| self.is_wanted(*want));
+        self.unsent = unsent;
+        let now = Moment::now();
+        self.releases
+            .retain(|_, own| own.ticket.is_some() || own.until.is_none_or(|until| now < until));
     }
 
     pub(super) fn want_enqueue(&mut self, id: AcquisitionId) {
@@ -250,7 +263,11 @@ impl State {
         match want {
             Want::Enqueue(id) | Want::Confirm(id) => waits(id),
             Want::Renew(id) => self.acquisitions.contains_key(&id),
-            Want::Release(id) => self.releases.contains_key(&id),
+            Want::Release(id) => {
+                let now = Moment::now();
+                let due = |own: &Unreleased| own.until.is_none_or(|until| now < until);
+                self.releases.get(&id).is_some_and(due)
+            }
             Want::Sweep => true,
         }
     }
@@ -371,7 +388,7 @@ impl State {
         let Some(own) = self.acquisitions.get(&id) else { return };
         let ticket = own.ticket.clone();
         // A try is answered at once: one that runs out of time was not answered.
-        let answered = ticket.queues && own.life == Life::Answered;
+        let answered = ticket.queues && own.known;
         let error = match self.core.sender.silent_since(self.to, now) {
             None if answered => timed_out(&ticket),
             _ => self.core.unavailable(self.to, ticket.queued_at, now),
