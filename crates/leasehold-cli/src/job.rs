@@ -87,7 +87,6 @@ impl Held for LockGuard {
 /// times the grace leaves a tenth of that for a slow answer. A lock is renewed after a third, and twice is enough.
 pub(crate) fn grace(
     asked: Option<Duration>,
-    option: &str,
     given: Duration,
     times: u32,
 ) -> Result<Duration, Failure> {
@@ -96,7 +95,7 @@ pub(crate) fn grace(
         None => Ok(GRACE.min(most)),
         Some(grace) if grace <= most => Ok(grace),
         Some(grace) => Err(Failure::usage(format!(
-            "--grace {} is too long for {option} {}: at most {}, or give {option} {}",
+            "--grace {} is too long for --lease {}: at most {}, or give --lease {}",
             humantime::format_duration(grace),
             humantime::format_duration(given),
             humantime::format_duration(whole_millis(most)),
@@ -125,8 +124,8 @@ mod tests {
 
     #[test]
     fn the_grace_leaves_time_for_renewals() {
-        let grace_of = |asked, given| grace(asked, "--heartbeat", given, 6).map_err(|_| ());
-        assert_eq!(grace_of(None, 180 * SECOND), Ok(2 * SECOND));
+        let grace_of = |asked, given| grace(asked, given, 6).map_err(|_| ());
+        assert_eq!(grace_of(None, 30 * SECOND), Ok(2 * SECOND));
         assert_eq!(grace_of(None, 3 * SECOND), Ok(SECOND / 2));
         assert_eq!(grace_of(Some(SECOND), 6 * SECOND), Ok(SECOND));
         assert_eq!(grace_of(Some(SECOND), 5 * SECOND), Err(()));

@@ -21,7 +21,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(arguments: LockArgs) -> Result<u8, Failure> {
     let mut signals = listen()?;
-    let grace = grace(arguments.grace, "--lease", arguments.lease, GRACES)?;
+    let grace = grace(arguments.grace, arguments.lease, GRACES)?;
     let store = Store::new(&arguments.store)?;
     store::block_on(async {
         let client = unless_signalled(&mut signals, async { Ok(store.open().await?) }).await?;
@@ -59,7 +59,7 @@ fn declare(client: &Client, arguments: &LockArgs, grace: Duration) -> Result<Loc
         Patience::None | Patience::Endless => ENDLESS,
     };
     let retry = Retry::default().times(u32::MAX).max_delay(ASK_AGAIN).within(within);
-    let lock = client.lock(&arguments.key).ttl(asked_for(arguments.lease, grace));
+    let lock = client.lock(&arguments.key).lease(asked_for(arguments.lease, grace));
     Ok(lock.retry(retry).auto_extend().build()?)
 }
 

@@ -15,23 +15,23 @@ use crate::waiting::Line;
 
 /// Below this a renewal that is a little late would cost the permit.
 const SHORTEST: Duration = Duration::from_millis(300);
-/// Of a heartbeat interval: see [`grace`].
+/// Of a lease: see [`grace`].
 const GRACES: u32 = 6;
 /// A TTL counts from when the child can begin, which is a little after the store has granted it.
 const HEAD_START: Duration = Duration::from_millis(200);
 
 pub(crate) fn run(arguments: RunArgs) -> Result<u8, Failure> {
     let mut signals = listen()?;
-    if arguments.heartbeat < SHORTEST {
-        let heartbeat = humantime::format_duration(arguments.heartbeat);
+    if arguments.lease < SHORTEST {
+        let lease = humantime::format_duration(arguments.lease);
         let problem = "is too short to be kept: at least 300ms";
-        return Err(Failure::usage(format!("--heartbeat {heartbeat} {problem}")));
+        return Err(Failure::usage(format!("--lease {lease} {problem}")));
     }
     let store = Store::new(&arguments.store)?;
     let grace = if store.is_on_this_host() {
         arguments.grace.unwrap_or(GRACE)
     } else {
-        grace(arguments.grace, "--heartbeat", arguments.heartbeat, GRACES)?
+        grace(arguments.grace, arguments.lease, GRACES)?
     };
     store::block_on(async {
         let client = unless_signalled(&mut signals, async { Ok(store.open().await?) }).await?;
@@ -76,8 +76,8 @@ async fn declare(
         let stats = client.stats().names([&arguments.name]).unused().fetch().await?;
         stats.first().map_or(1, |known| known.capacity().max(1))
     };
-    let heartbeat = asked_for(arguments.heartbeat, grace);
-    let semaphore = client.semaphore(&arguments.name, capacity).heartbeat_max_interval(heartbeat);
+    let lease = asked_for(arguments.lease, grace);
+    let semaphore = client.semaphore(&arguments.name, capacity).lease(lease);
     let semaphore = match arguments.ttl {
         Some(ttl) => semaphore.ttl(asked_for(ttl + HEAD_START, grace)),
         None => semaphore,

@@ -51,7 +51,7 @@ fn completions_and_the_manual_page() {
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
         let ended = run("", &["completions", shell]);
         assert_eq!(ended.code, 0);
-        assert!(ended.stdout.contains("leasehold") && ended.stdout.contains("--heartbeat"));
+        assert!(ended.stdout.contains("leasehold") && ended.stdout.contains("--lease"));
         // But for the prefix of locks.
         let shown = ended.stdout.replace("syncguard", "");
         assert!(!shown.contains("guard"), "{shell} shows what is hidden");
