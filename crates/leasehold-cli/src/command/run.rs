@@ -11,7 +11,7 @@ use crate::job::{GRACE, Job, asked_for, grace};
 use crate::output::ago;
 use crate::signals::Signals;
 use crate::store::{self, Store};
-use crate::waiting::Line;
+use crate::waiting::Waiting;
 
 /// Below this a renewal that is a little late would cost the permit.
 const SHORTEST: Duration = Duration::from_millis(300);
@@ -35,21 +35,23 @@ pub(crate) fn run(arguments: RunArgs) -> Result<u8, Failure> {
     };
     store::block_on(async {
         let client = unless_signalled(&mut signals, async { Ok(store.open().await?) }).await?;
-        let code = hold_and_run(&client, arguments, grace, &mut signals).await;
-        farewell(&client).await;
-        code
+        let place = store.place();
+        let ended = hold_and_run(&client, &place, arguments, grace, &mut signals).await;
+        farewell(&client, &ended).await;
+        ended
     })
 }
 
 async fn hold_and_run(
     client: &Client,
+    place: &str,
     arguments: RunArgs,
     grace: Duration,
     signals: &mut Signals,
 ) -> Result<u8, Failure> {
     let semaphore = declare(client, &arguments, grace);
     let semaphore = unless_signalled(signals, semaphore).await?;
-    let permit = acquire(&semaphore, &arguments, signals).await?;
+    let permit = acquire(client, place, &semaphore, &arguments, signals).await?;
     let job = Job {
         command: arguments.command,
         grace,
@@ -90,6 +92,8 @@ async fn declare(
 }
 
 async fn acquire(
+    client: &Client,
+    place: &str,
     semaphore: &Semaphore,
     arguments: &RunArgs,
     signals: &mut Signals,
@@ -106,15 +110,20 @@ async fn acquire(
         Patience::Within(limit) => semaphore.acquire().within(limit),
         Patience::Endless => semaphore.acquire(),
     };
-    let mut line = Line::new(&format!("{:?}", semaphore.name()), arguments.verbose);
+    let what = format!("{:?}", semaphore.name());
+    let mut waiting = Waiting::new(&what, client, place, arguments.verbose);
     let id = acquire.id();
     let granted = tokio::select! {
         granted = acquire => granted,
-        () = line.show_queue(semaphore, id) => unreachable!("it goes on until we have a permit"),
+        () = waiting.show_queue(semaphore, id) => unreachable!("it goes on until we have a permit"),
         signal = signals.next_to_end() => return Err(signalled(signal)),
     };
-    granted.map_err(|error| match error {
-        Error::TimedOut { .. } => taken(code, &error.to_string()),
-        error => error.into(),
-    })
+    match granted {
+        Ok(granted) => {
+            waiting.granted();
+            Ok(granted)
+        }
+        Err(error @ Error::TimedOut { .. }) => Err(taken(code, &error.to_string())),
+        Err(error) => Err(error.into()),
+    }
 }
