@@ -31,7 +31,7 @@ Exit codes:
   the child's    the child ran and ended (128 + n if by signal n)
   1              release, lookup, show: nothing there; doctor: leases are not safe on the store
   64             bad usage or bad input
-  69, 77         the store cannot be reached; refuses us
+  69, 77         store unreachable, also if --wait ends during an outage; access denied by the store
   70             our own fault
   75 (-E)        not acquired: --no-wait, or --wait ran out
   124            the lease was lost or its TTL ran out, and the child was stopped
@@ -208,11 +208,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "D", value_parser = positive)]
     pub(crate) ttl: Option<Duration>,
     /// On Redis: how long this process may be silent before its child is stopped and its permit passes on. No effect on
-    /// a store on this host, where the kernel tells who is dead
-    #[arg(long, value_name = "D", value_parser = positive, default_value = "180s")]
-    pub(crate) heartbeat: Duration,
-    /// How long the child has to end after SIGTERM, before SIGKILL [default: 2s; on Redis at most a sixth of
-    /// --heartbeat]
+    /// a store on this host, where the kernel reports dead processes
+    #[arg(long, visible_alias = "heartbeat", value_name = "D", value_parser = positive, default_value = "30s")]
+    pub(crate) lease: Duration,
+    /// How long the child has to end after SIGTERM, before SIGKILL [default: 2s; on Redis at most a sixth of --lease]
     #[arg(long, value_name = "D", value_parser = duration)]
     pub(crate) grace: Option<Duration>,
     #[command(flatten)]

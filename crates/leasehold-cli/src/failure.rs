@@ -71,7 +71,7 @@ impl From<Error> for Failure {
             Error::TimedOut { .. } => NOT_ACQUIRED,
             Error::Lost { reason: LossReason::Closed, .. } => INTERNAL,
             Error::Lost { .. } => LOST,
-            Error::Unavailable { .. } => UNAVAILABLE,
+            Error::Unavailable { .. } | Error::Stopped { .. } => UNAVAILABLE,
             Error::Refused { .. } => REFUSED,
             _ => INTERNAL,
         };
@@ -80,7 +80,13 @@ impl From<Error> for Failure {
             Error::Unavailable { what, .. } if what.contains("rediss://") => {
                 ": is it running, and is TLS spoken on that port? redis:// is without"
             }
-            Error::Unavailable { .. } => ": is it running, and is --store right?",
+            Error::Unavailable { what, .. } if what.contains("://") => {
+                ": is it running, and is --store right?"
+            }
+            Error::Unavailable { timed_out: true, .. } => {
+                ": is a process stopped that was writing to it?"
+            }
+            Error::Unavailable { .. } => ": is --store right?",
             _ => "",
         };
         Self::new(code, format!("{error}{}{advice}", cause(&error)))

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-use leasehold::{LockGuard, Lost, Permit};
+use leasehold::{LockGuard, Lost, Permit, shortest_lease};
 
 use crate::failure::Failure;
 
@@ -87,7 +87,6 @@ impl Held for LockGuard {
 /// times the grace leaves a tenth of that for a slow answer. A lock is renewed after a third, and twice is enough.
 pub(crate) fn grace(
     asked: Option<Duration>,
-    option: &str,
     given: Duration,
     times: u32,
 ) -> Result<Duration, Failure> {
@@ -96,7 +95,7 @@ pub(crate) fn grace(
         None => Ok(GRACE.min(most)),
         Some(grace) if grace <= most => Ok(grace),
         Some(grace) => Err(Failure::usage(format!(
-            "--grace {} is too long for {option} {}: at most {}, or give {option} {}",
+            "--grace {} is too long for --lease {}: at most {}, or give --lease {}",
             humantime::format_duration(grace),
             humantime::format_duration(given),
             humantime::format_duration(whole_millis(most)),
@@ -113,6 +112,14 @@ pub(crate) fn asked_for(given: Duration, grace: Duration) -> Duration {
     whole_millis(used.saturating_add(margin)).saturating_add(Duration::from_millis(1))
 }
 
+/// The shortest `--lease` of `run` that survives the loss of one connection at this round-trip time. It is longer than the
+/// shortest lease of the library: the child ends the grace before the lease does, and a renewal is not sent sooner for that.
+pub(crate) fn shortest_option(round_trip: Duration) -> Duration {
+    // With a grace of a sixth, 2/3 · 7/6 / 0.9 of it have passed at the latest renewal. What is left has to be 7/30 of the
+    // shortest lease.
+    shortest_lease(round_trip).saturating_mul(9) / 5
+}
+
 fn whole_millis(duration: Duration) -> Duration {
     Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
 }
@@ -125,12 +132,26 @@ mod tests {
 
     #[test]
     fn the_grace_leaves_time_for_renewals() {
-        let grace_of = |asked, given| grace(asked, "--heartbeat", given, 6).map_err(|_| ());
-        assert_eq!(grace_of(None, 180 * SECOND), Ok(2 * SECOND));
+        let grace_of = |asked, given| grace(asked, given, 6).map_err(|_| ());
+        assert_eq!(grace_of(None, 30 * SECOND), Ok(2 * SECOND));
         assert_eq!(grace_of(None, 3 * SECOND), Ok(SECOND / 2));
         assert_eq!(grace_of(Some(SECOND), 6 * SECOND), Ok(SECOND));
         assert_eq!(grace_of(Some(SECOND), 5 * SECOND), Err(()));
         assert_eq!(grace_of(Some(Duration::ZERO), SECOND), Ok(Duration::ZERO));
+    }
+
+    #[test]
+    fn the_shortest_lease_leaves_time_to_connect_and_renew_before_the_child_is_stopped() {
+        for millis in [0, 1, 10, 100, 1000] {
+            let round_trip = Duration::from_millis(millis);
+            let given = shortest_option(round_trip);
+            let grace = grace(None, given, 6).unwrap();
+            let latest_renewal = asked_for(given, grace) * 2 / 3;
+            // The silence that is noticed, and six round trips.
+            let needed = (8 * round_trip).max(SECOND / 10) + 6 * round_trip;
+            assert!(latest_renewal + needed <= given, "{round_trip:?}: {given:?}");
+            assert!(shortest_lease(round_trip) < given);
+        }
     }
 
     #[test]

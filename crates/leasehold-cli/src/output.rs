@@ -98,6 +98,15 @@ pub(crate) fn ago(duration: Duration) -> String {
     }
 }
 
+/// A lease that is long enough, as an option takes it: rounded up to `460ms`, `1800ms`, `6s` or `12s`.
+pub(crate) fn lease_text(lease: Duration) -> String {
+    let millis = lease.as_millis().div_ceil(10) * 10;
+    match millis {
+        0..10_000 if !millis.is_multiple_of(1000) => format!("{millis}ms"),
+        _ => format!("{}s", millis.div_ceil(1000)),
+    }
+}
+
 pub(crate) fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "-".to_owned())
 }
@@ -136,6 +145,13 @@ mod tests {
         let ages = ages.map(|seconds| ago(Duration::from_secs(seconds)));
         assert_eq!(ages, ["0ms", "59s", "1m 0s", "59m 59s", "1h 0m", "23h 59m", "5d 2h"]);
         assert_eq!(ago(Duration::from_millis(340)), "340ms");
+    }
+
+    #[test]
+    fn leases_are_rounded_up() {
+        let leases =
+            [454, 1796, 6000, 11_500].map(|millis| lease_text(Duration::from_millis(millis)));
+        assert_eq!(leases, ["460ms", "1800ms", "6s", "12s"]);
     }
 
     #[test]

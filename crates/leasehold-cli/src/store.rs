@@ -54,7 +54,7 @@ impl Store {
         without_secrets(&self.url)
     }
 
-    /// Whether the kernel tells who is dead there, as `Client::lifeline` says of a client: no heartbeat has to be kept then.
+    /// Whether the kernel tells who is dead there, as `Client::lifeline` says of a client: permits need no renewal then.
     pub(crate) fn is_on_this_host(&self) -> bool {
         self.url.starts_with("sqlite:")
     }

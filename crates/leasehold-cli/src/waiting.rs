@@ -1,10 +1,11 @@
-//! What is said while we wait: a line on a terminal, nothing elsewhere, unless we were told to be verbose.
+//! What is said while we wait: a line on a terminal, nothing elsewhere, unless we were told to be verbose. An outage of the
+//! store is always reported, in one line when it is noticed and in one when it is over.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use leasehold::{AcquisitionId, Locks, Member, Semaphore};
+use leasehold::{AcquisitionId, Client, Error, Locks, Member, Outage, Semaphore};
 use tokio::time::sleep;
 
 use crate::failure::complain;
@@ -15,10 +16,101 @@ const PATIENCE: Duration = Duration::from_millis(150);
 /// How often the elapsed time is drawn, and how often the store is asked.
 const DRAW: Duration = Duration::from_millis(200);
 const ASK: Duration = Duration::from_secs(1);
+/// A connection that is replaced sooner than this is not worth a line either.
+const SHORTEST_OUTAGE: Duration = Duration::from_millis(500);
 
-/// The line. It is gone when this is dropped.
+/// What is said during one wait. The line on the terminal is gone when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct Waiting {
+    line: Line,
+    outages: Outages,
+}
+
+impl Waiting {
+    /// `place` is the store, as people may see it.
+    pub(crate) fn new(what: &str, client: &Client, place: &str, verbose: bool) -> Self {
+        let line = Line::new(what, verbose);
+        let (client, place, bar) = (client.clone(), place.to_owned(), line.bar.clone());
+        Self { line, outages: Outages { client, place, bar, since: None } }
+    }
+
+    /// Says who is before us in the queue, again and again. Never ends by itself.
+    pub(crate) async fn show_queue(&mut self, semaphore: &Semaphore, id: AcquisitionId) {
+        tokio::join!(self.outages.watch(), self.line.show_queue(semaphore, id));
+    }
+
+    /// Says for how long somebody else has had the lock. Never ends by itself.
+    pub(crate) async fn show_lock(&mut self, locks: &Locks, key: &str) {
+        tokio::join!(self.outages.watch(), self.line.show_lock(locks, key));
+    }
+
+    /// The wait has ended with a grant, so that the store was reached.
+    pub(crate) fn granted(&mut self) {
+        self.outages.end();
+    }
+}
+
+/// The outages of the store during one wait.
+#[derive(Debug)]
+struct Outages {
+    client: Client,
+    place: String,
+    bar: Option<ProgressBar>,
+    /// When the outage was noticed that was reported, and not yet its end.
+    since: Option<Instant>,
+}
+
+impl Outages {
+    async fn watch(&mut self) {
+        loop {
+            match self.client.outage() {
+                Some(Outage { since, error, .. }) => self.begin(since, &error),
+                None => self.end(),
+            }
+            sleep(ASK).await;
+        }
+    }
+
+    fn begin(&mut self, since: Instant, error: &Error) {
+        // A store that denies access ends the wait: that is no outage.
+        let may_pass = matches!(error, Error::Unavailable { .. });
+        if self.since.is_none() && may_pass && since.elapsed() >= SHORTEST_OUTAGE {
+            self.since = Some(since);
+            self.say(&format!("cannot be reached: {}", cause(error, &self.place)));
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some(since) = self.since.take() {
+            self.say(&format!("can be reached again, after {}", ago(since.elapsed())));
+        }
+    }
+
+    fn say(&self, what: &str) {
+        let say = || complain(&format!("waiting: {} {what}", self.place));
+        match &self.bar {
+            Some(bar) => bar.suspend(say),
+            None => say(),
+        }
+    }
+}
+
+/// Why the store cannot be reached, without its address.
+fn cause(error: &Error, place: &str) -> String {
+    match error {
+        Error::Unavailable { timed_out: true, .. } => "no answer in time".to_owned(),
+        Error::Unavailable { source: Some(source), .. } => source.to_string(),
+        Error::Unavailable { what, .. } => {
+            let (_, why) = what.split_once(&format!("{place}: ")).unwrap_or(("", what));
+            why.to_owned()
+        }
+        error => error.to_string(),
+    }
+}
+
+/// The line on a terminal, or what is said instead.
+#[derive(Debug)]
+struct Line {
     what: String,
     since: Instant,
     bar: Option<ProgressBar>,
@@ -27,7 +119,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    pub(crate) fn new(what: &str, verbose: bool) -> Self {
+    fn new(what: &str, verbose: bool) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
             if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg}") {
@@ -38,8 +130,7 @@ impl Line {
         Self { what: one_line(what), since: Instant::now(), bar, verbose, said: String::new() }
     }
 
-    /// Says who is before us in the queue, again and again. Never ends by itself.
-    pub(crate) async fn show_queue(&mut self, semaphore: &Semaphore, id: AcquisitionId) {
+    async fn show_queue(&mut self, semaphore: &Semaphore, id: AcquisitionId) {
         self.show(async || {
             let position = semaphore.position(&id).await.ok().flatten()?;
             let stats = semaphore.stats().await.ok()?;
@@ -56,8 +147,7 @@ impl Line {
         .await;
     }
 
-    /// Says for how long somebody else has had the lock.
-    pub(crate) async fn show_lock(&mut self, locks: &Locks, key: &str) {
+    async fn show_lock(&mut self, locks: &Locks, key: &str) {
         self.show(async || {
             let info = locks.lookup(key).await.ok().flatten()?;
             let age = info.acquired_at.elapsed().unwrap_or_default();

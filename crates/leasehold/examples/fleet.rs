@@ -8,8 +8,8 @@ use leasehold::{Client, Error};
 async fn main() -> Result<(), Error> {
     let url = std::env::args().nth(1).unwrap_or_else(|| "redis://localhost:6379".into());
     let client = Client::redis(&url).await?;
-    let heartbeat = Duration::from_secs(10);
-    let deploys = client.semaphore("deploys", 2).heartbeat_max_interval(heartbeat).build()?;
+    let lease = Duration::from_secs(10);
+    let deploys = client.semaphore("deploys", 2).lease(lease).build()?;
 
     for round in 1..=5 {
         let permit = deploys.acquire().await?;

@@ -57,6 +57,7 @@ pub use client::LocalBuilder;
 #[cfg(feature = "redis")]
 pub use client::RedisBuilder;
 pub use client::{Client, MemoryBuilder, Outage};
+pub use engine::timing::shortest_lease;
 pub use error::{Error, ErrorKind, LossReason};
 pub use fence::{Fence, FenceGate, StaleFence};
 pub use id::{AcquisitionId, ClientId};

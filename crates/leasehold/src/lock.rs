@@ -29,8 +29,8 @@ use guard::Holding;
 use locks::{acquired, key_of};
 use observer::report;
 
-/// How long a lock is held unless it is extended or released.
-const TTL: Duration = Duration::from_secs(30);
+/// The lease of a lock, unless another is given.
+const LEASE: Duration = Duration::from_secs(30);
 
 /// How soon after each other a lock that is over, but still there, is asked for.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
@@ -172,17 +172,32 @@ impl LockBuilder {
         Self {
             locks,
             key: key.to_owned(),
-            ttl: TTL,
+            ttl: LEASE,
             retry: Retry::default(),
             auto_extend: false,
             on_release_error: None,
         }
     }
 
-    /// How long the lock is held unless it is extended or released: 30 s by default.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.ttl = ttl;
+    /// How long the holder may be silent before the lock passes on: 30 s by default. With
+    /// [`auto_extend`](Self::auto_extend) the client renews it in the background. Without it, the lock ends after this time
+    /// unless [`LockGuard::extend`] is called.
+    ///
+    /// ```
+    /// use leasehold::Client;
+    /// use std::time::Duration;
+    ///
+    /// let lock = Client::memory().lock("invoice:42").lease(Duration::from_secs(10)).auto_extend().build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.ttl = lease;
         self
+    }
+
+    /// The same as [`lease`](Self::lease), under the name that other programs use.
+    pub fn ttl(self, ttl: Duration) -> Self {
+        self.lease(ttl)
     }
 
     /// How an acquire asks again while somebody else has the lock.
@@ -191,8 +206,8 @@ impl LockBuilder {
         self
     }
 
-    /// Extends the lock by itself, at a third of the TTL, until its guard is released or dropped. Then the TTL is not
-    /// how long the work may take, but how long the lock outlives a holder that died.
+    /// Extends the lock by itself, at a third of the [lease](Self::lease), until its guard is released or dropped. Then the
+    /// lease does not limit how long the work may take, but how long the lock outlives a holder that died.
     pub fn auto_extend(mut self) -> Self {
         self.auto_extend = true;
         self

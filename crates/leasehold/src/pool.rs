@@ -27,8 +27,8 @@ pub use stats::{PoolMember, PoolStats, Pools};
 use answer::typed;
 use lease::Holding;
 
-/// How long a lease is held unless it is renewed or released.
-const TTL: Duration = Duration::from_secs(30);
+/// The lease of an instance, unless another is given.
+const LEASE: Duration = Duration::from_secs(30);
 /// What other programs that share a pool count in.
 const MIN_TTL: Duration = Duration::from_secs(1);
 
@@ -55,8 +55,8 @@ const MIN_TTL: Duration = Duration::from_secs(1);
 /// An instance that acquires again while it holds a lease renews it, and does not take a second one. So give every
 /// worker an id of its own, one that nobody else makes up: a host name and a process id, or something random.
 ///
-/// All who share a pool should have the same TTL: every call removes whoever was silent for the *caller's* TTL, so that
-/// one with a shorter TTL takes the leases of the others away.
+/// All who share a pool should have the same [lease](PoolBuilder::lease): every call removes the instances that were
+/// silent for the *caller's* lease, so that a caller with a shorter one takes the leases of the others away.
 #[derive(Clone)]
 pub struct Pool {
     inner: Arc<Definition>,
@@ -187,13 +187,27 @@ pub struct PoolBuilder {
 
 impl PoolBuilder {
     pub(crate) fn new(engine: Arc<Engine>, name: &str, capacity: u32) -> Self {
-        Self { engine, name: name.to_owned(), capacity, ttl: TTL, retry: Retry::default() }
+        Self { engine, name: name.to_owned(), capacity, ttl: LEASE, retry: Retry::default() }
     }
 
-    /// How long a lease is held unless it is renewed or released: 30 s by default. The same for all who share the pool.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.ttl = ttl;
+    /// How long an instance may be silent before its lease passes on: 30 s by default, at least 1 s, and the same for all
+    /// who share the pool. [`Pool::renew`] and the guard of [`Pool::lease`] renew it.
+    ///
+    /// ```
+    /// use leasehold::Client;
+    /// use std::time::Duration;
+    ///
+    /// let encoders = Client::memory().pool("encoders", 4).lease(Duration::from_secs(10)).build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.ttl = lease;
         self
+    }
+
+    /// The same as [`lease`](Self::lease), under the name that other programs use.
+    pub fn ttl(self, ttl: Duration) -> Self {
+        self.lease(ttl)
     }
 
     /// How [`Pool::lease`] asks again while the pool is full.

@@ -8,13 +8,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use leasehold::{Client, Error, Semaphore};
+use leasehold::{Client, Error, Semaphore, shortest_lease};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use crate::args::BenchArgs;
 use crate::failure::{Failure, NOT_ACQUIRED};
-use crate::output::{self, or_dash, table};
+use crate::job::shortest_option;
+use crate::output::{self, lease_text, or_dash, table};
 use crate::store::{self, Store};
 
 /// What all names begin with.
@@ -28,23 +29,23 @@ const PARTS: u32 = 7;
 
 pub(crate) fn run(arguments: &BenchArgs) -> Result<u8, Failure> {
     let store = Store::new(&arguments.store)?;
-    let (figures, heartbeats) = store::block_on(async {
+    let (figures, needs_renewals) = store::block_on(async {
         let clients = [store.open().await?, store.open().await?];
         let Some(alone) = clients[0].lock(NAME).auto_extend().build()?.try_acquire().await? else {
             return Err(Failure::new(NOT_ACQUIRED, "another bench is at work on this store"));
         };
-        let heartbeats = clients[0].lifeline().is_none();
+        let needs_renewals = clients[0].lifeline().is_none();
         let figures = Bench::new(clients.clone(), arguments.lasting / PARTS).measure().await?;
         alone.release().await?;
         for client in &clients {
             client.close().await?;
         }
-        Ok((figures, heartbeats))
+        Ok((figures, needs_renewals))
     })?;
     if arguments.json {
         output::print_json(&as_json(&figures))?;
     } else {
-        output::print(&as_text(&figures, heartbeats))?;
+        output::print(&as_text(&figures, needs_renewals))?;
     }
     Ok(0)
 }
@@ -264,7 +265,7 @@ fn lock(round: &Mutex<Round>) -> std::sync::MutexGuard<'_, Round> {
     round.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn as_text(figures: &[Figure], heartbeats: bool) -> String {
+fn as_text(figures: &[Figure], needs_renewals: bool) -> String {
     let time = |time: Option<Duration>| or_dash(time.map(short));
     let rows = figures.iter().map(|figure| {
         let [p50, p99] = [50, 99].map(|percent| time(figure.quantile(percent)));
@@ -272,7 +273,7 @@ fn as_text(figures: &[Figure], heartbeats: bool) -> String {
     });
     let mut text = table(["WHAT", "P50", "P99", "A SECOND"], &[1, 2, 3], rows);
     text.push('\n');
-    for sentence in reading(figures, heartbeats) {
+    for sentence in reading(figures, needs_renewals) {
         let _ = writeln!(text, "{sentence}");
     }
     text
@@ -288,8 +289,8 @@ fn short(time: Duration) -> String {
     }
 }
 
-/// What it means, in words. `heartbeats`: whether there are any on this store.
-fn reading(figures: &[Figure], heartbeats: bool) -> Vec<String> {
+/// What it means, in words. `needs_renewals`: whether permits have a lease on this store.
+fn reading(figures: &[Figure], needs_renewals: bool) -> Vec<String> {
     let find = |key| figures.iter().find(|figure| figure.key == key);
     let (Some(question), Some(pair), Some(hot), Some(few), Some(many)) =
         (find("question"), find("pair"), find("hot"), find("few"), find("many"))
@@ -325,13 +326,14 @@ fn reading(figures: &[Figure], heartbeats: bool) -> Vec<String> {
         )
     });
     let p99 = question.quantile(99).unwrap_or_default();
-    let shortest = (p99 * 10).max(Duration::from_millis(300));
-    let so = if heartbeats {
-        format!(": do not set a heartbeat below {}", short(shortest))
-    } else {
-        String::new()
-    };
-    says.push(format!("A question takes up to {} in 99 of 100 cases{so}.", short(p99)));
+    says.push(format!("A question takes up to {} in 99 of 100 cases.", short(p99)));
+    if needs_renewals {
+        says.push(format!(
+            "So do not set a lease below {} in a program, or --lease below {}: a shorter one is lost with its connection.",
+            lease_text(shortest_lease(p99)),
+            lease_text(shortest_option(p99))
+        ));
+    }
     if times(p99, trip) > 10.0 {
         says.push("That is far more than usual: the store or the way to it is uneven, or this machine is busy.".to_owned());
     }

@@ -3,12 +3,13 @@
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, Error};
+use leasehold::{Client, Error, shortest_lease};
 use serde_json::{Value, json};
 
 use crate::args::DoctorArgs;
 use crate::failure::{Failure, NOT_SAFE, REFUSED, UNAVAILABLE};
-use crate::output::{self, Style, styled};
+use crate::job::shortest_option;
+use crate::output::{self, Style, lease_text, styled};
 use crate::store::{self, Store};
 
 mod redis;
@@ -18,6 +19,11 @@ const TRIAL: &str = "leasehold-doctor";
 /// More than there are doctors at work at once.
 const CROWD: u32 = 1000;
 const SHORT: Duration = Duration::from_secs(5);
+const QUESTIONS: usize = 20;
+/// A round trip of more than this makes every acquire slow.
+const SLOW: Duration = Duration::from_millis(50);
+/// The lease of whoever does not choose one.
+const LEASE: Duration = Duration::from_secs(30);
 
 pub(crate) fn run(arguments: &DoctorArgs) -> Result<u8, Failure> {
     let store = Store::new(&arguments.store)?;
@@ -50,6 +56,7 @@ async fn examine(store: &Store) -> Report {
     };
     report.ok("reachable", format!("yes, after {}", output::ago(opening.elapsed())));
     try_everything(&client, &mut report).await;
+    round_trip(&client, &mut report).await;
     if client.locks().capabilities().backend == "redis" {
         redis::examine(store, &mut report).await;
     }
@@ -70,7 +77,7 @@ async fn try_everything(client: &Client, report: &mut Report) {
     report.tried("semaphore", semaphore.await, begun);
     let begun = Instant::now();
     let lock = async {
-        match client.lock(TRIAL).ttl(SHORT).build()?.try_acquire().await? {
+        match client.lock(TRIAL).lease(SHORT).build()?.try_acquire().await? {
             Some(guard) => guard.release().await.map(drop),
             None => Ok(()),
         }
@@ -78,12 +85,50 @@ async fn try_everything(client: &Client, report: &mut Report) {
     report.tried("lock", lock.await, begun);
     let begun = Instant::now();
     let pool = async {
-        let pool = client.pool(TRIAL, CROWD).ttl(SHORT).build()?;
+        let pool = client.pool(TRIAL, CROWD).lease(SHORT).build()?;
         let instance = client.id().to_string();
         pool.acquire(&instance).await?;
         pool.release(&instance).await.map(drop)
     };
     report.tried("pool", pool.await, begun);
+}
+
+/// Measures the round trip, and says which leases are long enough for it.
+async fn round_trip(client: &Client, report: &mut Report) {
+    let mut trips = Vec::new();
+    for _ in 0..QUESTIONS {
+        let begun = Instant::now();
+        let question = async { client.semaphore(TRIAL, CROWD).build()?.locked().await };
+        if let Err(error) = question.await {
+            report.failed("round trip", &error);
+            return;
+        }
+        trips.push(begun.elapsed());
+    }
+    trips.sort_unstable();
+    let (median, slowest) = (trips[trips.len() / 2], trips[trips.len() - 1]);
+    let says = format!("{median:.1?}; the slowest of {QUESTIONS}: {slowest:.1?}");
+    if median < SLOW {
+        report.ok("round trip", says);
+    } else {
+        report.warn("round trip", says, "use a server that is nearer");
+    }
+    let (lease, option) = (shortest_lease(slowest), shortest_option(slowest));
+    let whose = if client.lifeline().is_some() { "of locks and pools, " } else { "" };
+    let says = format!(
+        "{whose}at least {} in a program, --lease {} for the command",
+        lease_text(lease),
+        lease_text(option)
+    );
+    if option <= LEASE {
+        report.ok("lease", says + ": that survives the loss of one connection");
+    } else {
+        let advice = format!(
+            "give --lease {} or longer, or use a server that is nearer",
+            lease_text(option)
+        );
+        report.warn("lease", says + ": a shorter one is lost with its connection", &advice);
+    }
 }
 
 /// How one finding is to be taken.

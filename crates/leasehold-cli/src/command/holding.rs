@@ -5,13 +5,15 @@ use std::time::Duration;
 use leasehold::Client;
 use nix::sys::signal::Signal;
 
-use crate::failure::{Failure, by_signal, complain};
+use crate::failure::{Failure, UNAVAILABLE, by_signal, complain};
 use crate::job::{Held, Job};
 use crate::signals::Signals;
 use crate::supervise;
 
 /// How long the store may take to be told of the end, before we go without: the lease ends by itself.
 const FAREWELL: Duration = Duration::from_secs(5);
+/// The same, for a store that has not answered for a while already.
+const BRIEF_FAREWELL: Duration = Duration::from_secs(1);
 
 /// Before anything else: no thread may be there yet.
 pub(super) fn listen() -> Result<Signals, Failure> {
@@ -38,9 +40,11 @@ pub(super) fn taken(code: u8, what: &str) -> Failure {
     if code == 0 { Failure::silent(0) } else { Failure::new(code, what) }
 }
 
-/// Waits until the store knows of all that was given back and given up, if it can be told.
-pub(super) async fn farewell(client: &Client) {
-    let _ = tokio::time::timeout(FAREWELL, client.close()).await;
+/// Waits until the store knows of all that was released and cancelled, if it can be reached.
+pub(super) async fn farewell(client: &Client, ended: &Result<u8, Failure>) {
+    let unreachable = matches!(ended, Err(failure) if failure.code == UNAVAILABLE);
+    let limit = if unreachable { BRIEF_FAREWELL } else { FAREWELL };
+    let _ = tokio::time::timeout(limit, client.close()).await;
 }
 
 /// Runs the job, and gives back what it ran under.

@@ -10,7 +10,7 @@ use crate::failure::{Failure, complain};
 use crate::job::{Job, asked_for, grace};
 use crate::signals::Signals;
 use crate::store::{self, Store};
-use crate::waiting::Line;
+use crate::waiting::Waiting;
 
 /// Of a lease: see [`grace`].
 const GRACES: u32 = 2;
@@ -21,24 +21,26 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(arguments: LockArgs) -> Result<u8, Failure> {
     let mut signals = listen()?;
-    let grace = grace(arguments.grace, "--lease", arguments.lease, GRACES)?;
+    let grace = grace(arguments.grace, arguments.lease, GRACES)?;
     let store = Store::new(&arguments.store)?;
     store::block_on(async {
         let client = unless_signalled(&mut signals, async { Ok(store.open().await?) }).await?;
-        let code = hold_and_run(&client, arguments, grace, &mut signals).await;
-        farewell(&client).await;
-        code
+        let place = store.place();
+        let ended = hold_and_run(&client, &place, arguments, grace, &mut signals).await;
+        farewell(&client, &ended).await;
+        ended
     })
 }
 
 async fn hold_and_run(
     client: &Client,
+    place: &str,
     arguments: LockArgs,
     grace: Duration,
     signals: &mut Signals,
 ) -> Result<u8, Failure> {
     let lock = declare(client, &arguments, grace)?;
-    let guard = acquire(client, &lock, &arguments, signals).await?;
+    let guard = acquire(client, place, &lock, &arguments, signals).await?;
     let job = Job {
         command: arguments.command,
         grace,
@@ -59,12 +61,13 @@ fn declare(client: &Client, arguments: &LockArgs, grace: Duration) -> Result<Loc
         Patience::None | Patience::Endless => ENDLESS,
     };
     let retry = Retry::default().times(u32::MAX).max_delay(ASK_AGAIN).within(within);
-    let lock = client.lock(&arguments.key).ttl(asked_for(arguments.lease, grace));
+    let lock = client.lock(&arguments.key).lease(asked_for(arguments.lease, grace));
     Ok(lock.retry(retry).auto_extend().build()?)
 }
 
 async fn acquire(
     client: &Client,
+    place: &str,
     lock: &Lock,
     arguments: &LockArgs,
     signals: &mut Signals,
@@ -77,15 +80,20 @@ async fn acquire(
             None => Err(taken(code, &format!("somebody else has the lock {:?}", lock.key()))),
         };
     }
-    let mut line = Line::new(&format!("the lock {:?}", lock.key()), arguments.verbose);
+    let what = format!("the lock {:?}", lock.key());
+    let mut waiting = Waiting::new(&what, client, place, arguments.verbose);
     let locks = client.locks();
     let granted = tokio::select! {
         granted = lock.acquire() => granted,
-        () = line.show_lock(&locks, lock.key()) => unreachable!("it goes on until we have it"),
+        () = waiting.show_lock(&locks, lock.key()) => unreachable!("it goes on until we have it"),
         signal = signals.next_to_end() => return Err(signalled(signal)),
     };
-    granted.map_err(|error| match error {
-        Error::TimedOut { .. } => taken(code, &error.to_string()),
-        error => error.into(),
-    })
+    match granted {
+        Ok(granted) => {
+            waiting.granted();
+            Ok(granted)
+        }
+        Err(error @ Error::TimedOut { .. }) => Err(taken(code, &error.to_string())),
+        Err(error) => Err(error.into()),
+    }
 }

@@ -11,45 +11,47 @@ use crate::job::{GRACE, Job, asked_for, grace};
 use crate::output::ago;
 use crate::signals::Signals;
 use crate::store::{self, Store};
-use crate::waiting::Line;
+use crate::waiting::Waiting;
 
 /// Below this a renewal that is a little late would cost the permit.
 const SHORTEST: Duration = Duration::from_millis(300);
-/// Of a heartbeat interval: see [`grace`].
+/// Of a lease: see [`grace`].
 const GRACES: u32 = 6;
 /// A TTL counts from when the child can begin, which is a little after the store has granted it.
 const HEAD_START: Duration = Duration::from_millis(200);
 
 pub(crate) fn run(arguments: RunArgs) -> Result<u8, Failure> {
     let mut signals = listen()?;
-    if arguments.heartbeat < SHORTEST {
-        let heartbeat = humantime::format_duration(arguments.heartbeat);
+    if arguments.lease < SHORTEST {
+        let lease = humantime::format_duration(arguments.lease);
         let problem = "is too short to be kept: at least 300ms";
-        return Err(Failure::usage(format!("--heartbeat {heartbeat} {problem}")));
+        return Err(Failure::usage(format!("--lease {lease} {problem}")));
     }
     let store = Store::new(&arguments.store)?;
     let grace = if store.is_on_this_host() {
         arguments.grace.unwrap_or(GRACE)
     } else {
-        grace(arguments.grace, "--heartbeat", arguments.heartbeat, GRACES)?
+        grace(arguments.grace, arguments.lease, GRACES)?
     };
     store::block_on(async {
         let client = unless_signalled(&mut signals, async { Ok(store.open().await?) }).await?;
-        let code = hold_and_run(&client, arguments, grace, &mut signals).await;
-        farewell(&client).await;
-        code
+        let place = store.place();
+        let ended = hold_and_run(&client, &place, arguments, grace, &mut signals).await;
+        farewell(&client, &ended).await;
+        ended
     })
 }
 
 async fn hold_and_run(
     client: &Client,
+    place: &str,
     arguments: RunArgs,
     grace: Duration,
     signals: &mut Signals,
 ) -> Result<u8, Failure> {
     let semaphore = declare(client, &arguments, grace);
     let semaphore = unless_signalled(signals, semaphore).await?;
-    let permit = acquire(&semaphore, &arguments, signals).await?;
+    let permit = acquire(client, place, &semaphore, &arguments, signals).await?;
     let job = Job {
         command: arguments.command,
         grace,
@@ -76,8 +78,8 @@ async fn declare(
         let stats = client.stats().names([&arguments.name]).unused().fetch().await?;
         stats.first().map_or(1, |known| known.capacity().max(1))
     };
-    let heartbeat = asked_for(arguments.heartbeat, grace);
-    let semaphore = client.semaphore(&arguments.name, capacity).heartbeat_max_interval(heartbeat);
+    let lease = asked_for(arguments.lease, grace);
+    let semaphore = client.semaphore(&arguments.name, capacity).lease(lease);
     let semaphore = match arguments.ttl {
         Some(ttl) => semaphore.ttl(asked_for(ttl + HEAD_START, grace)),
         None => semaphore,
@@ -90,6 +92,8 @@ async fn declare(
 }
 
 async fn acquire(
+    client: &Client,
+    place: &str,
     semaphore: &Semaphore,
     arguments: &RunArgs,
     signals: &mut Signals,
@@ -106,15 +110,20 @@ async fn acquire(
         Patience::Within(limit) => semaphore.acquire().within(limit),
         Patience::Endless => semaphore.acquire(),
     };
-    let mut line = Line::new(&format!("{:?}", semaphore.name()), arguments.verbose);
+    let what = format!("{:?}", semaphore.name());
+    let mut waiting = Waiting::new(&what, client, place, arguments.verbose);
     let id = acquire.id();
     let granted = tokio::select! {
         granted = acquire => granted,
-        () = line.show_queue(semaphore, id) => unreachable!("it goes on until we have a permit"),
+        () = waiting.show_queue(semaphore, id) => unreachable!("it goes on until we have a permit"),
         signal = signals.next_to_end() => return Err(signalled(signal)),
     };
-    granted.map_err(|error| match error {
-        Error::TimedOut { .. } => taken(code, &error.to_string()),
-        error => error.into(),
-    })
+    match granted {
+        Ok(granted) => {
+            waiting.granted();
+            Ok(granted)
+        }
+        Err(error @ Error::TimedOut { .. }) => Err(taken(code, &error.to_string())),
+        Err(error) => Err(error.into()),
+    }
 }

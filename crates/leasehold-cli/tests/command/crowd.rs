@@ -19,7 +19,7 @@ fn on_one_host_there_are_never_more_children_at_once_than_permits() {
 
 fn crowd(store: &Store, size: usize) {
     let directory = tempfile::tempdir().unwrap();
-    let line = ["run", "-n", "3", "--heartbeat", "2s", "--grace", "100ms", "it", "--"];
+    let line = ["run", "-n", "3", "--lease", "2s", "--grace", "100ms", "it", "--"];
     let line = line.map(OsString::from).into_iter().chain(part("slot", &[directory.path()]));
     let line: Vec<_> = line.collect();
     let mut crowd: Vec<_> = (0..size).map(|_| Running::start(&store.url(), &line)).collect();

@@ -158,7 +158,7 @@ fn a_lost_lease_is_124() {
 fn a_permit_that_was_released_by_hand_is_124() {
     let server = RedisServer::start();
     let looker = Looker::new(&server.url());
-    let arguments = ["run", "--heartbeat", "600ms", "it", "--", "sleep", "1000"];
+    let arguments = ["run", "--lease", "600ms", "it", "--", "sleep", "1000"];
     let running = Running::start(&server.url(), &arguments);
     until(|| looker.census("it") == (1, 0));
     let id = looker.holder("it").id().to_owned();

@@ -181,19 +181,22 @@ fn numbers_and_durations() {
         &["run", "--wait", "5s", "--no-wait", "it", "--", "true"],
         &["run", "--ttl", "0s", "it", "--", "true"],
         &["run", "--ttl=-5s", "it", "--", "true"],
+        &["run", "--lease", "100ms", "it", "--", "true"],
         &["run", "--heartbeat", "100ms", "it", "--", "true"],
+        &["run", "--heartbeat", "0s", "it", "--", "true"],
+        &["run", "--lease", "5s", "--heartbeat", "5s", "it", "--", "true"],
         &["run", "-E", "256", "it", "--", "true"],
         &["lock", "--lease", "0s", "it", "--", "true"],
         &["lock", "--lease", "1s", "--grace", "1s", "it", "--", "true"],
     ]));
 }
 
-/// Only where there are heartbeats to be kept. Nobody listens there: it is refused before anybody is asked.
+/// Only where permits are renewed. Nobody listens there: it is refused before the store is asked.
 #[test]
-fn a_grace_that_leaves_no_time_for_heartbeats() {
-    let words = ["run", "--heartbeat", "5s", "--grace", "2s", "it", "--", "true"];
+fn a_grace_that_leaves_no_time_for_renewals() {
+    let words = ["run", "--lease", "5s", "--grace", "2s", "it", "--", "true"];
     let ended = run("redis://127.0.0.1:1", &words);
-    let said = "--grace 2s is too long for --heartbeat 5s: at most 833ms, or give --heartbeat 12s";
+    let said = "--grace 2s is too long for --lease 5s: at most 833ms, or give --lease 12s";
     assert_eq!((ended.code, ended.stderr), (64, format!("leasehold: {said}\n")));
     let store = Store::local();
     assert_eq!(run(&store.url(), &words).code, 0);

@@ -51,7 +51,7 @@ fn completions_and_the_manual_page() {
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
         let ended = run("", &["completions", shell]);
         assert_eq!(ended.code, 0);
-        assert!(ended.stdout.contains("leasehold") && ended.stdout.contains("--heartbeat"));
+        assert!(ended.stdout.contains("leasehold") && ended.stdout.contains("--lease"));
         // But for the prefix of locks.
         let shown = ended.stdout.replace("syncguard", "");
         assert!(!shown.contains("guard"), "{shell} shows what is hidden");
@@ -88,8 +88,8 @@ fn measuring_a_store_says_what_it_means_and_leaves_nothing() {
         assert_eq!((told.code, &*told.stderr), (0, ""));
         assert!(told.stdout.starts_with("WHAT "), "{}", told.stdout);
         assert!(told.stdout.contains("\nA permit costs "), "{}", told.stdout);
-        let heartbeats = matches!(store, Store::Redis(_));
-        assert_eq!(told.stdout.contains("heartbeat"), heartbeats, "{}", told.stdout);
+        let needs_renewals = matches!(store, Store::Redis(_));
+        assert_eq!(told.stdout.contains("--lease below"), needs_renewals, "{}", told.stdout);
         let left = run(&store.url(), &["ls"]).stdout;
         assert_eq!(left, "nothing is held, and nobody waits\n");
     }
@@ -272,18 +272,42 @@ fn a_healthy_server() {
         "lock",
         "pool",
         "round trip",
+        "lease",
         "clock",
         "version",
         "memory",
         "persistence",
         "replication",
+        "buffer",
     ];
     assert_eq!(checks, expected);
-    assert!(verdicts.iter().all(|(check, verdict)| verdict == "ok" || check == "round trip"));
+    // This machine may be busy.
+    let measured = ["round trip", "lease"];
+    assert!(
+        verdicts.iter().all(|(check, verdict)| verdict == "ok" || measured.contains(&&**check))
+    );
     let text = run(&server.url(), &["doctor"]).stdout;
     assert!(text.starts_with("ok    store        redis://127.0.0.1:"), "{text}");
     assert!(text.contains("\nok    reachable    yes, after "), "{text}");
+    assert!(text.contains("   lease        at least "), "{text}");
     assert!(!text.contains('\x1b'), "colours are for terminals");
+    let store = Store::local();
+    assert_eq!(run(&store.url(), &["run", "it", "--", "true"]).code, 0);
+    let text = run(&store.url(), &["doctor"]).stdout;
+    assert!(text.contains("   lease        of locks and pools, at least "), "{text}");
+}
+
+#[test]
+fn a_server_with_a_small_buffer_for_wake_ups() {
+    for (limits, verdict) in [("32768 0 0", "warning"), ("0 65536 60", "warning"), ("0 0 0", "ok")]
+    {
+        let limits = format!("--client-output-buffer-limit pubsub {limits}");
+        let server = RedisServer::start_with(&[&limits]);
+        assert_eq!(self::verdict(&server.url(), "buffer"), verdict, "{limits}");
+        let text = run(&server.url(), &["doctor"]).stdout;
+        let advice = "-> CONFIG SET client-output-buffer-limit \"pubsub 33554432 8388608 60\"";
+        assert_eq!(text.contains(advice), verdict == "warning", "{text}");
+    }
 }
 
 /// Neither where the store is, nor what is wrong with it, nor what is wrong with the command line.

@@ -184,12 +184,12 @@ fn being_verbose_it_says_what_it_does() {
     assert!(ended.stderr.ends_with(" of \"it\" given back\n"), "{}", ended.stderr);
 }
 
-/// Where there are no heartbeats, a short one is no reason for a short grace.
+/// Where permits need no renewal, a short lease is no reason for a short grace.
 #[test]
-fn a_short_heartbeat_shortens_the_grace_only_where_it_counts() {
+fn a_short_lease_shortens_the_grace_only_where_it_counts() {
     let script = "trap 'sleep 0.5; echo done; exit' TERM; sleep 1000";
     for store in Store::both() {
-        let words = ["run", "--heartbeat", "600ms", "--ttl", "1s", "it", "--", "sh", "-c", script];
+        let words = ["run", "--lease", "600ms", "--ttl", "1s", "it", "--", "sh", "-c", script];
         let ended = run(&store.url(), &words);
         assert_eq!(ended.code, 124, "{ended:?}");
         let on_one_host = matches!(store, Store::Local(_));

@@ -51,7 +51,7 @@ fn processes(file: &Path) -> usize {
 fn command(kind: Kind, fate: Fate, child: Vec<OsString>) -> Vec<OsString> {
     let options: &[&str] = match (kind, fate) {
         (Kind::Permit, Fate::Late) => &["run", "--ttl", "3s", "--grace", "200ms"],
-        (Kind::Permit, _) => &["run", "--heartbeat", "1500ms", "--grace", "200ms"],
+        (Kind::Permit, _) => &["run", "--lease", "1500ms", "--grace", "200ms"],
         (Kind::Lock, _) => &["lock", "--lease", "1s", "--grace", "300ms"],
     };
     let line = options.iter().chain(&["it", "--"]).map(OsString::from);
@@ -217,7 +217,7 @@ fn on_one_host_when_the_holder_of_a_lock_is_stopped() {
 fn on_one_host_a_command_that_is_stopped_keeps_its_permit() {
     let store = Store::local();
     let looker = Looker::new(&store.url());
-    let arguments = ["run", "--heartbeat", "300ms", "it", "--", "sh", "-c", "read line; exit 6"];
+    let arguments = ["run", "--lease", "300ms", "it", "--", "sh", "-c", "read line; exit 6"];
     let mut command = leasehold(&store.url());
     command.args(arguments).stdin(Stdio::piped());
     let mut running = Running::of(command);

@@ -75,15 +75,31 @@ pub(crate) fn plan(situation: Situation) -> Option<Plan> {
 
 /// The shortest silence that makes a connection suspect.
 pub(crate) fn silence(round_trip: Duration) -> Duration {
-    (SILENT_ROUND_TRIPS * round_trip).max(SHORTEST_SILENCE)
+    round_trip.saturating_mul(SILENT_ROUND_TRIPS).max(SHORTEST_SILENCE)
 }
 
-/// The shortest lease that survives the loss of one connection at this round-trip time: what is left at the latest
-/// renewal is enough to notice the silence, to connect again and to renew.
-pub(crate) fn shortest_lease(round_trip: Duration) -> Duration {
-    let needed = silence(round_trip) + RECONNECT_ROUND_TRIPS * round_trip;
+/// The shortest lease that survives the loss of one connection at this round-trip time.
+///
+/// A lease is renewed after two thirds at the latest. What is left then is enough to notice the silence, to connect again
+/// and to renew. A shorter lease works while nothing fails, and is lost with its connection.
+///
+/// `round_trip` is the slowest answer that is still normal, such as the 99th percentile.
+///
+/// ```
+/// use leasehold::shortest_lease;
+/// use std::time::Duration;
+///
+/// // In one data centre.
+/// assert!(shortest_lease(Duration::from_millis(1)) < Duration::from_millis(500));
+/// // Between continents.
+/// assert_eq!(shortest_lease(Duration::from_millis(100)), Duration::from_secs(6));
+/// ```
+#[must_use]
+pub fn shortest_lease(round_trip: Duration) -> Duration {
+    let needed =
+        silence(round_trip).saturating_add(round_trip.saturating_mul(RECONNECT_ROUND_TRIPS));
     // After two thirds, and without the margin of a tenth, 7/30 of the lease are left.
-    needed * 30 / 7
+    needed.saturating_mul(30) / 7
 }
 
 #[cfg(test)]
@@ -171,5 +187,6 @@ mod tests {
     fn the_shortest_lease_grows_with_the_round_trip() {
         let millis = |millis| shortest_lease(Duration::from_millis(millis)).as_millis();
         assert_eq!([1, 30, 100, 500].map(millis), [454, 1800, 6000, 30_000]);
+        assert!(shortest_lease(Duration::MAX) > Duration::from_secs(1 << 60));
     }
 }

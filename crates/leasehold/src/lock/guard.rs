@@ -17,7 +17,7 @@ use crate::name::{Name, millis};
 use crate::permit::Lost;
 use crate::{Error, Fence, LockId, LossReason};
 
-/// A lock that is held until this guard is released or dropped, or its TTL ends.
+/// A lock that is held until this guard is released or dropped, or its lease ends.
 ///
 /// Dropping it gives the lock back in the background, without blocking, from any thread. To know that it has been given
 /// back, [`release`](Self::release) it.
@@ -28,7 +28,7 @@ use crate::{Error, Fence, LockId, LossReason};
 /// use leasehold::Client;
 /// use std::time::Duration;
 ///
-/// let lock = Client::memory().lock("invoice:42").ttl(Duration::from_secs(10)).build()?;
+/// let lock = Client::memory().lock("invoice:42").lease(Duration::from_secs(10)).build()?;
 /// let guard = lock.acquire().await?;
 /// guard.extend(Duration::from_secs(60)).await?; // this may take a minute
 /// guard.check()?; // still ours?
@@ -106,7 +106,7 @@ impl LockGuard {
     /// use leasehold::Client;
     /// use std::time::{Duration, Instant};
     ///
-    /// let lock = Client::memory().lock("invoice:42").ttl(Duration::from_secs(10)).build()?;
+    /// let lock = Client::memory().lock("invoice:42").lease(Duration::from_secs(10)).build()?;
     /// let guard = lock.acquire().await?;
     /// assert!(guard.valid_until() > Instant::now() + Duration::from_secs(9));
     /// guard.extend(Duration::from_secs(60)).await?;

@@ -16,7 +16,7 @@ use crate::machine::pool::{PoolAction, Status};
 use crate::name::Name;
 use crate::permit::Lost;
 
-/// A lease of a [`Pool`](crate::Pool) that renews itself, at a third of its TTL, until it is released or dropped.
+/// A lease of a [`Pool`](crate::Pool) that renews itself, at a third of its [lease](crate::PoolBuilder::lease), until it is released or dropped.
 ///
 /// Dropping it gives the lease back in the background, without blocking, from any thread.
 ///
@@ -24,8 +24,9 @@ use crate::permit::Lost;
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), leasehold::Error> {
 /// use leasehold::Client;
+/// use std::time::Duration;
 ///
-/// let encoders = Client::memory().pool("encoders", 4).build()?;
+/// let encoders = Client::memory().pool("encoders", 4).lease(Duration::from_secs(10)).build()?;
 /// let lease = encoders.lease("worker-1").await?;
 /// lease.check()?; // still ours?
 /// lease.release().await?;

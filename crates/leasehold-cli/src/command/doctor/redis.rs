@@ -1,7 +1,7 @@
 //! What endangers leases on a Redis or Valkey server.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, FromRedisValue, RedisResult, cmd};
@@ -11,12 +11,13 @@ use crate::output::ago;
 use crate::store::Store;
 
 const PATIENCE: Duration = Duration::from_secs(10);
-const PINGS: usize = 5;
-/// Beyond this an acquire is slow, and a short heartbeat hard to keep.
-const SLOW: Duration = Duration::from_millis(50);
 /// Beyond this somebody's clock is wrong.
 const SKEW: Duration = Duration::from_secs(1);
 const OLDEST: (u32, u32) = (6, 2);
+/// Wake-ups of many waiters of one client have to fit into less than this, in bytes.
+const SMALLEST_BUFFER: u64 = 1 << 20;
+/// What Redis and Valkey have by default.
+const USUAL_BUFFER: &str = "pubsub 33554432 8388608 60";
 
 pub(super) async fn examine(store: &Store, report: &mut Report) {
     let mut connection = match connect(store).await {
@@ -28,7 +29,6 @@ pub(super) async fn examine(store: &Store, report: &mut Report) {
             return;
         }
     };
-    round_trip(&mut connection, report).await;
     clock(&mut connection, report).await;
     let info = match ask::<String>(&mut connection, &["INFO"]).await {
         Ok(info) => Info::parse(&info),
@@ -43,6 +43,7 @@ pub(super) async fn examine(store: &Store, report: &mut Report) {
     let settings = Settings::read(&mut connection).await;
     persistence(&info, &settings, report);
     replication(&info, &settings, report);
+    output_buffer(&settings, report);
 }
 
 async fn connect(store: &Store) -> RedisResult<MultiplexedConnection> {
@@ -59,26 +60,6 @@ async fn ask<T: FromRedisValue>(
     let mut call = cmd(words[0]);
     call.arg(&words[1..]);
     call.query_async(connection).await
-}
-
-async fn round_trip(connection: &mut MultiplexedConnection, report: &mut Report) {
-    let mut trips = Vec::new();
-    for _ in 0..PINGS {
-        let begun = Instant::now();
-        if ask::<String>(connection, &["PING"]).await.is_ok() {
-            trips.push(begun.elapsed());
-        }
-    }
-    trips.sort_unstable();
-    match trips.get(trips.len() / 2) {
-        Some(trip) if *trip < SLOW => report.ok("round trip", format!("{trip:.1?}")),
-        Some(trip) => report.warn(
-            "round trip",
-            format!("{trip:.1?}"),
-            "use a server that is nearer, or --heartbeat and --lease far above this",
-        ),
-        None => report.warn("round trip", "unknown: no answer to PING", "allow the user +ping"),
-    }
 }
 
 async fn clock(connection: &mut MultiplexedConnection, report: &mut Report) {
@@ -202,6 +183,30 @@ fn replication(info: &Info, settings: &Settings, report: &mut Report) {
     }
 }
 
+/// Wake-ups are pushed: if more of them are due than the buffer of the connection holds, the server closes it.
+fn output_buffer(settings: &Settings, report: &mut Report) {
+    let Some(limits) = settings.get(OUTPUT_BUFFER).and_then(pubsub_limits) else { return };
+    let [hard, soft, seconds] = limits;
+    let says = format!("{OUTPUT_BUFFER} pubsub {hard} {soft} {seconds}");
+    if [hard, soft].iter().all(|limit| *limit == 0 || *limit >= SMALLEST_BUFFER) {
+        report.ok("buffer", says);
+    } else {
+        report.warn(
+            "buffer",
+            says + ": the server closes a client's connection when many permits are granted to it at once",
+            &format!("CONFIG SET {OUTPUT_BUFFER} \"{USUAL_BUFFER}\", and the same in its configuration file"),
+        );
+    }
+}
+
+/// The hard limit, the soft limit and the seconds of the class `pubsub`, in a list of four words for each class.
+fn pubsub_limits(setting: &str) -> Option<[u64; 3]> {
+    let words: Vec<_> = setting.split_whitespace().collect();
+    let class = words.chunks_exact(4).find(|class| class[0] == "pubsub")?;
+    let number = |word: &str| word.parse().ok();
+    Some([number(class[1])?, number(class[2])?, number(class[3])?])
+}
+
 /// What `INFO` says.
 struct Info(BTreeMap<String, String>);
 
@@ -219,13 +224,15 @@ impl Info {
     }
 }
 
+const OUTPUT_BUFFER: &str = "client-output-buffer-limit";
+
 /// What `CONFIG GET` says, where that is allowed.
 struct Settings(BTreeMap<&'static str, String>);
 
 impl Settings {
     async fn read(connection: &mut MultiplexedConnection) -> Self {
         let mut settings = BTreeMap::new();
-        for key in ["appendfsync", "save", "min-replicas-to-write"] {
+        for key in ["appendfsync", "save", "min-replicas-to-write", OUTPUT_BUFFER] {
             let answer = ask::<BTreeMap<String, String>>(connection, &["CONFIG", "GET", key]).await;
             if let Some(value) = answer.ok().and_then(|mut answer| answer.remove(key)) {
                 settings.insert(key, value);
