@@ -35,7 +35,7 @@ const CLIENTS: usize = 2;
 const TASKS: usize = 7;
 /// Tasks that do nothing but cancel acquires while connections are made anew: others are often busy with what they hold or
 /// wait for.
-const CANCELLING: usize = 6;
+const CANCELLING: usize = 8;
 /// How often the watchdog looks at the clock, which gap is worth a line, and how often it says that there was none.
 const TICK: Duration = Duration::from_millis(20);
 const GAP: Micros = 120 * MILLISECOND;

@@ -8,7 +8,7 @@ use fastrand::Rng;
 use super::{Patience, Settings, Shared, record};
 use crate::clock::{self, Micros, SECOND};
 use crate::history::{Event, OpId};
-use crate::plan::{Kind, LONG, THINGS};
+use crate::plan::{Kind, LONG, THINGS, Thing};
 use crate::record::{Record, State, Step, sum};
 
 /// A task: its dice, and its own way to each record.
@@ -82,9 +82,9 @@ impl Hands {
 
     /// Acquires something, while connections come and go, and mostly gives it up before there is an answer.
     pub(super) async fn cancel(&mut self) {
-        // What is left of a long lease is missed for long.
-        let lasting: Vec<_> =
-            (0..THINGS.len()).filter(|thing| THINGS[*thing].is_lasting()).collect();
+        // What is left of a long lease is missed for long, most of all by those who wait in a queue.
+        let lasting = |thing: &Thing| thing.is_lasting() && thing.kind == Kind::Semaphore;
+        let lasting: Vec<_> = (0..THINGS.len()).filter(|at| lasting(&THINGS[*at])).collect();
         let any = self.rng.usize(..THINGS.len());
         // All of them the same for a while: then one request has the commands of several.
         let now = usize::try_from(clock::now() / (SECOND / 2)).unwrap_or_default();
