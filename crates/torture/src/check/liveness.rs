@@ -84,8 +84,9 @@ fn possible(case: &Case<'_>, op: &Op) -> Vec<Span> {
         Some(How::Dropped | How::Lost | How::Cancelled | How::TimedOut | How::Full) if calm => {
             UNDER_WAY
         }
-        // Who was killed while it waited is out of reach: if it was granted a permit before, it has not claimed it.
-        None if calm && told.is_none() => {
+        // Who was killed while it waited is out of reach: if it was granted a permit before, it has not claimed it. One that
+        // was never seen in the queue may have been granted a permit at once, for a whole lease.
+        None if calm && told.is_none() && !op.queued.is_empty() => {
             CONFIRM.min(op.of(case.history).lease) + BACKSTOP + SECOND / 2
         }
         Some(how) if op.is_released_later(case.history, how) => {
