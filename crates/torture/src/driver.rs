@@ -1,11 +1,11 @@
 //! The driver: sets the stage, does the faults by a schedule that follows from the seed, and gathers what is left.
 //!
 //! Faults come in lanes, each a thread with dice of its own: one a worker, for the process and its connections, one for
-//! the store, and one for the workers' clock. A lane does one thing at a time; the lanes overlap as they like. All of
-//! them see to it that a fault is written down from before it begins until after it has ended.
+//! the store, one for the workers' clock, and one in which connections flap. A lane does one thing at a time; the lanes
+//! overlap as they like. All of them see to it that a fault is written down from before it begins until after it has ended.
 //!
-//! Storms and lulls take turns: in a storm hardly anybody can be blamed for being late, because something has befallen
-//! almost everybody; in a lull what the storm has done must heal, and nothing is excused.
+//! Flaps and storms take turns, with lulls between them: in a storm hardly anybody can be blamed for being late, because
+//! something has befallen almost everybody; in a lull what was done before must heal, and nothing is excused.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,6 +22,7 @@ use crate::fault::{Fault, Kind, Scope};
 
 mod clocks;
 mod command;
+mod flaps;
 mod gather;
 mod leftovers;
 mod log;
@@ -34,14 +35,21 @@ pub use gather::gather;
 use stage::Stage;
 
 /// How long the workers are left alone, at the beginning and at the end: then nothing is excused.
-const CALM: Duration = Duration::from_secs(21);
-/// But for this: once in the first calm all of them are killed, each while it holds something. What they held must be had again
-/// when its leases are over, and nothing else is there to blame if it is not.
-const POWER_CUT: Duration = Duration::from_secs(9);
+const CALM: Duration = Duration::from_secs(28);
+/// But for this: once in the first calm connections flap, and once all workers are killed, each while it holds something. What
+/// they held must be had again when its leases are over, and nothing else is there to blame if it is not.
+const FIRST_FLAPS: Duration = Duration::from_secs(2);
+const POWER_CUT: Duration = Duration::from_secs(16);
 const QUIET: Duration = Duration::from_secs(14);
+/// How long connections flap, and the lull after that, in which nobody may wait for what was cancelled meanwhile.
+const FLAPS: Duration = Duration::from_secs(4);
+const LULL_AFTER_FLAPS: Duration = Duration::from_secs(10);
 /// How long a storm lasts, and the lull after it.
 const STORM: Duration = Duration::from_secs(20);
 const LULL: Duration = Duration::from_secs(13);
+const CYCLE: Duration = Duration::from_secs(
+    FLAPS.as_secs() + LULL_AFTER_FLAPS.as_secs() + STORM.as_secs() + LULL.as_secs(),
+);
 /// How many processes run the command, one after the other each.
 const COMMANDS: usize = 2;
 /// How long a worker may take to end what it is about.
@@ -134,10 +142,28 @@ impl Show {
         if !self.pause(span) {
             return false;
         }
-        let cycle = (STORM + LULL).as_micros();
-        let into = self.begun.elapsed().saturating_sub(CALM).as_micros() % cycle;
-        let left = if into < STORM.as_micros() { 0 } else { cycle - into };
-        left == 0 || self.pause(Duration::from_micros(u64::try_from(left).unwrap_or_default()))
+        let (begin, into) = (FLAPS + LULL_AFTER_FLAPS, self.time_in_cycle());
+        match into {
+            _ if into < begin => self.pause(begin.saturating_sub(into)),
+            _ if into < begin + STORM => true,
+            _ => self.pause((CYCLE + begin).saturating_sub(into)),
+        }
+    }
+
+    /// Waits until the connections are to flap. False if they will not any more.
+    fn next_flaps(&self) -> bool {
+        let now = self.begun.elapsed();
+        self.pause(match now {
+            _ if now < FIRST_FLAPS => FIRST_FLAPS.saturating_sub(now),
+            _ if now < CALM => CALM.saturating_sub(now),
+            _ => CYCLE.saturating_sub(self.time_in_cycle()),
+        })
+    }
+
+    /// The time since this cycle of flaps, a lull, a storm and another lull began.
+    fn time_in_cycle(&self) -> Duration {
+        let into = self.begun.elapsed().saturating_sub(CALM).as_micros() % CYCLE.as_micros();
+        Duration::from_micros(u64::try_from(into).unwrap_or_default())
     }
 
     fn wait_for(&self, wanted: Phase) {
@@ -236,6 +262,7 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
         let sampler = lanes.spawn(|| sampler::lane(&show, &stage));
         let server = lanes.spawn(|| server::lane(&show, &stage));
         let workers_clock = lanes.spawn(|| clocks::lane(&show));
+        let flaps = lanes.spawn(|| flaps::lane(&show, &stage));
         let begun = Instant::now();
         let mut looked = begun;
         let mut over = |limit: Duration| {
@@ -252,6 +279,7 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
         show.enter(Phase::Quiet);
         join(&show, "the store's lane", server);
         join(&show, "the lane of the workers' clock", workers_clock);
+        join(&show, "the lane of the workers' connections", flaps);
         stage.heal();
         lock(&show.log).quiet_from = clock::now();
         while !over(whole) {

@@ -38,6 +38,8 @@ kinds! {
     Reset "reset",
     /// All connections reset, and new ones too.
     Refuse "refuse",
+    /// Answers are lost, connections are closed, and new ones refused for a moment, several times in a row.
+    Flap "flap",
     /// Every message late.
     Delay "delay",
     /// Nothing passes, and everything arrives afterwards.
@@ -101,7 +103,8 @@ impl Fault {
     pub fn settle(&self) -> Micros {
         match self.kind {
             Kind::ScriptFlush => 0,
-            Kind::Slow => 2 * SECOND,
+            // What is lost again and again is made anew a second later at most.
+            Kind::Slow | Kind::Flap => 2 * SECOND,
             Kind::Cut | Kind::Reset | Kind::LoseReply | Kind::LoseRequest | Kind::ClientKill => {
                 3 * SECOND
             }

@@ -5,13 +5,16 @@ use std::time::Duration;
 use crate::clock::{MILLISECOND, Micros, SECOND};
 
 /// How long a woken waiter has to claim its permit: `confirm_within` of every worker.
-pub const CONFIRM: Micros = 2 * SECOND;
+pub const CONFIRM: Micros = 4 * SECOND;
 /// How long a worker waits for an answer before it suspects the connection.
 pub const SOCKET_TIMEOUT: Micros = 1500 * MILLISECOND;
 /// How often a client with waiters asks whether a wake-up was lost: documented, not configurable.
 pub const BACKSTOP: Micros = SECOND;
 /// A lock that is extended by hand is extended by as much as this, whatever its TTL.
 pub const EXTENSION: Micros = 4 * SECOND;
+
+/// A long lease: whatever is not released is missed for long.
+pub const LONG: Micros = 10 * SECOND;
 
 /// A Redis server's clock is set by no more than this at a time.
 pub const STEP: Micros = 3 * SECOND;
@@ -72,6 +75,11 @@ impl Thing {
         Self { shared: true, ..self }
     }
 
+    /// Fences of a long lease would be remembered for too long after a store has lost its data.
+    const fn not_recorded(self) -> Self {
+        Self { recorded: false, ..self }
+    }
+
     const fn recorded(self) -> Self {
         Self { recorded: true, ..self }
     }
@@ -81,12 +89,18 @@ impl Thing {
         Duration::from_micros(self.lease)
     }
 
-    /// Whether the command uses it as the others do: without a TTL, and kept for as long as it lives. One that it could use is
-    /// left to the workers: when those die, nobody else is the reason why a permit is not to be had.
+    /// Whether the command uses it as the others do: without a TTL, and kept for as long as it lives. Some that it could use
+    /// are left to the workers: when those die, or do not release what they cancelled, nobody else is the reason why a
+    /// permit is not to be had.
     #[must_use]
     pub fn is_for_the_command(&self) -> bool {
         let fits = self.kind != Kind::Pool && self.ttl.is_none() && self.extended;
-        fits && self.name != "pair"
+        fits && self.name != "pair" && !self.is_lasting()
+    }
+
+    #[must_use]
+    pub fn is_lasting(&self) -> bool {
+        self.lease == LONG
     }
 
     /// For how long its holder may believe after the store said so for the last time.
@@ -103,20 +117,21 @@ impl Thing {
     }
 }
 
-/// Short leases, so that what dies heals within seconds; one long one, so that a lost wake-up is not healed by renewals.
+/// Short leases, so that what dies heals within seconds; and some long ones, so that a lost wake-up is not healed by
+/// renewals, and what is not released is missed before its lease ends.
 pub const THINGS: [Thing; 13] = [
     Thing::semaphore("solo", 1, 3 * SECOND).recorded(),
     Thing::semaphore("pair", 2, 2 * SECOND),
     Thing::semaphore("five", 5, 3 * SECOND),
-    Thing::semaphore("slow", 1, 8 * SECOND),
-    Thing::semaphore("slow-pair", 2, 8 * SECOND),
+    Thing::semaphore("slow", 1, LONG),
+    Thing::semaphore("slow-pair", 2, LONG),
     Thing::semaphore("short", 1, 1500 * MILLISECOND).ttl(1500 * MILLISECOND),
     Thing::semaphore("limited", 2, 3 * SECOND).ttl(4 * SECOND),
     Thing::semaphore("mixed", 2, 3 * SECOND).shared(),
     Thing::lock("kept", 2 * SECOND),
-    Thing::lock("brief", 2 * SECOND).not_extended(),
+    Thing::lock("brief", LONG).not_extended().not_recorded(),
     Thing::lock("common", 3 * SECOND).shared().not_extended(),
-    Thing::pool("two", 2, 2 * SECOND),
+    Thing::pool("two", 2, LONG),
     Thing::pool("three", 3, 2 * SECOND).shared(),
 ];
 

@@ -7,6 +7,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use fastrand::Rng;
 use leasehold::{AcquisitionId, Client, Error};
 use tokio::sync::watch;
 
-use crate::clock::{self, MILLISECOND, Micros};
+use crate::clock::{self, MILLISECOND, Micros, SECOND};
 use crate::history::{Diary, Event, How, OpId};
 use crate::plan::{CONFIRM, Kind, SOCKET_TIMEOUT, THINGS};
 use crate::record::Record;
@@ -32,11 +33,19 @@ use holding::Hands;
 
 const CLIENTS: usize = 2;
 const TASKS: usize = 7;
+/// Tasks that do nothing but cancel acquires while connections are made anew: others are often busy with what they hold or
+/// wait for.
+const CANCELLING: usize = 8;
 /// How often the watchdog looks at the clock, which gap is worth a line, and how often it says that there was none.
 const TICK: Duration = Duration::from_millis(20);
 const GAP: Micros = 120 * MILLISECOND;
 /// See `check`, which takes whoever is silent for longer to have stood still.
 pub(crate) const SIGN_OF_LIFE: Micros = 500 * MILLISECOND;
+
+/// How often the clients are asked whether they can reach the store.
+const LOOK: Duration = Duration::from_millis(3);
+/// For how long after an outage acquires are cancelled.
+const SHAKEN: Micros = SECOND;
 
 /// What a worker is told when it is started.
 #[derive(clap::Args, Clone, Debug)]
@@ -83,6 +92,22 @@ struct Shared {
     finish: watch::Receiver<bool>,
     /// Permits that have been given back, to be given back once more.
     spent: Mutex<Vec<(usize, AcquisitionId)>>,
+    /// When each client was last seen unable to reach the store.
+    outages: [AtomicU64; CLIENTS],
+}
+
+/// When a task stops waiting by itself, and drops the future of its acquire.
+#[derive(Clone, Copy)]
+enum Patience {
+    For(Duration),
+    /// A moment after this client has lost its connection, while that is made anew: then nobody knows what became of a
+    /// command that was sent. What is asked for during an outage is sent when that is over, so that the next one counts. No
+    /// later than `most` in any case.
+    UntilOutage {
+        client: usize,
+        moment: Duration,
+        most: Duration,
+    },
 }
 
 impl Shared {
@@ -91,6 +116,45 @@ impl Shared {
         spent.push((thing, id));
         if spent.len() > 50 {
             spent.remove(0);
+        }
+    }
+
+    /// Resolves when the patience is at its end.
+    async fn lose_patience(&self, patience: Patience) {
+        match patience {
+            Patience::For(span) => tokio::time::sleep(span).await,
+            Patience::UntilOutage { client, moment, most } => {
+                let outage = async {
+                    for cut_off in [false, true] {
+                        while self.is_cut_off(client) != cut_off {
+                            tokio::time::sleep(LOOK).await;
+                        }
+                    }
+                    tokio::time::sleep(moment).await;
+                };
+                let _ = tokio::time::timeout(most, outage).await;
+            }
+        }
+    }
+
+    fn is_cut_off(&self, client: usize) -> bool {
+        self.clients[client].outage().is_some()
+    }
+
+    /// Whether a client could not reach the store a moment ago.
+    fn is_shaken(&self) -> bool {
+        let now = clock::now();
+        self.outages.iter().any(|seen| now < seen.load(Ordering::Relaxed) + SHAKEN)
+    }
+
+    async fn watch_for_outages(&self) {
+        loop {
+            for (client, seen) in self.outages.iter().enumerate() {
+                if self.is_cut_off(client) {
+                    seen.store(clock::now(), Ordering::Relaxed);
+                }
+            }
+            tokio::time::sleep(LOOK).await;
         }
     }
 }
@@ -175,17 +239,20 @@ async fn play(settings: &Settings, diary: &Arc<Diary>, finish: watch::Receiver<b
     }
     let names: Vec<_> = clients.iter().map(|client| client.id().to_string()).collect();
     diary.note(Event::Begin { clients: names.join(",") });
-    let shared = Shared { diary: diary.clone(), clients, finish, spent: Mutex::default() };
-    let shared = Arc::new(shared);
-    let tasks: Vec<_> = (0..TASKS)
-        .map(|task| {
-            let hands = Hands::new(shared.clone(), settings, task);
-            tokio::spawn(work(hands))
-        })
-        .collect();
+    let (spent, outages) = (Mutex::default(), Default::default());
+    let shared = Arc::new(Shared { diary: diary.clone(), clients, finish, spent, outages });
+    let watcher = {
+        let shared = shared.clone();
+        tokio::spawn(async move { shared.watch_for_outages().await })
+    };
+    let hands = |task| Hands::new(shared.clone(), settings, task);
+    let working = (0..TASKS).map(|task| tokio::spawn(work(hands(task))));
+    let cancelling = (TASKS..TASKS + CANCELLING).map(|task| tokio::spawn(cancel(hands(task))));
+    let tasks: Vec<_> = working.chain(cancelling).collect();
     for task in tasks {
         task.await.expect("a task that does not panic");
     }
+    watcher.abort();
     for client in &shared.clients {
         if let Err(error) = client.close().await {
             eprintln!("closing: {error}");
@@ -203,6 +270,16 @@ async fn work(mut hands: Hands) {
         }
         let pause = hands.rng.u64(0..60);
         hands.unless_finishing(tokio::time::sleep(Duration::from_millis(pause))).await;
+    }
+}
+
+async fn cancel(mut hands: Hands) {
+    while !hands.finishing() {
+        if hands.shared.is_shaken() {
+            hands.cancel().await;
+        }
+        let pause = hands.millis(0..30);
+        hands.unless_finishing(tokio::time::sleep(pause)).await;
     }
 }
 

@@ -29,7 +29,7 @@ use super::spans::{Span, Spans};
 use super::{Case, History};
 use crate::clock::{Micros, SECOND};
 use crate::fault::{Fault, Kind, Scope};
-use crate::plan::{self, STEP};
+use crate::plan::{self, CONFIRM, LONG, STEP};
 
 /// How long a grant may take to be copied to a replica that keeps up.
 const COPYING: Micros = SECOND;
@@ -45,9 +45,9 @@ pub(super) struct Touched {
 fn excused(fault: &Fault) -> Span {
     let aftermath = match fault.kind {
         // What a replica had not copied, a release or a cancel, stays in the store for a lease and a confirm.
-        Kind::Promote => 10 * SECOND,
+        Kind::Promote => LONG + CONFIRM,
         // Whoever died before stays for as much longer; and newcomers stand before those who wait already.
-        Kind::ClockBack => 10 * SECOND + STEP,
+        Kind::ClockBack => LONG + CONFIRM + STEP,
         _ => 0,
     };
     (fault.begin, fault.end.saturating_add(fault.settle() + aftermath))

@@ -1,13 +1,16 @@
 //! Nobody waits while a permit is free.
 //!
 //! A permit is free *for certain* while fewer can possibly hold than there are permits. Who was told that it holds can,
-//! until the store has said that it was given back; who dropped it can a little longer, and who was killed for a whole
-//! lease; and whoever waits can for as long as a fault may have kept it from hearing of its permit. Who waits in the best
-//! of health is told within milliseconds if it is granted one: that it is not is what is looked for here.
+//! until the store has said that it was given back; who dropped it, or cancelled its acquire, can a little longer, or until
+//! it is connected again; who was killed can for a whole lease; and whoever waits can for as long as a fault may have
+//! kept it from hearing of its permit. Who waits in the best of health is told within milliseconds if it is granted one:
+//! that it is not is what is looked for here.
 //!
 //! While a permit is free for certain and somebody waits, whom no fault has befallen, the wait is *unexplained*, but for the
 //! moment that handing over takes. A release hands over at once; should the wake-up be lost, the backstop finds out within
 //! a second. So an unexplained wait of much more than that is a violation.
+//!
+//! Locks and pools have no queue, but whoever waits for one asks again several times a second.
 
 use super::ops::Op;
 use super::spans::{Span, Spans};
@@ -20,26 +23,32 @@ use crate::plan::{self, BACKSTOP, CONFIRM};
 const BOUND: Micros = BACKSTOP + 3 * SECOND / 2;
 /// What handing over may take each time.
 const MOMENT: Micros = 100 * MILLISECOND;
+/// The same where a waiter finds out by asking again: what the workers tell [`Retry`](leasehold::Retry), and that moment.
+const ASKED_AGAIN: Micros = 500 * MILLISECOND;
 /// How long a release in the background may be on its way.
-const UNDER_WAY: Micros = 500 * MILLISECOND;
+const UNDER_WAY: Micros = 300 * MILLISECOND;
 /// For how long another program's waiter is granted a permit if it does not say anything.
 const FOREIGN_LEASE: Micros = 190 * SECOND;
 
 pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
     let known = &case.history.things[thing];
-    if known.kind != plan::Kind::Semaphore {
+    let queues = known.kind == plan::Kind::Semaphore;
+    // Of the other program's locks and leases nobody knows when they are over.
+    if !queues && known.shared {
         return;
     }
+    let moment = if queues { MOMENT } else { ASKED_AGAIN };
     let of_thing = || case.ops.iter().filter(|op| op.thing == thing);
     let free = free(of_thing().map(|op| possible(case, op)), known.capacity as usize);
     for op in of_thing().filter(|op| !op.foreign) {
-        let Some((from, until)) = op.waited() else { continue };
+        let waited = if queues { op.waited() } else { op.asked_for() };
+        let Some((from, until)) = waited else { continue };
         for calm in case.touched.of(op.worker).without((from, until.min(case.history.ended))) {
             verdict.facts.judged_waits += 1;
             // Between two such times somebody else may have held. But whoever comes before us and goes away again makes
             // us wait for a moment, not for seconds.
             let free = free.within(calm).into_iter();
-            let moments = free.map(|(from, to)| (to - from).saturating_sub(MOMENT));
+            let moments = free.map(|(from, to)| (to - from).saturating_sub(moment));
             let unexplained = moments.sum::<Micros>();
             let unexplained = unexplained.saturating_sub(slowness(case, calm, unexplained));
             let facts = &mut verdict.facts;
@@ -66,18 +75,28 @@ fn possible(case: &Case<'_>, op: &Op) -> Vec<Span> {
         // Whoever still waits, unharmed, is not taken to hold.
         return spans;
     }
-    let calm = !touched.meets((over.saturating_sub(SECOND), over.saturating_add(UNDER_WAY)));
+    let around = (over.saturating_sub(SECOND), over.saturating_add(UNDER_WAY));
+    let calm = !touched.meets(around);
+    let aftermath = op.of(case.history).aftermath();
     let after = match ended {
         Some(How::Released) => 0,
         _ if op.foreign => FOREIGN_LEASE,
         Some(How::Dropped | How::Lost | How::Cancelled | How::TimedOut | How::Full) if calm => {
             UNDER_WAY
         }
-        // Who was killed while it waited is out of reach: if it was granted a permit before, it has not claimed it.
-        None if calm && told.is_none() => {
+        // Who was killed while it waited is out of reach: if it was granted a permit before, it has not claimed it. One that
+        // was never seen in the queue may have been granted a permit at once, for a whole lease.
+        None if calm && told.is_none() && !op.queued.is_empty() => {
             CONFIRM.min(op.of(case.history).lease) + BACKSTOP + SECOND / 2
         }
-        _ => op.of(case.history).aftermath(),
+        Some(how) if op.is_released_later(case.history, how) => {
+            // By the end of the fault it is connected again, and what it gave up is released; unless it was killed before.
+            let back = touched.end_of(around).unwrap_or(over);
+            let lived = op.killed.is_none_or(|killed| killed > back);
+            let released = back.saturating_sub(over).saturating_add(UNDER_WAY);
+            if lived { aftermath.min(released) } else { aftermath }
+        }
+        _ => aftermath,
     };
     let from = if op.by_command { op.asked } else { told.unwrap_or(over) };
     spans.push((from, over.saturating_add(after)));

@@ -8,7 +8,7 @@ use super::spans::Span;
 use crate::clock::Micros;
 use crate::driver::LifeEnd;
 use crate::history::{Event, How, OpId};
-use crate::plan::Thing;
+use crate::plan::{self, Thing};
 use crate::worker::COMMAND;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,6 +74,23 @@ impl Op {
         let (_, seen) = *self.queued.first()?;
         let until = self.granted.map_or(self.over(), |granted| granted.at);
         (seen < until).then_some((seen, until))
+    }
+
+    /// From when it was asked for, until it was told or did not wait any more.
+    pub(super) fn asked_for(&self) -> Option<Span> {
+        let until = self.granted.map_or(self.over(), |granted| granted.at);
+        (self.asked < until).then_some((self.asked, until))
+    }
+
+    /// Whether the library releases in the background what may be left of it. The command does not wait for that; and a
+    /// lease without a guard is released by its holder alone, who may fail.
+    pub(super) fn is_released_later(&self, history: &History, how: How) -> bool {
+        match how {
+            _ if self.by_command => false,
+            How::Dropped | How::Lost | How::Cancelled | How::TimedOut | How::Full => true,
+            How::Failed => self.of(history).kind != plan::Kind::Pool,
+            How::Released | How::Internal => false,
+        }
     }
 
     pub(super) fn of<'a>(&self, history: &'a History) -> &'a Thing {

@@ -26,6 +26,7 @@ impl Spans {
     pub(super) fn iter(&self) -> impl Iterator<Item = Span> + '_ {
         self.0.iter().copied()
     }
+
     /// Those that have something in common with this span.
     fn overlapping(&self, (from, to): Span) -> impl Iterator<Item = Span> + '_ {
         let first = self.0.partition_point(move |(_, end)| *end <= from);
@@ -34,6 +35,11 @@ impl Spans {
 
     pub(super) fn meets(&self, span: Span) -> bool {
         self.overlapping(span).next().is_some()
+    }
+
+    /// The end of the last of those.
+    pub(super) fn end_of(&self, span: Span) -> Option<Micros> {
+        self.overlapping(span).last().map(|(_, end)| end)
     }
 
     /// What of this span is in the set.
@@ -70,6 +76,8 @@ mod tests {
         assert_eq!(spans.within((3, 6)), [(3, 4), (5, 6)]);
         assert!(spans.meets((3, 5)));
         assert!(!spans.meets((4, 5)));
+        assert_eq!(spans.end_of((3, 6)), Some(10));
+        assert_eq!(spans.end_of((4, 5)), None);
         assert_eq!(spans.without((6, 7)), []);
     }
 }

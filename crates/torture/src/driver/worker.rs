@@ -12,11 +12,11 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use testkit::proxy::{Cut, FaultProxy};
 
 use super::stage::Stage;
-use super::{CALM, Life, LifeEnd, PATIENCE, POWER_CUT, Phase, Show, lock, millis, said};
+use super::{CALM, Life, LifeEnd, PATIENCE, POWER_CUT, Phase, Show, flaps, lock, millis, said};
 use crate::clock;
 use crate::fault::{Kind, Scope};
 use crate::history::{self, Event};
-use crate::plan::{self, THINGS};
+use crate::plan::{self, THINGS, Thing};
 use crate::worker::history_path;
 
 /// What a request of the library contains, whatever it asks for.
@@ -95,7 +95,9 @@ impl<'a> Worker<'a> {
     fn wait_until_it_holds(&self) {
         let own = |name: &str| {
             let mut things = THINGS.iter().filter(|thing| thing.kind == plan::Kind::Semaphore);
-            things.any(|thing| thing.name == name && !thing.is_for_the_command() && !thing.shared)
+            let own =
+                |thing: &Thing| !thing.is_for_the_command() && !thing.shared && !thing.is_lasting();
+            things.any(|thing| thing.name == name && own(thing))
         };
         let path = history_path(&self.show.dir, self.index, self.life);
         for _ in 0..200 {
@@ -125,9 +127,13 @@ impl<'a> Worker<'a> {
         match roll {
             0..30 if !self.foreign => return self.kill(rng),
             0..43 => return self.stop(span),
-            43..50 => show.fault(Kind::Cut, scope, || proxy.cut_with(Cut::Close)),
-            50..55 => show.fault(Kind::Reset, scope, || proxy.cut_with(Cut::Reset)),
-            55..62 => {
+            43..47 => show.fault(Kind::Cut, scope, || proxy.cut_with(Cut::Close)),
+            47..51 => show.fault(Kind::Reset, scope, || proxy.cut_with(Cut::Reset)),
+            51..57 => {
+                let until = Instant::now() + span / 2;
+                show.fault(Kind::Flap, scope, || flaps::flap(show, proxy, rng, until));
+            }
+            57..62 => {
                 return self.endure(Kind::Refuse, span, rng, proxy, |_| {
                     proxy.refuse(true);
                     proxy.cut_with(Cut::Reset);

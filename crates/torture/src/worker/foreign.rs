@@ -36,8 +36,13 @@ struct Other {
 pub(super) async fn play(settings: &Settings, diary: &Arc<Diary>, finish: watch::Receiver<bool>) {
     diary.note(Event::Begin { clients: "-".to_owned() });
     let clients = Vec::new();
-    let shared =
-        Shared { diary: diary.clone(), clients, finish, spent: std::sync::Mutex::default() };
+    let shared = Shared {
+        diary: diary.clone(),
+        clients,
+        finish,
+        spent: std::sync::Mutex::default(),
+        outages: Default::default(),
+    };
     let shared = Arc::new(shared);
     let other = |task| Other {
         shared: shared.clone(),

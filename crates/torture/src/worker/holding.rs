@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
-use super::{Settings, Shared, record};
-use crate::clock::{self, Micros};
+use super::{Patience, Settings, Shared, record};
+use crate::clock::{self, Micros, SECOND};
 use crate::history::{Event, OpId};
-use crate::plan::THINGS;
+use crate::plan::{Kind, LONG, THINGS, Thing};
 use crate::record::{Record, State, Step, sum};
 
 /// A task: its dice, and its own way to each record.
@@ -39,6 +39,22 @@ impl Hands {
         }
     }
 
+    /// The future's output, unless the run or the patience comes to its end first: then the future is dropped.
+    pub(super) async fn unless_impatient<F: Future>(
+        &self,
+        patience: Patience,
+        future: F,
+    ) -> Option<F::Output> {
+        let either = async {
+            tokio::select! {
+                biased;
+                output = future => Some(output),
+                () = self.shared.lose_patience(patience) => None,
+            }
+        };
+        self.unless_finishing(either).await.flatten()
+    }
+
     pub(super) fn chance(&mut self, percent: u32) -> bool {
         self.rng.u32(..100) < percent
     }
@@ -47,12 +63,40 @@ impl Hands {
         Duration::from_millis(self.rng.u64(range))
     }
 
+    /// Patience that ends, at the latest, with the next outage.
+    pub(super) fn until_outage(&mut self, client: usize, most: Duration) -> Patience {
+        let longest = if self.chance(50) { 4 } else { 60 };
+        Patience::UntilOutage { client, moment: self.millis(0..longest), most }
+    }
+
     /// Mostly short, sometimes past the time at which a lease must have been renewed.
     fn how_long(&mut self, lease: Micros) -> Duration {
         match self.rng.u32(..100) {
             0..75 => self.millis(0..40),
             75..95 => self.millis(40..400),
+            // What is left of somebody who cancelled must have a chance to be granted.
+            _ if lease == LONG => Duration::from_micros(self.rng.u64(lease / 10..lease / 4)),
             _ => Duration::from_micros(self.rng.u64(lease / 2..2 * lease)),
+        }
+    }
+
+    /// Acquires something, while connections come and go, and mostly gives it up before there is an answer.
+    pub(super) async fn cancel(&mut self) {
+        // What is left of a long lease is missed for long, most of all by those who wait in a queue.
+        let lasting = |thing: &Thing| thing.is_lasting() && thing.kind == Kind::Semaphore;
+        let lasting: Vec<_> = (0..THINGS.len()).filter(|at| lasting(&THINGS[*at])).collect();
+        let any = self.rng.usize(..THINGS.len());
+        // All of them the same for a while: then one request has the commands of several.
+        let now = usize::try_from(clock::now() / (SECOND / 2)).unwrap_or_default();
+        let thing = if self.chance(35) { any } else { lasting[now % lasting.len()] };
+        let client = self.rng.usize(..self.shared.clients.len());
+        let longest = if self.chance(30) { 200 } else { 2000 };
+        let most = self.millis(0..longest);
+        let patience = self.until_outage(client, most);
+        match THINGS[thing].kind {
+            Kind::Semaphore => self.cancel_semaphore(thing, client, patience).await,
+            Kind::Lock => self.cancel_lock(thing, client, patience).await,
+            Kind::Pool => self.cancel_lease(thing, client, patience).await,
         }
     }
 

@@ -5,40 +5,54 @@ use std::time::Duration;
 use leasehold::{Lock, LockGuard, Retry};
 
 use super::semaphores::released_how;
-use super::{Hands, how};
+use super::{Hands, Patience, how};
 use crate::clock::SECOND;
 use crate::history::{Event, How, OpId};
 use crate::plan::{EXTENSION, THINGS};
 
+const LONGEST: Duration = Duration::from_secs(20);
+
 impl Hands {
     pub(super) async fn use_lock(&mut self, thing: usize) {
         let client = self.rng.usize(..self.shared.clients.len());
+        let Some(lock) = self.lock(thing, client) else { return };
+        match self.rng.u32(..100) {
+            0..15 => self.try_lock(thing, &lock).await,
+            15..30 => self.with_lock(thing, &lock).await,
+            30..45 => {
+                let longest = if self.chance(50) { 5 } else { 800 };
+                let patience = Patience::For(self.millis(0..longest));
+                self.acquire_lock(thing, &lock, patience).await;
+            }
+            45..57 => {
+                let patience = self.until_outage(client, LONGEST);
+                self.acquire_lock(thing, &lock, patience).await;
+            }
+            _ => self.acquire_lock(thing, &lock, Patience::For(LONGEST)).await,
+        }
+    }
+
+    pub(super) async fn cancel_lock(&mut self, thing: usize, client: usize, patience: Patience) {
+        let Some(lock) = self.lock(thing, client) else { return };
+        self.acquire_lock(thing, &lock, patience).await;
+    }
+
+    fn lock(&mut self, thing: usize, client: usize) -> Option<Lock> {
         let known = &THINGS[thing];
         let within = self.millis(500..6000);
         let retry =
             Retry::default().times(1000).max_delay(Duration::from_millis(400)).within(within);
         let builder = self.shared.clients[client].lock(known.name).ttl(known.lease_time());
         let builder = if known.extended { builder.auto_extend() } else { builder };
-        let Ok(lock) = builder.retry(retry).build() else { return };
-        match self.rng.u32(..100) {
-            0..15 => self.try_lock(thing, &lock).await,
-            15..30 => self.with_lock(thing, &lock).await,
-            30..45 => {
-                let longest = if self.chance(50) { 5 } else { 800 };
-                let patience = self.millis(0..longest);
-                self.acquire_lock(thing, &lock, patience).await;
-            }
-            _ => self.acquire_lock(thing, &lock, Duration::from_secs(20)).await,
-        }
+        builder.retry(retry).build().ok()
     }
 
-    async fn acquire_lock(&mut self, thing: usize, lock: &Lock, patience: Duration) {
+    async fn acquire_lock(&mut self, thing: usize, lock: &Lock, patience: Patience) {
         let op = self.shared.ask(thing, "-");
-        let wait = tokio::time::timeout(patience, lock.acquire());
-        match self.unless_finishing(wait).await {
-            Some(Ok(Ok(guard))) => self.keep_lock(op, thing, guard).await,
-            Some(Ok(Err(error))) => self.shared.end(op, how(&error)),
-            Some(Err(_)) | None => self.shared.end(op, How::Cancelled),
+        match self.unless_impatient(patience, lock.acquire()).await {
+            Some(Ok(guard)) => self.keep_lock(op, thing, guard).await,
+            Some(Err(error)) => self.shared.end(op, how(&error)),
+            None => self.shared.end(op, How::Cancelled),
         }
     }
 

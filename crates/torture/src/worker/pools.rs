@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold::{AcquireStatus, Pool, PoolLease, RenewStatus, Retry};
 
 use super::semaphores::released_how;
-use super::{Hands, how};
+use super::{Hands, Patience, how};
 use crate::clock::{self, Micros, SECOND};
 use crate::history::{Event, How, OpId};
 use crate::plan::THINGS;
@@ -13,15 +13,32 @@ use crate::plan::THINGS;
 impl Hands {
     pub(super) async fn use_pool(&mut self, thing: usize) {
         let client = self.rng.usize(..self.shared.clients.len());
+        let Some(pool) = self.pool(thing, client) else { return };
+        let client = self.shared.clients[client].id().to_string();
+        // Under the same id at once: what is being given back must not end what comes after.
+        while self.use_lease(thing, &pool, &client).await == How::Cancelled && self.chance(70) {}
+    }
+
+    pub(super) async fn cancel_lease(&mut self, thing: usize, client: usize, patience: Patience) {
+        let Some(pool) = self.pool(thing, client) else { return };
+        let op = self.shared.ask(thing, "-");
+        // Mostly another id each time: nobody else ends what is left of it.
+        let client = self.shared.clients[client].id();
+        let instance = if self.chance(80) {
+            format!("{client}-{op}")
+        } else {
+            format!("{client}-task-{}", self.task)
+        };
+        self.lease(op, thing, &pool, &instance, patience).await;
+    }
+
+    fn pool(&mut self, thing: usize, client: usize) -> Option<Pool> {
         let known = &THINGS[thing];
         let within = self.millis(200..4000);
         let retry =
             Retry::default().times(1000).max_delay(Duration::from_millis(300)).within(within);
         let builder = self.shared.clients[client].pool(known.name, known.capacity);
-        let Ok(pool) = builder.ttl(known.lease_time()).retry(retry).build() else { return };
-        let client = self.shared.clients[client].id().to_string();
-        // Under the same id at once: what is being given back must not end what comes after.
-        while self.use_lease(thing, &pool, &client).await == How::Cancelled && self.chance(70) {}
+        builder.ttl(known.lease_time()).retry(retry).build().ok()
     }
 
     async fn use_lease(&mut self, thing: usize, pool: &Pool, client: &str) -> How {
@@ -39,14 +56,26 @@ impl Hands {
             }
             _ => {
                 let longest = if self.chance(40) { 5 } else { 5000 };
-                let patience = self.millis(0..longest);
-                let wait = tokio::time::timeout(patience, pool.lease(&instance));
-                match self.unless_finishing(wait).await {
-                    Some(Ok(Ok(lease))) => return self.keep_lease(op, thing, lease).await,
-                    Some(Ok(Err(error))) => how(&error),
-                    Some(Err(_)) | None => How::Cancelled,
-                }
+                let patience = Patience::For(self.millis(0..longest));
+                return self.lease(op, thing, pool, &instance, patience).await;
             }
+        };
+        self.shared.end(op, ended);
+        ended
+    }
+
+    async fn lease(
+        &mut self,
+        op: OpId,
+        thing: usize,
+        pool: &Pool,
+        instance: &str,
+        patience: Patience,
+    ) -> How {
+        let ended = match self.unless_impatient(patience, pool.lease(instance)).await {
+            Some(Ok(lease)) => return self.keep_lease(op, thing, lease).await,
+            Some(Err(error)) => how(&error),
+            None => How::Cancelled,
         };
         self.shared.end(op, ended);
         ended

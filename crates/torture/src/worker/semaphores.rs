@@ -7,13 +7,13 @@ use std::time::Duration;
 use leasehold::{Acquire, Error, Permit, Semaphore};
 use tokio::time::sleep;
 
-use super::{Hands, Waited, how};
+use super::{Hands, Patience, Waited, how};
 use crate::clock;
 use crate::history::{Event, How, OpId};
 use crate::plan::THINGS;
 
 /// Nobody waits longer than this: a task that waits does nothing else.
-const PATIENCE: Duration = Duration::from_secs(25);
+const LONGEST: Duration = Duration::from_secs(25);
 
 impl Hands {
     pub(super) async fn use_semaphore(&mut self, thing: usize) {
@@ -26,16 +26,33 @@ impl Hands {
             26..40 => {
                 let limit = self.millis(20..2000);
                 let acquire = semaphore.acquire().within(limit);
-                self.acquire(thing, &semaphore, acquire, PATIENCE).await;
+                self.acquire(thing, &semaphore, acquire, Patience::For(LONGEST)).await;
             }
             40..52 => {
                 // Half of them while the question or its answer is on its way.
                 let longest = if self.chance(50) { 5 } else { 1200 };
-                let patience = self.millis(0..longest);
+                let patience = Patience::For(self.millis(0..longest));
                 self.acquire(thing, &semaphore, semaphore.acquire(), patience).await;
             }
-            _ => self.acquire(thing, &semaphore, semaphore.acquire(), PATIENCE).await,
+            52..64 => {
+                let patience = self.until_outage(client, LONGEST);
+                self.acquire(thing, &semaphore, semaphore.acquire(), patience).await;
+            }
+            _ => {
+                let patience = Patience::For(LONGEST);
+                self.acquire(thing, &semaphore, semaphore.acquire(), patience).await;
+            }
         }
+    }
+
+    pub(super) async fn cancel_semaphore(
+        &mut self,
+        thing: usize,
+        client: usize,
+        patience: Patience,
+    ) {
+        let Some(semaphore) = self.semaphore(thing, client) else { return };
+        self.acquire(thing, &semaphore, semaphore.acquire(), patience).await;
     }
 
     fn semaphore(&self, thing: usize, client: usize) -> Option<Semaphore> {
@@ -54,7 +71,7 @@ impl Hands {
         thing: usize,
         semaphore: &Semaphore,
         acquire: Acquire,
-        patience: Duration,
+        patience: Patience,
     ) {
         let op = self.shared.ask(thing, &acquire.id().client().to_string());
         // The future is gone, and with it the place in the queue, before its end is written down.
@@ -70,11 +87,12 @@ impl Hands {
         op: OpId,
         semaphore: &Semaphore,
         acquire: Acquire,
-        patience: Duration,
+        patience: Patience,
     ) -> Waited<Permit> {
         let id = acquire.id();
         let mut acquire = pin!(acquire);
-        let mut over = pin!(sleep(patience));
+        let shared = self.shared.clone();
+        let mut over = pin!(shared.lose_patience(patience));
         let mut finish = self.shared.finish.clone();
         let mut pause = Duration::from_millis(4);
         loop {
