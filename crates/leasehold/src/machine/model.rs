@@ -1,17 +1,23 @@
 //! The machine with several clients around it, in every order in which things can happen.
 //!
 //! Random histories are good at finding what is likely. Here a checker goes through *all* histories of a small
-//! world instead: a few clients, a store that runs the real [`Machine`], and a wire between them that loses, delays
-//! and reorders what it likes. Clients send again what was not answered, give up, let go, are cut off, and die.
+//! world instead: a few clients, a store that runs the real [`Machine`], and connections between them that delay what
+//! they like and break when they like. Clients send again what was not answered, give up, let go, are cut off, and die.
 //! Time passes or stands still between any two steps, so that every pause of a client is covered too: it is one that
 //! does nothing while the clock goes on.
 //!
 //! # What is real, and what is modelled
 //!
 //! The store is the code of `machine.rs`, under injected time. How long a holder believes is the engine's own rule,
-//! [`Held::valid_until`]. The rest of a client ([`client`]) follows `engine/desk.rs` by hand: one acquisition at a
-//! time, an id that is minted before it asks, a confirm before it believes, releases that are repeated until they are
-//! answered.
+//! [`Held::valid_until`]. The rest of a client ([`client`]) follows `engine/remote` by hand: one acquisition at a
+//! time, an id that is minted before it asks, a confirm before it believes, commands that are sent again if their outcome is
+//! unknown, and a release of whatever was sent, repeated until it is answered.
+//!
+//! The connection follows `engine/sender.rs` and its stores. Over one connection nothing overtakes anything; only wake-ups
+//! come and are lost as they like. When it breaks, all that is in flight becomes unknown. In a world with *stragglers* the
+//! old connection is not closed before the new one is up: its requests can be applied after those of the new one, whether
+//! their client still hears of it or not. That takes [`STRAGGLES_FOR`] at most. A release is repeated for two leases: in that
+//! time, whatever was applied so late has waited for a lease and left its permit unclaimed.
 //!
 //! Every client has the worst clock that the margin allows for: in the time of one lease it falls behind by all of it.
 //!
@@ -19,8 +25,8 @@
 //!
 //! Nothing counts up for ever. Two states that differ only in what the time is, in the numbers of ids and fences, or in
 //! which client is which, have the same futures, and [`view`] makes them one. So time and the number of acquisitions
-//! have no bound. What has one: the clients, the messages of one client that are on their way at once, and its ids
-//! that anybody still knows of.
+//! have no bound. What has one: the clients, the messages of one client that are on their way at once, those of its old
+//! connections, and its ids that anybody still knows of.
 //!
 //! # What is checked
 //!
@@ -45,14 +51,17 @@ mod store;
 mod tests;
 mod view;
 
-use client::{Client, Stage as ClientStage};
-use state::{Answer, Ask, Message, State, slot};
+use client::{Client, Life, Stage as ClientStage};
+use state::{Answer, Ask, Message, Over, State, slot};
 use store::Store;
 
 /// One step of the clock: as long as the margin of a short lease, so that both are whole numbers of steps.
 const TICK: Span = Span::from_millis(50);
 
 const CONFIRM_WITHIN: Span = TICK;
+
+/// For how long after it was sent a request of an old connection may be applied.
+const STRAGGLES_FOR: Span = TICK;
 
 /// By how much a client's clock falls behind in the time of one lease.
 const DRIFT: Span = TICK;
@@ -63,8 +72,10 @@ struct World {
     capacity: u32,
     terms: Terms,
     /// How many requests and answers of each client are on their way at once, at most. With none, a request is
-    /// answered at once or its answer is lost, and only wake-ups take their time.
+    /// answered at once or is lost or its answer is, and only wake-ups take their time.
     in_flight: &'static [usize],
+    /// How many requests and answers of its old connections are on their way beside those, at most.
+    stragglers: usize,
     /// How many ids of one client somebody knows of at once, at most.
     ids: usize,
     /// Whether clients die, and start anew as somebody else.
@@ -103,18 +114,35 @@ enum Broken {
     NoHandOver,
     /// An enqueue that is sent again is taken for a new one.
     AskedAnew,
+    /// What is let go is released only if its command was answered.
+    LostCancel,
+    /// A release is not sent again if it was not answered.
+    ReleasedOnce,
+    /// Whatever is heard of an id that was let go, no release follows.
+    LateAnswer,
+    /// Something is heard of an id while its release is in flight, and it is not released again.
+    NoAgain,
+    /// A release ends with its answer, whatever may still be applied.
+    NoRepeat,
 }
 
 #[derive(Clone, PartialEq, Debug)]
 enum Action {
     Acquire(usize),
     Send(usize, Ask, AcquisitionId),
-    /// There and back, or only there.
-    Trip(usize, Ask, AcquisitionId, Answered),
+    /// A request in a step of its own.
+    Trip(usize, Ask, AcquisitionId, Fate),
     /// The user lets go of what it holds or waits for, or it was lost and the engine does.
     LetGo(usize),
     Deliver(Message),
+    /// A wake-up or a straggler is lost.
     Lose(Message),
+    /// The connection is lost, and replaced at once.
+    Reconnect(usize),
+    /// The client learns that a message of an old connection will not be answered.
+    Settle(Message),
+    /// By now the store must have expired an id whose release was repeated.
+    Forget(usize, AcquisitionId),
     Cut(usize),
     Mend(usize),
     /// The client dies, and its successor is another one. The store takes the dead for connected.
@@ -124,18 +152,31 @@ enum Action {
     Tick,
 }
 
-type Answered = bool;
+/// What becomes of a request.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Fate {
+    Answered,
+    AnswerLost,
+    RequestLost,
+}
 
 impl World {
     fn is(&self, broken: Broken) -> bool {
         self.broken == Some(broken)
     }
 
+    /// Whether a request can be sent while another one of the same client may still be applied.
+    fn is_pipelined(&self) -> bool {
+        self.stragglers > 0 || self.in_flight.iter().any(|most| *most > 1)
+    }
+
     fn deliver(&self, state: &mut State, message: Message) {
         match message {
-            Message::Request { ask, id, sent } => {
-                let answer = state.serve(self, ask, id, sent);
-                state.put(Message::Answer(answer));
+            Message::Request { ask, id, sent, over } => {
+                let answer = state.serve(self, ask, id, (sent, over));
+                if over != Over::Closed {
+                    state.put(Message::Answer(answer));
+                }
             }
             Message::Answer(answer) => {
                 let now = state.now;
@@ -161,7 +202,9 @@ impl Model for World {
         let clients = (1..).zip(self.in_flight).map(|(n, most)| Client::new(n, *most)).collect();
         let now = Moment::from_micros(1000 * TICK.micros());
         let (store, wire) = (Arc::new(Store::new()), Vec::new());
-        vec![State { terms: self.terms, broken: self.broken, now, store, clients, wire }]
+        let Self { terms, broken, ids, .. } = *self;
+        let stragglers = self.stragglers > 0;
+        vec![State { terms, broken, ids, stragglers, now, store, clients, wire }]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
@@ -173,21 +216,40 @@ impl Model for World {
                         actions.push(Action::Acquire(slot));
                     }
                 }
-                ClientStage::Waiting { .. } | ClientStage::Held { .. } => {
+                ClientStage::Waiting(_) | ClientStage::Held { .. } => {
                     actions.push(Action::LetGo(slot));
                 }
             }
+            let current = state.on_the_way(slot, Over::Current);
             if client.connected && client.in_flight == 0 {
-                for (ask, id) in client.asks(self) {
-                    let trip = |answered| Action::Trip(slot, ask, id, answered);
-                    actions.extend([true, false].map(trip));
+                for (ask, id, _) in client.asks(self) {
+                    let trip = |fate| Action::Trip(slot, ask, id, fate);
+                    actions.extend([Fate::Answered, Fate::AnswerLost].map(trip));
+                    if client.minds_loss(self, ask, id) {
+                        actions.push(trip(Fate::RequestLost));
+                    }
                 }
-            } else if client.connected && state.on_the_way(slot) < client.in_flight {
-                let asks = client.asks(self).into_iter();
-                actions.extend(asks.map(|(ask, id)| Action::Send(slot, ask, id)));
+            } else if client.connected && current < client.in_flight {
+                for (ask, id, _) in client.asks(self) {
+                    if ask != Ask::Renew || !state.is_being_renewed(id) {
+                        actions.push(Action::Send(slot, ask, id));
+                    }
+                }
             }
-            if self.cuts {
-                actions.push(if client.connected { Action::Cut(slot) } else { Action::Mend(slot) });
+            let old = [Over::Old, Over::Closed].map(|over| state.on_the_way(slot, over));
+            let room = self.stragglers == 0 || current + old[0] + old[1] <= self.stragglers;
+            if current > 0 && room {
+                actions.push(Action::Reconnect(slot));
+            }
+            for release in &client.releases {
+                if release.life == Life::Answered && release.until <= state.now {
+                    actions.push(Action::Forget(slot, release.id));
+                }
+            }
+            if self.cuts && !client.connected {
+                actions.push(Action::Mend(slot));
+            } else if self.cuts && room {
+                actions.push(Action::Cut(slot));
             }
             if self.crashes {
                 if !client.is_new() {
@@ -198,9 +260,15 @@ impl Model for World {
                 }
             }
         }
-        for message in &state.wire {
-            actions.push(Action::Deliver(message.clone()));
-            actions.push(Action::Lose(message.clone()));
+        for (at, message) in state.wire.iter().enumerate() {
+            if message.over() != Some(Over::Current) || state.is_next(at) {
+                actions.push(Action::Deliver(message.clone()));
+            }
+            match message.over() {
+                Some(Over::Current) => {}
+                Some(Over::Old) => actions.push(Action::Settle(message.clone())),
+                Some(Over::Closed) | None => actions.push(Action::Lose(message.clone())),
+            }
         }
         actions.push(Action::Tick);
     }
@@ -209,22 +277,35 @@ impl Model for World {
         let mut next = state.clone();
         match action {
             Action::Acquire(slot) => next.clients[slot].acquire(),
-            Action::Send(_, ask, id) => next.put(Message::Request { ask, id, sent: state.now }),
-            Action::Trip(_, ask, id, answered) => {
-                let answer = next.serve(self, ask, id, state.now);
-                if answered {
-                    self.deliver(&mut next, Message::Answer(answer));
+            Action::Send(slot, ask, id) => next.send(slot, ask, id),
+            Action::Trip(slot, ask, id, fate) => {
+                next.clients[slot].sends(ask, id);
+                if fate == Fate::RequestLost {
+                    next.clients[slot].unanswered(self, ask, id, state.now);
+                } else {
+                    let answer = next.serve(self, ask, id, (state.now, Over::Current));
+                    if fate == Fate::Answered {
+                        self.deliver(&mut next, Message::Answer(answer));
+                    } else {
+                        next.clients[slot].unanswered(self, ask, id, state.now);
+                    }
                 }
             }
-            Action::LetGo(slot) => next.clients[slot].let_go(),
+            Action::LetGo(slot) => next.clients[slot].let_go(self, state.now),
             Action::Deliver(message) => {
                 next.take(&message);
                 self.deliver(&mut next, message);
             }
             Action::Lose(message) => next.take(&message),
-            Action::Cut(slot) => next.clients[slot].connected = false,
+            Action::Reconnect(slot) => next.disconnect(self, slot),
+            Action::Settle(message) => next.settle(self, &message),
+            Action::Forget(slot, id) => next.clients[slot].forget(id),
+            Action::Cut(slot) => {
+                next.disconnect(self, slot);
+                next.clients[slot].connected = false;
+            }
             Action::Mend(slot) => next.clients[slot].connected = true,
-            Action::Crash(slot) => next.clients[slot].crash(),
+            Action::Crash(slot) => next.crash(slot),
             Action::Notice(slot) => next.clients[slot].half_open = false,
             Action::Tick => next.now = state.now + TICK,
         }

@@ -29,6 +29,12 @@ impl World {
                 return false;
             }
             if !self.calm_step(&mut state) {
+                // What is still sent has been lost on its way.
+                let lost =
+                    |client: &Client| client.releases.iter().any(|own| own.life == Life::Sent);
+                if state.clients.iter().any(lost) {
+                    return false;
+                }
                 break;
             }
         }
@@ -39,23 +45,30 @@ impl World {
     /// False if there is nothing left to do.
     fn calm_step(&self, state: &mut State) -> bool {
         if let Some(message) = state.wire.first().cloned() {
-            state.take(&message);
-            self.deliver(state, message);
+            match message.over() {
+                Some(Over::Old) => state.settle(self, &message),
+                Some(Over::Closed) => state.take(&message),
+                _ => {
+                    state.take(&message);
+                    self.deliver(state, message);
+                }
+            }
             return true;
         }
         let now = state.now;
-        for client in &mut state.clients {
+        for slot in 0..state.clients.len() {
+            let client = &mut state.clients[slot];
             if !client.connected {
                 client.connected = true;
                 return true;
             }
             if matches!(client.stage, ClientStage::Held { .. }) {
-                client.let_go();
+                client.let_go(self, now);
                 return true;
             }
-            let urgent = client.asks(self).into_iter().find(|(ask, _)| *ask != Ask::Renew);
-            if let Some((ask, id)) = urgent {
-                state.wire.push(Message::Request { ask, id, sent: now });
+            let urgent = client.asks(self).into_iter().find(|(_, _, urgent)| *urgent);
+            if let Some((ask, id, _)) = urgent {
+                state.send(slot, ask, id);
                 return true;
             }
         }
@@ -63,8 +76,8 @@ impl World {
         if waiting {
             state.now = now + TICK;
             for slot in 0..state.clients.len() {
-                for (ask, id) in state.clients[slot].asks(self) {
-                    state.wire.push(Message::Request { ask, id, sent: state.now });
+                for (ask, id, _) in state.clients[slot].asks(self) {
+                    state.send(slot, ask, id);
                 }
             }
         }

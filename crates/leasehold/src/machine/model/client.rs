@@ -1,5 +1,5 @@
-//! The client's side of the model: what `engine/desk.rs` does about one acquisition, without timers, batches and
-//! threads. Whenever the engine might do something, it may be done here, and whenever that is.
+//! The client's side of the model: what `engine/remote` does about one acquisition, and what it sends, without timers,
+//! batches and threads. Whenever the engine might do something, it may be done here, and whenever that is.
 
 use super::*;
 
@@ -10,8 +10,7 @@ pub(super) struct Client {
     pub(super) in_flight: usize,
     sequence: u64,
     pub(super) stage: Stage,
-    /// Ids that it is done with, until a release of them is answered.
-    pub(super) letting_go: Vec<AcquisitionId>,
+    pub(super) releases: Vec<Release>,
     /// Whether it reaches the store, and wake-ups reach it.
     pub(super) connected: bool,
     /// Whether the store takes those for connected that died in this place.
@@ -21,18 +20,53 @@ pub(super) struct Client {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Stage {
     Idle,
-    Waiting {
-        id: AcquisitionId,
-        /// Whether the store has said that it is in the queue.
-        queued: bool,
-        /// Whether a permit is to be claimed.
-        woken: bool,
-    },
-    Held {
-        id: AcquisitionId,
-        fence: Option<Fence>,
-        valid_until: Moment,
-    },
+    Waiting(Waiting),
+    Held { id: AcquisitionId, doubtful: bool, fence: Option<Fence>, valid_until: Moment },
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Waiting {
+    pub(super) id: AcquisitionId,
+    /// Of its enqueue and its confirm.
+    pub(super) life: Life,
+    /// One of its requests was not answered.
+    pub(super) doubtful: bool,
+    /// Whether the store has said that it is in the queue.
+    pub(super) queued: bool,
+    /// Whether an enqueue is to be sent.
+    pub(super) enqueue: bool,
+    /// Whether a permit is to be claimed.
+    pub(super) confirm: bool,
+}
+
+/// The engine's `Life`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Life {
+    Unsent,
+    Sent,
+    Answered,
+    Unknown,
+}
+
+/// The engine's `Unreleased`: an id that the client is done with.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Release {
+    pub(super) id: AcquisitionId,
+    /// [`Life::Answered`] if it was, and is repeated all the same.
+    pub(super) life: Life,
+    /// The id is known to have been a holder: it is not looked for in the queue.
+    pub(super) confirmed: bool,
+    pub(super) doubtful: bool,
+    /// Something was heard of the id after the release was sent.
+    pub(super) again: bool,
+    /// By then the store must have expired the id.
+    pub(super) until: Moment,
+}
+
+impl Release {
+    fn ask(&self) -> Ask {
+        if self.confirmed { Ask::ReleaseHolder } else { Ask::Release }
+    }
 }
 
 /// Client ids say whose place it is, and how many have died there.
@@ -49,7 +83,7 @@ impl Client {
             in_flight,
             sequence: 0,
             stage: Stage::Idle,
-            letting_go: Vec::new(),
+            releases: Vec::new(),
             connected: true,
             half_open: false,
         }
@@ -57,18 +91,18 @@ impl Client {
 
     /// Whether dying would change nothing.
     pub(super) fn is_new(&self) -> bool {
-        self.stage == Stage::Idle && self.letting_go.is_empty()
+        self.stage == Stage::Idle && self.releases.is_empty()
     }
 
     pub(super) fn id(&self) -> Option<AcquisitionId> {
         match self.stage {
             Stage::Idle => None,
-            Stage::Waiting { id, .. } | Stage::Held { id, .. } => Some(id),
+            Stage::Waiting(Waiting { id, .. }) | Stage::Held { id, .. } => Some(id),
         }
     }
 
     pub(super) fn ids(&self) -> impl Iterator<Item = AcquisitionId> {
-        self.letting_go.iter().copied().chain(self.id())
+        self.releases.iter().map(|release| release.id).chain(self.id())
     }
 
     pub(super) fn believes(&self, now: Moment) -> bool {
@@ -81,15 +115,76 @@ impl Client {
         state.present().any(|(id, member)| id == own && super::store::fence(member) == believed)
     }
 
-    pub(super) fn acquire(&mut self) {
-        self.sequence += 1;
-        let id = AcquisitionId::new(self.own_id, self.sequence);
-        self.stage = Stage::Waiting { id, queued: false, woken: false };
+    /// Whether the client knows that the store may have this id.
+    pub(super) fn answers_for(&self, id: AcquisitionId) -> bool {
+        let waits = match self.stage {
+            Stage::Waiting(waiting) => waiting.id == id && waiting.life != Life::Unsent,
+            Stage::Held { id: own, .. } => own == id,
+            Stage::Idle => false,
+        };
+        waits || self.releases.iter().any(|release| release.id == id)
     }
 
-    pub(super) fn let_go(&mut self) {
-        self.letting_go.extend(self.id());
-        self.stage = Stage::Idle;
+    pub(super) fn acquire(&mut self) {
+        self.sequence += 1;
+        self.stage = Stage::Waiting(Waiting {
+            id: AcquisitionId::new(self.own_id, self.sequence),
+            life: Life::Unsent,
+            doubtful: false,
+            queued: false,
+            enqueue: true,
+            confirm: false,
+        });
+    }
+
+    pub(super) fn let_go(&mut self, world: &World, now: Moment) {
+        match std::mem::replace(&mut self.stage, Stage::Idle) {
+            Stage::Idle => {}
+            Stage::Waiting(Waiting { id, life, doubtful, .. }) => {
+                let lost = world.is(Broken::LostCancel) && life != Life::Answered;
+                if life != Life::Unsent && !lost {
+                    self.add_release(world, id, false, doubtful, now);
+                }
+            }
+            Stage::Held { id, doubtful, .. } => {
+                // Without an enqueue in flight or in doubt, a holder is not in the queue: then it is all the same.
+                let confirmed = !doubtful && world.is_pipelined();
+                self.add_release(world, id, confirmed, doubtful, now);
+            }
+        }
+    }
+
+    fn add_release(
+        &mut self,
+        world: &World,
+        id: AcquisitionId,
+        confirmed: bool,
+        doubtful: bool,
+        now: Moment,
+    ) {
+        let lease = world.terms.lease.unwrap_or(TICK);
+        let (life, again, until) = (Life::Unsent, false, now + lease + lease);
+        let doubtful = doubtful && world.is_pipelined();
+        self.releases.push(Release { id, life, confirmed, doubtful, again, until });
+    }
+
+    /// Nobody here waits for this id any more, and the store may know it.
+    fn ensure_released(&mut self, world: &World, id: AcquisitionId, doubtful: bool, now: Moment) {
+        if let Some(release) = self.release(id) {
+            release.again |= release.life == Life::Sent && !world.is(Broken::NoAgain);
+            release.doubtful |= doubtful;
+        } else if !world.is(Broken::LateAnswer) {
+            self.add_release(world, id, false, doubtful, now);
+        }
+    }
+
+    fn release(&mut self, id: AcquisitionId) -> Option<&mut Release> {
+        self.releases.iter_mut().find(|release| release.id == id)
+    }
+
+    /// A release that was repeated for long enough.
+    pub(super) fn forget(&mut self, id: AcquisitionId) {
+        self.releases.retain(|release| release.id != id);
     }
 
     pub(super) fn crash(&mut self) {
@@ -97,84 +192,156 @@ impl Client {
         *self = Self { own_id: successor, half_open: true, ..Self::new(1, self.in_flight) };
     }
 
-    /// What it may send now, for the first time or again.
-    pub(super) fn asks(&self, world: &World) -> Vec<(Ask, AcquisitionId)> {
-        let mut asks: Vec<_> = self.letting_go.iter().map(|id| (Ask::Release, *id)).collect();
+    /// What it may send now. What is urgent does not wait for a timer.
+    pub(super) fn asks(&self, world: &World) -> Vec<(Ask, AcquisitionId, Urgent)> {
+        let mut asks = Vec::new();
+        for release in &self.releases {
+            if release.life != Life::Sent {
+                asks.push((release.ask(), release.id, release.life != Life::Answered));
+            }
+        }
         match self.stage {
             Stage::Idle => {}
-            Stage::Waiting { id, queued, woken } => {
-                if woken {
-                    asks.push((Ask::Confirm, id));
+            Stage::Waiting(Waiting { id, queued, enqueue, confirm, .. }) => {
+                if confirm {
+                    asks.push((Ask::Confirm, id, true));
                 }
-                if !queued {
-                    asks.push((Ask::Enqueue, id));
-                } else if !world.is(Broken::NoBackstop) {
-                    asks.push((Ask::Renew, id));
+                if enqueue {
+                    asks.push((Ask::Enqueue, id, true));
+                } else if queued && !world.is(Broken::NoBackstop) {
+                    asks.push((Ask::Renew, id, false));
                 }
             }
-            Stage::Held { id, .. } => asks.push((Ask::Renew, id)),
+            Stage::Held { id, .. } => asks.push((Ask::Renew, id, false)),
         }
         asks
     }
 
-    pub(super) fn woken(&mut self, world: &World, woken_id: AcquisitionId, now: Moment) {
-        let Stage::Waiting { id, woken, .. } = &mut self.stage else { return };
-        if *id != woken_id {
+    /// Whether it makes a difference that a request was sent and lost.
+    pub(super) fn minds_loss(&self, world: &World, ask: Ask, id: AcquisitionId) -> bool {
+        let mut lost = self.clone();
+        lost.sends(ask, id);
+        lost.unanswered(world, ask, id, Moment::NEVER);
+        lost != *self
+    }
+
+    /// A command was packed into a request.
+    pub(super) fn sends(&mut self, ask: Ask, sent_id: AcquisitionId) {
+        if ask.releases() {
+            if let Some(release) = self.release(sent_id) {
+                (release.life, release.again) = (Life::Sent, false);
+            }
+        } else if let Stage::Waiting(waiting) = &mut self.stage
+            && ask != Ask::Renew
+        {
+            waiting.life = Life::Sent;
+            let wanted =
+                if ask == Ask::Enqueue { &mut waiting.enqueue } else { &mut waiting.confirm };
+            *wanted = false;
+        }
+    }
+
+    /// The connection was lost before the answer came.
+    pub(super) fn unanswered(&mut self, world: &World, ask: Ask, lost: AcquisitionId, now: Moment) {
+        if ask.releases() {
+            if world.is(Broken::ReleasedOnce) {
+                self.forget(lost);
+            } else if let Some(release) = self.release(lost) {
+                release.life = Life::Unknown;
+            }
             return;
         }
-        *woken = true;
+        if ask == Ask::Renew {
+            return;
+        }
+        match &mut self.stage {
+            Stage::Waiting(waiting) if waiting.id == lost => {
+                (waiting.life, waiting.doubtful) = (Life::Unknown, world.is_pipelined());
+                let wanted =
+                    if ask == Ask::Enqueue { &mut waiting.enqueue } else { &mut waiting.confirm };
+                *wanted = true;
+            }
+            Stage::Held { id, doubtful, .. } if *id == lost => *doubtful = world.is_pipelined(),
+            _ => self.ensure_released(world, lost, true, now),
+        }
+    }
+
+    pub(super) fn woken(&mut self, world: &World, woken_id: AcquisitionId, now: Moment) {
+        let Stage::Waiting(waiting) = &mut self.stage else { return };
+        if waiting.id != woken_id {
+            return;
+        }
+        waiting.confirm = true;
         if world.is(Broken::NoConfirm) {
             let held = Held { slot_number: 1, fence: None, valid_for: world.terms.lease };
             let valid_until = held.valid_until(world.terms, now) + DRIFT;
-            self.stage = Stage::Held { id: woken_id, fence: None, valid_until };
+            let doubtful = waiting.doubtful;
+            self.stage = Stage::Held { id: woken_id, doubtful, fence: None, valid_until };
         }
     }
 
     pub(super) fn answered(&mut self, world: &World, answer: &Answer, now: Moment) {
         let &Answer { ask, id, outcome, sent, .. } = answer;
-        let stays = matches!(outcome, Outcome::Held(_) | Outcome::Queued { .. });
-        if stays && ask != Ask::Renew && self.id() != Some(id) {
-            // Nobody waits for it any more, and the release may have come before.
-            self.give_back(id);
-        }
-        self.told(world, ask, id, outcome, sent, now);
-        for (id, held) in &answer.granted {
-            if self.id() != Some(*id) {
-                self.give_back(*id);
+        if ask.releases() {
+            self.released(world, id, now);
+        } else {
+            let known = matches!(outcome, Outcome::Held(_) | Outcome::Queued { .. });
+            if ask != Ask::Renew {
+                self.heard_of(world, id, known, now);
             }
-            self.told(world, ask, *id, Outcome::Held(*held), sent, now);
+            self.told(world, id, outcome, sent, now);
+        }
+        for (id, held) in &answer.granted {
+            self.heard_of(world, *id, true, now);
+            self.told(world, *id, Outcome::Held(*held), sent, now);
         }
     }
 
-    fn give_back(&mut self, id: AcquisitionId) {
-        if !self.letting_go.contains(&id) {
-            self.letting_go.push(id);
+    /// The store has answered what was asked of this id, or granted it a permit.
+    fn heard_of(&mut self, world: &World, id: AcquisitionId, known: bool, now: Moment) {
+        match &mut self.stage {
+            Stage::Waiting(waiting) if waiting.id == id => waiting.life = Life::Answered,
+            Stage::Held { id: own, .. } if *own == id => {}
+            _ if known => self.ensure_released(world, id, false, now),
+            _ => {}
+        }
+    }
+
+    fn released(&mut self, world: &World, id: AcquisitionId, now: Moment) {
+        let Some(release) = self.release(id) else { return };
+        if release.again {
+            (release.life, release.again) = (Life::Unknown, false);
+        } else if release.doubtful
+            && now < release.until
+            && world.stragglers > 0
+            && !world.is(Broken::NoRepeat)
+        {
+            release.life = Life::Answered;
+        } else {
+            self.forget(id);
         }
     }
 
     fn told(
         &mut self,
         world: &World,
-        ask: Ask,
         told_id: AcquisitionId,
         outcome: Outcome,
         sent: Moment,
         now: Moment,
     ) {
-        if matches!(outcome, Outcome::Removed(_)) {
-            self.letting_go.retain(|id| *id != told_id);
-        }
         if self.id() != Some(told_id) {
             return;
         }
         match (&mut self.stage, outcome) {
-            (Stage::Waiting { id, woken, .. }, Outcome::Held(held)) => {
+            (Stage::Waiting(waiting), Outcome::Held(held)) => {
                 let valid_until = world.valid_until(&held, sent, now);
                 if held.fence.is_some() && now < valid_until {
-                    self.stage = Stage::Held { id: *id, fence: held.fence, valid_until };
+                    let (id, doubtful, fence) = (waiting.id, waiting.doubtful, held.fence);
+                    self.stage = Stage::Held { id, doubtful, fence, valid_until };
                 } else {
                     // Either it is to be claimed first, or the answer took longer than it is good for.
-                    *woken = true;
+                    waiting.confirm = true;
                 }
             }
             // What has ended stays ended, also if nobody has noticed yet.
@@ -183,18 +350,21 @@ impl Client {
             {
                 *valid_until = world.valid_until(&held, sent, now).max(*valid_until);
             }
-            (Stage::Waiting { queued, woken, .. }, Outcome::Queued { .. } | Outcome::Waiting) => {
-                *queued = true;
-                *woken &= ask != Ask::Confirm;
+            (Stage::Waiting(waiting), Outcome::Queued { .. } | Outcome::Waiting) => {
+                waiting.queued = true;
             }
-            (Stage::Waiting { queued, woken, .. }, Outcome::Gone) => {
-                (*queued, *woken) = (false, false);
+            (Stage::Waiting(waiting), Outcome::Gone) => {
+                (waiting.queued, waiting.enqueue) = (false, true);
+                // A claim that is still to be sent finds nobody, unless something else comes before.
+                waiting.confirm &= world.is_pipelined();
             }
             (Stage::Held { .. }, Outcome::Gone) => self.stage = Stage::Idle,
             _ => {}
         }
     }
 }
+
+type Urgent = bool;
 
 impl World {
     /// The engine's rule, on a clock that falls behind.

@@ -48,6 +48,17 @@ pub(super) fn all(world: &World) -> Vec<Property<World>> {
                     _ => false,
                 })
             }),
+            Property::sometimes(
+                "an acquire is let go while its enqueue is in flight",
+                |_, state: &State| {
+                    state.wire.iter().any(|message| match message {
+                        Message::Request { ask: Ask::Enqueue, id, over: Over::Current, .. } => {
+                            state.clients[slot(*id)].id() != Some(*id)
+                        }
+                        _ => false,
+                    })
+                },
+            ),
             Property::sometimes("a lost wake-up is found by a renewal", |_, state: &State| {
                 state.wire.iter().any(|message| match message {
                     Message::Answer(Answer { ask: Ask::Renew, id, outcome, .. }) => {
@@ -58,6 +69,17 @@ pub(super) fn all(world: &World) -> Vec<Property<World>> {
                 })
             }),
         ]);
+    }
+    if world.stragglers > 0 {
+        all.push(Property::sometimes("an enqueue comes after its release", |_, state: &State| {
+            state.wire.iter().any(|message| match message {
+                Message::Request { ask: Ask::Enqueue, id, over: Over::Closed, .. } => {
+                    let releases = &state.clients[slot(*id)].releases;
+                    releases.iter().any(|own| own.id == *id && own.life == Life::Answered)
+                }
+                _ => false,
+            })
+        }));
     }
     all
 }

@@ -8,6 +8,8 @@ use super::*;
 pub(super) struct State {
     pub(super) terms: Terms,
     pub(super) broken: Option<Broken>,
+    pub(super) ids: usize,
+    pub(super) stragglers: bool,
     pub(super) now: Moment,
     pub(super) store: Arc<Store>,
     pub(super) clients: Vec<Client>,
@@ -16,9 +18,19 @@ pub(super) struct State {
 
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Message {
-    Request { ask: Ask, id: AcquisitionId, sent: Moment },
+    Request { ask: Ask, id: AcquisitionId, sent: Moment, over: Over },
     Answer(Answer),
     WakeUp(AcquisitionId),
+}
+
+/// Which connection of its client a message goes over. Over one connection, nothing overtakes anything.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Over {
+    Current,
+    /// One that was replaced. The client does not know yet whether there will be an answer.
+    Old,
+    /// One that was replaced, or whose client died: nobody waits for an answer. A straggler.
+    Closed,
 }
 
 /// What a client asks about an id.
@@ -28,6 +40,14 @@ pub(super) enum Ask {
     Confirm,
     Renew,
     Release,
+    /// The same, if it is known to hold: the store does not look for it in the queue.
+    ReleaseHolder,
+}
+
+impl Ask {
+    pub(super) fn releases(self) -> bool {
+        matches!(self, Self::Release | Self::ReleaseHolder)
+    }
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -38,9 +58,38 @@ pub(super) struct Answer {
     /// Others of the same client that were granted by the way.
     pub(super) granted: Vec<(AcquisitionId, Held)>,
     pub(super) sent: Moment,
+    pub(super) over: Over,
 }
 
 impl Message {
+    /// None for a wake-up: it may be lost, and comes whenever it likes.
+    pub(super) fn over(&self) -> Option<Over> {
+        match self {
+            Self::Request { over, .. } | Self::Answer(Answer { over, .. }) => Some(*over),
+            Self::WakeUp(_) => None,
+        }
+    }
+
+    /// What is asked, or was.
+    pub(super) fn ask(&self) -> Option<Ask> {
+        match self {
+            Self::Request { ask, .. } | Self::Answer(Answer { ask, .. }) => Some(*ask),
+            Self::WakeUp(_) => None,
+        }
+    }
+
+    /// Whether somebody waits for what comes of it.
+    pub(super) fn is_in_flight(&self) -> bool {
+        matches!(self.over(), Some(Over::Current | Over::Old))
+    }
+
+    fn move_to(&mut self, to: Over) {
+        match self {
+            Self::Request { over, .. } | Self::Answer(Answer { over, .. }) => *over = to,
+            Self::WakeUp(_) => {}
+        }
+    }
+
     pub(super) fn id(&self) -> AcquisitionId {
         match self {
             Self::Request { id, .. } | Self::Answer(Answer { id, .. }) | Self::WakeUp(id) => *id,
@@ -55,13 +104,75 @@ pub(super) fn slot(id: AcquisitionId) -> usize {
 
 impl State {
     pub(super) fn put(&mut self, message: Message) {
-        if !self.wire.contains(&message) {
+        if !matches!(message, Message::WakeUp(_)) || !self.wire.contains(&message) {
             self.wire.push(message);
         }
     }
 
     pub(super) fn take(&mut self, message: &Message) {
-        self.wire.retain(|other| other != message);
+        if let Some(at) = self.wire.iter().position(|other| other == message) {
+            self.wire.remove(at);
+        }
+    }
+
+    pub(super) fn send(&mut self, slot: usize, ask: Ask, id: AcquisitionId) {
+        self.clients[slot].sends(ask, id);
+        self.put(Message::Request { ask, id, sent: self.now, over: Over::Current });
+    }
+
+    /// Whether no other message of the same kind is before it on the same connection.
+    pub(super) fn is_next(&self, at: usize) -> bool {
+        let same = |message: &Message| {
+            let request = matches!(message, Message::Request { .. });
+            (slot(message.id()), message.over(), request)
+        };
+        let message = &self.wire[at];
+        !self.wire[..at].iter().any(|other| same(other) == same(message))
+    }
+
+    /// The connection is replaced. Without stragglers the old one is closed first, and then the client knows what was
+    /// not answered.
+    pub(super) fn disconnect(&mut self, world: &World, slot: usize) {
+        let of = |message: &Message| {
+            self::slot(message.id()) == slot && message.over() == Some(Over::Current)
+        };
+        if world.stragglers > 0 {
+            let mut wire = std::mem::take(&mut self.wire);
+            wire.iter_mut().filter(|message| of(message)).for_each(|own| own.move_to(Over::Old));
+            self.wire = wire;
+            return;
+        }
+        let (lost, wire) = std::mem::take(&mut self.wire).into_iter().partition(of);
+        self.wire = wire;
+        let lost: Vec<Message> = lost;
+        lost.iter().for_each(|message| self.unanswered(world, message));
+    }
+
+    /// The client learns that there will be no answer. A request may be applied all the same.
+    pub(super) fn settle(&mut self, world: &World, message: &Message) {
+        self.take(message);
+        self.unanswered(world, message);
+        if let Message::Request { .. } = message {
+            let mut straggler = message.clone();
+            straggler.move_to(Over::Closed);
+            self.put(straggler);
+        }
+    }
+
+    fn unanswered(&mut self, world: &World, message: &Message) {
+        let now = self.now;
+        if let (Some(ask), Some(client)) = (message.ask(), self.living(message.id())) {
+            client.unanswered(world, ask, message.id(), now);
+        }
+    }
+
+    /// A client dies. Its requests may be applied, and nobody hears of it.
+    pub(super) fn crash(&mut self, slot: usize) {
+        self.clients[slot].crash();
+        let of = |message: &Message| self::slot(message.id()) == slot;
+        self.wire.retain(|message| !of(message) || matches!(message, Message::Request { .. }));
+        let own = self.wire.iter_mut().filter(|message| of(message));
+        own.for_each(|message| message.move_to(Over::Closed));
     }
 
     /// The client of this id, unless it died.
@@ -69,11 +180,26 @@ impl State {
         Some(&mut self.clients[slot(id)]).filter(|client| client.own_id == id.client())
     }
 
-    pub(super) fn on_the_way(&self, slot: usize) -> usize {
-        let mine = |message: &&Message| {
-            !matches!(message, Message::WakeUp(_)) && self::slot(message.id()) == slot
-        };
+    pub(super) fn on_the_way(&self, slot: usize, over: Over) -> usize {
+        let mine =
+            |message: &&Message| message.over() == Some(over) && self::slot(message.id()) == slot;
         self.wire.iter().filter(mine).count()
+    }
+
+    /// Whether the client will hear of this id, or of what was asked of it.
+    pub(super) fn is_in_flight(&self, id: AcquisitionId) -> bool {
+        let concerns = |message: &&Message| match message {
+            Message::Answer(answer) => {
+                answer.id == id || answer.granted.iter().any(|(other, _)| *other == id)
+            }
+            message => message.id() == id,
+        };
+        self.wire.iter().filter(|message| message.is_in_flight()).any(|own| concerns(&own))
+    }
+
+    pub(super) fn is_being_renewed(&self, id: AcquisitionId) -> bool {
+        let renews = |message: &&Message| message.ask() == Some(Ask::Renew) && message.id() == id;
+        self.wire.iter().filter(|message| message.is_in_flight()).any(|own| renews(&own))
     }
 
     /// Every id of this client and of those it took the place of, that anybody still knows of, in order.
@@ -111,6 +237,7 @@ impl State {
     /// that could change that, and that a dead one was taken for connected when none is known of any more. Losing
     /// a message is always possible, so that nothing is made up by this.
     pub(super) fn tidy(&mut self, world: &World) {
+        self.drop_late();
         let wire = std::mem::take(&mut self.wire);
         for message in &wire {
             if self.would_tell(world, message, &wire) {
@@ -127,20 +254,34 @@ impl State {
         }
     }
 
+    /// Requests of an old connection that were not applied in time never are.
+    fn drop_late(&mut self) {
+        let now = self.now;
+        let clients = &self.clients;
+        self.wire.retain(|message| match message {
+            Message::Request { id, sent, over: Over::Closed, .. } => {
+                clients[slot(*id)].own_id != id.client() || now <= *sent + STRAGGLES_FOR
+            }
+            _ => true,
+        });
+    }
+
     fn would_tell(&self, world: &World, message: &Message, wire: &[Message]) -> bool {
         let client = &self.clients[slot(message.id())];
         let lives = client.own_id == message.id().client();
         match message {
             Message::Request { .. } => true,
             Message::WakeUp(id) => {
-                matches!(client.stage, ClientStage::Waiting { id: own, .. } if own == *id)
+                matches!(client.stage, ClientStage::Waiting(waiting) if waiting.id == *id)
             }
             Message::Answer(answer) => {
                 let mine = wire.iter().filter(|other| slot(other.id()) == slot(answer.id));
                 let alone = mine.count() == 1;
                 let mut told = client.clone();
                 told.answered(world, answer, self.now);
-                lives && !(alone && told == *client)
+                let mut lost = client.clone();
+                lost.unanswered(world, answer.ask, answer.id, self.now);
+                lives && !(alone && told == *client && lost == *client)
             }
         }
     }

@@ -91,8 +91,7 @@ impl Store {
         let places = after.queue.iter().count();
         let once = holders == after.holding as usize && holders + places == after.members.len();
         let had = old(&id).and_then(fence);
-        let kept =
-            ask == Ask::Release || had.is_none() || had == after.members.get(&id).and_then(fence);
+        let kept = ask.releases() || had.is_none() || had == after.members.get(&id).and_then(fence);
         if !once || !kept || places != self.line.len() {
             self.wrong = Some(Wrong::Twice);
         }
@@ -118,7 +117,7 @@ impl State {
         world: &World,
         ask: Ask,
         id: AcquisitionId,
-        sent: Moment,
+        (sent, over): (Moment, Over),
     ) -> Answer {
         let before = self.store.clone();
         let mut store = Store::clone(&before);
@@ -132,14 +131,22 @@ impl State {
         let mut effects = Effects::default();
         let now = self.store_time(self.now);
         let wake = &mut |id| {
-            let heard = self.reaches(id) && !(world.is(Broken::NoHandOver) && ask == Ask::Release);
+            let heard = self.reaches(id) && !(world.is(Broken::NoHandOver) && ask.releases());
             woken.extend(heard.then_some(id));
             heard
         };
         let confirm_within = CONFIRM_WITHIN;
         let from = id.client();
         let mut call = Call { from, now, confirm_within, wake, effects: &mut effects };
-        let outcome = store.machine.apply(&self.command(world, ask, id), &mut call);
+        let mut command = self.command(world, ask, id);
+        if ask == Ask::ReleaseHolder {
+            // As the scripts do it: they do not look for a confirmed holder among the waiters.
+            store.machine.apply(&Command::Sweep, &mut call);
+            if store.machine.position(id).is_some() {
+                command = Command::Sweep;
+            }
+        }
+        let outcome = store.machine.apply(&command, &mut call);
         if world.is(Broken::Lifo) {
             store.machine.let_the_last_be_first(&before.machine);
         }
@@ -154,7 +161,7 @@ impl State {
         }
         let granted = effects.granted.into_iter().map(|(id, held, ())| (id, held));
         let granted = granted.filter(|(other, _)| *other != id).collect();
-        Answer { ask, id, outcome, granted, sent }
+        Answer { ask, id, outcome, granted, sent, over }
     }
 
     fn command(&self, world: &World, ask: Ask, id: AcquisitionId) -> Command {
@@ -167,7 +174,7 @@ impl State {
             }
             Ask::Confirm => Command::Confirm { id, terms },
             Ask::Renew => Command::Renew { id, lease: terms.lease },
-            Ask::Release => {
+            Ask::Release | Ask::ReleaseHolder => {
                 let holders = self.store.machine.holders();
                 let somebody = holders.first().map(|row| row.id);
                 let anybody = world.is(Broken::NoOwnership) && !self.store.knows(id);
@@ -177,7 +184,8 @@ impl State {
         }
     }
 
-    /// Whether everyone who is gone will be forgotten.
+    /// Whether everyone who is gone will be forgotten, and every client answers for all of its ids that the store has.
+    /// Those that would expire are no exception, unless their client died.
     pub(super) fn leaves_nothing(&self, world: &World) -> bool {
         let mut machine = self.store.machine.clone();
         let longest = world.terms.lease.unwrap_or(TICK);
@@ -190,11 +198,10 @@ impl State {
         };
         machine.apply(&Command::Sweep, &mut call);
         let forgotten = machine.is_empty() && !machine.is_timed() && machine.waiting() == 0;
-        // Where nothing overtakes anything, the engine does not even need the store to forget.
         let left = |id: AcquisitionId| {
             let client = &self.clients[slot(id)];
             let lives = client.own_id == id.client();
-            lives && client.in_flight < 2 && client.is_new() && self.on_the_way(slot(id)) == 0
+            lives && !client.answers_for(id) && !self.is_in_flight(id)
         };
         forgotten && !self.present().any(|(id, _)| left(id))
     }

@@ -15,6 +15,7 @@ fn world(capacity: u32, in_flight: &'static [usize]) -> World {
         in_flight,
         terms: Terms { lease, ttl: None },
         ids: 1,
+        stragglers: 0,
         crashes: false,
         cuts: false,
         broken: None,
@@ -31,6 +32,10 @@ impl World {
         Self { cuts: true, ..self }
     }
 
+    fn with_stragglers(self, stragglers: usize) -> Self {
+        Self { stragglers, ..self }
+    }
+
     fn with_ids(self, ids: usize) -> Self {
         Self { ids, ..self }
     }
@@ -41,8 +46,13 @@ impl World {
     }
 
     fn describe(&self) -> String {
-        let Self { capacity, in_flight, ids, terms, crashes, cuts, .. } = self;
-        let extras = [(*crashes, "crashes"), (*cuts, "cuts"), (terms.ttl.is_some(), "a TTL")];
+        let Self { capacity, in_flight, ids, terms, crashes, cuts, stragglers, .. } = self;
+        let extras = [
+            (*crashes, "crashes"),
+            (*cuts, "cuts"),
+            (terms.ttl.is_some(), "a TTL"),
+            (*stragglers > 0, "stragglers"),
+        ];
         let extras: Vec<_> = extras.iter().filter(|(is, _)| *is).map(|(_, what)| *what).collect();
         format!("capacity {capacity}, in flight {in_flight:?}, ids {ids}, {}", extras.join(", "))
     }
@@ -118,6 +128,11 @@ fn a_broken_world_is_found_out() {
         (Broken::NoOwnership, two(), "6: self-fencing"),
         (Broken::ComesBack, world(1, &[2, 0]), "6: who believes holds"),
         (Broken::NoExpiry, two(), "7: no leak"),
+        (Broken::LostCancel, two(), "7: no leak"),
+        (Broken::ReleasedOnce, two(), "7: no leak"),
+        (Broken::LateAnswer, world(1, &[1, 0]).with_stragglers(1), "7: no leak"),
+        (Broken::NoAgain, world(1, &[1, 0]).with_stragglers(1), "7: no leak"),
+        (Broken::NoRepeat, world(1, &[1, 0]).with_stragglers(1), "7: no leak"),
         (Broken::NoBackstop, two(), "everyone who waits holds in the end"),
     ];
     let always = |property: &Property<World>| property.expectation == Expectation::Always;

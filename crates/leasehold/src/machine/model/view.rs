@@ -7,6 +7,7 @@
 //!
 //! This runs for every state that is generated, most of which are known already: hence the plain loops.
 
+use super::client::{Release, Waiting};
 use super::*;
 
 /// What the parts of a state are measured by.
@@ -19,6 +20,13 @@ struct Scale<'a> {
 fn small(number: usize) -> u8 {
     u8::try_from(number).unwrap_or(u8::MAX)
 }
+
+fn flags(flags: [bool; 4]) -> u8 {
+    flags.into_iter().fold(0, |all, flag| all << 1 | u8::from(flag))
+}
+
+/// What a message begins with that goes over the current connection: this for a request, and one more for an answer.
+const ORDERED: u8 = 2;
 
 /// How many steps of the clock it is until then.
 fn steps(now: u64, then: u64) -> u8 {
@@ -73,20 +81,31 @@ impl<'a> Scale<'a> {
         let ids = self.state.ids_of(slot, &self.present);
         let number = |id| small(ids.binary_search(&id).unwrap_or(usize::MAX));
         let mut view = Vec::with_capacity(32);
-        let flags = u8::from(client.connected) | u8::from(client.half_open) << 1;
-        view.extend([small(client.in_flight), flags]);
+        let reach = u8::from(client.connected) | u8::from(client.half_open) << 1;
+        view.extend([small(client.in_flight), reach]);
         match client.stage {
             ClientStage::Idle => view.push(0),
-            ClientStage::Waiting { id, queued, woken } => {
-                view.extend([1, number(id), u8::from(queued) | u8::from(woken) << 1]);
+            ClientStage::Waiting(waiting) => {
+                let Waiting { id, life, doubtful, queued, enqueue, confirm } = waiting;
+                view.extend([1, number(id), self.life(life)]);
+                view.push(flags([doubtful, queued, enqueue, confirm]));
             }
-            ClientStage::Held { id, fence, valid_until } => {
-                view.extend([2, number(id), self.rank(fence), self.until(valid_until.micros())]);
+            ClientStage::Held { id, doubtful, fence, valid_until } => {
+                view.extend([2, number(id), flags([doubtful, false, false, false])]);
+                view.extend([self.rank(fence), self.until(valid_until.micros())]);
             }
         }
         for id in &ids {
             let lives = u8::from(id.client() == client.own_id);
-            view.push(lives | u8::from(client.letting_go.contains(id)) << 1);
+            view.push(lives);
+            for release in client.releases.iter().filter(|release| release.id == *id) {
+                let Release { life, confirmed, doubtful, again, until, .. } = *release;
+                let (sent, repeats) = (life == Life::Sent, life == Life::Answered);
+                view.extend([3 + u8::from(repeats), flags([confirmed, doubtful, again, sent])]);
+                if self.state.stragglers {
+                    view.push(self.until(until.micros()));
+                }
+            }
             self.member(*id, &mut view);
         }
         let mut messages: Vec<Vec<u8>> = Vec::new();
@@ -95,7 +114,13 @@ impl<'a> Scale<'a> {
                 messages.push(self.message(message, &number));
             }
         }
-        messages.sort_unstable();
+        // The order of those on the current connection matters.
+        messages.sort_by(|one, other| match (one[0], other[0]) {
+            (here, there) if here == there && (here == ORDERED || here == ORDERED + 1) => {
+                std::cmp::Ordering::Equal
+            }
+            _ => one.cmp(other),
+        });
         for message in &messages {
             view.extend_from_slice(message);
         }
@@ -135,11 +160,17 @@ impl<'a> Scale<'a> {
     fn message(&self, message: &Message, number: &impl Fn(AcquisitionId) -> u8) -> Vec<u8> {
         match message {
             Message::WakeUp(id) => vec![1, number(*id)],
-            Message::Request { ask, id, sent } => {
-                vec![2, number(*id), *ask as u8, self.good_for(*ask, *id, *sent)]
+            Message::Request { ask, id, sent, over } => {
+                let over = ORDERED + 2 * (*over as u8);
+                let mut view = vec![over, number(*id), *ask as u8, self.good_for(*ask, *id, *sent)];
+                if self.state.stragglers {
+                    view.push(self.until(sent.micros() + STRAGGLES_FOR.micros() + 1));
+                }
+                view
             }
-            Message::Answer(Answer { ask, id, outcome, granted, sent }) => {
-                let mut view = vec![3, number(*id), *ask as u8, small(granted.len())];
+            Message::Answer(Answer { ask, id, outcome, granted, sent, over }) => {
+                let over = ORDERED + 1 + 2 * (*over as u8);
+                let mut view = vec![over, number(*id), *ask as u8, small(granted.len())];
                 self.outcome(*outcome, *sent, &mut view);
                 for (id, held) in granted {
                     view.push(number(*id));
@@ -172,7 +203,8 @@ impl<'a> Scale<'a> {
     /// to another acquisition of the same client.
     fn good_for(&self, ask: Ask, id: AcquisitionId, sent: Moment) -> u8 {
         let client = &self.state.clients[slot(id)];
-        let wanted = client.id() == Some(id) || ask == Ask::Release && client.own_id == id.client();
+        let others = self.state.ids > 1 && client.own_id == id.client();
+        let wanted = client.id() == Some(id) || ask.releases() && others;
         let lease = self.state.terms.lease.map_or(0, Span::micros);
         if wanted { self.until(sent.micros() + lease + self.slack()) } else { 0 }
     }
@@ -181,6 +213,15 @@ impl<'a> Scale<'a> {
     fn slack(&self) -> u64 {
         let no_margin = self.state.broken == Some(Broken::NoMargin);
         if no_margin { self.state.terms.margin().micros() } else { 0 }
+    }
+
+    /// Only whether it was sent matters: what was sent is answered for until a release is answered.
+    fn life(&self, life: Life) -> u8 {
+        match life {
+            Life::Unsent => 0,
+            Life::Answered if self.state.broken == Some(Broken::LostCancel) => 2,
+            _ => 1,
+        }
     }
 
     fn until(&self, micros: u64) -> u8 {
