@@ -329,6 +329,21 @@ fn the_thread_ends_with_the_last_that_uses_it() {
     assert_eq!(store.world().count("s"), (0, 0));
 }
 
+/// The release of a permit that was dropped is given up when the store must have expired it, and then nothing is left.
+#[test]
+fn the_thread_ends_although_the_store_is_not_reached_again() {
+    let store = Simulated::default();
+    let client = client(&store);
+    let short = client.semaphore("s", 1).lease(Duration::from_millis(300)).build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let permit = runtime.block_on(deadline(short.acquire())).unwrap();
+    let core = Arc::downgrade(short.inner.named.core());
+    store.cut(client.id());
+    runtime.block_on(eventually(async || client.outage().is_some()));
+    drop((permit, short, client));
+    runtime.block_on(eventually(async || core.upgrade().is_none()));
+}
+
 /// Asked about while it is on its way, the store does not know it. That is no reason to queue.
 #[tokio::test]
 async fn a_try_does_not_become_a_wait_when_the_connection_is_new() {

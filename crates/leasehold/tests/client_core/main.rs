@@ -12,6 +12,7 @@ use testkit::redis_server::RedisServer;
 use testkit::wait::{deadline, eventually};
 use tokio::task::JoinHandle;
 
+mod bounds;
 mod cancel;
 mod close;
 mod outage;

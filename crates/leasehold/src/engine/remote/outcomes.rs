@@ -222,13 +222,7 @@ impl State {
             // It was said before.
             Outcome::Full if !ticket.is_waiting() => {}
             Outcome::Full => {
-                // One that was sent twice may still be applied.
-                let doubtful = own.doubtful && self.core.has_stragglers();
-                if doubtful {
-                    self.end(id);
-                } else {
-                    self.forget(id);
-                }
+                self.forget_in_store(id);
                 ticket.full(after);
             }
             // Its enqueue is under way, and will be answered.
@@ -239,10 +233,20 @@ impl State {
                 self.want_enqueue(id);
             }
             Outcome::Gone => {
-                self.forget(id);
+                self.forget_in_store(id);
                 ticket.lose(LossReason::Gone, after);
             }
             Outcome::Removed(_) | Outcome::Swept => {}
+        }
+    }
+
+    /// The store does not know it. But if it was sent over an earlier connection, too, it may still be applied.
+    fn forget_in_store(&mut self, id: AcquisitionId) {
+        let own = self.acquisitions.get(&id);
+        if own.is_some_and(|own| own.doubtful && self.core.has_stragglers()) {
+            self.end(id);
+        } else {
+            self.forget(id);
         }
     }
 

@@ -211,6 +211,11 @@ impl State {
         if let Some(release) = self.releases.get_mut(&id) {
             release.again |= release.life == Life::Sent;
             release.doubtful |= doubtful;
+            // It may wait in the queue again, and its time counts anew.
+            release.confirmed = false;
+            let lease = self.longest_lease;
+            release.until =
+                release.until.zip(lease).map(|(_, lease)| Moment::now() + lease + lease);
             return;
         }
         let terms = Terms { lease: self.longest_lease, ttl: None };

@@ -25,6 +25,7 @@ pub(super) enum Stage {
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
+#[allow(clippy::struct_excessive_bools)] // each is one of the engine's
 pub(super) struct Waiting {
     pub(super) id: AcquisitionId,
     /// Of its enqueue and its confirm.
@@ -173,6 +174,9 @@ impl Client {
         if let Some(release) = self.release(id) {
             release.again |= release.life == Life::Sent && !world.is(Broken::NoAgain);
             release.doubtful |= doubtful;
+            // It may wait in the queue again, and its time counts anew.
+            let lease = world.terms.lease.unwrap_or(TICK);
+            (release.confirmed, release.until) = (false, now + lease + lease);
         } else if !world.is(Broken::LateAnswer) {
             self.add_release(world, id, false, doubtful, now);
         }
@@ -357,6 +361,10 @@ impl Client {
                 (waiting.queued, waiting.enqueue) = (false, true);
                 // A claim that is still to be sent finds nobody, unless something else comes before.
                 waiting.confirm &= world.is_pipelined();
+            }
+            // What was sent over an earlier connection, too, may still be applied.
+            (Stage::Held { doubtful: true, .. }, Outcome::Gone) if world.stragglers > 0 => {
+                self.let_go(world, now);
             }
             (Stage::Held { .. }, Outcome::Gone) => self.stage = Stage::Idle,
             _ => {}

@@ -145,7 +145,9 @@ impl State {
         let (lost, wire) = std::mem::take(&mut self.wire).into_iter().partition(of);
         self.wire = wire;
         let lost: Vec<Message> = lost;
-        lost.iter().for_each(|message| self.unanswered(world, message));
+        for message in &lost {
+            self.unanswered(world, message);
+        }
     }
 
     /// The client learns that there will be no answer. A request may be applied all the same.

@@ -1,0 +1,219 @@
+//! Every call is bounded, whoever else is under way, and what was granted to nobody is released.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Error, RenewStatus, Retry};
+use testkit::by_hand::ByHand;
+use testkit::local_store::LocalStore;
+use testkit::proxy::FaultProxy;
+use testkit::redis_server::RedisServer;
+use testkit::wait::{deadline, eventually};
+
+use super::{MINUTES, PROMPT, acquire, ask, connect, connect_with, one, only_when_notified};
+
+const LOCK: &str = "syncguard:k";
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// A server behind a proxy that refuses connections from now on.
+fn out_of_reach(proxy: &FaultProxy) {
+    proxy.refuse(true);
+    proxy.cut();
+}
+
+#[tokio::test]
+async fn a_close_during_an_outage_does_not_wait_for_what_was_never_sent() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let client = connect(&proxy.url()).await;
+    let semaphore = one(&client);
+    out_of_reach(&proxy);
+    eventually(async || client.outage().is_some()).await;
+    let mut waits = ByHand::new(semaphore.acquire());
+    assert!(waits.poll().is_none());
+    let begun = Instant::now();
+    deadline(client.close()).await.unwrap();
+    assert!(begun.elapsed() < PROMPT, "it took {:?}", begun.elapsed());
+    assert!(matches!(waits.poll(), Some(Err(Error::Closed))));
+}
+
+/// The answer is here, and nobody has looked at it.
+#[tokio::test]
+async fn a_close_that_crosses_a_grant_leaves_no_lock() {
+    let server = RedisServer::start();
+    let client = connect(&server.url()).await;
+    let lock = client.lock("k").auto_extend().lease(MINUTES).build().unwrap();
+    let mut waits = ByHand::new(lock.acquire());
+    assert!(waits.poll().is_none());
+    eventually(async || ask::<bool>(&server, &["EXISTS", LOCK])).await;
+    let begun = Instant::now();
+    deadline(client.close()).await.unwrap();
+    assert!(begun.elapsed() < PROMPT, "it took {:?}", begun.elapsed());
+    assert!(matches!(waits.poll(), Some(Err(Error::Closed))));
+    eventually(async || !ask::<bool>(&server, &["EXISTS", LOCK])).await;
+}
+
+#[tokio::test]
+async fn a_release_of_an_instance_goes_on_if_it_is_dropped() {
+    let server = RedisServer::start();
+    let client = connect(&server.url()).await;
+    let pool = client.pool("p", 1).build().unwrap();
+    for _ in 0..5 {
+        deadline(pool.acquire("a")).await.unwrap();
+        let mut release = ByHand::new(pool.release("a"));
+        let _ = release.poll();
+        drop(release);
+        eventually(async || pool.renew("a").await.unwrap().status == RenewStatus::NotHeld).await;
+    }
+}
+
+/// Whoever shares an instance id takes turns in asking the store.
+#[tokio::test]
+async fn a_try_is_bounded_while_another_task_has_the_turn() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let client = connect_with(&proxy.url(), ANSWER).await;
+    let pool = client.pool("p", 5).retry(Retry::default().within(MINUTES)).build().unwrap();
+    let held = deadline(pool.lease("a")).await.unwrap();
+    out_of_reach(&proxy);
+    let mut waits = ByHand::new(pool.lease("a"));
+    assert!(waits.poll().is_none());
+    let begun = Instant::now();
+    let error = deadline(pool.try_lease("a")).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    let error = deadline(held.release()).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert!(begun.elapsed() < 2 * ANSWER + PROMPT, "it took {:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn an_extension_is_bounded_while_the_lock_extends_itself() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let client = connect_with(&proxy.url(), ANSWER).await;
+    let lock = client.lock("k").lease(Duration::from_secs(9)).auto_extend().build().unwrap();
+    let guard = deadline(lock.acquire()).await.unwrap();
+    out_of_reach(&proxy);
+    // Its own extension is due after a third.
+    tokio::time::sleep(Duration::from_millis(3200)).await;
+    let begun = Instant::now();
+    deadline(guard.extend(MINUTES)).await.unwrap_err();
+    assert!(begun.elapsed() < ANSWER + PROMPT, "it took {:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn an_extended_lock_that_is_dropped_during_an_outage_is_released_after_it() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let client = connect_with(&proxy.url(), Duration::from_millis(300)).await;
+    let lock = client.lock("k").lease(Duration::from_millis(500)).build().unwrap();
+    let guard = deadline(lock.acquire()).await.unwrap();
+    deadline(guard.extend(MINUTES)).await.unwrap();
+    out_of_reach(&proxy);
+    drop(guard);
+    // Longer than its declared lease.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    proxy.refuse(false);
+    eventually(async || !ask::<bool>(&server, &["EXISTS", LOCK])).await;
+}
+
+#[tokio::test]
+async fn a_wake_up_passes_on_if_the_woken_waiter_is_dropped() {
+    let server = RedisServer::start();
+    let (client, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    for _ in 0..5 {
+        let held = deadline(other.lock("k").build().unwrap().acquire()).await.unwrap();
+        let lock = client.lock("k").retry(only_when_notified()).build().unwrap();
+        let mut first = ByHand::new(lock.acquire());
+        assert!(first.poll().is_none());
+        let waiting = || ask::<u32>(&server, &["SCARD", &format!("adv-sem:lock_waiting:{LOCK}")]);
+        eventually(async || first.poll().is_none() && waiting() == 1).await;
+        let rival = lock.clone();
+        let second = tokio::spawn(async move { rival.acquire().await });
+        let asked = || server.command_count("evalsha");
+        let before = asked();
+        eventually(async || asked() > before).await;
+        assert!(deadline(held.release()).await.unwrap());
+        // It learns of the release, and is dropped before it could ask; or the other one was quicker.
+        eventually(async || second.is_finished() || first.poll().is_some() || waiting() == 0).await;
+        let _ = first.poll();
+        drop(first);
+        let guard = deadline(second).await.unwrap().unwrap();
+        assert!(deadline(guard.release()).await.unwrap());
+    }
+}
+
+/// That somebody stops waiting for an answer says nothing about the connection.
+#[tokio::test]
+async fn questions_that_are_given_up_do_not_cost_the_connection() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let client = connect(&proxy.url()).await;
+    let semaphore = one(&client);
+    let held = acquire(&semaphore).await;
+    let before = proxy.traffic().accepted;
+    proxy.delay(Duration::from_millis(25));
+    for _ in 0..20 {
+        let _ = tokio::time::timeout(Duration::from_millis(10), semaphore.stats()).await;
+    }
+    proxy.heal();
+    deadline(semaphore.stats()).await.unwrap();
+    assert_eq!(proxy.traffic().accepted, before);
+    assert!(deadline(held.release()).await.unwrap());
+}
+
+/// Tens of thousands who wait, and as many who have given up, cost an uninvolved permit nothing.
+#[tokio::test]
+async fn a_crowd_that_waits_for_locks_during_an_outage_holds_up_nobody() {
+    const CROWD: usize = 10_000;
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let client = connect(&proxy.url()).await;
+    let semaphore = one(&client);
+    out_of_reach(&proxy);
+    eventually(async || client.outage().is_some()).await;
+    let wait = |number: usize| {
+        let lock = client.lock(&format!("k{number}")).retry(only_when_notified()).build().unwrap();
+        let mut waits = ByHand::new(async move { lock.acquire().await });
+        assert!(waits.poll().is_none());
+        waits
+    };
+    let waiting: Vec<_> = (0..CROWD).map(wait).collect();
+    drop((CROWD..2 * CROWD).map(wait).collect::<Vec<_>>());
+    let begun = Instant::now();
+    let limit = Duration::from_millis(50);
+    deadline(semaphore.acquire().within(limit)).await.unwrap_err();
+    assert!(begun.elapsed() < limit + PROMPT, "it took {:?}", begun.elapsed());
+    proxy.refuse(false);
+    let begun = Instant::now();
+    drop(waiting);
+    acquire(&semaphore).await.check().unwrap();
+    assert!(begun.elapsed() < 3 * PROMPT, "it took {:?}", begun.elapsed());
+}
+
+/// One row that is damaged is the trouble of its own name.
+#[tokio::test]
+async fn a_name_that_cannot_be_read_on_one_host_leaves_the_others_alone() {
+    let store = LocalStore::new();
+    let client = leasehold::Client::local(store.path()).await.unwrap();
+    let good: Vec<_> = (0..10).map(|n| client.semaphore(&format!("good {n}"), 1)).collect();
+    let good: Vec<_> = good.into_iter().map(|builder| builder.build().unwrap()).collect();
+    let bad = client.semaphore("bad", 1).build().unwrap();
+    for semaphore in good.iter().chain([&bad]) {
+        assert!(deadline(acquire(semaphore).await.release()).await.unwrap());
+    }
+    let database = rusqlite::Connection::open(store.path()).unwrap();
+    database.execute("UPDATE semaphores SET held = -1 WHERE name = 'bad'", []).unwrap();
+    for _ in 0..20 {
+        let mut wrong = ByHand::new(bad.acquire());
+        assert!(wrong.poll().is_none());
+        let mut waits: Vec<_> = good.iter().map(|own| ByHand::new(own.acquire())).collect();
+        for own in &mut waits {
+            let _ = own.poll();
+        }
+        drop(waits);
+        for semaphore in &good {
+            assert!(deadline(acquire(semaphore).await.release()).await.unwrap());
+        }
+    }
+    deadline(bad.acquire()).await.unwrap_err();
+}
