@@ -9,7 +9,7 @@ use crate::clock::{Moment, Span};
 use crate::engine::lease::Keep;
 use crate::engine::lock_waiters::LockWaiters;
 use crate::engine::timers::Alarm;
-use crate::machine::lock::{Acquired, LockCommand, Notify};
+use crate::machine::lock::{Acquired, LockCommand, NotifyWhen};
 use crate::name::{Name, millis};
 use crate::{Error, Retry};
 
@@ -104,7 +104,7 @@ impl Lock {
     pub async fn try_acquire(&self) -> Result<Option<LockGuard>, Error> {
         let core = self.inner.locks.engine.core();
         let waited_for = core.lock_waiters.any(&self.inner.key);
-        let notify = if waited_for { Notify::Always } else { Notify::Never };
+        let notify = if waited_for { NotifyWhen::Always } else { NotifyWhen::Never };
         let until = Moment::now() + core.settings.answer_timeout;
         Ok(self.inner.attempt(LockId::random(), notify, until).await?.ok())
     }
@@ -254,7 +254,7 @@ impl Definition {
     async fn attempt(
         self: &Arc<Self>,
         id: LockId,
-        notify: Notify,
+        notify: NotifyWhen,
         until: Moment,
     ) -> Result<Result<LockGuard, Duration>, Error> {
         let core = self.locks.engine.core();
@@ -298,7 +298,8 @@ impl Definition {
         let mut wake_up = WakeUp { waiters: &core.lock_waiters, key: &self.key, used: true };
         loop {
             // The other waiters of this client want to be notified of the next release, too.
-            let notify = if waiter.in_company() { Notify::Always } else { Notify::IfLocked };
+            let notify =
+                if waiter.in_company() { NotifyWhen::Always } else { NotifyWhen::IfLocked };
             // From here on: what happens while the store is asked must not be missed.
             let woken = waiter.woken();
             // The last attempt is begun at the very end of the wait.

@@ -58,7 +58,7 @@ mod queue;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use command::{Call, Command, Effects, Held, Outcome, Role, Terms};
+pub(crate) use command::{Circumstances, Command, Effects, Held, Outcome, Role, Terms};
 pub(crate) use questions::Row;
 use queue::Queue;
 
@@ -160,7 +160,7 @@ impl<T: Clone> Machine<T> {
         }
     }
 
-    pub(crate) fn apply(&mut self, command: &Command, call: &mut Call<'_, T>) -> Outcome
+    pub(crate) fn apply(&mut self, command: &Command, call: &mut Circumstances<'_, T>) -> Outcome
     where
         T: Default,
     {
@@ -183,7 +183,7 @@ impl<T: Clone> Machine<T> {
     #[inline]
     fn around<O>(
         &mut self,
-        call: &mut Call<'_, T>,
+        call: &mut Circumstances<'_, T>,
         command: impl FnOnce(&mut Self, Time) -> O,
     ) -> O {
         self.expire(call);
@@ -202,7 +202,7 @@ impl<T: Clone> Machine<T> {
         wait: bool,
         terms: Terms,
         keep: impl FnOnce(Option<&Held>) -> T,
-        call: &mut Call<'_, T>,
+        call: &mut Circumstances<'_, T>,
     ) -> Outcome {
         // First of all: if that makes room, it belongs to those who were here before.
         self.capacity = capacity;
@@ -228,7 +228,7 @@ impl<T: Clone> Machine<T> {
     pub(crate) fn release(
         &mut self,
         id: AcquisitionId,
-        call: &mut Call<'_, T>,
+        call: &mut Circumstances<'_, T>,
     ) -> (Role, Option<T>) {
         self.around(call, |machine, _| match machine.remove(id) {
             Some((role, kept)) => (role, Some(kept)),
@@ -237,13 +237,13 @@ impl<T: Clone> Machine<T> {
     }
 
     #[inline]
-    fn expire(&mut self, call: &mut Call<'_, T>) {
+    fn expire(&mut self, call: &mut Circumstances<'_, T>) {
         if self.is_timed() {
             self.expire_due(call);
         }
     }
 
-    fn expire_due(&mut self, call: &mut Call<'_, T>) {
+    fn expire_due(&mut self, call: &mut Circumstances<'_, T>) {
         while let Some(id) = pop_due(&mut self.holder_ends, call.now) {
             if let Some((_, kept)) = self.remove(id) {
                 call.effects.expired.push((id, kept));
@@ -255,13 +255,13 @@ impl<T: Clone> Machine<T> {
     }
 
     #[inline]
-    fn grant(&mut self, call: &mut Call<'_, T>) {
+    fn grant(&mut self, call: &mut Circumstances<'_, T>) {
         if !self.queue.is_empty() && self.has_room() {
             self.grant_in_order(call);
         }
     }
 
-    fn grant_in_order(&mut self, call: &mut Call<'_, T>) {
+    fn grant_in_order(&mut self, call: &mut Circumstances<'_, T>) {
         let mut out_of_reach = Vec::new();
         let mut from_place = 0;
         while self.has_room()
@@ -284,7 +284,13 @@ impl<T: Clone> Machine<T> {
     }
 
     /// The waiter becomes a holder: confirmed if the reply tells it, else with a time to claim it.
-    fn promote(&mut self, place: u64, id: AcquisitionId, own: bool, call: &mut Call<'_, T>) {
+    fn promote(
+        &mut self,
+        place: u64,
+        id: AcquisitionId,
+        own: bool,
+        call: &mut Circumstances<'_, T>,
+    ) {
         self.queue.leave(place);
         self.holding += 1;
         let slot_number = self.holding;

@@ -1,6 +1,6 @@
 //! Every row of the table.
 
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use testkit::redis_server::RedisServer;
 
 use crate::support::{Looker, Running, Store, leasehold, run, until};
@@ -97,7 +97,10 @@ fn our_own_fault_is_70_and_the_child_does_not_outlive_its_guard() {
     let mut running =
         Running::start(&server.url(), &["run", "it", "--", "sh", "-c", "echo $$; exec sleep 1000"]);
     let pid = running.line();
-    kill_process(running.guard(), Signal::KILL).unwrap();
+    let guard = running.guard();
+    // The child may run a moment before its guard has said so.
+    until(|| is_asleep(guard));
+    kill_process(guard, Signal::KILL).unwrap();
     let ended = running.end();
     assert_eq!(ended.code, 70);
     let said = "leasehold: the guard of the child was killed; the child was stopped\n";
@@ -108,6 +111,13 @@ fn our_own_fault_is_70_and_the_child_does_not_outlive_its_guard() {
             || !exists(&pid)
     });
     assert_eq!(Looker::new(&server.url()).census("it"), (0, 0), "it was given back");
+}
+
+/// Whether a process waits for something.
+fn is_asleep(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid()));
+    let state = stat.unwrap_or_default();
+    state.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S'))
 }
 
 fn exists(pid: &str) -> bool {

@@ -3,7 +3,7 @@
 //! - [`location`]: the file, the directory beside it, and who may use them.
 //! - [`schema`]: what is in the file.
 //! - [`lifeline`]: who is alive, and how to wake him.
-//! - [`store`]: a client's connection, and its turn.
+//! - [`database`]: a client's connection, and its turn.
 //! - [`worker`]: the thread that it works on.
 //! - [`semaphores`], [`locks`], [`pools`], [`stats`]: the transitions and questions, in SQL.
 //! - [`errors`]: what SQLite and the system say, as what the caller does next.
@@ -45,6 +45,7 @@ use crate::pool::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, Error};
 
+mod database;
 mod errors;
 mod lifeline;
 mod location;
@@ -53,17 +54,16 @@ mod pools;
 mod schema;
 mod semaphores;
 mod stats;
-mod store;
 mod worker;
 
+use database::Database;
 use locks::Locks;
-use semaphores::{Applied, Call};
-use store::Store;
+use semaphores::{Applied, Circumstances};
 use worker::Worker;
 
 /// Where the store is, and how to behave there.
 #[derive(Clone, Debug)]
-pub(crate) struct Settings {
+pub(crate) struct LocalSettings {
     pub(crate) path: PathBuf,
     /// How long a question may take.
     pub(crate) answer_timeout: Duration,
@@ -72,13 +72,13 @@ pub(crate) struct Settings {
 
 /// The store of one client.
 pub(crate) struct Local {
-    settings: Settings,
+    settings: LocalSettings,
     address: String,
     worker: Arc<Worker>,
 }
 
 impl Local {
-    pub(crate) fn new(settings: Settings) -> Self {
+    pub(crate) fn new(settings: LocalSettings) -> Self {
         let address = settings.path.display().to_string();
         Self { settings, address, worker: Arc::default() }
     }
@@ -91,7 +91,7 @@ impl Local {
     /// Asks something that changes nothing, for as long as an answer may take.
     fn ask<T: Send + 'static>(
         &self,
-        question: impl FnOnce(&mut Store) -> Result<T, Error> + Send + 'static,
+        question: impl FnOnce(&mut Database) -> Result<T, Error> + Send + 'static,
     ) -> Later<T> {
         let (limit, what) = (self.settings.answer_timeout, format!("asking {}", self.address));
         let answer = self.worker.run(question);
@@ -179,7 +179,7 @@ async fn listen(bound: oneshot::Receiver<UnixDatagram>, worker: Weak<Worker>, re
 }
 
 /// What this client would have been told, had the wake-up a content.
-fn look(store: &mut Store) -> Result<Vec<Event>, Error> {
+fn look(store: &mut Database) -> Result<Vec<Event>, Error> {
     let client = store.client;
     let (granted, news) = store.read(|tx, _, _| {
         let news = semaphores::any_evicted(tx, client)? || locks::any_released(tx, client)?;
@@ -204,7 +204,7 @@ fn look(store: &mut Store) -> Result<Vec<Event>, Error> {
 }
 
 /// Applies a request in one transaction. If one part fails for a reason of its own, each is applied by itself.
-fn apply(store: &mut Store, request: &[Part]) -> Result<Answers, Error> {
+fn apply(store: &mut Database, request: &[Part]) -> Result<Answers, Error> {
     match apply_together(store, request) {
         Err(error) if request.len() > 1 && !error.may_pass() => {
             let apart = request.iter().map(|part| {
@@ -217,7 +217,7 @@ fn apply(store: &mut Store, request: &[Part]) -> Result<Answers, Error> {
     }
 }
 
-fn apply_together(store: &mut Store, request: &[Part]) -> Result<Answers, Error> {
+fn apply_together(store: &mut Database, request: &[Part]) -> Result<Answers, Error> {
     // Mostly a question finds nothing to be done, and then nobody has to wait for a turn.
     if request.iter().all(only_asks)
         && let Some(answers) = ask(store, request)?
@@ -238,7 +238,7 @@ fn apply_together(store: &mut Store, request: &[Part]) -> Result<Answers, Error>
                 Part::Semaphore(name, commands) => {
                     let (mut reach, mut is_dead) = around.senses();
                     let (reach, is_dead) = (&mut reach, &mut is_dead);
-                    let mut call = Call { from, now, confirm_within, reach, is_dead };
+                    let mut call = Circumstances { from, now, confirm_within, reach, is_dead };
                     let applied = semaphores::apply(tx, name, commands, &mut call)?;
                     let reply = reply(&applied, now);
                     all.push(applied);
@@ -275,7 +275,7 @@ fn only_asks(part: &Part) -> bool {
 }
 
 /// Answers a request that only asks. None if there is something to be done.
-fn ask(store: &mut Store, request: &[Part]) -> Result<Option<Answers>, Error> {
+fn ask(store: &mut Database, request: &[Part]) -> Result<Option<Answers>, Error> {
     let (from, confirm_within) = (Some(store.client), store.settings.confirm_within);
     store.read(|tx, now, around| {
         let mut answers = Vec::with_capacity(request.len());
@@ -284,7 +284,7 @@ fn ask(store: &mut Store, request: &[Part]) -> Result<Option<Answers>, Error> {
                 Part::Semaphore(name, commands) => {
                     let (mut reach, mut is_dead) = around.senses();
                     let (reach, is_dead) = (&mut reach, &mut is_dead);
-                    let mut call = Call { from, now, confirm_within, reach, is_dead };
+                    let mut call = Circumstances { from, now, confirm_within, reach, is_dead };
                     let asked = semaphores::ask(tx, name, commands, &mut call)?;
                     let Some(asked) = asked else { return Ok(None) };
                     Ok(Answer::Semaphore(reply(&asked, now)))

@@ -7,7 +7,7 @@ use crate::clock::{self, Span, Time};
 use crate::engine::ticket::Ticket;
 use crate::machine::lock::{LockCommand, LockMachine, LockOutcome, Record};
 use crate::machine::pool::{PoolCommand, PoolMachine, PoolOutcome};
-use crate::machine::{Call, Command, Effects, Held, Machine, Outcome, Role, Terms};
+use crate::machine::{Circumstances, Command, Effects, Held, Machine, Outcome, Role, Terms};
 use crate::pool::PoolStats;
 use crate::{AcquisitionId, ClientId};
 
@@ -131,10 +131,10 @@ impl MemorySemaphore {
         &mut self,
         now: Time,
         effects: &mut Effects<Kept>,
-        command: impl FnOnce(&mut Machine<Kept>, &mut Call<'_, Kept>) -> O,
+        command: impl FnOnce(&mut Machine<Kept>, &mut Circumstances<'_, Kept>) -> O,
     ) -> O {
         let (confirm_within, wake) = (Span::from_millis(1), &mut |_| false);
-        let mut call = Call { from: self.client, now, confirm_within, wake, effects };
+        let mut call = Circumstances { from: self.client, now, confirm_within, wake, effects };
         command(&mut self.machine, &mut call)
     }
 

@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use redis::{Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Value};
 
-use super::{Answer, Answers, Destination, Later, Part, Profile, RemoteBackend, Reply, Report};
+use super::{Answer, Answers, Destination, Later, Part, Profile, RemoteBackend, Report};
 use crate::clock::Span;
 use crate::lock::TimeAuthority;
+use crate::machine::Command;
 use crate::machine::lock::{LockCommand, Record};
-use crate::machine::{Command, Effects};
 use crate::name::Name;
 use crate::pool::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
@@ -47,7 +47,7 @@ const FOREIGN_HEARTBEAT: Span = Span::from_millis(180_000);
 
 /// Where Redis is, and how to behave there.
 #[derive(Clone)]
-pub(crate) struct Settings {
+pub(crate) struct RedisSettings {
     pub(crate) info: ConnectionInfo,
     /// The same without its secrets, for people.
     pub(crate) address: String,
@@ -58,7 +58,7 @@ pub(crate) struct Settings {
     pub(crate) lock_prefix: Prefix,
 }
 
-impl Settings {
+impl RedisSettings {
     pub(crate) fn new(url: &str) -> Result<Self, Error> {
         let info = url.into_connection_info().map_err(|_| {
             // What the URL was is not repeated: it may contain a password.
@@ -108,7 +108,7 @@ pub(crate) struct Redis {
 }
 
 impl Redis {
-    pub(crate) fn new(settings: Settings) -> Self {
+    pub(crate) fn new(settings: RedisSettings) -> Self {
         if matches!(settings.info.addr(), ConnectionAddr::TcpTls { .. }) {
             // If the program has chosen another provider, that one stays.
             let _ = rustls::crypto::ring::default_provider().install_default();
@@ -251,11 +251,7 @@ fn decode(
 }
 
 fn decode_semaphore(commands: &[Command], value: Value) -> Result<Answer, Error> {
-    let scripts::Answer { outcomes, granted, next_expiry } =
-        scripts::decode(commands, value).map_err(Error::internal)?;
-    let granted = granted.into_iter().map(|(id, held)| (id, held, ())).collect();
-    let effects = Effects { granted, ..Effects::default() };
-    Ok(Answer::Semaphore(Reply { outcomes, effects, next_expiry }))
+    scripts::decode(commands, value).map(Answer::Semaphore).map_err(Error::internal)
 }
 
 fn decode_lock(locks: &Calls, command: &LockCommand, value: &Value) -> Result<Answer, Error> {

@@ -15,7 +15,7 @@ use crate::clock::{Moment, Span, Time};
 use crate::lock::TimeAuthority;
 use crate::machine::lock::{LockMachine, Record};
 use crate::machine::pool::PoolMachine;
-use crate::machine::{Call, Command, Effects, Machine};
+use crate::machine::{Circumstances, Command, Effects, Machine};
 use crate::name::Name;
 use crate::pool::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
@@ -178,7 +178,7 @@ impl World {
         let Self { machines, clients, cut_off, lose_wake_ups, .. } = self;
         let machine = machines.entry(name.clone()).or_insert_with(|| Machine::new(0));
         let mut effects = Effects::default();
-        let mut call = Call {
+        let mut call = Circumstances {
             from,
             now: now(),
             confirm_within: Span::from_millis(200),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::Client;
 use crate::Error;
-use crate::backend::local::{Local, Settings as LocalSettings};
+use crate::backend::local::{Local, LocalSettings};
 use crate::engine::{Engine, Settings};
 use crate::name::positive;
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Client;
 use crate::Error;
-use crate::backend::redis::{Prefix, Redis, Settings as RedisSettings};
+use crate::backend::redis::{Prefix, Redis, RedisSettings};
 use crate::engine::{Engine, Settings};
 use crate::name::positive;
 

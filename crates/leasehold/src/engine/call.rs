@@ -18,9 +18,6 @@ use crate::Error;
 use crate::backend::{Answer, Destination, Part};
 use crate::clock::Moment;
 
-/// An answer, and when the request was sent that it answers.
-pub(crate) type Timed<T> = (T, Moment);
-
 /// Releases what a call may have acquired.
 pub(crate) type Undo = Box<dyn FnOnce() + Send>;
 
@@ -29,7 +26,7 @@ pub(crate) type Done = Box<dyn FnOnce(Result<Answer, Error>) + Send>;
 
 /// The answer to one command: at once, or when a remote store has answered.
 pub(crate) enum Asked {
-    Answered(Option<Result<Timed<Answer>, Error>>),
+    Answered(Option<Result<(Answer, Moment), Error>>),
     Sent(Arc<Call>),
 }
 
@@ -41,7 +38,7 @@ impl Asked {
 }
 
 impl Future for Asked {
-    type Output = Result<Timed<Answer>, Error>;
+    type Output = Result<(Answer, Moment), Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.get_mut() {
@@ -82,7 +79,7 @@ struct State {
 
 enum Phase {
     Waiting(Option<Waker>),
-    Answered(Result<Timed<Answer>, Error>),
+    Answered(Result<(Answer, Moment), Error>),
     /// Nobody awaits the answer: it is sent until it is answered.
     Background(Done),
     /// Nobody waits for the answer any more.
@@ -146,7 +143,7 @@ impl Call {
         }
     }
 
-    fn poll(&self, cx: &mut Context<'_>) -> Poll<Result<Timed<Answer>, Error>> {
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<Result<(Answer, Moment), Error>> {
         match &self.state().phase {
             Phase::Waiting(Some(waker)) if waker.will_wake(cx.waker()) => return Poll::Pending,
             _ => {}
@@ -172,7 +169,7 @@ impl Call {
     }
 
     /// Ends the wait. False if nobody waits any more.
-    fn finish(&self, answer: Result<Timed<Answer>, Error>) -> bool {
+    fn finish(&self, answer: Result<(Answer, Moment), Error>) -> bool {
         let mut state = self.state();
         match &mut state.phase {
             Phase::Waiting(waker) => {

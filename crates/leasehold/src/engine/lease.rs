@@ -212,7 +212,7 @@ impl Lease {
     pub(crate) async fn release(self: Arc<Self>) -> Result<bool, Error> {
         let valid = self.check().is_ok();
         self.detach();
-        let unfinished = Unreleased(Some(self.keep.clone()));
+        let unfinished = ReleaseInBackground(Some(self.keep.clone()));
         let held = self.keep.release().await?;
         unfinished.done();
         Ok(held && valid)
@@ -288,15 +288,15 @@ fn wake(watchers: impl Iterator<Item = Waker>) {
 }
 
 /// A release that continues in the background unless it is done.
-struct Unreleased(Option<Arc<dyn Keep>>);
+struct ReleaseInBackground(Option<Arc<dyn Keep>>);
 
-impl Unreleased {
+impl ReleaseInBackground {
     fn done(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Unreleased {
+impl Drop for ReleaseInBackground {
     fn drop(&mut self) {
         if let Some(keep) = self.0.take() {
             keep.release_later();

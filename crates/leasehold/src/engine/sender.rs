@@ -99,7 +99,7 @@ pub(crate) struct Sender {
 
 /// How a request ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Verdict {
+pub(super) enum Ending {
     Answered,
     /// It was answered with an error that may pass.
     Trouble,
@@ -112,7 +112,7 @@ pub(super) enum Verdict {
 struct Lane {
     ordinary: Line,
     renewals: Line,
-    reach: Reach,
+    reach: Reachability,
     /// When something was last heard from there.
     heard: Option<Moment>,
     round_trip: RoundTrip,
@@ -138,7 +138,7 @@ impl Line {
 
 /// Whether a destination can be reached.
 #[derive(Clone, Debug, Default)]
-pub(crate) enum Reach {
+pub(crate) enum Reachability {
     /// Not yet, or never was.
     #[default]
     Connecting,
@@ -185,7 +185,7 @@ impl Lane {
         let line = self.line(urgency);
         let paused = line.paused_until.is_some_and(|until| now < until);
         let free = line.in_flight.len() < urgency.in_flight() && !line.waiting.is_empty();
-        free && !paused && matches!(self.reach, Reach::Up)
+        free && !paused && matches!(self.reach, Reachability::Up)
     }
 }
 
@@ -253,7 +253,7 @@ impl Sender {
     }
 
     /// The request is no longer in flight.
-    pub(super) fn settled(&self, request: &Request, verdict: Verdict) {
+    pub(super) fn settled(&self, request: &Request, verdict: Ending) {
         let mut lanes = self.lanes();
         let Some(lane) = lanes.get_mut(&request.to) else { return };
         let now = Moment::now();
@@ -262,10 +262,10 @@ impl Sender {
             own.in_flight.remove(at);
         }
         match verdict {
-            Verdict::Answered => own.pause = Duration::ZERO,
-            Verdict::Trouble | Verdict::Silence => own.pause(request.urgency.longest_pause(), now),
+            Ending::Answered => own.pause = Duration::ZERO,
+            Ending::Trouble | Ending::Silence => own.pause(request.urgency.longest_pause(), now),
         }
-        if verdict != Verdict::Silence {
+        if verdict != Ending::Silence {
             lane.heard = Some(now);
             lane.round_trip.learn(now.saturating_since(request.sent));
         }
@@ -280,15 +280,15 @@ impl Sender {
         all.flatten().filter(|until| now < *until).min()
     }
 
-    pub(super) fn set_reach(&self, to: Destination, reach: Reach) {
+    pub(super) fn set_reach(&self, to: Destination, reach: Reachability) {
         let mut lanes = self.lanes();
         let lane = lanes.entry(to).or_default();
         lane.ordinary.paused_until = None;
         lane.renewals.paused_until = None;
         lane.reach = match (&lane.reach, reach) {
             // The first failure says since when.
-            (Reach::Down { since, .. }, Reach::Down { error, .. }) => {
-                Reach::Down { since: *since, error }
+            (Reachability::Down { since, .. }, Reachability::Down { error, .. }) => {
+                Reachability::Down { since: *since, error }
             }
             (_, reach) => reach,
         };
@@ -353,7 +353,7 @@ impl Sender {
     ) -> Option<(Moment, Option<Error>)> {
         let lanes = self.lanes();
         let lane = lanes.get(&to)?;
-        if let Reach::Down { since, error } = &lane.reach {
+        if let Reachability::Down { since, error } = &lane.reach {
             return Some((*since, Some(error.clone())));
         }
         let sent = lane.ordinary.in_flight.iter().chain(&lane.renewals.in_flight);
@@ -371,7 +371,7 @@ impl Sender {
     /// Why nothing can be sent there, if the store refuses us: then waiting does not help.
     pub(crate) fn refusal(&self, to: Destination) -> Option<Error> {
         match &self.lanes().get(&to)?.reach {
-            Reach::Down { error, .. } if !error.may_pass() => Some(error.clone()),
+            Reachability::Down { error, .. } if !error.may_pass() => Some(error.clone()),
             _ => None,
         }
     }
@@ -379,7 +379,7 @@ impl Sender {
     /// Since when which destination cannot be reached, and why.
     pub(crate) fn outage(&self) -> Option<(Moment, Error)> {
         self.lanes().values().find_map(|lane| match &lane.reach {
-            Reach::Down { since, error } => Some((*since, error.clone())),
+            Reachability::Down { since, error } => Some((*since, error.clone())),
             _ => None,
         })
     }

@@ -19,7 +19,7 @@ use tokio::time::Sleep;
 
 use super::Core;
 use super::foreign::event;
-use super::sender::{Reach, Request, Verdict};
+use super::sender::{Ending, Reachability, Request};
 use crate::Error;
 use crate::backend::{Answers, Destination, Event, Later, RemoteBackend, Report};
 use crate::clock::{Moment, Span};
@@ -180,7 +180,7 @@ impl Thread {
                 let may_pass =
                     |answer: &Result<_, Error>| answer.as_ref().is_err_and(Error::may_pass);
                 let trouble = answers.iter().any(may_pass);
-                let verdict = if trouble { Verdict::Trouble } else { Verdict::Answered };
+                let verdict = if trouble { Ending::Trouble } else { Ending::Answered };
                 core.sender.settled(request, verdict);
                 answers
             }
@@ -190,7 +190,7 @@ impl Thread {
                     |_| Error::internal("the store answered less than it was asked"),
                 );
                 event!(debug, %error, "a request was not answered");
-                core.sender.settled(request, Verdict::Silence);
+                core.sender.settled(request, Ending::Silence);
                 parts.iter().map(|_| Err(error.clone())).collect()
             }
         };
@@ -285,7 +285,7 @@ fn connected(core: &Arc<Core>, to: Destination, again: bool, stragglers: bool) {
         event!(warn, ?after, "the store can be reached again");
     }
     core.set_stragglers(stragglers);
-    core.sender.set_reach(to, Reach::Up);
+    core.sender.set_reach(to, Reachability::Up);
     if again {
         core.all().iter().for_each(|named| named.reconnected());
         core.lock_waiters.wake_all();
@@ -296,7 +296,7 @@ fn disconnected(core: &Arc<Core>, to: Destination, error: &Error) {
     if core.sender.outage().is_none() {
         event!(warn, %error, "the store cannot be reached: waiting until it can");
     }
-    core.sender.set_reach(to, Reach::Down { since: Moment::now(), error: error.clone() });
+    core.sender.set_reach(to, Reachability::Down { since: Moment::now(), error: error.clone() });
     if !error.may_pass() {
         core.all().iter().for_each(|named| named.refused(error));
         core.sender.refuse_calls(error);

@@ -9,7 +9,7 @@ use super::{LockBuilder, LockGuard};
 use crate::backend::{Answer, Part, Profile};
 use crate::clock::Moment;
 use crate::engine::Engine;
-use crate::machine::lock::{Acquired, By, LockCommand, LockOutcome, Notify, Record, Verdict};
+use crate::machine::lock::{Acquired, By, LockCommand, LockOutcome, NotifyWhen, Record, Verdict};
 use crate::name::{Name, millis};
 use crate::{Error, LockId};
 
@@ -145,7 +145,7 @@ impl Locks {
     ) -> Result<Option<HeldLock>, Error> {
         let (key, id, ttl) = (key_of(key)?, *id, millis("ttl", ttl)?);
         self.engine.core().check_open()?;
-        let notify = Notify::Never;
+        let notify = NotifyWhen::Never;
         let command = LockCommand::Acquire { key: key.clone(), id, ttl, notify };
         let about = (Some(&key), Some(id));
         let acquired = self.ask(LockOperation::Acquire, about, command, acquired).await?.0;

@@ -129,7 +129,7 @@ impl<T> Effects<T> {
 }
 
 /// The circumstances of a command: who sent it and when, and how others can be reached.
-pub(crate) struct Call<'a, T = ()> {
+pub(crate) struct Circumstances<'a, T = ()> {
     pub(crate) from: ClientId,
     /// The store's clock.
     pub(crate) now: Time,

@@ -18,7 +18,7 @@ use crate::{Fence, LockId};
 
 mod command;
 
-pub(crate) use command::{LockCommand, LockOutcome, Notify};
+pub(crate) use command::{LockCommand, LockOutcome, NotifyWhen};
 
 /// By how much a record that is found may have outlived its time, because two clocks are never alike.
 pub(crate) const TOLERANCE_MS: u64 = 1000;

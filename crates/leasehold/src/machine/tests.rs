@@ -159,7 +159,7 @@ impl World {
         let (mut effects, mut woken) = (Effects::default(), Vec::new());
         let outcome = self.machine.apply(
             &command,
-            &mut Call {
+            &mut Circumstances {
                 from,
                 now: self.now,
                 confirm_within: Span::from_micros(50),

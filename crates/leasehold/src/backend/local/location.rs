@@ -37,7 +37,7 @@ pub(super) struct Location {
 static OPENING: Mutex<()> = Mutex::new(());
 
 /// Nobody else writes until this is dropped.
-pub(super) struct Turn(Arc<File>);
+pub(super) struct WriteLock(Arc<File>);
 
 impl Location {
     /// Makes what is missing. Answers in our turn: whoever else opens the store waits until `then` is done.
@@ -68,23 +68,23 @@ impl Location {
         let mut place = Self { file, directory, turn, identity: (0, 0) };
         // Kept until all is done: two clients of one process must not both make the file, because the first would
         // close it under the second.
-        let turn = place.turn()?;
+        let lock = place.write_lock()?;
         place.make_file()?;
         let metadata = place.metadata()?;
         place.check_file(&metadata)?;
         place.identity = (metadata.dev(), metadata.ino());
         let done = then(&place)?;
-        drop(turn);
+        drop(lock);
         Ok((place, done))
     }
 
     /// Waits until nobody else writes. If somebody was stopped while he wrote, for as long as that lasts.
-    pub(super) fn turn(&self) -> Result<Turn, Error> {
+    pub(super) fn write_lock(&self) -> Result<WriteLock, Error> {
         loop {
             match flock(&self.turn, FlockOperation::LockExclusive) {
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(of_system("waiting for a turn at", &self.file, error)),
-                Ok(()) => return Ok(Turn(self.turn.clone())),
+                Ok(()) => return Ok(WriteLock(self.turn.clone())),
             }
         }
     }
@@ -135,7 +135,7 @@ impl Location {
     }
 }
 
-impl Drop for Turn {
+impl Drop for WriteLock {
     fn drop(&mut self) {
         let _ = flock(&self.0, FlockOperation::Unlock);
     }

@@ -6,7 +6,7 @@
 use rusqlite::{Connection, OptionalExtension, Result, Row, params};
 
 use crate::clock::Time;
-use crate::machine::lock::{Acquired, By, LockCommand, LockOutcome, Notify, Record, Verdict};
+use crate::machine::lock::{Acquired, By, LockCommand, LockOutcome, NotifyWhen, Record, Verdict};
 use crate::name::Name;
 use crate::{ClientId, Error, Fence, LockId};
 
@@ -69,7 +69,7 @@ impl<'a> Locks<'a> {
             LockCommand::Acquire { key, id, ttl, notify } => {
                 let acquired = self.acquire(key, *id, *ttl)?;
                 let locked = matches!(acquired, Acquired::Locked { .. });
-                if *notify == Notify::Always || *notify == Notify::IfLocked && locked {
+                if *notify == NotifyWhen::Always || *notify == NotifyWhen::IfLocked && locked {
                     self.want(key, client)?;
                 }
                 LockOutcome::Acquire(acquired)

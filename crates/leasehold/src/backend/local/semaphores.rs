@@ -36,7 +36,7 @@ const WATCHED_PLACES: u32 = 256;
 const PASSED_OVER: u32 = 10_000;
 
 /// The circumstances of a batch.
-pub(super) struct Call<'a> {
+pub(super) struct Circumstances<'a> {
     /// None if it is nobody in particular: then every grant has to be claimed.
     pub(super) from: Option<ClientId>,
     pub(super) now: Time,
@@ -66,7 +66,7 @@ pub(super) fn apply(
     tx: &Connection,
     name: &Name,
     commands: &[Command],
-    call: &mut Call<'_>,
+    call: &mut Circumstances<'_>,
 ) -> Result<Applied> {
     let declared = commands.iter().any(|command| matches!(command, Command::Enqueue { .. }));
     let Some(mut named) = Named::load(tx, name, declared)? else { return Ok(nobody(commands)) };
@@ -102,7 +102,7 @@ pub(super) fn ask(
     tx: &Connection,
     name: &Name,
     commands: &[Command],
-    call: &mut Call<'_>,
+    call: &mut Circumstances<'_>,
 ) -> Result<Option<Applied>> {
     let Some(mut named) = Named::load(tx, name, false)? else { return Ok(Some(nobody(commands))) };
     let waiting = named.state.waiting > 0;
@@ -135,7 +135,7 @@ fn nobody(commands: &[Command]) -> Applied {
 pub(super) fn bury(
     tx: &Connection,
     client: ClientId,
-    call: &mut Call<'_>,
+    call: &mut Circumstances<'_>,
     applied: &mut Applied,
 ) -> Result<Vec<ClientId>> {
     let number = client.number().cast_signed();

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use rusqlite::{Connection, Result, Row, Rows, params};
 
-use super::store::{Store, Surroundings};
+use super::database::{Database, Surroundings};
 use crate::clock::Time;
 use crate::stats::{Member, Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, Error, Fence};
 
 pub(super) fn fetch(
-    store: &mut Store,
+    store: &mut Database,
     query: &Query,
 ) -> std::result::Result<Vec<SemaphoreStats>, Error> {
     store.read(|tx, now, around| {

@@ -10,13 +10,13 @@ use std::sync::{Arc, OnceLock};
 
 use tokio::sync::oneshot;
 
-use super::Settings;
-use super::store::Store;
+use super::LocalSettings;
+use super::database::Database;
 use crate::backend::Later;
 use crate::engine::foreign::event;
 use crate::{ClientId, Error};
 
-type Job = Box<dyn FnOnce(&mut Result<Store, Error>) + Send>;
+type Job = Box<dyn FnOnce(&mut Result<Database, Error>) + Send>;
 
 /// What asks the thread, once it is started.
 #[derive(Default)]
@@ -31,7 +31,7 @@ impl Worker {
     /// the last who can ask it.
     pub(super) fn start(
         &self,
-        settings: Settings,
+        settings: LocalSettings,
         client: ClientId,
         socket: oneshot::Sender<UnixDatagram>,
     ) {
@@ -51,7 +51,7 @@ impl Worker {
     /// Runs `work` there. If nobody waits for its answer any more when its turn comes, it is left out.
     pub(super) fn run<T: Send + 'static>(
         self: &Arc<Self>,
-        work: impl FnOnce(&mut Store) -> Result<T, Error> + Send + 'static,
+        work: impl FnOnce(&mut Database) -> Result<T, Error> + Send + 'static,
     ) -> Later<T> {
         let worker = self.clone();
         Box::pin(async move {
@@ -74,13 +74,13 @@ impl Worker {
 }
 
 fn work(
-    settings: Settings,
+    settings: LocalSettings,
     client: ClientId,
     lifeline: Arc<OnceLock<OwnedFd>>,
     socket: oneshot::Sender<UnixDatagram>,
     jobs: &Receiver<Job>,
 ) {
-    let mut store = Store::open(settings, client, &lifeline).map(|(store, own)| {
+    let mut store = Database::open(settings, client, &lifeline).map(|(store, own)| {
         let _ = socket.send(own);
         store
     });

@@ -10,7 +10,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, PushInfo, PushKind, RedisError, ServerErrorKind, Value};
 use tokio::sync::watch;
 
-use super::Settings;
+use super::RedisSettings;
 use super::connect::{Connection, Identity};
 use super::errors::{code, translate};
 use super::scripts::Scripts;
@@ -31,7 +31,7 @@ const LONGEST_DELAY: Duration = Duration::from_secs(1);
 
 /// A connection that is kept up.
 pub(super) struct Link {
-    pub(super) settings: Settings,
+    pub(super) settings: RedisSettings,
     pub(super) scripts: Scripts,
     state: watch::Sender<State>,
     /// The number of the last connection that is suspect.
@@ -47,7 +47,7 @@ enum State {
 }
 
 impl Link {
-    pub(super) fn new(settings: Settings, scripts: Scripts) -> Arc<Self> {
+    pub(super) fn new(settings: RedisSettings, scripts: Scripts) -> Arc<Self> {
         let (state, suspected) = (watch::Sender::new(State::Connecting), watch::Sender::new(0));
         Arc::new(Self { settings, scripts, state, suspected })
     }

@@ -11,7 +11,7 @@ use super::scripts::{Scripts, with_branches};
 use super::stats;
 use crate::engine::foreign::event;
 use crate::machine::lock::{
-    Acquired, By, CLEAN_UP_AFTER_MS, LockCommand, LockOutcome, Notify, Record, Verdict, is_live,
+    Acquired, By, CLEAN_UP_AFTER_MS, LockCommand, LockOutcome, NotifyWhen, Record, Verdict, is_live,
 };
 use crate::name::Name;
 use crate::{ClientId, Error, Fence};
@@ -121,9 +121,9 @@ impl Calls {
                 let waiting = format!("{}:lock_waiting:{lock}", self.namespace);
                 let json = serde_json::Value::from(key.as_str()).to_string();
                 let notify = match notify {
-                    Notify::Never => "never",
-                    Notify::IfLocked => "if_locked",
-                    Notify::Always => "always",
+                    NotifyWhen::Never => "never",
+                    NotifyWhen::IfLocked => "if_locked",
+                    NotifyWhen::Always => "always",
                 };
                 let arguments =
                     vec![id.as_str().to_owned(), ttl.to_string(), json, notify.to_owned()];

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use redis::{Arg, Cmd};
 
+use crate::backend::Reply;
 use crate::clock::Span;
 use crate::machine::lock::TOLERANCE_MS;
 use crate::machine::{Command, Held, Outcome, Role, Terms};
 use crate::name::Name;
-use crate::{AcquisitionId, ClientId, Fence};
+use crate::{ClientId, Fence};
 
 #[cfg(test)]
 mod tests;
@@ -318,31 +319,23 @@ fn spelled(terms: Terms) -> String {
     }
 }
 
-/// What one script answered.
-#[derive(Debug, Default, PartialEq)]
-pub(super) struct Answer {
-    pub(super) next_expiry: Option<Span>,
-    pub(super) granted: Vec<(AcquisitionId, Held)>,
-    pub(super) outcomes: Vec<Outcome>,
-}
-
 /// Reads the answer to the commands of one name, once and for all: no tag and no sentinel travels further in.
-pub(super) fn decode(commands: &[Command], value: redis::Value) -> Result<Answer, String> {
+pub(super) fn decode(commands: &[Command], value: redis::Value) -> Result<Reply, String> {
     let redis::Value::Array(fields) = value else {
         return Err(format!("a script answered {value:?}"));
     };
     let mut fields = fields.into_iter();
     let mut next = || fields.next().ok_or("a script answered too little");
-    let mut answer = Answer::default();
+    let mut reply = Reply::default();
     for command in commands {
         let transition = Transition::of(command);
         if transition == Transition::Sweep {
-            answer.outcomes.push(Outcome::Swept);
+            reply.outcomes.push(Outcome::Swept);
             continue;
         }
         let tag = next()?;
         let tag = word(&tag)?;
-        answer.outcomes.push(match (transition, tag) {
+        reply.outcomes.push(match (transition, tag) {
             (Transition::Release, b"holder") => Outcome::Removed(Role::Holder),
             (Transition::Release, b"waiter") => Outcome::Removed(Role::Waiter),
             (Transition::Release, b"nobody") => Outcome::Removed(Role::Nobody),
@@ -366,13 +359,13 @@ pub(super) fn decode(commands: &[Command], value: redis::Value) -> Result<Answer
             }
         });
     }
-    answer.next_expiry = u64::try_from(int(&next()?)?).ok().map(Span::from_micros);
+    reply.next_expiry = u64::try_from(int(&next()?)?).ok().map(Span::from_micros);
     while let Ok(id) = next() {
         let id = text(id)?;
         let id = id.parse().map_err(|_| format!("granted to {id:?}"))?;
-        answer.granted.push((id, held(&next()?, &next()?, &next()?)?));
+        reply.effects.granted.push((id, held(&next()?, &next()?, &next()?)?, ()));
     }
-    Ok(answer)
+    Ok(reply)
 }
 
 fn held(

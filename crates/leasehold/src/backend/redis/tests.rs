@@ -11,7 +11,7 @@ use testkit::redis_server::RedisServer;
 
 use super::scripts::{Keys, Scripts, decode};
 use crate::clock::{Span, Time};
-use crate::machine::{Call, Command, Effects, Held, Machine, Outcome, Terms};
+use crate::machine::{Circumstances, Command, Effects, Held, Machine, Outcome, Terms};
 use crate::name::Name;
 use crate::{AcquisitionId, ClientId};
 
@@ -182,7 +182,7 @@ impl Both {
         let mut effects = Effects::default();
         let listening = &self.listening;
         let heard = |id: AcquisitionId| (0..CLIENTS).find(|number| client(*number) == id.client());
-        let mut call = Call {
+        let mut call = Circumstances {
             from: client(from),
             now,
             confirm_within: CONFIRM_WITHIN,
@@ -226,7 +226,7 @@ impl Both {
         };
         Seen {
             outcomes: answer.outcomes,
-            granted: answer.granted,
+            granted: answer.effects.granted.iter().map(|(id, held, ())| (*id, *held)).collect(),
             next_expiry: answer.next_expiry,
             holders: scores("main").into_iter().map(ends).collect(),
             waiters: scores("waiting").into_iter().map(|(id, _)| id).collect(),

@@ -12,7 +12,7 @@ pub(crate) enum LockCommand {
         key: Name,
         id: LockId,
         ttl: u64,
-        notify: Notify,
+        notify: NotifyWhen,
     },
     Release {
         id: LockId,
@@ -31,7 +31,7 @@ pub(crate) enum LockCommand {
 
 /// When a client wants to be notified of the next release of a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Notify {
+pub(crate) enum NotifyWhen {
     Never,
     /// If this acquire finds the lock held.
     IfLocked,

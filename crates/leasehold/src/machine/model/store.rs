@@ -137,7 +137,7 @@ impl State {
         };
         let confirm_within = CONFIRM_WITHIN;
         let from = id.client();
-        let mut call = Call { from, now, confirm_within, wake, effects: &mut effects };
+        let mut call = Circumstances { from, now, confirm_within, wake, effects: &mut effects };
         let mut command = self.command(world, ask, id);
         if ask == Ask::ReleaseHolder {
             // As the scripts do it: they do not look for a confirmed holder among the waiters.
@@ -189,7 +189,7 @@ impl State {
     pub(super) fn leaves_nothing(&self, world: &World) -> bool {
         let mut machine = self.store.machine.clone();
         let longest = world.terms.lease.unwrap_or(TICK);
-        let mut call = Call {
+        let mut call = Circumstances {
             from: ClientId::from_bits(1),
             now: self.store_time(self.now + longest),
             confirm_within: CONFIRM_WITHIN,

@@ -3,13 +3,13 @@
 use rusqlite::{OptionalExtension, Result, params};
 
 use super::named::{Named, client};
-use super::{Call, WATCHED_PLACES, WATCHERS};
+use super::{Circumstances, WATCHED_PLACES, WATCHERS};
 use crate::ClientId;
 use crate::clock::Time;
 
 impl Named<'_> {
     /// What is due next, and whether the sender waits near the head.
-    pub(super) fn look_ahead(&mut self, call: &Call<'_>, asked: bool) -> Result<()> {
+    pub(super) fn look_ahead(&mut self, call: &Circumstances<'_>, asked: bool) -> Result<()> {
         if self.state.waiting == 0 {
             return Ok(());
         }
@@ -45,7 +45,7 @@ impl Named<'_> {
     }
 
     /// Those whose death would let somebody else in: who hold, and who are first in line.
-    fn in_front(&self, call: &Call<'_>) -> Result<Vec<ClientId>> {
+    fn in_front(&self, call: &Circumstances<'_>) -> Result<Vec<ClientId>> {
         let mut select =
             self.tx.prepare_cached("SELECT DISTINCT client FROM holders WHERE semaphore = ?1")?;
         let holders = select.query_map([self.row], |row| client(row, 0))?;
@@ -55,12 +55,12 @@ impl Named<'_> {
         Ok(clients)
     }
 
-    pub(super) fn any_dead(&self, call: &mut Call<'_>) -> Result<bool> {
+    pub(super) fn any_dead(&self, call: &mut Circumstances<'_>) -> Result<bool> {
         Ok(self.in_front(call)?.into_iter().any(|client| (call.is_dead)(client)))
     }
 
     /// At most once a batch: nobody dies that often.
-    pub(super) fn bury_the_dead(&mut self, call: &mut Call<'_>) -> Result<()> {
+    pub(super) fn bury_the_dead(&mut self, call: &mut Circumstances<'_>) -> Result<()> {
         if !std::mem::replace(&mut self.looked_for_dead, true) {
             for client in self.in_front(call)? {
                 if !self.dead.contains(&client) && (call.is_dead)(client) {

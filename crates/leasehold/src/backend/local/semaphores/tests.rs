@@ -91,7 +91,7 @@ fn by_machine(
     reached: &[bool],
 ) -> Seen {
     let mut effects = Effects::default();
-    let mut call = machine::Call {
+    let mut call = machine::Circumstances {
         from: client(from),
         now,
         confirm_within: CONFIRM_WITHIN,
@@ -121,7 +121,7 @@ fn by_sqlite(
     reached: &[bool],
 ) -> Seen {
     let mut reach = |client| if reached[number(client)] { Reach::Reached } else { Reach::Silent };
-    let mut call = Call {
+    let mut call = Circumstances {
         from: Some(client(from)),
         now,
         confirm_within: CONFIRM_WITHIN,
@@ -206,7 +206,7 @@ impl Graveyard {
             looked.set(looked.get() + 1);
             dead.contains(client)
         };
-        let mut call = Call {
+        let mut call = Circumstances {
             from: Some(client(from)),
             now: Time::from_micros(START),
             confirm_within: CONFIRM_WITHIN,

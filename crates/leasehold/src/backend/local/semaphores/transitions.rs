@@ -3,7 +3,7 @@
 use rusqlite::{Result, params};
 
 use super::named::{Holder, Named, Waiter, columns, micros};
-use super::{Call, PASSED_OVER};
+use super::{Circumstances, PASSED_OVER};
 use crate::backend::local::lifeline::Reach;
 use crate::clock::{Span, Time};
 use crate::machine::{Command, Outcome, Role};
@@ -16,7 +16,7 @@ impl Named<'_> {
             .exists(params![self.row, micros(now)])
     }
 
-    pub(super) fn expire(&mut self, call: &Call<'_>) -> Result<()> {
+    pub(super) fn expire(&mut self, call: &Circumstances<'_>) -> Result<()> {
         let expired = self
             .tx
             .prepare_cached("DELETE FROM holders WHERE semaphore = ?1 AND ends <= ?2")?
@@ -25,7 +25,7 @@ impl Named<'_> {
         Ok(())
     }
 
-    pub(super) fn grant(&mut self, call: &mut Call<'_>) -> Result<()> {
+    pub(super) fn grant(&mut self, call: &mut Circumstances<'_>) -> Result<()> {
         while self.state.waiting > 0
             && self.has_room()
             && self.passed_over < PASSED_OVER
@@ -62,7 +62,7 @@ impl Named<'_> {
     }
 
     /// The waiter becomes a holder: confirmed if the reply tells it, else with a time to claim it.
-    fn promote(&mut self, waiter: &Waiter, own: bool, call: &Call<'_>) -> Result<()> {
+    fn promote(&mut self, waiter: &Waiter, own: bool, call: &Circumstances<'_>) -> Result<()> {
         self.tx
             .prepare_cached("DELETE FROM waiters WHERE semaphore = ?1 AND place = ?2")?
             .execute(params![self.row, waiter.place])?;
@@ -82,7 +82,11 @@ impl Named<'_> {
         Ok(())
     }
 
-    pub(super) fn command(&mut self, command: &Command, call: &mut Call<'_>) -> Result<Outcome> {
+    pub(super) fn command(
+        &mut self,
+        command: &Command,
+        call: &mut Circumstances<'_>,
+    ) -> Result<Outcome> {
         match command {
             Command::Enqueue { id, wait, terms, label, .. } => {
                 self.enqueue(*id, *wait, terms.ttl, label.as_deref(), call)
@@ -104,7 +108,7 @@ impl Named<'_> {
         wait: bool,
         ttl: Option<Span>,
         label: Option<&str>,
-        call: &mut Call<'_>,
+        call: &mut Circumstances<'_>,
     ) -> Result<Outcome> {
         if let Some(holder) = self.holder(id)? {
             return self.confirm(id, &holder, ttl, call.now);
@@ -184,7 +188,7 @@ impl Named<'_> {
         })
     }
 
-    fn release(&mut self, id: AcquisitionId, call: &Call<'_>) -> Result<Role> {
+    fn release(&mut self, id: AcquisitionId, call: &Circumstances<'_>) -> Result<Role> {
         let (client, sequence) = columns(id);
         let held = self
             .tx

@@ -15,7 +15,7 @@ async fn ping(link: &Link) -> Result<Vec<Value>, Error> {
 async fn a_suspect_connection_is_replaced_once() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.port());
-    let link = Link::new(Settings::new(&proxy.url()).unwrap(), Scripts::new());
+    let link = Link::new(RedisSettings::new(&proxy.url()).unwrap(), Scripts::new());
     tokio::spawn(link.clone().keep_up(ClientId::random(), Box::new(|_| ())));
     deadline(ping(&link)).await.unwrap();
 

@@ -36,7 +36,7 @@ impl Both {
     fn by_redis(&mut self, step: Step) -> Seen {
         // Real expiry would come by another clock than the scripts': keys are kept, and let go by hand.
         redis::cmd("SET").arg(NOW).arg(self.now * 1000).exec(&mut self.connection).unwrap();
-        let notify = Notify::IfLocked;
+        let notify = NotifyWhen::IfLocked;
         let command = match step {
             Step::Acquire { key: k, id: i, ttl } => {
                 LockCommand::Acquire { key: key(k), id: id(i), ttl, notify }

@@ -1,6 +1,7 @@
 //! The header of each script against the one function that calls it: the same KEYS and ARGV, in the same order.
 
 use super::*;
+use crate::AcquisitionId;
 
 const NAMESPACE: &str = "ns";
 const NAME: &str = "a name";

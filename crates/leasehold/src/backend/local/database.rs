@@ -13,8 +13,8 @@ use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 use super::errors::{of_sqlite, of_system};
 use super::lifeline::{self, Clients, Reach};
 use super::location::Location;
-use super::semaphores::{self, Applied, Call};
-use super::{Settings, schema};
+use super::semaphores::{self, Applied, Circumstances};
+use super::{LocalSettings, schema};
 use crate::clock::{Moment, Time};
 use crate::engine::foreign::event;
 use crate::{ClientId, Error};
@@ -31,9 +31,9 @@ const LOG_PAGES: i32 = 1000;
 /// How many clients of others a new client looks at, whether they are dead.
 const LOOKED_AT: u32 = 1000;
 
-pub(super) struct Store {
+pub(super) struct Database {
     pub(super) client: ClientId,
-    pub(super) settings: Settings,
+    pub(super) settings: LocalSettings,
     place: Location,
     clients: Clients,
     connection: Connection,
@@ -42,10 +42,10 @@ pub(super) struct Store {
     log_pages: Arc<AtomicI32>,
 }
 
-impl Store {
+impl Database {
     /// Opens the store for a new client, and buries whom it finds dead. Also answers the socket that wakes it.
     pub(super) fn open(
-        settings: Settings,
+        settings: LocalSettings,
         client: ClientId,
         lifeline: &OnceLock<OwnedFd>,
     ) -> Result<(Self, UnixDatagram), Error> {
@@ -101,7 +101,7 @@ impl Store {
         work: impl FnOnce(&Transaction<'_>, Time, &mut Surroundings<'_>) -> rusqlite::Result<T>,
     ) -> Result<T, Error> {
         self.place.check()?;
-        let turn = self.place.turn()?;
+        let lock = self.place.write_lock()?;
         // In our turn, so that time goes on from one transition to the next.
         let now = self.now();
         let mut surroundings = Surroundings { place: &self.place, clients: &self.clients };
@@ -111,7 +111,7 @@ impl Store {
             tx.commit()?;
             Ok(done)
         });
-        drop(turn);
+        drop(lock);
         done.map_err(|error| of_sqlite("writing", &self.place.file, error))
     }
 
@@ -147,8 +147,13 @@ impl Store {
         let applied = self.write(|tx, now, around| {
             let mut applied = Applied::default();
             let (mut reach, mut is_dead) = around.senses();
-            let mut call =
-                Call { from: None, now, confirm_within, reach: &mut reach, is_dead: &mut is_dead };
+            let mut call = Circumstances {
+                from: None,
+                now,
+                confirm_within,
+                reach: &mut reach,
+                is_dead: &mut is_dead,
+            };
             while let Some(client) = dead.pop() {
                 if !applied.buried.contains(&client) {
                     dead.extend(semaphores::bury(tx, client, &mut call, &mut applied)?);

@@ -9,37 +9,37 @@ use crate::machine::{Command, Outcome, Terms};
 use crate::name::Name;
 use crate::{AcquisitionId, ErrorKind};
 
-fn open(place: &LocalStore) -> Store {
-    let settings = Settings {
+fn open(place: &LocalStore) -> Database {
+    let settings = LocalSettings {
         path: place.path(),
         answer_timeout: std::time::Duration::from_secs(5),
         confirm_within: Span::from_millis(5000),
     };
     let lifeline = OnceLock::new();
-    let (store, _) = Store::open(settings, ClientId::from_bits(1), &lifeline).unwrap();
+    let (store, _) = Database::open(settings, ClientId::from_bits(1), &lifeline).unwrap();
     // Kept for as long as the process: this client does not die.
     std::mem::forget(lifeline);
     store
 }
 
-fn apply(store: &mut Store, command: Command) -> Result<Outcome, Error> {
+fn apply(store: &mut Database, command: Command) -> Result<Outcome, Error> {
     let name = Name::new("name", "x").unwrap();
     let answers = super::super::apply(store, &[Part::Semaphore(name, vec![command])])?;
     let [Ok(Answer::Semaphore(reply))] = &answers[..] else { panic!("{answers:?}") };
     Ok(reply.outcomes[0])
 }
 
-fn enqueue(store: &mut Store, sequence: u64) -> Result<Outcome, Error> {
+fn enqueue(store: &mut Database, sequence: u64) -> Result<Outcome, Error> {
     let id = AcquisitionId::new(store.client, sequence);
     let (terms, label) = (Terms::default(), Some("a label, so that it takes some room".into()));
     apply(store, Command::Enqueue { id, capacity: 1, wait: true, terms, label })
 }
 
-fn limit(store: &Store, pages: u32) {
+fn limit(store: &Database, pages: u32) {
     store.connection.pragma_update(None, "max_page_count", pages).unwrap();
 }
 
-fn rows(store: &mut Store) -> u32 {
+fn rows(store: &mut Database) -> u32 {
     let count = "SELECT (SELECT count(*) FROM holders) + (SELECT count(*) FROM waiters)";
     store.read(|tx, _, _| tx.query_row(count, [], |row| row.get(0))).unwrap()
 }
