@@ -22,7 +22,7 @@ const SHORT: Duration = Duration::from_secs(5);
 const QUESTIONS: usize = 20;
 /// A round trip of more than this makes every acquire slow.
 const SLOW: Duration = Duration::from_millis(50);
-/// The lease of whoever does not choose one.
+/// The default lease.
 const LEASE: Duration = Duration::from_secs(30);
 
 pub(crate) fn run(arguments: &DoctorArgs) -> Result<u8, Failure> {
