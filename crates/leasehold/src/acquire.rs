@@ -103,11 +103,15 @@ impl Acquire {
             match semaphore.named.enter(self.id, &semaphore.declaration, self.wait, within) {
                 Entered::Held(grant, ticket) => (grant, ticket),
                 Entered::Full => return Poll::Ready(full()),
-                Entered::Failed(error) => return Poll::Ready(Err(error)),
+                Entered::Failed(error) => return Poll::Ready(Err(*error)),
                 Entered::Waiting(ticket) => {
-                    self.pending = Pending(Some(ticket));
-                    // Once more: the waker is registered outside of the name's lock, and may find a grant.
-                    return self.poll_as(cx, granted, full);
+                    // The guard first: foreign code may panic.
+                    let ticket = self.pending.0.insert(ticket);
+                    // Outside of the name's lock. If it was granted in between, the next poll sees it.
+                    if !ticket.register(cx.waker().clone()) {
+                        cx.waker().wake_by_ref();
+                    }
+                    return Poll::Pending;
                 }
             }
         };

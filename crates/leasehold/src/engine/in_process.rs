@@ -264,7 +264,7 @@ impl NameState for InProcessName {
     ) -> Entered {
         self.locked(|state, after| {
             if state.closed {
-                return Entered::Failed(Error::Closed);
+                return Entered::Failed(Box::new(Error::Closed));
             }
             // A ticket only for an acquisition that has to wait, can be lost, or has a label to show.
             let mut ticket = None;

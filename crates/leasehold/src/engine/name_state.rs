@@ -166,5 +166,6 @@ pub(crate) enum Entered {
     Held(Grant, Option<Arc<Ticket>>),
     Waiting(Arc<Ticket>),
     Full,
-    Failed(Error),
+    /// In a box: an error is large, and every acquire would have to move it.
+    Failed(Box<Error>),
 }

@@ -250,14 +250,14 @@ impl NameState for RemoteName {
     ) -> Entered {
         let core = &self.common.core;
         if let Some(error) = core.stopped().or_else(|| core.sender.refusal(self.to)) {
-            return Entered::Failed(error);
+            return Entered::Failed(Box::new(error));
         }
         // A try is bounded like every other question.
         let within = if wait { within } else { Some(core.settings.answer_timeout) };
         let ticket = Ticket::waiting(id, semaphore.clone(), wait, within);
         self.locked(|state, _| {
             if state.closed {
-                return Entered::Failed(Error::Closed);
+                return Entered::Failed(Box::new(Error::Closed));
             }
             state.add(&ticket, Life::Unsent);
             state.want_enqueue(id);

@@ -26,10 +26,16 @@ use crate::semaphore::Declaration;
 use crate::{AcquisitionId, Error, Fence, LossReason};
 
 /// What is done once no lock is held, because it runs foreign code: wakers are woken or dropped, losses are logged.
+///
+/// Mostly it is one waker or nothing, which is neither allocated nor costs anything to drop.
 #[derive(Default)]
 pub(crate) struct After {
-    /// Mostly there is one waker or none: no allocation for that.
     waker: Option<Waker>,
+    rest: Option<Box<Rest>>,
+}
+
+#[derive(Default)]
+struct Rest {
     wakers: Vec<Waker>,
     /// Only to be dropped.
     unused: Vec<Waker>,
@@ -46,38 +52,49 @@ impl fmt::Debug for After {
 impl After {
     /// Logs something.
     pub(crate) fn report(&mut self, report: impl FnOnce() + Send + 'static) {
-        self.reports.push(Box::new(report));
-    }
-
-    fn wake(&mut self, waker: Option<Waker>) {
-        match waker {
-            Some(waker) if self.waker.is_none() => self.waker = Some(waker),
-            waker => self.wakers.extend(waker),
-        }
+        self.rest().reports.push(Box::new(report));
     }
 
     #[inline]
-    pub(crate) fn run(&mut self) {
-        if let Some(waker) = self.waker.take() {
-            guarded(|| waker.wake());
-        }
-        let rest = !(self.wakers.is_empty() && self.losses.is_empty() && self.unused.is_empty());
-        if rest || !self.reports.is_empty() {
-            self.run_the_rest();
+    fn wake(&mut self, waker: Option<Waker>) {
+        match waker {
+            None => {}
+            Some(waker) if self.waker.is_none() => self.waker = Some(waker),
+            Some(waker) => self.rest().wakers.push(waker),
         }
     }
 
+    fn wake_all(&mut self, wakers: impl Iterator<Item = Waker>) {
+        wakers.for_each(|waker| self.wake(Some(waker)));
+    }
+
+    fn rest(&mut self) -> &mut Rest {
+        self.rest.get_or_insert_default()
+    }
+
+    #[inline]
+    pub(crate) fn run(self) {
+        if let Some(waker) = self.waker {
+            guarded(|| waker.wake());
+        }
+        if let Some(rest) = self.rest {
+            rest.run();
+        }
+    }
+}
+
+impl Rest {
     #[cold]
-    fn run_the_rest(&mut self) {
-        for (semaphore, id, reason) in self.losses.drain(..) {
+    fn run(self) {
+        for (semaphore, id, reason) in self.losses {
             let name = semaphore.named.name().as_str();
             event!(warn, name, %id, %reason, "permit lost");
         }
-        self.reports.drain(..).for_each(|report| report());
-        for waker in self.wakers.drain(..) {
+        self.reports.into_iter().for_each(|report| report());
+        for waker in self.wakers {
             guarded(|| waker.wake());
         }
-        for waker in self.unused.drain(..) {
+        for waker in self.unused {
             guarded(|| drop(waker));
         }
     }
@@ -233,16 +250,23 @@ impl Ticket {
         true
     }
 
-    /// The future or guard was dropped: nothing is granted or lost any more.
+    /// The future or guard was dropped: nothing is granted or lost any more. What was lost before stays lost.
     pub(crate) fn cancel(&self, after: &mut After) {
         let mut state = self.state();
-        if let State::Waiting(waker) = &mut *state {
-            after.unused.extend(waker.take());
-            *state = State::Failed(Box::new(Error::Closed));
-            return;
+        match &mut *state {
+            State::Waiting(waker) => {
+                if let Some(waker) = waker.take() {
+                    after.rest().unused.push(waker);
+                }
+                *state = State::Failed(Box::new(Error::Closed));
+                return;
+            }
+            State::Held(watchers) => after.wake_all(watchers.take()),
+            State::Granted(_) => {}
+            _ => return,
         }
-        drop(state);
-        self.start_release(after);
+        self.valid_until.store(0, Ordering::Release);
+        *state = State::Releasing(Vec::new());
     }
 
     /// Ends a try: no permit was free.
@@ -259,14 +283,14 @@ impl Ticket {
         let mut state = self.state();
         match &mut *state {
             State::Held(watchers) => {
-                after.wakers.extend(watchers.take());
+                after.wake_all(watchers.take());
             }
             State::Granted(_) => {}
             _ => return false,
         }
         self.valid_until.store(0, Ordering::Release);
         *state = State::Lost(reason);
-        after.losses.push((self.semaphore.clone(), self.id, reason));
+        after.rest().losses.push((self.semaphore.clone(), self.id, reason));
         true
     }
 
@@ -283,23 +307,11 @@ impl Ticket {
         }
     }
 
-    /// The guard is being released: nothing is lost any more. What was lost before stays lost.
-    pub(crate) fn start_release(&self, after: &mut After) {
-        let mut state = self.state();
-        if let State::Held(watchers) = &mut *state {
-            after.wakers.extend(watchers.take());
-        }
-        if matches!(*state, State::Held(_) | State::Granted(_)) {
-            self.valid_until.store(0, Ordering::Release);
-            *state = State::Releasing(Vec::new());
-        }
-    }
-
     /// The outcome of the release.
     pub(crate) fn finish_release(&self, outcome: Result<bool, Error>, after: &mut After) {
         let mut state = self.state();
         if let State::Releasing(wakers) = &mut *state {
-            after.wakers.append(wakers);
+            after.wake_all(wakers.drain(..));
             *state = State::Released(outcome.map_err(Box::new));
         }
     }
@@ -354,28 +366,30 @@ impl Ticket {
             State::Waiting(Some(waker)) if waker.will_wake(cx.waker()) => return Poll::Pending,
             State::Waiting(_) => {
                 drop(state);
-                let mut waker = Some(cx.waker().clone());
-                state = self.state();
-                if let State::Waiting(slot) = &mut *state {
-                    std::mem::swap(slot, &mut waker);
-                    drop(state);
+                if self.register(cx.waker().clone()) {
                     return Poll::Pending;
                 }
-                // Granted or failed in between. The clone is dropped after the lock, at the end of `settled`.
-                return Poll::Ready(self.settled(state, waker));
+                state = self.state();
             }
             _ => {}
         }
-        Poll::Ready(self.settled(state, None))
+        Poll::Ready(self.settled(state))
+    }
+
+    /// Registers the waker of the acquire. False if it no longer waits.
+    pub(crate) fn register(&self, waker: Waker) -> bool {
+        // Dropped after the lock: the waker that was registered before, or this one if it comes too late.
+        let mut unused = Some(waker);
+        let mut state = self.state();
+        let State::Waiting(slot) = &mut *state else { return false };
+        std::mem::swap(slot, &mut unused);
+        drop(state);
+        true
     }
 
     /// The result of an acquire that no longer waits.
-    fn settled(
-        &self,
-        mut state: MutexGuard<'_, State>,
-        unused: Option<Waker>,
-    ) -> Result<Option<Grant>, Error> {
-        let result = match &mut *state {
+    fn settled(&self, mut state: MutexGuard<'_, State>) -> Result<Option<Grant>, Error> {
+        match &mut *state {
             State::Granted(grant) => {
                 let mut grant = *grant;
                 *state = State::Held(Watchers::default());
@@ -389,10 +403,7 @@ impl Ticket {
             State::Waiting(_) | State::Held(_) | State::Releasing(_) | State::Released(_) => {
                 Err(Error::internal("an acquire was polled after it was done"))
             }
-        };
-        drop(state);
-        drop(unused);
-        result
+        }
     }
 
     /// For everyone who waits for the loss. `key` is none at first, and kept by the caller.
