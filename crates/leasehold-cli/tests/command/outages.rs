@@ -89,11 +89,15 @@ fn an_outage_during_a_wait_is_reported_and_so_is_its_end() {
     let held = looker.hold("it");
     let lock = looker.client.lock("it").lease(Duration::from_secs(600)).build().unwrap();
     let locked = looker.block_on(lock.acquire()).unwrap();
-    let waiting = ["run", "lock"].map(|kind| Running::start(&url, &[kind, "it", "--", "true"]));
-    until(|| looker.census("it") == (1, 1));
+    let waiting =
+        ["run", "lock"].map(|kind| Running::start(&url, &[kind, "-v", "it", "--", "true"]));
+    // A command that is still opening its store would fail instead of waiting.
+    for waiting in &waiting {
+        waiting.says("waiting for");
+    }
     server.pause();
     for waiting in &waiting {
-        waiting.says("\n");
+        waiting.says("cannot be reached");
     }
     server.resume();
     for waiting in &waiting {
@@ -104,7 +108,8 @@ fn an_outage_during_a_wait_is_reported_and_so_is_its_end() {
     for waiting in waiting {
         let ended = waiting.end();
         assert_eq!(ended.code, 0, "{ended:?}");
-        let lines: Vec<_> = ended.stderr.lines().collect();
+        let of_outages = |line: &&str| line.starts_with("leasehold: waiting: ");
+        let lines: Vec<_> = ended.stderr.lines().filter(of_outages).collect();
         let [begun, over] = lines[..] else { panic!("two lines: {ended:?}") };
         let cause = begun.strip_prefix(&format!("leasehold: waiting: {url} cannot be reached: "));
         assert!(matches!(cause, Some("connection lost" | "no answer in time")), "{begun}");
