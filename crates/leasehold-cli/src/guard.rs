@@ -1,24 +1,31 @@
-//! The guard: a process that sees to it that a child ends before its lease can pass on.
+//! The guard: a process that ends a child before its lease can pass on.
 //!
 //! The command that holds the lease may be killed or stopped at any moment, and then nobody renews the lease. So the
-//! child is not its own: a guard, which is the same binary, starts the child in a process group, waits for it and is
-//! told, over a socket, until when the child may run. It ends the group
+//! child is not a child of the command: a guard, which is the same binary, starts it in a process group, waits for it, and
+//! learns over a socket until when it may run. The guard ends the group
 //!
-//! - when the deadline passes: the command is stopped, or cut off from its store, or the TTL ran out;
+//! - when the deadline passes: the command is stopped, or cut off from its store, or the TTL has ended;
 //! - when the socket ends: the command was killed;
-//! - when it is told to: the store has said that the lease is gone.
+//! - when the command orders it: the lease is lost.
 //!
-//! To end means SIGTERM, and SIGKILL after a grace. The deadline that the guard is told lies that grace before the end
-//! of the lease's validity, which in turn lies a margin before the end of the lease in the store.
+//! To end the group means SIGTERM, and SIGKILL after a grace. The deadline that the command sends lies that grace before
+//! the end of the lease's validity, which in turn lies a margin before the end of the lease in the store.
 //!
-//! The guard has a process group of its own and heeds no signal, so that what stops or ends the command, from the
-//! keyboard or by a careless `kill`, does not reach it. Only SIGKILL does: then the command ends the group itself.
+//! Supervision has two sides, because either process may be killed or stopped:
+//!
+//! - *The child begins only after the command knows it* ([`launcher`]). If the guard dies earlier, nothing has run.
+//! - *The guard never blocks* ([`mailbox`]), and obeys all orders that have arrived before it judges the time.
+//! - *The command keeps the time, too* (`supervise.rs`). It ends the group itself if the guard is late.
+//! - *If the guard dies, the kernel kills the child*, and the command, which then inherits the rest, ends that.
+//! - *If the command dies, the kernel continues the guard*, should it be stopped.
+//!
+//! The guard has a process group of its own and ignores all signals, so that what stops or ends the command, from the
+//! keyboard or by a careless `kill`, does not reach it. Only SIGKILL and SIGSTOP do.
 
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
@@ -27,22 +34,26 @@ use rustix::process::{
     Pid, Signal, WaitOptions, kill_process_group, test_kill_process_group, wait,
 };
 
-use crate::args::GuardArgs;
+use crate::args::{GUARD, GuardArgs, LAUNCHER};
 use crate::clock::Moment;
 use crate::failure::{INTERNAL, complain};
 use crate::{signals, terminal};
 
 mod handover;
+pub(crate) mod launcher;
+pub(crate) mod mailbox;
 mod timer;
 pub(crate) mod wire;
 
 pub(crate) use handover::{receive, send};
+use launcher::Launcher;
+use mailbox::{Incoming, Outgoing};
 use timer::Timer;
-use wire::{Message, News, Order};
+use wire::{News, Order};
 
-/// How often to look whether a group that its leader or its guard has left is gone: nobody tells us.
+/// How often to check whether a group is gone that its leader or its guard has left: the kernel does not report it.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// How long to wait for a killed group whose members somebody else may have to reap.
+/// How long to wait for a killed group whose members another process may have to reap.
 pub(crate) const BURIAL: Duration = Duration::from_secs(1);
 
 /// What the binary does when it is called by the name of a guard.
@@ -58,60 +69,97 @@ pub(crate) fn run(arguments: &GuardArgs) -> u8 {
 
 fn watch(arguments: &GuardArgs) -> io::Result<()> {
     signals::catch_all()?;
-    // Who is orphaned in the child's group becomes ours, and we know when it ends.
+    adopt_orphans()?;
+    // A guard that is stopped when the command dies has to go on: the lease is no longer renewed.
     #[cfg(any(target_os = "linux", target_os = "android"))]
-    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    rustix::process::set_parent_process_death_signal(Some(Signal::CONT))?;
     let deaths = signals::deaths()?;
     let control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let (order, stdin) = receive(&control)?;
     let Order::Until(deadline) = order else {
         return Err(io::Error::other("the first message is not a deadline"));
     };
-    if Moment::now() >= deadline {
-        let _ = News::Overdue.write(&control);
-        return News::Killed(Signal::TERM.as_raw()).write(&control);
-    }
-    let group = match start(arguments, stdin) {
-        Ok(group) => group,
-        Err(error) => {
-            let errno = error.raw_os_error().unwrap_or(Errno::NOEXEC.raw_os_error());
-            return News::NotStarted(errno).write(&control);
-        }
-    };
-    if arguments.foreground {
-        terminal::give_to(group);
-    }
+    control.set_nonblocking(true)?;
     let grace = Duration::from_micros(arguments.grace);
-    let mut ward = Ward::new(control, group, deadline, grace);
-    ward.tell(News::Started(group.as_raw_pid()));
+    let started = Launcher::start(&arguments.command, stdin);
+    let mut ward = Ward {
+        control: Some(control),
+        incoming: Incoming::default(),
+        outgoing: Outgoing::default(),
+        launcher: None,
+        approved: false,
+        group: None,
+        deadline,
+        grace,
+        nested: arguments.nested,
+        kill_at: None,
+        killed_at: None,
+        ended: None,
+    };
+    match started {
+        Ok((group, launcher)) => {
+            if arguments.foreground {
+                terminal::give_to(group);
+            }
+            (ward.group, ward.launcher) = (Some(group), Some(launcher));
+            ward.tell(News::Started(group.as_raw_pid()));
+        }
+        Err(error) => ward.ended = Some(not_started(&error)),
+    }
     ward.watch(&deaths)
 }
 
-/// The child, as the leader of a process group.
-fn start(arguments: &GuardArgs, stdin: OwnedFd) -> io::Result<Pid> {
-    let (program, rest) = arguments.command.split_first().ok_or(Errno::NOENT)?;
-    let again = stdin.try_clone()?;
-    let spawn = |command: &mut Command, stdin| {
-        command.args(rest).stdin(Stdio::from(stdin)).process_group(0).spawn()
-    };
-    let child = spawn(&mut Command::new(program), stdin).or_else(|error| {
-        // A script that does not say who reads it is read by the shell, as everywhere.
-        if error.raw_os_error() == Some(Errno::NOEXEC.raw_os_error()) {
-            return spawn(Command::new("/bin/sh").arg(program), again);
-        }
-        Err(error)
-    })?;
-    Ok(Pid::from_child(&child))
+fn not_started(error: &io::Error) -> News {
+    News::NotStarted(error.raw_os_error().unwrap_or(Errno::NOEXEC.raw_os_error()))
+}
+
+/// Orphans of a child become children of this process, which can reap them then.
+pub(crate) fn adopt_orphans() -> io::Result<()> {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    Ok(())
+}
+
+/// The very file that runs now, whatever was installed in its place since.
+pub(crate) fn own_binary() -> io::Result<PathBuf> {
+    let own = Path::new("/proc/self/exe");
+    if own.exists() { Ok(own.to_owned()) } else { std::env::current_exe() }
+}
+
+/// Whether the process group has no members, not even unreaped ones.
+pub(crate) fn is_gone(group: Pid) -> bool {
+    test_kill_process_group(group) == Err(Errno::SRCH)
+}
+
+/// Whether this process has adopted a guard or a launcher that has lost its own parent. It ends by itself, but a guard ends
+/// its child first.
+pub(crate) fn has_adopted_one_of_ours() -> bool {
+    let pid = std::process::id();
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    children.unwrap_or_default().split_whitespace().any(|child| {
+        let line = std::fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
+        let name = line.split(|byte| *byte == 0).next().unwrap_or_default();
+        [GUARD, LAUNCHER].iter().any(|ours| name == ours.as_bytes())
+    })
 }
 
 /// The child's group, and what is to become of it.
 struct Ward {
     /// None once the command is gone.
     control: Option<UnixStream>,
-    group: Pid,
+    incoming: Incoming,
+    outgoing: Outgoing,
+    /// Until the child has ended.
+    launcher: Option<Launcher>,
+    /// Whether the command knows the child.
+    approved: bool,
+    /// None if it could not be started.
+    group: Option<Pid>,
     deadline: Moment,
     grace: Duration,
-    /// Once it was told to end: when it has to have.
+    /// Whether the command itself is the child of another one.
+    nested: bool,
+    /// Once the group was sent SIGTERM: when it is sent SIGKILL.
     kill_at: Option<Moment>,
     killed_at: Option<Moment>,
     /// How its leader ended.
@@ -119,35 +167,49 @@ struct Ward {
 }
 
 impl Ward {
-    fn new(control: UnixStream, group: Pid, deadline: Moment, grace: Duration) -> Self {
-        let control = Some(control);
-        Self { control, group, deadline, grace, kill_at: None, killed_at: None, ended: None }
-    }
-
     fn watch(&mut self, deaths: &UnixStream) -> io::Result<()> {
         let timer = Timer::new()?;
         loop {
+            // All orders first: after a pause of this process the deadline that it knows may be an old one.
+            self.obey();
             self.reap();
             self.keep_time();
+            self.launch();
             if let Some(ended) = self.is_over() {
                 self.tell(ended);
-                return Ok(());
+                return self.deliver();
             }
+            self.flush();
             let mut fds = vec![PollFd::new(deaths, PollFlags::IN)];
-            fds.extend(self.control.as_ref().map(|control| PollFd::new(control, PollFlags::IN)));
-            timer.wait(&mut fds, self.next_look())?;
-            let orders = fds.get(1).is_some_and(|fd| !fd.revents().is_empty());
-            signals::drain(deaths);
-            if orders {
-                self.obey();
+            if let Some(control) = &self.control {
+                fds.push(PollFd::new(control, self.interest()));
             }
+            timer.wait(&mut fds, self.next_look())?;
+            signals::drain(deaths);
         }
     }
 
-    /// Whatever has ended, ours or an orphan of the child's.
+    fn interest(&self) -> PollFlags {
+        let write = if self.outgoing.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
+        PollFlags::IN | write
+    }
+
+    /// The child is gone, and the command has to learn how. It may be stopped now, and nothing has to be done in time any
+    /// more.
+    fn deliver(&mut self) -> io::Result<()> {
+        let timer = Timer::new()?;
+        self.flush();
+        while let Some(control) = self.control.as_ref().filter(|_| !self.outgoing.is_empty()) {
+            timer.wait(&mut vec![PollFd::new(control, PollFlags::OUT)], Moment::NEVER)?;
+            self.flush();
+        }
+        Ok(())
+    }
+
+    /// Reaps whatever has ended: the child, or an orphan of it.
     fn reap(&mut self) {
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
-            if pid != self.group {
+            if Some(pid) != self.group {
                 continue;
             }
             if let Some(signal) = status.stopping_signal() {
@@ -160,9 +222,10 @@ impl Ward {
         }
     }
 
-    /// Whoever it leaves behind in its group has a grace to end by himself: he may be writing the last lines of a log.
+    /// The rest of its group has a grace to end by itself: it may be writing the last lines of a log.
     fn leader_ended(&mut self, ended: News) {
-        self.ended = Some(ended);
+        let error = self.launcher.take().and_then(|mut launcher| launcher.error());
+        self.ended = Some(error.unwrap_or(ended));
         self.deadline = self.deadline.min(Moment::now().plus(self.grace));
     }
 
@@ -173,7 +236,7 @@ impl Ward {
                 if self.ended.is_none() {
                     self.tell(News::Overdue);
                 }
-                self.end(self.deadline);
+                self.end(self.deadline.plus(self.grace));
             }
             Some(kill_at) if now >= kill_at && self.killed_at.is_none() => {
                 self.signal(Signal::KILL);
@@ -183,54 +246,76 @@ impl Ward {
         }
     }
 
-    /// `since` is when it should have been told to end: if we are late, the grace is shorter.
-    fn end(&mut self, since: Moment) {
+    fn launch(&mut self) {
+        if self.approved
+            && self.kill_at.is_none()
+            && let Some(launcher) = &mut self.launcher
+        {
+            launcher.go();
+        }
+    }
+
+    /// Sends SIGTERM, and SIGKILL at that moment. If this process is late, the grace is shorter.
+    fn end(&mut self, kill_at: Moment) {
         #[cfg(feature = "broken")]
-        if std::env::var_os("LEASEHOLD_BROKEN").is_some_and(|rule| rule == "guard") {
+        if broken("guard") {
             return;
         }
         if self.kill_at.is_none() {
-            self.kill_at = Some(since.plus(self.grace));
+            self.kill_at = Some(kill_at);
             self.signal(Signal::TERM);
-            // Who is stopped would not hear of it.
+            // A stopped process would not receive it.
             self.signal(Signal::CONT);
+            self.tell(News::Stopping);
         }
     }
 
+    /// Obeys all orders that have arrived.
     fn obey(&mut self) {
-        let Some(control) = &self.control else { return };
-        match Order::read(control) {
-            Ok(Some(Order::Until(deadline))) if self.ended.is_none() => self.deadline = deadline,
-            Ok(Some(Order::Signal(signal))) => {
-                if let Some(signal) = Signal::from_named_raw(signal) {
-                    self.signal(signal);
+        while let Some(mut control) = self.control.as_ref() {
+            match self.incoming.next(|into| control.read(into)) {
+                Ok(None) => return,
+                Ok(Some(Order::Until(deadline))) if self.ended.is_none() => {
+                    self.deadline = deadline;
                 }
-            }
-            Ok(Some(Order::Until(_))) => {}
-            Ok(Some(Order::Stop)) => self.end(self.deadline.min(Moment::now())),
-            // The command is gone, or does not make sense any more.
-            Ok(None) | Err(_) => {
-                self.control = None;
-                self.end(self.deadline.min(Moment::now()));
+                Ok(Some(Order::Until(_))) => {}
+                Ok(Some(Order::Go)) => self.approved = true,
+                Ok(Some(Order::Signal(signal))) => {
+                    if let Some(signal) = Signal::from_named_raw(signal) {
+                        self.signal(signal);
+                    }
+                }
+                Ok(Some(Order::Stop)) => {
+                    self.end(self.deadline.min(Moment::now()).plus(self.grace));
+                }
+                Err(_) => self.command_died(),
             }
         }
     }
 
-    /// Only while the group is ours: once it is gone, its number may be somebody else's.
+    fn command_died(&mut self) {
+        self.control = None;
+        // Below another command the grace is over: the outer guard sent SIGTERM, waited, and then killed the inner command.
+        let grace = if self.nested { Duration::ZERO } else { self.grace };
+        let kill_at = self.deadline.min(Moment::now()).plus(grace);
+        self.end(kill_at);
+        self.kill_at = self.kill_at.map(|before| before.min(kill_at));
+    }
+
+    /// Only while the group is ours: once it is gone, its number may belong to another one.
     fn signal(&self, signal: Signal) {
-        if self.ended.is_none() || !self.is_gone() {
-            let _ = kill_process_group(self.group, signal);
+        if let Some(group) = self.group
+            && (self.ended.is_none() || !is_gone(group))
+        {
+            let _ = kill_process_group(group, signal);
         }
-    }
-
-    fn is_gone(&self) -> bool {
-        test_kill_process_group(self.group) == Err(Errno::SRCH)
     }
 
     fn is_over(&self) -> Option<News> {
         let ended = self.ended?;
         let buried = self.killed_at.is_some_and(|at| Moment::now() >= at.plus(BURIAL));
-        (buried || self.is_gone()).then_some(ended)
+        let gone = self.group.is_none_or(is_gone) && !has_adopted_one_of_ours();
+        (buried || gone).then_some(ended)
     }
 
     fn next_look(&self) -> Moment {
@@ -239,10 +324,28 @@ impl Ward {
         if self.ended.is_some() { next.min(Moment::now().plus(LOOK_AGAIN)) } else { next }
     }
 
-    /// If nobody listens any more, we will hear of that.
-    fn tell(&self, news: News) {
-        if let Some(control) = &self.control {
-            let _ = news.write(control);
+    fn tell(&mut self, news: News) {
+        self.outgoing.push(news);
+        #[cfg(feature = "broken")]
+        if let Some(control) = self.control.as_ref().filter(|_| broken("blocked-guard")) {
+            let _ = control.set_nonblocking(false);
+            self.flush();
+            let _ = self.control.as_ref().map(|control| control.set_nonblocking(true));
         }
     }
+
+    /// If the command is gone, the next order that is read says so.
+    fn flush(&mut self) {
+        if let Some(mut control) = self.control.as_ref()
+            && self.outgoing.flush(|bytes| control.write(bytes)).is_err()
+        {
+            self.outgoing = Outgoing::default();
+        }
+    }
+}
+
+/// Whether this build breaks that rule, for the torture test to find out.
+#[cfg(feature = "broken")]
+pub(crate) fn broken(rule: &str) -> bool {
+    std::env::var_os("LEASEHOLD_BROKEN").is_some_and(|broken| broken == rule)
 }

@@ -1,12 +1,13 @@
-//! Runs a job under a lease: starts its guard, tells it each new deadline, forwards signals, hands the terminal to and
-//! fro, and answers how it ended.
+//! Runs a job under a lease: starts its guard, sends it each new deadline, forwards signals, hands the terminal back and
+//! forth, and returns how the child ended.
+//!
+//! The guard ends the child in time. Should it be stopped or killed, the command does ([`Backstop`]).
 
 use std::future::pending;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream as Socket;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::pin::pin;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -15,15 +16,16 @@ use leasehold::LossReason;
 use nix::sys::signal::Signal;
 use rustix::io::Errno;
 use rustix::process::{self as processes, Pid, WaitOptions, kill_process_group};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::Interest;
 use tokio::net::UnixStream;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::args::GUARD;
 use crate::clock::{self, Bridge, Moment};
 use crate::failure::{self, Failure, complain};
-use crate::guard::wire::{LENGTH, Message, News, Order};
-use crate::guard::{self, BURIAL, LOOK_AGAIN};
+use crate::guard::mailbox::{Incoming, Outgoing};
+use crate::guard::wire::{News, Order};
+use crate::guard::{self, BURIAL, LOOK_AGAIN, own_binary};
 use crate::job::{Held, Job};
 use crate::signals::Signals;
 use crate::terminal::Terminal;
@@ -71,10 +73,10 @@ impl End {
     }
 }
 
-/// Runs the job, and answers how it ended. When it returns, the child and its group are gone.
+/// Runs the job, and returns how it ended. When it returns, the child, its group and its guard are gone.
 ///
-/// What the client counts as alive by, if its store knows that by a file, is inherited by the guard and the child: then what
-/// it holds cannot pass on before all of them are gone.
+/// The guard and the child inherit the client's lifeline, if its store has one: then what the client holds cannot pass on
+/// before all of them are gone.
 pub(crate) async fn run(
     job: &Job,
     held: &impl Held,
@@ -83,6 +85,8 @@ pub(crate) async fn run(
 ) -> Result<End, Failure> {
     let terminal = Terminal::open();
     let failed = |error| Failure::internal("the guard of the child could not be started", error);
+    // Should the guard die, the child and its group become ours to end and to reap.
+    guard::adopt_orphans().map_err(failed)?;
     let deadline = Deadline::new(job);
     let first = deadline.of(held);
     let foreground = terminal.as_ref().is_some_and(Terminal::is_for_the_child);
@@ -90,12 +94,25 @@ pub(crate) async fn run(
         lifeline.map(rustix::io::dup).transpose().map_err(|error| failed(error.into()))?;
     let guard = Guard::start(job, held, first, foreground).map_err(failed)?;
     drop(inherited);
-    let mut watch = Watch { guard, terminal, group: None, lost: None };
-    let end = watch.until_it_ends(&deadline, first, held, signals).await;
+    let backstop = Backstop::new(first, job.grace);
+    let mut watch = Watch { guard, terminal, group: None, lost: None, backstop };
+    let end = watch.until_it_ends(&deadline, held, signals).await;
     watch.take_the_terminal();
-    match end {
-        Some(end) => Ok(end),
-        None => Err(watch.end_without_a_guard(job.grace).await),
+    if let Some(end) = end {
+        watch.guard.reap().await;
+        return Ok(end);
+    }
+    watch.end_without_a_guard().await;
+    match (watch.lost, watch.group) {
+        (Some(reason), _) => Ok(End::Lost(reason)),
+        (None, Some(_)) => {
+            let what = "the guard of the child was killed; the child was stopped";
+            Err(Failure::new(failure::INTERNAL, what))
+        }
+        (None, None) => {
+            let what = "the guard of the child was killed before the child had begun";
+            Err(Failure::new(failure::INTERNAL, what))
+        }
     }
 }
 
@@ -124,19 +141,59 @@ impl Deadline {
     }
 }
 
-/// The guard, as we see it.
+/// When the command does itself what the guard should have done. The guard may be stopped, and then it is late.
+struct Backstop {
+    /// When the guard has to stop the child: at the deadline that it knows, or when it was ordered to.
+    due: Moment,
+    grace: Duration,
+    /// Whether the child was sent SIGTERM.
+    stopping: bool,
+}
+
+impl Backstop {
+    fn new(due: Moment, grace: Duration) -> Self {
+        Self { due, grace, stopping: false }
+    }
+
+    /// How late a guard may be on a busy machine. That is less than half the margin between the end of a lease's validity
+    /// and its end in the store: see [`crate::job::asked_for`].
+    fn slack(&self) -> Duration {
+        (self.grace / 8).clamp(Duration::from_millis(25), Duration::from_millis(250))
+    }
+
+    fn stop_at(&self) -> Moment {
+        self.due.plus(self.slack())
+    }
+
+    fn kill_at(&self) -> Moment {
+        self.due.plus(self.grace).plus(self.slack())
+    }
+
+    /// When to act next.
+    fn next(&self) -> Moment {
+        if self.stopping { self.kill_at() } else { self.stop_at() }
+    }
+}
+
+/// The guard, as the command sees it.
 struct Guard {
     pid: Pid,
     socket: UnixStream,
+    incoming: Incoming,
+    outgoing: Outgoing,
 }
 
 impl Guard {
     fn start(job: &Job, held: &impl Held, deadline: Moment, foreground: bool) -> io::Result<Self> {
         let (ours, theirs) = Socket::pair()?;
-        let child = Command::new(own_binary()?)
+        ours.set_nonblocking(true)?;
+        let socket = UnixStream::from_std(ours)?;
+        let nested = std::env::var_os("LEASEHOLD_ID").is_some();
+        let mut child = Command::new(own_binary()?)
             .arg0(GUARD)
             .args(["--grace", &clock::micros(job.grace).to_string()])
             .args(foreground.then_some("--foreground"))
+            .args(nested.then_some("--nested"))
             .arg("--")
             .args(&job.command)
             .env("LEASEHOLD_NAME", &job.name)
@@ -145,52 +202,99 @@ impl Guard {
             .stdin(Stdio::from(std::os::fd::OwnedFd::from(theirs)))
             .process_group(0)
             .spawn()?;
-        guard::send(&ours, Order::Until(deadline), io::stdin().as_fd())?;
-        ours.set_nonblocking(true)?;
-        Ok(Self { pid: Pid::from_child(&child), socket: UnixStream::from_std(ours)? })
+        if let Err(error) = guard::send(&socket, Order::Until(deadline), io::stdin().as_fd()) {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(error);
+        }
+        let (incoming, outgoing) = (Incoming::default(), Outgoing::default());
+        Ok(Self { pid: Pid::from_child(&child), socket, incoming, outgoing })
     }
 
-    /// A guard that has gone will be noticed when it is listened to.
-    async fn order(&mut self, order: Order) {
-        let _ = self.socket.write_all(&order.encode()).await;
+    /// The order is sent as soon as the guard reads. A guard that is gone is noticed when its news are read.
+    fn order(&mut self, order: Order) {
+        self.outgoing.push(order);
+        self.flush();
+    }
+
+    fn flush(&mut self) {
+        if self.outgoing.flush(|bytes| self.socket.try_write(bytes)).is_err() {
+            self.outgoing = Outgoing::default();
+        }
+    }
+
+    /// The next message of the guard. Meanwhile, orders are sent that had to wait. Nothing if the guard is gone.
+    ///
+    /// # Cancel safety
+    /// No message is lost.
+    async fn news(&mut self) -> Option<News> {
+        loop {
+            self.flush();
+            match self.incoming.next(|into| self.socket.try_read(into)) {
+                Ok(Some(news)) => return Some(news),
+                Ok(None) => {}
+                Err(_) => return None,
+            }
+            let interest = if self.outgoing.is_empty() {
+                Interest::READABLE
+            } else {
+                Interest::READABLE | Interest::WRITABLE
+            };
+            self.socket.ready(interest).await.ok()?;
+        }
+    }
+
+    /// Waits until the guard has ended, and reaps it. A guard that does not end by itself is killed.
+    async fn reap(&mut self) {
+        let ended = async { while self.news().await.is_some() {} };
+        if timeout(BURIAL, ended).await.is_err() {
+            self.kill();
+        }
+        let _ = processes::waitpid(Some(self.pid), WaitOptions::empty());
+    }
+
+    fn kill(&self) {
+        let _ = processes::kill_process(self.pid, processes::Signal::KILL);
     }
 }
 
-/// The very file that runs now, whatever was installed in its place since.
-fn own_binary() -> io::Result<std::path::PathBuf> {
-    let own = Path::new("/proc/self/exe");
-    if own.exists() { Ok(own.to_owned()) } else { std::env::current_exe() }
-}
-
+/// What the command watches while the child runs.
 struct Watch {
     guard: Guard,
     terminal: Option<Terminal>,
-    /// The child's, once it runs.
+    /// The child's, once it is known.
     group: Option<Pid>,
-    /// Once it is clear that it is.
+    /// Why the lease was lost, if it was.
     lost: Option<LossReason>,
+    backstop: Backstop,
 }
 
 impl Watch {
-    /// How the child ended; nothing if its guard ended first.
+    /// How the child ended; nothing if its guard ended first, or had to be killed.
     async fn until_it_ends(
         &mut self,
         deadline: &Deadline,
-        first: Moment,
         held: &impl Held,
         signals: &mut Signals,
     ) -> Option<End> {
-        let (mut lost, mut told) = (pin!(held.lost()), first);
-        let mut inbox = Inbox::default();
+        let mut lost = pin!(held.lost());
         loop {
-            let left = told.saturating_since(Moment::now());
+            let left = self.backstop.due.saturating_since(Moment::now());
+            let late = self.backstop.next().saturating_since(Moment::now());
             tokio::select! {
-                news = inbox.next(&mut self.guard.socket) => match news? {
-                    News::Started(pid) => self.group = Pid::from_raw(pid),
-                    News::Stopped(signal) => self.child_stopped(signal).await,
+                // The news first: after a pause of this process the guard may have done everything already.
+                biased;
+                news = self.guard.news() => match news? {
+                    News::Started(pid) => {
+                        self.group = Pid::from_raw(pid);
+                        // If the lease is lost already, the guard has its order to stop, and the child never begins.
+                        self.guard.order(Order::Go);
+                    }
+                    News::Stopped(signal) => self.child_stopped(signal),
                     News::Overdue => {
                         self.lost.get_or_insert(deadline.reason());
                     }
+                    News::Stopping => self.backstop.stopping = true,
                     News::NotStarted(errno) => return Some(End::NotStarted(errno)),
                     News::Exited(code) => {
                         let end = End::Exited(u8::try_from(code).unwrap_or(u8::MAX));
@@ -200,21 +304,50 @@ impl Watch {
                 },
                 signal = signals.next() => match signal {
                     Signal::SIGCHLD => reap(),
-                    signal => self.guard.order(Order::Signal(signal as i32)).await,
+                    signal => self.guard.order(Order::Signal(signal as i32)),
                 },
                 reason = lost_once(&mut lost, self.lost.is_some()) => {
                     self.lost = Some(reason);
-                    self.guard.order(Order::Stop).await;
+                    self.backstop.due = self.backstop.due.min(Moment::now());
+                    self.guard.order(Order::Stop);
                 }
                 () = sleep((left / 4).clamp(OFTEN, SELDOM)), if self.lost.is_none() => {
                     let extended = deadline.of(held);
-                    if extended > told {
-                        told = extended;
-                        self.guard.order(Order::Until(told)).await;
+                    if extended > self.backstop.due {
+                        self.backstop.due = extended;
+                        self.guard.order(Order::Until(extended));
                     }
+                }
+                () = sleep(late.min(SELDOM)), if self.backstop.due != Moment::NEVER => {
+                    self.keep_time(deadline)?;
                 }
             }
         }
+    }
+
+    /// Does what the guard should have done by now. Nothing if the child has to be gone, and the guard is not to be waited
+    /// for.
+    fn keep_time(&mut self, deadline: &Deadline) -> Option<()> {
+        #[cfg(feature = "broken")]
+        if guard::broken("trusting-command") {
+            return Some(());
+        }
+        let now = Moment::now();
+        if now < self.backstop.next() {
+            return Some(());
+        }
+        self.lost.get_or_insert(deadline.reason());
+        if now >= self.backstop.kill_at() {
+            return None;
+        }
+        self.backstop.stopping = true;
+        // It may be stopped.
+        let _ = processes::kill_process(self.guard.pid, processes::Signal::CONT);
+        if let Some(group) = self.group {
+            let _ = kill_process_group(group, processes::Signal::TERM);
+            let _ = kill_process_group(group, processes::Signal::CONT);
+        }
+        Some(())
     }
 
     fn ended(&self, end: End) -> End {
@@ -222,7 +355,7 @@ impl Watch {
     }
 
     /// Ctrl-Z, or the child wants a terminal that it does not have.
-    async fn child_stopped(&mut self, signal: i32) {
+    fn child_stopped(&mut self, signal: i32) {
         let Some(group) = self.group else { return };
         let wants_terminal = [Signal::SIGTTIN as i32, Signal::SIGTTOU as i32].contains(&signal);
         // Whoever stops a process with SIGSTOP wants to continue it himself.
@@ -240,7 +373,7 @@ impl Watch {
                 self.give_the_terminal(group);
             }
         }
-        self.guard.order(Order::Signal(Signal::SIGCONT as i32)).await;
+        self.guard.order(Order::Signal(Signal::SIGCONT as i32));
     }
 
     fn give_the_terminal(&self, group: Pid) {
@@ -255,33 +388,39 @@ impl Watch {
         }
     }
 
-    /// Somebody has killed the guard. What it had to do is ours to do.
-    async fn end_without_a_guard(&self, grace: Duration) -> Failure {
-        let mut what = "the guard of the child ended before it";
+    /// The guard was killed, or did not do in time what it had to. Ends the group.
+    async fn end_without_a_guard(&mut self) {
+        self.guard.kill();
+        let _ = processes::waitpid(Some(self.guard.pid), WaitOptions::empty());
         if let Some(group) = self.group {
-            let gone = || processes::test_kill_process_group(group) == Err(Errno::SRCH);
-            let _ = kill_process_group(group, processes::Signal::TERM);
-            let _ = kill_process_group(group, processes::Signal::CONT);
-            let kill_at = Moment::now().plus(grace);
-            while !gone() && Moment::now() < kill_at {
-                sleep(LOOK_AGAIN).await;
+            if !self.backstop.stopping {
+                let _ = kill_process_group(group, processes::Signal::TERM);
+                let _ = kill_process_group(group, processes::Signal::CONT);
             }
+            self.backstop.due = self.backstop.due.min(Moment::now());
+            until_gone(group, self.backstop.due.plus(self.backstop.grace)).await;
             let _ = kill_process_group(group, processes::Signal::KILL);
-            // As the first process of a container we have to bury them ourselves.
-            let by = Moment::now().plus(BURIAL);
-            while !gone() && Moment::now() < by {
-                reap();
-                sleep(LOOK_AGAIN).await;
-            }
-            what = "the guard of the child was killed; the child was stopped";
+            until_gone(group, Moment::now().plus(BURIAL)).await;
         }
-        let _ = processes::waitpid(Some(self.guard.pid), WaitOptions::NOHANG);
-        Failure::new(failure::INTERNAL, what)
+        // A launcher that has lost its guard ends by itself, and so does the guard of a nested command.
+        let by = Moment::now().plus(BURIAL);
+        while guard::has_adopted_one_of_ours() && Moment::now() < by {
+            reap();
+            sleep(LOOK_AGAIN).await;
+        }
     }
 }
 
-/// Our only child is the guard, whose end we learn from its socket. But as the first process of a container we inherit
-/// everybody's children.
+/// Waits until the group is gone, but no longer than until that moment.
+async fn until_gone(group: Pid, by: Moment) {
+    reap();
+    while !guard::is_gone(group) && Moment::now() < by {
+        sleep(LOOK_AGAIN).await;
+        reap();
+    }
+}
+
+/// Reaps what has ended: the guard, whose end the command learns from its socket, or an orphan that it has adopted.
 fn reap() {
     while let Ok(Some(_)) = processes::wait(WaitOptions::NOHANG) {}
 }
@@ -291,25 +430,4 @@ async fn lost_once(
     done: bool,
 ) -> LossReason {
     if done { pending().await } else { lost.await }
-}
-
-/// What has come of the next message. Whoever stops listening in the middle of one loses nothing.
-#[derive(Default)]
-struct Inbox {
-    bytes: [u8; LENGTH],
-    read: usize,
-}
-
-impl Inbox {
-    /// Nothing when the guard has gone.
-    async fn next(&mut self, socket: &mut UnixStream) -> Option<News> {
-        while self.read < LENGTH {
-            match socket.read(&mut self.bytes[self.read..]).await {
-                Ok(0) | Err(_) => return None,
-                Ok(read) => self.read += read,
-            }
-        }
-        self.read = 0;
-        News::decode(self.bytes).ok()
-    }
 }

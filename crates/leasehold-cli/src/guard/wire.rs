@@ -1,6 +1,6 @@
 //! What a command and its guard say to each other: messages of nine bytes, a tag and a number.
 
-use std::io::{self, Read, Write};
+use std::io;
 
 use crate::clock::Moment;
 
@@ -13,21 +13,25 @@ pub(crate) enum Order {
     Until(Moment),
     /// Send the child's group this signal.
     Signal(i32),
-    /// The lease is gone: stop the child now.
+    /// The lease is lost: stop the child now.
     Stop,
+    /// The command knows the child: let it begin.
+    Go,
 }
 
 /// What the guard says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum News {
-    /// The child runs, and leads the group of this number.
+    /// The child leads the group of this number, and waits for [`Order::Go`].
     Started(i32),
     /// It could not be run; the system's error.
     NotStarted(i32),
     /// It was stopped by this signal, and can go on.
     Stopped(i32),
-    /// The deadline has passed: it is being ended.
+    /// The deadline has passed: the child is being stopped.
     Overdue,
+    /// The child was sent SIGTERM, because of the deadline or of [`Order::Stop`].
+    Stopping,
     /// It has ended by itself, with this code; its group is gone.
     Exited(i32),
     /// It was ended by this signal; its group is gone.
@@ -38,6 +42,9 @@ pub(crate) enum News {
 pub(crate) trait Message: Sized {
     fn pack(self) -> (u8, u64);
     fn unpack(tag: u8, number: u64) -> Option<Self>;
+
+    /// Whether this message makes an earlier one of its kind pointless.
+    fn replaces_earlier(self) -> bool;
 
     fn encode(self) -> [u8; LENGTH] {
         let (tag, number) = self.pack();
@@ -51,20 +58,6 @@ pub(crate) trait Message: Sized {
         Self::unpack(tag, u64::from_le_bytes(number))
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "not a message of ours"))
     }
-
-    fn write(self, mut to: impl Write) -> io::Result<()> {
-        to.write_all(&self.encode())
-    }
-
-    /// None when the other side has gone.
-    fn read(mut from: impl Read) -> io::Result<Option<Self>> {
-        let mut bytes = [0; LENGTH];
-        match from.read_exact(&mut bytes) {
-            Ok(()) => Self::decode(bytes).map(Some),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
 }
 
 impl Message for Order {
@@ -73,7 +66,12 @@ impl Message for Order {
             Self::Until(deadline) => (b'u', deadline.micros()),
             Self::Signal(signal) => (b's', small(signal)),
             Self::Stop => (b'x', 0),
+            Self::Go => (b'g', 0),
         }
+    }
+
+    fn replaces_earlier(self) -> bool {
+        matches!(self, Self::Until(_))
     }
 
     fn unpack(tag: u8, number: u64) -> Option<Self> {
@@ -81,6 +79,7 @@ impl Message for Order {
             b'u' => Self::Until(Moment::from_micros(number)),
             b's' => Self::Signal(i32::try_from(number).ok()?),
             b'x' => Self::Stop,
+            b'g' => Self::Go,
             _ => return None,
         })
     }
@@ -93,9 +92,14 @@ impl Message for News {
             Self::NotStarted(errno) => (b'n', small(errno)),
             Self::Stopped(signal) => (b't', small(signal)),
             Self::Overdue => (b'o', 0),
+            Self::Stopping => (b's', 0),
             Self::Exited(code) => (b'e', small(code)),
             Self::Killed(signal) => (b'k', small(signal)),
         }
+    }
+
+    fn replaces_earlier(self) -> bool {
+        matches!(self, Self::Stopped(_))
     }
 
     fn unpack(tag: u8, number: u64) -> Option<Self> {
@@ -105,6 +109,7 @@ impl Message for News {
             b'n' => Self::NotStarted(number),
             b't' => Self::Stopped(number),
             b'o' => Self::Overdue,
+            b's' => Self::Stopping,
             b'e' => Self::Exited(number),
             b'k' => Self::Killed(number),
             _ => return None,
@@ -123,14 +128,13 @@ mod tests {
 
     #[test]
     fn what_is_said_is_understood() {
-        for order in [Order::Until(Moment::NEVER), Order::Signal(15), Order::Stop] {
+        for order in [Order::Until(Moment::NEVER), Order::Signal(15), Order::Stop, Order::Go] {
             assert_eq!(Order::decode(order.encode()).unwrap(), order);
         }
         let news = [News::Started(4242), News::NotStarted(2), News::Stopped(20), News::Overdue];
-        for news in news.into_iter().chain([News::Exited(255), News::Killed(9)]) {
+        for news in news.into_iter().chain([News::Stopping, News::Exited(255), News::Killed(9)]) {
             assert_eq!(News::decode(news.encode()).unwrap(), news);
         }
         assert!(Order::decode([b'?'; LENGTH]).is_err());
-        assert_eq!(Order::read(&[b'u', 1, 2][..]).unwrap(), None, "the other side has gone");
     }
 }

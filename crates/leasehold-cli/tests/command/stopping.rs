@@ -232,27 +232,35 @@ fn on_one_host_a_command_that_is_stopped_keeps_its_permit() {
     assert_eq!(running.end().code, 6);
 }
 
-/// The command and its guard are killed, and still the child holds what it holds.
+/// The command and its guard are killed, and with them the child. What the child has started holds the permit.
 #[test]
-fn on_one_host_a_permit_passes_on_only_when_the_child_is_gone_too() {
+fn on_one_host_a_permit_passes_on_only_when_the_whole_group_is_gone() {
     let store = Store::local();
     let looker = Looker::new(&store.url());
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("beats");
     let line = ["run", "it", "--"].map(OsString::from).into_iter();
-    let line: Vec<_> = line.chain(part("beat", &[&file])).collect();
+    let line: Vec<_> = line.chain(part("family", &[&file])).collect();
     let mut running = Running::start(&store.url(), &line);
-    until(|| processes(&file) == 1);
+    until(|| processes(&file) == 2);
     let guard = running.guard();
-    // The guard first, and at once: it would end the child when the command is gone, and the command would when it is.
+    // The guard first, and at once: it would end the group when the command is gone, and the command would when it is.
     running.signal(Signal::STOP);
     until(|| running.state() == 'T');
     kill_process(guard, Signal::KILL).unwrap();
     running.kill();
     let next = run(&store.url(), &["run", "--wait", "1s", "it", "--", "true"]);
     assert_eq!(next.code, 75, "{next:?}");
-    let child = Pid::from_raw(i32::try_from(beats(&file)[0].0).unwrap()).unwrap();
-    kill_process(child, Signal::KILL).unwrap();
+    let alive = |pid: &u32| {
+        std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
+    };
+    let mut pids: Vec<_> = beats(&file).into_iter().map(|(pid, _)| pid).collect();
+    pids.sort_unstable();
+    pids.dedup();
+    let left: Vec<_> = pids.into_iter().filter(alive).collect();
+    let [grandchild] = left[..] else { panic!("the kernel kills the child alone: {left:?}") };
+    let grandchild = Pid::from_raw(i32::try_from(grandchild).unwrap()).unwrap();
+    kill_process(grandchild, Signal::KILL).unwrap();
     let next = run(&store.url(), &["run", "it", "--", "true"]);
     assert_eq!(next.code, 0, "{next:?}");
     assert_eq!(looker.census("it"), (0, 0));
