@@ -170,10 +170,10 @@ pub(crate) struct StoreArgs {
 /// How long to wait, and what to say if that was not long enough.
 #[derive(Args, Debug)]
 pub(crate) struct WaitArgs {
-    /// Wait no longer than this
+    /// Wait no longer than this, for the store to answer and for the permit or lock
     #[arg(long, value_name = "D", value_parser = duration, conflicts_with = "no_wait")]
     wait: Option<Duration>,
-    /// Do not wait
+    /// Do not wait for a permit or lock. The store has 5 s to answer
     #[arg(long)]
     no_wait: bool,
     /// Exit with this code if it could not be had in time
@@ -181,7 +181,7 @@ pub(crate) struct WaitArgs {
     pub(crate) conflict_code: u8,
 }
 
-/// How long to wait.
+/// How long to wait for a permit or a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Patience {
     None,

@@ -1,19 +1,72 @@
 //! What `run` and `lock` have in common: whatever it is that is held, a child runs under it, and signals may come.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::Client;
 use nix::sys::signal::Signal;
 
+use crate::args::Patience;
 use crate::failure::{Failure, UNAVAILABLE, by_signal, complain};
 use crate::job::{Held, Job};
 use crate::signals::Signals;
+use crate::store::Store;
 use crate::supervise;
 
 /// How long the store may take to be told of the end, before we go without: the lease ends by itself.
 const FAREWELL: Duration = Duration::from_secs(5);
 /// The same, for a store that has not answered for a while already.
-const BRIEF_FAREWELL: Duration = Duration::from_secs(1);
+const BRIEF_FAREWELL: Duration = Duration::from_millis(500);
+/// How long the store may take to answer if nothing is waited for.
+const NO_WAIT: Duration = Duration::from_secs(5);
+
+/// Until when a permit or a lock has to be acquired. Counts from the start of the command, so that it bounds all of it:
+/// opening the store, asking, waiting.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limit {
+    begun: Instant,
+    patience: Patience,
+}
+
+impl Limit {
+    pub(super) fn new(patience: Patience) -> Self {
+        Self { begun: Instant::now(), patience }
+    }
+
+    /// How long to wait from now on.
+    pub(super) fn patience(self) -> Patience {
+        match self.patience {
+            // Zero would be refused; the question is asked at least.
+            Patience::Within(limit) => {
+                let left = limit.saturating_sub(self.begun.elapsed());
+                Patience::Within(left.max(Duration::from_millis(1)))
+            }
+            patience => patience,
+        }
+    }
+
+    /// The result of a call to the store, unless the time is over or a signal arrives first.
+    pub(super) async fn bound<T>(
+        self,
+        store: &Store,
+        signals: &mut Signals,
+        call: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        let limit = match self.patience {
+            Patience::None => NO_WAIT,
+            Patience::Within(limit) => limit,
+            Patience::Endless => return unless_signalled(signals, call).await,
+        };
+        let left = limit.saturating_sub(self.begun.elapsed());
+        let call = async {
+            tokio::time::timeout(left, call).await.unwrap_or_else(|_| {
+                let limit = humantime::format_duration(limit);
+                let what = format!("{} did not answer within {limit}", store.place());
+                Err(Failure::new(UNAVAILABLE, what))
+            })
+        };
+        unless_signalled(signals, call).await
+    }
+}
 
 /// Before anything else: no thread may be there yet.
 pub(super) fn listen() -> Result<Signals, Failure> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::{Client, Error, Lock, LockGuard, Retry};
 
-use super::holding::{farewell, listen, signalled, taken, under, unless_signalled};
+use super::holding::{Limit, farewell, listen, signalled, taken, under};
 use crate::args::{LockArgs, Patience};
 use crate::failure::{Failure, complain};
 use crate::job::{Job, asked_for, grace};
@@ -22,11 +22,12 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 pub(crate) fn run(arguments: LockArgs) -> Result<u8, Failure> {
     let mut signals = listen()?;
     let grace = grace(arguments.grace, arguments.lease, GRACES)?;
+    let limit = Limit::new(arguments.wait.patience());
     let store = Store::new(&arguments.store)?;
     store::block_on(async {
-        let client = unless_signalled(&mut signals, async { Ok(store.open().await?) }).await?;
-        let place = store.place();
-        let ended = hold_and_run(&client, &place, arguments, grace, &mut signals).await;
+        let open = async { Ok(store.open().await?) };
+        let client = limit.bound(&store, &mut signals, open).await?;
+        let ended = hold_and_run(&client, &store, arguments, grace, limit, &mut signals).await;
         farewell(&client, &ended).await;
         ended
     })
@@ -34,13 +35,14 @@ pub(crate) fn run(arguments: LockArgs) -> Result<u8, Failure> {
 
 async fn hold_and_run(
     client: &Client,
-    place: &str,
+    store: &Store,
     arguments: LockArgs,
     grace: Duration,
+    limit: Limit,
     signals: &mut Signals,
 ) -> Result<u8, Failure> {
-    let lock = declare(client, &arguments, grace)?;
-    let guard = acquire(client, place, &lock, &arguments, signals).await?;
+    let lock = declare(client, &arguments, grace, limit)?;
+    let guard = acquire(client, store, &lock, &arguments, limit, signals).await?;
     let job = Job {
         command: arguments.command,
         grace,
@@ -55,8 +57,13 @@ async fn hold_and_run(
     under(client, &job, guard, signals).await
 }
 
-fn declare(client: &Client, arguments: &LockArgs, grace: Duration) -> Result<Lock, Failure> {
-    let within = match arguments.wait.patience() {
+fn declare(
+    client: &Client,
+    arguments: &LockArgs,
+    grace: Duration,
+    limit: Limit,
+) -> Result<Lock, Failure> {
+    let within = match limit.patience() {
         Patience::Within(limit) => limit,
         Patience::None | Patience::Endless => ENDLESS,
     };
@@ -67,21 +74,22 @@ fn declare(client: &Client, arguments: &LockArgs, grace: Duration) -> Result<Loc
 
 async fn acquire(
     client: &Client,
-    place: &str,
+    store: &Store,
     lock: &Lock,
     arguments: &LockArgs,
+    limit: Limit,
     signals: &mut Signals,
 ) -> Result<LockGuard, Failure> {
     let code = arguments.wait.conflict_code;
     if arguments.wait.patience() == Patience::None {
         let attempt = async { Ok(lock.try_acquire().await?) };
-        return match unless_signalled(signals, attempt).await? {
+        return match limit.bound(store, signals, attempt).await? {
             Some(guard) => Ok(guard),
             None => Err(taken(code, &format!("somebody else has the lock {:?}", lock.key()))),
         };
     }
     let what = format!("the lock {:?}", lock.key());
-    let mut waiting = Waiting::new(&what, client, place, arguments.verbose);
+    let mut waiting = Waiting::new(&what, client, &store.place(), arguments.verbose);
     let locks = client.locks();
     let granted = tokio::select! {
         granted = lock.acquire() => granted,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::{Client, Error, Permit, Semaphore};
 
-use super::holding::{farewell, listen, signalled, taken, under, unless_signalled};
+use super::holding::{Limit, farewell, listen, signalled, taken, under};
 use crate::args::{Patience, RunArgs};
 use crate::failure::{Failure, complain};
 use crate::job::{GRACE, Job, asked_for, grace};
@@ -27,6 +27,7 @@ pub(crate) fn run(arguments: RunArgs) -> Result<u8, Failure> {
         let problem = "is too short to be kept: at least 300ms";
         return Err(Failure::usage(format!("--lease {lease} {problem}")));
     }
+    let limit = Limit::new(arguments.wait.patience());
     let store = Store::new(&arguments.store)?;
     let grace = if store.is_on_this_host() {
         arguments.grace.unwrap_or(GRACE)
@@ -34,9 +35,9 @@ pub(crate) fn run(arguments: RunArgs) -> Result<u8, Failure> {
         grace(arguments.grace, arguments.lease, GRACES)?
     };
     store::block_on(async {
-        let client = unless_signalled(&mut signals, async { Ok(store.open().await?) }).await?;
-        let place = store.place();
-        let ended = hold_and_run(&client, &place, arguments, grace, &mut signals).await;
+        let open = async { Ok(store.open().await?) };
+        let client = limit.bound(&store, &mut signals, open).await?;
+        let ended = hold_and_run(&client, &store, arguments, grace, limit, &mut signals).await;
         farewell(&client, &ended).await;
         ended
     })
@@ -44,14 +45,15 @@ pub(crate) fn run(arguments: RunArgs) -> Result<u8, Failure> {
 
 async fn hold_and_run(
     client: &Client,
-    place: &str,
+    store: &Store,
     arguments: RunArgs,
     grace: Duration,
+    limit: Limit,
     signals: &mut Signals,
 ) -> Result<u8, Failure> {
     let semaphore = declare(client, &arguments, grace);
-    let semaphore = unless_signalled(signals, semaphore).await?;
-    let permit = acquire(client, place, &semaphore, &arguments, signals).await?;
+    let semaphore = limit.bound(store, signals, semaphore).await?;
+    let permit = acquire(client, store, &semaphore, &arguments, limit, signals).await?;
     let job = Job {
         command: arguments.command,
         grace,
@@ -93,16 +95,17 @@ async fn declare(
 
 async fn acquire(
     client: &Client,
-    place: &str,
+    store: &Store,
     semaphore: &Semaphore,
     arguments: &RunArgs,
+    limit: Limit,
     signals: &mut Signals,
 ) -> Result<Permit, Failure> {
     let code = arguments.wait.conflict_code;
-    let acquire = match arguments.wait.patience() {
+    let acquire = match limit.patience() {
         Patience::None => {
             let attempt = async { Ok(semaphore.try_acquire().await?) };
-            return match unless_signalled(signals, attempt).await? {
+            return match limit.bound(store, signals, attempt).await? {
                 Some(permit) => Ok(permit),
                 None => Err(taken(code, &format!("no permit of {:?} is free", semaphore.name()))),
             };
@@ -111,7 +114,7 @@ async fn acquire(
         Patience::Endless => semaphore.acquire(),
     };
     let what = format!("{:?}", semaphore.name());
-    let mut waiting = Waiting::new(&what, client, place, arguments.verbose);
+    let mut waiting = Waiting::new(&what, client, &store.place(), arguments.verbose);
     let id = acquire.id();
     let granted = tokio::select! {
         granted = acquire => granted,

@@ -128,7 +128,9 @@ mod tests {
             let mut pipe = Pipe { bytes: VecDeque::new(), room: 13, step };
             let (mut outgoing, mut incoming) = (Outgoing::default(), Incoming::default());
             let all = [Order::Signal(1), Order::Stop, Order::Signal(2), Order::Go];
-            all.into_iter().for_each(|order| outgoing.push(order));
+            for order in all {
+                outgoing.push(order);
+            }
             let mut arrived = Vec::new();
             while arrived.len() < all.len() {
                 outgoing.flush(|bytes| pipe.write(bytes)).unwrap();

@@ -33,6 +33,11 @@ pub(crate) fn play(part: &str, arguments: &[&str]) {
         "beat on" => beat(arguments[0], GoesOn::Yes),
         "family" => family(arguments[0]),
         "slot" => take_a_slot(Path::new(arguments[0])),
+        "alone" => be_alone(Path::new(arguments[0]), GoesOn::No),
+        "alone and deaf" => be_alone(Path::new(arguments[0]), GoesOn::Yes),
+        "pass by" => drop(take_the_slot(Path::new(arguments[0]))),
+        "writer" => write_forever(arguments[0], Path::new(arguments[1])),
+        "init" => be_a_careless_init(arguments),
         _ => unreachable!("nobody plays {part}"),
     }
 }
@@ -47,8 +52,7 @@ enum GoesOn {
 /// Writes the time into a file, again and again.
 fn beat(file: &str, goes_on: GoesOn) {
     if goes_on == GoesOn::Yes {
-        let nobody = Arc::new(AtomicBool::new(false));
-        signal_hook::flag::register(signal_hook::consts::SIGTERM, nobody).unwrap();
+        ignore_sigterm();
     }
     let mut file = OpenOptions::new().append(true).create(true).open(file).unwrap();
     // Should everybody who could end it be gone, it ends by itself.
@@ -82,4 +86,56 @@ fn take_a_slot(directory: &Path) {
     let log = OpenOptions::new().append(true).create(true).open(directory.join("done"));
     writeln!(log.unwrap(), "done").unwrap();
     drop(slot);
+}
+
+/// Takes the one slot, which the kernel frees when this process dies, and reports if another process has it. Runs until the
+/// file `end` is there.
+fn be_alone(directory: &Path, goes_on: GoesOn) {
+    if goes_on == GoesOn::Yes {
+        ignore_sigterm();
+    }
+    let _slot = take_the_slot(directory);
+    File::create(directory.join("begun")).unwrap();
+    let begun = Instant::now();
+    while !directory.join("end").exists() && begun.elapsed() < PATIENCE {
+        std::thread::sleep(BEAT);
+    }
+    File::create(directory.join("ended")).unwrap();
+}
+
+fn take_the_slot(directory: &Path) -> File {
+    let slot = File::create(directory.join("slot")).unwrap();
+    if flock(&slot, FlockOperation::NonBlockingLockExclusive).is_err() {
+        File::create(directory.join("two at once")).unwrap();
+    }
+    slot
+}
+
+fn ignore_sigterm() {
+    let nobody = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGTERM, nobody).unwrap();
+}
+
+/// Adopts orphans as the first process of a container does, and never reaps them. Runs a command, and writes down how many
+/// zombies are left of it.
+fn be_a_careless_init(arguments: &[&str]) {
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
+    let (report, line) = (Path::new(arguments[0]), &arguments[1..]);
+    for _ in 0..20 {
+        assert!(Command::new(line[0]).args(&line[1..]).status().unwrap().success());
+    }
+    let pid = std::process::id();
+    let children: String = std::fs::read_dir(format!("/proc/{pid}/task"))
+        .unwrap()
+        .map(|task| std::fs::read_to_string(task.unwrap().path().join("children")).unwrap())
+        .collect();
+    std::fs::write(report, children.split_whitespace().count().to_string()).unwrap();
+}
+
+/// Begins a transaction, and never ends it.
+fn write_forever(database: &str, ready: &Path) {
+    let connection = rusqlite::Connection::open(database).unwrap();
+    connection.execute_batch("BEGIN EXCLUSIVE").unwrap();
+    File::create(ready).unwrap();
+    std::thread::sleep(PATIENCE);
 }

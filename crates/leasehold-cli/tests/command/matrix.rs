@@ -1,0 +1,378 @@
+//! Whatever happens to the command and its guard, and whenever: never two children at once, and no process is left.
+//!
+//! The child takes a lock of the kernel's, which is free again when the child is dead, and reports if another one has it.
+//! The cells are independent of each other and run side by side.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::parts::part;
+use crate::support::{Looker, Running, Store, run, until};
+
+/// How many cells run at a time: mostly they wait.
+const SIDE_BY_SIDE: usize = 8;
+/// A lease of 1.2 s, a grace of 200 ms and their margin.
+const LEASE: [&str; 4] = ["--lease", "1200ms", "--grace", "200ms"];
+/// Longer than all of that.
+const LEASE_IS_OVER: Duration = Duration::from_millis(2200);
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Whom {
+    Command,
+    Guard,
+    Both,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Fate {
+    Killed,
+    Stopped,
+    /// After more than a lease.
+    StoppedThenContinued,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum When {
+    Waiting,
+    Granted,
+    ChildForked,
+    ChildRunning,
+    Releasing,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Place {
+    OneHost,
+    Redis,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Cell {
+    whom: Whom,
+    fate: Fate,
+    when: When,
+    place: Place,
+    deaf: bool,
+}
+
+impl Cell {
+    fn all() -> Vec<Self> {
+        let mut cells = Vec::new();
+        for whom in [Whom::Command, Whom::Guard, Whom::Both] {
+            for fate in [Fate::Killed, Fate::Stopped, Fate::StoppedThenContinued] {
+                for when in [
+                    When::Waiting,
+                    When::Granted,
+                    When::ChildForked,
+                    When::ChildRunning,
+                    When::Releasing,
+                ] {
+                    for place in [Place::OneHost, Place::Redis] {
+                        for deaf in [false, true] {
+                            cells.push(Self { whom, fate, when, place, deaf });
+                        }
+                    }
+                }
+            }
+        }
+        cells
+    }
+
+    /// Whether there is such a cell: a command that waits has no guard.
+    fn exists(self) -> bool {
+        self.when != When::Waiting || self.whom == Whom::Command
+    }
+
+    /// What docs/guarantees.md exempts: nobody is left who could stop the child in time.
+    fn is_exempt(self) -> bool {
+        self.place == Place::Redis
+            && self.whom == Whom::Both
+            && self.fate != Fate::Killed
+            && !matches!(self.when, When::Waiting | When::Releasing)
+    }
+}
+
+/// One run of the command, and where its child reports.
+struct Scene {
+    name: String,
+    url: String,
+    directory: TempDir,
+}
+
+impl Scene {
+    fn new(name: String, url: &str) -> Self {
+        Self { name, url: url.to_owned(), directory: tempfile::tempdir().unwrap() }
+    }
+
+    fn has(&self, file: &str) -> bool {
+        self.directory.path().join(file).exists()
+    }
+
+    fn line(&self, options: &[&str], inner: &[&str], child: &str) -> Vec<OsString> {
+        let words = [&["run"], options, &LEASE, &[&self.name, "--"], inner].concat();
+        let child = part(child, &[self.directory.path()]);
+        words.into_iter().map(OsString::from).chain(child).collect()
+    }
+
+    fn start(&self, deaf: bool) -> Running {
+        let child = if deaf { "alone and deaf" } else { "alone" };
+        Running::start(&self.url, &self.line(&[], &[], child))
+    }
+
+    /// Runs the next child, which reports if it is not alone. The exit code is 0, or 75 if the permit was not released.
+    fn next(&self, wait: &str) -> i32 {
+        let ended = run(&self.url, &self.line(&["--wait", wait], &[], "pass by"));
+        assert!([0, 75].contains(&ended.code), "{ended:?}");
+        ended.code
+    }
+
+    /// Every process that has to do with this scene: each of them knows its directory.
+    fn processes(&self) -> Vec<u32> {
+        let directory = self.directory.path().to_str().unwrap().as_bytes();
+        let knows = |path: &Path| {
+            std::fs::read(path)
+                .is_ok_and(|text| text.windows(directory.len()).any(|part| part == directory))
+        };
+        let all = std::fs::read_dir("/proc").unwrap().flatten();
+        let all = all.filter(|process| {
+            let path = process.path();
+            knows(&path.join("cmdline")) || knows(&path.join("environ"))
+        });
+        let pids = all.filter_map(|process| process.file_name().to_str()?.parse().ok());
+        pids.filter(|pid| *pid != std::process::id()).collect()
+    }
+}
+
+fn pid(number: u32) -> Pid {
+    Pid::from_raw(i32::try_from(number).unwrap()).unwrap()
+}
+
+/// The children of a process, as the kernel lists them.
+fn children(of: Pid) -> Vec<Pid> {
+    let of = of.as_raw_pid();
+    let text = std::fs::read_to_string(format!("/proc/{of}/task/{of}/children"));
+    text.unwrap_or_default().split_whitespace().map(|child| pid(child.parse().unwrap())).collect()
+}
+
+/// Asks without a pause, because what it waits for is over soon.
+fn soon<T>(mut ask: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(begun.elapsed() < crate::support::PATIENCE, "this has not happened");
+    }
+}
+
+fn play(cell: Cell, number: usize, url: &str) {
+    let scene = Scene::new(format!("cell-{number}"), url);
+    let looker = Looker::new(url);
+    let held = (cell.when == When::Waiting).then(|| looker.hold(&scene.name));
+    let mut running = scene.start(cell.deaf);
+    let guard = || soon(|| children(running.pid()).first().copied());
+    let guard = match cell.when {
+        When::Waiting => {
+            until(|| looker.census(&scene.name) == (1, 1));
+            None
+        }
+        When::Granted => {
+            until(|| looker.census(&scene.name).0 == 1);
+            (cell.whom != Whom::Command).then(guard)
+        }
+        When::ChildForked => {
+            let guard = guard();
+            soon(|| children(guard).first().copied());
+            Some(guard)
+        }
+        When::ChildRunning | When::Releasing => {
+            until(|| scene.has("begun"));
+            let guard = guard();
+            if cell.when == When::Releasing {
+                std::fs::write(scene.directory.path().join("end"), "").unwrap();
+                soon(|| scene.has("ended").then_some(()));
+            }
+            Some(guard)
+        }
+    };
+    // What has ended in the meantime cannot be hit.
+    let hit = |signal| {
+        if cell.whom != Whom::Guard {
+            let _ = kill_process(running.pid(), signal);
+        }
+        if let Some(guard) = guard.filter(|_| cell.whom != Whom::Command) {
+            let _ = kill_process(guard, signal);
+        }
+    };
+    hit(if cell.fate == Fate::Killed { Signal::KILL } else { Signal::STOP });
+    if let Some(held) = held {
+        let _ = looker.block_on(held.release());
+    }
+    if cell.fate == Fate::StoppedThenContinued {
+        std::thread::sleep(LEASE_IS_OVER);
+        hit(Signal::CONT);
+    }
+    // A command on one host that is stopped keeps its permit.
+    let code = scene.next("4s");
+    let may_keep = cell.fate != Fate::Killed && cell.place == Place::OneHost || cell.is_exempt();
+    // The child of a command that is left alone, or goes on, may go on too.
+    let lives = cell.fate == Fate::StoppedThenContinued || cell.whom == Whom::Guard;
+    assert!(code == 0 || may_keep || lives, "{cell:?}: the permit did not pass on");
+    assert!(!scene.has("two at once") || cell.is_exempt(), "{cell:?}: two children at once");
+
+    std::fs::write(scene.directory.path().join("end"), "").unwrap();
+    hit(Signal::CONT);
+    let left = || scene.processes().into_iter().filter(|left| pid(*left) != running.pid());
+    let begun = Instant::now();
+    while left().next().is_some() {
+        let left: Vec<_> = left().collect();
+        assert!(begun.elapsed() < crate::support::PATIENCE, "{cell:?}: {left:?} are left");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    until(|| running.has_ended());
+    assert_eq!(scene.next("10s"), 0, "{cell:?}: the permit is still held");
+}
+
+/// Runs all of them, so many at a time, and reports every failure.
+fn side_by_side<T: Copy + Send + Sync>(cells: &[T], work: impl Fn(T, usize) + Sync) {
+    let (rest, failures) = (Mutex::new(cells.iter().copied().enumerate()), Mutex::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..SIDE_BY_SIDE {
+            scope.spawn(|| {
+                loop {
+                    let next = rest.lock().unwrap().next();
+                    let Some((number, cell)) = next else { return };
+                    let played = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                        work(cell, number);
+                    }));
+                    if played.is_err() {
+                        *failures.lock().unwrap() += 1;
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(*failures.lock().unwrap(), 0, "see above");
+}
+
+#[test]
+fn never_two_children_and_no_process_left_in_any_state() {
+    let (local, redis) = (Store::local(), Store::redis());
+    let cells: Vec<_> = Cell::all().into_iter().filter(|cell| cell.exists()).collect();
+    side_by_side(&cells, |cell, number| {
+        let store = if cell.place == Place::OneHost { &local } else { &redis };
+        play(cell, number, &store.url());
+    });
+}
+
+/// The guard is killed as soon as the child is there.
+#[test]
+fn a_guard_that_is_killed_early_leaves_no_child() {
+    let (local, redis) = (Store::local(), Store::redis());
+    let cells: Vec<_> = [Place::OneHost, Place::Redis]
+        .into_iter()
+        .flat_map(|place| [When::Granted, When::ChildForked].map(|when| (place, when)))
+        .flat_map(|(place, when)| {
+            [false, true].map(|deaf| Cell {
+                whom: Whom::Guard,
+                fate: Fate::Killed,
+                when,
+                place,
+                deaf,
+            })
+        })
+        .flat_map(|cell| [cell; 20])
+        .collect();
+    side_by_side(&cells, |cell, number| {
+        let store = if cell.place == Place::OneHost { &local } else { &redis };
+        play(cell, number, &store.url());
+    });
+}
+
+/// The command is stopped and cannot read, and the guard has a lot to report.
+#[test]
+fn a_guard_that_nobody_listens_to_ends_its_child_in_time() {
+    let redis = Store::redis();
+    side_by_side(&[(); 20], |(), number| {
+        let scene = Scene::new(format!("storm-{number}"), &redis.url());
+        let running = scene.start(true);
+        until(|| scene.has("begun"));
+        let guard = soon(|| children(running.pid()).first().copied());
+        let child = soon(|| children(guard).first().copied());
+        running.signal(Signal::STOP);
+        for _ in 0..1500 {
+            // The guard has to see each of them.
+            let _ = kill_process(child, Signal::STOP);
+            std::thread::sleep(Duration::from_micros(300));
+            let _ = kill_process(child, Signal::CONT);
+            std::thread::sleep(Duration::from_micros(300));
+        }
+        assert_eq!(scene.next("20s"), 0);
+        assert!(!scene.has("two at once"), "the child has outlived its lease");
+        running.signal(Signal::CONT);
+        assert_eq!(running.end().code, 124);
+    });
+}
+
+/// The guard is stopped, and the permit is released by hand: the command ends the child.
+#[test]
+fn a_guard_that_is_stopped_is_not_trusted() {
+    let (local, redis) = (Store::local(), Store::redis());
+    let cells: Vec<_> = [&local, &redis].into_iter().flat_map(|store| [store; 20]).collect();
+    side_by_side(&cells, |store, number| {
+        let scene = Scene::new(format!("trust-{number}"), &store.url());
+        let looker = Looker::new(&store.url());
+        let running = scene.start(true);
+        until(|| scene.has("begun"));
+        let guard = soon(|| children(running.pid()).first().copied());
+        kill_process(guard, Signal::STOP).unwrap();
+        let id = looker.holder(&scene.name).id().to_owned();
+        let released = Instant::now();
+        let line = ["release", &scene.name, &id];
+        assert_eq!(run(&store.url(), &line).code, 0);
+        assert_eq!(running.end().code, 124);
+        // It learns of that at once or with the next renewal; then come the grace and the slack.
+        assert!(released.elapsed() < Duration::from_secs(10), "{:?}", released.elapsed());
+        assert_eq!(scene.processes(), Vec::<u32>::new(), "no process is left");
+    });
+}
+
+/// As the first process of many containers does.
+#[test]
+fn a_parent_that_does_not_reap_is_left_no_zombies() {
+    let store = Store::local();
+    let directory = tempfile::tempdir().unwrap();
+    let report = directory.path().join("report");
+    let command = Path::new(env!("CARGO_BIN_EXE_leasehold"));
+    let (url, name) = (store.url(), "it");
+    let line = [&report, command, Path::new("run"), Path::new("--store"), Path::new(&url)];
+    let line: Vec<_> = line.into_iter().chain([name, "--", "true"].map(Path::new)).collect();
+    let line = part("init", &line);
+    assert!(std::process::Command::new(&line[0]).args(&line[1..]).status().unwrap().success());
+    assert_eq!(std::fs::read_to_string(report).unwrap(), "0");
+}
+
+/// The child of a nested command ends with the outer lease, whatever the inner grace is.
+#[test]
+fn a_nested_child_ends_with_the_outer_lease() {
+    let redis = Store::redis();
+    side_by_side(&[(); 4], |(), number| {
+        let scene = Scene::new(format!("nested-{number}"), &redis.url());
+        let inner =
+            [env!("CARGO_BIN_EXE_leasehold"), "run", "--grace", "5s", "inner", "-n", "9", "--"];
+        let line = scene.line(&[], &inner, "alone and deaf");
+        let running = Running::start(&scene.url, &line);
+        until(|| scene.has("begun"));
+        running.signal(Signal::STOP);
+        assert_eq!(scene.next("20s"), 0);
+        assert!(!scene.has("two at once"), "the inner child has outlived the outer lease");
+        running.signal(Signal::CONT);
+        assert_eq!(running.end().code, 124);
+        until(|| scene.processes().is_empty());
+    });
+}
