@@ -34,8 +34,8 @@ pub(super) fn lane(show: &Show, stage: &Stage, index: usize, binary: &Path) {
     let mut life = 0;
     while *lock(&show.phase) < Phase::Finish {
         life += 1;
-        // Some outlive what befalls the command by far, if they are let.
-        let span = if rng.bool() { 5000..10_000 } else { 0..1500 };
+        // Most outlive by far whatever happens to the command, unless they are stopped.
+        let span = if rng.u32(..4) > 0 { 5000..10_000 } else { 0..1500 };
         let job = Job { show, index, life, span: millis(&mut rng, span) };
         let end = job.run(binary, &stage.url(index), proxy, &mut rng);
         lock(&show.log).lives.push(Life { worker: index, life, foreign: false, end });
@@ -52,7 +52,10 @@ struct Job<'a> {
 
 impl Job<'_> {
     fn run(&self, binary: &Path, url: &str, proxy: Option<&FaultProxy>, rng: &mut Rng) -> LifeEnd {
-        let usable: Vec<_> = THINGS.iter().filter(|thing| thing.is_for_the_command()).collect();
+        // Mostly what only one may have: there a child that lives too long is noticed.
+        let any = rng.u32(..4) == 0;
+        let fits = |thing: &&Thing| thing.is_for_the_command() && (any || thing.capacity == 1);
+        let usable: Vec<_> = THINGS.iter().filter(fits).collect();
         let thing = *rng.choice(&usable).expect("things for the command");
         let diary = Diary::open(&history_path(&self.show.dir, self.index, self.life));
         let diary = diary.expect("a directory for the history");
@@ -94,7 +97,7 @@ impl Job<'_> {
         command.spawn().expect("the command")
     }
 
-    /// Kills it, stops it for a while, cuts it off, or none of that. When it was killed, if it was.
+    /// Kills it, stops it or its guard for a while, cuts it off, or none of that. When it was killed, if it was.
     fn suffer(
         &self,
         process: &mut Child,
@@ -102,8 +105,9 @@ impl Job<'_> {
         rng: &mut Rng,
     ) -> Option<Micros> {
         let scope = Scope::Worker(self.index);
+        let pid = Pid::from_child(process);
         match rng.u32(..100) {
-            0..25 if self.wait_a_little(rng) => {
+            0..20 if self.wait_a_little(rng) => {
                 let begin = clock::now();
                 if process.try_wait().ok()?.is_some() {
                     return None;
@@ -113,9 +117,9 @@ impl Job<'_> {
             }
             // On one host it keeps everybody from the store if it is stopped in the wrong moment, and so nobody could be blamed for
             // anything: not often.
-            25..50 if proxy.is_none() && rng.u32(..5) > 0 => None,
-            25..50 if self.wait_a_little(rng) => {
-                let (pid, span) = (Pid::from_child(process), millis(rng, 100..6000));
+            20..60 if proxy.is_none() && rng.u32(..5) > 0 => None,
+            20..40 if self.wait_a_little(rng) => {
+                let span = millis(rng, 100..6000);
                 self.show.fault(Kind::Stop, scope, || {
                     let _ = kill_process(pid, Signal::STOP);
                     self.show.pause(span);
@@ -123,25 +127,64 @@ impl Job<'_> {
                 });
                 None
             }
-            50..75 if self.wait_a_little(rng) => {
+            40..60 if self.wait_a_little(rng) => {
+                self.storm(pid, millis(rng, 3000..6000));
+                None
+            }
+            60..80 if self.wait_a_little(rng) => {
                 self.cut_off(proxy?, rng);
+                None
+            }
+            80..95 if self.wait_a_little(rng) => {
+                self.stop_the_guard(pid, proxy?, millis(rng, 3000..6000));
                 None
             }
             _ => None,
         }
     }
 
-    /// Half of the time until the child runs, if it does soon: whoever is killed while it waits leaves nothing behind. False
-    /// if meanwhile the time for faults was over.
+    /// Stops the command, so that it reads nothing, and then stops and continues its child so often that the guard has more
+    /// to report than a socket takes.
+    fn storm(&self, command: Pid, span: Duration) {
+        let child = first_child(command).and_then(first_child);
+        self.show.fault(Kind::Stop, Scope::Worker(self.index), || {
+            let _ = kill_process(command, Signal::STOP);
+            let begun = Instant::now();
+            for _ in 0..1500 {
+                for signal in [Signal::STOP, Signal::CONT] {
+                    let _ = child.map(|child| kill_process(child, signal));
+                    // The guard has to see each of them.
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+            }
+            self.show.pause(span.saturating_sub(begun.elapsed()));
+            let _ = kill_process(command, Signal::CONT);
+        });
+    }
+
+    /// Stops the guard, and cuts the command off from the store: the lease ends, and the command alone can stop the child.
+    fn stop_the_guard(&self, command: Pid, proxy: &FaultProxy, span: Duration) {
+        let guard = first_child(command);
+        self.show.fault(Kind::HalfOpen, Scope::Worker(self.index), || {
+            let _ = guard.map(|guard| kill_process(guard, Signal::STOP));
+            proxy.half_open();
+            self.show.pause(span);
+            proxy.heal();
+            let _ = guard.map(|guard| kill_process(guard, Signal::CONT));
+        });
+    }
+
+    /// Mostly until the child runs, if it does soon: a command that is killed while it waits leaves nothing behind. False if
+    /// meanwhile the time for faults was over.
     fn wait_a_little(&self, rng: &mut Rng) -> bool {
         let path = history_path(&self.show.dir, self.index, self.life);
         let runs = || std::fs::read_to_string(&path).is_ok_and(|text| text.contains(" grant "));
-        for _ in 0..if rng.bool() { 100 } else { 0 } {
+        for _ in 0..if rng.u32(..5) > 0 { 100 } else { 0 } {
             if runs() || !self.show.pause(Duration::from_millis(30)) {
                 break;
             }
         }
-        self.show.pause(millis(rng, 0..2000))
+        self.show.pause(millis(rng, 0..1000))
     }
 
     /// For longer than it may believe, sometimes.
@@ -162,6 +205,13 @@ impl Job<'_> {
             proxy.heal();
         });
     }
+}
+
+/// The first child of a process, as the kernel lists them: the guard of a command, or the child of a guard.
+fn first_child(of: Pid) -> Option<Pid> {
+    let of = of.as_raw_pid();
+    let children = std::fs::read_to_string(format!("/proc/{of}/task/{of}/children")).ok()?;
+    Pid::from_raw(children.split_whitespace().next()?.parse().ok()?)
 }
 
 /// How it ended; nothing if it did not.
