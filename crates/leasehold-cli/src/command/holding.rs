@@ -14,7 +14,7 @@ use crate::supervise;
 
 /// How long the store may take to be told of the end, before we go without: the lease ends by itself.
 const FAREWELL: Duration = Duration::from_secs(5);
-/// The same, for a store that has not answered for a while already.
+/// The same, if nothing was acquired.
 const BRIEF_FAREWELL: Duration = Duration::from_millis(500);
 /// How long the store may take to answer if nothing is waited for.
 const NO_WAIT: Duration = Duration::from_secs(5);
@@ -93,11 +93,15 @@ pub(super) fn taken(code: u8, what: &str) -> Failure {
     if code == 0 { Failure::silent(0) } else { Failure::new(code, what) }
 }
 
-/// Waits until the store knows of all that was released and cancelled, if it can be reached.
-pub(super) async fn farewell(client: &Client, ended: &Result<u8, Failure>) {
-    let unreachable = matches!(ended, Err(failure) if failure.code == UNAVAILABLE);
-    let limit = if unreachable { BRIEF_FAREWELL } else { FAREWELL };
-    let _ = tokio::time::timeout(limit, client.close()).await;
+/// Waits until the store knows of everything that was released and cancelled, if it answers in time.
+pub(super) async fn farewell(client: &Client, ended: &Result<u8, Failure>, signals: &mut Signals) {
+    // A command that was not to wait any longer, or was interrupted, does not wait for this either.
+    let limit = if ended.is_ok() { FAREWELL } else { BRIEF_FAREWELL };
+    tokio::select! {
+        _ = client.close() => {}
+        () = tokio::time::sleep(limit) => {}
+        _ = signals.next_to_end() => {}
+    }
 }
 
 /// Runs the job, and gives back what it ran under.

@@ -28,7 +28,7 @@ pub(crate) fn run(arguments: LockArgs) -> Result<u8, Failure> {
         let open = async { Ok(store.open().await?) };
         let client = limit.bound(&store, &mut signals, open).await?;
         let ended = hold_and_run(&client, &store, arguments, grace, limit, &mut signals).await;
-        farewell(&client, &ended).await;
+        farewell(&client, &ended, &mut signals).await;
         ended
     })
 }

@@ -75,6 +75,40 @@ fn a_wait_that_ends_while_the_server_hangs_is_69() {
     }
 }
 
+#[test]
+fn an_interrupt_ends_a_command_whose_store_hangs() {
+    let server = RedisServer::start();
+    let looker = Looker::new(&server.url());
+    let _held = looker.hold("it");
+    let in_the_queue = Running::start(&server.url(), &["run", "it", "--", "true"]);
+    until(|| looker.census("it") == (1, 1));
+    server.pause();
+    let opening =
+        ["run", "lock"].map(|kind| Running::start(&server.url(), &[kind, "it", "--", "true"]));
+    let all: Vec<_> = opening.into_iter().chain([in_the_queue]).collect();
+    // By then each has blocked the signal.
+    for running in &all {
+        until(|| {
+            let status =
+                std::fs::read_to_string(format!("/proc/{}/status", running.pid().as_raw_pid()))
+                    .unwrap();
+            let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
+            u64::from_str_radix(blocked.trim(), 16).unwrap() & 0b10 != 0
+        });
+    }
+    let begun = Instant::now();
+    for running in &all {
+        running.signal(Signal::INT);
+    }
+    for running in all {
+        let ended = running.end();
+        assert_eq!((ended.code, ended.stderr.as_str()), (130, ""));
+    }
+    println!("they took {:?}", begun.elapsed());
+    assert!(begun.elapsed() < SLACK, "they took {:?}", begun.elapsed());
+    server.resume();
+}
+
 /// What another process does that is stopped in the middle of a transaction.
 fn block(store: &Store) -> File {
     let path = store.url().strip_prefix("sqlite:").unwrap().to_owned();
