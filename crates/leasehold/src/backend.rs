@@ -67,7 +67,12 @@ impl Destination {
 /// One part of a request: some commands of one name, or one command of a lock or a pool.
 #[derive(Clone, Debug)]
 pub(crate) enum Part {
-    Semaphore(Name, Vec<Command>),
+    Semaphore {
+        name: Name,
+        /// What the client declared last; 0 if it never did.
+        capacity: u32,
+        commands: Vec<Command>,
+    },
     Lock(LockCommand),
     Pool(PoolCommand),
 }
@@ -76,7 +81,7 @@ impl Part {
     /// How many ids it is about.
     pub(crate) fn len(&self) -> usize {
         match self {
-            Self::Semaphore(_, commands) => commands.len(),
+            Self::Semaphore { commands, .. } => commands.len(),
             Self::Lock(_) | Self::Pool(_) => 1,
         }
     }

@@ -235,7 +235,7 @@ fn apply_together(store: &mut Database, request: &[Part]) -> Result<Answers, Err
         let (mut answers, mut all) = (Vec::with_capacity(request.len()), Vec::new());
         for part in request {
             answers.push(match part {
-                Part::Semaphore(name, commands) => {
+                Part::Semaphore { name, commands, .. } => {
                     let (mut reach, mut is_dead) = around.senses();
                     let (reach, is_dead) = (&mut reach, &mut is_dead);
                     let mut call = Circumstances { from, now, confirm_within, reach, is_dead };
@@ -264,7 +264,7 @@ fn apply_together(store: &mut Database, request: &[Part]) -> Result<Answers, Err
 /// Whether a part can be answered without writing, mostly.
 fn only_asks(part: &Part) -> bool {
     match part {
-        Part::Semaphore(_, commands) => {
+        Part::Semaphore { commands, .. } => {
             let asks =
                 |command: &Command| matches!(command, Command::Renew { .. } | Command::Sweep);
             commands.iter().all(asks)
@@ -281,7 +281,7 @@ fn ask(store: &mut Database, request: &[Part]) -> Result<Option<Answers>, Error>
         let mut answers = Vec::with_capacity(request.len());
         for part in request {
             answers.push(match part {
-                Part::Semaphore(name, commands) => {
+                Part::Semaphore { name, commands, .. } => {
                     let (mut reach, mut is_dead) = around.senses();
                     let (reach, is_dead) = (&mut reach, &mut is_dead);
                     let mut call = Circumstances { from, now, confirm_within, reach, is_dead };

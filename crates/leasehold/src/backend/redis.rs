@@ -149,8 +149,8 @@ impl Redis {
         let (mut semaphores, mut locks, mut pools) = (Vec::new(), Vec::new(), Vec::new());
         for part in request {
             match part {
-                Part::Semaphore(name, commands) => {
-                    semaphores.push((self.keys(name)?, &commands[..]));
+                Part::Semaphore { name, capacity, commands } => {
+                    semaphores.push((self.keys(name)?, *capacity, &commands[..]));
                 }
                 Part::Lock(command) => locks.push(command),
                 Part::Pool(command) => pools.push(pools::call(&self.link.scripts, command)),
@@ -165,7 +165,7 @@ impl Redis {
             calls.push(self.locks.apply(scripts, self.client()?, &locks));
         }
         calls.extend(pools);
-        Ok((calls, semaphores.into_iter().map(|(keys, _)| keys).collect()))
+        Ok((calls, semaphores.into_iter().map(|(keys, ..)| keys).collect()))
     }
 }
 
@@ -235,11 +235,11 @@ fn decode(
     let mut values = values.into_iter();
     let mut next = || values.next().unwrap_or_else(|| Err(unexpected(&Value::Nil)));
     let any = |wanted: fn(&Part) -> bool| request.iter().any(wanted);
-    let semaphores = any(|part| matches!(part, Part::Semaphore(..))).then(&mut next);
+    let semaphores = any(|part| matches!(part, Part::Semaphore { .. })).then(&mut next);
     let mut semaphores = Parts::of(link, semaphores);
     let mut all_locks = Parts::of(link, any(|part| matches!(part, Part::Lock(_))).then(&mut next));
     let read = |part: &Part| match part {
-        Part::Semaphore(_, commands) => decode_semaphore(commands, semaphores.next()?),
+        Part::Semaphore { commands, .. } => decode_semaphore(commands, semaphores.next()?),
         Part::Lock(command) => decode_lock(locks, command, &all_locks.next()?),
         Part::Pool(command) => match next() {
             Ok(value) => pools::decode(&value).map(Answer::Pool).map_err(Error::internal),
@@ -293,7 +293,7 @@ impl<'a> Parts<'a> {
 /// Redis does not say which key had the wrong type: the types of the keys of all such names are asked for, in one go.
 async fn name_misplaced(link: &Link, request: &[Part], keys: &[Arc<Keys>], answers: &mut Answers) {
     let semaphores = request.iter().zip(answers);
-    let semaphores = semaphores.filter(|(part, _)| matches!(part, Part::Semaphore(..)));
+    let semaphores = semaphores.filter(|(part, _)| matches!(part, Part::Semaphore { .. }));
     let misplaced = semaphores.map(|(_, answer)| answer).zip(keys);
     let misplaced = misplaced.filter(|(own, _)| matches!(own, Err(Error::InvalidArgument { .. })));
     let misplaced: Vec<_> = misplaced.collect();

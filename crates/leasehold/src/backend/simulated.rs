@@ -110,7 +110,7 @@ impl RemoteBackend for Simulated {
             let (delay, linger) = {
                 let mut world = store.world();
                 for part in &*request {
-                    if let Part::Semaphore(_, commands) = part {
+                    if let Part::Semaphore { commands, .. } = part {
                         world.asked.extend(commands.iter().cloned());
                     }
                 }
@@ -162,7 +162,9 @@ impl World {
         }
         self.requests.push(request.len());
         let apply = |part: &Part| match part {
-            Part::Semaphore(name, commands) => Answer::Semaphore(self.apply(name, from, commands)),
+            Part::Semaphore { name, commands, .. } => {
+                Answer::Semaphore(self.apply(name, from, commands))
+            }
             Part::Lock(command) => Answer::Lock(self.locks.apply(command, now().micros() / 1000)),
             Part::Pool(command) => Answer::Pool(self.pools.apply(command, now())),
         };

@@ -44,7 +44,7 @@ impl InProcess {
                 Ok(Answer::Lock(outcome))
             }
             Part::Pool(command) => Ok(Answer::Pool(self.0.apply_pool(command))),
-            Part::Semaphore(..) => Err(Error::internal("a semaphore was asked as a lock")),
+            Part::Semaphore { .. } => Err(Error::internal("a semaphore was asked as a lock")),
         }
     }
 }

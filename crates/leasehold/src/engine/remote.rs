@@ -65,7 +65,7 @@ impl Store for Remote {
         let renews = match &part {
             Part::Lock(command) => matches!(command, LockCommand::Extend { .. }),
             Part::Pool(command) => matches!(command.action, PoolAction::Renew { .. }),
-            Part::Semaphore(..) => false,
+            Part::Semaphore { .. } => false,
         };
         let urgency = if renews { Urgency::Renewals } else { Urgency::Ordinary };
         Call::start(core, Destination::ONLY, part, urgency, until, undo)
@@ -188,13 +188,15 @@ impl Source for RemoteName {
         if settled {
             guarded(|| self.settled.notify_waiters());
         }
-        let name = &self.common.name;
-        let part = (!commands.is_empty()).then(|| Part::Semaphore(name.clone(), commands));
+        let part = (!commands.is_empty()).then(|| {
+            let (name, capacity) = (self.common.name.clone(), self.common.capacity());
+            Part::Semaphore { name, capacity, commands }
+        });
         Taken { part, more }
     }
 
     fn settle(self: Arc<Self>, part: &Part, answer: Result<Answer, Error>, sent: Moment) {
-        let Part::Semaphore(_, commands) = part else { return };
+        let Part::Semaphore { commands, .. } = part else { return };
         self.locked(|state, after| {
             state.in_flight -= 1;
             match answer {

@@ -108,3 +108,26 @@ async fn a_holder_of_ours_that_they_removed_is_told() {
     assert_eq!(deadline(permit.lost()).await, leasehold::LossReason::Gone);
     assert!(permit.check().is_err());
 }
+
+/// It is granted a permit when it is dead already, because its last sign of life still counts.
+#[tokio::test]
+async fn a_waiter_of_theirs_that_died_holds_a_permit_no_longer_than_its_heartbeat() {
+    let both = Both::start().await;
+    let semaphore = both.semaphore(1);
+    let permit = semaphore.acquire().await.unwrap();
+    let heartbeat = Duration::from_secs(6);
+    let dead = new_id();
+    both.theirs.queue(NAME, &dead, heartbeat, None).await.unwrap();
+    let alive_by = both.score("waiting_heartbeat", &dead).unwrap();
+    permit.release().await.unwrap();
+    assert!(both.holds(&dead));
+    let claim = both.score("main", &dead).unwrap() - both.now();
+    let left = alive_by - both.now();
+    // As long as it would have lived, and as long as one of ours has to claim a permit.
+    assert!(
+        claim < left.max(5.0) + 0.1,
+        "it may hold for {claim} s, and would have lived for {left} s"
+    );
+    let waiter = both.we_queue(&semaphore).await;
+    waiter.permit().await.release().await.unwrap();
+}

@@ -174,3 +174,45 @@ async fn any_script_of_ours_that_writes_gives_back_the_life_that_theirs_took() {
     let left = both.left("main");
     assert!(left > 30_000, "{left} ms are left to a holder with a lease of 30 s");
 }
+
+/// They let the capacity expire, or write what is none. Nobody declares it again: all have asked already.
+#[tokio::test]
+async fn whatever_they_do_to_the_capacity_the_queue_goes_on() {
+    let max = key("max");
+    let damage: [&[&str]; 7] = [
+        &["DEL", &max],
+        &["SET", &max, "0"],
+        &["SET", &max, "-3"],
+        &["SET", &max, "many"],
+        &["SET", &max, "inf"],
+        &["SET", &max, "1.5"],
+        &["PEXPIRE", &max, "1"],
+    ];
+    for damage in damage {
+        let both = Both::start().await;
+        let semaphore = both.semaphore(1);
+        let permit = semaphore.acquire().await.unwrap();
+        let waiter = both.we_queue(&semaphore).await;
+        both.ask::<redis::Value>(damage);
+        if damage[0] == "PEXPIRE" {
+            eventually(async || !both.exists(&max)).await;
+        }
+        permit.release().await.unwrap();
+        let permit = waiter.permit().await;
+        assert_eq!(both.ask::<String>(&["GET", &max]), "1", "{damage:?}");
+        assert_eq!(both.ask::<i64>(&["PTTL", &max]), -1, "{damage:?}");
+        permit.release().await.unwrap();
+    }
+}
+
+/// The holder who could restore it is theirs, and its release is theirs, too.
+#[tokio::test]
+async fn a_waiter_of_ours_restores_a_capacity_that_they_let_expire() {
+    let both = Both::start().await;
+    let theirs = both.they_hold(1).await;
+    let waiter = both.we_queue(&both.semaphore(1)).await;
+    both.ask::<redis::Value>(&["DEL", &key("max")]);
+    both.theirs.release(NAME, &theirs).await.unwrap();
+    waiter.permit().await.release().await.unwrap();
+    assert_eq!(both.ask::<String>(&["GET", &key("max")]), "1");
+}

@@ -76,9 +76,10 @@ async fn their_notification_is_a_one_in_a_list_that_does_not_stay_for_ever() {
     assert_eq!(both.ask::<Vec<String>>(&["LRANGE", &list, "0", "-1"]), ["1"]);
     let left: i64 = both.ask(&["PTTL", &list]);
     assert!((1..=190_000).contains(&left), "{left} ms");
-    // Until they confirm, they have the interval that is their default.
+    // Until they confirm, they have what was left of their own heartbeat.
     let given = both.score("main", &theirs).unwrap() - both.now();
-    assert!((170.0..=180.0).contains(&given), "{given} s");
+    let heartbeat = HEARTBEAT.as_secs_f64();
+    assert!((heartbeat - 10.0..=heartbeat).contains(&given), "{given} s");
     // A look (`LPOP`) finds it too.
     assert!(both.theirs.wait_notification(&theirs, Duration::ZERO).await.unwrap());
     both.they_confirm(&theirs, 1).await;

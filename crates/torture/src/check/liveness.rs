@@ -27,8 +27,6 @@ const MOMENT: Micros = 100 * MILLISECOND;
 const ASKED_AGAIN: Micros = 500 * MILLISECOND;
 /// How long a release in the background may be on its way.
 const UNDER_WAY: Micros = 300 * MILLISECOND;
-/// For how long another program's waiter is granted a permit if it does not say anything.
-const FOREIGN_LEASE: Micros = 190 * SECOND;
 
 pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
     let known = &case.history.things[thing];
@@ -80,7 +78,8 @@ fn possible(case: &Case<'_>, op: &Op) -> Vec<Span> {
     let aftermath = op.of(case.history).aftermath();
     let after = match ended {
         Some(How::Released) => 0,
-        _ if op.foreign => FOREIGN_LEASE,
+        // A waiter of another program is granted a permit for no longer than its heartbeat.
+        _ if op.foreign => aftermath,
         Some(How::Dropped | How::Lost | How::Cancelled | How::TimedOut | How::Full) if calm => {
             UNDER_WAY
         }

@@ -169,18 +169,18 @@ impl Scripts {
     }
 
     /// The one call that asks for all of this: some commands of each of some names, all of one client.
-    pub(super) fn apply(&self, parts: &[(Arc<Keys>, &[Command])]) -> Cmd {
+    pub(super) fn apply(&self, parts: &[(Arc<Keys>, u32, &[Command])]) -> Cmd {
         let mut cmd = redis::cmd("EVALSHA");
         cmd.arg(&self.semaphores.hash).arg(parts.len() * KINDS.len());
-        for (keys, _) in parts {
+        for (keys, ..) in parts {
             cmd.arg(&keys.all);
         }
-        if let Some((keys, _)) = parts.first() {
+        if let Some((keys, ..)) = parts.first() {
             cmd.arg(&keys.namespace).arg(&keys.client);
             cmd.arg(keys.confirm_within.micros()).arg(keys.foreign_heartbeat.micros());
         }
-        for (keys, commands) in parts {
-            keys.add(&mut cmd, commands);
+        for (keys, capacity, commands) in parts {
+            keys.add(&mut cmd, *capacity, commands);
         }
         cmd
     }
@@ -270,10 +270,10 @@ impl Keys {
     }
 
     /// The part of a call that is about this name.
-    fn add(&self, cmd: &mut Cmd, commands: &[Command]) {
+    fn add(&self, cmd: &mut Cmd, capacity: u32, commands: &[Command]) {
         let groups = || commands.chunk_by(Transition::shared);
         let counted = |group: &[Command]| 2 + count(group);
-        cmd.arg(self.name.as_str()).arg(groups().map(counted).sum::<usize>());
+        cmd.arg(self.name.as_str()).arg(capacity).arg(groups().map(counted).sum::<usize>());
         for group in groups() {
             cmd.arg(Transition::of(&group[0]).word()).arg(count(group));
             match &group[0] {

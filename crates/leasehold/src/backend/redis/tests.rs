@@ -207,7 +207,7 @@ impl Both {
 
     fn by_redis(&mut self, from: usize, commands: &[Command]) -> Seen {
         redis::cmd("SET").arg(NOW).arg(self.now).exec(&mut self.connection).unwrap();
-        let call = self.scripts.apply(&[(self.keys[from].clone(), commands)]);
+        let call = self.scripts.apply(&[(self.keys[from].clone(), 0, commands)]);
         let mut answers: Vec<Value> = call.query(&mut self.connection).unwrap();
         let answer = decode(commands, answers.remove(0)).unwrap();
         let mut scores = |kind: &str| -> Vec<(String, f64)> {

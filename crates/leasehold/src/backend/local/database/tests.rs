@@ -24,7 +24,10 @@ fn open(place: &LocalStore) -> Database {
 
 fn apply(store: &mut Database, command: Command) -> Result<Outcome, Error> {
     let name = Name::new("name", "x").unwrap();
-    let answers = super::super::apply(store, &[Part::Semaphore(name, vec![command])])?;
+    let answers = super::super::apply(
+        store,
+        &[Part::Semaphore { name, capacity: 1, commands: vec![command] }],
+    )?;
     let [Ok(Answer::Semaphore(reply))] = &answers[..] else { panic!("{answers:?}") };
     Ok(reply.outcomes[0])
 }

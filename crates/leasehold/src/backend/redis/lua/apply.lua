@@ -2,17 +2,18 @@
 --
 -- ARGV    for each name
 --         1 name
---         2 arguments   how many follow that are about this name
+--         2 capacity    what the sender declared last; 0 if it never did
+--         3 arguments   how many follow that are about this name
 --         and, for each transition of it
---         3 transition  its word
---         4 arguments   how many follow
+--         4 transition  its word
+--         5 arguments   how many follow
 --         and what the transition says
 local at, keys = 5, 0
 
 -- Every command runs as expire, grant, the command, grant. What one command leaves behind is where the next begins, so
 -- that the first two are done once a name.
 local function serve()
-  NAME = ARGV[at]
+  NAME, DECLARED = ARGV[at], ARGV[at + 1]
   MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO = unpack(KEYS, keys + 1, keys + 7)
   capacity, last_fence, place = nil, nil, nil
   main, ttls, infos, max, waiting, alive = {}, {}, {}, nil, nil, nil
@@ -20,7 +21,7 @@ local function serve()
   held, limited, queued = call('ZCARD', MAIN), call('ZCARD', TTL), call('ZCARD', WAITING)
   alone = held == 0 and queued == 0
   held_before, longest = held, 0
-  local section, done = at + 2, at + 2 + ARGV[at + 1]
+  local section, done = at + 3, at + 3 + ARGV[at + 2]
   -- First of all: if that makes room, it belongs to those who were here before.
   if ARGV[section] == 'enqueue' then declare(ARGV[section + 2]) end
   expire()
@@ -46,6 +47,6 @@ while at <= #ARGV do
     end
   end
   results[#results + 1] = result
-  at, keys = at + 2 + ARGV[at + 1], keys + 7
+  at, keys = at + 3 + ARGV[at + 2], keys + 7
 end
 return results

@@ -57,6 +57,8 @@ local OUT_OF_REACH = 10 * PAGE
 
 -- All that follows is of the name that is being served.
 local NAME, MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO
+-- The capacity that the sender declared last.
+local DECLARED
 -- Who holds, who holds for a limited time, and who waits.
 local held, limited, queued
 local held_before
@@ -78,8 +80,16 @@ local function answer(tag, a, b, c)
   outcomes[n + 1], outcomes[n + 2], outcomes[n + 3], outcomes[n + 4] = tag, a or 0, b or 0, c or 0
 end
 
+-- Another program may let the capacity expire, or write what is none. Then it is what the sender declared last, and is
+-- written again: nothing that is done to this key stops the queue.
 local function read_capacity()
-  capacity = capacity or tonumber(call('GET', MAX) or 0) or 0
+  if not capacity then
+    capacity = tonumber(call('GET', MAX))
+    if not capacity or capacity < 1 or capacity > 4294967295 or capacity % 1 ~= 0 then
+      capacity = tonumber(DECLARED)
+      if capacity > 0 then max = DECLARED end
+    end
+  end
   return capacity
 end
 
@@ -187,12 +197,16 @@ local function grant_to_queue()
       out_of_reach[prefix] = true
       return
     end
-    -- A member of another program waits on a list of its own, and needs no confirming by our rules.
-    local list, foreign_heartbeat = NS .. ':acquisition_notification:' .. id, tonumber(ARGV[4])
+    -- A member of another program waits on a list of its own. It has as long to claim its permit as it would have lived
+    -- without another sign of life, and not less than one of ours: it may be dead.
+    local list = NS .. ':acquisition_notification:' .. id
+    local alive_by = call('ZSCORE', ALIVE, id)
+    local claim = alive_by and micros(alive_by) - NOW or 0
+    claim = math.max(math.min(claim, tonumber(ARGV[4])), tonumber(ARGV[3]))
     local heard = redis.pcall('RPUSH', list, '1')
     if type(heard) ~= 'number' then return end
-    redis.pcall('PEXPIRE', list, math.ceil(foreign_heartbeat / 1000) + 10000)
-    return foreign_heartbeat
+    redis.pcall('PEXPIRE', list, math.ceil(claim / 1000) + 10000)
+    return claim
   end
 
   -- Whether it could be given a permit.

@@ -86,7 +86,7 @@ fn expected(transition: Transition, name: &str) -> Vec<String> {
 fn sent(transition: Transition) -> (Vec<String>, Vec<String>) {
     let name = Name::new("name", NAME).unwrap();
     let keys = Keys::new(NAMESPACE, &name, client(), CONFIRM_WITHIN, FOREIGN_HEARTBEAT);
-    let call = Scripts::new().apply(&[(Arc::new(keys), &commands(transition))]);
+    let call = Scripts::new().apply(&[(Arc::new(keys), CAPACITY, &commands(transition))]);
     let mut arguments = call.args_iter().map(|argument| match argument {
         Arg::Simple(bytes) => String::from_utf8(bytes.to_vec()).unwrap(),
         other => panic!("{other:?}"),
@@ -135,12 +135,12 @@ fn arguments_are_those_of_the_headers_in_their_order() {
         let own: Vec<_> = own.iter().flat_map(value).collect();
         let mut whole: Vec<_> = for_all.iter().flat_map(value).collect();
         let names: Vec<_> = of_a_name.iter().map(|entry| entry.name).collect();
-        assert_eq!(names, ["name", "arguments", "transition", "arguments"]);
+        assert_eq!(names, ["name", "capacity", "arguments", "transition", "arguments"]);
         let group = [transition.word().to_owned(), own.len().to_string()].into_iter().chain(own);
         // Of sweeps, each is a transition of its own.
         let times = if transition == Transition::Sweep { 2 } else { 1 };
         let group: Vec<_> = std::iter::repeat_n(group, times).flatten().collect();
-        whole.extend([NAME.to_owned(), group.len().to_string()]);
+        whole.extend([NAME.to_owned(), CAPACITY.to_string(), group.len().to_string()]);
         whole.extend(group);
         assert_eq!(sent(transition).1, whole, "{transition:?}: {headers:#?}");
     }
