@@ -9,23 +9,33 @@ use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 use crate::Error;
 use crate::clock::Span;
 
-/// The longest name or key, in bytes after normalisation.
+/// The longest name or key, in bytes; of a lock's key after normalisation.
 pub(crate) const MAX_NAME_BYTES: usize = 512;
 
 /// The longest TTL of a lock or a lease: some 300 years. What is stored keeps 14 digits of a millisecond timestamp.
 const MAX_TTL_MS: u64 = 10_000_000_000_000;
 
-/// A name that has been checked and brought to NFC, so that equal text is one semaphore.
+/// A name that has been checked.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Name(Arc<str>);
 
 impl Name {
-    /// `what` is how the error calls it: a name, a key.
+    /// The name of a semaphore or a pool, as it is: other programs that use the same one do not normalise it. `what` is how
+    /// the error calls it.
     pub(crate) fn new(what: &'static str, text: &str) -> Result<Self, Error> {
-        let name: Arc<str> = match is_nfc_quick(text.chars()) {
+        Self::checked(what, text, text.into())
+    }
+
+    /// The key of a lock, in NFC: the document that other programs follow says so.
+    pub(crate) fn normalised(what: &'static str, text: &str) -> Result<Self, Error> {
+        let name = match is_nfc_quick(text.chars()) {
             IsNormalized::Yes => text.into(),
             _ => text.nfc().collect::<String>().into(),
         };
+        Self::checked(what, text, name)
+    }
+
+    fn checked(what: &'static str, text: &str, name: Arc<str>) -> Result<Self, Error> {
         if name.is_empty() {
             return Err(Error::invalid(what, "it is empty: give it at least one character"));
         }
@@ -33,7 +43,7 @@ impl Name {
             let length = name.len();
             return Err(Error::invalid(
                 what,
-                format!("it has {length} bytes: at most {MAX_NAME_BYTES} after NFC"),
+                format!("it has {length} bytes: at most {MAX_NAME_BYTES}"),
             ));
         }
         if let Some(control) = name.chars().find(|c| c.is_control()) {
@@ -93,18 +103,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_text_is_one_name() {
-        let composed = Name::new("name", "caf\u{e9}").unwrap();
-        let decomposed = Name::new("name", "cafe\u{301}").unwrap();
-        assert_eq!(composed, decomposed);
+    fn equal_text_is_one_key_of_a_lock_and_two_names_of_semaphores() {
+        let (composed, decomposed) = ("caf\u{e9}", "cafe\u{301}");
+        let key = |text| Name::normalised("key", text).unwrap();
+        assert_eq!(key(composed), key(decomposed));
+        let name = |text| Name::new("name", text).unwrap();
+        assert_ne!(name(composed), name(decomposed));
     }
 
     #[test]
     fn the_bound_holds_after_normalisation() {
         // Three bytes decomposed, two composed: 768 bytes in, 512 to keep.
-        assert!(Name::new("name", &"e\u{301}".repeat(256)).is_ok());
+        assert!(Name::normalised("key", &"e\u{301}".repeat(256)).is_ok());
         let error = Name::new("name", &"x".repeat(513)).unwrap_err().to_string();
-        assert_eq!(error, "invalid name: it has 513 bytes: at most 512 after NFC");
+        assert_eq!(error, "invalid name: it has 513 bytes: at most 512");
     }
 
     #[test]

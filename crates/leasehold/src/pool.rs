@@ -219,7 +219,7 @@ impl PoolBuilder {
     /// The pool.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the name is empty, longer than 512 bytes after NFC, contains control characters or
+    /// [`Error::InvalidArgument`] if the name is empty, longer than 512 bytes, contains control characters or
     /// begins with `holders:`, if the capacity is zero, and if the TTL is below a second or not in whole milliseconds.
     pub fn build(self) -> Result<Pool, Error> {
         let name = Name::new("name", &self.name)?;

@@ -294,7 +294,7 @@ impl SemaphoreBuilder {
     /// next acquire on. After a shrink no permit is granted until there is room.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the name is empty, longer than 512 bytes after NFC or contains control
+    /// [`Error::InvalidArgument`] if the name is empty, longer than 512 bytes or contains control
     /// characters, if the capacity or a duration is zero, if the lease or the TTL is too short to be kept;
     /// [`Error::Closed`] when the client is closed.
     pub fn build(self) -> Result<Semaphore, Error> {

@@ -116,7 +116,7 @@ macro_rules! conformance {
                 clients_need_not_agree_on_a_capacity;
             input:
                 names_may_be_written_in_any_script,
-                equal_text_is_one_name,
+                names_are_used_as_they_are,
                 names_that_differ_are_two_semaphores,
                 names_that_cannot_be_are_refused,
                 numbers_that_cannot_be_are_refused,

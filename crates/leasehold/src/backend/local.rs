@@ -197,7 +197,7 @@ fn look(store: &mut Database) -> Result<Vec<Event>, Error> {
             found.push(Event::Evicted(Name::new("name", &name)?, id));
         }
         for key in released {
-            found.push(Event::Unlocked(Name::new("key", &key)?));
+            found.push(Event::Unlocked(Name::normalised("key", &key)?));
         }
     }
     Ok(found)

@@ -347,7 +347,7 @@ fn found(answer: Answer) -> Result<Option<Record>, Error> {
 
 /// A key that does not collide with what is kept beside the locks.
 pub(super) fn key_of(text: &str) -> Result<Name, Error> {
-    let key = Name::new("key", text)?;
+    let key = Name::normalised("key", text)?;
     if let Some(taken) = ["fence:", "id:"].into_iter().find(|taken| key.as_str().starts_with(taken))
     {
         let problem = format!("{text:?} begins with {taken:?}, where other things are kept");

@@ -219,7 +219,7 @@ pub async fn pools_that_cannot_be_are_refused(store: &impl Store) {
     refused(client.pool("", 1), "invalid name: it is empty: give it at least one character");
     refused(client.pool("a", 0), "invalid capacity: 0 leases could never be acquired: at least 1");
     let long = "x".repeat(513);
-    refused(client.pool(&long, 1), "invalid name: it has 513 bytes: at most 512 after NFC");
+    refused(client.pool(&long, 1), "invalid name: it has 513 bytes: at most 512");
     refused(
         client.pool("holders:a", 1),
         "invalid name: \"holders:a\" begins with \"holders:\", where other things are kept: \

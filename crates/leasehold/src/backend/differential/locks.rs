@@ -62,7 +62,7 @@ pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 pub(crate) fn key(number: usize) -> Name {
     let keys = ["invoice:42", "a \"key\" with / and ü", "c"];
-    Name::new("key", keys[number]).unwrap()
+    Name::normalised("key", keys[number]).unwrap()
 }
 
 pub(crate) fn id(number: usize) -> LockId {

@@ -39,7 +39,7 @@ impl Stored {
 
     pub(super) fn checked(self) -> std::result::Result<Record, Error> {
         let Self { key, id, acquired_at, expires_at, fence } = self;
-        let (key, id) = (Name::new("key", &key)?, id.parse()?);
+        let (key, id) = (Name::normalised("key", &key)?, id.parse()?);
         Ok(Record { key, id, acquired_at, expires_at, fence: Fence::new(fence) })
     }
 }

@@ -291,7 +291,7 @@ fn read_wake_up(data: &[Value]) -> Option<Event> {
     let [_, Value::BulkString(payload)] = data else { return None };
     let (id, name) = std::str::from_utf8(payload).ok()?.split_once(' ')?;
     if id == "lock" {
-        return Some(Event::Unlocked(Name::new("key", name).ok()?));
+        return Some(Event::Unlocked(Name::normalised("key", name).ok()?));
     }
     Some(Event::Granted(Name::new("name", name).ok()?, id.parse().ok()?))
 }

@@ -55,7 +55,7 @@ impl Prefix {
     /// # Errors
     /// If it is longer than a name may be: then it would not leave room for what follows.
     pub(crate) fn new(text: &str) -> Result<Self, Error> {
-        let text = Name::new("lock prefix", text)?.to_string();
+        let text = Name::normalised("lock prefix", text)?.to_string();
         // One that brings its own colon gets no second one.
         Ok(Self(if text.ends_with(':') { text } else { text + ":" }))
     }
@@ -268,7 +268,7 @@ pub(super) fn decode_record(value: &Value) -> Result<Option<Record>, String> {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // milliseconds
     let millis = |number: f64| number as u64;
     Ok(Some(Record {
-        key: Name::new("key", &stored.key).map_err(|error| error.to_string())?,
+        key: Name::normalised("key", &stored.key).map_err(|error| error.to_string())?,
         id: stored.lock_id.parse().map_err(|error: Error| error.to_string())?,
         acquired_at: millis(stored.acquired_at_ms),
         expires_at: millis(stored.expires_at_ms),
