@@ -291,7 +291,7 @@ async fn a_damaged_log_is_dropped_after_a_start_of_the_machine() {
 }
 
 /// Ends a client, and waits until its lifeline says so.
-async fn client_is_gone(store: &LocalStore, client: Client) {
+pub(crate) async fn client_is_gone(store: &LocalStore, client: Client) {
     let file = store.clients().join(client.id().to_string());
     drop(client);
     eventually(async || {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use testkit::local_store::LocalStore;
 use testkit::wait::deadline;
 
+use super::files::client_is_gone;
 use super::{Waiter, acquire, census, count, look, one, open, release};
 
 #[tokio::test]
@@ -128,5 +129,22 @@ async fn fences_grow_if_the_log_is_lost_without_a_start_of_the_machine() {
     let store = LocalStore::new();
     let before = fences(&store).await;
     let store = without_its_log(&store);
+    assert_above(&fences(&store).await, &before);
+}
+
+/// A file of the first version, whose locks had fences that count.
+#[tokio::test]
+async fn a_store_of_the_first_version_goes_on() {
+    let store = LocalStore::new();
+    let client = open(&store).await;
+    client_is_gone(&store, client).await;
+    let first_version = "ALTER TABLE meta RENAME COLUMN fence_lead TO lock_floor; ALTER TABLE meta DROP COLUMN horizon;
+                         UPDATE meta SET lock_floor = 1048576; PRAGMA user_version = 1;
+                         INSERT INTO locks (key, fence) VALUES ('a', 1048583);";
+    look(&store).execute_batch(first_version).unwrap();
+    let before = fences(&store).await;
+    assert!(before.iter().all(|(lowest, _)| *lowest > 1_048_583), "{before:?}");
+    let store = without_its_log(&store);
+    look(&store).execute("UPDATE meta SET boot = 'another start'", []).unwrap();
     assert_above(&fences(&store).await, &before);
 }

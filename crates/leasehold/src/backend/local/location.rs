@@ -162,6 +162,10 @@ impl Location {
     fn record(&self) -> Result<(), Error> {
         let inodes: Vec<_> = self.identity.iter().map(|(_, inode)| inode.to_string()).collect();
         let text = format!("{:<99}\n", inodes.join(" "));
+        let mut recorded = [0; 100];
+        if self.turn.read_exact_at(&mut recorded, 0).is_ok() && recorded == text.as_bytes() {
+            return Ok(());
+        }
         let written = self.turn.write_all_at(text.as_bytes(), 0);
         written.map_err(|error| of_system("writing beside", &self.file, error))
     }
