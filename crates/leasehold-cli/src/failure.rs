@@ -76,6 +76,9 @@ impl From<Error> for Failure {
             _ => INTERNAL,
         };
         let advice = match &error {
+            Error::Unavailable { what, .. } if what.contains("max number of clients") => {
+                ": raise its maxclients, or end some clients"
+            }
             // A server without TLS on that port says nothing that TLS understands, or waits for more.
             Error::Unavailable { what, .. } if what.contains("rediss://") => {
                 ": is it running, and is TLS spoken on that port? redis:// is without"
@@ -113,4 +116,19 @@ pub(crate) fn without_backtraces() {
         let what = text.unwrap_or("it did not say why");
         complain(&format!("internal error{place}: {what}: please report it"));
     }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_is_full_is_running() {
+        let what = "connecting to redis://host:6379: max number of clients reached".to_owned();
+        let error = Error::Unavailable { what, timed_out: false, silent_for: None, source: None };
+        let failure = Failure::from(error);
+        let message = failure.message.unwrap();
+        assert_eq!(failure.code, UNAVAILABLE);
+        assert!(message.ends_with("raise its maxclients, or end some clients"), "{message}");
+    }
 }

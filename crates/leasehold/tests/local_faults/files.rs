@@ -90,6 +90,7 @@ async fn another_programs_database_is_left_alone() {
         let error = refused(&store.path()).await;
         assert_says(&error, ErrorKind::InvalidArgument, &store.path(), &["another program"]);
         assert_eq!(fs::read(store.path()).unwrap(), before);
+        assert_eq!(fs::read_dir(store.directory()).unwrap().count(), 1, "nothing is put beside it");
     }
 }
 

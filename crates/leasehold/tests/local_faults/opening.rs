@@ -19,24 +19,20 @@ const SLACK: Duration = Duration::from_secs(2);
 /// In the child.
 pub(crate) async fn play(part: &str, arguments: &[&str]) {
     let _told = child::told();
-    match part {
-        "blocker" => {
-            let turn = File::open(format!("{}.clients/turn", arguments[0])).unwrap();
-            flock(&turn, FlockOperation::LockExclusive).unwrap();
-            let connection = Connection::open(arguments[0]).unwrap();
-            connection.execute_batch("BEGIN IMMEDIATE; DELETE FROM leases").unwrap();
-            child::say("in the middle");
-            std::future::pending::<()>().await;
-        }
-        _ => {
-            for _ in 0..10 {
-                let builder = Client::local_builder(arguments[0]);
-                builder.answer_timeout(Duration::from_millis(50)).open().await.unwrap_err();
-            }
-            eventually(async || threads() <= 1).await;
-            child::say(&threads().to_string());
-        }
+    if part == "blocker" {
+        let turn = File::open(format!("{}.clients/turn", arguments[0])).unwrap();
+        flock(&turn, FlockOperation::LockExclusive).unwrap();
+        let connection = Connection::open(arguments[0]).unwrap();
+        connection.execute_batch("BEGIN IMMEDIATE; DELETE FROM leases").unwrap();
+        child::say("in the middle");
+        std::future::pending::<()>().await;
     }
+    for _ in 0..10 {
+        let builder = Client::local_builder(arguments[0]);
+        builder.answer_timeout(Duration::from_millis(50)).open().await.unwrap_err();
+    }
+    eventually(async || threads() <= 1).await;
+    child::say(&threads().to_string());
 }
 
 /// How many threads of stores this process has.
@@ -46,7 +42,7 @@ fn threads() -> usize {
     names.filter(|name| name.starts_with("leasehold-store")).count()
 }
 
-async fn start(store: &LocalStore, part: &str) -> Child {
+fn start(store: &LocalStore, part: &str) -> Child {
     Child::start(part, &[store.path().to_str().unwrap()])
 }
 
@@ -61,7 +57,7 @@ fn assert_timed_out(error: &Error, store: &LocalStore) {
 async fn opening_is_bounded_while_a_process_is_stopped_in_its_transaction() {
     let (store, other) = (LocalStore::new(), LocalStore::new());
     drop(open(&store).await);
-    let mut blocker = start(&store, "blocker").await;
+    let mut blocker = start(&store, "blocker");
     assert_eq!(blocker.says().await, "in the middle");
     blocker.stop();
 
@@ -108,9 +104,9 @@ async fn opening_is_bounded_while_another_program_has_the_database_locked() {
 async fn attempts_that_were_given_up_do_not_pile_up() {
     let store = LocalStore::new();
     drop(open(&store).await);
-    let mut blocker = start(&store, "blocker").await;
+    let mut blocker = start(&store, "blocker");
     assert_eq!(blocker.says().await, "in the middle");
-    let mut impatient = start(&store, "impatient").await;
+    let mut impatient = start(&store, "impatient");
     let threads: usize = impatient.says().await.parse().unwrap();
     assert!(threads <= 1, "{threads} threads wait");
 }

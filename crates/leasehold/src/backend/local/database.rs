@@ -41,6 +41,8 @@ pub(super) struct Database {
     connection: Connection,
     clock: StoreClock,
     log_pages: Arc<AtomicI32>,
+    /// The log is to be copied back, however long it is.
+    copy_back: bool,
 }
 
 impl Database {
@@ -86,7 +88,16 @@ impl Database {
             Ok((connection, clock, socket))
         })?;
         let (connection, clock, socket) = opened;
-        let mut store = Self { client, settings, place, clients, connection, clock, log_pages };
+        let mut store = Self {
+            client,
+            settings,
+            place,
+            clients,
+            connection,
+            clock,
+            log_pages,
+            copy_back: false,
+        };
         store.bury_the_dead()?;
         Ok((store, socket))
     }
@@ -117,6 +128,7 @@ impl Database {
             let reserved = self.clock.reserve(&mut self.connection);
             reserved.map_err(|error| self.place.explain("writing", error))?;
             now = self.clock.now();
+            self.copy_back = true;
         }
         let mut surroundings = Surroundings { place: &self.place, clients: &self.clients };
         let tx = self.connection.transaction_with_behavior(TransactionBehavior::Immediate);
@@ -179,14 +191,14 @@ impl Database {
         Ok(())
     }
 
-    /// Copies the log back once it has grown, when nobody waits for us. Others go on meanwhile.
+    /// Copies the log back once it has grown, or fences were reserved, when nobody waits for us. Others go on meanwhile.
     pub(super) fn tidy_log(&mut self) {
-        if self.log_pages.load(Ordering::Relaxed) < LOG_PAGES {
+        if self.log_pages.load(Ordering::Relaxed) < LOG_PAGES && !self.copy_back {
             return;
         }
         self.log_pages.store(0, Ordering::Relaxed);
-        let done = self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
-        if let Err(error) = done {
+        self.copy_back = false;
+        if let Err(error) = schema::copy_back(&self.connection) {
             event!(debug, %error, "the log was not copied back");
         }
     }

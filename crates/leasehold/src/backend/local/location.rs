@@ -309,13 +309,17 @@ fn check_kind(path: &Path) -> Result<(), Error> {
     }
     let mut start = Vec::new();
     let read = File::open(path).and_then(|file| file.take(100).read_to_end(&mut start));
-    match read {
+    if read.is_err() {
         // Why it cannot be read, its owner and its mode say better.
-        Err(_) => Ok(()),
-        Ok(_) if !start.starts_with(DATABASE) => Err(not_a_store(path)),
-        Ok(_) if schema::is_another_programs(&start) => Err(another_programs(path)),
-        Ok(_) => Ok(()),
+        return Ok(());
     }
+    if !start.starts_with(DATABASE) {
+        return Err(not_a_store(path));
+    }
+    if schema::is_another_programs(&start) {
+        return Err(another_programs(path));
+    }
+    Ok(())
 }
 
 fn is_open(wanted: &Metadata) -> bool {

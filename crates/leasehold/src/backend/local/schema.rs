@@ -19,8 +19,9 @@ const VERSION: i32 = 2;
 /// his own can be in the way.
 pub(super) const BUSY: Duration = Duration::from_secs(5);
 
-/// For how long ahead fences are reserved, in microseconds: an hour. So often the disk is waited for.
-const RESERVED: u64 = 3_600_000_000;
+/// For how long ahead fences are reserved, in microseconds: a minute. So often the disk is waited for, and by so much
+/// fences may be ahead of the clock after a start of the machine.
+const RESERVED: u64 = 60_000_000;
 /// How close to the end of what is reserved more is reserved: a name that is granted more than once in a microsecond runs
 /// ahead of the clock.
 const MARGIN: u64 = 1_000_000;
@@ -126,10 +127,10 @@ fn check(connection: &Connection, place: &Location) -> Result<i32, Error> {
         let what = format!("{path} has schema {version}, and this version knows {VERSION}");
         return Err(Error::Refused { what: what + ": use the newer leasehold that made it" });
     }
-    if application != APPLICATION {
-        if application != 0 || version != 0 || number("schema_version")? != 0 {
-            return Err(another_programs(&place.file));
-        }
+    if application != APPLICATION
+        && (application != 0 || version != 0 || number("schema_version")? != 0)
+    {
+        return Err(another_programs(&place.file));
     }
     Ok(version)
 }
@@ -155,7 +156,7 @@ fn set_up(connection: &mut Connection, version: i32) -> rusqlite::Result<()> {
     })
 }
 
-/// A transaction that is on the disk when it returns, and in the database itself unless a reader is in the way. In our turn.
+/// A transaction that is on the disk when it returns. In our turn.
 fn durably<T>(
     connection: &mut Connection,
     work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
@@ -168,13 +169,13 @@ fn durably<T>(
         tx.commit()?;
         Ok(done)
     });
-    // Copied back as well: then it does not matter if the log is lost as a whole.
-    let copied = done.and_then(|done| {
-        connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
-        Ok(done)
-    });
     connection.pragma_update(None, "synchronous", "NORMAL")?;
-    copied
+    done
+}
+
+/// Copies the log back into the database, as far as no reader is in the way, and syncs both. Others go on meanwhile.
+pub(super) fn copy_back(connection: &Connection) -> rusqlite::Result<()> {
+    connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))
 }
 
 /// The store's clock, in microseconds. Its time is `origin` plus the time since the machine was started, so that a wall clock
@@ -188,7 +189,7 @@ fn durably<T>(
 pub(super) struct StoreClock {
     origin: u64,
     fence_lead: u64,
-    horizon: u64,
+    pub(super) horizon: u64,
 }
 
 impl StoreClock {
@@ -237,13 +238,16 @@ pub(super) fn last_boot(connection: &Connection) -> rusqlite::Result<Option<Stri
 /// The store's clock, which is begun anew if the machine was started anew: then everybody is gone, and only fences are left.
 /// In our turn.
 pub(super) fn clock(connection: &mut Connection, boot: &str) -> rusqlite::Result<StoreClock> {
-    let mut clock = match StoreClock::read(connection)? {
-        Some((known, clock)) if known == boot => clock,
+    let clock = match StoreClock::read(connection)? {
+        Some((known, clock)) if known == boot && clock.covers(clock.now()) => return Ok(clock),
+        Some((known, mut clock)) if known == boot => {
+            clock.reserve(connection)?;
+            clock
+        }
         _ => durably(connection, |tx| begin(tx, boot))?,
     };
-    if !clock.covers(clock.now()) {
-        clock.reserve(connection)?;
-    }
+    // Before anything is given out: then it does not matter if the log is lost as a whole.
+    copy_back(connection)?;
     Ok(clock)
 }
 

@@ -119,7 +119,7 @@ fn fences_go_on_above_those_that_may_have_been_lost_with_the_power() {
     let (start, second) = (clock.now(), crate::clock::Span::from_millis(1000));
     let fences = [acquire(&tx, 0, start), acquire(&tx, 1, start + second)];
     assert!(fences[0] < fences[1] && clock.covers(start + second), "{fences:?}");
-    // The last that may have been given out, an hour later. What is in the table may be forgotten.
+    // The last that may have been given out, a minute later. What is in the table may be forgotten.
     let horizon: i64 = tx.query_row("SELECT horizon FROM meta", [], |row| row.get(0)).unwrap();
     tx.execute("DELETE FROM locks", []).unwrap();
     let clock = schema::clock(&mut tx, "the next start").unwrap();
