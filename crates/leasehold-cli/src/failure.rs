@@ -117,18 +117,3 @@ pub(crate) fn without_backtraces() {
         complain(&format!("internal error{place}: {what}: please report it"));
     }));
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_server_that_is_full_is_running() {
-        let what = "connecting to redis://host:6379: max number of clients reached".to_owned();
-        let error = Error::Unavailable { what, timed_out: false, silent_for: None, source: None };
-        let failure = Failure::from(error);
-        let message = failure.message.unwrap();
-        assert_eq!(failure.code, UNAVAILABLE);
-        assert!(message.ends_with("raise its maxclients, or end some clients"), "{message}");
-    }
-}
