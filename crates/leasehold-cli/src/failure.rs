@@ -76,6 +76,9 @@ impl From<Error> for Failure {
             _ => INTERNAL,
         };
         let advice = match &error {
+            Error::Unavailable { what, .. } if what.contains("max number of clients") => {
+                ": raise its maxclients, or end some clients"
+            }
             // A server without TLS on that port says nothing that TLS understands, or waits for more.
             Error::Unavailable { what, .. } if what.contains("rediss://") => {
                 ": is it running, and is TLS spoken on that port? redis:// is without"

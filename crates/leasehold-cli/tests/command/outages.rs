@@ -186,6 +186,18 @@ fn a_full_disk_is_77() {
     }
 }
 
+/// It is running, and says why it does not serve us.
+#[test]
+fn a_server_that_is_full_is_69_and_quoted() {
+    let server = RedisServer::start();
+    let mut keeper = server.connection();
+    redis::cmd("CONFIG").arg("SET").arg("maxclients").arg(1).exec(&mut keeper).unwrap();
+    let ended = run(&server.url(), &["ls"]);
+    assert_eq!(ended.code, 69, "{ended:?}");
+    let advice = "max number of clients reached: the store cannot be reached: raise its maxclients";
+    assert!(ended.stderr.contains(advice), "{ended:?}");
+}
+
 #[test]
 fn an_outage_during_a_wait_is_reported_and_so_is_its_end() {
     let server = RedisServer::start();

@@ -1,7 +1,8 @@
 //! The store on one host: the machine in SQLite, in one file that any number of processes share.
 //!
 //! - [`location`]: the file, the directory beside it, and who may use them.
-//! - [`schema`]: what is in the file.
+//! - [`schema`]: what is in the file, and the store's clock.
+//! - [`log`]: whether SQLite's log is damaged.
 //! - [`lifeline`]: who is alive, and how to wake him.
 //! - [`database`]: a client's connection, and its turn.
 //! - [`worker`]: the thread that it works on.
@@ -50,6 +51,7 @@ mod errors;
 mod lifeline;
 mod location;
 mod locks;
+mod log;
 mod pools;
 mod schema;
 mod semaphores;
@@ -85,7 +87,7 @@ impl Local {
 
     /// Waits until the store is open, or says why it is not.
     pub(crate) fn opened(&self) -> Later<()> {
-        self.ask(|_| Ok(()))
+        self.bounded("opening", |_| Ok(()))
     }
 
     /// Asks something that changes nothing, for as long as an answer may take.
@@ -93,7 +95,16 @@ impl Local {
         &self,
         question: impl FnOnce(&mut Database) -> Result<T, Error> + Send + 'static,
     ) -> Later<T> {
-        let (limit, what) = (self.settings.answer_timeout, format!("asking {}", self.address));
+        self.bounded("asking", question)
+    }
+
+    /// `what` is tried, as in "asking".
+    fn bounded<T: Send + 'static>(
+        &self,
+        what: &str,
+        question: impl FnOnce(&mut Database) -> Result<T, Error> + Send + 'static,
+    ) -> Later<T> {
+        let (limit, what) = (self.settings.answer_timeout, format!("{what} {}", self.address));
         let answer = self.worker.run(question);
         Box::pin(async move {
             let answer = tokio::time::timeout(limit, answer).await;

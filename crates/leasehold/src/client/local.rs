@@ -59,10 +59,11 @@ impl Client {
     /// # Errors
     /// [`Error::InvalidArgument`] if the path cannot be a store's: it is another program's file, or on a network file system;
     /// [`Error::Refused`] if it may not be read or written, or others may do so, if it was made by a newer version, is
-    /// damaged, or the disk is full; [`Error::Unavailable`] if it does not answer.
+    /// damaged, or the disk is full; [`Error::Unavailable`] if it cannot be opened within 5 s
+    /// ([`LocalBuilder::answer_timeout`]), because another process is stopped in the middle of a transaction.
     ///
     /// # Cancel safety
-    /// Dropping the future makes no client.
+    /// Dropping the future makes no client, and returns at once: the file is opened on a thread of its own.
     pub async fn local(path: impl AsRef<Path>) -> Result<Self, Error> {
         Self::local_builder(path).open().await
     }
@@ -105,7 +106,7 @@ impl LocalBuilder {
         self
     }
 
-    /// How long the store may be silent: 5 s by default. A try, a release or a question fails with
+    /// How long the store may be silent: 5 s by default. Opening, a try, a release or a question fails with
     /// [`Error::Unavailable`] when it was not answered for that long. That happens while another process is stopped in the
     /// middle of a transaction, or the disk hangs. Waiting for a permit or a lock has no such limit.
     pub fn answer_timeout(mut self, timeout: Duration) -> Self {

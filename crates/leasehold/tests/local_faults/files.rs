@@ -1,6 +1,7 @@
 //! Files that are not what they should be: each is refused with a word about what to do, and left as it is.
 
 use std::fs::{self, Permissions};
+use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,12 +10,12 @@ use leasehold::{Client, Error, ErrorKind};
 use rusqlite::Connection;
 use testkit::child::{self, Child};
 use testkit::local_store::LocalStore;
-use testkit::wait::deadline;
+use testkit::wait::{deadline, eventually};
 
 use super::{NOTICED, Waiter, acquire, look, one, open, release};
 
 /// Somebody without any rights.
-const NOBODY: u32 = 65534;
+pub(crate) const NOBODY: u32 = 65534;
 
 /// In the child: opens a store, and says what comes of it.
 pub(crate) async fn play(arguments: &[&str]) {
@@ -25,12 +26,12 @@ pub(crate) async fn play(arguments: &[&str]) {
     std::future::pending::<()>().await;
 }
 
-async fn refused(path: &Path) -> Error {
+pub(crate) async fn refused(path: &Path) -> Error {
     deadline(Client::local(path)).await.expect_err("it is not a store")
 }
 
 #[track_caller]
-fn assert_says(error: &Error, kind: ErrorKind, path: &Path, words: &[&str]) {
+pub(crate) fn assert_says(error: &Error, kind: ErrorKind, path: &Path, words: &[&str]) {
     let text = error.to_string();
     assert_eq!(error.kind(), kind, "{text}");
     for word in words.iter().chain(&[path.to_str().unwrap()]) {
@@ -39,11 +40,11 @@ fn assert_says(error: &Error, kind: ErrorKind, path: &Path, words: &[&str]) {
     assert!(!text.contains('\n') && text.len() < 400, "{text:?}");
 }
 
-fn mode(path: &Path) -> u32 {
+pub(crate) fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777
 }
 
-fn write_private(path: &Path, content: &[u8]) {
+pub(crate) fn write_private(path: &Path, content: &[u8]) {
     fs::write(path, content).unwrap();
     fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
 }
@@ -89,6 +90,7 @@ async fn another_programs_database_is_left_alone() {
         let error = refused(&store.path()).await;
         assert_says(&error, ErrorKind::InvalidArgument, &store.path(), &["another program"]);
         assert_eq!(fs::read(store.path()).unwrap(), before);
+        assert_eq!(fs::read_dir(store.directory()).unwrap().count(), 1, "nothing is put beside it");
     }
 }
 
@@ -96,9 +98,9 @@ async fn another_programs_database_is_left_alone() {
 async fn a_newer_schema_is_not_touched() {
     let store = LocalStore::new();
     drop(open(&store).await);
-    look(&store).pragma_update(None, "user_version", 2).unwrap();
+    look(&store).pragma_update(None, "user_version", 1000).unwrap();
     let error = refused(&store.path()).await;
-    assert_says(&error, ErrorKind::AuthFailed, &store.path(), &["schema 2", "newer leasehold"]);
+    assert_says(&error, ErrorKind::AuthFailed, &store.path(), &["schema 1000", "newer leasehold"]);
 }
 
 #[tokio::test]
@@ -206,6 +208,98 @@ async fn a_file_that_is_taken_away_is_noticed() {
     // Back again, nothing is lost.
     fs::rename(store.directory().join("elsewhere"), store.path()).unwrap();
     assert!(release(held).await);
+}
+
+/// The files that SQLite keeps beside the database belong to the old one: a new one must not use them.
+#[tokio::test]
+async fn a_database_that_is_removed_under_a_client_is_the_reason_that_is_told() {
+    for replaced in [false, true] {
+        let store = LocalStore::new();
+        let client = open(&store).await;
+        let held = acquire(&one(&client)).await;
+        if replaced {
+            let copy = store.directory().join("copy");
+            write_private(&copy, &fs::read(store.path()).unwrap());
+            fs::rename(copy, store.path()).unwrap();
+        } else {
+            fs::remove_file(store.path()).unwrap();
+        }
+        let words = ["was removed or replaced", "1 client"];
+        assert_says(&refused(&store.path()).await, ErrorKind::AuthFailed, &store.path(), &words);
+        let error = deadline(one(&client).try_acquire()).await.unwrap_err();
+        assert_says(&error, ErrorKind::AuthFailed, &store.path(), &["was removed or replaced"]);
+        assert!(replaced || !store.path().exists(), "nothing was made in its place");
+
+        // Once nobody uses the old one, there can be a new one.
+        drop((held, client));
+        eventually(async || Client::local(store.path()).await.is_ok()).await;
+        let client = open(&store).await;
+        assert!(release(acquire(&one(&client)).await).await);
+    }
+}
+
+#[tokio::test]
+async fn a_log_that_is_removed_under_a_client_is_the_reason_that_is_told() {
+    for suffix in ["-wal", "-shm"] {
+        let store = LocalStore::new();
+        let client = open(&store).await;
+        let held = acquire(&one(&client)).await;
+        let file = store.path().with_file_name(format!("store{suffix}"));
+        fs::remove_file(&file).unwrap();
+        let error = deadline(one(&client).try_acquire()).await.unwrap_err();
+        assert_says(&error, ErrorKind::AuthFailed, &file, &["was removed or replaced"]);
+        let error = refused(&store.path()).await;
+        assert_says(&error, ErrorKind::AuthFailed, &file, &["was removed or replaced", "1 client"]);
+        assert!(!file.exists(), "nothing was made in its place");
+        drop((held, client));
+        eventually(async || Client::local(store.path()).await.is_ok()).await;
+    }
+}
+
+/// What SQLite says of it is "file is not a database".
+#[tokio::test]
+async fn a_damaged_log_is_told() {
+    let store = LocalStore::new();
+    let log = store.path().with_file_name("store-wal");
+    let client = open(&store).await;
+    let last = acquire(&one(&client)).await.fence();
+    let size = fs::metadata(&log).unwrap().len();
+    let mut file = fs::OpenOptions::new().write(true).open(&log).unwrap();
+    file.write_all(&vec![0xa5; usize::try_from(size).unwrap()]).unwrap();
+    let words = ["write-ahead log is damaged", "remove"];
+    assert_says(&refused(&store.path()).await, ErrorKind::AuthFailed, &log, &words);
+
+    // The same when nobody has it open, and SQLite would begin a new log.
+    client_is_gone(&store, client).await;
+    assert_says(&refused(&store.path()).await, ErrorKind::AuthFailed, &log, &words);
+    // The advice helps, and fences still grow.
+    fs::remove_file(&log).unwrap();
+    fs::remove_file(store.path().with_file_name("store-shm")).unwrap();
+    let next = acquire(&one(&open(&store).await)).await.fence();
+    assert!(next > last, "{next} after {last}");
+}
+
+/// After a power cut that is how it may be, and everybody is gone anyway.
+#[tokio::test]
+async fn a_damaged_log_is_dropped_after_a_start_of_the_machine() {
+    let store = LocalStore::new();
+    let client = open(&store).await;
+    client_is_gone(&store, client).await;
+    look(&store).execute("UPDATE meta SET boot = 'another start'", []).unwrap();
+    write_private(&store.path().with_file_name("store-wal"), &[0xa5; 10_000]);
+    let client = open(&store).await;
+    assert!(release(acquire(&one(&client)).await).await);
+}
+
+/// Ends a client, and waits until its lifeline says so.
+pub(crate) async fn client_is_gone(store: &LocalStore, client: Client) {
+    let file = store.clients().join(client.id().to_string());
+    drop(client);
+    eventually(async || {
+        let Ok(file) = fs::File::open(&file) else { return true };
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockShared).is_ok()
+    })
+    .await;
 }
 
 /// A client whose file is gone is not dead for that.

@@ -12,6 +12,8 @@ use tokio::task::JoinHandle;
 
 mod crowd;
 mod files;
+mod opening;
+mod owners;
 mod processes;
 mod reboot;
 
@@ -24,6 +26,7 @@ fn child() {
             match part {
                 "hammer" => crowd::play(arguments).await,
                 "stranger" => files::play(arguments).await,
+                "blocker" | "impatient" => opening::play(part, arguments).await,
                 _ => processes::play(part, arguments).await,
             }
         });

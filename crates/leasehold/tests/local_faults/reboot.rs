@@ -5,6 +5,7 @@ use std::time::Duration;
 use testkit::local_store::LocalStore;
 use testkit::wait::deadline;
 
+use super::files::client_is_gone;
 use super::{Waiter, acquire, census, count, look, one, open, release};
 
 #[tokio::test]
@@ -53,6 +54,97 @@ async fn fences_grow_whatever_the_clock_says() {
     look(&store).execute("UPDATE meta SET boot = 'another start'", []).unwrap();
     let after = open(&store).await;
     let next = acquire(&one(&after)).await;
-    assert_eq!(next.fence().get(), fence.get() + 1_000_000_000_001);
+    assert!(next.fence().get() > fence.get() + 1_000_000_000_000, "{}", next.fence());
     assert!(release(next).await);
+}
+
+/// The store as a power cut may leave it: what was only in the log is lost.
+fn without_its_log(store: &LocalStore) -> LocalStore {
+    let copy = LocalStore::new();
+    std::fs::copy(store.path(), copy.path()).unwrap();
+    copy
+}
+
+/// Uses some names and keys, and returns the fences of each: the lowest and the highest.
+async fn fences(store: &LocalStore) -> Vec<(u64, u64)> {
+    let client = open(store).await;
+    let mut all = Vec::new();
+    for name in ["a", "b", "c"] {
+        let (semaphore, mut fences) = (client.semaphore(name, 1).build().unwrap(), Vec::new());
+        for _ in 0..3 {
+            let permit = acquire(&semaphore).await;
+            fences.push(permit.fence().get());
+            assert!(release(permit).await);
+        }
+        all.push(fences);
+        let (lock, mut fences) = (client.lock(name).build().unwrap(), Vec::new());
+        for _ in 0..3 {
+            let guard = deadline(lock.acquire()).await.unwrap();
+            fences.push(guard.fence().get());
+            deadline(guard.release()).await.unwrap();
+        }
+        all.push(fences);
+    }
+    assert!(all.iter().all(|fences| fences.is_sorted_by(|a, b| a < b)), "{all:?}");
+    all.iter().map(|fences| (fences[0], fences[2])).collect()
+}
+
+#[track_caller]
+fn assert_above(after: &[(u64, u64)], before: &[(u64, u64)]) {
+    let grow = after.iter().zip(before).all(|((lowest, _), (_, highest))| lowest > highest);
+    assert!(grow, "{after:?} after {before:?}");
+}
+
+/// Also a second time, and a third, without anything having been copied back from the log.
+#[tokio::test]
+async fn fences_grow_after_a_power_cut_that_took_the_log() {
+    let mut store = LocalStore::new();
+    let mut before = fences(&store).await;
+    for start in ["second", "third", "fourth"] {
+        store = without_its_log(&store);
+        let boot = look(&store).execute("UPDATE meta SET boot = ?1", [start]);
+        assert_eq!(boot.unwrap_or(0), 1, "it is a store, with everything that a store has");
+        let after = fences(&store).await;
+        assert_above(&after, &before);
+        before = after;
+    }
+}
+
+/// A machine without a clock of its own starts in 1970. What was given out before is known all the same.
+#[tokio::test]
+async fn fences_grow_after_a_power_cut_that_took_the_log_and_the_time() {
+    const YEAR: i64 = 365 * 24 * 3600 * 1_000_000;
+    let store = LocalStore::new();
+    drop(open(&store).await);
+    // Until now the clock was ahead.
+    look(&store).execute("UPDATE meta SET origin = origin + ?1", [YEAR]).unwrap();
+    let before = fences(&store).await;
+    let store = without_its_log(&store);
+    look(&store).execute("UPDATE meta SET boot = 'another start'", []).unwrap();
+    assert_above(&fences(&store).await, &before);
+}
+
+#[tokio::test]
+async fn fences_grow_if_the_log_is_lost_without_a_start_of_the_machine() {
+    let store = LocalStore::new();
+    let before = fences(&store).await;
+    let store = without_its_log(&store);
+    assert_above(&fences(&store).await, &before);
+}
+
+/// A file of the first version, whose locks had fences that count.
+#[tokio::test]
+async fn a_store_of_the_first_version_goes_on() {
+    let store = LocalStore::new();
+    let client = open(&store).await;
+    client_is_gone(&store, client).await;
+    let first_version = "ALTER TABLE meta RENAME COLUMN fence_lead TO lock_floor; ALTER TABLE meta DROP COLUMN horizon;
+                         UPDATE meta SET lock_floor = 1048576; PRAGMA user_version = 1;
+                         INSERT INTO locks (key, fence) VALUES ('a', 1048583);";
+    look(&store).execute_batch(first_version).unwrap();
+    let before = fences(&store).await;
+    assert!(before.iter().all(|(lowest, _)| *lowest > 1_048_583), "{before:?}");
+    let store = without_its_log(&store);
+    look(&store).execute("UPDATE meta SET boot = 'another start'", []).unwrap();
+    assert_above(&fences(&store).await, &before);
 }

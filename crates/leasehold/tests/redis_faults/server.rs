@@ -8,7 +8,8 @@ use testkit::redis_server::RedisServer;
 use testkit::wait::{deadline, eventually};
 
 use super::{
-    AT_ONCE, Keys, LEASE, Waiter, acquire, all_are_free, census, connect, one, one_beating, release,
+    AT_ONCE, Keys, LEASE, Waiter, acquire, all_are_free, builder, census, connect, one,
+    one_beating, release,
 };
 
 #[tokio::test]
@@ -225,4 +226,33 @@ async fn a_primary_that_became_a_replica_is_left() {
         }
     })
     .await;
+}
+
+/// The server says why, and hangs up.
+#[tokio::test]
+async fn a_server_that_is_full_says_so() {
+    let server = RedisServer::start();
+    let mut keeper = server.connection();
+    let client = connect(&server.url()).await;
+    let full = |keeper: &mut redis::Connection, limit: &str| {
+        redis::cmd("CONFIG").arg("SET").arg("maxclients").arg(limit).exec(keeper).unwrap();
+    };
+    full(&mut keeper, "1");
+    for _ in 0..10 {
+        for url in [server.url(), server.unix_url()] {
+            let error = deadline(builder(&url).open()).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ServiceUnavailable, "{error}");
+            assert!(error.to_string().contains("max number of clients reached"), "{error}");
+        }
+    }
+    // So does a client that loses its connection, and goes on once there is room.
+    for kind in ["normal", "pubsub"] {
+        redis::cmd("CLIENT").arg("KILL").arg("TYPE").arg(kind).exec(&mut keeper).unwrap();
+    }
+    let late = one(&client).acquire().within(AT_ONCE * 2);
+    let error = deadline(late).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ServiceUnavailable, "{error}");
+    assert!(error.to_string().contains("max number of clients reached"), "{error}");
+    full(&mut keeper, "100");
+    assert!(release(acquire(&one(&client)).await).await);
 }

@@ -7,15 +7,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Instant;
 
 use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 
-use super::errors::{of_sqlite, of_system};
+use super::LocalSettings;
+use super::errors::{damaged_log, of_system};
 use super::lifeline::{self, Clients, Reach};
 use super::location::Location;
+use super::schema::{self, StoreClock};
 use super::semaphores::{self, Applied, Circumstances};
-use super::{LocalSettings, schema};
-use crate::clock::{Moment, Time};
+use crate::clock::Time;
 use crate::engine::foreign::event;
 use crate::{ClientId, Error};
 
@@ -37,25 +39,37 @@ pub(super) struct Database {
     place: Location,
     clients: Clients,
     connection: Connection,
-    /// See [`schema::origin`].
-    origin: u64,
+    clock: StoreClock,
     log_pages: Arc<AtomicI32>,
+    /// The log is to be copied back, however long it is.
+    copy_back: bool,
 }
 
 impl Database {
-    /// Opens the store for a new client, and buries whom it finds dead. Also answers the socket that wakes it.
+    /// Opens the store for a new client, and buries whom it finds dead. Also answers the socket that wakes it. Fails if it
+    /// does not come to that within the time that an answer may take.
     pub(super) fn open(
         settings: LocalSettings,
         client: ClientId,
         lifeline: &OnceLock<OwnedFd>,
     ) -> Result<(Self, UnixDatagram), Error> {
+        let until = Instant::now() + settings.answer_timeout;
         let boot = fs::read_to_string(BOOT_ID)
             .map_err(|error| of_system("reading", Path::new(BOOT_ID), error))?;
+        let boot = boot.trim();
         let clients = Clients::new()?;
         let log_pages = Arc::new(AtomicI32::new(0));
-        let (place, (connection, origin, socket)) = Location::prepare(&settings.path, |place| {
-            let failed = |error| of_sqlite("opening", &place.file, error);
-            let mut connection = schema::open(&place.file)?;
+        let (place, opened) = Location::prepare(&settings.path, until, |place, found| {
+            let failed = |error| place.explain("opening", error);
+            let left = until.saturating_duration_since(Instant::now());
+            let mut connection = schema::open(place, left.min(schema::BUSY))?;
+            if found.bad_log
+                && schema::last_boot(&connection).map_err(failed)?.as_deref() == Some(boot)
+            {
+                // Not a power cut: SQLite would drop what others have committed.
+                return Err(damaged_log(&place.log()));
+            }
+            let clock = schema::clock(&mut connection, boot).map_err(failed)?;
             let pages = log_pages.clone();
             let hook = move |_: &mut rusqlite::hooks::Wal, written| {
                 pages.store(written, Ordering::Relaxed);
@@ -64,22 +78,28 @@ impl Database {
             connection.wal_hook(Some(hook)).map_err(failed)?;
             let immediate = TransactionBehavior::Immediate;
             let tx = connection.transaction_with_behavior(immediate).map_err(failed)?;
-            let origin = schema::origin(&tx, boot.trim()).map_err(failed)?;
             lifeline::tidy(place, |client| is_known(&tx, client).unwrap_or(true));
             let (line, socket) = lifeline::enter(place, client)?;
             // Its file is there before its name is, and goes after it.
             let _ = lifeline.set(line);
-            let entered = introduce(&tx, client, origin).and_then(|()| tx.commit());
+            let entered = introduce(&tx, client, clock.now()).and_then(|()| tx.commit());
             entered.inspect_err(|_| lifeline::remove_files(place, client)).map_err(failed)?;
-            Ok((connection, origin, socket))
+            connection.busy_timeout(schema::BUSY).map_err(failed)?;
+            Ok((connection, clock, socket))
         })?;
-        let mut store = Self { client, settings, place, clients, connection, origin, log_pages };
+        let (connection, clock, socket) = opened;
+        let mut store = Self {
+            client,
+            settings,
+            place,
+            clients,
+            connection,
+            clock,
+            log_pages,
+            copy_back: false,
+        };
         store.bury_the_dead()?;
         Ok((store, socket))
-    }
-
-    fn now(&self) -> Time {
-        Time::from_micros(self.origin + Moment::now().micros())
     }
 
     /// Looks, without waiting for anybody.
@@ -88,11 +108,11 @@ impl Database {
         work: impl FnOnce(&Connection, Time, &mut Surroundings<'_>) -> rusqlite::Result<T>,
     ) -> Result<T, Error> {
         self.place.check()?;
-        let now = self.now();
+        let now = self.clock.now();
         let mut surroundings = Surroundings { place: &self.place, clients: &self.clients };
         let tx = self.connection.transaction_with_behavior(TransactionBehavior::Deferred);
         let done = tx.and_then(|tx| work(&tx, now, &mut surroundings));
-        done.map_err(|error| of_sqlite("asking", &self.place.file, error))
+        done.map_err(|error| self.place.explain("asking", error))
     }
 
     /// Does all of it or nothing, in our turn.
@@ -103,7 +123,13 @@ impl Database {
         self.place.check()?;
         let lock = self.place.write_lock()?;
         // In our turn, so that time goes on from one transition to the next.
-        let now = self.now();
+        let mut now = self.clock.now();
+        if !self.clock.covers(now) {
+            let reserved = self.clock.reserve(&mut self.connection);
+            reserved.map_err(|error| self.place.explain("writing", error))?;
+            now = self.clock.now();
+            self.copy_back = true;
+        }
         let mut surroundings = Surroundings { place: &self.place, clients: &self.clients };
         let tx = self.connection.transaction_with_behavior(TransactionBehavior::Immediate);
         let done = tx.and_then(|tx| {
@@ -112,7 +138,7 @@ impl Database {
             Ok(done)
         });
         drop(lock);
-        done.map_err(|error| of_sqlite("writing", &self.place.file, error))
+        done.map_err(|error| self.place.explain("writing", error))
     }
 
     /// What a batch did to others, once it is written. Before that, whoever is woken would look and find nothing.
@@ -132,7 +158,7 @@ impl Database {
     /// Every client that is dead, under whatever names.
     fn bury_the_dead(&mut self) -> Result<(), Error> {
         let place = &self.place;
-        let failed = |error| of_sqlite("asking", &place.file, error);
+        let failed = |error| place.explain("asking", error);
         let others = others(&self.connection, self.client).map_err(failed)?;
         let dead: Vec<_> =
             others.into_iter().filter(|client| lifeline::is_dead(place, *client)).collect();
@@ -165,14 +191,14 @@ impl Database {
         Ok(())
     }
 
-    /// Copies the log back once it has grown, when nobody waits for us. Others go on meanwhile.
+    /// Copies the log back once it has grown, or fences were reserved, when nobody waits for us. Others go on meanwhile.
     pub(super) fn tidy_log(&mut self) {
-        if self.log_pages.load(Ordering::Relaxed) < LOG_PAGES {
+        if self.log_pages.load(Ordering::Relaxed) < LOG_PAGES && !self.copy_back {
             return;
         }
         self.log_pages.store(0, Ordering::Relaxed);
-        let done = self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
-        if let Err(error) = done {
+        self.copy_back = false;
+        if let Err(error) = schema::copy_back(&self.connection) {
             event!(debug, %error, "the log was not copied back");
         }
     }
@@ -208,7 +234,7 @@ impl Surroundings<'_> {
     }
 }
 
-fn introduce(tx: &Connection, client: ClientId, origin: u64) -> rusqlite::Result<()> {
+fn introduce(tx: &Connection, client: ClientId, now: Time) -> rusqlite::Result<()> {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let program = std::env::args().next().unwrap_or_default();
     let program = program.rsplit('/').next().unwrap_or_default();
@@ -219,7 +245,7 @@ fn introduce(tx: &Connection, client: ClientId, origin: u64) -> rusqlite::Result
             host,
             std::process::id(),
             program,
-            (origin + Moment::now().micros()).cast_signed()
+            now.micros().cast_signed()
         ],
     )
     .map(drop)

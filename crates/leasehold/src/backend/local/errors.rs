@@ -15,6 +15,26 @@ pub(super) fn not_a_store(path: &Path) -> Error {
     Error::invalid("store", problem)
 }
 
+pub(super) fn another_programs(path: &Path) -> Error {
+    let path = path.display();
+    let problem = format!("{path} is the database of another program: choose another path");
+    Error::invalid("store", problem)
+}
+
+/// Another process was stopped in the middle of a transaction, or the disk hangs.
+pub(super) fn opening_took_too_long(path: &Path) -> Error {
+    Error::unavailable(format!("opening {}", path.display()), true, None)
+}
+
+pub(super) fn damaged_log(log: &Path) -> Error {
+    let what = format!(
+        "{}: the write-ahead log is damaged: end all clients, and bring back a copy of all files of the store, or remove \
+         its -wal and -shm files (what was written last is lost, but fences still grow)",
+        log.display()
+    );
+    Error::Refused { what }
+}
+
 /// `what` was tried, as in "asking".
 pub(super) fn of_sqlite(what: &str, file: &Path, error: rusqlite::Error) -> Error {
     let path = file.display();

@@ -8,16 +8,19 @@
 //! A client is woken by a datagram without content, which means *look*. So a queue of them that is full loses nothing: he
 //! who has one to read will look, and see everything.
 
+use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, openat, unlinkat};
+use rustix::fs::{
+    AtFlags, FileType, FlockOperation, Mode, OFlags, flock, fstat, openat, statat, unlinkat,
+};
 use rustix::io::Errno;
 
 use super::errors::of_system;
-use super::location::Location;
+use super::location::{Location, check_owner};
 use crate::engine::foreign::event;
 use crate::{ClientId, Error};
 
@@ -82,16 +85,47 @@ pub(super) fn enter(place: &Location, client: ClientId) -> Result<(OwnedFd, Unix
 
 /// Whether it is certain that nobody holds its lifeline any more.
 pub(super) fn is_dead(place: &Location, client: ClientId) -> bool {
-    is_let_go(place, &client.to_string())
+    held(place, client) == Some(false)
 }
 
-fn is_let_go(place: &Location, name: &str) -> bool {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let Ok(lifeline) = openat(&place.directory, name, flags, Mode::empty()) else {
-        return false;
-    };
+/// Whether somebody holds its lifeline. None if that cannot be said: there is no such file, or it is not one of ours.
+fn held(place: &Location, client: ClientId) -> Option<bool> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let lifeline = openat(&place.directory, client.to_string(), flags, Mode::empty()).ok()?;
+    let stat = fstat(&lifeline).ok()?;
+    check_owner(&place.file, stat.st_uid, stat.st_mode, "600").ok()?;
     // Shared: whoever else is just looking is not in the way.
-    flock(&lifeline, FlockOperation::NonBlockingLockShared).is_ok()
+    Some(flock(&lifeline, FlockOperation::NonBlockingLockShared).is_err())
+}
+
+/// How many clients are alive, whatever the database says.
+pub(super) fn count_alive(place: &Location) -> usize {
+    clients(place).filter(|client| held(place, *client) == Some(true)).count()
+}
+
+/// The clients that have a lifeline.
+fn clients(place: &Location) -> impl Iterator<Item = ClientId> {
+    entries(place).filter_map(|name| name.to_str().and_then(ClientId::parse))
+}
+
+fn entries(place: &Location) -> impl Iterator<Item = OsString> {
+    let directory = std::fs::read_dir(format!("/proc/self/fd/{}", place.directory.as_raw_fd()));
+    directory.into_iter().flatten().flatten().map(|entry| entry.file_name())
+}
+
+/// Fails if a file in the directory is not ours. Sockets have the mode that the umask gives them: nobody else can enter
+/// the directory.
+pub(super) fn check_files(place: &Location) -> Result<(), Error> {
+    for name in entries(place) {
+        // What has gone meanwhile is not used.
+        let Ok(stat) = statat(&place.directory, &*name, AtFlags::SYMLINK_NOFOLLOW) else {
+            continue;
+        };
+        let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        let mode = if is_file { stat.st_mode } else { 0 };
+        check_owner(&place.clients().join(name), stat.st_uid, mode, "600")?;
+    }
+    Ok(())
 }
 
 pub(super) fn remove_files(place: &Location, client: ClientId) {
@@ -112,11 +146,7 @@ fn socket_path(place: &Location, client: ClientId) -> PathBuf {
 /// Removes what clients have left behind that nobody in the store knows. To be called in our turn: then nobody has a
 /// file and is not yet known.
 pub(super) fn tidy(place: &Location, known: impl Fn(ClientId) -> bool) {
-    let directory = format!("/proc/self/fd/{}", place.directory.as_raw_fd());
-    let Ok(entries) = std::fs::read_dir(directory) else { return };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let Some(client) = name.to_str().and_then(ClientId::parse) else { continue };
+    for client in clients(place) {
         if !known(client) && is_dead(place, client) {
             remove_files(place, client);
         }

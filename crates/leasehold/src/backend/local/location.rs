@@ -2,80 +2,172 @@
 //!
 //! | | |
 //! |---|---|
-//! | `PATH` | the database, with SQLite's own `PATH-wal` and `PATH-shm` |
-//! | `PATH.clients/turn` | who writes has this locked: `flock` queues, where SQLite would sleep and try again |
+//! | `PATH` | the database, with SQLite's own `PATH-wal` and `PATH-shm` (and `PATH-journal` while it is made) |
+//! | `PATH.clients/turn` | who writes has this locked: `flock` queues, where SQLite would sleep and try again. It says which files the clients use |
 //! | `PATH.clients/{client id}` | locked by that client for as long as it lives |
 //! | `PATH.clients/{client id}.wake` | the socket that wakes it |
 //!
 //! The database itself is never opened here, only looked at: closing any descriptor of it would take away the locks that
 //! SQLite has on it in this process.
+//!
+//! # Other users
+//!
+//! All of these files belong to us and are open to nobody else, or the store is refused. The directory may be one where
+//! others can make files, such as `/tmp`. So SQLite never makes a file there: we make those that are missing, before it
+//! looks for them, and only if there is nothing in their place. Where the directory is sticky, nobody else can replace what
+//! is ours.
+//!
+//! # Files that are replaced
+//!
+//! The log and the shared memory belong to one database file. If the file, or one of these, is replaced while a client has it
+//! open, a new client would mix two stores. `turn` says which files the clients have open, so that it is refused instead.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Instant;
 
-use rustix::fs::{CWD, FlockOperation, FsWord, Mode, OFlags, flock, openat, statfs};
+use rustix::fs::{CWD, FlockOperation, FsWord, Mode, OFlags, flock, fstat, openat, statfs};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-use super::errors::{not_a_store, of_system};
+use super::errors::{self, another_programs, not_a_store, of_system};
+use super::{lifeline, log, schema};
 use crate::Error;
+
+/// What SQLite keeps beside the database for as long as it is used.
+const BESIDE: [&str; 2] = ["-wal", "-shm"];
 
 pub(super) struct Location {
     /// Without symbolic links, so that everybody finds the same directory beside it.
     pub(super) file: PathBuf,
     pub(super) directory: OwnedFd,
     turn: Arc<File>,
-    /// Which file that is, as the kernel sees it.
-    identity: (u64, u64),
+    /// The database and what is beside it, each with its inode: which files we have open.
+    identity: Vec<(PathBuf, u64)>,
 }
-
-static OPENING: Mutex<()> = Mutex::new(());
 
 /// Nobody else writes until this is dropped.
 pub(super) struct WriteLock(Arc<File>);
 
+/// What `then` may want to know of the store that is being opened.
+pub(super) struct Found {
+    /// The header of the log is damaged, as a power cut may leave it.
+    pub(super) bad_log: bool,
+}
+
 impl Location {
-    /// Makes what is missing. Answers in our turn: whoever else opens the store waits until `then` is done.
+    /// Makes what is missing. Answers in our turn: whoever else opens the store waits until `then` is done. If our turn comes
+    /// only after `until`, nothing is done.
     pub(super) fn prepare<T>(
         path: &Path,
-        then: impl FnOnce(&Self) -> Result<T, Error>,
+        until: Instant,
+        then: impl FnOnce(&Self, Found) -> Result<T, Error>,
     ) -> Result<(Self, T), Error> {
         let file = resolve(path)?;
-        // To look at it is to open and close it, which ends the locks that this process has on it: not while it is opened
-        // as a store by somebody else here.
-        let _opening = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _opening = Opening::begin(&file, until)?;
         check_kind(&file)?;
-        let mut beside = OsString::from(&file);
-        beside.push(".clients");
-        let beside = PathBuf::from(beside);
+        let beside = with_suffix(&file, ".clients");
         make_directory(&beside, false)?;
         let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = openat(CWD, &beside, directory, Mode::empty())
             .map_err(|error| of_system("opening", &beside, error))?;
-        let metadata = fs::symlink_metadata(&beside);
-        let metadata = metadata.map_err(|error| of_system("looking at", &beside, error))?;
-        check_owner(&beside, &metadata, "700")?;
+        let stat = fstat(&directory).map_err(|error| of_system("looking at", &beside, error))?;
+        check_owner(&beside, stat.st_uid, stat.st_mode, "700")?;
 
-        let turn = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let turn = openat(&directory, "turn", turn, Mode::RUSR | Mode::WUSR)
-            .map_err(|error| of_system("opening", &beside.join("turn"), error))?;
+        let (turn_path, flags) = (beside.join("turn"), OFlags::RDWR | OFlags::CREATE);
+        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let turn = openat(&directory, "turn", flags, Mode::RUSR | Mode::WUSR)
+            .map_err(|error| of_system("opening", &turn_path, error))?;
         let turn = Arc::new(File::from(turn));
-        let mut place = Self { file, directory, turn, identity: (0, 0) };
+        let metadata =
+            turn.metadata().map_err(|error| of_system("looking at", &turn_path, error))?;
+        check_file(&turn_path, &metadata)?;
+        let mut place = Self { file, directory, turn, identity: Vec::new() };
         // Kept until all is done: two clients of one process must not both make the file, because the first would
         // close it under the second.
         let lock = place.write_lock()?;
-        place.make_file()?;
-        let metadata = place.metadata()?;
-        place.check_file(&metadata)?;
-        place.identity = (metadata.dev(), metadata.ino());
-        let done = then(&place)?;
+        if Instant::now() >= until {
+            return Err(errors::opening_took_too_long(&place.file));
+        }
+        lifeline::check_files(&place)?;
+        place.check_replaced()?;
+        place.make_files()?;
+        let bad_log = log::has_bad_header(&place.log());
+        let done = then(&place, Found { bad_log });
+        place.remove_journal();
+        let done = done?;
+        place.identity = place
+            .files()
+            .map(|file| inode(&file).map(|inode| (file, inode)))
+            .collect::<Result<_, _>>()?;
+        place.record()?;
         drop(lock);
         Ok((place, done))
+    }
+
+    /// The directory of the clients.
+    pub(super) fn clients(&self) -> PathBuf {
+        with_suffix(&self.file, ".clients")
+    }
+
+    /// The write-ahead log.
+    pub(super) fn log(&self) -> PathBuf {
+        with_suffix(&self.file, "-wal")
+    }
+
+    /// The database, and what SQLite keeps beside it.
+    fn files(&self) -> impl Iterator<Item = PathBuf> {
+        let beside = BESIDE.map(|suffix| with_suffix(&self.file, suffix));
+        std::iter::once(self.file.clone()).chain(beside)
+    }
+
+    /// Fails if clients use other files than those that we would use. If nobody does, what belongs to a database that is not
+    /// there is removed.
+    fn check_replaced(&self) -> Result<(), Error> {
+        let is_new = fs::symlink_metadata(&self.file).map_or(true, |metadata| metadata.len() == 0);
+        let mut recorded = String::new();
+        // A file that is not there yet, or not ours, says nothing.
+        let _ = (&*self.turn).take(100).read_to_string(&mut recorded);
+        let recorded = recorded.split_whitespace().map_while(|inode| inode.parse::<u64>().ok());
+        let other = self.files().zip(recorded).find(|(file, recorded)| {
+            fs::symlink_metadata(file).map_or(true, |metadata| metadata.ino() != *recorded)
+        });
+        let other = other.map(|(file, _)| file).or(is_new.then(|| self.file.clone()));
+        let Some(other) = other else { return Ok(()) };
+        let alive = lifeline::count_alive(self);
+        if alive > 0 {
+            let other = other.display();
+            let clients =
+                if alive == 1 { "1 client uses".into() } else { format!("{alive} clients use") };
+            let what = format!("{other} was removed or replaced while {clients} it");
+            return Err(Error::Refused { what: what + ": bring it back, or end them first" });
+        }
+        if is_new {
+            for file in BESIDE.iter().chain(&["-journal"]).map(|end| with_suffix(&self.file, end)) {
+                let Ok(metadata) = fs::symlink_metadata(&file) else { continue };
+                check_file(&file, &metadata)?;
+                fs::remove_file(&file).map_err(|error| of_system("removing", &file, error))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Says which files we have open, for those who come after us.
+    fn record(&self) -> Result<(), Error> {
+        let inodes: Vec<_> = self.identity.iter().map(|(_, inode)| inode.to_string()).collect();
+        let text = format!("{:<99}\n", inodes.join(" "));
+        let mut recorded = [0; 100];
+        if self.turn.read_exact_at(&mut recorded, 0).is_ok() && recorded == text.as_bytes() {
+            return Ok(());
+        }
+        let written = self.turn.write_all_at(text.as_bytes(), 0);
+        written.map_err(|error| of_system("writing beside", &self.file, error))
     }
 
     /// Waits until nobody else writes. If somebody was stopped while he wrote, for as long as that lasts.
@@ -89,49 +181,89 @@ impl Location {
         }
     }
 
-    /// Fails if the file that we have open is no longer the one that others would open.
+    /// Fails if a file that we have open is no longer the one that others would open.
     pub(super) fn check(&self) -> Result<(), Error> {
-        let metadata = self.metadata()?;
-        if (metadata.dev(), metadata.ino()) == self.identity {
-            return Ok(());
-        }
-        Err(self.gone())
-    }
-
-    fn gone(&self) -> Error {
-        let what = "was removed or replaced while it was in use: make a new client";
-        Error::Refused { what: format!("{} {what}", self.file.display()) }
-    }
-
-    fn metadata(&self) -> Result<Metadata, Error> {
-        fs::symlink_metadata(&self.file).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => self.gone(),
-            _ => of_system("looking at", &self.file, error),
-        })
-    }
-
-    /// Never with more rights than it is to have, not even for a moment.
-    fn make_file(&self) -> Result<(), Error> {
-        let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&self.file);
-        match made {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                Err(of_system("making", &self.file, error))
+        for (file, known) in &self.identity {
+            if inode(file)? != *known {
+                return Err(gone(file));
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 
-    fn check_file(&self, metadata: &Metadata) -> Result<(), Error> {
-        let path = self.file.display();
-        if !metadata.is_file() {
-            return Err(Error::invalid("store", format!("{path} is not a file")));
+    /// What SQLite says, as what the caller does next. It may be that the reason is not the one that SQLite knows.
+    pub(super) fn explain(&self, what: &str, error: rusqlite::Error) -> Error {
+        use rusqlite::ErrorCode as Code;
+
+        let code = error.sqlite_error_code();
+        let odd =
+            [Code::NotADatabase, Code::DatabaseCorrupt, Code::SystemIoFailure, Code::CannotOpen];
+        if code.is_some_and(|code| odd.contains(&code)) {
+            if let Err(gone) = self.check() {
+                return gone;
+            }
+            let log = self.log();
+            if log::is_damaged(&log) {
+                return errors::damaged_log(&log);
+            }
         }
-        if metadata.nlink() != 1 {
-            // SQLite would keep a log for each of them, and see half of everything.
-            let problem = format!("{path} has {} names: leave it only one", metadata.nlink());
-            return Err(Error::invalid("store", problem));
+        errors::of_sqlite(what, &self.file, error)
+    }
+
+    /// Makes what is missing, and checks what is there. Never with more rights than it is to have, not even for a moment.
+    fn make_files(&self) -> Result<(), Error> {
+        let journal = with_suffix(&self.file, "-journal");
+        for file in self.files().chain([journal]) {
+            let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file);
+            match made {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(of_system("making", &file, error));
+                }
+                _ => {}
+            }
+            let metadata = fs::symlink_metadata(&file);
+            check_file(&file, &metadata.map_err(|error| of_system("looking at", &file, error))?)?;
         }
-        check_owner(&self.file, metadata, "600")
+        Ok(())
+    }
+
+    /// It was only there to keep others from putting one in its place. If SQLite has use for it, it is not empty.
+    fn remove_journal(&self) {
+        let journal = with_suffix(&self.file, "-journal");
+        if fs::symlink_metadata(&journal).is_ok_and(|metadata| metadata.len() == 0) {
+            let _ = fs::remove_file(journal);
+        }
+    }
+}
+
+/// A store that this process is opening. There is one at a time: to look at the file is to open and close it, which ends the
+/// locks that this process has on it.
+struct Opening(PathBuf);
+
+static OPENING: (Mutex<BTreeSet<PathBuf>>, Condvar) = (Mutex::new(BTreeSet::new()), Condvar::new());
+
+impl Opening {
+    /// Waits until nobody else opens this store here. One that waits for its turn, perhaps for as long as another process is
+    /// stopped, holds up other attempts at the same store, which so do not become more and more threads.
+    fn begin(file: &Path, until: Instant) -> Result<Self, Error> {
+        let (opening, ended) = &OPENING;
+        let opening = opening.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = until.saturating_duration_since(Instant::now());
+        let (mut opening, _) = ended
+            .wait_timeout_while(opening, left, |opening| opening.contains(file))
+            .unwrap_or_else(PoisonError::into_inner);
+        if opening.insert(file.to_owned()) {
+            return Ok(Self(file.to_owned()));
+        }
+        Err(errors::opening_took_too_long(file))
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        let (opening, ended) = &OPENING;
+        opening.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+        ended.notify_all();
     }
 }
 
@@ -175,14 +307,19 @@ fn check_kind(path: &Path) -> Result<(), Error> {
     if !metadata.is_file() || metadata.len() == 0 || is_open(&metadata) {
         return Ok(());
     }
-    let mut start = [0; DATABASE.len()];
-    let read = File::open(path).and_then(|mut file| file.read_exact(&mut start));
-    match read {
-        Ok(()) if start == DATABASE => Ok(()),
+    let mut start = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(100).read_to_end(&mut start));
+    if read.is_err() {
         // Why it cannot be read, its owner and its mode say better.
-        Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => Ok(()),
-        _ => Err(not_a_store(path)),
+        return Ok(());
     }
+    if !start.starts_with(DATABASE) {
+        return Err(not_a_store(path));
+    }
+    if schema::is_another_programs(&start) {
+        return Err(another_programs(path));
+    }
+    Ok(())
 }
 
 fn is_open(wanted: &Metadata) -> bool {
@@ -202,17 +339,52 @@ fn make_directory(path: &Path, parents: bool) -> Result<(), Error> {
     }
 }
 
-fn check_owner(path: &Path, metadata: &Metadata, mode: &str) -> Result<(), Error> {
-    let (ours, owner) = (geteuid().as_raw(), metadata.uid());
-    let path = path.display();
+fn with_suffix(file: &Path, suffix: &str) -> PathBuf {
+    let mut path = OsString::from(file);
+    path.push(suffix);
+    PathBuf::from(path)
+}
+
+fn inode(file: &Path) -> Result<u64, Error> {
+    match fs::symlink_metadata(file) {
+        Ok(metadata) => Ok(metadata.ino()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(gone(file)),
+        Err(error) => Err(of_system("looking at", file, error)),
+    }
+}
+
+fn gone(file: &Path) -> Error {
+    let what = "was removed or replaced while it was in use: make a new client";
+    Error::Refused { what: format!("{} {what}", file.display()) }
+}
+
+/// A file that only we can open, and under no other name.
+fn check_file(file: &Path, metadata: &Metadata) -> Result<(), Error> {
+    let path = file.display();
+    if !metadata.is_file() {
+        let problem = format!("{path} is not a file: remove it, or choose another path");
+        return Err(Error::invalid("store", problem));
+    }
+    if metadata.nlink() != 1 {
+        // SQLite would keep a log for each name of a database, and see half of everything. Under the name of a log it
+        // would write into somebody's file.
+        let problem = format!("{path} has {} names: leave it only one", metadata.nlink());
+        return Err(Error::invalid("store", problem));
+    }
+    check_owner(file, metadata.uid(), metadata.mode(), "600")
+}
+
+pub(super) fn check_owner(path: &Path, owner: u32, mode: u32, wanted: &str) -> Result<(), Error> {
+    let (ours, path) = (geteuid().as_raw(), path.display());
     if owner != ours {
         let what = format!("{path} belongs to user {owner}, and we are {ours}");
-        return Err(Error::Refused { what: what + ": a store is for one user" });
+        let advice =
+            "a store is for one user: choose a path in a directory where only you can make files";
+        return Err(Error::Refused { what: format!("{what}: {advice}") });
     }
-    if metadata.mode() & 0o077 != 0 {
-        let others = metadata.mode() & 0o777;
-        let what = format!("{path} is open to others (mode {others:o})");
-        return Err(Error::Refused { what: format!("{what}: chmod {mode} {path}") });
+    if mode & 0o077 != 0 {
+        let what = format!("{path} is open to others (mode {:o})", mode & 0o777);
+        return Err(Error::Refused { what: format!("{what}: chmod {wanted} {path}") });
     }
     Ok(())
 }

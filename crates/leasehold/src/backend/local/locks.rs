@@ -48,6 +48,8 @@ impl Stored {
 pub(super) struct Locks<'a> {
     pub(super) tx: &'a Connection,
     pub(super) now: u64,
+    /// The same moment in microseconds, from which fences are made.
+    pub(super) micros: u64,
 }
 
 /// What came of a command, and the clients to wake because of it.
@@ -60,7 +62,7 @@ pub(super) fn only_asks(command: &LockCommand) -> bool {
 
 impl<'a> Locks<'a> {
     pub(super) fn new(tx: &'a Connection, now: Time) -> Self {
-        Self { tx, now: now.micros() / 1000 }
+        Self { tx, now: now.micros() / 1000, micros: now.micros() }
     }
 
     /// In a transaction that may write.
@@ -142,13 +144,16 @@ impl<'a> Locks<'a> {
             .tx
             .prepare_cached(
                 "INSERT INTO locks (key, fence, id, acquired_at, expires_at)
-                 VALUES (?1, (SELECT lock_floor + 1 FROM meta), ?2, ?3, ?4)
+                 VALUES (?1, max(?5 + (SELECT fence_lead FROM meta), 1), ?2, ?3, ?4)
                  ON CONFLICT (key) DO UPDATE SET
-                     fence = fence + 1, id = excluded.id, acquired_at = excluded.acquired_at,
-                     expires_at = excluded.expires_at
+                     fence = max(fence + 1, excluded.fence), id = excluded.id,
+                     acquired_at = excluded.acquired_at, expires_at = excluded.expires_at
                  RETURNING fence",
             )?
-            .query_row(params![key.as_str(), id.as_str(), acquired_at, ends], |row| row.get(0))?;
+            .query_row(
+                params![key.as_str(), id.as_str(), acquired_at, ends, self.micros.cast_signed()],
+                |row| row.get(0),
+            )?;
         self.tx
             .prepare_cached("INSERT OR REPLACE INTO lock_ids (id, key) VALUES (?1, ?2)")?
             .execute([id.as_str(), key.as_str()])?;

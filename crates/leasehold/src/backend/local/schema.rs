@@ -1,27 +1,30 @@
 //! What is in the file, and how it is opened.
 
-use std::path::Path;
 use std::time::Duration;
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior, params};
 
-use super::errors::of_sqlite;
+use super::errors::another_programs;
+use super::location::Location;
 use crate::Error;
-use crate::clock::{self, Moment};
+use crate::clock::{self, Moment, Time};
 
 /// "Leas", by which a file says that it is ours.
 const APPLICATION: i32 = 0x4c65_6173;
-/// Of the schema below. A file with a later one is not touched.
-const VERSION: i32 = 1;
+/// Of the schema below. A file with a later one is not touched, one with an earlier one is changed.
+const VERSION: i32 = 2;
 
 /// How long SQLite itself may wait for others. They wait for their turn before that, so that only somebody with a tool of
 /// his own can be in the way.
-const BUSY: Duration = Duration::from_secs(5);
+pub(super) const BUSY: Duration = Duration::from_secs(5);
 
-/// By how much fences of locks jump when the machine was started anew: what was written last may not have reached the
-/// disk, and is not to be given out twice.
-const FENCES_A_BOOT: i64 = 1 << 20;
+/// For how long ahead fences are reserved, in microseconds: a minute. So often the disk is waited for, and by so much
+/// fences may be ahead of the clock after a start of the machine.
+const RESERVED: u64 = 60_000_000;
+/// How close to the end of what is reserved more is reserved: a name that is granted more than once in a microsecond runs
+/// ahead of the clock.
+const MARGIN: u64 = 1_000_000;
 
 /// Times are microseconds of the store's clock, those of locks milliseconds. Client ids are their 64 bits.
 ///
@@ -32,7 +35,7 @@ const FENCES_A_BOOT: i64 = 1 << 20;
 const SCHEMA: &str = "
     CREATE TABLE meta (
         one INTEGER PRIMARY KEY CHECK (one = 1), boot TEXT NOT NULL, origin INTEGER NOT NULL,
-        lock_floor INTEGER NOT NULL
+        fence_lead INTEGER NOT NULL, horizon INTEGER NOT NULL
     ) STRICT;
     CREATE TABLE clients (
         client INTEGER PRIMARY KEY, host TEXT NOT NULL, pid INTEGER NOT NULL, program TEXT NOT NULL,
@@ -76,101 +79,208 @@ const SCHEMA: &str = "
     CREATE INDEX leases_by_age ON leases (pool, last);
 ";
 
-/// Opens the database, in our turn, and makes it ours if it is new.
-pub(super) fn open(path: &Path) -> Result<Connection, Error> {
-    let failed = |error| of_sqlite("opening", path, error);
+/// What makes a store of the first version one of the second. Its locks had fences that count.
+const FROM_1_TO_2: &str = "
+    ALTER TABLE meta RENAME COLUMN lock_floor TO fence_lead;
+    ALTER TABLE meta ADD COLUMN horizon INTEGER NOT NULL DEFAULT 0;
+    UPDATE meta SET fence_lead = 0;
+";
+
+/// Opens the database, in our turn, and makes it ours if it is new. SQLite waits for others no longer than `busy`.
+pub(super) fn open(place: &Location, busy: Duration) -> Result<Connection, Error> {
+    let failed = |error| place.explain("opening", error);
     // No URIs: a path is a path.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let mut connection = Connection::open_with_flags(path, flags).map_err(failed)?;
-    connection.busy_timeout(BUSY).map_err(failed)?;
-    let known = check(&connection, path)?;
+    let flags = flags | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+    let mut connection = Connection::open_with_flags(&place.file, flags).map_err(failed)?;
+    connection.busy_timeout(busy).map_err(failed)?;
+    let known = check(&connection, place)?;
     if connection.is_readonly("main").map_err(failed)? {
-        let what =
-            format!("{} cannot be written: chmod 600, or choose another path", path.display());
+        let path = place.file.display();
+        let what = format!("{path} cannot be written: chmod 600, or choose another path");
         return Err(Error::Refused { what });
     }
     set_up(&mut connection, known).map_err(failed)?;
     Ok(connection)
 }
 
-/// Whether it is a store already, and not a new file. Changes nothing, so that what is not ours stays as it is.
-fn check(connection: &Connection, path: &Path) -> Result<bool, Error> {
+/// Whether a database that begins like this is certainly not a store. What it says may be changed by its log.
+pub(super) fn is_another_programs(header: &[u8]) -> bool {
+    let number = |at: usize| {
+        let bytes = header.get(at..at + 4)?.try_into().ok()?;
+        Some(i32::from_be_bytes(bytes))
+    };
+    // Where the format has the version of the tables, and the application.
+    let (Some(tables), Some(application)) = (number(40), number(68)) else { return false };
+    application != APPLICATION && (application != 0 || tables != 0)
+}
+
+/// The version of the store, 0 if it is a new file. Changes nothing, so that what is not ours stays as it is.
+fn check(connection: &Connection, place: &Location) -> Result<i32, Error> {
     let number = |pragma: &str| {
         let number = connection.pragma_query_value(None, pragma, |row| row.get::<_, i32>(0));
-        number.map_err(|error| of_sqlite("opening", path, error))
+        number.map_err(|error| place.explain("opening", error))
     };
     let (application, version) = (number("application_id")?, number("user_version")?);
-    let path = path.display();
+    let path = place.file.display();
     if application == APPLICATION && version > VERSION {
         let what = format!("{path} has schema {version}, and this version knows {VERSION}");
         return Err(Error::Refused { what: what + ": use the newer leasehold that made it" });
     }
-    if application != APPLICATION {
-        if application != 0 || version != 0 || number("schema_version")? != 0 {
-            let problem = format!("{path} is the database of another program: choose another path");
-            return Err(Error::invalid("store", problem));
-        }
-        return Ok(false);
+    if application != APPLICATION
+        && (application != 0 || version != 0 || number("schema_version")? != 0)
+    {
+        return Err(another_programs(&place.file));
     }
-    Ok(true)
+    Ok(version)
 }
 
-fn set_up(connection: &mut Connection, known: bool) -> rusqlite::Result<()> {
+fn set_up(connection: &mut Connection, version: i32) -> rusqlite::Result<()> {
     connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
     // The log is synced when it is copied back, not at every commit. A power cut may take the last moments, but it takes
-    // everybody's leases too.
+    // everybody's leases too. Only fences must not be forgotten: see `durably`.
     connection.pragma_update(None, "synchronous", "NORMAL")?;
     // Both would be done by whoever has the turn. The store's thread does it when it has answered.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     connection.set_prepared_statement_cache_capacity(64);
-    if !known {
-        let new = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        new.execute_batch(SCHEMA)?;
-        new.pragma_update(None, "application_id", APPLICATION)?;
-        new.pragma_update(None, "user_version", VERSION)?;
-        new.commit()?;
-    }
-    Ok(())
+    let change = match version {
+        0 => SCHEMA,
+        1 => FROM_1_TO_2,
+        _ => return Ok(()),
+    };
+    durably(connection, |tx| {
+        tx.execute_batch(change)?;
+        tx.pragma_update(None, "application_id", APPLICATION)?;
+        tx.pragma_update(None, "user_version", VERSION)
+    })
 }
 
-/// Where the store's clock begins: its time is that plus the time since the machine was started, so that a wall clock that
-/// is set changes nothing. In our turn, and in a transaction.
+/// A transaction that is on the disk when it returns. In our turn.
+fn durably<T>(
+    connection: &mut Connection,
+    work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+) -> rusqlite::Result<T> {
+    // With this, a commit syncs the log.
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate);
+    let done = tx.and_then(|tx| {
+        let done = work(&tx)?;
+        tx.commit()?;
+        Ok(done)
+    });
+    connection.pragma_update(None, "synchronous", "NORMAL")?;
+    done
+}
+
+/// Copies the log back into the database, as far as no reader is in the way, and syncs both. Others go on meanwhile.
+pub(super) fn copy_back(connection: &Connection) -> rusqlite::Result<()> {
+    connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))
+}
+
+/// The store's clock, in microseconds. Its time is `origin` plus the time since the machine was started, so that a wall clock
+/// that is set changes nothing.
 ///
-/// If the machine was started anew, everybody is gone, and only fences are left.
-pub(super) fn origin(connection: &Connection, boot: &str) -> rusqlite::Result<u64> {
-    let known = "SELECT boot, origin, lock_floor FROM meta";
-    let known: Option<(String, i64, i64)> = connection
-        .query_row(known, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
-        .optional()?;
-    let lock_floor = match known {
-        Some((known, origin, _)) if known == boot => return Ok(origin.cast_unsigned()),
-        Some((_, _, lock_floor)) => lock_floor.saturating_add(FENCES_A_BOOT),
-        None => 0,
+/// A fence is `fence_lead` plus that time, or one more than the last fence of its name or key if that is larger. So fences grow
+/// although the last ones may be forgotten, as long as the machine runs. **No fence is above `horizon`**, which is on the disk
+/// before any fence is given out, and the next start of the machine begins above it. So they also grow if a power cut takes
+/// everything that was not synced, and whatever the wall clock says after that.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StoreClock {
+    origin: u64,
+    fence_lead: u64,
+    pub(super) horizon: u64,
+}
+
+impl StoreClock {
+    pub(super) fn now(&self) -> Time {
+        Time::from_micros(self.origin + Moment::now().micros())
+    }
+
+    /// Whether fences may be given out at that time.
+    pub(super) fn covers(&self, now: Time) -> bool {
+        now.micros() + self.fence_lead + MARGIN <= self.horizon
+    }
+
+    fn read(connection: &Connection) -> rusqlite::Result<Option<(String, Self)>> {
+        let known = "SELECT boot, origin, fence_lead, horizon FROM meta";
+        let read = |row: &rusqlite::Row<'_>| {
+            let number = |column| row.get::<_, i64>(column).map(i64::cast_unsigned);
+            let clock = Self { origin: number(1)?, fence_lead: number(2)?, horizon: number(3)? };
+            Ok((row.get(0)?, clock))
+        };
+        connection.query_row(known, [], read).optional()
+    }
+
+    /// Raises the horizon if need be. In our turn.
+    pub(super) fn reserve(&mut self, connection: &mut Connection) -> rusqlite::Result<()> {
+        if let Some((_, known)) = Self::read(connection)? {
+            // Another client may have done it.
+            self.horizon = known.horizon;
+        }
+        if self.covers(self.now()) {
+            return Ok(());
+        }
+        let horizon = self.now().micros() + self.fence_lead + RESERVED;
+        durably(connection, |tx| {
+            tx.execute("UPDATE meta SET horizon = max(horizon, ?1)", [horizon.cast_signed()])
+        })?;
+        self.horizon = horizon;
+        Ok(())
+    }
+}
+
+/// Which start of the machine the store was last used in. None if it never was.
+pub(super) fn last_boot(connection: &Connection) -> rusqlite::Result<Option<String>> {
+    Ok(StoreClock::read(connection)?.map(|(boot, _)| boot))
+}
+
+/// The store's clock, which is begun anew if the machine was started anew: then everybody is gone, and only fences are left.
+/// In our turn.
+pub(super) fn clock(connection: &mut Connection, boot: &str) -> rusqlite::Result<StoreClock> {
+    let clock = match StoreClock::read(connection)? {
+        Some((known, clock)) if known == boot && clock.covers(clock.now()) => return Ok(clock),
+        Some((known, mut clock)) if known == boot => {
+            clock.reserve(connection)?;
+            clock
+        }
+        _ => durably(connection, |tx| begin(tx, boot))?,
     };
-    let origin = clock::wall_micros().saturating_sub(Moment::now().micros());
-    connection.execute_batch(
+    // Before anything is given out: then it does not matter if the log is lost as a whole.
+    copy_back(connection)?;
+    Ok(clock)
+}
+
+fn begin(tx: &Connection, boot: &str) -> rusqlite::Result<StoreClock> {
+    let last: i64 = tx.query_row(
+        "SELECT max(ifnull((SELECT horizon FROM meta), 0), ifnull((SELECT max(last_fence) FROM semaphores), 0),
+                    ifnull((SELECT max(fence) FROM locks), 0))",
+        [],
+        |row| row.get(0),
+    )?;
+    let (wall, since_start) = (clock::wall_micros(), Moment::now().micros());
+    let fence_lead = (last.cast_unsigned() + 1).saturating_sub(wall);
+    let origin = wall.saturating_sub(since_start);
+    let horizon = origin + since_start + fence_lead + RESERVED;
+    tx.execute_batch(
         "DELETE FROM holders; DELETE FROM waiters; DELETE FROM evicted; DELETE FROM clients; DELETE FROM leases;
          DELETE FROM lock_ids; DELETE FROM lock_waiters;
-         UPDATE semaphores SET held = 0, waiting = 0;",
+         UPDATE semaphores SET held = 0, waiting = 0;
+         UPDATE locks SET id = NULL, acquired_at = NULL, expires_at = NULL;",
     )?;
-    connection.execute(
-        "UPDATE locks SET fence = fence + ?1, id = NULL, acquired_at = NULL, expires_at = NULL",
-        [FENCES_A_BOOT],
+    tx.execute(
+        "INSERT OR REPLACE INTO meta (one, boot, origin, fence_lead, horizon) VALUES (1, ?1, ?2, ?3, ?4)",
+        params![boot, origin.cast_signed(), fence_lead.cast_signed(), horizon.cast_signed()],
     )?;
-    connection.execute(
-        "INSERT OR REPLACE INTO meta (one, boot, origin, lock_floor) VALUES (1, ?1, ?2, ?3)",
-        params![boot, origin.cast_signed(), lock_floor],
-    )?;
-    Ok(origin)
+    Ok(StoreClock { origin, fence_lead, horizon })
 }
 
 /// A new store that is nowhere, for testing what is done in it.
 #[cfg(test)]
 pub(super) fn in_memory() -> Connection {
-    let connection = Connection::open_in_memory().unwrap();
+    let mut connection = Connection::open_in_memory().unwrap();
     connection.execute_batch(SCHEMA).unwrap();
     connection.set_prepared_statement_cache_capacity(64);
-    origin(&connection, "this start").unwrap();
+    clock(&mut connection, "this start").unwrap();
     connection
 }

@@ -7,9 +7,10 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, Pipeline, ProtocolVersion, PushInfo,
-    PushKind, RedisError, ServerErrorKind, Value,
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, Pipeline,
+    ProtocolVersion, PushInfo, PushKind, RedisError, ServerErrorKind, Value,
 };
+use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::mpsc;
 
 use super::errors::translate;
@@ -21,6 +22,9 @@ const OLDEST: (u32, u32) = (6, 2);
 
 /// For how long an introduction is kept: a little longer than three of them.
 const INTRODUCED_FOR: Duration = Duration::from_secs(200);
+
+/// How long we listen for why the server hung up on us.
+const LISTEN: Duration = Duration::from_millis(200);
 
 /// One connection, as it was made.
 pub(super) struct Connection {
@@ -60,6 +64,9 @@ impl Link {
         let failed = |error: RedisError| translate(&what, &error);
         let mut live = match self.connect_resp3().await {
             Err(error) if refuses_resp3(&error) => self.connect_resp2(client).await?,
+            Err(error) if error.is_connection_dropped() => {
+                return Err(failed(self.reason().await.unwrap_or(error)));
+            }
             made => made.map_err(failed)?,
         };
         let mut hello = Pipeline::new();
@@ -96,6 +103,26 @@ impl Link {
             live.stragglers = !live.close_on_server(before).await;
         }
         Ok(live)
+    }
+
+    /// What the server says to a connection that it does not take, such as that it has too many. It says so before it is
+    /// asked, and hangs up, so that sending something fails before the answer is read. Here we only listen. Over TLS it
+    /// says nothing.
+    async fn reason(&self) -> Option<RedisError> {
+        let listen = async {
+            match self.settings.info.addr() {
+                ConnectionAddr::Tcp(host, port) => {
+                    let made = tokio::net::TcpStream::connect((host.as_str(), *port)).await;
+                    refusal(made.ok()?).await
+                }
+                #[cfg(unix)]
+                ConnectionAddr::Unix(path) => {
+                    refusal(tokio::net::UnixStream::connect(path).await.ok()?).await
+                }
+                _ => None,
+            }
+        };
+        tokio::time::timeout(LISTEN, listen).await.ok()?
     }
 
     async fn connect_resp3(&self) -> Result<Connection, RedisError> {
@@ -245,6 +272,21 @@ fn check_role(what: &str, info: &str, again: bool) -> Result<(), Error> {
         return Err(Error::unavailable(what, false, None));
     }
     Err(Error::Refused { what: format!("{what}: connect to the primary") })
+}
+
+/// The error that a server sends before it hangs up.
+async fn refusal(stream: impl AsyncRead + Unpin) -> Option<RedisError> {
+    let mut said = Vec::new();
+    // However it ends, what was read before is there.
+    let _ = stream.take(1000).read_to_end(&mut said).await;
+    let line = said.split(|byte| *byte == b'\r').next().filter(|line| line.starts_with(b"-"))?;
+    let line = String::from_utf8_lossy(line);
+    // Some are followed by a page of advice.
+    let sentence = line.split(". ").next().unwrap_or_default();
+    match redis::parse_redis_value(format!("{sentence}\r\n").as_bytes()) {
+        Ok(Value::ServerError(error)) => Some(error.into()),
+        _ => None,
+    }
 }
 
 /// The words differ from server to server and from proxy to proxy.

@@ -68,6 +68,10 @@ pub(super) fn translate(what: &str, error: &RedisError) -> Error {
         "READONLY" => {
             Error::unavailable(format!("{what}: it is a read-only replica now"), false, None)
         }
+        // Somebody may leave.
+        "ERR" if detail.contains("max number of clients") => {
+            Error::unavailable(format!("{what}: {detail}"), false, None)
+        }
         "OOM" => refused("it is out of memory: raise maxmemory, or free some"),
         "MISCONF" => refused("it cannot persist, and refuses writes: see its log"),
         _ => match error.kind() {

@@ -1,11 +1,11 @@
-//! A disk that is full: nothing is lost, and it goes on when there is room.
+//! A disk that is full: nothing is lost, and it goes on when there is room. Fences that are reserved before they are given out.
 
 use testkit::local_store::LocalStore;
 
 use super::*;
 use crate::backend::{Answer, Part};
 use crate::clock::Span;
-use crate::machine::{Command, Outcome, Terms};
+use crate::machine::{Command, Held, Outcome, Terms};
 use crate::name::Name;
 use crate::{AcquisitionId, ErrorKind};
 
@@ -77,4 +77,44 @@ fn a_full_disk_loses_nothing() {
     limit(&store, 1_000_000);
     assert!(matches!(enqueue(&mut store, last).unwrap(), Outcome::Queued { .. }));
     assert_eq!(rows(&mut store), told);
+}
+
+#[test]
+fn no_fence_is_given_out_that_is_not_reserved() {
+    let place = LocalStore::new();
+    let mut store = open(&place);
+    let reserved = |store: &Database| {
+        let read = |row: &rusqlite::Row<'_>| row.get::<_, i64>(0);
+        store.connection.query_row("SELECT horizon FROM meta", [], read).unwrap().cast_unsigned()
+    };
+    let first = store.clock.horizon;
+    assert_eq!(reserved(&store), first, "from the beginning");
+    let fence = fence_of(enqueue(&mut store, 0).unwrap());
+    assert!(fence < first && !store.copy_back, "{fence}");
+
+    // As if a minute had passed.
+    store.clock.horizon = fence;
+    store
+        .connection
+        .execute("UPDATE meta SET horizon = ?1", [store.clock.horizon.cast_signed()])
+        .unwrap();
+    let id = AcquisitionId::new(store.client, 0);
+    apply(&mut store, Command::Release { id, confirmed: true }).unwrap();
+    let fence = fence_of(enqueue(&mut store, 1).unwrap());
+    assert!(fence < reserved(&store), "{fence}");
+    assert_eq!(reserved(&store), store.clock.horizon);
+    // Also if the log is lost.
+    store.tidy_log();
+    let copy = LocalStore::new();
+    fs::copy(place.path(), copy.path()).unwrap();
+    let copy = Connection::open(copy.path()).unwrap();
+    let copied: i64 = copy.query_row("SELECT horizon FROM meta", [], |row| row.get(0)).unwrap();
+    assert!(copied.cast_unsigned() > fence);
+}
+
+fn fence_of(outcome: Outcome) -> u64 {
+    match outcome {
+        Outcome::Held(Held { fence: Some(fence), .. }) => fence.get(),
+        other => panic!("{other:?}"),
+    }
 }

@@ -8,8 +8,13 @@ use crate::backend::differential::locks::{Seen, Step, by_machine, id, key, steps
 use crate::backend::local::schema;
 use crate::machine::lock::LockMachine;
 
+/// Without a clock for its fences they count, as those of the machine do.
+fn at(tx: &Connection, now: u64) -> Locks<'_> {
+    Locks { tx, now, micros: 0 }
+}
+
 fn by_sqlite(tx: &Connection, step: Step, now: u64) -> Seen {
-    let locks = Locks { tx, now };
+    let locks = at(tx, now);
     locks.let_go().unwrap();
     let found = |by| locks.lookup(&by).unwrap().map(|stored| stored.checked().unwrap());
     match step {
@@ -46,7 +51,7 @@ fn the_machine_of_locks_and_sql_agree() {
             machine.let_go(now);
             let expected = by_machine(&mut machine, step, now);
             prop_assert_eq!(by_sqlite(&tx, step, now), expected, "after {:?}", step);
-            let listed = Locks { tx: &tx, now }.list(10).unwrap();
+            let listed = at(&tx, now).list(10).unwrap();
             let listed: Vec<_> = listed.into_iter().map(|stored| stored.checked().unwrap()).collect();
             prop_assert_eq!(listed, machine.list(10, now), "after {:?}", step);
         }
@@ -57,9 +62,9 @@ fn the_machine_of_locks_and_sql_agree() {
 #[test]
 fn a_record_ceases_to_exist_at_its_ttl() {
     let tx = schema::in_memory();
-    let acquired = Locks { tx: &tx, now: 1000 }.acquire(&key(0), id(0), 500).unwrap();
+    let acquired = at(&tx, 1000).acquire(&key(0), id(0), 500).unwrap();
     for (now, there) in [(1499, true), (1500, false)] {
-        let locks = Locks { tx: &tx, now };
+        let locks = at(&tx, now);
         for by in [By::Key(key(0)), By::Id(id(0))] {
             assert_eq!(locks.lookup(&by).unwrap().is_some(), there, "{by:?} at {now}");
         }
@@ -67,14 +72,14 @@ fn a_record_ceases_to_exist_at_its_ttl() {
         let verdict = locks.extend(id(0), 1500 - now).unwrap();
         assert_eq!(matches!(verdict, Verdict::Done(1500)), there, "{verdict:?} at {now}");
     }
-    let next = Locks { tx: &tx, now: 1500 }.acquire(&key(0), id(1), 500).unwrap();
+    let next = at(&tx, 1500).acquire(&key(0), id(1), 500).unwrap();
     let (Acquired::Held { fence: first, .. }, Acquired::Held { fence: next, .. }) =
         (acquired, next)
     else {
         panic!("{acquired:?}, {next:?}")
     };
     assert!(next > first);
-    assert_eq!(Locks { tx: &tx, now: 1500 }.release(id(0)).unwrap(), Verdict::NotFound);
+    assert_eq!(at(&tx, 1500).release(id(0)).unwrap(), Verdict::NotFound);
 }
 
 /// Who waits for a key is told of it once, and only he.
@@ -82,7 +87,7 @@ fn a_record_ceases_to_exist_at_its_ttl() {
 fn whoever_waits_finds_the_key_that_came_free() {
     let tx = schema::in_memory();
     let (waiting, other) = (ClientId::from_bits(1), ClientId::from_bits(2));
-    let locks = Locks { tx: &tx, now: 1000 };
+    let locks = at(&tx, 1000);
     locks.acquire(&key(0), id(0), 500).unwrap();
     locks.want(&key(0), waiting).unwrap();
     locks.want(&key(1), other).unwrap();
@@ -96,26 +101,32 @@ fn whoever_waits_finds_the_key_that_came_free() {
 
     // And also when it came free by itself.
     locks.acquire(&key(1), id(1), 500).unwrap();
-    assert_eq!(Locks { tx: &tx, now: 1499 }.let_go().unwrap(), []);
-    assert_eq!(Locks { tx: &tx, now: 1500 }.let_go().unwrap(), [other]);
+    assert_eq!(at(&tx, 1499).let_go().unwrap(), []);
+    assert_eq!(at(&tx, 1500).let_go().unwrap(), [other]);
 }
 
 #[test]
 fn fences_go_on_above_those_that_may_have_been_lost_with_the_power() {
-    let tx = schema::in_memory();
-    let acquire =
-        |number, now| match (Locks { tx: &tx, now }).acquire(&key(0), id(number), 1).unwrap() {
+    let mut tx = schema::in_memory();
+    let acquire = |tx: &Connection, number, now: Time| {
+        let locks = Locks::new(tx, now);
+        match locks.acquire(&key(0), id(number), 1).unwrap() {
             Acquired::Held { fence, .. } => fence.get(),
             locked @ Acquired::Locked { .. } => panic!("{locked:?}"),
-        };
-    assert_eq!([acquire(0, 1), acquire(1, 10), acquire(2, 20)], [1, 2, 3]);
-    schema::origin(&tx, "the next start").unwrap();
-    // Nobody holds it any more, whatever the time is now.
-    let next = acquire(3, 20);
-    assert!(next > 3 + 1_000_000, "{next}");
-    schema::origin(&tx, "the next start").unwrap();
-    assert_eq!(acquire(4, 30), next + 1, "the same start");
-    // Also of a key whose row itself was lost.
+        }
+    };
+    let clock = schema::clock(&mut tx, "this start").unwrap();
+    let (start, second) = (clock.now(), crate::clock::Span::from_millis(1000));
+    let fences = [acquire(&tx, 0, start), acquire(&tx, 1, start + second)];
+    assert!(fences[0] < fences[1] && clock.covers(start + second), "{fences:?}");
+    // The last that may have been given out, a minute later. What is in the table may be forgotten.
+    let horizon: i64 = tx.query_row("SELECT horizon FROM meta", [], |row| row.get(0)).unwrap();
     tx.execute("DELETE FROM locks", []).unwrap();
-    assert!(acquire(0, 40) > 1_000_000);
+    let clock = schema::clock(&mut tx, "the next start").unwrap();
+    let next = acquire(&tx, 2, clock.now());
+    assert!(next > horizon.cast_unsigned(), "{next} after {horizon}");
+    // The same start: nothing begins anew.
+    let again = schema::clock(&mut tx, "the next start").unwrap();
+    assert!(acquire(&tx, 3, again.now() + second) > next);
+    assert!(again.now().since(clock.now()) < std::time::Duration::from_secs(60));
 }

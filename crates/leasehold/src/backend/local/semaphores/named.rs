@@ -23,6 +23,7 @@ pub(super) struct Named<'a> {
     pub(super) row: i64,
     pub(super) state: State,
     stored: State,
+    fence_lead: u64,
     pub(super) applied: Applied,
     /// Nobody who waits before this place can be reached, as far as this batch goes.
     pub(super) first_place: i64,
@@ -68,19 +69,22 @@ pub(super) fn client(row: &Row<'_>, column: usize) -> Result<ClientId> {
 /// The row of a name, and its queue.
 impl<'a> Named<'a> {
     pub(super) fn load(tx: &'a Connection, name: &Name, make: bool) -> Result<Option<Self>> {
-        let select = "SELECT id, capacity, held, waiting, next_place, last_fence FROM semaphores WHERE name = ?1";
+        let select = "SELECT id, capacity, held, waiting, next_place, last_fence, (SELECT fence_lead FROM meta)
+                      FROM semaphores WHERE name = ?1";
         let found = tx.prepare_cached(select)?;
         let found = Self::read(found, tx, name.as_str())?;
         if found.is_some() || !make {
             return Ok(found);
         }
         let insert = "INSERT INTO semaphores (name, capacity, held, waiting, next_place, last_fence)
-                      VALUES (?1, 0, 0, 0, 0, 0) RETURNING id, capacity, held, waiting, next_place, last_fence";
+                      VALUES (?1, 0, 0, 0, 0, 0)
+                      RETURNING id, capacity, held, waiting, next_place, last_fence, (SELECT fence_lead FROM meta)";
         Self::read(tx.prepare_cached(insert)?, tx, name.as_str())
     }
 
     pub(super) fn load_by_row(tx: &'a Connection, row: i64) -> Result<Option<Self>> {
-        let select = "SELECT id, capacity, held, waiting, next_place, last_fence FROM semaphores WHERE id = ?1";
+        let select = "SELECT id, capacity, held, waiting, next_place, last_fence, (SELECT fence_lead FROM meta)
+                      FROM semaphores WHERE id = ?1";
         Self::read(tx.prepare_cached(select)?, tx, row)
     }
 
@@ -102,6 +106,7 @@ impl<'a> Named<'a> {
                 row: row.get(0)?,
                 state,
                 stored: state,
+                fence_lead: row.get::<_, i64>(6)?.cast_unsigned(),
                 applied: Applied::default(),
                 first_place: 0,
                 out_of_reach: Vec::new(),
@@ -132,8 +137,10 @@ impl<'a> Named<'a> {
         self.state.held < self.state.capacity
     }
 
+    /// See [`StoreClock`](crate::backend::local::schema::StoreClock).
     pub(super) fn mint(&mut self, now: Time) -> Fence {
-        self.state.last_fence = (self.state.last_fence + 1).max(now.micros());
+        let by_clock = now.micros() + self.fence_lead;
+        self.state.last_fence = (self.state.last_fence + 1).max(by_clock);
         Fence::new(self.state.last_fence)
     }
 

@@ -1,0 +1,112 @@
+//! Opening a store that somebody else blocks: it is bounded, can be given up, and does not disturb other stores.
+
+use std::fs::{self, File};
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Error, ErrorKind};
+use rusqlite::Connection;
+use rustix::fs::{FlockOperation, flock};
+use testkit::child::{self, Child};
+use testkit::local_store::LocalStore;
+use testkit::wait::{deadline, eventually};
+
+use super::{acquire, count, look, one, open, release};
+
+const LIMIT: Duration = Duration::from_millis(300);
+/// What a busy machine may add.
+const SLACK: Duration = Duration::from_secs(2);
+
+/// In the child.
+pub(crate) async fn play(part: &str, arguments: &[&str]) {
+    let _told = child::told();
+    if part == "blocker" {
+        let turn = File::open(format!("{}.clients/turn", arguments[0])).unwrap();
+        flock(&turn, FlockOperation::LockExclusive).unwrap();
+        let connection = Connection::open(arguments[0]).unwrap();
+        connection.execute_batch("BEGIN IMMEDIATE; DELETE FROM leases").unwrap();
+        child::say("in the middle");
+        std::future::pending::<()>().await;
+    }
+    for _ in 0..10 {
+        let builder = Client::local_builder(arguments[0]);
+        builder.answer_timeout(Duration::from_millis(50)).open().await.unwrap_err();
+    }
+    eventually(async || threads() <= 1).await;
+    child::say(&threads().to_string());
+}
+
+/// How many threads of stores this process has.
+fn threads() -> usize {
+    let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
+    let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+    names.filter(|name| name.starts_with("leasehold-store")).count()
+}
+
+fn start(store: &LocalStore, part: &str) -> Child {
+    Child::start(part, &[store.path().to_str().unwrap()])
+}
+
+fn assert_timed_out(error: &Error, store: &LocalStore) {
+    assert!(matches!(error, Error::Unavailable { timed_out: true, .. }), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::NetworkTimeout);
+    let expected = format!("opening {}: no answer in time", store.path().display());
+    assert_eq!(error.to_string(), expected);
+}
+
+#[tokio::test]
+async fn opening_is_bounded_while_a_process_is_stopped_in_its_transaction() {
+    let (store, other) = (LocalStore::new(), LocalStore::new());
+    drop(open(&store).await);
+    let mut blocker = start(&store, "blocker");
+    assert_eq!(blocker.says().await, "in the middle");
+    blocker.stop();
+
+    let began = Instant::now();
+    let builder = Client::local_builder(store.path()).answer_timeout(LIMIT);
+    assert_timed_out(&deadline(builder.open()).await.unwrap_err(), &store);
+    assert!(began.elapsed() >= LIMIT && began.elapsed() < LIMIT + SLACK, "{:?}", began.elapsed());
+
+    // The default is 5 s; the caller may give up before.
+    let began = Instant::now();
+    let url = format!("sqlite:{}", store.path().display());
+    tokio::time::timeout(LIMIT, Client::open(&url)).await.expect_err("nobody can open it");
+    assert!(began.elapsed() < LIMIT + SLACK, "{:?}", began.elapsed());
+
+    // Another store in this process is not held up.
+    let began = Instant::now();
+    assert!(release(acquire(&one(&open(&other).await)).await).await);
+    assert!(began.elapsed() < SLACK, "{:?}", began.elapsed());
+
+    blocker.kill();
+    let client = open(&store).await;
+    assert!(release(acquire(&one(&client)).await).await);
+    // Whoever gave up leaves nothing behind.
+    eventually(async || count(&store, "clients") == 1).await;
+}
+
+/// Not one of ours, so that it does not stand in our line.
+#[tokio::test]
+async fn opening_is_bounded_while_another_program_has_the_database_locked() {
+    let store = LocalStore::new();
+    drop(open(&store).await);
+    let theirs = look(&store);
+    theirs.execute_batch("BEGIN EXCLUSIVE").unwrap();
+    let began = Instant::now();
+    let builder = Client::local_builder(store.path()).answer_timeout(LIMIT);
+    assert_timed_out(&deadline(builder.open()).await.unwrap_err(), &store);
+    assert!(began.elapsed() < LIMIT + SLACK, "{:?}", began.elapsed());
+    theirs.execute_batch("ROLLBACK").unwrap();
+    assert!(release(acquire(&one(&open(&store).await)).await).await);
+}
+
+/// Who tries again and again must not collect threads that wait.
+#[tokio::test]
+async fn attempts_that_were_given_up_do_not_pile_up() {
+    let store = LocalStore::new();
+    drop(open(&store).await);
+    let mut blocker = start(&store, "blocker");
+    assert_eq!(blocker.says().await, "in the middle");
+    let mut impatient = start(&store, "impatient");
+    let threads: usize = impatient.says().await.parse().unwrap();
+    assert!(threads <= 1, "{threads} threads wait");
+}
