@@ -17,7 +17,7 @@ use super::semaphores::{self, Applied, Circumstances};
 use super::{LocalSettings, schema};
 use crate::clock::{Moment, Time};
 use crate::engine::foreign::event;
-use crate::{ClientId, Error};
+use crate::{ClientId, Error, process};
 
 #[cfg(test)]
 mod tests;
@@ -209,7 +209,7 @@ impl Surroundings<'_> {
 }
 
 fn introduce(tx: &Connection, client: ClientId, origin: u64) -> rusqlite::Result<()> {
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let host = process::host().unwrap_or_default();
     let program = std::env::args().next().unwrap_or_default();
     let program = program.rsplit('/').next().unwrap_or_default();
     tx.execute(

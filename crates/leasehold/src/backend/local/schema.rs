@@ -13,7 +13,7 @@ use crate::clock::{self, Moment};
 /// "Leas", by which a file says that it is ours.
 const APPLICATION: i32 = 0x4c65_6173;
 /// Of the schema below. A file with a later one is not touched.
-const VERSION: i32 = 1;
+const VERSION: i32 = 2;
 
 /// How long SQLite itself may wait for others. They wait for their turn before that, so that only somebody with a tool of
 /// his own can be in the way.
@@ -61,7 +61,8 @@ const SCHEMA: &str = "
         PRIMARY KEY (client, semaphore, sequence)
     ) STRICT, WITHOUT ROWID;
     CREATE TABLE locks (
-        key TEXT PRIMARY KEY, fence INTEGER NOT NULL, id TEXT, acquired_at INTEGER, expires_at INTEGER
+        key TEXT PRIMARY KEY, fence INTEGER NOT NULL, id TEXT, acquired_at INTEGER, expires_at INTEGER,
+        host TEXT, pid INTEGER, label TEXT
     ) STRICT, WITHOUT ROWID;
     CREATE INDEX locks_by_end ON locks (expires_at) WHERE id IS NOT NULL;
     CREATE TABLE lock_ids (id TEXT PRIMARY KEY, key TEXT NOT NULL) STRICT, WITHOUT ROWID;
@@ -75,6 +76,13 @@ const SCHEMA: &str = "
     ) STRICT, WITHOUT ROWID;
     CREATE INDEX leases_by_age ON leases (pool, last);
 ";
+
+/// What makes a file of each earlier version, from the first on, one of the next.
+const UPGRADES: [&str; VERSION as usize - 1] = [
+    // Locks say who holds them.
+    "ALTER TABLE locks ADD COLUMN host TEXT; ALTER TABLE locks ADD COLUMN pid INTEGER;
+     ALTER TABLE locks ADD COLUMN label TEXT;",
+];
 
 /// Opens the database, in our turn, and makes it ours if it is new.
 pub(super) fn open(path: &Path) -> Result<Connection, Error> {
@@ -93,8 +101,9 @@ pub(super) fn open(path: &Path) -> Result<Connection, Error> {
     Ok(connection)
 }
 
-/// Whether it is a store already, and not a new file. Changes nothing, so that what is not ours stays as it is.
-fn check(connection: &Connection, path: &Path) -> Result<bool, Error> {
+/// The version of its schema if it is a store already; none if it is a new file. Changes nothing, so that what is not
+/// ours stays as it is.
+fn check(connection: &Connection, path: &Path) -> Result<Option<i32>, Error> {
     let number = |pragma: &str| {
         let number = connection.pragma_query_value(None, pragma, |row| row.get::<_, i32>(0));
         number.map_err(|error| of_sqlite("opening", path, error))
@@ -110,12 +119,12 @@ fn check(connection: &Connection, path: &Path) -> Result<bool, Error> {
             let problem = format!("{path} is the database of another program: choose another path");
             return Err(Error::invalid("store", problem));
         }
-        return Ok(false);
+        return Ok(None);
     }
-    Ok(true)
+    Ok(Some(version))
 }
 
-fn set_up(connection: &mut Connection, known: bool) -> rusqlite::Result<()> {
+fn set_up(connection: &mut Connection, known: Option<i32>) -> rusqlite::Result<()> {
     connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
     // The log is synced when it is copied back, not at every commit. A power cut may take the last moments, but it takes
     // everybody's leases too.
@@ -124,14 +133,21 @@ fn set_up(connection: &mut Connection, known: bool) -> rusqlite::Result<()> {
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     connection.set_prepared_statement_cache_capacity(64);
-    if !known {
-        let new = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        new.execute_batch(SCHEMA)?;
-        new.pragma_update(None, "application_id", APPLICATION)?;
-        new.pragma_update(None, "user_version", VERSION)?;
-        new.commit()?;
+    if known == Some(VERSION) {
+        return Ok(());
     }
-    Ok(())
+    let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    if let Some(version) = known {
+        let done = usize::try_from(version - 1).unwrap_or_default();
+        for upgrade in UPGRADES.iter().skip(done) {
+            tx.execute_batch(upgrade)?;
+        }
+    } else {
+        tx.execute_batch(SCHEMA)?;
+        tx.pragma_update(None, "application_id", APPLICATION)?;
+    }
+    tx.pragma_update(None, "user_version", VERSION)?;
+    tx.commit()
 }
 
 /// Where the store's clock begins: its time is that plus the time since the machine was started, so that a wall clock that
@@ -155,7 +171,8 @@ pub(super) fn origin(connection: &Connection, boot: &str) -> rusqlite::Result<u6
          UPDATE semaphores SET held = 0, waiting = 0;",
     )?;
     connection.execute(
-        "UPDATE locks SET fence = fence + ?1, id = NULL, acquired_at = NULL, expires_at = NULL",
+        "UPDATE locks SET fence = fence + ?1, id = NULL, acquired_at = NULL, expires_at = NULL, host = NULL,
+             pid = NULL, label = NULL",
         [FENCES_A_BOOT],
     )?;
     connection.execute(
