@@ -93,7 +93,7 @@ pub async fn a_lookup_names_the_holder(store: &impl Store) {
     let label = "nightly \"backup\", 'é' \\ / 夜";
     let labelled = client.lock(&key).label(label).ttl(MINUTES).build().unwrap();
     let guard = acquire(&labelled).await;
-    let expected = (host(), Some(std::process::id()), Some(label.to_owned()));
+    let expected = (Some(host()), Some(std::process::id()), Some(label.to_owned()));
     let locks = other.locks();
     let of = |info: LockInfo| (info.host, info.pid, info.label);
     let by_key = async || of(deadline(locks.lookup(&key)).await.unwrap().unwrap());
@@ -115,7 +115,7 @@ pub async fn a_lookup_names_the_holder(store: &impl Store) {
     assert!(release(guard).await);
 
     // Nothing of it is left for the next holder, also if a lease has ended by itself.
-    let plain = (host(), Some(std::process::id()), None);
+    let plain = (Some(host()), Some(std::process::id()), None);
     let guard = acquire(&lock_of(&client, &key, MINUTES)).await;
     assert_eq!(by_key().await, plain);
     assert!(release(guard).await);
@@ -127,9 +127,9 @@ pub async fn a_lookup_names_the_holder(store: &impl Store) {
     assert!(deadline(client.locks().release(&held.id)).await.unwrap());
 }
 
-fn host() -> Option<String> {
+fn host() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("tests run on Linux");
-    Some(host.trim_end().to_owned())
+    host.trim_end().to_owned()
 }
 
 pub async fn labels_of_locks_that_cannot_be_are_refused(store: &impl Store) {
