@@ -26,6 +26,7 @@ Examples:
   leasehold lock nightly -- ./nightly.sh    one at a time, fenced
   leasehold ls                              what is held, and how many wait
   leasehold show build                      who holds, and who waits
+  leasehold lookup nightly                  who has the lock: host, process, label
 
 Exit codes:
   the child's    the child ran and ended (128 + n if by signal n)
@@ -57,6 +58,7 @@ Durations (D): 500ms, 30s, 5m, 1h30m.")]
 Examples:
   leasehold lock nightly -- ./nightly.sh
   leasehold lock --wait 30s --lease 10s invoice:42 -- ./send-invoice 42
+  leasehold lock --ttl 1h --label cron nightly -- ./nightly.sh    stop it after an hour: exit 124
 
 The lock is not fair: when it comes free, whoever asks first has it. Where order matters, use
 `leasehold run -n 1`. The child gets LEASEHOLD_NAME, LEASEHOLD_ID and LEASEHOLD_FENCE; what it
@@ -73,11 +75,25 @@ Examples:
 
 Lock ids are not shown: who knows one can release the lock.")]
     Ls(LsArgs),
-    /// Show every holder and waiter of a semaphore.
+    /// Show who holds and who waits, of a semaphore, a lock or a pool.
     #[command(after_help = "\
 Examples:
   leasehold show deploy
-  leasehold show --json deploy | jq -r '.holders[].id'")]
+  leasehold show invoice:42
+  leasehold show --json deploy | jq -r '.holders[].id'
+  leasehold show --json deploy | jq '., .also[] | select(.kind == \"lock\")'
+
+If a semaphore, a lock and a pool have the name, all of them are shown, each under a heading.
+
+--json prints one object: kind (semaphore, lock or pool), name, held, holders, and also: an array of
+the same objects for the other kinds of that name, in that order, most often empty. What is not
+known is null. Further fields:
+  semaphore  capacity, waiting, waiters, oldest_hold_seconds, oldest_wait_seconds; each holder and
+             waiter: id, host, pid, label, for_seconds, ends_in_seconds, fence
+  lock       its holder: lock_id_hash, host, pid, label, for_seconds, ends_in_seconds, fence
+  pool       each holder: instance_id, silent_for_seconds, ends_in_seconds
+
+Lock ids are not shown: who knows one can release the lock.")]
     Show(ShowArgs),
     /// Release a permit or a lock by hand, by its id.
     #[command(after_help = "\
@@ -92,6 +108,10 @@ before that.")]
 Examples:
   leasehold lookup invoice:42
   leasehold lookup --raw --json invoice:42
+  leasehold lookup --json invoice:42 | jq '.host, .pid, .label'
+
+The host, the process and the label are what the holder says about itself. They are unknown (- or
+null) if another program holds the lock.
 
 Without --raw the key and the lock id are shown as hashes: who knows a lock id can release the
 lock.")]
@@ -236,6 +256,9 @@ pub(crate) struct RunArgs {
 pub(crate) struct LockArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
+    /// The longest the child may run
+    #[arg(long, value_name = "D", value_parser = positive)]
+    pub(crate) ttl: Option<Duration>,
     /// How long this process may be silent before its child is stopped and the lock passes on
     #[arg(long, value_name = "D", value_parser = positive, default_value = "30s")]
     pub(crate) lease: Duration,
@@ -244,6 +267,9 @@ pub(crate) struct LockArgs {
     pub(crate) grace: Option<Duration>,
     #[command(flatten)]
     pub(crate) wait: WaitArgs,
+    /// What others see beside your host and process
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) label: Option<String>,
     /// Say what happens, also without a terminal
     #[arg(short, long)]
     pub(crate) verbose: bool,
@@ -276,7 +302,7 @@ pub(crate) struct ShowArgs {
     /// For scripts
     #[arg(long)]
     pub(crate) json: bool,
-    /// The semaphore
+    /// The name of a semaphore or a pool, or the key of a lock
     pub(crate) name: String,
 }
 

@@ -76,13 +76,27 @@ pub(crate) fn table<const N: usize>(
     text
 }
 
-/// What other programs have stored may contain anything; a terminal is not to obey it.
+/// What other programs have stored may contain anything. What a terminal would obey or not show is escaped, so that a line
+/// is one line, reads from left to right, and shows all that is in it.
 pub(crate) fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for c in text.chars() {
-        if c.is_control() { line.extend(c.escape_default()) } else { line.push(c) }
+        if c.is_control() || is_invisible(c) {
+            line.extend(c.escape_default());
+        } else {
+            line.push(c);
+        }
     }
     line
+}
+
+/// Marks, overrides and isolates of the direction of text, separators of lines, and characters without width.
+fn is_invisible(c: char) -> bool {
+    matches!(
+        c,
+        '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}'
+    )
 }
 
 /// A length of time, for people: `340ms`, `12s`, `2m 5s`, `3h 7m`, `5d 2h`.
@@ -164,6 +178,18 @@ mod tests {
     #[test]
     fn a_terminal_is_not_told_what_to_do() {
         assert_eq!(one_line("a\x1b[2Jb\nc"), "a\\u{1b}[2Jb\\nc");
+    }
+
+    #[test]
+    fn what_cannot_be_seen_is_shown() {
+        let ranges = [0x202a..=0x202e, 0x2066..=0x2069, 0x200b..=0x200f, 0x2028..=0x2029];
+        let single = [0x61c, 0xfeff, 0x2060, 0xad].into_iter();
+        for code in ranges.into_iter().flatten().chain(single) {
+            let c = char::from_u32(code).unwrap();
+            assert_eq!(one_line(&format!("a{c}b")), format!("a\\u{{{code:x}}}b"));
+        }
+        let seen = "a b é 夜 عربي 🦀 ~";
+        assert_eq!(one_line(seen), seen);
     }
 
     #[test]

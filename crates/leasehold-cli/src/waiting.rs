@@ -39,7 +39,7 @@ impl Waiting {
         tokio::join!(self.outages.watch(), self.line.show_queue(semaphore, id));
     }
 
-    /// Says for how long somebody else has had the lock. Never ends by itself.
+    /// Says who has the lock, and for how long. Never ends by itself.
     pub(crate) async fn show_lock(&mut self, locks: &Locks, key: &str) {
         tokio::join!(self.outages.watch(), self.line.show_lock(locks, key));
     }
@@ -137,9 +137,9 @@ impl Line {
             let place = format!("{} in the queue", ordinal(position + 1));
             let ahead = match stats.holders() {
                 [] => String::new(),
-                [only] => format!("; held by {}", describe(only)),
+                [only] => format!("; held by {}", describe_member(only)),
                 [first, others @ ..] => {
-                    format!("; held by {} and {} more", describe(first), others.len())
+                    format!("; held by {} and {} more", describe_member(first), others.len())
                 }
             };
             Some(place + &ahead)
@@ -150,8 +150,11 @@ impl Line {
     async fn show_lock(&mut self, locks: &Locks, key: &str) {
         self.show(async || {
             let info = locks.lookup(key).await.ok().flatten()?;
-            let age = info.acquired_at.elapsed().unwrap_or_default();
-            Some(format!("held for {}, with fence {}", ago(age), info.fence))
+            let age = info.acquired_at.elapsed().ok();
+            let holder = describe(info.host.as_deref(), info.pid, info.label.as_deref(), age);
+            // Another program does not say who it is.
+            let by = if info.host.is_some() || info.pid.is_some() { " by " } else { "" };
+            Some(format!("locked with fence {}; held{by}{holder}", info.fence))
         })
         .await;
     }
@@ -196,11 +199,21 @@ impl Drop for Line {
     }
 }
 
-/// Host, process, label, and for how long.
-fn describe(member: &Member) -> String {
+fn describe_member(member: &Member) -> String {
     let host = member.host().unwrap_or(member.id());
-    let pid = member.pid().map(|pid| format!(" pid {pid}")).unwrap_or_default();
-    let label = member.label().map(|label| format!(" {label:?}")).unwrap_or_default();
-    let age = member.age().map(|age| format!(" for {}", ago(age))).unwrap_or_default();
+    describe(Some(host), member.pid(), member.label(), member.age())
+}
+
+/// Host, process, label, and for how long, as far as they are known.
+fn describe(
+    host: Option<&str>,
+    pid: Option<u32>,
+    label: Option<&str>,
+    age: Option<Duration>,
+) -> String {
+    let host = host.unwrap_or_default();
+    let pid = pid.map(|pid| format!(" pid {pid}")).unwrap_or_default();
+    let label = label.map(|label| format!(" {label:?}")).unwrap_or_default();
+    let age = age.map(|age| format!(" for {}", ago(age))).unwrap_or_default();
     format!("{host}{pid}{label}{age}")
 }

@@ -17,7 +17,7 @@ use crate::machine::lock::{LockCommand, LockOutcome, Record};
 use crate::machine::pool::{PoolCommand, PoolOutcome};
 use crate::machine::{Command, Effects, Outcome, Terms};
 use crate::name::Name;
-use crate::pool::PoolStats;
+use crate::pool::{PoolStats, Which};
 use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, Error};
 
@@ -142,8 +142,8 @@ pub(crate) trait RemoteBackend: Send + Sync {
     /// The locks that are held, by key, at most `limit` of them. Changes nothing.
     fn list_locks(&self, limit: usize) -> Later<Vec<Record>>;
 
-    /// The pools that have members, by name, at most `limit` of them. Changes nothing.
-    fn list_pools(&self, limit: usize) -> Later<Vec<PoolStats>>;
+    /// The pools that have members, by name. Changes nothing.
+    fn list_pools(&self, which: Which) -> Later<Vec<PoolStats>>;
 
     /// The file descriptor whose lock proves that this client is alive (local store only).
     #[cfg(unix)]

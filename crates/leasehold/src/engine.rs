@@ -337,8 +337,11 @@ impl Core {
         self.store.list_locks(self, limit)
     }
 
-    pub(crate) fn list_pools(self: &Arc<Self>, limit: usize) -> Later<Vec<crate::pool::PoolStats>> {
-        self.store.list_pools(self, limit)
+    pub(crate) fn list_pools(
+        self: &Arc<Self>,
+        which: crate::pool::Which,
+    ) -> Later<Vec<crate::pool::PoolStats>> {
+        self.store.list_pools(self, which)
     }
 
     /// The result of `work`, unless that moment comes first: then the store has not answered.

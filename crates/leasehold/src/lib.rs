@@ -47,6 +47,7 @@ mod machine;
 mod name;
 mod permit;
 mod pool;
+mod process;
 mod retry;
 mod semaphore;
 mod stats;

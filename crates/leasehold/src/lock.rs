@@ -9,9 +9,9 @@ use crate::clock::{Moment, Span};
 use crate::engine::lease::Keep;
 use crate::engine::lock_waiters::LockWaiters;
 use crate::engine::timers::Alarm;
-use crate::machine::lock::{Acquired, LockCommand, NotifyWhen};
+use crate::machine::lock::{Acquired, Holder, LockCommand, NotifyWhen};
 use crate::name::{Name, millis};
-use crate::{Error, Retry};
+use crate::{Error, Retry, process};
 
 mod guard;
 mod id;
@@ -70,6 +70,8 @@ struct Definition {
     retry: Retry,
     auto_extend: bool,
     on_release_error: Option<Hook>,
+    /// What its records say about their holder.
+    holder: Arc<Holder>,
 }
 
 impl Lock {
@@ -165,6 +167,7 @@ pub struct LockBuilder {
     retry: Retry,
     auto_extend: bool,
     on_release_error: Option<Hook>,
+    label: Option<String>,
 }
 
 impl LockBuilder {
@@ -176,6 +179,7 @@ impl LockBuilder {
             retry: Retry::default(),
             auto_extend: false,
             on_release_error: None,
+            label: None,
         }
     }
 
@@ -219,13 +223,37 @@ impl LockBuilder {
         self
     }
 
+    /// What a [lookup](Locks::lookup) shows beside the host and the process of the holder.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// use leasehold::Client;
+    ///
+    /// let client = Client::memory();
+    /// let guard = client.lock("invoice:42").label("nightly").build()?.acquire().await?;
+    /// let info = client.locks().lookup("invoice:42").await?.expect("it is held");
+    /// assert_eq!(info.label.as_deref(), Some("nightly"));
+    /// assert_eq!(info.pid, Some(std::process::id()));
+    /// # drop(guard);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = Some(label.into());
+        self
+    }
+
     /// The lock.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the key is empty, longer than 512 bytes after NFC, contains control characters or
-    /// begins with `fence:` or `id:`, and if a duration is zero, too long or not in whole milliseconds.
+    /// [`Error::InvalidArgument`] if the key or the label is empty, longer than 512 bytes after NFC or contains control
+    /// characters, if the key begins with `fence:` or `id:`, and if a duration is zero, too long or not in whole
+    /// milliseconds.
     pub fn build(self) -> Result<Lock, Error> {
         self.retry.check()?;
+        // A label is stored in each record and shown to people: it is held to what a name is.
+        let label = self.label.map(|label| Name::new("label", &label)).transpose()?;
         let inner = Definition {
             key: key_of(&self.key)?,
             ttl: millis("ttl", self.ttl)?,
@@ -233,6 +261,7 @@ impl LockBuilder {
             retry: self.retry,
             auto_extend: self.auto_extend,
             on_release_error: self.on_release_error,
+            holder: process::holder(label.map(Name::into_text)),
         };
         Ok(Lock { inner: Arc::new(inner) })
     }
@@ -245,6 +274,7 @@ impl fmt::Debug for LockBuilder {
             .field("ttl", &self.ttl)
             .field("retry", &self.retry)
             .field("auto_extend", &self.auto_extend)
+            .field("label", &self.label)
             .finish_non_exhaustive()
     }
 }
@@ -261,8 +291,8 @@ impl Definition {
         core.check_open()?;
         let holding = Arc::new(Holding::new(self, id));
         let undo = holding.clone();
-        let key = self.key.clone();
-        let command = LockCommand::Acquire { key, id, ttl: self.ttl, notify };
+        let (key, holder) = (self.key.clone(), self.holder.clone());
+        let command = LockCommand::Acquire { key, id, ttl: self.ttl, notify, holder };
         let asked =
             core.ask(Part::Lock(command), until, Some(Box::new(move || undo.release_later())));
         let (answer, sent) = match asked.await {

@@ -22,6 +22,7 @@ mod stats;
 pub use answer::{AcquireStatus, PoolAnswer, PoolCount, ReleaseStatus, RenewStatus};
 pub use lease::PoolLease;
 pub(crate) use seat::Seats;
+pub(crate) use stats::Which;
 pub use stats::{PoolMember, PoolStats, Pools};
 
 use answer::typed;
@@ -222,12 +223,7 @@ impl PoolBuilder {
     /// [`Error::InvalidArgument`] if the name is empty, longer than 512 bytes, contains control characters or
     /// begins with `holders:`, if the capacity is zero, and if the TTL is below a second or not in whole milliseconds.
     pub fn build(self) -> Result<Pool, Error> {
-        let name = Name::new("name", &self.name)?;
-        if name.as_str().starts_with("holders:") {
-            let problem =
-                format!("{:?} begins with \"holders:\", where other things are kept", self.name);
-            return Err(Error::invalid("name", problem + ": choose another beginning"));
-        }
+        let name = name_of(&self.name)?;
         if self.capacity == 0 {
             return Err(Error::invalid("capacity", "0 leases could never be acquired: at least 1"));
         }
@@ -338,4 +334,14 @@ fn outcome(answer: Answer) -> Result<PoolOutcome, Error> {
         Answer::Pool(outcome) => Ok(outcome),
         other => Err(Error::internal(format!("the store answered {other:?} to a pool"))),
     }
+}
+
+/// A name that does not collide with what is kept beside the pools.
+fn name_of(text: &str) -> Result<Name, Error> {
+    let name = Name::new("name", text)?;
+    if name.as_str().starts_with("holders:") {
+        let problem = format!("{text:?} begins with \"holders:\", where other things are kept");
+        return Err(Error::invalid("name", problem + ": choose another beginning"));
+    }
+    Ok(name)
 }

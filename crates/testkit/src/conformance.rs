@@ -196,6 +196,8 @@ macro_rules! conformance {
                 asking_again_with_the_same_id_answers_the_same_lock,
                 whether_a_key_is_locked_can_be_asked,
                 a_lookup_shows_no_secrets_unless_asked_to,
+                a_lookup_names_the_holder,
+                labels_of_locks_that_cannot_be_are_refused,
                 a_store_says_what_it_can_do,
                 an_observer_is_told_what_was_done,
                 an_observer_is_told_secrets_only_if_it_asks,

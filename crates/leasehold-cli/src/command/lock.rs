@@ -46,7 +46,7 @@ async fn hold_and_run(
     let job = Job {
         command: arguments.command,
         grace,
-        ttl: None,
+        ttl: arguments.ttl,
         what: format!("lock {:?}", lock.key()),
         name: lock.key().to_owned(),
         verbose: arguments.verbose,
@@ -68,7 +68,12 @@ fn declare(
         Patience::None | Patience::Endless => ENDLESS,
     };
     let retry = Retry::default().times(u32::MAX).max_delay(ASK_AGAIN).within(within);
+    // The lock is extended until the child has ended. Only the child is limited by --ttl.
     let lock = client.lock(&arguments.key).lease(asked_for(arguments.lease, grace));
+    let lock = match &arguments.label {
+        Some(label) => lock.label(label),
+        None => lock,
+    };
     Ok(lock.retry(retry).auto_extend().build()?)
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::show::find;
 use crate::args::LookupArgs;
 use crate::failure::{Failure, NOTHING_THERE};
-use crate::output::{self, ago, timestamp};
+use crate::output::{self, ago, or_dash, timestamp};
 use crate::store::{self, Store};
 
 pub(crate) fn run(arguments: &LookupArgs) -> Result<u8, Failure> {
@@ -42,6 +42,9 @@ fn as_text(found: &RawLockInfo, raw: bool) -> String {
         [("key hash", info.key_hash.clone()), ("lock id hash", info.lock_id_hash.clone())]
     };
     let rest = [
+        ("host", or_dash(info.host.as_deref().map(output::one_line))),
+        ("pid", or_dash(info.pid.map(|pid| pid.to_string()))),
+        ("label", or_dash(info.label.as_deref().map(output::one_line))),
         ("fence", info.fence.to_string()),
         ("acquired", format!("{} ({} ago)", timestamp(info.acquired_at), ago(held_for))),
         ("ends", format!("{} (in {})", timestamp(info.expires_at), ago(ends_in))),
@@ -57,6 +60,9 @@ fn as_json(found: &RawLockInfo, raw: bool) -> Value {
     let mut value = json!({
         "key_hash": info.key_hash,
         "lock_id_hash": info.lock_id_hash,
+        "host": info.host,
+        "pid": info.pid,
+        "label": info.label,
         "fence": info.fence.to_string(),
         "acquired_at": timestamp(info.acquired_at),
         "expires_at": timestamp(info.expires_at),

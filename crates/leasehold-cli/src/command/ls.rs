@@ -5,9 +5,10 @@
 use std::io::IsTerminal;
 use std::time::{Duration, SystemTime};
 
-use leasehold::{Client, PoolMember, PoolStats, RawLockInfo, SemaphoreStats};
+use leasehold::{Client, PoolStats, RawLockInfo, SemaphoreStats};
 use serde_json::{Value, json};
 
+use super::show::pool_member_json;
 use crate::args::LsArgs;
 use crate::failure::Failure;
 use crate::output::{self, ago, or_dash, seconds, table};
@@ -104,15 +105,8 @@ async fn pools(client: &Client) -> Result<Section, Failure> {
     };
     let titles = ["POOL", "HELD", "LONGEST SILENCE"];
     let table = (!pools.is_empty()).then(|| table(titles, &[1, 2], pools.iter().map(row)));
-    let member = |one: &PoolMember| {
-        json!({
-            "instance_id": one.instance_id,
-            "silent_for_seconds": seconds(Some(one.silent_for)),
-            "ends_in_seconds": seconds(one.ends_in),
-        })
-    };
     let one = |pool: &PoolStats| {
-        let members: Value = pool.members.iter().map(member).collect();
+        let members: Value = pool.members.iter().map(pool_member_json).collect();
         json!({ "name": pool.name, "held": pool.members.len(), "members": members })
     };
     Ok(Section { title: "pools", table, json: pools.iter().map(one).collect() })

@@ -1,58 +1,164 @@
-//! `leasehold show`: every holder and waiter of a semaphore.
+//! `leasehold show`: who holds and who waits, of everything that has this name.
 
-use leasehold::{Client, Fence, Member, SemaphoreStats};
+use std::time::SystemTime;
+
+use leasehold::{Client, Error, Fence, Member, PoolMember, PoolStats, RawLockInfo, SemaphoreStats};
 use serde_json::{Value, json};
 
 use super::ls::semaphore_json;
 use crate::args::ShowArgs;
-use crate::failure::{Failure, NOTHING_THERE};
+use crate::failure::{Failure, NOTHING_THERE, complain};
 use crate::output::{self, Style, ago, one_line, or_dash, seconds, styled, table};
 use crate::store::{self, Store};
 
 pub(crate) fn run(arguments: &ShowArgs) -> Result<u8, Failure> {
     store::block_on(async {
         let client = Store::new(&arguments.store)?.look().await?;
-        let Some(stats) = find(&client, &arguments.name).await? else {
+        let found = look(&client, &arguments.name).await?;
+        if found.is_empty() {
             let name = &arguments.name;
-            // What cannot be a lock's key is not one: that is no reason to complain of it here.
-            let locked = matches!(client.locks().lookup(name).await, Ok(Some(_)));
-            let rest = if locked {
-                format!(", but a lock: see `leasehold lookup {name}`")
-            } else {
-                ": see `leasehold ls --all`".to_owned()
-            };
-            let message = format!("there is no semaphore {name:?}{rest}");
-            return Err(Failure::new(NOTHING_THERE, message));
-        };
+            let message = format!("there is no semaphore, lock or pool {name:?}");
+            return Err(Failure::new(NOTHING_THERE, message + ": see `leasehold ls --all`"));
+        }
         if arguments.json {
-            output::print_json(&as_json(&stats))?;
+            output::print_json(&as_json(found))?;
         } else {
-            output::print(&as_text(&stats))?;
+            output::print(&as_text(&found))?;
         }
         Ok(0)
     })
 }
 
-/// Nothing if nobody has ever declared it, and nobody uses it.
-pub(super) async fn find(client: &Client, name: &str) -> Result<Option<SemaphoreStats>, Failure> {
+/// What has the name, of one kind.
+struct Found {
+    kind: &'static str,
+    heading: &'static str,
+    text: String,
+    json: Value,
+}
+
+/// Everything that has the name. A kind that the store does not let us see hides no other.
+async fn look(client: &Client, name: &str) -> Result<Vec<Found>, Failure> {
+    let (mut found, mut refused) = (Vec::new(), None);
+    let semaphore = find(client, name).await.map(|one| one.as_ref().map(Found::semaphore));
+    let lock = client.locks().lookup_raw(name).await.map(|one| one.as_ref().map(Found::lock));
+    let pool = client.pools().lookup(name).await.map(|one| one.as_ref().map(Found::pool));
+    for (kind, looked) in [("semaphore", semaphore), ("lock", lock), ("pool", pool)] {
+        match looked {
+            Ok(one) => found.extend(one),
+            // What cannot be a lock's key or a pool's name is not one: that is no reason to complain of it here.
+            Err(Error::InvalidArgument { .. }) if kind != "semaphore" => {}
+            Err(error @ (Error::InvalidArgument { .. } | Error::Refused { .. })) => {
+                refused.get_or_insert((kind, error));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    match refused {
+        Some((_, error)) if found.is_empty() => Err(error.into()),
+        Some((kind, error)) => {
+            complain(&format!("whether there is a {kind} {name:?} is not known: {error}"));
+            Ok(found)
+        }
+        None => Ok(found),
+    }
+}
+
+/// The semaphore. Nothing if nobody has ever declared it, and nobody uses it.
+pub(super) async fn find(client: &Client, name: &str) -> Result<Option<SemaphoreStats>, Error> {
     let stats = client.stats().names([name]).unused().waiters().fetch().await?;
     let known = |one: &SemaphoreStats| one.capacity() > 0 || one.held() > 0 || one.waiting() > 0;
     Ok(stats.into_iter().find(known))
 }
 
-fn as_text(stats: &SemaphoreStats) -> String {
-    let (held, capacity, waiting) = (stats.held(), stats.capacity(), stats.waiting());
-    let name = styled(&one_line(stats.name()), Style::Bold);
-    let summary = format!("{name}: {held} of {capacity} held, {waiting} waiting\n");
-    let members = stats.holders().iter().map(|holder| row("held", holder)).chain(
-        stats.waiters().iter().enumerate().map(|(at, waiter)| row(&format!("{}.", at + 1), waiter)),
-    );
-    let members: Vec<_> = members.collect();
-    if members.is_empty() {
-        return summary;
+fn as_text(found: &[Found]) -> String {
+    if let [only] = found {
+        return only.text.clone();
     }
-    let titles = ["PLACE", "ID", "HOST", "PID", "LABEL", "FOR", "ENDS IN", "FENCE"];
-    format!("{summary}\n{}", table(titles, &[3, 5, 6], members))
+    let part = |one: &Found| format!("{}\n{}", styled(one.heading, Style::Bold), one.text);
+    found.iter().map(part).collect::<Vec<_>>().join("\n")
+}
+
+/// The first, with the others beside it: whoever asks for a semaphore finds its fields where they always were.
+fn as_json(found: Vec<Found>) -> Value {
+    let mut all = found.into_iter().map(|one| {
+        let mut value = one.json;
+        value["kind"] = one.kind.into();
+        value
+    });
+    let mut first = all.next().unwrap_or_default();
+    first["also"] = all
+        .map(|mut one| {
+            one["also"] = json!([]);
+            one
+        })
+        .collect();
+    first
+}
+
+/// A line about the whole, and a table of who is in it.
+fn summed_up(name: &str, summary: &str, table: Option<String>) -> String {
+    let line = format!("{}: {summary}\n", styled(&one_line(name), Style::Bold));
+    table.map_or(line.clone(), |table| format!("{line}\n{table}"))
+}
+
+impl Found {
+    fn semaphore(stats: &SemaphoreStats) -> Self {
+        let (held, capacity, waiting) = (stats.held(), stats.capacity(), stats.waiting());
+        let summary = format!("{held} of {capacity} held, {waiting} waiting");
+        let places = stats.waiters().iter().enumerate();
+        let waiters = places.map(|(at, waiter)| row(&format!("{}.", at + 1), waiter));
+        let members: Vec<_> =
+            stats.holders().iter().map(|holder| row("held", holder)).chain(waiters).collect();
+        let titles = ["PLACE", "ID", "HOST", "PID", "LABEL", "FOR", "ENDS IN", "FENCE"];
+        let table = (!members.is_empty()).then(|| table(titles, &[3, 5, 6], members));
+        let mut json = semaphore_json(stats);
+        json["holders"] = stats.holders().iter().map(member_json).collect();
+        json["waiters"] = stats.waiters().iter().map(member_json).collect();
+        let text = summed_up(stats.name(), &summary, table);
+        Self { kind: "semaphore", heading: "Semaphore", text, json }
+    }
+
+    /// Without its lock id, with which anybody could release it.
+    fn lock(lock: &RawLockInfo) -> Self {
+        let (info, now) = (&lock.info, SystemTime::now());
+        let held_for = now.duration_since(info.acquired_at).unwrap_or_default();
+        let ends_in = info.expires_at.duration_since(now).unwrap_or_default();
+        let row = [
+            or_dash(info.host.clone()),
+            or_dash(info.pid.map(|pid| pid.to_string())),
+            or_dash(info.label.clone()),
+            ago(held_for),
+            ago(ends_in),
+            info.fence.to_string(),
+        ];
+        let titles = ["HOST", "PID", "LABEL", "FOR", "ENDS IN", "FENCE"];
+        let text = summed_up(&lock.key, "locked", Some(table(titles, &[1, 3, 4], [row])));
+        let holder = json!({
+            "lock_id_hash": info.lock_id_hash,
+            "host": info.host,
+            "pid": info.pid,
+            "label": info.label,
+            "for_seconds": seconds(Some(held_for)),
+            "ends_in_seconds": seconds(Some(ends_in)),
+            "fence": info.fence.to_string(),
+        });
+        let json = json!({ "name": lock.key, "held": 1, "holders": [holder] });
+        Self { kind: "lock", heading: "Lock", text, json }
+    }
+
+    fn pool(pool: &PoolStats) -> Self {
+        let row = |one: &PoolMember| {
+            [one.instance_id.clone(), ago(one.silent_for), or_dash(one.ends_in.map(ago))]
+        };
+        let titles = ["INSTANCE", "SILENT FOR", "ENDS IN"];
+        let table = table(titles, &[1, 2], pool.members.iter().map(row));
+        // The store does not know how many leases there are: those who use it do.
+        let text = summed_up(&pool.name, &format!("{} held", pool.members.len()), Some(table));
+        let holders: Value = pool.members.iter().map(pool_member_json).collect();
+        let json = json!({ "name": pool.name, "held": pool.members.len(), "holders": holders });
+        Self { kind: "pool", heading: "Pool", text, json }
+    }
 }
 
 fn row(place: &str, member: &Member) -> [String; 8] {
@@ -68,13 +174,6 @@ fn row(place: &str, member: &Member) -> [String; 8] {
     ]
 }
 
-fn as_json(stats: &SemaphoreStats) -> Value {
-    let mut value = semaphore_json(stats);
-    value["holders"] = stats.holders().iter().map(member_json).collect();
-    value["waiters"] = stats.waiters().iter().map(member_json).collect();
-    value
-}
-
 fn member_json(member: &Member) -> Value {
     json!({
         "id": member.id(),
@@ -85,5 +184,14 @@ fn member_json(member: &Member) -> Value {
         "ends_in_seconds": seconds(member.ends_in()),
         // As text: a number would not survive every JSON library past 2^53.
         "fence": member.fence().as_ref().map(Fence::to_string),
+    })
+}
+
+/// What `ls` says of it, too.
+pub(super) fn pool_member_json(one: &PoolMember) -> Value {
+    json!({
+        "instance_id": one.instance_id,
+        "silent_for_seconds": seconds(Some(one.silent_for)),
+        "ends_in_seconds": seconds(one.ends_in),
     })
 }

@@ -26,7 +26,7 @@ fn nothing_there_is_1() {
     assert_eq!(ended.code, 1);
     assert_eq!(
         ended.stderr,
-        "leasehold: there is no semaphore \"nothing\": see `leasehold ls --all`\n"
+        "leasehold: there is no semaphore, lock or pool \"nothing\": see `leasehold ls --all`\n"
     );
     let ended = run(&server.url(), &["lookup", "nothing"]);
     assert_eq!((ended.code, &*ended.stderr), (1, "leasehold: nobody has the lock \"nothing\"\n"));
@@ -47,14 +47,18 @@ fn a_lock_is_no_semaphore_and_a_semaphore_no_lock() {
         let _locked = looker.block_on(lock.acquire()).unwrap();
         let _held = looker.hold("it");
         let ended = run(&store.url(), &["show", "k1"]);
-        let said = "there is no semaphore \"k1\", but a lock: see `leasehold lookup k1`";
-        assert_eq!((ended.code, ended.stderr), (1, format!("leasehold: {said}\n")));
+        assert_eq!((ended.code, &*ended.stderr), (0, ""));
+        assert!(ended.stdout.starts_with("k1: locked\n"), "{}", ended.stdout);
         let ended = run(&store.url(), &["lookup", "it"]);
         let said = "nobody has the lock \"it\"; of the semaphore see `leasehold show it`";
         assert_eq!((ended.code, ended.stderr), (1, format!("leasehold: {said}\n")));
-        // It cannot be a lock's.
-        let ended = run(&store.url(), &["show", "fence:it"]);
-        assert_eq!(ended.code, 1, "{ended:?}");
+        // They cannot be a lock's and a pool's.
+        for name in ["fence:it", "holders:it"] {
+            assert_eq!(run(&store.url(), &["show", name]).code, 1, "{name}");
+            let _held = looker.hold(name);
+            let ended = run(&store.url(), &["show", name]);
+            assert_eq!((ended.code, &*ended.stderr), (0, ""), "{name}");
+        }
     }
 }
 
@@ -161,6 +165,22 @@ fn a_lost_lease_is_124() {
         assert_eq!(ended.code, 124);
         let said = "was lost: its TTL of 200ms ran out; the child was stopped\n";
         assert!(ended.stderr.ends_with(said), "{ended:?}");
+    }
+}
+
+/// Not when its lease ends, which is extended meanwhile. It is free as soon as the child has ended.
+#[test]
+fn a_child_under_a_lock_that_runs_for_too_long_is_124() {
+    for store in Store::both() {
+        let words = ["lock", "--ttl", "1s", "--lease", "300ms", "it", "--", "sleep", "1000"];
+        let begun = std::time::Instant::now();
+        let ended = run(&store.url(), &words);
+        assert!(begun.elapsed() >= std::time::Duration::from_secs(1), "{ended:?}");
+        let said = "the lock \"it\" was lost: its TTL of 1s ran out; the child was stopped";
+        assert_eq!((ended.code, ended.stderr), (124, format!("leasehold: {said}\n")));
+        assert_eq!(run(&store.url(), &["lock", "--no-wait", "it", "--", "true"]).code, 0);
+        let words = ["lock", "--ttl", "5000000y", "it", "--", "sh", "-c", "exit 3"];
+        assert_eq!(run(&store.url(), &words).code, 3);
     }
 }
 

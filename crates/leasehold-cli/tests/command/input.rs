@@ -187,6 +187,7 @@ fn numbers_and_durations() {
         &["run", "--lease", "5s", "--heartbeat", "5s", "it", "--", "true"],
         &["run", "-E", "256", "it", "--", "true"],
         &["lock", "--lease", "0s", "it", "--", "true"],
+        &["lock", "--ttl", "0s", "it", "--", "true"],
         &["lock", "--lease", "1s", "--grace", "1s", "it", "--", "true"],
     ]));
 }
@@ -214,6 +215,7 @@ fn names_that_cannot_be() {
         &["run", &"x".repeat(513), "--", "true"],
         &["run", "--label", "a\tb", "it", "--", "true"],
         &["lock", "fence:it", "--", "true"],
+        &["lock", "--label", "", "it", "--", "true"],
         &["show", ""],
         &["lookup", ""],
         &["release", "it", "not an id"],

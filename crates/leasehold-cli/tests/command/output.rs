@@ -200,7 +200,7 @@ fn masked(mut value: serde_json::Value) -> serde_json::Value {
 fn a_lock_in_use() {
     let server = RedisServer::start();
     let looker = Looker::new(&server.url());
-    let lock = looker.client.lock("invoice:42").build().unwrap();
+    let lock = looker.client.lock("invoice:42").label("a b").build().unwrap();
     let guard = looker.block_on(lock.acquire()).unwrap();
     let (id, fence) = (guard.id().to_string(), guard.fence().to_string());
     assert_eq!(fence, "0000000000000000001");
@@ -209,7 +209,13 @@ fn a_lock_in_use() {
     let clean = run(&server.url(), &["lookup", "invoice:42"]).stdout;
     assert!(!clean.contains("invoice") && !clean.contains(&id), "{clean}");
     let titles: Vec<_> = clean.lines().map(|line| line[..13].trim_end()).collect();
-    assert_eq!(titles, ["key hash", "lock id hash", "fence", "acquired", "ends"]);
+    let holder = ["host", "pid", "label"];
+    let rest = ["fence", "acquired", "ends"];
+    assert_eq!(titles, [&["key hash", "lock id hash"][..], &holder, &rest].concat());
+    let pid = std::process::id();
+    assert!(clean.contains(&format!("\npid           {pid}\nlabel         a b\n")), "{clean}");
+    let host = found.host.as_deref().unwrap();
+    assert!(clean.contains(&format!("\nhost          {host}\n")), "{clean}");
     assert!(clean.contains(&found.key_hash) && clean.contains(&found.lock_id_hash));
 
     let raw = run(&server.url(), &["lookup", "--raw", "--json", "invoice:42"]).stdout;
@@ -219,12 +225,114 @@ fn a_lock_in_use() {
     let clean = run(&server.url(), &["lookup", "--json", "invoice:42"]).stdout;
     let clean: serde_json::Value = serde_json::from_str(&clean).unwrap();
     let keys: Vec<_> = clean.as_object().unwrap().keys().map(String::as_str).collect();
-    assert_eq!(keys, ["acquired_at", "expires_at", "fence", "key_hash", "lock_id_hash"]);
+    let (times, hashes) =
+        (["acquired_at", "expires_at", "fence", "host"], ["label", "lock_id_hash"]);
+    assert_eq!(keys, [&times[..], &["key_hash"], &hashes, &["pid"]].concat());
+    assert_eq!((&clean["host"], &clean["label"]), (&host.into(), &"a b".into()));
+    assert_eq!(clean["pid"], pid);
 
     let released = run(&server.url(), &["release", "invoice:42", &id]);
     assert_eq!((released.code, &*released.stdout), (0, ""));
     assert_eq!(run(&server.url(), &["lookup", "invoice:42"]).code, 1);
     drop(guard);
+
+    // Another program does not say who it is.
+    let record = format!(
+        r#"{{"lockId":"{id}","key":"invoice:42","fence":"{fence}","expiresAtMs":9999999999999,"acquiredAtMs":1}}"#
+    );
+    let mut set = redis::cmd("SET");
+    set.arg("syncguard:invoice:42").arg(record).exec(&mut server.connection()).unwrap();
+    let theirs = run(&server.url(), &["lookup", "invoice:42"]).stdout;
+    assert!(theirs.contains("\nhost          -\npid           -\nlabel         -\n"), "{theirs}");
+    let theirs = run(&server.url(), &["lookup", "--json", "invoice:42"]).stdout;
+    let theirs: serde_json::Value = serde_json::from_str(&theirs).unwrap();
+    for field in ["host", "pid", "label"] {
+        assert_eq!(theirs.get(field), Some(&serde_json::Value::Null), "{field}");
+    }
+}
+
+/// A child of `leasehold lock` is found by whoever wants to know what it is that hangs.
+#[test]
+fn the_holder_of_a_lock_is_the_command() {
+    for store in Store::both() {
+        let words =
+            ["lock", "--label", "nightly", "it", "--", "sh", "-c", "echo up; exec sleep 99"];
+        let mut running = Running::start(&store.url(), &words);
+        assert_eq!(running.line(), "up");
+        let found = run(&store.url(), &["lookup", "--json", "it"]).stdout;
+        let found: serde_json::Value = serde_json::from_str(&found).unwrap();
+        assert_eq!(found["pid"], running.pid().as_raw_pid());
+        assert_eq!(found["label"], "nightly");
+        assert!(found["host"].is_string(), "{found}");
+    }
+}
+
+/// Each kind alone, and all three under one name.
+#[test]
+fn whatever_has_the_name_is_shown() {
+    for store in Store::both() {
+        let looker = Looker::new(&store.url());
+        let lock = |key: &str| {
+            let lock = looker.client.lock(key).label("nightly").build().unwrap();
+            looker.block_on(lock.acquire()).unwrap()
+        };
+        let pool = |name: &str| {
+            let pool = looker.client.pool(name, 3).build().unwrap();
+            looker.block_on(pool.acquire("worker-7")).unwrap();
+        };
+        let only = lock("invoice:42");
+        pool("workers");
+        let guards = (lock("it"), looker.hold("it"));
+        pool("it");
+        let show = |words: &[&str]| {
+            let ended = run(&store.url(), &[&["show"], words].concat());
+            assert_eq!((ended.code, &*ended.stderr), (0, ""), "{words:?}");
+            ended.stdout
+        };
+        let json = |name| {
+            let shown = show(&["--json", name]);
+            assert!(!shown.contains(&only.id().to_string()), "{shown}");
+            masked(serde_json::from_str(&shown).unwrap())
+        };
+        let (pid, host) = (std::process::id(), only_host(&looker));
+        let fence = only.fence();
+        let line = format!("{host} {pid} nightly AGE {fence}\n");
+        let expected = format!("invoice:42: locked\n\nHOST PID LABEL FOR ENDS IN FENCE\n{line}");
+        assert_eq!(ageless(&show(&["invoice:42"])), expected);
+        let expected = "workers: 1 held\n\nINSTANCE SILENT FOR ENDS IN\nworker-7 AGE\n";
+        assert_eq!(ageless(&show(&["workers"])), expected);
+        let all = ageless(&show(&["it"]));
+        let lines: Vec<_> = all.lines().collect();
+        assert_eq!(lines[..2], ["Semaphore", "it: 1 of 1 held, 0 waiting"]);
+        assert_eq!(lines[5..8], ["", "Lock", "it: locked"], "{all}");
+        assert_eq!(lines[11..14], ["", "Pool", "it: 1 held"], "{all}");
+        assert_eq!(lines.len(), 17, "{all}");
+
+        let name = if matches!(store, Store::Local(_)) { "local" } else { "redis" };
+        let shown = ["invoice:42", "workers", "it"].map(|name| format!("{:#}\n", json(name)));
+        insta::assert_snapshot!(format!("show_kinds_json_{name}"), shown.concat());
+        drop(guards);
+    }
+}
+
+fn only_host(looker: &Looker) -> String {
+    let found = looker.block_on(looker.client.locks().lookup("invoice:42")).unwrap().unwrap();
+    found.host.unwrap()
+}
+
+/// What we may not look at hides nothing that we may.
+#[test]
+fn a_user_who_may_see_semaphores_only() {
+    let user = "--user alice on >pw ~adv-sem:* &* +@all";
+    let server = RedisServer::start_with(&[user]);
+    let url = server.url_with("alice", "pw");
+    let _held = Looker::new(&url).hold("it");
+    let ended = run(&url, &["show", "it"]);
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert!(ended.stdout.starts_with("it: 1 of 1 held, 0 waiting\n"), "{ended:?}");
+    let said = "leasehold: whether there is a lock \"it\" is not known: ";
+    assert!(ended.stderr.starts_with(said), "{ended:?}");
+    assert_eq!(run(&url, &["show", "nothing"]).code, 77);
 }
 
 #[test]
@@ -238,6 +346,29 @@ fn what_others_have_stored_does_not_reach_the_terminal() {
     call(&mut connection, &["ZADD", "adv-sem:semaphore_main:a\x1b[2Jb", later, "0123456789abcdef"]);
     let listed = run(&server.url(), &["ls"]).stdout;
     assert!(listed.contains("a\\u{1b}[2Jb"), "{listed:?}");
+
+    // Neither what cannot be seen, nor what turns a line around; and a pid need not be a number.
+    let looker = Looker::new(&server.url());
+    let semaphore = looker.client.semaphore("it\u{200b}", 1).label("\u{202e}gnp").build().unwrap();
+    let _held = looker.block_on(semaphore.acquire()).unwrap();
+    let lock = looker.client.lock("key\u{2066}").label("\u{feff}\u{2028}").build().unwrap();
+    let _locked = looker.block_on(lock.acquire()).unwrap();
+    let client = format!("adv-sem:client:{}", looker.client.id());
+    call(&mut connection, &["HSET", &client, "host", "web\u{200e}", "pid", "not a number"]);
+    let words = [&["ls"][..], &["show", "it\u{200b}"], &["show", "key\u{2066}"]];
+    let all: String = words.iter().map(|words| run(&server.url(), words).stdout).collect();
+    let all = all + &run(&server.url(), &["lookup", "--raw", "key\u{2066}"]).stdout;
+    let hidden =
+        |c: char| matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{2069}' | '\u{feff}');
+    assert!(!all.contains(hidden), "{all:?}");
+    let escaped =
+        ["it\\u{200b}", "\\u{202e}gnp", "web\\u{200e}", "key\\u{2066}", "\\u{feff}\\u{2028}"];
+    for text in escaped {
+        assert!(all.contains(text), "{text} is not in {all}");
+    }
+    let shown = run(&server.url(), &["show", "--json", "it\u{200b}"]);
+    let shown: serde_json::Value = serde_json::from_str(&shown.stdout).unwrap();
+    assert_eq!(shown["holders"][0]["pid"], serde_json::Value::Null);
 }
 
 /// Every check, by name and verdict.

@@ -184,6 +184,32 @@ fn being_verbose_it_says_what_it_does() {
     assert!(ended.stderr.ends_with(" of \"it\" given back\n"), "{}", ended.stderr);
 }
 
+/// Once for each holder, and not each time that it has held for another second.
+#[test]
+fn being_verbose_it_says_who_has_the_lock() {
+    let server = RedisServer::start();
+    let looker = Looker::new(&server.url());
+    let lock = looker.client.lock("it").label("nightly").build().unwrap();
+    let guard = looker.block_on(lock.acquire()).unwrap();
+    let running = Running::start(&server.url(), &["lock", "-v", "it", "--", "true"]);
+    let pid = std::process::id();
+    running.says(&format!(" pid {pid} \"nightly\" for "));
+    // It looks again after a second.
+    std::thread::sleep(std::time::Duration::from_millis(2500));
+    assert!(looker.block_on(guard.release()).unwrap());
+    let ended = running.end();
+    assert_eq!(ended.code, 0);
+    let waiting = ended.stderr.lines().filter(|line| line.contains("waiting for the lock"));
+    assert_eq!(waiting.count(), 1, "{}", ended.stderr);
+
+    // Another program does not say who it is.
+    let record = r#"{"lockId":"AAECAwQFBgcICQoLDA0ODw","key":"it","fence":"0000000000000000007","expiresAtMs":9999999999999,"acquiredAtMs":1}"#;
+    let set = redis::cmd("SET").arg("syncguard:it").arg(record).exec(&mut server.connection());
+    set.unwrap();
+    let running = Running::start(&server.url(), &["lock", "-v", "it", "--", "true"]);
+    running.says("locked with fence 0000000000000000007; held for ");
+}
+
 /// Where permits need no renewal, a short lease is no reason for a short grace.
 #[test]
 fn a_short_lease_shortens_the_grace_only_where_it_counts() {

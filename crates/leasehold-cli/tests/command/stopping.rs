@@ -52,6 +52,7 @@ fn command(kind: Kind, fate: Fate, child: Vec<OsString>) -> Vec<OsString> {
     let options: &[&str] = match (kind, fate) {
         (Kind::Permit, Fate::Late) => &["run", "--ttl", "3s", "--grace", "200ms"],
         (Kind::Permit, _) => &["run", "--lease", "1500ms", "--grace", "200ms"],
+        (Kind::Lock, Fate::Late) => &["lock", "--ttl", "3s", "--grace", "300ms"],
         (Kind::Lock, _) => &["lock", "--lease", "1s", "--grace", "300ms"],
     };
     let line = options.iter().chain(&["it", "--"]).map(OsString::from);
@@ -185,6 +186,16 @@ fn when_the_holder_of_a_lock_is_stopped() {
 #[test]
 fn when_the_holder_of_a_lock_is_cut_off() {
     dies_in_time(Kind::Lock, Fate::CutOff, "family");
+}
+
+#[test]
+fn when_the_ttl_of_a_lock_runs_out() {
+    dies_in_time(Kind::Lock, Fate::Late, "family");
+}
+
+#[test]
+fn on_one_host_when_the_ttl_of_a_lock_runs_out() {
+    dies_in_time_on_one_host(Kind::Lock, Fate::Late, "family");
 }
 
 #[test]

@@ -113,15 +113,15 @@ fn who_waits_sees_his_place_and_who_is_ahead() {
 }
 
 #[test]
-fn who_waits_for_a_lock_sees_for_how_long_it_is_held() {
+fn who_waits_for_a_lock_sees_who_holds_it_and_for_how_long() {
     let server = RedisServer::start();
     let looker = Looker::new(&server.url());
-    let lock = looker.client.lock("it").build().unwrap();
+    let lock = looker.client.lock("it").label("nightly").build().unwrap();
     let guard = looker.block_on(lock.acquire()).unwrap();
     let mut terminal = Terminal::leasehold(&server.url(), &["lock", "it", "--", "echo", "runs"]);
     terminal.shows("waiting for the lock \"it\" (");
-    terminal.shows("held for ");
-    terminal.shows("with fence 0000000000000000001");
+    terminal.shows("s): locked with fence 0000000000000000001; held by ");
+    terminal.shows(&format!(" pid {} \"nightly\" for ", std::process::id()));
     assert!(looker.block_on(guard.release()).unwrap());
     terminal.shows("runs\r\n");
     assert_eq!(terminal.code(), 0);

@@ -42,7 +42,7 @@ use crate::lock::TimeAuthority;
 use crate::machine::lock::Record;
 use crate::machine::{Command, Effects};
 use crate::name::Name;
-use crate::pool::PoolStats;
+use crate::pool::{PoolStats, Which};
 use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, Error};
 
@@ -151,8 +151,8 @@ impl RemoteBackend for Local {
         })
     }
 
-    fn list_pools(&self, limit: usize) -> Later<Vec<PoolStats>> {
-        self.ask(move |store| store.read(|tx, now, _| pools::list(tx, limit, now)))
+    fn list_pools(&self, which: Which) -> Later<Vec<PoolStats>> {
+        self.ask(move |store| store.read(|tx, now, _| pools::list(tx, &which, now)))
     }
 
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {

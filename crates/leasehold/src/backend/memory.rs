@@ -8,7 +8,7 @@ use crate::engine::ticket::Ticket;
 use crate::machine::lock::{LockCommand, LockMachine, LockOutcome, Record};
 use crate::machine::pool::{PoolCommand, PoolMachine, PoolOutcome};
 use crate::machine::{Circumstances, Command, Effects, Held, Machine, Outcome, Role, Terms};
-use crate::pool::PoolStats;
+use crate::pool::{PoolStats, Which};
 use crate::{AcquisitionId, ClientId};
 
 /// What the names of one client have in common, and its locks and pools.
@@ -55,9 +55,9 @@ impl Memory {
         machine.apply(command, now)
     }
 
-    pub(crate) fn list_pools(&self, limit: usize) -> Vec<PoolStats> {
+    pub(crate) fn list_pools(&self, which: &Which) -> Vec<PoolStats> {
         let (machine, now) = self.pools();
-        machine.list(limit, now)
+        machine.list(which, now)
     }
 
     fn pools(&self) -> (MutexGuard<'_, PoolMachine>, Time) {

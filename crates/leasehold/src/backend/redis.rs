@@ -19,7 +19,7 @@ use crate::lock::TimeAuthority;
 use crate::machine::Command;
 use crate::machine::lock::{LockCommand, Record};
 use crate::name::Name;
-use crate::pool::PoolStats;
+use crate::pool::{PoolStats, Which};
 use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, Error};
 
@@ -219,9 +219,9 @@ impl RemoteBackend for Redis {
         Box::pin(async move { locks.list(&link, limit).await })
     }
 
-    fn list_pools(&self, limit: usize) -> Later<Vec<PoolStats>> {
+    fn list_pools(&self, which: Which) -> Later<Vec<PoolStats>> {
         let link = self.link.clone();
-        Box::pin(async move { pools::list(&link, limit).await })
+        Box::pin(async move { pools::list(&link, which).await })
     }
 }
 

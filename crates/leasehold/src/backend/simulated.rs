@@ -17,7 +17,7 @@ use crate::machine::lock::{LockMachine, Record};
 use crate::machine::pool::PoolMachine;
 use crate::machine::{Circumstances, Command, Effects, Machine};
 use crate::name::Name;
-use crate::pool::PoolStats;
+use crate::pool::{PoolStats, Which};
 use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, Error};
 
@@ -148,8 +148,8 @@ impl RemoteBackend for Simulated {
         Box::pin(async { Ok(locks) })
     }
 
-    fn list_pools(&self, limit: usize) -> Later<Vec<PoolStats>> {
-        let pools = self.world().pools.list(limit, now());
+    fn list_pools(&self, which: Which) -> Later<Vec<PoolStats>> {
+        let pools = self.world().pools.list(&which, now());
         Box::pin(async { Ok(pools) })
     }
 }

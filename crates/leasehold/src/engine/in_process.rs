@@ -20,7 +20,7 @@ use crate::lock::TimeAuthority;
 use crate::machine::lock::{LockOutcome, Record, Verdict};
 use crate::machine::{Effects, Held, Outcome, Role};
 use crate::name::Name;
-use crate::pool::PoolStats;
+use crate::pool::{PoolStats, Which};
 use crate::semaphore::Declaration;
 use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, Error, LossReason};
@@ -98,8 +98,8 @@ impl Store for InProcess {
         ready(Ok(self.0.list_locks(limit)))
     }
 
-    fn list_pools(&self, _core: &Arc<Core>, limit: usize) -> Later<Vec<PoolStats>> {
-        ready(Ok(self.0.list_pools(limit)))
+    fn list_pools(&self, _core: &Arc<Core>, which: Which) -> Later<Vec<PoolStats>> {
+        ready(Ok(self.0.list_pools(&which)))
     }
 }
 

@@ -27,7 +27,7 @@ use crate::clock::{Moment, Span};
 use crate::machine::lock::{LockCommand, Record};
 use crate::machine::pool::PoolAction;
 use crate::name::Name;
-use crate::pool::PoolStats;
+use crate::pool::{PoolStats, Which};
 use crate::semaphore::Declaration;
 use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, Error, LossReason};
@@ -83,8 +83,8 @@ impl Store for Remote {
         core.run(self.0.list_locks(limit))
     }
 
-    fn list_pools(&self, core: &Arc<Core>, limit: usize) -> Later<Vec<PoolStats>> {
-        core.run(self.0.list_pools(limit))
+    fn list_pools(&self, core: &Arc<Core>, which: Which) -> Later<Vec<PoolStats>> {
+        core.run(self.0.list_pools(which))
     }
 
     #[cfg(unix)]

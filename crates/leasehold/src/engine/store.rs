@@ -9,7 +9,7 @@ use crate::backend::{Later, Part, Profile};
 use crate::clock::Moment;
 use crate::machine::lock::Record;
 use crate::name::Name;
-use crate::pool::PoolStats;
+use crate::pool::{PoolStats, Which};
 use crate::stats::{Query, SemaphoreStats};
 
 pub(crate) trait Store: Send + Sync {
@@ -30,7 +30,7 @@ pub(crate) trait Store: Send + Sync {
 
     fn list_locks(&self, core: &Arc<Core>, limit: usize) -> Later<Vec<Record>>;
 
-    fn list_pools(&self, core: &Arc<Core>, limit: usize) -> Later<Vec<PoolStats>>;
+    fn list_pools(&self, core: &Arc<Core>, which: Which) -> Later<Vec<PoolStats>>;
 
     /// The file descriptor whose lock proves that this client is alive (local store only).
     #[cfg(unix)]

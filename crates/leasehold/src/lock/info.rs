@@ -1,9 +1,10 @@
 //! What is known of a lock that is held, and how much of it anybody may see.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::id::hash;
-use crate::machine::lock::Record;
+use crate::machine::lock::{Holder, Record};
 use crate::{Fence, LockId};
 
 /// A lock that was acquired.
@@ -35,6 +36,12 @@ pub struct LockInfo {
     pub expires_at: SystemTime,
     /// The fence of its holder.
     pub fence: Fence,
+    /// The host that its holder runs on; `None` for other programs on Redis.
+    pub host: Option<String>,
+    /// The process of its holder; `None` for other programs on Redis.
+    pub pid: Option<u32>,
+    /// The [label](crate::LockBuilder::label) of the lock that acquired it.
+    pub label: Option<String>,
 }
 
 /// What is known of a lock that is held, with its key and its id.
@@ -50,6 +57,8 @@ pub struct RawLockInfo {
 }
 
 pub(super) fn raw(record: &Record) -> RawLockInfo {
+    let Holder { host, pid, label } = &*record.holder;
+    let text = |text: &Option<Arc<str>>| text.as_deref().map(str::to_owned);
     RawLockInfo {
         info: LockInfo {
             key_hash: hash(record.key.as_str()),
@@ -57,6 +66,9 @@ pub(super) fn raw(record: &Record) -> RawLockInfo {
             acquired_at: time(record.acquired_at),
             expires_at: time(record.expires_at),
             fence: record.fence,
+            host: text(host),
+            pid: *pid,
+            label: text(label),
         },
         key: record.key.to_string(),
         lock_id: record.id,

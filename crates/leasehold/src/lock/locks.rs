@@ -11,7 +11,7 @@ use crate::clock::Moment;
 use crate::engine::Engine;
 use crate::machine::lock::{Acquired, By, LockCommand, LockOutcome, NotifyWhen, Record, Verdict};
 use crate::name::{Name, millis};
-use crate::{Error, LockId};
+use crate::{Error, LockId, process};
 
 /// The locks of a client, without guards: who calls these has a loop of his own, and keeps the lock id.
 ///
@@ -146,7 +146,8 @@ impl Locks {
         let (key, id, ttl) = (key_of(key)?, *id, millis("ttl", ttl)?);
         self.engine.core().check_open()?;
         let notify = NotifyWhen::Never;
-        let command = LockCommand::Acquire { key: key.clone(), id, ttl, notify };
+        let holder = process::holder(None);
+        let command = LockCommand::Acquire { key: key.clone(), id, ttl, notify, holder };
         let about = (Some(&key), Some(id));
         let acquired = self.ask(LockOperation::Acquire, about, command, acquired).await?.0;
         Ok(match acquired {

@@ -1,6 +1,6 @@
 //! The machine of the fenced lock.
 //!
-//! State: `records`, one a key, `{id, acquired_at, expires_at, fence}`; `index`, `id → key`, by which a lock is found
+//! State: `records`, one a key, `{id, acquired_at, expires_at, fence, holder}`; `index`, `id → key`, by which a lock is found
 //! when only its id is known; `fences`, the last fence of each key, or of all, which outlives every record.
 //!
 //! *Exclusive:* a key has one record, and only a record that is not [live](is_live) is replaced. *Owned:* whoever
@@ -12,6 +12,7 @@
 //! ([`let_go`](LockMachine::let_go)); should it find one that is older, the predicate decides.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 use crate::name::Name;
 use crate::{Fence, LockId};
@@ -31,6 +32,14 @@ pub(crate) fn is_live(expires_at: u64, now: u64) -> bool {
     expires_at > now.saturating_sub(TOLERANCE_MS)
 }
 
+/// The process that acquired a lock, for people to see: no transition looks at it. A record of another program has none.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Holder {
+    pub(crate) host: Option<Arc<str>>,
+    pub(crate) pid: Option<u32>,
+    pub(crate) label: Option<Arc<str>>,
+}
+
 /// What is known of a lock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Record {
@@ -39,6 +48,7 @@ pub(crate) struct Record {
     pub(crate) acquired_at: u64,
     pub(crate) expires_at: u64,
     pub(crate) fence: Fence,
+    pub(crate) holder: Arc<Holder>,
 }
 
 /// What becomes of an acquire.
@@ -123,7 +133,14 @@ impl LockMachine {
         Self { fences: Fences::Together(floor), ..Self::default() }
     }
 
-    pub(crate) fn acquire(&mut self, key: &Name, id: LockId, ttl: u64, now: u64) -> Acquired {
+    pub(crate) fn acquire(
+        &mut self,
+        key: &Name,
+        id: LockId,
+        ttl: u64,
+        holder: &Arc<Holder>,
+        now: u64,
+    ) -> Acquired {
         if let Some(record) = self.records.get(key) {
             let remaining = record.expires_at.saturating_sub(now);
             match is_live(record.expires_at, now) {
@@ -136,7 +153,8 @@ impl LockMachine {
             }
         }
         let (fence, expires_at) = (self.fences.next(key), now + ttl);
-        let record = Record { key: key.clone(), id, acquired_at: now, expires_at, fence };
+        let holder = holder.clone();
+        let record = Record { key: key.clone(), id, acquired_at: now, expires_at, fence, holder };
         self.timetable.insert((expires_at, key.clone()));
         self.records.insert(key.clone(), record);
         self.index.insert(id, key.clone());

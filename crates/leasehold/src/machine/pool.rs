@@ -12,7 +12,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use crate::clock::{Span, Time};
 use crate::name::Name;
-use crate::pool::{PoolMember, PoolStats};
+use crate::pool::{PoolMember, PoolStats, Which};
 
 /// What a client asks of one pool.
 #[derive(Clone, Debug)]
@@ -118,11 +118,18 @@ impl PoolMachine {
         PoolOutcome { status, current, expired }
     }
 
-    /// Who is counted where, by name; no more than so many pools.
-    pub(crate) fn list(&self, limit: usize, now: Time) -> Vec<PoolStats> {
-        let mut pools: Vec<_> = self.pools.iter().collect();
-        pools.sort_by(|a, b| a.0.cmp(b.0));
-        let stats = pools.into_iter().take(limit).map(|(name, pool)| {
+    /// Who is counted where, by name.
+    pub(crate) fn list(&self, which: &Which, now: Time) -> Vec<PoolStats> {
+        let pools: Vec<_> = match which {
+            Which::First(limit) => {
+                let mut pools: Vec<_> = self.pools.iter().collect();
+                pools.sort_by(|a, b| a.0.cmp(b.0));
+                pools.truncate(*limit);
+                pools
+            }
+            Which::Named(name) => self.pools.get_key_value(name).into_iter().collect(),
+        };
+        let stats = pools.into_iter().map(|(name, pool)| {
             let members = pool.by_age.iter().map(|(last, instance)| {
                 let until = pool.members.get(instance).and_then(|member| member.holder_until);
                 PoolMember {

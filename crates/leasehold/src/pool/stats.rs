@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::Error;
 use crate::engine::Engine;
+use crate::name::Name;
 
 /// All pools of a client's store, to look at.
 ///
@@ -48,6 +49,14 @@ pub struct PoolMember {
     pub ends_in: Option<Duration>,
 }
 
+/// Which pools are asked about.
+#[derive(Clone, Debug)]
+pub(crate) enum Which {
+    /// All, by name; no more than so many.
+    First(usize),
+    Named(Name),
+}
+
 impl Pools {
     pub(crate) fn new(engine: Arc<Engine>) -> Self {
         Self { engine }
@@ -61,7 +70,33 @@ impl Pools {
     /// # Cancel safety
     /// Only asks.
     pub async fn list(&self, limit: usize) -> Result<Vec<PoolStats>, Error> {
-        self.engine.core().list_pools(limit).await
+        self.engine.core().list_pools(Which::First(limit)).await
+    }
+
+    /// The members of the pool with this name; `None` if it has none. It changes nothing.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// use leasehold::Client;
+    ///
+    /// let client = Client::memory();
+    /// client.pool("encoders", 4).build()?.acquire("worker-1").await?;
+    /// let pool = client.pools().lookup("encoders").await?.expect("it has a member");
+    /// assert_eq!(pool.members[0].instance_id, "worker-1");
+    /// assert!(client.pools().lookup("decoders").await?.is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a name that cannot be a pool's; otherwise as for [`list`](Self::list).
+    ///
+    /// # Cancel safety
+    /// Only asks.
+    pub async fn lookup(&self, name: &str) -> Result<Option<PoolStats>, Error> {
+        let which = Which::Named(super::name_of(name)?);
+        Ok(self.engine.core().list_pools(which).await?.pop())
     }
 }
 

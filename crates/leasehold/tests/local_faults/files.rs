@@ -103,6 +103,45 @@ async fn a_newer_schema_is_not_touched() {
     assert_says(&error, ErrorKind::AuthFailed, &store.path(), &["schema 1000", "newer leasehold"]);
 }
 
+/// Nothing in it is lost. What its records do not say is unknown.
+#[tokio::test]
+async fn a_store_of_the_first_version_is_opened() {
+    let store = LocalStore::new();
+    write_private(&store.path(), b"");
+    let old = look(&store);
+    old.execute_batch(include_str!("schema_1.sql")).unwrap();
+    old.pragma_update(None, "application_id", 0x4c65_6173).unwrap();
+    old.pragma_update(None, "user_version", 1).unwrap();
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let (id, now) = (testkit::seed003::new_lock_id(), 1_700_000_000_000_i64);
+    old.execute("INSERT INTO meta VALUES (1, ?1, ?2, 0)", (boot.trim(), now * 1000)).unwrap();
+    // For longer than the machine has been on.
+    let ends = now + 100 * 365 * 86_400_000;
+    let insert = "INSERT INTO locks VALUES ('invoice:42', 7, ?1, ?2, ?3)";
+    old.execute(insert, (&id, now, ends)).unwrap();
+    old.execute("INSERT INTO lock_ids VALUES (?1, 'invoice:42')", [&id]).unwrap();
+    old.execute("INSERT INTO semaphores VALUES (1, 'x', 3, 0, 0, 0, 9)", []).unwrap();
+    drop(old);
+
+    // Twice: the second client finds it as the first has left it.
+    for _ in 0..2 {
+        let client = open(&store).await;
+        let info = deadline(client.locks().lookup("invoice:42")).await.unwrap().unwrap();
+        assert_eq!((info.fence.get(), info.host, info.pid, info.label), (7, None, None, None));
+        let stats = deadline(client.stats().names(["x"]).unused().fetch()).await.unwrap();
+        assert_eq!(stats[0].capacity(), 3);
+    }
+    let client = open(&store).await;
+    assert!(deadline(client.locks().release(&id.parse().unwrap())).await.unwrap());
+    let lock = client.lock("invoice:42").label("nightly").build().unwrap();
+    let guard = deadline(lock.acquire()).await.unwrap();
+    assert!(guard.fence().get() > 7);
+    let info = deadline(client.locks().lookup("invoice:42")).await.unwrap().unwrap();
+    assert_eq!((info.pid, info.label.as_deref()), (Some(std::process::id()), Some("nightly")));
+    let version = look(&store).pragma_query_value(None, "user_version", |row| row.get::<_, i32>(0));
+    assert_eq!(version.unwrap(), 2);
+}
+
 #[tokio::test]
 async fn a_damaged_file_is_told() {
     let store = LocalStore::new();

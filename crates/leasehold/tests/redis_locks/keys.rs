@@ -13,7 +13,8 @@ const FENCE: &str = "syncguard:fence:invoice:42";
 async fn a_lock_is_two_keys_that_end_together_and_a_counter_that_stays() {
     let server = Server::start();
     let client = connect(&server.url()).await;
-    let guard = acquire(&lock(&client, MINUTES)).await;
+    let labelled = client.lock(KEY).ttl(MINUTES).label("nightly").build().unwrap();
+    let guard = acquire(&labelled).await;
     let index = format!("syncguard:id:{}", guard.id());
     let main = "syncguard:invoice:42";
     assert_eq!(server.keys(), [FENCE, &index, main]);
@@ -27,7 +28,11 @@ async fn a_lock_is_two_keys_that_end_together_and_a_counter_that_stays() {
         let record: serde_json::Value = serde_json::from_str(&json).unwrap();
         let fields: BTreeSet<_> = record.as_object().unwrap().keys().map(String::as_str).collect();
         let expected = ["acquiredAtMs", "expiresAtMs", "fence", "key", "lockId"];
-        assert_eq!(fields.into_iter().collect::<Vec<_>>(), expected);
+        let ours = ["host", "label", "pid"];
+        assert_eq!(fields, expected.into_iter().chain(ours).collect());
+        assert_eq!(record["pid"], std::process::id());
+        assert_eq!(record["label"], "nightly");
+        assert!(record["host"].as_str().is_some_and(|host| !host.is_empty()), "{record}");
         assert_eq!(record["lockId"], guard.id().to_string());
         assert_eq!(record["key"], KEY);
         assert_eq!(record["fence"], "0000000000000000001");

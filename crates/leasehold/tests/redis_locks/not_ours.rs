@@ -104,6 +104,46 @@ async fn a_holder_with_an_id_that_cannot_be_ours_excludes_us() {
     assert_eq!(server.ask::<String>(&["GET", MAIN]), record);
 }
 
+/// What the layout does not know of may be anything. Then it is unknown, and the rest is shown.
+#[tokio::test]
+async fn a_holder_that_cannot_be_ours_is_unknown() {
+    let server = Server::start();
+    let client = connect(&server.url()).await;
+    let locks = client.locks();
+    let id = testkit::seed003::new_lock_id();
+    let huge = "x".repeat(10_000_000);
+    let (web, none) = (Some("web-1"), None);
+    let cases: [(Vec<u8>, _); 12] = [
+        (br#""host":"web-1","pid":7,"label":"a""#.to_vec(), (web, Some(7), Some("a"))),
+        (br#""host":"web-1","pid":7,"label":42"#.to_vec(), (web, Some(7), none)),
+        (format!(r#""host":"web-1","pid":7,"label":"{huge}""#).into(), (web, Some(7), none)),
+        (format!(r#""host":"{huge}","pid":7"#).into(), (none, Some(7), none)),
+        (b"\"host\":\"web-1\",\"label\":\"caf\xe9\"".to_vec(), (web, None, Some("caf\u{fffd}"))),
+        (br#""host":"web-1","label":"a\u001b[2Jb""#.to_vec(), (web, None, none)),
+        (br#""host":"web-1","label":"""#.to_vec(), (web, None, none)),
+        (br#""host":["web-1"],"pid":"7","label":{"a":null}"#.to_vec(), (none, None, none)),
+        (br#""host":"web-1","pid":-1"#.to_vec(), (web, None, none)),
+        (br#""host":"web-1","pid":4294967296"#.to_vec(), (web, None, none)),
+        (br#""host":null,"pid":7.5,"label":true"#.to_vec(), (none, None, none)),
+        (br#""label":"a","label":"b","pid":8"#.to_vec(), (none, Some(8), Some("b"))),
+    ];
+    for (members, expected) in cases {
+        let times = r#""expiresAtMs":9999999999999,"acquiredAtMs":1"#;
+        let ours = format!(r#""lockId":"{id}","key":"{KEY}","fence":"0000000000000000007""#);
+        let record = [b"{", ours.as_bytes(), b",", times.as_bytes(), b",", &members, b"}"].concat();
+        let set = redis::cmd("SET").arg(MAIN).arg(&record).exec(&mut server.connection());
+        set.unwrap();
+        let about = String::from_utf8_lossy(&members[..members.len().min(80)]).into_owned();
+        let found = deadline(locks.lookup(KEY)).await;
+        let found = found.unwrap_or_else(|error| panic!("{about}: {error}")).expect("it is held");
+        let shown = (found.host.as_deref(), found.pid, found.label.as_deref());
+        assert_eq!(shown, expected, "{about}");
+        let listed = deadline(locks.list_raw(10)).await.unwrap();
+        assert_eq!(listed.iter().map(|one| &one.info).collect::<Vec<_>>(), [&found], "{about}");
+        assert!(try_acquire(&client).await.is_none(), "{about}");
+    }
+}
+
 /// Somebody else's key where we note who waits: then nobody is told, and nothing else is wrong.
 #[tokio::test]
 async fn something_in_the_place_of_the_waiting_is_left_alone() {

@@ -42,8 +42,9 @@ async fn each_excludes_the_other_and_fences_go_on() {
 
 #[tokio::test]
 async fn they_find_extend_and_release_ours_by_its_id() {
+    const LABEL: &str = "\"é\" / 夜";
     let (_server, ours, theirs) = both().await;
-    let guard = acquire(&lock(&ours, MINUTES)).await;
+    let guard = acquire(&ours.lock(KEY).ttl(MINUTES).label(LABEL).build().unwrap()).await;
     let id = guard.id().to_string();
     let expected = LockData {
         lock_id: id.clone(),
@@ -58,6 +59,9 @@ async fn they_find_extend_and_release_ours_by_its_id() {
     let info = deadline(ours.locks().lookup_id(&guard.id())).await.unwrap().unwrap();
     assert!(info.expires_at > guard.expires_at() + MINUTES);
     assert_eq!(info.fence, guard.fence());
+    // They do not know what we say about the holder, and keep it.
+    assert!(info.host.is_some());
+    assert_eq!((info.pid, info.label.as_deref()), (Some(std::process::id()), Some(LABEL)));
     assert_eq!(theirs.release(&id).await.unwrap(), 1);
     assert!(!release(guard).await);
     assert!(try_acquire(&ours).await.is_some());
@@ -73,6 +77,7 @@ async fn we_find_extend_and_release_theirs_by_its_id() {
     assert_eq!((raw.key.as_str(), raw.lock_id), (KEY, id));
     assert_eq!(raw.info.fence.to_string(), held.fence);
     assert_eq!(millis(raw.info.expires_at), held.expires_at_ms);
+    assert_eq!((&raw.info.host, raw.info.pid, &raw.info.label), (&None, None, &None));
 
     assert!(deadline(locks.extend(&id, MINUTES)).await.unwrap());
     let extended = theirs.lookup_by_id(&held.lock_id).await.unwrap().unwrap();

@@ -111,6 +111,25 @@ async fn our_statistics_see_theirs() {
     drop(waiter);
 }
 
+/// What is stored about a client may have been written by anybody. Then it is unknown, and the rest is told.
+#[tokio::test]
+async fn a_client_that_cannot_be_described_is_unknown() {
+    let both = Both::start().await;
+    let semaphore = both.ours.semaphore(NAME, 1).label("nightly").build().unwrap();
+    let permit = semaphore.acquire().await.unwrap();
+    let client = format!("adv-sem:client:{}", both.ours.id());
+    let mut connection = both.server.connection();
+    for (host, pid) in [(&b"web-1"[..], &b"none"[..]), (b"caf\xe9", b"-7"), (b"x", b"4294967296")] {
+        let set = redis::cmd("HSET").arg(&client).arg("host").arg(host).arg("pid").arg(pid).clone();
+        let _: u32 = set.query(&mut connection).unwrap();
+        let stats = semaphore.stats().await.unwrap();
+        let holder = &stats.holders()[0];
+        let expected = String::from_utf8_lossy(host);
+        assert_eq!((holder.host(), holder.pid()), (Some(&*expected), None));
+        assert_eq!((holder.id(), holder.label()), (&*permit.id().to_string(), Some("nightly")));
+    }
+}
+
 #[tokio::test]
 async fn a_semaphore_of_theirs_alone_is_in_our_statistics() {
     let both = Both::start().await;

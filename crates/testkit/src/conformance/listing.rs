@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use leasehold::Error;
+
 use super::{Store, unique};
 use crate::wait::deadline;
 
@@ -43,6 +45,17 @@ pub async fn pools_that_have_members_are_listed(store: &impl Store) {
     assert_eq!(ours.len(), 2);
     let members: Vec<_> = ours[0].members.iter().map(|one| one.instance_id.as_str()).collect();
     assert_eq!(members, ["first", "second"], "the most silent first");
+    // One by its name: as it is listed, but for the time that has passed.
+    let pools = store.client().await.pools();
+    let found = deadline(pools.lookup(&names[0])).await.unwrap().expect("it has members");
+    assert_eq!(found.name, names[0]);
+    let members: Vec<_> = found.members.iter().map(|one| one.instance_id.as_str()).collect();
+    assert_eq!(members, ["first", "second"]);
+    assert_eq!(deadline(pools.lookup(&names[2])).await.unwrap(), None, "nobody is left in it");
+    for name in ["", "holders:a", "a\nb"] {
+        let error = deadline(pools.lookup(name)).await.unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { what: "name", .. }), "{name:?}: {error}");
+    }
     for member in &ours[0].members {
         assert!(member.silent_for < Duration::from_secs(30), "{member:?}");
         let ends_in = member.ends_in.expect("it is not over");

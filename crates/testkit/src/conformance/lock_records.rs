@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold::{
-    Client, Error, ErrorKind, Jitter, LockEvent, LockId, LockOperation, LockReason, LockResult,
-    Locks, Observer, Retry, TimeAuthority,
+    Client, Error, ErrorKind, Jitter, LockEvent, LockId, LockInfo, LockOperation, LockReason,
+    LockResult, Locks, Observer, Retry, TimeAuthority,
 };
 
 use super::locks::{MINUTES, acquire, is_free, is_locked, lock, lock_of, release};
@@ -84,6 +84,64 @@ pub async fn a_lookup_shows_no_secrets_unless_asked_to(store: &impl Store) {
     assert_ne!(next.lock_id_hash, by_key.lock_id_hash);
     assert_eq!(deadline(locks.lookup_id(&held.id)).await.unwrap(), None, "it is another's");
     assert!(!deadline(locks.owns(&held.id)).await.unwrap());
+    assert!(release(guard).await);
+}
+
+pub async fn a_lookup_names_the_holder(store: &impl Store) {
+    let (client, other, key) = (store.client().await, store.client().await, unique("holder"));
+    // In whatever script, and with what JSON and SQL have to escape.
+    let label = "nightly \"backup\", 'é' \\ / 夜";
+    let labelled = client.lock(&key).label(label).ttl(MINUTES).build().unwrap();
+    let guard = acquire(&labelled).await;
+    let expected = (Some(host()), Some(std::process::id()), Some(label.to_owned()));
+    let locks = other.locks();
+    let of = |info: LockInfo| (info.host, info.pid, info.label);
+    let by_key = async || of(deadline(locks.lookup(&key)).await.unwrap().unwrap());
+    assert_eq!(by_key().await, expected);
+    let by_id = deadline(locks.lookup_id(&guard.id())).await.unwrap().unwrap();
+    assert_eq!(of(by_id), expected);
+    let listed = deadline(locks.list_raw(1000)).await.unwrap();
+    let listed = listed.into_iter().find(|one| one.key == key).unwrap();
+    assert_eq!(of(listed.info), expected);
+    // An extension changes the end and nothing else, and so does one by somebody who knows the id.
+    deadline(guard.extend(MINUTES * 2)).await.unwrap();
+    assert!(deadline(locks.extend(&guard.id(), MINUTES)).await.unwrap());
+    assert_eq!(by_key().await, expected);
+    // Whoever is refused, or asks again with the same id, changes nothing.
+    assert!(deadline(lock(&other, &key).try_acquire()).await.unwrap().is_none());
+    let again = deadline(locks.acquire_as(&guard.id(), &key, MINUTES)).await.unwrap();
+    assert!(again.is_some());
+    assert_eq!(by_key().await, expected);
+    assert!(release(guard).await);
+
+    // Nothing of it is left for the next holder, also if a lease has ended by itself.
+    let plain = (Some(host()), Some(std::process::id()), None);
+    let guard = acquire(&lock_of(&client, &key, MINUTES)).await;
+    assert_eq!(by_key().await, plain);
+    assert!(release(guard).await);
+    let short = client.lock(&key).label(label).ttl(SHORT).build().unwrap();
+    let held = acquire(&short).await.detach();
+    is_free(&client, &key).await;
+    let held = deadline(client.locks().acquire_as(&held.id, &key, MINUTES)).await.unwrap().unwrap();
+    assert_eq!(by_key().await, plain);
+    assert!(deadline(client.locks().release(&held.id)).await.unwrap());
+}
+
+fn host() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("tests run on Linux");
+    host.trim_end().to_owned()
+}
+
+pub async fn labels_of_locks_that_cannot_be_are_refused(store: &impl Store) {
+    let (client, key) = (store.client().await, unique("labelled"));
+    let labelled = |label: &str| client.lock(&key).label(label).build();
+    assert_refused(labelled(""), "label", &["empty"]);
+    assert_refused(labelled("bell\u{7}"), "label", &[r"bell\u{7}"]);
+    assert_refused(labelled(&"x".repeat(513)), "label", &["513", "512"]);
+    let longest = "x".repeat(512);
+    let guard = acquire(&labelled(&longest).unwrap()).await;
+    let info = deadline(client.locks().lookup(&key)).await.unwrap().unwrap();
+    assert_eq!(info.label, Some(longest));
     assert!(release(guard).await);
 }
 

@@ -1,14 +1,17 @@
 //! Random operations on locks.
 
+use std::sync::Arc;
+
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use crate::LockId;
-use crate::machine::lock::{Acquired, By, LockMachine, Record, Verdict};
+use crate::machine::lock::{Acquired, By, Holder, LockMachine, Record, Verdict};
 use crate::name::Name;
 
 pub(crate) const KEYS: usize = 3;
 const IDS: usize = 5;
+const HOLDERS: usize = 4;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
@@ -16,6 +19,7 @@ pub(crate) enum Step {
         key: usize,
         id: usize,
         ttl: u64,
+        holder: usize,
     },
     Release {
         id: usize,
@@ -47,7 +51,8 @@ pub(crate) enum Step {
 pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
     let (key, id, ttl) = (|| 0..KEYS, || 0..IDS, || 1..5000_u64);
     let step = prop_oneof![
-        6 => (key(), id(), ttl()).prop_map(|(key, id, ttl)| Step::Acquire { key, id, ttl }),
+        6 => (key(), id(), ttl(), 0..HOLDERS)
+            .prop_map(|(key, id, ttl, holder)| Step::Acquire { key, id, ttl, holder }),
         3 => id().prop_map(|id| Step::Release { id }),
         3 => (id(), ttl()).prop_map(|(id, ttl)| Step::Extend { id, ttl }),
         2 => (key(), any::<bool>()).prop_map(|(key, clean_up)| Step::IsLocked { key, clean_up }),
@@ -67,6 +72,17 @@ pub(crate) fn key(number: usize) -> Name {
 
 pub(crate) fn id(number: usize) -> LockId {
     format!("{number:0>22}").parse().unwrap()
+}
+
+/// All, some and nothing of what can be known of one.
+pub(crate) fn holder(number: usize) -> Arc<Holder> {
+    let text = |text: &str| Some(Arc::from(text));
+    Arc::new(match number {
+        0 => Holder::default(),
+        1 => Holder { host: text("web-1"), pid: Some(u32::MAX), label: None },
+        2 => Holder { label: text("a \"label\" with \\ / ü and \u{202e}"), ..Holder::default() },
+        _ => Holder { host: text("web-2"), pid: Some(1), label: text("nightly") },
+    })
 }
 
 /// Everything that can be seen of either.
@@ -91,8 +107,8 @@ pub(crate) fn without<T>(verdict: &Verdict<T>) -> Verdict<()> {
 
 pub(crate) fn by_machine(machine: &mut LockMachine, step: Step, now: u64) -> Seen {
     match step {
-        Step::Acquire { key: k, id: i, ttl } => {
-            Seen::Acquired(machine.acquire(&key(k), id(i), ttl, now))
+        Step::Acquire { key: k, id: i, ttl, holder: h } => {
+            Seen::Acquired(machine.acquire(&key(k), id(i), ttl, &holder(h), now))
         }
         Step::Release { id: i } => Seen::Ended(without(&machine.release(id(i), now))),
         Step::Extend { id: i, ttl } => Seen::Extended(machine.extend(id(i), ttl, now)),

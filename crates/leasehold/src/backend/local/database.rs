@@ -19,7 +19,7 @@ use super::schema::{self, StoreClock};
 use super::semaphores::{self, Applied, Circumstances};
 use crate::clock::Time;
 use crate::engine::foreign::event;
-use crate::{ClientId, Error};
+use crate::{ClientId, Error, process};
 
 #[cfg(test)]
 mod tests;
@@ -235,7 +235,7 @@ impl Surroundings<'_> {
 }
 
 fn introduce(tx: &Connection, client: ClientId, now: Time) -> rusqlite::Result<()> {
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let host = process::host().unwrap_or_default();
     let program = std::env::args().next().unwrap_or_default();
     let program = program.rsplit('/').next().unwrap_or_default();
     tx.execute(

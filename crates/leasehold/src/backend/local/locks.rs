@@ -3,10 +3,14 @@
 //! A record ceases to exist at its TTL: one that is older is not seen by anybody, and removed by whoever acquires or releases
 //! next. The fence of a key stays in its row for ever.
 
+use std::sync::Arc;
+
 use rusqlite::{Connection, OptionalExtension, Result, Row, params};
 
 use crate::clock::Time;
-use crate::machine::lock::{Acquired, By, LockCommand, LockOutcome, NotifyWhen, Record, Verdict};
+use crate::machine::lock::{
+    Acquired, By, Holder, LockCommand, LockOutcome, NotifyWhen, Record, Verdict,
+};
 use crate::name::Name;
 use crate::{ClientId, Error, Fence, LockId};
 
@@ -23,7 +27,11 @@ pub(super) struct Stored {
     acquired_at: u64,
     expires_at: u64,
     fence: u64,
+    holder: Holder,
 }
+
+/// In the order in which [`Stored::read`] reads them.
+const COLUMNS: &str = "key, id, acquired_at, expires_at, fence, host, pid, label";
 
 impl Stored {
     fn read(row: &Row<'_>) -> Result<Self> {
@@ -34,13 +42,15 @@ impl Stored {
             acquired_at: number(2)?,
             expires_at: number(3)?,
             fence: number(4)?,
+            holder: Holder { host: row.get(5)?, pid: row.get(6)?, label: row.get(7)? },
         })
     }
 
     pub(super) fn checked(self) -> std::result::Result<Record, Error> {
-        let Self { key, id, acquired_at, expires_at, fence } = self;
+        let Self { key, id, acquired_at, expires_at, fence, holder } = self;
         let (key, id) = (Name::normalised("key", &key)?, id.parse()?);
-        Ok(Record { key, id, acquired_at, expires_at, fence: Fence::new(fence) })
+        let (fence, holder) = (Fence::new(fence), Arc::new(holder));
+        Ok(Record { key, id, acquired_at, expires_at, fence, holder })
     }
 }
 
@@ -68,8 +78,8 @@ impl<'a> Locks<'a> {
     /// In a transaction that may write.
     pub(super) fn apply(&self, command: &LockCommand, client: ClientId) -> Result<Outcome> {
         let outcome = match command {
-            LockCommand::Acquire { key, id, ttl, notify } => {
-                let acquired = self.acquire(key, *id, *ttl)?;
+            LockCommand::Acquire { key, id, ttl, notify, holder } => {
+                let acquired = self.acquire(key, *id, *ttl, holder)?;
                 let locked = matches!(acquired, Acquired::Locked { .. });
                 if *notify == NotifyWhen::Always || *notify == NotifyWhen::IfLocked && locked {
                     self.want(key, client)?;
@@ -112,10 +122,9 @@ impl<'a> Locks<'a> {
     /// The record of a key, unless it is over.
     fn record(&self, key: &str) -> Result<Option<Stored>> {
         self.tx
-            .prepare_cached(
-                "SELECT key, id, acquired_at, expires_at, fence FROM locks
-                 WHERE key = ?1 AND id IS NOT NULL AND expires_at > ?2",
-            )?
+            .prepare_cached(&format!(
+                "SELECT {COLUMNS} FROM locks WHERE key = ?1 AND id IS NOT NULL AND expires_at > ?2"
+            ))?
             .query_row(params![key, self.now.cast_signed()], Stored::read)
             .optional()
     }
@@ -127,7 +136,13 @@ impl<'a> Locks<'a> {
             .optional()
     }
 
-    pub(super) fn acquire(&self, key: &Name, id: LockId, ttl: u64) -> Result<Acquired> {
+    pub(super) fn acquire(
+        &self,
+        key: &Name,
+        id: LockId,
+        ttl: u64,
+        holder: &Holder,
+    ) -> Result<Acquired> {
         if let Some(Stored { id: holder, expires_at, fence, .. }) = self.record(key.as_str())? {
             let remaining = expires_at.saturating_sub(self.now);
             return Ok(if holder == id.as_str() {
@@ -140,18 +155,29 @@ impl<'a> Locks<'a> {
         self.remove(key.as_str())?;
         let expires_at = self.now + ttl;
         let (acquired_at, ends) = (self.now.cast_signed(), expires_at.cast_signed());
+        let Holder { host, pid, label } = holder;
         let fence: i64 = self
             .tx
             .prepare_cached(
-                "INSERT INTO locks (key, fence, id, acquired_at, expires_at)
-                 VALUES (?1, max(?5 + (SELECT fence_lead FROM meta), 1), ?2, ?3, ?4)
+                "INSERT INTO locks (key, fence, id, acquired_at, expires_at, host, pid, label)
+                 VALUES (?1, max(?5 + (SELECT fence_lead FROM meta), 1), ?2, ?3, ?4, ?6, ?7, ?8)
                  ON CONFLICT (key) DO UPDATE SET
                      fence = max(fence + 1, excluded.fence), id = excluded.id,
-                     acquired_at = excluded.acquired_at, expires_at = excluded.expires_at
+                     acquired_at = excluded.acquired_at, expires_at = excluded.expires_at,
+                     host = excluded.host, pid = excluded.pid, label = excluded.label
                  RETURNING fence",
             )?
             .query_row(
-                params![key.as_str(), id.as_str(), acquired_at, ends, self.micros.cast_signed()],
+                params![
+                    key.as_str(),
+                    id.as_str(),
+                    acquired_at,
+                    ends,
+                    self.micros.cast_signed(),
+                    host,
+                    pid,
+                    label
+                ],
                 |row| row.get(0),
             )?;
         self.tx
@@ -208,10 +234,10 @@ impl<'a> Locks<'a> {
     pub(super) fn list(&self, limit: usize) -> Result<Vec<Stored>> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         self.tx
-            .prepare(
-                "SELECT key, id, acquired_at, expires_at, fence FROM locks
-                 WHERE id IS NOT NULL AND expires_at > ?1 ORDER BY key LIMIT ?2",
-            )?
+            .prepare(&format!(
+                "SELECT {COLUMNS} FROM locks
+                 WHERE id IS NOT NULL AND expires_at > ?1 ORDER BY key LIMIT ?2"
+            ))?
             .query_map(params![self.now.cast_signed(), limit], Stored::read)?
             .collect()
     }
@@ -239,7 +265,9 @@ impl<'a> Locks<'a> {
             .execute([key])?;
         self.tx
             .prepare_cached(
-                "UPDATE locks SET id = NULL, acquired_at = NULL, expires_at = NULL WHERE key = ?1",
+                "UPDATE locks SET id = NULL, acquired_at = NULL, expires_at = NULL, host = NULL, pid = NULL,
+                     label = NULL
+                 WHERE key = ?1",
             )?
             .execute([key])
             .map(drop)

@@ -5,15 +5,20 @@ use rusqlite::{Connection, OptionalExtension, Result, Row, params};
 use crate::clock::Time;
 use crate::machine::pool::{PoolAction, PoolCommand, PoolOutcome, Status};
 use crate::name::Name;
-use crate::pool::{PoolMember, PoolStats};
+use crate::pool::{PoolMember, PoolStats, Which};
 
 #[cfg(test)]
 mod tests;
 
-/// Who is counted where, by name; no more than so many pools.
-pub(super) fn list(tx: &Connection, limit: usize, now: Time) -> Result<Vec<PoolStats>> {
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let mut names = tx.prepare("SELECT DISTINCT pool FROM leases ORDER BY pool LIMIT ?1")?;
+/// Who is counted where, by name.
+pub(super) fn list(tx: &Connection, which: &Which, now: Time) -> Result<Vec<PoolStats>> {
+    let (name, limit) = match which {
+        Which::First(limit) => (None, i64::try_from(*limit).unwrap_or(i64::MAX)),
+        Which::Named(name) => (Some(name.as_str()), 1),
+    };
+    let mut names = tx.prepare(
+        "SELECT DISTINCT pool FROM leases WHERE ?1 IS NULL OR pool = ?1 ORDER BY pool LIMIT ?2",
+    )?;
     let mut members = tx.prepare(
         "SELECT instance, last, holder_until FROM leases WHERE pool = ?1 ORDER BY last, instance",
     )?;
@@ -26,7 +31,7 @@ pub(super) fn list(tx: &Connection, limit: usize, now: Time) -> Result<Vec<PoolS
             ends_in: until.filter(|until| now < *until).map(|until| until.since(now)),
         })
     };
-    let names = names.query_map([limit], |row| row.get::<_, String>(0))?;
+    let names = names.query_map(params![name, limit], |row| row.get::<_, String>(0))?;
     names
         .map(|name| {
             let name = name?;

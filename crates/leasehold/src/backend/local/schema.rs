@@ -64,7 +64,8 @@ const SCHEMA: &str = "
         PRIMARY KEY (client, semaphore, sequence)
     ) STRICT, WITHOUT ROWID;
     CREATE TABLE locks (
-        key TEXT PRIMARY KEY, fence INTEGER NOT NULL, id TEXT, acquired_at INTEGER, expires_at INTEGER
+        key TEXT PRIMARY KEY, fence INTEGER NOT NULL, id TEXT, acquired_at INTEGER, expires_at INTEGER,
+        host TEXT, pid INTEGER, label TEXT
     ) STRICT, WITHOUT ROWID;
     CREATE INDEX locks_by_end ON locks (expires_at) WHERE id IS NOT NULL;
     CREATE TABLE lock_ids (id TEXT PRIMARY KEY, key TEXT NOT NULL) STRICT, WITHOUT ROWID;
@@ -79,11 +80,15 @@ const SCHEMA: &str = "
     CREATE INDEX leases_by_age ON leases (pool, last);
 ";
 
-/// What makes a store of the first version one of the second. Its locks had fences that count.
+/// What makes a store of the first version one of the second. Its locks had fences that count, and did not say who
+/// holds them.
 const FROM_1_TO_2: &str = "
     ALTER TABLE meta RENAME COLUMN lock_floor TO fence_lead;
     ALTER TABLE meta ADD COLUMN horizon INTEGER NOT NULL DEFAULT 0;
     UPDATE meta SET fence_lead = 0;
+    ALTER TABLE locks ADD COLUMN host TEXT;
+    ALTER TABLE locks ADD COLUMN pid INTEGER;
+    ALTER TABLE locks ADD COLUMN label TEXT;
 ";
 
 /// Opens the database, in our turn, and makes it ours if it is new. SQLite waits for others no longer than `busy`.

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use super::errors::translate;
 use super::link::Link;
-use crate::{ClientId, Error};
+use crate::{ClientId, Error, process};
 
 /// The oldest server that knows all we use (`ZMSCORE`).
 const OLDEST: (u32, u32) = (6, 2);
@@ -198,7 +198,11 @@ impl Link {
         let program = std::env::args().next().unwrap_or_default();
         let program = program.rsplit(['/', '\\']).next().unwrap_or_default().to_owned();
         let mut pipeline = Pipeline::new();
-        pipeline.cmd("HSET").arg(&key).arg("host").arg(host_name());
+        pipeline
+            .cmd("HSET")
+            .arg(&key)
+            .arg("host")
+            .arg(process::host().unwrap_or_default().as_ref());
         pipeline.arg("pid").arg(std::process::id()).arg("program").arg(program);
         pipeline.cmd("HSETNX").arg(&key).arg("since").arg(crate::clock::wall_micros() / 1_000_000);
         pipeline.cmd("EXPIRE").arg(&key).arg(INTRODUCED_FOR.as_secs());
@@ -232,16 +236,6 @@ impl Connection {
             .await
             .is_ok_and(|answer| answer.extract_error().is_ok())
     }
-}
-
-#[cfg(unix)]
-fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
-}
-
-#[cfg(not(unix))]
-fn host_name() -> String {
-    std::env::var("COMPUTERNAME").unwrap_or_default()
 }
 
 fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {

@@ -1,5 +1,7 @@
 //! Locks on Redis: keys, and one script an operation.
 
+use std::sync::Arc;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use redis::{Cmd, Value};
@@ -11,7 +13,8 @@ use super::scripts::{Scripts, with_branches};
 use super::stats;
 use crate::engine::foreign::event;
 use crate::machine::lock::{
-    Acquired, By, CLEAN_UP_AFTER_MS, LockCommand, LockOutcome, NotifyWhen, Record, Verdict, is_live,
+    Acquired, By, CLEAN_UP_AFTER_MS, Holder, LockCommand, LockOutcome, NotifyWhen, Record, Verdict,
+    is_live,
 };
 use crate::name::Name;
 use crate::{ClientId, Error, Fence};
@@ -115,19 +118,19 @@ impl Calls {
         let index = |id: &str| self.prefix.storage_key("id:", id);
         let lock = |key: &Name| self.prefix.storage_key("", key.as_str());
         match command {
-            LockCommand::Acquire { key, id, ttl, notify } => {
+            LockCommand::Acquire { key, id, ttl, notify, holder } => {
                 let lock = lock(key);
                 let fence = self.prefix.storage_key("fence:", key.as_str());
                 let waiting = format!("{}:lock_waiting:{lock}", self.namespace);
-                let json = serde_json::Value::from(key.as_str()).to_string();
+                let json = json(key.as_str());
                 let notify = match notify {
                     NotifyWhen::Never => "never",
                     NotifyWhen::IfLocked => "if_locked",
                     NotifyWhen::Always => "always",
                 };
-                let arguments =
-                    vec![id.as_str().to_owned(), ttl.to_string(), json, notify.to_owned()];
-                ("acquire", vec![lock, index(id.as_str()), fence, waiting], arguments)
+                let (id, ttl, notify) = (id.as_str(), ttl.to_string(), notify.to_owned());
+                let arguments = vec![id.to_owned(), ttl, json, notify, members(holder)];
+                ("acquire", vec![lock, index(id), fence, waiting], arguments)
             }
             LockCommand::Release { id } => {
                 ("release", vec![index(id.as_str())], vec![id.as_str().to_owned()])
@@ -258,6 +261,33 @@ struct Stored {
     fence: String,
 }
 
+fn json(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+/// What is known of the holder, as further members of the record's JSON: each after a comma.
+fn members(holder: &Holder) -> String {
+    let Holder { host, pid, label } = holder;
+    let host = host.as_ref().map(|host| format!(",\"host\":{}", json(host)));
+    let pid = pid.map(|pid| format!(",\"pid\":{pid}"));
+    let label = label.as_ref().map(|label| format!(",\"label\":{}", json(label)));
+    [host, pid, label].into_iter().flatten().collect()
+}
+
+/// The holder in the JSON of a record. The layout does not know these fields, so that another program may have written
+/// anything: what cannot be ours is unknown, and never an error.
+fn decode_holder(record: &[u8]) -> Holder {
+    let record = String::from_utf8_lossy(record);
+    let record: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(&record).unwrap_or_default();
+    let text = |field: &str| {
+        let text = Name::new("holder", record.get(field)?.as_str()?).ok()?;
+        Some(text.into_text())
+    };
+    let pid = record.get("pid").and_then(|pid| u32::try_from(pid.as_u64()?).ok());
+    Holder { host: text("host"), pid, label: text("label") }
+}
+
 pub(super) fn decode_record(value: &Value) -> Result<Option<Record>, String> {
     let text = match value {
         Value::Nil => return Ok(None),
@@ -273,6 +303,7 @@ pub(super) fn decode_record(value: &Value) -> Result<Option<Record>, String> {
         acquired_at: millis(stored.acquired_at_ms),
         expires_at: millis(stored.expires_at_ms),
         fence: stored.fence.parse().map_err(|error: Error| error.to_string())?,
+        holder: Arc::new(decode_holder(text)),
     }))
 }
 

@@ -9,7 +9,7 @@ use super::scripts::Scripts;
 use super::stats;
 use crate::Error;
 use crate::machine::pool::{PoolAction, PoolCommand, PoolOutcome, Status};
-use crate::pool::{PoolMember, PoolStats};
+use crate::pool::{PoolMember, PoolStats, Which};
 
 #[cfg(test)]
 mod tests;
@@ -56,7 +56,11 @@ pub(super) fn misplaced(link: &Link, command: &PoolCommand) -> Error {
 }
 
 /// The pools that have members, by name.
-pub(super) async fn list(link: &Link, limit: usize) -> Result<Vec<PoolStats>, Error> {
+pub(super) async fn list(link: &Link, which: Which) -> Result<Vec<PoolStats>, Error> {
+    let limit = match which {
+        Which::First(limit) => limit,
+        Which::Named(name) => return Ok(look(link, name.as_str()).await?.into_iter().collect()),
+    };
     let mut keys = stats::scan(link, "semaphores:*").await?;
     keys.retain(|key| !key.starts_with(HOLDERS));
     let mut pools = Vec::new();
@@ -81,6 +85,10 @@ async fn look(link: &Link, name: &str) -> Result<Option<PoolStats>, Error> {
     let (seconds, micros): (f64, f64) = stats::read(next()?)?;
     let Ok(members) = next() else { return Ok(None) };
     let members: Vec<(String, f64)> = stats::read(members)?;
+    if members.is_empty() {
+        // Nothing is asked about nobody: no answer would come.
+        return Ok(None);
+    }
     let left = members.iter().map(|(instance, _)| {
         let mut left = redis::cmd("PTTL");
         left.arg(format!("{HOLDERS}{name}:{instance}"));
@@ -96,7 +104,7 @@ async fn look(link: &Link, name: &str) -> Result<Option<PoolStats>, Error> {
             .map(Duration::from_millis),
     };
     let members: Vec<_> = members.into_iter().zip(left).map(member).collect();
-    Ok((!members.is_empty()).then(|| PoolStats { name: name.to_owned(), members }))
+    Ok(Some(PoolStats { name: name.to_owned(), members }))
 }
 
 /// Reads an answer, once and for all: no status travels further in as text.

@@ -196,7 +196,11 @@ async fn page(
     let ends: Vec<Option<f64>> = read(next())?;
     let infos: Vec<Option<String>> = read(next())?;
     for client in new {
-        clients.insert(client.to_owned(), read(next())?);
+        // Another program may have put anything there.
+        let (host, pid): (Option<Vec<u8>>, Option<Vec<u8>>) = read(next()).unwrap_or_default();
+        let host = host.map(|host| String::from_utf8_lossy(&host).into_owned());
+        let pid = pid.and_then(|pid| str::from_utf8(&pid).ok()?.parse().ok());
+        clients.insert(client.to_owned(), (host, pid));
     }
     let described = ranked.0.iter().zip(ends).zip(infos);
     let members = described.filter_map(|(((id, score), other), info)| {

@@ -1,6 +1,8 @@
 //! What a client asks of the locks of a store, and what the store answers.
 
-use super::{Acquired, By, LockMachine, Record, Verdict};
+use std::sync::Arc;
+
+use super::{Acquired, By, Holder, LockMachine, Record, Verdict};
 use crate::LockId;
 use crate::name::Name;
 
@@ -13,6 +15,7 @@ pub(crate) enum LockCommand {
         id: LockId,
         ttl: u64,
         notify: NotifyWhen,
+        holder: Arc<Holder>,
     },
     Release {
         id: LockId,
@@ -54,8 +57,8 @@ pub(crate) enum LockOutcome {
 impl LockMachine {
     pub(crate) fn apply(&mut self, command: &LockCommand, now: u64) -> LockOutcome {
         match command {
-            LockCommand::Acquire { key, id, ttl, .. } => {
-                LockOutcome::Acquire(self.acquire(key, *id, *ttl, now))
+            LockCommand::Acquire { key, id, ttl, holder, .. } => {
+                LockOutcome::Acquire(self.acquire(key, *id, *ttl, holder, now))
             }
             LockCommand::Release { id } => LockOutcome::Release(self.release(*id, now).map(Some)),
             LockCommand::Extend { id, ttl } => LockOutcome::Extend(self.extend(*id, *ttl, now)),

@@ -4,7 +4,9 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::backend::differential::locks::{Seen, Step, by_machine, id, key, steps, without};
+use crate::backend::differential::locks::{
+    Seen, Step, by_machine, holder, id, key, steps, without,
+};
 use crate::backend::local::schema;
 use crate::machine::lock::LockMachine;
 
@@ -18,8 +20,8 @@ fn by_sqlite(tx: &Connection, step: Step, now: u64) -> Seen {
     locks.let_go().unwrap();
     let found = |by| locks.lookup(&by).unwrap().map(|stored| stored.checked().unwrap());
     match step {
-        Step::Acquire { key: k, id: i, ttl } => {
-            Seen::Acquired(locks.acquire(&key(k), id(i), ttl).unwrap())
+        Step::Acquire { key: k, id: i, ttl, holder: h } => {
+            Seen::Acquired(locks.acquire(&key(k), id(i), ttl, &holder(h)).unwrap())
         }
         Step::Release { id: i } => Seen::Ended(without(&locks.release(id(i)).unwrap())),
         Step::Extend { id: i, ttl } => Seen::Extended(locks.extend(id(i), ttl).unwrap()),
@@ -62,7 +64,7 @@ fn the_machine_of_locks_and_sql_agree() {
 #[test]
 fn a_record_ceases_to_exist_at_its_ttl() {
     let tx = schema::in_memory();
-    let acquired = at(&tx, 1000).acquire(&key(0), id(0), 500).unwrap();
+    let acquired = at(&tx, 1000).acquire(&key(0), id(0), 500, &holder(0)).unwrap();
     for (now, there) in [(1499, true), (1500, false)] {
         let locks = at(&tx, now);
         for by in [By::Key(key(0)), By::Id(id(0))] {
@@ -72,7 +74,7 @@ fn a_record_ceases_to_exist_at_its_ttl() {
         let verdict = locks.extend(id(0), 1500 - now).unwrap();
         assert_eq!(matches!(verdict, Verdict::Done(1500)), there, "{verdict:?} at {now}");
     }
-    let next = at(&tx, 1500).acquire(&key(0), id(1), 500).unwrap();
+    let next = at(&tx, 1500).acquire(&key(0), id(1), 500, &holder(0)).unwrap();
     let (Acquired::Held { fence: first, .. }, Acquired::Held { fence: next, .. }) =
         (acquired, next)
     else {
@@ -88,7 +90,7 @@ fn whoever_waits_finds_the_key_that_came_free() {
     let tx = schema::in_memory();
     let (waiting, other) = (ClientId::from_bits(1), ClientId::from_bits(2));
     let locks = at(&tx, 1000);
-    locks.acquire(&key(0), id(0), 500).unwrap();
+    locks.acquire(&key(0), id(0), 500, &holder(0)).unwrap();
     locks.want(&key(0), waiting).unwrap();
     locks.want(&key(1), other).unwrap();
     assert!(!any_released(&tx, waiting).unwrap());
@@ -100,7 +102,7 @@ fn whoever_waits_finds_the_key_that_came_free() {
     assert_eq!(take_released(&tx, waiting).unwrap(), [""; 0]);
 
     // And also when it came free by itself.
-    locks.acquire(&key(1), id(1), 500).unwrap();
+    locks.acquire(&key(1), id(1), 500, &holder(0)).unwrap();
     assert_eq!(at(&tx, 1499).let_go().unwrap(), []);
     assert_eq!(at(&tx, 1500).let_go().unwrap(), [other]);
 }
@@ -110,7 +112,7 @@ fn fences_go_on_above_those_that_may_have_been_lost_with_the_power() {
     let mut tx = schema::in_memory();
     let acquire = |tx: &Connection, number, now: Time| {
         let locks = Locks::new(tx, now);
-        match locks.acquire(&key(0), id(number), 1).unwrap() {
+        match locks.acquire(&key(0), id(number), 1, &holder(0)).unwrap() {
             Acquired::Held { fence, .. } => fence.get(),
             locked @ Acquired::Locked { .. } => panic!("{locked:?}"),
         }

@@ -32,7 +32,10 @@ fn the_machine_of_pools_and_sql_agree() {
             let at = Time::from_micros(now);
             let expected = machine.apply(&ask, at);
             prop_assert_eq!(apply(&tx, &ask, at).unwrap(), expected, "after {:?}", step);
-            prop_assert_eq!(list(&tx, 10, at).unwrap(), machine.list(10, at), "after {:?}", step);
+            for which in [Which::First(10), Which::Named(pool())] {
+                let listed = list(&tx, &which, at).unwrap();
+                prop_assert_eq!(listed, machine.list(&which, at), "{:?} after {:?}", which, step);
+            }
         }
     });
 }

@@ -6,7 +6,7 @@ use redis::Connection;
 use testkit::redis_server::RedisServer;
 
 use super::*;
-use crate::backend::differential::locks::{KEYS, Seen, Step, by_machine, id, key, steps};
+use crate::backend::differential::locks::{KEYS, Seen, Step, by_machine, holder, id, key, steps};
 use crate::backend::redis::scripts::Scripts;
 use crate::machine::lock::LockMachine;
 
@@ -38,8 +38,8 @@ impl Both {
         redis::cmd("SET").arg(NOW).arg(self.now * 1000).exec(&mut self.connection).unwrap();
         let notify = NotifyWhen::IfLocked;
         let command = match step {
-            Step::Acquire { key: k, id: i, ttl } => {
-                LockCommand::Acquire { key: key(k), id: id(i), ttl, notify }
+            Step::Acquire { key: k, id: i, ttl, holder: h } => {
+                LockCommand::Acquire { key: key(k), id: id(i), ttl, notify, holder: holder(h) }
             }
             Step::Release { id: i } => LockCommand::Release { id: id(i) },
             Step::Extend { id: i, ttl } => LockCommand::Extend { id: id(i), ttl },

@@ -2,7 +2,7 @@
 --
 -- KEYS    1 lock, 2 index of the lock id, 3 fence counter, 4 SET of the clients that wait for the lock
 -- ARGV    1 lock id, 2 TTL in milliseconds, 3 key as JSON, 4 notify: "if_locked" | "always" (the client, of the next
---         release) | "never"
+--         release) | "never", 5 holder: further members of the record as JSON, each after a comma
 -- Also    the index of a record that is over
 -- Result  1, fence, expires at, remaining | 0, 0, 0, remaining of the holder
 local lock, waiting = KEYS[keys + 1], KEYS[keys + 4]
@@ -40,6 +40,6 @@ local ends = NOW + remaining
 if record then call('DEL', PREFIX .. 'id:' .. record.lockId) end
 -- `cjson.encode` would do, for twice the time.
 call('SET', lock, '{"lockId":"' .. id .. '","expiresAtMs":' .. ends .. ',"acquiredAtMs":' .. NOW
-  .. ',"key":' .. ARGV[first + 2] .. ',"fence":"' .. fence .. '"}', 'PXAT', ends)
+  .. ',"key":' .. ARGV[first + 2] .. ',"fence":"' .. fence .. '"' .. ARGV[first + 4] .. '}', 'PXAT', ends)
 call('SET', KEYS[keys + 2], string.sub(lock, #PREFIX + 1), 'PXAT', ends)
 return { 1, fence, ends, remaining }

@@ -1,7 +1,8 @@
 -- The fenced lock: what every script of it shares. `machine/lock.rs` has the argument.
 --
 -- A lock is two keys that expire together, when its record says: {prefix}:{key} with the JSON {lockId, expiresAtMs,
--- acquiredAtMs, key, fence}, and {prefix}:id:{lock id}, which holds what follows "{prefix}:" in the first.
+-- acquiredAtMs, key, fence}, and {prefix}:id:{lock id}, which holds what follows "{prefix}:" in the first. Records of ours
+-- also have host, pid and label, of which no script knows: whoever extends a lock writes back all that it has read.
 -- {prefix}:fence:{key} counts, and stays.
 -- TOLERANCE_MS stands before this: there is one for all stores.
 local call = redis.call
