@@ -31,6 +31,11 @@ pub(crate) trait Keep: Send + Sync {
     /// it is answered or the moment has come.
     fn renew(&self, until: Moment) -> Later<Option<(Span, Moment)>>;
 
+    /// How long after a renewal the next one is due.
+    fn interval(&self, ttl: Span) -> Span {
+        ttl.divided_by(3)
+    }
+
     /// True if it was held until now.
     fn release(&self) -> Later<bool>;
 
@@ -153,12 +158,11 @@ impl Lease {
         timing::plan(Situation { lease, ttl_left, round_trip, valid_for, spread })
     }
 
-    /// When to renew it, if it is renewed: a third of the TTL after the last time, and never so late that there would be
-    /// no second attempt.
+    /// When to renew it, if it is renewed: never so late that there would be no second attempt.
     fn due(&self) -> Moment {
         let asked = self.state().asked;
         let half = Span::from_duration(self.valid_until().saturating_since(asked) / 2);
-        asked + self.ttl.divided_by(3).min(half)
+        asked + self.keep.interval(self.ttl).min(half)
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {

@@ -3,7 +3,7 @@
 //! One pure function, [`plan`], for permits, locks and pool leases; [`shortest_lease`] follows from it. Both rest on the
 //! round-trip time that the sender measures, as the slowest answer that is still normal.
 //!
-//! A renewal is sent in the second third of the lease, so that renewals of leases that were granted together drift
+//! A renewal is sent in the second third of the lease, and within eight seconds, so that renewals of leases that were granted together drift
 //! apart, and early enough to be answered. Its answer is awaited for a third of the validity that is left, so that two
 //! more attempts fit. Silence makes the connection suspect only if it lasted for several round trips: close to the end of
 //! the validity there is no time for that, and then a late answer proves nothing.
@@ -21,6 +21,10 @@ const SILENT_ROUND_TRIPS: u32 = 8;
 
 /// What it takes to connect and renew once more, in round trips.
 const RECONNECT_ROUND_TRIPS: u32 = 6;
+
+/// No permit is left without a renewal for longer than this, however long its lease is. A program that shares the keys
+/// lets them expire ten seconds after its own TTL, which may be short, and only a script of ours prolongs their lives.
+const LONGEST_INTERVAL: Duration = Duration::from_secs(8);
 
 /// How to renew one lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,8 +62,9 @@ pub(crate) fn plan(situation: Situation) -> Option<Plan> {
     let whole = lease.saturating_sub(margin);
     let passed = whole.saturating_sub(valid_for);
     let third = lease / 3;
+    let longest = LONGEST_INTERVAL - LONGEST_INTERVAL / 4 * u32::from(spread) / 256;
     let latest = whole.saturating_sub(3 * round_trip).max(third);
-    let due = (third + third * u32::from(spread) / 256).min(latest);
+    let due = (third + third * u32::from(spread) / 256).min(latest).min(longest);
     let renew_in = due.saturating_sub(passed);
     let left = valid_for.saturating_sub(renew_in);
     let silence = silence(round_trip);
@@ -173,7 +178,9 @@ mod tests {
         fn renewals_are_not_sent_in_a_circle(situation in situations()) {
             let plan = plan(fresh(situation)).unwrap();
             let since_sent = plan.renew_in + situation.round_trip;
-            prop_assert!(since_sent >= situation.lease.duration() / 3, "{plan:?}");
+            let shortest = (situation.lease.duration() / 3).min(LONGEST_INTERVAL * 3 / 4);
+            prop_assert!(since_sent >= shortest, "{plan:?}");
+            prop_assert!(plan.renew_in <= LONGEST_INTERVAL, "{plan:?}");
         }
 
         #[test]

@@ -16,7 +16,7 @@ use crate::machine::pool::{PoolAction, Status};
 use crate::name::Name;
 use crate::permit::Lost;
 
-/// A lease of a [`Pool`](crate::Pool) that renews itself, at a third of its [lease](crate::PoolBuilder::lease), until it is released or dropped.
+/// A lease of a [`Pool`](crate::Pool) that renews itself, at a third of its [lease](crate::PoolBuilder::lease) and at least every 3.3 s, until it is released or dropped.
 ///
 /// Dropping it gives the lease back in the background, without blocking, from any thread.
 ///
@@ -126,7 +126,15 @@ impl fmt::Debug for PoolLease {
     }
 }
 
+/// A third of the shortest TTL that is common. Another program that shares the pool judges our leases by its own TTL: one
+/// such program (osparc) has 10 s by default.
+const LONGEST_INTERVAL: Span = Span::from_millis(3300);
+
 impl Keep for Holding {
+    fn interval(&self, ttl: Span) -> Span {
+        ttl.divided_by(3).min(LONGEST_INTERVAL)
+    }
+
     fn renew(&self, until: Moment) -> Later<Option<(Span, Moment)>> {
         let (ttl, instance) = (self.pool.ttl, self.instance.clone());
         let part = self.pool.part(PoolAction::Renew { instance });

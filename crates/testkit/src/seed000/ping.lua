@@ -3,7 +3,7 @@
 -- ARGV: id, heartbeat, ttl, now
 -- Returns {changed_waiting, changed_semaphore}.
 for _, key in ipairs(KEYS) do
-  redis.call('EXPIRE', key, math.ceil(ARGV[3]))
+  redis.call('EXPIRE', key, math.ceil(ARGV[3]) + 10)
 end
 local alive_by = ARGV[4] + ARGV[2]
 return {

@@ -4,6 +4,6 @@
 redis.call('ZADD', KEYS[1], ARGV[4], ARGV[1])
 redis.call('ZADD', KEYS[2], ARGV[4] + ARGV[2], ARGV[1])
 for _, key in ipairs(KEYS) do
-  redis.call('EXPIRE', key, math.ceil(ARGV[3]))
+  redis.call('EXPIRE', key, math.ceil(ARGV[3]) + 10)
 end
 return 1

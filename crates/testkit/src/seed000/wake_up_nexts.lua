@@ -3,7 +3,7 @@
 -- ARGV: limit, heartbeat, ttl, now, notification key with a placeholder for the id
 -- Returns how many were notified.
 local semaphore, ttls, waiting, alive = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local now, expiry = ARGV[4], math.ceil(ARGV[3])
+local now, expiry = ARGV[4], math.ceil(ARGV[3]) + 10
 
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', ttls, '-inf', now)) do
   redis.call('ZREM', semaphore, id)
