@@ -16,6 +16,8 @@
 
 #[path = "redis_sharing/both.rs"]
 mod both;
+#[path = "redis_sharing/corrupt.rs"]
+mod corrupt;
 #[path = "redis_sharing/death.rs"]
 mod death;
 #[path = "redis_sharing/expiry.rs"]

@@ -231,6 +231,11 @@ impl Ticket {
         matches!(*self.state(), State::Granted(_) | State::Held(_))
     }
 
+    /// Whether somebody waits for the permit or holds it.
+    pub(crate) fn is_wanted(&self) -> bool {
+        matches!(*self.state(), State::Waiting(_) | State::Granted(_) | State::Held(_))
+    }
+
     /// Hands the permit to the waiting future. False if it no longer waits.
     pub(crate) fn grant(&self, grant: Grant, valid_until: Moment, after: &mut After) -> bool {
         let mut state = self.state();

@@ -62,7 +62,7 @@ pub(crate) fn plan(situation: Situation) -> Option<Plan> {
     let whole = lease.saturating_sub(margin);
     let passed = whole.saturating_sub(valid_for);
     let third = lease / 3;
-    let longest = LONGEST_INTERVAL - LONGEST_INTERVAL / 4 * u32::from(spread) / 256;
+    let longest = LONGEST_INTERVAL * 3 / 4 + LONGEST_INTERVAL / 4 * u32::from(spread) / 256;
     let latest = whole.saturating_sub(3 * round_trip).max(third);
     let due = (third + third * u32::from(spread) / 256).min(latest).min(longest);
     let renew_in = due.saturating_sub(passed);

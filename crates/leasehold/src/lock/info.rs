@@ -76,5 +76,6 @@ pub(super) fn raw(record: &Record) -> RawLockInfo {
 }
 
 pub(super) fn time(millis: u64) -> SystemTime {
-    UNIX_EPOCH + Duration::from_millis(millis)
+    // A store is not trusted with what a clock cannot show.
+    UNIX_EPOCH + Duration::from_millis(millis.min(100_000_000_000_000))
 }

@@ -295,6 +295,11 @@ pub(super) fn decode_record(value: &Value) -> Result<Option<Record>, String> {
         other => return Err(format!("lookup answered {other:?}")),
     };
     let stored: Stored = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    // As the scripts have it.
+    let is_time = |millis: f64| (0.0..1e14).contains(&millis);
+    if !is_time(stored.acquired_at_ms) || !is_time(stored.expires_at_ms) {
+        return Err("its times cannot be".to_owned());
+    }
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // milliseconds
     let millis = |number: f64| number as u64;
     Ok(Some(Record {

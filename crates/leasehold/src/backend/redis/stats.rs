@@ -15,6 +15,9 @@ use crate::stats::{Member, Query, SemaphoreStats};
 const AT_ONCE: usize = 100;
 const PAGE: usize = 500;
 
+/// In seconds.
+const A_HUNDRED_YEARS: f64 = 100.0 * 365.25 * 86_400.0;
+
 pub(super) async fn fetch(link: &Link, query: Query) -> Result<Vec<SemaphoreStats>, Error> {
     let asked_for = query.names.is_some();
     let names = match query.names {
@@ -83,8 +86,17 @@ pub(super) async fn scan(link: &Link, pattern: &str) -> Result<BTreeSet<String>,
     loop {
         let mut scan = cmd("SCAN");
         scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000);
-        let (next, keys): (u64, Vec<String>) = one(link, scan).await?;
-        found.extend(keys);
+        let (next, keys): (u64, Vec<Vec<u8>>) = one(link, scan).await?;
+        for key in keys {
+            match String::from_utf8(key) {
+                Ok(key) => _ = found.insert(key),
+                // No name of ours can be spelled like that.
+                Err(error) => {
+                    let key = String::from_utf8_lossy(error.as_bytes()).into_owned();
+                    event!(warn, key, "left out: the key is not UTF-8");
+                }
+            }
+        }
         if next == 0 {
             return Ok(found);
         }
@@ -106,8 +118,9 @@ async fn of(link: &Link, names: &[String], waiters: bool) -> Result<Vec<Semaphor
     let now = seconds(read(next())?);
     let mut stats = Vec::new();
     for name in names {
-        let capacity: Option<String> = read(next())?;
+        let capacity: Option<Vec<u8>> = read(next())?;
         let capacity = capacity.map(|text| {
+            let text = String::from_utf8_lossy(&text);
             let problem = || format!("its capacity is {text:?}, which is not a number");
             text.parse().map_err(|_| Error::invalid("name", problem()))
         });
@@ -174,7 +187,7 @@ async fn page(
     let mut range = call(link, "ZRANGE", kind, name);
     range.arg(from).arg(from + PAGE - 1).arg("WITHSCORES");
     let ranked: Scores = one(link, range).await?;
-    let ids: Vec<&str> = ranked.0.iter().map(|(id, _)| id.as_str()).collect();
+    let ids: Vec<&[u8]> = ranked.0.iter().map(|(id, _)| id.as_slice()).collect();
     if ids.is_empty() {
         return Ok(None);
     }
@@ -184,7 +197,8 @@ async fn page(
     let mut info = call(link, "HMGET", "info", name);
     info.arg(&ids);
     let mut calls = vec![ends, info];
-    let known: BTreeSet<_> = ids.iter().filter_map(|id| client_of(id)).collect();
+    let known: BTreeSet<_> =
+        ids.iter().filter_map(|id| client_of(str::from_utf8(id).ok()?)).collect();
     let new: Vec<_> = known.into_iter().filter(|client| !clients.contains_key(*client)).collect();
     for client in &new {
         let mut who = cmd("HMGET");
@@ -194,7 +208,7 @@ async fn page(
     let mut answers = link.send(calls).await?.into_iter();
     let mut next = || answers.next().unwrap_or(Value::Nil);
     let ends: Vec<Option<f64>> = read(next())?;
-    let infos: Vec<Option<String>> = read(next())?;
+    let infos: Vec<Option<Vec<u8>>> = read(next())?;
     for client in new {
         // Another program may have put anything there.
         let (host, pid): (Option<Vec<u8>>, Option<Vec<u8>>) = read(next()).unwrap_or_default();
@@ -204,6 +218,8 @@ async fn page(
     }
     let described = ranked.0.iter().zip(ends).zip(infos);
     let members = described.filter_map(|(((id, score), other), info)| {
+        let id = String::from_utf8_lossy(id);
+        let info = info.as_deref().map(String::from_utf8_lossy).unwrap_or_default();
         let (age, ends) = match role {
             Role::Holder => (None, Some(other.map_or(*score, |ttl| ttl.min(*score)))),
             Role::Waiter => (Some(seconds_between(*score, now)), other),
@@ -212,11 +228,11 @@ async fn page(
         if role == Role::Holder && ends.is_some_and(|ends| ends <= now) {
             return None;
         }
-        let known = client_of(id).and_then(|client| clients.get(client));
+        let known = client_of(&id).and_then(|client| clients.get(client));
         let (host, pid) = known.cloned().unwrap_or_default();
         let ends_in = ends.map(|ends| seconds_between(now, ends));
-        let member = Member { host, pid, age, ends_in, ..unknown(id.clone()) };
-        Some(describe(member, info.as_deref().unwrap_or_default(), now))
+        let member = Member { host, pid, age, ends_in, ..unknown(id.into_owned()) };
+        Some(describe(member, &info, now))
     });
     Ok(Some(members.collect()))
 }
@@ -253,11 +269,11 @@ fn describe(mut member: Member, info: &str, now: f64) -> Member {
 }
 
 /// Members with their scores. RESP2 and RESP3 shape them differently.
-struct Scores(Vec<(String, f64)>);
+struct Scores(Vec<(Vec<u8>, f64)>);
 
 impl FromRedisValue for Scores {
     fn from_redis_value(value: Value) -> Result<Self, redis::ParsingError> {
-        Vec::<(String, f64)>::from_redis_value(value).map(Self)
+        Vec::<(Vec<u8>, f64)>::from_redis_value(value).map(Self)
     }
 }
 
@@ -270,5 +286,6 @@ pub(super) fn read<T: FromRedisValue>(value: Value) -> Result<T, Error> {
 }
 
 pub(super) fn seconds_between(earlier: f64, now: f64) -> Duration {
-    Duration::from_secs_f64((now - earlier).max(0.0))
+    // Another program may have written any score, also an infinite one.
+    Duration::from_secs_f64((now - earlier).clamp(0.0, A_HUNDRED_YEARS))
 }

@@ -253,10 +253,10 @@ impl State {
         }
     }
 
-    /// A woken waiter claims its permit.
+    /// A woken waiter claims its permit; or a holder does again, because another program has removed what was known of it.
     pub(super) fn claim(&mut self, id: AcquisitionId) {
         let Some(acquisition) = self.acquisitions.get_mut(&id) else { return };
-        if acquisition.ticket.is_waiting()
+        if acquisition.ticket.is_wanted()
             && !std::mem::replace(&mut acquisition.wants.confirm, true)
         {
             self.want(Want::Confirm(id));
@@ -264,9 +264,10 @@ impl State {
     }
 
     pub(super) fn is_wanted(&self, want: Want) -> bool {
-        let waits = |id| self.acquisitions.get(&id).is_some_and(|own| own.ticket.is_waiting());
+        let ticket = |id| self.acquisitions.get(&id).map(|own| &own.ticket);
         match want {
-            Want::Enqueue(id) | Want::Confirm(id) => waits(id),
+            Want::Enqueue(id) => ticket(id).is_some_and(|ticket| ticket.is_waiting()),
+            Want::Confirm(id) => ticket(id).is_some_and(|ticket| ticket.is_wanted()),
             Want::Renew(id) => self.acquisitions.contains_key(&id),
             Want::Release(id) => {
                 let now = Moment::now();

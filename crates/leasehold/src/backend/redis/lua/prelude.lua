@@ -39,8 +39,11 @@ local function stamp(micros)
   return string.format('%d.%06d', math.floor(micros / 1000000), micros % 1000000)
 end
 
+-- Another program may write any score, also an infinite one. None is further away than a hundred years.
+local FAR = NOW + 3155760000000000
+
 local function micros(score)
-  return math.floor(score * 1000000 + 0.5)
+  return math.min(math.floor(score * 1000000 + 0.5), FAR)
 end
 
 local NOW_STAMP = stamp(NOW)
@@ -126,9 +129,18 @@ local function info_of(terms)
   return held + queued < CROWD and terms.info or terms.long_info
 end
 
+-- The last fence. A number is not exact from 2^53 on, and what is none cannot be counted.
+local function read_fence()
+  local fence = tonumber(call('GET', FENCE) or 0)
+  if not fence or fence < 0 or not (fence < 9007199254740991) or fence % 1 ~= 0 then
+    error({ err = 'BADFENCE ' .. FENCE })
+  end
+  return fence
+end
+
 -- The next fence, and what is to be known of its owner.
 local function mint(id, terms)
-  last_fence = math.max((last_fence or tonumber(call('GET', FENCE) or 0)) + 1, NOW)
+  last_fence = math.max((last_fence or read_fence()) + 1, NOW)
   local n = #infos
   infos[n + 1], infos[n + 2] = id, string.format('%d', last_fence) .. info_of(terms)
   if terms.hold_until then

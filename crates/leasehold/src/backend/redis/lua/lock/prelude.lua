@@ -22,14 +22,18 @@ local function get(key)
   return nil, text
 end
 
+-- Whether it can be a time in milliseconds: before the year 5138.
+local function is_time(number)
+  return type(number) == 'number' and number >= 0 and number < 100000000000000
+end
+
 -- The record of a lock, if there is one. If what is there is not ours, an error that says so, and nothing is touched.
 local function read(lock)
   local text, broken = get(lock)
   if not text then return nil, broken end
   local parsed, record = pcall(cjson.decode, text)
   if parsed and type(record) == 'table' and type(record.lockId) == 'string' and type(record.key) == 'string'
-      and type(record.fence) == 'string' and type(record.acquiredAtMs) == 'number'
-      and type(record.expiresAtMs) == 'number' then
+      and type(record.fence) == 'string' and is_time(record.acquiredAtMs) and is_time(record.expiresAtMs) then
     return record, nil, text
   end
   return nil, redis.error_reply('NOTOURS ' .. lock)

@@ -1,0 +1,112 @@
+//! Values that no program should have written: they are named, cost no holder of ours its permit, and stop no other name.
+
+use std::time::Duration;
+
+use leasehold::{Client, Error};
+use testkit::wait::{deadline, eventually};
+
+use crate::both::{Both, NAME, key};
+
+const SHORT: Duration = Duration::from_secs(2);
+
+fn invalid<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
+    match result {
+        Err(error @ Error::InvalidArgument { .. }) => error.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// How many names the statistics list.
+async fn listed(client: &Client) -> usize {
+    deadline(client.stats().fetch()).await.unwrap().len()
+}
+
+#[tokio::test]
+async fn a_score_that_is_no_time_hinders_nobody() {
+    for score in ["+inf", "9e15", "1e300", "-inf"] {
+        let both = Both::start().await;
+        let semaphore = both.ours.semaphore(NAME, 3).lease(SHORT).build().unwrap();
+        let permit = semaphore.acquire().await.unwrap();
+        for kind in ["main", "waiting", "waiting_heartbeat", "ttl"] {
+            both.ask::<()>(&["ZADD", &key(kind), score, "alien"]);
+        }
+        let before = permit.valid_until();
+        eventually(async || permit.valid_until() > before).await;
+        permit.check().unwrap();
+        let second = deadline(semaphore.acquire()).await.unwrap();
+        assert_eq!(listed(&both.ours).await, 1, "{score}");
+        assert!(deadline(second.release()).await.unwrap(), "{score}");
+        assert!(deadline(permit.release()).await.unwrap(), "{score}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_utf_8_is_left_out_or_shown_as_well_as_can_be() {
+    let both = Both::start().await;
+    let _permit = both.semaphore(2).acquire().await.unwrap();
+    let mut redis = both.server.connection();
+    let alien = |key: &str| [key.as_bytes(), b"\xff\xfe"].concat();
+    for call in [
+        redis::cmd("SET").arg(alien("adv-sem:semaphore_max:")).arg(1),
+        redis::cmd("ZADD").arg(key("main")).arg("9e9").arg(alien("id")),
+        redis::cmd("ZADD").arg(key("waiting")).arg("9e9").arg(alien("id")),
+        redis::cmd("HSET").arg(key("info")).arg(alien("id")).arg(alien("info")),
+        redis::cmd("SET").arg(alien("syncguard:")).arg("x"),
+    ] {
+        call.exec(&mut redis).unwrap();
+    }
+    let stats = deadline(both.ours.stats().waiters().fetch()).await.unwrap();
+    assert_eq!((stats.len(), stats[0].held(), stats[0].waiting()), (1, 2, 1));
+    assert!(deadline(both.ours.locks().list_raw(10)).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_fence_that_cannot_be_counted_is_named() {
+    for fence in ["9007199254740992", "9223372036854775807", "nan", "inf", "-5", "1.5", "many"] {
+        let both = Both::start().await;
+        let semaphore = both.ours.semaphore(NAME, 3).lease(SHORT).build().unwrap();
+        let permit = semaphore.acquire().await.unwrap();
+        both.ask::<()>(&["SET", &key("fence"), fence]);
+        let error = invalid(deadline(semaphore.acquire()).await);
+        assert!(error.contains(&key("fence")), "{fence}: {error}");
+        assert_eq!(both.ask::<String>(&["GET", &key("fence")]), fence, "it is not overwritten");
+        // A holder goes on.
+        let before = permit.valid_until();
+        eventually(async || permit.valid_until() > before).await;
+        assert!(deadline(permit.release()).await.unwrap(), "{fence}");
+    }
+}
+
+#[tokio::test]
+async fn a_holder_of_whom_nothing_is_known_any_more_goes_on() {
+    let both = Both::start().await;
+    let semaphore = both.ours.semaphore(NAME, 1).lease(SHORT).build().unwrap();
+    let permit = semaphore.acquire().await.unwrap();
+    let waiter = both.we_queue(&semaphore).await;
+    both.ask::<()>(&["DEL", &key("info")]);
+    // Longer than its lease.
+    let first = permit.valid_until().unwrap();
+    eventually(async || permit.valid_until().unwrap() > first + SHORT).await;
+    permit.check().unwrap();
+    let fence = permit.fence();
+    assert!(deadline(permit.release()).await.unwrap());
+    let next = waiter.permit().await;
+    assert!(next.fence() > fence);
+}
+
+#[tokio::test]
+async fn a_lock_that_ends_at_no_time_is_named() {
+    let both = Both::start().await;
+    for ends in ["1e300", "-1e300", "1e15"] {
+        let record = format!(
+            r#"{{"lockId":"AAAAAAAAAAAAAAAAAAAAAA","expiresAtMs":{ends},"acquiredAtMs":1,"key":"k","fence":"0000000000000000001"}}"#
+        );
+        both.ask::<()>(&["SET", "syncguard:k", &record]);
+        let error = invalid(deadline(both.ours.locks().lookup("k")).await);
+        assert!(error.contains("syncguard:k"), "{ends}: {error}");
+        let lock = both.ours.lock("k").build().unwrap();
+        let error = invalid(deadline(lock.try_acquire()).await);
+        assert!(error.contains("syncguard:k"), "{ends}: {error}");
+        assert!(deadline(both.ours.locks().list_raw(10)).await.unwrap().is_empty(), "{ends}");
+    }
+}
