@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::Client;
+use leasehold::{Client, Error};
 use nix::sys::signal::Signal;
 
 use crate::args::Patience;
@@ -42,6 +42,16 @@ impl Limit {
             }
             patience => patience,
         }
+    }
+
+    /// What the error says, with the limit that was asked for and not with what was left of it.
+    pub(super) fn named_in(self, mut error: Error) -> String {
+        if let (Error::TimedOut { limit, .. }, Patience::Within(asked)) =
+            (&mut error, self.patience)
+        {
+            *limit = asked;
+        }
+        error.to_string()
     }
 
     /// The result of a call to the store, unless the time is over or a signal arrives first.

@@ -106,7 +106,7 @@ async fn acquire(
             waiting.granted();
             Ok(granted)
         }
-        Err(error @ Error::TimedOut { .. }) => Err(taken(code, &error.to_string())),
+        Err(error @ Error::TimedOut { .. }) => Err(taken(code, &limit.named_in(error))),
         Err(error) => Err(error.into()),
     }
 }
