@@ -137,6 +137,12 @@ pub(crate) trait RemoteBackend: Send + Sync {
     /// [`Error::Unavailable`] when one of its steps was not answered within the answer time-out.
     fn position(&self, name: &Name, id: AcquisitionId) -> Later<Option<usize>>;
 
+    /// Removes a holder or waiter whose id is not one of ours, because another program shares the name. True if it was
+    /// there.
+    fn release_member(&self, _name: &Name, _id: &str) -> Later<bool> {
+        Box::pin(std::future::ready(Ok(false)))
+    }
+
     fn stats(&self, query: Query) -> Later<Vec<SemaphoreStats>>;
 
     /// The locks that are held, by key, at most `limit` of them. Changes nothing.

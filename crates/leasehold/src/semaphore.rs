@@ -168,6 +168,24 @@ impl Semaphore {
         declaration.named.release(*id, declaration, ReleasedBy::Id).done().await
     }
 
+    /// Releases a holder or waiter by the id that [`stats`](Self::stats) shows, also one of another program that shares the
+    /// semaphore. True if it was there.
+    ///
+    /// An id of ours is released as by [`release`](Self::release), and only if it holds. Another program is not notified: it
+    /// finds out by itself.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if the store cannot be reached; [`Error::Closed`] after [`Client::close`](crate::Client::close).
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the id may or may not be released.
+    pub async fn release_member(&self, id: &str) -> Result<bool, Error> {
+        match id.parse() {
+            Ok(own) => self.release(&own).await,
+            Err(_) => self.inner.declaration.named.release_member(id).await,
+        }
+    }
+
     /// Whether an acquire would have to wait now.
     ///
     /// # Errors

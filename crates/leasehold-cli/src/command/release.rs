@@ -13,12 +13,16 @@ const WARNING: &str = "warning: whoever held it may still be at work, and the ne
                        only a resource that checks fences is safe";
 
 pub(crate) fn run(arguments: &ReleaseArgs) -> Result<u8, Failure> {
-    let id = Id::parse(&arguments.id)?;
+    let id = Id::parse(&arguments.id);
     store::block_on(async {
-        let client = Store::new(&arguments.store)?.look().await?;
+        let store = Store::new(&arguments.store)?;
+        // On one host there are no ids but ours.
+        let id = if store.is_on_this_host() { Some(id?) } else { id.ok() };
+        let client = store.look().await?;
         let released = match id {
-            Id::Permit(id) => release_permit(&client, &arguments.name, id).await?,
-            Id::Lock(id) => release_lock(&client, &arguments.name, id).await?,
+            Some(Id::Permit(id)) => release_permit(&client, &arguments.name, id).await?,
+            Some(Id::Lock(id)) => release_lock(&client, &arguments.name, id).await?,
+            None => release_foreign(&client, &arguments.name, &arguments.id).await?,
         };
         let Some(released) = released else {
             let message = format!(
@@ -71,6 +75,24 @@ async fn release_permit(
     }
     let semaphore = client.semaphore(name, stats.capacity().max(1)).build()?;
     Ok(semaphore.release(&id).await?.then_some("holder"))
+}
+
+/// A holder or waiter of another program that shares the semaphore. What it was.
+async fn release_foreign(
+    client: &Client,
+    name: &str,
+    id: &str,
+) -> Result<Option<&'static str>, Failure> {
+    let Some(stats) = find(client, name).await? else { return Ok(None) };
+    let holds = stats.holders().iter().any(|member| member.id() == id);
+    let waits = stats.waiters().iter().any(|member| member.id() == id);
+    if !holds && !waits {
+        Id::parse(id)?;
+        return Ok(None);
+    }
+    let semaphore = client.semaphore(name, stats.capacity().max(1)).build()?;
+    let role = if holds { "holder" } else { "waiter" };
+    Ok(semaphore.release_member(id).await?.then_some(role))
 }
 
 /// Only if it is the lock of this key: an id that was copied from somewhere else is a mistake.

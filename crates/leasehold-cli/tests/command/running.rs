@@ -243,3 +243,22 @@ fn as_the_first_process_it_reaps() {
     let ended = Running::of(command).end();
     assert_eq!((ended.code, &*ended.stdout, &*ended.stderr), (3, "", ""));
 }
+
+/// Another program shares the semaphore, and its process is gone.
+#[test]
+fn a_permit_of_another_program_is_released_by_its_id() {
+    let server = testkit::redis_server::RedisServer::start();
+    let mut redis = server.connection();
+    let theirs = "2c5ea4c0-4067-11e9-8bad-9b1deb4d3b7d";
+    let hold = ["ZADD", "adv-sem:semaphore_main:it", "9000000000", theirs];
+    for words in [&hold[..], &["SET", "adv-sem:semaphore_max:it", "1"]] {
+        redis::cmd(words[0]).arg(&words[1..]).exec(&mut redis).unwrap();
+    }
+    let looker = Looker::new(&server.url());
+    assert_eq!(looker.census("it"), (1, 0));
+    let ended = run(&server.url(), &["release", "it", theirs]);
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert_eq!(looker.census("it"), (0, 0));
+    let ended = run(&server.url(), &["release", "it", theirs]);
+    assert_eq!(ended.code, 64, "{ended:?}");
+}

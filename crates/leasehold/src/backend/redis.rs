@@ -209,6 +209,22 @@ impl RemoteBackend for Redis {
         })
     }
 
+    fn release_member(&self, name: &Name, id: &str) -> Later<bool> {
+        let (link, keys, id) = (self.link.clone(), self.keys(name), id.to_owned());
+        Box::pin(async move {
+            let call = link.scripts.release_member(&*keys?, &id);
+            let answer = link.request(vec![call]).await?.pop().unwrap_or(Ok(Value::Nil))?;
+            match answer {
+                Value::Array(mut names) if names.len() == 1 => {
+                    let answer = names.remove(0).extract_error();
+                    let answer = answer.map_err(|error| link.translate(&error))?;
+                    scripts::was_removed(&answer).map_err(Error::internal)
+                }
+                other => Err(unexpected(&other)),
+            }
+        })
+    }
+
     fn stats(&self, query: Query) -> Later<Vec<SemaphoreStats>> {
         let link = self.link.clone();
         Box::pin(async move { stats::fetch(&link, query).await })

@@ -57,6 +57,11 @@ pub(crate) trait NameState: Send + Sync + fmt::Debug {
     /// Whether nothing of this client is held, queued or under way under this name.
     fn is_idle(&self) -> bool;
 
+    /// Removes a holder or waiter of another program. True if it was there.
+    fn release_member(&self, _id: &str) -> Later<bool> {
+        Box::pin(std::future::ready(Ok(false)))
+    }
+
     /// The number of waiters ahead of `id`.
     fn position(&self, id: AcquisitionId) -> Later<Option<usize>>;
 

@@ -391,6 +391,10 @@ impl NameState for RemoteName {
         self.state().is_idle()
     }
 
+    fn release_member(&self, id: &str) -> Later<bool> {
+        self.common.core.run(self.backend.release_member(&self.common.name, id))
+    }
+
     fn position(&self, id: AcquisitionId) -> Later<Option<usize>> {
         self.common.core.run(self.backend.position(&self.common.name, id))
     }

@@ -65,6 +65,21 @@ async fn what_we_release_is_theirs_at_once() {
 }
 
 #[tokio::test]
+async fn a_holder_and_a_waiter_of_theirs_are_released_by_their_ids() {
+    let both = Both::start().await;
+    let semaphore = both.semaphore(1);
+    let holder = both.they_hold(1).await;
+    let waiting = both.they_queue().await;
+    let ours = both.we_queue(&semaphore).await;
+    assert!(semaphore.release_member(&waiting).await.unwrap());
+    assert_eq!(both.place(&waiting), None);
+    assert!(!semaphore.release_member(&waiting).await.unwrap());
+    assert!(semaphore.release_member(&holder).await.unwrap());
+    ours.permit().await.release().await.unwrap();
+    both.is_left_clean().await;
+}
+
+#[tokio::test]
 async fn their_notification_is_a_one_in_a_list_that_does_not_stay_for_ever() {
     let both = Both::start().await;
     let permit = both.semaphore(1).acquire().await.unwrap();

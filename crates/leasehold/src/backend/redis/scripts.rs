@@ -184,6 +184,29 @@ impl Scripts {
         }
         cmd
     }
+
+    /// The call that removes an id which may be another program's. No client is the sender, so that waiters of ours are
+    /// woken and not told in the reply.
+    pub(super) fn release_member(&self, keys: &Keys, id: &str) -> Cmd {
+        let mut cmd = redis::cmd("EVALSHA");
+        cmd.arg(&self.semaphores.hash).arg(KINDS.len()).arg(&keys.all);
+        cmd.arg(&keys.namespace).arg("-");
+        cmd.arg(keys.confirm_within.micros()).arg(keys.foreign_heartbeat.micros());
+        let release = [Transition::Release.word(), "2", "unknown", id];
+        cmd.arg(keys.name.as_str()).arg(0).arg(release.len()).arg(&release);
+        cmd
+    }
+}
+
+/// Whether [`Scripts::release_member`] has found anything to remove.
+pub(super) fn was_removed(answer: &redis::Value) -> Result<bool, String> {
+    match answer {
+        redis::Value::Array(fields) => match fields.first() {
+            Some(tag) => Ok(word(tag)? != b"nobody"),
+            None => Err("a script answered too little".to_owned()),
+        },
+        other => Err(format!("a script answered {other:?}")),
+    }
 }
 
 /// The transitions in their place.
