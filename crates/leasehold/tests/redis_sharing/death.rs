@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use testkit::seed000::new_id;
-use testkit::wait::deadline;
+use testkit::wait::{deadline, eventually};
 
 use crate::both::{Both, HEARTBEAT, NAME, SOON, key};
 
@@ -83,7 +83,25 @@ async fn a_dead_holder_of_ours_is_swept_by_them() {
     assert_eq!(both.members("main"), [theirs.as_str()]);
     assert_eq!(both.theirs.card(NAME).await.unwrap(), 1);
     both.theirs.release(NAME, &theirs).await.unwrap();
-    assert_eq!(both.semaphore(1).acquire().await.unwrap().slot_number(), 1);
+    // Their sweep leaves what we know of it. It goes with the next script of ours.
+    assert_eq!(both.members("ttl"), [dead]);
+    let permit = both.semaphore(1).acquire().await.unwrap();
+    assert_eq!(permit.slot_number(), 1);
+    assert!(both.members("ttl").is_empty());
+    assert_eq!(both.ask::<Vec<String>>(&["HKEYS", &key("info")]), [permit.id().to_string()]);
+}
+
+/// The same without a TTL: a holder that renews finds it.
+#[tokio::test]
+async fn what_is_known_of_one_that_they_removed_goes_with_a_renewal() {
+    let both = Both::start().await;
+    let lease = Duration::from_secs(2);
+    let permit =
+        both.ours.semaphore(NAME, 2).lease(lease).build().unwrap().acquire().await.unwrap();
+    both.ask::<()>(&["HSET", &key("info"), "00000000001-7", "1 1 180000000 - "]);
+    let own = permit.id().to_string();
+    eventually(async || both.ask::<Vec<String>>(&["HKEYS", &key("info")]) == [own.clone()]).await;
+    permit.check().unwrap();
 }
 
 #[tokio::test]

@@ -24,6 +24,9 @@ local function serve()
   local section, done = at + 3, at + 3 + ARGV[at + 2]
   -- First of all: if that makes room, it belongs to those who were here before.
   if ARGV[section] == 'enqueue' then declare(ARGV[section + 2]) end
+  -- Who only asks comes by again and again, and so looks whether another program has left something behind.
+  local asks = ARGV[section] == 'renew' or ARGV[section] == 'sweep'
+  if limited > held or asks and call('HLEN', INFO) > held + queued then forget_the_gone() end
   expire()
   grant()
   while section < done do

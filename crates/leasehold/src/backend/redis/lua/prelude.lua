@@ -174,6 +174,24 @@ local function leave(ids)
   call('ZREM', ALIVE, unpack(ids))
 end
 
+-- Another program removes a dead member of ours, and not what we know of it.
+local function forget_the_gone()
+  local gone = {}
+  local function look(ids)
+    for _, id in ipairs(ids) do
+      if #gone < PAGE and not call('ZSCORE', MAIN, id) and not call('ZSCORE', WAITING, id) then
+        gone[#gone + 1] = id
+      end
+    end
+  end
+  look(call('ZRANGE', TTL, 0, PAGE - 1))
+  -- More than that are left to the expiry of the key.
+  if call('HLEN', INFO) <= OUT_OF_REACH then look(call('HKEYS', INFO)) end
+  if #gone == 0 then return end
+  call('HDEL', INFO, unpack(gone))
+  limited = limited - call('ZREM', TTL, unpack(gone))
+end
+
 -- Asked how many first: most often it is none, and that is the cheaper question.
 local function due(key, members)
   if members == 0 or call('ZCOUNT', key, '-inf', NOW_STAMP) == 0 then return end
