@@ -170,6 +170,8 @@ const NAMESPACE: &str = "\
 On Redis: what the keys of semaphores begin with [default: adv-sem] [env: LEASEHOLD_NAMESPACE]";
 const LOCK_PREFIX: &str = "\
 On Redis: what the keys of locks begin with [default: syncguard] [env: LEASEHOLD_LOCK_PREFIX]";
+const LOCK_LAYOUT: &str = "\
+On Redis: which version of SyncGuard the programs have that share locks: syncguard-1 or syncguard-2 [default: syncguard-1] [env: LEASEHOLD_LOCK_LAYOUT]";
 const CA_CERTIFICATE: &str = "\
 Over TLS: trust only the authorities in this PEM file [env: LEASEHOLD_CA_CERTIFICATE]";
 
@@ -183,6 +185,8 @@ pub(crate) struct StoreArgs {
     pub(crate) namespace: Option<String>,
     #[arg(long, value_name = "PREFIX", help = LOCK_PREFIX)]
     pub(crate) lock_prefix: Option<String>,
+    #[arg(long, value_name = "LAYOUT", help = LOCK_LAYOUT)]
+    pub(crate) lock_layout: Option<String>,
     #[arg(long, value_name = "FILE", help = CA_CERTIFICATE, value_hint = ValueHint::FilePath)]
     pub(crate) ca_certificate: Option<String>,
 }

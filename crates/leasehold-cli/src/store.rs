@@ -4,7 +4,7 @@ use std::env::{self, VarError};
 use std::future::Future;
 use std::path::{Path, PathBuf};
 
-use leasehold::{Client, Error};
+use leasehold::{Client, Error, LockLayout};
 use redis::{ConnectionAddr, IntoConnectionInfo, TlsCertificates};
 
 use crate::args::StoreArgs;
@@ -17,6 +17,7 @@ pub(crate) struct Store {
     asked_for: bool,
     namespace: Option<String>,
     lock_prefix: Option<String>,
+    lock_layout: LockLayout,
     /// As PEM.
     ca_certificate: Option<Vec<u8>>,
 }
@@ -27,8 +28,14 @@ impl Store {
             Some(url) => (url, true),
             None => (everybodys()?, false),
         };
-        let mut store =
-            Self { url, asked_for, namespace: None, lock_prefix: None, ca_certificate: None };
+        let mut store = Self {
+            url,
+            asked_for,
+            namespace: None,
+            lock_prefix: None,
+            lock_layout: LockLayout::default(),
+            ca_certificate: None,
+        };
         let (redis, tls) = (!store.is_on_this_host(), store.is_over_tls());
         let given = |option, value: &Option<String>| match value {
             Some(_) if !redis => {
@@ -42,6 +49,11 @@ impl Store {
             given("--namespace", &arguments.namespace)?.or(variable("LEASEHOLD_NAMESPACE", redis)?);
         store.lock_prefix = given("--lock-prefix", &arguments.lock_prefix)?
             .or(variable("LEASEHOLD_LOCK_PREFIX", redis)?);
+        let layout = given("--lock-layout", &arguments.lock_layout)?
+            .or(variable("LEASEHOLD_LOCK_LAYOUT", redis)?);
+        if let Some(layout) = layout {
+            store.lock_layout = layout.parse()?;
+        }
         // If it is given for Redis without TLS, the library says what is wrong with that.
         let file = given("--ca-certificate", &arguments.ca_certificate)?
             .or(variable("LEASEHOLD_CA_CERTIFICATE", tls)?);
@@ -76,6 +88,7 @@ impl Store {
         if let Some(prefix) = &self.lock_prefix {
             builder = builder.lock_prefix(prefix);
         }
+        builder = builder.lock_layout(self.lock_layout);
         if let Some(pem) = &self.ca_certificate {
             builder = builder.ca_certificate(pem.clone());
         }

@@ -23,7 +23,7 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 11] = [
         "    outcomes[n] = 'nobody'; held = held - call('ZREMRANGEBYRANK', MAIN, 0, 0)",
     ),
     // The index of a lock outlives it, and nobody asks whose the lock is that it leads to.
-    ("ownership", "#PREFIX + 1), 'PXAT', ends)", "#PREFIX + 1))"),
+    ("ownership", "index_of(lock), 'PXAT', ends)", "index_of(lock))"),
     ("ownership", "if record.lockId ~= ARGV[first] then return 0 end", ""),
     // Whoever is silent is never removed.
     ("expiry", "local dead = due(MAIN, held)", "local dead"),

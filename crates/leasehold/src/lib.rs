@@ -53,6 +53,8 @@ mod semaphore;
 mod stats;
 
 pub use acquire::Acquire;
+#[cfg(feature = "redis")]
+pub use backend::redis::LockLayout;
 #[cfg(all(feature = "local", target_os = "linux"))]
 pub use client::LocalBuilder;
 #[cfg(feature = "redis")]

@@ -61,13 +61,21 @@ pub struct Seed003 {
     connection: MultiplexedConnection,
     prefix: String,
     tolerance_ms: u64,
+    version: u8,
 }
 
 impl Seed003 {
     /// The document's default prefix is `syncguard`.
     #[must_use]
     pub fn new(connection: MultiplexedConnection, prefix: &str) -> Self {
-        Self { connection, prefix: prefix.to_owned(), tolerance_ms: TOLERANCE_MS }
+        Self { connection, prefix: prefix.to_owned(), tolerance_ms: TOLERANCE_MS, version: 1 }
+    }
+
+    /// The same client in the layout of version 2: the index holds the whole key of the lock, fences are counted under that
+    /// key, and have 15 digits.
+    #[must_use]
+    pub fn version_2(self) -> Self {
+        Self { version: 2, ..self }
     }
 
     /// The same client with another tolerance than [`TOLERANCE_MS`].
@@ -96,9 +104,12 @@ impl Seed003 {
         key: &str,
         ttl_ms: u64,
     ) -> RedisResult<Option<Acquired>> {
-        let keys = [self.key(key), self.index(lock_id), self.key(&format!("fence:{key}"))];
+        let lock = self.key(key);
+        let (digits, found) = if self.version == 2 { ("15", lock.as_str()) } else { ("19", key) };
+        let keys = [lock.clone(), self.index(lock_id), self.key(&format!("fence:{found}"))];
         let (ttl, tolerance) = (ttl_ms.to_string(), self.tolerance_ms.to_string());
-        let reply = self.script(ACQUIRE, &keys, &[lock_id, &ttl, &tolerance, key]).await?;
+        let arguments = [lock_id, &ttl, &tolerance, key, digits, found];
+        let reply = self.script(ACQUIRE, &keys, &arguments).await?;
         if reply == Value::Int(0) {
             return Ok(None);
         }
@@ -113,7 +124,7 @@ impl Seed003 {
     ///
     /// If Redis fails.
     pub async fn release(&self, lock_id: &str) -> RedisResult<i64> {
-        let keys = [self.index(lock_id), self.prefix.clone()];
+        let keys = [self.index(lock_id), self.found_under()];
         self.script(RELEASE_OR_EXTEND, &keys, &[lock_id, &self.tolerance_ms.to_string()]).await
     }
 
@@ -124,7 +135,7 @@ impl Seed003 {
     ///
     /// If Redis fails.
     pub async fn extend(&self, lock_id: &str, ttl_ms: u64) -> RedisResult<i64> {
-        let keys = [self.index(lock_id), self.prefix.clone()];
+        let keys = [self.index(lock_id), self.found_under()];
         let (ttl, tolerance) = (ttl_ms.to_string(), self.tolerance_ms.to_string());
         self.script(RELEASE_OR_EXTEND, &keys, &[lock_id, &tolerance, &ttl]).await
     }
@@ -167,7 +178,7 @@ impl Seed003 {
     ///
     /// If the record is not the document's JSON.
     pub async fn lookup_by_id(&self, lock_id: &str) -> RedisResult<Option<LockData>> {
-        let keys = [self.index(lock_id), self.prefix.clone()];
+        let keys = [self.index(lock_id), self.found_under()];
         let args = [lock_id, &self.tolerance_ms.to_string()];
         let record: Option<String> = self.script(LOOKUP, &keys, &args).await?;
         Ok(record.as_deref().map(LockData::parse))
@@ -181,6 +192,11 @@ impl Seed003 {
     ) -> RedisResult<T> {
         let script = Script::new(script);
         script.key(keys).arg(args).invoke_async(&mut self.connection.clone()).await
+    }
+
+    /// What stands before what an index holds.
+    fn found_under(&self) -> String {
+        if self.version == 2 { String::new() } else { self.prefix.clone() }
     }
 
     fn key(&self, key: &str) -> String {

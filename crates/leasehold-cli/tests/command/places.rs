@@ -120,7 +120,7 @@ fn a_server_without_tls() {
 #[test]
 fn a_file_has_none_of_that() {
     let store = Store::local();
-    for option in ["--namespace", "--lock-prefix", "--ca-certificate"] {
+    for option in ["--namespace", "--lock-prefix", "--lock-layout", "--ca-certificate"] {
         let ended = run(&store.url(), &["run", option, "x", "it", "--", "true"]);
         let said = "is for Redis, and the store is a file: leave it out, or give --store";
         assert_eq!((ended.code, ended.stderr), (64, format!("leasehold: {option} {said}\n")));
@@ -128,4 +128,17 @@ fn a_file_has_none_of_that() {
     let all = [&PLACE[..], &[("LEASEHOLD_CA_CERTIFICATE", "/nowhere/ca.pem")]].concat();
     let ended = run_with(&store.url(), &all, &["run", "it", "--", "true"]);
     assert_eq!((ended.code, &*ended.stderr), (0, ""));
+}
+
+#[test]
+fn a_layout_of_locks_that_is_none_is_refused() {
+    let server = RedisServer::start();
+    let ended = run(&server.url(), &["lock", "--lock-layout", "syncguard-3", "it", "--", "true"]);
+    assert_eq!(ended.code, 64, "{ended:?}");
+    assert!(ended.stderr.contains("syncguard-1 or syncguard-2"), "{ended:?}");
+    let line = ["lock", "--lock-layout", "syncguard-2", "it", "--", "true"];
+    assert_eq!(run(&server.url(), &line).code, 0);
+    let ended = run(&server.url(), &["lock", "it", "--", "true"]);
+    assert_eq!(ended.code, 64, "{ended:?}");
+    assert!(ended.stderr.contains("--lock-layout"), "{ended:?}");
 }

@@ -36,6 +36,7 @@ mod tls;
 
 use link::Link;
 use locks::Calls;
+pub use locks::LockLayout;
 pub(crate) use locks::Prefix;
 use scripts::{Keys, Scripts};
 
@@ -56,6 +57,7 @@ pub(crate) struct RedisSettings {
     pub(crate) connect_timeout: Duration,
     pub(crate) confirm_within: Span,
     pub(crate) lock_prefix: Prefix,
+    pub(crate) lock_layout: LockLayout,
 }
 
 impl RedisSettings {
@@ -88,6 +90,7 @@ impl RedisSettings {
             connect_timeout: Duration::from_secs(2),
             confirm_within: Span::from_millis(5000),
             lock_prefix: Prefix::default(),
+            lock_layout: LockLayout::default(),
         })
     }
 
@@ -113,7 +116,11 @@ impl Redis {
             // If the program has chosen another provider, that one stays.
             let _ = rustls::crypto::ring::default_provider().install_default();
         }
-        let locks = Arc::new(Calls::new(settings.lock_prefix.clone(), &settings.namespace));
+        let locks = Arc::new(Calls::new(
+            settings.lock_prefix.clone(),
+            settings.lock_layout,
+            &settings.namespace,
+        ));
         let link = Link::new(settings, Scripts::new());
         Self { link, locks, client: OnceLock::new(), keys: Mutex::default() }
     }

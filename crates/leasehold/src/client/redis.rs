@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Client;
 use crate::Error;
-use crate::backend::redis::{Prefix, Redis, RedisSettings};
+use crate::backend::redis::{LockLayout, Prefix, Redis, RedisSettings};
 use crate::engine::{Engine, Settings};
 use crate::name::positive;
 
@@ -66,6 +66,7 @@ pub struct RedisBuilder {
     ca_certificate: Option<Vec<u8>>,
     namespace: Option<String>,
     lock_prefix: Option<String>,
+    lock_layout: LockLayout,
     answer_timeout: Duration,
     connect_timeout: Duration,
     confirm_within: Duration,
@@ -78,6 +79,7 @@ impl RedisBuilder {
             ca_certificate: None,
             namespace: None,
             lock_prefix: None,
+            lock_layout: LockLayout::default(),
             answer_timeout: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(2),
             confirm_within: Duration::from_secs(5),
@@ -143,6 +145,12 @@ impl RedisBuilder {
         self
     }
 
+    /// How locks are spelled, for programs that share them: as `SyncGuard` 1 does by default.
+    pub fn lock_layout(mut self, layout: LockLayout) -> Self {
+        self.lock_layout = layout;
+        self
+    }
+
     /// Connects.
     ///
     /// # Errors
@@ -161,6 +169,7 @@ impl RedisBuilder {
         if let Some(prefix) = &self.lock_prefix {
             redis.lock_prefix = Prefix::new(prefix)?;
         }
+        redis.lock_layout = self.lock_layout;
         let answer_timeout = positive("answer_timeout", self.answer_timeout)?;
         positive("connect_timeout", self.connect_timeout)?;
         redis.confirm_within = positive("confirm_within", self.confirm_within)?;

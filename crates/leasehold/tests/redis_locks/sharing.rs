@@ -2,6 +2,7 @@
 //!
 //! Theirs is [`testkit::seed003`]: written from the document alone, with none of our code.
 
+use leasehold::LockLayout;
 use testkit::seed003::{LockData, Seed003};
 
 use super::{Client, KEY, MINUTES, Server, Waiter, acquire, connect, deadline, lock, release};
@@ -124,4 +125,58 @@ async fn a_stale_index_of_theirs_hits_nobody() {
     assert!(!deadline(ours.locks().extend(&id, MINUTES)).await.unwrap());
     assert!(!deadline(ours.locks().owns(&id)).await.unwrap());
     assert!(release(guard).await);
+}
+
+/// The same with a program of version 2.
+#[tokio::test]
+async fn with_version_2_each_excludes_the_other_and_fences_go_on() {
+    let (server, _, theirs) = both().await;
+    let theirs = theirs.version_2();
+    let ours = Client::redis_builder(&server.url()).lock_layout(LockLayout::SyncGuard2);
+    let ours = ours.open().await.unwrap();
+    let mut last = 0;
+    for _ in 0..3 {
+        let guard = acquire(&lock(&ours, MINUTES)).await;
+        assert_eq!(guard.fence().get(), last + 1);
+        assert_eq!(theirs.acquire(KEY, 60_000).await.unwrap(), None);
+        let id = guard.id().to_string();
+        let found = theirs.lookup_by_id(&id).await.unwrap().expect("they find it by its id");
+        assert_eq!(found.fence, format!("{:015}", last + 1));
+        assert_eq!(theirs.extend(&id, 900_000).await.unwrap(), 1);
+        assert!(release(guard).await);
+
+        let held = theirs.acquire(KEY, 60_000).await.unwrap().expect("it is free");
+        assert_eq!(held.fence.parse::<u64>().unwrap(), last + 2);
+        assert!(try_acquire(&ours).await.is_none());
+        let id: leasehold::LockId = held.lock_id.parse().unwrap();
+        let info = deadline(ours.locks().lookup_id(&id)).await.unwrap().expect("we find theirs");
+        assert_eq!(info.fence.get(), last + 2);
+        assert!(deadline(ours.locks().extend(&id, MINUTES)).await.unwrap());
+        assert!(deadline(ours.locks().release(&id)).await.unwrap());
+        last += 2;
+    }
+}
+
+/// They would exclude each other, and count apart.
+#[tokio::test]
+async fn a_lock_or_a_fence_of_the_other_version_is_refused() {
+    for two in [false, true] {
+        let (server, _, theirs) = both().await;
+        let layout = if two { LockLayout::SyncGuard1 } else { LockLayout::SyncGuard2 };
+        let theirs = if two { theirs.version_2() } else { theirs };
+        let ours = Client::redis_builder(&server.url()).lock_layout(layout).open().await.unwrap();
+        let held = theirs.acquire(KEY, 60_000).await.unwrap().expect("it is free");
+        let refused = |error: leasehold::Error| {
+            assert!(matches!(error, leasehold::Error::InvalidArgument { .. }), "{error:?}");
+            assert!(error.to_string().contains("--lock-layout"), "{error}");
+        };
+        let lock = lock(&ours, MINUTES);
+        refused(deadline(lock.try_acquire()).await.unwrap_err());
+        refused(deadline(ours.locks().lookup(KEY)).await.unwrap_err());
+        // Nor when only its counter is left.
+        assert_eq!(theirs.release(&held.lock_id).await.unwrap(), 1);
+        refused(deadline(lock.try_acquire()).await.unwrap_err());
+        let next = theirs.acquire(KEY, 60_000).await.unwrap().expect("it is free");
+        assert_eq!(next.fence.parse::<u64>().unwrap(), 2);
+    }
 }

@@ -1,6 +1,6 @@
 -- Takes a lock that nobody alive holds, with the next fence.
 -- KEYS: lock, index of the lock id, fence counter
--- ARGV: lock id, ttl in ms, tolerance in ms, key
+-- ARGV: lock id, ttl in ms, tolerance in ms, key, digits of a fence, what the index holds
 -- Returns 0 if it is held, else {1, fence, fence as a number, when it expires in ms}.
 local lock, index, counter = KEYS[1], KEYS[2], KEYS[3]
 local lock_id, ttl, tolerance, key = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
@@ -20,7 +20,7 @@ if found then
 end
 
 local number = redis.call('INCR', counter)
-local fence = string.format('%019d', number)
+local fence = string.format('%0' .. ARGV[5] .. 'd', number)
 local expires_at = now + ttl
 local record = cjson.encode({
   lockId = lock_id,
@@ -30,5 +30,5 @@ local record = cjson.encode({
   fence = fence,
 })
 redis.call('SET', lock, record, 'PX', ttl)
-redis.call('SET', index, key, 'PX', ttl)
+redis.call('SET', index, ARGV[6], 'PX', ttl)
 return { 1, fence, number, expires_at }

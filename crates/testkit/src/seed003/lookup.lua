@@ -1,12 +1,12 @@
 -- Finds the lock that a lock id holds.
--- KEYS: index of the lock id, prefix (no key itself: the lock's is made from it)
+-- KEYS: index of the lock id, prefix (no key itself: the lock's is made from it; empty in version 2)
 -- ARGV: lock id, tolerance in ms
 -- Returns the record, or nothing if there is none, it is another's or it has expired.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 local key = redis.call('GET', KEYS[1])
-local found = key and redis.call('GET', KEYS[2] .. ':' .. key)
+local found = key and redis.call('GET', KEYS[2] == '' and key or KEYS[2] .. ':' .. key)
 if not found then
   return nil
 end

@@ -1,5 +1,5 @@
 -- Gives a lock back or, with a TTL, lets it end so long from now.
--- KEYS: index of the lock id, prefix (no key itself: the lock's is made from it)
+-- KEYS: index of the lock id, prefix (no key itself: the lock's is made from it; empty in version 2)
 -- ARGV: lock id, tolerance in ms, ttl in ms or nothing
 -- Returns 1 if done, 0 if the lock is another's, -1 if there is none, -2 if it has expired.
 local index, prefix = KEYS[1], KEYS[2]
@@ -12,7 +12,7 @@ local key = redis.call('GET', index)
 if not key then
   return -1
 end
-local lock = prefix .. ':' .. key
+local lock = prefix == '' and key or prefix .. ':' .. key
 local found = redis.call('GET', lock)
 if not found then
   return -1

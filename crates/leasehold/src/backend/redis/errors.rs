@@ -56,6 +56,13 @@ pub(super) fn translate(what: &str, error: &RedisError) -> Error {
             "key",
             format!("{what}: {detail:?} holds something that is not a lock of ours"),
         ),
+        "OTHERLAYOUT" => Error::invalid(
+            "lock layout",
+            format!(
+                "{what}: {detail:?} is of another version of SyncGuard: give lock_layout (--lock-layout) the \
+                 version that the other programs use"
+            ),
+        ),
         "BADFENCE" => Error::invalid(
             "key",
             format!("{what}: the fence counter {detail:?} is not a number that can grow"),

@@ -1,5 +1,7 @@
 //! Locks on Redis: keys, and one script an operation.
 
+use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use base64::Engine as _;
@@ -81,15 +83,60 @@ impl Default for Prefix {
     }
 }
 
+/// How the keys and values of locks on Redis are spelled: as one of the two versions of `SyncGuard` does.
+///
+/// Both exclude each other, but they count fences in different places. A client that finds a lock or a fence of the other
+/// layout under its key refuses it with [`Error::InvalidArgument`].
+///
+/// ```
+/// use leasehold::LockLayout;
+///
+/// assert_eq!("syncguard-2".parse::<LockLayout>()?, LockLayout::SyncGuard2);
+/// assert_eq!(LockLayout::default().to_string(), "syncguard-1");
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum LockLayout {
+    /// `SyncGuard` 1.x.
+    #[default]
+    SyncGuard1,
+    /// `SyncGuard` 2.x.
+    SyncGuard2,
+}
+
+impl fmt::Display for LockLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::SyncGuard1 => "syncguard-1",
+            Self::SyncGuard2 => "syncguard-2",
+        })
+    }
+}
+
+impl FromStr for LockLayout {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let known = [Self::SyncGuard1, Self::SyncGuard2];
+        let found = known.into_iter().find(|layout| layout.to_string() == text);
+        found.ok_or_else(|| {
+            let problem = format!("{text:?} is none: give syncguard-1 or syncguard-2");
+            Error::invalid("lock layout", problem)
+        })
+    }
+}
+
 /// The typed calls of the script: the one place that knows the order of its KEYS and ARGV.
 pub(super) struct Calls {
     prefix: Prefix,
+    layout: LockLayout,
     namespace: String,
 }
 
 impl Calls {
-    pub(super) fn new(prefix: Prefix, namespace: &str) -> Self {
-        Self { prefix, namespace: namespace.to_owned() }
+    pub(super) fn new(prefix: Prefix, layout: LockLayout, namespace: &str) -> Self {
+        Self { prefix, layout, namespace: namespace.to_owned() }
     }
 
     /// The one call that asks for all of these commands.
@@ -107,6 +154,7 @@ impl Calls {
             cmd.arg(keys);
         }
         cmd.arg(&self.prefix.0).arg(&self.namespace).arg(client.to_string());
+        cmd.arg(self.layout.to_string());
         for (word, keys, arguments) in &spelled {
             cmd.arg(*word).arg(keys.len()).arg(arguments.len()).arg(arguments);
         }
@@ -120,7 +168,11 @@ impl Calls {
         match command {
             LockCommand::Acquire { key, id, ttl, notify, holder } => {
                 let lock = lock(key);
-                let fence = self.prefix.storage_key("fence:", key.as_str());
+                let counted = match self.layout {
+                    LockLayout::SyncGuard1 => key.as_str(),
+                    LockLayout::SyncGuard2 => &lock,
+                };
+                let fence = self.prefix.storage_key("fence:", counted);
                 let waiting = format!("{}:lock_waiting:{lock}", self.namespace);
                 let json = json(key.as_str());
                 let notify = match notify {
@@ -223,7 +275,7 @@ pub(super) fn decode_acquired(value: &Value) -> Result<Acquired, String> {
 fn decode_fence(value: &Value) -> Result<Fence, String> {
     let Value::BulkString(digits) = value else { return Err(format!("{value:?} is no fence")) };
     let digits = String::from_utf8_lossy(digits);
-    let fence: Fence = digits.parse().map_err(|_| format!("{digits:?} is no fence"))?;
+    let fence = digits.parse().map(Fence::new).map_err(|_| format!("{digits:?} is no fence"))?;
     if fence.get() > FENCE_WARNING {
         event!(warn, %fence, "the fence counter is near its end at 2^63: use another key");
     }
@@ -307,7 +359,11 @@ pub(super) fn decode_record(value: &Value) -> Result<Option<Record>, String> {
         id: stored.lock_id.parse().map_err(|error: Error| error.to_string())?,
         acquired_at: millis(stored.acquired_at_ms),
         expires_at: millis(stored.expires_at_ms),
-        fence: stored.fence.parse().map_err(|error: Error| error.to_string())?,
+        fence: stored
+            .fence
+            .parse()
+            .map(Fence::new)
+            .map_err(|_| format!("{:?} is no fence", stored.fence))?,
         holder: Arc::new(decode_holder(text)),
     }))
 }

@@ -28,7 +28,7 @@ impl Both {
         for load in scripts.load() {
             load.exec(&mut connection).unwrap();
         }
-        let calls = Calls::new(Prefix::default(), "ns");
+        let calls = Calls::new(Prefix::default(), LockLayout::default(), "ns");
         // Far ahead, so that no key expires by the server's own clock.
         Self { machine: LockMachine::default(), scripts, calls, connection, now: 4_000_000_000_000 }
     }

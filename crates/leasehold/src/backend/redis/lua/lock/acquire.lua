@@ -3,7 +3,7 @@
 -- KEYS    1 lock, 2 index of the lock id, 3 fence counter, 4 SET of the clients that wait for the lock
 -- ARGV    1 lock id, 2 TTL in milliseconds, 3 key as JSON, 4 notify: "if_locked" | "always" (the client, of the next
 --         release) | "never", 5 holder: further members of the record as JSON, each after a comma
--- Also    the index of a record that is over
+-- Also    the index of a record that is over, and the fence counter of the other layout
 -- Result  1, fence, expires at, remaining | 0, 0, 0, remaining of the holder
 local lock, waiting = KEYS[keys + 1], KEYS[keys + 4]
 local id, notify = ARGV[first], ARGV[first + 3]
@@ -33,13 +33,22 @@ if counted < 1 then
   call('DECR', KEYS[keys + 3])
   return redis.error_reply('BADFENCE ' .. KEYS[keys + 3])
 end
+-- Nobody has counted here before. If somebody has counted in the other layout, two would count apart.
+if counted == 1 then
+  local rest = string.sub(lock, #PREFIX + 1)
+  local other = PREFIX .. 'fence:' .. (LAYOUT == 'syncguard-2' and rest or lock)
+  if call('EXISTS', other) == 1 then
+    call('DEL', KEYS[keys + 3])
+    return other_layout(other)
+  end
+end
 -- A Lua number is not exact from 2^53 on: then it is read as text.
 local digits = counted < 9007199254740992 and string.format('%d', counted) or call('GET', KEYS[keys + 3])
-local fence = string.rep('0', 19 - #digits) .. digits
+local fence = string.rep('0', DIGITS - #digits) .. digits
 local ends = NOW + remaining
 if record then call('DEL', PREFIX .. 'id:' .. record.lockId) end
 -- `cjson.encode` would do, for twice the time.
 call('SET', lock, '{"lockId":"' .. id .. '","expiresAtMs":' .. ends .. ',"acquiredAtMs":' .. NOW
   .. ',"key":' .. ARGV[first + 2] .. ',"fence":"' .. fence .. '"' .. ARGV[first + 4] .. '}', 'PXAT', ends)
-call('SET', KEYS[keys + 2], string.sub(lock, #PREFIX + 1), 'PXAT', ends)
+call('SET', KEYS[keys + 2], index_of(lock), 'PXAT', ends)
 return { 1, fence, ends, remaining }

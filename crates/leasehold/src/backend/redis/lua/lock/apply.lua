@@ -4,14 +4,14 @@
 -- ARGV    1 prefix     what locks begin with
 --         2 namespace
 --         3 client     the sender's
+--         4 layout     "syncguard-1" | "syncguard-2"
 --         and for each command
 --         1 command    its word
 --         2 keys       the number of its KEYS
 --         3 arguments  the number of its ARGV
 --         and its ARGV
 -- Result  for each command what it says, or an error
-local PREFIX, NAMESPACE, CLIENT = ARGV[1], ARGV[2], ARGV[3]
-local at, keys = 4, 0
+local at, keys = 5, 0
 
 local function serve()
   local command, first = ARGV[at], at + 3

@@ -6,7 +6,7 @@
 -- Result  1, expires at | 0, 0 another's | -1, 0 not found | -2, 0 over
 local rest, misplaced = get(KEYS[keys + 1])
 if not rest then return misplaced or { -1, 0 } end
-local lock = PREFIX .. rest
+local lock = lock_of(rest)
 local record, broken = read(lock)
 if broken then return broken end
 if not record then return { -1, 0 } end

@@ -8,7 +8,7 @@ local lock = KEYS[keys + 1]
 if ARGV[first] ~= '-' then
   local rest, misplaced = get(lock)
   if not rest then return misplaced or false end
-  lock = PREFIX .. rest
+  lock = lock_of(rest)
 end
 local record, broken, text = read(lock)
 if broken then return broken end

@@ -5,7 +5,26 @@
 -- also have host, pid and label, of which no script knows: whoever extends a lock writes back all that it has read.
 -- {prefix}:fence:{key} counts, and stays.
 -- TOLERANCE_MS stands before this: there is one for all stores.
+--
+-- That is the layout of SyncGuard 1. In that of SyncGuard 2 the index holds the whole storage key, the counter is
+-- {prefix}:fence:{prefix}:{key}, and a fence has 15 digits instead of 19. Whoever mixed the two would exclude each other and
+-- count apart, so a record or a counter of the other layout is refused.
 local call = redis.call
+local PREFIX, NAMESPACE, CLIENT, LAYOUT = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local DIGITS = LAYOUT == 'syncguard-2' and 15 or 19
+
+-- Where an index leads, and what it holds.
+local function lock_of(index)
+  return LAYOUT == 'syncguard-2' and index or PREFIX .. index
+end
+
+local function index_of(lock)
+  return LAYOUT == 'syncguard-2' and lock or string.sub(lock, #PREFIX + 1)
+end
+
+local function other_layout(key)
+  return redis.error_reply('OTHERLAYOUT ' .. key)
+end
 
 local function now()
   local time = call('TIME')
@@ -34,6 +53,7 @@ local function read(lock)
   local parsed, record = pcall(cjson.decode, text)
   if parsed and type(record) == 'table' and type(record.lockId) == 'string' and type(record.key) == 'string'
       and type(record.fence) == 'string' and is_time(record.acquiredAtMs) and is_time(record.expiresAtMs) then
+    if #record.fence ~= DIGITS then return nil, other_layout(lock) end
     return record, nil, text
   end
   return nil, redis.error_reply('NOTOURS ' .. lock)
