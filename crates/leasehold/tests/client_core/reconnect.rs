@@ -91,3 +91,32 @@ async fn wake_ups_beyond_the_output_buffer_do_not_make_a_client_reconnect_foreve
     assert!(release(more).await);
     eventually(async || crowd.census() == (1, 0)).await;
 }
+
+/// After a restart the server counts its connections anew, and another client may have the number of our old one. A client
+/// that may not ask which run of the server it talks to must not close that one.
+#[tokio::test]
+async fn a_client_that_does_not_know_the_run_of_the_server_closes_no_other() {
+    let server = RedisServer::start_with(&["--user app on nopass ~* &* +@all -info"]);
+    let proxy = FaultProxy::start(server.port());
+    let url = proxy.url().replace("redis://", "redis://app:any@");
+    let client = connect(&url).await;
+    let _permit = acquire(&one(&client)).await;
+    let newest: u64 = ask(&server, &["CLIENT", "ID"]);
+    proxy.refuse(true);
+    proxy.cut();
+    server.restart_empty();
+    // Innocent ones have every number that our client may have had.
+    let mut innocent: Vec<_> = (0..newest + 5).map(|_| server.connection()).collect();
+    let ids: Vec<u64> =
+        innocent.iter_mut().map(|one| redis::cmd("CLIENT").arg("ID").query(one).unwrap()).collect();
+    assert!(ids.contains(&newest), "{ids:?} and {newest}");
+    let before = proxy.traffic().accepted;
+    proxy.heal();
+    eventually(async || proxy.traffic().accepted > before).await;
+    // It works again, so that it has closed whatever it wanted to close.
+    let again = acquire(&client.semaphore("another", 1).build().unwrap()).await;
+    for one in &mut innocent {
+        assert!(redis::cmd("PING").query::<String>(one).is_ok(), "an innocent client was closed");
+    }
+    release(again).await;
+}
