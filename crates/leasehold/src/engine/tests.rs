@@ -542,3 +542,14 @@ async fn a_wait_for_a_lock_ends_while_wake_ups_keep_coming() {
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
     assert!(Moment::now() < until, "it ended when it was not told any more");
 }
+
+/// As if the process had been forked from the one that started the thread.
+#[test]
+fn a_forked_process_is_told_to_make_a_client_of_its_own() {
+    let engine = Engine::in_process(crate::backend::memory::Memory::new(), Settings::default());
+    engine.core().process.set(0).expect("nobody has set it");
+    let error = engine.core().stopped().expect("it cannot work");
+    assert!(matches!(error, Error::Stopped { .. }), "{error:?}");
+    assert!(error.to_string().contains("forked"), "{error}");
+    assert!(engine.core().tell(super::Message::Look).is_err());
+}
