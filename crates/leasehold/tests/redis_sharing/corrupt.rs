@@ -110,3 +110,65 @@ async fn a_lock_that_ends_at_no_time_is_named() {
         assert!(deadline(both.ours.locks().list_raw(10)).await.unwrap().is_empty(), "{ends}");
     }
 }
+
+/// Writes any value of any type into the keys of a name while it is in use. Another name does not notice, and when the keys
+/// are removed, the name works again.
+#[tokio::test]
+async fn whatever_is_written_into_its_keys_a_name_recovers_and_no_other_is_hit() {
+    let both = Both::start().await;
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let calm = both.ours.semaphore("calm", 1).lease(SHORT).build().unwrap();
+    let unharmed = calm.acquire().await.unwrap();
+    let semaphore = both.ours.semaphore(NAME, 2).lease(SHORT).build().unwrap();
+    let workers: Vec<_> = (0..3)
+        .map(|_| {
+            let semaphore = semaphore.clone();
+            tokio::spawn(async move {
+                for _ in 0..20 {
+                    let within = Duration::from_millis(300);
+                    if let Ok(permit) = semaphore.acquire().within(within).await {
+                        let _ = permit.release().await;
+                    }
+                }
+            })
+        })
+        .collect();
+    let kinds = ["main", "ttl", "max", "waiting", "waiting_heartbeat", "fence", "info"];
+    let values =
+        ["", "0", "-1", "nan", "inf", "1e300", "9007199254740993", "text", "\u{202e}", "5 5 5"];
+    let mut redis = both.server.connection();
+    for _ in 0..400 {
+        let key = key(kinds[random.usize(..kinds.len())]);
+        let value = values[random.usize(..values.len())];
+        let other = values[random.usize(..values.len())];
+        let damage = match random.usize(..7) {
+            0 => redis::cmd("SET").arg(&key).arg(value).to_owned(),
+            1 => redis::cmd("ZADD").arg(&key).arg(random.f64() * 1e17).arg(value).to_owned(),
+            2 => redis::cmd("ZADD").arg(&key).arg("+inf").arg(value).to_owned(),
+            3 => redis::cmd("HSET").arg(&key).arg(value).arg(other).to_owned(),
+            4 => redis::cmd("RPUSH").arg(&key).arg(value).to_owned(),
+            5 => redis::cmd("PEXPIRE").arg(&key).arg(random.u32(1..50)).to_owned(),
+            _ => redis::cmd("DEL").arg(&key).to_owned(),
+        };
+        // A key of another type refuses it.
+        let _ = damage.query::<redis::Value>(&mut redis);
+        if random.bool() {
+            let _ = deadline(both.ours.stats().waiters().fetch()).await;
+        }
+        tokio::task::yield_now().await;
+    }
+    for worker in workers {
+        deadline(worker).await.expect("no worker panics");
+    }
+    let before = unharmed.valid_until();
+    eventually(async || unharmed.valid_until() > before).await;
+    unharmed.check().unwrap();
+    for kind in kinds {
+        both.ask::<redis::Value>(&["DEL", &key(kind)]);
+    }
+    let permit = deadline(semaphore.acquire()).await.unwrap();
+    assert!(deadline(permit.release()).await.unwrap());
+    assert!(deadline(unharmed.release()).await.unwrap());
+}
