@@ -126,7 +126,14 @@ impl Scene {
 
     /// Runs the next child, which reports if it is not alone. The exit code is 0, or 75 if the permit was not released.
     fn next(&self, wait: &str) -> i32 {
-        let ended = run(&self.url, &self.line(&["--wait", wait], &[], "pass by"));
+        let line = self.line(&["--wait", wait], &[], "pass by");
+        let mut ended = run(&self.url, &line);
+        // On a busy machine the store may not answer in time, and then nobody knows.
+        for _ in 0..3 {
+            if ended.code == 69 {
+                ended = run(&self.url, &line);
+            }
+        }
         assert!([0, 75].contains(&ended.code), "{ended:?}");
         ended.code
     }
@@ -316,6 +323,25 @@ fn a_guard_that_nobody_listens_to_ends_its_child_in_time() {
         assert!(!scene.has("two at once"), "the child has outlived its lease");
         running.signal(Signal::CONT);
         assert_eq!(running.end().code, 124);
+    });
+}
+
+/// When it goes on, it has new deadlines to read before it judges the old one.
+#[test]
+fn a_guard_that_was_stopped_leaves_a_child_alone_whose_lease_is_valid() {
+    let redis = Store::redis();
+    side_by_side(&[(); 8], |(), number| {
+        let scene = Scene::new(format!("pause-{number}"), &redis.url());
+        let running = scene.start(false);
+        until(|| scene.has("begun"));
+        let guard = soon(|| children(running.pid()).first().copied());
+        kill_process(guard, Signal::STOP).unwrap();
+        std::thread::sleep(LEASE_IS_OVER);
+        kill_process(guard, Signal::CONT).unwrap();
+        std::thread::sleep(LEASE_IS_OVER);
+        std::fs::write(scene.directory.path().join("end"), "").unwrap();
+        let ended = running.end();
+        assert_eq!((ended.code, ended.stderr.as_str()), (0, ""));
     });
 }
 
