@@ -1,7 +1,7 @@
 //! From the release in one process until the next one runs in another.
 //!
-//! Two processes of the contender have half of the waiters each. Whoever is granted holds until the bench says so, and asks
-//! again only after the next has been granted. So everyone always has the same number of waiters, nobody takes
+//! Two processes of the contender have half of the waiters each. A waiter that is granted the permit holds it until the bench says so, and asks
+//! again only after the next one was granted. So everyone always has the same number of waiters, nobody takes
 //! back what he has just released, and nothing else goes on at the moment of the release. A `PING` is sent right
 //! before each release, by the bench, in the same calm.
 

@@ -75,7 +75,7 @@ pub(super) fn ask(
 ) -> Result<f64, String> {
     let (name, window) = (bench.name(), bench.window());
     let request = format!("pairs {name} {tasks} {names} {capacity} {}", window.as_millis());
-    // Whoever is slow may take a while to end its last round.
+    // A slow contender may take a while to end its last round.
     match driver.ask(&request, window * 2 + Duration::from_secs(15))?[..] {
         [pairs, nanos] if pairs > 0 => Ok(count(pairs) / count(nanos) * 1e9),
         [0, _] => Err("did not get anything done within the window".to_owned()),

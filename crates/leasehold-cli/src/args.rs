@@ -11,8 +11,8 @@ use crate::store;
 
 /// Share scarce things fairly between processes and machines: at most so many at once, first come first served.
 ///
-/// Whoever holds a permit or a lock holds a lease: it is renewed while its holder lives, ends by itself when the holder
-/// dies, and a child is stopped before its lease can pass on.
+/// A permit or a lock is a lease: it is renewed while its holder lives and expires when the holder dies. A child is stopped
+/// before its lease can pass on.
 #[derive(Debug, Parser)]
 #[command(name = "leasehold", version, arg_required_else_help = true, after_help = AFTER)]
 pub(crate) struct Arguments {
@@ -60,7 +60,7 @@ Examples:
   leasehold lock --wait 30s --lease 10s invoice:42 -- ./send-invoice 42
   leasehold lock --ttl 1h --label cron nightly -- ./nightly.sh    stop it after an hour: exit 124
 
-The lock is not fair: when it comes free, whoever asks first has it. Where order matters, use
+The lock is not fair: when it is released, the first to ask gets it. Where order matters, use
 `leasehold run -n 1`. The child gets LEASEHOLD_NAME, LEASEHOLD_ID and LEASEHOLD_FENCE; what it
 writes to should refuse an older fence.
 

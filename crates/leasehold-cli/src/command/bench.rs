@@ -223,7 +223,7 @@ impl Bench {
         let begun = Instant::now();
         lock(&round).begin(begun + self.span);
         held.release().await?;
-        // Whoever is first to see that the time is over ends, and with it its permit; the others leave the queue.
+        // The first task that finds the time over ends and releases its permit; the others leave the queue.
         if let Some(ended) = tasks.join_next().await {
             ended.unwrap_or(Ok(()))?;
         }

@@ -200,7 +200,9 @@ impl Report {
             REFUSED if says.contains("replica") => "give the primary as --store",
             REFUSED if says.contains("does not answer as Redis") => "correct the port of --store",
             REFUSED if !says.contains("password") => "see what it says, and its log",
-            REFUSED => "correct the user and password of --store, or ask whoever runs the server",
+            REFUSED => {
+                "correct the user and password of --store, or ask the operator of the server"
+            }
             _ => "correct --store",
         };
         self.bad(check, says, advice);

@@ -98,7 +98,7 @@ pub(super) fn signalled(signal: Signal) -> Failure {
     Failure::silent(by_signal(signal as i32))
 }
 
-/// Somebody else has it. Whoever has made that a success does not want to read of it.
+/// Another process has it. With `-E 0` that is a success, and no message is printed.
 pub(super) fn taken(code: u8, what: &str) -> Failure {
     if code == 0 { Failure::silent(0) } else { Failure::new(code, what) }
 }

@@ -9,7 +9,7 @@ use crate::failure::{Failure, NOTHING_THERE, complain};
 use crate::output;
 use crate::store::{self, Store};
 
-const WARNING: &str = "warning: whoever held it may still be at work, and the next may begin before that is told; \
+const WARNING: &str = "warning: its holder may still be at work, and the next may begin before that is told; \
                        only a resource that checks fences is safe";
 
 pub(crate) fn run(arguments: &ReleaseArgs) -> Result<u8, Failure> {

@@ -194,7 +194,7 @@ fn a_permit_that_was_released_by_hand_is_124() {
     let id = looker.holder("it").id().to_owned();
     let released = run(&server.url(), &["release", "it", &id]);
     assert_eq!(released.code, 0);
-    assert!(released.stderr.starts_with("leasehold: warning: whoever held it may still be"));
+    assert!(released.stderr.starts_with("leasehold: warning: its holder may still be"));
     let ended = running.end();
     assert_eq!(ended.code, 124);
     assert!(ended.stderr.ends_with("the store no longer knows it; the child was stopped\n"));
