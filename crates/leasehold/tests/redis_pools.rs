@@ -197,3 +197,27 @@ async fn a_primary_that_became_a_replica_is_left() {
     })
     .await;
 }
+
+/// The other program takes whoever it has not heard of for 10 s for dead, by its own default.
+#[tokio::test]
+async fn a_lease_with_the_defaults_is_renewed_well_within_the_other_programs_ttl() {
+    let server = RedisServer::start();
+    let pool = connect(&server.url()).await.pool("encoders", 2).build().unwrap();
+    let lease = pool.lease("a").await.unwrap();
+    let mut redis = server.connection();
+    let mut renewed = || -> f64 {
+        let members: Vec<(String, f64)> = redis::cmd("ZRANGE")
+            .arg(&["semaphores:encoders", "0", "-1", "WITHSCORES"])
+            .query(&mut redis)
+            .unwrap();
+        members[0].1
+    };
+    let mut last = renewed();
+    for _ in 0..2 {
+        eventually(async || renewed() > last).await;
+        let now = renewed();
+        assert!(now - last < 7.0, "renewed after {} s", now - last);
+        last = now;
+    }
+    lease.release().await.unwrap();
+}

@@ -16,6 +16,8 @@
 
 #[path = "redis_sharing/both.rs"]
 mod both;
+#[path = "redis_sharing/chaos.rs"]
+mod chaos;
 #[path = "redis_sharing/corrupt.rs"]
 mod corrupt;
 #[path = "redis_sharing/death.rs"]
@@ -32,3 +34,9 @@ mod limit;
 mod order;
 #[path = "redis_sharing/skew.rs"]
 mod skew;
+
+/// The way into the processes that [`chaos`] starts.
+#[test]
+fn child() {
+    testkit::child::play(chaos::play);
+}

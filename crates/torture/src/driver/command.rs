@@ -106,9 +106,10 @@ impl Job<'_> {
     ) -> Option<Micros> {
         let scope = Scope::Worker(self.index);
         let pid = Pid::from_child(process);
-        // In turn, so that a short run has each of them. The lanes begin in different places.
+        // In turn, so that a short run has each of them, and twice what kills or stops the command: only then is the guard
+        // alone with the child. The lanes begin in different places.
         match (self.life as usize + 3 * self.index) % 7 {
-            0 if self.wait_a_little(rng) => {
+            0 | 4 if self.wait_a_little(rng) => {
                 let begin = clock::now();
                 if process.try_wait().ok()?.is_some() {
                     return None;
@@ -118,8 +119,8 @@ impl Job<'_> {
             }
             // On one host it keeps everybody from the store if it is stopped in the wrong moment, and so nobody could be blamed for
             // anything: not often.
-            1 | 2 if proxy.is_none() && rng.u32(..5) > 0 => None,
-            1 if self.wait_a_little(rng) => {
+            2 | 6 if proxy.is_none() && rng.u32(..5) > 0 => None,
+            6 if self.wait_a_little(rng) => {
                 let span = millis(rng, 100..6000);
                 self.show.fault(Kind::Stop, scope, || {
                     let _ = kill_process(pid, Signal::STOP);
@@ -136,7 +137,7 @@ impl Job<'_> {
                 self.cut_off(proxy?, rng);
                 None
             }
-            4 | 5 if self.wait_a_little(rng) => {
+            1 | 5 if self.wait_a_little(rng) => {
                 self.stop_the_guard(pid, proxy?, millis(rng, 4000..6000));
                 None
             }
