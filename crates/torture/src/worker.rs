@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use fastrand::Rng;
-use leasehold::{AcquisitionId, Client, Error};
+use leasehold::{AcquisitionId, Client, Error, LockLayout};
 use tokio::sync::watch;
 
 use crate::clock::{self, MILLISECOND, Micros, SECOND};
@@ -66,11 +66,21 @@ pub struct Settings {
 }
 
 impl Settings {
+    fn lock_layout(&self) -> LockLayout {
+        lock_layout(self.seed)
+    }
+
     fn rng(&self, task: usize) -> Rng {
         let life = (self.index as u64) << 40 | u64::from(self.life) << 20 | task as u64;
         // One step of a generator mixes what is alike in two seeds.
         Rng::with_seed(Rng::with_seed(self.seed ^ Rng::with_seed(life).u64(..)).u64(..))
     }
+}
+
+/// How locks are laid out on Redis in a run: one run has the one layout, the next the other.
+#[must_use]
+pub fn lock_layout(seed: u64) -> LockLayout {
+    if seed.is_multiple_of(2) { LockLayout::SyncGuard1 } else { LockLayout::SyncGuard2 }
 }
 
 /// Where one life of a worker writes.
@@ -213,12 +223,14 @@ fn watch_the_clock(diary: Arc<Diary>) {
 }
 
 /// As a careful user would, on a network that is known to be bad.
-async fn connect(store: &str) -> Result<Client, Error> {
+async fn connect(settings: &Settings) -> Result<Client, Error> {
+    let store = &settings.store;
     if let Some(path) = store.strip_prefix("sqlite:") {
         let builder = Client::local_builder(path).confirm_within(Duration::from_micros(CONFIRM));
         return builder.answer_timeout(Duration::from_micros(SOCKET_TIMEOUT)).open().await;
     }
     Client::redis_builder(store)
+        .lock_layout(settings.lock_layout())
         .answer_timeout(Duration::from_micros(SOCKET_TIMEOUT))
         .connect_timeout(Duration::from_secs(1))
         .confirm_within(Duration::from_micros(CONFIRM))
@@ -229,7 +241,7 @@ async fn connect(store: &str) -> Result<Client, Error> {
 async fn play(settings: &Settings, diary: &Arc<Diary>, finish: watch::Receiver<bool>) {
     let mut clients = Vec::new();
     while clients.len() < CLIENTS {
-        match connect(&settings.store).await {
+        match connect(settings).await {
             Ok(client) => clients.push(client),
             // A fault is on: the next attempt may do.
             Err(Error::Unavailable { .. }) if !*finish.borrow() => {}

@@ -20,7 +20,7 @@ use crate::clock::{self, Micros};
 use crate::fault::{Kind, Scope};
 use crate::history::{Diary, Event, How};
 use crate::plan::{self, THINGS, Thing};
-use crate::worker::{COMMAND, ONLY_OP, history_path};
+use crate::worker::{COMMAND, ONLY_OP, history_path, lock_layout};
 
 /// How long it waits for its turn: then it is another thing's.
 const WAIT: &str = "3s";
@@ -83,6 +83,7 @@ impl Job<'_> {
             plan::Kind::Lock => command.args(["lock", "--lease", &lease]),
             _ => command.args(["run", "-n", &thing.capacity.to_string(), "--heartbeat", &lease]),
         };
+        command.env("LEASEHOLD_LOCK_LAYOUT", lock_layout(self.show.seed).to_string());
         command.args(["--store", url, "--wait", WAIT, thing.name, "--"]);
         // Half of them do not end when they are asked to: then they have to be killed, and in time.
         if self.life.is_multiple_of(2) {

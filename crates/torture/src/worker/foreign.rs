@@ -1,14 +1,15 @@
 //! A worker that does not use the library: another program's clients, by the published documents alone.
 //!
 //! They have no guards and no `check()`: such a program believes in what it was told for as long as the document says
-//! that it may, counted from before it asked. Each step has a limit, and whatever was begun is taken back until the
-//! store says that it is gone: a waiter that nobody speaks for any longer would be granted a permit for the other
-//! program's whole heartbeat interval.
+//! that it may, counted from before it asked. Each step has a limit. Most give back what they asked for, until the store
+//! says that it is gone. Some die without a trace, waiting or holding. Half of them have a TTL, and with it let the keys
+//! of the semaphore expire, its capacity too. Leases of pools have the other program's own TTL.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
+use leasehold::LockLayout;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, RedisResult};
 use testkit::seed000::{self, Options, Seed000};
@@ -23,6 +24,12 @@ use crate::history::{Diary, Event, How, OpId};
 use crate::plan::{self, THINGS, Thing};
 
 const STEP: Duration = Duration::from_millis(1500);
+/// Of each so many, one dies without a trace.
+const DYING: u32 = 8;
+/// With a TTL the other program's keys expire ten seconds after it.
+const TTL: Duration = Duration::from_secs(6);
+/// How long a lease of a pool is good for unless the other program's user says otherwise.
+const POOL_TTL: Micros = 10 * SECOND;
 /// What such a program takes off, so that it does not believe longer than the store does.
 const CAUTION: Micros = 200 * MILLISECOND;
 
@@ -50,10 +57,10 @@ pub(super) async fn play(settings: &Settings, diary: &Arc<Diary>, finish: watch:
         url: settings.store.clone(),
     };
     let tasks = [
-        tokio::spawn(other(0).semaphores()),
-        tokio::spawn(other(1).semaphores()),
+        tokio::spawn(other(0).semaphores(None)),
+        tokio::spawn(other(1).semaphores(Some(TTL))),
         tokio::spawn(other(2).pools()),
-        tokio::spawn(other(3).locks()),
+        tokio::spawn(other(3).locks(settings.lock_layout())),
     ];
     for task in tasks {
         task.await.expect("a task that does not panic");
@@ -105,8 +112,12 @@ impl Other {
         step(client.get_multiplexed_async_connection_with_config(&config)).await
     }
 
+    fn dies(&mut self) -> bool {
+        self.rng.u32(..DYING) == 0
+    }
+
     /// Document 000, step by step.
-    async fn semaphores(mut self) {
+    async fn semaphores(mut self, ttl: Option<Duration>) {
         let (at, thing) = shared_thing(plan::Kind::Semaphore);
         let options = Options { attempts: 1, ..Options::default() };
         while !self.finishing() {
@@ -119,29 +130,33 @@ impl Other {
             while fine && !self.finishing() {
                 self.pause(120).await;
                 let (id, op) = (seed000::new_id(), self.shared.ask(at, "-"));
-                let how = self.semaphore(&seed, thing, &id, op).await;
+                let how = self.semaphore(&seed, thing, ttl, &id, op).await;
                 fine = how.is_some();
                 // Whatever became of it.
-                let gone = self.take_back(thing, &id).await;
+                let gone = how != Some(How::Failed) && self.take_back(thing, &id).await;
                 let how = how.unwrap_or(How::Failed);
                 self.shared.end(op, if gone { how } else { How::Failed });
             }
         }
     }
 
-    /// Waits in line and holds. None if the store could not be reached.
+    /// Waits in line and holds. `Failed` if it dies, None if the store could not be reached.
     async fn semaphore(
         &mut self,
         seed: &Seed000,
         thing: &Thing,
+        ttl: Option<Duration>,
         id: &str,
         op: OpId,
     ) -> Option<How> {
         let (limit, heartbeat) = (u64::from(thing.capacity), thing.lease_time());
-        step(seed.queue(thing.name, id, heartbeat, None)).await?;
+        step(seed.queue(thing.name, id, heartbeat, ttl)).await?;
+        if self.dies() {
+            return Some(How::Failed);
+        }
         let patience = clock::now() + self.rng.u64(1..10) * SECOND;
         loop {
-            step(seed.wake_up_nexts(thing.name, limit, heartbeat, None)).await?;
+            step(seed.wake_up_nexts(thing.name, limit, heartbeat, ttl)).await?;
             let poll = Duration::from_millis(500);
             if step(seed.wait_notification(id, poll)).await? {
                 break;
@@ -152,12 +167,15 @@ impl Other {
             step(seed.ping(thing.name, id)).await?;
         }
         let sent = clock::now();
-        let (changed, card) = step(seed.confirm(thing.name, id, limit, heartbeat, None)).await?;
+        let (changed, card) = step(seed.confirm(thing.name, id, limit, heartbeat, ttl)).await?;
         if changed == 0 {
             return Some(How::Lost);
         }
         self.granted(op, None, card);
         self.hold(op, sent + thing.lease - CAUTION).await;
+        if self.dies() {
+            return Some(How::Failed);
+        }
         let sent = clock::now();
         if self.rng.bool() && step(seed.ping(thing.name, id)).await?.1 == 1 {
             self.hold(op, sent + thing.lease - CAUTION).await;
@@ -187,7 +205,7 @@ impl Other {
     /// Document 002.
     async fn pools(mut self) {
         let (at, thing) = shared_thing(plan::Kind::Pool);
-        let (capacity, ttl) = (u64::from(thing.capacity), thing.lease / SECOND);
+        let (capacity, ttl) = (u64::from(thing.capacity), POOL_TTL / SECOND);
         let mut connection = None;
         while !self.finishing() {
             self.pause(100).await;
@@ -203,13 +221,17 @@ impl Other {
                 Some(answer) if !answer.success => How::Full,
                 Some(_) => {
                     self.granted(op, None, 1);
-                    self.hold(op, sent + thing.lease - CAUTION).await;
+                    self.hold(op, sent + POOL_TTL - CAUTION).await;
                     let sent = clock::now();
                     let renewed = step(pool.renew(thing.name, &instance, ttl)).await;
                     if renewed.is_some_and(|renewed| renewed.success) {
-                        self.hold(op, sent + thing.lease - CAUTION).await;
+                        self.hold(op, sent + POOL_TTL - CAUTION).await;
                     }
                     self.shared.diary.note(Event::Ending { op });
+                    if self.dies() {
+                        self.shared.end(op, How::Failed);
+                        continue;
+                    }
                     let released = step(pool.release(thing.name, &instance, ttl)).await;
                     released.map_or(How::Failed, |_| How::Released)
                 }
@@ -221,8 +243,8 @@ impl Other {
         }
     }
 
-    /// Document 003.
-    async fn locks(mut self) {
+    /// Document 003, by either version of the program that it describes.
+    async fn locks(mut self, layout: LockLayout) {
         let (at, thing) = shared_thing(plan::Kind::Lock);
         let ttl = thing.lease / MILLISECOND;
         let mut connection = None;
@@ -230,7 +252,11 @@ impl Other {
             self.pause(60).await;
             if connection.is_none() {
                 let new = self.connection().await;
-                connection = new.map(|connection| Seed003::new(connection, "syncguard"));
+                let locks = new.map(|connection| Seed003::new(connection, "syncguard"));
+                connection = match layout {
+                    LockLayout::SyncGuard2 => locks.map(Seed003::version_2),
+                    _ => locks,
+                };
             }
             let Some(locks) = connection.clone() else { continue };
             let op = self.shared.ask(at, "-");
