@@ -11,11 +11,11 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use crate::clock::Span;
+use crate::clock::{Moment, Span};
 use crate::lock::TimeAuthority;
 use crate::machine::lock::{LockCommand, LockOutcome, Record};
 use crate::machine::pool::{PoolCommand, PoolOutcome};
-use crate::machine::{Command, Effects, Outcome, Terms};
+use crate::machine::{Command, Effects, Held, Outcome, Terms};
 use crate::name::Name;
 use crate::pool::{PoolStats, Which};
 use crate::stats::{Query, SemaphoreStats};
@@ -104,8 +104,10 @@ pub(crate) struct Reply {
     /// In the order of the commands.
     pub(crate) outcomes: Vec<Outcome>,
     pub(crate) effects: Effects,
-    /// The time until the next lease ends in the store. A sweep is worth its trip then.
+    /// If anybody waits: the time until the next lease ends in the store. It is worth asking again then.
     pub(crate) next_expiry: Option<Span>,
+    /// Whether another program has members here. It hands permits on without waking this client.
+    pub(crate) foreign: bool,
 }
 
 /// A store that other processes share.
@@ -161,8 +163,9 @@ pub(crate) trait RemoteBackend: Send + Sync {
 /// What a store reports without being asked.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// This waiter was granted a permit and has to claim it.
-    Granted(Name, AcquisitionId),
+    /// This waiter was granted a permit: what it was granted, at this moment or later. If the store cannot tell how long
+    /// ago that was, the waiter has to ask.
+    Granted(Name, AcquisitionId, Option<(Held, Moment)>),
     /// Another client has released this id. Only where no renewal would find that out.
     #[cfg_attr(not(all(feature = "local", target_os = "linux")), allow(dead_code))]
     Evicted(Name, AcquisitionId),

@@ -15,7 +15,7 @@ pub(crate) fn is(rule: &str) -> bool {
 }
 
 /// Each with what stands in the script and what stands there instead.
-pub(crate) const IN_LUA: [(&str, &str, &str); 11] = [
+pub(crate) const IN_LUA: [(&str, &str, &str); 14] = [
     // Whoever releases an id that is not there hits whoever holds longest.
     (
         "ownership",
@@ -29,6 +29,7 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 11] = [
     ("expiry", "local dead = due(MAIN, held)", "local dead"),
     ("expiry", "local over, silent = due(TTL, limited),", "local over, silent = nil,"),
     ("expiry", "math.ceil((last - NOW) / 1000) + 10000", "math.ceil((last - NOW) / 1000) + 600000"),
+    ("expiry", "math.ceil(heartbeat / 1000) + 10000", "math.ceil(heartbeat / 1000) + 600000"),
     // Whoever has not said a word for a little while is removed, though it was told that it has longer.
     (
         "early",
@@ -41,11 +42,13 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 11] = [
         "call('ZREVRANGE', WAITING, passed_over, last)",
     ),
     ("limit", "elseif held < capacity then", "elseif held <= capacity then"),
+    ("limit", "held + new <= tonumber(capacity)", "held + new <= tonumber(capacity) + 1"),
     (
         "fence",
         "local n = #infos\n  infos[n + 1]",
-        "last_fence = last_fence - last_fence % 1000000 local n = #infos\n  infos[n + 1]",
+        "fence = fence - fence % 1000000 last_fence = fence local n = #infos\n  infos[n + 1]",
     ),
+    ("fence", "fence = math.max(fence, NOW - 1)", "fence = NOW - NOW % 1000000"),
     (
         "fence",
         "redis.pcall('INCR', KEYS[keys + 3])",

@@ -45,6 +45,13 @@ impl Span {
     }
 }
 
+impl Add for Span {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self::from_micros(self.micros().saturating_add(other.micros()))
+    }
+}
+
 /// An instant of a store's clock, in microseconds since an origin that is the store's own affair.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct Time(NonZeroU64);

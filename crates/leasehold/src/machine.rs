@@ -5,23 +5,25 @@
 //!
 //! # State
 //!
-//! One [`Machine`] is the state of one name: the `capacity`; the holders, each with `renew_by`, perhaps
-//! `hold_until`, and a fence once it is confirmed; the queue, in order, each waiter with `alive_by`; and
-//! the last fence. `now` is always the store's clock, never a caller's.
+//! One [`Machine`] is the state of one name: the `capacity`; the holders, each with a fence, `renew_by`, and perhaps
+//! `hold_until`; the queue, in order, each waiter with `alive_by`; and the last fence. `now` is always the store's clock,
+//! never a caller's.
 //!
 //! # Transitions
 //!
 //! Every command runs as *expire, grant, the command, grant*. So a release itself hands the permit to
-//! the next waiter, and nobody is told `Full` while a permit is free.
+//! the next waiter, and nobody is told `Full` while a permit is free. Two commands skip what cannot matter to them: a
+//! release removes its id first, and the rest only if somebody waits; an enqueue that finds room and nobody waiting does
+//! not look for holders whose time is up, because they could only make more room.
 //!
 //! - *expire*: holders go at `renew_by` or `hold_until`, waiters at `alive_by`, whoever sends a command.
 //! - *grant*: while a permit is free, the first waiter in the queue that can be reached becomes a
-//!   holder. If its client sent this very command, the reply tells it, and it is confirmed by that. Any
-//!   other client gets a wake-up and has `confirm_within` to claim the permit.
-//! - *enqueue*, *confirm*, *renew*, *release*: see [`Command`]. Cancel is a release by a waiter.
+//!   holder. Its fence is minted and its TTL begins. If its client sent this very command, the reply tells it, and it has
+//!   its whole lease. Any other client gets a wake-up that says the same, and has `confirm_within` to renew the permit.
+//! - *enqueue*, *renew*, *release*: see [`Command`]. Cancel is a release by a waiter.
 //!
-//! A wake-up can sit in the socket buffer of a paused process for as long as it likes, so being woken
-//! is not yet holding: the user sees the permit, and its TTL begins, at *confirm*.
+//! A wake-up can sit in the socket buffer of a paused process for as long as it likes. So the client believes it only if
+//! it can show how old the wake-up is at most; otherwise it renews first, and believes the reply.
 //!
 //! # Invariants
 //!
@@ -44,7 +46,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::clock::{Span, Time};
+use crate::clock::Time;
 use crate::id::IdMap;
 use crate::{AcquisitionId, Fence};
 
@@ -58,7 +60,7 @@ mod queue;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use command::{Circumstances, Command, Effects, Held, Outcome, Role, Terms};
+pub(crate) use command::{Circumstances, Command, Effects, Held, Known, Outcome, Role, Terms};
 pub(crate) use questions::Row;
 use queue::Queue;
 
@@ -77,20 +79,17 @@ struct Member<T> {
 #[cfg_attr(test, derive(Clone))]
 enum Stage {
     Waiting { place: u64, terms: Terms },
-    Holding { hold_until: Option<Time>, fence: Option<Fence> },
+    Holding { hold_until: Option<Time>, fence: Fence },
 }
 
 impl Member<()> {
-    /// A holder who is told so in the reply, and confirmed by that.
+    /// A holder that the reply tells so.
     #[inline]
     fn holding(terms: Terms, fence: Fence, now: Time) -> Self {
         Self {
             since: now,
             alive_by: terms.lease.map(|lease| now + lease),
-            stage: Stage::Holding {
-                hold_until: terms.ttl.map(|ttl| now + ttl),
-                fence: Some(fence),
-            },
+            stage: Stage::Holding { hold_until: terms.ttl.map(|ttl| now + ttl), fence },
             kept: (),
         }
     }
@@ -110,13 +109,11 @@ impl<T> Member<T> {
         ends(self.alive_by, &self.stage)
     }
 
+    /// What a holder is told; none for a waiter.
     #[inline]
-    fn held(&self, slot_number: u32, now: Time) -> Held {
-        let fence = match self.stage {
-            Stage::Holding { fence, .. } => fence,
-            Stage::Waiting { .. } => None,
-        };
-        Held { slot_number, fence, valid_for: self.ends().map(|ends| ends - now) }
+    fn held(&self, slot_number: u32, now: Time) -> Option<Held> {
+        let Stage::Holding { fence, .. } = self.stage else { return None };
+        Some(Held { slot_number, fence, valid_for: self.ends().map(|ends| ends - now) })
     }
 }
 
@@ -169,11 +166,8 @@ impl<T: Clone> Machine<T> {
                 self.enqueue(*id, *capacity, *wait, *terms, |_| T::default(), call)
             }
             Command::Release { id, .. } => Outcome::Removed(self.release(*id, call).0),
-            Command::Confirm { id, terms } => {
-                self.around(call, |machine, now| machine.confirm(*id, *terms, now))
-            }
-            Command::Renew { id, lease } => {
-                self.around(call, |machine, now| machine.renew(*id, *lease, now))
+            Command::Renew { id, terms } => {
+                self.around(call, |machine, now| machine.renew(*id, *terms, now))
             }
             Command::Sweep => self.around(call, |_, _| Outcome::Swept),
         }
@@ -206,12 +200,12 @@ impl<T: Clone> Machine<T> {
     ) -> Outcome {
         // First of all: if that makes room, it belongs to those who were here before.
         self.capacity = capacity;
+        if self.queue.is_empty() && self.has_room() && !self.members.contains_key(&id) {
+            return Outcome::Held(self.hold(id, terms, call.now, keep));
+        }
         self.around(call, |machine, now| {
-            if let Some(member) = machine.members.get(&id) {
-                return match member.stage {
-                    Stage::Holding { .. } => machine.confirm(id, terms, now),
-                    Stage::Waiting { .. } => Outcome::Queued { length: machine.queue.len() },
-                };
+            if machine.members.contains_key(&id) {
+                return machine.renew(id, terms, now);
             }
             if machine.has_room() {
                 return Outcome::Held(machine.hold(id, terms, now, keep));
@@ -219,8 +213,9 @@ impl<T: Clone> Machine<T> {
             if !wait {
                 return Outcome::Full;
             }
+            let ahead = machine.queue.len();
             machine.wait(id, terms, now, keep(None));
-            Outcome::Queued { length: machine.queue.len() }
+            Outcome::Waiting { ahead }
         })
     }
 
@@ -230,10 +225,16 @@ impl<T: Clone> Machine<T> {
         id: AcquisitionId,
         call: &mut Circumstances<'_, T>,
     ) -> (Role, Option<T>) {
-        self.around(call, |machine, _| match machine.remove(id) {
+        // First of all: a waiter that leaves is not granted a permit on its way out.
+        let removed = self.remove(id);
+        if !self.queue.is_empty() {
+            self.expire(call);
+            self.grant(call);
+        }
+        match removed {
             Some((role, kept)) => (role, Some(kept)),
             None => (Role::Nobody, None),
-        })
+        }
     }
 
     #[inline]
@@ -269,91 +270,74 @@ impl<T: Clone> Machine<T> {
         {
             from_place = place + 1;
             let own = id.client() == call.from;
-            if !own {
-                // One unanswered call a client is enough, however many of its waiters come first.
-                if out_of_reach.contains(&id.client()) {
-                    continue;
-                }
-                if !(call.wake)(id) {
-                    out_of_reach.push(id.client());
-                    continue;
-                }
+            // One unanswered call a client is enough, however many of its waiters come first.
+            if !own && out_of_reach.contains(&id.client()) {
+                continue;
             }
-            self.promote(place, id, own, call);
+            if !self.promote(place, id, own, call) {
+                out_of_reach.push(id.client());
+            }
         }
     }
 
-    /// The waiter becomes a holder: confirmed if the reply tells it, else with a time to claim it.
+    /// The waiter becomes a holder: for its whole lease if the reply tells it, else for the time to claim its permit.
+    /// False if its client could not be reached.
     fn promote(
         &mut self,
         place: u64,
         id: AcquisitionId,
         own: bool,
         call: &mut Circumstances<'_, T>,
-    ) {
-        self.queue.leave(place);
+    ) -> bool {
+        let Some(member) = self.members.get_mut(&id) else { return false };
+        let Stage::Waiting { terms, .. } = member.stage else { return false };
+        let (fence, slot_number) = (next_fence(self.last_fence, call.now), self.holding + 1);
+        let alive_for = if own {
+            terms.lease
+        } else {
+            let claim = terms.lease.map_or(call.confirm_within, |own| own.min(call.confirm_within));
+            let held = Held { slot_number, fence, valid_for: Some(claim) };
+            if !(call.wake)(id, &held) {
+                return false;
+            }
+            Some(claim)
+        };
+        self.last_fence = fence.get();
         self.holding += 1;
-        let slot_number = self.holding;
-        let Some(member) = self.members.get_mut(&id) else { return };
         let waited_until = member.ends();
-        let Stage::Waiting { terms: Terms { lease, ttl }, .. } = member.stage else { return };
-        let claim_within = lease.map_or(call.confirm_within, |h| h.min(call.confirm_within));
-        let (alive_for, hold_for) = if own { (lease, ttl) } else { (Some(claim_within), None) };
-        let fence = own.then(|| mint(&mut self.last_fence, call.now));
-        let hold_until = hold_for.map(|span| call.now + span);
+        let hold_until = terms.ttl.map(|ttl| call.now + ttl);
         member.stage = Stage::Holding { hold_until, fence };
         member.alive_by = alive_for.map(|span| call.now + span);
         member.since = call.now;
         let ends = member.ends();
-        if own {
-            let held = member.held(slot_number, call.now);
+        if own && let Some(held) = member.held(slot_number, call.now) {
             call.effects.granted.push((id, held, member.kept.clone()));
         }
+        self.queue.leave(place);
         reschedule(&mut self.waiter_ends, id, waited_until, None);
         reschedule(&mut self.holder_ends, id, None, ends);
+        true
     }
 
     fn wait(&mut self, id: AcquisitionId, terms: Terms, now: Time, kept: T) {
         let place = self.queue.join(id);
-        let alive_by = terms.lease.map(|lease| now + lease);
+        let alive_by = terms.patience().map(|patience| now + patience);
         reschedule(&mut self.waiter_ends, id, None, alive_by);
         let stage = Stage::Waiting { place, terms };
         self.members.insert(id, Member { since: now, alive_by, stage, kept });
     }
 
-    fn confirm(&mut self, id: AcquisitionId, terms: Terms, now: Time) -> Outcome {
+    fn renew(&mut self, id: AcquisitionId, terms: Terms, now: Time) -> Outcome {
         let Some(member) = self.members.get_mut(&id) else { return Outcome::Gone };
         let ended = member.ends();
-        let Stage::Holding { hold_until, fence, .. } = &mut member.stage else {
-            return Outcome::Waiting;
-        };
-        if fence.is_none() {
-            *hold_until = terms.ttl.map(|ttl| now + ttl);
-            *fence = Some(mint(&mut self.last_fence, now));
+        if let Stage::Waiting { place, .. } = member.stage {
+            member.alive_by = terms.patience().map(|patience| now + patience);
+            reschedule(&mut self.waiter_ends, id, ended, member.alive_by);
+            return Outcome::Waiting { ahead: self.queue.before(place) };
         }
         member.alive_by = terms.lease.map(|lease| now + lease);
         reschedule(&mut self.holder_ends, id, ended, member.ends());
-        Outcome::Held(member.held(self.holding, now))
-    }
-
-    fn renew(&mut self, id: AcquisitionId, lease: Option<Span>, now: Time) -> Outcome {
-        let Some(member) = self.members.get_mut(&id) else { return Outcome::Gone };
-        let ended = member.ends();
-        let alive_by = lease.map(|lease| now + lease);
-        match &member.stage {
-            Stage::Waiting { .. } => {
-                member.alive_by = alive_by;
-                reschedule(&mut self.waiter_ends, id, ended, alive_by);
-                Outcome::Waiting
-            }
-            Stage::Holding { fence, .. } => {
-                if fence.is_some() {
-                    member.alive_by = alive_by;
-                }
-                reschedule(&mut self.holder_ends, id, ended, member.ends());
-                Outcome::Held(member.held(self.holding, now))
-            }
-        }
+        member.held(self.holding, now).map_or(Outcome::Gone, Outcome::Held)
     }
 
     #[inline]
@@ -375,7 +359,7 @@ impl<T: Clone> Machine<T> {
         Some((role, kept))
     }
 
-    /// Makes `id` a holder, confirmed by its being told.
+    /// Makes `id` a holder that the reply tells so.
     #[inline]
     fn hold(
         &mut self,
@@ -385,10 +369,13 @@ impl<T: Clone> Machine<T> {
         keep: impl FnOnce(Option<&Held>) -> T,
     ) -> Held {
         self.holding += 1;
-        let fence = mint(&mut self.last_fence, now);
+        let fence = next_fence(self.last_fence, now);
+        self.last_fence = fence.get();
         let member = Member::holding(terms, fence, now);
-        let held = member.held(self.holding, now);
-        reschedule(&mut self.holder_ends, id, None, member.ends());
+        let ends = member.ends();
+        let held =
+            Held { slot_number: self.holding, fence, valid_for: ends.map(|ends| ends - now) };
+        reschedule(&mut self.holder_ends, id, None, ends);
         self.members.insert(id, member.keeping(keep(Some(&held))));
         held
     }
@@ -423,7 +410,7 @@ fn reschedule(
 }
 
 /// The next fence (invariant 4).
-fn mint(last: &mut u64, now: Time) -> Fence {
-    *last = (*last + 1).max(now.micros());
-    Fence::new(*last)
+#[inline]
+fn next_fence(last: u64, now: Time) -> Fence {
+    Fence::new((last + 1).max(now.micros()))
 }

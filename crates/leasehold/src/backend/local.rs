@@ -36,7 +36,7 @@ use tokio::sync::oneshot;
 use super::{
     Answer, Answers, Destination, Event, Later, Part, Profile, RemoteBackend, Reply, Report,
 };
-use crate::clock::Span;
+use crate::clock::{Moment, Span};
 use crate::engine::foreign::event;
 use crate::lock::TimeAuthority;
 use crate::machine::lock::Record;
@@ -189,27 +189,22 @@ async fn listen(bound: oneshot::Receiver<UnixDatagram>, worker: Weak<Worker>, re
     }
 }
 
-/// What this client would have been told, had the wake-up a content.
+/// What this client would have been told, had the wake-up a content. What it was granted, it claims.
 fn look(store: &mut Database) -> Result<Vec<Event>, Error> {
-    let client = store.client;
-    let (granted, news) = store.read(|tx, _, _| {
-        let news = semaphores::any_evicted(tx, client)? || locks::any_released(tx, client)?;
-        Ok((semaphores::to_claim(tx, client)?, news))
+    let (client, asked) = (store.client, Moment::now());
+    let (granted, evicted, released) = store.write(|tx, now, _| {
+        let granted = semaphores::claim(tx, client, now)?;
+        Ok((granted, semaphores::take_evicted(tx, client)?, locks::take_released(tx, client)?))
     })?;
     let mut found = Vec::new();
-    for (name, id) in granted {
-        found.push(Event::Granted(Name::new("name", &name)?, id));
+    for (name, id, held) in granted {
+        found.push(Event::Granted(Name::new("name", &name)?, id, Some((held, asked))));
     }
-    if news {
-        let (evicted, released) = store.write(|tx, _, _| {
-            Ok((semaphores::take_evicted(tx, client)?, locks::take_released(tx, client)?))
-        })?;
-        for (name, id) in evicted {
-            found.push(Event::Evicted(Name::new("name", &name)?, id));
-        }
-        for key in released {
-            found.push(Event::Unlocked(Name::normalised("key", &key)?));
-        }
+    for (name, id) in evicted {
+        found.push(Event::Evicted(Name::new("name", &name)?, id));
+    }
+    for key in released {
+        found.push(Event::Unlocked(Name::normalised("key", &key)?));
     }
     Ok(found)
 }
@@ -316,5 +311,6 @@ fn reply(applied: &Applied, now: crate::clock::Time) -> Reply {
         outcomes: applied.outcomes.clone(),
         effects: Effects { granted, ..Effects::default() },
         next_expiry: expiry.into_iter().chain(watch).min(),
+        foreign: false,
     }
 }

@@ -133,7 +133,7 @@ impl MemorySemaphore {
         effects: &mut Effects<Kept>,
         command: impl FnOnce(&mut Machine<Kept>, &mut Circumstances<'_, Kept>) -> O,
     ) -> O {
-        let (confirm_within, wake) = (Span::from_millis(1), &mut |_| false);
+        let (confirm_within, wake) = (Span::from_millis(1), &mut |_, _: &_| false);
         let mut call = Circumstances { from: self.client, now, confirm_within, wake, effects };
         command(&mut self.machine, &mut call)
     }

@@ -3,6 +3,7 @@
 //! - [`link`]: the connection, kept up; [`connect`]: how it is made.
 //! - [`scripts`]: the transitions, one Lua script each, and their typed calls.
 //! - [`locks`], [`pools`]: the same for locks and pools.
+//! - [`server_clock`]: how old a wake-up is at most.
 //! - [`stats`]: what is held and queued.
 //! - [`tls`]: whom a connection over TLS trusts.
 //! - [`errors`]: what Redis says, as what the caller does next.
@@ -14,7 +15,7 @@ use std::time::Duration;
 use redis::{Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Value};
 
 use super::{Answer, Answers, Destination, Later, Part, Profile, RemoteBackend, Report};
-use crate::clock::Span;
+use crate::clock::{Moment, Span, Time};
 use crate::lock::TimeAuthority;
 use crate::machine::Command;
 use crate::machine::lock::{LockCommand, Record};
@@ -29,6 +30,7 @@ mod link;
 mod locks;
 mod pools;
 mod scripts;
+mod server_clock;
 mod stats;
 #[cfg(test)]
 mod tests;
@@ -195,8 +197,12 @@ impl RemoteBackend for Redis {
         let encoded = self.encode(&request);
         Box::pin(async move {
             let (calls, keys) = encoded?;
+            let (sent, clock) = (Moment::now(), link.clock());
             let values = link.request(calls).await?;
-            let mut answers = decode(&link, &locks, &request, values);
+            let (mut answers, time) = decode(&link, &locks, &request, values);
+            if let (Some(clock), Some(time)) = (clock, time) {
+                clock.learn(sent, time);
+            }
             name_misplaced(&link, &request, &keys, &mut answers).await;
             Ok(answers)
         })
@@ -222,8 +228,8 @@ impl RemoteBackend for Redis {
             let call = link.scripts.release_member(&*keys?, &id);
             let answer = link.request(vec![call]).await?.pop().unwrap_or(Ok(Value::Nil))?;
             match answer {
-                Value::Array(mut names) if names.len() == 1 => {
-                    let answer = names.remove(0).extract_error();
+                Value::Array(mut names) if names.len() == 2 => {
+                    let answer = names.remove(1).extract_error();
                     let answer = answer.map_err(|error| link.translate(&error))?;
                     scripts::was_removed(&answer).map_err(Error::internal)
                 }
@@ -248,18 +254,19 @@ impl RemoteBackend for Redis {
     }
 }
 
-/// Reads what the commands of [`Redis::encode`] answered, part by part.
+/// Reads what the commands of [`Redis::encode`] answered, part by part; and the server's time, if it was told.
 fn decode(
     link: &Link,
     locks: &Calls,
     request: &[Part],
     values: Vec<Result<Value, Error>>,
-) -> Answers {
+) -> (Answers, Option<Time>) {
     let mut values = values.into_iter();
     let mut next = || values.next().unwrap_or_else(|| Err(unexpected(&Value::Nil)));
     let any = |wanted: fn(&Part) -> bool| request.iter().any(wanted);
     let semaphores = any(|part| matches!(part, Part::Semaphore { .. })).then(&mut next);
     let mut semaphores = Parts::of(link, semaphores);
+    let time = semaphores.time();
     let mut all_locks = Parts::of(link, any(|part| matches!(part, Part::Lock(_))).then(&mut next));
     let read = |part: &Part| match part {
         Part::Semaphore { commands, .. } => decode_semaphore(commands, semaphores.next()?),
@@ -270,7 +277,7 @@ fn decode(
             Err(error) => Err(error),
         },
     };
-    request.iter().map(read).collect()
+    (request.iter().map(read).collect(), time)
 }
 
 fn decode_semaphore(commands: &[Command], value: Value) -> Result<Answer, Error> {
@@ -300,6 +307,14 @@ impl<'a> Parts<'a> {
             None => Ok(Vec::new().into_iter()),
         };
         Self { link, values }
+    }
+
+    /// The server's time, which comes first in what semaphores are answered.
+    fn time(&mut self) -> Option<Time> {
+        match self.values.as_mut().ok()?.next()? {
+            Value::Int(time @ 1..) => Some(Time::from_micros(time.cast_unsigned())),
+            _ => None,
+        }
     }
 
     fn next(&mut self) -> Result<Value, Error> {

@@ -180,11 +180,12 @@ impl World {
         let Self { machines, clients, cut_off, lose_wake_ups, .. } = self;
         let machine = machines.entry(name.clone()).or_insert_with(|| Machine::new(0));
         let mut effects = Effects::default();
+        let granted_at = now();
         let mut call = Circumstances {
             from,
-            now: now(),
+            now: granted_at,
             confirm_within: Span::from_millis(200),
-            wake: &mut |id| {
+            wake: &mut |id, held| {
                 let Some(report) = clients.get(&id.client()) else { return false };
                 if cut_off.contains(&id.client()) {
                     return false;
@@ -192,7 +193,9 @@ impl World {
                 if *lose_wake_ups > 0 {
                     *lose_wake_ups -= 1;
                 } else {
-                    report(Event::Granted(name.clone(), id));
+                    // Here the clocks of store and client are one.
+                    let told = (*held, Moment::from_micros(granted_at.micros()));
+                    report(Event::Granted(name.clone(), id, Some(told)));
                 }
                 true
             },
@@ -201,7 +204,7 @@ impl World {
         let outcomes = commands.iter().map(|command| machine.apply(command, &mut call)).collect();
         let next_expiry = machine.next_expiry().map(|at| at - now());
         self.batches.push(commands.to_vec());
-        Reply { outcomes, effects, next_expiry }
+        Reply { outcomes, effects, next_expiry, foreign: false }
     }
 
     /// How many hold and how many wait.

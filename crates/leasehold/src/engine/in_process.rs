@@ -155,12 +155,12 @@ impl State {
             }
         }
         for (id, held, ticket) in self.effects.granted.drain(..) {
-            if let (Some(ticket), Some(fence)) = (ticket, held.fence) {
+            if let Some(ticket) = ticket {
                 if let Some(at) = ticket.gives_up_at {
                     self.timers.remove(&(at, Timer::GiveUp(id)));
                 }
                 let until = held.valid_for.map_or(Moment::NEVER, |span| Moment::now() + span);
-                ticket.grant(Grant::new(&held, fence), until, after);
+                ticket.grant(Grant::new(&held), until, after);
             }
         }
     }
@@ -284,9 +284,7 @@ impl NameState for InProcessName {
             let outcome = store.enqueue(id, capacity, wait, terms, keep, effects);
             state.settle(after);
             match (outcome, ticket) {
-                (Outcome::Held(held @ Held { fence: Some(fence), .. }), ticket) => {
-                    Entered::Held(Grant::new(&held, fence), ticket)
-                }
+                (Outcome::Held(held), ticket) => Entered::Held(Grant::new(&held), ticket),
                 (_, Some(ticket)) => {
                     if let Some(at) = ticket.gives_up_at {
                         state.timers.insert((at, Timer::GiveUp(id)));

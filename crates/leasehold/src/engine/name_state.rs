@@ -11,6 +11,7 @@ use super::foreign::event;
 use super::ticket::{After, Grant, Ticket};
 use crate::backend::Later;
 use crate::clock::{Moment, Span};
+use crate::machine::Held;
 use crate::name::Name;
 use crate::semaphore::Declaration;
 use crate::stats::SemaphoreStats;
@@ -67,8 +68,8 @@ pub(crate) trait NameState: Send + Sync + fmt::Debug {
 
     fn stats(&self, waiters: bool) -> Later<SemaphoreStats>;
 
-    /// The store has granted a permit to this waiter, which has to claim it.
-    fn granted(&self, _id: AcquisitionId) {}
+    /// The store has granted a permit to this waiter: see [`Event::Granted`](crate::backend::Event::Granted).
+    fn granted(&self, _id: AcquisitionId, _told: Option<(Held, Moment)>) {}
 
     /// Another client has released this id.
     fn evicted(&self, _id: AcquisitionId) {}

@@ -26,6 +26,7 @@ use crate::backend::{Answer, Destination, Later, Part, Profile, RemoteBackend};
 use crate::clock::{Moment, Span};
 use crate::machine::lock::{LockCommand, Record};
 use crate::machine::pool::PoolAction;
+use crate::machine::{Held, Known};
 use crate::name::Name;
 use crate::pool::{PoolStats, Which};
 use crate::semaphore::Declaration;
@@ -290,7 +291,7 @@ impl NameState for RemoteName {
                     // It was never sent.
                     return Release::Done(false);
                 }
-                state.add_release(id, terms, false, false);
+                state.add_release(id, terms, Known::Nothing, false);
             }
             let Some(release) = state.releases.get_mut(&id) else { return Release::Done(false) };
             // Whoever asks again while a release is under way learns the outcome of that one.
@@ -409,12 +410,8 @@ impl NameState for RemoteName {
         })
     }
 
-    fn granted(&self, id: AcquisitionId) {
-        #[cfg(feature = "broken")]
-        if crate::broken::is("confirm") {
-            return self.locked(|state, after| state.believe(id, after));
-        }
-        self.locked(|state, _| state.claim(id));
+    fn granted(&self, id: AcquisitionId, told: Option<(Held, Moment)>) {
+        self.locked(|state, after| state.woken(id, told, after));
     }
 
     fn evicted(&self, id: AcquisitionId) {

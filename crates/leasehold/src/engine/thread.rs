@@ -263,9 +263,9 @@ fn apply(core: &Arc<Core>, event: Event) {
     match event {
         #[cfg(feature = "broken")]
         Event::Granted(..) if crate::broken::is("wakeup") => {}
-        Event::Granted(name, id) => {
+        Event::Granted(name, id, told) => {
             if let Some(named) = core.known(&name) {
-                named.granted(id);
+                named.granted(id, told);
             }
         }
         Event::Evicted(name, id) => {

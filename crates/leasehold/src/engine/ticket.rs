@@ -109,8 +109,8 @@ pub(crate) struct Grant {
 }
 
 impl Grant {
-    pub(crate) fn new(held: &Held, fence: Fence) -> Self {
-        Self { slot_number: held.slot_number, fence, waited_micros: 0 }
+    pub(crate) fn new(held: &Held) -> Self {
+        Self { slot_number: held.slot_number, fence: held.fence, waited_micros: 0 }
     }
 }
 
@@ -229,11 +229,6 @@ impl Ticket {
 
     pub(crate) fn is_held(&self) -> bool {
         matches!(*self.state(), State::Granted(_) | State::Held(_))
-    }
-
-    /// Whether somebody waits for the permit or holds it.
-    pub(crate) fn is_wanted(&self) -> bool {
-        matches!(*self.state(), State::Waiting(_) | State::Granted(_) | State::Held(_))
     }
 
     /// Hands the permit to the waiting future. False if it no longer waits.

@@ -78,6 +78,55 @@ pub(crate) fn plan(situation: Situation) -> Option<Plan> {
     Some(Plan { renew_in, wait, silence_is_suspect })
 }
 
+/// A client whose first waiter is at the head of the queue asks this often whether a wake-up was lost.
+///
+/// Not more seldom: the answer also tells when the next lease ends. That may be one that was granted since, by another
+/// client and for less time than any that we knew of, as to a waiter that never claims its permit. Until we have asked we
+/// would sleep through its end.
+const ASK_AT_THE_HEAD: Span = Span::from_millis(1000);
+
+/// How much later each waiter that is ahead makes the question: so few clients ask often, however many wait.
+const ASK_LATER: u64 = 500_000;
+
+/// How much later each waiter that is ahead makes the question after a lease has ended: whoever is ahead asks first.
+const EXPIRY_LATER: u64 = 20_000;
+
+/// What a client knows of the place of its first waiter.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Place {
+    /// How many waiters are ahead of it.
+    pub(crate) ahead: usize,
+    /// By how many it came closer since the answer before this one, and how long that took. None before the second
+    /// answer.
+    pub(crate) moved: Option<(usize, Duration)>,
+}
+
+/// How long a client waits before it asks about its first waiter.
+///
+/// A wake-up can only be lost by a waiter that has come to the head. Those further back ask to learn that they have come
+/// closer, at the latest when they may be half-way there by the pace so far, and to take over if everybody ahead of them
+/// has died. Another program wakes none of our clients: where one takes part (`foreign`), everybody asks often.
+pub(crate) fn question(place: Place, foreign: bool, next_expiry: Option<Span>) -> Span {
+    let ahead = u64::try_from(place.ahead).unwrap_or(u64::MAX);
+    let later = ahead.saturating_mul(ASK_LATER);
+    let often = match place.moved {
+        Some((0, _)) => later,
+        Some((moved, passed)) => {
+            let passed = u64::try_from(passed.as_micros()).unwrap_or(u64::MAX);
+            let half_way =
+                passed.saturating_mul(ahead) / 2 / u64::try_from(moved).unwrap_or(u64::MAX);
+            later.min(half_way)
+        }
+        None => 0,
+    };
+    let often =
+        if foreign { ASK_AT_THE_HEAD } else { ASK_AT_THE_HEAD.max(Span::from_micros(often)) };
+    let expiry = next_expiry.map(|expiry| {
+        expiry + Span::from_micros(ahead.saturating_mul(EXPIRY_LATER).min(expiry.micros()))
+    });
+    expiry.map_or(often, |expiry| expiry.min(often))
+}
+
 /// The shortest silence that makes a connection suspect.
 pub(crate) fn silence(round_trip: Duration) -> Duration {
     round_trip.saturating_mul(SILENT_ROUND_TRIPS).max(SHORTEST_SILENCE)
@@ -188,6 +237,28 @@ mod tests {
             let ttl_left = Some(situation.valid_for);
             prop_assert_eq!(plan(Situation { ttl_left, ..situation }), None);
         }
+    }
+
+    #[test]
+    fn who_is_further_back_asks_less_often() {
+        let still = |ahead| {
+            let place = Place { ahead, moved: Some((0, Duration::from_secs(9))) };
+            question(place, false, None).duration().as_millis()
+        };
+        assert_eq!([0, 1, 2, 3, 100].map(still), [1000, 1000, 1000, 1500, 50_000]);
+        // Until the second answer nobody knows the pace.
+        let place = Place { ahead: 100, moved: None };
+        assert_eq!(question(place, false, None).duration().as_secs(), 1);
+        // Ten places in a second: half-way after five.
+        let place = Place { ahead: 100, moved: Some((10, Duration::from_secs(1))) };
+        assert_eq!(question(place, false, None).duration().as_secs(), 5);
+        assert_eq!(question(place, true, None).duration().as_secs(), 1);
+        // A lease ends before that: those ahead ask first.
+        let expiry = Some(Span::from_millis(2500));
+        assert_eq!(question(place, false, expiry).duration().as_millis(), 4500);
+        let place = Place { ahead: 0, moved: None };
+        let expiry = Some(Span::from_millis(250));
+        assert_eq!(question(place, false, expiry).duration().as_millis(), 250);
     }
 
     #[test]

@@ -23,27 +23,42 @@ impl Terms {
         let margin = lease.divided_by(10).clamp(Span::from_millis(50), Span::from_millis(5000));
         margin.min(lease.divided_by(2))
     }
+
+    /// How long a waiter may be silent: two leases. A waiter that cannot be reached is passed over, so its silence costs
+    /// others nothing, and it needs to say only half as often that it is still there.
+    pub(crate) fn patience(self) -> Option<Span> {
+        self.lease.map(|lease| lease + lease)
+    }
 }
 
 /// What a client asks of one name.
 #[derive(Clone, Debug)]
 pub(crate) enum Command {
     /// A permit, or a place in the queue. Declares the capacity, the newest declaration wins. By a
-    /// holder it is a confirm, by a waiter it changes nothing. Without `wait` the answer may be `Full`.
+    /// holder or a waiter it is a renewal. Without `wait` the answer may be `Full`.
     /// The label is for statistics alone, and only a store that is away looks at it.
     #[cfg_attr(not(any(test, feature = "redis")), allow(dead_code))]
     Enqueue { id: AcquisitionId, capacity: u32, wait: bool, terms: Terms, label: Option<Arc<str>> },
-    /// A woken waiter claims its permit. The TTL and the fence are set at the first confirm.
-    Confirm { id: AcquisitionId, terms: Terms },
-    /// A sign of life, and the question whether it is still held or queued. Never moves a waiter, and
-    /// does not confirm a holder.
-    Renew { id: AcquisitionId, lease: Option<Span> },
-    /// Removes an id wherever it is. Twice is harmless. Whether it is known to have been confirmed once
-    /// saves a store that is away the search for what is kept for others alone.
+    /// A sign of life, and the question whether it is still held or queued. It also claims a permit that was granted with
+    /// a wake-up. Never moves a waiter.
+    Renew { id: AcquisitionId, terms: Terms },
+    /// Removes an id wherever it is. Twice is harmless.
     #[cfg_attr(not(any(test, feature = "redis")), allow(dead_code))]
-    Release { id: AcquisitionId, confirmed: bool },
+    Release { id: AcquisitionId, known: Known },
     /// Nothing but what every command does.
     Sweep,
+}
+
+/// What the client knows of an id that it releases. It saves a store that is away some searches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Known {
+    /// Nothing: it may hold, wait, or be unknown to the store.
+    Nothing,
+    /// It held a permit, and so is no waiter.
+    Held {
+        /// Whether it has a TTL.
+        limited: bool,
+    },
 }
 
 impl Command {
@@ -51,10 +66,9 @@ impl Command {
     #[cfg_attr(not(any(test, feature = "redis")), allow(dead_code))]
     pub(crate) fn id(&self) -> Option<AcquisitionId> {
         match self {
-            Self::Enqueue { id, .. }
-            | Self::Confirm { id, .. }
-            | Self::Renew { id, .. }
-            | Self::Release { id, .. } => Some(*id),
+            Self::Enqueue { id, .. } | Self::Renew { id, .. } | Self::Release { id, .. } => {
+                Some(*id)
+            }
             Self::Sweep => None,
         }
     }
@@ -64,12 +78,11 @@ impl Command {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {
     Held(Held),
-    /// In the queue, which now has this many waiters.
-    Queued {
-        length: usize,
+    /// In the queue, behind this many others.
+    Waiting {
+        ahead: usize,
     },
     Full,
-    Waiting,
     Gone,
     Removed(Role),
     Swept,
@@ -80,8 +93,7 @@ pub(crate) enum Outcome {
 pub(crate) struct Held {
     /// How many held a permit at that moment, this one included.
     pub(crate) slot_number: u32,
-    /// None while the permit waits to be confirmed.
-    pub(crate) fence: Option<Fence>,
+    pub(crate) fence: Fence,
     /// Until the first of `renew_by` and `hold_until`; none if neither is set.
     pub(crate) valid_for: Option<Span>,
 }
@@ -95,7 +107,13 @@ impl Held {
         if crate::broken::is("margin") {
             return sent + valid_for + valid_for;
         }
-        (sent + valid_for).minus(terms.margin())
+        (sent + valid_for).minus(self.margin(terms))
+    }
+
+    /// What is taken off: the margin of the lease, or of the time to claim the permit if that is shorter.
+    pub(crate) fn margin(&self, terms: Terms) -> Span {
+        let lease = terms.lease.map(|lease| self.valid_for.map_or(lease, |own| own.min(lease)));
+        Terms { lease, ttl: None }.margin()
     }
 }
 
@@ -110,7 +128,7 @@ pub(crate) enum Role {
 /// What a command did to others than the one it names.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Effects<T = ()> {
-    /// The sender's own waiters that became holders, confirmed.
+    /// The sender's own waiters that became holders.
     pub(crate) granted: Vec<(AcquisitionId, Held, T)>,
     /// Holders that were removed because their time was up.
     pub(crate) expired: Vec<(AcquisitionId, T)>,
@@ -135,7 +153,8 @@ pub(crate) struct Circumstances<'a, T = ()> {
     pub(crate) now: Time,
     /// How long a woken waiter has to claim its permit.
     pub(crate) confirm_within: Span,
-    /// Sends the wake-up to the client of this waiter, and answers whether anybody heard it.
-    pub(crate) wake: &'a mut dyn FnMut(AcquisitionId) -> bool,
+    /// Sends the wake-up to the client of this waiter, with the permit that it gets if anybody hears it. Answers whether
+    /// anybody did.
+    pub(crate) wake: &'a mut dyn FnMut(AcquisitionId, &Held) -> bool,
     pub(crate) effects: &'a mut Effects<T>,
 }

@@ -10,16 +10,17 @@
 //!
 //! The store is the code of `machine.rs`, under injected time. How long a holder believes is the engine's own rule,
 //! [`Held::valid_until`]. The rest of a client ([`client`]) follows `engine/remote` by hand: one acquisition at a
-//! time, an id that is minted before it asks, a confirm before it believes, commands that are sent again if their outcome is
-//! unknown, and a release of whatever was sent, repeated until it is answered.
+//! time, an id that is minted before it asks, a wake-up that is believed while it is young, commands that are sent again if
+//! their outcome is unknown, and a release of whatever was sent, repeated until it is answered.
 //!
 //! The connection follows `engine/sender.rs` and its stores. Over one connection nothing overtakes anything; only wake-ups
 //! come and are lost as they like. When it breaks, all that is in flight becomes unknown. In a world with *stragglers* the
 //! old connection is not closed before the new one is up: its requests can be applied after those of the new one, whether
-//! their client still hears of it or not. That takes [`STRAGGLES_FOR`] at most. A release is repeated for two leases: in that
-//! time, whatever was applied so late has waited for a lease and left its permit unclaimed.
+//! their client still hears of it or not. That takes [`STRAGGLES_FOR`] at most. A release is repeated for three leases: in that
+//! time, whatever was applied so late has waited for two leases and left its permit unclaimed.
 //!
-//! Every client has the worst clock that the margin allows for: in the time of one lease it falls behind by all of it.
+//! Every client has the worst clock that the margin allows for: in the time that it may believe it falls behind by all of
+//! it. And it believes a wake-up up to the last moment at which that could be right.
 //!
 //! # Why it ends
 //!
@@ -41,7 +42,7 @@ use stateright::{Model, Property};
 
 use super::*;
 use crate::ClientId;
-use crate::clock::Moment;
+use crate::clock::{Moment, Span};
 
 mod calm;
 mod client;
@@ -62,9 +63,6 @@ const CONFIRM_WITHIN: Span = TICK;
 
 /// For how long after it was sent a request of an old connection may be applied.
 const STRAGGLES_FOR: Span = TICK;
-
-/// By how much a client's clock falls behind in the time of one lease.
-const DRIFT: Span = TICK;
 
 /// A small world, and what is allowed to happen in it.
 #[derive(Debug)]
@@ -94,8 +92,8 @@ enum Broken {
     NoMargin,
     /// A holder counts from when it was answered, not from when it asked.
     CountedFromAnswer,
-    /// A woken waiter believes that it holds without asking.
-    NoConfirm,
+    /// A woken waiter believes that it holds, however old the wake-up is.
+    OldWakeUp,
     /// Whoever releases an id that is not there frees somebody else's permit.
     NoOwnership,
     /// The store lets nobody expire.
@@ -184,10 +182,10 @@ impl World {
                     client.answered(self, &answer, now);
                 }
             }
-            Message::WakeUp(id) => {
+            Message::WakeUp { id, held, granted_at } => {
                 let now = state.now;
                 if let Some(client) = state.living(id) {
-                    client.woken(self, id, now);
+                    client.woken(self, id, (held, granted_at), now);
                 }
             }
         }

@@ -36,6 +36,13 @@ impl<T> Machine<T> {
         self.members.get(&id).is_some_and(Member::is_holder)
     }
 
+    /// Whether it holds for a limited time.
+    #[cfg(all(test, feature = "redis"))]
+    pub(crate) fn is_limited(&self, id: AcquisitionId) -> bool {
+        let stage = self.members.get(&id).map(|member| &member.stage);
+        matches!(stage, Some(Stage::Holding { hold_until: Some(_), .. }))
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
@@ -70,8 +77,8 @@ impl<T> Machine<T> {
     pub(crate) fn holders(&self) -> Vec<Row<'_, T>> {
         let holders = self.members.iter().filter(|(_, member)| member.is_holder());
         let mut rows: Vec<_> = holders.map(|(id, _)| self.row(*id)).collect();
-        // By fence, which is exact; who has none yet came last.
-        rows.sort_unstable_by_key(|row| (row.fence.is_none(), row.fence, row.since, row.id));
+        // Fences follow the order of grants.
+        rows.sort_unstable_by_key(|row| row.fence);
         rows
     }
 
@@ -79,7 +86,7 @@ impl<T> Machine<T> {
         let member = &self.members[&id];
         let fence = match member.stage {
             Stage::Waiting { .. } => None,
-            Stage::Holding { fence, .. } => fence,
+            Stage::Holding { fence, .. } => Some(fence),
         };
         Row { id, since: member.since, ends: member.ends(), fence, kept: &member.kept }
     }

@@ -12,6 +12,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::ClientId;
+use crate::clock::Span;
 
 /// An acquisition, by its client and number.
 #[derive(Clone, Copy, Debug)]
@@ -29,8 +30,7 @@ impl Who {
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Enqueue { who: Who, capacity: u32, wait: bool, terms: Terms },
-    Confirm { who: Who, terms: Terms },
-    Renew { who: Who, lease: Option<Span> },
+    Renew { who: Who, terms: Terms },
     Release { who: Who },
     Sweep { client: u64 },
     Pass { micros: u64 },
@@ -55,8 +55,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => (who(), capacity, prop::bool::weighted(0.9), terms())
             .prop_map(|(who, capacity, wait, terms)| Step::Enqueue { who, capacity, wait, terms }),
-        3 => (who(), terms()).prop_map(|(who, terms)| Step::Confirm { who, terms }),
-        2 => (who(), span()).prop_map(|(who, lease)| Step::Renew { who, lease }),
+        4 => (who(), terms()).prop_map(|(who, terms)| Step::Renew { who, terms }),
         4 => who().prop_map(|who| Step::Release { who }),
         1 => (0..3_u64).prop_map(|client| Step::Sweep { client }),
         3 => (0..120_u64).prop_map(|micros| Step::Pass { micros }),
@@ -71,7 +70,7 @@ struct Seen {
     outcome: Outcome,
     effects: Effects,
     /// Who was sent a wake-up and heard it.
-    woken: Vec<AcquisitionId>,
+    woken: Vec<(AcquisitionId, Held)>,
     from: ClientId,
     now: Time,
     before: Members,
@@ -80,7 +79,7 @@ struct Seen {
 
 #[derive(Clone, PartialEq, Debug)]
 struct Members {
-    holders: BTreeMap<AcquisitionId, Option<Fence>>,
+    holders: BTreeMap<AcquisitionId, Fence>,
     waiters: Vec<AcquisitionId>,
     ends: BTreeMap<AcquisitionId, Time>,
 }
@@ -101,12 +100,22 @@ impl Seen {
 }
 
 impl Members {
+    /// Without those whose time is up.
+    fn at(&self, now: Time) -> Self {
+        let lasts = |id: &AcquisitionId| self.ends.get(id).is_none_or(|ends| now < *ends);
+        let mut own = self.clone();
+        own.holders.retain(|id, _| lasts(id));
+        own.waiters.retain(lasts);
+        own.ends.retain(|_, ends| now < *ends);
+        own
+    }
+
     fn of(machine: &Machine) -> Self {
         let holders = machine.holders();
         let all = holders.iter().copied().chain(machine.waiters());
         Self {
             ends: all.filter_map(|row| Some((row.id, row.ends?))).collect(),
-            holders: holders.iter().map(|row| (row.id, row.fence)).collect(),
+            holders: holders.iter().filter_map(|row| Some((row.id, row.fence?))).collect(),
             waiters: machine.waiters().map(|row| row.id).collect(),
         }
     }
@@ -145,10 +154,9 @@ impl World {
                 let (id, label) = (who.id(), None);
                 (who.client, Command::Enqueue { id, capacity, wait, terms, label })
             }
-            Step::Confirm { who, terms } => (who.client, Command::Confirm { id: who.id(), terms }),
-            Step::Renew { who, lease } => (who.client, Command::Renew { id: who.id(), lease }),
+            Step::Renew { who, terms } => (who.client, Command::Renew { id: who.id(), terms }),
             Step::Release { who } => {
-                (who.client, Command::Release { id: who.id(), confirmed: false })
+                (who.client, Command::Release { id: who.id(), known: Known::Nothing })
             }
         };
         Some(self.send(Who { client, number: 0 }.id().client(), command))
@@ -163,9 +171,9 @@ impl World {
                 from,
                 now: self.now,
                 confirm_within: Span::from_micros(50),
-                wake: &mut |id| {
+                wake: &mut |id, held| {
                     let heard = !self.out_of_reach.contains(&id.client());
-                    woken.extend(heard.then_some(id));
+                    woken.extend(heard.then_some((id, *held)));
                     heard
                 },
                 effects: &mut effects,
@@ -210,12 +218,12 @@ proptest! {
 
     #[test]
     fn invariant_2_who_can_be_reached_is_granted_in_order(steps in vec(step(), 1..120)) {
-        // The world's own idea of the queue: by when the machine said `Queued`, not by how it keeps it.
+        // The world's own idea of the queue: by when the machine said `Waiting`, not by how it keeps it.
         let mut queue: Vec<AcquisitionId> = Vec::new();
         watch(steps, |world, seen| {
             // Whoever came too late is gone, and if he comes back it is as somebody new.
             queue.retain(|id| !seen.was_over(*id));
-            if let (Command::Enqueue { id, .. }, Outcome::Queued { .. }) = (&seen.command, seen.outcome)
+            if let (Command::Enqueue { id, .. }, Outcome::Waiting { .. }) = (&seen.command, seen.outcome)
                 && !queue.contains(id)
             {
                 queue.push(*id);
@@ -264,8 +272,8 @@ proptest! {
     fn invariant_4_fences_strictly_increase(steps in vec(step(), 1..120)) {
         let mut last = None;
         watch(steps, |_, seen| {
-            let known = seen.before.holders.values().flatten().collect::<BTreeSet<_>>();
-            let fresh = seen.after.holders.values().flatten().filter(|fence| !known.contains(fence));
+            let known = seen.before.holders.values().collect::<BTreeSet<_>>();
+            let fresh = seen.after.holders.values().filter(|fence| !known.contains(fence));
             let fresh: BTreeSet<_> = fresh.copied().collect();
             for fence in fresh {
                 prop_assert!(last < Some(fence), "{fence} after {last:?}");
@@ -274,10 +282,10 @@ proptest! {
             }
             // What has a fence keeps it.
             for (id, fence) in &seen.before.holders {
-                if let (Some(fence), Some(now)) = (fence, seen.after.holders.get(id))
+                if let Some(now) = seen.after.holders.get(id)
                     && !seen.was_over(*id)
                 {
-                    prop_assert_eq!(Some(*fence), *now);
+                    prop_assert_eq!(fence, now);
                 }
             }
             Ok(())
@@ -295,11 +303,17 @@ proptest! {
                 out_of_reach: world.out_of_reach.clone(),
             };
             let second = again.send(first.from, first.command.clone());
-            prop_assert_eq!(&second.after, &first.after);
+            // What is over may or may not be there: nobody waits for it.
+            prop_assert_eq!(second.after.at(world.now), first.after.at(world.now));
             match (first.outcome, second.outcome) {
                 // What was removed is not there to be removed again.
                 (Outcome::Removed(_), second) => {
                     prop_assert_eq!(second, Outcome::Removed(Role::Nobody));
+                }
+                // How many hold besides it may have been found to be less.
+                (Outcome::Held(first), Outcome::Held(second)) => {
+                    let slot_number = first.slot_number;
+                    prop_assert_eq!(first, Held { slot_number, ..second });
                 }
                 (first, second) => prop_assert_eq!(first, second),
             }
@@ -315,22 +329,31 @@ proptest! {
             if let Command::Release { id, .. } = &seen.command {
                 promised.remove(id);
             }
+            // Nobody minds a holder whose time is up while nobody waits.
+            let matters = !seen.after.waiters.is_empty()
+                || matches!(seen.command, Command::Renew { .. } | Command::Sweep);
             for (id, until) in &promised {
                 let due = until.is_some_and(|until| until <= seen.now);
                 let held = seen.after.holders.contains_key(id);
                 prop_assert!(due || held, "{id} was promised {until:?}, at {:?}", seen.now);
-                prop_assert!(!(due && seen.before.holders.contains_key(id) && held
+                prop_assert!(!(matters && due && seen.before.holders.contains_key(id) && held
                     && !matches!(seen.outcome, Outcome::Held(_))),
                     "{id} holds beyond {until:?}, at {:?}", seen.now);
             }
             promised.retain(|id, _| seen.after.holders.contains_key(id));
             let told = match (&seen.command, seen.outcome) {
-                (Command::Enqueue { id, .. } | Command::Confirm { id, .. } | Command::Renew { id, .. },
+                (Command::Enqueue { id, .. } | Command::Renew { id, .. },
                     Outcome::Held(held)) => Some((*id, held)),
                 _ => None,
             };
             let granted = seen.effects.granted.iter().map(|(id, held, ())| (*id, *held));
-            for (id, held) in granted.chain(told).filter(|(id, _)| Some(*id) != seen.released()) {
+            // A wake-up promises no more than the time to claim the permit.
+            let woken = seen.woken.iter().map(|(id, held)| {
+                let ends = seen.after.ends.get(id).map(|ends| *ends - seen.now);
+                (*id, Held { valid_for: held.valid_for.into_iter().chain(ends).min(), ..*held })
+            });
+            let all = granted.chain(told).chain(woken);
+            for (id, held) in all.filter(|(id, _)| Some(*id) != seen.released()) {
                 promised.insert(id, held.valid_for.map(|valid_for| seen.now + valid_for));
             }
             Ok(())
@@ -353,7 +376,7 @@ proptest! {
     #[test]
     fn who_is_granted_is_told_exactly_once(steps in vec(step(), 1..120)) {
         watch(steps, |_, seen| {
-            let mut told = seen.woken.clone();
+            let mut told: Vec<_> = seen.woken.iter().map(|(id, _)| *id).collect();
             told.extend(seen.effects.granted.iter().map(|(id, ..)| *id));
             // Granted first, released by the command itself, and so to nobody's surprise gone.
             told.retain(|id| Some(*id) != seen.released());
@@ -364,12 +387,13 @@ proptest! {
             let mut promoted: Vec<_> = seen.before.waiters.iter().filter(moved_up).copied().collect();
             promoted.sort_unstable();
             prop_assert_eq!(told, promoted);
-            // The sender's own are confirmed by the reply; the others have yet to claim theirs.
-            for id in &seen.woken {
-                prop_assert_eq!(seen.after.holders.get(id), Some(&None));
+            // A wake-up says what the store has; and only the sender's own are told in the reply.
+            for (id, held) in &seen.woken {
+                prop_assert_eq!(seen.after.holders.get(id), Some(&held.fence));
             }
             for (id, held, ()) in &seen.effects.granted {
-                prop_assert!(held.fence.is_some() && id.client() == seen.from);
+                prop_assert_eq!(seen.after.holders.get(id), Some(&held.fence));
+                prop_assert_eq!(id.client(), seen.from);
             }
             Ok(())
         })?;

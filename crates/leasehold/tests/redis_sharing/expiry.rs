@@ -167,19 +167,26 @@ async fn a_short_ttl_of_ours_shortens_no_life() {
     }
 }
 
-/// Whoever of ours writes a key gives it the life that all who stand in it need, not only its own.
+/// A renewal gives every key the life that all members need, in time: what another program sets is ten seconds at least,
+/// and a renewal comes within eight.
 #[tokio::test]
-async fn any_script_of_ours_that_writes_gives_back_the_life_that_theirs_took() {
+async fn a_renewal_of_ours_gives_back_the_life_that_theirs_took() {
     let both = Both::start().await;
     let _long = both.semaphore(3).acquire().await.unwrap();
-    // Another of ours, that needs the key for a second only.
-    let other = both.another().await;
-    let short = other.semaphore(NAME, 3).ttl(Duration::from_secs(1)).build().unwrap();
     they_pass_by(&both, Duration::from_secs(3)).await;
     assert!(both.left("main") <= 13_000);
+    // Another of ours, that needs the key for a second only, does not shorten its life further.
+    let other = both.another().await;
+    let short = other.semaphore(NAME, 3).ttl(Duration::from_secs(1)).build().unwrap();
     short.acquire().await.unwrap().release().await.unwrap();
-    let left = both.left("main");
-    assert!(left > 30_000, "{left} ms are left to a holder with a lease of 30 s");
+    let mut least = i64::MAX;
+    eventually(async || {
+        let left = both.left("main");
+        least = least.min(left);
+        left > 30_000
+    })
+    .await;
+    assert!(least > 2_000, "{least} ms were left to a holder with a lease of 30 s");
 }
 
 /// They let the capacity expire, or write what is none. Nobody declares it again: all have asked already.

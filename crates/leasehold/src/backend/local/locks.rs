@@ -295,12 +295,6 @@ impl<'a> Locks<'a> {
     }
 }
 
-/// Whether a key that this client waits for has come free.
-pub(super) fn any_released(tx: &Connection, client: ClientId) -> Result<bool> {
-    tx.prepare_cached("SELECT 1 FROM lock_waiters WHERE client = ?1 AND woken = 1")?
-        .exists([client.number().cast_signed()])
-}
-
 /// The keys that this client waits for and that have come free. It is told of each once.
 pub(super) fn take_released(tx: &Connection, client: ClientId) -> Result<Vec<String>> {
     let mut delete = tx

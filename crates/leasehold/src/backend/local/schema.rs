@@ -13,7 +13,7 @@ use crate::clock::{self, Moment, Time};
 /// "Leas", by which a file says that it is ours.
 const APPLICATION: i32 = 0x4c65_6173;
 /// Of the schema below. A file with a later one is not touched, one with an earlier one is changed.
-const VERSION: i32 = 2;
+const VERSION: i32 = 3;
 
 /// How long SQLite itself may wait for others. They wait for their turn before that, so that only somebody with a tool of
 /// his own can be in the way.
@@ -29,9 +29,9 @@ const MARGIN: u64 = 1_000_000;
 /// Times are microseconds of the store's clock, those of locks milliseconds. Client ids are their 64 bits.
 ///
 /// `held` and `waiting` are how many rows of `holders` and `waiters` there are: nothing is counted when it is asked for.
-/// A holder without a `fence` has not claimed its permit yet, and has to until `ends`. Whoever was `evicted` was released by
-/// another client, and is to be told. A lock without an `id` is free, and
-/// its row is there for its fence.
+/// A holder that is `unclaimed` was granted its permit by another client: it has to claim it until `ends`, and then holds
+/// it until `hold_until`. An `evicted` id was released by another client, and its own client is to be notified. A lock
+/// without an `id` is free, and its row is there for its fence.
 const SCHEMA: &str = "
     CREATE TABLE meta (
         one INTEGER PRIMARY KEY CHECK (one = 1), boot TEXT NOT NULL, origin INTEGER NOT NULL,
@@ -47,12 +47,12 @@ const SCHEMA: &str = "
     ) STRICT;
     CREATE TABLE holders (
         semaphore INTEGER NOT NULL, client INTEGER NOT NULL, sequence INTEGER NOT NULL, since INTEGER NOT NULL,
-        ends INTEGER, fence INTEGER, label TEXT,
+        ends INTEGER, fence INTEGER, label TEXT, unclaimed INTEGER NOT NULL DEFAULT 0, hold_until INTEGER,
         PRIMARY KEY (semaphore, client, sequence)
     ) STRICT, WITHOUT ROWID;
     CREATE INDEX holders_by_end ON holders (semaphore, ends) WHERE ends IS NOT NULL;
     CREATE INDEX holders_by_client ON holders (client, semaphore);
-    CREATE INDEX holders_to_claim ON holders (client) WHERE fence IS NULL;
+    CREATE INDEX holders_to_claim ON holders (client) WHERE unclaimed;
     CREATE TABLE waiters (
         semaphore INTEGER NOT NULL, place INTEGER NOT NULL, client INTEGER NOT NULL, sequence INTEGER NOT NULL,
         since INTEGER NOT NULL, ttl INTEGER, label TEXT,
@@ -89,6 +89,18 @@ const FROM_1_TO_2: &str = "
     ALTER TABLE locks ADD COLUMN host TEXT;
     ALTER TABLE locks ADD COLUMN pid INTEGER;
     ALTER TABLE locks ADD COLUMN label TEXT;
+";
+
+/// What makes a store of the second version one of the third. Its unclaimed holders had no fences: they queue again.
+const FROM_2_TO_3: &str = "
+    DROP INDEX holders_to_claim;
+    UPDATE semaphores SET held = held - (
+        SELECT count(*) FROM holders WHERE semaphore = semaphores.id AND fence IS NULL
+    );
+    DELETE FROM holders WHERE fence IS NULL;
+    ALTER TABLE holders ADD COLUMN unclaimed INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE holders ADD COLUMN hold_until INTEGER;
+    CREATE INDEX holders_to_claim ON holders (client) WHERE unclaimed;
 ";
 
 /// Opens the database, in our turn, and makes it ours if it is new. SQLite waits for others no longer than `busy`.
@@ -149,13 +161,14 @@ fn set_up(connection: &mut Connection, version: i32) -> rusqlite::Result<()> {
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     connection.set_prepared_statement_cache_capacity(64);
-    let change = match version {
-        0 => SCHEMA,
-        1 => FROM_1_TO_2,
+    let changes: &[&str] = match version {
+        0 => &[SCHEMA],
+        1 => &[FROM_1_TO_2, FROM_2_TO_3],
+        2 => &[FROM_2_TO_3],
         _ => return Ok(()),
     };
     durably(connection, |tx| {
-        tx.execute_batch(change)?;
+        changes.iter().try_for_each(|change| tx.execute_batch(change))?;
         tx.pragma_update(None, "application_id", APPLICATION)?;
         tx.pragma_update(None, "user_version", VERSION)
     })

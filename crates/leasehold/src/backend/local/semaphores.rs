@@ -9,13 +9,13 @@
 //! Looked for are the clients of those who hold, when a newcomer would be the first to wait, and by whoever waits near the
 //! head of the queue, every [`WATCH`].
 
-use rusqlite::{Connection, OptionalExtension, Result, params};
+use rusqlite::{Connection, OptionalExtension, Result, Row, params};
 
 use super::lifeline::Reach;
 use crate::clock::{Span, Time};
 use crate::machine::{Command, Held, Outcome, Role};
 use crate::name::Name;
-use crate::{AcquisitionId, ClientId};
+use crate::{AcquisitionId, ClientId, Fence};
 
 mod dead;
 mod named;
@@ -23,7 +23,7 @@ mod named;
 mod tests;
 mod transitions;
 
-use named::{Named, columns};
+use named::{Named, columns, micros};
 
 /// How often whoever waits near the head looks for the dead. The engine adds up to a tenth: 250 ms in all.
 pub(super) const WATCH: Span = Span::from_millis(225);
@@ -49,7 +49,7 @@ pub(super) struct Circumstances<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Applied {
     pub(super) outcomes: Vec<Outcome>,
-    /// The sender's own waiters that became holders, confirmed.
+    /// The sender's own waiters that became holders.
     pub(super) granted: Vec<(AcquisitionId, Held)>,
     /// When the first of those who hold ends, if anybody waits.
     pub(super) next_expiry: Option<Time>,
@@ -72,16 +72,10 @@ pub(super) fn apply(
     let Some(mut named) = Named::load(tx, name, declared)? else { return Ok(nobody(commands)) };
     let asks =
         commands.iter().any(|command| matches!(command, Command::Sweep | Command::Renew { .. }));
-    named.expire(call)?;
     if asks && named.state.waiting > 0 {
         named.bury_the_dead(call)?;
     }
     for command in commands {
-        if let Command::Enqueue { capacity, .. } = command {
-            // First of all: if that makes room, it belongs to those who were here before.
-            named.state.capacity = *capacity;
-        }
-        named.grant(call)?;
         let outcome = named.command(command, call)?;
         named.grant(call)?;
         named.applied.outcomes.push(outcome);
@@ -111,7 +105,12 @@ pub(super) fn ask(
     }
     for command in commands {
         let outcome = match command {
-            Command::Renew { id, .. } => named.renew(*id, call.now)?,
+            Command::Renew { id, .. } => {
+                if named.holder(*id)?.is_some_and(|holder| holder.claim_by.is_some()) {
+                    return Ok(None);
+                }
+                named.question(*id, call.now)?
+            }
             Command::Sweep => Outcome::Swept,
             _ => return Ok(None),
         };
@@ -165,23 +164,29 @@ pub(super) fn bury(
     Ok(dead)
 }
 
-/// The permits of a client that it has to claim.
-pub(super) fn to_claim(tx: &Connection, client: ClientId) -> Result<Vec<(String, AcquisitionId)>> {
-    let mut select = tx.prepare_cached(
-        "SELECT s.name, h.sequence FROM holders h JOIN semaphores s ON s.id = h.semaphore
-         WHERE h.client = ?1 AND h.fence IS NULL",
+/// Claims the permits that others have granted to a client, as far as it is in time, and answers what it holds then.
+pub(super) fn claim(
+    tx: &Connection,
+    client: ClientId,
+    now: Time,
+) -> Result<Vec<(String, AcquisitionId, Held)>> {
+    let mut update = tx.prepare_cached(
+        "UPDATE holders SET unclaimed = 0, ends = hold_until, hold_until = NULL
+         WHERE client = ?1 AND unclaimed AND ends > ?2
+         RETURNING sequence, fence, ends, (SELECT name FROM semaphores WHERE id = semaphore),
+                   (SELECT held FROM semaphores WHERE id = semaphore)",
     )?;
-    let rows = select.query_map([client.number().cast_signed()], |row| {
-        let sequence: i64 = row.get(1)?;
-        Ok((row.get(0)?, AcquisitionId::new(client, sequence.cast_unsigned())))
-    })?;
-    rows.collect()
-}
-
-/// Whether somebody else has released an id of this client.
-pub(super) fn any_evicted(tx: &Connection, client: ClientId) -> Result<bool> {
-    tx.prepare_cached("SELECT 1 FROM evicted WHERE client = ?1")?
-        .exists([client.number().cast_signed()])
+    let read = |row: &Row<'_>| {
+        let (sequence, fence): (i64, i64) = (row.get(0)?, row.get(1)?);
+        let ends: Option<i64> = row.get(2)?;
+        let held = Held {
+            slot_number: row.get(4)?,
+            fence: Fence::new(fence.cast_unsigned()),
+            valid_for: ends.map(|ends| Time::from_micros(ends.cast_unsigned()) - now),
+        };
+        Ok((row.get(3)?, AcquisitionId::new(client, sequence.cast_unsigned()), held))
+    };
+    update.query_map(params![client.number().cast_signed(), micros(now)], read)?.collect()
 }
 
 /// The ids of a client that somebody else has released. It is told of each once.

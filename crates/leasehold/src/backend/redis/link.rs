@@ -3,7 +3,7 @@
 //! Waiting for the connection belongs here. Whoever asks is answered when the connection is up, or fails at its own
 //! deadline; the engine's sender does not even ask while it is down. A new connection wakes everyone at once.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
@@ -14,10 +14,13 @@ use super::RedisSettings;
 use super::connect::{Connection, Identity};
 use super::errors::{code, translate};
 use super::scripts::Scripts;
+use super::server_clock::ServerClock;
 use crate::backend::{Destination, Event, Report};
+use crate::clock::{Moment, Span, Time};
 use crate::engine::foreign::event;
+use crate::machine::Held;
 use crate::name::Name;
-use crate::{ClientId, Error};
+use crate::{ClientId, Error, Fence};
 
 #[cfg(test)]
 mod tests;
@@ -34,6 +37,8 @@ pub(super) struct Link {
     pub(super) settings: RedisSettings,
     pub(super) scripts: Scripts,
     state: watch::Sender<State>,
+    /// Of the server that the connection leads to.
+    clock: Mutex<Arc<ServerClock>>,
     /// The number of the last connection that is suspect.
     suspected: watch::Sender<u64>,
 }
@@ -49,7 +54,20 @@ enum State {
 impl Link {
     pub(super) fn new(settings: RedisSettings, scripts: Scripts) -> Arc<Self> {
         let (state, suspected) = (watch::Sender::new(State::Connecting), watch::Sender::new(0));
-        Arc::new(Self { settings, scripts, state, suspected })
+        Arc::new(Self { settings, scripts, state, clock: Mutex::default(), suspected })
+    }
+
+    /// The clock of the server that requests go to now. None if there is no connection.
+    pub(super) fn clock(&self) -> Option<Arc<ServerClock>> {
+        let up = matches!(&*self.state.borrow(), State::Up(..));
+        up.then(|| self.clock.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+
+    /// The connection is new, and the server may be another one.
+    fn forget_clock(&self) -> Arc<ServerClock> {
+        let clock = Arc::default();
+        *self.clock.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&clock);
+        clock
     }
 
     /// How the first attempt to connect ended.
@@ -229,11 +247,12 @@ impl Link {
                 Ok(connection) => {
                     let since = Instant::now();
                     number += 1;
+                    let clock = self.forget_clock();
                     self.state.send_replace(State::Up(connection.commands.clone(), number));
                     let again = before.replace(connection.identity.clone()).is_some();
                     let stragglers = connection.stragglers;
                     report(Event::Connected { to, again, stragglers });
-                    self.serve(client, connection, number, &report).await;
+                    self.serve(client, connection, (number, &clock), &report).await;
                     self.state.send_replace(State::Connecting);
                     let lost = format!("asking {}: connection lost", self.settings.address);
                     report(Event::Disconnected(to, Error::unavailable(lost, false, None)));
@@ -257,14 +276,20 @@ impl Link {
     }
 
     /// Until the connection is lost or suspect.
-    async fn serve(&self, client: ClientId, mut live: Connection, number: u64, report: &Report) {
+    async fn serve(
+        &self,
+        client: ClientId,
+        mut live: Connection,
+        (number, clock): (u64, &ServerClock),
+        report: &Report,
+    ) {
         let mut suspected = self.suspected.subscribe();
         let mut introduce = tokio::time::interval(INTRODUCE_EVERY);
         loop {
             tokio::select! {
                 push = live.wake_ups.recv() => match push {
                     Some(PushInfo { kind: PushKind::Message, data }) => {
-                        if let Some(event) = read_wake_up(&data) {
+                        if let Some(event) = read_wake_up(&data, clock) {
                             report(event);
                         }
                     }
@@ -287,11 +312,22 @@ impl Link {
     }
 }
 
-fn read_wake_up(data: &[Value]) -> Option<Event> {
+/// A wake-up for a semaphore: id, when it was granted, fence, slot number, the time to claim it, name.
+fn read_wake_up(data: &[Value], clock: &ServerClock) -> Option<Event> {
     let [_, Value::BulkString(payload)] = data else { return None };
     let (id, name) = std::str::from_utf8(payload).ok()?.split_once(' ')?;
     if id == "lock" {
         return Some(Event::Unlocked(Name::normalised("key", name).ok()?));
     }
-    Some(Event::Granted(Name::new("name", name).ok()?, id.parse().ok()?))
+    let mut fields = name.splitn(5, ' ');
+    let mut number = || fields.next()?.parse::<u64>().ok();
+    let (granted_at, fence, slot_number, claim) = (number()?, number()?, number()?, number()?);
+    let held = Held {
+        slot_number: u32::try_from(slot_number).unwrap_or(u32::MAX),
+        fence: Fence::new(fence),
+        valid_for: Some(Span::from_micros(claim)),
+    };
+    let granted_at = clock.not_before(Time::from_micros(granted_at), Moment::now());
+    let name = Name::new("name", fields.next()?).ok()?;
+    Some(Event::Granted(name, id.parse().ok()?, granted_at.map(|at| (held, at))))
 }

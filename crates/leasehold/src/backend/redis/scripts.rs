@@ -7,35 +7,31 @@ use redis::{Arg, Cmd};
 use crate::backend::Reply;
 use crate::clock::Span;
 use crate::machine::lock::TOLERANCE_MS;
-use crate::machine::{Command, Held, Outcome, Role, Terms};
+use crate::machine::{Command, Held, Known, Outcome, Role, Terms};
 use crate::name::Name;
 use crate::{ClientId, Fence};
 
 #[cfg(test)]
 mod tests;
 
-const PRELUDE: &str = include_str!("lua/prelude.lua");
-const CLAIMS: &str = include_str!("lua/claims.lua");
 const APPLY: &str = include_str!("lua/apply.lua");
+const MACHINE: &str = include_str!("lua/machine.lua");
 
 /// One transition.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Transition {
     Release,
-    Confirm,
     Renew,
     Sweep,
     Enqueue,
 }
 
 impl Transition {
-    pub(super) const ALL: [Self; 5] =
-        [Self::Release, Self::Confirm, Self::Renew, Self::Sweep, Self::Enqueue];
+    pub(super) const ALL: [Self; 4] = [Self::Release, Self::Renew, Self::Sweep, Self::Enqueue];
 
     pub(super) fn of(command: &Command) -> Self {
         match command {
             Command::Release { .. } => Self::Release,
-            Command::Confirm { .. } => Self::Confirm,
             Command::Renew { .. } => Self::Renew,
             Command::Sweep => Self::Sweep,
             Command::Enqueue { .. } => Self::Enqueue,
@@ -46,7 +42,6 @@ impl Transition {
     fn word(self) -> &'static str {
         match self {
             Self::Release => "release",
-            Self::Confirm => "confirm",
             Self::Renew => "renew",
             Self::Sweep => "sweep",
             Self::Enqueue => "enqueue",
@@ -56,7 +51,6 @@ impl Transition {
     fn body(self) -> &'static str {
         match self {
             Self::Release => include_str!("lua/release.lua"),
-            Self::Confirm => include_str!("lua/confirm.lua"),
             Self::Renew => include_str!("lua/renew.lua"),
             Self::Sweep => include_str!("lua/sweep.lua"),
             Self::Enqueue => include_str!("lua/enqueue.lua"),
@@ -67,14 +61,11 @@ impl Transition {
     pub(super) fn shared(one: &Command, other: &Command) -> bool {
         match (one, other) {
             (
-                Command::Enqueue { capacity, wait, terms, label, .. },
-                Command::Enqueue { capacity: c, wait: w, terms: t, label: l, .. },
-            ) => (capacity, wait, terms, label) == (c, w, t, l),
-            (Command::Confirm { terms, .. }, Command::Confirm { terms: t, .. }) => terms == t,
-            (Command::Renew { lease, .. }, Command::Renew { lease: h, .. }) => lease == h,
-            (Command::Release { confirmed, .. }, Command::Release { confirmed: c, .. }) => {
-                confirmed == c
-            }
+                Command::Enqueue { wait, terms, label, .. },
+                Command::Enqueue { wait: w, terms: t, label: l, .. },
+            ) => (wait, terms, label) == (w, t, l),
+            (Command::Renew { terms, .. }, Command::Renew { terms: t, .. }) => terms == t,
+            (Command::Release { known, .. }, Command::Release { known: k, .. }) => known == k,
             _ => false,
         }
     }
@@ -107,7 +98,7 @@ pub(super) struct Scripts {
 
 impl Scripts {
     pub(super) fn new() -> Self {
-        Self::with_preludes(PRELUDE, super::locks::PRELUDE, super::pools::PRELUDE)
+        Self::with_preludes(APPLY, super::locks::PRELUDE, super::pools::PRELUDE)
     }
 
     /// With time taken from a key, in microseconds, instead of the server's clock.
@@ -120,7 +111,7 @@ impl Scripts {
         };
         let time = "local time = call('TIME')\n  return time[1]";
         Self::with_preludes(
-            &inject(PRELUDE, &format!("{time} * 1000000 + time[2]"), 1),
+            &inject(APPLY, &format!("{time} * 1000000 + time[2]"), 1),
             &inject(
                 super::locks::PRELUDE,
                 &format!("{time} * 1000 + math.floor(time[2] / 1000)"),
@@ -133,7 +124,7 @@ impl Scripts {
     fn with_preludes(semaphores: &str, locks: &str, pools: &str) -> Self {
         let tolerance = format!("local TOLERANCE_MS = {TOLERANCE_MS}");
         Self {
-            semaphores: Script::new(&[semaphores, CLAIMS, &with_transitions()]),
+            semaphores: Script::new(&[&with_machine(semaphores)]),
             locks: Script::new(&[&tolerance, locks, &super::locks::with_commands()]),
             pools: super::pools::BODIES.map(|body| Script::new(&[pools, body])),
         }
@@ -209,10 +200,12 @@ pub(super) fn was_removed(answer: &redis::Value) -> Result<bool, String> {
     }
 }
 
-/// The transitions in their place.
-fn with_transitions() -> String {
+/// The machine in its place, and in that the transitions.
+fn with_machine(script: &str) -> String {
     let bodies = Transition::ALL.map(|transition| (transition.word(), transition.body()));
-    with_branches(APPLY, "-- TRANSITIONS\n", "transition", &bodies)
+    let machine = with_branches(MACHINE, "-- TRANSITIONS\n", "transition", &bodies);
+    assert!(script.contains("-- MACHINE\n"), "there is no place for the machine");
+    script.replace("-- MACHINE\n", &machine)
 }
 
 /// A script with a branch for each word that `variable` may be: a script pays for every function that it defines.
@@ -300,19 +293,18 @@ impl Keys {
         for group in groups() {
             cmd.arg(Transition::of(&group[0]).word()).arg(count(group));
             match &group[0] {
-                Command::Enqueue { capacity, wait, terms, label, .. } => {
-                    let terms =
-                        format!("{} {}", spelled(*terms), label.as_deref().unwrap_or_default());
-                    cmd.arg(*capacity).arg(u8::from(*wait)).arg(terms);
+                Command::Enqueue { wait, terms, label, .. } => {
+                    cmd.arg(u8::from(*wait));
+                    add_terms(cmd, *terms);
+                    cmd.arg(label.as_deref().unwrap_or_default());
                 }
-                Command::Confirm { terms, .. } => {
-                    cmd.arg(spelled(*terms));
-                }
-                Command::Renew { lease, .. } => {
-                    cmd.arg(lease.map_or(0, Span::micros));
-                }
-                Command::Release { confirmed, .. } => {
-                    cmd.arg(if *confirmed { "confirmed" } else { "unknown" });
+                Command::Renew { terms, .. } => add_terms(cmd, *terms),
+                Command::Release { known, .. } => {
+                    cmd.arg(match known {
+                        Known::Nothing => "unknown",
+                        Known::Held { limited: false } => "held",
+                        Known::Held { limited: true } => "limited",
+                    });
                 }
                 Command::Sweep => {}
             }
@@ -326,20 +318,19 @@ impl Keys {
 /// How many arguments a transition of these has.
 fn count(group: &[Command]) -> usize {
     match &group[0] {
-        Command::Enqueue { .. } => 3 + group.len(),
-        Command::Confirm { .. } | Command::Renew { .. } | Command::Release { .. } => {
-            1 + group.len()
-        }
+        Command::Enqueue { .. } => 4 + group.len(),
+        Command::Renew { .. } => 2 + group.len(),
+        Command::Release { .. } => 1 + group.len(),
         Command::Sweep => 0,
     }
 }
 
-fn spelled(terms: Terms) -> String {
-    let lease = terms.lease.map_or(0, Span::micros);
+fn add_terms(cmd: &mut Cmd, terms: Terms) {
+    cmd.arg(terms.lease.map_or(0, Span::micros));
     match terms.ttl {
-        Some(ttl) => format!("{lease} {}", ttl.micros()),
-        None => format!("{lease} -"),
-    }
+        Some(ttl) => cmd.arg(ttl.micros()),
+        None => cmd.arg("-"),
+    };
 }
 
 /// Reads the answer to the commands of one name, once and for all: no tag and no sentinel travels further in.
@@ -367,15 +358,11 @@ pub(super) fn decode(commands: &[Command], value: redis::Value) -> Result<Reply,
                 let (first, fence, valid_for) = (next()?, next()?, next()?);
                 match tag {
                     b"held" => Outcome::Held(held(&first, &fence, &valid_for)?),
-                    b"claim" => {
-                        Outcome::Held(Held { fence: None, ..held(&first, &fence, &valid_for)? })
-                    }
-                    b"queued" => {
-                        let length = usize::try_from(int(&first)?).unwrap_or_default();
-                        Outcome::Queued { length }
+                    b"waiting" => {
+                        let ahead = usize::try_from(int(&first)?).unwrap_or_default();
+                        Outcome::Waiting { ahead }
                     }
                     b"full" => Outcome::Full,
-                    b"waiting" => Outcome::Waiting,
                     b"gone" => Outcome::Gone,
                     other => return Err(format!("{transition:?} answered {other:?}")),
                 }
@@ -383,6 +370,7 @@ pub(super) fn decode(commands: &[Command], value: redis::Value) -> Result<Reply,
         });
     }
     reply.next_expiry = u64::try_from(int(&next()?)?).ok().map(Span::from_micros);
+    reply.foreign = int(&next()?)? != 0;
     while let Ok(id) = next() {
         let id = text(id)?;
         let id = id.parse().map_err(|_| format!("granted to {id:?}"))?;
@@ -399,7 +387,7 @@ fn held(
     let number = |value| u64::try_from(int(value)?).map_err(|error| error.to_string());
     Ok(Held {
         slot_number: u32::try_from(number(slot)?).unwrap_or(u32::MAX),
-        fence: Some(Fence::new(number(fence)?)),
+        fence: Fence::new(number(fence)?),
         valid_for: Some(Span::from_micros(number(valid_for)?)),
     })
 }

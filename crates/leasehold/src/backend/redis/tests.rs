@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -11,7 +12,7 @@ use testkit::redis_server::RedisServer;
 
 use super::scripts::{Keys, Scripts, decode};
 use crate::clock::{Span, Time};
-use crate::machine::{Circumstances, Command, Effects, Held, Machine, Outcome, Terms};
+use crate::machine::{Circumstances, Command, Effects, Held, Known, Machine, Outcome, Terms};
 use crate::name::Name;
 use crate::{AcquisitionId, ClientId};
 
@@ -30,8 +31,7 @@ enum Step {
 #[derive(Clone, Copy, Debug)]
 enum Ask {
     Enqueue { number: u64, capacity: u32, wait: bool, terms: Terms },
-    Confirm { number: u64, terms: Terms },
-    Renew { number: u64, lease: Span },
+    Renew { number: u64, terms: Terms },
     Release { number: u64 },
     Sweep,
 }
@@ -48,10 +48,13 @@ impl Ask {
                 let label = (number % 2 == 0).then(|| "a label with spaces".into());
                 Command::Enqueue { id: id(number), capacity, wait, terms, label }
             }
-            Self::Confirm { number, terms } => Command::Confirm { id: id(number), terms },
-            Self::Renew { number, lease } => Command::Renew { id: id(number), lease: Some(lease) },
+            Self::Renew { number, terms } => Command::Renew { id: id(number), terms },
             Self::Release { number } => {
-                Command::Release { id: id(number), confirmed: machine.holds(id(number)) }
+                let id = id(number);
+                let limited = machine.is_limited(id);
+                let holds = machine.holds(id) && number % 4 > 0;
+                let known = if holds { Known::Held { limited } } else { Known::Nothing };
+                Command::Release { id, known }
             }
             Self::Sweep => Command::Sweep,
         }
@@ -76,9 +79,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     );
     let asks = prop_oneof![
         6 => enqueue,
-        3 => (number(), terms()).prop_map(|(number, terms)| vec![Ask::Confirm { number, terms }]),
-        4 => (0..8_u64, 1..6_u64, span()).prop_map(|(first, length, lease)| {
-            (first..first + length).map(|number| Ask::Renew { number: number % 8, lease }).collect()
+        4 => (0..8_u64, 1..6_u64, terms()).prop_map(|(first, length, terms)| {
+            (first..first + length).map(|number| Ask::Renew { number: number % 8, terms }).collect()
         }),
         4 => number().prop_map(|number| vec![Ask::Release { number }]),
         1 => Just(vec![Ask::Sweep]),
@@ -88,12 +90,20 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         let mut all = asks.concat();
         all.sort_by_key(|ask| match ask {
             Ask::Release { .. } => 0,
-            Ask::Confirm { .. } => 1,
-            Ask::Renew { .. } => 2,
-            Ask::Sweep => 3,
-            Ask::Enqueue { .. } => 4,
+            Ask::Renew { .. } | Ask::Sweep => 1,
+            Ask::Enqueue { .. } => 2,
         });
         let (mut released, mut queueing) = (BTreeSet::new(), BTreeSet::new());
+        // A client declares one capacity at a time.
+        let declared = all.iter().find_map(|ask| match ask {
+            Ask::Enqueue { capacity, .. } => Some(*capacity),
+            _ => None,
+        });
+        for ask in &mut all {
+            if let (Ask::Enqueue { capacity, .. }, Some(declared)) = (ask, declared) {
+                *capacity = declared;
+            }
+        }
         all.retain(|ask| match ask {
             // A script releases all its ids and then grants, the machine grants after each: one at a time they agree.
             Ask::Release { number } => released.is_empty() && released.insert(*number),
@@ -128,10 +138,14 @@ struct Seen {
     outcomes: Vec<Outcome>,
     granted: Vec<(AcquisitionId, Held)>,
     next_expiry: Option<Span>,
-    /// Who holds, until when, and whether it is confirmed; who waits, in order.
+    /// Who holds, and until when; who waits, in order.
     holders: BTreeMap<String, u64>,
     waiters: Vec<String>,
+    /// What the clients were woken with, one client after the other.
+    wake_ups: Vec<Vec<String>>,
 }
+
+const NAME: &str = "a {name} with 'quotes' % and spaces";
 
 impl Both {
     fn new(server: &RedisServer) -> Self {
@@ -141,7 +155,7 @@ impl Both {
         for load in scripts.load() {
             load.exec(&mut connection).unwrap();
         }
-        let name = Name::new("name", "a {name} with 'quotes' % and spaces").unwrap();
+        let name = Name::new("name", NAME).unwrap();
         let heartbeat = Span::from_millis(180_000);
         let keys =
             |number| Arc::new(Keys::new("ns", &name, client(number), CONFIRM_WITHIN, heartbeat));
@@ -150,7 +164,7 @@ impl Both {
             scripts,
             keys: (0..CLIENTS).map(keys).collect(),
             connection,
-            listeners: (0..CLIENTS).map(|_| server.connection()).collect(),
+            listeners: (0..CLIENTS).map(|_| listener(server)).collect(),
             listening: vec![false; CLIENTS],
             now: 1_700_000_000_000_000,
         }
@@ -182,11 +196,21 @@ impl Both {
         let mut effects = Effects::default();
         let listening = &self.listening;
         let heard = |id: AcquisitionId| (0..CLIENTS).find(|number| client(*number) == id.client());
+        let mut wake_ups = vec![Vec::new(); CLIENTS];
         let mut call = Circumstances {
             from: client(from),
             now,
             confirm_within: CONFIRM_WITHIN,
-            wake: &mut |id| heard(id).is_some_and(|number| listening[number]),
+            wake: &mut |id, held| {
+                let Some(number) = heard(id).filter(|number| listening[*number]) else {
+                    return false;
+                };
+                let Held { slot_number, fence, valid_for } = *held;
+                let (fence, claim) = (fence.get(), valid_for.map_or(0, Span::micros));
+                let told = format!("{id} {} {fence} {slot_number} {claim} {NAME}", now.micros());
+                wake_ups[number].push(told);
+                true
+            },
             effects: &mut effects,
         };
         let machine = &mut self.machine;
@@ -202,17 +226,29 @@ impl Both {
             next_expiry: machine.next_expiry().filter(|_| waiting).map(|at| at - now),
             holders: holders.iter().map(row).collect(),
             waiters: machine.waiters().map(|row| row.id.to_string()).collect(),
+            wake_ups,
         }
     }
 
-    fn by_redis(&mut self, from: usize, commands: &[Command]) -> Seen {
+    /// `expected` says how many wake-ups to wait for.
+    fn by_redis(&mut self, from: usize, commands: &[Command], expected: &Seen) -> Seen {
         redis::cmd("SET").arg(NOW).arg(self.now).exec(&mut self.connection).unwrap();
-        let call = self.scripts.apply(&[(self.keys[from].clone(), 0, commands)]);
+        let declared = commands.iter().find_map(|command| match command {
+            Command::Enqueue { capacity, .. } => Some(*capacity),
+            _ => None,
+        });
+        let declared = declared.unwrap_or_default();
+        let call = self.scripts.apply(&[(self.keys[from].clone(), declared, commands)]);
         let mut answers: Vec<Value> = call.query(&mut self.connection).unwrap();
-        let answer = decode(commands, answers.remove(0)).unwrap();
+        let answer = decode(commands, answers.remove(1)).unwrap();
+        assert!(!answer.foreign, "nobody else takes part");
+        let wake_ups = expected.wake_ups.iter().zip(&mut self.listeners);
+        let wake_ups = wake_ups.map(|(expected, listener)| {
+            expected.iter().map(|_| wake_up(listener)).collect::<Vec<String>>()
+        });
+        let wake_ups = wake_ups.collect();
         let mut scores = |kind: &str| -> Vec<(String, f64)> {
-            let name = "a {name} with 'quotes' % and spaces";
-            let key = format!("ns:semaphore_{kind}:{name}");
+            let key = format!("ns:semaphore_{kind}:{NAME}");
             let mut range = redis::cmd("ZRANGE");
             range.arg(key).arg(0).arg(-1).arg("WITHSCORES");
             range.query(&mut self.connection).unwrap()
@@ -230,6 +266,25 @@ impl Both {
             next_expiry: answer.next_expiry,
             holders: scores("main").into_iter().map(ends).collect(),
             waiters: scores("waiting").into_iter().map(|(id, _)| id).collect(),
+            wake_ups,
+        }
+    }
+}
+
+fn listener(server: &RedisServer) -> Connection {
+    let listener = server.connection();
+    listener.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    listener
+}
+
+/// The next wake-up that a client hears; whatever else it hears is skipped.
+fn wake_up(listener: &mut Connection) -> String {
+    loop {
+        let Value::Array(heard) = listener.recv_response().expect("a wake-up") else { continue };
+        if let [Value::BulkString(kind), _, Value::BulkString(told)] = &heard[..]
+            && kind == b"message"
+        {
+            return String::from_utf8(told.clone()).unwrap();
         }
     }
 }
@@ -248,7 +303,7 @@ fn the_machine_and_lua_agree() {
                     let commands: Vec<_> =
                         asks.into_iter().map(|ask| ask.command(from, &both.machine)).collect();
                     let expected = both.by_machine(from, &commands);
-                    let seen = both.by_redis(from, &commands);
+                    let seen = both.by_redis(from, &commands, &expected);
                     prop_assert_eq!(seen, expected, "after {:?} from {}", commands, from);
                 }
             }

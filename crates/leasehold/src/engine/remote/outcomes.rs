@@ -1,13 +1,14 @@
 //! What the store answers, and what follows for the acquisitions of this client.
 
-use super::renewals;
+use std::sync::Arc;
+
 use super::state::{State, Timer, Want};
 use crate::backend::Reply;
 use crate::clock::{Moment, Span};
 use crate::engine::foreign::event;
 use crate::engine::life::Life;
-use crate::engine::ticket::{After, Grant};
-use crate::machine::{Command, Held, Outcome, Role};
+use crate::engine::ticket::{After, Grant, Ticket};
+use crate::machine::{Command, Held, Outcome, Role, Terms};
 use crate::{AcquisitionId, Error, LossReason};
 
 /// How soon a release is repeated that was refused, or whose enqueue may still be applied; and how late, if it is refused
@@ -15,12 +16,8 @@ use crate::{AcquisitionId, Error, LossReason};
 const RELEASE_AGAIN: Span = Span::from_millis(1000);
 const RELEASE_AGAIN_AT_LATEST: u64 = 10;
 
-/// The first waiter asks this often whether a wake-up was lost.
-///
-/// Not more seldom, even where no other program takes part: the answer also tells when the next lease ends. That may be
-/// one that was granted since, by another client and for less time than any that we knew of, as to a waiter that never
-/// claims its permit. Until we have asked we would sleep through its end.
-pub(super) const ASK_OLDEST: Span = Span::from_millis(1000);
+/// How long after a wake-up that was believed the permit is claimed. One that is released before costs no request for it.
+const CLAIM_AFTER: Span = Span::from_millis(20);
 
 impl State {
     /// The store has answered commands that were sent at `sent`.
@@ -31,6 +28,7 @@ impl State {
         sent: Moment,
         after: &mut After,
     ) {
+        let mut asked = false;
         for (command, outcome) in commands.iter().zip(reply.outcomes) {
             let Some(id) = command.id() else { continue };
             if let Outcome::Removed(role) = outcome {
@@ -39,7 +37,7 @@ impl State {
             }
             let renews = matches!(command, Command::Renew { .. });
             let Some(own) = self.acquisitions.get_mut(&id) else {
-                if !renews && matches!(outcome, Outcome::Held(_) | Outcome::Queued { .. }) {
+                if !renews && matches!(outcome, Outcome::Held(_) | Outcome::Waiting { .. }) {
                     self.ensure_released(id, false);
                 }
                 continue;
@@ -50,7 +48,19 @@ impl State {
                 own.life.answer();
             }
             own.known = true;
+            let place = own.place;
             self.apply_outcome(id, outcome, sent, after);
+            match (outcome, place) {
+                (Outcome::Waiting { ahead }, _) if self.is_first(id) => {
+                    asked = true;
+                    self.learn_place(id, ahead);
+                }
+                // Granted by another client, and the wake-up was lost. Perhaps not the only one.
+                (Outcome::Held(_), Some(place)) if renews => {
+                    self.ask_about_first_from(place + 1, Moment::now());
+                }
+                _ => {}
+            }
         }
         for (id, held, ()) in reply.effects.granted {
             match self.acquisitions.get_mut(&id) {
@@ -62,19 +72,14 @@ impl State {
             }
             self.apply_outcome(id, Outcome::Held(held), sent, after);
         }
-        if let Some(delay) = reply.next_expiry
-            && !self.waiting.is_empty()
-        {
-            self.sweep_in(renewals::jittered(delay));
-        }
+        self.schedule_question(reply.next_expiry, reply.foreign, asked);
     }
 
     /// The connection was lost before the answer came. What is still wanted is sent again, in the same order.
     pub(super) fn outcome_unknown(&mut self, commands: &[Command]) {
         for command in commands.iter().rev() {
             match command {
-                Command::Enqueue { id, .. } | Command::Confirm { id, .. } => {
-                    let enqueues = matches!(command, Command::Enqueue { .. });
+                Command::Enqueue { id, .. } => {
                     let Some(own) = self.acquisitions.get_mut(id) else {
                         self.ensure_released(*id, true);
                         continue;
@@ -84,14 +89,8 @@ impl State {
                         continue;
                     }
                     own.life.lose();
-                    let wants = &mut own.wants;
-                    let (wanted, want) = if enqueues {
-                        (&mut wants.enqueue, Want::Enqueue(*id))
-                    } else {
-                        (&mut wants.confirm, Want::Confirm(*id))
-                    };
-                    if !std::mem::replace(wanted, true) {
-                        self.unsent.push_front(want);
+                    if !std::mem::replace(&mut own.wants.enqueue, true) {
+                        self.unsent.push_front(Want::Enqueue(*id));
                     }
                 }
                 Command::Renew { id, .. } => self.send_renewal(*id),
@@ -110,9 +109,7 @@ impl State {
     pub(super) fn apply_refusal(&mut self, commands: &[Command], error: &Error, after: &mut After) {
         for command in commands {
             match command {
-                Command::Enqueue { id, .. } | Command::Confirm { id, .. } => {
-                    self.fail_waiter(*id, error, after);
-                }
+                Command::Enqueue { id, .. } => self.fail_waiter(*id, error, after),
                 Command::Renew { id, .. } => {
                     self.fail_waiter(*id, error, after);
                     // A holder holds until its validity ends, and asks again until then.
@@ -185,37 +182,16 @@ impl State {
         let Some(own) = self.acquisitions.get(&id) else { return };
         let ticket = own.ticket.clone();
         match outcome {
-            Outcome::Held(held @ Held { fence: Some(fence), .. }) => {
-                let terms = ticket.semaphore.terms;
-                let valid_until = held.valid_until(terms, sent);
-                if held.valid_for < terms.lease
-                    || terms.ttl.is_some_and(|ttl| Some(ttl) <= terms.lease)
-                {
+            Outcome::Held(held) => {
+                let Terms { lease, ttl } = ticket.semaphore.terms;
+                if held.valid_for < lease || ttl.is_some_and(|ttl| Some(ttl) <= lease) {
                     ticket.set_limited_by_ttl();
                 }
-                if valid_until <= Moment::now() && ticket.is_waiting() {
-                    // The answer took longer than it is good for. Nobody has seen the permit: claim it anew. A try asks
-                    // anew, and is told if another client has it by now.
-                    return if ticket.queues { self.claim(id) } else { self.want_enqueue(id) };
-                }
-                if ticket.is_waiting() {
-                    self.leave_line(id);
-                    self.cancel_timer(ticket.gives_up_at, Timer::GiveUp(id));
-                    ticket.grant(Grant::new(&held, fence), valid_until, after);
-                    self.warn_of_short_lease(&ticket, after);
-                } else {
-                    ticket.extend(valid_until);
-                }
-                self.schedule_end(id, ticket.valid_until());
-                self.schedule_renewal(id, sent);
+                self.hold(id, &ticket, &held, sent, after);
             }
-            Outcome::Held(_) => {
-                // Granted by another client, and the wake-up was lost. Perhaps not the only one.
-                let next = own.place.map_or(0, |place| place + 1);
-                self.claim(id);
-                self.ask_about_first_from(next, Moment::now());
-            }
-            Outcome::Queued { .. } | Outcome::Waiting => {
+            // An answer that was overtaken by the wake-up.
+            Outcome::Waiting { .. } if !ticket.is_waiting() => self.schedule_renewal(id, sent),
+            Outcome::Waiting { .. } => {
                 self.stand_in_line(id);
                 self.schedule_renewal(id, sent);
             }
@@ -240,6 +216,75 @@ impl State {
         }
     }
 
+    /// The store has granted a permit, or renewed it, by a request that was sent at `sent`.
+    fn hold(
+        &mut self,
+        id: AcquisitionId,
+        ticket: &Arc<Ticket>,
+        held: &Held,
+        sent: Moment,
+        after: &mut After,
+    ) {
+        let valid_until = held.valid_until(ticket.semaphore.terms, sent);
+        if ticket.is_waiting() {
+            if valid_until <= Moment::now() {
+                // The answer took longer than it is good for. Nobody has seen the permit: claim it anew. A try asks
+                // anew, and is told if another client has it by now.
+                return if ticket.queues { self.claim(id) } else { self.want_enqueue(id) };
+            }
+            self.leave_line(id);
+            self.cancel_timer(ticket.gives_up_at, Timer::GiveUp(id));
+            ticket.grant(Grant::new(held), valid_until, after);
+            self.warn_of_short_lease(ticket, after);
+        } else {
+            ticket.extend(valid_until);
+        }
+        self.schedule_end(id, ticket.valid_until());
+        self.schedule_renewal(id, sent);
+    }
+
+    /// A wake-up says that this waiter was granted a permit, at the moment `told.1` or later.
+    ///
+    /// If at least half of the time to claim it is left, the permit is held at once and claimed a little later. Otherwise
+    /// the wake-up may be as old as it likes, and the store is asked first.
+    pub(super) fn woken(
+        &mut self,
+        id: AcquisitionId,
+        told: Option<(Held, Moment)>,
+        after: &mut After,
+    ) {
+        let Some(own) = self.acquisitions.get(&id) else { return };
+        let ticket = own.ticket.clone();
+        let Terms { lease, ttl } = ticket.semaphore.terms;
+        let now = Moment::now();
+        let believed = told.and_then(|(mut held, granted_at)| {
+            #[cfg(feature = "broken")]
+            let granted_at = if crate::broken::is("old-wakeup") { now } else { granted_at };
+            let claim = held.valid_for;
+            held.valid_for = claim.into_iter().chain(ttl).min();
+            let left = held.valid_until(ticket.semaphore.terms, granted_at).saturating_since(now);
+            let young = held.valid_for.is_none_or(|whole| left >= whole.duration() / 2);
+            young.then_some((held, granted_at))
+        });
+        let Some((held, granted_at)) = believed.filter(|_| ticket.is_waiting()) else {
+            return if ticket.is_waiting() {
+                self.claim(id)
+            };
+        };
+        if let Some(own) = self.acquisitions.get_mut(&id) {
+            own.known = true;
+        }
+        if lease.is_some() && held.valid_for == ttl {
+            ticket.set_limited_by_ttl();
+        }
+        self.hold(id, &ticket, &held, granted_at, after);
+        // The queue has moved: who is first now may be close to the head.
+        self.schedule_question(None, false, false);
+        if lease.is_some() && !ticket.is_limited_by_ttl() {
+            self.set_renewal(id, now + CLAIM_AFTER);
+        }
+    }
+
     /// The store does not know it. But if it was sent over an earlier connection, too, it may still be applied.
     fn forget_in_store(&mut self, id: AcquisitionId) {
         let own = self.acquisitions.get(&id);
@@ -258,9 +303,11 @@ impl State {
             own.place = Some(self.last_place);
             self.waiting.insert(self.last_place, id);
         }
-        if !std::mem::replace(&mut self.asks_oldest, true) {
-            self.timers.insert((Moment::now() + ASK_OLDEST, Timer::AskOldest));
-        }
+    }
+
+    /// Whether it is the first of our waiters.
+    fn is_first(&self, id: AcquisitionId) -> bool {
+        self.waiting.first_key_value().is_some_and(|(_, first)| *first == id)
     }
 
     pub(super) fn leave_line(&mut self, id: AcquisitionId) {
@@ -268,25 +315,5 @@ impl State {
         if let Some(place) = own.and_then(|own| own.place.take()) {
             self.waiting.remove(&place);
         }
-    }
-
-    fn sweep_in(&mut self, delay: Span) {
-        let at = Moment::now() + delay;
-        if self.sweep_at.is_some_and(|earlier| earlier <= at) {
-            return;
-        }
-        let later = self.sweep_at.replace(at);
-        self.cancel_timer(later, Timer::Sweep);
-        self.timers.insert((at, Timer::Sweep));
-    }
-
-    /// Believes a wake-up without asking.
-    #[cfg(feature = "broken")]
-    pub(super) fn believe(&mut self, id: AcquisitionId, after: &mut After) {
-        let Some(own) = self.acquisitions.get(&id) else { return };
-        let valid_for = own.ticket.semaphore.terms.lease;
-        let fence = Some(crate::Fence::new(crate::clock::wall_micros()));
-        let held = Held { slot_number: 1, fence, valid_for };
-        self.apply_outcome(id, Outcome::Held(held), Moment::now(), after);
     }
 }

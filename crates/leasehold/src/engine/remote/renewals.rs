@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use super::outcomes::ASK_OLDEST;
 use super::state::{State, Timer, Want};
 use crate::AcquisitionId;
 use crate::clock::{Moment, Span};
@@ -10,7 +9,7 @@ use crate::engine::foreign::event;
 use crate::engine::life::Life;
 use crate::engine::sender::MAX_IDS;
 use crate::engine::ticket::{After, Ticket};
-use crate::engine::timing::{self, Situation};
+use crate::engine::timing::{self, Place, Situation};
 
 impl State {
     /// A renewal is due, or the last one was not answered in time.
@@ -90,17 +89,50 @@ impl State {
         }
     }
 
-    /// Asks whether a wake-up was lost, and goes on while anybody waits.
-    pub(super) fn ask_oldest(&mut self, now: Moment) {
+    /// Asks about the first waiter, and goes on while anybody waits.
+    pub(super) fn ask(&mut self, now: Moment) {
+        self.ask_at = None;
         #[cfg(feature = "broken")]
         if crate::broken::is("wakeup") {
             return;
         }
         self.ask_about_first_from(0, now);
-        self.asks_oldest = !self.waiting.is_empty();
-        if self.asks_oldest {
-            self.timers.insert((now + ASK_OLDEST, Timer::AskOldest));
+        if !self.waiting.is_empty() {
+            // The answer says more.
+            self.set_question(now + timing::question(Place::default(), false, None));
         }
+    }
+
+    /// After an answer, while anybody waits: when to ask again. `asked` says whether it was an answer about our first
+    /// waiter.
+    pub(super) fn schedule_question(
+        &mut self,
+        next_expiry: Option<Span>,
+        foreign: bool,
+        asked: bool,
+    ) {
+        let Some((_, first)) = self.waiting.first_key_value() else { return };
+        let known = self.place_of_first.filter(|(id, ..)| id == first);
+        let place = known.map_or(Place::default(), |(_, place, _)| place);
+        let at = Moment::now() + timing::question(place, foreign, next_expiry.map(jittered));
+        if asked || self.ask_at.is_none_or(|earlier| at < earlier) {
+            self.set_question(at);
+        }
+    }
+
+    /// The store says how many waiters are ahead of our first one.
+    pub(super) fn learn_place(&mut self, id: AcquisitionId, ahead: usize) {
+        let now = Moment::now();
+        let before = self.place_of_first.filter(|(known, ..)| *known == id);
+        let moved = before
+            .map(|(_, before, at)| (before.ahead.saturating_sub(ahead), now.saturating_since(at)));
+        self.place_of_first = Some((id, Place { ahead, moved }, now));
+    }
+
+    fn set_question(&mut self, at: Moment) {
+        let before = self.ask_at.replace(at);
+        self.cancel_timer(before, Timer::Ask);
+        self.timers.insert((at, Timer::Ask));
     }
 
     pub(super) fn ask_about_first_from(&mut self, place: u64, now: Moment) {
@@ -113,7 +145,6 @@ impl State {
     pub(super) fn schedule_renewal(&mut self, id: AcquisitionId, sent: Moment) {
         let Some(own) = self.acquisitions.get(&id) else { return };
         let ticket = own.ticket.clone();
-        let Some(lease) = ticket.semaphore.terms.lease else { return };
         let now = Moment::now();
         if ticket.is_held() {
             match self.plan(&ticket, now, id) {
@@ -122,8 +153,9 @@ impl State {
             }
             return;
         }
-        // A waiter's place, somewhere in the second third of its lease.
-        let third = lease.divided_by(3);
+        // A waiter's place, somewhere in the second third of its patience.
+        let Some(patience) = ticket.semaphore.terms.patience() else { return };
+        let third = patience.divided_by(3);
         let spread = Span::from_micros(scatter(id.sequence() ^ sent.micros()) % third.micros() + 1);
         self.set_renewal(id, sent + third + spread);
     }
@@ -137,7 +169,7 @@ impl State {
         timing::plan(Situation { lease, ttl_left, round_trip, valid_for, spread })
     }
 
-    fn set_renewal(&mut self, id: AcquisitionId, at: Moment) {
+    pub(super) fn set_renewal(&mut self, id: AcquisitionId, at: Moment) {
         let Some(own) = self.acquisitions.get_mut(&id) else { return };
         let before = own.renew_at.replace(at);
         self.cancel_timer(before, Timer::Renew(id));
@@ -179,8 +211,8 @@ impl State {
     }
 }
 
-/// A little later, by up to a tenth but at most 100 ms, so that not all clients sweep at once.
-pub(super) fn jittered(delay: Span) -> Span {
+/// A little later, by up to a tenth but at most 100 ms, so that not all clients ask at once.
+fn jittered(delay: Span) -> Span {
     let most = (delay.micros() / 10).clamp(1, 100_000);
     Span::from_micros(delay.micros() + scatter(Moment::now().micros()) % most + 1)
 }

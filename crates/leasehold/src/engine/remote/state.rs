@@ -9,8 +9,9 @@ use crate::engine::Core;
 use crate::engine::in_process::timed_out;
 use crate::engine::life::Life;
 use crate::engine::ticket::{After, Ticket};
+use crate::engine::timing::Place;
 use crate::id::IdMap;
-use crate::machine::{Command, Terms};
+use crate::machine::{Command, Known, Terms};
 use crate::semaphore::Declaration;
 use crate::{AcquisitionId, Error};
 
@@ -37,8 +38,10 @@ pub(super) struct State {
     pub(super) timers: BTreeSet<(Moment, Timer)>,
     /// When the engine's thread is to come by.
     pub(super) timer_at: Option<Moment>,
-    pub(super) sweep_at: Option<Moment>,
-    pub(super) asks_oldest: bool,
+    /// When to ask about the first waiter.
+    pub(super) ask_at: Option<Moment>,
+    /// What the store has said of our first waiter, and when.
+    pub(super) place_of_first: Option<(AcquisitionId, Place, Moment)>,
     /// The error of a release that nobody waits for.
     pub(super) failed_release: Option<Error>,
     pub(super) warned_of_short_lease: bool,
@@ -49,11 +52,11 @@ pub(super) struct State {
 /// One acquisition that waits or holds.
 pub(super) struct Acquisition {
     pub(super) ticket: Arc<Ticket>,
-    /// Of its enqueue and its confirm.
+    /// Of its enqueue.
     pub(super) life: Life,
-    /// The store has answered one of them.
+    /// The store has answered something about it.
     pub(super) known: bool,
-    /// One of its requests may have been applied without our knowing, or may still be.
+    /// One of its enqueues may have been applied without our knowing, or may still be.
     pub(super) doubtful: bool,
     /// What of it is in `unsent`.
     pub(super) wants: Wants,
@@ -70,15 +73,13 @@ pub(super) struct Acquisition {
 #[derive(Clone, Copy, Default)]
 pub(super) struct Wants {
     pub(super) enqueue: bool,
-    pub(super) confirm: bool,
     pub(super) renewal: bool,
 }
 
 /// A release that is not answered yet.
 pub(super) struct Unreleased {
     pub(super) life: Life,
-    /// It was confirmed once: then the store need not look for it among the waiters.
-    pub(super) confirmed: bool,
+    pub(super) known: Known,
     /// See [`Acquisition::doubtful`].
     pub(super) doubtful: bool,
     /// Something was heard of the id after the release was sent: it is released once more.
@@ -95,10 +96,8 @@ pub(super) struct Unreleased {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Want {
     Enqueue(AcquisitionId),
-    Confirm(AcquisitionId),
     Renew(AcquisitionId),
     Release(AcquisitionId),
-    Sweep,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -109,10 +108,8 @@ pub(super) enum Timer {
     End(AcquisitionId),
     /// A renewal is due, or was not answered.
     Renew(AcquisitionId),
-    /// A lease ends in the store.
-    Sweep,
-    /// A wake-up may have been lost: ask about the first waiter.
-    AskOldest,
+    /// A lease may have ended in the store, or a wake-up may have been lost: ask about the first waiter.
+    Ask,
     /// The caller of a release has waited long enough.
     ReleaseUnanswered(AcquisitionId),
     /// Release it once more, unless the store must have expired it.
@@ -135,8 +132,8 @@ impl State {
             last_place: 0,
             timers: BTreeSet::new(),
             timer_at: None,
-            sweep_at: None,
-            asks_oldest: false,
+            ask_at: None,
+            place_of_first: None,
             failed_release: None,
             warned_of_short_lease: false,
             longest_lease: None,
@@ -185,8 +182,12 @@ impl State {
     pub(super) fn end(&mut self, id: AcquisitionId) -> Option<Arc<Ticket>> {
         let Acquisition { ticket, life, doubtful, .. } = self.forget(id)?;
         if life.needs_release() {
-            let confirmed = ticket.is_held() && !doubtful;
-            self.add_release(id, ticket.semaphore.terms, confirmed, doubtful);
+            let terms = ticket.semaphore.terms;
+            let known = match ticket.is_held() && !doubtful {
+                true => Known::Held { limited: terms.ttl.is_some() },
+                false => Known::Nothing,
+            };
+            self.add_release(id, terms, known, doubtful);
         }
         Some(ticket)
     }
@@ -195,13 +196,12 @@ impl State {
         &mut self,
         id: AcquisitionId,
         terms: Terms,
-        confirmed: bool,
+        known: Known,
         doubtful: bool,
     ) {
-        // A waiter that is granted a permit at the very end of its lease has a lease to claim it.
-        let until = terms.lease.map(|lease| Moment::now() + lease + lease);
+        let until = expired_by(terms);
         let (life, again, refused, ticket) = (Life::Unsent, false, 0, None);
-        let release = Unreleased { life, confirmed, doubtful, again, refused, ticket, until };
+        let release = Unreleased { life, known, doubtful, again, refused, ticket, until };
         self.releases.insert(id, release);
         self.want(Want::Release(id));
     }
@@ -212,14 +212,13 @@ impl State {
             release.again |= release.life == Life::Sent;
             release.doubtful |= doubtful;
             // It may wait in the queue again, and its time counts anew.
-            release.confirmed = false;
-            let lease = self.longest_lease;
-            release.until =
-                release.until.zip(lease).map(|(_, lease)| Moment::now() + lease + lease);
+            release.known = Known::Nothing;
+            let until = expired_by(Terms { lease: self.longest_lease, ttl: None });
+            release.until = release.until.and(until);
             return;
         }
         let terms = Terms { lease: self.longest_lease, ttl: None };
-        self.add_release(id, terms, false, doubtful);
+        self.add_release(id, terms, Known::Nothing, doubtful);
     }
 
     pub(super) fn cancel_timer(&mut self, at: Option<Moment>, timer: Timer) {
@@ -253,28 +252,23 @@ impl State {
         }
     }
 
-    /// A woken waiter claims its permit; or a holder does again, because another program has removed what was known of it.
+    /// Asks whether a waiter holds, although that may be under way: the answer may be older than what we know.
     pub(super) fn claim(&mut self, id: AcquisitionId) {
         let Some(acquisition) = self.acquisitions.get_mut(&id) else { return };
-        if acquisition.ticket.is_wanted()
-            && !std::mem::replace(&mut acquisition.wants.confirm, true)
-        {
-            self.want(Want::Confirm(id));
-        }
+        acquisition.renewal.get_or_insert_with(Moment::now);
+        self.send_renewal(id);
     }
 
     pub(super) fn is_wanted(&self, want: Want) -> bool {
         let ticket = |id| self.acquisitions.get(&id).map(|own| &own.ticket);
         match want {
             Want::Enqueue(id) => ticket(id).is_some_and(|ticket| ticket.is_waiting()),
-            Want::Confirm(id) => ticket(id).is_some_and(|ticket| ticket.is_wanted()),
             Want::Renew(id) => self.acquisitions.contains_key(&id),
             Want::Release(id) => {
                 let now = Moment::now();
                 let due = |own: &Unreleased| own.until.is_none_or(|until| now < until);
                 self.releases.get(&id).is_some_and(due)
             }
-            Want::Sweep => true,
         }
     }
 
@@ -290,10 +284,8 @@ impl State {
         }
         commands.sort_by_key(|command| match command {
             Command::Release { .. } => 0,
-            Command::Confirm { .. } => 1,
-            Command::Renew { .. } => 2,
-            Command::Sweep => 3,
-            Command::Enqueue { .. } => 4,
+            Command::Renew { .. } | Command::Sweep => 1,
+            Command::Enqueue { .. } => 2,
         });
         commands
     }
@@ -323,24 +315,17 @@ impl State {
                     label: label.clone(),
                 })
             }
-            Want::Confirm(id) => {
-                let own = self.acquisitions.get_mut(&id)?;
-                own.wants.confirm = false;
-                own.life.send();
-                Some(Command::Confirm { id, terms: own.ticket.semaphore.terms })
-            }
             Want::Renew(id) => {
                 let own = self.acquisitions.get_mut(&id)?;
                 own.wants.renewal = false;
-                Some(Command::Renew { id, lease: own.ticket.semaphore.terms.lease })
+                Some(Command::Renew { id, terms: own.ticket.semaphore.terms })
             }
             Want::Release(id) => {
                 let release = self.releases.get_mut(&id)?;
                 release.life.send();
                 release.again = false;
-                Some(Command::Release { id, confirmed: release.confirmed })
+                Some(Command::Release { id, known: release.known })
             }
-            Want::Sweep => Some(Command::Sweep),
         }
     }
 
@@ -352,11 +337,7 @@ impl State {
                 Timer::GiveUp(id) => self.give_up(id, now, after),
                 Timer::End(id) => self.end_validity(id, now, after),
                 Timer::Renew(id) => self.renew_due(id, now),
-                Timer::Sweep => {
-                    self.sweep_at = None;
-                    self.want(Want::Sweep);
-                }
-                Timer::AskOldest => self.ask_oldest(now),
+                Timer::Ask => self.ask(now),
                 Timer::ReleaseUnanswered(id) => {
                     let since = at.minus(self.core.settings.answer_timeout);
                     let error = self.core.unavailable(self.to, since, now);
@@ -431,4 +412,11 @@ impl State {
             self.answer_release(id, Err(error.clone()), after);
         }
     }
+}
+
+/// When the store must have expired an id that is silent from now on. A waiter that is granted a permit at the very end
+/// of its patience has up to a lease to claim it.
+fn expired_by(terms: Terms) -> Option<Moment> {
+    let (patience, lease) = terms.patience().zip(terms.lease)?;
+    Some(Moment::now() + patience + lease)
 }

@@ -24,7 +24,7 @@ fn holding() -> (State, Arc<Ticket>) {
 #[test]
 fn a_claim_that_fails_after_another_was_answered_takes_nothing_away() {
     let (mut state, ticket) = holding();
-    let claim = [Command::Confirm { id: ticket.id, terms: Terms::default() }];
+    let claim = [Command::Renew { id: ticket.id, terms: Terms::default() }];
     let (refused, mut after) = (Error::Refused { what: "a test".into() }, After::default());
     state.apply_refusal(&claim, &refused, &mut after);
     // Nor does the answer to a try that was sent twice.
@@ -46,7 +46,7 @@ fn nobody_is_asked_for_twice_in_one_batch() {
         state.claim(id);
         state.renew(id, Moment::now());
     }
-    assert_eq!(state.take(100, 1).len(), 3);
+    assert_eq!(state.take(100, 1).len(), 2);
 }
 
 /// Dropping a command costs nothing only while it was never sent.

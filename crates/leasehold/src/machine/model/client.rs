@@ -21,23 +21,23 @@ pub(super) struct Client {
 pub(super) enum Stage {
     Idle,
     Waiting(Waiting),
-    Held { id: AcquisitionId, doubtful: bool, fence: Option<Fence>, valid_until: Moment },
+    Held { id: AcquisitionId, doubtful: bool, fence: Fence, valid_until: Moment },
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[allow(clippy::struct_excessive_bools)] // each is one of the engine's
 pub(super) struct Waiting {
     pub(super) id: AcquisitionId,
-    /// Of its enqueue and its confirm.
+    /// Of its enqueue.
     pub(super) life: Life,
-    /// One of its requests was not answered.
+    /// One of its enqueues was not answered.
     pub(super) doubtful: bool,
     /// Whether the store has said that it is in the queue.
     pub(super) queued: bool,
     /// Whether an enqueue is to be sent.
     pub(super) enqueue: bool,
-    /// Whether a permit is to be claimed.
-    pub(super) confirm: bool,
+    /// Whether it may hold, so that the store is asked at once.
+    pub(super) claim: bool,
 }
 
 /// The engine's `Life`.
@@ -113,7 +113,9 @@ impl Client {
     /// Whether what it believes in is what the store has.
     pub(super) fn agrees_with(&self, state: &State) -> bool {
         let Stage::Held { id: own, fence: believed, .. } = self.stage else { return false };
-        state.present().any(|(id, member)| id == own && super::store::fence(member) == believed)
+        state
+            .present()
+            .any(|(id, member)| id == own && super::store::fence(member) == Some(believed))
     }
 
     /// Whether the client knows that the store may have this id.
@@ -134,7 +136,7 @@ impl Client {
             doubtful: false,
             queued: false,
             enqueue: true,
-            confirm: false,
+            claim: false,
         });
     }
 
@@ -163,8 +165,7 @@ impl Client {
         doubtful: bool,
         now: Moment,
     ) {
-        let lease = world.terms.lease.unwrap_or(TICK);
-        let (life, again, until) = (Life::Unsent, false, now + lease + lease);
+        let (life, again, until) = (Life::Unsent, false, world.expired_by(now));
         let doubtful = doubtful && world.is_pipelined();
         self.releases.push(Release { id, life, confirmed, doubtful, again, until });
     }
@@ -175,8 +176,7 @@ impl Client {
             release.again |= release.life == Life::Sent && !world.is(Broken::NoAgain);
             release.doubtful |= doubtful;
             // It may wait in the queue again, and its time counts anew.
-            let lease = world.terms.lease.unwrap_or(TICK);
-            (release.confirmed, release.until) = (false, now + lease + lease);
+            (release.confirmed, release.until) = (false, world.expired_by(now));
         } else if !world.is(Broken::LateAnswer) {
             self.add_release(world, id, false, doubtful, now);
         }
@@ -206,14 +206,12 @@ impl Client {
         }
         match self.stage {
             Stage::Idle => {}
-            Stage::Waiting(Waiting { id, queued, enqueue, confirm, .. }) => {
-                if confirm {
-                    asks.push((Ask::Confirm, id, true));
-                }
+            Stage::Waiting(Waiting { id, queued, enqueue, claim, .. }) => {
                 if enqueue {
                     asks.push((Ask::Enqueue, id, true));
-                } else if queued && !world.is(Broken::NoBackstop) {
-                    asks.push((Ask::Renew, id, false));
+                }
+                if claim || queued && !enqueue && !world.is(Broken::NoBackstop) {
+                    asks.push((Ask::Renew, id, claim));
                 }
             }
             Stage::Held { id, .. } => asks.push((Ask::Renew, id, false)),
@@ -235,13 +233,12 @@ impl Client {
             if let Some(release) = self.release(sent_id) {
                 (release.life, release.again) = (Life::Sent, false);
             }
-        } else if let Stage::Waiting(waiting) = &mut self.stage
-            && ask != Ask::Renew
-        {
-            waiting.life = Life::Sent;
-            let wanted =
-                if ask == Ask::Enqueue { &mut waiting.enqueue } else { &mut waiting.confirm };
-            *wanted = false;
+        } else if let Stage::Waiting(waiting) = &mut self.stage {
+            if ask == Ask::Enqueue {
+                (waiting.life, waiting.enqueue) = (Life::Sent, false);
+            } else {
+                waiting.claim = false;
+            }
         }
     }
 
@@ -255,32 +252,41 @@ impl Client {
             }
             return;
         }
-        if ask == Ask::Renew {
-            return;
-        }
         match &mut self.stage {
+            // One that is queued asks again anyway.
+            Stage::Waiting(waiting) if ask == Ask::Renew && waiting.id == lost => {
+                waiting.claim |= !waiting.queued;
+            }
+            _ if ask == Ask::Renew => {}
             Stage::Waiting(waiting) if waiting.id == lost => {
                 (waiting.life, waiting.doubtful) = (Life::Unknown, world.is_pipelined());
-                let wanted =
-                    if ask == Ask::Enqueue { &mut waiting.enqueue } else { &mut waiting.confirm };
-                *wanted = true;
+                waiting.enqueue = true;
             }
             Stage::Held { id, doubtful, .. } if *id == lost => *doubtful = world.is_pipelined(),
             _ => self.ensure_released(world, lost, true, now),
         }
     }
 
-    pub(super) fn woken(&mut self, world: &World, woken_id: AcquisitionId, now: Moment) {
+    /// A wake-up says what was granted when. It is believed if it is young enough; otherwise the store is asked.
+    pub(super) fn woken(
+        &mut self,
+        world: &World,
+        woken_id: AcquisitionId,
+        (mut held, granted_at): (Held, Moment),
+        now: Moment,
+    ) {
         let Stage::Waiting(waiting) = &mut self.stage else { return };
         if waiting.id != woken_id {
             return;
         }
-        waiting.confirm = true;
-        if world.is(Broken::NoConfirm) {
-            let held = Held { slot_number: 1, fence: None, valid_for: world.terms.lease };
-            let valid_until = held.valid_until(world.terms, now) + DRIFT;
-            let doubtful = waiting.doubtful;
-            self.stage = Stage::Held { id: woken_id, doubtful, fence: None, valid_until };
+        held.valid_for = held.valid_for.into_iter().chain(world.terms.ttl).min();
+        let granted_at = if world.is(Broken::OldWakeUp) { now } else { granted_at };
+        let valid_until = world.valid_until(&held, granted_at, now);
+        if now < valid_until {
+            let (id, doubtful, fence) = (waiting.id, waiting.doubtful, held.fence);
+            self.stage = Stage::Held { id, doubtful, fence, valid_until };
+        } else {
+            waiting.claim = true;
         }
     }
 
@@ -289,7 +295,7 @@ impl Client {
         if ask.releases() {
             self.released(world, id, now);
         } else {
-            let known = matches!(outcome, Outcome::Held(_) | Outcome::Queued { .. });
+            let known = matches!(outcome, Outcome::Held(_) | Outcome::Waiting { .. });
             if ask != Ask::Renew {
                 self.heard_of(world, id, known, now);
             }
@@ -340,27 +346,25 @@ impl Client {
         match (&mut self.stage, outcome) {
             (Stage::Waiting(waiting), Outcome::Held(held)) => {
                 let valid_until = world.valid_until(&held, sent, now);
-                if held.fence.is_some() && now < valid_until {
+                if now < valid_until {
                     let (id, doubtful, fence) = (waiting.id, waiting.doubtful, held.fence);
                     self.stage = Stage::Held { id, doubtful, fence, valid_until };
                 } else {
-                    // Either it is to be claimed first, or the answer took longer than it is good for.
-                    waiting.confirm = true;
+                    // The answer took longer than it is good for.
+                    waiting.claim = true;
                 }
             }
             // What has ended stays ended, also if nobody has noticed yet.
             (Stage::Held { valid_until, .. }, Outcome::Held(held))
-                if held.fence.is_some() && (now < *valid_until || world.is(Broken::ComesBack)) =>
+                if now < *valid_until || world.is(Broken::ComesBack) =>
             {
                 *valid_until = world.valid_until(&held, sent, now).max(*valid_until);
             }
-            (Stage::Waiting(waiting), Outcome::Queued { .. } | Outcome::Waiting) => {
-                waiting.queued = true;
-            }
+            (Stage::Waiting(waiting), Outcome::Waiting { .. }) => waiting.queued = true,
             (Stage::Waiting(waiting), Outcome::Gone) => {
                 (waiting.queued, waiting.enqueue) = (false, true);
                 // A claim that is still to be sent finds nobody, unless something else comes before.
-                waiting.confirm &= world.is_pipelined();
+                waiting.claim &= world.is_pipelined();
             }
             // What was sent over an earlier connection, too, may still be applied.
             (Stage::Held { doubtful: true, .. }, Outcome::Gone) if world.stragglers > 0 => {
@@ -378,8 +382,15 @@ impl World {
     /// The engine's rule, on a clock that falls behind.
     pub(super) fn valid_until(&self, held: &Held, sent: Moment, now: Moment) -> Moment {
         let from = if self.is(Broken::CountedFromAnswer) { now } else { sent };
-        let margin = if self.is(Broken::NoMargin) { Some(self.terms.margin()) } else { None };
-        let valid_until = held.valid_until(self.terms, from) + DRIFT;
-        margin.map_or(valid_until, |margin| valid_until + margin)
+        let (margin, valid_until) = (held.margin(self.terms), held.valid_until(self.terms, from));
+        // What the margin takes off, the clock adds.
+        let valid_until = valid_until + margin;
+        if self.is(Broken::NoMargin) { valid_until + margin } else { valid_until }
+    }
+
+    /// When the store must have expired an id that is silent from now on.
+    pub(super) fn expired_by(&self, now: Moment) -> Moment {
+        let Terms { lease, .. } = self.terms;
+        now + self.terms.patience().unwrap_or(TICK) + lease.unwrap_or(TICK)
     }
 }

@@ -35,7 +35,7 @@ pub(super) fn all(world: &World) -> Vec<Property<World>> {
         }),
         Property::sometimes("a wake-up comes too late", |_, state: &State| {
             state.wire.iter().any(|message| match message {
-                Message::WakeUp(id) => !state.store.knows(*id),
+                Message::WakeUp { id, .. } => !state.store.knows(*id),
                 _ => false,
             })
         }),
@@ -62,8 +62,11 @@ pub(super) fn all(world: &World) -> Vec<Property<World>> {
             Property::sometimes("a lost wake-up is found by a renewal", |_, state: &State| {
                 state.wire.iter().any(|message| match message {
                     Message::Answer(Answer { ask: Ask::Renew, id, outcome, .. }) => {
-                        matches!(outcome, Outcome::Held(Held { fence: None, .. }))
-                            && !state.wire.contains(&Message::WakeUp(*id))
+                        let waits = |stage: ClientStage| matches!(stage, ClientStage::Waiting(_));
+                        let woken = |other: &Message| matches!(other, Message::WakeUp { id: other, .. } if other == id);
+                        matches!(outcome, Outcome::Held(_))
+                            && waits(state.clients[slot(*id)].stage)
+                            && !state.wire.iter().any(woken)
                     }
                     _ => false,
                 })

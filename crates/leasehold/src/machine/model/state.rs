@@ -20,7 +20,7 @@ pub(super) struct State {
 pub(super) enum Message {
     Request { ask: Ask, id: AcquisitionId, sent: Moment, over: Over },
     Answer(Answer),
-    WakeUp(AcquisitionId),
+    WakeUp { id: AcquisitionId, held: Held, granted_at: Moment },
 }
 
 /// Which connection of its client a message goes over. Over one connection, nothing overtakes anything.
@@ -37,7 +37,6 @@ pub(super) enum Over {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Ask {
     Enqueue,
-    Confirm,
     Renew,
     Release,
     /// The same, if it is known to hold: the store does not look for it in the queue.
@@ -66,7 +65,7 @@ impl Message {
     pub(super) fn over(&self) -> Option<Over> {
         match self {
             Self::Request { over, .. } | Self::Answer(Answer { over, .. }) => Some(*over),
-            Self::WakeUp(_) => None,
+            Self::WakeUp { .. } => None,
         }
     }
 
@@ -74,7 +73,7 @@ impl Message {
     pub(super) fn ask(&self) -> Option<Ask> {
         match self {
             Self::Request { ask, .. } | Self::Answer(Answer { ask, .. }) => Some(*ask),
-            Self::WakeUp(_) => None,
+            Self::WakeUp { .. } => None,
         }
     }
 
@@ -86,13 +85,15 @@ impl Message {
     fn move_to(&mut self, to: Over) {
         match self {
             Self::Request { over, .. } | Self::Answer(Answer { over, .. }) => *over = to,
-            Self::WakeUp(_) => {}
+            Self::WakeUp { .. } => {}
         }
     }
 
     pub(super) fn id(&self) -> AcquisitionId {
         match self {
-            Self::Request { id, .. } | Self::Answer(Answer { id, .. }) | Self::WakeUp(id) => *id,
+            Self::Request { id, .. }
+            | Self::Answer(Answer { id, .. })
+            | Self::WakeUp { id, .. } => *id,
         }
     }
 }
@@ -104,7 +105,7 @@ pub(super) fn slot(id: AcquisitionId) -> usize {
 
 impl State {
     pub(super) fn put(&mut self, message: Message) {
-        if !matches!(message, Message::WakeUp(_)) || !self.wire.contains(&message) {
+        if !matches!(message, Message::WakeUp { .. }) || !self.wire.contains(&message) {
             self.wire.push(message);
         }
     }
@@ -240,6 +241,7 @@ impl State {
     /// a message is always possible, so that nothing is made up by this.
     pub(super) fn tidy(&mut self, world: &World) {
         self.drop_late();
+        self.drop_repeated(world);
         let wire = std::mem::take(&mut self.wire);
         for message in &wire {
             if self.would_tell(world, message, &wire) {
@@ -268,12 +270,30 @@ impl State {
         });
     }
 
+    /// Wake-ups that are too old to be believed all say the same: to ask.
+    fn drop_repeated(&mut self, world: &World) {
+        if world.is(Broken::OldWakeUp) {
+            return;
+        }
+        let (now, mut old) = (self.now, Vec::new());
+        self.wire.retain(|message| match message {
+            Message::WakeUp { id, held, granted_at }
+                if world.valid_until(held, *granted_at, now) <= now =>
+            {
+                let first = !old.contains(id);
+                old.push(*id);
+                first
+            }
+            _ => true,
+        });
+    }
+
     fn would_tell(&self, world: &World, message: &Message, wire: &[Message]) -> bool {
         let client = &self.clients[slot(message.id())];
         let lives = client.own_id == message.id().client();
         match message {
             Message::Request { .. } => true,
-            Message::WakeUp(id) => {
+            Message::WakeUp { id, .. } => {
                 matches!(client.stage, ClientStage::Waiting(waiting) if waiting.id == *id)
             }
             Message::Answer(answer) => {

@@ -22,7 +22,7 @@ pub(super) enum Wrong {
 
 pub(super) fn fence(member: &Member<()>) -> Option<Fence> {
     match member.stage {
-        Stage::Holding { fence, .. } => fence,
+        Stage::Holding { fence, .. } => Some(fence),
         Stage::Waiting { .. } => None,
     }
 }
@@ -75,7 +75,7 @@ impl Store {
 
         // Invariant 4: what was minted is newer than everything before.
         let minted = |(id, member): (&AcquisitionId, &Member<()>)| {
-            fence(member).filter(|new| old(id).and_then(fence) != Some(*new))
+            fence(member).filter(|new| before.members.get(id).and_then(fence) != Some(*new))
         };
         let mut minted: Vec<_> = after.members.iter().filter_map(minted).collect();
         minted.sort_unstable();
@@ -130,9 +130,9 @@ impl State {
         let mut woken = Vec::new();
         let mut effects = Effects::default();
         let now = self.store_time(self.now);
-        let wake = &mut |id| {
+        let wake = &mut |id, held: &Held| {
             let heard = self.reaches(id) && !(world.is(Broken::NoHandOver) && ask.releases());
-            woken.extend(heard.then_some(id));
+            woken.extend(heard.then_some((id, *held)));
             heard
         };
         let confirm_within = CONFIRM_WITHIN;
@@ -140,8 +140,7 @@ impl State {
         let mut call = Circumstances { from, now, confirm_within, wake, effects: &mut effects };
         let mut command = self.command(world, ask, id);
         if ask == Ask::ReleaseHolder {
-            // As the scripts do it: they do not look for a confirmed holder among the waiters.
-            store.machine.apply(&Command::Sweep, &mut call);
+            // As the scripts do it: they do not look for a holder among the waiters.
             if store.machine.position(id).is_some() {
                 command = Command::Sweep;
             }
@@ -153,10 +152,11 @@ impl State {
         let in_reach = |other: &AcquisitionId| other.client() == from || self.reaches(*other);
         store.watch(&before.machine, (ask, id), now, in_reach);
         self.store = Arc::new(store);
-        for id in woken {
+        let granted_at = self.now;
+        for (id, held) in woken {
             // A dead client hears nothing, whatever the store thinks.
             if self.living(id).is_some() && !world.is(Broken::NoBackstop) {
-                self.put(Message::WakeUp(id));
+                self.put(Message::WakeUp { id, held, granted_at });
             }
         }
         let granted = effects.granted.into_iter().map(|(id, held, ())| (id, held));
@@ -172,14 +172,13 @@ impl State {
                 let wait = true;
                 Command::Enqueue { id, capacity, wait, terms, label: None }
             }
-            Ask::Confirm => Command::Confirm { id, terms },
-            Ask::Renew => Command::Renew { id, lease: terms.lease },
+            Ask::Renew => Command::Renew { id, terms },
             Ask::Release | Ask::ReleaseHolder => {
                 let holders = self.store.machine.holders();
                 let somebody = holders.first().map(|row| row.id);
                 let anybody = world.is(Broken::NoOwnership) && !self.store.knows(id);
                 let id = somebody.filter(|_| anybody).unwrap_or(id);
-                Command::Release { id, confirmed: false }
+                Command::Release { id, known: Known::Nothing }
             }
         }
     }
@@ -188,12 +187,12 @@ impl State {
     /// Those that would expire are no exception, unless their client died.
     pub(super) fn leaves_nothing(&self, world: &World) -> bool {
         let mut machine = self.store.machine.clone();
-        let longest = world.terms.lease.unwrap_or(TICK);
+        let longest = world.terms.patience().unwrap_or(TICK);
         let mut call = Circumstances {
             from: ClientId::from_bits(1),
             now: self.store_time(self.now + longest),
             confirm_within: CONFIRM_WITHIN,
-            wake: &mut |_| false,
+            wake: &mut |_, _| false,
             effects: &mut Effects::default(),
         };
         machine.apply(&Command::Sweep, &mut call);

@@ -58,17 +58,19 @@ impl<'a> Scale<'a> {
         }
         for client in &state.clients {
             if let ClientStage::Held { fence, .. } = client.stage {
-                fences.extend(fence);
+                fences.push(fence);
             }
         }
         for message in &state.wire {
-            if let Message::Answer(Answer { outcome, granted, .. }) = message {
-                if let Outcome::Held(held) = outcome {
-                    fences.extend(held.fence);
+            match message {
+                Message::Answer(Answer { outcome, granted, .. }) => {
+                    if let Outcome::Held(held) = outcome {
+                        fences.push(held.fence);
+                    }
+                    fences.extend(granted.iter().map(|(_, held)| held.fence));
                 }
-                for (_, held) in granted {
-                    fences.extend(held.fence);
-                }
+                Message::WakeUp { held, .. } => fences.push(held.fence),
+                Message::Request { .. } => {}
             }
         }
         fences.sort_unstable();
@@ -86,9 +88,9 @@ impl<'a> Scale<'a> {
         match client.stage {
             ClientStage::Idle => view.push(0),
             ClientStage::Waiting(waiting) => {
-                let Waiting { id, life, doubtful, queued, enqueue, confirm } = waiting;
+                let Waiting { id, life, doubtful, queued, enqueue, claim } = waiting;
                 view.extend([1, number(id), self.life(life)]);
-                view.push(flags([doubtful, queued, enqueue, confirm]));
+                view.push(flags([doubtful, queued, enqueue, claim]));
             }
             ClientStage::Held { id, doubtful, fence, valid_until } => {
                 view.extend([2, number(id), flags([doubtful, false, false, false])]);
@@ -159,7 +161,13 @@ impl<'a> Scale<'a> {
 
     fn message(&self, message: &Message, number: &impl Fn(AcquisitionId) -> u8) -> Vec<u8> {
         match message {
-            Message::WakeUp(id) => vec![1, number(*id)],
+            Message::WakeUp { id, held, granted_at } => {
+                let good_for = self.good_until(held, *granted_at);
+                // One that is too old says nothing but to ask.
+                let young = good_for > 0 || self.state.broken == Some(Broken::OldWakeUp);
+                let fence = if young { self.rank(held.fence) } else { 0 };
+                vec![1, number(*id), fence, good_for]
+            }
             Message::Request { ask, id, sent, over } => {
                 let over = ORDERED + 2 * (*over as u8);
                 let mut view = vec![over, number(*id), *ask as u8, self.good_for(*ask, *id, *sent)];
@@ -183,16 +191,13 @@ impl<'a> Scale<'a> {
 
     fn outcome(&self, outcome: Outcome, sent: Moment, view: &mut Vec<u8>) {
         match outcome {
-            Outcome::Held(Held { fence: None, .. }) => view.push(1),
-            Outcome::Held(Held { fence, valid_for, .. }) => {
-                let valid_for = valid_for.map_or(0, Span::micros);
-                let until = self.until(sent.micros() + valid_for + self.slack());
-                view.extend([2, self.rank(fence), until]);
+            Outcome::Held(held) => {
+                view.extend([2, self.rank(held.fence), self.good_until(&held, sent)]);
                 if self.state.broken == Some(Broken::CountedFromAnswer) {
-                    view.push(steps(0, valid_for));
+                    view.push(steps(0, held.valid_for.map_or(0, Span::micros)));
                 }
             }
-            Outcome::Queued { .. } | Outcome::Waiting => view.push(3),
+            Outcome::Waiting { .. } => view.push(3),
             Outcome::Gone => view.push(4),
             Outcome::Removed(_) => view.push(5),
             Outcome::Full | Outcome::Swept => view.push(6),
@@ -206,13 +211,17 @@ impl<'a> Scale<'a> {
         let others = self.state.ids > 1 && client.own_id == id.client();
         let wanted = client.id() == Some(id) || ask.releases() && others;
         let lease = self.state.terms.lease.map_or(0, Span::micros);
-        if wanted { self.until(sent.micros() + lease + self.slack()) } else { 0 }
+        let slack = if self.state.broken == Some(Broken::NoMargin) { lease } else { 0 };
+        if wanted { self.until(sent.micros() + lease + slack) } else { 0 }
     }
 
-    /// A holder believes until `valid_for` after it asked: what the margin takes off, its slow clock adds.
-    fn slack(&self) -> u64 {
+    /// Until when a holder believes what it is told of a request that was sent then, or of a grant. What the margin takes
+    /// off, its slow clock adds.
+    fn good_until(&self, held: &Held, sent: Moment) -> u8 {
+        let valid_for = held.valid_for.map_or(0, Span::micros);
         let no_margin = self.state.broken == Some(Broken::NoMargin);
-        if no_margin { self.state.terms.margin().micros() } else { 0 }
+        let slack = if no_margin { held.margin(self.state.terms).micros() } else { 0 };
+        self.until(sent.micros() + valid_for + slack)
     }
 
     /// Only whether it was sent matters: what was sent is answered for until a release is answered.
@@ -228,8 +237,7 @@ impl<'a> Scale<'a> {
         steps(self.state.now.micros(), micros)
     }
 
-    fn rank(&self, fence: Option<Fence>) -> u8 {
-        let at = fence.and_then(|fence| self.fences.binary_search(&fence).ok());
-        at.map_or(0, |at| small(at + 1))
+    fn rank(&self, fence: Fence) -> u8 {
+        self.fences.binary_search(&fence).map_or(0, |at| small(at + 1))
     }
 }

@@ -5,7 +5,7 @@ use testkit::local_store::LocalStore;
 use super::*;
 use crate::backend::{Answer, Part};
 use crate::clock::Span;
-use crate::machine::{Command, Held, Outcome, Terms};
+use crate::machine::{Command, Held, Known, Outcome, Terms};
 use crate::name::Name;
 use crate::{AcquisitionId, ErrorKind};
 
@@ -72,10 +72,10 @@ fn a_full_disk_loses_nothing() {
 
     // Whoever leaves needs no room, and makes some.
     let first = AcquisitionId::new(store.client, 0);
-    apply(&mut store, Command::Release { id: first, confirmed: true }).unwrap();
+    apply(&mut store, Command::Release { id: first, known: Known::Nothing }).unwrap();
     assert_eq!(rows(&mut store), told - 1);
     limit(&store, 1_000_000);
-    assert!(matches!(enqueue(&mut store, last).unwrap(), Outcome::Queued { .. }));
+    assert!(matches!(enqueue(&mut store, last).unwrap(), Outcome::Waiting { .. }));
     assert_eq!(rows(&mut store), told);
 }
 
@@ -99,7 +99,7 @@ fn no_fence_is_given_out_that_is_not_reserved() {
         .execute("UPDATE meta SET horizon = ?1", [store.clock.horizon.cast_signed()])
         .unwrap();
     let id = AcquisitionId::new(store.client, 0);
-    apply(&mut store, Command::Release { id, confirmed: true }).unwrap();
+    apply(&mut store, Command::Release { id, known: Known::Nothing }).unwrap();
     let fence = fence_of(enqueue(&mut store, 1).unwrap());
     assert!(fence < reserved(&store), "{fence}");
     assert_eq!(reserved(&store), store.clock.horizon);
@@ -114,7 +114,7 @@ fn no_fence_is_given_out_that_is_not_reserved() {
 
 fn fence_of(outcome: Outcome) -> u64 {
     match outcome {
-        Outcome::Held(Held { fence: Some(fence), .. }) => fence.get(),
+        Outcome::Held(Held { fence, .. }) => fence.get(),
         other => panic!("{other:?}"),
     }
 }

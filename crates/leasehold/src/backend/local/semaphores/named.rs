@@ -30,6 +30,7 @@ pub(super) struct Named<'a> {
     pub(super) out_of_reach: Vec<ClientId>,
     pub(super) passed_over: u32,
     pub(super) looked_for_dead: bool,
+    pub(super) expired: bool,
     pub(super) dead: Vec<ClientId>,
 }
 
@@ -40,14 +41,22 @@ pub(super) struct Waiter {
     pub(super) label: Option<String>,
 }
 
+#[derive(Clone, Copy)]
 pub(super) struct Holder {
-    pub(super) ends: Option<Time>,
-    pub(super) fence: Option<Fence>,
+    pub(super) fence: Fence,
+    /// By when the permit has to be claimed, if it was granted by another client.
+    pub(super) claim_by: Option<Time>,
+    pub(super) hold_until: Option<Time>,
 }
 
 impl Holder {
     pub(super) fn held(&self, slot_number: u32, now: Time) -> Held {
-        Held { slot_number, fence: self.fence, valid_for: self.ends.map(|ends| ends - now) }
+        Held { slot_number, fence: self.fence, valid_for: self.ends().map(|ends| ends - now) }
+    }
+
+    /// At the first of its deadlines.
+    fn ends(&self) -> Option<Time> {
+        self.claim_by.into_iter().chain(self.hold_until).min()
     }
 }
 
@@ -112,6 +121,7 @@ impl<'a> Named<'a> {
                 out_of_reach: Vec::new(),
                 passed_over: 0,
                 looked_for_dead: false,
+                expired: false,
                 dead: Vec::new(),
             })
         };
@@ -148,25 +158,35 @@ impl<'a> Named<'a> {
         let (client, sequence) = columns(id);
         self.tx
             .prepare_cached(
-                "SELECT ends, fence FROM holders WHERE semaphore = ?1 AND client = ?2 AND sequence = ?3",
+                "SELECT fence, ends, unclaimed, hold_until FROM holders
+                 WHERE semaphore = ?1 AND client = ?2 AND sequence = ?3",
             )?
             .query_row(params![self.row, client, sequence], |row| {
-                let (ends, fence): (Option<i64>, Option<i64>) = (row.get(0)?, row.get(1)?);
-                Ok(Holder {
-                    ends: ends.map(|ends| Time::from_micros(ends.cast_unsigned())),
-                    fence: fence.map(|fence| Fence::new(fence.cast_unsigned())),
-                })
+                let time = |column| -> Result<Option<Time>> {
+                    let time: Option<i64> = row.get(column)?;
+                    Ok(time.map(|time| Time::from_micros(time.cast_unsigned())))
+                };
+                let fence: i64 = row.get(0)?;
+                let (ends, unclaimed): (_, bool) = (time(1)?, row.get(2)?);
+                let (claim_by, hold_until) =
+                    if unclaimed { (ends, time(3)?) } else { (None, ends) };
+                Ok(Holder { fence: Fence::new(fence.cast_unsigned()), claim_by, hold_until })
             })
             .optional()
     }
 
-    pub(super) fn waits(&self, id: AcquisitionId) -> Result<bool> {
+    /// How many waiters are ahead of a waiter at most, because gaps in the queue count; none if it does not wait.
+    pub(super) fn ahead(&self, id: AcquisitionId) -> Result<Option<usize>> {
         let (client, sequence) = columns(id);
-        self.tx
+        let ahead: Option<i64> = self
+            .tx
             .prepare_cached(
-                "SELECT 1 FROM waiters WHERE client = ?2 AND semaphore = ?1 AND sequence = ?3",
+                "SELECT place - (SELECT place FROM waiters WHERE semaphore = ?1 ORDER BY place LIMIT 1)
+                 FROM waiters WHERE client = ?2 AND semaphore = ?1 AND sequence = ?3",
             )?
-            .exists(params![self.row, client, sequence])
+            .query_row(params![self.row, client, sequence], |row| row.get(0))
+            .optional()?;
+        Ok(ahead.and_then(|ahead| usize::try_from(ahead).ok()))
     }
 
     pub(super) fn first_waiter_from(&self, place: i64) -> Result<Option<Waiter>> {
@@ -197,20 +217,23 @@ impl<'a> Named<'a> {
     ) -> Result<()> {
         self.state.held += 1;
         let (client, sequence) = columns(id);
-        let fence = holder.fence.map(|fence| fence.get().cast_signed());
+        let fence = holder.fence.get().cast_signed();
+        let unclaimed = holder.claim_by.is_some();
         self.tx
             .prepare_cached(
-                "INSERT INTO holders (semaphore, client, sequence, since, ends, fence, label)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+                "INSERT INTO holders (semaphore, client, sequence, since, ends, fence, label, unclaimed, hold_until)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
             )?
             .execute(params![
                 self.row,
                 client,
                 sequence,
                 micros(now),
-                holder.ends.map(micros),
+                holder.ends().map(micros),
                 fence,
-                label
+                label,
+                unclaimed,
+                holder.hold_until.filter(|_| unclaimed).map(micros)
             ])
             .map(drop)
     }

@@ -16,7 +16,11 @@ impl Named<'_> {
             .exists(params![self.row, micros(now)])
     }
 
+    /// Once a batch: all of it happens at one time.
     pub(super) fn expire(&mut self, call: &Circumstances<'_>) -> Result<()> {
+        if std::mem::replace(&mut self.expired, true) {
+            return Ok(());
+        }
         let expired = self
             .tx
             .prepare_cached("DELETE FROM holders WHERE semaphore = ?1 AND ends <= ?2")?
@@ -61,17 +65,16 @@ impl Named<'_> {
         Ok(())
     }
 
-    /// The waiter becomes a holder: confirmed if the reply tells it, else with a time to claim it.
+    /// The waiter becomes a holder: at once if the reply tells it, else it has to claim the permit in time.
     fn promote(&mut self, waiter: &Waiter, own: bool, call: &Circumstances<'_>) -> Result<()> {
         self.tx
             .prepare_cached("DELETE FROM waiters WHERE semaphore = ?1 AND place = ?2")?
             .execute(params![self.row, waiter.place])?;
         self.state.waiting -= 1;
-        let holder = if own {
-            let fence = Some(self.mint(call.now));
-            Holder { ends: waiter.ttl.map(|ttl| call.now + ttl), fence }
-        } else {
-            Holder { ends: Some(call.now + call.confirm_within), fence: None }
+        let holder = Holder {
+            fence: self.mint(call.now),
+            claim_by: (!own).then(|| call.now + call.confirm_within),
+            hold_until: waiter.ttl.map(|ttl| call.now + ttl),
         };
         self.insert_holder(waiter.id, &holder, waiter.label.as_deref(), call.now)?;
         if own {
@@ -88,17 +91,36 @@ impl Named<'_> {
         call: &mut Circumstances<'_>,
     ) -> Result<Outcome> {
         match command {
-            Command::Enqueue { id, wait, terms, label, .. } => {
+            Command::Enqueue { id, capacity, wait, terms, label } => {
+                // First of all: if that makes room, it belongs to those who were here before.
+                self.state.capacity = *capacity;
+                let known = self.holder(*id)?;
+                // With room and nobody waiting, holders whose time is up do not matter.
+                if self.state.waiting > 0 || !self.has_room() || known.is_some() {
+                    self.expire(call)?;
+                    self.grant(call)?;
+                }
                 self.enqueue(*id, *wait, terms.ttl, label.as_deref(), call)
             }
-            Command::Confirm { id, terms } => match self.holder(*id)? {
-                Some(holder) => self.confirm(*id, &holder, terms.ttl, call.now),
-                None if self.waits(*id)? => Ok(Outcome::Waiting),
-                None => Ok(Outcome::Gone),
-            },
-            Command::Renew { id, .. } => self.renew(*id, call.now),
-            Command::Release { id, .. } => Ok(Outcome::Removed(self.release(*id, call)?)),
-            Command::Sweep => Ok(Outcome::Swept),
+            Command::Release { id, .. } => {
+                // First of all: a waiter that leaves is not granted a permit on its way out.
+                let role = self.release(*id, call)?;
+                if self.state.waiting > 0 {
+                    self.expire(call)?;
+                    self.grant(call)?;
+                }
+                Ok(Outcome::Removed(role))
+            }
+            Command::Renew { id, .. } => {
+                self.expire(call)?;
+                self.grant(call)?;
+                self.renew(*id, call.now)
+            }
+            Command::Sweep => {
+                self.expire(call)?;
+                self.grant(call)?;
+                Ok(Outcome::Swept)
+            }
         }
     }
 
@@ -110,20 +132,24 @@ impl Named<'_> {
         label: Option<&str>,
         call: &mut Circumstances<'_>,
     ) -> Result<Outcome> {
-        if let Some(holder) = self.holder(id)? {
-            return self.confirm(id, &holder, ttl, call.now);
+        if self.holder(id)?.is_some() {
+            return self.renew(id, call.now);
         }
-        let length = |waiting| usize::try_from(waiting).unwrap_or(usize::MAX);
-        if self.waits(id)? {
-            return Ok(Outcome::Queued { length: length(self.state.waiting) });
+        if self.state.waiting > 0
+            && let Some(ahead) = self.ahead(id)?
+        {
+            return Ok(Outcome::Waiting { ahead });
         }
         if self.state.waiting == 0 && !self.has_room() {
             // Nobody else looks whether those who hold are alive.
             self.bury_the_dead(call)?;
         }
         if self.has_room() {
-            let fence = Some(self.mint(call.now));
-            let holder = Holder { ends: ttl.map(|ttl| call.now + ttl), fence };
+            let holder = Holder {
+                fence: self.mint(call.now),
+                claim_by: None,
+                hold_until: ttl.map(|ttl| call.now + ttl),
+            };
             self.insert_holder(id, &holder, label, call.now)?;
             return Ok(Outcome::Held(holder.held(self.state.held, call.now)));
         }
@@ -146,46 +172,32 @@ impl Named<'_> {
                 ttl,
                 label
             ])?;
+        let ahead = usize::try_from(self.state.waiting).unwrap_or(usize::MAX);
         self.state.next_place += 1;
         self.state.waiting += 1;
-        Ok(Outcome::Queued { length: length(self.state.waiting) })
+        Ok(Outcome::Waiting { ahead })
     }
 
-    /// The first time, the permit is claimed, and its TTL begins. After that it changes nothing.
-    fn confirm(
-        &mut self,
-        id: AcquisitionId,
-        holder: &Holder,
-        ttl: Option<Span>,
-        now: Time,
-    ) -> Result<Outcome> {
-        if holder.fence.is_some() {
+    /// Without leases it is only a question, and claims a permit that another client has granted.
+    fn renew(&mut self, id: AcquisitionId, now: Time) -> Result<Outcome> {
+        if self.holder(id)?.is_some_and(|holder| holder.claim_by.is_some()) {
+            let (client, sequence) = columns(id);
+            self.tx
+                .prepare_cached(
+                    "UPDATE holders SET unclaimed = 0, ends = hold_until, hold_until = NULL
+                     WHERE semaphore = ?1 AND client = ?2 AND sequence = ?3",
+                )?
+                .execute(params![self.row, client, sequence])?;
+        }
+        self.question(id, now)
+    }
+
+    /// What is known of an id.
+    pub(super) fn question(&self, id: AcquisitionId, now: Time) -> Result<Outcome> {
+        if let Some(holder) = self.holder(id)? {
             return Ok(Outcome::Held(holder.held(self.state.held, now)));
         }
-        let fence = self.mint(now);
-        let holder = Holder { ends: ttl.map(|ttl| now + ttl), fence: Some(fence) };
-        let (client, sequence) = columns(id);
-        self.tx
-            .prepare_cached(
-                "UPDATE holders SET ends = ?4, fence = ?5 WHERE semaphore = ?1 AND client = ?2 AND sequence = ?3",
-            )?
-            .execute(params![
-                self.row,
-                client,
-                sequence,
-                holder.ends.map(micros),
-                fence.get().cast_signed()
-            ])?;
-        Ok(Outcome::Held(holder.held(self.state.held, now)))
-    }
-
-    /// Without heartbeats it is only a question.
-    pub(super) fn renew(&self, id: AcquisitionId, now: Time) -> Result<Outcome> {
-        Ok(match self.holder(id)? {
-            Some(holder) => Outcome::Held(holder.held(self.state.held, now)),
-            None if self.waits(id)? => Outcome::Waiting,
-            None => Outcome::Gone,
-        })
+        Ok(self.ahead(id)?.map_or(Outcome::Gone, |ahead| Outcome::Waiting { ahead }))
     }
 
     fn release(&mut self, id: AcquisitionId, call: &Circumstances<'_>) -> Result<Role> {

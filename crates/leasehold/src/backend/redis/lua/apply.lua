@@ -1,55 +1,166 @@
--- Serves one name after the other.
+-- The fair semaphore: serves one name after the other. `machine.rs` has the argument.
 --
--- ARGV    for each name
---         1 name
---         2 capacity    what the sender declared last; 0 if it never did
---         3 arguments   how many follow that are about this name
---         and, for each transition of it
---         4 transition  its word
---         5 arguments   how many follow
---         and what the transition says
-local at, keys = 5, 0
+-- Most requests are one acquire or one release of a name where nobody waits, or the question of a waiter for whom nothing
+-- has changed. Those take a straight path here. Whatever it leaves undone, the whole machine (`machine.lua`) does. A script
+-- pays for each function that it defines, not only for those it calls: so the machine is made when it is first needed.
+--
+-- KEYS  of each name
+--       1 main     ZSET    holder -> renew_by
+--       2 ttl      ZSET    holder -> hold_until
+--       3 max      STRING  the capacity
+--       4 waiting  ZSET    waiter -> when it was enqueued
+--       5 alive    ZSET    waiter -> alive_by
+--       6 fence    STRING  the last fence; never expires
+--       7 info     HASH    id -> "fence since heartbeat ttl label" (microseconds; "-" is none)
+-- ARGV  1 namespace
+--       2 client             the sender's
+--       3 confirm_within     in microseconds
+--       4 foreign_heartbeat  of members of other programs, in microseconds
+--       and for each name
+--       5 name
+--       6 capacity           what the sender declared last; 0 if it never did
+--       7 arguments          how many follow that are about this name
+--       and, for each transition of it
+--       8 transition         its word
+--       9 arguments          how many follow
+--       and what the transition says
+-- Also, by their names alone: {ns}:wake:{client} (PUBLISH), and {ns}:acquisition_notification:{id} of members of
+-- other programs, or of ours that such a program has granted.
+-- Result  the server's time in microseconds, 0 if nobody read the clock; and for each name, flat: for each id asked about
+--       its outcome, as the transition says; the delay until the next expiry (-1: none); 1 if another program has members
+--       here, else 0; for each own waiter that was granted a permit its id, slot number, fence, valid_for. Or an error,
+--       which leaves the other names alone.
+--
+-- Lua does not roll back, so everything is read before anything is written: a key of the wrong type ends the
+-- work on its name while nothing has happened.
+local call, try = redis.call, redis.pcall
+local NOW
 
--- Every command runs as expire, grant, the command, grant. What one command leaves behind is where the next begins, so
--- that the first two are done once a name.
-local function serve()
-  NAME, DECLARED = ARGV[at], ARGV[at + 1]
-  MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO = unpack(KEYS, keys + 1, keys + 7)
-  capacity, last_fence, place = nil, nil, nil
-  main, ttls, infos, max, waiting, alive = {}, {}, {}, nil, nil, nil
-  outcomes, granted, holding = {}, {}, {}
-  held, limited, queued = call('ZCARD', MAIN), call('ZCARD', TTL), call('ZCARD', WAITING)
-  alone = held == 0 and queued == 0
-  held_before, longest = held, 0
-  local section, done = at + 3, at + 3 + ARGV[at + 2]
-  -- First of all: if that makes room, it belongs to those who were here before.
-  if ARGV[section] == 'enqueue' then declare(ARGV[section + 2]) end
-  -- Who only asks comes by again and again, and so looks whether another program has left something behind.
-  local asks = ARGV[section] == 'renew' or ARGV[section] == 'sweep'
-  if limited > held or asks and call('HLEN', INFO) > held + queued then forget_the_gone() end
-  expire()
-  grant()
-  while section < done do
-    local transition, first = ARGV[section], section + 2
-    local last = section + 1 + ARGV[section + 1]
-    section = last + 1
-    -- TRANSITIONS
-  end
-  return finish()
+local function now()
+  local time = call('TIME')
+  return time[1] * 1000000 + time[2]
 end
 
-local results = {}
+-- Redis keeps what is small as a list, and searches it from its beginning. From so many members on a table is faster, and
+-- a single member of more than 64 bytes makes it one, for good.
+local CROWD = 24
+
+local function machine()
+-- MACHINE
+end
+
+-- The machine's.
+local serve
+
+local results, at, keys = { 0 }, 5, 0
 while at <= #ARGV do
-  local served, result = pcall(serve)
-  if not served then
-    -- Whoever was granted a permit on the way, or enqueued, is not forgotten.
-    if #main > 0 or waiting then pcall(flush) end
-    if type(result) ~= 'table' then
-      -- Older servers say where it happened, and only then what.
-      result = redis.error_reply(string.match(result, '%u%u%u+ .*') or result)
+  local outcomes, section, last = {}, at + 3, at + 2 + ARGV[at + 2]
+  local main, ttls, waiting, info = KEYS[keys + 1], KEYS[keys + 2], KEYS[keys + 4], KEYS[keys + 7]
+  local transition, delay = ARGV[section], -1
+
+  if (transition == 'release' or transition == 'enqueue') and try('ZCARD', waiting) == 0 then
+    -- Holders leave, and nobody waits for their permits: whether somebody's time is up does not matter.
+    while section < last and ARGV[section] == 'release' do
+      local known, stop = ARGV[section + 2], section + 1 + ARGV[section + 1]
+      if known ~= 'held' and known ~= 'limited' then break end
+      -- First the hash and the TTLs: should they be of another type, nothing has happened.
+      if type(try('HDEL', info, unpack(ARGV, section + 3, stop))) ~= 'number' then break end
+      if known == 'limited' and type(try('ZREM', ttls, unpack(ARGV, section + 3, stop))) ~= 'number' then break end
+      local removed, n = try('ZREM', main, ARGV[section + 3]), #outcomes
+      if type(removed) ~= 'number' then break end
+      outcomes[n + 1] = removed == 1 and 'holder' or 'nobody'
+      for id = section + 4, stop do
+        outcomes[n + id - section - 2] = call('ZREM', main, ARGV[id]) == 1 and 'holder' or 'nobody'
+      end
+      section = stop + 1
+    end
+
+    -- There is room for all: so it does not matter whether there is more.
+    if section < last and ARGV[section] == 'enqueue' then
+      local heartbeat, ttl, stop = tonumber(ARGV[section + 3]), tonumber(ARGV[section + 4]), section + 1 + ARGV[section + 1]
+      local first = section + 6
+      local new, held, numbers = stop - first + 1, try('ZCARD', main), call('MGET', KEYS[keys + 3], KEYS[keys + 6])
+      local capacity, fence = numbers[1], tonumber(numbers[2])
+      -- With a TTL all of them or none: otherwise one may be left of a holder that another program has removed.
+      local limited = try('ZCARD', ttls)
+      if type(held) == 'number' and limited == (ttl and held or 0) and capacity == ARGV[at + 1] and held + new <= tonumber(capacity)
+        and fence and fence >= 0 and fence < 9007199254740000 and fence % 1 == 0
+        and (held >= CROWD or held + new < CROWD) then
+        NOW = NOW or now()
+        local members, ends, infos = {}, {}, {}
+        local renew_by, hold_until = (NOW + heartbeat) / 1000000, ttl and (NOW + ttl) / 1000000
+        -- The same in more digits: see CROWD.
+        local format = held + new < CROWD and '%d %d %s %s %s' or '%d %048d %s %s %s'
+        fence = math.max(fence, NOW - 1)
+        for i = 1, new do
+          local id = ARGV[first + i - 1]
+          members[2 * i - 1], members[2 * i] = renew_by, id
+          if ttl then ends[2 * i - 1], ends[2 * i] = hold_until, id end
+          infos[2 * i - 1] = id
+          infos[2 * i] = string.format(format, fence + i, NOW, ARGV[section + 3], ARGV[section + 4], ARGV[section + 5])
+        end
+        -- Whoever holds already asks again, which is the machine's.
+        local known = new > 1 and held > 0 and call('ZMSCORE', main, unpack(ARGV, first, stop)) or {}
+        local is_new = true
+        for i = 1, #known do is_new = is_new and not known[i] end
+        if is_new and try('ZADD', main, 'NX', unpack(members)) == new then
+          if (not ttl or type(try('ZADD', ttls, unpack(ends))) == 'number')
+            and type(try('HSET', info, unpack(infos))) == 'number' then
+            call('SET', KEYS[keys + 6], fence + new)
+            -- An expiry only ever grows. Setting it is saved while it is still five seconds behind.
+            local wanted = math.ceil(heartbeat / 1000) + 10000
+            if held == 0 or call('PTTL', main) < wanted - 5000 then call('PEXPIRE', main, wanted) end
+            if held == 0 or call('PTTL', info) < wanted - 5000 then call('PEXPIRE', info, wanted) end
+            if ttl then
+              local wanted = math.ceil(ttl / 1000) + 10000
+              if call('PTTL', ttls) < wanted - 5000 then call('PEXPIRE', ttls, wanted) end
+            end
+            local n, valid_for = #outcomes, ttl and math.min(heartbeat, ttl) or heartbeat
+            for i = 1, new do
+              outcomes[n + 1], outcomes[n + 2], outcomes[n + 3], outcomes[n + 4] = 'held', held + i, fence + i, valid_for
+              n = n + 4
+            end
+            section = stop + 1
+          else
+            call('ZREM', main, unpack(ARGV, first, stop))
+            try('ZREM', ttls, unpack(ARGV, first, stop))
+          end
+        end
+      end
+    end
+  elseif transition == 'renew' and last == section + 4 then
+    -- A waiter asks, and nothing is due: nobody's time is up, no permit is free, and no other program takes part.
+    local id, rank = ARGV[last], try('ZRANK', waiting, ARGV[last])
+    local held, capacity = try('ZCARD', main), tonumber(try('GET', KEYS[keys + 3]))
+    if type(rank) == 'number' and type(held) == 'number' and capacity and held > 0 and held >= capacity
+      and try('ZCARD', ttls) == 0 and try('HLEN', info) == held + call('ZCARD', waiting) then
+      NOW = NOW or now()
+      local ends = tonumber(call('ZRANGE', main, 0, 0, 'WITHSCORES')[2])
+      local alive, second = KEYS[keys + 5], NOW / 1000000
+      if ends > second and ends < second + 3155760000 and try('ZCOUNT', alive, '-inf', second) == 0 then
+        local patience = 2 * ARGV[section + 2]
+        call('ZADD', alive, (NOW + patience) / 1000000, id)
+        local wanted = math.ceil(patience / 1000) + 10000
+        for key = keys + 4, keys + 7 do
+          if key ~= keys + 6 and call('PTTL', KEYS[key]) < wanted - 5000 then call('PEXPIRE', KEYS[key], wanted) end
+        end
+        local head = tonumber(call('ZSCORE', alive, rank == 0 and id or call('ZRANGE', waiting, 0, 0)[1]) or ends)
+        delay = math.max(math.floor(math.min(ends, head) * 1000000 + 0.5) - NOW, 1)
+        outcomes, section = { 'waiting', rank, 0, 0 }, last + 1
+      end
     end
   end
-  results[#results + 1] = result
-  at, keys = at + 3 + ARGV[at + 2], keys + 7
+
+  if section <= last then
+    NOW = NOW or now()
+    serve = serve or machine()
+    results[#results + 1] = serve(at, keys, section, outcomes)
+  else
+    local n = #outcomes
+    outcomes[n + 1], outcomes[n + 2] = delay, 0
+    results[#results + 1] = outcomes
+  end
+  at, keys = last + 1, keys + 7
 end
+results[1] = NOW or 0
 return results

@@ -1,14 +1,29 @@
 -- A permit or a place in the queue, for each id in turn.
 --
--- ARGV    1 capacity
---         2 wait       1 or 0
---         3 terms      "heartbeat ttl label" (ttl "-": none)
---         4 ids        from here on
--- Result  four for each id: "held", slot number, fence, valid_for | "queued", length, 0, 0 | "full", 0, 0, 0
-local wait, terms, ids = ARGV[first + 1] == '1', terms_of(ARGV[first + 2]), first + 3
-if declare(ARGV[first]) then grant() end
-local scores = held > 0 and call('ZMSCORE', MAIN, unpack(ARGV, ids, last)) or {}
-local places = queued > 0 and call('ZMSCORE', WAITING, unpack(ARGV, ids, last)) or {}
+-- ARGV    1 wait       1 or 0
+--         2 heartbeat  in microseconds
+--         3 ttl        in microseconds; "-": none
+--         4 label
+--         5 ids        from here on
+-- Result  four for each id: "held", slot number, fence, valid_for | "waiting", waiters ahead, 0, 0 | "full", 0, 0, 0
+local wait, ids = ARGV[first] == '1', first + 4
+local terms = terms_of(ARGV[first + 1] .. ' ' .. ARGV[first + 2] .. ' ' .. ARGV[first + 3])
+-- First of all: if that makes room, it belongs to those who were here before.
+declare(DECLARED)
+if queued > 0 then
+  tidy()
+elseif limited > held then
+  forget_the_gone()
+else
+  local over = due(TTL, limited)
+  if over then forget_the_gone(over) end
+end
+local scores, places
+local function look()
+  scores = held > 0 and call('ZMSCORE', MAIN, unpack(ARGV, ids, last)) or {}
+  places = queued > 0 and call('ZMSCORE', WAITING, unpack(ARGV, ids, last)) or {}
+end
+look()
 
 -- Two waiters never share a score. A tail that is more than a second ahead is another program's clock.
 local function next_place()
@@ -26,23 +41,29 @@ end
 
 for i = 1, last - ids + 1 do
   local id = ARGV[ids + i - 1]
+  if not expired and (held >= capacity or scores[i]) then
+    tidy()
+    look()
+  end
   if holding[id] then
     answer('held', hold_again(id, terms))
   elseif scores[i] then
-    answer('held', confirm(id, parse(call('HGET', INFO, id)), call('ZSCORE', TTL, id), terms))
+    answer('held', renew_holder(id, parse(call('HGET', INFO, id)), call('ZSCORE', TTL, id), terms))
   elseif places[i] then
-    answer('queued', queued)
+    renew_waiter(id, terms)
+    answer('waiting', call('ZRANK', WAITING, id))
   elseif held < capacity then
     answer('held', hold(id, terms))
   elseif wait then
-    queued = queued + 1
-    local score = stamp(next_place())
-    waiting, alive = waiting or {}, alive or {}
-    local n, k, m = #waiting, #alive, #infos
+    local score, n = stamp(next_place()), nil
+    waiting = waiting or {}
+    n = #waiting
     waiting[n + 1], waiting[n + 2] = score, id
-    alive[k + 1], alive[k + 2] = terms.renew_by, id
-    infos[m + 1], infos[m + 2] = id, '-' .. info_of(terms)
-    answer('queued', queued)
+    renew_waiter(id, terms)
+    n = #infos
+    infos[n + 1], infos[n + 2] = id, '-' .. info_of(terms)
+    answer('waiting', queued)
+    queued = queued + 1
   else
     answer('full')
   end

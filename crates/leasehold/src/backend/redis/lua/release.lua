@@ -1,9 +1,9 @@
 -- Removes ids wherever they are. Twice is harmless.
 --
--- ARGV    1 confirmed  "confirmed" if all of them are known to have been confirmed once, else anything
---         2 ids        from here on
+-- ARGV    1 known  of all of them: "held": they held a permit; "limited": the same, with a TTL; "unknown"
+--         2 ids    from here on
 -- Result  one for each id: "holder" | "waiter" | "nobody"
-local confirmed, waited, n = ARGV[first] == 'confirmed', queued > 0, #outcomes
+local was_held, waited, n = ARGV[first] ~= 'unknown', queued > 0, #outcomes
 -- One of these may have been granted a permit just now.
 if is_gathered() then flush() end
 -- First the hash: it alone may not have been read before.
@@ -14,8 +14,8 @@ for at = first + 1, last do
   if call('ZREM', MAIN, ARGV[at]) == 1 then
     outcomes[n] = 'holder'
     held, holding[ARGV[at]] = held - 1, nil
-  -- Whoever was confirmed is no waiter again.
-  elseif not confirmed and waited and call('ZREM', WAITING, ARGV[at]) == 1 then
+  -- A holder is no waiter again.
+  elseif not was_held and waited and call('ZREM', WAITING, ARGV[at]) == 1 then
     outcomes[n] = 'waiter'
     queued = queued - 1
   else
@@ -23,11 +23,11 @@ for at = first + 1, last do
   end
 end
 if limited > 0 then limited = limited - call('ZREM', TTL, unpack(ARGV, first + 1, last)) end
-if not confirmed then
+if not was_held then
   if waited then call('ZREM', ALIVE, unpack(ARGV, first + 1, last)) end
-  -- Only what was never confirmed can have a list: see `confirm`.
+  -- Only what another program has granted can have a list: see `renew_holder`.
   local lists = {}
   for at = first + 1, last do lists[at - first] = ARGV[1] .. ':acquisition_notification:' .. ARGV[at] end
-  redis.pcall('DEL', unpack(lists))
+  try('DEL', unpack(lists))
 end
-grant()
+if queued > 0 then tidy() end

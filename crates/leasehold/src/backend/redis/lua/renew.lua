@@ -1,34 +1,29 @@
--- Signs of life. Never moves a waiter, and confirms nobody.
+-- Signs of life, and the claims of permits that were granted with a wake-up. Never moves a waiter.
 --
 -- ARGV    1 heartbeat  in microseconds
---         2 ids        from here on
--- Result  four for each id: "held", slot number, fence, valid_for | "claim", slot number, 0, valid_for (granted, and
---         not yet claimed) | "waiting", 0, 0, 0 | "gone", 0, 0, 0
-local terms = terms_of(ARGV[first] .. ' -')
+--         2 ttl        in microseconds; "-": none
+--         3 ids        from here on
+-- Result  four for each id: "held", slot number, fence, valid_for | "waiting", waiters ahead, 0, 0 | "gone", 0, 0, 0
+tidy('asks')
+local terms, ids = terms_of(ARGV[first] .. ' ' .. ARGV[first + 1] .. ' '), first + 2
 -- `ZADD XX CH` answers 0 for a member that keeps its score, so who is there is asked for.
-local renew_by = call('ZMSCORE', MAIN, unpack(ARGV, first + 1, last))
+local renew_by = call('ZMSCORE', MAIN, unpack(ARGV, ids, last))
 -- By its place, not by its sign of life: another program's expiry may have ended either key.
-local places = call('ZMSCORE', WAITING, unpack(ARGV, first + 1, last))
-local hold_until = call('ZMSCORE', TTL, unpack(ARGV, first + 1, last))
-local known = call('HMGET', INFO, unpack(ARGV, first + 1, last))
-alive = alive or {}
-for i = 1, last - first do
-  local id = ARGV[first + i]
+local places = call('ZMSCORE', WAITING, unpack(ARGV, ids, last))
+local hold_until = call('ZMSCORE', TTL, unpack(ARGV, ids, last))
+local known = call('HMGET', INFO, unpack(ARGV, ids, last))
+for i = 1, last - ids + 1 do
+  local id = ARGV[ids + i - 1]
   if holding[id] then
     answer('held', hold_again(id, terms))
   elseif renew_by[i] then
     local info = parse(known[i])
-    if info.fence then
-      local left = ttl_left(id, info, hold_until[i])
-      renew(id, terms)
-      answer('held', held, info.fence, math.min(terms.heartbeat, left or terms.heartbeat))
-    else
-      answer('claim', held, 0, micros(renew_by[i]) - NOW)
-    end
+    local label = info.text and string.match(info.text, '^%S+ %S+ ?(.*)$') or ''
+    local own = info.fence and terms or terms_of(ARGV[first] .. ' ' .. ARGV[first + 1] .. ' ' .. label)
+    answer('held', renew_holder(id, info, hold_until[i], own))
   elseif places[i] then
-    local n = #alive
-    alive[n + 1], alive[n + 2] = terms.renew_by, id
-    answer('waiting')
+    renew_waiter(id, terms)
+    answer('waiting', call('ZRANK', WAITING, id))
   else
     forget_notification(id)
     answer('gone')

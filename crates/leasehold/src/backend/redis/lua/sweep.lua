@@ -2,3 +2,4 @@
 --
 -- ARGV    nothing
 -- Result  nothing
+tidy('asks')

@@ -1,38 +1,5 @@
--- The machine of the fair semaphore: what every transition shares. `machine.rs` has the argument.
---
--- One script serves several names, one after the other (`apply.lua`), so that what does not depend on the name is done
--- once.
---
--- KEYS  of each name
---       1 main     ZSET    holder -> renew_by
---       2 ttl      ZSET    holder -> hold_until
---       3 max      STRING  the capacity
---       4 waiting  ZSET    waiter -> when it was enqueued
---       5 alive    ZSET    waiter -> alive_by
---       6 fence    STRING  the last fence; never expires
---       7 info     HASH    id -> "fence since heartbeat ttl label" (microseconds; "-" is none)
--- ARGV  1 namespace
---       2 client             the sender's
---       3 confirm_within     in microseconds
---       4 foreign_heartbeat  of members of other programs, in microseconds
---       and for each name what `apply.lua` says
--- Also, by their names alone: {ns}:wake:{client} (PUBLISH), and {ns}:acquisition_notification:{id} of members of
--- other programs, or of ours that such a program has granted.
--- Result  for each name, flat: for each id asked about its outcome, as the transition says; the delay until the next
---       expiry (-1: none); for each own waiter that was granted a permit its id, slot number, fence, valid_for. Or an
---       error, which leaves the other names alone.
---
--- Lua does not roll back, so everything is read before anything is written: a key of the wrong type ends the
--- work on its name while nothing has happened. And a script pays for each function that it defines, not only for
--- those it calls: what is seldom needed is defined where it is needed.
-local call = redis.call
-
-local function now()
-  local time = call('TIME')
-  return time[1] * 1000000 + time[2]
-end
-
-local NOW = now()
+-- The machine of the fair semaphore: what the straight path of `apply.lua` does not do. Answers the function that serves
+-- one name, from one of its transitions on.
 
 -- Scores are seconds with microseconds; `tostring` and `..` would keep too few digits.
 local function stamp(micros)
@@ -48,9 +15,8 @@ end
 
 local NOW_STAMP = stamp(NOW)
 
--- Redis keeps what is small as a list, and searches it from its beginning. From so many members on a table is faster, and
--- a single member of more than 64 bytes makes it one, for good.
-local CROWD, LONG = 24, string.rep('-', 65)
+-- See CROWD.
+local LONG = string.rep('-', 65)
 
 -- At most this many ids in one call: `unpack` ends at 8000.
 local PAGE = 1000
@@ -64,6 +30,8 @@ local NAME, MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO
 local DECLARED
 -- Who holds, who holds for a limited time, and who waits.
 local held, limited, queued
+-- Whether those whose time is up have been removed. All of a request happens at one time: once is enough.
+local expired
 local held_before
 -- The longest heartbeat that was asked for just now.
 local longest
@@ -138,24 +106,27 @@ local function read_fence()
   return fence
 end
 
--- The next fence, and what is to be known of its owner.
-local function mint(id, terms)
-  last_fence = math.max((last_fence or read_fence()) + 1, NOW)
+local function next_fence()
+  return math.max((last_fence or read_fence()) + 1, NOW)
+end
+
+-- Gives a fence to a holder: all that is to be known of it.
+local function mint(id, terms, fence)
+  last_fence = fence
   local n = #infos
-  infos[n + 1], infos[n + 2] = id, string.format('%d', last_fence) .. info_of(terms)
+  infos[n + 1], infos[n + 2] = id, string.format('%d', fence) .. info_of(terms)
   if terms.hold_until then
     n = #ttls
     ttls[n + 1], ttls[n + 2] = terms.hold_until, id
     limited = limited + 1
   end
-  return last_fence
 end
 
--- Makes `id` a holder who is told so in the reply, and confirmed by that. Answers its slot number, its fence
--- and how long that is good for.
+-- Makes `id` a holder that the reply tells so. Answers its slot number, its fence and how long that is good for.
 local function hold(id, terms)
   -- First what may fail: what is gathered is written whatever becomes of the rest.
-  local fence, n = mint(id, terms), #main
+  local fence, n = next_fence(), #main
+  mint(id, terms, fence)
   held, longest = held + 1, math.max(longest, terms.heartbeat)
   main[n + 1], main[n + 2] = terms.renew_by, id
   return held, fence, terms.valid_for
@@ -174,8 +145,8 @@ local function leave(ids)
   call('ZREM', ALIVE, unpack(ids))
 end
 
--- Another program removes a dead member of ours, and not what we know of it.
-local function forget_the_gone()
+-- Another program removes a dead member of ours, and not what we know of it. Looks at these ids, or at all.
+local function forget_the_gone(some)
   local gone = {}
   local function look(ids)
     for _, id in ipairs(ids) do
@@ -184,9 +155,9 @@ local function forget_the_gone()
       end
     end
   end
-  look(call('ZRANGE', TTL, 0, PAGE - 1))
+  look(some or call('ZRANGE', TTL, 0, PAGE - 1))
   -- More than that are left to the expiry of the key.
-  if call('HLEN', INFO) <= OUT_OF_REACH then look(call('HKEYS', INFO)) end
+  if not some and call('HLEN', INFO) <= OUT_OF_REACH then look(call('HKEYS', INFO)) end
   if #gone == 0 then return end
   call('HDEL', INFO, unpack(gone))
   limited = limited - call('ZREM', TTL, unpack(gone))
@@ -217,25 +188,25 @@ local function grant_to_queue()
   -- The clients that did not hear of a permit, by what their ids begin with. Their waiters keep their places.
   local out_of_reach, passed_over = {}, 0
 
-  -- Tells a waiter of another client that it was granted a permit; nothing if nobody heard it, else how long it
-  -- has to claim it.
-  local function wake(id, prefix)
-    -- One of ours: the eleven characters of a client, a dash and a number.
-    if string.sub(prefix, 12) == '-' and string.match(id, '^%w+%-%d+$') then
-      local heard = redis.pcall('PUBLISH', NS .. ':wake:' .. string.sub(id, 1, 11), id .. ' ' .. NAME)
-      if type(heard) == 'number' and heard > 0 then return tonumber(ARGV[3]) end
-      out_of_reach[prefix] = true
-      return
-    end
-    -- A member of another program waits on a list of its own. It has as long to claim its permit as it would have lived
-    -- without another sign of life, and not less than one of ours: it may be dead.
+  -- Tells another client that its waiter was granted a permit: what, when, and how long it has to claim it. False if
+  -- nobody heard it.
+  local function wake(id, prefix, fence, claim)
+    local told = string.format('%s %d %d %d %d %s', id, NOW, fence, held + 1, claim, NAME)
+    local heard = try('PUBLISH', NS .. ':wake:' .. string.sub(id, 1, 11), told)
+    if type(heard) == 'number' and heard > 0 then return true end
+    out_of_reach[prefix] = true
+    return false
+  end
+
+  -- A member of another program waits on a list of its own. It has as long to claim its permit as it would have lived
+  -- without another sign of life, and not less than one of ours: it may be dead. Nothing if it cannot be told.
+  local function notify(id)
     local list = NS .. ':acquisition_notification:' .. id
     local alive_by = call('ZSCORE', ALIVE, id)
     local claim = alive_by and micros(alive_by) - NOW or 0
     claim = math.max(math.min(claim, tonumber(ARGV[4])), tonumber(ARGV[3]))
-    local heard = redis.pcall('RPUSH', list, '1')
-    if type(heard) ~= 'number' then return end
-    redis.pcall('PEXPIRE', list, math.ceil(claim / 1000) + 10000)
+    if type(try('RPUSH', list, '1')) ~= 'number' then return end
+    try('PEXPIRE', list, math.ceil(claim / 1000) + 10000)
     return claim
   end
 
@@ -243,24 +214,25 @@ local function grant_to_queue()
   local function give(id, prefix, info)
     if info == nil then info = call('HGET', INFO, id) end
     local text = info and string.match(info, '^%S+ %S+ (.*)$')
+    local terms, claim, n = terms_of(text or ARGV[4] .. ' - '), nil, nil
     if prefix == OWN then
-      local terms = terms_of(text or ARGV[4] .. ' - ')
       local slot, fence, valid_for = hold(id, terms)
       holding[id] = { fence = fence, ttl = terms.ttl }
-      local n = #granted
+      n = #granted
       granted[n + 1], granted[n + 2], granted[n + 3], granted[n + 4] = id, slot, fence, valid_for
       return true
     end
-    local claim = wake(id, prefix)
-    if not claim then return false end
-    held = held + 1
-    if text then
-      local terms = terms_of(text)
-      claim = math.min(claim, terms.heartbeat or claim)
-      local n = #infos
-      infos[n + 1], infos[n + 2] = id, '-' .. info_of(terms)
+    -- One of ours: the eleven characters of a client, a dash and a number.
+    if string.sub(prefix, 12) == '-' and string.match(id, '^%w+%-%d+$') then
+      local fence = next_fence()
+      claim = math.min(tonumber(ARGV[3]), terms.heartbeat)
+      if not wake(id, prefix, fence, claim) then return false end
+      mint(id, terms, fence)
+    else
+      claim = notify(id)
+      if not claim then return false end
     end
-    local n = #main
+    held, n = held + 1, #main
     main[n + 1], main[n + 2] = stamp(NOW + claim), id
     return true
   end
@@ -357,8 +329,10 @@ end
 -- Writes what is left to write, and answers in the form that every name has.
 local function finish()
   if is_gathered() then flush() end
-  local delay, n = -1, #outcomes
+  local delay, foreign, n = -1, 0, #outcomes
   if queued > 0 then
+    -- Of every member of ours something is known.
+    if call('HLEN', INFO) < held + queued then foreign = 1 end
     local first = math.huge
     local function consider(score)
       if score then first = math.min(first, micros(score)) end
@@ -369,7 +343,111 @@ local function finish()
     if head then consider(call('ZSCORE', ALIVE, head)) end
     if first < math.huge then delay = math.max(first - NOW, 1) end
   end
-  outcomes[n + 1] = delay
-  for i = 1, #granted do outcomes[n + 1 + i] = granted[i] end
+  outcomes[n + 1], outcomes[n + 2] = delay, foreign
+  for i = 1, #granted do outcomes[n + 2 + i] = granted[i] end
   return outcomes
+end
+
+-- Holders that ask again: what enqueue, confirm and renew share.
+
+-- What is known of an id: its fence if it was confirmed, since when, and what it asked for.
+local function parse(info)
+  if not info then return {} end
+  local fence, since, text = string.match(info, '^(%S+) (%S+) (.*)$')
+  return { fence = tonumber(fence), since = tonumber(since), text = text }
+end
+
+-- Its heartbeat, anew.
+local function renew(id, terms)
+  local n = #main
+  longest = math.max(longest, terms.heartbeat)
+  main[n + 1], main[n + 2] = terms.renew_by, id
+end
+
+-- One that this very script has granted a permit asks for it, too.
+local function hold_again(id, terms)
+  local fence, ttl = holding[id].fence, holding[id].ttl
+  renew(id, terms)
+  return held, fence, math.min(terms.heartbeat, ttl or terms.heartbeat)
+end
+
+-- How long a holder may still hold, by its score in TTL. If another program has let the whole key expire, the
+-- score is put back.
+local function ttl_left(id, info, hold_until)
+  if hold_until then return micros(hold_until) - NOW end
+  local ttl = info.fence and tonumber(string.match(info.text, '^%S+ (%S+)'))
+  if not ttl then return end
+  local left, n = math.max(info.since + ttl - NOW, 0), #ttls
+  ttls[n + 1], ttls[n + 2] = stamp(NOW + left), id
+  limited = limited + 1
+  return left
+end
+
+-- Another program may have granted it once, and told it so.
+local function forget_notification(id)
+  try('DEL', ARGV[1] .. ':acquisition_notification:' .. id)
+end
+
+-- Renews a holder. `info` is what is known of it, `hold_until` its score in TTL. One without a fence was granted its permit
+-- by another program, or another program has removed what was known of it.
+local function renew_holder(id, info, hold_until, terms)
+  local fence, left = info.fence, ttl_left(id, info, hold_until)
+  if not fence then
+    fence, left = next_fence(), terms.ttl
+    mint(id, terms, fence)
+    forget_notification(id)
+  end
+  renew(id, terms)
+  return held, fence, math.min(terms.heartbeat, left or terms.heartbeat)
+end
+
+-- The place of a waiter is good for two leases: `Terms::patience` says why.
+local function renew_waiter(id, terms)
+  alive = alive or {}
+  local n = #alive
+  alive[n + 1], alive[n + 2] = stamp(NOW + 2 * terms.heartbeat), id
+end
+
+-- Removes those whose time is up, and hands on what that sets free.
+local function tidy(asks)
+  if not expired then
+    expired = true
+    -- Who only asks comes by again and again, and so looks whether another program has left something behind.
+    if limited > held or asks and call('HLEN', INFO) > held + queued then forget_the_gone() end
+    expire()
+  end
+  grant()
+end
+
+-- Every command runs as expire, grant, the command, grant, but for what `machine.rs` says does not matter.
+local function serve_name(at, keys, section, done)
+  NAME, DECLARED = ARGV[at], ARGV[at + 1]
+  MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO = unpack(KEYS, keys + 1, keys + 7)
+  capacity, last_fence, place, expired = nil, nil, nil, false
+  main, ttls, infos, max, waiting, alive = {}, {}, {}, nil, nil, nil
+  outcomes, granted, holding = done, {}, {}
+  held, limited, queued = call('ZCARD', MAIN), call('ZCARD', TTL), call('ZCARD', WAITING)
+  alone = held == 0 and queued == 0
+  held_before, longest = held, 0
+  local stop = at + 2 + ARGV[at + 2]
+  while section <= stop do
+    local transition, first = ARGV[section], section + 2
+    local last = section + 1 + ARGV[section + 1]
+    section = last + 1
+    -- TRANSITIONS
+  end
+  return finish()
+end
+
+return function(at, keys, section, done)
+  local served, result = pcall(serve_name, at, keys, section, done)
+  if not served then
+    -- Whoever was granted a permit on the way, or enqueued, is not forgotten.
+    if #main > 0 or waiting then pcall(flush) end
+    if type(result) ~= 'table' then
+      -- Older servers say where it happened, and only then what.
+      result = redis.error_reply(string.match(result, '%u%u%u+ .*') or result)
+    end
+  end
+  return result
 end
