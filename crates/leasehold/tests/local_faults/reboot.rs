@@ -140,6 +140,9 @@ async fn a_store_of_the_first_version_goes_on() {
     client_is_gone(&store, client).await;
     let first_version = "ALTER TABLE meta RENAME COLUMN fence_lead TO lock_floor; ALTER TABLE meta DROP COLUMN horizon;
                          ALTER TABLE locks DROP COLUMN host; ALTER TABLE locks DROP COLUMN pid; ALTER TABLE locks DROP COLUMN label;
+                         DROP INDEX holders_to_claim; ALTER TABLE holders DROP COLUMN unclaimed;
+                         ALTER TABLE holders DROP COLUMN hold_until;
+                         CREATE INDEX holders_to_claim ON holders (client) WHERE fence IS NULL;
                          UPDATE meta SET lock_floor = 1048576; PRAGMA user_version = 1;
                          INSERT INTO locks (key, fence) VALUES ('a', 1048583);";
     look(&store).execute_batch(first_version).unwrap();

@@ -99,6 +99,32 @@ async fn a_half_open_waiter_costs_no_more_than_the_time_to_confirm() {
     all_are_free(&one(&other)).await;
 }
 
+/// A wake-up that was held back for longer than the time to claim the permit is not believed: by then another one holds.
+#[tokio::test]
+async fn a_wake_up_that_comes_too_late_is_not_believed() {
+    // Less than the second after which the waiter would ask, and the connection be suspect.
+    let limit = Duration::from_millis(300);
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let holder = builder(&server.url()).confirm_within(limit).open().await.unwrap();
+    let (slow, other) = (connect(&proxy.url()).await, connect(&server.url()).await);
+    let held = acquire(&one(&holder)).await;
+    let late = Waiter::join(&one(&slow)).await;
+    let waiter = Waiter::join(&one(&other)).await;
+
+    proxy.stall();
+    assert!(release(held).await);
+    let (_, permit) = waiter.granted().await;
+    // Now the wake-up arrives. What is asked of the store comes after it, and so does its answer.
+    proxy.heal();
+    eventually(async || one(&other).position(&late.id).await.unwrap().is_some()).await;
+    assert!(!late.task.is_finished(), "two hold one permit");
+    permit.check().unwrap();
+    assert!(release(permit).await);
+    assert!(release(late.permit().await).await);
+    all_are_free(&one(&other)).await;
+}
+
 /// Neither side is told of anything, so that only an answer that does not come can tell.
 #[tokio::test]
 async fn a_half_open_connection_heals_and_leaves_nothing_on_the_server() {
