@@ -35,4 +35,5 @@ for i = 1, last - first do
   end
 end
 -- This one comes by again and again, and so sees to all that other programs' expiries would end too soon.
+read_capacity()
 flush('all keys')
