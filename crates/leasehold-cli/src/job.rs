@@ -15,6 +15,8 @@ pub(crate) const GRACE: Duration = Duration::from_secs(2);
 pub(crate) struct Job {
     pub(crate) command: Vec<OsString>,
     pub(crate) grace: Duration,
+    /// How long before the validity of its lease ends the child has to be gone. Nothing where the library keeps a margin.
+    pub(crate) margin: Duration,
     /// The longest it may run.
     pub(crate) ttl: Option<Duration>,
     /// What the lease is called, in messages: `permit of "api"`.
@@ -104,12 +106,16 @@ pub(crate) fn grace(
     }
 }
 
-/// How long the store is asked for, for a child that is given less: the grace, and the margin that the library keeps.
+/// How long the store is asked for, for a child that is given less: the grace, and a margin. On Redis the library keeps that margin.
 pub(crate) fn asked_for(given: Duration, grace: Duration) -> Duration {
-    let used = given.saturating_add(grace);
+    let asked = given.saturating_add(grace).saturating_add(margin(given, grace));
+    whole_millis(asked).saturating_add(Duration::from_millis(1))
+}
+
+/// How much sooner than its lease the child ends.
+pub(crate) fn margin(given: Duration, grace: Duration) -> Duration {
     // A tenth of the whole is a ninth of the rest.
-    let margin = (used / 9).clamp(Duration::from_millis(50), Duration::from_secs(5));
-    whole_millis(used.saturating_add(margin)).saturating_add(Duration::from_millis(1))
+    (given.saturating_add(grace) / 9).clamp(Duration::from_millis(50), Duration::from_secs(5))
 }
 
 /// The shortest `--lease` of `run` that survives the loss of one connection at this round-trip time. It is longer than the

@@ -116,22 +116,22 @@ pub(crate) async fn run(
     }
 }
 
-/// Until when the child may run: the grace before the lease ends, and no longer than its TTL.
+/// Until when the child may run: the grace and the margin before the lease ends, and no longer than its TTL.
 struct Deadline {
-    grace: Duration,
+    before: Duration,
     ttl_ends: Moment,
 }
 
 impl Deadline {
     fn new(job: &Job) -> Self {
         let ttl_ends = job.ttl.map_or(Moment::NEVER, |ttl| Moment::now().plus(ttl));
-        Self { grace: job.grace, ttl_ends }
+        Self { before: job.grace + job.margin, ttl_ends }
     }
 
     fn of(&self, held: &impl Held) -> Moment {
         let bridge = Bridge::now();
         let valid_until = held.valid_until().map(|instant| bridge.moment(instant));
-        valid_until.map_or(Moment::NEVER, |until| until.minus(self.grace)).min(self.ttl_ends)
+        valid_until.map_or(Moment::NEVER, |until| until.minus(self.before)).min(self.ttl_ends)
     }
 
     /// Why it has passed.

@@ -7,10 +7,13 @@
 //!
 //! # Where the documents leave a choice
 //!
-//! - `EXPIRE` takes the `ttl` argument, the only one of each script that is not used otherwise. It is
-//!   set wherever a script with that argument writes a sorted set, and on the notification list;
-//!   `semaphore_max` is given none.
-//! - Without a TTL the `ttl` argument is [`NO_TTL`], as scripts need a number.
+//! The program that they describe (asyncio-advanced-semaphores 0.0.9) decides, however inconvenient that is for others:
+//!
+//! - A sorted set that is queued in, granted from or pinged expires ten seconds after the caller's TTL, whatever others need. So does
+//!   `semaphore_max`. A confirmation lengthens the life of no set but that of the TTLs. A notification expires ten seconds
+//!   after the heartbeat.
+//! - Without a TTL the `ttl` argument is [`NO_TTL`].
+//! - A client that dies leaves everything behind: see [`Seed000::stop_heartbeat`].
 //! - A notification is the list element `1`. A client pings three times per heartbeat interval.
 //! - A confirmation that changes nothing ends the acquire with [`AcquireError::Stale`].
 
@@ -37,8 +40,8 @@ pub use wire::Options;
 
 /// Document 001's default interval after which a silent client is dead.
 pub const HEARTBEAT: Duration = Duration::from_secs(180);
-/// What stands for "no TTL": a year.
-pub const NO_TTL: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// What stands for "no TTL": with the ten seconds more, the longest expiry that 31 bits can hold.
+pub const NO_TTL: Duration = Duration::from_secs(2_147_483_637);
 
 /// How long one `BLPOP` waits, and how long a client sleeps between two `LPOP`.
 const POLL: Duration = Duration::from_secs(1);

@@ -27,6 +27,9 @@ const COUNT: &str = include_str!("seed002/count_semaphore.lua");
 const RENEW: &str = include_str!("seed002/renew_semaphore.lua");
 const RELEASE: &str = include_str!("seed002/release_semaphore.lua");
 
+/// After how long a silent instance is dead unless the program's user says otherwise.
+pub const TTL_SECONDS: u64 = 10;
+
 /// What a script answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {

@@ -32,6 +32,9 @@ const ACQUIRE: &str = include_str!("seed003/acquire.lua");
 const RELEASE_OR_EXTEND: &str = include_str!("seed003/release_or_extend.lua");
 const LOOKUP: &str = include_str!("seed003/lookup.lua");
 
+/// How long a lock is held unless the program's user says otherwise.
+pub const TTL_MS: u64 = 30_000;
+
 /// For how long after its end the document takes a record for alive.
 pub const TOLERANCE_MS: u64 = 1000;
 

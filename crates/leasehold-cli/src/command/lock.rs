@@ -7,7 +7,7 @@ use leasehold::{Client, Error, Lock, LockGuard, Retry};
 use super::holding::{Limit, farewell, listen, signalled, taken, under};
 use crate::args::{LockArgs, Patience};
 use crate::failure::{Failure, complain};
-use crate::job::{Job, asked_for, grace};
+use crate::job::{Job, asked_for, grace, margin};
 use crate::signals::Signals;
 use crate::store::{self, Store};
 use crate::waiting::Waiting;
@@ -43,9 +43,13 @@ async fn hold_and_run(
 ) -> Result<u8, Failure> {
     let lock = declare(client, &arguments, grace, limit)?;
     let guard = acquire(client, store, &lock, &arguments, limit, signals).await?;
+    // There is one clock on one host, so that the library keeps no margin there. But a guard needs time to kill.
+    let margin =
+        if store.is_on_this_host() { margin(arguments.lease, grace) } else { Duration::ZERO };
     let job = Job {
         command: arguments.command,
         grace,
+        margin,
         ttl: arguments.ttl,
         what: format!("lock {:?}", lock.key()),
         name: lock.key().to_owned(),

@@ -57,6 +57,8 @@ async fn hold_and_run(
     let job = Job {
         command: arguments.command,
         grace,
+        // On one host only a TTL ends a permit, and of that the child is given less.
+        margin: Duration::ZERO,
         ttl: arguments.ttl,
         what: format!("permit {} of {:?}", permit.id(), semaphore.name()),
         name: semaphore.name().to_owned(),

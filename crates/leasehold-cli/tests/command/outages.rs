@@ -15,8 +15,10 @@ use testkit::redis_server::RedisServer;
 use crate::parts::part;
 use crate::support::{Looker, Running, Store, run, until};
 
-/// How much longer than its bound a command may take. It is a second on a machine that does nothing else.
-const SLACK: Duration = Duration::from_secs(3);
+/// How much longer than its bound a command may take.
+const SLACK: Duration = Duration::from_secs(1);
+/// Of so many attempts one has to. On a busy machine the others may have been kept from running.
+const ATTEMPTS: usize = 4;
 
 /// Runs commands that have to end with 69, all at once, each within its bound.
 fn all_unreachable(store: &str) {
@@ -29,13 +31,18 @@ fn all_end_with(code: i32, store: &str) {
             for (wait, bound) in [(&["--no-wait"][..], 5), (&["--wait", "2s"], 2)] {
                 scope.spawn(move || {
                     let words = [&[kind], wait, &["it", "--", "true"]].concat();
-                    let begun = Instant::now();
-                    let ended = run(store, &words);
-                    assert_eq!(ended.code, code, "{words:?}: {ended:?}");
-                    assert_eq!(ended.stderr.lines().count(), 1, "{words:?}: {ended:?}");
-                    let took = begun.elapsed();
-                    println!("{words:?} took {took:?}: {}", ended.stderr);
-                    assert!(took < Duration::from_secs(bound) + SLACK, "{words:?} took {took:?}");
+                    let took = std::iter::repeat_with(|| {
+                        let begun = Instant::now();
+                        let ended = run(store, &words);
+                        let took = begun.elapsed();
+                        assert_eq!(ended.code, code, "{words:?}: {ended:?}");
+                        assert_eq!(ended.stderr.lines().count(), 1, "{words:?}: {ended:?}");
+                        println!("{words:?} took {took:?}: {}", ended.stderr);
+                        took
+                    });
+                    let mut took = took.take(ATTEMPTS);
+                    let limit = Duration::from_secs(bound) + SLACK;
+                    assert!(took.any(|took| took < limit), "{words:?} took more than {limit:?}");
                 });
             }
         }
@@ -68,7 +75,7 @@ fn a_wait_that_ends_while_the_server_hangs_is_69() {
     server.pause();
     let begun = Instant::now();
     let ended = waiting.map(Running::end);
-    assert!(begun.elapsed() < 2 * SLACK, "they took {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(6), "they took {:?}", begun.elapsed());
     server.resume();
     for ended in ended {
         assert_eq!(ended.code, 69, "{ended:?}");
@@ -105,7 +112,7 @@ fn an_interrupt_ends_a_command_whose_store_hangs() {
         assert_eq!((ended.code, ended.stderr.as_str()), (130, ""));
     }
     println!("they took {:?}", begun.elapsed());
-    assert!(begun.elapsed() < SLACK, "they took {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(3), "they took {:?}", begun.elapsed());
     server.resume();
 }
 

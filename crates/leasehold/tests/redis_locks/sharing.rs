@@ -3,7 +3,7 @@
 //! Theirs is [`testkit::seed003`]: written from the document alone, with none of our code.
 
 use leasehold::LockLayout;
-use testkit::seed003::{LockData, Seed003};
+use testkit::seed003::{LockData, Seed003, TTL_MS};
 
 use super::{Client, KEY, MINUTES, Server, Waiter, acquire, connect, deadline, lock, release};
 use super::{Duration, try_acquire};
@@ -27,11 +27,11 @@ async fn each_excludes_the_other_and_fences_go_on() {
     for _ in 0..3 {
         let guard = acquire(&lock(&ours, MINUTES)).await;
         assert_eq!(guard.fence().get(), last + 1);
-        assert_eq!(theirs.acquire(KEY, 60_000).await.unwrap(), None);
+        assert_eq!(theirs.acquire(KEY, TTL_MS).await.unwrap(), None);
         assert!(theirs.is_locked(KEY).await.unwrap());
         assert!(release(guard).await);
 
-        let held = theirs.acquire(KEY, 60_000).await.unwrap().expect("it is free");
+        let held = theirs.acquire(KEY, TTL_MS).await.unwrap().expect("it is free");
         assert_eq!(held.fence.parse::<u64>().unwrap(), last + 2);
         assert!(try_acquire(&ours).await.is_none());
         assert!(deadline(ours.locks().is_locked(KEY)).await.unwrap());
@@ -71,7 +71,7 @@ async fn they_find_extend_and_release_ours_by_its_id() {
 #[tokio::test]
 async fn we_find_extend_and_release_theirs_by_its_id() {
     let (_server, ours, theirs) = both().await;
-    let held = theirs.acquire(KEY, 60_000).await.unwrap().unwrap();
+    let held = theirs.acquire(KEY, TTL_MS).await.unwrap().unwrap();
     let (locks, id) = (ours.locks(), held.lock_id.parse().unwrap());
     let raw = deadline(locks.lookup_id_raw(&id)).await.unwrap().unwrap();
     assert_eq!(deadline(locks.lookup_raw(KEY)).await.unwrap().as_ref(), Some(&raw));
@@ -90,14 +90,14 @@ async fn we_find_extend_and_release_theirs_by_its_id() {
     assert!(deadline(locks.owns(&id)).await.unwrap());
     assert!(deadline(locks.release(&id)).await.unwrap());
     assert_eq!(theirs.release(&held.lock_id).await.unwrap(), -1);
-    assert!(theirs.acquire(KEY, 60_000).await.unwrap().is_some());
+    assert!(theirs.acquire(KEY, TTL_MS).await.unwrap().is_some());
 }
 
 /// They tell nobody of a release: it is found at the next retry, and the end of their lease without one.
 #[tokio::test]
 async fn we_wait_for_theirs() {
     let (server, ours, theirs) = both().await;
-    let held = theirs.acquire(KEY, 60_000).await.unwrap().unwrap();
+    let held = theirs.acquire(KEY, TTL_MS).await.unwrap().unwrap();
     let delay = Duration::from_millis(20);
     let retry = leasehold::Retry::default().delay(delay).max_delay(delay).times(100_000);
     let asking = ours.lock(KEY).retry(retry.within(MINUTES)).build().unwrap();
@@ -138,14 +138,14 @@ async fn with_version_2_each_excludes_the_other_and_fences_go_on() {
     for _ in 0..3 {
         let guard = acquire(&lock(&ours, MINUTES)).await;
         assert_eq!(guard.fence().get(), last + 1);
-        assert_eq!(theirs.acquire(KEY, 60_000).await.unwrap(), None);
+        assert_eq!(theirs.acquire(KEY, TTL_MS).await.unwrap(), None);
         let id = guard.id().to_string();
         let found = theirs.lookup_by_id(&id).await.unwrap().expect("they find it by its id");
         assert_eq!(found.fence, format!("{:015}", last + 1));
         assert_eq!(theirs.extend(&id, 900_000).await.unwrap(), 1);
         assert!(release(guard).await);
 
-        let held = theirs.acquire(KEY, 60_000).await.unwrap().expect("it is free");
+        let held = theirs.acquire(KEY, TTL_MS).await.unwrap().expect("it is free");
         assert_eq!(held.fence.parse::<u64>().unwrap(), last + 2);
         assert!(try_acquire(&ours).await.is_none());
         let id: leasehold::LockId = held.lock_id.parse().unwrap();
@@ -165,7 +165,7 @@ async fn a_lock_or_a_fence_of_the_other_version_is_refused() {
         let layout = if two { LockLayout::SyncGuard1 } else { LockLayout::SyncGuard2 };
         let theirs = if two { theirs.version_2() } else { theirs };
         let ours = Client::redis_builder(&server.url()).lock_layout(layout).open().await.unwrap();
-        let held = theirs.acquire(KEY, 60_000).await.unwrap().expect("it is free");
+        let held = theirs.acquire(KEY, TTL_MS).await.unwrap().expect("it is free");
         let refused = |error: leasehold::Error| {
             assert!(matches!(error, leasehold::Error::InvalidArgument { .. }), "{error:?}");
             assert!(error.to_string().contains("--lock-layout"), "{error}");
@@ -176,7 +176,7 @@ async fn a_lock_or_a_fence_of_the_other_version_is_refused() {
         // Nor when only its counter is left.
         assert_eq!(theirs.release(&held.lock_id).await.unwrap(), 1);
         refused(deadline(lock.try_acquire()).await.unwrap_err());
-        let next = theirs.acquire(KEY, 60_000).await.unwrap().expect("it is free");
+        let next = theirs.acquire(KEY, TTL_MS).await.unwrap().expect("it is free");
         assert_eq!(next.fence.parse::<u64>().unwrap(), 2);
     }
 }

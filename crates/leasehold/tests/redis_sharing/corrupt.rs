@@ -77,6 +77,20 @@ async fn a_fence_that_cannot_be_counted_is_named() {
     }
 }
 
+/// As `leasehold show`, and `run` without `-n`, ask.
+#[tokio::test]
+async fn what_the_statistics_of_a_name_cannot_read_is_named() {
+    let both = Both::start().await;
+    let stats = async || invalid(deadline(both.ours.stats().names([NAME]).fetch()).await);
+    both.ask::<()>(&["SET", &key("max"), "many"]);
+    let error = stats().await;
+    assert!(error.contains(&key("max")) && error.contains("many"), "{error}");
+    both.ask::<()>(&["DEL", &key("max")]);
+    both.ask::<()>(&["RPUSH", &key("main"), "x"]);
+    let error = stats().await;
+    assert!(error.contains(&key("main")), "{error}");
+}
+
 #[tokio::test]
 async fn a_holder_of_whom_nothing_is_known_any_more_goes_on() {
     let both = Both::start().await;

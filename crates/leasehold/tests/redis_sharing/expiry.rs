@@ -230,3 +230,21 @@ async fn a_waiter_of_ours_restores_a_capacity_that_they_let_expire() {
     waiter.permit().await.release().await.unwrap();
     assert_eq!(both.ask::<String>(&["GET", &key("max")]), "1");
 }
+
+/// Or a client that comes without a capacity of its own, as `leasehold run` without `-n`, would find none and declare 1.
+#[tokio::test]
+async fn the_capacity_does_not_expire_while_one_of_ours_is_there() {
+    let both = Both::start().await;
+    let max = key("max");
+    let expiry = || both.ask::<i64>(&["PTTL", &max]);
+    // What they leave behind: the same capacity as ours.
+    both.ask::<()>(&["SET", &max, "1", "EX", "11"]);
+    let semaphore = with_heartbeat(&both, Duration::from_secs(3));
+    let permit = semaphore.acquire().await.unwrap();
+    assert_eq!(expiry(), -1, "after an acquire");
+    // What they do at every acquire while ours holds.
+    both.ask::<()>(&["SET", &max, "1", "EX", "11"]);
+    eventually(async || expiry() < 0).await;
+    assert_eq!(expiry(), -1, "after a renewal");
+    permit.release().await.unwrap();
+}

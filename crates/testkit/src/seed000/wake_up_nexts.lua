@@ -11,7 +11,11 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', ttls, '-inf', now)) do
 end
 redis.call('ZREMRANGEBYSCORE', semaphore, '-inf', now)
 
+-- The dead stay in the queue while there is no room.
 local available = ARGV[1] - redis.call('ZCARD', semaphore)
+if available <= 0 then
+  return 0
+end
 
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', alive, '-inf', now)) do
   redis.call('ZREM', waiting, id)
@@ -29,7 +33,7 @@ while notified < available do
   redis.call('EXPIRE', semaphore, expiry)
   local list = string.gsub(ARGV[5], '@@@ACQUISITION_ID@@@', id)
   redis.call('RPUSH', list, '1')
-  redis.call('EXPIRE', list, expiry)
+  redis.call('EXPIRE', list, math.ceil(ARGV[2]) + 10)
   notified = notified + 1
 end
 return notified

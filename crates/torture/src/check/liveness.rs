@@ -31,10 +31,6 @@ const UNDER_WAY: Micros = 300 * MILLISECOND;
 pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
     let known = &case.history.things[thing];
     let queues = known.kind == plan::Kind::Semaphore;
-    // Of the other program's locks and leases nobody knows when they are over.
-    if !queues && known.shared {
-        return;
-    }
     let moment = if queues { MOMENT } else { ASKED_AGAIN };
     let of_thing = || case.ops.iter().filter(|op| op.thing == thing);
     let free = free(of_thing().map(|op| possible(case, op)), known.capacity as usize);
@@ -75,18 +71,23 @@ fn possible(case: &Case<'_>, op: &Op) -> Vec<Span> {
     }
     let around = (over.saturating_sub(SECOND), over.saturating_add(UNDER_WAY));
     let calm = !touched.meets(around);
-    let aftermath = op.of(case.history).aftermath();
+    let (aftermath, lease) = (op.of(case.history).aftermath(), op.of(case.history).lease);
     let after = match ended {
         Some(How::Released) => 0,
-        // A waiter of another program is granted a permit for no longer than its heartbeat.
-        _ if op.foreign => aftermath,
+        // Unless it failed, the store has said that nothing of the other program's is left. Else it holds for its heartbeat,
+        // also what it sent during a fault and what arrives after that.
+        Some(how) if op.foreign && how != How::Failed => 0,
+        _ if op.foreign => {
+            let arrives = touched.end_of(around).unwrap_or(over).saturating_sub(over);
+            arrives + if told.is_some() { lease + BACKSTOP + SECOND / 2 } else { aftermath }
+        }
         Some(How::Dropped | How::Lost | How::Cancelled | How::TimedOut | How::Full) if calm => {
             UNDER_WAY
         }
         // Who was killed while it waited is out of reach: if it was granted a permit before, it has not claimed it. One that
         // was never seen in the queue may have been granted a permit at once, for a whole lease.
         None if calm && told.is_none() && !op.queued.is_empty() => {
-            CONFIRM.min(op.of(case.history).lease) + BACKSTOP + SECOND / 2
+            CONFIRM.min(lease) + BACKSTOP + SECOND / 2
         }
         Some(how) if op.is_released_later(case.history, how) => {
             // By the end of the fault it is connected again, and what it gave up is released; unless it was killed before.

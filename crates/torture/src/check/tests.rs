@@ -331,6 +331,45 @@ fn nobody_waits_for_a_lock_or_a_lease_that_is_free() {
     }
 }
 
+/// The other program has something of each kind until 1000 ms, and is gone as `how` says; one of ours waits from 200 ms on.
+fn wait_for_the_other_program(thing: Thing, told: bool, how: How, gives_up: Micros) -> History {
+    let theirs = Story::default().ask(100, 1);
+    let theirs = if told { theirs.grant(100, 1, 100).holds(100, 990, 1) } else { theirs };
+    let waits = Story::default().ask(200, 1).seen(210, 1).end(gives_up, 1, How::Cancelled);
+    let mut history = history(thing, vec![theirs.end(1000, 1, how), waits]);
+    history.lives[0].0.foreign = true;
+    history
+}
+
+#[test]
+fn what_the_other_program_gave_up_keeps_nobody_waiting() {
+    for how in [How::Released, How::Cancelled, How::Lost, How::Full] {
+        let told = how == How::Released;
+        let waits_until = |end| wait_for_the_other_program(semaphore(1), told, how, end);
+        // Until it is over nobody who waits, unharmed, is taken to hold.
+        let from = if told { 1000 } else { 210 };
+        kept(&waits_until(from + 2500));
+        broken(&waits_until(from + 2700), &[Rule::Waiting]);
+    }
+}
+
+#[test]
+fn the_other_programs_dead_are_waited_for_no_longer_than_its_heartbeat() {
+    let semaphore = Thing { shared: true, ..semaphore(1) };
+    let lock = Thing { shared: true, ..Thing::lock("x", 3 * SECOND) };
+    let pool = Thing { shared: true, ..Thing::pool("x", 1, 3 * SECOND) };
+    for (thing, moment) in [(semaphore, 100), (lock, 500), (pool, 500)] {
+        let waits_until = |end| wait_for_the_other_program(thing, true, How::Failed, end);
+        let over = 1000 + 3000 + 1500 + moment;
+        kept(&waits_until(over + 2400));
+        broken(&waits_until(over + 2600), &[Rule::Waiting]);
+        // What it sent during a fault may arrive after it.
+        let mut stalled = waits_until(over + 2600);
+        stalled.faults.push(fault(Kind::Stall, Scope::Worker(0), 900, 1500));
+        kept(&stalled);
+    }
+}
+
 #[test]
 fn who_is_cut_off_has_to_wait() {
     let released = |story: Story| story.end(1000, 1, How::Released);

@@ -13,7 +13,7 @@ use leasehold::LockLayout;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, RedisResult};
 use testkit::seed000::{self, Options, Seed000};
-use testkit::seed002::Seed002;
+use testkit::seed002::{self, Seed002};
 use testkit::seed003::Seed003;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
@@ -29,7 +29,7 @@ const DYING: u32 = 8;
 /// With a TTL the other program's keys expire ten seconds after it.
 const TTL: Duration = Duration::from_secs(6);
 /// How long a lease of a pool is good for unless the other program's user says otherwise.
-const POOL_TTL: Micros = 10 * SECOND;
+const POOL_TTL: Micros = seed002::TTL_SECONDS * SECOND;
 /// What such a program takes off, so that it does not believe longer than the store does.
 const CAUTION: Micros = 200 * MILLISECOND;
 
@@ -205,7 +205,7 @@ impl Other {
     /// Document 002.
     async fn pools(mut self) {
         let (at, thing) = shared_thing(plan::Kind::Pool);
-        let (capacity, ttl) = (u64::from(thing.capacity), POOL_TTL / SECOND);
+        let (capacity, ttl) = (u64::from(thing.capacity), seed002::TTL_SECONDS);
         let mut connection = None;
         while !self.finishing() {
             self.pause(100).await;

@@ -54,7 +54,9 @@ pub(super) fn translate(what: &str, error: &RedisError) -> Error {
         // The words of our own scripts.
         "NOTOURS" => Error::invalid(
             "key",
-            format!("{what}: {detail:?} holds something that is not a lock of ours"),
+            format!(
+                "{what}: {detail:?} holds something that is not a lock of ours: remove it, or choose another key"
+            ),
         ),
         "OTHERLAYOUT" => Error::invalid(
             "lock layout",
@@ -65,7 +67,10 @@ pub(super) fn translate(what: &str, error: &RedisError) -> Error {
         ),
         "BADFENCE" => Error::invalid(
             "key",
-            format!("{what}: the fence counter {detail:?} is not a number that can grow"),
+            format!(
+                "{what}: the fence counter {detail:?} is not a number that can grow: set it to the last fence \
+                 that was used, or choose another name"
+            ),
         ),
         // A server that is starting, failing over or stuck: it may be fine in a moment.
         "LOADING" | "MASTERDOWN" | "BUSY" | "TRYAGAIN" | "CLUSTERDOWN" | "NOREPLICAS" => {

@@ -222,7 +222,7 @@ pub(super) fn with_branches(
 }
 
 /// What the keys of one name are called, and their types, in the order of KEYS.
-const KINDS: [(&str, &str); 7] = [
+pub(super) const KINDS: [(&str, &str); 7] = [
     ("main", "zset"),
     ("ttl", "zset"),
     ("max", "string"),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use redis::{Cmd, FromRedisValue, Value, cmd};
 
 use super::link::Link;
+use super::scripts::KINDS;
 use crate::Error;
 use crate::engine::foreign::event;
 use crate::stats::{Member, Query, SemaphoreStats};
@@ -50,6 +51,7 @@ async fn one_by_one(
         match of(link, std::slice::from_ref(name), waiters).await {
             Ok(one) => stats.extend(one),
             Err(Error::InvalidArgument { problem, .. }) if asked_for => {
+                let problem = misplaced(link, name).await?.unwrap_or(problem);
                 return Err(Error::invalid("name", format!("{name:?}: {problem}")));
             }
             Err(error @ Error::InvalidArgument { .. }) => {
@@ -59,6 +61,20 @@ async fn one_by_one(
         }
     }
     Ok(stats)
+}
+
+/// Redis does not say which key has another type than ours.
+async fn misplaced(link: &Link, name: &str) -> Result<Option<String>, Error> {
+    for (kind, expected) in KINDS {
+        let found: String = one(link, call(link, "TYPE", kind, name)).await?;
+        if found != expected && found != "none" {
+            let key = key(link, kind, name);
+            return Ok(Some(format!(
+                "the key {key:?} is not ours: choose another name or namespace"
+            )));
+        }
+    }
+    Ok(None)
 }
 
 /// Every name that is held, queued for, or has a capacity: another program declares one only when it holds.
@@ -121,7 +137,8 @@ async fn of(link: &Link, names: &[String], waiters: bool) -> Result<Vec<Semaphor
         let capacity: Option<Vec<u8>> = read(next())?;
         let capacity = capacity.map(|text| {
             let text = String::from_utf8_lossy(&text);
-            let problem = || format!("its capacity is {text:?}, which is not a number");
+            let key = key(link, "max", name);
+            let problem = || format!("the key {key:?} holds {text:?}, which is not a capacity: declare one, or remove it");
             text.parse().map_err(|_| Error::invalid("name", problem()))
         });
         let capacity: Option<u32> = capacity.transpose()?;
@@ -239,8 +256,12 @@ async fn page(
 
 fn call(link: &Link, command: &str, kind: &str, name: &str) -> Cmd {
     let mut call = cmd(command);
-    call.arg(format!("{}:semaphore_{kind}:{name}", link.settings.namespace));
+    call.arg(key(link, kind, name));
     call
+}
+
+fn key(link: &Link, kind: &str, name: &str) -> String {
+    format!("{}:semaphore_{kind}:{name}", link.settings.namespace)
 }
 
 fn seconds((seconds, micros): (f64, f64)) -> f64 {

@@ -52,10 +52,11 @@ local function answer(tag, a, b, c)
 end
 
 -- Another program may let the capacity expire, or write what is none. Then it is what the sender declared last, and is
--- written again: nothing that is done to this key stops the queue.
+-- written again: nothing that is done to this key stops the queue. Reading it ends its expiry, or a client that declares
+-- no capacity of its own would find none while others hold.
 local function read_capacity()
   if not capacity then
-    capacity = tonumber(call('GET', MAX))
+    capacity = tonumber(call('GETEX', MAX, 'PERSIST'))
     if not capacity or capacity < 1 or capacity > 4294967295 or capacity % 1 ~= 0 then
       capacity = tonumber(DECLARED)
       if capacity > 0 then max = DECLARED end

@@ -30,4 +30,5 @@ for i = 1, last - ids + 1 do
   end
 end
 -- This one comes by again and again, and so sees to all that other programs' expiries would end too soon.
+read_capacity()
 flush('all keys')
