@@ -41,7 +41,8 @@ fn measure(bench: &mut Bench) -> Result<(), String> {
     }
     let begun = Instant::now();
     let joined = || bench.runtime.block_on(semaphore.stats()).map(|stats| stats.waiting());
-    while joined().map_err(|why| why.to_string())? < COMMANDS {
+    // The store may be too busy to answer while so many join.
+    while joined().unwrap_or(0) < COMMANDS {
         if begun.elapsed() > PATIENCE {
             return Err(format!("not all of {COMMANDS} had joined after {PATIENCE:?}"));
         }

@@ -47,7 +47,8 @@ fn measure(bench: &mut Bench) -> Result<(), String> {
     }
     let begun = Instant::now();
     let waiting = || bench.runtime.block_on(semaphore.stats()).map(|stats| stats.waiting());
-    while waiting().map_err(|why| why.to_string())? < CLIENTS {
+    // The store may be too busy to answer while so many join.
+    while waiting().unwrap_or(0) < CLIENTS {
         if begun.elapsed() > PATIENCE {
             return Err(format!("not all of {CLIENTS} had joined after {PATIENCE:?}"));
         }
@@ -69,10 +70,11 @@ fn measure(bench: &mut Bench) -> Result<(), String> {
     let process = spent.process_nanos() / nanos * 100.0;
     let who = SEMAPHORE.name;
     bench.add("questions", who, ("/s", Better::Less), questions);
-    bench.add("share of a Redis core, scripts", who, ("%", Better::Less), scripts);
-    bench.add("share of a Redis core, with the network", who, ("%", Better::Less), process);
+    bench.add("share of a Redis core", who, ("%", Better::Less), process);
+    // By the clock: more than the processor time if the machine is busy with something else.
+    bench.add("share of the time in scripts", who, ("%", Better::Less), scripts);
     bench.report.judge("crowd/questions", &Sample(vec![questions]));
-    bench.report.judge("crowd/share", &Sample(vec![scripts]));
+    bench.report.judge("crowd/share", &Sample(vec![process]));
     if bench.quick {
         let note =
             "quick run: places in the queue are renewed after a minute, which only a full run sees";
