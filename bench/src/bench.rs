@@ -128,7 +128,7 @@ impl Bench {
 
     /// How long one measurement of a rate takes.
     pub(crate) fn window(&self) -> Duration {
-        Duration::from_millis(if self.quick { 250 } else { 1500 })
+        Duration::from_millis(if self.quick { 250 } else { 1000 })
     }
 
     /// A name that nobody else uses.
@@ -158,6 +158,12 @@ impl Bench {
 
     pub(crate) fn sample(&self, what: &str, contender: &str) -> Sample {
         self.report.sample(self.scenario.name, what, contender)
+    }
+
+    /// Holds a bar against the ratio of the first contender to the second, taken within each round.
+    pub(crate) fn judge_ratio(&mut self, bar: &'static str, what: &str, first: &str, second: &str) {
+        let ratio = self.sample(what, first).over(&self.sample(what, second));
+        self.report.judge(bar, &ratio);
     }
 
     /// Something could not be measured; the rest goes on.

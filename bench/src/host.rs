@@ -21,6 +21,24 @@ pub(crate) fn resident(pid: u32) -> Option<u64> {
     Some(pages * 4096)
 }
 
+/// The nanoseconds that each thread of a process and of its children has used, by thread. The ticks of `/proc/PID/stat`
+/// are too coarse: a process that waits uses less than one of them in ten seconds.
+pub(crate) fn processor_times(pid: u32) -> Vec<(u32, u64)> {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let mut times = Vec::new();
+    for thread in threads.flatten() {
+        // A thread may end while we look.
+        let read = |file| std::fs::read_to_string(thread.path().join(file)).unwrap_or_default();
+        let id = thread.file_name().to_str().and_then(|id| id.parse().ok());
+        let nanos = read("schedstat").split(' ').next().and_then(|nanos| nanos.parse().ok());
+        times.extend(id.zip(nanos));
+        let children = read("children");
+        let children = children.split_whitespace().filter_map(|child| child.parse().ok());
+        times.extend(children.flat_map(processor_times));
+    }
+    times
+}
+
 /// The machine in one line: what it is, and how busy.
 pub(crate) fn describe() -> String {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();

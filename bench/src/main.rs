@@ -16,6 +16,7 @@ mod progress;
 mod report;
 mod sample;
 mod scenario;
+mod server_time;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

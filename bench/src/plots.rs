@@ -7,6 +7,7 @@ use crate::contender::{is_limit, is_ours, label};
 use crate::plot::{Kind, Line, Plot, Row, Side};
 use crate::report::Report;
 use crate::sample::{Sample, digits, told};
+use crate::scenario::fleet::pairs_with_a_name_each;
 
 /// Draws those whose scenarios ran; answers with file and title of each.
 pub(crate) fn draw(
@@ -15,6 +16,7 @@ pub(crate) fn draw(
 ) -> Result<Vec<(&'static str, String)>, Box<dyn Error>> {
     let plots = [
         pairs(report),
+        fleet(report),
         locks(report),
         hand_off(report),
         hand_off_by_waiters(report),
@@ -97,6 +99,25 @@ fn pairs(report: &Report) -> Option<Plot> {
     })
 }
 
+fn fleet(report: &Report) -> Option<Plot> {
+    let what = pairs_with_a_name_each;
+    let (ours, peer, theirs) = best(report, "fleet", &what(50), true)?;
+    Some(Plot {
+        file: "fleet.svg",
+        title: format!(
+            "50 clients: {} pairs a second; the best peer, {peer}, does {}",
+            digits(ours),
+            digits(theirs)
+        ),
+        axis: "acquire + release, all clients together".to_owned(),
+        unit: "/s",
+        kind: Kind::Lines {
+            across: "clients, each a process with one task and a name of its own",
+            lines: lines(report, "fleet", &[1, 10, 50], what),
+        },
+    })
+}
+
 fn locks(report: &Report) -> Option<Plot> {
     let what = "200 tasks";
     let (ours, peer, theirs) = best(report, "locks", what, true)?;
@@ -132,10 +153,21 @@ fn hand_off(report: &Report) -> Option<Plot> {
 
 /// One line for each contender over the number of waiters.
 fn by_waiters(report: &Report, scenario: &str, measure: &str) -> Vec<Line> {
+    let what = |waiters| format!("{waiters} waiters, {measure}");
+    lines(report, scenario, &[2, 20, 200], what)
+}
+
+/// One line for each contender over a number on which the figure depends.
+fn lines(
+    report: &Report,
+    scenario: &str,
+    numbers: &[u32],
+    what: impl Fn(u32) -> String,
+) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::new();
-    for waiters in [2, 20, 200] {
-        for (name, sample) in report.row(scenario, &format!("{waiters} waiters, {measure}")) {
-            let point = (f64::from(waiters), sample.median());
+    for number in numbers {
+        for (name, sample) in report.row(scenario, &what(*number)) {
+            let point = (f64::from(*number), sample.median());
             let name = label(name);
             match lines.iter_mut().find(|line| line.label == name) {
                 Some(line) => line.points.push(point),

@@ -1,8 +1,11 @@
 //! What is measured.
 
 pub(crate) mod command;
+mod commands;
 mod contention;
+mod crowd;
 mod fairness;
+pub(crate) mod fleet;
 mod footprint;
 mod handoff;
 mod in_process;
@@ -39,7 +42,7 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "limits",
         about: "what the server and the wire can do at all",
-        expected: (6, 40),
+        expected: (5, 40),
         steps: 3,
         repeated: true,
         run: limits::run,
@@ -47,7 +50,7 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "memory",
         about: "the semaphore in one process",
-        expected: (10, 60),
+        expected: (9, 60),
         steps: 6,
         repeated: false,
         run: in_process::run,
@@ -55,15 +58,23 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "pairs",
         about: "semaphores on Redis: acquire and release, nobody has to wait unless said so",
-        expected: (15, 260),
+        expected: (14, 190),
         steps: 7,
         repeated: true,
         run: pairs::semaphores,
     },
     Scenario {
+        name: "fleet",
+        about: "semaphores on Redis: many clients, each a process with one task",
+        expected: (22, 140),
+        steps: 5,
+        repeated: true,
+        run: fleet::run,
+    },
+    Scenario {
         name: "locks",
         about: "locks on Redis: acquire and release, each task a key of its own",
-        expected: (14, 300),
+        expected: (13, 210),
         steps: 3,
         repeated: true,
         run: pairs::locks,
@@ -71,7 +82,7 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "handoff",
         about: "from the release in one process until the next one runs in another",
-        expected: (46, 600),
+        expected: (28, 400),
         steps: 24,
         repeated: true,
         run: handoff::run,
@@ -79,7 +90,7 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "fairness",
         about: "one permit, no pause: how many grants, who waits how long, who is passed over",
-        expected: (28, 400),
+        expected: (22, 280),
         steps: 24,
         repeated: true,
         run: fairness::run,
@@ -87,7 +98,7 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "traffic",
         about: "what the server has to do for a grant and for those who wait",
-        expected: (18, 120),
+        expected: (17, 110),
         steps: 8,
         repeated: true,
         run: traffic::run,
@@ -95,7 +106,7 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "footprint",
         about: "memory of the client for each that waits on Redis",
-        expected: (12, 40),
+        expected: (11, 40),
         steps: 9,
         repeated: true,
         run: footprint::run,
@@ -103,7 +114,7 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "recovery",
         about: "a holder is killed with SIGKILL; its lease is 2 s",
-        expected: (6, 30),
+        expected: (5, 30),
         steps: 1,
         repeated: true,
         run: recovery::run,
@@ -111,7 +122,7 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "queue",
         about: "joining and leaving a queue on Redis, by its length",
-        expected: (5, 60),
+        expected: (4, 60),
         steps: 5,
         repeated: true,
         run: queue::run,
@@ -119,18 +130,34 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "waiters",
         about: "100,000 waiters of one process",
-        expected: (8, 160),
+        expected: (7, 130),
         steps: 2,
         repeated: false,
         run: waiters::run,
     },
     Scenario {
+        name: "crowd",
+        about: "1,000 clients that wait for one name",
+        expected: (10, 140),
+        steps: 2,
+        repeated: false,
+        run: crowd::run,
+    },
+    Scenario {
         name: "command",
         about: "the command on one host, against flock and GNU sem",
-        expected: (7, 60),
+        expected: (6, 60),
         steps: 4,
         repeated: false,
         run: command::run,
+    },
+    Scenario {
+        name: "commands",
+        about: "400 commands that wait on one host",
+        expected: (9, 45),
+        steps: 2,
+        repeated: false,
+        run: commands::run,
     },
 ];
 

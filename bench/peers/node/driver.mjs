@@ -67,10 +67,10 @@ const commands = {
     await sleep(windowMs / 5);
     const [before, begun] = [done, now()];
     await sleep(windowMs);
-    const answer = `ok ${done - before} ${now() - begun}`;
+    const [pairs, nanos] = [done - before, now() - begun];
     stop = true;
     await running;
-    return answer;
+    return `ok ${pairs} ${nanos} ${done}`;
   },
 
   async repeat(name, count) {

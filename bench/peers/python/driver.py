@@ -104,7 +104,7 @@ class Driver:
             thread.join()
         if failed:
             raise failed[0]
-        return f"ok {done} {took}"
+        return f"ok {done} {took} {sum(counts)}"
 
     def repeat(self, name, count):
         lock = self.peer(self.client, name, LEASE)

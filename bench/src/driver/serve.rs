@@ -25,6 +25,8 @@ pub(crate) fn serve(contender: &str, url: &str) {
         say("ok");
         let mut driver = Server {
             contact,
+            contender: contender.to_owned(),
+            url: url.to_owned(),
             held: Vec::new(),
             first: watch::Sender::new(0),
             may: Arc::new((Semaphore::new(0), Semaphore::new(0))),
@@ -48,6 +50,8 @@ fn say(line: &str) {
 
 struct Server {
     contact: Contact,
+    contender: String,
+    url: String,
     held: Vec<Held>,
     /// When the first of those who wait got it.
     first: watch::Sender<u64>,
@@ -97,23 +101,14 @@ impl Server {
             ("wait", &[count, lease, patience]) => {
                 let gate = self.contact.open(name, 1, Duration::from_millis(lease), true)?;
                 for _ in 0..count {
-                    match gate.clone() {
-                        // As a user would write it, with nothing in the task that only the bench needs.
-                        Gate::Semaphore(semaphore) if patience == 0 => {
-                            tokio::spawn(async move { drop(semaphore.acquire().await) })
-                        }
-                        Gate::Tokio(semaphore) if patience == 0 => {
-                            tokio::spawn(async move { drop(semaphore.acquire().await) })
-                        }
-                        Gate::Idle => tokio::spawn(std::future::pending()),
-                        Gate::Lock(lock) if patience == 0 => {
-                            tokio::spawn(async move { drop(lock.acquire().await) })
-                        }
-                        Gate::Rslock { manager, key, lease } if patience == 0 => tokio::spawn(
-                            async move { drop(manager.acquire(key.as_str(), lease).await) },
-                        ),
-                        gate => tokio::spawn(wait(gate, patience, self.first.clone())),
-                    };
+                    self.wait(gate.clone(), patience);
+                }
+                Ok(Some("ok".to_owned()))
+            }
+            ("crowd", &[clients, lease]) => {
+                for _ in 0..clients {
+                    let contact = Contact::connect(&self.contender, &self.url).await?;
+                    self.wait(contact.open(name, 1, Duration::from_millis(lease), true)?, 0);
                 }
                 Ok(Some("ok".to_owned()))
             }
@@ -124,6 +119,27 @@ impl Server {
             }
             _ => Err(format!("what is {line:?}?")),
         }
+    }
+
+    /// Waits in a task of its own, without a limit if the patience is 0.
+    fn wait(&self, gate: Gate, patience: u64) {
+        match gate {
+            // As a user would write it, with nothing in the task that only the bench needs.
+            Gate::Semaphore(semaphore) if patience == 0 => {
+                tokio::spawn(async move { drop(semaphore.acquire().await) })
+            }
+            Gate::Tokio(semaphore) if patience == 0 => {
+                tokio::spawn(async move { drop(semaphore.acquire().await) })
+            }
+            Gate::Idle => tokio::spawn(std::future::pending()),
+            Gate::Lock(lock) if patience == 0 => {
+                tokio::spawn(async move { drop(lock.acquire().await) })
+            }
+            Gate::Rslock { manager, key, lease } if patience == 0 => {
+                tokio::spawn(async move { drop(manager.acquire(key.as_str(), lease).await) })
+            }
+            gate => tokio::spawn(wait(gate, patience, self.first.clone())),
+        };
     }
 
     async fn pairs(
@@ -162,7 +178,7 @@ impl Server {
         let (took, pairs) = (begun.elapsed(), done.load(Ordering::Relaxed) - before);
         stop.store(true, Ordering::Relaxed);
         joined(running).await?;
-        Ok(format!("ok {pairs} {}", took.as_nanos()))
+        Ok(format!("ok {pairs} {} {}", took.as_nanos(), done.load(Ordering::Relaxed)))
     }
 
     async fn contend(

@@ -10,19 +10,22 @@ use crate::bench::Bench;
 use crate::host;
 use crate::sample::{Sample, count};
 
-const OURS: &str = "leasehold run";
+pub(super) const OURS: &str = "leasehold run";
+/// The semaphore that the commands want.
+pub(super) const NAME: &str = "x";
 /// How many want the same at once, and how long each holds.
 const PROCESSES: usize = 8;
 const HOLD_MS: &str = "5";
+const FLOCK: &str = "flock";
 
 /// How to run something under one permit.
-struct Tool {
+pub(super) struct Tool {
     name: &'static str,
     words: Vec<String>,
 }
 
 impl Tool {
-    fn command(&self, folder: &Path, child: &[&str]) -> Command {
+    pub(super) fn command(&self, folder: &Path, child: &[&str]) -> Command {
         let mut command = Command::new(&self.words[0]);
         command.args(&self.words[1..]).args(child);
         // GNU sem keeps its files here, and not in the user's home.
@@ -34,38 +37,36 @@ impl Tool {
 
 pub(super) fn run(bench: &mut Bench) {
     let folder = tempfile::tempdir().expect("a directory");
-    let tools = tools(bench, folder.path());
+    let mut tools = tools(bench, folder.path());
     start_up(bench, &tools, folder.path());
     let mut round = 0;
     while bench.again(round) {
-        for tool in &tools {
+        // A tool that fails is left out from then on, so that rounds stay comparable.
+        tools.retain(|tool| {
             bench.step(&format!("hand-off, {}", tool.name));
-            match hand_off(tool, folder.path(), round) {
+            match hand_offs(tool, folder.path(), bench.window() * 2) {
                 Ok(delays) => {
                     bench.add("hand-off, p50", tool.name, NANOS, delays.median());
                     bench.add("hand-off, p99", tool.name, NANOS, delays.quantile(0.99));
+                    true
                 }
-                Err(why) => bench.trouble(tool.name, why),
+                Err(why) => {
+                    bench.trouble(tool.name, why);
+                    false
+                }
             }
-        }
+        });
         round += 1;
     }
-    let ours = bench.sample("hand-off, p99", OURS);
-    bench
-        .report
-        .judge("command/handoff", &Sample(ours.0.iter().map(|nanos| nanos / 1e6).collect()));
+    bench.judge_ratio("command/handoff", "hand-off, p99", OURS, FLOCK);
 }
 
 /// Those that are here; the others are reported.
 fn tools(bench: &mut Bench, folder: &Path) -> Vec<Tool> {
-    let file = |name: &str| folder.join(name).display().to_string();
-    let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
-    let (database, lock) = (format!("sqlite:{}", file("leases.db")), file("flock"));
-    let binary = binary().display().to_string();
-    let ours = [binary.as_str(), "run", "--store", &database, "-n", "1", "x", "--"];
+    let lock = folder.join("flock").display().to_string();
     let candidates = [
-        Tool { name: OURS, words: words(&ours) },
-        Tool { name: "flock", words: words(&["flock", &lock]) },
+        ours(folder),
+        Tool { name: FLOCK, words: words(&["flock", &lock]) },
         Tool { name: "GNU sem", words: words(&["sem", "--fg", "--id", "x", "-j1"]) },
     ];
     let mut there = Vec::new();
@@ -80,6 +81,21 @@ fn tools(bench: &mut Bench, folder: &Path) -> Vec<Tool> {
         }
     }
     there
+}
+
+/// Ours, with its store in this folder.
+pub(super) fn ours(folder: &Path) -> Tool {
+    let store = format!("sqlite:{}", database(folder).display());
+    let binary = binary().display().to_string();
+    Tool { name: OURS, words: words(&[&binary, "run", "--store", &store, "-n", "1", NAME, "--"]) }
+}
+
+pub(super) fn database(folder: &Path) -> PathBuf {
+    folder.join("leases.db")
+}
+
+fn words(words: &[&str]) -> Vec<String> {
+    words.iter().map(|word| (*word).to_owned()).collect()
 }
 
 /// Beside us in the target folder, unless the environment names another.
@@ -106,9 +122,7 @@ fn start_up(bench: &mut Bench, tools: &[Tool], folder: &Path) {
             bench.add("start-up alone", what, NANOS, nanos);
         }
     }
-    let what = "a child that does nothing";
-    let against = bench.sample(what, OURS).over(&bench.sample(what, "flock"));
-    bench.report.judge("command/flock", &against);
+    bench.judge_ratio("command/flock", "a child that does nothing", OURS, FLOCK);
 }
 
 fn wall(mut command: Command) -> f64 {
@@ -118,9 +132,18 @@ fn wall(mut command: Command) -> f64 {
     count(begun.elapsed().as_nanos())
 }
 
+/// As many as there is time for, and at least those of one burst of processes.
+fn hand_offs(tool: &Tool, folder: &Path, time: Duration) -> Result<Sample, String> {
+    let (begun, mut delays) = (Instant::now(), Sample::default());
+    while delays.is_empty() || begun.elapsed() < time {
+        delays.0.extend(burst(tool, folder)?);
+    }
+    Ok(delays)
+}
+
 /// From the end of one child to the start of the next, while several wait.
-fn hand_off(tool: &Tool, folder: &Path, round: usize) -> Result<Sample, String> {
-    let stamps = folder.join(format!("stamps-{}-{round}", tool.name.replace(' ', "-")));
+fn burst(tool: &Tool, folder: &Path) -> Result<Vec<f64>, String> {
+    let stamps = folder.join(format!("stamps-{}", tool.name.replace(' ', "-")));
     let (stamps_text, ourselves) = (stamps.display().to_string(), std::env::current_exe());
     let ourselves = ourselves.map_err(|why| why.to_string())?.display().to_string();
     let child = [ourselves.as_str(), "stamp", &stamps_text, HOLD_MS];
@@ -137,15 +160,18 @@ fn hand_off(tool: &Tool, folder: &Path, round: usize) -> Result<Sample, String> 
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-    let text = std::fs::read_to_string(stamps).map_err(|why| why.to_string())?;
+    let text = std::fs::read_to_string(&stamps).map_err(|why| why.to_string())?;
+    std::fs::remove_file(stamps).map_err(|why| why.to_string())?;
     let mut held: Vec<(u64, u64)> = text
         .lines()
         .filter_map(|line| line.split_once(' '))
         .filter_map(|(from, to)| Some((from.parse().ok()?, to.parse().ok()?)))
         .collect();
     held.sort_unstable();
-    let delays = held.windows(2).map(|two| contention::between(two[0].1, two[1].0)).collect();
-    Ok(Sample(delays))
+    if held.len() < PROCESSES {
+        return Err(format!("only {} of {PROCESSES} processes ran", held.len()));
+    }
+    Ok(held.windows(2).map(|two| contention::between(two[0].1, two[1].0)).collect())
 }
 
 /// The child: says in a file from when to when it ran.

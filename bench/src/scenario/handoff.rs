@@ -12,7 +12,7 @@ use redis::aio::MultiplexedConnection;
 use super::limits::ping;
 use super::{NANOS, contention};
 use crate::bench::Bench;
-use crate::contender::{Contender, LOCK, PING, SEMAPHORE, WAITING, is_limit, is_ours};
+use crate::contender::{Contender, LOCK, PING, PYTHON_REDIS_LOCK, SEMAPHORE, WAITING};
 use crate::driver::Driver;
 use crate::sample::Sample;
 
@@ -29,12 +29,9 @@ pub(super) fn run(bench: &mut Bench) {
     let mut rounds = 0;
     while bench.again(rounds) {
         rounds += 1;
-        // The bars are about 20; a quick run measures the others once.
-        let numbers: &[u64] = if rounds > 1 && bench.quick { &[20] } else { &[20, 2, 200] };
+        // The bars are about 20.
+        let numbers: &[u64] = if bench.quick { &[20] } else { &[20, 2, 200] };
         for waiters in numbers.iter().copied() {
-            if waiters != 20 && bench.late(&format!("{waiters} waiters")) {
-                continue;
-            }
             for contender in WAITING {
                 bench.step(&format!("{waiters} waiters, {}, round {rounds}", contender.name));
                 if failed.contains(&(waiters, contender.name)) {
@@ -50,23 +47,16 @@ pub(super) fn run(bench: &mut Bench) {
             }
         }
     }
-    for (bar, measure, contender) in [
-        ("handoff/p50", "20 waiters, p50", &SEMAPHORE),
-        ("handoff/p99", "20 waiters, p99", &SEMAPHORE),
-        ("handoff/lock", "20 waiters, p99", &LOCK),
+    let (p50, p99) = ("20 waiters, p50", "20 waiters, p99");
+    for (bar, what, first, second) in [
+        ("handoff/p50", p50, SEMAPHORE.name, PING),
+        ("handoff/p99", p99, SEMAPHORE.name, PING),
+        ("handoff/lock", p99, LOCK.name, PING),
+        // The peer that hands over fastest.
+        ("handoff/p50/peer", p50, PYTHON_REDIS_LOCK.name, SEMAPHORE.name),
+        ("handoff/p99/peer", p99, PYTHON_REDIS_LOCK.name, SEMAPHORE.name),
     ] {
-        let against = bench.sample(measure, contender.name).over(&bench.sample(measure, PING));
-        bench.report.judge(bar, &against);
-    }
-    let p99 = "20 waiters, p99";
-    let peers = bench.report.row("handoff", p99).into_iter();
-    let best = peers
-        .filter(|(name, _)| !is_ours(name) && !is_limit(name))
-        .min_by(|(_, a), (_, b)| a.median().total_cmp(&b.median()))
-        .map(|(_, sample)| sample.clone());
-    if let Some(best) = best {
-        let against = best.over(&bench.sample(p99, SEMAPHORE.name));
-        bench.report.judge("handoff/peer", &against);
+        bench.judge_ratio(bar, what, first, second);
     }
 }
 

@@ -86,19 +86,12 @@ fn uncontended(bench: &mut Bench) {
             (ASYNC_LOCK, pairs_of!(async_locks)),
         ],
     );
-    judge(bench, "memory/pair", what);
-}
-
-/// Holds a bar against the ratio to tokio.
-fn judge(bench: &mut Bench, bar: &'static str, what: &str) {
-    let against = bench.sample(what, SEMAPHORE.name).over(&bench.sample(what, TOKIO.name));
-    bench.report.judge(bar, &against);
+    bench.judge_ratio("memory/pair", what, SEMAPHORE.name, TOKIO.name);
 }
 
 /// One permit, many tasks. Every task yields while it holds, so that the others have to queue.
 fn contended(bench: &mut Bench) {
     let grants = if bench.quick { 60_000 } else { 1_000_000 };
-    let mut ours_of = Vec::new();
     for (tasks, runtime, on) in
         [(100, one_thread(), ", one thread"), (100, threads(), ""), (10_000, threads(), "")]
     {
@@ -130,14 +123,16 @@ fn contended(bench: &mut Bench) {
                 (ASYNC_LOCK, race_for!(Arc::new(async_lock::Semaphore::new(1)))),
             ],
         );
-        if on.is_empty() {
-            ours_of.push(bench.sample(&what, SEMAPHORE.name));
-        }
-        if tasks == 100 && on.is_empty() {
-            judge(bench, "memory/100", &what);
-        }
     }
-    bench.report.judge("memory/10000", &ours_of[1].over(&ours_of[0]));
+    let [one_thread, few, many] = ["100 tasks, one thread", "100 tasks", "10000 tasks"]
+        .map(|of| format!("1 permit, {of}, a grant"));
+    bench.judge_ratio("memory/100/one", &one_thread, SEMAPHORE.name, TOKIO.name);
+    bench.judge_ratio("memory/100", &few, SEMAPHORE.name, TOKIO.name);
+    // How much more a grant costs among many tasks, against how much more tokio's does.
+    let against =
+        |what: &str| bench.sample(what, SEMAPHORE.name).over(&bench.sample(what, TOKIO.name));
+    let growth = against(&many).over(&against(&few));
+    bench.report.judge("memory/10000", &growth);
 }
 
 /// Runs that many tasks at once, each so many rounds; nanoseconds a grant.

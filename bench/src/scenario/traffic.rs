@@ -10,7 +10,7 @@ use testkit::proxy::FaultProxy;
 use super::pairs::FEWER;
 use super::{BYTES, contention};
 use crate::bench::Bench;
-use crate::contender::{Contender, WAITING};
+use crate::contender::{Contender, LOCK, SEMAPHORE, WAITING};
 use crate::driver::Driver;
 use crate::sample::count;
 
@@ -29,8 +29,14 @@ pub(super) fn run(bench: &mut Bench) {
             }
         }
     }
-    let requests = bench.sample("uncontended pair, requests", "leasehold");
-    bench.report.judge("traffic/pair", &requests);
+    for (bar, what, contender) in [
+        ("traffic/pair", "uncontended pair, requests", &SEMAPHORE),
+        ("traffic/calls", "uncontended pair, calls in Redis", &SEMAPHORE),
+        ("traffic/calls/lock", "uncontended pair, calls in Redis", &LOCK),
+    ] {
+        let ours = bench.sample(what, contender.name);
+        bench.report.judge(bar, &ours);
+    }
 }
 
 /// What has happened up to a moment.

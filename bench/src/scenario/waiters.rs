@@ -47,8 +47,8 @@ fn measure(bench: &mut Bench) -> Result<(), String> {
     }
     let (joined, full) = (begun.elapsed(), driver.resident()?);
     let each = count(full - empty) / count(WAITERS);
-    // Over a whole heartbeat interval: the renewals come in its second third.
-    let watched = Duration::from_secs(if bench.quick { 4 } else { 150 });
+    // Until all have been renewed: that is in the second third of the heartbeat interval.
+    let watched = Duration::from_secs(if bench.quick { 4 } else { 120 });
     bench.step("waiting");
     let (connections, before) = (count(proxy.connections()), proxy.requests());
     sleep(watched);

@@ -1,0 +1,141 @@
+//! Many clients, each a process with one task: no batches hide what a request costs.
+
+use std::time::Duration;
+
+use super::{NANOS, RATE};
+use crate::bench::Bench;
+use crate::contender::{Contender, REDIS_SEMAPHORE, RSLOCK, SEMAPHORE};
+use crate::driver::Driver;
+use crate::sample::count;
+use crate::server_time::ServerTime;
+
+/// Nobody has to wait.
+const CAPACITY: usize = 256;
+
+/// How many clients, and whether all of them use one name. For a single client it is the same.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fleet {
+    OneName(u32),
+    NameEach(u32),
+}
+
+const FLEETS: [Fleet; 5] = [
+    Fleet::NameEach(1),
+    Fleet::OneName(10),
+    Fleet::NameEach(10),
+    Fleet::OneName(50),
+    Fleet::NameEach(50),
+];
+
+impl Fleet {
+    fn clients(self) -> usize {
+        match self {
+            Self::OneName(clients) | Self::NameEach(clients) => clients as usize,
+        }
+    }
+
+    /// A lock is held by one client: several on one name would wait for each other.
+    fn suits(self, contender: &Contender) -> bool {
+        *contender != RSLOCK || matches!(self, Self::NameEach(_))
+    }
+
+    fn pairs(self) -> String {
+        match self {
+            Self::OneName(clients) => format!("{clients} clients, one name"),
+            Self::NameEach(clients) => pairs_with_a_name_each(clients),
+        }
+    }
+
+    fn server_time(self) -> String {
+        format!("{}, server time of a pair", self.pairs())
+    }
+}
+
+pub(crate) fn pairs_with_a_name_each(clients: u32) -> String {
+    if clients == 1 { "1 client".to_owned() } else { format!("{clients} clients, a name each") }
+}
+
+pub(super) fn run(bench: &mut Bench) {
+    let mut members = [&SEMAPHORE, &REDIS_SEMAPHORE, &RSLOCK].map(Member::new);
+    // The first does not count: processes start, and Node compiles what it runs often.
+    for member in &mut members {
+        let _ = member.ask(bench, Fleet::NameEach(50));
+    }
+    let mut rounds = 0;
+    while rounds == 0 || (rounds < bench.repetitions() && bench.in_time()) {
+        rounds += 1;
+        for fleet in FLEETS {
+            bench.step(&format!("{}, round {rounds}", fleet.pairs()));
+            if bench.quick && fleet.clients() == 10 {
+                continue;
+            }
+            for member in &mut members {
+                let Some((rate, nanos)) = member.ask(bench, fleet) else { continue };
+                bench.add(&fleet.pairs(), member.contender.name, RATE, rate);
+                bench.add(&fleet.server_time(), member.contender.name, NANOS, nanos);
+            }
+        }
+    }
+    for (bar, what) in [
+        ("fleet/one", Fleet::OneName(50).pairs()),
+        ("fleet/each", Fleet::NameEach(50).pairs()),
+        ("fleet/server", Fleet::NameEach(1).server_time()),
+    ] {
+        bench.judge_ratio(bar, &what, SEMAPHORE.name, REDIS_SEMAPHORE.name);
+    }
+}
+
+/// A contender and its processes. Once it has failed it is left out, so that rounds stay comparable.
+struct Member {
+    contender: &'static Contender,
+    drivers: Vec<Driver>,
+    failed: bool,
+}
+
+impl Member {
+    fn new(contender: &'static Contender) -> Self {
+        Self { contender, drivers: Vec::new(), failed: false }
+    }
+
+    /// Pairs a second of all clients together, and the server's time for one pair in nanoseconds; none if it does not
+    /// take part.
+    fn ask(&mut self, bench: &mut Bench, fleet: Fleet) -> Option<(f64, f64)> {
+        if self.failed || !fleet.suits(self.contender) {
+            return None;
+        }
+        let pairs = self.pairs(bench, fleet);
+        if let Err(why) = &pairs {
+            bench.trouble(self.contender.name, format!("{}: {why}", fleet.pairs()));
+            self.failed = true;
+        }
+        pairs.ok()
+    }
+
+    fn pairs(&mut self, bench: &mut Bench, fleet: Fleet) -> Result<(f64, f64), String> {
+        while self.drivers.len() < fleet.clients() {
+            self.drivers.push(Driver::start(self.contender, &bench.url)?);
+        }
+        let drivers = &mut self.drivers[..fleet.clients()];
+        let (name, window) = (bench.name(), bench.window());
+        let before = ServerTime::now(bench)?;
+        for (index, driver) in drivers.iter_mut().enumerate() {
+            let name = match fleet {
+                Fleet::OneName(_) => name.clone(),
+                Fleet::NameEach(_) => format!("{name}-{index}"),
+            };
+            driver.tell(&format!("pairs {name} 1 1 {CAPACITY} {}", window.as_millis()))?;
+        }
+        let (mut rate, mut all) = (0.0, 0.0);
+        for driver in drivers {
+            match driver.answer(window * 2 + Duration::from_secs(15))?[..] {
+                [pairs, nanos, with_warm_up] => {
+                    rate += count(pairs) / count(nanos) * 1e9;
+                    all += count(with_warm_up);
+                }
+                ref other => return Err(format!("answered {other:?}")),
+            }
+        }
+        let spent = ServerTime::now(bench)?.since(&before);
+        Ok((rate, spent.nanos(self.contender) / all))
+    }
+}
