@@ -312,7 +312,7 @@ impl Link {
     }
 }
 
-/// A wake-up for a semaphore: id, when it was granted, fence, slot number, the time to claim it, name.
+/// A wake-up for a semaphore: id, when it was granted, fence, slot number, the time to claim it (0: ask first), name.
 fn read_wake_up(data: &[Value], clock: &ServerClock) -> Option<Event> {
     let [_, Value::BulkString(payload)] = data else { return None };
     let (id, name) = std::str::from_utf8(payload).ok()?.split_once(' ')?;
@@ -328,6 +328,7 @@ fn read_wake_up(data: &[Value], clock: &ServerClock) -> Option<Event> {
         valid_for: Some(Span::from_micros(claim)),
     };
     let granted_at = clock.not_before(Time::from_micros(granted_at), Moment::now());
+    let granted_at = granted_at.filter(|_| claim > 0);
     let name = Name::new("name", fields.next()?).ok()?;
     Some(Event::Granted(name, id.parse().ok()?, granted_at.map(|at| (held, at))))
 }

@@ -58,7 +58,9 @@ while at <= #ARGV do
   local main, ttls, waiting, info = KEYS[keys + 1], KEYS[keys + 2], KEYS[keys + 4], KEYS[keys + 7]
   local transition, delay = ARGV[section], -1
 
-  if (transition == 'release' or transition == 'enqueue') and try('ZCARD', waiting) == 0 then
+  -- How many of these keys there are says most often who is there.
+  local there = transition == 'enqueue' and call('EXISTS', main, ttls, waiting)
+  if there or transition == 'release' and try('ZCARD', waiting) == 0 then
     -- Holders leave, and nobody waits for their permits: whether somebody's time is up does not matter.
     while section < last and ARGV[section] == 'release' do
       local known, stop = ARGV[section + 2], section + 1 + ARGV[section + 1]
@@ -79,11 +81,16 @@ while at <= #ARGV do
     if section < last and ARGV[section] == 'enqueue' then
       local heartbeat, ttl, stop = tonumber(ARGV[section + 3]), tonumber(ARGV[section + 4]), section + 1 + ARGV[section + 1]
       local first = section + 6
-      local new, held, numbers = stop - first + 1, try('ZCARD', main), call('MGET', KEYS[keys + 3], KEYS[keys + 6])
+      local new, numbers = stop - first + 1, call('MGET', KEYS[keys + 3], KEYS[keys + 6])
       local capacity, fence = numbers[1], tonumber(numbers[2])
-      -- With a TTL all of them or none: otherwise one may be left of a holder that another program has removed.
-      local limited = try('ZCARD', ttls)
-      if type(held) == 'number' and limited == (ttl and held or 0) and capacity == ARGV[at + 1] and held + new <= tonumber(capacity)
+      there = there or call('EXISTS', main, ttls)
+      local held = there == 0 and 0 or try('ZCARD', main)
+      local known = held == 0 and 0 or 1
+      local limited = there == known and 0 or try('ZCARD', ttls)
+      if limited ~= 0 then known = known + 1 end
+      -- Nobody waits. With a TTL all of them or none: otherwise one may be left of a holder that another program has
+      -- removed.
+      if type(held) == 'number' and there == known and limited == (ttl and held or 0) and capacity == ARGV[at + 1] and held + new <= tonumber(capacity)
         and fence and fence >= 0 and fence < 9007199254740000 and fence % 1 == 0
         and (held >= CROWD or held + new < CROWD) then
         NOW = NOW or now()
@@ -100,9 +107,9 @@ while at <= #ARGV do
           infos[2 * i] = string.format(format, fence + i, NOW, ARGV[section + 3], ARGV[section + 4], ARGV[section + 5])
         end
         -- Whoever holds already asks again, which is the machine's.
-        local known = new > 1 and held > 0 and call('ZMSCORE', main, unpack(ARGV, first, stop)) or {}
+        local scores = new > 1 and held > 0 and call('ZMSCORE', main, unpack(ARGV, first, stop)) or {}
         local is_new = true
-        for i = 1, #known do is_new = is_new and not known[i] end
+        for i = 1, #scores do is_new = is_new and not scores[i] end
         if is_new and try('ZADD', main, 'NX', unpack(members)) == new then
           if (not ttl or type(try('ZADD', ttls, unpack(ends))) == 'number')
             and type(try('HSET', info, unpack(infos))) == 'number' then

@@ -189,10 +189,14 @@ local function grant_to_queue()
   -- The clients that did not hear of a permit, by what their ids begin with. Their waiters keep their places.
   local out_of_reach, passed_over = {}, 0
 
+  -- Of every member of ours something is known, or is about to be written.
+  local foreign = call('HLEN', INFO) + #infos / 2 < held + queued
+
   -- Tells another client that its waiter was granted a permit: what, when, and how long it has to claim it. False if
-  -- nobody heard it.
+  -- nobody heard it. Another program may have a clock that is ahead, and take away what is not claimed yet: where one
+  -- takes part the time is 0, and the client asks first.
   local function wake(id, prefix, fence, claim)
-    local told = string.format('%s %d %d %d %d %s', id, NOW, fence, held + 1, claim, NAME)
+    local told = string.format('%s %d %d %d %d %s', id, NOW, fence, held + 1, foreign and 0 or claim, NAME)
     local heard = try('PUBLISH', NS .. ':wake:' .. string.sub(id, 1, 11), told)
     if type(heard) == 'number' and heard > 0 then return true end
     out_of_reach[prefix] = true
