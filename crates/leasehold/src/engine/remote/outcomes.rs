@@ -253,8 +253,8 @@ impl State {
         told: Option<(Held, Moment)>,
         after: &mut After,
     ) {
-        let Some(own) = self.acquisitions.get(&id) else { return };
-        let ticket = own.ticket.clone();
+        let ticket = self.acquisitions.get(&id).map(|own| own.ticket.clone());
+        let Some(ticket) = ticket.filter(|ticket| ticket.is_waiting()) else { return };
         let Terms { lease, ttl } = ticket.semaphore.terms;
         let now = Moment::now();
         let believed = told.and_then(|(mut held, granted_at)| {
@@ -266,11 +266,7 @@ impl State {
             let young = held.valid_for.is_none_or(|whole| left >= whole.duration() / 2);
             young.then_some((held, granted_at))
         });
-        let Some((held, granted_at)) = believed.filter(|_| ticket.is_waiting()) else {
-            return if ticket.is_waiting() {
-                self.claim(id)
-            };
-        };
+        let Some((held, granted_at)) = believed else { return self.claim(id) };
         if let Some(own) = self.acquisitions.get_mut(&id) {
             own.known = true;
         }

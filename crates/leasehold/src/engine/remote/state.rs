@@ -183,9 +183,10 @@ impl State {
         let Acquisition { ticket, life, doubtful, .. } = self.forget(id)?;
         if life.needs_release() {
             let terms = ticket.semaphore.terms;
-            let known = match ticket.is_held() && !doubtful {
-                true => Known::Held { limited: terms.ttl.is_some() },
-                false => Known::Nothing,
+            let known = if ticket.is_held() && !doubtful {
+                Known::Held { limited: terms.ttl.is_some() }
+            } else {
+                Known::Nothing
             };
             self.add_release(id, terms, known, doubtful);
         }
