@@ -33,7 +33,9 @@ const HASH_BYTES: usize = 22;
 /// Above this, a fence counter is in danger of its end at 2^63.
 const FENCE_WARNING: u64 = 9_000_000_000_000_000_000;
 
-pub(super) const PRELUDE: &str = include_str!("lua/lock/prelude.lua");
+/// What stands before the commands: those that are served at once, and what the others share.
+pub(super) const PRELUDE: &str =
+    concat!(include_str!("lua/lock/straight.lua"), include_str!("lua/lock/prelude.lua"));
 
 /// What serves one command after the other.
 const APPLY: &str = include_str!("lua/lock/apply.lua");
@@ -155,8 +157,8 @@ impl Calls {
         }
         cmd.arg(&self.prefix.0).arg(&self.namespace).arg(client.to_string());
         cmd.arg(self.layout.to_string());
-        for (word, keys, arguments) in &spelled {
-            cmd.arg(*word).arg(keys.len()).arg(arguments.len()).arg(arguments);
+        for (word, _, arguments) in &spelled {
+            cmd.arg(*word).arg(arguments);
         }
         cmd
     }

@@ -8,7 +8,7 @@ use testkit::redis_server::RedisServer;
 use super::*;
 use crate::backend::differential::locks::{KEYS, Seen, Step, by_machine, holder, id, key, steps};
 use crate::backend::redis::scripts::Scripts;
-use crate::machine::lock::LockMachine;
+use crate::machine::lock::{LockMachine, TOLERANCE_MS};
 
 const NOW: &str = "test:now";
 
@@ -18,6 +18,8 @@ struct Both {
     calls: Calls,
     connection: Connection,
     now: u64,
+    /// How many commands were sent.
+    sent: usize,
 }
 
 impl Both {
@@ -30,7 +32,8 @@ impl Both {
         }
         let calls = Calls::new(Prefix::default(), LockLayout::default(), "ns");
         // Far ahead, so that no key expires by the server's own clock.
-        Self { machine: LockMachine::default(), scripts, calls, connection, now: 4_000_000_000_000 }
+        let (machine, now) = (LockMachine::default(), 4_000_000_000_000);
+        Self { machine, scripts, calls, connection, now, sent: 0 }
     }
 
     fn by_redis(&mut self, step: Step) -> Seen {
@@ -59,12 +62,7 @@ impl Both {
             }
             Step::Pass(_) => return Seen::Nothing,
         };
-        // Beside another command, as several share a script.
-        let beside = LockCommand::Lookup(By::Key(Name::new("key", "beside").unwrap()));
-        let client = ClientId::from_bits(1);
-        let call = self.calls.apply(&self.scripts, client, &[&beside, &command, &beside]);
-        let answers: Vec<Value> = call.query(&mut self.connection).unwrap();
-        let outcome = self.calls.decode(&command, &answers[1]).unwrap();
+        let outcome = self.ask_in_company(&command);
         self.persist_all();
         match outcome {
             LockOutcome::Acquire(acquired) => Seen::Acquired(acquired),
@@ -73,6 +71,32 @@ impl Both {
             LockOutcome::IsLocked(locked) => Seen::Locked(locked),
             LockOutcome::Lookup(record) => Seen::Found(record),
         }
+    }
+
+    /// Beside other commands, as several share a script. The common cases are served at once up to the first command that
+    /// is another: one time in four this one comes after such a command.
+    fn ask_in_company(&mut self, command: &LockCommand) -> LockOutcome {
+        let (beside, held) = (Name::new("key", "beside").unwrap(), id(9));
+        let (key, holder) = (beside.clone(), holder(1));
+        let (ttl, notify) = (1000, NotifyWhen::Never);
+        let acquire = LockCommand::Acquire { key, id: held, ttl, notify, holder };
+        let release = LockCommand::Release { id: held };
+        let lookup = LockCommand::Lookup(By::Key(beside));
+        self.sent += 1;
+        let after_common = !self.sent.is_multiple_of(4);
+        let before = if after_common { [&acquire, &release] } else { [&lookup, &lookup] };
+        let commands = [before[0], before[1], command, &lookup];
+        let call = self.calls.apply(&self.scripts, ClientId::from_bits(1), &commands);
+        let answers: Vec<Value> = call.query(&mut self.connection).unwrap();
+        assert_eq!(answers.len(), commands.len());
+        let decode = |(command, answer)| self.calls.decode(command, answer).unwrap();
+        let mut outcomes: Vec<_> = commands.into_iter().zip(&answers).map(decode).collect();
+        if after_common {
+            assert!(matches!(outcomes[0], LockOutcome::Acquire(Acquired::Held { .. })));
+            assert_eq!(outcomes[1], LockOutcome::Release(Verdict::Done(None)));
+        }
+        assert_eq!(outcomes[3], LockOutcome::Lookup(None));
+        outcomes.swap_remove(2)
     }
 
     /// Checks that a lock and its index end when the record says, and then lets neither end by itself.
@@ -133,6 +157,28 @@ fn the_machine_of_locks_and_lua_agree() {
             prop_assert_eq!(stored, records, "after {:?}", step);
         }
     });
+}
+
+/// Both where it is a common case and where it comes after another command.
+#[test]
+fn a_lock_is_released_until_the_tolerance_has_passed() {
+    let server = RedisServer::start();
+    let (acquire, ttl) = (Step::Acquire { key: 0, id: 0, ttl: 100, holder: 1 }, 100);
+    for (late, expected) in
+        [(TOLERANCE_MS - 1, Verdict::Done(())), (TOLERANCE_MS, Verdict::Expired)]
+    {
+        for sent in [0, 3] {
+            let mut both = Both::new(&server);
+            // The first acquire of a key is no common case.
+            for step in [acquire, Step::Release { id: 0 }, acquire] {
+                both.by_redis(step);
+            }
+            both.now += ttl + late;
+            both.sent = sent;
+            let seen = both.by_redis(Step::Release { id: 0 });
+            assert_eq!(seen, Seen::Ended(expected.clone()), "{late} ms late, {sent} sent before");
+        }
+    }
 }
 
 #[test]

@@ -36,7 +36,7 @@ end
 -- Nobody has counted here before. If somebody has counted in the other layout, two would count apart.
 if counted == 1 then
   local rest = string.sub(lock, #PREFIX + 1)
-  local other = PREFIX .. 'fence:' .. (LAYOUT == 'syncguard-2' and rest or lock)
+  local other = PREFIX .. 'fence:' .. (IS_LAYOUT_2 and rest or lock)
   if call('EXISTS', other) == 1 then
     call('DEL', KEYS[keys + 3])
     return other_layout(other)

@@ -1,4 +1,5 @@
--- Serves one command after the other. An error of one command leaves the others alone.
+-- Serves one command after the other, from the first that `straight.lua` has not served. An error of one command leaves
+-- the others alone.
 --
 -- KEYS    of each command, as it says
 -- ARGV    1 prefix     what locks begin with
@@ -7,26 +8,23 @@
 --         4 layout     "syncguard-1" | "syncguard-2"
 --         and for each command
 --         1 command    its word
---         2 keys       the number of its KEYS
---         3 arguments  the number of its ARGV
 --         and its ARGV
 -- Result  for each command what it says, or an error
-local at, keys = 5, 0
-
 local function serve()
-  local command, first = ARGV[at], at + 3
+  local command, first = ARGV[at], at + 1
   -- COMMANDS
 end
 
-local results = {}
-while at <= #ARGV do
+while at <= last do
   local served, result = pcall(serve)
   if not served and type(result) ~= 'table' then
     -- Older servers say where it happened, and only then what.
     result = redis.error_reply(string.match(result, '%u%u%u+ .*') or result)
   end
   results[#results + 1] = result
-  keys = keys + ARGV[at + 1]
-  at = at + 3 + ARGV[at + 2]
+  -- An acquire has four keys and five arguments, an extension has one and two, and the others have one of each.
+  local command = ARGV[at]
+  keys = keys + (command == 'acquire' and 4 or 1)
+  at = at + (command == 'acquire' and 6 or command == 'extend' and 3 or 2)
 end
 return results

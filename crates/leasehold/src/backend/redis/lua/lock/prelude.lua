@@ -4,34 +4,28 @@
 -- acquiredAtMs, key, fence}, and {prefix}:id:{lock id}, which holds what follows "{prefix}:" in the first. Records of ours
 -- also have host, pid and label, of which no script knows: whoever extends a lock writes back all that it has read.
 -- {prefix}:fence:{key} counts, and stays.
--- TOLERANCE_MS stands before this: there is one for all stores.
+-- TOLERANCE_MS stands before this: there is one for all stores. So does `straight.lua`.
 --
 -- That is the layout of SyncGuard 1. In that of SyncGuard 2 the index holds the whole storage key, the counter is
 -- {prefix}:fence:{prefix}:{key}, and a fence has 15 digits instead of 19. Whoever mixed the two would exclude each other and
 -- count apart, so a record or a counter of the other layout is refused.
-local call = redis.call
-local PREFIX, NAMESPACE, CLIENT, LAYOUT = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local DIGITS = LAYOUT == 'syncguard-2' and 15 or 19
+local PREFIX, NAMESPACE, CLIENT = ARGV[1], ARGV[2], ARGV[3]
+local DIGITS = IS_LAYOUT_2 and 15 or 19
 
 -- Where an index leads, and what it holds.
 local function lock_of(index)
-  return LAYOUT == 'syncguard-2' and index or PREFIX .. index
+  return IS_LAYOUT_2 and index or PREFIX .. index
 end
 
 local function index_of(lock)
-  return LAYOUT == 'syncguard-2' and lock or string.sub(lock, #PREFIX + 1)
+  return IS_LAYOUT_2 and lock or string.sub(lock, #PREFIX + 1)
 end
 
 local function other_layout(key)
   return redis.error_reply('OTHERLAYOUT ' .. key)
 end
 
-local function now()
-  local time = call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
-end
-
-local NOW = now()
+NOW = NOW or now()
 
 -- The text in a key, if there is any. A key of another type is not ours: then an error that names it.
 local function get(key)
