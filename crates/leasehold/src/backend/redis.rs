@@ -1,6 +1,6 @@
 //! The store on Redis or Valkey: the machine in Lua, over one multiplexed connection.
 //!
-//! - [`link`]: the connection, kept up; [`connect`]: how it is made.
+//! - [`link`]: the connection, kept up; [`connect`]: how it is made; [`wire`]: its socket; [`resp`]: its protocol.
 //! - [`scripts`]: the transitions, one Lua script each, and their typed calls.
 //! - [`locks`], [`pools`]: the same for locks and pools.
 //! - [`stats`]: what is held and queued.
@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use redis::{Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Value};
+use rustls::RootCertStore;
 
 use super::{Answer, Answers, Destination, Later, Part, Profile, RemoteBackend, Report};
 use crate::clock::Span;
@@ -28,11 +29,13 @@ mod errors;
 mod link;
 mod locks;
 mod pools;
+mod resp;
 mod scripts;
 mod stats;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod wire;
 
 use link::Link;
 use locks::Calls;
@@ -52,6 +55,8 @@ pub(crate) struct RedisSettings {
     pub(crate) info: ConnectionInfo,
     /// The same without its secrets, for people.
     pub(crate) address: String,
+    /// Over TLS, the authorities that are trusted instead of those of the web.
+    pub(crate) roots: Option<Arc<RootCertStore>>,
     pub(crate) namespace: String,
     pub(crate) answer_timeout: Duration,
     pub(crate) connect_timeout: Duration,
@@ -85,6 +90,7 @@ impl RedisSettings {
         Ok(Self {
             info,
             address,
+            roots: None,
             namespace: "adv-sem".to_owned(),
             answer_timeout: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(2),
@@ -96,7 +102,8 @@ impl RedisSettings {
 
     /// Over TLS, only these authorities, as PEM, are trusted.
     pub(crate) fn trust_only(&mut self, pem: Vec<u8>) -> Result<(), Error> {
-        self.info = tls::trust_only(self.info.clone(), pem)?;
+        let (info, roots) = tls::trust_only(self.info.clone(), pem)?;
+        (self.info, self.roots) = (info, Some(roots));
         Ok(())
     }
 }
