@@ -209,6 +209,10 @@ impl RemoteBackend for Redis {
         })
     }
 
+    fn sends_from_any_thread(&self) -> bool {
+        true
+    }
+
     fn suspect(&self, _destination: Destination) {
         self.link.suspect_current();
     }
