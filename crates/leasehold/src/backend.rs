@@ -128,9 +128,15 @@ pub(crate) trait RemoteBackend: Send + Sync {
     /// Applies every command of every part, in order. An error of the whole request is [`Error::Unavailable`], and
     /// then any of its commands may have been applied, or none. An error of one part leaves the other parts alone.
     ///
-    /// Two requests to one destination are applied in the order in which this was called, unless the connection is
-    /// replaced in between.
+    /// Two requests to one destination are applied in the order in which their answers were first polled, unless the
+    /// connection is replaced in between.
     fn apply(&self, to: Destination, request: &Arc<[Part]>) -> Later<Answers>;
+
+    /// Whether any thread may call [`apply`](Self::apply) and poll its result for the first time, which sends the request.
+    /// Otherwise only the engine's thread does.
+    fn sends_from_any_thread(&self) -> bool {
+        false
+    }
 
     /// The destination has been silent for longer than it should be: replace the connection, if there is one.
     fn suspect(&self, _destination: Destination) {}

@@ -2,7 +2,8 @@
 //!
 //! - [`ticket`]: one acquisition, shared by its future or guard and the engine.
 //! - [`name_state`]: one semaphore name; [`in_process`] and [`remote`] implement it, and [`store`], for the two kinds of stores.
-//! - [`sender`]: packs what is to be sent to a remote store into requests; [`life`]: how far a command has come.
+//! - [`sender`]: packs what is to be sent to a remote store into requests; [`in_flight`]: sends them; [`life`]: how far a
+//!   command has come.
 //! - [`call`]: one command of a lock or a pool; [`lease`]: what such a command acquires.
 //! - [`timing`]: when to renew; [`timers`]: what is due when.
 //! - [`thread`]: the engine's thread, which does all of that.
@@ -27,6 +28,7 @@ use crate::{AcquisitionId, ClientId, Error, LossReason};
 pub(crate) mod background;
 pub(crate) mod call;
 pub(crate) mod foreign;
+mod in_flight;
 pub(crate) mod in_process;
 pub(crate) mod lease;
 mod life;
@@ -46,10 +48,11 @@ mod tests;
 use background::Background;
 use call::{Asked, Done, Undo};
 use foreign::event;
+use in_flight::Outbox;
 use lease::Lease;
 use lock_waiters::LockWaiters;
 use name_state::NameState;
-use sender::{Sender, Source, Urgency};
+use sender::{Next, Sender, Source, Urgency};
 use store::Store;
 use thread::Message;
 use timers::{Timed, Timers};
@@ -67,6 +70,9 @@ pub(crate) struct Core {
     store: Box<dyn Store>,
     remote: Option<Arc<dyn RemoteBackend>>,
     pub(crate) sender: Sender,
+    outbox: Outbox,
+    /// The engine's thread knows, or finds out before it sleeps, that something is in line.
+    told: AtomicBool,
     pub(crate) timers: Timers,
     sequence: AtomicU64,
     closed: AtomicBool,
@@ -133,6 +139,8 @@ impl Engine {
             store,
             remote,
             sender: Sender::default(),
+            outbox: Outbox::default(),
+            told: AtomicBool::new(false),
             timers: Timers::default(),
             sequence: AtomicU64::new(0),
             closed: AtomicBool::new(false),
@@ -443,11 +451,44 @@ impl Core {
 
     /// The source has something to send.
     fn send(&self, source: Arc<dyn Source>, urgency: Urgency) -> Result<(), Error> {
-        if self.sender.enqueue(source, urgency) {
-            self.tell(Message::Look)?;
+        match self.sender.enqueue(source, urgency) {
+            Next::Answer => {}
+            Next::Send if self.send_from_here()? => {}
+            Next::Send | Next::Look => self.look()?,
         }
         // It may have stopped since the source last asked.
         self.stopped.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    /// Sends what is in line, if the store allows that on this thread and the engine's thread sleeps. If that is awake it sends
+    /// itself, and more at once: those who were woken by one answer go into one request.
+    fn send_from_here(&self) -> Result<bool, Error> {
+        let Some(remote) = self.remote.as_deref() else { return Ok(false) };
+        if !remote.sends_from_any_thread() || self.sleeping_until.load(Ordering::SeqCst) == 0 {
+            return Ok(false);
+        }
+        // A process that was forked has the same socket, and must not write to it.
+        if let Some(error) = self.stopped() {
+            return Err(error);
+        }
+        self.outbox.send_all(&self.sender, remote);
+        // Deadlines are the thread's business: it must not sleep for long while something is in flight.
+        let soon = Moment::now() + thread::CHECK_CALLS;
+        if self.sleeping_until.load(Ordering::SeqCst) > soon.micros() {
+            self.look()?;
+        }
+        Ok(true)
+    }
+
+    fn sends_from_any_thread(&self) -> bool {
+        self.remote.as_ref().is_some_and(|remote| remote.sends_from_any_thread())
+    }
+
+    /// Makes the engine's thread look at what is in line. If it is awake it does before it sleeps: one of us sees the other.
+    fn look(&self) -> Result<(), Error> {
+        let told = self.told.swap(true, Ordering::SeqCst);
+        let awake = self.sleeping_until.load(Ordering::SeqCst) == 0;
+        if told || awake && self.thread.get().is_some() { Ok(()) } else { self.tell(Message::Look) }
     }
 
     /// Replaces the timer of `target`.

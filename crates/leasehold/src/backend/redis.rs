@@ -1,6 +1,6 @@
 //! The store on Redis or Valkey: the machine in Lua, over one multiplexed connection.
 //!
-//! - [`link`]: the connection, kept up; [`connect`]: how it is made.
+//! - [`link`]: the connection, kept up; [`connect`]: how it is made; [`wire`]: its socket; [`resp`]: its protocol.
 //! - [`scripts`]: the transitions, one Lua script each, and their typed calls.
 //! - [`locks`], [`pools`]: the same for locks and pools.
 //! - [`server_clock`]: how old a wake-up is at most.
@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use redis::{Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Value};
+use rustls::RootCertStore;
 
 use super::{Answer, Answers, Destination, Later, Part, Profile, RemoteBackend, Report};
 use crate::clock::{Moment, Span, Time};
@@ -29,12 +30,14 @@ mod errors;
 mod link;
 mod locks;
 mod pools;
+mod resp;
 mod scripts;
 mod server_clock;
 mod stats;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod wire;
 
 use link::Link;
 use locks::Calls;
@@ -54,6 +57,8 @@ pub(crate) struct RedisSettings {
     pub(crate) info: ConnectionInfo,
     /// The same without its secrets, for people.
     pub(crate) address: String,
+    /// Over TLS, the authorities that are trusted instead of those of the web.
+    pub(crate) roots: Option<Arc<RootCertStore>>,
     pub(crate) namespace: String,
     pub(crate) answer_timeout: Duration,
     pub(crate) connect_timeout: Duration,
@@ -87,6 +92,7 @@ impl RedisSettings {
         Ok(Self {
             info,
             address,
+            roots: None,
             namespace: "adv-sem".to_owned(),
             answer_timeout: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(2),
@@ -98,7 +104,8 @@ impl RedisSettings {
 
     /// Over TLS, only these authorities, as PEM, are trusted.
     pub(crate) fn trust_only(&mut self, pem: Vec<u8>) -> Result<(), Error> {
-        self.info = tls::trust_only(self.info.clone(), pem)?;
+        let (info, roots) = tls::trust_only(self.info.clone(), pem)?;
+        (self.info, self.roots) = (info, Some(roots));
         Ok(())
     }
 }
@@ -206,6 +213,10 @@ impl RemoteBackend for Redis {
             name_misplaced(&link, &request, &keys, &mut answers).await;
             Ok(answers)
         })
+    }
+
+    fn sends_from_any_thread(&self) -> bool {
+        true
     }
 
     fn suspect(&self, _destination: Destination) {

@@ -11,7 +11,6 @@
 //! nothing (see [`life`](super::life)).
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -93,8 +92,17 @@ pub(crate) struct Request {
 #[derive(Default)]
 pub(crate) struct Sender {
     lanes: Mutex<BTreeMap<Destination, Lane>>,
-    /// The engine's thread knows that something is in line.
-    told: AtomicBool,
+}
+
+/// What follows when a source has come in line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Next {
+    /// Nothing is in flight: it can be sent at once.
+    Send,
+    /// The engine's thread has to look.
+    Look,
+    /// As many requests as there may be are in flight: the next answer makes the thread look.
+    Answer,
 }
 
 /// How a request ended.
@@ -190,21 +198,35 @@ impl Lane {
 }
 
 impl Sender {
-    /// The source has something to send. It must not be in line already. True if the engine's thread has to be told.
-    pub(crate) fn enqueue(&self, source: Arc<dyn Source>, urgency: Urgency) -> bool {
+    /// The source has something to send. It must not be in line already.
+    pub(super) fn enqueue(&self, source: Arc<dyn Source>, urgency: Urgency) -> Next {
         let to = source.destination();
         let mut lanes = self.lanes();
-        let line = lanes.entry(to).or_default().line(urgency);
-        // With all requests in flight, the next answer makes the thread look.
-        let news = line.waiting.is_empty() || line.in_flight.len() < urgency.in_flight();
-        line.waiting.push_back(source);
-        news && !self.told.swap(true, Ordering::AcqRel)
+        let lane = lanes.entry(to).or_default();
+        let up = matches!(lane.reach, Reachability::Up);
+        let own = lane.line(urgency);
+        let (first, in_flight) = (own.waiting.is_empty(), own.in_flight.len());
+        own.waiting.push_back(source);
+        let paused = own.paused_until.is_some_and(|until| Moment::now() < until);
+        if first && up && in_flight == 0 && !paused {
+            Next::Send
+        } else if first || in_flight < urgency.in_flight() {
+            Next::Look
+        } else {
+            Next::Answer
+        }
     }
 
-    /// The next request that may be sent, to whatever destination. Only on the engine's thread.
+    /// Whether there is something that may be sent.
+    pub(super) fn can_send(&self, now: Moment) -> bool {
+        let may_send = |lane: &mut Lane| {
+            lane.may_send(Urgency::Renewals, now) || lane.may_send(Urgency::Ordinary, now)
+        };
+        self.lanes().values_mut().any(may_send)
+    }
+
+    /// The next request that may be sent, to whatever destination. One thread at a time.
     pub(super) fn next_request(&self, now: Moment) -> Option<Request> {
-        // What comes in line from here on tells the thread again.
-        self.told.store(false, Ordering::Release);
         let destinations: Vec<_> = self.lanes().keys().copied().collect();
         let both = [Urgency::Renewals, Urgency::Ordinary];
         let lines = destinations.into_iter().flat_map(|to| both.map(|urgency| (to, urgency)));

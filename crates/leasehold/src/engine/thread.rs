@@ -10,6 +10,7 @@
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -19,17 +20,19 @@ use tokio::time::Sleep;
 
 use super::Core;
 use super::foreign::event;
+use super::in_flight::InFlight;
 use super::sender::{Ending, Reachability, Request};
 use crate::Error;
-use crate::backend::{Answers, Destination, Event, Later, RemoteBackend, Report};
+use crate::backend::{Answers, Destination, Event, RemoteBackend, Report};
 use crate::clock::{Moment, Span};
 
 /// The thread does not sleep longer than this while a timer is set: tokio's timers stand still while the machine is
 /// suspended, the clock of the leases does not.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// How often calls are checked for deadlines while the store does not answer.
-const CHECK_CALLS: Span = Span::from_millis(50);
+/// How often calls are checked for deadlines while the store does not answer. After the last answer the thread looks once
+/// more, so that whoever sends meanwhile does not have to wake it for that.
+pub(super) const CHECK_CALLS: Span = Span::from_millis(50);
 
 /// What the engine's thread is told.
 pub(crate) enum Message {
@@ -80,19 +83,18 @@ pub(super) fn start(core: &Core) -> Result<mpsc::UnboundedSender<Message>, Error
     started.map(|_| tell).map_err(|error| Error::Stopped { what: what(error) })
 }
 
-struct InFlight {
-    request: Request,
-    answers: Later<Answers>,
-}
-
 struct Thread {
     core: Weak<Core>,
     backend: Option<Arc<dyn RemoteBackend>>,
     messages: mpsc::UnboundedReceiver<Message>,
     in_flight: Vec<InFlight>,
     sleep: Pin<Box<Sleep>>,
+    /// When `sleep` ends.
+    sleeps_until: Moment,
     tidy_at: Option<Moment>,
     check_calls_at: Option<Moment>,
+    /// Something was answered since the calls were last checked.
+    answered: bool,
 }
 
 impl Thread {
@@ -103,14 +105,26 @@ impl Thread {
     ) -> Self {
         let sleep = Box::pin(tokio::time::sleep(LONGEST_SLEEP));
         let (in_flight, tidy_at, check_calls_at) = (Vec::new(), None, None);
-        Self { core, backend, messages, in_flight, sleep, tidy_at, check_calls_at }
+        let (sleeps_until, answered) = (Moment::from_micros(0), false);
+        Self {
+            core,
+            backend,
+            messages,
+            in_flight,
+            sleep,
+            sleeps_until,
+            tidy_at,
+            check_calls_at,
+            answered,
+        }
     }
 
     /// Until nobody is left who could tell us anything.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(core) = self.core.upgrade() {
-            // Awake: nobody has to tell us of a timer.
+            // Awake: nobody has to tell us of a timer, or of what is to be sent.
             core.sleeps_until(Moment::from_micros(0));
+            core.outbox.set_thread(cx.waker());
         }
         loop {
             let mut progress = false;
@@ -119,13 +133,13 @@ impl Thread {
                 self.handle(message);
                 progress = true;
             }
-            progress |= self.poll_answers(cx);
             let Some(core) = self.core.upgrade() else { return Poll::Ready(()) };
-            let now = Moment::now();
-            progress |= self.do_what_is_due(&core, now);
-            while let Some(request) = core.sender.next_request(now) {
-                self.send(request);
-                progress = true;
+            // Who comes in line from here on tells us again.
+            core.told.store(false, Ordering::SeqCst);
+            progress |= self.poll_answers(&core, cx);
+            progress |= self.do_what_is_due(&core, Moment::now());
+            if let Some(backend) = &self.backend {
+                progress |= core.outbox.send_all(&core.sender, &**backend);
             }
             if progress {
                 continue;
@@ -133,6 +147,7 @@ impl Thread {
             if self.poll_sleep(&core, cx).is_pending() {
                 return Poll::Pending;
             }
+            core.sleeps_until(Moment::from_micros(0));
         }
     }
 
@@ -148,22 +163,17 @@ impl Thread {
         }
     }
 
-    fn send(&mut self, request: Request) {
-        let Some(backend) = &self.backend else { return };
-        let answers = backend.apply(request.to, &request.parts);
-        self.in_flight.push(InFlight { request, answers });
-    }
-
-    fn poll_answers(&mut self, cx: &mut Context<'_>) -> bool {
+    fn poll_answers(&mut self, core: &Arc<Core>, cx: &mut Context<'_>) -> bool {
+        self.in_flight.append(&mut core.outbox.take());
         let mut progress = false;
         let mut at = 0;
         while at < self.in_flight.len() {
-            match self.in_flight[at].answers.as_mut().poll(cx) {
+            match self.in_flight[at].poll(cx) {
                 Poll::Pending => at += 1,
                 Poll::Ready(answers) => {
                     // In order: what was sent first is settled first.
                     let InFlight { request, .. } = self.in_flight.remove(at);
-                    self.settle(&request, answers);
+                    self.settle(core, &request, answers);
                     progress = true;
                 }
             }
@@ -171,9 +181,8 @@ impl Thread {
         progress
     }
 
-    fn settle(&mut self, request: &Request, answers: Result<Answers, Error>) {
-        let Some(core) = self.core.upgrade() else { return };
-        self.check_calls_at = None;
+    fn settle(&mut self, core: &Core, request: &Request, answers: Result<Answers, Error>) {
+        self.answered = true;
         let Request { parts, sources, sent, .. } = request;
         let answers = match answers {
             Ok(answers) if answers.len() == parts.len() => {
@@ -212,14 +221,20 @@ impl Thread {
             self.tidy_at = core.tidy(now);
             progress = true;
         }
-        if !core.sender.is_busy() {
-            self.check_calls_at = None;
-        } else if self.check_calls_at.is_none_or(|at| at <= now) {
-            if self.check_calls_at.is_some() {
+        if self.check_calls_at.is_some_and(|at| at <= now) {
+            // A store that answers needs no deadlines.
+            if std::mem::take(&mut self.answered) {
+                let again = core.sends_from_any_thread() || core.sender.is_busy();
+                self.check_calls_at = again.then(|| now + CHECK_CALLS);
+            } else {
                 let in_flight = self.in_flight.iter().flat_map(|own| own.request.sources.iter());
                 in_flight.for_each(|source| source.expire(now));
                 core.sender.expire(now);
+                self.check_calls_at = None;
             }
+        }
+        let lingers = self.answered && core.sends_from_any_thread();
+        if self.check_calls_at.is_none() && (lingers || core.sender.is_busy()) {
             self.check_calls_at = Some(now + CHECK_CALLS);
         }
         progress
@@ -237,13 +252,17 @@ impl Thread {
         }
         let tidy = self.tidy_at.map(|at| at.saturating_since(now));
         let pause = pause.into_iter().chain(tidy).min();
-        core.sleeps_until(pause.map_or(Moment::NEVER, |pause| now + Span::from_duration(pause)));
-        // A timer may have been set before it could see until when we sleep.
-        if core.timers.next() != timer {
+        let until = pause.map_or(Moment::NEVER, |pause| now + Span::from_duration(pause));
+        core.sleeps_until(until);
+        // A timer may have been set, or something come in line, before it could be seen until when we sleep.
+        if core.timers.next() != timer || core.told.load(Ordering::SeqCst) {
             return Poll::Ready(());
         }
         let Some(pause) = pause else { return Poll::Pending };
-        self.sleep.as_mut().reset(tokio::time::Instant::now() + pause);
+        if until != self.sleeps_until {
+            self.sleeps_until = until;
+            self.sleep.as_mut().reset(tokio::time::Instant::now() + pause);
+        }
         self.sleep.as_mut().poll(cx)
     }
 }
@@ -252,7 +271,8 @@ impl Drop for Thread {
     /// Should the thread panic, nobody waits for an answer that does not come.
     fn drop(&mut self) {
         let error = Error::Stopped { what: "the engine's thread has ended".to_owned() };
-        for own in self.in_flight.drain(..) {
+        let sent = self.core.upgrade().map(|core| core.outbox.take()).unwrap_or_default();
+        for own in self.in_flight.drain(..).chain(sent) {
             own.request.sources.iter().for_each(|source| source.refuse(&error));
         }
     }

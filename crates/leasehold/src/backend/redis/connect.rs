@@ -2,19 +2,25 @@
 //! waiters would wait for the question once a second), and close the previous connection on the server. A half-open one
 //! would go on receiving wake-ups that nobody reads, and requests that it carried might still be applied.
 
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
+use redis::io::tcp::{TcpSettings, socket2};
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, Pipeline,
-    ProtocolVersion, PushInfo, PushKind, RedisError, ServerErrorKind, Value,
+    Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, ProtocolVersion, PushInfo, PushKind,
+    RedisError, ServerErrorKind, Value,
 };
 use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::net::TcpStream;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
 use super::errors::translate;
 use super::link::Link;
+use super::tls;
+use super::wire::{Socket, Stream, Wire};
 use crate::{ClientId, Error, process};
 
 /// The oldest server that knows all we use (`ZMSCORE`).
@@ -28,8 +34,9 @@ const LISTEN: Duration = Duration::from_millis(200);
 
 /// One connection, as it was made.
 pub(super) struct Connection {
-    pub(super) commands: MultiplexedConnection,
+    pub(super) commands: Arc<Wire>,
     pub(super) wake_ups: mpsc::UnboundedReceiver<PushInfo>,
+    _reader: AbortOnDrop,
     /// Where the server speaks RESP2 only, wake-ups come over a second connection, read by this task.
     second: Option<AbortOnDrop>,
     pub(super) identity: Identity,
@@ -69,14 +76,12 @@ impl Link {
             }
             made => made.map_err(failed)?,
         };
-        let mut hello = Pipeline::new();
-        hello.cmd("INFO").arg("server").cmd("CLIENT").arg("ID").cmd("INFO").arg("replication");
-        let questions = hello.len();
-        for load in self.scripts.load() {
-            hello.add_command(load);
-        }
-        let answers = live.commands.send_packed_commands(&hello, 0, hello.len()).await;
-        let mut answers = answers.map_err(failed)?;
+        let questions = [["INFO", "server"], ["CLIENT", "ID"], ["INFO", "replication"]];
+        let mut hello: Vec<_> =
+            questions.map(|[name, of]| redis::cmd(name).arg(of).to_owned()).into();
+        hello.extend(self.scripts.load());
+        let questions = questions.len();
+        let mut answers = live.ask(&hello).await.map_err(failed)?;
         for answer in answers.split_off(questions) {
             answer.extract_error().map_err(failed)?;
         }
@@ -96,7 +101,8 @@ impl Link {
             check_role(&what, &replication, before.is_some())?;
         }
         if live.second.is_none() {
-            let subscribed = live.commands.subscribe(self.channel(client)).await;
+            let subscribe = redis::cmd("SUBSCRIBE").arg(self.channel(client)).to_owned();
+            let subscribed = live.ask_one(subscribe).await;
             subscribed.map_err(|error| self.no_wake_ups(client, &error))?;
         }
         if let Some(before) = before {
@@ -127,24 +133,20 @@ impl Link {
 
     async fn connect_resp3(&self) -> Result<Connection, RedisError> {
         let (push, wake_ups) = mpsc::unbounded_channel();
-        let info = self.info(ProtocolVersion::RESP3);
-        let config = self.config().set_push_sender(push);
-        let redis = Client::open(info)?;
-        let commands = redis.get_multiplexed_async_connection_with_config(&config).await?;
-        Ok(Connection::new(commands, wake_ups, None))
+        let wire = self.wire(ProtocolVersion::RESP3).await?;
+        Ok(self.begin_to_read(wire, push, wake_ups, None))
     }
 
     async fn connect_resp2(&self, client: ClientId) -> Result<Connection, Error> {
         let what = format!("connecting to {}", self.settings.address);
         let failed = |error: RedisError| translate(&what, &error);
         let (push, wake_ups) = mpsc::unbounded_channel();
+        let wire = self.wire(ProtocolVersion::RESP2).await.map_err(failed)?;
         let redis = Client::open(self.info(ProtocolVersion::RESP2)).map_err(failed)?;
-        let config = self.config();
-        let commands = redis.get_multiplexed_async_connection_with_config(&config).await;
-        let commands = commands.map_err(failed)?;
         let (mut sink, mut stream) = redis.get_async_pubsub().await.map_err(failed)?.split();
         let subscribed = sink.subscribe(self.channel(client)).await;
         subscribed.map_err(|error| self.no_wake_ups(client, &error))?;
+        let to = push.clone();
         let second = tokio::spawn(async move {
             // The sink is kept for as long as messages are read.
             let _sink = sink;
@@ -156,16 +158,67 @@ impl Link {
                 let payload = Value::BulkString(message.get_payload_bytes().to_vec());
                 let channel = Value::BulkString(message.get_channel_name().into());
                 let data = vec![channel, payload];
-                if push.send(PushInfo { kind: PushKind::Message, data }).is_err() {
+                if to.send(PushInfo { kind: PushKind::Message, data }).is_err() {
                     return;
                 }
             }
+            let _ = to.send(disconnection());
         });
-        Ok(Connection::new(commands, wake_ups, Some(AbortOnDrop(second))))
+        Ok(self.begin_to_read(wire, push, wake_ups, Some(AbortOnDrop(second))))
+    }
+
+    fn begin_to_read(
+        &self,
+        commands: Arc<Wire>,
+        push: mpsc::UnboundedSender<PushInfo>,
+        wake_ups: mpsc::UnboundedReceiver<PushInfo>,
+        second: Option<AbortOnDrop>,
+    ) -> Connection {
+        let (wire, answer_timeout) = (commands.clone(), self.settings.answer_timeout);
+        let reader = tokio::spawn(async move {
+            wire.read(answer_timeout, &push).await;
+            let _ = push.send(disconnection());
+        });
+        let (identity, stragglers) = (Identity::default(), false);
+        Connection {
+            commands,
+            wake_ups,
+            _reader: AbortOnDrop(reader),
+            second,
+            identity,
+            stragglers,
+        }
+    }
+
+    /// A socket over which the Redis library has authenticated us and selected the database.
+    async fn wire(&self, protocol: ProtocolVersion) -> Result<Arc<Wire>, RedisError> {
+        let info = self.info(protocol);
+        let wire = match info.addr() {
+            ConnectionAddr::Tcp(host, port) => {
+                Wire::new(Socket::Tcp(connect_tcp(host, *port, info.tcp_settings()).await?), None)
+            }
+            ConnectionAddr::TcpTls { host, port, insecure, .. } => {
+                let session = tls::session(host, *insecure, self.settings.roots.as_ref())?;
+                let socket = connect_tcp(host, *port, info.tcp_settings()).await?;
+                Wire::new(Socket::Tcp(socket), Some(session))
+            }
+            #[cfg(unix)]
+            ConnectionAddr::Unix(path) => {
+                Wire::new(Socket::Unix(tokio::net::UnixStream::connect(path).await?), None)
+            }
+            _ => {
+                let problem = "there are no such addresses on this platform";
+                return Err((ErrorKind::InvalidClientConfig, problem).into());
+            }
+        };
+        // It reads all that it asked for, and no more: nothing else is sent yet.
+        let made = MultiplexedConnection::new(info.redis_settings(), Stream(wire.clone())).await?;
+        drop(made);
+        Ok(wire)
     }
 
     fn info(&self, protocol: ProtocolVersion) -> ConnectionInfo {
-        let keepalive = TcpKeepalive::new()
+        let keepalive = socket2::TcpKeepalive::new()
             .with_time(Duration::from_secs(10))
             .with_interval(Duration::from_secs(5))
             .with_retries(3);
@@ -177,13 +230,6 @@ impl Link {
         info.set_redis_settings(redis).set_tcp_settings(tcp)
     }
 
-    fn config(&self) -> AsyncConnectionConfig {
-        AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.settings.connect_timeout))
-            .set_response_timeout(Some(self.settings.answer_timeout))
-            .set_pipeline_buffer_size(1024)
-    }
-
     fn no_wake_ups(&self, client: ClientId, error: &RedisError) -> Error {
         translate(&format!("subscribing to our wake-ups, {:?}", self.channel(client)), error)
     }
@@ -193,35 +239,40 @@ impl Link {
     }
 
     /// Says who this client is, for statistics.
-    pub(super) fn introduction(&self, client: ClientId) -> Pipeline {
+    pub(super) fn introduction(&self, client: ClientId) -> [Cmd; 3] {
         let key = format!("{}:client:{client}", self.settings.namespace);
         let program = std::env::args().next().unwrap_or_default();
         let program = program.rsplit(['/', '\\']).next().unwrap_or_default().to_owned();
-        let mut pipeline = Pipeline::new();
-        pipeline
-            .cmd("HSET")
-            .arg(&key)
-            .arg("host")
-            .arg(process::host().unwrap_or_default().as_ref());
-        pipeline.arg("pid").arg(std::process::id()).arg("program").arg(program);
-        pipeline.cmd("HSETNX").arg(&key).arg("since").arg(crate::clock::wall_micros() / 1_000_000);
-        pipeline.cmd("EXPIRE").arg(&key).arg(INTRODUCED_FOR.as_secs());
-        pipeline
+        let mut who = redis::cmd("HSET");
+        who.arg(&key).arg("host").arg(process::host().unwrap_or_default().as_ref());
+        who.arg("pid").arg(std::process::id()).arg("program").arg(program);
+        let mut since = redis::cmd("HSETNX");
+        since.arg(&key).arg("since").arg(crate::clock::wall_micros() / 1_000_000);
+        let mut expire = redis::cmd("EXPIRE");
+        expire.arg(&key).arg(INTRODUCED_FOR.as_secs());
+        [who, since, expire]
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.commands.end(&lost());
     }
 }
 
 impl Connection {
-    fn new(
-        commands: MultiplexedConnection,
-        wake_ups: mpsc::UnboundedReceiver<PushInfo>,
-        second: Option<AbortOnDrop>,
-    ) -> Self {
-        Self { commands, wake_ups, second, identity: Identity::default(), stragglers: false }
+    async fn ask(&self, commands: &[Cmd]) -> Result<Vec<Value>, RedisError> {
+        let replies = self.commands.send(&pack(commands), commands.len()).await;
+        replies.unwrap_or_else(|_| Err(lost()))
+    }
+
+    async fn ask_one(&self, command: Cmd) -> Result<Value, RedisError> {
+        self.ask(&[command]).await?.pop().unwrap_or_default().extract_error()
     }
 
     /// Closes the previous connection on the server. True if nothing that it carried can be applied any more: it is
     /// closed, or the server was started anew.
-    async fn close_on_server(&mut self, before: &Identity) -> bool {
+    async fn close_on_server(&self, before: &Identity) -> bool {
         if before.run.is_empty() || self.identity.run.is_empty() || before.id == 0 {
             return false;
         }
@@ -231,11 +282,56 @@ impl Connection {
         let mut kill = redis::cmd("CLIENT");
         kill.arg("KILL").arg("ID").arg(before.id);
         // Most often it is closed already, which the server answers with 0.
-        self.commands
-            .send_packed_command(&kill)
-            .await
-            .is_ok_and(|answer| answer.extract_error().is_ok())
+        self.ask_one(kill).await.is_ok()
     }
+}
+
+/// Some commands, as they are sent.
+pub(super) fn pack(commands: &[Cmd]) -> Vec<u8> {
+    let mut packed = Vec::new();
+    for command in commands {
+        command.write_packed_command(&mut packed);
+    }
+    packed
+}
+
+/// Without either of its two sockets a connection is of no use.
+fn disconnection() -> PushInfo {
+    PushInfo { kind: PushKind::Disconnection, data: Vec::new() }
+}
+
+/// The connection was lost before the answer came.
+pub(super) fn lost() -> RedisError {
+    io::Error::from(io::ErrorKind::ConnectionReset).into()
+}
+
+/// The first of the host's addresses that answers: one of them may lead nowhere.
+async fn connect_tcp(
+    host: &str,
+    port: u16,
+    settings: &TcpSettings,
+) -> Result<TcpStream, RedisError> {
+    let mut attempts = JoinSet::new();
+    for address in tokio::net::lookup_host((host, port)).await? {
+        attempts.spawn(TcpStream::connect(address));
+    }
+    let mut error = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+    while let Some(attempt) = attempts.join_next().await {
+        match attempt.unwrap_or_else(|error| Err(io::Error::other(error))) {
+            Ok(socket) => {
+                socket.set_nodelay(settings.nodelay())?;
+                let options = socket2::SockRef::from(&socket);
+                if let Some(keepalive) = settings.keepalive() {
+                    options.set_tcp_keepalive(keepalive)?;
+                }
+                #[cfg(any(target_os = "linux", target_os = "android"))]
+                options.set_tcp_user_timeout(settings.user_timeout())?;
+                return Ok(socket);
+            }
+            Err(failed) => error = failed,
+        }
+    }
+    Err(error.into())
 }
 
 fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {

@@ -3,18 +3,19 @@
 //! Waiting for the connection belongs here. Whoever asks is answered when the connection is up, or fails at its own
 //! deadline; the engine's sender does not even ask while it is down. A new connection wakes everyone at once.
 
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use redis::aio::MultiplexedConnection;
-use redis::{Cmd, Pipeline, PushInfo, PushKind, RedisError, ServerErrorKind, Value};
+use redis::{Cmd, PushInfo, PushKind, RedisError, ServerErrorKind, Value};
 use tokio::sync::watch;
 
 use super::RedisSettings;
-use super::connect::{Connection, Identity};
+use super::connect::{Connection, Identity, lost, pack};
 use super::errors::{code, translate};
 use super::scripts::Scripts;
 use super::server_clock::ServerClock;
+use super::wire::Wire;
 use crate::backend::{Destination, Event, Report};
 use crate::clock::{Moment, Span, Time};
 use crate::engine::foreign::event;
@@ -47,7 +48,7 @@ pub(super) struct Link {
 enum State {
     Connecting,
     /// Connections are numbered, so that a suspicion of one does not fall on the next.
-    Up(MultiplexedConnection, u64),
+    Up(Arc<Wire>, u64),
     Down(Error),
 }
 
@@ -81,7 +82,7 @@ impl Link {
     }
 
     /// The connection, as soon as it is up. Fails only if the server refuses us.
-    async fn connection(&self) -> Result<(MultiplexedConnection, u64), Error> {
+    async fn connection(&self) -> Result<(Arc<Wire>, u64), Error> {
         let mut state = self.state.subscribe();
         loop {
             match &*state.borrow_and_update() {
@@ -160,24 +161,16 @@ impl Link {
     /// Scripts that the server has forgotten are sent again in full, which also makes it know them from then on.
     async fn send_over(
         &self,
-        mut connection: MultiplexedConnection,
+        wire: Arc<Wire>,
         number: u64,
         commands: Vec<Cmd>,
     ) -> Result<Vec<Result<Value, Error>>, Error> {
-        let mut pipeline = Pipeline::with_capacity(commands.len());
-        for command in commands {
-            pipeline.add_command(command);
-        }
-        let mut answers = self.answers(&mut connection, number, &pipeline).await?;
+        let mut answers = self.answers(&wire, number, &commands).await?;
         let forgotten = |value: &Value| matches!(value, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript));
         if answers.iter().any(forgotten) {
-            let mut again = Pipeline::new();
-            for (command, answer) in pipeline.cmd_iter().zip(&answers) {
-                if forgotten(answer) {
-                    again.add_command(self.scripts.spelled_out(command));
-                }
-            }
-            let mut anew = self.answers(&mut connection, number, &again).await?.into_iter();
+            let again = commands.iter().zip(&answers).filter(|(_, answer)| forgotten(answer));
+            let again: Vec<_> = again.map(|(own, _)| self.scripts.spelled_out(own)).collect();
+            let mut anew = self.answers(&wire, number, &again).await?.into_iter();
             for answer in answers.iter_mut().filter(|answer| forgotten(answer)) {
                 *answer = anew.next().unwrap_or(Value::Nil);
             }
@@ -199,31 +192,23 @@ impl Link {
         translate(&format!("asking {}", self.settings.address), error)
     }
 
+    /// Writes the commands at its first poll.
     async fn answers(
         &self,
-        connection: &mut MultiplexedConnection,
+        wire: &Wire,
         number: u64,
-        pipeline: &Pipeline,
+        commands: &[Cmd],
     ) -> Result<Vec<Value>, Error> {
-        let mut suspected = self.suspected.subscribe();
-        let answers = tokio::select! {
-            biased;
-            answers = connection.send_packed_commands(pipeline, 0, pipeline.len()) => answers,
-            // It was found that nothing is answered here.
-            _ = suspected.wait_for(|last| *last >= number) => return Err(self.silence(true)),
-        };
-        match answers {
-            Ok(answers) => Ok(answers),
-            // Whatever it was, it was not the server that said so: the outcome is unknown, and the connection may be
-            // half open.
-            Err(error) => {
-                self.suspect(number);
-                Err(match translate(&format!("asking {}", self.settings.address), &error) {
-                    error if error.may_pass() => error,
-                    error => Error::unavailable(error.to_string(), false, None),
-                })
+        let answers = wire.send(&pack(commands), commands.len()).await;
+        // Whatever it was, it was not the server that said so: the outcome is unknown, and the connection may be half
+        // open.
+        answers.unwrap_or_else(|_| Err(lost())).map_err(|error| {
+            self.suspect(number);
+            match translate(&format!("asking {}", self.settings.address), &error) {
+                error if error.may_pass() => error,
+                error => Error::unavailable(error.to_string(), false, None),
             }
-        }
+        })
     }
 
     fn silence(&self, timed_out: bool) -> Error {
@@ -297,15 +282,15 @@ impl Link {
                     None | Some(PushInfo { kind: PushKind::Disconnection, .. }) => return,
                     Some(_) => {}
                 },
-                _ = suspected.wait_for(|suspect| *suspect >= number) => return,
+                // It was found that nothing is answered here: whoever waits for an answer is told.
+                _ = suspected.wait_for(|suspect| *suspect >= number) => {
+                    live.commands.end(&io::Error::from(io::ErrorKind::TimedOut).into());
+                    return;
+                }
                 _ = introduce.tick() => {
                     // Only statistics need it: whether it got through does not matter.
-                    let mut connection = live.commands.clone();
                     let introduction = self.introduction(client);
-                    tokio::spawn(async move {
-                        let sent = connection.send_packed_commands(&introduction, 0, introduction.len());
-                        let _ = sent.await;
-                    });
+                    drop(live.commands.send(&pack(&introduction), introduction.len()));
                 }
             }
         }

@@ -4,30 +4,52 @@ use std::error::Error as _;
 use std::io;
 use std::sync::Arc;
 
-use redis::{Client, ConnectionAddr, ConnectionInfo, RedisError, TlsCertificates};
-use rustls::pki_types::CertificateDer;
+use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, TlsCertificates};
 use rustls::pki_types::pem::{Error as PemError, PemObject};
-use rustls::{CertificateError, RootCertStore};
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{CertificateError, ClientConfig, ClientConnection, RootCertStore};
 
 use crate::Error;
 
+/// What encrypts a connection to this host. Without authorities of the user's own, those of the web are trusted.
+pub(super) fn session(
+    host: &str,
+    insecure: bool,
+    roots: Option<&Arc<RootCertStore>>,
+) -> Result<ClientConnection, RedisError> {
+    let invalid = |problem| RedisError::from((ErrorKind::InvalidClientConfig, problem));
+    if insecure {
+        return Err(invalid("a certificate that is not verified protects nobody"));
+    }
+    let roots = roots
+        .cloned()
+        .unwrap_or_else(|| Arc::new(webpki_roots::TLS_SERVER_ROOTS.iter().cloned().collect()));
+    let config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+    let host = ServerName::try_from(host.to_owned()).map_err(|_| invalid("no such host name"))?;
+    let session = ClientConnection::new(Arc::new(config), host);
+    session.map_err(|_| invalid("TLS cannot be used"))
+}
+
 /// The same place, where only these authorities, as PEM, are trusted.
-pub(super) fn trust_only(info: ConnectionInfo, pem: Vec<u8>) -> Result<ConnectionInfo, Error> {
+pub(super) fn trust_only(
+    info: ConnectionInfo,
+    pem: Vec<u8>,
+) -> Result<(ConnectionInfo, Arc<RootCertStore>), Error> {
     let invalid = |problem: &str| Error::invalid("ca_certificate", problem);
     if !matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
         return Err(invalid("there is no TLS to use it for: the URL has to begin with rediss://"));
     }
-    read(&pem).map_err(|problem| invalid(&problem))?;
+    let roots = read(&pem).map_err(|problem| invalid(&problem))?;
     let certificates = TlsCertificates { client_tls: None, root_cert: Some(pem) };
     let client = Client::build_with_tls(info, certificates);
     // What it does not like was to be found by us: its own words do not say which certificate it is.
     let client = client.map_err(|_| invalid("it cannot be used"))?;
-    Ok(client.get_connection_info().clone())
+    Ok((client.get_connection_info().clone(), Arc::new(roots)))
 }
 
-/// What is wrong with it, if anything is. No certificate at all would be taken for trusting nobody, and the whole
+/// The authorities, or what is wrong with them. No certificate at all would be taken for trusting nobody, and the whole
 /// is never repeated: it may be a private key that was given by mistake.
-fn read(pem: &[u8]) -> Result<(), String> {
+fn read(pem: &[u8]) -> Result<RootCertStore, String> {
     let mut store = RootCertStore::empty();
     for (number, certificate) in (1..).zip(CertificateDer::pem_slice_iter(pem)) {
         let certificate = certificate.map_err(|error| match error {
@@ -41,7 +63,7 @@ fn read(pem: &[u8]) -> Result<(), String> {
     if store.is_empty() {
         return Err("there is no certificate in it: expected -----BEGIN CERTIFICATE-----".into());
     }
-    Ok(())
+    Ok(store)
 }
 
 /// Why the server's certificate was not accepted, if that is what went wrong, and what to do about it.
