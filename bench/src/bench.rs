@@ -24,8 +24,6 @@ pub(crate) struct Bench {
     scenario: &'static Scenario,
     begun: Instant,
     scenario_begun: Instant,
-    /// When the present scenario should have been half done.
-    due: Duration,
     names: u64,
 }
 
@@ -54,7 +52,6 @@ impl Bench {
             scenario: scenarios.first().ok_or("no scenario was chosen")?,
             begun: Instant::now(),
             scenario_begun: Instant::now(),
-            due: Duration::ZERO,
             // So that a second run on one store does not meet the names of the first.
             names: host::nanos() / 1000,
         })
@@ -66,14 +63,11 @@ impl Bench {
         self.report.scenarios.push(scenario.name);
         self.progress.scenario(scenario.name, scenario.seconds(self.quick), self.steps());
         self.scenario_begun = Instant::now();
-        let expected = Duration::from_secs(scenario.seconds(self.quick));
-        self.due += expected / 2;
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (scenario.run)(self))) {
             let why = panic.downcast_ref::<String>().map(String::as_str);
             let why = why.or(panic.downcast_ref::<&str>().copied()).unwrap_or("it broke");
             self.trouble("the scenario", why.to_owned());
         }
-        self.due += expected / 2;
         self.progress.say(&format!(
             "{:<10} {:>5.1} s",
             scenario.name,
@@ -115,15 +109,6 @@ impl Bench {
     /// Whether the scenario has time left.
     pub(crate) fn in_time(&self) -> bool {
         self.scenario_begun.elapsed().as_secs() < self.scenario.seconds(self.quick)
-    }
-
-    /// Whether a quick run has fallen behind, so that what is not needed for a bar is left out.
-    pub(crate) fn late(&mut self, left_out: &str) -> bool {
-        let late = self.quick && self.begun.elapsed() > self.due;
-        if late {
-            self.trouble("quick run", format!("left out, as the machine is busy: {left_out}"));
-        }
-        late
     }
 
     /// How long one measurement of a rate takes.

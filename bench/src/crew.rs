@@ -1,9 +1,13 @@
 //! Contenders that take turns.
 
+use std::time::Duration;
+
 use crate::bench::Bench;
 use crate::contender::Contender;
 use crate::driver::Driver;
 use crate::report::Better;
+
+const WARM_UP: Duration = Duration::from_secs(30);
 
 /// Those who take part in a scenario, one process each. Who fails is reported and left out until it is asked for
 /// something else.
@@ -65,7 +69,13 @@ impl Member {
     ) -> Result<f64, String> {
         let driver = match &mut self.driver {
             Some(driver) => driver,
-            none => none.insert(Driver::start(self.contender, &bench.url)?),
+            none => {
+                let mut driver = Driver::start(self.contender, &bench.url)?;
+                if let Some(request) = self.contender.warm_up(&bench.name()) {
+                    driver.ask(&request, WARM_UP)?;
+                }
+                none.insert(driver)
+            }
         };
         ask(driver, bench)
     }

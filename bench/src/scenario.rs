@@ -66,7 +66,7 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "fleet",
         about: "semaphores on Redis: many clients, each a process with one task",
-        expected: (22, 140),
+        expected: (32, 150),
         steps: 5,
         repeated: true,
         run: fleet::run,
@@ -90,7 +90,7 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "fairness",
         about: "one permit, no pause: how many grants, who waits how long, who is passed over",
-        expected: (22, 280),
+        expected: (12, 280),
         steps: 24,
         repeated: true,
         run: fairness::run,

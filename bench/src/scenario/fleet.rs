@@ -11,6 +11,8 @@ use crate::server_time::ServerTime;
 
 /// Nobody has to wait.
 const CAPACITY: usize = 256;
+/// For all processes together.
+const WARM_UP: Duration = Duration::from_secs(120);
 
 /// How many clients, and whether all of them use one name. For a single client it is the same.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -57,9 +59,12 @@ pub(crate) fn pairs_with_a_name_each(clients: u32) -> String {
 
 pub(super) fn run(bench: &mut Bench) {
     let mut members = [&SEMAPHORE, &REDIS_SEMAPHORE, &RSLOCK].map(Member::new);
-    // The first does not count: processes start, and Node compiles what it runs often.
     for member in &mut members {
-        let _ = member.ask(bench, Fleet::NameEach(50));
+        bench.step(&format!("{}, starting", member.contender.name));
+        if let Err(why) = member.start(bench) {
+            bench.trouble(member.contender.name, why);
+            member.failed = true;
+        }
     }
     let mut rounds = 0;
     while rounds == 0 || (rounds < bench.repetitions() && bench.in_time()) {
@@ -97,6 +102,19 @@ impl Member {
         Self { contender, drivers: Vec::new(), failed: false }
     }
 
+    /// Starts all its processes, and warms them up at the same time.
+    fn start(&mut self, bench: &mut Bench) -> Result<(), String> {
+        let most = FLEETS.map(Fleet::clients).into_iter().max();
+        for _ in 0..most.unwrap_or(0) {
+            self.drivers.push(Driver::start(self.contender, &bench.url)?);
+        }
+        for driver in &mut self.drivers {
+            let Some(request) = self.contender.warm_up(&bench.name()) else { return Ok(()) };
+            driver.tell(&request)?;
+        }
+        self.drivers.iter_mut().try_for_each(|driver| driver.answer(WARM_UP).map(drop))
+    }
+
     /// Pairs a second of all clients together, and the server's time for one pair in nanoseconds; none if it does not
     /// take part.
     fn ask(&mut self, bench: &mut Bench, fleet: Fleet) -> Option<(f64, f64)> {
@@ -112,9 +130,6 @@ impl Member {
     }
 
     fn pairs(&mut self, bench: &mut Bench, fleet: Fleet) -> Result<(f64, f64), String> {
-        while self.drivers.len() < fleet.clients() {
-            self.drivers.push(Driver::start(self.contender, &bench.url)?);
-        }
         let drivers = &mut self.drivers[..fleet.clients()];
         let (name, window) = (bench.name(), bench.window());
         let before = ServerTime::now(bench)?;
