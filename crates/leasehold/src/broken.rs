@@ -24,7 +24,7 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 15] = [
     ),
     // The index of a lock outlives it, and nobody asks whose the lock is that it leads to.
     ("ownership", "index_of(lock), 'PXAT', ends)", "index_of(lock))"),
-    ("ownership", "leads_to, 'PXAT', ends_text)", "leads_to)"),
+    ("ownership", "leads_to, 'PXAT', ends)", "leads_to)"),
     ("ownership", "if record.lockId ~= ARGV[first] then return 0 end", ""),
     // Whoever is silent is never removed.
     ("expiry", "local dead = due(MAIN, held)", "local dead"),

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::backend::Part;
@@ -11,7 +12,7 @@ use crate::engine::lock_waiters::LockWaiters;
 use crate::engine::timers::Alarm;
 use crate::machine::lock::{Acquired, Holder, LockCommand, NotifyWhen};
 use crate::name::{Name, millis};
-use crate::{Error, Retry, process};
+use crate::{Error, Fence, Retry, process};
 
 mod guard;
 mod id;
@@ -72,6 +73,8 @@ struct Definition {
     on_release_error: Option<Hook>,
     /// What its records say about their holder.
     holder: Arc<Holder>,
+    /// The fence that is expected next, or 0 if the lock was held when it was last asked for.
+    next_fence: AtomicU64,
 }
 
 impl Lock {
@@ -262,6 +265,7 @@ impl LockBuilder {
             auto_extend: self.auto_extend,
             on_release_error: self.on_release_error,
             holder: process::holder(label.map(Name::into_text)),
+            next_fence: AtomicU64::new(1),
         };
         Ok(Lock { inner: Arc::new(inner) })
     }
@@ -292,7 +296,11 @@ impl Definition {
         let holding = Arc::new(Holding::new(self, id));
         let undo = holding.clone();
         let (key, holder) = (self.key.clone(), self.holder.clone());
-        let command = LockCommand::Acquire { key, id, ttl: self.ttl, notify, holder };
+        let expected = match self.next_fence.load(Ordering::Relaxed) {
+            0 => None,
+            next => Some(Fence::new(next)),
+        };
+        let command = LockCommand::Acquire { key, id, ttl: self.ttl, notify, holder, expected };
         let asked =
             core.ask(Part::Lock(command), until, Some(Box::new(move || undo.release_later())));
         let (answer, sent) = match asked.await {
@@ -303,13 +311,17 @@ impl Definition {
         report(self.locks.observer.as_ref(), LockOperation::Acquire, &answer, about);
         Ok(match answer? {
             Acquired::Held { fence, expires_at, remaining } => {
+                self.next_fence.store(fence.get().saturating_add(1), Ordering::Relaxed);
                 let valid_for = Span::from_millis(remaining);
                 let guard = LockGuard::new(self, holding, fence, expires_at, (sent, valid_for));
                 // A close that came meanwhile may have looked for guards before there was this one.
                 core.check_open()?;
                 Ok(guard)
             }
-            Acquired::Locked { remaining } => Err(Duration::from_millis(remaining)),
+            Acquired::Locked { remaining } => {
+                self.next_fence.store(0, Ordering::Relaxed);
+                Err(Duration::from_millis(remaining))
+            }
         })
     }
 

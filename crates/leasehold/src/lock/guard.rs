@@ -53,6 +53,8 @@ pub(super) struct Holding {
     expires_at: Arc<AtomicU64>,
     /// By when the store must have expired it, whatever became of our requests: in microseconds of [`Moment`].
     over_by: Arc<AtomicU64>,
+    /// Until when it is held as it was acquired, in microseconds of [`Moment`]; 0 once an extension was asked for.
+    held_until: Arc<AtomicU64>,
 }
 
 impl LockGuard {
@@ -64,6 +66,7 @@ impl LockGuard {
         valid: (Moment, Span),
     ) -> Self {
         holding.expires_at.store(expires_at, Ordering::Release);
+        holding.held_until.store((valid.0 + valid.1).micros(), Ordering::Release);
         let (engine, ttl) = (&definition.locks.engine, Span::from_millis(definition.ttl));
         let (key, id) = (definition.key.clone(), holding.id.to_string());
         let lease = Lease::new(engine, "lock", key, id, ttl, holding.clone(), valid);
@@ -271,8 +274,8 @@ impl Keep for Holding {
 impl Holding {
     pub(super) fn new(definition: &Definition, id: LockId) -> Self {
         let (locks, key, ttl) = (definition.locks.clone(), definition.key.clone(), definition.ttl);
-        let holding =
-            Self { locks, key, id, ttl, expires_at: Arc::default(), over_by: Arc::default() };
+        let (expires_at, over_by, held_until) = Default::default();
+        let holding = Self { locks, key, id, ttl, expires_at, over_by, held_until };
         holding.asked_for(ttl);
         holding
     }
@@ -283,10 +286,12 @@ impl Holding {
         let patience = self.locks.engine.core().settings.answer_timeout;
         let over_by = Moment::now() + patience + Span::from_millis(ttl);
         self.over_by.fetch_max(over_by.micros(), Ordering::AcqRel);
+        self.held_until.store(0, Ordering::Release);
     }
 
     fn release_command(&self) -> Part {
-        Part::Lock(LockCommand::Release { id: self.id })
+        let is_held = Moment::now().micros() < self.held_until.load(Ordering::Acquire);
+        Part::Lock(LockCommand::Release { id: self.id, held: is_held.then(|| self.key.clone()) })
     }
 
     fn report_release(&self, answer: Result<Answer, Error>) -> Result<bool, Error> {

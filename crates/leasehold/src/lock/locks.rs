@@ -147,7 +147,9 @@ impl Locks {
         self.engine.core().check_open()?;
         let notify = NotifyWhen::Never;
         let holder = process::holder(None);
-        let command = LockCommand::Acquire { key: key.clone(), id, ttl, notify, holder };
+        // The caller may ask again and again while the lock is held.
+        let expected = None;
+        let command = LockCommand::Acquire { key: key.clone(), id, ttl, notify, holder, expected };
         let about = (Some(&key), Some(id));
         let acquired = self.ask(LockOperation::Acquire, about, command, acquired).await?.0;
         Ok(match acquired {
@@ -169,7 +171,7 @@ impl Locks {
     /// # Cancel safety
     /// The release goes on if the future is dropped after it was first polled.
     pub async fn release(&self, id: &LockId) -> Result<bool, Error> {
-        let part = Part::Lock(LockCommand::Release { id: *id });
+        let part = Part::Lock(LockCommand::Release { id: *id, held: None });
         let answer = self.engine.core().ask_to_the_end(part).await.and_then(released);
         report(self.observer.as_ref(), LockOperation::Release, &answer, (None, Some(*id)));
         Ok(matches!(answer?, Verdict::Done(())))

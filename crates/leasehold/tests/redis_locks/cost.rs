@@ -35,6 +35,23 @@ async fn each_operation_is_one_round_trip() {
     assert_eq!(server.command_count("sadd"), 0, "nobody waits, so nobody is noted");
 }
 
+/// Two scripts, and seven calls by them. What the client knows saves three: the next fence, its key, and that its lease
+/// has not ended.
+#[tokio::test]
+async fn a_pair_is_nine_calls() {
+    let server = Server::start();
+    let client = connect(&server.url()).await;
+    eventually(async || server.command_count("expire") == 1).await;
+    let lock = lock(&client, MINUTES);
+    // The first fence of a key is counted with care.
+    assert!(release(acquire(&lock).await).await);
+    for _ in 0..3 {
+        let before = server.total_commands_processed();
+        assert!(release(acquire(&lock).await).await);
+        assert_eq!(server.total_commands_processed() - before, 9);
+    }
+}
+
 #[tokio::test]
 async fn waiting_costs_nothing() {
     let server = Server::start();

@@ -78,7 +78,7 @@ impl<'a> Locks<'a> {
     /// In a transaction that may write.
     pub(super) fn apply(&self, command: &LockCommand, client: ClientId) -> Result<Outcome> {
         let outcome = match command {
-            LockCommand::Acquire { key, id, ttl, notify, holder } => {
+            LockCommand::Acquire { key, id, ttl, notify, holder, .. } => {
                 let acquired = self.acquire(key, *id, *ttl, holder)?;
                 let locked = matches!(acquired, Acquired::Locked { .. });
                 if *notify == NotifyWhen::Always || *notify == NotifyWhen::IfLocked && locked {
@@ -86,7 +86,7 @@ impl<'a> Locks<'a> {
                 }
                 LockOutcome::Acquire(acquired)
             }
-            LockCommand::Release { id } => {
+            LockCommand::Release { id, .. } => {
                 let verdict = self.release(*id)?;
                 // Whoever waits is woken by the store, the releasing client included.
                 let wake = match &verdict {

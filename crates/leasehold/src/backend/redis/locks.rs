@@ -168,14 +168,14 @@ impl Calls {
         let index = |id: &str| self.prefix.storage_key("id:", id);
         let lock = |key: &Name| self.prefix.storage_key("", key.as_str());
         match command {
-            LockCommand::Acquire { key, id, ttl, notify, holder } => {
+            LockCommand::Acquire { key, id, ttl, notify, holder, expected } => {
                 let lock = lock(key);
                 let counted = match self.layout {
                     LockLayout::SyncGuard1 => key.as_str(),
                     LockLayout::SyncGuard2 => &lock,
                 };
                 let fence = self.prefix.storage_key("fence:", counted);
-                let waiting = format!("{}:lock_waiting:{lock}", self.namespace);
+                let waiting = self.waiting(&lock);
                 let json = json(key.as_str());
                 let notify = match notify {
                     NotifyWhen::Never => "never",
@@ -183,11 +183,26 @@ impl Calls {
                     NotifyWhen::Always => "always",
                 };
                 let (id, ttl, notify) = (id.as_str(), ttl.to_string(), notify.to_owned());
-                let arguments = vec![id.to_owned(), ttl, json, notify, members(holder)];
+                let digits = match self.layout {
+                    LockLayout::SyncGuard1 => 19,
+                    LockLayout::SyncGuard2 => 15,
+                };
+                let expected = match expected {
+                    Some(fence) => format!("{:0digits$}", fence.get()),
+                    None => "-".to_owned(),
+                };
+                let arguments = vec![id.to_owned(), ttl, json, notify, members(holder), expected];
                 ("acquire", vec![lock, index(id), fence, waiting], arguments)
             }
-            LockCommand::Release { id } => {
-                ("release", vec![index(id.as_str())], vec![id.as_str().to_owned()])
+            LockCommand::Release { id, held } => {
+                let arguments = vec![id.as_str().to_owned()];
+                match held.as_ref().map(lock) {
+                    Some(lock) => {
+                        let waiting = self.waiting(&lock);
+                        ("release_held", vec![index(id.as_str()), lock, waiting], arguments)
+                    }
+                    None => ("release", vec![index(id.as_str())], arguments),
+                }
             }
             LockCommand::Extend { id, ttl } => {
                 let arguments = vec![id.as_str().to_owned(), ttl.to_string()];
@@ -202,6 +217,11 @@ impl Calls {
                 ("lookup", vec![index(id.as_str())], vec![id.as_str().to_owned()])
             }
         }
+    }
+
+    /// Where the clients are noted that wait for a lock.
+    fn waiting(&self, lock: &str) -> String {
+        format!("{}:lock_waiting:{lock}", self.namespace)
     }
 
     /// Reads the answer to one command.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{Acquired, By, Holder, LockMachine, Record, Verdict};
-use crate::LockId;
 use crate::name::Name;
+use crate::{Fence, LockId};
 
 /// One attempt, and one atomic step.
 #[derive(Clone, Debug)]
@@ -16,9 +16,15 @@ pub(crate) enum LockCommand {
         ttl: u64,
         notify: NotifyWhen,
         holder: Arc<Holder>,
+        /// The fence that the client expects, because it was granted the one before. A store may save a question if it
+        /// is right. `None` if the client found the lock held when it last asked.
+        expected: Option<Fence>,
     },
     Release {
         id: LockId,
+        /// The key, if the client acquired it with this id, has not asked for an extension, and knows that the lease
+        /// has not ended. Then a store need not look for it, nor at the clock.
+        held: Option<Name>,
     },
     /// Replaces what is left of the TTL with `ttl` milliseconds.
     Extend {
@@ -60,7 +66,9 @@ impl LockMachine {
             LockCommand::Acquire { key, id, ttl, holder, .. } => {
                 LockOutcome::Acquire(self.acquire(key, *id, *ttl, holder, now))
             }
-            LockCommand::Release { id } => LockOutcome::Release(self.release(*id, now).map(Some)),
+            LockCommand::Release { id, .. } => {
+                LockOutcome::Release(self.release(*id, now).map(Some))
+            }
             LockCommand::Extend { id, ttl } => LockOutcome::Extend(self.extend(*id, *ttl, now)),
             LockCommand::IsLocked { key, clean_up } => {
                 LockOutcome::IsLocked(self.is_locked(key, *clean_up, now))

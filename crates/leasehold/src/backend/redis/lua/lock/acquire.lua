@@ -2,7 +2,8 @@
 --
 -- KEYS    1 lock, 2 index of the lock id, 3 fence counter, 4 SET of the clients that wait for the lock
 -- ARGV    1 lock id, 2 TTL in milliseconds, 3 key as JSON, 4 notify: "if_locked" | "always" (the client, of the next
---         release) | "never", 5 holder: further members of the record as JSON, each after a comma
+--         release) | "never", 5 holder: further members of the record as JSON, each after a comma, 6 fence that the
+--         client expects, with all its digits, or "-" if it expects that the lock is held (for `straight.lua` alone)
 -- Also    the index of a record that is over, and the fence counter of the other layout
 -- Result  1, fence, expires at, remaining | 0, 0, 0, remaining of the holder
 local lock, waiting = KEYS[keys + 1], KEYS[keys + 4]

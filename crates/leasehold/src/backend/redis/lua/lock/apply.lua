@@ -12,6 +12,8 @@
 -- Result  for each command what it says, or an error
 local function serve()
   local command, first = ARGV[at], at + 1
+  -- The client has said that it holds the lock, but it is no common case: then its id decides.
+  if command == 'release_held' then command = 'release' end
   -- COMMANDS
 end
 
@@ -22,9 +24,10 @@ while at <= last do
     result = redis.error_reply(string.match(result, '%u%u%u+ .*') or result)
   end
   results[#results + 1] = result
-  -- An acquire has four keys and five arguments, an extension has one and two, and the others have one of each.
+  -- An acquire has four keys and six arguments, an extension one and two, a release of what is held three and one, and
+  -- the others have one of each.
   local command = ARGV[at]
-  keys = keys + (command == 'acquire' and 4 or 1)
-  at = at + (command == 'acquire' and 6 or command == 'extend' and 3 or 2)
+  keys = keys + (command == 'acquire' and 4 or command == 'release_held' and 3 or 1)
+  at = at + (command == 'acquire' and 7 or command == 'extend' and 3 or 2)
 end
 return results

@@ -1,6 +1,6 @@
 -- Releases a lock by its id, and notifies the clients that wait for it.
 --
--- KEYS    1 index of the lock id
+-- KEYS    1 index of the lock id; of "release_held" also 2 lock, 3 SET of its waiting clients (for `straight.lua` alone)
 -- ARGV    1 lock id
 -- Also    the lock that the index leads to, the SET of its waiting clients, and their channels
 -- Result  1 released | 0 another's | -1 not found | -2 over

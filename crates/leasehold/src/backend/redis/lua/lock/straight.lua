@@ -1,7 +1,7 @@
--- The common cases, served without a function for each part of the work: a script pays for every function that it
--- defines. An acquire of a lock that is free, and a release of a lock that is held and that nobody waits for, are served
--- one after the other. The first command that is anything else ends this; the rest of the script serves it and all that
--- follow. Nothing has been changed for it then.
+-- The common cases, with few calls and before the functions that the others need: a script pays for every function that
+-- it defines. This serves one command after the other, as long as each acquires a lock that is free, or releases a lock
+-- that its client holds and nobody waits for. The rest of the script serves the first command that is another, and all
+-- that follow; for these nothing has been changed.
 --
 -- `acquire.lua` and `release.lua` say what the KEYS, ARGV and results are, and `prelude.lua` what is stored.
 local call, try = redis.call, redis.pcall
@@ -20,46 +20,44 @@ while at <= last do
   local command, id, result = ARGV[at], ARGV[at + 1], nil
   if command == 'acquire' then
     local lock, ttl = KEYS[keys + 1], ARGV[at + 2]
-    -- Whatever is there, a key of another type included, is for the rest of the script.
-    if ARGV[at + 4] == 'always' or try('GET', lock) then break end
+    local expected = ARGV[at + 6]
+    if ARGV[at + 4] == 'always' or expected == '-' then break end
     NOW = NOW or now()
+    -- As text, and once: Redis and Lua spell a number as a fraction, which takes several times as long.
+    local ends = string.format('%d', NOW + ttl)
+    local head = '{"lockId":"' .. id .. '","expiresAtMs":' .. ends .. ',"acquiredAtMs":' .. string.format('%d', NOW)
+      .. ',"key":' .. ARGV[at + 3] .. ',"fence":"'
+    local tail = '"' .. ARGV[at + 5] .. '}'
+    -- The record is written before the fence is counted, with the fence that the client expects: so no question is asked
+    -- whether the lock is free, and nothing is counted if it is not.
+    result = try('SET', lock, head .. expected .. tail, 'NX', 'PXAT', ends)
+    if not result or result.err then break end
     local counted = redis.pcall('INCR', KEYS[keys + 3])
-    if type(counted) == 'table' then break end
-    -- The first count, one that is no count, and one that a Lua number cannot hold.
-    if counted < 2 or counted >= 9007199254740992 then
-      call('DECR', KEYS[keys + 3])
+    -- What cannot be counted, the first count, one that is no count, and one that a Lua number cannot hold.
+    if type(counted) == 'table' or counted < 2 or counted >= 9007199254740992 then
+      call('DEL', lock)
+      if type(counted) == 'number' then call('DECR', KEYS[keys + 3]) end
       break
     end
-    local ends, fence = NOW + ttl, string.format(FENCE, counted)
-    -- As text, and once: Redis and Lua spell a number as a fraction, which takes several times as long.
-    local ends_text = string.format('%d', ends)
-    result = try('SET', lock, '{"lockId":"' .. id .. '","expiresAtMs":' .. ends_text .. ',"acquiredAtMs":'
-      .. string.format('%d', NOW) .. ',"key":' .. ARGV[at + 3] .. ',"fence":"' .. fence .. '"' .. ARGV[at + 5] .. '}',
-      'PXAT', ends_text)
+    local fence = string.format(FENCE, counted)
+    if fence ~= expected then result = try('SET', lock, head .. fence .. tail, 'PXAT', ends) end
     if not result.err then
       local leads_to = IS_LAYOUT_2 and lock or string.sub(lock, #ARGV[1] + 1)
-      result = try('SET', KEYS[keys + 2], leads_to, 'PXAT', ends_text)
+      result = try('SET', KEYS[keys + 2], leads_to, 'PXAT', ends)
     end
-    if not result.err then result = { 1, fence, ends, tonumber(ttl) } end
-    keys, at = keys + 4, at + 6
-  elseif command == 'release' then
-    local index = KEYS[keys + 1]
-    local lock = try('GET', index)
-    if type(lock) ~= 'string' then break end
-    if not IS_LAYOUT_2 then lock = ARGV[1] .. lock end
+    if not result.err then result = { 1, fence, tonumber(ends), tonumber(ttl) } end
+    keys, at = keys + 4, at + 7
+  elseif command == 'release_held' then
+    -- The client knows that its lease has not ended, so the clock is not asked: a record that is there is live.
+    local lock = KEYS[keys + 2]
     local record = try('GET', lock)
-    if type(record) ~= 'string' then break end
     -- Only a record of this id, and as an acquire of ours writes it: whoever extends it may change the order.
-    local owned = '{"lockId":"' .. id .. '","expiresAtMs":'
-    if string.sub(record, 1, #owned) ~= owned then break end
-    local ends, fence = string.match(record, '^(%d+),"acquiredAtMs":%d+,"key":"[^"\\]*","fence":"(%d+)"', #owned + 1)
-    if not ends or #ends ~= 13 or #fence ~= (IS_LAYOUT_2 and 15 or 19) then break end
-    NOW = NOW or now()
-    if ends + 0 <= NOW - TOLERANCE_MS then break end
-    if try('SCARD', ARGV[2] .. ':lock_waiting:' .. lock) ~= 0 then break end
-    result = try('DEL', lock, index)
+    local owned = '{"lockId":"' .. id .. '",'
+    if type(record) ~= 'string' or string.sub(record, 1, #owned) ~= owned then break end
+    if try('SCARD', KEYS[keys + 3]) ~= 0 then break end
+    result = try('DEL', lock, KEYS[keys + 1])
     if type(result) == 'number' then result = 1 end
-    keys, at = keys + 1, at + 2
+    keys, at = keys + 3, at + 2
   else
     break
   end
