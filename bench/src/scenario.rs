@@ -82,7 +82,7 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "handoff",
         about: "from the release in one process until the next one runs in another",
-        expected: (28, 400),
+        expected: (26, 400),
         steps: 24,
         repeated: true,
         run: handoff::run,
