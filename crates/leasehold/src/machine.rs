@@ -45,11 +45,11 @@
 use std::collections::BTreeSet;
 
 use crate::clock::{Span, Time};
-use crate::id::IdMap;
 use crate::{AcquisitionId, Fence};
 
 mod command;
 pub(crate) mod lock;
+mod members;
 #[cfg(test)]
 mod model;
 pub(crate) mod pool;
@@ -59,6 +59,7 @@ mod queue;
 mod tests;
 
 pub(crate) use command::{Circumstances, Command, Effects, Held, Outcome, Role, Terms};
+use members::Members;
 pub(crate) use questions::Row;
 use queue::Queue;
 
@@ -139,7 +140,7 @@ pub(crate) struct Machine<T = ()> {
     capacity: u32,
     holding: u32,
     last_fence: u64,
-    members: IdMap<AcquisitionId, Member<T>>,
+    members: Members<Member<T>>,
     queue: Queue,
     /// The holders and the waiters that end by themselves, by when. Empty where nothing ends.
     holder_ends: BTreeSet<(Time, AcquisitionId)>,
@@ -153,7 +154,7 @@ impl<T: Clone> Machine<T> {
             capacity: 0,
             holding: 0,
             last_fence,
-            members: IdMap::default(),
+            members: Members::default(),
             queue: Queue::default(),
             holder_ends: BTreeSet::new(),
             waiter_ends: BTreeSet::new(),
