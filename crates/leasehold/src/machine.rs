@@ -225,6 +225,37 @@ impl<T: Clone> Machine<T> {
         })
     }
 
+    /// An enqueue of an id that is not known yet and whose permit does not end by itself. `None` if it takes more than to
+    /// add a holder: then nothing was done.
+    #[inline]
+    pub(crate) fn hold_at_once(
+        &mut self,
+        id: AcquisitionId,
+        capacity: u32,
+        now: impl FnOnce() -> Time,
+    ) -> Option<Held>
+    where
+        T: Default,
+    {
+        if !self.is_quiet() || self.holding >= capacity {
+            return None;
+        }
+        self.capacity = capacity;
+        Some(self.hold(id, Terms::default(), now(), |_| T::default()))
+    }
+
+    /// A release. `None` if it takes more than to remove `id`, or if that is not known: then nothing was done.
+    #[inline]
+    pub(crate) fn remove_at_once(&mut self, id: AcquisitionId) -> Option<(Role, T)> {
+        if self.is_quiet() { self.remove(id) } else { None }
+    }
+
+    /// Whether nothing is there to expire or to grant.
+    #[inline]
+    fn is_quiet(&self) -> bool {
+        self.queue.is_empty() && !self.is_timed()
+    }
+
     #[inline]
     pub(crate) fn release(
         &mut self,
