@@ -185,6 +185,27 @@ impl Ticket {
         queues: bool,
         within: Option<Span>,
     ) -> Arc<Self> {
+        Self::new_waiting(id, semaphore, queues, within, None)
+    }
+
+    /// For an acquire that would queue, and whose waker is known.
+    pub(crate) fn registered(
+        id: AcquisitionId,
+        semaphore: Arc<Declaration>,
+        within: Option<Span>,
+        waker: Waker,
+    ) -> Arc<Self> {
+        Self::new_waiting(id, semaphore, true, within, Some(waker))
+    }
+
+    #[inline]
+    fn new_waiting(
+        id: AcquisitionId,
+        semaphore: Arc<Declaration>,
+        queues: bool,
+        within: Option<Span>,
+        waker: Option<Waker>,
+    ) -> Arc<Self> {
         let queued_at = Moment::now();
         Arc::new(Self {
             id,
@@ -194,7 +215,7 @@ impl Ticket {
             gives_up_at: within.map(|within| queued_at + within),
             valid_until: AtomicU64::new(0),
             limited_by_ttl: AtomicBool::new(false),
-            state: Mutex::new(State::Waiting(None)),
+            state: Mutex::new(State::Waiting(waker)),
         })
     }
 
