@@ -75,12 +75,11 @@ impl<V> Members<V> {
         self.len += 1;
         let head = self.head(id);
         let mut at = self.free;
-        match self.entries.get(at as usize) {
-            Some(entry) => self.free = entry.next,
-            None => {
-                at = index(self.entries.len());
-                self.entries.push(Entry { id, value: None, next: END });
-            }
+        if let Some(entry) = self.entries.get(at as usize) {
+            self.free = entry.next;
+        } else {
+            at = index(self.entries.len());
+            self.entries.push(Entry { id, value: None, next: END });
         }
         let next = std::mem::replace(&mut self.heads[head], at);
         let entry = &mut self.entries[at as usize];
