@@ -39,8 +39,9 @@ pub struct Acquire {
 }
 
 impl Acquire {
+    #[inline]
     pub(crate) fn new(semaphore: Arc<Handle>, wait: bool, within: Option<Duration>) -> Self {
-        let id = semaphore.named.core().next_id();
+        let id = semaphore.engine.core().next_id();
         Self { id, semaphore: Some(semaphore), wait, within, pending: Pending(None) }
     }
 
@@ -100,10 +101,15 @@ impl Acquire {
                 Some(limit) => Some(positive("within", *limit)?),
                 None => None,
             };
-            match semaphore.named.enter(self.id, &semaphore.declaration, self.wait, within) {
+            let Handle { declaration, .. } = &**semaphore;
+            match declaration.named.enter(self.id, declaration, self.wait, within, cx.waker()) {
                 Entered::Held(grant, ticket) => (grant, ticket),
                 Entered::Full => return Poll::Ready(full()),
                 Entered::Failed(error) => return Poll::Ready(Err(*error)),
+                Entered::Registered(ticket) => {
+                    self.pending.0 = Some(ticket);
+                    return Poll::Pending;
+                }
                 Entered::Waiting(ticket) => {
                     // The guard first: foreign code may panic.
                     let ticket = self.pending.0.insert(ticket);
@@ -127,13 +133,17 @@ fn done_already() -> Error {
     Error::internal("an acquire was polled after it was done")
 }
 
+#[cold]
+fn no_permit() -> Error {
+    Error::internal("an acquire that waits was told that there is no permit")
+}
+
 impl Future for Acquire {
     type Output = Result<Permit, Error>;
 
+    #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let full =
-            || Err(Error::internal("an acquire that waits was told that there is no permit"));
-        self.get_mut().poll_as(cx, |permit| permit, full)
+        self.get_mut().poll_as(cx, |permit| permit, || Err(no_permit()))
     }
 }
 

@@ -87,33 +87,34 @@ impl Sub for Time {
     }
 }
 
-/// An instant of this process's clock, in microseconds. It goes on while the machine is suspended.
+/// An instant of this process's clock, in microseconds. It goes on while the machine is suspended. The origin itself is
+/// given to the microsecond after it, which keeps `Option<Moment>` small.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Moment(u64);
+pub(crate) struct Moment(NonZeroU64);
 
 impl Moment {
     /// Later than every deadline.
-    pub(crate) const NEVER: Self = Self(u64::MAX);
+    pub(crate) const NEVER: Self = Self(NonZeroU64::MAX);
 
     pub(crate) fn now() -> Self {
-        Self(source::boottime_micros())
+        Self::from_micros(source::boottime_micros())
     }
 
     pub(crate) fn from_micros(micros: u64) -> Self {
-        Self(micros)
+        Self(NonZeroU64::new(micros).unwrap_or(NonZeroU64::MIN))
     }
 
     pub(crate) fn micros(self) -> u64 {
-        self.0
+        self.0.get()
     }
 
     /// How long it is until `self`; zero once it has passed.
     pub(crate) fn saturating_since(self, earlier: Self) -> Duration {
-        Duration::from_micros(self.0.saturating_sub(earlier.0))
+        Duration::from_micros(self.micros().saturating_sub(earlier.micros()))
     }
 
     pub(crate) fn minus(self, span: Span) -> Self {
-        Self(self.0.saturating_sub(span.micros()))
+        Self::from_micros(self.micros().saturating_sub(span.micros()))
     }
 }
 

@@ -160,6 +160,7 @@ impl Engine {
         Arc::new(Self { core })
     }
 
+    #[inline]
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.core
     }
@@ -185,6 +186,7 @@ impl Core {
         self.store.lifeline()
     }
 
+    #[inline]
     pub(crate) fn next_id(&self) -> AcquisitionId {
         AcquisitionId::new(self.client, self.sequence.fetch_add(1, Ordering::Relaxed))
     }

@@ -118,6 +118,12 @@ impl AcquisitionId {
     pub(crate) const fn sequence(self) -> u64 {
         self.sequence
     }
+
+    /// A number to hash, the same distance apart as the sequences of one client are.
+    #[inline]
+    pub(crate) const fn number(self) -> u64 {
+        self.client.0.get().wrapping_add(self.sequence)
+    }
 }
 
 impl Hash for AcquisitionId {

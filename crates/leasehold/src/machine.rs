@@ -47,11 +47,11 @@
 use std::collections::BTreeSet;
 
 use crate::clock::Time;
-use crate::id::IdMap;
 use crate::{AcquisitionId, Fence};
 
 mod command;
 pub(crate) mod lock;
+mod members;
 #[cfg(test)]
 mod model;
 pub(crate) mod pool;
@@ -61,6 +61,7 @@ mod queue;
 mod tests;
 
 pub(crate) use command::{Circumstances, Command, Effects, Held, Known, Outcome, Role, Terms};
+use members::Members;
 pub(crate) use questions::Row;
 use queue::Queue;
 
@@ -136,7 +137,7 @@ pub(crate) struct Machine<T = ()> {
     capacity: u32,
     holding: u32,
     last_fence: u64,
-    members: IdMap<AcquisitionId, Member<T>>,
+    members: Members<Member<T>>,
     queue: Queue,
     /// The holders and the waiters that end by themselves, by when. Empty where nothing ends.
     holder_ends: BTreeSet<(Time, AcquisitionId)>,
@@ -150,7 +151,7 @@ impl<T: Clone> Machine<T> {
             capacity: 0,
             holding: 0,
             last_fence,
-            members: IdMap::default(),
+            members: Members::default(),
             queue: Queue::default(),
             holder_ends: BTreeSet::new(),
             waiter_ends: BTreeSet::new(),
@@ -200,11 +201,11 @@ impl<T: Clone> Machine<T> {
     ) -> Outcome {
         // First of all: if that makes room, it belongs to those who were here before.
         self.capacity = capacity;
-        if self.queue.is_empty() && self.has_room() && !self.members.contains_key(&id) {
+        if self.queue.is_empty() && self.has_room() && self.members.get(&id).is_none() {
             return Outcome::Held(self.hold(id, terms, call.now, keep));
         }
         self.around(call, |machine, now| {
-            if machine.members.contains_key(&id) {
+            if machine.members.get(&id).is_some() {
                 return machine.renew(id, terms, now);
             }
             if machine.has_room() {
@@ -217,6 +218,37 @@ impl<T: Clone> Machine<T> {
             machine.wait(id, terms, now, keep(None));
             Outcome::Waiting { ahead }
         })
+    }
+
+    /// An enqueue of an id that is not known yet and whose permit does not end by itself. `None` if it takes more than to
+    /// add a holder: then nothing was done.
+    #[inline]
+    pub(crate) fn hold_at_once(
+        &mut self,
+        id: AcquisitionId,
+        capacity: u32,
+        now: impl FnOnce() -> Time,
+    ) -> Option<Held>
+    where
+        T: Default,
+    {
+        if !self.is_quiet() || self.holding >= capacity {
+            return None;
+        }
+        self.capacity = capacity;
+        Some(self.hold(id, Terms::default(), now(), |_| T::default()))
+    }
+
+    /// A release. `None` if it takes more than to remove `id`, or if that is not known: then nothing was done.
+    #[inline]
+    pub(crate) fn remove_at_once(&mut self, id: AcquisitionId) -> Option<(Role, T)> {
+        if self.is_quiet() { self.remove(id) } else { None }
+    }
+
+    /// Whether nothing is there to expire or to grant.
+    #[inline]
+    fn is_quiet(&self) -> bool {
+        self.queue.is_empty() && !self.is_timed()
     }
 
     #[inline]

@@ -200,16 +200,24 @@ fn report_acquired(semaphore: &Handle, id: AcquisitionId, grant: &Grant) {
 #[inline]
 fn report_release(semaphore: &Handle, id: AcquisitionId) {
     if tracing::enabled!(tracing::Level::DEBUG) {
-        event!(debug, name = semaphore.named.name().as_str(), %id, "permit released");
+        report_released(semaphore, id);
     }
 }
 
+#[cold]
+fn report_released(semaphore: &Handle, id: AcquisitionId) {
+    event!(debug, name = semaphore.named.name().as_str(), %id, "permit released");
+}
+
 impl Drop for Permit {
+    #[inline]
     fn drop(&mut self) {
         if let Some(semaphore) = self.semaphore.take() {
             if !self.is_over() {
                 report_release(&semaphore, self.id);
             }
+            // First: if nobody else has the ticket, the engine has nobody to notify.
+            self.ticket = None;
             semaphore.named.end(self.id);
         }
     }

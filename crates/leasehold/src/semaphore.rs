@@ -52,7 +52,7 @@ pub struct Semaphore {
 pub(crate) struct Handle {
     pub(crate) declaration: Arc<Declaration>,
     /// Keeps the names and the thread alive.
-    _engine: Arc<Engine>,
+    pub(crate) engine: Arc<Engine>,
 }
 
 /// A semaphore as it was declared. Tickets hold on to this alone, and not to the client: whoever is
@@ -100,6 +100,7 @@ impl Semaphore {
     /// Dropping the future gives up the place in the queue, or the permit if it has just been granted.
     ///
     /// [`max_acquire_time`]: SemaphoreBuilder::max_acquire_time
+    #[inline]
     pub fn acquire(&self) -> Acquire {
         Acquire::new(self.inner.clone(), true, self.inner.max_acquire_time)
     }
@@ -346,7 +347,7 @@ impl SemaphoreBuilder {
         let label = label.map(Name::into_text);
         let max_acquire_time = self.max_acquire_time;
         let declaration = Arc::new(Declaration { named, terms, label, max_acquire_time });
-        let inner = Handle { declaration, _engine: self.engine };
+        let inner = Handle { declaration, engine: self.engine };
         Ok(Semaphore { inner: Arc::new(inner) })
     }
 }

@@ -66,6 +66,28 @@ async fn a_permit_without_a_ttl_does_not_end_by_itself() {
 }
 
 #[tokio::test]
+async fn a_dropped_guard_notifies_whoever_waits_for_its_loss() {
+    let semaphore = Client::memory().semaphore("dropped", 1).build().unwrap();
+    let at_once = acquire(&semaphore).await;
+    let waiting = tokio::spawn(semaphore.acquire());
+    eventually(async || semaphore.stats().await.unwrap().waiting() == 1).await;
+    let (lost, watched) = (at_once.lost(), tokio::spawn(at_once.lost()));
+    // On one thread the other task runs before this one does again.
+    tokio::task::yield_now().await;
+    drop(at_once);
+    assert_eq!(deadline(watched).await.unwrap(), LossReason::Released);
+    assert_eq!(deadline(lost).await, LossReason::Released);
+    let waited = deadline(waiting).await.unwrap().unwrap();
+    let lost = waited.lost();
+    drop(waited);
+    assert_eq!(deadline(lost).await, LossReason::Released);
+    let nobody_waits = acquire(&semaphore).await;
+    let lost = nobody_waits.lost();
+    drop(nobody_waits);
+    assert_eq!(deadline(lost).await, LossReason::Released);
+}
+
+#[tokio::test]
 async fn a_guard_keeps_its_client_alive() {
     let permit = {
         let semaphore = Client::memory().semaphore("guard", 1).build().unwrap();

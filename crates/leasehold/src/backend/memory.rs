@@ -98,6 +98,18 @@ impl MemorySemaphore {
         })
     }
 
+    /// An enqueue that adds a holder and does nothing else, if it is one: see [`Machine::hold_at_once`].
+    #[inline]
+    pub(crate) fn hold_at_once(&mut self, id: AcquisitionId, capacity: u32) -> Option<Held> {
+        self.machine.hold_at_once(id, capacity, clock::memory::coarse)
+    }
+
+    /// A release that removes a holder and does nothing else, if it is one: see [`Machine::remove_at_once`].
+    #[inline]
+    pub(crate) fn remove_at_once(&mut self, id: AcquisitionId) -> Option<(Role, Kept)> {
+        self.machine.remove_at_once(id)
+    }
+
     #[inline]
     pub(crate) fn release(
         &mut self,
@@ -105,8 +117,10 @@ impl MemorySemaphore {
         effects: &mut Effects<Kept>,
     ) -> (Role, Kept) {
         // With nobody waiting and nothing that ends, a release does not depend on the time at all.
-        let timeless = self.machine.waiting() == 0 && !self.machine.is_timed();
-        let now = if timeless { Time::from_micros(0) } else { self.time(false) };
+        if let Some(removed) = self.remove_at_once(id) {
+            return removed;
+        }
+        let now = self.time(false);
         let (role, kept) = self.call(now, effects, |machine, call| machine.release(id, call));
         (role, kept.flatten())
     }

@@ -5,7 +5,9 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Waker;
 
 use super::Core;
 use super::call::{Asked, Done, Undo};
@@ -67,6 +69,7 @@ impl Store for InProcess {
                 sweep_at: None,
                 timer_at: None,
             }),
+            queued: AtomicBool::new(false),
             this: this.clone(),
         })
     }
@@ -107,6 +110,9 @@ impl Store for InProcess {
 struct InProcessName {
     common: Common,
     state: Mutex<State>,
+    /// Whether anybody waited after the last acquire that was not granted at once. A guess, which is read without the
+    /// lock: if it is wrong, an acquire makes a ticket that it does not need, or takes the lock twice.
+    queued: AtomicBool,
     this: Weak<Self>,
 }
 
@@ -149,20 +155,20 @@ impl State {
     }
 
     fn settle_effects(&mut self, after: &mut After) {
-        for (_, ticket) in self.effects.expired.drain(..) {
-            if let Some(ticket) = ticket {
-                ticket.lose(LossReason::TtlEnded, after);
-            }
+        for ticket in self.effects.expired.iter().filter_map(|(_, ticket)| ticket.as_ref()) {
+            ticket.lose(LossReason::TtlEnded, after);
         }
-        for (id, held, ticket) in self.effects.granted.drain(..) {
+        for (id, held, ticket) in &self.effects.granted {
             if let Some(ticket) = ticket {
                 if let Some(at) = ticket.gives_up_at {
-                    self.timers.remove(&(at, Timer::GiveUp(id)));
+                    self.timers.remove(&(at, Timer::GiveUp(*id)));
                 }
                 let until = held.valid_for.map_or(Moment::NEVER, |span| Moment::now() + span);
-                ticket.grant(Grant::new(&held), until, after);
+                ticket.grant(Grant::new(held), until, after);
             }
         }
+        self.effects.expired.clear();
+        self.effects.granted.clear();
     }
 
     #[inline]
@@ -205,8 +211,17 @@ impl InProcessName {
     /// Runs `work` under the lock. Then sets the timer, and wakes whom it woke.
     #[inline]
     fn locked<T>(&self, work: impl FnOnce(&mut State, &mut After) -> T) -> T {
+        self.go_on(self.state(), work)
+    }
+
+    /// The same where the lock is held already.
+    #[inline]
+    fn go_on<T>(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        work: impl FnOnce(&mut State, &mut After) -> T,
+    ) -> T {
         let mut after = After::default();
-        let mut state = self.state();
         let result = work(&mut state, &mut after);
         if state.timers.is_empty() && state.timer_at.is_none() {
             drop(state);
@@ -215,6 +230,44 @@ impl InProcessName {
         }
         after.run();
         result
+    }
+
+    /// `waiting` is the ticket of an acquire that would wait.
+    fn enter_or_wait(
+        &self,
+        id: AcquisitionId,
+        semaphore: &Arc<Declaration>,
+        waiting: Option<Arc<Ticket>>,
+    ) -> Entered {
+        let entered = self.locked(|state, after| {
+            if state.closed {
+                return Some(Entered::Failed(Box::new(Error::Closed)));
+            }
+            // A permit that is granted at once has a ticket only if it can be lost or has a label to show.
+            let mut holding = None;
+            let keep = |held: Option<&Held>| match held {
+                None => waiting.clone(),
+                Some(Held { valid_for: None, .. }) if semaphore.label.is_none() => None,
+                Some(held) => {
+                    let until = held.valid_for.map_or(Moment::NEVER, |v| Moment::now() + v);
+                    holding = Some(Ticket::held(id, semaphore.clone(), until));
+                    holding.clone()
+                }
+            };
+            let (capacity, terms) = (self.common.capacity(), semaphore.terms);
+            let State { store, effects, .. } = state;
+            let outcome = store.enqueue(id, capacity, waiting.is_some(), terms, keep, effects);
+            state.settle(after);
+            self.queued.store(state.store.machine().waiting() > 0, Ordering::Relaxed);
+            if let Outcome::Held(held) = outcome {
+                return Some(Entered::Held(Grant::new(&held), holding));
+            }
+            if let Some(at) = waiting.as_ref().and_then(|ticket| ticket.gives_up_at) {
+                state.timers.insert((at, Timer::GiveUp(id)));
+            }
+            None
+        });
+        entered.unwrap_or_else(|| waiting.map_or(Entered::Full, Entered::Registered))
     }
 
     #[cold]
@@ -261,48 +314,47 @@ impl NameState for InProcessName {
         semaphore: &Arc<Declaration>,
         wait: bool,
         within: Option<Span>,
+        waker: &Waker,
     ) -> Entered {
-        self.locked(|state, after| {
-            if state.closed {
-                return Entered::Failed(Box::new(Error::Closed));
-            }
-            // A ticket only for an acquisition that has to wait, can be lost, or has a label to show.
-            let mut ticket = None;
-            let keep = |held: Option<&Held>| {
-                ticket = match held {
-                    None => Some(Ticket::waiting(id, semaphore.clone(), wait, within)),
-                    Some(Held { valid_for: None, .. }) if semaphore.label.is_none() => None,
-                    Some(held) => {
-                        let until = held.valid_for.map_or(Moment::NEVER, |v| Moment::now() + v);
-                        Some(Ticket::held(id, semaphore.clone(), until))
-                    }
-                };
-                ticket.clone()
-            };
-            let (capacity, terms) = (self.common.capacity(), semaphore.terms);
-            let State { store, effects, .. } = state;
-            let outcome = store.enqueue(id, capacity, wait, terms, keep, effects);
-            state.settle(after);
-            match (outcome, ticket) {
-                (Outcome::Held(held), ticket) => Entered::Held(Grant::new(&held), ticket),
-                (_, Some(ticket)) => {
-                    if let Some(at) = ticket.gives_up_at {
-                        state.timers.insert((at, Timer::GiveUp(id)));
-                    }
-                    Entered::Waiting(ticket)
+        // Mostly a permit is free. Then neither a waker nor a ticket to wait with is needed.
+        let queued = self.queued.load(Ordering::Relaxed);
+        if semaphore.terms.ttl.is_some() || semaphore.label.is_some() {
+            if !wait || !queued {
+                let entered = self.enter_or_wait(id, semaphore, None);
+                if !wait || !matches!(entered, Entered::Full) {
+                    return entered;
                 }
-                (_, None) => Entered::Full,
             }
-        })
+        } else if !queued {
+            let mut state = self.state();
+            if !state.closed
+                && let Some(held) = state.store.hold_at_once(id, self.common.capacity())
+            {
+                return Entered::Held(Grant::new(&held), None);
+            }
+        }
+        // Made without the lock, and dropped without it if it does not have to wait: a waker is foreign code.
+        let waiting =
+            wait.then(|| Ticket::registered(id, semaphore.clone(), within, waker.clone()));
+        self.enter_or_wait(id, semaphore, waiting)
     }
 
     #[inline]
     fn end(&self, id: AcquisitionId) {
-        self.locked(|state, after| {
-            if let (_, Some(ticket)) = state.remove(id, after) {
-                ticket.cancel(after);
+        let mut state = self.state();
+        let (_, ticket) = match state.store.remove_at_once(id) {
+            Some(removed) => {
+                drop(state);
+                removed
             }
-        });
+            None => self.go_on(state, |state, after| state.remove(id, after)),
+        };
+        // If nobody else has it, there is nobody to notify.
+        if let Some(ticket) = ticket.filter(|ticket| Arc::strong_count(ticket) > 1) {
+            let mut after = After::default();
+            ticket.cancel(&mut after);
+            after.run();
+        }
     }
 
     fn release(&self, id: AcquisitionId, _of: &Arc<Declaration>, by: ReleasedBy) -> Release {

@@ -5,6 +5,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::task::Waker;
 
 use super::Core;
 use super::foreign::event;
@@ -21,13 +22,14 @@ use crate::{AcquisitionId, Error, LossReason};
 pub(crate) trait NameState: Send + Sync + fmt::Debug {
     fn common(&self) -> &Common;
 
-    /// Begins an acquire: a permit, a place in the queue, or neither.
+    /// Begins an acquire: a permit, a place in the queue, or neither. `waker` is the waker of its task.
     fn enter(
         &self,
         id: AcquisitionId,
         semaphore: &Arc<Declaration>,
         wait: bool,
         within: Option<Span>,
+        waker: &Waker,
     ) -> Entered;
 
     /// Releases a permit whose guard was dropped, or cancels an acquire whose future was dropped. The outcome is
@@ -86,6 +88,7 @@ impl dyn NameState {
         &self.common().name
     }
 
+    #[cfg(test)]
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.common().core
     }
@@ -110,6 +113,7 @@ impl Common {
         Self { name, core, capacity, capacity_changed }
     }
 
+    #[inline]
     pub(crate) fn capacity(&self) -> u32 {
         self.capacity.load(Ordering::Relaxed)
     }
@@ -170,7 +174,10 @@ impl ReleasedBy {
 pub(crate) enum Entered {
     /// A permit was free. Without a ticket nothing but its guard or a release by id can end it.
     Held(Grant, Option<Arc<Ticket>>),
+    /// The waker is not registered yet.
     Waiting(Arc<Ticket>),
+    /// It waits, and the waker is registered.
+    Registered(Arc<Ticket>),
     Full,
     /// In a box: an error is large, and every acquire would have to move it.
     Failed(Box<Error>),

@@ -10,6 +10,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Waker;
 
 use tokio::sync::Notify;
 
@@ -250,6 +251,7 @@ impl NameState for RemoteName {
         semaphore: &Arc<Declaration>,
         wait: bool,
         within: Option<Span>,
+        _waker: &Waker,
     ) -> Entered {
         let core = &self.common.core;
         if let Some(error) = core.stopped().or_else(|| core.sender.refusal(self.to)) {

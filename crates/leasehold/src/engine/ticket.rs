@@ -118,9 +118,12 @@ impl Grant {
 enum State {
     Waiting(Option<Waker>),
     /// Granted, and not yet seen by the future.
-    Granted(Grant),
+    Granted {
+        slot_number: u32,
+        fence: Fence,
+    },
     Held(Watchers),
-    Releasing(Vec<Waker>),
+    Releasing(Watchers),
     Released(Result<bool, Box<Error>>),
     Failed(Box<Error>),
     /// No permit was free, and the acquire did not want to wait.
@@ -128,36 +131,46 @@ enum State {
     Lost(LossReason),
 }
 
-/// The wakers that are notified of a loss, each with the key under which it is removed again.
+/// Wakers, each with the key under which it is removed again. In a box, because most tickets have none.
 #[derive(Debug, Default)]
-pub(super) struct Watchers(Vec<(u64, Waker)>);
+pub(super) struct Watchers(Option<Box<Registered>>);
+
+#[derive(Debug, Default)]
+struct Registered(Vec<(u64, Waker)>);
 
 impl Watchers {
     /// Whether `waker` is registered under this key already.
     pub(super) fn has(&self, key: Option<u64>, waker: &Waker) -> bool {
-        self.0.iter().any(|(known, other)| Some(*known) == key && other.will_wake(waker))
+        self.iter().any(|(known, other)| Some(*known) == key && other.will_wake(waker))
     }
 
     /// `key` is none at first, and kept by the caller. Returns a waker to drop once no lock is held.
     pub(super) fn register(&mut self, key: &mut Option<u64>, waker: Waker) -> Option<Waker> {
-        let known = key.and_then(|key| self.0.iter_mut().find(|(known, _)| *known == key));
+        let Registered(wakers) = &mut **self.0.get_or_insert_default();
+        let known = key.and_then(|key| wakers.iter_mut().find(|(known, _)| *known == key));
         if let Some((_, known)) = known {
             return Some(std::mem::replace(known, waker));
         }
-        let new = self.0.last().map_or(0, |(last, _)| last + 1);
-        self.0.push((new, waker));
+        let new = wakers.last().map_or(0, |(last, _)| last + 1);
+        wakers.push((new, waker));
         *key = Some(new);
         None
     }
 
     /// Returns a waker to drop once no lock is held.
     pub(super) fn forget(&mut self, key: u64) -> Option<Waker> {
-        let at = self.0.iter().position(|(known, _)| *known == key)?;
-        Some(self.0.remove(at).1)
+        let Registered(wakers) = &mut **self.0.as_mut()?;
+        let at = wakers.iter().position(|(known, _)| *known == key)?;
+        Some(wakers.remove(at).1)
     }
 
     pub(super) fn take(&mut self) -> impl Iterator<Item = Waker> + use<> {
-        std::mem::take(&mut self.0).into_iter().map(|(_, waker)| waker)
+        let wakers = self.0.take().into_iter().flat_map(|registered| registered.0);
+        wakers.map(|(_, waker)| waker)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &(u64, Waker)> {
+        self.0.iter().flat_map(|registered| &registered.0)
     }
 }
 
@@ -185,6 +198,27 @@ impl Ticket {
         queues: bool,
         within: Option<Span>,
     ) -> Arc<Self> {
+        Self::new_waiting(id, semaphore, queues, within, None)
+    }
+
+    /// For an acquire that would queue, and whose waker is known.
+    pub(crate) fn registered(
+        id: AcquisitionId,
+        semaphore: Arc<Declaration>,
+        within: Option<Span>,
+        waker: Waker,
+    ) -> Arc<Self> {
+        Self::new_waiting(id, semaphore, true, within, Some(waker))
+    }
+
+    #[inline]
+    fn new_waiting(
+        id: AcquisitionId,
+        semaphore: Arc<Declaration>,
+        queues: bool,
+        within: Option<Span>,
+        waker: Option<Waker>,
+    ) -> Arc<Self> {
         let queued_at = Moment::now();
         Arc::new(Self {
             id,
@@ -194,7 +228,7 @@ impl Ticket {
             gives_up_at: within.map(|within| queued_at + within),
             valid_until: AtomicU64::new(0),
             limited_by_ttl: AtomicBool::new(false),
-            state: Mutex::new(State::Waiting(None)),
+            state: Mutex::new(State::Waiting(waker)),
         })
     }
 
@@ -219,7 +253,7 @@ impl Ticket {
     /// For the release of an id that this client holds no guard of.
     pub(crate) fn releasing(id: AcquisitionId, semaphore: Arc<Declaration>) -> Arc<Self> {
         let ticket = Self::held(id, semaphore, Moment::from_micros(0));
-        *ticket.state() = State::Releasing(Vec::new());
+        *ticket.state() = State::Releasing(Watchers::default());
         ticket
     }
 
@@ -228,7 +262,7 @@ impl Ticket {
     }
 
     pub(crate) fn is_held(&self) -> bool {
-        matches!(*self.state(), State::Granted(_) | State::Held(_))
+        matches!(*self.state(), State::Granted { .. } | State::Held(_))
     }
 
     /// Hands the permit to the waiting future. False if it no longer waits.
@@ -237,7 +271,7 @@ impl Ticket {
         let State::Waiting(waker) = &mut *state else { return false };
         self.valid_until.store(valid_until.micros(), Ordering::Release);
         after.wake(waker.take());
-        *state = State::Granted(grant);
+        *state = State::Granted { slot_number: grant.slot_number, fence: grant.fence };
         true
     }
 
@@ -262,11 +296,11 @@ impl Ticket {
                 return;
             }
             State::Held(watchers) => after.wake_all(watchers.take()),
-            State::Granted(_) => {}
+            State::Granted { .. } => {}
             _ => return,
         }
         self.valid_until.store(0, Ordering::Release);
-        *state = State::Releasing(Vec::new());
+        *state = State::Releasing(Watchers::default());
     }
 
     /// Ends a try: no permit was free.
@@ -285,7 +319,7 @@ impl Ticket {
             State::Held(watchers) => {
                 after.wake_all(watchers.take());
             }
-            State::Granted(_) => {}
+            State::Granted { .. } => {}
             _ => return false,
         }
         self.valid_until.store(0, Ordering::Release);
@@ -300,7 +334,7 @@ impl Ticket {
     /// this answers an enqueue that was sent twice and granted anew.
     pub(crate) fn extend(&self, valid_until: Moment) {
         let state = self.state();
-        if matches!(*state, State::Granted(_) | State::Held(_))
+        if matches!(*state, State::Granted { .. } | State::Held(_))
             && Moment::now() < self.valid_until()
         {
             self.valid_until.fetch_max(valid_until.micros(), Ordering::AcqRel);
@@ -311,7 +345,7 @@ impl Ticket {
     pub(crate) fn finish_release(&self, outcome: Result<bool, Error>, after: &mut After) {
         let mut state = self.state();
         if let State::Releasing(wakers) = &mut *state {
-            after.wake_all(wakers.drain(..));
+            after.wake_all(wakers.take());
             *state = State::Released(outcome.map_err(Box::new));
         }
     }
@@ -390,12 +424,12 @@ impl Ticket {
     /// The result of an acquire that no longer waits.
     fn settled(&self, mut state: MutexGuard<'_, State>) -> Result<Option<Grant>, Error> {
         match &mut *state {
-            State::Granted(grant) => {
-                let mut grant = *grant;
+            State::Granted { slot_number, fence } => {
+                let (slot_number, fence) = (*slot_number, *fence);
                 *state = State::Held(Watchers::default());
-                let waited = Moment::now().micros().saturating_sub(self.queued_at.micros());
-                grant.waited_micros = waited;
-                Ok(Some(grant))
+                drop(state);
+                let waited_micros = Moment::now().micros().saturating_sub(self.queued_at.micros());
+                Ok(Some(Grant { slot_number, fence, waited_micros }))
             }
             State::Full => Ok(None),
             State::Failed(error) => Err(*error.clone()),
@@ -449,7 +483,9 @@ impl Ticket {
             _ => Ok(false),
         };
         match &*self.state() {
-            State::Releasing(wakers) if wakers.iter().any(|known| known.will_wake(cx.waker())) => {
+            State::Releasing(wakers)
+                if wakers.iter().any(|(_, known)| known.will_wake(cx.waker())) =>
+            {
                 return Poll::Pending;
             }
             State::Releasing(_) => {}
@@ -458,7 +494,8 @@ impl Ticket {
         let waker = cx.waker().clone();
         let mut state = self.state();
         if let State::Releasing(wakers) = &mut *state {
-            wakers.push(waker);
+            // It is new, so that none is replaced.
+            wakers.register(&mut None, waker);
             return Poll::Pending;
         }
         let result = released(&state);

@@ -411,6 +411,33 @@ proptest! {
     }
 
     #[test]
+    fn what_is_done_at_once_is_what_the_command_does(steps in vec(step(), 1..120)) {
+        let mut world = World::new();
+        for step in steps {
+            let (mut machine, now) = (world.machine.clone(), world.now);
+            let Some(seen) = world.take(step) else { continue };
+            let outcome = match seen.command {
+                Command::Enqueue { id, capacity, terms, .. }
+                    if terms == Terms::default() && machine.kept(id).is_none() =>
+                {
+                    machine.hold_at_once(id, capacity, || now).map(Outcome::Held)
+                }
+                Command::Release { id, .. } => {
+                    machine.remove_at_once(id).map(|(role, ())| Outcome::Removed(role))
+                }
+                _ => None,
+            };
+            if let Some(outcome) = outcome {
+                prop_assert_eq!(outcome, seen.outcome);
+                prop_assert!(seen.effects.is_empty() && seen.woken.is_empty());
+                prop_assert_eq!(Members::of(&machine), seen.after);
+                prop_assert_eq!(machine.capacity(), world.machine.capacity());
+                prop_assert_eq!(machine.last_fence(), world.machine.last_fence());
+            }
+        }
+    }
+
+    #[test]
     fn a_queue_with_gaps_is_a_queue(places in vec((any::<bool>(), 0..64_usize), 1..400)) {
         let mut queue = Queue::default();
         let mut plain: Vec<(u64, AcquisitionId)> = Vec::new();

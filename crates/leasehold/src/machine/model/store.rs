@@ -55,7 +55,7 @@ impl Store {
 
         // Invariant 2: whoever was granted a permit had nobody before it who waits on, though in reach.
         self.line.retain(|id| old(id).is_some());
-        for (new, member) in &after.members {
+        for (new, member) in after.members.iter() {
             if member.is_holder() && !old(new).is_some_and(Member::is_holder) {
                 let mut before_it = self.line.iter().take_while(|other| *other != new);
                 if before_it.any(|other| waits(other) && in_reach(other)) {

@@ -1,0 +1,250 @@
+//! The members of a name, by id: a hash table with chains.
+//!
+//! A name is mostly asked for ids that were minted one after the other, and an id is removed soon after it was added. So
+//! the entries lie in one array, whose free places are reused, and only the heads of the chains are spread. Adding and
+//! removing move no other entry, however long the queue is.
+
+use std::fmt;
+
+use crate::AcquisitionId;
+
+/// The end of a chain. It is never the index of an entry.
+const END: u32 = u32::MAX;
+
+/// So many ids in a row share a line of the cache.
+const ROW: u64 = 8;
+
+/// A map from ids to members.
+#[cfg_attr(test, derive(Clone))]
+pub(super) struct Members<V> {
+    /// The first entry of each chain: none at first, then a power of two, and never fewer than members.
+    heads: Vec<u32>,
+    /// How far a mixed number is shifted to make the number of a row of heads.
+    shift: u32,
+    entries: Vec<Entry<V>>,
+    /// The first entry that is free; the others follow as in a chain.
+    free: u32,
+    len: usize,
+}
+
+#[cfg_attr(test, derive(Clone))]
+struct Entry<V> {
+    id: AcquisitionId,
+    /// None while it is free.
+    value: Option<V>,
+    next: u32,
+}
+
+impl<V> Default for Members<V> {
+    fn default() -> Self {
+        Self { heads: Vec::new(), shift: u64::BITS - 1, entries: Vec::new(), free: END, len: 0 }
+    }
+}
+
+impl<V> Members<V> {
+    #[inline]
+    pub(super) fn get(&self, id: &AcquisitionId) -> Option<&V> {
+        let entry = self.entries.get(self.find(*id)?)?;
+        entry.value.as_ref()
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, id: &AcquisitionId) -> Option<&mut V> {
+        let at = self.find(*id)?;
+        self.entries.get_mut(at)?.value.as_mut()
+    }
+
+    /// Adds a member that is not known yet.
+    #[inline]
+    pub(super) fn insert(&mut self, id: AcquisitionId, value: V) {
+        debug_assert!(self.find(id).is_none(), "{id} is known");
+        // Two steps, so that the compiler writes the member where it stays: it is larger than the search is long.
+        *self.link(id) = Some(value);
+    }
+
+    #[inline]
+    pub(super) fn remove(&mut self, id: &AcquisitionId) -> Option<V> {
+        self.unlink(*id)?.take()
+    }
+
+    /// Takes a free entry into the chain of `id`. Returns its value, which is none.
+    fn link(&mut self, id: AcquisitionId) -> &mut Option<V> {
+        if self.len == self.heads.len() {
+            self.grow();
+        }
+        self.len += 1;
+        let head = self.head(id);
+        let mut at = self.free;
+        if let Some(entry) = self.entries.get(at as usize) {
+            self.free = entry.next;
+        } else {
+            at = index(self.entries.len());
+            self.entries.push(Entry { id, value: None, next: END });
+        }
+        let next = std::mem::replace(&mut self.heads[head], at);
+        let entry = &mut self.entries[at as usize];
+        (entry.id, entry.next) = (id, next);
+        &mut entry.value
+    }
+
+    /// Takes the entry of `id` out of its chain. Returns its value, which is to be taken.
+    fn unlink(&mut self, id: AcquisitionId) -> Option<&mut Option<V>> {
+        let head = self.head(id);
+        let (mut at, mut before) = (*self.heads.get(head)?, END);
+        let next = loop {
+            let entry = self.entries.get(at as usize)?;
+            if entry.id == id {
+                break entry.next;
+            }
+            before = at;
+            at = entry.next;
+        };
+        match self.entries.get_mut(before as usize) {
+            Some(before) => before.next = next,
+            None => self.heads[head] = next,
+        }
+        self.len -= 1;
+        let entry = self.entries.get_mut(at as usize)?;
+        entry.next = std::mem::replace(&mut self.free, at);
+        Some(&mut entry.value)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&AcquisitionId, &V)> {
+        self.entries.iter().filter_map(|entry| Some((&entry.id, entry.value.as_ref()?)))
+    }
+
+    pub(super) fn into_values(self) -> impl Iterator<Item = V> {
+        self.entries.into_iter().filter_map(|entry| entry.value)
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    #[inline]
+    fn find(&self, id: AcquisitionId) -> Option<usize> {
+        let mut at = *self.heads.get(self.head(id))?;
+        loop {
+            let entry = self.entries.get(at as usize)?;
+            if entry.id == id {
+                return Some(at as usize);
+            }
+            at = entry.next;
+        }
+    }
+
+    /// Neighbours have neighbouring heads. Rows of them are spread, so that ids at a regular distance, as several names
+    /// get them that are used in turn, do not meet in a few chains.
+    #[inline]
+    fn head(&self, id: AcquisitionId) -> usize {
+        let number = id.number();
+        let row = (number / ROW).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift;
+        // Below the number of heads, which is a `usize`.
+        usize::try_from(row * ROW + number % ROW).unwrap_or_default()
+    }
+
+    #[cold]
+    fn grow(&mut self) {
+        let heads = (2 * self.heads.len()).max(16);
+        self.heads.clear();
+        self.heads.resize(heads, END);
+        self.shift = u64::BITS - (heads as u64 / ROW).ilog2();
+        // As many entries as there ever were members, and there were never more than now: none is free.
+        for at in 0..self.entries.len() {
+            let head = self.head(self.entries[at].id);
+            self.entries[at].next = std::mem::replace(&mut self.heads[head], index(at));
+        }
+    }
+}
+
+fn index(at: usize) -> u32 {
+    u32::try_from(at).ok().filter(|at| *at < END).expect("a name has fewer than 2^32 members")
+}
+
+impl<V> std::ops::Index<&AcquisitionId> for Members<V> {
+    type Output = V;
+
+    fn index(&self, id: &AcquisitionId) -> &V {
+        self.get(id).expect("the id is a member's")
+    }
+}
+
+impl<V: fmt::Debug> fmt::Debug for Members<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.iter()).finish()
+    }
+}
+
+#[cfg(test)]
+impl<V> Members<V> {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn contains_key(&self, id: &AcquisitionId) -> bool {
+        self.find(*id).is_some()
+    }
+
+    pub(super) fn values(&self) -> impl Iterator<Item = &V> {
+        self.iter().map(|(_, value)| value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::Members;
+    use crate::{AcquisitionId, ClientId};
+
+    fn id(client: u64, sequence: u64) -> AcquisitionId {
+        AcquisitionId::new(ClientId::from_bits(client), sequence)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn members_are_a_map(steps in vec((any::<bool>(), 1..3_u64, 0..60_u64), 1..400)) {
+            let (mut members, mut plain) = (Members::default(), BTreeMap::new());
+            for (number, (add, client, sequence)) in steps.into_iter().enumerate() {
+                let id = id(client, sequence * 16);
+                if add && !plain.contains_key(&id) {
+                    members.insert(id, number);
+                    plain.insert(id, number);
+                } else {
+                    prop_assert_eq!(members.remove(&id), plain.remove(&id));
+                }
+                prop_assert_eq!(members.len(), plain.len());
+                prop_assert_eq!(members.get(&id), plain.get(&id));
+                prop_assert_eq!(members.get_mut(&id), plain.get_mut(&id));
+                let all: BTreeMap<_, _> = members.iter().map(|(id, number)| (*id, *number)).collect();
+                prop_assert_eq!(&all, &plain);
+            }
+            for (id, number) in &plain {
+                prop_assert_eq!(members.get(id), Some(number));
+            }
+        }
+    }
+
+    /// Of a queue of ten thousand, at any regular distance of the ids.
+    #[test]
+    fn chains_are_short() {
+        for distance in [1, 2, 3, 7, 8, 10, 64, 100, 1000, 1024, 4096, 1 << 20] {
+            let mut members = Members::default();
+            for number in 0..10_000 {
+                members.insert(id(0x7d3f_92c1_0b5e_6a48, number * distance), ());
+            }
+            let chain = |head: &u32| {
+                let next = |at: &u32| members.entries.get(*at as usize).map(|entry| entry.next);
+                std::iter::successors(Some(*head), next).count() - 1
+            };
+            let longest = members.heads.iter().map(chain).max().unwrap_or_default();
+            assert!(longest <= 24, "{longest} in a chain of ids that are {distance} apart");
+        }
+    }
+}
