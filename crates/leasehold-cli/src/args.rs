@@ -154,12 +154,6 @@ Examples:
   leasehold man run > ~/.local/share/man/man1/leasehold-run.1
   leasehold man run | man -l -")]
     Man(ManArgs),
-    /// Not for people: see [`GuardArgs`].
-    #[command(skip)]
-    Guard(GuardArgs),
-    /// Nor is this.
-    #[command(skip)]
-    Launcher(LauncherArgs),
 }
 
 const STORES: &str = "\
@@ -380,51 +374,8 @@ pub(crate) enum Shell {
     Zsh,
 }
 
-/// Watch over the child of another leasehold process. Not one of the subcommands, so that nobody is offered it.
-#[derive(Debug, Parser)]
-#[command(name = GUARD)]
-pub(crate) struct GuardArgs {
-    /// In microseconds
-    #[arg(long)]
-    pub(crate) grace: u64,
-    /// Give the terminal to the child
-    #[arg(long)]
-    pub(crate) foreground: bool,
-    /// The command is itself the child of another one
-    #[arg(long)]
-    pub(crate) nested: bool,
-    #[arg(last = true, required = true)]
-    pub(crate) command: Vec<OsString>,
-}
-
-/// Become the child of a guard, once it is time.
-#[derive(Debug, Parser)]
-#[command(name = LAUNCHER)]
-pub(crate) struct LauncherArgs {
-    /// The guard's process
-    #[arg(long)]
-    pub(crate) guard: i32,
-    #[arg(last = true, required = true)]
-    pub(crate) command: Vec<OsString>,
-}
-
-/// What the command calls itself when it is a guard.
-pub(crate) const GUARD: &str = "leasehold-guard";
-/// And when it is a launcher.
-pub(crate) const LAUNCHER: &str = "leasehold-launcher";
-
 /// Parses the command line. Help and the version are printed here.
 pub(crate) fn parse() -> Result<Command, Failure> {
-    match std::env::args_os().next() {
-        Some(name) if name == GUARD => {
-            return GuardArgs::try_parse().map(Command::Guard).map_err(|error| refusal(&error));
-        }
-        Some(name) if name == LAUNCHER => {
-            let parsed = LauncherArgs::try_parse().map(Command::Launcher);
-            return parsed.map_err(|error| refusal(&error));
-        }
-        _ => {}
-    }
     match Arguments::try_parse() {
         Ok(arguments) => Ok(arguments.command),
         Err(error) => Err(refusal(&error)),

@@ -1,8 +1,8 @@
 //! The guard: a process that ends a child before its lease can pass on.
 //!
 //! The command that holds the lease may be killed or stopped at any moment, and then nobody renews the lease. So the
-//! child is not a child of the command: a guard, which is the same binary, starts it in a process group, waits for it, and
-//! learns over a socket until when it may run. The guard ends the group
+//! child is not a child of the command: a guard, which the command forks ([`spare`]), starts it in a process group, waits for
+//! it, and learns over a socket until when it may run. The guard ends the group
 //!
 //! - when the deadline passes: the command is stopped, or cut off from its store, or the TTL has ended;
 //! - when the socket ends: the command was killed;
@@ -19,34 +19,33 @@
 //! - *If the guard dies, the kernel kills the child*, and the command, which then inherits the rest, ends that.
 //! - *If the command dies, the kernel continues the guard*, should it be stopped.
 //!
-//! The guard has a process group of its own and ignores all signals, so that what stops or ends the command, from the
+//! The guard has a process group of its own and blocks all signals, so that what stops or ends the command, from the
 //! keyboard or by a careless `kill`, does not reach it. Only SIGKILL and SIGSTOP do.
 
+use std::ffi::OsString;
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitOptions, kill_process_group, test_kill_process_group, wait,
+    Pid, Signal, WaitOptions, kill_process_group, setpgid, test_kill_process_group, wait,
 };
 
-use crate::args::{GUARD, GuardArgs, LAUNCHER};
 use crate::clock::Moment;
 use crate::failure::{INTERNAL, complain};
 use crate::{signals, terminal};
 
 mod handover;
-pub(crate) mod launcher;
+mod launcher;
 pub(crate) mod mailbox;
+pub(crate) mod spare;
 mod timer;
 pub(crate) mod wire;
 
-pub(crate) use handover::{receive, send};
-use launcher::Launcher;
+pub(crate) use handover::Start;
+use launcher::{Launcher, Started};
 use mailbox::{Incoming, Outgoing};
 use timer::Timer;
 use wire::{News, Order};
@@ -56,10 +55,23 @@ pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// How long to wait for a killed group whose members another process may have to reap.
 pub(crate) const BURIAL: Duration = Duration::from_secs(1);
 
-/// What the binary does when it is called by the name of a guard.
-pub(crate) fn run(arguments: &GuardArgs) -> u8 {
-    match watch(arguments) {
-        Ok(()) => 0,
+/// What the kernel and `ps` call a guard, and a launcher, which is forked from it.
+const NAME: &str = "leasehold-guard";
+
+/// What a guard is started for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Charge<'a> {
+    /// The command line of the child.
+    pub(crate) command: &'a [OsString],
+    pub(crate) grace: Duration,
+    /// Whether the command itself is the child of another one.
+    pub(crate) nested: bool,
+}
+
+/// All that the process of a guard does, until its child has ended or the command has ended without one.
+fn run(charge: &Charge<'_>, control: UnixStream) -> u8 {
+    match watch(charge, control) {
+        Ok(code) => code,
         Err(error) => {
             complain(&format!("the guard failed: {error}"));
             INTERNAL
@@ -67,21 +79,17 @@ pub(crate) fn run(arguments: &GuardArgs) -> u8 {
     }
 }
 
-fn watch(arguments: &GuardArgs) -> io::Result<()> {
-    signals::catch_all()?;
+fn watch(charge: &Charge<'_>, control: UnixStream) -> io::Result<u8> {
+    signals::block_all()?;
+    setpgid(None, None)?;
+    let _ = std::fs::write("/proc/self/comm", NAME);
     adopt_orphans()?;
     // A guard that is stopped when the command dies has to go on: the lease is no longer renewed.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     rustix::process::set_parent_process_death_signal(Some(Signal::CONT))?;
     let deaths = signals::deaths()?;
-    let control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let (order, stdin) = receive(&control)?;
-    let Order::Until(deadline) = order else {
-        return Err(io::Error::other("the first message is not a deadline"));
-    };
+    let Some((start, _lifeline)) = Start::receive(&control)? else { return Ok(0) };
     control.set_nonblocking(true)?;
-    let grace = Duration::from_micros(arguments.grace);
-    let started = Launcher::start(&arguments.command, stdin);
     let mut ward = Ward {
         control: Some(control),
         incoming: Incoming::default(),
@@ -89,24 +97,26 @@ fn watch(arguments: &GuardArgs) -> io::Result<()> {
         launcher: None,
         approved: false,
         group: None,
-        deadline,
-        grace,
-        nested: arguments.nested,
+        deadline: start.until,
+        grace: charge.grace,
+        nested: charge.nested,
         kill_at: None,
         killed_at: None,
         ended: None,
     };
-    match started {
-        Ok((group, launcher)) => {
-            if arguments.foreground {
+    match Launcher::start(charge.command, &start, &mut ward.control) {
+        Ok(Started::Launcher(group, launcher)) => {
+            if start.foreground {
                 terminal::give_to(group);
             }
             (ward.group, ward.launcher) = (Some(group), Some(launcher));
             ward.tell(News::Started(group.as_raw_pid()));
         }
+        Ok(Started::Ended(code)) => return Ok(code),
         Err(error) => ward.ended = Some(not_started(&error)),
     }
-    ward.watch(&deaths)
+    ward.watch(&deaths)?;
+    Ok(0)
 }
 
 fn not_started(error: &io::Error) -> News {
@@ -120,12 +130,6 @@ pub(crate) fn adopt_orphans() -> io::Result<()> {
     Ok(())
 }
 
-/// The very file that runs now, whatever was installed in its place since.
-pub(crate) fn own_binary() -> io::Result<PathBuf> {
-    let own = Path::new("/proc/self/exe");
-    if own.exists() { Ok(own.to_owned()) } else { std::env::current_exe() }
-}
-
 /// Whether the process group has no members, not even unreaped ones.
 pub(crate) fn is_gone(group: Pid) -> bool {
     test_kill_process_group(group) == Err(Errno::SRCH)
@@ -137,9 +141,8 @@ pub(crate) fn has_adopted_one_of_ours() -> bool {
     let pid = std::process::id();
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
     children.unwrap_or_default().split_whitespace().any(|child| {
-        let line = std::fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
-        let name = line.split(|byte| *byte == 0).next().unwrap_or_default();
-        [GUARD, LAUNCHER].iter().any(|ours| name == ours.as_bytes())
+        let name = std::fs::read_to_string(format!("/proc/{child}/comm"));
+        name.is_ok_and(|name| name.trim_end() == NAME)
     })
 }
 

@@ -39,7 +39,5 @@ fn run() -> Result<u8, Failure> {
         Command::Bench(arguments) => command::bench::run(&arguments),
         Command::Completions(arguments) => command::completions::run(&arguments),
         Command::Man(arguments) => command::completions::man(&arguments),
-        Command::Guard(arguments) => Ok(guard::run(&arguments)),
-        Command::Launcher(arguments) => Ok(guard::launcher::run(&arguments)),
     }
 }

@@ -1,14 +1,12 @@
 //! Signals.
 //!
 //! The command blocks them, and a thread waits for them: so a signal never ends it between two steps, and Ctrl-Z can be
-//! left to do what it always does. The guard, which inherits that, catches them instead and does nothing, because what
-//! is caught is as it was before in a child, while what is blocked stays blocked. Whatever we were told to ignore (by
-//! `nohup`, or as a shell's background job) stays ignored, in the child too.
+//! left to do what it always does. The guard blocks them too, and waits for none but SIGCHLD. The child begins with no
+//! signal blocked. Whatever we were told to ignore (by `nohup`, or as a shell's background job) stays ignored, in the child
+//! too.
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
@@ -28,29 +26,40 @@ const FORWARDED: [Signal; 9] = [
     Signal::SIGTSTP,
 ];
 
-/// Signals to this process, from now on.
+/// Signals that are blocked, and not yet heard.
 #[derive(Debug)]
-pub(crate) struct Signals(UnboundedReceiver<Signal>);
+pub(crate) struct Blocked(SigSet);
 
-impl Signals {
+impl Blocked {
     /// To be called before there is a second thread, which would otherwise be killed in our place.
-    pub(crate) fn listen() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let ignored = ignored();
         let mut set = SigSet::empty();
         let heard = FORWARDED.into_iter().filter(|signal| !ignored.contains(signal));
         set.extend(heard.chain([Signal::SIGCHLD]));
         set.thread_block()?;
+        Ok(Self(set))
+    }
+
+    /// Starts the thread that waits for them.
+    pub(crate) fn listen(self) -> io::Result<Signals> {
         let (sender, receiver) = unbounded_channel();
         thread::Builder::new().name("signals".to_owned()).spawn(move || {
-            while let Ok(signal) = set.wait() {
+            while let Ok(signal) = self.0.wait() {
                 if sender.send(signal).is_err() {
                     return;
                 }
             }
         })?;
-        Ok(Self(receiver))
+        Ok(Signals(receiver))
     }
+}
 
+/// Signals to this process.
+#[derive(Debug)]
+pub(crate) struct Signals(UnboundedReceiver<Signal>);
+
+impl Signals {
     pub(crate) async fn next(&mut self) -> Signal {
         match self.0.recv().await {
             Some(signal) => signal,
@@ -96,14 +105,14 @@ fn ignored() -> Vec<Signal> {
 }
 
 /// In the guard: nothing ends or stops it but SIGKILL and SIGSTOP.
-pub(crate) fn catch_all() -> io::Result<()> {
-    let (ignored, nobody) = (ignored(), Arc::new(AtomicBool::new(false)));
+pub(crate) fn block_all() -> io::Result<()> {
     let others = [Signal::SIGALRM, Signal::SIGPIPE, Signal::SIGTTIN, Signal::SIGTTOU];
-    for signal in FORWARDED.into_iter().chain(others) {
-        if !ignored.contains(&signal) {
-            signal_hook::flag::register(signal as i32, nobody.clone())?;
-        }
-    }
+    let set: SigSet = FORWARDED.into_iter().chain(others).collect();
+    Ok(set.thread_set_mask()?)
+}
+
+/// In the process that becomes the child.
+pub(crate) fn unblock() -> io::Result<()> {
     Ok(SigSet::empty().thread_set_mask()?)
 }
 

@@ -1,15 +1,12 @@
-//! Runs a job under a lease: starts its guard, sends it each new deadline, forwards signals, hands the terminal back and
-//! forth, and returns how the child ended.
+//! Runs a job under a lease: lets its guard start the child, sends it each new deadline, forwards signals, hands the terminal
+//! back and forth, and returns how the child ended.
 //!
 //! The guard ends the child in time. Should it be stopped or killed, the command does ([`Backstop`]).
 
 use std::future::pending;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream as Socket;
-use std::os::unix::process::CommandExt;
+use std::os::fd::BorrowedFd;
 use std::pin::pin;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use leasehold::LossReason;
@@ -20,12 +17,12 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::time::{sleep, timeout};
 
-use crate::args::GUARD;
-use crate::clock::{self, Bridge, Moment};
+use crate::clock::{Bridge, Moment};
 use crate::failure::{self, Failure, complain};
 use crate::guard::mailbox::{Incoming, Outgoing};
+use crate::guard::spare::Spare;
 use crate::guard::wire::{News, Order};
-use crate::guard::{self, BURIAL, LOOK_AGAIN, own_binary};
+use crate::guard::{self, BURIAL, LOOK_AGAIN, Start};
 use crate::job::{Held, Job};
 use crate::signals::Signals;
 use crate::terminal::Terminal;
@@ -73,47 +70,72 @@ impl End {
     }
 }
 
-/// Runs the job, and returns how it ended. When it returns, the child, its group and its guard are gone.
+/// How a job ended. The child and its group are gone; the guard has nothing left to do.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) end: End,
+    /// None if it was reaped already.
+    guard: Option<Guard>,
+}
+
+impl Ended {
+    /// Waits until the guard is gone as well.
+    pub(crate) async fn reap_the_guard(&mut self) {
+        if let Some(guard) = &mut self.guard {
+            guard.reap().await;
+        }
+    }
+}
+
+/// Runs the job, and returns how it ended.
 ///
 /// The guard and the child inherit the client's lifeline, if its store has one: then what the client holds cannot pass on
 /// before all of them are gone.
 pub(crate) async fn run(
     job: &Job,
     held: &impl Held,
+    spare: Spare,
     lifeline: Option<BorrowedFd<'_>>,
     signals: &mut Signals,
-) -> Result<End, Failure> {
+) -> Result<Ended, Failure> {
     let terminal = Terminal::open();
     let failed = |error| Failure::internal("the guard of the child could not be started", error);
     // Should the guard die, the child and its group become ours to end and to reap.
     guard::adopt_orphans().map_err(failed)?;
     let deadline = Deadline::new(job);
     let first = deadline.of(held);
-    let foreground = terminal.as_ref().is_some_and(Terminal::is_for_the_child);
-    let inherited =
-        lifeline.map(rustix::io::dup).transpose().map_err(|error| failed(error.into()))?;
-    let guard = Guard::start(job, held, first, foreground).map_err(failed)?;
-    drop(inherited);
+    let start = Start {
+        until: first,
+        foreground: terminal.as_ref().is_some_and(Terminal::is_for_the_child),
+        name: job.name.clone(),
+        id: held.id(),
+        fence: held.fence(),
+    };
+    let Ok((pid, socket)) = spare.engage(&start, lifeline) else { return Err(killed_early()) };
+    let socket = UnixStream::from_std(socket).map_err(failed)?;
+    let (incoming, outgoing) = (Incoming::default(), Outgoing::default());
+    let guard = Guard { pid, socket, incoming, outgoing };
     let backstop = Backstop::new(first, job.grace);
     let mut watch = Watch { guard, terminal, group: None, lost: None, backstop };
     let end = watch.until_it_ends(&deadline, held, signals).await;
     watch.take_the_terminal();
     if let Some(end) = end {
-        watch.guard.reap().await;
-        return Ok(end);
+        return Ok(Ended { end, guard: Some(watch.guard) });
     }
     watch.end_without_a_guard().await;
     match (watch.lost, watch.group) {
-        (Some(reason), _) => Ok(End::Lost(reason)),
+        (Some(reason), _) => Ok(Ended { end: End::Lost(reason), guard: None }),
         (None, Some(_)) => {
             let what = "the guard of the child was killed; the child was stopped";
             Err(Failure::new(failure::INTERNAL, what))
         }
-        (None, None) => {
-            let what = "the guard of the child was killed before the child had begun";
-            Err(Failure::new(failure::INTERNAL, what))
-        }
+        (None, None) => Err(killed_early()),
     }
+}
+
+fn killed_early() -> Failure {
+    let what = "the guard of the child was killed before the child had begun";
+    Failure::new(failure::INTERNAL, what)
 }
 
 /// Until when the child may run: the grace and the margin before the lease ends, and no longer than its TTL.
@@ -176,6 +198,7 @@ impl Backstop {
 }
 
 /// The guard, as the command sees it.
+#[derive(Debug)]
 struct Guard {
     pid: Pid,
     socket: UnixStream,
@@ -184,33 +207,6 @@ struct Guard {
 }
 
 impl Guard {
-    fn start(job: &Job, held: &impl Held, deadline: Moment, foreground: bool) -> io::Result<Self> {
-        let (ours, theirs) = Socket::pair()?;
-        ours.set_nonblocking(true)?;
-        let socket = UnixStream::from_std(ours)?;
-        let nested = std::env::var_os("LEASEHOLD_ID").is_some();
-        let mut child = Command::new(own_binary()?)
-            .arg0(GUARD)
-            .args(["--grace", &clock::micros(job.grace).to_string()])
-            .args(foreground.then_some("--foreground"))
-            .args(nested.then_some("--nested"))
-            .arg("--")
-            .args(&job.command)
-            .env("LEASEHOLD_NAME", &job.name)
-            .env("LEASEHOLD_ID", held.id())
-            .env("LEASEHOLD_FENCE", held.fence())
-            .stdin(Stdio::from(std::os::fd::OwnedFd::from(theirs)))
-            .process_group(0)
-            .spawn()?;
-        if let Err(error) = guard::send(&socket, Order::Until(deadline), io::stdin().as_fd()) {
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(error);
-        }
-        let (incoming, outgoing) = (Incoming::default(), Outgoing::default());
-        Ok(Self { pid: Pid::from_child(&child), socket, incoming, outgoing })
-    }
-
     /// The order is sent as soon as the guard reads. A guard that is gone is noticed when its news are read.
     fn order(&mut self, order: Order) {
         self.outgoing.push(order);

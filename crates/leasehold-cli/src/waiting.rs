@@ -62,6 +62,10 @@ struct Outages {
 
 impl Outages {
     async fn watch(&mut self) {
+        // A store on this host is always there to be asked.
+        if self.client.lifeline().is_some() {
+            return std::future::pending().await;
+        }
         loop {
             match self.client.outage() {
                 Some(Outage { since, error, .. }) => self.begin(since, &error),

@@ -1,5 +1,6 @@
 //! What `run` and `lock` have in common: whatever it is that is held, a child runs under it, and signals may come.
 
+use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error};
@@ -7,10 +8,12 @@ use nix::sys::signal::Signal;
 
 use crate::args::Patience;
 use crate::failure::{Failure, UNAVAILABLE, by_signal, complain};
+use crate::guard::Charge;
+use crate::guard::spare::{Spare, Started};
 use crate::job::{Held, Job};
-use crate::signals::Signals;
+use crate::signals::{Blocked, Signals};
 use crate::store::Store;
-use crate::supervise;
+use crate::supervise::{self, End, Ended};
 
 /// How long the store may take to be told of the end, before we go without: the lease ends by itself.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -78,9 +81,24 @@ impl Limit {
     }
 }
 
-/// Before anything else: no thread may be there yet.
-pub(super) fn listen() -> Result<Signals, Failure> {
-    Signals::listen().map_err(|error| Failure::internal("signals cannot be heard", error))
+/// What [`begin`] has become.
+pub(super) enum Begun {
+    /// In the command.
+    Command(Spare, Signals),
+    /// In its guard, at its end: the exit code.
+    Guard(u8),
+}
+
+/// Starts the guard, and listens to signals. Before anything else: no thread may be there yet.
+pub(super) fn begin(command: &[OsString], grace: Duration) -> Result<Begun, Failure> {
+    let deaf = |error| Failure::internal("signals cannot be heard", error);
+    let blocked = Blocked::new().map_err(deaf)?;
+    let nested = std::env::var_os("LEASEHOLD_ID").is_some();
+    match Spare::start(&Charge { command, grace, nested }) {
+        Ok(Started::Command(spare)) => Ok(Begun::Command(spare, blocked.listen().map_err(deaf)?)),
+        Ok(Started::Guard(code)) => Ok(Begun::Guard(code)),
+        Err(error) => Err(Failure::internal("the guard of the child could not be started", error)),
+    }
 }
 
 /// What is done before there is a place in a queue: a signal ends it at once.
@@ -119,9 +137,10 @@ pub(super) async fn under(
     client: &Client,
     job: &Job,
     held: impl Held,
+    spare: Spare,
     signals: &mut Signals,
 ) -> Result<u8, Failure> {
-    let end = supervise::run(job, &held, client.lifeline(), signals).await;
+    let mut ended = supervise::run(job, &held, spare, client.lifeline(), signals).await;
     let given_back = tokio::select! {
         given_back = held.release() => given_back.map_err(|error| error.to_string()),
         () = tokio::time::sleep(FAREWELL) => Err("no answer in time".to_owned()),
@@ -130,10 +149,14 @@ pub(super) async fn under(
     match given_back {
         Ok(true) if job.verbose => complain(&format!("{} given back", job.what)),
         Ok(false) if job.verbose => complain(&format!("{} was gone already", job.what)),
-        Err(error) if !matches!(end, Ok(supervise::End::Lost(_))) => {
+        Err(error) if !matches!(ended, Ok(Ended { end: End::Lost(_), .. })) => {
             complain(&format!("the {} was not given back: {error}; it ends by itself", job.what));
         }
         _ => {}
     }
-    Ok(end?.code(job))
+    // After that: the next one does not have to wait for it.
+    if let Ok(ended) = &mut ended {
+        ended.reap_the_guard().await;
+    }
+    Ok(ended?.end.code(job))
 }

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use leasehold::{Client, Error, Lock, LockGuard, Retry};
 
-use super::holding::{Limit, farewell, listen, signalled, taken, under};
+use super::holding::{Begun, Limit, begin, farewell, signalled, taken, under};
 use crate::args::{LockArgs, Patience};
 use crate::failure::{Failure, complain};
+use crate::guard::spare::Spare;
 use crate::job::{Job, asked_for, grace, margin};
 use crate::signals::Signals;
 use crate::store::{self, Store};
@@ -20,14 +21,18 @@ const ENDLESS: Duration = Duration::from_secs(100 * 365 * 86_400);
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(arguments: LockArgs) -> Result<u8, Failure> {
-    let mut signals = listen()?;
     let grace = grace(arguments.grace, arguments.lease, GRACES)?;
     let limit = Limit::new(arguments.wait.patience());
     let store = Store::new(&arguments.store)?;
+    let (spare, mut signals) = match begin(&arguments.command, grace)? {
+        Begun::Command(spare, signals) => (spare, signals),
+        Begun::Guard(code) => return Ok(code),
+    };
     store::block_on(async {
         let open = async { Ok(store.open().await?) };
         let client = limit.bound(&store, &mut signals, open).await?;
-        let ended = hold_and_run(&client, &store, arguments, grace, limit, &mut signals).await;
+        let ended =
+            hold_and_run(&client, &store, arguments, grace, limit, spare, &mut signals).await;
         farewell(&client, &ended, &mut signals).await;
         ended
     })
@@ -39,6 +44,7 @@ async fn hold_and_run(
     arguments: LockArgs,
     grace: Duration,
     limit: Limit,
+    spare: Spare,
     signals: &mut Signals,
 ) -> Result<u8, Failure> {
     let lock = declare(client, &arguments, grace, limit)?;
@@ -58,7 +64,7 @@ async fn hold_and_run(
     if job.verbose {
         complain(&format!("{} acquired, with fence {}", job.what, guard.fence()));
     }
-    under(client, &job, guard, signals).await
+    under(client, &job, guard, spare, signals).await
 }
 
 fn declare(

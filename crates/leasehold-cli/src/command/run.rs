@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use leasehold::{Client, Error, Permit, Semaphore};
 
-use super::holding::{Limit, farewell, listen, signalled, taken, under};
+use super::holding::{Begun, Limit, begin, farewell, signalled, taken, under};
 use crate::args::{Patience, RunArgs};
 use crate::failure::{Failure, complain};
+use crate::guard::spare::Spare;
 use crate::job::{GRACE, Job, asked_for, grace};
 use crate::output::ago;
 use crate::signals::Signals;
@@ -21,7 +22,6 @@ const GRACES: u32 = 6;
 const HEAD_START: Duration = Duration::from_millis(200);
 
 pub(crate) fn run(arguments: RunArgs) -> Result<u8, Failure> {
-    let mut signals = listen()?;
     if arguments.lease < SHORTEST {
         let lease = humantime::format_duration(arguments.lease);
         let problem = "is too short to be kept: at least 300ms";
@@ -34,10 +34,15 @@ pub(crate) fn run(arguments: RunArgs) -> Result<u8, Failure> {
     } else {
         grace(arguments.grace, arguments.lease, GRACES)?
     };
+    let (spare, mut signals) = match begin(&arguments.command, grace)? {
+        Begun::Command(spare, signals) => (spare, signals),
+        Begun::Guard(code) => return Ok(code),
+    };
     store::block_on(async {
         let open = async { Ok(store.open().await?) };
         let client = limit.bound(&store, &mut signals, open).await?;
-        let ended = hold_and_run(&client, &store, arguments, grace, limit, &mut signals).await;
+        let ended =
+            hold_and_run(&client, &store, arguments, grace, limit, spare, &mut signals).await;
         farewell(&client, &ended, &mut signals).await;
         ended
     })
@@ -49,6 +54,7 @@ async fn hold_and_run(
     arguments: RunArgs,
     grace: Duration,
     limit: Limit,
+    spare: Spare,
     signals: &mut Signals,
 ) -> Result<u8, Failure> {
     let semaphore = declare(client, &arguments, grace);
@@ -67,7 +73,7 @@ async fn hold_and_run(
     if job.verbose {
         complain(&format!("{} acquired after {}", job.what, ago(permit.waited())));
     }
-    under(client, &job, permit, signals).await
+    under(client, &job, permit, spare, signals).await
 }
 
 /// The semaphore, with more asked of the store than the child is given.

@@ -1,9 +1,7 @@
-//! The first message to a guard: it brings the standard input of the child along.
-//!
-//! The guard's own standard input is the socket, because that is the one descriptor that a process can be given and
-//! find without knowing its number.
+//! The first message to a guard, once the command holds its lease. The lifeline of the command's client comes along with it,
+//! if its store has one: the guard and the child inherit it.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -14,58 +12,115 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-use super::wire::{LENGTH, Message, Order};
+use crate::clock::Moment;
 
-pub(crate) fn send(to: impl AsFd, order: Order, stdin: BorrowedFd<'_>) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let fds = [stdin];
-    if !ancillary.push(SendAncillaryMessage::ScmRights(&fds)) {
-        return Err(io::Error::other("no room for a descriptor"));
-    }
-    let message = order.encode();
-    let sent = sendmsg(to, &[IoSlice::new(&message)], &mut ancillary, SendFlags::empty())?;
-    if sent == LENGTH { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+/// What a guard has to know of the lease before it starts the child.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Start {
+    /// The child may run until then.
+    pub(crate) until: Moment,
+    /// Whether the child is to have the terminal from the beginning.
+    pub(crate) foreground: bool,
+    /// What the child finds in its environment.
+    pub(crate) name: String,
+    pub(crate) id: String,
+    pub(crate) fence: String,
 }
 
-pub(crate) fn receive(from: &UnixStream) -> io::Result<(Order, OwnedFd)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let mut message = [0; LENGTH];
-    let flags = RecvFlags::WAITALL | RecvFlags::CMSG_CLOEXEC;
-    let received = retry_on_intr(|| {
-        recvmsg(from, &mut [IoSliceMut::new(&mut message)], &mut ancillary, flags)
-    })?;
-    if received.bytes != LENGTH {
-        return Err(io::ErrorKind::UnexpectedEof.into());
+/// The deadline, the terminal, and how long each text is.
+const HEADER: usize = 8 + 1 + 3 * 4;
+
+impl Start {
+    pub(crate) fn send(&self, to: impl AsFd, lifeline: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let texts = [&self.name, &self.id, &self.fence];
+        let mut message = self.until.micros().to_le_bytes().to_vec();
+        message.push(u8::from(self.foreground));
+        for text in texts {
+            let length = u32::try_from(text.len()).map_err(io::Error::other)?;
+            message.extend(length.to_le_bytes());
+        }
+        for text in texts {
+            message.extend(text.as_bytes());
+        }
+
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let fds = lifeline.as_slice();
+        if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+            return Err(io::Error::other("no room for a descriptor"));
+        }
+        // Nobody has written to this socket before: there is room for all of it.
+        let sent = sendmsg(to, &[IoSlice::new(&message)], &mut ancillary, SendFlags::empty())?;
+        if sent == message.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
     }
-    let rights = ancillary.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-        _ => None,
-    });
-    let stdin = rights.ok_or_else(|| io::Error::other("no standard input came along"))?;
-    Ok((Order::decode(message)?, stdin))
+
+    /// Waits for the message. Nothing if the command has ended without one.
+    pub(super) fn receive(mut from: &UnixStream) -> io::Result<Option<(Self, Option<OwnedFd>)>> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut header = [0; HEADER];
+        // The lifeline stays open in the child.
+        let received = retry_on_intr(|| {
+            let mut header = [IoSliceMut::new(&mut header)];
+            recvmsg(from, &mut header, &mut ancillary, RecvFlags::WAITALL)
+        })?;
+        if received.bytes == 0 {
+            return Ok(None);
+        }
+        if received.bytes != HEADER {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let lifeline = ancillary.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+            _ => None,
+        });
+        let (until, rest) = header.split_at(8);
+        let until = until.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
+        let mut texts = rest[1..].chunks(4).map(|length| {
+            let length =
+                length.iter().rev().fold(0, |number, byte| number << 8 | usize::from(*byte));
+            let mut text = vec![0; length];
+            from.read_exact(&mut text)?;
+            String::from_utf8(text).map_err(io::Error::other)
+        });
+        let mut text = || texts.next().unwrap_or_else(|| Ok(String::new()));
+        let (name, id, fence) = (text()?, text()?, text()?);
+        let (until, foreground) = (Moment::from_micros(until), rest[0] != 0);
+        Ok(Some((Self { until, foreground, name, id, fence }, lifeline)))
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
-
     use super::*;
-    use crate::clock::Moment;
+
+    fn start() -> Start {
+        let (until, foreground) = (Moment::from_micros(70_000_007), true);
+        let [name, id, fence] = ["a\nname", "an id", "7"].map(str::to_owned);
+        Start { until, foreground, name, id, fence }
+    }
 
     #[test]
-    fn a_descriptor_comes_along() {
+    fn everything_arrives_and_a_descriptor_comes_along() {
         let (here, there) = UnixStream::pair().unwrap();
         let (mut read, write) = UnixStream::pair().unwrap();
-        let order = Order::Until(Moment::from_micros(7));
-        send(&here, order, write.as_fd()).unwrap();
+        start().send(&here, Some(write.as_fd())).unwrap();
         drop(write);
-        let (received, write) = receive(&there).unwrap();
-        assert_eq!(received, order);
-        io::Write::write_all(&mut UnixStream::from(write), b"over here").unwrap();
+        let (received, write) = Start::receive(&there).unwrap().unwrap();
+        assert_eq!(received, start());
+        io::Write::write_all(&mut UnixStream::from(write.unwrap()), b"over here").unwrap();
         let mut text = String::new();
         read.read_to_string(&mut text).unwrap();
         assert_eq!(text, "over here");
+
+        start().send(&here, None).unwrap();
+        assert!(Start::receive(&there).unwrap().unwrap().1.is_none());
+    }
+
+    #[test]
+    fn a_command_that_ends_says_nothing() {
+        let (here, there) = UnixStream::pair().unwrap();
+        drop(here);
+        assert_eq!(Start::receive(&there).unwrap().map(|(start, _)| start), None);
     }
 }

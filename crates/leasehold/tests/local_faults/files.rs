@@ -446,3 +446,18 @@ async fn what_was_not_copied_back_from_the_log_is_not_lost() {
         .unwrap();
     assert_eq!(copied.cast_unsigned(), fence.get());
 }
+
+/// The next to open the store alone would have to read all of it.
+#[tokio::test]
+async fn a_log_that_is_not_yet_full_is_copied_back_when_nobody_asks_for_anything() {
+    let store = LocalStore::new();
+    let client = open(&store).await;
+    let semaphore = one(&client);
+    let modified = || std::fs::metadata(store.path()).unwrap().modified().unwrap();
+    let before = modified();
+    // Some pages each: enough to be worth it, and far from the 1000 that are copied in any case.
+    for _ in 0..60 {
+        assert!(release(acquire(&semaphore).await).await);
+    }
+    eventually(async || modified() > before).await;
+}

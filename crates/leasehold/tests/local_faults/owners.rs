@@ -117,3 +117,21 @@ async fn a_link_in_the_place_of_a_log_is_refused() {
         assert_eq!(fs::read(&precious).unwrap(), b"a diary");
     }
 }
+
+/// SQLite has no use for a journal once there is a log. It would look at one all the same.
+#[tokio::test]
+async fn a_journal_beside_a_store_that_has_a_log_is_looked_at() {
+    let store = LocalStore::new();
+    works(&store).await;
+    let journal = beside(&store, "-journal");
+    symlink(store.directory().join("nowhere"), &journal).unwrap();
+    let error = refused(&store.path()).await;
+    assert_says(&error, ErrorKind::InvalidArgument, &journal, &["is not a file"]);
+    fs::remove_file(&journal).unwrap();
+    fs::write(&journal, "").unwrap();
+    fs::set_permissions(&journal, Permissions::from_mode(0o602)).unwrap();
+    let error = refused(&store.path()).await;
+    assert_says(&error, ErrorKind::AuthFailed, &journal, &["open to others"]);
+    fs::remove_file(&journal).unwrap();
+    works(&store).await;
+}

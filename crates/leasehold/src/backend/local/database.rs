@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 
@@ -17,7 +17,7 @@ use super::lifeline::{self, Clients, Reach};
 use super::location::Location;
 use super::schema::{self, StoreClock};
 use super::semaphores::{self, Applied, Circumstances};
-use crate::clock::Time;
+use crate::clock::{Span, Time};
 use crate::engine::foreign::event;
 use crate::{ClientId, Error, process};
 
@@ -29,6 +29,10 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// When the log has so many pages, it is copied back: 4 MB.
 const LOG_PAGES: i32 = 1000;
+/// When it has so many, it is copied back if nobody asks for anything for a moment. Whoever opens a store that nobody has
+/// open reads the whole log, which takes two microseconds a page.
+const PAGES_TO_READ: i32 = 128;
+pub(super) const MOMENT: Duration = Duration::from_millis(1);
 
 /// How many clients of others a new client looks at, whether they are dead.
 const LOOKED_AT: u32 = 1000;
@@ -82,13 +86,22 @@ impl Database {
             let (line, socket) = lifeline::enter(place, client)?;
             // Its file is there before its name is, and goes after it.
             let _ = lifeline.set(line);
-            let entered = introduce(&tx, client, clock.now()).and_then(|()| tx.commit());
-            entered.inspect_err(|_| lifeline::remove_files(place, client)).map_err(failed)?;
+            let entered = introduce(&tx, client, clock.now()).and_then(|()| {
+                let around = Surroundings { place, clients: &clients };
+                let dead = others(&tx, client)?;
+                let dead = dead.into_iter().filter(|client| lifeline::is_dead(place, *client));
+                let buried =
+                    bury(&tx, dead.collect(), clock.now(), settings.confirm_within, &around)?;
+                tx.commit()?;
+                Ok(buried)
+            });
+            let buried =
+                entered.inspect_err(|_| lifeline::remove_files(place, client)).map_err(failed)?;
             connection.busy_timeout(schema::BUSY).map_err(failed)?;
-            Ok((connection, clock, socket))
+            Ok((connection, clock, socket, buried))
         })?;
-        let (connection, clock, socket) = opened;
-        let mut store = Self {
+        let (connection, clock, socket, buried) = opened;
+        let store = Self {
             client,
             settings,
             place,
@@ -98,7 +111,7 @@ impl Database {
             log_pages,
             copy_back: false,
         };
-        store.bury_the_dead()?;
+        store.follow_up(&buried);
         Ok((store, socket))
     }
 
@@ -155,47 +168,19 @@ impl Database {
         }
     }
 
-    /// Every client that is dead, under whatever names.
-    fn bury_the_dead(&mut self) -> Result<(), Error> {
-        let place = &self.place;
-        let failed = |error| place.explain("asking", error);
-        let others = others(&self.connection, self.client).map_err(failed)?;
-        let dead: Vec<_> =
-            others.into_iter().filter(|client| lifeline::is_dead(place, *client)).collect();
-        self.bury(dead)
-    }
-
-    fn bury(&mut self, mut dead: Vec<ClientId>) -> Result<(), Error> {
-        if dead.is_empty() {
-            return Ok(());
-        }
-        let confirm_within = self.settings.confirm_within;
-        let applied = self.write(|tx, now, around| {
-            let mut applied = Applied::default();
-            let (mut reach, mut is_dead) = around.senses();
-            let mut call = Circumstances {
-                from: None,
-                now,
-                confirm_within,
-                reach: &mut reach,
-                is_dead: &mut is_dead,
-            };
-            while let Some(client) = dead.pop() {
-                if !applied.buried.contains(&client) {
-                    dead.extend(semaphores::bury(tx, client, &mut call, &mut applied)?);
-                }
-            }
-            Ok(applied)
-        })?;
-        self.follow_up(&applied);
-        Ok(())
-    }
-
     /// Copies the log back once it has grown, or fences were reserved, when nobody waits for us. Others go on meanwhile.
     pub(super) fn tidy_log(&mut self) {
-        if self.log_pages.load(Ordering::Relaxed) < LOG_PAGES && !self.copy_back {
-            return;
+        if self.log_pages.load(Ordering::Relaxed) >= LOG_PAGES || self.copy_back {
+            self.copy_log_back();
         }
+    }
+
+    /// Whether the log is worth copying back when there is nothing else to do.
+    pub(super) fn has_a_long_log(&self) -> bool {
+        self.log_pages.load(Ordering::Relaxed) >= PAGES_TO_READ
+    }
+
+    pub(super) fn copy_log_back(&mut self) {
         self.log_pages.store(0, Ordering::Relaxed);
         self.copy_back = false;
         if let Err(error) = schema::copy_back(&self.connection) {
@@ -208,10 +193,13 @@ impl Database {
     pub(super) fn leave(mut self, lifeline: Arc<OnceLock<OwnedFd>>) {
         drop(lifeline);
         let client = self.client;
-        if lifeline::is_dead(&self.place, client)
-            && let Err(error) = self.bury(vec![client])
-        {
-            event!(debug, %error, "the client's last words were not heard");
+        if !lifeline::is_dead(&self.place, client) {
+            return;
+        }
+        let confirm_within = self.settings.confirm_within;
+        match self.write(|tx, now, around| bury(tx, vec![client], now, confirm_within, around)) {
+            Ok(buried) => self.follow_up(&buried),
+            Err(error) => event!(debug, %error, "the client's last words were not heard"),
         }
     }
 }
@@ -232,6 +220,26 @@ impl Surroundings<'_> {
             |client| lifeline::is_dead(self.place, client),
         )
     }
+}
+
+/// Removes these clients, and whomever it finds dead on the way, from whatever they held and waited for.
+fn bury(
+    tx: &Transaction<'_>,
+    mut dead: Vec<ClientId>,
+    now: Time,
+    confirm_within: Span,
+    around: &Surroundings<'_>,
+) -> rusqlite::Result<Applied> {
+    let mut applied = Applied::default();
+    let (mut reach, mut is_dead) = around.senses();
+    let (reach, is_dead) = (&mut reach, &mut is_dead);
+    let mut call = Circumstances { from: None, now, confirm_within, reach, is_dead };
+    while let Some(client) = dead.pop() {
+        if !applied.buried.contains(&client) {
+            dead.extend(semaphores::bury(tx, client, &mut call, &mut applied)?);
+        }
+    }
+    Ok(applied)
 }
 
 fn introduce(tx: &Connection, client: ClientId, now: Time) -> rusqlite::Result<()> {

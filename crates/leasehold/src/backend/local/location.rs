@@ -211,9 +211,14 @@ impl Location {
     }
 
     /// Makes what is missing, and checks what is there. Never with more rights than it is to have, not even for a moment.
+    ///
+    /// SQLite has no use for a journal once there is a log. It is made only where others could put one in its place.
     fn make_files(&self) -> Result<(), Error> {
         let journal = with_suffix(&self.file, "-journal");
-        for file in self.files().chain([journal]) {
+        let is_new = fs::symlink_metadata(&self.file).map_or(true, |metadata| metadata.len() == 0);
+        let needs_journal =
+            is_new || fs::symlink_metadata(&journal).is_ok() || !self.is_in_a_directory_of_ours();
+        for file in self.files().chain(needs_journal.then_some(journal)) {
             let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file);
             match made {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -225,6 +230,15 @@ impl Location {
             check_file(&file, &metadata.map_err(|error| of_system("looking at", &file, error))?)?;
         }
         Ok(())
+    }
+
+    /// Whether nobody else can make files beside the database. What root can do cannot be prevented.
+    fn is_in_a_directory_of_ours(&self) -> bool {
+        let directory = self.file.parent().unwrap_or(Path::new("/"));
+        fs::symlink_metadata(directory).is_ok_and(|metadata| {
+            let owners = [geteuid().as_raw(), 0];
+            owners.contains(&metadata.uid()) && metadata.mode() & 0o022 == 0
+        })
     }
 
     /// It was only there to keep others from putting one in its place. If SQLite has use for it, it is not empty.
@@ -303,8 +317,11 @@ fn check_kind(path: &Path) -> Result<(), Error> {
     const DATABASE: &[u8] = b"SQLite format 3\0";
     // What is not there, or not a file, is seen to later.
     let Ok(metadata) = fs::metadata(path) else { return Ok(()) };
+    if !metadata.is_file() || metadata.len() == 0 || is_recorded(path, &metadata) {
+        return Ok(());
+    }
     // What this process has open it has looked at before: see above why it must not be opened again.
-    if !metadata.is_file() || metadata.len() == 0 || is_open(&metadata) {
+    if is_open(&metadata) {
         return Ok(());
     }
     let mut start = Vec::new();
@@ -320,6 +337,13 @@ fn check_kind(path: &Path) -> Result<(), Error> {
         return Err(another_programs(path));
     }
     Ok(())
+}
+
+/// Whether a client has had this very file open as a store. SQLite looks at what is in it once more.
+fn is_recorded(path: &Path, metadata: &Metadata) -> bool {
+    let turn = with_suffix(path, ".clients").join("turn");
+    let recorded = fs::read_to_string(turn).unwrap_or_default();
+    recorded.split_whitespace().next().is_some_and(|inode| inode.parse() == Ok(metadata.ino()))
 }
 
 fn is_open(wanted: &Metadata) -> bool {
@@ -426,7 +450,34 @@ fn fuse(mounts: &str, (major, minor): (u32, u32)) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+    use std::time::Duration;
+
+    use testkit::local_store::LocalStore;
+
     use super::*;
+
+    #[test]
+    fn a_journal_is_made_where_others_could_make_one() {
+        for (mode, made) in [(0o700, false), (0o755, false), (0o775, true), (0o1777, true)] {
+            let store = LocalStore::new();
+            fs::set_permissions(store.directory(), Permissions::from_mode(mode)).unwrap();
+            let open = || {
+                let until = Instant::now() + Duration::from_secs(5);
+                let (_, made) = Location::prepare(&store.path(), until, |place, _| {
+                    let made = with_suffix(&place.file, "-journal").exists();
+                    fs::write(&place.file, "what a database begins with").unwrap();
+                    Ok(made)
+                })
+                .unwrap();
+                made
+            };
+            assert!(open(), "SQLite needs one to make the log");
+            assert_eq!(open(), made, "{mode:o}");
+            assert!(!with_suffix(&store.path(), "-journal").exists());
+        }
+    }
 
     #[test]
     fn network_file_systems_are_known() {

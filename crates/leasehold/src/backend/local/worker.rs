@@ -5,13 +5,13 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
 
 use tokio::sync::oneshot;
 
 use super::LocalSettings;
-use super::database::Database;
+use super::database::{Database, MOMENT};
 use crate::backend::Later;
 use crate::engine::foreign::event;
 use crate::{ClientId, Error};
@@ -84,7 +84,7 @@ fn work(
         let _ = socket.send(own);
         store
     });
-    while let Ok(job) = jobs.recv() {
+    while let Some(job) = next(jobs, &mut store) {
         job(&mut store);
         if let Ok(store) = &mut store {
             store.tidy_log();
@@ -93,4 +93,17 @@ fn work(
     if let Ok(store) = store {
         store.leave(lifeline);
     }
+}
+
+/// The next job. If there is none for a moment, the log is copied back, should it be long.
+fn next(jobs: &Receiver<Job>, store: &mut Result<Database, Error>) -> Option<Job> {
+    if let Ok(store) = store
+        && store.has_a_long_log()
+    {
+        match jobs.recv_timeout(MOMENT) {
+            Err(RecvTimeoutError::Timeout) => store.copy_log_back(),
+            job => return job.ok(),
+        }
+    }
+    jobs.recv().ok()
 }
