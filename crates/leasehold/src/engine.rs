@@ -25,6 +25,7 @@ use crate::name::Name;
 use crate::pool::Seats;
 use crate::{AcquisitionId, ClientId, Error, LossReason};
 
+mod alarm;
 pub(crate) mod background;
 pub(crate) mod call;
 pub(crate) mod foreign;

@@ -36,9 +36,11 @@ use stage::Stage;
 
 /// How long the workers are left alone, at the beginning and at the end: then nothing is excused.
 const CALM: Duration = Duration::from_secs(28);
-/// But for this: once in the first calm connections flap, and once all workers are killed, each while it holds something. What
-/// they held must be had again when its leases are over, and nothing else is there to blame if it is not.
+/// But for this: once in the first calm connections flap, once some workers are stopped, each while it waits, and once all
+/// workers are killed, each while it holds something. What they held must be had again when its leases are over, and nothing
+/// else is there to blame if it is not.
 const FIRST_FLAPS: Duration = Duration::from_secs(2);
+const FIRST_STOPS: Duration = Duration::from_secs(7);
 const POWER_CUT: Duration = Duration::from_secs(16);
 const QUIET: Duration = Duration::from_secs(14);
 /// How long connections flap, and the lull after that, in which nobody may wait for what was cancelled meanwhile.

@@ -36,6 +36,9 @@ const TASKS: usize = 7;
 /// Tasks that do nothing but cancel acquires while connections are made anew: others are often busy with what they hold or
 /// wait for.
 const CANCELLING: usize = 8;
+/// Tasks that do nothing but wait patiently for what passes on soon if nobody claims it. Others have given up, when a stopped
+/// process goes on, before they look at a wake-up that came meanwhile.
+const PATIENT: usize = 2;
 /// How often the watchdog looks at the clock, which gap is worth a line, and how often it says that there was none.
 const TICK: Duration = Duration::from_millis(20);
 const GAP: Micros = 120 * MILLISECOND;
@@ -260,7 +263,8 @@ async fn play(settings: &Settings, diary: &Arc<Diary>, finish: watch::Receiver<b
     let hands = |task| Hands::new(shared.clone(), settings, task);
     let working = (0..TASKS).map(|task| tokio::spawn(work(hands(task))));
     let cancelling = (TASKS..TASKS + CANCELLING).map(|task| tokio::spawn(cancel(hands(task))));
-    let tasks: Vec<_> = working.chain(cancelling).collect();
+    let patient = (0..PATIENT).map(|task| tokio::spawn(wait(hands(TASKS + CANCELLING + task))));
+    let tasks: Vec<_> = working.chain(cancelling).chain(patient).collect();
     for task in tasks {
         task.await.expect("a task that does not panic");
     }
@@ -292,6 +296,18 @@ async fn cancel(mut hands: Hands) {
         }
         let pause = hands.millis(0..30);
         hands.unless_finishing(tokio::time::sleep(pause)).await;
+    }
+}
+
+async fn wait(mut hands: Hands) {
+    let passes_on_soon = |thing: &usize| {
+        let thing = &THINGS[*thing];
+        thing.kind == Kind::Semaphore && thing.lease <= 2 * SECOND
+    };
+    let things: Vec<_> = (0..THINGS.len()).filter(passes_on_soon).collect();
+    while !hands.finishing() {
+        let thing = things[hands.rng.usize(..things.len())];
+        hands.wait_for_semaphore(thing).await;
     }
 }
 

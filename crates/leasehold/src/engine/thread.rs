@@ -13,22 +13,17 @@ use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::Sleep;
 
 use super::Core;
+use super::alarm::Alarm;
 use super::foreign::event;
 use super::in_flight::InFlight;
 use super::sender::{Ending, Reachability, Request};
 use crate::Error;
 use crate::backend::{Answers, Destination, Event, RemoteBackend, Report};
 use crate::clock::{Moment, Span};
-
-/// The thread does not sleep longer than this while a timer is set: tokio's timers stand still while the machine is
-/// suspended, the clock of the leases does not.
-const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// How often calls are checked for deadlines while the store does not answer. After the last answer the thread looks once
 /// more, so that whoever sends meanwhile does not have to wake it for that.
@@ -88,9 +83,7 @@ struct Thread {
     backend: Option<Arc<dyn RemoteBackend>>,
     messages: mpsc::UnboundedReceiver<Message>,
     in_flight: Vec<InFlight>,
-    sleep: Pin<Box<Sleep>>,
-    /// When `sleep` ends.
-    sleeps_until: Moment,
+    alarm: Alarm,
     tidy_at: Option<Moment>,
     check_calls_at: Option<Moment>,
     /// Something was answered since the calls were last checked.
@@ -103,20 +96,9 @@ impl Thread {
         backend: Option<Arc<dyn RemoteBackend>>,
         messages: mpsc::UnboundedReceiver<Message>,
     ) -> Self {
-        let sleep = Box::pin(tokio::time::sleep(LONGEST_SLEEP));
-        let (in_flight, tidy_at, check_calls_at) = (Vec::new(), None, None);
-        let (sleeps_until, answered) = (Moment::from_micros(0), false);
-        Self {
-            core,
-            backend,
-            messages,
-            in_flight,
-            sleep,
-            sleeps_until,
-            tidy_at,
-            check_calls_at,
-            answered,
-        }
+        let (in_flight, alarm) = (Vec::new(), Alarm::new());
+        let (tidy_at, check_calls_at, answered) = (None, None, false);
+        Self { core, backend, messages, in_flight, alarm, tidy_at, check_calls_at, answered }
     }
 
     /// Until nobody is left who could tell us anything.
@@ -244,26 +226,14 @@ impl Thread {
     fn poll_sleep(&mut self, core: &Core, cx: &mut Context<'_>) -> Poll<()> {
         let now = Moment::now();
         let timer = core.timers.next();
-        // Names are tidied now and then: nobody minds if a suspended machine delays that.
-        let others = [self.check_calls_at, core.sender.next_resume(now)].into_iter().flatten();
-        let mut pause = others.chain(timer).min().map(|at| at.saturating_since(now));
-        if timer.is_some() {
-            pause = pause.map(|pause| pause.min(LONGEST_SLEEP));
-        }
-        let tidy = self.tidy_at.map(|at| at.saturating_since(now));
-        let pause = pause.into_iter().chain(tidy).min();
-        let until = pause.map_or(Moment::NEVER, |pause| now + Span::from_duration(pause));
+        let others = [self.check_calls_at, self.tidy_at, core.sender.next_resume(now)];
+        let until = others.into_iter().flatten().chain(timer).min().unwrap_or(Moment::NEVER);
         core.sleeps_until(until);
         // A timer may have been set, or something come in line, before it could be seen until when we sleep.
         if core.timers.next() != timer || core.told.load(Ordering::SeqCst) {
             return Poll::Ready(());
         }
-        let Some(pause) = pause else { return Poll::Pending };
-        if until != self.sleeps_until {
-            self.sleeps_until = until;
-            self.sleep.as_mut().reset(tokio::time::Instant::now() + pause);
-        }
-        self.sleep.as_mut().poll(cx)
+        self.alarm.poll(until, now, cx)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The lane of one worker: its process and its connections.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -12,11 +12,13 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use testkit::proxy::{Cut, FaultProxy};
 
 use super::stage::Stage;
-use super::{CALM, Life, LifeEnd, PATIENCE, POWER_CUT, Phase, Show, flaps, lock, millis, said};
-use crate::clock;
+use super::{
+    CALM, FIRST_STOPS, Life, LifeEnd, PATIENCE, POWER_CUT, Phase, Show, flaps, lock, millis, said,
+};
+use crate::clock::{self, SECOND};
 use crate::fault::{Kind, Scope};
 use crate::history::{self, Event};
-use crate::plan::{self, THINGS, Thing};
+use crate::plan::{self, CONFIRM, SOCKET_TIMEOUT, THINGS, Thing};
 use crate::worker::history_path;
 
 /// What a request of the library contains, whatever it asks for.
@@ -35,17 +37,16 @@ pub(super) fn lane(show: &Show, stage: &Stage, index: usize, foreign: bool) {
     let mut rng = show.rng(index as u64);
     let mut worker = Worker::start(show, index, 1, foreign, stage.url(index));
     let proxy = stage.proxy(index);
-    if !foreign && show.pause(POWER_CUT) {
+    if !foreign && index % 2 == 1 && show.pause(FIRST_STOPS) {
+        worker = worker.stop_as_a_waiter(&mut rng, proxy);
+    }
+    if !foreign && show.pause(POWER_CUT.saturating_sub(show.begun.elapsed())) {
         worker.wait_until_it_holds();
         worker = worker.kill(&mut rng);
     }
     let mut next = CALM.saturating_sub(show.begun.elapsed()) + millis(&mut rng, 0..4000);
     while show.next(next) {
-        if worker.has_ended() {
-            worker = worker.again();
-        } else {
-            worker = worker.suffer(&mut rng, proxy);
-        }
+        worker = if worker.has_ended() { worker.again() } else { worker.suffer(&mut rng, proxy) };
         next = millis(&mut rng, 1000..10_000);
     }
     if let Some(proxy) = proxy {
@@ -93,25 +94,38 @@ impl<'a> Worker<'a> {
 
     /// Until it holds what only workers do, but not for long.
     fn wait_until_it_holds(&self) {
-        let own = |name: &str| {
-            let mut things = THINGS.iter().filter(|thing| thing.kind == plan::Kind::Semaphore);
-            let own =
-                |thing: &Thing| !thing.is_for_the_command() && !thing.shared && !thing.is_lasting();
-            things.any(|thing| thing.name == name && own(thing))
+        let own =
+            |thing: &Thing| !thing.is_for_the_command() && !thing.shared && !thing.is_lasting();
+        self.wait_until(|asked, granted| own(asked) && granted);
+    }
+
+    /// Until it waits for what it will be woken for, but not for long.
+    fn wait_until_it_waits(&self) {
+        self.wait_until(|asked, granted| asked.lease <= 2 * SECOND && !granted);
+    }
+
+    /// Until one of its acquisitions of a semaphore, which may have been granted, is as it should be, but not for long.
+    fn wait_until(&self, is_right: impl Fn(&Thing, bool) -> bool) {
+        let semaphore = |name: &str| {
+            plan::find(name).map(|at| &THINGS[at]).filter(|it| it.kind == plan::Kind::Semaphore)
         };
         let path = history_path(&self.show.dir, self.index, self.life);
         for _ in 0..200 {
-            let mut asked = BTreeSet::new();
-            let mut held = BTreeSet::new();
+            let mut current = BTreeMap::new();
             for line in history::read(&path).unwrap_or_default() {
                 match line.event {
-                    Event::Ask { op, thing, .. } if own(&thing) => _ = asked.insert(op),
-                    Event::Grant { op, .. } if asked.contains(&op) => _ = held.insert(op),
-                    Event::Ending { op } | Event::End { op, .. } => _ = held.remove(&op),
+                    Event::Ask { op, thing, .. } => {
+                        current.extend(semaphore(&thing).map(|thing| (op, (thing, false))));
+                    }
+                    Event::Grant { op, .. } => {
+                        current.entry(op).and_modify(|(_, granted)| *granted = true);
+                    }
+                    Event::Ending { op } | Event::End { op, .. } => _ = current.remove(&op),
                     _ => {}
                 }
             }
-            if !held.is_empty() || !self.show.pause(Duration::from_millis(10)) {
+            let found = current.values().any(|(thing, granted)| is_right(thing, *granted));
+            if found || !self.show.pause(Duration::from_millis(10)) {
                 return;
             }
         }
@@ -122,11 +136,16 @@ impl<'a> Worker<'a> {
         let (show, span) = (self.show, millis(rng, 100..6000));
         let roll = rng.u32(..100);
         let Some(proxy) = proxy else {
-            return if roll < 50 { self.kill(rng) } else { self.stop(span) };
+            return match roll {
+                0..50 => self.kill(rng),
+                50..75 => self.stop(span),
+                _ => self.stop_as_a_waiter(rng, None),
+            };
         };
         match roll {
-            0..30 if !self.foreign => return self.kill(rng),
-            0..43 => return self.stop(span),
+            0..25 if !self.foreign => return self.kill(rng),
+            0..30 => return self.stop(span),
+            30..43 => return self.stop_as_a_waiter(rng, Some(proxy)),
             43..47 => show.fault(Kind::Cut, scope, || proxy.cut_with(Cut::Close)),
             47..51 => show.fault(Kind::Reset, scope, || proxy.cut_with(Cut::Reset)),
             51..57 => {
@@ -191,15 +210,34 @@ impl<'a> Worker<'a> {
     }
 
     fn stop(self, span: Duration) -> Self {
+        self.stop_and_then(span, || {})
+    }
+
+    fn stop_and_then(self, span: Duration, before_it_goes_on: impl FnOnce()) -> Self {
         let pid = Pid::from_child(&self.process);
         self.show.fault(Kind::Stop, Scope::Worker(self.index), || {
             let _ = kill_process(pid, Signal::STOP);
             let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
             let _ = waitid(WaitId::Pid(pid), options);
             self.show.pause(span);
+            before_it_goes_on();
             let _ = kill_process(pid, Signal::CONT);
         });
         self
+    }
+
+    /// Stops a worker that waits, until its turn has come, and the time to claim its permit has passed. Then it finds a
+    /// wake-up that came long ago, and for a moment nothing that it asks is answered.
+    fn stop_as_a_waiter(self, rng: &mut Rng, proxy: Option<&FaultProxy>) -> Self {
+        self.wait_until_it_waits();
+        let span = Duration::from_micros(CONFIRM) + millis(rng, 500..3000);
+        let Some(proxy) = proxy else { return self.stop(span) };
+        let slow = Duration::from_micros(SOCKET_TIMEOUT / 4);
+        let stopped = self.stop_and_then(span, || proxy.delay(slow));
+        let scope = Scope::Worker(stopped.index);
+        stopped.show.fault(Kind::Delay, scope, || stopped.show.pause(4 * slow));
+        proxy.heal();
+        stopped
     }
 
     fn finish(mut self) {

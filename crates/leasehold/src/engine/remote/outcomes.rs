@@ -277,11 +277,6 @@ impl State {
         // The queue has moved: who is first now may be close to the head.
         self.schedule_question(None, false, false);
         if lease.is_some() && !ticket.is_limited_by_ttl() {
-            // Whoever believes an old wake-up would learn from the claim that it was too old.
-            #[cfg(feature = "broken")]
-            if crate::broken::is("old-wakeup") {
-                return self.set_renewal(id, now + Span::from_millis(2000));
-            }
             self.set_renewal(id, now + CLAIM_AFTER);
         }
     }

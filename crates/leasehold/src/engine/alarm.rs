@@ -1,0 +1,180 @@
+//! The alarm clock of the engine's thread.
+//!
+//! A moment that is near is left to tokio, whose timers cost no system call. They stand still while the machine is
+//! suspended, and the clock of the leases does not: so a moment further away is left to a timer of the kernel that runs on,
+//! and where there is none, the thread wakes up every second to look.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::time::Sleep;
+
+use crate::clock::Moment;
+
+/// How late an alarm may be if the machine was suspended meanwhile.
+const NEAR: Duration = Duration::from_secs(1);
+
+/// Rings once, at the moment it was last asked for, and perhaps earlier.
+#[derive(Debug)]
+pub(super) struct Alarm {
+    /// None before it is first asked for.
+    set_for: Option<Moment>,
+    near: Pin<Box<Sleep>>,
+    far: far::Timer,
+}
+
+impl Alarm {
+    /// In the runtime of the thread.
+    pub(super) fn new() -> Self {
+        Self { set_for: None, near: Box::pin(tokio::time::sleep(NEAR)), far: far::Timer::default() }
+    }
+
+    /// Pending until that moment. Whoever is woken asks again: it may be too early.
+    pub(super) fn poll(&mut self, until: Moment, now: Moment, cx: &mut Context<'_>) -> Poll<()> {
+        if until == Moment::NEVER {
+            return Poll::Pending;
+        }
+        if self.set_for != Some(until) {
+            self.set_for = Some(until);
+            let left = until.saturating_since(now);
+            self.far.stop();
+            if left <= NEAR || !self.far.set(left) {
+                self.near.as_mut().reset(tokio::time::Instant::now() + left.min(NEAR));
+            }
+        }
+        let rings = if self.far.is_set() { self.far.poll(cx) } else { self.near.as_mut().poll(cx) };
+        if rings.is_ready() {
+            // It has to be set again, should it be too early.
+            self.set_for = None;
+        }
+        rings
+    }
+}
+
+#[cfg(all(target_os = "linux", any(feature = "local", feature = "redis")))]
+mod far {
+    use std::os::fd::OwnedFd;
+    use std::task::{Context, Poll, ready};
+    use std::time::Duration;
+
+    use rustix::time::{
+        Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+        timerfd_settime,
+    };
+    use tokio::io::Interest;
+    use tokio::io::unix::AsyncFd;
+
+    /// A timer of the kernel that runs on while the machine is suspended.
+    #[derive(Debug, Default)]
+    pub(super) struct Timer {
+        fd: Option<AsyncFd<OwnedFd>>,
+        is_set: bool,
+    }
+
+    impl Timer {
+        /// Whether it could be set.
+        pub(super) fn set(&mut self, left: Duration) -> bool {
+            if self.fd.is_none() {
+                let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+                let timer = timerfd_create(TimerfdClockId::Boottime, flags).ok();
+                // Its successor is unsafe for the sake of types that can change their descriptor. This one cannot.
+                #[allow(deprecated)]
+                let register = |fd| AsyncFd::with_interest(fd, Interest::READABLE).ok();
+                self.fd = timer.and_then(register);
+            }
+            let at = Timespec {
+                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: left.subsec_nanos().into(),
+            };
+            let once = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let time = Itimerspec { it_interval: once, it_value: at };
+            let fd = self.fd.as_ref();
+            self.is_set =
+                fd.is_some_and(|fd| timerfd_settime(fd, TimerfdTimerFlags::empty(), &time).is_ok());
+            self.is_set
+        }
+
+        /// It may still ring once: nobody listens.
+        pub(super) fn stop(&mut self) {
+            self.is_set = false;
+        }
+
+        pub(super) fn is_set(&self) -> bool {
+            self.is_set
+        }
+
+        pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+            let Some(fd) = &self.fd else { return Poll::Ready(()) };
+            loop {
+                let Ok(mut ready) = ready!(fd.poll_read_ready(cx)) else { return Poll::Ready(()) };
+                let mut rung = [0; 8];
+                let read = ready.try_io(|fd| Ok(rustix::io::read(fd, &mut rung)?));
+                // Otherwise it rang for a moment that nobody wants any more.
+                if read.is_ok() {
+                    return Poll::Ready(());
+                }
+            }
+        }
+    }
+}
+
+#[cfg(not(all(target_os = "linux", any(feature = "local", feature = "redis"))))]
+mod far {
+    use std::task::{Context, Poll};
+    use std::time::Duration;
+
+    /// There is none.
+    #[derive(Debug, Default)]
+    pub(super) struct Timer;
+
+    #[allow(clippy::unused_self)] // elsewhere it is needed
+    impl Timer {
+        pub(super) fn set(&mut self, _: Duration) -> bool {
+            false
+        }
+
+        pub(super) fn stop(&mut self) {}
+
+        pub(super) fn is_set(&self) -> bool {
+            false
+        }
+
+        pub(super) fn poll(&mut self, _: &mut Context<'_>) -> Poll<()> {
+            Poll::Ready(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use super::*;
+    use crate::clock::Span;
+
+    #[tokio::test]
+    async fn it_rings_at_the_moment_that_was_asked_for_last() {
+        let mut alarm = Alarm::new();
+        // Near, far, and nearer than before; the first of these would ring while the others are awaited.
+        for millis in [300, 1300, 20, 1100] {
+            let begun = Moment::now();
+            let (first, until) =
+                (begun + Span::from_millis(1200), begun + Span::from_millis(millis));
+            let mut asked = false;
+            poll_fn(|cx| {
+                if !std::mem::replace(&mut asked, true) {
+                    assert!(alarm.poll(first, Moment::now(), cx).is_pending());
+                }
+                while alarm.poll(until, Moment::now(), cx).is_ready() {
+                    if Moment::now() >= until {
+                        return Poll::Ready(());
+                    }
+                }
+                Poll::Pending
+            })
+            .await;
+            assert!(Moment::now() >= until);
+        }
+    }
+}
