@@ -89,6 +89,10 @@ pub(crate) struct Request {
     urgency: Urgency,
 }
 
+/// Whoever asks sends its request itself, if the last one had no more ids than this. After a larger one others are about to
+/// ask, too, and by the time the engine's thread has woken up they have.
+const FEW: usize = 4;
+
 #[derive(Default)]
 pub(crate) struct Sender {
     lanes: Mutex<BTreeMap<Destination, Lane>>,
@@ -131,6 +135,8 @@ struct Line {
     waiting: VecDeque<Arc<dyn Source>>,
     /// When each request in flight was sent.
     in_flight: VecDeque<Moment>,
+    /// How many ids the last request had.
+    last: usize,
     /// Nothing is sent before this moment: the last request failed for a reason that may pass.
     paused_until: Option<Moment>,
     pause: Duration,
@@ -208,7 +214,7 @@ impl Sender {
         let (first, in_flight) = (own.waiting.is_empty(), own.in_flight.len());
         own.waiting.push_back(source);
         let paused = own.paused_until.is_some_and(|until| Moment::now() < until);
-        if first && up && in_flight == 0 && !paused {
+        if first && up && in_flight == 0 && !paused && own.last <= FEW {
             Next::Send
         } else if first || in_flight < urgency.in_flight() {
             Next::Look
@@ -268,6 +274,7 @@ impl Sender {
             in_line.into_iter().rev().for_each(|source| line.waiting.push_front(source));
             line.waiting.extend(again);
             if !parts.is_empty() {
+                line.last = MAX_IDS - room;
                 line.in_flight.push_back(now);
             }
         }

@@ -41,6 +41,12 @@ local function now()
   return time[1] * 1000000 + time[2]
 end
 
+-- Scores are seconds with microseconds. As text: Redis would print a number with seventeen digits, which takes longer than
+-- what is done with it.
+local function stamp(micros)
+  return string.format('%d.%06d', math.floor(micros / 1000000), micros % 1000000)
+end
+
 -- Redis keeps what is small as a list, and searches it from its beginning. From so many members on a table is faster, and
 -- a single member of more than 64 bytes makes it one, for good.
 local CROWD = 24
@@ -95,7 +101,7 @@ while at <= #ARGV do
         and (held >= CROWD or held + new < CROWD) then
         NOW = NOW or now()
         local members, ends, infos = {}, {}, {}
-        local renew_by, hold_until = (NOW + heartbeat) / 1000000, ttl and (NOW + ttl) / 1000000
+        local renew_by, hold_until = stamp(NOW + heartbeat), ttl and stamp(NOW + ttl)
         -- The same in more digits: see CROWD.
         local format = held + new < CROWD and '%d %d %s %s %s' or '%d %048d %s %s %s'
         fence = math.max(fence, NOW - 1)
@@ -113,7 +119,7 @@ while at <= #ARGV do
         if is_new and try('ZADD', main, 'NX', unpack(members)) == new then
           if (not ttl or type(try('ZADD', ttls, unpack(ends))) == 'number')
             and type(try('HSET', info, unpack(infos))) == 'number' then
-            call('SET', KEYS[keys + 6], fence + new)
+            call('SET', KEYS[keys + 6], string.format('%d', fence + new))
             -- An expiry only ever grows. Setting it is saved while it is still five seconds behind.
             local wanted = math.ceil(heartbeat / 1000) + 10000
             if held == 0 or call('PTTL', main) < wanted - 5000 then call('PEXPIRE', main, wanted) end
@@ -146,7 +152,7 @@ while at <= #ARGV do
       local alive, second = KEYS[keys + 5], NOW / 1000000
       if ends > second and ends < second + 3155760000 and try('ZCOUNT', alive, '-inf', second) == 0 then
         local patience = 2 * ARGV[section + 2]
-        call('ZADD', alive, (NOW + patience) / 1000000, id)
+        call('ZADD', alive, stamp(NOW + patience), id)
         local wanted = math.ceil(patience / 1000) + 10000
         for key = keys + 4, keys + 7 do
           if key ~= keys + 6 and call('PTTL', KEYS[key]) < wanted - 5000 then call('PEXPIRE', KEYS[key], wanted) end

@@ -1,11 +1,6 @@
 -- The machine of the fair semaphore: what the straight path of `apply.lua` does not do. Answers the function that serves
 -- one name, from one of its transitions on.
 
--- Scores are seconds with microseconds; `tostring` and `..` would keep too few digits.
-local function stamp(micros)
-  return string.format('%d.%06d', math.floor(micros / 1000000), micros % 1000000)
-end
-
 -- Another program may write any score, also an infinite one. None is further away than a hundred years.
 local FAR = NOW + 3155760000000000
 
