@@ -31,9 +31,11 @@ pub(crate) enum Asked {
 }
 
 impl Asked {
-    pub(crate) fn answered(answer: Result<Answer, Error>) -> Self {
+    /// Asks a store that answers at once. What it answers counts from before it was asked: this thread may stand still as
+    /// soon as it has the answer.
+    pub(crate) fn at_once(ask: impl FnOnce() -> Result<Answer, Error>) -> Self {
         let sent = Moment::now();
-        Self::Answered(Some(answer.map(|answer| (answer, sent))))
+        Self::Answered(Some(ask().map(|answer| (answer, sent))))
     }
 }
 
@@ -296,5 +298,23 @@ impl Source for Call {
         if self.finish(Err(error.clone())) {
             self.end();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::lock::LockOutcome;
+
+    #[tokio::test]
+    async fn an_answer_counts_from_before_it_was_asked_for() {
+        let mut asked = None;
+        let call = Asked::at_once(|| {
+            asked = Some(Moment::now());
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            Ok(Answer::Lock(LockOutcome::IsLocked(true)))
+        });
+        let (_, sent) = call.await.unwrap();
+        assert!(Some(sent) <= asked);
     }
 }

@@ -75,7 +75,7 @@ impl Store for InProcess {
     }
 
     fn ask(&self, core: &Arc<Core>, part: Part, _until: Moment, _undo: Option<Undo>) -> Asked {
-        Asked::answered(self.apply(core, &part))
+        Asked::at_once(|| self.apply(core, &part))
     }
 
     fn ask_in_background(&self, core: &Arc<Core>, part: Part, _until: Moment, done: Done) {
