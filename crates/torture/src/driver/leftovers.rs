@@ -11,8 +11,8 @@ use crate::plan::{self, THINGS, Thing};
 
 /// What died keeps its lease until it is over.
 const LEASES: Duration = Duration::from_secs(25);
-/// And what nobody removes lives ten seconds longer than that.
-const KEYS: Duration = Duration::from_secs(15);
+/// A waiter may be silent for two leases, and the keys of one that died live ten seconds longer than that.
+const KEYS: Duration = Duration::from_secs(35);
 
 pub(super) fn look(stage: &Stage, log: &Log) -> Result<Vec<String>, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
