@@ -28,8 +28,6 @@ const STEP: Duration = Duration::from_millis(1500);
 const DYING: u32 = 8;
 /// With a TTL the other program's keys expire ten seconds after it.
 const TTL: Duration = Duration::from_secs(6);
-/// How long a lease of a pool is good for unless the other program's user says otherwise.
-const POOL_TTL: Micros = seed002::TTL_SECONDS * SECOND;
 /// What such a program takes off, so that it does not believe longer than the store does.
 const CAUTION: Micros = 200 * MILLISECOND;
 
@@ -221,11 +219,12 @@ impl Other {
                 Some(answer) if !answer.success => How::Full,
                 Some(_) => {
                     self.granted(op, None, 1);
-                    self.hold(op, sent + POOL_TTL - CAUTION).await;
+                    // Everybody takes a lease for dead after a TTL of their own, and ours is shorter.
+                    self.hold(op, sent + thing.lease - CAUTION).await;
                     let sent = clock::now();
                     let renewed = step(pool.renew(thing.name, &instance, ttl)).await;
                     if renewed.is_some_and(|renewed| renewed.success) {
-                        self.hold(op, sent + POOL_TTL - CAUTION).await;
+                        self.hold(op, sent + thing.lease - CAUTION).await;
                     }
                     self.shared.diary.note(Event::Ending { op });
                     if self.dies() {
