@@ -129,7 +129,11 @@ impl Gate {
         match self {
             Self::Semaphore(semaphore) => match semaphore.acquire().within(within).await {
                 Ok(permit) => Ok(Some(Held::Permit(permit))),
-                Err(leasehold::Error::TimedOut { .. }) => Ok(None),
+                // The time may end before the store has answered once.
+                Err(
+                    leasehold::Error::TimedOut { .. }
+                    | leasehold::Error::Unavailable { timed_out: true, .. },
+                ) => Ok(None),
                 Err(why) => Err(why.to_string()),
             },
             Self::Lock(lock) => match tokio::time::timeout(within, lock.acquire()).await {
