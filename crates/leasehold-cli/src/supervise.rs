@@ -354,7 +354,7 @@ impl Watch {
     fn child_stopped(&mut self, signal: i32) {
         let Some(group) = self.group else { return };
         let wants_terminal = [Signal::SIGTTIN as i32, Signal::SIGTTOU as i32].contains(&signal);
-        // Whoever stops a process with SIGSTOP wants to continue it himself.
+        // SIGSTOP is not job control: the command does not stop together with the child.
         if signal != Signal::SIGTSTP as i32 && !wants_terminal {
             return;
         }

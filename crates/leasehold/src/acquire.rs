@@ -89,7 +89,7 @@ impl Acquire {
     ) -> Poll<Result<T, Error>> {
         let (grant, ticket) = if let Some(ticket) = &self.pending.0 {
             let grant = ready!(ticket.poll_granted(cx));
-            // Answered: whoever ended the wait has seen to the store.
+            // The wait has ended, and the engine removes the id from the store if that is needed.
             let ticket = self.pending.0.take();
             match grant? {
                 Some(grant) => (grant, ticket),

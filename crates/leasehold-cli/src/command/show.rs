@@ -79,7 +79,7 @@ fn as_text(found: &[Found]) -> String {
     found.iter().map(part).collect::<Vec<_>>().join("\n")
 }
 
-/// The first, with the others beside it: whoever asks for a semaphore finds its fields where they always were.
+/// The first kind found, with the other kinds in `also`. The fields of a semaphore stay at the top level.
 fn as_json(found: Vec<Found>) -> Value {
     let mut all = found.into_iter().map(|one| {
         let mut value = one.json;

@@ -251,7 +251,7 @@ fn a_lock_in_use() {
     }
 }
 
-/// A child of `leasehold lock` is found by whoever wants to know what it is that hangs.
+/// `lookup` names the process of `leasehold lock`, so that an operator can find the child that hangs.
 #[test]
 fn the_holder_of_a_lock_is_the_command() {
     for store in Store::both() {

@@ -15,7 +15,7 @@ use crate::clock::Moment;
 /// How late an alarm may be if the machine was suspended meanwhile.
 const NEAR: Duration = Duration::from_secs(1);
 
-/// Rings once, at the moment it was last asked for, and perhaps earlier.
+/// A timer for one moment. It may fire early.
 #[derive(Debug)]
 pub(super) struct Alarm {
     /// None before it is first asked for.
@@ -30,7 +30,7 @@ impl Alarm {
         Self { set_for: None, near: Box::pin(tokio::time::sleep(NEAR)), far: far::Timer::default() }
     }
 
-    /// Pending until that moment. Whoever is woken asks again: it may be too early.
+    /// Pending until that moment. It may return early: poll it again.
     pub(super) fn poll(&mut self, until: Moment, now: Moment, cx: &mut Context<'_>) -> Poll<()> {
         if until == Moment::NEVER {
             return Poll::Pending;
@@ -45,7 +45,7 @@ impl Alarm {
         }
         let rings = if self.far.is_set() { self.far.poll(cx) } else { self.near.as_mut().poll(cx) };
         if rings.is_ready() {
-            // It has to be set again, should it be too early.
+            // If this is too early, the next poll sets it again.
             self.set_for = None;
         }
         rings
@@ -95,7 +95,7 @@ mod far {
             self.is_set
         }
 
-        /// It may still ring once: nobody listens.
+        /// It may still fire once; nothing polls it then.
         pub(super) fn stop(&mut self) {
             self.is_set = false;
         }
@@ -110,7 +110,7 @@ mod far {
                 let Ok(mut ready) = ready!(fd.poll_read_ready(cx)) else { return Poll::Ready(()) };
                 let mut rung = [0; 8];
                 let read = ready.try_io(|fd| Ok(rustix::io::read(fd, &mut rung)?));
-                // Otherwise it rang for a moment that nobody wants any more.
+                // Otherwise the readiness is stale: the timer was set again since.
                 if read.is_ok() {
                     return Poll::Ready(());
                 }

@@ -89,8 +89,8 @@ pub(crate) struct Request {
     urgency: Urgency,
 }
 
-/// Whoever asks sends its request itself, if the last one had no more ids than this. After a larger one others are about to
-/// ask, too, and by the time the engine's thread has woken up they have.
+/// The calling thread sends its own request if the previous request had at most this many ids. After a larger request more
+/// tasks are about to ask, and the engine's thread, which takes a moment to wake up, sends them together.
 const FEW: usize = 4;
 
 #[derive(Default)]

@@ -94,7 +94,7 @@ impl Hands {
         let most = self.millis(0..longest);
         let patience = self.until_outage(client, most);
         match THINGS[thing].kind {
-            Kind::Semaphore => self.cancel_semaphore(thing, client, patience).await,
+            Kind::Semaphore => self.acquire_semaphore(thing, client, patience).await,
             Kind::Lock => self.cancel_lock(thing, client, patience).await,
             Kind::Pool => self.cancel_lease(thing, client, patience).await,
         }

@@ -47,10 +47,10 @@ impl Hands {
 
     pub(super) async fn wait_for_semaphore(&mut self, thing: usize) {
         let client = self.rng.usize(..self.shared.clients.len());
-        self.cancel_semaphore(thing, client, Patience::For(LONGEST)).await;
+        self.acquire_semaphore(thing, client, Patience::For(LONGEST)).await;
     }
 
-    pub(super) async fn cancel_semaphore(
+    pub(super) async fn acquire_semaphore(
         &mut self,
         thing: usize,
         client: usize,

@@ -29,8 +29,8 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// When the log has so many pages, it is copied back: 4 MB.
 const LOG_PAGES: i32 = 1000;
-/// When it has so many, it is copied back if nobody asks for anything for a moment. Whoever opens a store that nobody has
-/// open reads the whole log, which takes two microseconds a page.
+/// When the log has this many pages, an idle client copies it back. The first client to open a store reads the whole log,
+/// which takes two microseconds a page.
 const PAGES_TO_READ: i32 = 128;
 pub(super) const MOMENT: Duration = Duration::from_millis(1);
 
@@ -154,7 +154,7 @@ impl Database {
         done.map_err(|error| self.place.explain("writing", error))
     }
 
-    /// What a batch did to others, once it is written. Before that, whoever is woken would look and find nothing.
+    /// Notifies the clients that a batch affected. Call it after the commit: a client that is woken earlier reads the old state.
     pub(super) fn follow_up(&self, applied: &Applied) {
         for client in &applied.buried {
             lifeline::remove_files(&self.place, *client);

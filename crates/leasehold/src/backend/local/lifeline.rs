@@ -44,7 +44,7 @@ pub(super) struct Clients {
 impl Clients {
     pub(super) fn new() -> Result<Self, Error> {
         let made = UnixDatagram::unbound().and_then(|socket| {
-            // Whoever does not read is not waited for.
+            // Never wait for a client that does not read its socket.
             socket.set_nonblocking(true)?;
             Ok(socket)
         });

@@ -70,7 +70,7 @@ fn a_full_disk_loses_nothing() {
     );
     assert_eq!(rows(&mut store), told, "what was promised is there, and nothing else");
 
-    // Whoever leaves needs no room, and makes some.
+    // A release needs no disk space, and frees some.
     let first = AcquisitionId::new(store.client, 0);
     apply(&mut store, Command::Release { id: first, known: Known::Nothing }).unwrap();
     assert_eq!(rows(&mut store), told - 1);
