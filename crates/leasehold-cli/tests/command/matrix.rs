@@ -34,6 +34,10 @@ enum Fate {
     Stopped,
     /// After more than a lease.
     StoppedThenContinued,
+    /// The guard is stopped, and then the command is killed.
+    CommandKilled,
+    /// The command is stopped, and then the guard is killed.
+    GuardKilled,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -62,9 +66,12 @@ struct Cell {
 
 impl Cell {
     fn all() -> Vec<Self> {
+        let fates = [Fate::Killed, Fate::Stopped, Fate::StoppedThenContinued];
         let mut cells = Vec::new();
         for whom in [Whom::Command, Whom::Guard, Whom::Both] {
-            for fate in [Fate::Killed, Fate::Stopped, Fate::StoppedThenContinued] {
+            let one_of_two = [Fate::CommandKilled, Fate::GuardKilled];
+            let one_of_two = one_of_two.into_iter().filter(|_| whom == Whom::Both);
+            for fate in fates.into_iter().chain(one_of_two) {
                 for when in [
                     When::Waiting,
                     When::Granted,
@@ -87,7 +94,7 @@ impl Cell {
     fn is_exempt(self) -> bool {
         self.place == Place::Redis
             && self.whom == Whom::Both
-            && self.fate != Fate::Killed
+            && matches!(self.fate, Fate::Stopped | Fate::StoppedThenContinued)
             && !matches!(self.when, When::Waiting | When::Releasing)
     }
 }
@@ -220,15 +227,32 @@ fn play(cell: Cell, number: usize, url: &str) {
         }
     };
     // What has ended in the meantime cannot be hit.
-    let hit = |signal| {
+    let hit_command = |signal| {
         if cell.whom != Whom::Guard {
             let _ = kill_process(running.pid(), signal);
         }
+    };
+    let hit_guard = |signal| {
         if let Some(guard) = guard.filter(|_| cell.whom != Whom::Command) {
             let _ = kill_process(guard, signal);
         }
     };
-    hit(if cell.fate == Fate::Killed { Signal::KILL } else { Signal::STOP });
+    let hit = |signal| {
+        hit_command(signal);
+        hit_guard(signal);
+    };
+    match cell.fate {
+        Fate::Killed => hit(Signal::KILL),
+        Fate::Stopped | Fate::StoppedThenContinued => hit(Signal::STOP),
+        Fate::CommandKilled => {
+            hit_guard(Signal::STOP);
+            hit_command(Signal::KILL);
+        }
+        Fate::GuardKilled => {
+            hit_command(Signal::STOP);
+            hit_guard(Signal::KILL);
+        }
+    }
     if let Some(held) = held {
         let _ = looker.block_on(held.release());
     }
@@ -238,7 +262,8 @@ fn play(cell: Cell, number: usize, url: &str) {
     }
     // A command on one host that is stopped keeps its permit.
     let code = scene.next("4s");
-    let may_keep = cell.fate != Fate::Killed && cell.place == Place::OneHost || cell.is_exempt();
+    let is_killed = matches!(cell.fate, Fate::Killed | Fate::CommandKilled);
+    let may_keep = !is_killed && cell.place == Place::OneHost || cell.is_exempt();
     // The child of a command that is left alone, or goes on, may go on too.
     let lives = cell.fate == Fate::StoppedThenContinued || cell.whom == Whom::Guard;
     assert!(code == 0 || may_keep || lives, "{cell:?}: the permit did not pass on");
