@@ -122,6 +122,8 @@ enum Broken {
     NoAgain,
     /// A release ends with its answer, whatever may still be applied.
     NoRepeat,
+    /// Two questions are told that the id is gone, and each of them has it enqueued again.
+    EnqueuedTwice,
 }
 
 #[derive(Clone, PartialEq, Debug)]

@@ -179,7 +179,7 @@ impl State {
         sent: Moment,
         after: &mut After,
     ) {
-        let Some(own) = self.acquisitions.get(&id) else { return };
+        let Some(own) = self.acquisitions.get_mut(&id) else { return };
         let ticket = own.ticket.clone();
         match outcome {
             Outcome::Held(held) => {
@@ -189,8 +189,11 @@ impl State {
                 }
                 self.hold(id, &ticket, &held, sent, after);
             }
-            // An answer that was overtaken by the wake-up.
-            Outcome::Waiting { .. } if !ticket.is_waiting() => self.schedule_renewal(id, sent),
+            // An answer that was overtaken by the wake-up. Or the permit was released by hand, and the id queued again.
+            Outcome::Waiting { .. } if !ticket.is_waiting() => {
+                own.doubtful = true;
+                self.schedule_renewal(id, sent);
+            }
             Outcome::Waiting { .. } => {
                 self.stand_in_line(id);
                 self.schedule_renewal(id, sent);
@@ -201,8 +204,9 @@ impl State {
                 self.forget_in_store(id);
                 ticket.full(after);
             }
-            // Its enqueue is under way, and will be answered.
-            Outcome::Gone if ticket.is_waiting() && !ticket.queues => {}
+            // Its enqueue was sent after the question, and will be answered. A second one could be applied after the
+            // permit that the first one got has ended, and leave the id in the queue.
+            Outcome::Gone if ticket.is_waiting() && own.life == Life::Sent => {}
             Outcome::Gone if ticket.is_waiting() => {
                 // Passed over as dead, or the store lost its data: back to the end of the queue.
                 self.leave_line(id);

@@ -183,7 +183,7 @@ impl State {
         let Acquisition { ticket, life, doubtful, .. } = self.forget(id)?;
         if life.needs_release() {
             let terms = ticket.semaphore.terms;
-            let known = if ticket.is_held() && !doubtful {
+            let known = if ticket.is_held() && !doubtful && life == Life::Answered {
                 Known::Held { limited: terms.ttl.is_some() }
             } else {
                 Known::Nothing

@@ -1,12 +1,12 @@
 //! One name, without a store: what follows from an answer.
 
-use super::state::CROWD;
+use super::state::{CROWD, Want};
 use super::*;
 use crate::Client;
 use crate::backend::Reply;
 use crate::backend::simulated::Simulated;
 use crate::engine::Settings;
-use crate::machine::{Command, Outcome, Terms};
+use crate::machine::{Command, Known, Outcome, Terms};
 
 /// A name that holds one permit.
 fn holding() -> (State, Arc<Ticket>) {
@@ -47,6 +47,33 @@ fn nobody_is_asked_for_twice_in_one_batch() {
         state.renew(id, Moment::now());
     }
     assert_eq!(state.take(100, 1).len(), 2);
+}
+
+/// Two questions are told that a waiter is gone, and the second answer comes while its new enqueue is in flight.
+#[test]
+fn a_waiter_that_is_gone_is_enqueued_once() {
+    let (mut state, held) = holding();
+    let (id, mut after) = (held.semaphore.named.core().next_id(), After::default());
+    state.add(&Ticket::waiting(id, held.semaphore.clone(), true, None), Life::Answered);
+    let question = [Command::Renew { id, terms: Terms::default() }];
+    let gone = || Reply { outcomes: vec![Outcome::Gone], ..Default::default() };
+    state.apply_reply(&question, gone(), Moment::now(), &mut after);
+    assert_eq!(state.take(100, 1).len(), 1);
+    state.apply_reply(&question, gone(), Moment::now(), &mut after);
+    assert!(state.take(100, 1).is_empty(), "a second enqueue");
+}
+
+/// Released by hand and enqueued again, while an older wake-up was believed: so the release looks in the queue, too.
+#[test]
+fn a_holder_that_may_be_in_the_queue_is_looked_for_there() {
+    let (mut state, ticket) = holding();
+    let mut after = After::default();
+    let enqueue = state.command(Want::Enqueue(ticket.id), 1).unwrap();
+    let reply = Reply { outcomes: vec![Outcome::Waiting { ahead: 0 }], ..Default::default() };
+    state.apply_reply(&[enqueue], reply, Moment::now(), &mut after);
+    state.end(ticket.id);
+    let release = state.take(100, 1);
+    assert!(matches!(release[..], [Command::Release { known: Known::Nothing, .. }]));
 }
 
 /// Dropping a command costs nothing only while it was never sent.

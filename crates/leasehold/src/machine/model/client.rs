@@ -361,6 +361,9 @@ impl Client {
                 *valid_until = world.valid_until(&held, sent, now).max(*valid_until);
             }
             (Stage::Waiting(waiting), Outcome::Waiting { .. }) => waiting.queued = true,
+            // Its enqueue was sent after the question, and will be answered.
+            (Stage::Waiting(waiting), Outcome::Gone)
+                if waiting.life == Life::Sent && !world.is(Broken::EnqueuedTwice) => {}
             (Stage::Waiting(waiting), Outcome::Gone) => {
                 (waiting.queued, waiting.enqueue) = (false, true);
                 // A claim that is still to be sent finds nobody, unless something else comes before.

@@ -106,6 +106,11 @@ fn two_clients_on_a_wire_that_delays_everything() {
 }
 
 #[test]
+fn two_requests_of_one_client_in_flight() {
+    holds_in(world(1, &[2, 0]));
+}
+
+#[test]
 fn permits_that_end_over_connections_that_break() {
     holds_in(world(1, &[0, 0]).with_crashes().with_cuts().with_ttl(3));
 }
@@ -153,6 +158,7 @@ fn a_broken_world_is_found_out() {
         (Broken::LateAnswer, world(1, &[1, 0]).with_stragglers(1), "7: no leak"),
         (Broken::NoAgain, world(1, &[1, 0]).with_stragglers(1), "7: no leak"),
         (Broken::NoRepeat, world(1, &[1, 0]).with_stragglers(1), "7: no leak"),
+        (Broken::EnqueuedTwice, world(1, &[2, 0]), "7: no leak"),
         (Broken::NoBackstop, two(), "everyone who waits holds in the end"),
     ];
     let always = |property: &Property<World>| property.expectation == Expectation::Always;
