@@ -285,10 +285,10 @@ impl State {
         }
     }
 
-    /// The store does not know it. But if it was sent over an earlier connection, too, it may still be applied.
+    /// The store does not know it. But an enqueue that was sent over an earlier connection may still be applied, or may have
+    /// been after the store was asked.
     fn forget_in_store(&mut self, id: AcquisitionId) {
-        let own = self.acquisitions.get(&id);
-        if own.is_some_and(|own| own.doubtful && self.core.has_stragglers()) {
+        if self.core.has_stragglers() {
             self.end(id);
         } else {
             self.forget(id);

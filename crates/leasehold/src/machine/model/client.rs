@@ -21,7 +21,14 @@ pub(super) struct Client {
 pub(super) enum Stage {
     Idle,
     Waiting(Waiting),
-    Held { id: AcquisitionId, doubtful: bool, fence: Fence, valid_until: Moment },
+    /// Its enqueue may still be in flight: a wake-up came first.
+    Held {
+        id: AcquisitionId,
+        life: Life,
+        doubtful: bool,
+        fence: Fence,
+        valid_until: Moment,
+    },
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -38,6 +45,13 @@ pub(super) struct Waiting {
     pub(super) enqueue: bool,
     /// Whether it may hold, so that the store is asked at once.
     pub(super) claim: bool,
+}
+
+impl Waiting {
+    fn holding(&self, fence: Fence, valid_until: Moment) -> Stage {
+        let Self { id, life, doubtful, .. } = *self;
+        Stage::Held { id, life, doubtful, fence, valid_until }
+    }
 }
 
 /// The engine's `Life`.
@@ -149,9 +163,10 @@ impl Client {
                     self.add_release(world, id, false, doubtful, now);
                 }
             }
-            Stage::Held { id, doubtful, .. } => {
+            Stage::Held { id, life, doubtful, .. } => {
                 // Without an enqueue in flight or in doubt, a holder is not in the queue: then it is all the same.
-                let confirmed = !doubtful && world.is_pipelined();
+                let certain = !doubtful && life == Life::Answered;
+                let confirmed = certain && world.is_pipelined();
                 self.add_release(world, id, confirmed, doubtful, now);
             }
         }
@@ -262,7 +277,9 @@ impl Client {
                 (waiting.life, waiting.doubtful) = (Life::Unknown, world.is_pipelined());
                 waiting.enqueue = true;
             }
-            Stage::Held { id, doubtful, .. } if *id == lost => *doubtful = world.is_pipelined(),
+            Stage::Held { id, life, doubtful, .. } if *id == lost => {
+                (*life, *doubtful) = (Life::Unknown, world.is_pipelined());
+            }
             _ => self.ensure_released(world, lost, true, now),
         }
     }
@@ -283,8 +300,7 @@ impl Client {
         let granted_at = if world.is(Broken::OldWakeUp) { now } else { granted_at };
         let valid_until = world.valid_until(&held, granted_at, now);
         if now < valid_until {
-            let (id, doubtful, fence) = (waiting.id, waiting.doubtful, held.fence);
-            self.stage = Stage::Held { id, doubtful, fence, valid_until };
+            self.stage = waiting.holding(held.fence, valid_until);
         } else {
             waiting.claim = true;
         }
@@ -311,7 +327,7 @@ impl Client {
     fn heard_of(&mut self, world: &World, id: AcquisitionId, known: bool, now: Moment) {
         match &mut self.stage {
             Stage::Waiting(waiting) if waiting.id == id => waiting.life = Life::Answered,
-            Stage::Held { id: own, .. } if *own == id => {}
+            Stage::Held { id: own, life, .. } if *own == id => *life = Life::Answered,
             _ if known => self.ensure_released(world, id, false, now),
             _ => {}
         }
@@ -347,8 +363,7 @@ impl Client {
             (Stage::Waiting(waiting), Outcome::Held(held)) => {
                 let valid_until = world.valid_until(&held, sent, now);
                 if now < valid_until {
-                    let (id, doubtful, fence) = (waiting.id, waiting.doubtful, held.fence);
-                    self.stage = Stage::Held { id, doubtful, fence, valid_until };
+                    self.stage = waiting.holding(held.fence, valid_until);
                 } else {
                     // The answer took longer than it is good for.
                     waiting.claim = true;
@@ -361,6 +376,10 @@ impl Client {
                 *valid_until = world.valid_until(&held, sent, now).max(*valid_until);
             }
             (Stage::Waiting(waiting), Outcome::Waiting { .. }) => waiting.queued = true,
+            // It may be in the queue again.
+            (Stage::Held { doubtful, .. }, Outcome::Waiting { .. }) => {
+                *doubtful |= world.is_pipelined();
+            }
             // Its enqueue was sent after the question, and will be answered.
             (Stage::Waiting(waiting), Outcome::Gone)
                 if waiting.life == Life::Sent && !world.is(Broken::EnqueuedTwice) => {}
@@ -369,8 +388,8 @@ impl Client {
                 // A claim that is still to be sent finds nobody, unless something else comes before.
                 waiting.claim &= world.is_pipelined();
             }
-            // What was sent over an earlier connection, too, may still be applied.
-            (Stage::Held { doubtful: true, .. }, Outcome::Gone) if world.stragglers > 0 => {
+            // What was sent over an earlier connection may still be applied, or was after the store was asked.
+            (Stage::Held { .. }, Outcome::Gone) if world.stragglers > 0 => {
                 self.let_go(world, now);
             }
             (Stage::Held { .. }, Outcome::Gone) => self.stage = Stage::Idle,

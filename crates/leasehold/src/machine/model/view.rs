@@ -92,8 +92,9 @@ impl<'a> Scale<'a> {
                 view.extend([1, number(id), self.life(life)]);
                 view.push(flags([doubtful, queued, enqueue, claim]));
             }
-            ClientStage::Held { id, doubtful, fence, valid_until } => {
-                view.extend([2, number(id), flags([doubtful, false, false, false])]);
+            ClientStage::Held { id, life, doubtful, fence, valid_until } => {
+                let answered = life == Life::Answered;
+                view.extend([2, number(id), flags([doubtful, answered, false, false])]);
                 view.extend([self.rank(fence), self.until(valid_until.micros())]);
             }
         }
