@@ -15,7 +15,7 @@ use crate::clock::{Moment, Span};
 use crate::lock::TimeAuthority;
 use crate::machine::lock::{LockCommand, LockOutcome, Record};
 use crate::machine::pool::{PoolCommand, PoolOutcome};
-use crate::machine::{Command, Effects, Held, Outcome, Terms};
+use crate::machine::{Command, Declared, Effects, Held, Outcome, Steered, Terms};
 use crate::name::Name;
 use crate::pool::{PoolStats, Which};
 use crate::stats::{Query, SemaphoreStats};
@@ -69,8 +69,8 @@ impl Destination {
 pub(crate) enum Part {
     Semaphore {
         name: Name,
-        /// What the client declared last; 0 if it never did.
-        capacity: u32,
+        /// What the client declared last; a capacity of 0 if it never did.
+        declared: Declared,
         commands: Vec<Command>,
     },
     Lock(LockCommand),
@@ -150,6 +150,10 @@ pub(crate) trait RemoteBackend: Send + Sync {
     fn release_member(&self, _name: &Name, _id: &str) -> Later<bool> {
         Box::pin(std::future::ready(Ok(false)))
     }
+
+    /// Changes the limits of a name, by [`Command::Steer`]. Nobody in particular is the sender: waiters of this client that
+    /// are granted a permit by it are woken like others.
+    fn steer(&self, name: &Name, steer: Command) -> Later<Steered>;
 
     fn stats(&self, query: Query) -> Later<Vec<SemaphoreStats>>;
 

@@ -42,8 +42,8 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 15] = [
         "call('ZRANGE', WAITING, passed_over, last)",
         "call('ZREVRANGE', WAITING, passed_over, last)",
     ),
-    ("limit", "elseif held < capacity then", "elseif held <= capacity then"),
-    ("limit", "held + new <= tonumber(capacity)", "held + new <= tonumber(capacity) + 1"),
+    ("limit", "elseif held < most then", "elseif held <= most then"),
+    ("limit", "and held + new <= capacity", "and held + new <= capacity + 1"),
     (
         "fence",
         "local n = #infos\n  infos[n + 1]",

@@ -51,6 +51,7 @@ mod process;
 mod retry;
 mod semaphore;
 mod stats;
+mod steering;
 
 pub use acquire::Acquire;
 #[cfg(feature = "redis")]
@@ -75,7 +76,8 @@ pub use pool::{
 };
 pub use retry::{Jitter, Retry};
 pub use semaphore::{Semaphore, SemaphoreBuilder};
-pub use stats::{Member, SemaphoreStats, Stats};
+pub use stats::{Member, Paused, SemaphoreStats, Stats};
+pub use steering::{Drain, Pause};
 
 /// Runs the examples of the README.
 #[cfg(doctest)]

@@ -5,7 +5,7 @@
 //!
 //! # State
 //!
-//! One [`Machine`] is the state of one name: the `capacity`; the holders, each with a fence, `renew_by`, and perhaps
+//! One [`Machine`] is the state of one name: its [`Limits`]; the holders, each with a fence, `renew_by`, and perhaps
 //! `hold_until`; the queue, in order, each waiter with `alive_by`; and the last fence. `now` is always the store's clock,
 //! never a caller's.
 //!
@@ -17,23 +17,23 @@
 //! not look for holders whose time is up, because they could only make more room.
 //!
 //! - *expire*: holders go at `renew_by` or `hold_until`, waiters at `alive_by`, whoever sends a command.
-//! - *grant*: while a permit is free, the first waiter in the queue that can be reached becomes a
+//! - *grant*: while a permit is free and the name is not paused, the first waiter in the queue that can be reached becomes a
 //!   holder. Its fence is minted and its TTL begins. If its client sent this very command, the reply tells it, and it has
 //!   its whole lease. Any other client gets a wake-up that says the same, and has `confirm_within` to renew the permit.
-//! - *enqueue*, *renew*, *release*: see [`Command`]. Cancel is a release by a waiter.
+//! - *enqueue*, *renew*, *release*, *steer*: see [`Command`]. Cancel is a release by a waiter.
 //!
 //! A wake-up can sit in the socket buffer of a paused process for as long as it likes. So the client believes it only if
 //! it can show how old the wake-up is at most; otherwise it renews first, and believes the reply.
 //!
 //! # Invariants
 //!
-//! 1. **Limit.** At every instant of the store's clock, holders ≤ capacity. After a shrink nobody is
-//!    granted until there is room. (`grant` and `enqueue` are the only ways in, and both count first.)
+//! 1. **Limit.** A permit is granted only while fewer are held than the capacity, and never during a pause. After a shrink
+//!    nobody is granted until there is room. (`grant` and `enqueue` are the only ways in, and both count first.)
 //! 2. **Order.** Waiters that can be reached are granted in the order in which they were enqueued, also
 //!    within one microsecond and one batch. (Places in the queue are numbered, not timed; a newcomer is
 //!    granted at once only when `grant` has just left a permit free, so nobody reachable waits.)
-//! 3. **No lost wake-up.** After every command, either no reachable waiter is queued or every permit is
-//!    held. (Every command ends with `grant`.)
+//! 3. **No lost wake-up.** After every command, either no reachable waiter is queued, or every permit is
+//!    held, or the name is paused. (Every command ends with `grant`.)
 //! 4. **Fence.** The fences of one name strictly increase: max(last + 1, the store's microseconds), and
 //!    the last one outlives everything else, so they grow even over a store that lost its data.
 //! 5. **Idempotence.** Any command may be sent again with the same id after an unknown outcome: a
@@ -50,6 +50,7 @@ use crate::clock::Time;
 use crate::{AcquisitionId, Fence};
 
 mod command;
+mod limits;
 pub(crate) mod lock;
 mod members;
 #[cfg(test)]
@@ -58,9 +59,12 @@ pub(crate) mod pool;
 mod questions;
 mod queue;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
-pub(crate) use command::{Circumstances, Command, Effects, Held, Known, Outcome, Role, Terms};
+pub(crate) use command::{
+    Circumstances, Command, Declared, Effects, Held, Known, Outcome, Role, Terms,
+};
+pub(crate) use limits::{Limits, Steer, Steered};
 use members::Members;
 pub(crate) use questions::Row;
 use queue::Queue;
@@ -134,7 +138,7 @@ fn ends(alive_by: Option<Time>, stage: &Stage) -> Option<Time> {
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Machine<T = ()> {
-    capacity: u32,
+    limits: Limits,
     holding: u32,
     last_fence: u64,
     members: Members<Member<T>>,
@@ -148,7 +152,7 @@ impl<T: Clone> Machine<T> {
     /// A name that nobody has used yet, or not since its last fence was `last_fence`.
     pub(crate) fn new(last_fence: u64) -> Self {
         Self {
-            capacity: 0,
+            limits: Limits::default(),
             holding: 0,
             last_fence,
             members: Members::default(),
@@ -163,13 +167,16 @@ impl<T: Clone> Machine<T> {
         T: Default,
     {
         match command {
-            Command::Enqueue { id, capacity, wait, terms, label: _ } => {
-                self.enqueue(*id, *capacity, *wait, *terms, |_| T::default(), call)
+            Command::Enqueue { id, declared, wait, terms, label: _ } => {
+                self.enqueue(*id, *declared, *wait, *terms, |_| T::default(), call)
             }
             Command::Release { id, .. } => Outcome::Removed(self.release(*id, call).0),
             Command::Renew { id, terms } => {
                 self.around(call, |machine, now| machine.renew(*id, *terms, now))
             }
+            Command::Steer { capacity, steer } => self.around(call, |machine, now| {
+                Outcome::Steered(machine.steer(*capacity, steer, now))
+            }),
             Command::Sweep => self.around(call, |_, _| Outcome::Swept),
         }
     }
@@ -193,14 +200,14 @@ impl<T: Clone> Machine<T> {
     pub(crate) fn enqueue(
         &mut self,
         id: AcquisitionId,
-        capacity: u32,
+        declared: Declared,
         wait: bool,
         terms: Terms,
         keep: impl FnOnce(Option<&Held>) -> T,
         call: &mut Circumstances<'_, T>,
     ) -> Outcome {
         // First of all: if that makes room, it belongs to those who were here before.
-        self.capacity = capacity;
+        self.limits.declare(declared);
         if self.queue.is_empty() && self.has_room() && self.members.get(&id).is_none() {
             return Outcome::Held(self.hold(id, terms, call.now, keep));
         }
@@ -221,21 +228,21 @@ impl<T: Clone> Machine<T> {
     }
 
     /// An enqueue of an id that is not known yet and whose permit does not end by itself. `None` if it takes more than to
-    /// add a holder: then nothing was done.
+    /// declare a capacity and to add a holder: then no more than the first was done.
     #[inline]
     pub(crate) fn hold_at_once(
         &mut self,
         id: AcquisitionId,
-        capacity: u32,
+        declared: Declared,
         now: impl FnOnce() -> Time,
     ) -> Option<Held>
     where
         T: Default,
     {
-        if !self.is_quiet() || self.holding >= capacity {
+        self.limits.declare(declared);
+        if !self.is_quiet() || !self.has_room() {
             return None;
         }
-        self.capacity = capacity;
         Some(self.hold(id, Terms::default(), now(), |_| T::default()))
     }
 
@@ -414,7 +421,7 @@ impl<T: Clone> Machine<T> {
 
     #[inline]
     fn has_room(&self) -> bool {
-        self.holding < self.capacity
+        self.holding < self.limits.ceiling()
     }
 }
 

@@ -60,6 +60,8 @@ pub(crate) struct Handle {
 pub(crate) struct Declaration {
     pub(crate) named: Arc<dyn NameState>,
     pub(crate) terms: Terms,
+    /// Whether it declares a capacity, or has one to fall back on.
+    pub(crate) declares: bool,
     /// What statistics show beside its permits.
     pub(crate) label: Option<Arc<str>>,
     max_acquire_time: Option<Duration>,
@@ -196,7 +198,8 @@ impl Semaphore {
     /// Only asks.
     pub async fn locked(&self) -> Result<bool, Error> {
         let stats = self.stats().await?;
-        Ok(stats.held() >= stats.capacity() || stats.waiting() > 0)
+        let full = stats.held() >= stats.capacity() || stats.waiting() > 0;
+        Ok(full || stats.paused().is_some())
     }
 
     /// How many waiters come before this one; `None` if it does not wait (any more). The id is that of
@@ -220,9 +223,9 @@ impl Semaphore {
     /// Only asks.
     pub async fn stats(&self) -> Result<SemaphoreStats, Error> {
         let mut stats = self.inner.named.stats(false).await?;
-        if stats.capacity == 0 {
+        if stats.capacity() == 0 {
             // Nobody has used it yet.
-            stats.capacity = self.capacity();
+            stats.limits.declared = self.capacity();
         }
         Ok(stats)
     }
@@ -256,6 +259,7 @@ pub struct SemaphoreBuilder {
     engine: Arc<Engine>,
     name: String,
     capacity: u32,
+    declares: bool,
     ttl: Option<Duration>,
     max_acquire_time: Option<Duration>,
     lease: Option<Duration>,
@@ -268,11 +272,19 @@ impl SemaphoreBuilder {
             engine,
             name: name.to_owned(),
             capacity,
+            declares: true,
             ttl: None,
             max_acquire_time: None,
             lease: None,
             label: None,
         }
+    }
+
+    /// Takes the capacity that the semaphore has, whoever declared it. The one that was given here counts only if there is
+    /// none yet.
+    pub fn unless_declared(mut self) -> Self {
+        self.declares = false;
+        self
     }
 
     /// The longest a permit may be held: then it is lost, and goes to the next. None by default. At least 100 ms on Redis,
@@ -309,8 +321,9 @@ impl SemaphoreBuilder {
 
     /// The semaphore.
     ///
-    /// If the client knows the name already, the capacity declared here is the newest and wins, from the
-    /// next acquire on. After a shrink no permit is granted until there is room.
+    /// The first acquire declares the capacity in the store, where the newest declaration wins. A capacity that this client
+    /// has declared already is no news: it does not undo what others have declared since. After a shrink no permit is granted
+    /// until there is room.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the name is empty, longer than 512 bytes or contains control
@@ -342,11 +355,16 @@ impl SemaphoreBuilder {
         let label = self.label.map(|label| Name::new("label", &label)).transpose()?;
         let core = self.engine.core();
         let named = core.named(&name)?;
-        named.common().declare(self.capacity);
+        if self.declares {
+            named.common().declare(self.capacity);
+        } else {
+            named.common().assume(self.capacity);
+        }
         let terms = Terms { lease, ttl };
         let label = label.map(Name::into_text);
         let max_acquire_time = self.max_acquire_time;
-        let declaration = Arc::new(Declaration { named, terms, label, max_acquire_time });
+        let declares = self.declares;
+        let declaration = Arc::new(Declaration { named, terms, declares, label, max_acquire_time });
         let inner = Handle { declaration, engine: self.engine };
         Ok(Semaphore { inner: Arc::new(inner) })
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::clock::Time;
 use crate::engine::Engine;
-use crate::machine::{Machine, Row};
+use crate::machine::{self, Machine, Row};
 use crate::name::Name;
 use crate::{Error, Fence};
 
@@ -17,7 +17,7 @@ const LIMIT: usize = 100;
 #[non_exhaustive]
 pub struct SemaphoreStats {
     pub(crate) name: String,
-    pub(crate) capacity: u32,
+    pub(crate) limits: Limits,
     pub(crate) holders: Vec<Member>,
     pub(crate) waiters: Vec<Member>,
     pub(crate) waiting: usize,
@@ -34,7 +34,25 @@ impl SemaphoreStats {
     /// How many permits there are. Zero if nobody has said so yet.
     #[must_use]
     pub fn capacity(&self) -> u32 {
-        self.capacity
+        self.limits.pinned.unwrap_or(self.limits.declared)
+    }
+
+    /// The newest declaration. It is the capacity unless the semaphore is [pinned](Self::pinned).
+    #[must_use]
+    pub fn declared(&self) -> u32 {
+        self.limits.declared
+    }
+
+    /// The capacity that was set with [`Semaphore::pin`](crate::Semaphore::pin), whatever programs declare.
+    #[must_use]
+    pub fn pinned(&self) -> Option<u32> {
+        self.limits.pinned
+    }
+
+    /// Since when, by whom and why no permits are granted; `None` if the semaphore is not paused.
+    #[must_use]
+    pub fn paused(&self) -> Option<&Paused> {
+        self.limits.paused.as_ref()
     }
 
     /// How many permits are held. After a shrink it may be more than the capacity.
@@ -76,7 +94,7 @@ impl SemaphoreStats {
     /// How much of the capacity is held, in percent.
     #[must_use]
     pub fn percent(&self) -> f64 {
-        100.0 * f64::from(self.held()) / f64::from(self.capacity.max(1))
+        100.0 * f64::from(self.held()) / f64::from(self.capacity().max(1))
     }
 
     fn is_used(&self) -> bool {
@@ -86,10 +104,10 @@ impl SemaphoreStats {
     /// A name that nobody has used yet.
     pub(crate) fn unused(name: String) -> Self {
         let (holders, waiters, oldest_wait) = (Vec::new(), Vec::new(), None);
-        Self { name, capacity: 0, holders, waiters, waiting: 0, oldest_wait }
+        Self { name, limits: Limits::default(), holders, waiters, waiting: 0, oldest_wait }
     }
 
-    pub(crate) fn of<T>(
+    pub(crate) fn of<T: Clone>(
         name: &Name,
         machine: &Machine<T>,
         now: Time,
@@ -107,12 +125,60 @@ impl SemaphoreStats {
         };
         Self {
             name: name.to_string(),
-            capacity: machine.capacity(),
+            limits: Limits::of(machine.limits(), now),
             holders: machine.holders().iter().map(member).collect(),
             waiters: machine.waiters().filter(|_| waiters).map(|row| member(&row)).collect(),
             waiting: machine.waiting(),
             oldest_wait: machine.waiters().next().map(|head| now.since(head.since)),
         }
+    }
+}
+
+/// How many permits there are, and whether they are granted.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Limits {
+    pub(crate) declared: u32,
+    pub(crate) pinned: Option<u32>,
+    pub(crate) paused: Option<Paused>,
+}
+
+impl Limits {
+    fn of(limits: &machine::Limits, now: Time) -> Self {
+        let paused = limits.paused().map(|paused| Paused {
+            since: now.since(paused.since),
+            by: paused.by.to_string(),
+            reason: paused.reason.as_deref().map(str::to_owned),
+        });
+        Self { declared: limits.declared(), pinned: limits.pinned(), paused }
+    }
+}
+
+/// A pause of a semaphore: see [`Semaphore::pause`](crate::Semaphore::pause).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Paused {
+    pub(crate) since: Duration,
+    pub(crate) by: String,
+    pub(crate) reason: Option<String>,
+}
+
+impl Paused {
+    /// For how long it has lasted.
+    #[must_use]
+    pub fn lasts(&self) -> Duration {
+        self.since
+    }
+
+    /// Who has paused it.
+    #[must_use]
+    pub fn by(&self) -> &str {
+        &self.by
+    }
+
+    /// Why, if a reason was given.
+    #[must_use]
+    pub fn reason(&self) -> Option<&str> {
+        self.reason.as_deref()
     }
 }
 

@@ -40,6 +40,7 @@ pub mod permits;
 pub mod pools;
 pub mod queue;
 pub mod statistics;
+pub mod steering;
 pub mod with;
 
 /// Where the semaphores and locks of a case are kept.
@@ -114,6 +115,17 @@ macro_rules! conformance {
                 shrinking_drains,
                 growing_lets_waiters_in_before_newcomers,
                 clients_need_not_agree_on_a_capacity;
+            steering:
+                a_limit_that_grows_lets_waiters_in_at_once,
+                an_acquire_that_declares_nothing_new_changes_nothing,
+                whoever_takes_the_capacity_as_it_is_changes_nothing,
+                a_pin_counts_whatever_is_declared,
+                a_pin_and_a_pause_stay_when_everybody_has_gone,
+                during_a_pause_nothing_is_granted_and_places_are_kept,
+                a_drain_waits_until_nobody_holds,
+                what_is_forgotten_begins_anew,
+                what_nobody_has_declared_cannot_be_steered,
+                limits_that_cannot_be_are_refused;
             input:
                 names_may_be_written_in_any_script,
                 names_are_used_as_they_are,
@@ -327,6 +339,7 @@ mod tests {
             include_str!("conformance/pools.rs"),
             include_str!("conformance/queue.rs"),
             include_str!("conformance/statistics.rs"),
+            include_str!("conformance/steering.rs"),
             include_str!("conformance/with.rs"),
         ];
         for line in modules.iter().flat_map(|module| module.lines()) {

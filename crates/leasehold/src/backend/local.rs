@@ -40,7 +40,7 @@ use crate::clock::{Moment, Span};
 use crate::engine::foreign::event;
 use crate::lock::TimeAuthority;
 use crate::machine::lock::Record;
-use crate::machine::{Command, Effects};
+use crate::machine::{Command, Effects, Outcome, Steered};
 use crate::name::Name;
 use crate::pool::{PoolStats, Which};
 use crate::stats::{Query, SemaphoreStats};
@@ -138,6 +138,11 @@ impl RemoteBackend for Local {
     fn position(&self, name: &Name, id: AcquisitionId) -> Later<Option<usize>> {
         let name = name.clone();
         self.ask(move |store| store.read(|tx, _, _| semaphores::position(tx, &name, id)))
+    }
+
+    fn steer(&self, name: &Name, steer: Command) -> Later<Steered> {
+        let name = name.clone();
+        self.ask(move |store| change_limits(store, &name, steer))
     }
 
     fn stats(&self, query: Query) -> Later<Vec<SemaphoreStats>> {
@@ -265,6 +270,22 @@ fn apply_together(store: &mut Database, request: &[Part]) -> Result<Answers, Err
     }
     store.wake(&unlocked);
     Ok(answers)
+}
+
+/// Nobody in particular is the sender.
+fn change_limits(store: &mut Database, name: &Name, steer: Command) -> Result<Steered, Error> {
+    let (from, confirm_within) = (None, store.settings.confirm_within);
+    let mut applied = store.write(|tx, now, around| {
+        let (mut reach, mut is_dead) = around.senses();
+        let (reach, is_dead) = (&mut reach, &mut is_dead);
+        let mut call = Circumstances { from, now, confirm_within, reach, is_dead };
+        semaphores::apply(tx, name, &[steer], &mut call)
+    })?;
+    store.follow_up(&applied);
+    match applied.outcomes.pop() {
+        Some(Outcome::Steered(steered)) => Ok(steered),
+        other => Err(Error::internal(format!("a change of limits was answered {other:?}"))),
+    }
 }
 
 /// Whether a part can be answered without writing, mostly.

@@ -7,7 +7,9 @@ use crate::clock::{self, Span, Time};
 use crate::engine::ticket::Ticket;
 use crate::machine::lock::{LockCommand, LockMachine, LockOutcome, Record};
 use crate::machine::pool::{PoolCommand, PoolMachine, PoolOutcome};
-use crate::machine::{Circumstances, Command, Effects, Held, Machine, Outcome, Role, Terms};
+use crate::machine::{
+    Circumstances, Command, Declared, Effects, Held, Machine, Outcome, Role, Terms,
+};
 use crate::pool::{PoolStats, Which};
 use crate::{AcquisitionId, ClientId};
 
@@ -85,7 +87,7 @@ impl MemorySemaphore {
     pub(crate) fn enqueue(
         &mut self,
         id: AcquisitionId,
-        capacity: u32,
+        declared: Declared,
         wait: bool,
         terms: Terms,
         keep: impl FnOnce(Option<&Held>) -> Kept,
@@ -94,14 +96,14 @@ impl MemorySemaphore {
         self.ends |= terms.ttl.is_some();
         let now = self.time(false);
         self.call(now, effects, |machine, call| {
-            machine.enqueue(id, capacity, wait, terms, keep, call)
+            machine.enqueue(id, declared, wait, terms, keep, call)
         })
     }
 
     /// An enqueue that adds a holder and does nothing else, if it is one: see [`Machine::hold_at_once`].
     #[inline]
-    pub(crate) fn hold_at_once(&mut self, id: AcquisitionId, capacity: u32) -> Option<Held> {
-        self.machine.hold_at_once(id, capacity, clock::memory::coarse)
+    pub(crate) fn hold_at_once(&mut self, id: AcquisitionId, declared: Declared) -> Option<Held> {
+        self.machine.hold_at_once(id, declared, clock::memory::coarse)
     }
 
     /// A release that removes a holder and does nothing else, if it is one: see [`Machine::remove_at_once`].
@@ -123,6 +125,12 @@ impl MemorySemaphore {
         let now = self.time(false);
         let (role, kept) = self.call(now, effects, |machine, call| machine.release(id, call));
         (role, kept.flatten())
+    }
+
+    /// Changes the limits of the name.
+    pub(crate) fn steer(&mut self, steer: &Command, effects: &mut Effects<Kept>) -> Outcome {
+        let now = self.time(true);
+        self.call(now, effects, |machine, call| machine.apply(steer, call))
     }
 
     pub(crate) fn sweep(&mut self, effects: &mut Effects<Kept>) {

@@ -18,8 +18,8 @@ use rustls::RootCertStore;
 use super::{Answer, Answers, Destination, Later, Part, Profile, RemoteBackend, Report};
 use crate::clock::{Moment, Span, Time};
 use crate::lock::TimeAuthority;
-use crate::machine::Command;
 use crate::machine::lock::{LockCommand, Record};
+use crate::machine::{Command, Outcome, Steered};
 use crate::name::Name;
 use crate::pool::{PoolStats, Which};
 use crate::stats::{Query, SemaphoreStats};
@@ -165,8 +165,8 @@ impl Redis {
         let (mut semaphores, mut locks, mut pools) = (Vec::new(), Vec::new(), Vec::new());
         for part in request {
             match part {
-                Part::Semaphore { name, capacity, commands } => {
-                    semaphores.push((self.keys(name)?, *capacity, &commands[..]));
+                Part::Semaphore { name, declared, commands } => {
+                    semaphores.push((self.keys(name)?, *declared, &commands[..]));
                 }
                 Part::Lock(command) => locks.push(command),
                 Part::Pool(command) => pools.push(pools::call(&self.link.scripts, command)),
@@ -237,14 +237,19 @@ impl RemoteBackend for Redis {
         let (link, keys, id) = (self.link.clone(), self.keys(name), id.to_owned());
         Box::pin(async move {
             let call = link.scripts.release_member(&*keys?, &id);
-            let answer = link.request(vec![call]).await?.pop().unwrap_or(Ok(Value::Nil))?;
-            match answer {
-                Value::Array(mut names) if names.len() == 2 => {
-                    let answer = names.remove(1).extract_error();
-                    let answer = answer.map_err(|error| link.translate(&error))?;
-                    scripts::was_removed(&answer).map_err(Error::internal)
-                }
-                other => Err(unexpected(&other)),
+            scripts::was_removed(&answer_of_one(&link, call).await?).map_err(Error::internal)
+        })
+    }
+
+    fn steer(&self, name: &Name, steer: Command) -> Later<Steered> {
+        let (link, keys) = (self.link.clone(), self.keys(name));
+        Box::pin(async move {
+            let call = link.scripts.steer(&*keys?, &steer);
+            let answer = answer_of_one(&link, call).await?;
+            let answer = scripts::decode(&[steer], answer).map_err(Error::internal)?;
+            match answer.outcomes[..] {
+                [Outcome::Steered(steered)] => Ok(steered),
+                _ => Err(Error::internal(format!("a change of limits was answered {answer:?}"))),
             }
         })
     }
@@ -262,6 +267,17 @@ impl RemoteBackend for Redis {
     fn list_pools(&self, which: Which) -> Later<Vec<PoolStats>> {
         let link = self.link.clone();
         Box::pin(async move { pools::list(&link, which).await })
+    }
+}
+
+/// What a script answers that serves one name.
+async fn answer_of_one(link: &Link, call: Cmd) -> Result<Value, Error> {
+    let answer = link.request(vec![call]).await?.pop().unwrap_or(Ok(Value::Nil))?;
+    match answer {
+        Value::Array(mut names) if names.len() == 2 => {
+            names.remove(1).extract_error().map_err(|error| link.translate(&error))
+        }
+        other => Err(unexpected(&other)),
     }
 }
 

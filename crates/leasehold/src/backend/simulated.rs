@@ -15,7 +15,7 @@ use crate::clock::{Moment, Span, Time};
 use crate::lock::TimeAuthority;
 use crate::machine::lock::{LockMachine, Record};
 use crate::machine::pool::PoolMachine;
-use crate::machine::{Circumstances, Command, Effects, Machine};
+use crate::machine::{Circumstances, Command, Effects, Machine, Outcome, Steered};
 use crate::name::Name;
 use crate::pool::{PoolStats, Which};
 use crate::stats::{Query, SemaphoreStats};
@@ -127,6 +127,17 @@ impl RemoteBackend for Simulated {
         let world = self.world();
         let position = world.machines.get(name).and_then(|machine| machine.position(id));
         Box::pin(async move { Ok(position) })
+    }
+
+    fn steer(&self, name: &Name, steer: Command) -> Later<Steered> {
+        let nobody = ClientId::from_bits(u64::MAX);
+        let outcome = self.world().apply(name, nobody, &[steer]).outcomes.pop();
+        Box::pin(async move {
+            match outcome {
+                Some(Outcome::Steered(steered)) => Ok(steered),
+                other => Err(Error::internal(format!("{other:?}"))),
+            }
+        })
     }
 
     fn stats(&self, query: Query) -> Later<Vec<SemaphoreStats>> {

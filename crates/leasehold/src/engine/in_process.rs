@@ -20,7 +20,7 @@ use crate::backend::{Answer, Later, Part, Profile};
 use crate::clock::{Moment, Span};
 use crate::lock::TimeAuthority;
 use crate::machine::lock::{LockOutcome, Record, Verdict};
-use crate::machine::{Effects, Held, Outcome, Role};
+use crate::machine::{Command, Effects, Held, Outcome, Role, Steer, Steered};
 use crate::name::Name;
 use crate::pool::{PoolStats, Which};
 use crate::semaphore::Declaration;
@@ -254,9 +254,10 @@ impl InProcessName {
                     holding.clone()
                 }
             };
-            let (capacity, terms) = (self.common.capacity(), semaphore.terms);
+            let (declared, terms) = (self.common.declared(), semaphore.terms);
             let State { store, effects, .. } = state;
-            let outcome = store.enqueue(id, capacity, waiting.is_some(), terms, keep, effects);
+            let outcome = store.enqueue(id, declared, waiting.is_some(), terms, keep, effects);
+            self.common.heard(declared);
             state.settle(after);
             self.queued.store(state.store.machine().waiting() > 0, Ordering::Relaxed);
             if let Outcome::Held(held) = outcome {
@@ -328,8 +329,10 @@ impl NameState for InProcessName {
         } else if !queued {
             let mut state = self.state();
             if !state.closed
-                && let Some(held) = state.store.hold_at_once(id, self.common.capacity())
+                && let declared = self.common.declared()
+                && let Some(held) = state.store.hold_at_once(id, declared)
             {
+                self.common.heard(declared);
                 return Entered::Held(Grant::new(&held), None);
             }
         }
@@ -445,7 +448,27 @@ impl NameState for InProcessName {
     }
 
     fn is_idle(&self) -> bool {
-        self.state().store.machine().is_empty()
+        let state = self.state();
+        let (machine, limits) = (state.store.machine(), state.store.machine().limits());
+        // A pin and a pause stay when everybody has gone.
+        machine.is_empty() && limits.pinned().is_none() && limits.paused().is_none()
+    }
+
+    fn steer(&self, steer: Steer, declares: bool) -> Later<Steered> {
+        let declares = declares && steer != Steer::Forget;
+        let capacity = declares.then(|| self.common.capacity());
+        ready(self.locked(|state, after| {
+            if state.closed {
+                return Err(Error::Closed);
+            }
+            let State { store, effects, .. } = state;
+            let outcome = store.steer(&Command::Steer { capacity, steer }, effects);
+            state.settle(after);
+            match outcome {
+                Outcome::Steered(steered) => Ok(steered),
+                other => Err(Error::internal(format!("a change of limits was answered {other:?}"))),
+            }
+        }))
     }
 
     fn position(&self, id: AcquisitionId) -> Later<Option<usize>> {

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Waker;
 
 use super::Core;
@@ -12,7 +12,7 @@ use super::foreign::event;
 use super::ticket::{After, Grant, Ticket};
 use crate::backend::Later;
 use crate::clock::{Moment, Span};
-use crate::machine::Held;
+use crate::machine::{Declared, Held, Steer, Steered};
 use crate::name::Name;
 use crate::semaphore::Declaration;
 use crate::stats::SemaphoreStats;
@@ -65,6 +65,10 @@ pub(crate) trait NameState: Send + Sync + fmt::Debug {
         Box::pin(std::future::ready(Ok(false)))
     }
 
+    /// Changes the limits of the name. `declares` says whether a name that nobody has used yet begins with what this client
+    /// has declared.
+    fn steer(&self, steer: Steer, declares: bool) -> Later<Steered>;
+
     /// The number of waiters ahead of `id`.
     fn position(&self, id: AcquisitionId) -> Later<Option<usize>>;
 
@@ -102,28 +106,68 @@ impl dyn NameState {
 pub(crate) struct Common {
     pub(crate) name: Name,
     pub(crate) core: Arc<Core>,
-    /// The newest declaration in this client.
-    capacity: AtomicU32,
+    /// The newest declaration in this client, and [`UNHEARD`] until the store has heard it.
+    declared: AtomicU64,
     capacity_changed: AtomicBool,
 }
 
+/// A bit that no capacity has.
+const UNHEARD: u64 = 1 << 32;
+
 impl Common {
     pub(crate) fn new(name: Name, core: Arc<Core>) -> Self {
-        let (capacity, capacity_changed) = (AtomicU32::new(0), AtomicBool::new(false));
-        Self { name, core, capacity, capacity_changed }
+        let (declared, capacity_changed) = (AtomicU64::new(0), AtomicBool::new(false));
+        Self { name, core, declared, capacity_changed }
     }
 
-    #[inline]
     pub(crate) fn capacity(&self) -> u32 {
-        self.capacity.load(Ordering::Relaxed)
+        self.declared().capacity
     }
 
-    /// The newest declaration wins. A change is logged once for each name, as a warning: more often than not two parts
-    /// of a program disagree.
+    /// What this client says of the capacity.
+    #[inline]
+    pub(crate) fn declared(&self) -> Declared {
+        let declared = self.declared.load(Ordering::Relaxed);
+        #[allow(clippy::cast_possible_truncation)] // the rest is the bit
+        let capacity = declared as u32;
+        Declared { capacity, is_new: declared & UNHEARD != 0 }
+    }
+
+    /// The store has heard this declaration: from now on it is no news.
+    #[inline]
+    pub(crate) fn heard(&self, Declared { capacity, is_new }: Declared) {
+        if is_new {
+            let (before, now) = (u64::from(capacity) | UNHEARD, u64::from(capacity));
+            // It fails if another one has been declared meanwhile.
+            let _ =
+                self.declared.compare_exchange(before, now, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    /// Somebody has declared this for all, and the store has heard it.
+    pub(crate) fn declared_elsewhere(&self, capacity: u32) {
+        self.declared.store(u64::from(capacity), Ordering::Relaxed);
+    }
+
+    /// What counts if the store knows no capacity. Not a declaration.
+    pub(crate) fn assume(&self, capacity: u32) {
+        let _ = self.declared.compare_exchange(
+            0,
+            u64::from(capacity),
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
+    }
+
+    /// The newest declaration wins; the same number again is no news. A change is logged once for each name, as a warning:
+    /// more often than not two parts of a program disagree.
     pub(crate) fn declare(&self, capacity: u32) {
-        let before = self.capacity.swap(capacity, Ordering::Relaxed);
-        if before != 0 && before != capacity && !self.capacity_changed.swap(true, Ordering::Relaxed)
-        {
+        let before = self.capacity();
+        if before == capacity {
+            return;
+        }
+        self.declared.store(u64::from(capacity) | UNHEARD, Ordering::Relaxed);
+        if before != 0 && !self.capacity_changed.swap(true, Ordering::Relaxed) {
             let name = self.name.as_str();
             let now = capacity;
             event!(warn, name, before, now, "a second capacity was declared; the newest wins");

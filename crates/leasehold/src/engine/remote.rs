@@ -27,7 +27,7 @@ use crate::backend::{Answer, Destination, Later, Part, Profile, RemoteBackend};
 use crate::clock::{Moment, Span};
 use crate::machine::lock::{LockCommand, Record};
 use crate::machine::pool::PoolAction;
-use crate::machine::{Held, Known};
+use crate::machine::{Command, Held, Known, Steer, Steered};
 use crate::name::Name;
 use crate::pool::{PoolStats, Which};
 use crate::semaphore::Declaration;
@@ -171,6 +171,7 @@ impl Source for RemoteName {
     }
 
     fn take(self: Arc<Self>, urgency: Urgency, room: usize) -> Taken {
+        let declared = self.common.declared();
         let mut state = self.state();
         let (commands, more) = match urgency {
             Urgency::Renewals => {
@@ -179,7 +180,7 @@ impl Source for RemoteName {
                 (commands, state.in_line.1)
             }
             Urgency::Ordinary => {
-                let commands = state.take(room, self.common.capacity());
+                let commands = state.take(room, declared);
                 state.in_line.0 = !state.unsent.is_empty();
                 (commands, state.in_line.0)
             }
@@ -191,14 +192,18 @@ impl Source for RemoteName {
             guarded(|| self.settled.notify_waiters());
         }
         let part = (!commands.is_empty()).then(|| {
-            let (name, capacity) = (self.common.name.clone(), self.common.capacity());
-            Part::Semaphore { name, capacity, commands }
+            let name = self.common.name.clone();
+            Part::Semaphore { name, declared, commands }
         });
         Taken { part, more }
     }
 
     fn settle(self: Arc<Self>, part: &Part, answer: Result<Answer, Error>, sent: Moment) {
-        let Part::Semaphore { commands, .. } = part else { return };
+        let Part::Semaphore { declared, commands, .. } = part else { return };
+        let declares = |command: &Command| matches!(command, Command::Enqueue { .. });
+        if matches!(answer, Ok(Answer::Semaphore(_))) && commands.iter().any(declares) {
+            self.common.heard(*declared);
+        }
         self.locked(|state, after| {
             state.in_flight -= 1;
             match answer {
@@ -396,6 +401,13 @@ impl NameState for RemoteName {
 
     fn release_member(&self, id: &str) -> Later<bool> {
         self.common.core.run(self.backend.release_member(&self.common.name, id))
+    }
+
+    fn steer(&self, steer: Steer, declares: bool) -> Later<Steered> {
+        let declares = declares && steer != Steer::Forget;
+        let capacity = declares.then(|| self.common.capacity());
+        let name = &self.common.name;
+        self.common.core.run(self.backend.steer(name, Command::Steer { capacity, steer }))
     }
 
     fn position(&self, id: AcquisitionId) -> Later<Option<usize>> {

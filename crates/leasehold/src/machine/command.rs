@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::limits::{Steer, Steered};
 use crate::clock::{Moment, Span, Time};
 use crate::{AcquisitionId, ClientId, Fence};
 
@@ -31,20 +32,37 @@ impl Terms {
     }
 }
 
+/// How many permits there are, as a client says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Declared {
+    pub(crate) capacity: u32,
+    /// The store has not heard it yet: then it is the newest declaration. Otherwise it counts only if the store knows
+    /// none, so that an acquire does not undo what others have declared since.
+    pub(crate) is_new: bool,
+}
+
 /// What a client asks of one name.
 #[derive(Clone, Debug)]
 pub(crate) enum Command {
-    /// A permit, or a place in the queue. Declares the capacity, the newest declaration wins. By a
+    /// A permit, or a place in the queue. May declare the capacity, the newest declaration wins. By a
     /// holder or a waiter it is a renewal. Without `wait` the answer may be `Full`.
     /// The label is for statistics alone, and only a store that is away looks at it.
     #[cfg_attr(not(any(test, feature = "redis")), allow(dead_code))]
-    Enqueue { id: AcquisitionId, capacity: u32, wait: bool, terms: Terms, label: Option<Arc<str>> },
+    Enqueue {
+        id: AcquisitionId,
+        declared: Declared,
+        wait: bool,
+        terms: Terms,
+        label: Option<Arc<str>>,
+    },
     /// A sign of life, and the question whether it is still held or queued. It also claims a permit that was granted with
     /// a wake-up. Never moves a waiter.
     Renew { id: AcquisitionId, terms: Terms },
     /// Removes an id wherever it is. Twice is harmless.
     #[cfg_attr(not(any(test, feature = "redis")), allow(dead_code))]
     Release { id: AcquisitionId, known: Known },
+    /// Changes the limits. `capacity` is what the sender has declared, if anything.
+    Steer { capacity: Option<u32>, steer: Steer },
     /// Nothing but what every command does.
     Sweep,
 }
@@ -69,7 +87,7 @@ impl Command {
             Self::Enqueue { id, .. } | Self::Renew { id, .. } | Self::Release { id, .. } => {
                 Some(*id)
             }
-            Self::Sweep => None,
+            Self::Steer { .. } | Self::Sweep => None,
         }
     }
 }
@@ -85,6 +103,7 @@ pub(crate) enum Outcome {
     Full,
     Gone,
     Removed(Role),
+    Steered(Steered),
     Swept,
 }
 

@@ -80,6 +80,8 @@ struct World {
     crashes: bool,
     /// Whether connections break, and the store notices.
     cuts: bool,
+    /// Whether an operator pauses and resumes the name, and sets its capacity to 1 or 2.
+    operator: bool,
     broken: Option<Broken>,
     /// States that are known to calm down.
     calm: Mutex<HashSet<u64>>,
@@ -122,8 +124,13 @@ enum Broken {
     NoAgain,
     /// A release ends with its answer, whatever may still be applied.
     NoRepeat,
-    /// Two questions are told that the id is gone, and each of them has it enqueued again.
+    /// Two questions are told that the id is gone, and each of them has it enqueued again. A holder that is told that it waits
+    /// thinks nothing of it.
     EnqueuedTwice,
+    /// A pause has no effect.
+    NoPause,
+    /// When a name is resumed, nobody is granted what is free.
+    NoGrantOnResume,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -149,6 +156,7 @@ enum Action {
     Crash(usize),
     /// The store notices that the dead one is gone.
     Notice(usize),
+    Steer(Steer),
     Tick,
 }
 
@@ -163,6 +171,24 @@ enum Fate {
 impl World {
     fn is(&self, broken: Broken) -> bool {
         self.broken == Some(broken)
+    }
+
+    /// The largest capacity that the name ever has.
+    fn largest_capacity(&self) -> u32 {
+        if self.operator { 2 } else { self.capacity }
+    }
+
+    /// What an operator may change now.
+    fn steers(&self, state: &State) -> Vec<Steer> {
+        let limits = state.store.machine.limits();
+        if !self.operator || limits.capacity() == 0 {
+            return Vec::new();
+        }
+        let pause = match limits.paused() {
+            Some(_) => Steer::Resume,
+            None => store::pause(),
+        };
+        vec![pause, Steer::Declare(3 - limits.capacity())]
     }
 
     /// Whether a request can be sent while another one of the same client may still be applied.
@@ -260,6 +286,7 @@ impl Model for World {
                 }
             }
         }
+        actions.extend(self.steers(state).into_iter().map(Action::Steer));
         for (at, message) in state.wire.iter().enumerate() {
             if message.over() != Some(Over::Current) || state.is_next(at) {
                 actions.push(Action::Deliver(message.clone()));
@@ -307,6 +334,7 @@ impl Model for World {
             Action::Mend(slot) => next.clients[slot].connected = true,
             Action::Crash(slot) => next.crash(slot),
             Action::Notice(slot) => next.clients[slot].half_open = false,
+            Action::Steer(steer) => next.steer(self, &steer),
             Action::Tick => next.now = state.now + TICK,
         }
         next.tidy(self);

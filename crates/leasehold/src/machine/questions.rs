@@ -51,10 +51,6 @@ impl<T> Machine<T> {
         self.last_fence
     }
 
-    pub(crate) fn capacity(&self) -> u32 {
-        self.capacity
-    }
-
     #[inline]
     pub(crate) fn waiting(&self) -> usize {
         self.queue.len()

@@ -27,9 +27,10 @@ impl Who {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Step {
-    Enqueue { who: Who, capacity: u32, wait: bool, terms: Terms },
+    Enqueue { who: Who, declared: Declared, wait: bool, terms: Terms },
+    Steer { client: u64, capacity: Option<u32>, steer: Steer },
     Renew { who: Who, terms: Terms },
     Release { who: Who },
     Sweep { client: u64 },
@@ -49,12 +50,31 @@ fn terms() -> impl Strategy<Value = Terms> {
     (span(), span()).prop_map(|(lease, ttl)| Terms { lease, ttl })
 }
 
-fn step() -> impl Strategy<Value = Step> {
-    // Mostly one capacity, so that queues grow; now and then another.
+/// Mostly one capacity, so that queues grow; now and then another.
+pub(crate) fn declared() -> impl Strategy<Value = Declared> {
     let capacity = prop_oneof![9 => Just(2_u32), 1 => 1..5_u32];
+    (capacity, any::<bool>()).prop_map(|(capacity, is_new)| Declared { capacity, is_new })
+}
+
+/// Mostly a pause ends soon.
+pub(crate) fn steer() -> impl Strategy<Value = Steer> {
+    let reason = prop::option::of(Just("a reason with spaces".into()));
     prop_oneof![
-        6 => (who(), capacity, prop::bool::weighted(0.9), terms())
-            .prop_map(|(who, capacity, wait, terms)| Step::Enqueue { who, capacity, wait, terms }),
+        3 => (1..5_u32).prop_map(Steer::Declare),
+        2 => (1..5_u32).prop_map(Steer::Pin),
+        2 => Just(Steer::Unpin),
+        2 => reason.prop_map(|reason| Steer::Pause { by: "an operator".into(), reason }),
+        4 => Just(Steer::Resume),
+        1 => Just(Steer::Forget),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (who(), declared(), prop::bool::weighted(0.9), terms())
+            .prop_map(|(who, declared, wait, terms)| Step::Enqueue { who, declared, wait, terms }),
+        2 => (0..3_u64, prop::option::of(1..5_u32), steer())
+            .prop_map(|(client, capacity, steer)| Step::Steer { client, capacity, steer }),
         4 => (who(), terms()).prop_map(|(who, terms)| Step::Renew { who, terms }),
         4 => who().prop_map(|who| Step::Release { who }),
         1 => (0..3_u64).prop_map(|client| Step::Sweep { client }),
@@ -73,6 +93,7 @@ struct Seen {
     woken: Vec<(AcquisitionId, Held)>,
     from: ClientId,
     now: Time,
+    limits: Limits,
     before: Members,
     after: Members,
 }
@@ -150,10 +171,11 @@ impl World {
                 return None;
             }
             Step::Sweep { client } => (client, Command::Sweep),
-            Step::Enqueue { who, capacity, wait, terms } => {
+            Step::Enqueue { who, declared, wait, terms } => {
                 let (id, label) = (who.id(), None);
-                (who.client, Command::Enqueue { id, capacity, wait, terms, label })
+                (who.client, Command::Enqueue { id, declared, wait, terms, label })
             }
+            Step::Steer { client, capacity, steer } => (client, Command::Steer { capacity, steer }),
             Step::Renew { who, terms } => (who.client, Command::Renew { id: who.id(), terms }),
             Step::Release { who } => {
                 (who.client, Command::Release { id: who.id(), known: Known::Nothing })
@@ -163,7 +185,7 @@ impl World {
     }
 
     fn send(&mut self, from: ClientId, command: Command) -> Seen {
-        let before = Members::of(&self.machine);
+        let (limits, before) = (self.machine.limits().clone(), Members::of(&self.machine));
         let (mut effects, mut woken) = (Effects::default(), Vec::new());
         let outcome = self.machine.apply(
             &command,
@@ -180,7 +202,7 @@ impl World {
             },
         );
         let after = Members::of(&self.machine);
-        Seen { command, outcome, effects, woken, from, now: self.now, before, after }
+        Seen { command, outcome, effects, woken, from, now: self.now, limits, before, after }
     }
 
     fn reaches(&self, id: AcquisitionId, from: ClientId) -> bool {
@@ -210,8 +232,48 @@ proptest! {
         watch(steps, |world, seen| {
             let granted = seen.after.holders.keys().any(|id| !seen.before.holders.contains_key(id));
             let held = seen.after.holders.len();
-            let capacity = world.machine.capacity() as usize;
+            let mut limits = vec![world.machine.limits()];
+            // What was free before a change was granted under the limits before it.
+            if let Command::Steer { .. } = seen.command {
+                limits.push(&seen.limits);
+            }
+            let capacity = limits.iter().map(|own| own.capacity() as usize).max().unwrap();
             prop_assert!(!granted || held <= capacity, "{held} of {capacity} after a grant");
+            let paused = limits.iter().all(|own| own.paused().is_some());
+            prop_assert!(!granted || !paused, "a grant during a pause");
+            Ok(())
+        })?;
+    }
+
+    #[test]
+    fn a_pin_counts_whatever_is_declared_and_the_newest_declaration_after_it(steps in vec(step(), 1..120)) {
+        let (mut pinned, mut declared) = (None, 0);
+        watch(steps, |world, seen| {
+            match &seen.command {
+                Command::Enqueue { declared: own, .. } if own.is_new || declared == 0 => {
+                    declared = own.capacity;
+                }
+                Command::Steer { steer: Steer::Forget, .. }
+                    if seen.outcome == Outcome::Steered(Steered::Done) =>
+                {
+                    (pinned, declared) = (None, 0);
+                }
+                Command::Steer { steer: Steer::Forget, .. } => {}
+                Command::Steer { capacity, steer } => {
+                    if declared == 0 {
+                        declared = capacity.unwrap_or_default();
+                    }
+                    match steer {
+                        _ if declared == 0 => {}
+                        Steer::Declare(own) if pinned.is_none() => declared = *own,
+                        Steer::Pin(own) => pinned = Some(*own),
+                        Steer::Unpin => pinned = None,
+                        _ => {}
+                    }
+                }
+                _ => {}
+            }
+            prop_assert_eq!(world.machine.limits().capacity(), pinned.unwrap_or(declared));
             Ok(())
         })?;
     }
@@ -256,13 +318,15 @@ proptest! {
     #[test]
     fn invariant_3_no_permit_is_free_while_somebody_reachable_waits(steps in vec(step(), 1..120)) {
         watch(steps, |world, seen| {
-            if seen.after.holders.len() < world.machine.capacity() as usize {
+            let limits = world.machine.limits();
+            let is_free = seen.after.holders.len() < limits.capacity() as usize;
+            if is_free && limits.paused().is_none() {
                 for id in &seen.after.waiters {
                     prop_assert!(!world.reaches(*id, seen.from), "{id} waits for a free permit");
                 }
             }
             if seen.outcome == Outcome::Full {
-                prop_assert!(seen.after.holders.len() >= world.machine.capacity() as usize);
+                prop_assert!(!is_free || limits.paused().is_some());
             }
             Ok(())
         })?;
@@ -272,6 +336,11 @@ proptest! {
     fn invariant_4_fences_strictly_increase(steps in vec(step(), 1..120)) {
         let mut last = None;
         watch(steps, |_, seen| {
+            if let Command::Steer { steer: Steer::Forget, .. } = seen.command
+                && seen.outcome == Outcome::Steered(Steered::Done)
+            {
+                last = None;
+            }
             let known = seen.before.holders.values().collect::<BTreeSet<_>>();
             let fresh = seen.after.holders.values().filter(|fence| !known.contains(fence));
             let fresh: BTreeSet<_> = fresh.copied().collect();
@@ -303,12 +372,17 @@ proptest! {
                 out_of_reach: world.out_of_reach.clone(),
             };
             let second = again.send(first.from, first.command.clone());
+            let forgets = matches!(first.command, Command::Steer { steer: Steer::Forget, .. });
             // What is over may or may not be there: nobody waits for it.
             prop_assert_eq!(second.after.at(world.now), first.after.at(world.now));
             match (first.outcome, second.outcome) {
                 // What was removed is not there to be removed again.
                 (Outcome::Removed(_), second) => {
                     prop_assert_eq!(second, Outcome::Removed(Role::Nobody));
+                }
+                // Nor to be forgotten.
+                (Outcome::Steered(_), second) if forgets => {
+                    prop_assert!(matches!(second, Outcome::Steered(_)));
                 }
                 // How many hold besides it may have been found to be less.
                 (Outcome::Held(first), Outcome::Held(second)) => {
@@ -417,10 +491,10 @@ proptest! {
             let (mut machine, now) = (world.machine.clone(), world.now);
             let Some(seen) = world.take(step) else { continue };
             let outcome = match seen.command {
-                Command::Enqueue { id, capacity, terms, .. }
+                Command::Enqueue { id, declared, terms, .. }
                     if terms == Terms::default() && machine.kept(id).is_none() =>
                 {
-                    machine.hold_at_once(id, capacity, || now).map(Outcome::Held)
+                    machine.hold_at_once(id, declared, || now).map(Outcome::Held)
                 }
                 Command::Release { id, .. } => {
                     machine.remove_at_once(id).map(|(role, ())| Outcome::Removed(role))
@@ -431,7 +505,7 @@ proptest! {
                 prop_assert_eq!(outcome, seen.outcome);
                 prop_assert!(seen.effects.is_empty() && seen.woken.is_empty());
                 prop_assert_eq!(Members::of(&machine), seen.after);
-                prop_assert_eq!(machine.capacity(), world.machine.capacity());
+                prop_assert_eq!(machine.limits(), world.machine.limits());
                 prop_assert_eq!(machine.last_fence(), world.machine.last_fence());
             }
         }

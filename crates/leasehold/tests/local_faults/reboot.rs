@@ -142,6 +142,8 @@ async fn a_store_of_the_first_version_goes_on() {
                          ALTER TABLE locks DROP COLUMN host; ALTER TABLE locks DROP COLUMN pid; ALTER TABLE locks DROP COLUMN label;
                          DROP INDEX holders_to_claim; ALTER TABLE holders DROP COLUMN unclaimed;
                          ALTER TABLE holders DROP COLUMN hold_until;
+                         ALTER TABLE semaphores DROP COLUMN pinned; ALTER TABLE semaphores DROP COLUMN paused;
+                         ALTER TABLE semaphores DROP COLUMN paused_by; ALTER TABLE semaphores DROP COLUMN pause_reason;
                          CREATE INDEX holders_to_claim ON holders (client) WHERE fence IS NULL;
                          UPDATE meta SET lock_floor = 1048576; PRAGMA user_version = 1;
                          INSERT INTO locks (key, fence) VALUES ('a', 1048583);";

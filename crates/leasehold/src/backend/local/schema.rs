@@ -13,7 +13,7 @@ use crate::clock::{self, Moment, Time};
 /// "Leas", by which a file says that it is ours.
 const APPLICATION: i32 = 0x4c65_6173;
 /// Of the schema below. A file with a later one is not touched, one with an earlier one is changed.
-const VERSION: i32 = 3;
+const VERSION: i32 = 4;
 
 /// How long SQLite itself may wait for others. They wait for their turn before that, so that only somebody with a tool of
 /// his own can be in the way.
@@ -29,6 +29,7 @@ const MARGIN: u64 = 1_000_000;
 /// Times are microseconds of the store's clock, those of locks milliseconds. Client ids are their 64 bits.
 ///
 /// `held` and `waiting` are how many rows of `holders` and `waiters` there are: nothing is counted when it is asked for.
+/// `capacity` is the newest declaration, `pinned` what counts instead, and `paused` since when nothing is granted.
 /// A holder that is `unclaimed` was granted its permit by another client: it has to claim it until `ends`, and then holds
 /// it until `hold_until`. An `evicted` id was released by another client, and its own client is to be notified. A lock
 /// without an `id` is free, and its row is there for its fence.
@@ -43,7 +44,8 @@ const SCHEMA: &str = "
     ) STRICT;
     CREATE TABLE semaphores (
         id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, capacity INTEGER NOT NULL, held INTEGER NOT NULL,
-        waiting INTEGER NOT NULL, next_place INTEGER NOT NULL, last_fence INTEGER NOT NULL
+        waiting INTEGER NOT NULL, next_place INTEGER NOT NULL, last_fence INTEGER NOT NULL, pinned INTEGER,
+        paused INTEGER, paused_by TEXT, pause_reason TEXT
     ) STRICT;
     CREATE TABLE holders (
         semaphore INTEGER NOT NULL, client INTEGER NOT NULL, sequence INTEGER NOT NULL, since INTEGER NOT NULL,
@@ -101,6 +103,14 @@ const FROM_2_TO_3: &str = "
     ALTER TABLE holders ADD COLUMN unclaimed INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE holders ADD COLUMN hold_until INTEGER;
     CREATE INDEX holders_to_claim ON holders (client) WHERE unclaimed;
+";
+
+/// What makes a store of the third version one of the fourth. Its limits could not be steered.
+const FROM_3_TO_4: &str = "
+    ALTER TABLE semaphores ADD COLUMN pinned INTEGER;
+    ALTER TABLE semaphores ADD COLUMN paused INTEGER;
+    ALTER TABLE semaphores ADD COLUMN paused_by TEXT;
+    ALTER TABLE semaphores ADD COLUMN pause_reason TEXT;
 ";
 
 /// Opens the database, in our turn, and makes it ours if it is new. SQLite waits for others no longer than `busy`.
@@ -163,8 +173,9 @@ fn set_up(connection: &mut Connection, version: i32) -> rusqlite::Result<()> {
     connection.set_prepared_statement_cache_capacity(64);
     let changes: &[&str] = match version {
         0 => &[SCHEMA],
-        1 => &[FROM_1_TO_2, FROM_2_TO_3],
-        2 => &[FROM_2_TO_3],
+        1 => &[FROM_1_TO_2, FROM_2_TO_3, FROM_3_TO_4],
+        2 => &[FROM_2_TO_3, FROM_3_TO_4],
+        3 => &[FROM_3_TO_4],
         _ => return Ok(()),
     };
     durably(connection, |tx| {

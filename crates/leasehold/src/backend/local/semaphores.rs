@@ -13,7 +13,7 @@ use rusqlite::{Connection, OptionalExtension, Result, Row, params};
 
 use super::lifeline::Reach;
 use crate::clock::{Span, Time};
-use crate::machine::{Command, Held, Outcome, Role};
+use crate::machine::{Command, Held, Outcome, Role, Steer, Steered};
 use crate::name::Name;
 use crate::{AcquisitionId, ClientId, Fence};
 
@@ -68,7 +68,11 @@ pub(super) fn apply(
     commands: &[Command],
     call: &mut Circumstances<'_>,
 ) -> Result<Applied> {
-    let declared = commands.iter().any(|command| matches!(command, Command::Enqueue { .. }));
+    let declared = commands.iter().any(|command| match command {
+        Command::Enqueue { .. } => true,
+        Command::Steer { capacity, steer } => capacity.is_some() && *steer != Steer::Forget,
+        _ => false,
+    });
     let Some(mut named) = Named::load(tx, name, declared)? else { return Ok(nobody(commands)) };
     let asks =
         commands.iter().any(|command| matches!(command, Command::Sweep | Command::Renew { .. }));
@@ -124,6 +128,7 @@ pub(super) fn ask(
 fn nobody(commands: &[Command]) -> Applied {
     let outcomes = commands.iter().map(|command| match command {
         Command::Release { .. } => Outcome::Removed(Role::Nobody),
+        Command::Steer { .. } => Outcome::Steered(Steered::Unknown),
         Command::Sweep => Outcome::Swept,
         _ => Outcome::Gone,
     });

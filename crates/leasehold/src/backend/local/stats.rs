@@ -7,7 +7,7 @@ use rusqlite::{Connection, Result, Row, Rows, params};
 
 use super::database::{Database, Surroundings};
 use crate::clock::Time;
-use crate::stats::{Member, Query, SemaphoreStats};
+use crate::stats::{Limits, Member, Paused, Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, Error, Fence};
 
 pub(super) fn fetch(
@@ -29,18 +29,39 @@ struct Reading<'a, 'b> {
     dead: BTreeMap<ClientId, bool>,
 }
 
-/// Its row, its name and its capacity.
-type Named = (i64, String, u32);
+/// The row of a name.
+struct Named {
+    row: i64,
+    name: String,
+    limits: Limits,
+}
+
+const COLUMNS: &str = "id, name, capacity, pinned, paused, paused_by, pause_reason";
 
 impl Reading<'_, '_> {
     fn names(&self, query: &Query) -> Result<Vec<Named>> {
-        let read = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+        let read = |row: &Row<'_>| {
+            let paused: Option<i64> = row.get(4)?;
+            let limits = Limits {
+                declared: row.get(2)?,
+                pinned: row.get(3)?,
+                paused: match paused {
+                    None => None,
+                    Some(since) => Some(Paused {
+                        since: self.since(since),
+                        by: row.get::<_, Option<String>>(5)?.unwrap_or_default(),
+                        reason: row.get(6)?,
+                    }),
+                },
+            };
+            Ok(Named { row: row.get(0)?, name: row.get(1)?, limits })
+        };
         let Some(names) = &query.names else {
-            let mut select = self.tx.prepare("SELECT id, name, capacity FROM semaphores")?;
+            let mut select = self.tx.prepare(&format!("SELECT {COLUMNS} FROM semaphores"))?;
             return select.query_map([], read)?.collect();
         };
         let mut select =
-            self.tx.prepare("SELECT id, name, capacity FROM semaphores WHERE name = ?1")?;
+            self.tx.prepare(&format!("SELECT {COLUMNS} FROM semaphores WHERE name = ?1"))?;
         let mut found = Vec::new();
         for name in names {
             for named in select.query_map([name], read)? {
@@ -50,11 +71,11 @@ impl Reading<'_, '_> {
         Ok(found)
     }
 
-    fn of(&mut self, (row, name, capacity): Named, everyone: bool) -> Result<SemaphoreStats> {
+    fn of(&mut self, Named { row, name, limits }: Named, everyone: bool) -> Result<SemaphoreStats> {
         let holders = self.holders(row)?;
         let (waiting, oldest_wait) = self.queue(row)?;
         let waiters = if everyone { self.waiters(row)? } else { Vec::new() };
-        Ok(SemaphoreStats { name, capacity, holders, waiters, waiting, oldest_wait })
+        Ok(SemaphoreStats { name, limits, holders, waiters, waiting, oldest_wait })
     }
 
     /// The longest first: by fence, which is exact; who has none yet came last.

@@ -7,7 +7,7 @@ use redis::{Arg, Cmd};
 use crate::backend::Reply;
 use crate::clock::Span;
 use crate::machine::lock::TOLERANCE_MS;
-use crate::machine::{Command, Held, Known, Outcome, Role, Terms};
+use crate::machine::{Command, Declared, Held, Known, Outcome, Role, Steer, Steered, Terms};
 use crate::name::Name;
 use crate::{ClientId, Fence};
 
@@ -23,17 +23,20 @@ pub(super) enum Transition {
     Release,
     Renew,
     Sweep,
+    Steer,
     Enqueue,
 }
 
 impl Transition {
-    pub(super) const ALL: [Self; 4] = [Self::Release, Self::Renew, Self::Sweep, Self::Enqueue];
+    pub(super) const ALL: [Self; 5] =
+        [Self::Release, Self::Renew, Self::Sweep, Self::Steer, Self::Enqueue];
 
     pub(super) fn of(command: &Command) -> Self {
         match command {
             Command::Release { .. } => Self::Release,
             Command::Renew { .. } => Self::Renew,
             Command::Sweep => Self::Sweep,
+            Command::Steer { .. } => Self::Steer,
             Command::Enqueue { .. } => Self::Enqueue,
         }
     }
@@ -44,6 +47,7 @@ impl Transition {
             Self::Release => "release",
             Self::Renew => "renew",
             Self::Sweep => "sweep",
+            Self::Steer => "steer",
             Self::Enqueue => "enqueue",
         }
     }
@@ -53,6 +57,7 @@ impl Transition {
             Self::Release => include_str!("lua/release.lua"),
             Self::Renew => include_str!("lua/renew.lua"),
             Self::Sweep => include_str!("lua/sweep.lua"),
+            Self::Steer => include_str!("lua/steer.lua"),
             Self::Enqueue => include_str!("lua/enqueue.lua"),
         }
     }
@@ -160,7 +165,7 @@ impl Scripts {
     }
 
     /// The one call that asks for all of this: some commands of each of some names, all of one client.
-    pub(super) fn apply(&self, parts: &[(Arc<Keys>, u32, &[Command])]) -> Cmd {
+    pub(super) fn apply(&self, parts: &[(Arc<Keys>, Declared, &[Command])]) -> Cmd {
         let mut cmd = redis::cmd("EVALSHA");
         cmd.arg(&self.semaphores.hash).arg(parts.len() * KINDS.len());
         for (keys, ..) in parts {
@@ -170,21 +175,37 @@ impl Scripts {
             cmd.arg(&keys.namespace).arg(&keys.client);
             cmd.arg(keys.confirm_within.micros()).arg(keys.foreign_heartbeat.micros());
         }
-        for (keys, capacity, commands) in parts {
-            keys.add(&mut cmd, *capacity, commands);
+        for (keys, declared, commands) in parts {
+            keys.add(&mut cmd, *declared, commands);
         }
         cmd
     }
 
-    /// The call that removes an id which may be another program's. No client is the sender, so that waiters of ours are
-    /// woken and not told in the reply.
+    /// The call that removes an id which may be another program's.
     pub(super) fn release_member(&self, keys: &Keys, id: &str) -> Cmd {
+        let mut cmd = self.by_nobody(keys);
+        let release = [Transition::Release.word(), "2", "unknown", id];
+        cmd.arg(keys.name.as_str()).arg(0).arg(0).arg(release.len()).arg(&release);
+        cmd
+    }
+
+    /// The call that changes the limits of a name.
+    pub(super) fn steer(&self, keys: &Keys, steer: &Command) -> Cmd {
+        let mut cmd = self.by_nobody(keys);
+        let capacity = match steer {
+            Command::Steer { capacity, .. } => capacity.unwrap_or_default(),
+            _ => 0,
+        };
+        keys.add(&mut cmd, Declared { capacity, is_new: false }, std::slice::from_ref(steer));
+        cmd
+    }
+
+    /// The beginning of a call that no client is the sender of, so that waiters of ours are woken and not told in the reply.
+    fn by_nobody(&self, keys: &Keys) -> Cmd {
         let mut cmd = redis::cmd("EVALSHA");
         cmd.arg(&self.semaphores.hash).arg(KINDS.len()).arg(&keys.all);
         cmd.arg(&keys.namespace).arg("-");
         cmd.arg(keys.confirm_within.micros()).arg(keys.foreign_heartbeat.micros());
-        let release = [Transition::Release.word(), "2", "unknown", id];
-        cmd.arg(keys.name.as_str()).arg(0).arg(release.len()).arg(&release);
         cmd
     }
 }
@@ -222,7 +243,7 @@ pub(super) fn with_branches(
 }
 
 /// What the keys of one name are called, and their types, in the order of KEYS.
-pub(super) const KINDS: [(&str, &str); 7] = [
+pub(super) const KINDS: [(&str, &str); 8] = [
     ("main", "zset"),
     ("ttl", "zset"),
     ("max", "string"),
@@ -230,12 +251,13 @@ pub(super) const KINDS: [(&str, &str); 7] = [
     ("waiting_heartbeat", "zset"),
     ("fence", "string"),
     ("info", "hash"),
+    ("limits", "string"),
 ];
 
 /// The keys of one name, and what every script is told.
 #[derive(Debug)]
 pub(super) struct Keys {
-    all: [String; 7],
+    all: [String; 8],
     namespace: String,
     name: Name,
     client: String,
@@ -286,10 +308,11 @@ impl Keys {
     }
 
     /// The part of a call that is about this name.
-    fn add(&self, cmd: &mut Cmd, capacity: u32, commands: &[Command]) {
+    fn add(&self, cmd: &mut Cmd, declared: Declared, commands: &[Command]) {
         let groups = || commands.chunk_by(Transition::shared);
         let counted = |group: &[Command]| 2 + count(group);
-        cmd.arg(self.name.as_str()).arg(capacity).arg(groups().map(counted).sum::<usize>());
+        cmd.arg(self.name.as_str()).arg(declared.capacity).arg(u8::from(declared.is_new));
+        cmd.arg(groups().map(counted).sum::<usize>());
         for group in groups() {
             cmd.arg(Transition::of(&group[0]).word()).arg(count(group));
             match &group[0] {
@@ -306,6 +329,7 @@ impl Keys {
                         Known::Held { limited: true } => "limited",
                     });
                 }
+                Command::Steer { steer, .. } => add_steer(cmd, steer),
                 Command::Sweep => {}
             }
             for id in group.iter().filter_map(Command::id) {
@@ -321,6 +345,7 @@ fn count(group: &[Command]) -> usize {
         Command::Enqueue { .. } => 4 + group.len(),
         Command::Renew { .. } => 2 + group.len(),
         Command::Release { .. } => 1 + group.len(),
+        Command::Steer { .. } => 4,
         Command::Sweep => 0,
     }
 }
@@ -331,6 +356,18 @@ fn add_terms(cmd: &mut Cmd, terms: Terms) {
         Some(ttl) => cmd.arg(ttl.micros()),
         None => cmd.arg("-"),
     };
+}
+
+fn add_steer(cmd: &mut Cmd, steer: &Steer) {
+    let (what, capacity, by, reason) = match steer {
+        Steer::Declare(capacity) => ("declare", *capacity, "", None),
+        Steer::Pin(capacity) => ("pin", *capacity, "", None),
+        Steer::Unpin => ("unpin", 0, "", None),
+        Steer::Pause { by, reason } => ("pause", 0, &**by, reason.as_deref()),
+        Steer::Resume => ("resume", 0, "", None),
+        Steer::Forget => ("forget", 0, "", None),
+    };
+    cmd.arg(what).arg(capacity).arg(by).arg(reason.unwrap_or_default());
 }
 
 /// Reads the answer to the commands of one name, once and for all: no tag and no sentinel travels further in.
@@ -364,6 +401,17 @@ pub(super) fn decode(commands: &[Command], value: redis::Value) -> Result<Reply,
                     }
                     b"full" => Outcome::Full,
                     b"gone" => Outcome::Gone,
+                    b"done" => Outcome::Steered(Steered::Done),
+                    b"unknown" => Outcome::Steered(Steered::Unknown),
+                    b"pinned" => {
+                        let to = u32::try_from(int(&first)?).unwrap_or(u32::MAX);
+                        Outcome::Steered(Steered::Pinned(to))
+                    }
+                    b"in use" => {
+                        let count = |value| int(value).map(|n| usize::try_from(n).unwrap_or(0));
+                        let (holding, waiting) = (count(&first)?, count(&fence)?);
+                        Outcome::Steered(Steered::InUse { holding, waiting })
+                    }
                     other => return Err(format!("{transition:?} answered {other:?}")),
                 }
             }

@@ -9,7 +9,7 @@ use super::link::Link;
 use super::scripts::KINDS;
 use crate::Error;
 use crate::engine::foreign::event;
-use crate::stats::{Member, Query, SemaphoreStats};
+use crate::stats::{Limits, Member, Paused, Query, SemaphoreStats};
 
 /// How many names are asked about at once, and how many members: no answer is long, so that it neither fills the output
 /// buffer of the server nor keeps the engine's thread.
@@ -124,6 +124,7 @@ async fn of(link: &Link, names: &[String], waiters: bool) -> Result<Vec<Semaphor
     let mut calls = vec![cmd("TIME")];
     for name in names {
         calls.push(call(link, "GET", "max", name));
+        calls.push(call(link, "GET", "limits", name));
         calls.push(call(link, "ZCARD", "waiting", name));
         let mut head = call(link, "ZRANGE", "waiting", name);
         head.arg(0).arg(0).arg("WITHSCORES");
@@ -142,10 +143,16 @@ async fn of(link: &Link, names: &[String], waiters: bool) -> Result<Vec<Semaphor
             text.parse().map_err(|_| Error::invalid("name", problem()))
         });
         let capacity: Option<u32> = capacity.transpose()?;
+        let limits: Option<Vec<u8>> = read(next())?;
+        let limits = limits.map(|text| limits_of(&String::from_utf8_lossy(&text), now));
+        let mut limits = limits.unwrap_or_default();
+        if limits.pinned.is_none() {
+            limits.declared = capacity.unwrap_or_default();
+        }
         let waiting = read(next())?;
         let head: Scores = read(next())?;
         stats.push(SemaphoreStats {
-            capacity: capacity.unwrap_or_default(),
+            limits,
             waiting,
             oldest_wait: head.0.first().map(|(_, since)| seconds_between(*since, now)),
             ..SemaphoreStats::unused(name.clone())
@@ -160,6 +167,24 @@ async fn of(link: &Link, names: &[String], waiters: bool) -> Result<Vec<Semaphor
         }
     }
     Ok(stats)
+}
+
+/// What operators have set, as `read_capacity` in Lua describes it.
+fn limits_of(text: &str, now: f64) -> Limits {
+    let mut lines = text.splitn(3, '\n');
+    let mut numbers = lines.next().unwrap_or_default().split(' ');
+    let mut number = || numbers.next().and_then(|number| number.parse::<u64>().ok());
+    let (pinned, declared, paused) = (number(), number(), number());
+    let small = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
+    let mut line = || lines.next().filter(|line| !line.is_empty()).map(str::to_owned);
+    let (by, reason) = (line().unwrap_or_default(), line());
+    #[allow(clippy::cast_precision_loss)] // to the millisecond is enough
+    let since = |micros: u64| seconds_between(micros as f64 / 1e6, now);
+    Limits {
+        declared: declared.map(small).unwrap_or_default(),
+        pinned: pinned.map(small),
+        paused: paused.map(|micros| Paused { since: since(micros), by, reason }),
+    }
 }
 
 #[derive(Clone, Copy, PartialEq)]

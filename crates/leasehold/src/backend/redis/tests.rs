@@ -12,7 +12,10 @@ use testkit::redis_server::RedisServer;
 
 use super::scripts::{Keys, Scripts, decode};
 use crate::clock::{Span, Time};
-use crate::machine::{Circumstances, Command, Effects, Held, Known, Machine, Outcome, Terms};
+use crate::machine::tests::{declared, steer};
+use crate::machine::{
+    Circumstances, Command, Declared, Effects, Held, Known, Machine, Outcome, Steer, Terms,
+};
 use crate::name::Name;
 use crate::{AcquisitionId, ClientId};
 
@@ -24,13 +27,15 @@ const CONFIRM_WITHIN: Span = Span::from_micros(5000);
 enum Step {
     /// A batch, from one client.
     Ask(usize, Vec<Ask>),
+    /// From nobody in particular.
+    Steer(Option<u32>, Steer),
     Pass(u64),
     Reach(usize, bool),
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Ask {
-    Enqueue { number: u64, capacity: u32, wait: bool, terms: Terms },
+    Enqueue { number: u64, declared: Declared, wait: bool, terms: Terms },
     Renew { number: u64, terms: Terms },
     Release { number: u64 },
     Sweep,
@@ -44,9 +49,9 @@ impl Ask {
     fn command(self, from: usize, machine: &Machine) -> Command {
         let id = |number| AcquisitionId::new(client(from), number);
         match self {
-            Self::Enqueue { number, capacity, wait, terms } => {
+            Self::Enqueue { number, declared, wait, terms } => {
                 let label = (number % 2 == 0).then(|| "a label with spaces".into());
-                Command::Enqueue { id: id(number), capacity, wait, terms, label }
+                Command::Enqueue { id: id(number), declared, wait, terms, label }
             }
             Self::Renew { number, terms } => Command::Renew { id: id(number), terms },
             Self::Release { number } => {
@@ -68,12 +73,11 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         (span(), prop::option::weighted(0.3, span()))
             .prop_map(|(heartbeat, ttl)| Terms { lease: Some(heartbeat), ttl })
     };
-    let capacity = || prop_oneof![9 => Just(2_u32), 1 => 1..5_u32];
-    let enqueue = (vec((number(), prop::bool::weighted(0.9), terms()), 1..5), capacity()).prop_map(
-        |(mut ids, capacity)| {
+    let enqueue = (vec((number(), prop::bool::weighted(0.9), terms()), 1..5), declared()).prop_map(
+        |(mut ids, declared)| {
             ids.sort_by_key(|(number, ..)| *number);
             ids.dedup_by_key(|(number, ..)| *number);
-            let ask = |(number, wait, terms)| Ask::Enqueue { number, capacity, wait, terms };
+            let ask = |(number, wait, terms)| Ask::Enqueue { number, declared, wait, terms };
             ids.into_iter().map(ask).collect::<Vec<_>>()
         },
     );
@@ -96,12 +100,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         let (mut released, mut queueing) = (BTreeSet::new(), BTreeSet::new());
         // A client declares one capacity at a time.
         let declared = all.iter().find_map(|ask| match ask {
-            Ask::Enqueue { capacity, .. } => Some(*capacity),
+            Ask::Enqueue { declared, .. } => Some(*declared),
             _ => None,
         });
         for ask in &mut all {
-            if let (Ask::Enqueue { capacity, .. }, Some(declared)) = (ask, declared) {
-                *capacity = declared;
+            if let (Ask::Enqueue { declared: own, .. }, Some(declared)) = (ask, declared) {
+                *own = declared;
             }
         }
         all.retain(|ask| match ask {
@@ -114,6 +118,11 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     });
     let step = prop_oneof![
         14 => (0..CLIENTS, batch).prop_map(|(from, asks)| Step::Ask(from, asks)),
+        3 => (prop::option::of(1..5_u32), steer()).prop_map(|(capacity, steer)| {
+            // What is forgotten is not declared by the way.
+            let capacity = capacity.filter(|_| steer != Steer::Forget);
+            Step::Steer(capacity, steer)
+        }),
         3 => (0..12_000_u64).prop_map(Step::Pass),
         2 => (0..CLIENTS, any::<bool>()).prop_map(|(client, reach)| Step::Reach(client, reach)),
     ];
@@ -141,6 +150,8 @@ struct Seen {
     /// Who holds, and until when; who waits, in order.
     holders: BTreeMap<String, u64>,
     waiters: Vec<String>,
+    /// The capacity, what is pinned, what is declared meanwhile, and since when it is paused.
+    limits: (u32, Option<u32>, Option<u32>, Option<u64>),
     /// What the clients were woken with, one client after the other.
     wake_ups: Vec<Vec<String>>,
 }
@@ -226,6 +237,12 @@ impl Both {
             next_expiry: machine.next_expiry().filter(|_| waiting).map(|at| at - now),
             holders: holders.iter().map(row).collect(),
             waiters: machine.waiters().map(|row| row.id.to_string()).collect(),
+            limits: {
+                let limits = machine.limits();
+                let (pinned, declared) = (limits.pinned(), limits.declared());
+                let paused = limits.paused().map(|paused| paused.since.micros());
+                (limits.capacity(), pinned, pinned.map(|_| declared), paused)
+            },
             wake_ups,
         }
     }
@@ -234,11 +251,14 @@ impl Both {
     fn by_redis(&mut self, from: usize, commands: &[Command], expected: &Seen) -> Seen {
         redis::cmd("SET").arg(NOW).arg(self.now).exec(&mut self.connection).unwrap();
         let declared = commands.iter().find_map(|command| match command {
-            Command::Enqueue { capacity, .. } => Some(*capacity),
+            Command::Enqueue { declared, .. } => Some(*declared),
             _ => None,
         });
-        let declared = declared.unwrap_or_default();
-        let call = self.scripts.apply(&[(self.keys[from].clone(), declared, commands)]);
+        let declared = declared.unwrap_or(Declared { capacity: 0, is_new: false });
+        let call = match commands {
+            [steer @ Command::Steer { .. }] => self.scripts.steer(&self.keys[0], steer),
+            _ => self.scripts.apply(&[(self.keys[from].clone(), declared, commands)]),
+        };
         let mut answers: Vec<Value> = call.query(&mut self.connection).unwrap();
         let answer = decode(commands, answers.remove(1)).unwrap();
         assert!(!answer.foreign, "nobody else takes part");
@@ -266,8 +286,25 @@ impl Both {
             next_expiry: answer.next_expiry,
             holders: scores("main").into_iter().map(ends).collect(),
             waiters: scores("waiting").into_iter().map(|(id, _)| id).collect(),
+            limits: self.limits(),
             wake_ups,
         }
+    }
+}
+
+impl Both {
+    fn limits(&mut self) -> (u32, Option<u32>, Option<u32>, Option<u64>) {
+        let mut get = |kind: &str| -> Option<String> {
+            let key = format!("ns:semaphore_{kind}:{NAME}");
+            redis::cmd("GET").arg(key).query(&mut self.connection).unwrap()
+        };
+        let capacity = get("max").map_or(0, |text| text.parse().unwrap());
+        let Some(text) = get("limits") else { return (capacity, None, None, None) };
+        let mut numbers = text.lines().next().unwrap().split(' ').map(|text| text.parse().ok());
+        let mut small =
+            || numbers.next().unwrap().map(|number: u64| u32::try_from(number).unwrap());
+        let (pinned, declared) = (small(), small());
+        (capacity, pinned, declared.filter(|_| pinned.is_some()), numbers.next().unwrap())
     }
 }
 
@@ -299,6 +336,12 @@ fn the_machine_and_lua_agree() {
             match step {
                 Step::Pass(micros) => both.now += micros,
                 Step::Reach(client, reach) => both.listen(client, reach),
+                Step::Steer(capacity, steer) => {
+                    let command = [Command::Steer { capacity, steer }];
+                    let expected = both.by_machine(CLIENTS, &command);
+                    let seen = both.by_redis(CLIENTS, &command, &expected);
+                    prop_assert_eq!(seen, expected, "after {:?}", command);
+                }
                 Step::Ask(from, asks) => {
                     let commands: Vec<_> =
                         asks.into_iter().map(|ask| ask.command(from, &both.machine)).collect();

@@ -100,7 +100,7 @@ impl State {
                         self.unsent.push_front(Want::Release(*id));
                     }
                 }
-                Command::Sweep => {}
+                Command::Steer { .. } | Command::Sweep => {}
             }
         }
     }
@@ -122,7 +122,7 @@ impl State {
                     }
                 }
                 Command::Release { id, .. } => self.release_refused(*id, error, after),
-                Command::Sweep => {}
+                Command::Steer { .. } | Command::Sweep => {}
             }
         }
     }
@@ -216,7 +216,7 @@ impl State {
                 self.forget_in_store(id);
                 ticket.lose(LossReason::Gone, after);
             }
-            Outcome::Removed(_) | Outcome::Swept => {}
+            Outcome::Removed(_) | Outcome::Steered(_) | Outcome::Swept => {}
         }
     }
 

@@ -11,7 +11,7 @@ use crate::engine::life::Life;
 use crate::engine::ticket::{After, Ticket};
 use crate::engine::timing::Place;
 use crate::id::IdMap;
-use crate::machine::{Command, Known, Terms};
+use crate::machine::{Command, Declared, Known, Terms};
 use crate::semaphore::Declaration;
 use crate::{AcquisitionId, Error};
 
@@ -274,18 +274,18 @@ impl State {
     }
 
     /// The commands that are still wanted, best order first: releases make room for what follows.
-    pub(super) fn take(&mut self, room: usize, capacity: u32) -> Vec<Command> {
+    pub(super) fn take(&mut self, room: usize, declared: Declared) -> Vec<Command> {
         let mut commands = Vec::with_capacity(self.unsent.len().min(room));
         while commands.len() < room
             && let Some(want) = self.unsent.pop_front()
         {
             if self.is_wanted(want) {
-                commands.extend(self.command(want, capacity));
+                commands.extend(self.command(want, declared));
             }
         }
         commands.sort_by_key(|command| match command {
             Command::Release { .. } => 0,
-            Command::Renew { .. } | Command::Sweep => 1,
+            Command::Renew { .. } | Command::Steer { .. } | Command::Sweep => 1,
             Command::Enqueue { .. } => 2,
         });
         commands
@@ -296,12 +296,18 @@ impl State {
         while commands.len() < room
             && let Some(id) = self.renewals.pop_front()
         {
-            commands.extend(self.command(Want::Renew(id), 0));
+            commands.extend(self.renewal(id));
         }
         commands
     }
 
-    pub(super) fn command(&mut self, want: Want, capacity: u32) -> Option<Command> {
+    fn renewal(&mut self, id: AcquisitionId) -> Option<Command> {
+        let own = self.acquisitions.get_mut(&id)?;
+        own.wants.renewal = false;
+        Some(Command::Renew { id, terms: own.ticket.semaphore.terms })
+    }
+
+    pub(super) fn command(&mut self, want: Want, declared: Declared) -> Option<Command> {
         match want {
             Want::Enqueue(id) => {
                 let own = self.acquisitions.get_mut(&id)?;
@@ -310,17 +316,13 @@ impl State {
                 let Declaration { terms, label, .. } = &*own.ticket.semaphore;
                 Some(Command::Enqueue {
                     id,
-                    capacity,
+                    declared,
                     wait: own.ticket.queues,
                     terms: *terms,
                     label: label.clone(),
                 })
             }
-            Want::Renew(id) => {
-                let own = self.acquisitions.get_mut(&id)?;
-                own.wants.renewal = false;
-                Some(Command::Renew { id, terms: own.ticket.semaphore.terms })
-            }
+            Want::Renew(id) => self.renewal(id),
             Want::Release(id) => {
                 let release = self.releases.get_mut(&id)?;
                 release.life.send();

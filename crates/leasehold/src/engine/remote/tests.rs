@@ -6,7 +6,9 @@ use crate::Client;
 use crate::backend::Reply;
 use crate::backend::simulated::Simulated;
 use crate::engine::Settings;
-use crate::machine::{Command, Known, Outcome, Terms};
+use crate::machine::{Command, Declared, Known, Outcome, Terms};
+
+const ONE: Declared = Declared { capacity: 1, is_new: true };
 
 /// A name that holds one permit.
 fn holding() -> (State, Arc<Ticket>) {
@@ -46,7 +48,7 @@ fn nobody_is_asked_for_twice_in_one_batch() {
         state.claim(id);
         state.renew(id, Moment::now());
     }
-    assert_eq!(state.take(100, 1).len(), 2);
+    assert_eq!(state.take(100, ONE).len(), 2);
 }
 
 /// Two questions are told that a waiter is gone, and the second answer comes while its new enqueue is in flight.
@@ -58,9 +60,9 @@ fn a_waiter_that_is_gone_is_enqueued_once() {
     let question = [Command::Renew { id, terms: Terms::default() }];
     let gone = || Reply { outcomes: vec![Outcome::Gone], ..Default::default() };
     state.apply_reply(&question, gone(), Moment::now(), &mut after);
-    assert_eq!(state.take(100, 1).len(), 1);
+    assert_eq!(state.take(100, ONE).len(), 1);
     state.apply_reply(&question, gone(), Moment::now(), &mut after);
-    assert!(state.take(100, 1).is_empty(), "a second enqueue");
+    assert!(state.take(100, ONE).is_empty(), "a second enqueue");
 }
 
 /// Released by hand and enqueued again, while an older wake-up was believed: so the release looks in the queue, too.
@@ -68,11 +70,11 @@ fn a_waiter_that_is_gone_is_enqueued_once() {
 fn a_holder_that_may_be_in_the_queue_is_looked_for_there() {
     let (mut state, ticket) = holding();
     let mut after = After::default();
-    let enqueue = state.command(Want::Enqueue(ticket.id), 1).unwrap();
+    let enqueue = state.command(Want::Enqueue(ticket.id), ONE).unwrap();
     let reply = Reply { outcomes: vec![Outcome::Waiting { ahead: 0 }], ..Default::default() };
     state.apply_reply(&[enqueue], reply, Moment::now(), &mut after);
     state.end(ticket.id);
-    let release = state.take(100, 1);
+    let release = state.take(100, ONE);
     assert!(matches!(release[..], [Command::Release { known: Known::Nothing, .. }]));
 }
 
@@ -95,18 +97,18 @@ fn a_release_is_repeated_until_the_store_must_have_expired_the_id() {
     let (mut state, ticket) = holding();
     let mut after = After::default();
     state.end(ticket.id);
-    let release = state.take(100, 1);
+    let release = state.take(100, ONE);
     for _ in 0..3 {
         state.outcome_unknown(&release);
-        assert_eq!(state.take(100, 1).len(), 1);
+        assert_eq!(state.take(100, ONE).len(), 1);
     }
     state.apply_refusal(&release, &Error::Refused { what: "a test".into() }, &mut after);
     let lease = ticket.semaphore.terms.lease.unwrap();
     state.fire(Moment::now() + lease, &mut after);
-    assert_eq!(state.take(100, 1).len(), 1, "the disk may have room again");
+    assert_eq!(state.take(100, ONE).len(), 1, "the disk may have room again");
     state.apply_refusal(&release, &Error::Refused { what: "a test".into() }, &mut after);
     state.fire(Moment::now() + lease + lease + lease, &mut after);
-    assert!(state.releases.is_empty() && state.take(100, 1).is_empty());
+    assert!(state.releases.is_empty() && state.take(100, ONE).is_empty());
 }
 
 /// However many there are: only what is no longer wanted is removed from what is to be sent.
@@ -119,5 +121,5 @@ fn no_release_of_a_crowd_is_forgotten() {
         state.add(&Ticket::waiting(id, held.semaphore.clone(), true, None), Life::Answered);
         state.end(id);
     }
-    assert_eq!(state.take(usize::MAX, 1).len(), 3 * CROWD);
+    assert_eq!(state.take(usize::MAX, ONE).len(), 3 * CROWD);
 }

@@ -378,7 +378,7 @@ impl Client {
             (Stage::Waiting(waiting), Outcome::Waiting { .. }) => waiting.queued = true,
             // It may be in the queue again.
             (Stage::Held { doubtful, .. }, Outcome::Waiting { .. }) => {
-                *doubtful |= world.is_pipelined();
+                *doubtful |= world.is_pipelined() && !world.is(Broken::EnqueuedTwice);
             }
             // Its enqueue was sent after the question, and will be answered.
             (Stage::Waiting(waiting), Outcome::Gone)

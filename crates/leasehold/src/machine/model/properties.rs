@@ -8,7 +8,11 @@ use super::*;
 pub(super) fn all(world: &World) -> Vec<Property<World>> {
     let mut all = vec![
         Property::always("1: limit", |world: &World, state: &State| {
-            state.store.machine.holding <= world.capacity
+            let within = state.store.machine.holding <= world.largest_capacity();
+            within && state.saw_nothing_of(Wrong::Limit)
+        }),
+        Property::always("1: no grant during a pause", |_, state: &State| {
+            state.saw_nothing_of(Wrong::Paused)
         }),
         Property::always("2: order", |_, state: &State| state.saw_nothing_of(Wrong::Order)),
         Property::always("3: no lost wake-up", |_, state: &State| {
@@ -17,7 +21,7 @@ pub(super) fn all(world: &World) -> Vec<Property<World>> {
         Property::always("4: fence", |_, state: &State| state.saw_nothing_of(Wrong::Fence)),
         Property::always("5: idempotence", |_, state: &State| state.saw_nothing_of(Wrong::Twice)),
         Property::always("6: self-fencing", |world: &World, state: &State| {
-            state.believers().count() <= world.capacity as usize
+            state.believers().count() <= world.largest_capacity() as usize
         }),
         Property::always("6: who believes holds", |_, state: &State| {
             state.believers().all(|client| client.agrees_with(state))
@@ -40,6 +44,13 @@ pub(super) fn all(world: &World) -> Vec<Property<World>> {
             })
         }),
     ];
+    if world.operator {
+        all.push(Property::sometimes("somebody waits for a free permit", |_, state: &State| {
+            let machine = &state.store.machine;
+            let free = machine.holding < machine.limits().capacity();
+            free && machine.limits().paused().is_some() && machine.waiting() > 0
+        }));
+    }
     if world.in_flight.iter().any(|most| *most > 0) {
         all.extend([
             Property::sometimes("an enqueue comes twice", |_, state: &State| {

@@ -14,6 +14,8 @@ pub(super) struct Store {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Wrong {
+    Limit,
+    Paused,
     Order,
     LostWakeUp,
     Fence,
@@ -25,6 +27,10 @@ pub(super) fn fence(member: &Member<()>) -> Option<Fence> {
         Stage::Holding { fence, .. } => Some(fence),
         Stage::Waiting { .. } => None,
     }
+}
+
+pub(super) fn pause() -> Steer {
+    Steer::Pause { by: "an operator".into(), reason: None }
 }
 
 impl Store {
@@ -40,7 +46,7 @@ impl Store {
     fn watch(
         &mut self,
         before: &Machine,
-        (ask, id): (Ask, AcquisitionId),
+        asked: Option<(Ask, AcquisitionId)>,
         now: Time,
         in_reach: impl Fn(&AcquisitionId) -> bool,
     ) {
@@ -53,6 +59,25 @@ impl Store {
         };
         self.wrong = None;
 
+        // Invariant 1: a permit was granted only if there was one, and not during a pause. What was free before an operator
+        // changed that was granted under the limits before.
+        let granted = |(id, member): (&AcquisitionId, &Member<()>)| {
+            member.is_holder() && fence(member) != before.members.get(id).and_then(fence)
+        };
+        if after.members.iter().any(granted) {
+            let (limits, was) = (after.limits(), before.limits());
+            let capacity = match asked {
+                Some(_) => limits.capacity(),
+                None => limits.capacity().max(was.capacity()),
+            };
+            if after.holding > capacity {
+                self.wrong = Some(Wrong::Limit);
+            }
+            if limits.paused().is_some() && (asked.is_some() || was.paused().is_some()) {
+                self.wrong = Some(Wrong::Paused);
+            }
+        }
+
         // Invariant 2: whoever was granted a permit had nobody before it who waits on, though in reach.
         self.line.retain(|id| old(id).is_some());
         for (new, member) in after.members.iter() {
@@ -64,7 +89,10 @@ impl Store {
             }
         }
         self.line.retain(waits);
-        if waits(&id) && !self.line.contains(&id) {
+        if let Some((_, id)) = asked
+            && waits(&id)
+            && !self.line.contains(&id)
+        {
             self.line.push(id);
         }
 
@@ -90,8 +118,10 @@ impl Store {
         let holders = after.members.values().filter(|member| member.is_holder()).count();
         let places = after.queue.iter().count();
         let once = holders == after.holding as usize && holders + places == after.members.len();
-        let had = old(&id).and_then(fence);
-        let kept = ask.releases() || had.is_none() || had == after.members.get(&id).and_then(fence);
+        let kept = asked.is_none_or(|(ask, id)| {
+            let had = old(&id).and_then(fence);
+            ask.releases() || had.is_none() || had == after.members.get(&id).and_then(fence)
+        });
         if !once || !kept || places != self.line.len() {
             self.wrong = Some(Wrong::Twice);
         }
@@ -145,12 +175,19 @@ impl State {
                 command = Command::Sweep;
             }
         }
+        let paused = store.machine.limits.paused().is_some() && world.is(Broken::NoPause);
+        if paused {
+            store.machine.limits.steer(&Steer::Resume, now);
+        }
         let outcome = store.machine.apply(&command, &mut call);
+        if paused {
+            store.machine.limits.steer(&pause(), now);
+        }
         if world.is(Broken::Lifo) {
             store.machine.let_the_last_be_first(&before.machine);
         }
         let in_reach = |other: &AcquisitionId| other.client() == from || self.reaches(*other);
-        store.watch(&before.machine, (ask, id), now, in_reach);
+        store.watch(&before.machine, Some((ask, id)), now, in_reach);
         self.store = Arc::new(store);
         let granted_at = self.now;
         for (id, held) in woken {
@@ -164,13 +201,45 @@ impl State {
         Answer { ask, id, outcome, granted, sent, over }
     }
 
+    /// An operator, who is no client, changes the limits.
+    pub(super) fn steer(&mut self, world: &World, steer: &Steer) {
+        let before = self.store.clone();
+        let mut store = Store::clone(&before);
+        let (mut woken, mut effects) = (Vec::new(), Effects::default());
+        let now = self.store_time(self.now);
+        let wake = &mut |id, held: &Held| {
+            let heard = self.reaches(id);
+            woken.extend(heard.then_some((id, *held)));
+            heard
+        };
+        let (from, confirm_within) = (ClientId::from_bits(1), CONFIRM_WITHIN);
+        let mut call = Circumstances { from, now, confirm_within, wake, effects: &mut effects };
+        if world.is(Broken::NoGrantOnResume) {
+            store.machine.limits.steer(steer, now);
+        } else {
+            let command = Command::Steer { capacity: None, steer: steer.clone() };
+            store.machine.apply(&command, &mut call);
+        }
+        store.watch(&before.machine, None, now, |other| self.reaches(*other));
+        self.store = Arc::new(store);
+        let granted_at = self.now;
+        for (id, held) in woken {
+            // A dead client hears nothing, whatever the store thinks.
+            if self.living(id).is_some() {
+                self.put(Message::WakeUp { id, held, granted_at });
+            }
+        }
+    }
+
     fn command(&self, world: &World, ask: Ask, id: AcquisitionId) -> Command {
         let terms = world.terms;
         match ask {
             Ask::Enqueue => {
                 let capacity = world.capacity + u32::from(world.is(Broken::OneTooMany));
                 let wait = true;
-                Command::Enqueue { id, capacity, wait, terms, label: None }
+                // What an operator has set stays.
+                let declared = Declared { capacity, is_new: !world.operator };
+                Command::Enqueue { id, declared, wait, terms, label: None }
             }
             Ask::Renew => Command::Renew { id, terms },
             Ask::Release | Ask::ReleaseHolder => {

@@ -18,6 +18,7 @@ fn world(capacity: u32, in_flight: &'static [usize]) -> World {
         stragglers: 0,
         crashes: false,
         cuts: false,
+        operator: false,
         broken: None,
         calm: Mutex::default(),
     }
@@ -37,6 +38,10 @@ impl World {
         Self { cuts: true, ..self }
     }
 
+    fn with_operator(self) -> Self {
+        Self { operator: true, ..self }
+    }
+
     fn with_stragglers(self, stragglers: usize) -> Self {
         Self { stragglers, ..self }
     }
@@ -51,10 +56,12 @@ impl World {
     }
 
     fn describe(&self) -> String {
-        let Self { capacity, in_flight, ids, terms, crashes, cuts, stragglers, .. } = self;
+        let Self { capacity, in_flight, ids, terms, crashes, cuts, operator, stragglers, .. } =
+            self;
         let extras = [
             (*crashes, "crashes"),
             (*cuts, "cuts"),
+            (*operator, "an operator"),
             (terms.ttl.is_some(), "a TTL"),
             (*stragglers > 0, "stragglers"),
         ];
@@ -101,6 +108,11 @@ fn three_clients_share_two_permits() {
 }
 
 #[test]
+fn an_operator_pauses_and_resizes() {
+    holds_in(world(1, &[0, 0]).with_crashes().with_cuts().with_operator());
+}
+
+#[test]
 fn two_clients_on_a_wire_that_delays_everything() {
     holds_in(world(1, &[1, 1]).with_crashes());
 }
@@ -134,6 +146,8 @@ fn larger_worlds() {
     holds_in(world(1, &[1, 1]).with_ids(2));
     holds_in(world(1, &[2, 0]).with_crashes());
     holds_in(world(1, &[1, 0, 0]));
+    holds_in(world(1, &[0, 0, 0]).with_lease(1).with_operator());
+    holds_in(world(1, &[1, 1]).with_operator().with_crashes());
     holds_in(world(1, &[1, 0]).with_stragglers(1));
     holds_in(world(1, &[1, 0]).with_stragglers(1).with_ttl(1));
 }
@@ -159,6 +173,8 @@ fn a_broken_world_is_found_out() {
         (Broken::NoAgain, world(1, &[1, 0]).with_stragglers(1), "7: no leak"),
         (Broken::NoRepeat, world(1, &[1, 0]).with_stragglers(1), "7: no leak"),
         (Broken::EnqueuedTwice, world(1, &[2, 0]), "7: no leak"),
+        (Broken::NoPause, two().with_operator(), "1: no grant during a pause"),
+        (Broken::NoGrantOnResume, two().with_operator(), "3: no lost wake-up"),
         (Broken::NoBackstop, two(), "everyone who waits holds in the end"),
     ];
     let always = |property: &Property<World>| property.expectation == Expectation::Always;

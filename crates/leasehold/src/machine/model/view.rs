@@ -40,7 +40,9 @@ impl State {
         let mut clients: Vec<Vec<u8>> = slots.map(|slot| scale.client(slot)).collect();
         clients.sort_unstable();
         let wrong = self.store.wrong.map_or(0, |wrong| 1 + wrong as u8);
-        let mut view = vec![small(self.store.machine.capacity as usize), wrong];
+        let limits = self.store.machine.limits();
+        let paused = u8::from(limits.paused().is_some());
+        let mut view = vec![small(limits.capacity() as usize), paused, wrong];
         for client in &clients {
             view.push(small(client.len()));
             view.extend_from_slice(client);
@@ -201,7 +203,7 @@ impl<'a> Scale<'a> {
             Outcome::Waiting { .. } => view.push(3),
             Outcome::Gone => view.push(4),
             Outcome::Removed(_) => view.push(5),
-            Outcome::Full | Outcome::Swept => view.push(6),
+            Outcome::Full | Outcome::Steered(_) | Outcome::Swept => view.push(6),
         }
     }
 

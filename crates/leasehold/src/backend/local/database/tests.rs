@@ -5,9 +5,11 @@ use testkit::local_store::LocalStore;
 use super::*;
 use crate::backend::{Answer, Part};
 use crate::clock::Span;
-use crate::machine::{Command, Held, Known, Outcome, Terms};
+use crate::machine::{Command, Declared, Held, Known, Outcome, Terms};
 use crate::name::Name;
 use crate::{AcquisitionId, ErrorKind};
+
+const DECLARED: Declared = Declared { capacity: 1, is_new: true };
 
 fn open(place: &LocalStore) -> Database {
     let settings = LocalSettings {
@@ -26,7 +28,7 @@ fn apply(store: &mut Database, command: Command) -> Result<Outcome, Error> {
     let name = Name::new("name", "x").unwrap();
     let answers = super::super::apply(
         store,
-        &[Part::Semaphore { name, capacity: 1, commands: vec![command] }],
+        &[Part::Semaphore { name, declared: DECLARED, commands: vec![command] }],
     )?;
     let [Ok(Answer::Semaphore(reply))] = &answers[..] else { panic!("{answers:?}") };
     Ok(reply.outcomes[0])
@@ -35,7 +37,7 @@ fn apply(store: &mut Database, command: Command) -> Result<Outcome, Error> {
 fn enqueue(store: &mut Database, sequence: u64) -> Result<Outcome, Error> {
     let id = AcquisitionId::new(store.client, sequence);
     let (terms, label) = (Terms::default(), Some("a label, so that it takes some room".into()));
-    apply(store, Command::Enqueue { id, capacity: 1, wait: true, terms, label })
+    apply(store, Command::Enqueue { id, declared: DECLARED, wait: true, terms, label })
 }
 
 fn limit(store: &Database, pages: u32) {

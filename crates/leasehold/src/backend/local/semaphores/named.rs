@@ -4,14 +4,19 @@ use rusqlite::{CachedStatement, Connection, OptionalExtension, Result, Row, para
 
 use super::Applied;
 use crate::clock::{Span, Time};
-use crate::machine::Held;
+use crate::machine::{Declared, Held};
 use crate::name::Name;
 use crate::{AcquisitionId, ClientId, Fence};
 
 /// The row of a name.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, PartialEq, Default)]
 pub(super) struct State {
-    pub(super) capacity: u32,
+    /// By the newest declaration. Zero if nobody has declared one yet.
+    pub(super) declared: u32,
+    /// The capacity that counts instead.
+    pub(super) pinned: Option<u32>,
+    /// Since when nothing is granted.
+    pub(super) paused: Option<i64>,
     pub(super) held: u32,
     pub(super) waiting: u64,
     pub(super) next_place: i64,
@@ -78,7 +83,7 @@ pub(super) fn client(row: &Row<'_>, column: usize) -> Result<ClientId> {
 /// The row of a name, and its queue.
 impl<'a> Named<'a> {
     pub(super) fn load(tx: &'a Connection, name: &Name, make: bool) -> Result<Option<Self>> {
-        let select = "SELECT id, capacity, held, waiting, next_place, last_fence, (SELECT fence_lead FROM meta)
+        let select = "SELECT id, capacity, held, waiting, next_place, last_fence, (SELECT fence_lead FROM meta), pinned, paused
                       FROM semaphores WHERE name = ?1";
         let found = tx.prepare_cached(select)?;
         let found = Self::read(found, tx, name.as_str())?;
@@ -87,12 +92,13 @@ impl<'a> Named<'a> {
         }
         let insert = "INSERT INTO semaphores (name, capacity, held, waiting, next_place, last_fence)
                       VALUES (?1, 0, 0, 0, 0, 0)
-                      RETURNING id, capacity, held, waiting, next_place, last_fence, (SELECT fence_lead FROM meta)";
+                      RETURNING id, capacity, held, waiting, next_place, last_fence, (SELECT fence_lead FROM meta),
+                                pinned, paused";
         Self::read(tx.prepare_cached(insert)?, tx, name.as_str())
     }
 
     pub(super) fn load_by_row(tx: &'a Connection, row: i64) -> Result<Option<Self>> {
-        let select = "SELECT id, capacity, held, waiting, next_place, last_fence, (SELECT fence_lead FROM meta)
+        let select = "SELECT id, capacity, held, waiting, next_place, last_fence, (SELECT fence_lead FROM meta), pinned, paused
                       FROM semaphores WHERE id = ?1";
         Self::read(tx.prepare_cached(select)?, tx, row)
     }
@@ -104,7 +110,9 @@ impl<'a> Named<'a> {
     ) -> Result<Option<Self>> {
         let read = |row: &Row<'_>| {
             let state = State {
-                capacity: row.get(1)?,
+                declared: row.get(1)?,
+                pinned: row.get(7)?,
+                paused: row.get(8)?,
                 held: row.get(2)?,
                 waiting: row.get::<_, i64>(3)?.cast_unsigned(),
                 next_place: row.get(4)?,
@@ -128,23 +136,43 @@ impl<'a> Named<'a> {
         statement.query_row([by], read).optional()
     }
 
-    /// Writes the counters back. Answers what came of the batch, and whom it found dead.
+    /// Writes the counters back, or removes a name that was forgotten. Answers what came of the batch, and whom it found
+    /// dead.
     pub(super) fn save(self) -> Result<(Applied, Vec<ClientId>)> {
-        if self.state != self.stored {
-            let State { capacity, held, waiting, next_place, last_fence } = self.state;
+        if self.state == State::default() {
+            for table in ["evicted WHERE semaphore", "semaphores WHERE id"] {
+                let delete = format!("DELETE FROM {table} = ?1");
+                self.tx.prepare_cached(&delete)?.execute([self.row])?;
+            }
+        } else if self.state != self.stored {
+            let State { declared, pinned, paused, held, waiting, next_place, last_fence } =
+                self.state;
             let (waiting, last_fence) = (waiting.cast_signed(), last_fence.cast_signed());
             self.tx
                 .prepare_cached(
-                    "UPDATE semaphores SET capacity = ?2, held = ?3, waiting = ?4, next_place = ?5, last_fence = ?6
+                    "UPDATE semaphores SET capacity = ?2, held = ?3, waiting = ?4, next_place = ?5, last_fence = ?6,
+                            pinned = ?7, paused = ?8
                      WHERE id = ?1",
                 )?
-                .execute(params![self.row, capacity, held, waiting, next_place, last_fence])?;
+                .execute(params![
+                    self.row, declared, held, waiting, next_place, last_fence, pinned, paused
+                ])?;
         }
         Ok((self.applied, self.dead))
     }
 
     pub(super) fn has_room(&self) -> bool {
-        self.state.held < self.state.capacity
+        self.state.paused.is_none() && self.state.held < self.capacity()
+    }
+
+    pub(super) fn capacity(&self) -> u32 {
+        self.state.pinned.unwrap_or(self.state.declared)
+    }
+
+    pub(super) fn declare(&mut self, Declared { capacity, is_new }: Declared) {
+        if is_new || self.state.declared == 0 {
+            self.state.declared = capacity;
+        }
     }
 
     /// See [`StoreClock`](crate::backend::local::schema::StoreClock).

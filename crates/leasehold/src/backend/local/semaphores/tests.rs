@@ -9,7 +9,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::backend::local::schema;
-use crate::machine::{self, Effects, Known, Machine, Terms};
+use crate::machine::tests::{declared, steer};
+use crate::machine::{self, Declared, Effects, Known, Machine, Terms};
 
 const CLIENTS: u64 = 3;
 const CONFIRM_WITHIN: Span = Span::from_micros(5000);
@@ -48,15 +49,16 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         let ttl = prop::option::weighted(0.3, (1..20_000_u64).prop_map(Span::from_micros));
         ttl.prop_map(|ttl| Terms { lease: None, ttl })
     };
-    let capacity = || prop_oneof![9 => Just(2_u32), 1 => 1..5_u32];
     let command = move |from: u64| {
         prop_oneof![
-            6 => (0..8_u64, capacity(), prop::bool::weighted(0.9), terms()).prop_map(
-                move |(sequence, capacity, wait, terms)| {
+            6 => (0..8_u64, declared(), prop::bool::weighted(0.9), terms()).prop_map(
+                move |(sequence, declared, wait, terms)| {
                     let (id, label) = (self::id(from, sequence), Some("a label".into()));
-                    Command::Enqueue { id, capacity, wait, terms, label }
+                    Command::Enqueue { id, declared, wait, terms, label }
                 }
             ),
+            2 => (prop::option::of(1..5_u32), steer())
+                .prop_map(|(capacity, steer)| Command::Steer { capacity, steer }),
             5 => (id(from), terms()).prop_map(|(id, terms)| Command::Renew { id, terms }),
             4 => id(from).prop_map(|id| Command::Release { id, known: Known::Nothing }),
             2 => Just(Command::Sweep),
@@ -80,6 +82,8 @@ struct Seen {
     /// Who holds, until when, and with which fence, in order of these; who waits, in order of the queue.
     holders: Vec<(AcquisitionId, Option<u64>, Option<u64>)>,
     waiters: Vec<AcquisitionId>,
+    /// What is declared, what is pinned, and since when it is paused.
+    limits: (u32, Option<u32>, Option<u64>),
 }
 
 fn by_machine(
@@ -109,7 +113,13 @@ fn by_machine(
         next_expiry: machine.next_expiry().filter(|_| machine.waiting() > 0),
         holders,
         waiters: machine.waiters().map(|row| row.id).collect(),
+        limits: limits_of(machine),
     }
+}
+
+fn limits_of(machine: &Machine) -> (u32, Option<u32>, Option<u64>) {
+    let limits = machine.limits();
+    (limits.declared(), limits.pinned(), limits.paused().map(|paused| paused.since.micros()))
 }
 
 fn by_sqlite(
@@ -135,7 +145,11 @@ fn by_sqlite(
     };
     let (holders, waiters) = rows(tx);
     let Applied { outcomes, granted, next_expiry, .. } = applied;
-    Seen { outcomes, granted, next_expiry, holders, waiters }
+    let limits = tx.query_row("SELECT capacity, pinned, paused FROM semaphores", [], |row| {
+        Ok((row.get(0)?, row.get(1)?, row.get::<_, Option<i64>>(2)?.map(i64::cast_unsigned)))
+    });
+    let limits = limits.optional().unwrap().unwrap_or_default();
+    Seen { outcomes, granted, next_expiry, holders, waiters, limits }
 }
 
 type Rows = (Vec<(AcquisitionId, Option<u64>, Option<u64>)>, Vec<AcquisitionId>);
@@ -198,8 +212,8 @@ fn a_permit_is_claimed_until_its_time_is_up_and_then_held_until_its_ttl_ends() {
         let mut yard = Graveyard::new();
         yard.enqueue("a", id(0, 0), true);
         let terms = Terms { lease: None, ttl };
-        let (capacity, wait, label) = (1, true, None);
-        let enqueue = Command::Enqueue { id: id(1, 0), capacity, wait, terms, label };
+        let (declared, wait, label) = (Declared { capacity: 1, is_new: true }, true, None);
+        let enqueue = Command::Enqueue { id: id(1, 0), declared, wait, terms, label };
         yard.apply("a", 1, &[enqueue]);
         yard.apply("a", 0, &[Command::Release { id: id(0, 0), known: Known::Nothing }]);
         let passed = if late { CONFIRM_WITHIN } else { Span::from_micros(4999) };
@@ -250,7 +264,8 @@ impl Graveyard {
 
     fn enqueue(&mut self, name: &str, id: AcquisitionId, wait: bool) -> Applied {
         let (terms, label) = (Terms::default(), None);
-        let enqueue = Command::Enqueue { id, capacity: 1, wait, terms, label };
+        let declared = Declared { capacity: 1, is_new: true };
+        let enqueue = Command::Enqueue { id, declared, wait, terms, label };
         self.apply(name, id.client().number() - 1, &[enqueue])
     }
 
@@ -326,7 +341,7 @@ fn what_was_bequeathed_stays_and_its_queue_goes() {
     // Another permit: the heir cannot claim it, whoever comes next can.
     let grow = Command::Enqueue {
         id: id(2, 0),
-        capacity: 2,
+        declared: Declared { capacity: 2, is_new: true },
         wait: true,
         terms: Terms::default(),
         label: None,

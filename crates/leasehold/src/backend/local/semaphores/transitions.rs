@@ -2,11 +2,11 @@
 
 use rusqlite::{Result, params};
 
-use super::named::{Holder, Named, Waiter, columns, micros};
+use super::named::{Holder, Named, State, Waiter, columns, micros};
 use super::{Circumstances, PASSED_OVER};
 use crate::backend::local::lifeline::Reach;
 use crate::clock::{Span, Time};
-use crate::machine::{Command, Outcome, Role};
+use crate::machine::{Command, Declared, Outcome, Role, Steer, Steered};
 use crate::{AcquisitionId, ClientId};
 
 impl Named<'_> {
@@ -91,9 +91,9 @@ impl Named<'_> {
         call: &mut Circumstances<'_>,
     ) -> Result<Outcome> {
         match command {
-            Command::Enqueue { id, capacity, wait, terms, label } => {
+            Command::Enqueue { id, declared, wait, terms, label } => {
                 // First of all: if that makes room, it belongs to those who were here before.
-                self.state.capacity = *capacity;
+                self.declare(*declared);
                 let known = self.holder(*id)?;
                 // With room and nobody waiting, holders whose time is up do not matter.
                 if self.state.waiting > 0 || !self.has_room() || known.is_some() {
@@ -116,12 +116,53 @@ impl Named<'_> {
                 self.grant(call)?;
                 self.renew(*id, call.now)
             }
+            Command::Steer { capacity, steer } => {
+                self.expire(call)?;
+                self.grant(call)?;
+                if let Some(capacity) = *capacity {
+                    self.declare(Declared { capacity, is_new: false });
+                }
+                self.steer(steer, call).map(Outcome::Steered)
+            }
             Command::Sweep => {
                 self.expire(call)?;
                 self.grant(call)?;
                 Ok(Outcome::Swept)
             }
         }
+    }
+
+    fn steer(&mut self, steer: &Steer, call: &mut Circumstances<'_>) -> Result<Steered> {
+        if *steer == Steer::Forget {
+            self.bury_the_dead(call)?;
+            let State { held, waiting, .. } = self.state;
+            if held > 0 || waiting > 0 {
+                let waiting = usize::try_from(waiting).unwrap_or(usize::MAX);
+                return Ok(Steered::InUse { holding: held as usize, waiting });
+            }
+        }
+        if self.capacity() == 0 {
+            return Ok(Steered::Unknown);
+        }
+        match steer {
+            Steer::Declare(capacity) => match self.state.pinned {
+                Some(pinned) => return Ok(Steered::Pinned(pinned)),
+                None => self.state.declared = *capacity,
+            },
+            Steer::Pin(capacity) => self.state.pinned = Some(*capacity),
+            Steer::Unpin => self.state.pinned = None,
+            Steer::Pause { by, reason } => {
+                self.state.paused.get_or_insert(micros(call.now));
+                self.tx
+                    .prepare_cached(
+                        "UPDATE semaphores SET paused_by = ?2, pause_reason = ?3 WHERE id = ?1",
+                    )?
+                    .execute(params![self.row, by, reason])?;
+            }
+            Steer::Resume => self.state.paused = None,
+            Steer::Forget => self.state = State::default(),
+        }
+        Ok(Steered::Done)
     }
 
     fn enqueue(

@@ -12,6 +12,7 @@
 --       5 alive    ZSET    waiter -> alive_by
 --       6 fence    STRING  the last fence; never expires
 --       7 info     HASH    id -> "fence since heartbeat ttl label" (microseconds; "-" is none)
+--       8 limits   STRING  what operators have set: see `read_capacity`. Never expires; not there if they have set nothing
 -- ARGV  1 namespace
 --       2 client             the sender's
 --       3 confirm_within     in microseconds
@@ -19,10 +20,11 @@
 --       and for each name
 --       5 name
 --       6 capacity           what the sender declared last; 0 if it never did
---       7 arguments          how many follow that are about this name
+--       7 declares           1 if that is news; 0 if it counts only where no capacity is known
+--       8 arguments          how many follow that are about this name
 --       and, for each transition of it
---       8 transition         its word
---       9 arguments          how many follow
+--       9 transition         its word
+--      10 arguments          how many follow
 --       and what the transition says
 -- Also, by their names alone: {ns}:wake:{client} (PUBLISH), and {ns}:acquisition_notification:{id} of members of
 -- other programs, or of ours that such a program has granted.
@@ -60,7 +62,7 @@ local serve
 
 local results, at, keys = { 0 }, 5, 0
 while at <= #ARGV do
-  local outcomes, section, last = {}, at + 3, at + 2 + ARGV[at + 2]
+  local outcomes, section, last = {}, at + 4, at + 3 + ARGV[at + 3]
   local main, ttls, waiting, info = KEYS[keys + 1], KEYS[keys + 2], KEYS[keys + 4], KEYS[keys + 7]
   local transition, delay = ARGV[section], -1
 
@@ -87,8 +89,8 @@ while at <= #ARGV do
     if section < last and ARGV[section] == 'enqueue' then
       local heartbeat, ttl, stop = tonumber(ARGV[section + 3]), tonumber(ARGV[section + 4]), section + 1 + ARGV[section + 1]
       local first = section + 6
-      local new, numbers = stop - first + 1, call('MGET', KEYS[keys + 3], KEYS[keys + 6])
-      local capacity, fence = numbers[1], tonumber(numbers[2])
+      local new, texts = stop - first + 1, call('MGET', KEYS[keys + 3], KEYS[keys + 6], KEYS[keys + 8])
+      local capacity, fence = tonumber(texts[1]), tonumber(texts[2])
       there = there or call('EXISTS', main, ttls)
       local held = there == 0 and 0 or try('ZCARD', main)
       local known = held == 0 and 0 or 1
@@ -96,7 +98,9 @@ while at <= #ARGV do
       if limited ~= 0 then known = known + 1 end
       -- Nobody waits. With a TTL all of them or none: otherwise one may be left of a holder that another program has
       -- removed.
-      if type(held) == 'number' and there == known and limited == (ttl and held or 0) and capacity == ARGV[at + 1] and held + new <= tonumber(capacity)
+      if type(held) == 'number' and there == known and limited == (ttl and held or 0) and not texts[3]
+        and (texts[1] == ARGV[at + 1] or ARGV[at + 2] == '0' and capacity and capacity % 1 == 0 and capacity < 4294967296)
+        and held + new <= capacity
         and fence and fence >= 0 and fence < 9007199254740000 and fence % 1 == 0
         and (held >= CROWD or held + new < CROWD) then
         NOW = NOW or now()
@@ -144,8 +148,9 @@ while at <= #ARGV do
   elseif transition == 'renew' and last == section + 4 then
     -- A waiter asks, and nothing is due: nobody's time is up, no permit is free, and no other program takes part.
     local id, rank = ARGV[last], try('ZRANK', waiting, ARGV[last])
-    local held, capacity = try('ZCARD', main), tonumber(try('GET', KEYS[keys + 3]))
-    if type(rank) == 'number' and type(held) == 'number' and capacity and held > 0 and held >= capacity
+    local held, texts = try('ZCARD', main), call('MGET', KEYS[keys + 3], KEYS[keys + 8])
+    local capacity = tonumber(texts[1])
+    if type(rank) == 'number' and type(held) == 'number' and capacity and not texts[2] and held > 0 and held >= capacity
       and try('ZCARD', ttls) == 0 and try('HLEN', info) == held + call('ZCARD', waiting) then
       NOW = NOW or now()
       local ends = tonumber(call('ZRANGE', main, 0, 0, 'WITHSCORES')[2])
@@ -173,7 +178,7 @@ while at <= #ARGV do
     outcomes[n + 1], outcomes[n + 2] = delay, 0
     results[#results + 1] = outcomes
   end
-  at, keys = last + 1, keys + 7
+  at, keys = last + 1, keys + 8
 end
 results[1] = NOW or 0
 return results

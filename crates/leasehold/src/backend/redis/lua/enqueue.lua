@@ -9,7 +9,8 @@
 local wait, ids = ARGV[first] == '1', first + 4
 local terms = terms_of(ARGV[first + 1] .. ' ' .. ARGV[first + 2] .. ' ' .. ARGV[first + 3])
 -- First of all: if that makes room, it belongs to those who were here before.
-declare(DECLARED)
+if DECLARES then declare(DECLARED) end
+local most = ceiling()
 if queued > 0 then
   tidy()
 elseif limited > held then
@@ -41,7 +42,7 @@ end
 
 for i = 1, last - ids + 1 do
   local id = ARGV[ids + i - 1]
-  if not expired and (held >= capacity or scores[i]) then
+  if not expired and (held >= most or scores[i]) then
     tidy()
     look()
   end
@@ -52,7 +53,7 @@ for i = 1, last - ids + 1 do
   elseif places[i] then
     renew_waiter(id, terms)
     answer('waiting', call('ZRANK', WAITING, id))
-  elseif held < capacity then
+  elseif held < most then
     answer('held', hold(id, terms))
   elseif wait then
     local score, n = stamp(next_place()), nil

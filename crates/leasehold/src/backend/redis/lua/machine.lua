@@ -16,9 +16,9 @@ local PAGE = 1000
 local OUT_OF_REACH = 10 * PAGE
 
 -- All that follows is of the name that is being served.
-local NAME, MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO
--- The capacity that the sender declared last.
-local DECLARED
+local NAME, MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS
+-- The capacity that the sender declared last, and whether that is news.
+local DECLARED, DECLARES
 -- Who holds, who holds for a limited time, and who waits.
 local held, limited, queued
 -- Whether those whose time is up have been removed. All of a request happens at one time: once is enough.
@@ -27,6 +27,9 @@ local held_before
 -- The longest heartbeat that was asked for just now.
 local longest
 local capacity, last_fence
+-- What operators have set, once `read_capacity` was called: `pinned`, and what is `declared` meanwhile; since when it is
+-- `paused`, `by` whom and for what `reason`; and whether any of that has `changed`.
+local limits
 -- Nobody was here before: then no key has a life of its own that would have to be looked at.
 local alone
 -- What is to be written, gathered so that each key is written once; and what is answered.
@@ -52,23 +55,47 @@ end
 
 -- Another program may let the capacity expire, or write what is none. Then it is what the sender declared last, and is
 -- written again: nothing that is done to this key stops the queue. Reading it ends its expiry, or a client that declares
--- no capacity of its own would find none while others hold.
+-- no capacity of its own would find none while others hold. Where a capacity is pinned, what another program writes is a
+-- declaration that is kept for later.
 local function read_capacity()
-  if not capacity then
-    capacity = tonumber(call('GETEX', MAX, 'PERSIST'))
-    if not capacity or capacity < 1 or capacity > 4294967295 or capacity % 1 ~= 0 then
-      capacity = tonumber(DECLARED)
-      if capacity > 0 then max = DECLARED end
+  if capacity then return capacity end
+  limits = {}
+  local text = call('GET', LIMITS)
+  if text then
+    local pinned, declared, paused, by, reason = string.match(text, '^(%S+) (%S+) (%S+)\n([^\n]*)\n(.*)$')
+    limits.pinned, limits.declared, limits.paused = tonumber(pinned), tonumber(declared), tonumber(paused)
+    limits.by, limits.reason = by, reason
+  end
+  capacity = tonumber(call('GETEX', MAX, 'PERSIST'))
+  local is_good = capacity and capacity >= 1 and capacity <= 4294967295 and capacity % 1 == 0
+  if limits.pinned then
+    if capacity ~= limits.pinned then
+      if is_good then limits.declared, limits.changed = capacity, true end
+      max = string.format('%d', limits.pinned)
     end
+    capacity = limits.pinned
+  elseif not is_good then
+    capacity = tonumber(DECLARED)
+    if capacity > 0 then max = DECLARED end
   end
   return capacity
 end
 
--- The newest declaration wins. True if it changes anything.
+-- A permit is granted only while fewer are held.
+local function ceiling()
+  read_capacity()
+  return limits.paused and 0 or capacity
+end
+
+-- The newest declaration wins, unless another capacity is pinned.
 local function declare(text)
-  if read_capacity() == tonumber(text) then return false end
-  capacity, max = tonumber(text), text
-  return true
+  local declared = tonumber(text)
+  read_capacity()
+  if limits.pinned then
+    if limits.declared ~= declared then limits.declared, limits.changed = declared, true end
+  elseif capacity ~= declared then
+    capacity, max = declared, text
+  end
 end
 
 -- What was asked for, from "heartbeat ttl label". Read and formatted once a script: most ask for the same.
@@ -294,6 +321,16 @@ local function flush(all)
   write('HSET', INFO, infos)
   if last_fence then call('SET', FENCE, string.format('%d', last_fence)) end
   if max then call('SET', MAX, max) end
+  if limits and limits.changed then
+    limits.changed = nil
+    if limits.pinned or limits.paused then
+      local function number(number) return number and string.format('%d', number) or '-' end
+      local numbers = number(limits.pinned) .. ' ' .. number(limits.declared) .. ' ' .. number(limits.paused)
+      call('SET', LIMITS, numbers .. '\n' .. (limits.by or '') .. '\n' .. (limits.reason or ''))
+    else
+      call('DEL', LIMITS)
+    end
+  end
   write('ZADD', MAIN, main)
   if held >= CROWD and held_before < CROWD then
     call('ZADD', MAIN, 0, LONG)
@@ -320,14 +357,14 @@ local function flush(all)
 end
 
 local function grant()
-  if queued == 0 or held >= read_capacity() then return end
+  if queued == 0 or held >= ceiling() then return end
   -- Whoever has only just been enqueued is to be found.
   if waiting then flush() end
   grant_to_queue()
 end
 
 local function is_gathered()
-  return #main > 0 or #infos > 0 or max or alive
+  return #main > 0 or #infos > 0 or max or alive or limits and limits.changed
 end
 
 -- Writes what is left to write, and answers in the form that every name has.
@@ -425,15 +462,15 @@ end
 
 -- Every command runs as expire, grant, the command, grant, but for what `machine.rs` says does not matter.
 local function serve_name(at, keys, section, done)
-  NAME, DECLARED = ARGV[at], ARGV[at + 1]
-  MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO = unpack(KEYS, keys + 1, keys + 7)
-  capacity, last_fence, place, expired = nil, nil, nil, false
+  NAME, DECLARED, DECLARES = ARGV[at], ARGV[at + 1], ARGV[at + 2] == '1'
+  MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS = unpack(KEYS, keys + 1, keys + 8)
+  capacity, limits, last_fence, place, expired = nil, nil, nil, nil, false
   main, ttls, infos, max, waiting, alive = {}, {}, {}, nil, nil, nil
   outcomes, granted, holding = done, {}, {}
   held, limited, queued = call('ZCARD', MAIN), call('ZCARD', TTL), call('ZCARD', WAITING)
   alone = held == 0 and queued == 0
   held_before, longest = held, 0
-  local stop = at + 2 + ARGV[at + 2]
+  local stop = at + 3 + ARGV[at + 3]
   while section <= stop do
     local transition, first = ARGV[section], section + 2
     local last = section + 1 + ARGV[section + 1]

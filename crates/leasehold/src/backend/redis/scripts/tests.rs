@@ -11,6 +11,14 @@ const FOREIGN_HEARTBEAT: Span = Span::from_micros(5001);
 const TERMS: Terms =
     Terms { lease: Some(Span::from_micros(6001)), ttl: Some(Span::from_micros(7001)) };
 const CAPACITY: u32 = 8001;
+const DECLARED: Declared = Declared { capacity: CAPACITY, is_new: true };
+const BY: &str = "an operator";
+const REASON: &str = "a reason";
+
+/// Of these, each is a transition of its own.
+fn is_alone(transition: Transition) -> bool {
+    matches!(transition, Transition::Sweep | Transition::Steer)
+}
 
 /// One line of a header: a position, what stands there, and what more is said of it.
 #[derive(Debug)]
@@ -51,13 +59,17 @@ fn commands(transition: Transition) -> Vec<Command> {
         Transition::Release => Command::Release { id, known: Known::Held { limited: true } },
         Transition::Renew => Command::Renew { id, terms },
         Transition::Sweep => Command::Sweep,
+        Transition::Steer => {
+            let (by, reason) = (BY.into(), Some(REASON.into()));
+            Command::Steer { capacity: None, steer: Steer::Pause { by, reason } }
+        }
         Transition::Enqueue => {
             let label = Some(LABEL.into());
-            Command::Enqueue { id, capacity: CAPACITY, wait: true, terms, label }
+            Command::Enqueue { id, declared: DECLARED, wait: true, terms, label }
         }
     };
     let all: Vec<_> = ids().map(command).into();
-    assert!(transition == Transition::Sweep || Transition::shared(&all[0], &all[1]));
+    assert!(is_alone(transition) || Transition::shared(&all[0], &all[1]));
     all
 }
 
@@ -69,7 +81,12 @@ fn expected(transition: Transition, name: &str) -> Vec<String> {
         ("client", _) => client().to_string(),
         ("confirm_within", _) => CONFIRM_WITHIN.micros().to_string(),
         ("foreign_heartbeat", _) => FOREIGN_HEARTBEAT.micros().to_string(),
+        // A pause has none.
+        ("capacity", Transition::Steer) => "0".to_owned(),
         ("capacity", _) => CAPACITY.to_string(),
+        ("what", _) => "pause".to_owned(),
+        ("by", _) => BY.to_owned(),
+        ("reason", _) => REASON.to_owned(),
         ("wait", _) => "1".to_owned(),
         ("heartbeat", _) => "6001".to_owned(),
         ("ttl", _) => "7001".to_owned(),
@@ -85,7 +102,7 @@ fn expected(transition: Transition, name: &str) -> Vec<String> {
 fn sent(transition: Transition) -> (Vec<String>, Vec<String>) {
     let name = Name::new("name", NAME).unwrap();
     let keys = Keys::new(NAMESPACE, &name, client(), CONFIRM_WITHIN, FOREIGN_HEARTBEAT);
-    let call = Scripts::new().apply(&[(Arc::new(keys), CAPACITY, &commands(transition))]);
+    let call = Scripts::new().apply(&[(Arc::new(keys), DECLARED, &commands(transition))]);
     let mut arguments = call.args_iter().map(|argument| match argument {
         Arg::Simple(bytes) => String::from_utf8(bytes.to_vec()).unwrap(),
         other => panic!("{other:?}"),
@@ -135,12 +152,12 @@ fn arguments_are_those_of_the_headers_in_their_order() {
         let own: Vec<_> = own.iter().flat_map(value).collect();
         let mut whole: Vec<_> = for_all.iter().flat_map(value).collect();
         let names: Vec<_> = of_a_name.iter().map(|entry| entry.name).collect();
-        assert_eq!(names, ["name", "capacity", "arguments", "transition", "arguments"]);
+        assert_eq!(names, ["name", "capacity", "declares", "arguments", "transition", "arguments"]);
         let group = [transition.word().to_owned(), own.len().to_string()].into_iter().chain(own);
-        // Of sweeps, each is a transition of its own.
-        let times = if transition == Transition::Sweep { 2 } else { 1 };
+        let times = if is_alone(transition) { 2 } else { 1 };
         let group: Vec<_> = std::iter::repeat_n(group, times).flatten().collect();
-        whole.extend([NAME.to_owned(), CAPACITY.to_string(), group.len().to_string()]);
+        let (capacity, count) = (CAPACITY.to_string(), group.len().to_string());
+        whole.extend([NAME.to_owned(), capacity, "1".to_owned(), count]);
         whole.extend(group);
         assert_eq!(sent(transition).1, whole, "{transition:?}: {headers:#?}");
     }

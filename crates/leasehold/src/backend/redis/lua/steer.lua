@@ -1,0 +1,36 @@
+-- Changes the limits, for an operator.
+--
+-- ARGV    1 what      "declare" | "pin" | "unpin" | "pause" | "resume" | "forget"
+--         2 capacity  to declare or to pin
+--         3 by        who pauses it
+--         4 reason
+-- Result  four: "done" | "unknown": nobody has declared a capacity | "pinned", to what | "in use", holders, waiters
+tidy('asks')
+local what, text = ARGV[first], ARGV[first + 1]
+if what == 'forget' and held + queued > 0 then
+  answer('in use', held, queued)
+elseif read_capacity() == 0 then
+  answer('unknown')
+elseif what == 'declare' and limits.pinned then
+  answer('pinned', limits.pinned)
+else
+  limits.changed = what ~= 'declare'
+  if what == 'declare' then
+    capacity, max = tonumber(text), text
+  elseif what == 'pin' then
+    if not limits.pinned then limits.declared = capacity end
+    limits.pinned, capacity, max = tonumber(text), tonumber(text), text
+  elseif what == 'unpin' and limits.pinned then
+    capacity, max = limits.declared, string.format('%d', limits.declared)
+    limits.pinned, limits.declared = nil, nil
+  elseif what == 'pause' then
+    limits.paused, limits.by, limits.reason = limits.paused or NOW, ARGV[first + 2], ARGV[first + 3]
+  elseif what == 'resume' then
+    limits.paused, limits.by, limits.reason = nil, nil, nil
+  elseif what == 'forget' then
+    call('DEL', MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS)
+    capacity, limits, last_fence, max = nil, nil, nil, nil
+  end
+  answer('done')
+  grant()
+end

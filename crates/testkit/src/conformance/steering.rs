@@ -1,0 +1,219 @@
+//! Limits that are changed while permits are held and waited for.
+
+use std::time::Duration;
+
+use leasehold::{Error, ErrorKind, Semaphore};
+
+use super::{
+    SHORT, Store, Waiter, acquire, all_are_free, census, declare, release, semaphore, try_acquire,
+    unique,
+};
+use crate::wait::deadline;
+
+/// A handle that takes the capacity as it is.
+async fn as_it_is(store: &impl Store, name: &str) -> Semaphore {
+    store.client().await.semaphore(name, 1).unless_declared().build().unwrap()
+}
+
+async fn capacity(semaphore: &Semaphore) -> u32 {
+    deadline(semaphore.stats()).await.unwrap().capacity()
+}
+
+fn assert_refused(result: Result<(), Error>, says: &[&str]) {
+    let error = result.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    for part in says {
+        assert!(error.to_string().contains(part), "{error} does not say {part:?}");
+    }
+}
+
+pub async fn a_limit_that_grows_lets_waiters_in_at_once(store: &impl Store) {
+    let narrow = semaphore(store, "grows", 1).await;
+    let held = acquire(&narrow).await;
+    let waiters = [Waiter::join(&narrow).await, Waiter::join(&narrow).await];
+    let last = Waiter::join(&narrow).await;
+    // By whoever knows the name.
+    deadline(as_it_is(store, narrow.name()).await.set_capacity(3)).await.unwrap();
+    for waiter in waiters {
+        let _ = waiter.permit().await.detach();
+    }
+    assert_eq!(census(&narrow).await, (3, 1));
+    release(held).await;
+    drop(last.permit().await);
+    deadline(narrow.set_capacity(1)).await.unwrap();
+    assert_eq!((capacity(&narrow).await, narrow.capacity()), (1, 1));
+    let stats = deadline(narrow.stats()).await.unwrap();
+    for holder in stats.holders() {
+        assert!(deadline(narrow.release_member(holder.id())).await.unwrap(), "nobody is evicted");
+    }
+    all_are_free(&narrow).await;
+}
+
+pub async fn an_acquire_that_declares_nothing_new_changes_nothing(store: &impl Store) {
+    let here = semaphore(store, "old news", 3).await;
+    drop(acquire(&here).await);
+    deadline(as_it_is(store, here.name()).await.set_capacity(1)).await.unwrap();
+    let held = acquire(&here).await;
+    assert!(try_acquire(&here).await.is_none(), "the acquire has declared 3 again");
+    assert_eq!(capacity(&here).await, 1);
+    drop(held);
+    deadline(here.set_capacity(3)).await.unwrap();
+    all_are_free(&here).await;
+}
+
+pub async fn whoever_takes_the_capacity_as_it_is_changes_nothing(store: &impl Store) {
+    let name = unique("as it is");
+    let first = as_it_is(store, &name).await;
+    drop(acquire(&first).await);
+    assert_eq!(capacity(&first).await, 1, "its own, because there was none");
+    let wide = declare(&store.client().await, &name, 3);
+    drop(acquire(&wide).await);
+    let held = acquire(&as_it_is(store, &name).await).await;
+    assert_eq!(capacity(&wide).await, 3);
+    drop(held);
+    all_are_free(&wide).await;
+}
+
+pub async fn a_pin_counts_whatever_is_declared(store: &impl Store) {
+    let name = unique("pinned");
+    let here = declare(&store.client().await, &name, 1);
+    let held = acquire(&here).await;
+    let waiter = Waiter::join(&here).await;
+    deadline(here.pin(2)).await.unwrap();
+    let second = waiter.permit().await;
+
+    let there = declare(&store.client().await, &name, 5);
+    assert!(try_acquire(&there).await.is_none(), "5 are declared, and 2 are pinned");
+    let stats = deadline(there.stats()).await.unwrap();
+    assert_eq!((stats.capacity(), stats.declared(), stats.pinned()), (2, 5, Some(2)));
+    assert_refused(deadline(there.set_capacity(4)).await, &["pinned to 2", "unpin"]);
+
+    let next = Waiter::join(&there).await;
+    deadline(there.unpin()).await.unwrap();
+    drop((next.permit().await, held, second));
+    let stats = deadline(there.stats()).await.unwrap();
+    assert_eq!((stats.capacity(), stats.pinned()), (5, None));
+    deadline(there.unpin()).await.unwrap();
+    all_are_free(&there).await;
+}
+
+pub async fn a_pin_and_a_pause_stay_when_everybody_has_gone(store: &impl Store) {
+    let name = unique("stays");
+    {
+        let semaphore = declare(&store.client().await, &name, 3);
+        drop(acquire(&semaphore).await);
+        deadline(semaphore.pin(1)).await.unwrap();
+        deadline(semaphore.pause().into_future()).await.unwrap();
+    }
+    let semaphore = declare(&store.client().await, &name, 3);
+    assert!(try_acquire(&semaphore).await.is_none(), "the pause has gone");
+    deadline(semaphore.resume()).await.unwrap();
+    let held = acquire(&semaphore).await;
+    assert!(try_acquire(&semaphore).await.is_none(), "the pin has gone");
+    drop(held);
+    deadline(semaphore.unpin()).await.unwrap();
+    all_are_free(&semaphore).await;
+}
+
+pub async fn during_a_pause_nothing_is_granted_and_places_are_kept(store: &impl Store) {
+    let semaphore = semaphore(store, "paused", 2).await;
+    let held = acquire(&semaphore).await;
+    let pause = semaphore.pause().by("an operator").reason("a move");
+    deadline(pause.into_future()).await.unwrap();
+    held.check().unwrap();
+    assert!(try_acquire(&semaphore).await.is_none());
+    assert!(deadline(semaphore.locked()).await.unwrap());
+    let first = Waiter::join(&semaphore).await;
+    let second = Waiter::join(&semaphore).await;
+    let third = Waiter::join(&semaphore).await;
+    assert!(release(held).await);
+    assert_eq!(census(&semaphore).await, (0, 3));
+
+    let stats = deadline(semaphore.stats()).await.unwrap();
+    let paused = stats.paused().expect("it is paused");
+    assert_eq!((paused.by(), paused.reason()), ("an operator", Some("a move")));
+    assert!(paused.lasts() < Duration::from_secs(60), "{:?}", paused.lasts());
+    // Who pauses it again says why.
+    deadline(semaphore.pause().by("another").into_future()).await.unwrap();
+    let stats = deadline(semaphore.stats()).await.unwrap();
+    let again = stats.paused().expect("it is paused");
+    assert_eq!((again.by(), again.reason()), ("another", None));
+    assert!(again.lasts() >= paused.lasts(), "it has been paused for as long as before");
+
+    deadline(semaphore.resume()).await.unwrap();
+    let permits = [first.permit().await, second.permit().await];
+    assert_eq!(deadline(semaphore.position(&third.id)).await.unwrap(), Some(0));
+    assert!(deadline(semaphore.stats()).await.unwrap().paused().is_none());
+    drop(permits);
+    drop(third.permit().await);
+    all_are_free(&semaphore).await;
+}
+
+pub async fn a_drain_waits_until_nobody_holds(store: &impl Store) {
+    let semaphore = semaphore(store, "drained", 2).await;
+    let held = acquire(&semaphore).await;
+    let late = deadline(semaphore.drain().reason("a move").within(SHORT).into_future()).await;
+    let error = late.unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    assert!(try_acquire(&semaphore).await.is_none(), "it stays paused");
+    let drain = tokio::spawn(semaphore.drain().into_future());
+    let waiter = Waiter::join(&semaphore).await;
+    assert!(release(held).await);
+    deadline(drain).await.unwrap().unwrap();
+    assert_eq!(census(&semaphore).await, (0, 1));
+    deadline(semaphore.resume()).await.unwrap();
+    drop(waiter.permit().await);
+    all_are_free(&semaphore).await;
+}
+
+pub async fn what_is_forgotten_begins_anew(store: &impl Store) {
+    let name = unique("forgotten");
+    let semaphore = declare(&store.client().await, &name, 3);
+    let held = acquire(&semaphore).await;
+    assert_refused(deadline(semaphore.forget()).await, &["in use", "1 held, 0 waiting"]);
+    held.check().unwrap();
+    deadline(semaphore.pin(2)).await.unwrap();
+    deadline(semaphore.pause().into_future()).await.unwrap();
+    let waiter = Waiter::join(&semaphore).await;
+    assert!(release(held).await);
+    assert_refused(deadline(semaphore.forget()).await, &["in use", "0 held, 1 waiting"]);
+    waiter.leave().await;
+    crate::wait::eventually(async || semaphore.forget().await.is_ok()).await;
+    let known = deadline(store.client().await.stats().names([&name]).unused().fetch()).await;
+    assert!(known.unwrap().iter().all(|one| one.capacity() == 0), "it is still known");
+
+    let other = as_it_is(store, &name).await;
+    assert_refused(deadline(other.forget()).await, &[&name, "no capacity"]);
+    drop(acquire(&other).await);
+    let stats = deadline(other.stats()).await.unwrap();
+    assert!(stats.pinned().is_none() && stats.paused().is_none());
+    all_are_free(&other).await;
+}
+
+pub async fn what_nobody_has_declared_cannot_be_steered(store: &impl Store) {
+    let semaphore = as_it_is(store, &unique("unknown")).await;
+    assert_refused(deadline(semaphore.pin(1)).await, &[semaphore.name(), "no capacity"]);
+    assert_refused(deadline(semaphore.set_capacity(1)).await, &["no capacity"]);
+    assert_refused(deadline(semaphore.unpin()).await, &["no capacity"]);
+    assert_refused(deadline(semaphore.pause().into_future()).await, &["no capacity"]);
+    assert_refused(deadline(semaphore.resume()).await, &["no capacity"]);
+    // Who declares a capacity begins with it.
+    let semaphore = declare(&store.client().await, semaphore.name(), 3);
+    deadline(semaphore.pin(1)).await.unwrap();
+    let stats = deadline(semaphore.stats()).await.unwrap();
+    assert_eq!((stats.declared(), stats.pinned()), (3, Some(1)));
+    deadline(semaphore.unpin()).await.unwrap();
+    all_are_free(&semaphore).await;
+}
+
+pub async fn limits_that_cannot_be_are_refused(store: &impl Store) {
+    let semaphore = semaphore(store, "impossible", 1).await;
+    assert_refused(deadline(semaphore.set_capacity(0)).await, &["capacity", "0", "pause"]);
+    assert_refused(deadline(semaphore.pin(0)).await, &["capacity", "0", "pause"]);
+    let pause = || semaphore.pause();
+    assert_refused(deadline(pause().reason("bell\u{7}").into_future()).await, &["reason", "bell"]);
+    assert_refused(deadline(pause().by("").into_future()).await, &["by", "empty"]);
+    let drain = semaphore.drain().within(Duration::ZERO).into_future();
+    assert_refused(deadline(drain).await, &["within", "more than zero"]);
+    all_are_free(&semaphore).await;
+}
