@@ -27,14 +27,16 @@ Examples:
   leasehold ls                              what is held, and how many wait
   leasehold show build                      who holds, and who waits
   leasehold lookup nightly                  who has the lock: host, process, label
+  leasehold limit build 4 --pin             four at a time from now on, whatever -n says
+  leasehold pause build --reason 'disk full'
 
 Exit codes:
   the child's    the child ran and ended (128 + n if by signal n)
-  1              release, lookup, show: nothing there; doctor: leases are not safe on the store
+  1              nothing of that name or id is there; doctor: leases are not safe on the store
   64             bad usage or bad input
   69, 77         store unreachable, also if --wait ends during an outage; access denied by the store
   70             our own fault
-  75 (-E)        not acquired: --no-wait, or --wait ran out
+  75 (-E)        not acquired: --no-wait, or --wait ran out; drain, forget: it is in use
   124            the lease was lost or its TTL ran out, and the child was stopped
   126, 127       the child could not be run, was not found
   128 + n        signal n came while waiting";
@@ -48,8 +50,9 @@ Examples:
   leasehold run --store redis://redis.internal -n 5 --label invoices api -- ./import
   leasehold run --no-wait -n 1 backup -- ./backup.sh || echo 'one is running already'
 
-The child gets LEASEHOLD_NAME, LEASEHOLD_ID and LEASEHOLD_FENCE. What it leaves behind in its
-process group has --grace to end before it is stopped; the permit is given back after that.
+The child gets LEASEHOLD_NAME, LEASEHOLD_ID, LEASEHOLD_FENCE (a number) and LEASEHOLD_FENCE_PADDED
+(the same in 19 digits, which sort as text). What it leaves behind in its process group has --grace
+to end before it is stopped; the permit is given back after that.
 
 Durations (D): 500ms, 30s, 5m, 1h30m.")]
     Run(RunArgs),
@@ -61,8 +64,9 @@ Examples:
   leasehold lock --ttl 1h --label cron nightly -- ./nightly.sh    stop it after an hour: exit 124
 
 The lock is not fair: when it is released, the first to ask gets it. Where order matters, use
-`leasehold run -n 1`. The child gets LEASEHOLD_NAME, LEASEHOLD_ID and LEASEHOLD_FENCE; what it
-writes to should refuse an older fence.
+`leasehold run -n 1`. The child gets LEASEHOLD_NAME, LEASEHOLD_ID, LEASEHOLD_FENCE (a number) and
+LEASEHOLD_FENCE_PADDED (the same in 19 digits, which sort as text); what it writes to should refuse
+an older fence.
 
 Durations (D): 500ms, 30s, 5m, 1h30m.")]
     Lock(LockArgs),
@@ -88,13 +92,56 @@ If a semaphore, a lock and a pool have the name, all of them are shown, each und
 --json prints one object: kind (semaphore, lock or pool), name, held, holders, and also: an array of
 the same objects for the other kinds of that name, in that order, most often empty. What is not
 known is null. Further fields:
-  semaphore  capacity, waiting, waiters, oldest_hold_seconds, oldest_wait_seconds; each holder and
-             waiter: id, host, pid, label, for_seconds, ends_in_seconds, fence
+  semaphore  capacity, declared, pinned, paused (for_seconds, by, reason), waiting, waiters,
+             oldest_hold_seconds, oldest_wait_seconds; each holder and waiter: id, host, pid, label,
+             for_seconds, ends_in_seconds, fence
   lock       its holder: lock_id_hash, host, pid, label, for_seconds, ends_in_seconds, fence
   pool       each holder: instance_id, silent_for_seconds, ends_in_seconds
 
 Lock ids are not shown: who knows one can release the lock.")]
     Show(ShowArgs),
+    /// Show or change how many permits a semaphore has, while it is in use.
+    #[command(after_help = "\
+Examples:
+  leasehold limit deploy              what it is
+  leasehold limit deploy 5            5, until somebody declares another number
+  leasehold limit deploy 5 --pin      5, whatever `run -n` and programs declare
+  leasehold limit deploy --unpin      what was declared last counts again
+
+If the limit grows, those who wait begin at once. If it shrinks, nobody is stopped, and the next
+begins when there is room.")]
+    Limit(LimitArgs),
+    /// Grant no more permits of a semaphore. Holders go on, waiters keep their places.
+    #[command(after_help = "\
+Examples:
+  leasehold pause deploy --reason 'release freeze'
+  leasehold resume deploy
+
+Whoever waits is shown since when, by whom and why. A pause does not end by itself.")]
+    Pause(PauseArgs),
+    /// Grant permits of a paused semaphore again, in the order of the queue.
+    #[command(after_help = "\
+Examples:
+  leasehold resume deploy")]
+    Resume(ResumeArgs),
+    /// Pause a semaphore, and wait until nobody holds a permit.
+    #[command(after_help = "\
+Examples:
+  leasehold drain deploy --wait 10m && ./maintenance.sh; leasehold resume deploy
+
+It stays paused, also if --wait runs out (exit code 75).
+
+Durations (D): 500ms, 30s, 5m, 1h30m.")]
+    Drain(DrainArgs),
+    /// Remove a semaphore that nobody uses: its capacity, pin, pause and last fence.
+    #[command(after_help = "\
+Examples:
+  leasehold forget old-name --yes
+
+It is refused while anybody holds or waits (exit code 75). Without its last fence the next one comes
+from the clock alone: a resource that compares fences accepts it only if that clock was not set
+back.")]
+    Forget(ForgetArgs),
     /// Release a permit or a lock by hand, by its id.
     #[command(after_help = "\
 Examples:
@@ -127,8 +174,8 @@ Exit codes:
   64      --store is no store
   69, 77  the store cannot be reached or is not there; refuses us
 
-It acquires and releases a semaphore, a lock and a pool of the name leasehold-doctor. Nothing stays
-held, but the store keeps the name: `leasehold ls --all` lists it from then on.")]
+It acquires and releases a semaphore, a lock and a pool of the name leasehold-doctor. Nothing of the
+semaphore and the pool stays behind; of the lock the store keeps the last fence.")]
     Doctor(DoctorArgs),
     /// Measure what leases cost on the store, and say what that means.
     #[command(after_help = "\
@@ -136,8 +183,8 @@ Examples:
   leasehold bench --store redis://redis.internal
   leasehold bench --for 5s --json
 
-It keeps the store busy meanwhile. Nothing stays held; the names that it uses begin with
-leasehold-bench, and the store keeps a count of the fences of each.
+It keeps the store busy meanwhile. The semaphores that it uses have names that begin with
+leasehold-bench, and are forgotten at the end.
 
 Durations (D): 500ms, 30s, 5m, 1h30m.")]
     Bench(BenchArgs),
@@ -222,7 +269,7 @@ impl WaitArgs {
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
-    /// How many may run at once. The latest -n given for a name counts for everybody. Default: what the name has, else 1
+    /// How many may run at once. The latest -n given for a name counts for everybody, unless `limit --pin` says otherwise. Default: what the name has, else 1
     #[arg(short = 'n', value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) capacity: Option<u32>,
     /// The longest the child may run
@@ -301,6 +348,70 @@ pub(crate) struct ShowArgs {
     #[arg(long)]
     pub(crate) json: bool,
     /// The name of a semaphore or a pool, or the key of a lock
+    pub(crate) name: String,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct LimitArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// For scripts
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Keep the limit, whatever programs declare
+    #[arg(long, conflicts_with = "unpin")]
+    pub(crate) pin: bool,
+    /// Let the newest declaration count again
+    #[arg(long, conflicts_with = "capacity")]
+    pub(crate) unpin: bool,
+    /// The semaphore's name
+    pub(crate) name: String,
+    /// How many permits it has from now on
+    #[arg(value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) capacity: Option<u32>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct PauseArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// Why: it is shown to whoever waits
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: Option<String>,
+    /// The semaphore's name
+    pub(crate) name: String,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ResumeArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// The semaphore's name
+    pub(crate) name: String,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DrainArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// Why: it is shown to whoever waits
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: Option<String>,
+    /// Wait no longer than this
+    #[arg(long, value_name = "D", value_parser = positive)]
+    pub(crate) wait: Option<Duration>,
+    /// The semaphore's name
+    pub(crate) name: String,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ForgetArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// Do it: without this, what it means is printed
+    #[arg(long)]
+    pub(crate) yes: bool,
+    /// The semaphore's name
     pub(crate) name: String,
 }
 

@@ -4,6 +4,7 @@ pub(crate) mod bench;
 pub(crate) mod completions;
 pub(crate) mod doctor;
 mod holding;
+pub(crate) mod limit;
 pub(crate) mod lock;
 pub(crate) mod lookup;
 pub(crate) mod ls;

@@ -8,6 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use leasehold::{AcquisitionId, Client, Error, Locks, Member, Outage, Semaphore};
 use tokio::time::sleep;
 
+use crate::command::limit::paused;
 use crate::failure::complain;
 use crate::output::{ago, one_line, ordinal};
 
@@ -139,6 +140,9 @@ impl Line {
             let position = semaphore.position(&id).await.ok().flatten()?;
             let stats = semaphore.stats().await.ok()?;
             let place = format!("{} in the queue", ordinal(position + 1));
+            if let Some(paused) = paused(&stats) {
+                return Some(format!("{place}; {paused}"));
+            }
             let ahead = match stats.holders() {
                 [] => String::new(),
                 [only] => format!("; held by {}", describe_member(only)),

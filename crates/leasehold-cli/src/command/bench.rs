@@ -3,6 +3,8 @@
 //! Everything happens in this process, by two clients with connections of their own, so that what is handed over goes
 //! through the store. The names are always the same: of each the store keeps a count of its fences, for good.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -81,6 +83,8 @@ struct Bench {
     span: Duration,
     figures: Vec<Figure>,
     progress: ProgressBar,
+    /// What is to be forgotten at the end.
+    used: RefCell<BTreeMap<String, Semaphore>>,
 }
 
 impl Bench {
@@ -89,7 +93,7 @@ impl Bench {
         if let Ok(style) = ProgressStyle::with_template("{bar:20} {pos}/{len} {msg}") {
             progress.set_style(style);
         }
-        Self { clients, span, figures: Vec::new(), progress }
+        Self { clients, span, figures: Vec::new(), progress, used: RefCell::default() }
     }
 
     async fn measure(mut self) -> Result<Vec<Figure>, Error> {
@@ -113,6 +117,11 @@ impl Bench {
         self.crowd("names", format!("the same by {TASKS} tasks, {NAMES} semaphores"), many).await?;
         self.hand_over("few", FEW).await?;
         self.hand_over("many", MANY).await?;
+        self.progress.set_message("forgetting the names");
+        for semaphore in self.used.take().into_values() {
+            // One that nobody has used is not known, and one that somebody else uses stays.
+            let _ = semaphore.forget().await;
+        }
         self.progress.finish_and_clear();
         Ok(self.figures)
     }
@@ -122,7 +131,9 @@ impl Bench {
     }
 
     fn semaphore(&self, what: &str, capacity: u32) -> Result<Semaphore, Error> {
-        self.clients[0].semaphore(&Self::name(what), capacity).build()
+        let semaphore = self.clients[0].semaphore(&Self::name(what), capacity).build()?;
+        self.used.borrow_mut().insert(what.to_owned(), semaphore.clone());
+        Ok(semaphore)
     }
 
     fn begin(&self, what: &str) -> Instant {
@@ -228,6 +239,10 @@ impl Bench {
             ended.unwrap_or(Ok(()))?;
         }
         tasks.shutdown().await;
+        // Until all have left, it cannot be forgotten.
+        while semaphore.stats().await?.waiting() > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         let each = std::mem::take(&mut lock(&round).each);
         let times = u32::try_from(each.len()).unwrap_or(u32::MAX);
         self.end(key, what, begun, each, times);

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 use leasehold::{Client, PoolStats, RawLockInfo, SemaphoreStats};
 use serde_json::{Value, json};
 
+use super::limit::paused_json;
 use super::show::pool_member_json;
 use crate::args::LsArgs;
 use crate::failure::Failure;
@@ -116,7 +117,7 @@ fn row(one: &SemaphoreStats) -> [String; 7] {
     [
         one.name().to_owned(),
         one.held().to_string(),
-        or_dash((one.capacity() > 0).then(|| one.capacity().to_string())),
+        capacity(one),
         format!("{:.0}%", one.percent()),
         one.waiting().to_string(),
         or_dash(one.oldest_hold().map(ago)),
@@ -124,11 +125,22 @@ fn row(one: &SemaphoreStats) -> [String; 7] {
     ]
 }
 
+/// With what an operator has set.
+fn capacity(one: &SemaphoreStats) -> String {
+    let capacity = or_dash((one.capacity() > 0).then(|| one.capacity().to_string()));
+    let pinned = if one.pinned().is_some() { " pinned" } else { "" };
+    let paused = if one.paused().is_some() { " paused" } else { "" };
+    format!("{capacity}{pinned}{paused}")
+}
+
 /// The numbers of one semaphore; `show` adds who they are.
 pub(super) fn semaphore_json(one: &SemaphoreStats) -> Value {
     json!({
         "name": one.name(),
         "capacity": one.capacity(),
+        "declared": one.declared(),
+        "pinned": one.pinned(),
+        "paused": paused_json(one),
         "held": one.held(),
         "waiting": one.waiting(),
         "oldest_hold_seconds": seconds(one.oldest_hold()),

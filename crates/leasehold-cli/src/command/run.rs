@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Client, Error, Permit, Semaphore};
+use leasehold::{Client, Error, Permit, Semaphore, SemaphoreStats};
 
 use super::holding::{Begun, Limit, begin, farewell, signalled, taken, under};
 use crate::args::{Patience, RunArgs};
@@ -82,14 +82,18 @@ async fn declare(
     arguments: &RunArgs,
     grace: Duration,
 ) -> Result<Semaphore, Failure> {
-    let capacity = if let Some(capacity) = arguments.capacity {
-        capacity
-    } else {
-        let stats = client.stats().names([&arguments.name]).unused().fetch().await?;
-        stats.first().map_or(1, |known| known.capacity().max(1))
-    };
     let lease = asked_for(arguments.lease, grace);
-    let semaphore = client.semaphore(&arguments.name, capacity).lease(lease);
+    let semaphore = client.semaphore(&arguments.name, arguments.capacity.unwrap_or(1)).lease(lease);
+    let semaphore = match arguments.capacity {
+        Some(capacity) => {
+            let stats = client.stats().names([&arguments.name]).unused().fetch().await?;
+            if let Some(change) = stats.first().and_then(|stats| change(stats, capacity)) {
+                complain(&change);
+            }
+            semaphore
+        }
+        None => semaphore.unless_declared(),
+    };
     let semaphore = match arguments.ttl {
         Some(ttl) => semaphore.ttl(asked_for(ttl + HEAD_START, grace)),
         None => semaphore,
@@ -99,6 +103,18 @@ async fn declare(
         None => semaphore,
     };
     Ok(semaphore.build()?)
+}
+
+/// What `-n` changes for everybody, or does not, if that is worth a line.
+fn change(stats: &SemaphoreStats, capacity: u32) -> Option<String> {
+    let (name, before) = (stats.name(), stats.capacity());
+    match stats.pinned() {
+        _ if before == 0 || before == capacity => None,
+        Some(pinned) => {
+            Some(format!("{name:?} is pinned to {pinned}: -n {capacity} has no effect"))
+        }
+        None => Some(format!("{name:?} had a limit of {before}: from now on it is {capacity}")),
+    }
 }
 
 async fn acquire(

@@ -5,6 +5,7 @@ use std::time::SystemTime;
 use leasehold::{Client, Error, Fence, Member, PoolMember, PoolStats, RawLockInfo, SemaphoreStats};
 use serde_json::{Value, json};
 
+use super::limit::paused;
 use super::ls::semaphore_json;
 use crate::args::ShowArgs;
 use crate::failure::{Failure, NOTHING_THERE, complain};
@@ -105,7 +106,9 @@ fn summed_up(name: &str, summary: &str, table: Option<String>) -> String {
 impl Found {
     fn semaphore(stats: &SemaphoreStats) -> Self {
         let (held, capacity, waiting) = (stats.held(), stats.capacity(), stats.waiting());
-        let summary = format!("{held} of {capacity} held, {waiting} waiting");
+        let pinned = if stats.pinned().is_some() { " (pinned)" } else { "" };
+        let paused = paused(stats).map(|paused| format!("; {paused}")).unwrap_or_default();
+        let summary = format!("{held} of {capacity}{pinned} held, {waiting} waiting{paused}");
         let places = stats.waiters().iter().enumerate();
         let waiters = places.map(|(at, waiter)| row(&format!("{}.", at + 1), waiter));
         let members: Vec<_> =

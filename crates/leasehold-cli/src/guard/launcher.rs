@@ -97,6 +97,12 @@ fn launch(command: &[OsString], start: &Start, mut guard: &UnixStream, parent: P
     NOT_FOUND
 }
 
+/// A shell takes a number that begins with 0 for an octal one.
+fn plain(fence: &str) -> &str {
+    let plain = fence.trim_start_matches('0');
+    if plain.is_empty() { "0" } else { plain }
+}
+
 /// Returns only if that fails.
 fn become_the_child(command: &[OsString], start: &Start) -> io::Error {
     let Some((program, arguments)) = command.split_first() else { return Errno::NOENT.into() };
@@ -105,7 +111,8 @@ fn become_the_child(command: &[OsString], start: &Start) -> io::Error {
             .args(arguments)
             .env("LEASEHOLD_NAME", &start.name)
             .env("LEASEHOLD_ID", &start.id)
-            .env("LEASEHOLD_FENCE", &start.fence)
+            .env("LEASEHOLD_FENCE", plain(&start.fence))
+            .env("LEASEHOLD_FENCE_PADDED", &start.fence)
             .exec()
     };
     let error = run(&mut Command::new(program));

@@ -3,6 +3,7 @@
 mod crowd;
 mod exit_codes;
 mod input;
+mod limits;
 mod matrix;
 mod outages;
 mod output;

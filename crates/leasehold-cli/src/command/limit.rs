@@ -1,0 +1,162 @@
+//! `leasehold limit`, `pause`, `resume`, `drain`, `forget`: change what a semaphore allows while it is in use.
+
+use leasehold::{Client, Semaphore, SemaphoreStats};
+use serde_json::{Value, json};
+
+use super::show::find;
+use crate::args::{DrainArgs, ForgetArgs, LimitArgs, PauseArgs, ResumeArgs, StoreArgs};
+use crate::failure::{Failure, NOT_ACQUIRED, NOTHING_THERE};
+use crate::output::{self, ago, one_line};
+use crate::store::{self, Store};
+
+pub(crate) fn limit(arguments: &LimitArgs) -> Result<u8, Failure> {
+    with_semaphore(&arguments.store, &arguments.name, async |semaphore, stats| {
+        match arguments.capacity {
+            Some(capacity) if arguments.pin => semaphore.pin(capacity).await?,
+            Some(capacity) => semaphore.set_capacity(capacity).await?,
+            // Without a number it stays at what it is.
+            None if arguments.pin => semaphore.pin(stats.capacity().max(1)).await?,
+            None if arguments.unpin => semaphore.unpin().await?,
+            None => {}
+        }
+        let stats = semaphore.stats().await?;
+        if arguments.json {
+            return output::print_json(&as_json(&stats));
+        }
+        output::print(&format!("{}: {}\n", one_line(stats.name()), describe(&stats)))
+    })
+}
+
+pub(crate) fn pause(arguments: &PauseArgs) -> Result<u8, Failure> {
+    with_semaphore(&arguments.store, &arguments.name, async |semaphore, _| {
+        let pause = semaphore.pause().by(who());
+        let pause = match &arguments.reason {
+            Some(reason) => pause.reason(reason),
+            None => pause,
+        };
+        Ok(pause.await?)
+    })
+}
+
+pub(crate) fn resume(arguments: &ResumeArgs) -> Result<u8, Failure> {
+    with_semaphore(&arguments.store, &arguments.name, async |semaphore, _| {
+        Ok(semaphore.resume().await?)
+    })
+}
+
+pub(crate) fn drain(arguments: &DrainArgs) -> Result<u8, Failure> {
+    with_semaphore(&arguments.store, &arguments.name, async |semaphore, _| {
+        let drain = semaphore.drain().by(who());
+        let drain = match &arguments.reason {
+            Some(reason) => drain.reason(reason),
+            None => drain,
+        };
+        let drain = match arguments.wait {
+            Some(limit) => drain.within(limit),
+            None => drain,
+        };
+        let Err(error) = drain.await else { return Ok(()) };
+        if !matches!(error, leasehold::Error::TimedOut { .. }) {
+            return Err(error.into());
+        }
+        let limit = humantime::format_duration(arguments.wait.unwrap_or_default());
+        let (name, held) = (semaphore.name(), semaphore.stats().await?.held());
+        let problem = format!("{name:?} is not empty after {limit}: {held} held");
+        let advice = format!("it stays paused; see `leasehold show {name}`");
+        Err(Failure::new(NOT_ACQUIRED, format!("{problem}: {advice}")))
+    })
+}
+
+pub(crate) fn forget(arguments: &ForgetArgs) -> Result<u8, Failure> {
+    with_semaphore(&arguments.store, &arguments.name, async |semaphore, stats| {
+        let name = semaphore.name();
+        let (held, waiting) = (stats.held(), stats.waiting());
+        if held > 0 || waiting > 0 {
+            let problem = format!("{name:?} is in use: {held} held, {waiting} waiting");
+            let advice = format!("`leasehold drain {name}` first, and end those who wait");
+            return Err(Failure::new(NOT_ACQUIRED, format!("{problem}: {advice}")));
+        }
+        if !arguments.yes {
+            let meaning = "its capacity, a pin, a pause and its last fence are removed. The next fence comes from the \
+                           clock alone: a resource that compares fences accepts it only if that clock was not set back";
+            return Err(Failure::usage(format!("{name:?}: {meaning}. To do it, add --yes")));
+        }
+        Ok(semaphore.forget().await?)
+    })
+}
+
+/// A handle that declares nothing, and what is known of the semaphore. Fails if there is none of that name.
+fn with_semaphore(
+    store: &StoreArgs,
+    name: &str,
+    work: impl AsyncFnOnce(&Semaphore, &SemaphoreStats) -> Result<(), Failure>,
+) -> Result<u8, Failure> {
+    store::block_on(async {
+        let client = Store::new(store)?.look().await?;
+        let Some(stats) = find(&client, name).await? else {
+            return Err(missing(&client, name).await);
+        };
+        let semaphore = client.semaphore(name, 1).unless_declared().build()?;
+        work(&semaphore, &stats).await?;
+        let _ = client.close().await;
+        Ok(0)
+    })
+}
+
+async fn missing(client: &Client, name: &str) -> Failure {
+    let is_a_lock = matches!(client.locks().lookup_raw(name).await, Ok(Some(_)));
+    let why = if is_a_lock {
+        "is a lock, which has one holder and no limit: `leasehold release` ends it"
+    } else {
+        "is no semaphore that anybody has used: see `leasehold ls --all`"
+    };
+    Failure::new(NOTHING_THERE, format!("{name:?} {why}"))
+}
+
+/// Who pauses: the user and the host, as far as they are known.
+fn who() -> String {
+    let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
+    let user = user.ok().filter(|user| !user.is_empty()).unwrap_or_else(|| "somebody".to_owned());
+    let host = rustix::system::uname();
+    format!("{user}@{}", host.nodename().to_string_lossy())
+}
+
+/// What the limits are, for people.
+pub(super) fn describe(stats: &SemaphoreStats) -> String {
+    let capacity = stats.capacity();
+    let permits = if capacity == 1 { "1 permit".to_owned() } else { format!("{capacity} permits") };
+    let pinned = match stats.pinned() {
+        Some(_) if stats.declared() == capacity => ", pinned".to_owned(),
+        Some(_) => format!(", pinned; {} declared", stats.declared()),
+        None => String::new(),
+    };
+    let paused = paused(stats).map(|paused| format!("; {paused}")).unwrap_or_default();
+    format!("{permits}{pinned}{paused}")
+}
+
+/// Since when, by whom and why it is paused.
+pub(crate) fn paused(stats: &SemaphoreStats) -> Option<String> {
+    let paused = stats.paused()?;
+    let reason = paused.reason().map(|reason| format!(": {reason}")).unwrap_or_default();
+    Some(one_line(&format!("paused for {} by {}{reason}", ago(paused.lasts()), paused.by())))
+}
+
+pub(super) fn paused_json(stats: &SemaphoreStats) -> Option<Value> {
+    stats.paused().map(|paused| {
+        json!({
+            "for_seconds": output::seconds(Some(paused.lasts())),
+            "by": paused.by(),
+            "reason": paused.reason(),
+        })
+    })
+}
+
+fn as_json(stats: &SemaphoreStats) -> Value {
+    json!({
+        "name": stats.name(),
+        "capacity": stats.capacity(),
+        "declared": stats.declared(),
+        "pinned": stats.pinned(),
+        "paused": paused_json(stats),
+    })
+}
