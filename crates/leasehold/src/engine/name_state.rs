@@ -106,13 +106,15 @@ impl dyn NameState {
 pub(crate) struct Common {
     pub(crate) name: Name,
     pub(crate) core: Arc<Core>,
-    /// The newest declaration in this client, and [`UNHEARD`] until the store has heard it.
+    /// The newest declaration in this client, with [`UNHEARD`] until the store has heard it; or what this client assumes, with
+    /// [`ASSUMED`].
     declared: AtomicU64,
     capacity_changed: AtomicBool,
 }
 
-/// A bit that no capacity has.
+/// Bits that no capacity has.
 const UNHEARD: u64 = 1 << 32;
+const ASSUMED: u64 = 1 << 33;
 
 impl Common {
     pub(crate) fn new(name: Name, core: Arc<Core>) -> Self {
@@ -128,7 +130,7 @@ impl Common {
     #[inline]
     pub(crate) fn declared(&self) -> Declared {
         let declared = self.declared.load(Ordering::Relaxed);
-        #[allow(clippy::cast_possible_truncation)] // the rest is the bit
+        #[allow(clippy::cast_possible_truncation)] // the rest are the bits
         let capacity = declared as u32;
         Declared { capacity, is_new: declared & UNHEARD != 0 }
     }
@@ -153,7 +155,7 @@ impl Common {
     pub(crate) fn assume(&self, capacity: u32) {
         let _ = self.declared.compare_exchange(
             0,
-            u64::from(capacity),
+            u64::from(capacity) | ASSUMED,
             Ordering::Relaxed,
             Ordering::Relaxed,
         );
@@ -162,11 +164,13 @@ impl Common {
     /// The newest declaration wins; the same number again is no news. A change is logged once for each name, as a warning:
     /// more often than not two parts of a program disagree.
     pub(crate) fn declare(&self, capacity: u32) {
-        let before = self.capacity();
-        if before == capacity {
+        let known = self.declared.load(Ordering::Relaxed);
+        if known & !UNHEARD == u64::from(capacity) {
             return;
         }
         self.declared.store(u64::from(capacity) | UNHEARD, Ordering::Relaxed);
+        // What was assumed was nobody's declaration.
+        let before = if known & ASSUMED == 0 { known & !UNHEARD } else { 0 };
         if before != 0 && !self.capacity_changed.swap(true, Ordering::Relaxed) {
             let name = self.name.as_str();
             let now = capacity;

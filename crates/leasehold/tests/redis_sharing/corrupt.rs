@@ -149,9 +149,21 @@ async fn whatever_is_written_into_its_keys_a_name_recovers_and_no_other_is_hit()
             })
         })
         .collect();
-    let kinds = ["main", "ttl", "max", "waiting", "waiting_heartbeat", "fence", "info"];
-    let values =
-        ["", "0", "-1", "nan", "inf", "1e300", "9007199254740993", "text", "\u{202e}", "5 5 5"];
+    let kinds = ["main", "ttl", "max", "waiting", "waiting_heartbeat", "fence", "info", "limits"];
+    let values = [
+        "",
+        "0",
+        "-1",
+        "nan",
+        "inf",
+        "1e300",
+        "9007199254740993",
+        "text",
+        "\u{202e}",
+        "5 5 5",
+        "0 1.5 inf\nsomebody\nno reason",
+        "4 0 -\n\n",
+    ];
     let mut redis = both.server.connection();
     for _ in 0..400 {
         let key = key(kinds[random.usize(..kinds.len())]);

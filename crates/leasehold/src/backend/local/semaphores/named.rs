@@ -139,12 +139,17 @@ impl<'a> Named<'a> {
     /// Writes the counters back, or removes a name that was forgotten. Answers what came of the batch, and whom it found
     /// dead.
     pub(super) fn save(self) -> Result<(Applied, Vec<ClientId>)> {
-        if self.state == State::default() {
-            for table in ["evicted WHERE semaphore", "semaphores WHERE id"] {
-                let delete = format!("DELETE FROM {table} = ?1");
-                self.tx.prepare_cached(&delete)?.execute([self.row])?;
-            }
-        } else if self.state != self.stored {
+        // Where somebody is still to be told that it was evicted, the row stays, and says nothing.
+        let removed = self.state == State::default()
+            && self
+                .tx
+                .prepare_cached(
+                    "DELETE FROM semaphores WHERE id = ?1
+                     AND NOT EXISTS (SELECT 1 FROM evicted WHERE semaphore = ?1)",
+                )?
+                .execute([self.row])?
+                > 0;
+        if !removed && self.state != self.stored {
             let State { declared, pinned, paused, held, waiting, next_place, last_fence } =
                 self.state;
             let (waiting, last_fence) = (waiting.cast_signed(), last_fence.cast_signed());

@@ -381,6 +381,20 @@ fn an_id_that_another_releases_is_found_by_its_own() {
     assert_eq!(take_evicted(&yard.tx, client(0)).unwrap(), []);
 }
 
+/// Without leases it would never find out by itself.
+#[test]
+fn whoever_was_evicted_is_told_although_the_name_was_forgotten() {
+    let mut yard = Graveyard::new();
+    yard.enqueue("a", id(0, 0), true);
+    yard.apply("a", 1, &[Command::Release { id: id(0, 0), known: Known::Nothing }]);
+    let forget = Command::Steer { capacity: None, steer: Steer::Forget };
+    let done = Outcome::Steered(Steered::Done);
+    assert_eq!(yard.apply("a", 1, std::slice::from_ref(&forget)).outcomes, [done]);
+    assert_eq!(take_evicted(&yard.tx, client(0)).unwrap(), [("a".to_owned(), id(0, 0))]);
+    let unknown = Outcome::Steered(Steered::Unknown);
+    assert_eq!(yard.apply("a", 1, &[forget]).outcomes, [unknown]);
+}
+
 /// The steps that SQLite takes for one round: a newcomer queues, its client asks, somebody near the head asks, the holder
 /// releases, the next claims.
 fn steps_of_a_round(waiters: u64, clients: u64) -> u64 {

@@ -119,7 +119,8 @@ impl Named<'_> {
             Command::Steer { capacity, steer } => {
                 self.expire(call)?;
                 self.grant(call)?;
-                if let Some(capacity) = *capacity {
+                // What is to be forgotten is not declared by the way.
+                if let Some(capacity) = capacity.filter(|_| *steer != Steer::Forget) {
                     self.declare(Declared { capacity, is_new: false });
                 }
                 self.steer(steer, call).map(Outcome::Steered)

@@ -53,6 +53,10 @@ local function answer(tag, a, b, c)
   outcomes[n + 1], outcomes[n + 2], outcomes[n + 3], outcomes[n + 4] = tag, a or 0, b or 0, c or 0
 end
 
+local function is_capacity(number)
+  return number and number >= 1 and number <= 4294967295 and number % 1 == 0
+end
+
 -- Another program may let the capacity expire, or write what is none. Then it is what the sender declared last, and is
 -- written again: nothing that is done to this key stops the queue. Reading it ends its expiry, or a client that declares
 -- no capacity of its own would find none while others hold. Where a capacity is pinned, what another program writes is a
@@ -63,18 +67,20 @@ local function read_capacity()
   local text = call('GET', LIMITS)
   if text then
     local pinned, declared, paused, by, reason = string.match(text, '^(%S+) (%S+) (%S+)\n([^\n]*)\n(.*)$')
-    limits.pinned, limits.declared, limits.paused = tonumber(pinned), tonumber(declared), tonumber(paused)
-    limits.by, limits.reason = by, reason
+    pinned, declared = tonumber(pinned), tonumber(declared)
+    if is_capacity(pinned) then
+      limits.pinned, limits.declared = pinned, is_capacity(declared) and declared or pinned
+    end
+    limits.paused, limits.by, limits.reason = tonumber(paused), by, reason
   end
   capacity = tonumber(call('GETEX', MAX, 'PERSIST'))
-  local is_good = capacity and capacity >= 1 and capacity <= 4294967295 and capacity % 1 == 0
   if limits.pinned then
     if capacity ~= limits.pinned then
-      if is_good then limits.declared, limits.changed = capacity, true end
+      if is_capacity(capacity) then limits.declared, limits.changed = capacity, true end
       max = string.format('%d', limits.pinned)
     end
     capacity = limits.pinned
-  elseif not is_good then
+  elseif not is_capacity(capacity) then
     capacity = tonumber(DECLARED)
     if capacity > 0 then max = DECLARED end
   end
