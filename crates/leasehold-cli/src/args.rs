@@ -117,7 +117,7 @@ Examples:
   leasehold pause deploy --reason 'release freeze'
   leasehold resume deploy
 
-Whoever waits is shown since when, by whom and why. A pause does not end by itself.")]
+Commands that wait show since when, by whom and why. A pause does not end by itself.")]
     Pause(PauseArgs),
     /// Grant permits of a paused semaphore again, in the order of the queue.
     #[command(after_help = "\
@@ -375,7 +375,7 @@ pub(crate) struct LimitArgs {
 pub(crate) struct PauseArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
-    /// Why: it is shown to whoever waits
+    /// The reason, which commands that wait show
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: Option<String>,
     /// The semaphore's name
@@ -394,7 +394,7 @@ pub(crate) struct ResumeArgs {
 pub(crate) struct DrainArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
-    /// Why: it is shown to whoever waits
+    /// The reason, which commands that wait show
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: Option<String>,
     /// Wait no longer than this

@@ -94,7 +94,7 @@ fn held(place: &Location, client: ClientId) -> Option<bool> {
     let lifeline = openat(&place.directory, client.to_string(), flags, Mode::empty()).ok()?;
     let stat = fstat(&lifeline).ok()?;
     check_owner(&place.file, stat.st_uid, stat.st_mode, "600").ok()?;
-    // Shared: whoever else is just looking is not in the way.
+    // Shared, so that two clients can look at the same time.
     Some(flock(&lifeline, FlockOperation::NonBlockingLockShared).is_err())
 }
 

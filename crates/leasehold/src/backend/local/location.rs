@@ -62,8 +62,8 @@ pub(super) struct Found {
 }
 
 impl Location {
-    /// Makes what is missing. Answers in our turn: whoever else opens the store waits until `then` is done. If our turn comes
-    /// only after `until`, nothing is done.
+    /// Creates what is missing, and then calls `then` while it holds the store's lock: other clients that open the store wait
+    /// until `then` returns. Fails if it gets the lock only after `until`.
     pub(super) fn prepare<T>(
         path: &Path,
         until: Instant,

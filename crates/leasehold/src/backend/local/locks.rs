@@ -1,7 +1,7 @@
 //! The machine of the fenced lock in SQL: see [`crate::machine::lock`].
 //!
-//! A record ceases to exist at its TTL: one that is older is not seen by anybody, and removed by whoever acquires or releases
-//! next. The fence of a key stays in its row for ever.
+//! A record ends at its TTL: after that no client sees it, and the next acquire or release removes it. The fence of a key
+//! stays in its row for ever.
 
 use std::sync::Arc;
 
@@ -88,7 +88,7 @@ impl<'a> Locks<'a> {
             }
             LockCommand::Release { id, .. } => {
                 let verdict = self.release(*id)?;
-                // Whoever waits is woken by the store, the releasing client included.
+                // The store wakes every client that waits, the releasing one included.
                 let wake = match &verdict {
                     Verdict::Done(key) => self.came_free(key)?,
                     _ => Vec::new(),
