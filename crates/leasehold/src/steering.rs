@@ -45,7 +45,7 @@ impl Semaphore {
     /// [`pin`]: Self::pin
     pub async fn set_capacity(&self, capacity: u32) -> Result<(), Error> {
         self.steer(Steer::Declare(at_least_one(capacity)?)).await?;
-        self.inner.named.common().declared_elsewhere(capacity);
+        self.inner.named.common().declare_as_heard(capacity);
         Ok(())
     }
 

@@ -146,8 +146,8 @@ impl Common {
         }
     }
 
-    /// Somebody has declared this for all, and the store has heard it.
-    pub(crate) fn declared_elsewhere(&self, capacity: u32) {
+    /// This client has set the capacity in the store itself: its next acquire does not declare it again.
+    pub(crate) fn declare_as_heard(&self, capacity: u32) {
         self.declared.store(u64::from(capacity), Ordering::Relaxed);
     }
 
