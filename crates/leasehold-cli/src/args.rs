@@ -49,10 +49,14 @@ Examples:
   leasehold run -n 3 deploy -- ./deploy.sh
   leasehold run --store redis://redis.internal -n 5 --label invoices api -- ./import
   leasehold run --no-wait -n 1 backup -- ./backup.sh || echo 'one is running already'
+  leasehold run -n 4 gpu -- sh -c 'CUDA_VISIBLE_DEVICES=$((LEASEHOLD_SLOT - 1)) ./train'
+  leasehold run -n 5 --rate 100/1m --burst 10 api -- ./call    5 at a time, 100 a minute
+  leasehold run -n 64 --weight 16 memory -- ./build            16 of 64 gigabytes
 
-The child gets LEASEHOLD_NAME, LEASEHOLD_ID, LEASEHOLD_FENCE (a number) and LEASEHOLD_FENCE_PADDED
-(the same in 19 digits, which sort as text). What it leaves behind in its process group has --grace
-to end before it is stopped; the permit is given back after that.
+The child gets LEASEHOLD_NAME, LEASEHOLD_ID, LEASEHOLD_SLOT (the lowest number from 1 on that no other
+child of that name has), LEASEHOLD_FENCE (a number) and LEASEHOLD_FENCE_PADDED (the same in 19 digits,
+which sort as text). What it leaves behind in its process group has --grace to end before it is
+stopped; the permit is given back after that.
 
 Durations (D): 500ms, 30s, 5m, 1h30m.")]
     Run(RunArgs),
@@ -92,21 +96,25 @@ If a semaphore, a lock and a pool have the name, all of them are shown, each und
 --json prints one object: kind (semaphore, lock or pool), name, held, holders, and also: an array of
 the same objects for the other kinds of that name, in that order, most often empty. What is not
 known is null. Further fields:
-  semaphore  capacity, declared, pinned, paused (for_seconds, by, reason), waiting, waiters,
-             oldest_hold_seconds, oldest_wait_seconds; each holder and waiter: id, host, pid, label,
-             for_seconds, ends_in_seconds, fence
+  semaphore  capacity, declared, pinned, paused (for_seconds, by, reason), units, rate
+             (interval_seconds, burst, next_in_seconds), waiting, waits_for (what the first waits for:
+             room, rate, resume, capacity: it weighs more than that, or client: it cannot be reached),
+             waiters, oldest_hold_seconds, oldest_wait_seconds; each holder and waiter: id, slot,
+             units, host, pid, label, for_seconds, ends_in_seconds, fence
   lock       its holder: lock_id_hash, host, pid, label, for_seconds, ends_in_seconds, fence
   pool       each holder: instance_id, silent_for_seconds, ends_in_seconds
 
 Lock ids are not shown: who knows one can release the lock.")]
     Show(ShowArgs),
-    /// Show or change how many permits a semaphore has, while it is in use.
+    /// Show or change what a semaphore allows, while it is in use.
     #[command(after_help = "\
 Examples:
   leasehold limit deploy              what it is
   leasehold limit deploy 5            5, until somebody declares another number
   leasehold limit deploy 5 --pin      5, whatever `run -n` and programs declare
   leasehold limit deploy --unpin      what was declared last counts again
+  leasehold limit api --rate 100/1m   no more than 100 starts a minute
+  leasehold limit api --rate none     as many as there is room for
 
 If the limit grows, those who wait begin at once. If it shrinks, nobody is stopped, and the next
 begins when there is room.")]
@@ -269,9 +277,18 @@ impl WaitArgs {
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
-    /// How many may run at once. The latest -n given for a name counts for everybody, unless `limit --pin` says otherwise. Default: what the name has, else 1
+    /// How many may run at once. The latest -n given for a name counts for everybody, unless `limit --pin` says otherwise. Default: what the name has, else 1, or with --rate no limit
     #[arg(short = 'n', value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) capacity: Option<u32>,
+    /// How many units of -n this one takes, all or nothing. Nobody overtakes one that waits for more
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) weight: u32,
+    /// How many may start in a time, evenly spread, as in 100/1m. The latest counts for everybody. Default: what the name has
+    #[arg(long, value_name = "N/D", value_parser = rate)]
+    pub(crate) rate: Option<Rate>,
+    /// With --rate: how many may start at once after a quiet time [default: 1]
+    #[arg(long, value_name = "N", requires = "rate", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) burst: Option<u32>,
     /// The longest the child may run
     #[arg(long, value_name = "D", value_parser = positive)]
     pub(crate) ttl: Option<Duration>,
@@ -364,6 +381,12 @@ pub(crate) struct LimitArgs {
     /// Let the newest declaration count again
     #[arg(long, conflicts_with = "capacity")]
     pub(crate) unpin: bool,
+    /// How many may start in a time, evenly spread, as in 100/1m; or none
+    #[arg(long, value_name = "N/D", value_parser = rate_or_none)]
+    pub(crate) rate: Option<RateChange>,
+    /// With --rate: how many may start at once after a quiet time [default: 1]
+    #[arg(long, value_name = "N", requires = "rate", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) burst: Option<u32>,
     /// The semaphore's name
     pub(crate) name: String,
     /// How many permits it has from now on
@@ -555,6 +578,40 @@ fn duration(text: &str) -> Result<Duration, String> {
         .map_err(|_| "expected a number and a unit, as in 500ms, 30s or 5m".to_owned())
 }
 
+/// So many starts in a time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Rate {
+    pub(crate) starts: u64,
+    pub(crate) period: Duration,
+}
+
+/// What becomes of a rate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RateChange {
+    To(Rate),
+    Removed,
+}
+
+/// "100/1m"; also "100/m".
+fn rate(text: &str) -> Result<Rate, String> {
+    let bad = || "expected a number and a time, as in 100/1m or 5/s".to_owned();
+    let (starts, period) = text.split_once('/').ok_or_else(bad)?;
+    let starts = starts.trim().parse().map_err(|_| bad())?;
+    let period = period.trim();
+    let one = if period.starts_with(|c: char| c.is_ascii_digit()) { "" } else { "1" };
+    let period = humantime::parse_duration(&format!("{one}{period}")).map_err(|_| bad())?;
+    if starts == 0 || period.is_zero() {
+        return Err(
+            "it has to be more than nothing, as in 100/1m; to stop all, pause it".to_owned()
+        );
+    }
+    Ok(Rate { starts, period })
+}
+
+fn rate_or_none(text: &str) -> Result<RateChange, String> {
+    if text == "none" { Ok(RateChange::Removed) } else { rate(text).map(RateChange::To) }
+}
+
 fn positive(text: &str) -> Result<Duration, String> {
     let duration = duration(text)?;
     if duration.is_zero() {
@@ -570,6 +627,19 @@ mod tests {
     #[test]
     fn the_arguments_do_not_contradict_themselves() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn rates_have_a_number_and_a_time() {
+        let minute = Duration::from_secs(60);
+        assert_eq!(rate("100/1m"), Ok(Rate { starts: 100, period: minute }));
+        assert_eq!(rate("100/m"), rate("100/60s"));
+        assert_eq!(rate_or_none("none"), Ok(RateChange::Removed));
+        for bad in
+            ["", "100", "/", "100/", "/1m", "0/1m", "100/0s", "-1/s", "1.5/s", "100/minute or so"]
+        {
+            assert!(rate(bad).is_err(), "{bad:?}");
+        }
     }
 
     #[test]

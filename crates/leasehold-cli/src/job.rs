@@ -33,6 +33,10 @@ pub(crate) trait Held {
     fn lost(&self) -> Lost;
     fn id(&self) -> String;
     fn fence(&self) -> String;
+    /// Its slot number, if it has one.
+    fn slot(&self) -> Option<u32> {
+        None
+    }
     /// Gives it back.
     async fn release(self) -> Result<bool, leasehold::Error>;
 }
@@ -52,6 +56,10 @@ impl Held for Permit {
 
     fn fence(&self) -> String {
         self.fence().to_string()
+    }
+
+    fn slot(&self) -> Option<u32> {
+        self.slot_number()
     }
 
     async fn release(self) -> Result<bool, leasehold::Error> {

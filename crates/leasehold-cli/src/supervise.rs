@@ -110,6 +110,7 @@ pub(crate) async fn run(
         name: job.name.clone(),
         id: held.id(),
         fence: held.fence(),
+        slot: held.slot().map(|slot| slot.to_string()).unwrap_or_default(),
     };
     let Ok((pid, socket)) = spare.engage(&start, lifeline) else { return Err(killed_early()) };
     let socket = UnixStream::from_std(socket).map_err(failed)?;

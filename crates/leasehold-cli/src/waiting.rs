@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use leasehold::{AcquisitionId, Client, Error, Locks, Member, Outage, Semaphore};
+use leasehold::{AcquisitionId, Client, Error, Locks, Member, Outage, Semaphore, WaitsFor};
 use tokio::time::sleep;
 
 use crate::command::limit::paused;
@@ -142,6 +142,19 @@ impl Line {
             let place = format!("{} in the queue", ordinal(position + 1));
             if let Some(paused) = paused(&stats) {
                 return Some(format!("{place}; {paused}"));
+            }
+            match stats.waits_for() {
+                Some(WaitsFor::Rate) => {
+                    let next = stats.next_token().map(ago).unwrap_or_default();
+                    return Some(format!("{place}; the rate allows the next start in {next}"));
+                }
+                Some(WaitsFor::Capacity) => {
+                    let limit = stats.capacity();
+                    return Some(format!(
+                        "{place}; the first needs more than the limit of {limit}"
+                    ));
+                }
+                _ => {}
             }
             let ahead = match stats.holders() {
                 [] => String::new(),

@@ -9,13 +9,14 @@ async fn main() -> Result<(), Error> {
     let url = std::env::args().nth(1).unwrap_or_else(|| "redis://localhost:6379".into());
     let client = Client::redis(&url).await?;
     let lease = Duration::from_secs(10);
-    let deploys = client.semaphore("deploys", 2).lease(lease).build()?;
+    let deploys = client.semaphore("deploys", 2).lease(lease).numbered().build()?;
 
     for round in 1..=5 {
         let permit = deploys.acquire().await?;
-        let (slot, waited) = (permit.slot_number(), permit.waited().as_millis());
+        let (slot, waited) =
+            (permit.slot_number().unwrap_or_default(), permit.waited().as_millis());
         println!(
-            "round {round} runs as {slot} of 2, after {waited} ms, with fence {}",
+            "round {round} runs in slot {slot} of 2, after {waited} ms, with fence {}",
             permit.fence()
         );
         tokio::time::sleep(Duration::from_millis(500)).await;

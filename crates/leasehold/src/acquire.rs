@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::engine::name_state::Entered;
 use crate::engine::ticket::Ticket;
+use crate::machine::{Known, Share};
 use crate::name::positive;
 use crate::semaphore::Handle;
 use crate::{AcquisitionId, Error, Permit};
@@ -34,6 +35,7 @@ pub struct Acquire {
     /// Taken when it is done.
     semaphore: Option<Arc<Handle>>,
     wait: bool,
+    weight: u32,
     within: Option<Duration>,
     pending: Pending,
 }
@@ -42,7 +44,7 @@ impl Acquire {
     #[inline]
     pub(crate) fn new(semaphore: Arc<Handle>, wait: bool, within: Option<Duration>) -> Self {
         let id = semaphore.engine.core().next_id();
-        Self { id, semaphore: Some(semaphore), wait, within, pending: Pending(None) }
+        Self { id, semaphore: Some(semaphore), wait, weight: 1, within, pending: Pending(None) }
     }
 
     /// Waits no longer than this, whatever the semaphore says. A limit of zero is refused: that is what
@@ -50,6 +52,62 @@ impl Acquire {
     pub fn within(mut self, limit: Duration) -> Self {
         self.within = Some(limit);
         self
+    }
+
+    /// Takes so many units of the capacity instead of one, all or nothing, with one permit.
+    ///
+    /// Whoever comes later waits until this one has been granted, even if there would be room for less: nobody overtakes a
+    /// heavy waiter. A weight above the capacity is refused at once. If the limit shrinks below the weight while it waits, it
+    /// waits on, and [`SemaphoreStats::waits_for`](crate::SemaphoreStats::waits_for) says so.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// // In megabytes.
+    /// let memory = client.semaphore("memory", 16_000).build()?;
+    /// let large = memory.acquire().weight(12_000).await?;
+    /// assert!(memory.try_acquire().weight(6_000).await?.is_none());
+    /// assert!(memory.try_acquire().weight(4_000).await?.is_some());
+    /// # drop(large);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn weight(mut self, units: u32) -> Self {
+        self.weight = units;
+        self
+    }
+
+    /// Runs `work` under the permit: [`Semaphore::with`](crate::Semaphore::with), for one that has a limit or a weight of
+    /// its own.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// use std::time::Duration;
+    ///
+    /// # let client = leasehold::Client::memory();
+    /// let api = client.semaphore("api", 5).build()?;
+    /// let answer = api.acquire().within(Duration::from_secs(2)).weight(3).with(async |_| 42).await?;
+    /// assert_eq!(answer, 42);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Semaphore::with`](crate::Semaphore::with).
+    ///
+    /// # Cancel safety
+    /// As for [`Semaphore::with`](crate::Semaphore::with).
+    pub async fn with<T>(self, work: impl AsyncFnOnce(&Permit) -> T) -> Result<T, Error> {
+        let permit = self.await?;
+        let name = permit.name().to_owned();
+        let result = permit.lost().or(work(&permit)).await;
+        let result = result.map_err(|reason| permit.lost_error(reason));
+        if let Err(error) = permit.release().await {
+            tracing::warn!(name, %error, "release failed after the work was done");
+        }
+        result
     }
 
     /// The id that the permit will have. With it, [`Semaphore::position`](crate::Semaphore::position)
@@ -102,7 +160,12 @@ impl Acquire {
                 None => None,
             };
             let Handle { declaration, .. } = &**semaphore;
-            match declaration.named.enter(self.id, declaration, self.wait, within, cx.waker()) {
+            let share = Share { weight: self.weight, numbered: declaration.numbered };
+            if share.weight == 0 {
+                return Poll::Ready(Err(weightless()));
+            }
+            let (id, wait) = (self.id, self.wait);
+            match declaration.named.enter(id, declaration, share, wait, within, cx.waker()) {
                 Entered::Held(grant, ticket) => (grant, ticket),
                 Entered::Full => return Poll::Ready(full()),
                 Entered::Failed(error) => return Poll::Ready(Err(*error)),
@@ -134,6 +197,11 @@ fn done_already() -> Error {
 }
 
 #[cold]
+fn weightless() -> Error {
+    Error::invalid("weight", "0 units are no permit: at least 1")
+}
+
+#[cold]
 fn no_permit() -> Error {
     Error::internal("an acquire that waits was told that there is no permit")
 }
@@ -147,9 +215,18 @@ impl Future for Acquire {
     }
 }
 
-/// Like [`Acquire`], but no permit is an answer.
+/// A permit now or never: see [`Semaphore::try_acquire`](crate::Semaphore::try_acquire).
+#[must_use = "a try does nothing until it is awaited"]
 #[derive(Debug)]
-pub(crate) struct TryAcquire(pub(crate) Acquire);
+pub struct TryAcquire(pub(crate) Acquire);
+
+impl TryAcquire {
+    /// Takes so many units of the capacity: see [`Acquire::weight`].
+    pub fn weight(mut self, units: u32) -> Self {
+        self.0 = self.0.weight(units);
+        self
+    }
+}
 
 impl Future for TryAcquire {
     type Output = Result<Option<Permit>, Error>;
@@ -170,7 +247,7 @@ impl Drop for Pending {
             return;
         }
         if let Some(ticket) = &self.0 {
-            ticket.semaphore.named.end(ticket.id);
+            ticket.semaphore.named.end(ticket.id, Known::Unused);
         }
     }
 }

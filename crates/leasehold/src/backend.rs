@@ -106,6 +106,8 @@ pub(crate) struct Reply {
     pub(crate) effects: Effects,
     /// If anybody waits: the time until the next lease ends in the store. It is worth asking again then.
     pub(crate) next_expiry: Option<Span>,
+    /// If the first in the queue is the sender's own, and waits for a token and nothing else: the time until it comes.
+    pub(crate) next_token: Option<Span>,
     /// Whether another program has members here. It hands permits on without waking this client.
     pub(crate) foreign: bool,
 }
@@ -176,6 +178,8 @@ pub(crate) enum Event {
     /// This waiter was granted a permit: what it was granted, at this moment or later. If the store cannot tell how long
     /// ago that was, the waiter has to ask.
     Granted(Name, AcquisitionId, Option<(Held, Moment)>),
+    /// The first in the queue is this client's, and waits for a token: it comes after this time.
+    Token(Name, Span),
     /// Another client has released this id. Only where no renewal would find that out.
     #[cfg_attr(not(all(feature = "local", target_os = "linux")), allow(dead_code))]
     Evicted(Name, AcquisitionId),

@@ -28,7 +28,11 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 15] = [
     ("ownership", "if record.lockId ~= ARGV[first] then return 0 end", ""),
     // Whoever is silent is never removed.
     ("expiry", "local dead = due(MAIN, held)", "local dead"),
-    ("expiry", "local over, silent = due(TTL, limited),", "local over, silent = nil,"),
+    (
+        "expiry",
+        "local over, silent, unused = due(TTL, limited),",
+        "local over, silent, unused = nil,",
+    ),
     ("expiry", "math.ceil((last - NOW) / 1000) + 10000", "math.ceil((last - NOW) / 1000) + 600000"),
     ("expiry", "math.ceil(heartbeat / 1000) + 10000", "math.ceil(heartbeat / 1000) + 600000"),
     // Whoever has not said a word for a little while is removed, though it was told that it has longer.
@@ -42,12 +46,16 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 15] = [
         "call('ZRANGE', WAITING, passed_over, last)",
         "call('ZREVRANGE', WAITING, passed_over, last)",
     ),
-    ("limit", "elseif held < most then", "elseif held <= most then"),
+    (
+        "limit",
+        "elseif nobody_before and fits(weight) then",
+        "elseif nobody_before and fits(weight - 1) then",
+    ),
     ("limit", "and held + new <= capacity", "and held + new <= capacity + 1"),
     (
         "fence",
-        "local n = #infos\n  infos[n + 1]",
-        "fence = fence - fence % 1000000 last_fence = fence local n = #infos\n  infos[n + 1]",
+        "local n = #infos\n  unclaimed =",
+        "fence = fence - fence % 1000000 last_fence = fence local n = #infos\n  unclaimed =",
     ),
     ("fence", "fence = math.max(fence, NOW - 1)", "fence = NOW - NOW % 1000000"),
     (

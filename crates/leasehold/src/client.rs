@@ -144,6 +144,27 @@ impl Client {
         SemaphoreBuilder::new(self.engine.clone(), name, capacity)
     }
 
+    /// Declares a rate without a limit of how many hold a permit at once: `starts` in any `period`, evenly spread. It is a
+    /// semaphore, so that a limit can be [set](crate::Semaphore::set_capacity) later, and one that was declared elsewhere
+    /// counts.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// use std::time::Duration;
+    ///
+    /// # let client = leasehold::Client::memory();
+    /// let mails = client.rate("mails", 1000, Duration::from_secs(1)).build()?;
+    /// for _ in 0..3 {
+    ///     mails.acquire().await?; // a millisecond apart
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn rate(&self, name: &str, starts: u64, period: Duration) -> SemaphoreBuilder {
+        self.semaphore(name, u32::MAX).unless_declared().rate(starts, period)
+    }
+
     /// Declares a lock.
     pub fn lock(&self, key: &str) -> LockBuilder {
         self.locks().lock(key)

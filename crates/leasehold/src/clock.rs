@@ -66,6 +66,10 @@ impl Time {
         self.0.get()
     }
 
+    pub(crate) fn minus(self, span: Span) -> Self {
+        Self::from_micros(self.micros().saturating_sub(span.micros()))
+    }
+
     /// How long it is from `earlier` until now; nothing if the clock stepped back in between.
     pub(crate) fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(self.micros().saturating_sub(earlier.micros()))

@@ -53,7 +53,7 @@ mod semaphore;
 mod stats;
 mod steering;
 
-pub use acquire::Acquire;
+pub use acquire::{Acquire, TryAcquire};
 #[cfg(feature = "redis")]
 pub use backend::redis::LockLayout;
 #[cfg(all(feature = "local", target_os = "linux"))]
@@ -76,7 +76,7 @@ pub use pool::{
 };
 pub use retry::{Jitter, Retry};
 pub use semaphore::{Semaphore, SemaphoreBuilder};
-pub use stats::{Member, Paused, SemaphoreStats, Stats};
+pub use stats::{Member, Paused, RateLimit, SemaphoreStats, Stats, WaitsFor};
 pub use steering::{Drain, Pause};
 
 /// Runs the examples of the README.

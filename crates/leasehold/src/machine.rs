@@ -5,21 +5,23 @@
 //!
 //! # State
 //!
-//! One [`Machine`] is the state of one name: its [`Limits`]; the holders, each with a fence, `renew_by`, and perhaps
-//! `hold_until`; the queue, in order, each waiter with `alive_by`; and the last fence. `now` is always the store's clock,
-//! never a caller's.
+//! One [`Machine`] is the state of one name: its [`Limits`]; the holders, each with a fence, a weight, `renew_by`, and perhaps
+//! `hold_until` and a slot number; the queue, in order, each waiter with `alive_by` and a weight; and the last fence. `now` is
+//! always the store's clock, never a caller's.
 //!
 //! # Transitions
 //!
 //! Every command runs as *expire, grant, the command, grant*. So a release itself hands the permit to
-//! the next waiter, and nobody is told `Full` while a permit is free. Two commands skip what cannot matter to them: a
+//! the next waiter, and nobody is told `Full` while it could be granted a permit. Two commands skip what cannot matter to them: a
 //! release removes its id first, and the rest only if somebody waits; an enqueue that finds room and nobody waiting does
 //! not look for holders whose time is up, because they could only make more room.
 //!
 //! - *expire*: holders go at `renew_by` or `hold_until`, waiters at `alive_by`, whoever sends a command.
-//! - *grant*: while a permit is free and the name is not paused, the first waiter in the queue that can be reached becomes a
-//!   holder. Its fence is minted and its TTL begins. If its client sent this very command, the reply tells it, and it has
-//!   its whole lease. Any other client gets a wake-up that says the same, and has `confirm_within` to renew the permit.
+//! - *grant*: while the first waiter in the queue that can be reached *fits*, it becomes a holder. It fits if the name is not
+//!   paused, as many units are free as it weighs, and, where there is a [rate](Rate), a token is. Its fence is minted, its
+//!   TTL begins, and it takes the token. If its client sent this very command, the reply tells it, and it has its whole
+//!   lease. Any other client gets a wake-up that says the same, and has `confirm_within` to renew the permit. Whoever does
+//!   not fit ends the grant, so that nobody behind it overtakes it. Whether it could be reached is not known then.
 //! - *enqueue*, *renew*, *release*, *steer*: see [`Command`]. Cancel is a release by a waiter.
 //!
 //! A wake-up can sit in the socket buffer of a paused process for as long as it likes. So the client believes it only if
@@ -27,13 +29,16 @@
 //!
 //! # Invariants
 //!
-//! 1. **Limit.** A permit is granted only while fewer are held than the capacity, and never during a pause. After a shrink
-//!    nobody is granted until there is room. (`grant` and `enqueue` are the only ways in, and both count first.)
+//! 1. **Limit.** A permit is granted only if its weight and those of all holders are no more than the capacity, never during a
+//!    pause, and never without a token: in any time, no more often than the rate says. After a shrink nobody is granted until
+//!    there is room. No two holders have the same slot number. (`grant` and `enqueue` are the only ways in, and both ask
+//!    `fits`. A token goes back only if nobody has seen the permit: [`Meter::give_back`] says when.)
 //! 2. **Order.** Waiters that can be reached are granted in the order in which they were enqueued, also
-//!    within one microsecond and one batch. (Places in the queue are numbered, not timed; a newcomer is
-//!    granted at once only when `grant` has just left a permit free, so nobody reachable waits.)
-//! 3. **No lost wake-up.** After every command, either no reachable waiter is queued, or every permit is
-//!    held, or the name is paused. (Every command ends with `grant`.)
+//!    within one microsecond and one batch, and however much they weigh. (Places in the queue are numbered, not timed; a
+//!    newcomer is granted at once only when `grant` has just gone through the whole queue, so nobody reachable waits.)
+//! 3. **No lost wake-up.** After every command, either no reachable waiter is queued, or the first waiter that is not known to
+//!    be out of reach does not fit. (Every command ends with `grant`. Time alone makes it fit when a token comes:
+//!    `next_expiry` says when that is.)
 //! 4. **Fence.** The fences of one name strictly increase: max(last + 1, the store's microseconds), and
 //!    the last one outlives everything else, so they grow even over a store that lost its data.
 //! 5. **Idempotence.** Any command may be sent again with the same id after an unknown outcome: a
@@ -45,6 +50,7 @@
 //!    it is.)
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU32;
 
 use crate::clock::Time;
 use crate::{AcquisitionId, Fence};
@@ -55,19 +61,23 @@ pub(crate) mod lock;
 mod members;
 #[cfg(test)]
 mod model;
+mod numbers;
 pub(crate) mod pool;
 mod questions;
 mod queue;
+mod rate;
 #[cfg(test)]
 pub(crate) mod tests;
 
 pub(crate) use command::{
-    Circumstances, Command, Declared, Effects, Held, Known, Outcome, Role, Terms,
+    Circumstances, Command, Declared, Effects, Held, Known, Outcome, Role, Share, Terms,
 };
 pub(crate) use limits::{Limits, Steer, Steered};
 use members::Members;
+use numbers::Numbers;
 pub(crate) use questions::Row;
 use queue::Queue;
+pub(crate) use rate::{Meter, Rate};
 
 /// A holder or a waiter, with what its client keeps beside it.
 #[derive(Debug)]
@@ -83,18 +93,36 @@ struct Member<T> {
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
 enum Stage {
-    Waiting { place: u64, terms: Terms },
-    Holding { hold_until: Option<Time>, fence: Fence },
+    Waiting {
+        place: u64,
+        terms: Terms,
+        share: Share,
+    },
+    Holding {
+        hold_until: Option<Time>,
+        fence: Fence,
+        weight: u32,
+        slot_number: Option<NonZeroU32>,
+        /// It was granted with a wake-up, and its client has not claimed it yet.
+        unclaimed: bool,
+    },
 }
 
 impl Member<()> {
     /// A holder that the reply tells so.
     #[inline]
-    fn holding(terms: Terms, fence: Fence, now: Time) -> Self {
+    fn holding(
+        terms: Terms,
+        weight: u32,
+        slot_number: Option<NonZeroU32>,
+        fence: Fence,
+        now: Time,
+    ) -> Self {
+        let (hold_until, unclaimed) = (terms.ttl.map(|ttl| now + ttl), false);
         Self {
             since: now,
             alive_by: terms.lease.map(|lease| now + lease),
-            stage: Stage::Holding { hold_until: terms.ttl.map(|ttl| now + ttl), fence },
+            stage: Stage::Holding { hold_until, fence, weight, slot_number, unclaimed },
             kept: (),
         }
     }
@@ -114,10 +142,17 @@ impl<T> Member<T> {
         ends(self.alive_by, &self.stage)
     }
 
+    fn weight(&self) -> u32 {
+        match self.stage {
+            Stage::Waiting { share, .. } => share.weight,
+            Stage::Holding { weight, .. } => weight,
+        }
+    }
+
     /// What a holder is told; none for a waiter.
     #[inline]
-    fn held(&self, slot_number: u32, now: Time) -> Option<Held> {
-        let Stage::Holding { fence, .. } = self.stage else { return None };
+    fn held(&self, now: Time) -> Option<Held> {
+        let Stage::Holding { fence, slot_number, .. } = self.stage else { return None };
         Some(Held { slot_number, fence, valid_for: self.ends().map(|ends| ends - now) })
     }
 }
@@ -140,6 +175,9 @@ fn ends(alive_by: Option<Time>, stage: &Stage) -> Option<Time> {
 pub(crate) struct Machine<T = ()> {
     limits: Limits,
     holding: u32,
+    /// What they weigh together.
+    units: u32,
+    numbers: Numbers,
     last_fence: u64,
     members: Members<Member<T>>,
     queue: Queue,
@@ -154,6 +192,8 @@ impl<T: Clone> Machine<T> {
         Self {
             limits: Limits::default(),
             holding: 0,
+            units: 0,
+            numbers: Numbers::default(),
             last_fence,
             members: Members::default(),
             queue: Queue::default(),
@@ -167,10 +207,10 @@ impl<T: Clone> Machine<T> {
         T: Default,
     {
         match command {
-            Command::Enqueue { id, declared, wait, terms, label: _ } => {
-                self.enqueue(*id, *declared, *wait, *terms, |_| T::default(), call)
+            Command::Enqueue { id, declared, wait, terms, share, label: _ } => {
+                self.enqueue(*id, *declared, *wait, *terms, *share, |_| T::default(), call)
             }
-            Command::Release { id, .. } => Outcome::Removed(self.release(*id, call).0),
+            Command::Release { id, known } => Outcome::Removed(self.release(*id, *known, call).0),
             Command::Renew { id, terms } => {
                 self.around(call, |machine, now| machine.renew(*id, *terms, now))
             }
@@ -197,38 +237,45 @@ impl<T: Clone> Machine<T> {
 
     /// `keep` makes what is kept with the acquisition, knowing whether it holds or waits.
     #[inline]
+    #[allow(clippy::too_many_arguments)] // those of the command
     pub(crate) fn enqueue(
         &mut self,
         id: AcquisitionId,
         declared: Declared,
         wait: bool,
         terms: Terms,
+        share: Share,
         keep: impl FnOnce(Option<&Held>) -> T,
         call: &mut Circumstances<'_, T>,
     ) -> Outcome {
         // First of all: if that makes room, it belongs to those who were here before.
-        self.limits.declare(declared);
-        if self.queue.is_empty() && self.has_room() && self.members.get(&id).is_none() {
-            return Outcome::Held(self.hold(id, terms, call.now, keep));
+        self.limits.declare(declared, call.now, self.last_fence);
+        let is_new = self.members.get(&id).is_none();
+        if self.queue.is_empty() && is_new && self.fits(share.weight, call.now) {
+            return Outcome::Held(self.hold(id, terms, share, call.now, keep));
         }
-        self.around(call, |machine, now| {
-            if machine.members.get(&id).is_some() {
-                return machine.renew(id, terms, now);
-            }
-            if machine.has_room() {
-                return Outcome::Held(machine.hold(id, terms, now, keep));
-            }
-            if !wait {
-                return Outcome::Full;
-            }
-            let ahead = machine.queue.len();
-            machine.wait(id, terms, now, keep(None));
+        self.expire(call);
+        let nobody_before = self.grant(call);
+        let now = call.now;
+        let outcome = if self.members.get(&id).is_some() {
+            self.renew(id, terms, now)
+        } else if share.weight > self.limits.capacity() {
+            Outcome::TooHeavy { capacity: self.limits.capacity() }
+        } else if nobody_before && self.fits(share.weight, now) {
+            Outcome::Held(self.hold(id, terms, share, now, keep))
+        } else if wait {
+            let ahead = self.queue.len();
+            self.wait(id, terms, share, now, keep(None));
             Outcome::Waiting { ahead }
-        })
+        } else {
+            Outcome::Full
+        };
+        self.grant(call);
+        outcome
     }
 
-    /// An enqueue of an id that is not known yet and whose permit does not end by itself. `None` if it takes more than to
-    /// declare a capacity and to add a holder: then no more than the first was done.
+    /// An enqueue of an id that is not known yet and whose permit is an ordinary one that does not end by itself. `None` if it
+    /// takes more than to declare a capacity and to add a holder: then no more than the first was done.
     #[inline]
     pub(crate) fn hold_at_once(
         &mut self,
@@ -239,20 +286,24 @@ impl<T: Clone> Machine<T> {
     where
         T: Default,
     {
-        self.limits.declare(declared);
-        if !self.is_quiet() || !self.has_room() {
+        if declared.rate.is_some() {
             return None;
         }
-        Some(self.hold(id, Terms::default(), now(), |_| T::default()))
+        let now = now();
+        self.limits.declare(declared, now, self.last_fence);
+        if !self.is_quiet() || !self.has_units(1) {
+            return None;
+        }
+        Some(self.hold(id, Terms::default(), Share::ONE, now, |_| T::default()))
     }
 
     /// A release. `None` if it takes more than to remove `id`, or if that is not known: then nothing was done.
     #[inline]
     pub(crate) fn remove_at_once(&mut self, id: AcquisitionId) -> Option<(Role, T)> {
-        if self.is_quiet() { self.remove(id) } else { None }
+        if self.is_quiet() { self.remove(id, Known::Nothing) } else { None }
     }
 
-    /// Whether nothing is there to expire or to grant.
+    /// Whether nothing is there to expire or to grant, and no time to look at.
     #[inline]
     fn is_quiet(&self) -> bool {
         self.queue.is_empty() && !self.is_timed()
@@ -262,10 +313,11 @@ impl<T: Clone> Machine<T> {
     pub(crate) fn release(
         &mut self,
         id: AcquisitionId,
+        known: Known,
         call: &mut Circumstances<'_, T>,
     ) -> (Role, Option<T>) {
         // First of all: a waiter that leaves is not granted a permit on its way out.
-        let removed = self.remove(id);
+        let removed = self.remove(id, known);
         if !self.queue.is_empty() {
             self.expire(call);
             self.grant(call);
@@ -284,39 +336,49 @@ impl<T: Clone> Machine<T> {
     }
 
     fn expire_due(&mut self, call: &mut Circumstances<'_, T>) {
+        let mut unused = Vec::new();
         while let Some(id) = pop_due(&mut self.holder_ends, call.now) {
-            if let Some((_, kept)) = self.remove(id) {
+            if let Stage::Holding { fence, unclaimed: true, .. } = self.members[&id].stage {
+                unused.push(fence);
+            }
+            if let Some((_, kept)) = self.remove(id, Known::Nothing) {
                 call.effects.expired.push((id, kept));
             }
         }
+        if let Some(meter) = self.limits.meter_mut() {
+            meter.settle(call.now);
+            meter.give_all_back(unused, self.last_fence);
+        }
         while let Some(id) = pop_due(&mut self.waiter_ends, call.now) {
-            self.remove(id);
+            self.remove(id, Known::Nothing);
         }
     }
 
+    /// Whether nobody is left who comes before a newcomer: whoever still waits is out of reach.
     #[inline]
-    fn grant(&mut self, call: &mut Circumstances<'_, T>) {
-        if !self.queue.is_empty() && self.has_room() {
-            self.grant_in_order(call);
-        }
+    fn grant(&mut self, call: &mut Circumstances<'_, T>) -> bool {
+        self.queue.is_empty() || self.fits(1, call.now) && self.grant_in_order(call)
     }
 
-    fn grant_in_order(&mut self, call: &mut Circumstances<'_, T>) {
-        let mut out_of_reach = Vec::new();
+    fn grant_in_order(&mut self, call: &mut Circumstances<'_, T>) -> bool {
         let mut from_place = 0;
-        while self.has_room()
-            && let Some((place, id)) = self.queue.first_from(from_place)
-        {
+        while let Some((place, id)) = self.queue.first_from(from_place) {
             from_place = place + 1;
             let own = id.client() == call.from;
             // One unanswered call a client is enough, however many of its waiters come first.
-            if !own && out_of_reach.contains(&id.client()) {
+            if !own && call.effects.out_of_reach.contains(&id.client()) {
                 continue;
             }
+            if !self.fits(self.members[&id].weight(), call.now) {
+                return false;
+            }
             if !self.promote(place, id, own, call) {
-                out_of_reach.push(id.client());
+                call.effects.out_of_reach.push(id.client());
+            } else if !self.fits(1, call.now) {
+                return false;
             }
         }
+        true
     }
 
     /// The waiter becomes a holder: for its whole lease if the reply tells it, else for the time to claim its permit.
@@ -329,8 +391,9 @@ impl<T: Clone> Machine<T> {
         call: &mut Circumstances<'_, T>,
     ) -> bool {
         let Some(member) = self.members.get_mut(&id) else { return false };
-        let Stage::Waiting { terms, .. } = member.stage else { return false };
-        let (fence, slot_number) = (next_fence(self.last_fence, call.now), self.holding + 1);
+        let Stage::Waiting { terms, share, .. } = member.stage else { return false };
+        let fence = next_fence(self.last_fence, call.now);
+        let slot_number = share.numbered.then(|| self.numbers.lowest_free());
         let alive_for = if own {
             terms.lease
         } else {
@@ -341,51 +404,63 @@ impl<T: Clone> Machine<T> {
             }
             Some(claim)
         };
-        self.last_fence = fence.get();
-        self.holding += 1;
         let waited_until = member.ends();
         let hold_until = terms.ttl.map(|ttl| call.now + ttl);
-        member.stage = Stage::Holding { hold_until, fence };
+        let weight = share.weight;
+        member.stage = Stage::Holding { hold_until, fence, weight, slot_number, unclaimed: !own };
         member.alive_by = alive_for.map(|span| call.now + span);
         member.since = call.now;
         let ends = member.ends();
-        if own && let Some(held) = member.held(slot_number, call.now) {
+        if own && let Some(held) = member.held(call.now) {
             call.effects.granted.push((id, held, member.kept.clone()));
         }
+        self.count(weight, slot_number, fence, call.now);
         self.queue.leave(place);
         reschedule(&mut self.waiter_ends, id, waited_until, None);
         reschedule(&mut self.holder_ends, id, None, ends);
         true
     }
 
-    fn wait(&mut self, id: AcquisitionId, terms: Terms, now: Time, kept: T) {
+    fn wait(&mut self, id: AcquisitionId, terms: Terms, share: Share, now: Time, kept: T) {
         let place = self.queue.join(id);
         let alive_by = terms.patience().map(|patience| now + patience);
         reschedule(&mut self.waiter_ends, id, None, alive_by);
-        let stage = Stage::Waiting { place, terms };
+        let stage = Stage::Waiting { place, terms, share };
         self.members.insert(id, Member { since: now, alive_by, stage, kept });
     }
 
     fn renew(&mut self, id: AcquisitionId, terms: Terms, now: Time) -> Outcome {
         let Some(member) = self.members.get_mut(&id) else { return Outcome::Gone };
         let ended = member.ends();
-        if let Stage::Waiting { place, .. } = member.stage {
-            member.alive_by = terms.patience().map(|patience| now + patience);
-            reschedule(&mut self.waiter_ends, id, ended, member.alive_by);
-            return Outcome::Waiting { ahead: self.queue.before(place) };
+        match &mut member.stage {
+            Stage::Waiting { place, .. } => {
+                member.alive_by = terms.patience().map(|patience| now + patience);
+                reschedule(&mut self.waiter_ends, id, ended, member.alive_by);
+                return Outcome::Waiting { ahead: self.queue.before(*place) };
+            }
+            Stage::Holding { unclaimed, .. } => *unclaimed = false,
         }
         member.alive_by = terms.lease.map(|lease| now + lease);
         reschedule(&mut self.holder_ends, id, ended, member.ends());
-        member.held(self.holding, now).map_or(Outcome::Gone, Outcome::Held)
+        member.held(now).map_or(Outcome::Gone, Outcome::Held)
     }
 
     #[inline]
-    fn remove(&mut self, id: AcquisitionId) -> Option<(Role, T)> {
+    fn remove(&mut self, id: AcquisitionId, known: Known) -> Option<(Role, T)> {
         let Member { alive_by, stage, kept, .. } = self.members.remove(&id)?;
         let ended = ends(alive_by, &stage);
         let role = match stage {
-            Stage::Holding { .. } => {
+            Stage::Holding { fence, weight, slot_number, .. } => {
                 self.holding -= 1;
+                self.units -= weight;
+                if let Some(number) = slot_number {
+                    self.numbers.free(number);
+                }
+                if known == Known::Unused
+                    && let Some(meter) = self.limits.meter_mut()
+                {
+                    meter.give_back(fence, self.last_fence);
+                }
                 reschedule(&mut self.holder_ends, id, ended, None);
                 Role::Holder
             }
@@ -404,24 +479,44 @@ impl<T: Clone> Machine<T> {
         &mut self,
         id: AcquisitionId,
         terms: Terms,
+        Share { weight, numbered }: Share,
         now: Time,
         keep: impl FnOnce(Option<&Held>) -> T,
     ) -> Held {
-        self.holding += 1;
         let fence = next_fence(self.last_fence, now);
-        self.last_fence = fence.get();
-        let member = Member::holding(terms, fence, now);
+        let slot_number = numbered.then(|| self.numbers.lowest_free());
+        self.count(weight, slot_number, fence, now);
+        let member = Member::holding(terms, weight, slot_number, fence, now);
         let ends = member.ends();
-        let held =
-            Held { slot_number: self.holding, fence, valid_for: ends.map(|ends| ends - now) };
+        let held = Held { slot_number, fence, valid_for: ends.map(|ends| ends - now) };
         reschedule(&mut self.holder_ends, id, None, ends);
         self.members.insert(id, member.keeping(keep(Some(&held))));
         held
     }
 
+    /// One holder more.
     #[inline]
-    fn has_room(&self) -> bool {
-        self.holding < self.limits.ceiling()
+    fn count(&mut self, weight: u32, slot_number: Option<NonZeroU32>, fence: Fence, now: Time) {
+        self.holding += 1;
+        self.units += weight;
+        self.last_fence = fence.get();
+        if let Some(number) = slot_number {
+            self.numbers.take(number);
+        }
+        if let Some(meter) = self.limits.meter_mut() {
+            meter.take(now, fence);
+        }
+    }
+
+    /// Whether a permit of this weight can be granted.
+    #[inline]
+    fn fits(&self, weight: u32, now: Time) -> bool {
+        self.has_units(weight) && self.limits.meter().is_none_or(|meter| meter.is_free(now))
+    }
+
+    #[inline]
+    fn has_units(&self, weight: u32) -> bool {
+        weight <= self.limits.ceiling().saturating_sub(self.units)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::poll_fn;
+use std::num::NonZeroU32;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -12,6 +13,7 @@ use crate::engine::foreign::event;
 use crate::engine::lease::Lease;
 use crate::engine::name_state::ReleasedBy;
 use crate::engine::ticket::{Grant, Ticket};
+use crate::machine::Known;
 use crate::semaphore::Handle;
 use crate::{AcquisitionId, Error, Fence, LossReason};
 
@@ -27,7 +29,7 @@ use crate::{AcquisitionId, Error, Fence, LossReason};
 ///
 /// let api = Client::memory().semaphore("api", 5).build()?;
 /// let permit = api.acquire().await?;
-/// println!("{} holds slot {} of 5", permit.id(), permit.slot_number());
+/// println!("{} has fence {}", permit.id(), permit.fence());
 /// permit.check()?; // still ours?
 /// permit.release().await?;
 /// # Ok(())
@@ -67,10 +69,17 @@ impl Permit {
         self.id
     }
 
-    /// How many permits were held when this one was granted, itself included.
+    /// The lowest number from 1 to the capacity that no other live permit of this semaphore has. It stays the same until the
+    /// permit ends. `None` unless the semaphore is [`numbered`](crate::SemaphoreBuilder::numbered).
+    ///
+    /// After a shrink it may be more than the capacity.
     #[must_use]
-    pub fn slot_number(&self) -> u32 {
-        self.grant.slot_number
+    pub fn slot_number(&self) -> Option<u32> {
+        self.grant.slot_number.map(NonZeroU32::get)
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        self.semaphore.as_ref().map_or("", |semaphore| semaphore.named.name().as_str())
     }
 
     /// Larger than the fence of every permit of this name that was granted before.
@@ -154,7 +163,7 @@ impl Permit {
     pub async fn release(mut self) -> Result<bool, Error> {
         let Some(semaphore) = self.semaphore.take() else { return Ok(false) };
         if self.is_over() {
-            semaphore.named.end(self.id);
+            semaphore.named.end(self.id, Known::Nothing);
             return Ok(false);
         }
         report_release(&semaphore, self.id);
@@ -218,7 +227,7 @@ impl Drop for Permit {
             }
             // First: if nobody else has the ticket, the engine has nobody to notify.
             self.ticket = None;
-            semaphore.named.end(self.id);
+            semaphore.named.end(self.id, Known::Nothing);
         }
     }
 }

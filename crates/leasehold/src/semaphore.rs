@@ -9,7 +9,7 @@ use crate::acquire::{Acquire, TryAcquire};
 use crate::clock::Span;
 use crate::engine::Engine;
 use crate::engine::name_state::{NameState, ReleasedBy};
-use crate::machine::Terms;
+use crate::machine::{Rate, Terms};
 use crate::name::{Name, positive};
 use crate::stats::SemaphoreStats;
 use crate::{AcquisitionId, Error, Permit};
@@ -20,6 +20,11 @@ pub(crate) const LEASE: Duration = Duration::from_secs(30);
 const MIN_LEASE: Duration = Duration::from_millis(300);
 /// Where the store is not on this host: below this a permit may be over before its holder knows of it.
 const MIN_TTL: Duration = Duration::from_millis(100);
+
+/// The shortest time between two tokens of a rate: it is rounded up to a microsecond, which is then one percent at most.
+const MIN_INTERVAL: Span = Span::from_micros(100);
+/// The longest time in which all tokens of a rate come back: a hundred years.
+const MAX_PERIOD: Span = Span::from_micros(100 * 31_557_600 * 1_000_000);
 
 /// A fair counting semaphore with a name.
 ///
@@ -64,6 +69,8 @@ pub(crate) struct Declaration {
     pub(crate) declares: bool,
     /// What statistics show beside its permits.
     pub(crate) label: Option<Arc<str>>,
+    /// Whether its permits have slot numbers.
+    pub(crate) numbered: bool,
     max_acquire_time: Option<Duration>,
 }
 
@@ -107,22 +114,23 @@ impl Semaphore {
         Acquire::new(self.inner.clone(), true, self.inner.max_acquire_time)
     }
 
-    /// A permit if one is free and nobody waits for it; `None` otherwise.
+    /// A permit if one is free and nobody waits for it; `None` otherwise. [`TryAcquire::weight`] asks for more than one unit.
     ///
     /// # Errors
     /// [`Error::Closed`] when the client is closed, and what the store has to say.
     ///
     /// # Cancel safety
     /// Dropping the future gives back what it may have been granted.
-    pub async fn try_acquire(&self) -> Result<Option<Permit>, Error> {
-        TryAcquire(Acquire::new(self.inner.clone(), false, None)).await
+    pub fn try_acquire(&self) -> TryAcquire {
+        TryAcquire(Acquire::new(self.inner.clone(), false, None))
     }
 
     /// Runs `work` under a permit, and stops it when the permit is gone.
     ///
     /// The future of `work` is not polled again once the permit is lost or its TTL has ended: it is
     /// dropped, and the answer is [`Error::Lost`]. Otherwise the answer is what `work` answers. A
-    /// release that fails afterwards is logged, and does not replace that answer.
+    /// release that fails afterwards is logged, and does not replace that answer. For a limit or a weight of one call, see
+    /// [`Acquire::with`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -133,7 +141,7 @@ impl Semaphore {
     /// let client = Client::memory();
     /// let api = client.semaphore("api", 5).ttl(Duration::from_millis(20)).build()?;
     ///
-    /// assert_eq!(api.with(async |permit| permit.slot_number()).await?, 1);
+    /// assert_eq!(api.with(async |_| 42).await?, 42);
     ///
     /// let hung = api.with(async |_| std::future::pending::<()>().await).await;
     /// assert!(matches!(hung, Err(Error::Lost { .. })));
@@ -147,13 +155,7 @@ impl Semaphore {
     /// # Cancel safety
     /// Dropping the future drops `work`, then gives the permit back.
     pub async fn with<T>(&self, work: impl AsyncFnOnce(&Permit) -> T) -> Result<T, Error> {
-        let permit = self.acquire().await?;
-        let result = permit.lost().or(work(&permit)).await;
-        let result = result.map_err(|reason| permit.lost_error(reason));
-        if let Err(error) = permit.release().await {
-            tracing::warn!(name = self.name(), %error, "release failed after the work was done");
-        }
-        result
+        self.acquire().with(work).await
     }
 
     /// Releases a permit by its id, for example one that was [detached](Permit::detach). True if it
@@ -198,8 +200,8 @@ impl Semaphore {
     /// Only asks.
     pub async fn locked(&self) -> Result<bool, Error> {
         let stats = self.stats().await?;
-        let full = stats.held() >= stats.capacity() || stats.waiting() > 0;
-        Ok(full || stats.paused().is_some())
+        let full = stats.units() >= stats.capacity() || stats.waiting() > 0;
+        Ok(full || stats.paused().is_some() || stats.next_token().is_some())
     }
 
     /// How many waiters come before this one; `None` if it does not wait (any more). The id is that of
@@ -264,6 +266,9 @@ pub struct SemaphoreBuilder {
     max_acquire_time: Option<Duration>,
     lease: Option<Duration>,
     label: Option<String>,
+    numbered: bool,
+    rate: Option<(u64, Duration)>,
+    burst: Option<u32>,
 }
 
 impl SemaphoreBuilder {
@@ -277,6 +282,9 @@ impl SemaphoreBuilder {
             max_acquire_time: None,
             lease: None,
             label: None,
+            numbered: false,
+            rate: None,
+            burst: None,
         }
     }
 
@@ -319,6 +327,62 @@ impl SemaphoreBuilder {
         self
     }
 
+    /// Gives each permit a [slot number](Permit::slot_number) that no other live permit has: which of four GPUs is yours.
+    /// Permits of the same name that are not numbered take no number.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let gpus = client.semaphore("gpus", 4).numbered().build()?;
+    /// let (first, second) = (gpus.acquire().await?, gpus.acquire().await?);
+    /// assert_eq!((first.slot_number(), second.slot_number()), (Some(1), Some(2)));
+    /// drop(first);
+    /// assert_eq!(gpus.acquire().await?.slot_number(), Some(1));
+    /// # drop(second);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn numbered(mut self) -> Self {
+        self.numbered = true;
+        self
+    }
+
+    /// Grants no more than `starts` permits a period, evenly spread: a permit needs room *and* a token, and one token comes every
+    /// `period / starts`. Like the capacity, the rate is of the semaphore: the newest declaration counts for everybody. A
+    /// semaphore that is built without a rate says nothing of it, and is held to the one that there is.
+    ///
+    /// It counts starts, whatever they weigh. An acquire that gives up takes no token, and a permit that was granted and that
+    /// nobody has seen gives its token back.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// use std::time::Duration;
+    ///
+    /// # let client = leasehold::Client::memory();
+    /// // 5 at a time, and 100 a minute.
+    /// let api = client.semaphore("api", 5).rate(100, Duration::from_secs(60)).burst(10).build()?;
+    /// for _ in 0..10 {
+    ///     drop(api.acquire().await?);
+    /// }
+    /// assert!(api.try_acquire().await?.is_none(), "the next one starts after 600 ms");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn rate(mut self, starts: u64, period: Duration) -> Self {
+        self.rate = Some((starts, period));
+        self
+    }
+
+    /// How many may start at once after a quiet time, with a [`rate`](Self::rate): 1 by default. In any time there are no more
+    /// starts than the rate allows, and this many more. A token that comes while nobody is there to take it is kept up to
+    /// this number; with 1 a start that is late is not made up for.
+    pub fn burst(mut self, starts: u32) -> Self {
+        self.burst = Some(starts);
+        self
+    }
+
     /// The semaphore.
     ///
     /// The first acquire declares the capacity in the store, where the newest declaration wins. A capacity that this client
@@ -327,7 +391,8 @@ impl SemaphoreBuilder {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the name is empty, longer than 512 bytes or contains control
-    /// characters, if the capacity or a duration is zero, if the lease or the TTL is too short to be kept;
+    /// characters, if the capacity, a duration, the rate or the burst is zero, if the rate is above 10,000 a second, if there
+    /// is a burst without a rate, if the lease or the TTL is too short to be kept;
     /// [`Error::Closed`] when the client is closed.
     pub fn build(self) -> Result<Semaphore, Error> {
         let name = Name::new("name", &self.name)?;
@@ -353,8 +418,21 @@ impl SemaphoreBuilder {
         let lease = needs_renewals.then(|| ttl.map_or(lease, |ttl| ttl.min(lease)));
         // A label is stored beside each permit and shown to people: it is held to what a name is.
         let label = self.label.map(|label| Name::new("label", &label)).transpose()?;
+        let rate = match (self.rate, self.burst) {
+            (Some((starts, period)), burst) => Some(rate_of(starts, period, burst.unwrap_or(1))?),
+            (None, Some(_)) => {
+                return Err(Error::invalid(
+                    "burst",
+                    "there is no rate that it belongs to: give one",
+                ));
+            }
+            (None, None) => None,
+        };
         let core = self.engine.core();
         let named = core.named(&name)?;
+        if let Some(rate) = rate {
+            named.common().declare_rate(rate);
+        }
         if self.declares {
             named.common().declare(self.capacity);
         } else {
@@ -363,11 +441,37 @@ impl SemaphoreBuilder {
         let terms = Terms { lease, ttl };
         let label = label.map(Name::into_text);
         let max_acquire_time = self.max_acquire_time;
-        let declares = self.declares;
-        let declaration = Arc::new(Declaration { named, terms, declares, label, max_acquire_time });
+        let (declares, numbered) = (self.declares, self.numbered);
+        let declaration = Declaration { named, terms, declares, label, numbered, max_acquire_time };
+        let declaration = Arc::new(declaration);
         let inner = Handle { declaration, engine: self.engine };
         Ok(Semaphore { inner: Arc::new(inner) })
     }
+}
+
+/// So many starts a period, and so many at once.
+pub(crate) fn rate_of(starts: u64, period: Duration, burst: u32) -> Result<Rate, Error> {
+    let span = positive("rate", period)?;
+    if starts == 0 {
+        let problem = "0 starts are no rate: at least 1, or pause the semaphore";
+        return Err(Error::invalid("rate", problem));
+    }
+    if burst == 0 {
+        return Err(Error::invalid("burst", "0 at once are none at all: at least 1"));
+    }
+    // Rounded up: never more often than was asked for.
+    let interval = span.micros().div_ceil(starts);
+    if interval < MIN_INTERVAL.micros() {
+        let problem = format!("{starts} in {period:?} is more than a store can count");
+        return Err(Error::invalid("rate", problem + ": at most 10000 per second"));
+    }
+    if interval.saturating_mul(u64::from(burst)) > MAX_PERIOD.micros() {
+        let problem = format!(
+            "a burst of {burst}, at {starts} in {period:?}, takes more than 100 years to come back"
+        );
+        return Err(Error::invalid("burst", problem + ": choose less"));
+    }
+    Ok(Rate { interval: Span::from_micros(interval), burst })
 }
 
 impl fmt::Debug for SemaphoreBuilder {
@@ -379,6 +483,9 @@ impl fmt::Debug for SemaphoreBuilder {
             .field("max_acquire_time", &self.max_acquire_time)
             .field("lease", &self.lease)
             .field("label", &self.label)
+            .field("numbered", &self.numbered)
+            .field("rate", &self.rate)
+            .field("burst", &self.burst)
             .finish_non_exhaustive()
     }
 }

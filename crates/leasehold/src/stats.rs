@@ -1,11 +1,12 @@
 //! What is held, and who waits.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::Time;
+use crate::clock::{Span, Time};
 use crate::engine::Engine;
-use crate::machine::{self, Machine, Row};
+use crate::machine::{self, Machine, Rate, Row};
 use crate::name::Name;
 use crate::{Error, Fence};
 
@@ -18,6 +19,8 @@ const LIMIT: usize = 100;
 pub struct SemaphoreStats {
     pub(crate) name: String,
     pub(crate) limits: Limits,
+    pub(crate) units: u32,
+    pub(crate) waits_for: Option<WaitsFor>,
     pub(crate) holders: Vec<Member>,
     pub(crate) waiters: Vec<Member>,
     pub(crate) waiting: usize,
@@ -55,10 +58,35 @@ impl SemaphoreStats {
         self.limits.paused.as_ref()
     }
 
-    /// How many permits are held. After a shrink it may be more than the capacity.
+    /// How many permits are held, whatever they weigh.
     #[must_use]
     pub fn held(&self) -> u32 {
         u32::try_from(self.holders.len()).unwrap_or(u32::MAX)
+    }
+
+    /// How much of the capacity is held: the sum of the [weights](crate::Acquire::weight). After a shrink it may be more than the
+    /// capacity.
+    #[must_use]
+    pub fn units(&self) -> u32 {
+        self.units
+    }
+
+    /// How often permits are granted at most; `None` if there is no rate.
+    #[must_use]
+    pub fn rate(&self) -> Option<RateLimit> {
+        self.limits.rate
+    }
+
+    /// When the next permit can be granted, if a [rate](Self::rate) does not allow it now.
+    #[must_use]
+    pub fn next_token(&self) -> Option<Duration> {
+        self.limits.next_token
+    }
+
+    /// What the first in the queue waits for; `None` if nobody waits.
+    #[must_use]
+    pub fn waits_for(&self) -> Option<WaitsFor> {
+        self.waits_for
     }
 
     /// Who holds, the longest first.
@@ -94,7 +122,7 @@ impl SemaphoreStats {
     /// How much of the capacity is held, in percent.
     #[must_use]
     pub fn percent(&self) -> f64 {
-        100.0 * f64::from(self.held()) / f64::from(self.capacity().max(1))
+        100.0 * f64::from(self.units) / f64::from(self.capacity().max(1))
     }
 
     fn is_used(&self) -> bool {
@@ -104,7 +132,8 @@ impl SemaphoreStats {
     /// A name that nobody has used yet.
     pub(crate) fn unused(name: String) -> Self {
         let (holders, waiters, oldest_wait) = (Vec::new(), Vec::new(), None);
-        Self { name, limits: Limits::default(), holders, waiters, waiting: 0, oldest_wait }
+        let (limits, units, waits_for) = (Limits::default(), 0, None);
+        Self { name, limits, units, waits_for, holders, waiters, waiting: 0, oldest_wait }
     }
 
     pub(crate) fn of<T: Clone>(
@@ -122,14 +151,20 @@ impl SemaphoreStats {
             age: Some(now.since(row.since)),
             ends_in: row.ends.map(|ends| ends.since(now)),
             fence: row.fence,
+            weight: row.weight,
+            slot_number: row.slot_number.map(NonZeroU32::get),
         };
+        let limits = Limits::of(machine.limits(), now);
+        let (units, head) = (machine.units(), machine.waiters().next());
         Self {
             name: name.to_string(),
-            limits: Limits::of(machine.limits(), now),
+            waits_for: head.as_ref().map(|head| limits.waits_for(units, head.weight)),
+            limits,
+            units,
             holders: machine.holders().iter().map(member).collect(),
             waiters: machine.waiters().filter(|_| waiters).map(|row| member(&row)).collect(),
             waiting: machine.waiting(),
-            oldest_wait: machine.waiters().next().map(|head| now.since(head.since)),
+            oldest_wait: head.map(|head| now.since(head.since)),
         }
     }
 }
@@ -140,16 +175,91 @@ pub(crate) struct Limits {
     pub(crate) declared: u32,
     pub(crate) pinned: Option<u32>,
     pub(crate) paused: Option<Paused>,
+    pub(crate) rate: Option<RateLimit>,
+    pub(crate) next_token: Option<Duration>,
 }
 
 impl Limits {
+    /// What a waiter of this weight waits for, if it is the first, and so many units are held.
+    pub(crate) fn waits_for(&self, units: u32, weight: u32) -> WaitsFor {
+        let capacity = self.pinned.unwrap_or(self.declared);
+        if self.paused.is_some() {
+            WaitsFor::Resume
+        } else if weight > capacity {
+            WaitsFor::Capacity
+        } else if weight > capacity.saturating_sub(units) {
+            WaitsFor::Room
+        } else if self.next_token.is_some() {
+            WaitsFor::Rate
+        } else {
+            WaitsFor::Client
+        }
+    }
+
     fn of(limits: &machine::Limits, now: Time) -> Self {
         let paused = limits.paused().map(|paused| Paused {
             since: now.since(paused.since),
             by: paused.by.to_string(),
             reason: paused.reason.as_deref().map(str::to_owned),
         });
-        Self { declared: limits.declared(), pinned: limits.pinned(), paused }
+        let meter = limits.meter();
+        let rate = meter.map(|meter| RateLimit::new(meter.rate));
+        let next_token = meter.and_then(|meter| meter.next_in(now)).map(Span::duration);
+        Self { declared: limits.declared(), pinned: limits.pinned(), paused, rate, next_token }
+    }
+}
+
+/// How often permits are granted: see [`SemaphoreBuilder::rate`](crate::SemaphoreBuilder::rate).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct RateLimit {
+    interval: Duration,
+    burst: u32,
+}
+
+impl RateLimit {
+    pub(crate) fn new(rate: Rate) -> Self {
+        Self { interval: rate.interval.duration(), burst: rate.burst }
+    }
+
+    /// One permit is granted in this time.
+    #[must_use]
+    pub fn interval(&self) -> Duration {
+        self.interval
+    }
+
+    /// How many may be granted at once after a quiet time.
+    #[must_use]
+    pub fn burst(&self) -> u32 {
+        self.burst
+    }
+}
+
+/// What the first in a queue waits for: see [`SemaphoreStats::waits_for`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum WaitsFor {
+    /// Too many units are held.
+    Room,
+    /// The [rate](SemaphoreStats::rate) allows the next grant after [`next_token`](SemaphoreStats::next_token).
+    Rate,
+    /// The semaphore is [paused](SemaphoreStats::paused).
+    Resume,
+    /// It weighs more than the capacity, which has shrunk since it came: it can be granted only if the capacity grows.
+    Capacity,
+    /// It could be granted, but its client cannot be reached. Others are granted before it.
+    Client,
+}
+
+impl std::fmt::Display for WaitsFor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Room => "room",
+            Self::Rate => "the rate",
+            Self::Resume => "the end of the pause",
+            Self::Capacity => "a larger limit",
+            Self::Client => "its client, which cannot be reached",
+        })
     }
 }
 
@@ -193,6 +303,8 @@ pub struct Member {
     pub(crate) age: Option<Duration>,
     pub(crate) ends_in: Option<Duration>,
     pub(crate) fence: Option<Fence>,
+    pub(crate) weight: u32,
+    pub(crate) slot_number: Option<u32>,
 }
 
 impl Member {
@@ -236,6 +348,18 @@ impl Member {
     #[must_use]
     pub fn fence(&self) -> Option<Fence> {
         self.fence
+    }
+
+    /// How many units it takes. Permits of other programs on Redis take one.
+    #[must_use]
+    pub fn weight(&self) -> u32 {
+        self.weight
+    }
+
+    /// The slot number of its permit, if it asked for one.
+    #[must_use]
+    pub fn slot_number(&self) -> Option<u32> {
+        self.slot_number
     }
 }
 

@@ -8,6 +8,7 @@ use crate::clock::{Moment, Span};
 use crate::engine::timers::Alarm;
 use crate::machine::{Steer, Steered};
 use crate::name::{Name, positive};
+use crate::semaphore::rate_of;
 use crate::{Error, Semaphore, process};
 
 /// How often a drain asks whether somebody still holds a permit.
@@ -72,6 +73,29 @@ impl Semaphore {
     /// If the future is dropped, the change may or may not be made.
     pub async fn unpin(&self) -> Result<(), Error> {
         self.steer(Steer::Unpin).await
+    }
+
+    /// Sets the [rate](crate::SemaphoreBuilder::rate), for everybody. The next declaration of another rate replaces it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a rate that could not be declared; [`Error::Unavailable`] if the store does not answer:
+    /// then the change may have been made.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the change may or may not be made.
+    pub async fn set_rate(&self, starts: u64, period: Duration, burst: u32) -> Result<(), Error> {
+        self.steer(Steer::Rate(Some(rate_of(starts, period, burst)?))).await
+    }
+
+    /// Removes the rate, for everybody, until somebody declares another one.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if the store does not answer: then the change may have been made.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the change may or may not be made.
+    pub async fn clear_rate(&self) -> Result<(), Error> {
+        self.steer(Steer::Rate(None)).await
     }
 
     /// Grants no more permits, until [`resume`](Self::resume). Holders keep theirs, and waiters keep their places. A try

@@ -39,8 +39,10 @@ pub mod locks;
 pub mod permits;
 pub mod pools;
 pub mod queue;
+pub mod rates;
 pub mod statistics;
 pub mod steering;
+pub mod weights;
 pub mod with;
 
 /// Where the semaphores and locks of a case are kept.
@@ -68,7 +70,6 @@ macro_rules! conformance {
                 a_guard_is_told_when_its_id_is_released_by_hand,
                 a_guard_is_told_when_another_client_releases_its_id,
                 a_guard_whose_permit_is_gone_takes_nobody_elses,
-                slot_numbers_count_who_holds,
                 fences_grow_from_permit_to_permit,
                 fences_grow_under_contention,
                 a_semaphore_is_locked_when_an_acquire_would_wait;
@@ -126,6 +127,24 @@ macro_rules! conformance {
                 what_is_forgotten_begins_anew,
                 what_nobody_has_declared_cannot_be_steered,
                 limits_that_cannot_be_are_refused;
+            weights:
+                a_permit_takes_as_many_units_as_it_weighs,
+                units_may_be_many,
+                nobody_overtakes_a_heavy_waiter,
+                who_gives_up_lets_the_light_ones_in,
+                what_weighs_more_than_there_is_is_refused_at_once,
+                a_limit_that_shrinks_below_a_weight_lets_it_wait,
+                weights_and_limits_compose,
+                slot_numbers_are_the_lowest_that_are_free,
+                who_asks_for_no_number_has_none_and_takes_none;
+            rates:
+                a_start_needs_room_and_a_token,
+                starts_are_as_far_apart_as_the_rate_says,
+                order_holds_at_a_rate,
+                who_gives_up_takes_no_token,
+                a_rate_alone_limits_nothing_else,
+                another_rate_counts_at_once,
+                rates_that_cannot_be_are_refused;
             input:
                 names_may_be_written_in_any_script,
                 names_are_used_as_they_are,
@@ -338,8 +357,10 @@ mod tests {
             include_str!("conformance/permits.rs"),
             include_str!("conformance/pools.rs"),
             include_str!("conformance/queue.rs"),
+            include_str!("conformance/rates.rs"),
             include_str!("conformance/statistics.rs"),
             include_str!("conformance/steering.rs"),
+            include_str!("conformance/weights.rs"),
             include_str!("conformance/with.rs"),
         ];
         for line in modules.iter().flat_map(|module| module.lines()) {

@@ -1,10 +1,12 @@
 //! `leasehold limit`, `pause`, `resume`, `drain`, `forget`: change what a semaphore allows while it is in use.
 
-use leasehold::{Client, Semaphore, SemaphoreStats};
+use leasehold::{Client, Semaphore, SemaphoreStats, WaitsFor};
 use serde_json::{Value, json};
 
 use super::show::find;
-use crate::args::{DrainArgs, ForgetArgs, LimitArgs, PauseArgs, ResumeArgs, StoreArgs};
+use crate::args::{
+    DrainArgs, ForgetArgs, LimitArgs, PauseArgs, Rate, RateChange, ResumeArgs, StoreArgs,
+};
 use crate::failure::{Failure, NOT_ACQUIRED, NOTHING_THERE};
 use crate::output::{self, ago, one_line};
 use crate::store::{self, Store};
@@ -17,6 +19,13 @@ pub(crate) fn limit(arguments: &LimitArgs) -> Result<u8, Failure> {
             // Without a number it stays at what it is.
             None if arguments.pin => semaphore.pin(stats.capacity().max(1)).await?,
             None if arguments.unpin => semaphore.unpin().await?,
+            None => {}
+        }
+        match arguments.rate {
+            Some(RateChange::To(Rate { starts, period })) => {
+                semaphore.set_rate(starts, period, arguments.burst.unwrap_or(1)).await?;
+            }
+            Some(RateChange::Removed) => semaphore.clear_rate().await?,
             None => {}
         }
         let stats = semaphore.stats().await?;
@@ -124,14 +133,51 @@ fn who() -> String {
 /// What the limits are, for people.
 pub(super) fn describe(stats: &SemaphoreStats) -> String {
     let capacity = stats.capacity();
-    let permits = if capacity == 1 { "1 permit".to_owned() } else { format!("{capacity} permits") };
+    let permits = match capacity {
+        1 => "1 permit".to_owned(),
+        u32::MAX => "any number of permits".to_owned(),
+        capacity => format!("{capacity} permits"),
+    };
+    let rate = rate(stats).map(|rate| format!(", {rate}")).unwrap_or_default();
     let pinned = match stats.pinned() {
         Some(_) if stats.declared() == capacity => ", pinned".to_owned(),
         Some(_) => format!(", pinned; {} declared", stats.declared()),
         None => String::new(),
     };
     let paused = paused(stats).map(|paused| format!("; {paused}")).unwrap_or_default();
-    format!("{permits}{pinned}{paused}")
+    format!("{permits}{pinned}{rate}{paused}")
+}
+
+/// How often one may start.
+pub(super) fn rate(stats: &SemaphoreStats) -> Option<String> {
+    let rate = stats.rate()?;
+    let burst = match rate.burst() {
+        1 => String::new(),
+        burst => format!(", up to {burst} at once"),
+    };
+    Some(format!("one start in {}{burst}", humantime::format_duration(rate.interval())))
+}
+
+pub(super) fn rate_json(stats: &SemaphoreStats) -> Option<Value> {
+    stats.rate().map(|rate| {
+        json!({
+            "interval_seconds": output::seconds(Some(rate.interval())),
+            "burst": rate.burst(),
+            "next_in_seconds": output::seconds(stats.next_token()),
+        })
+    })
+}
+
+/// What the first in the queue waits for, in a word for scripts.
+pub(super) fn waits_for(stats: &SemaphoreStats) -> Option<&'static str> {
+    Some(match stats.waits_for()? {
+        WaitsFor::Room => "room",
+        WaitsFor::Rate => "rate",
+        WaitsFor::Resume => "resume",
+        WaitsFor::Capacity => "capacity",
+        WaitsFor::Client => "client",
+        _ => "unknown",
+    })
 }
 
 /// Since when, by whom and why it is paused.
@@ -158,5 +204,6 @@ fn as_json(stats: &SemaphoreStats) -> Value {
         "declared": stats.declared(),
         "pinned": stats.pinned(),
         "paused": paused_json(stats),
+        "rate": rate_json(stats),
     })
 }

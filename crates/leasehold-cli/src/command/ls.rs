@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use leasehold::{Client, PoolStats, RawLockInfo, SemaphoreStats};
 use serde_json::{Value, json};
 
-use super::limit::paused_json;
+use super::limit::{paused_json, rate, rate_json, waits_for};
 use super::show::pool_member_json;
 use crate::args::LsArgs;
 use crate::failure::Failure;
@@ -116,21 +116,29 @@ async fn pools(client: &Client) -> Result<Section, Failure> {
 fn row(one: &SemaphoreStats) -> [String; 7] {
     [
         one.name().to_owned(),
-        one.held().to_string(),
+        held(one),
         capacity(one),
-        format!("{:.0}%", one.percent()),
+        or_dash((one.capacity() < u32::MAX).then(|| format!("{:.0}%", one.percent()))),
         one.waiting().to_string(),
         or_dash(one.oldest_hold().map(ago)),
         or_dash(one.oldest_wait().map(ago)),
     ]
 }
 
-/// With what an operator has set.
+/// How many permits, and how many units if those are more.
+fn held(one: &SemaphoreStats) -> String {
+    let (held, units) = (one.held(), one.units());
+    if held == units { held.to_string() } else { format!("{held} ({units} units)") }
+}
+
+/// With what an operator has set, and the rate.
 fn capacity(one: &SemaphoreStats) -> String {
-    let capacity = or_dash((one.capacity() > 0).then(|| one.capacity().to_string()));
+    let limited = (1..u32::MAX).contains(&one.capacity());
+    let capacity = or_dash(limited.then(|| one.capacity().to_string()));
     let pinned = if one.pinned().is_some() { " pinned" } else { "" };
     let paused = if one.paused().is_some() { " paused" } else { "" };
-    format!("{capacity}{pinned}{paused}")
+    let rate = rate(one).map(|rate| format!(", {rate}")).unwrap_or_default();
+    format!("{capacity}{pinned}{paused}{rate}")
 }
 
 /// The numbers of one semaphore; `show` adds who they are.
@@ -141,8 +149,11 @@ pub(super) fn semaphore_json(one: &SemaphoreStats) -> Value {
         "declared": one.declared(),
         "pinned": one.pinned(),
         "paused": paused_json(one),
+        "rate": rate_json(one),
         "held": one.held(),
+        "units": one.units(),
         "waiting": one.waiting(),
+        "waits_for": waits_for(one),
         "oldest_hold_seconds": seconds(one.oldest_hold()),
         "oldest_wait_seconds": seconds(one.oldest_wait()),
     })

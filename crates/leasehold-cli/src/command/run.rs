@@ -5,7 +5,8 @@ use std::time::Duration;
 use leasehold::{Client, Error, Permit, Semaphore, SemaphoreStats};
 
 use super::holding::{Begun, Limit, begin, farewell, signalled, taken, under};
-use crate::args::{Patience, RunArgs};
+use super::limit::paused;
+use crate::args::{Patience, Rate, RunArgs};
 use crate::failure::{Failure, complain};
 use crate::guard::spare::Spare;
 use crate::job::{GRACE, Job, asked_for, grace};
@@ -83,7 +84,10 @@ async fn declare(
     grace: Duration,
 ) -> Result<Semaphore, Failure> {
     let lease = asked_for(arguments.lease, grace);
-    let semaphore = client.semaphore(&arguments.name, arguments.capacity.unwrap_or(1)).lease(lease);
+    // Who only says how often does not say how many at once.
+    let otherwise = if arguments.rate.is_some() { u32::MAX } else { 1 };
+    let capacity = arguments.capacity.unwrap_or(otherwise);
+    let semaphore = client.semaphore(&arguments.name, capacity).lease(lease).numbered();
     let semaphore = match arguments.capacity {
         Some(capacity) => {
             let stats = client.stats().names([&arguments.name]).unused().fetch().await?;
@@ -93,6 +97,12 @@ async fn declare(
             semaphore
         }
         None => semaphore.unless_declared(),
+    };
+    let semaphore = match arguments.rate {
+        Some(Rate { starts, period }) => {
+            semaphore.rate(starts, period).burst(arguments.burst.unwrap_or(1))
+        }
+        None => semaphore,
     };
     let semaphore = match arguments.ttl {
         Some(ttl) => semaphore.ttl(asked_for(ttl + HEAD_START, grace)),
@@ -117,6 +127,23 @@ fn change(stats: &SemaphoreStats, capacity: u32) -> Option<String> {
     }
 }
 
+/// Why there was no permit to be had, as far as that can be told a moment later.
+async fn why_not(semaphore: &Semaphore, weight: u32) -> String {
+    let name = semaphore.name();
+    if let Ok(stats) = semaphore.stats().await {
+        if let Some(paused) = paused(&stats) {
+            return format!("{name:?} is {paused}");
+        }
+        if let Some(next) = stats.next_token() {
+            return format!("the rate of {name:?} allows the next start in {}", ago(next));
+        }
+    }
+    match weight {
+        1 => format!("no permit of {name:?} is free"),
+        weight => format!("{weight} units of {name:?} are not free"),
+    }
+}
+
 async fn acquire(
     client: &Client,
     store: &Store,
@@ -128,14 +155,14 @@ async fn acquire(
     let code = arguments.wait.conflict_code;
     let acquire = match limit.patience() {
         Patience::None => {
-            let attempt = async { Ok(semaphore.try_acquire().await?) };
+            let attempt = async { Ok(semaphore.try_acquire().weight(arguments.weight).await?) };
             return match limit.bound(store, signals, attempt).await? {
                 Some(permit) => Ok(permit),
-                None => Err(taken(code, &format!("no permit of {:?} is free", semaphore.name()))),
+                None => Err(taken(code, &why_not(semaphore, arguments.weight).await)),
             };
         }
-        Patience::Within(limit) => semaphore.acquire().within(limit),
-        Patience::Endless => semaphore.acquire(),
+        Patience::Within(limit) => semaphore.acquire().weight(arguments.weight).within(limit),
+        Patience::Endless => semaphore.acquire().weight(arguments.weight),
     };
     let what = format!("{:?}", semaphore.name());
     let mut waiting = Waiting::new(&what, client, &store.place(), arguments.verbose);

@@ -2,10 +2,12 @@
 
 use std::time::SystemTime;
 
-use leasehold::{Client, Error, Fence, Member, PoolMember, PoolStats, RawLockInfo, SemaphoreStats};
+use leasehold::{
+    Client, Error, Fence, Member, PoolMember, PoolStats, RawLockInfo, SemaphoreStats, WaitsFor,
+};
 use serde_json::{Value, json};
 
-use super::limit::paused;
+use super::limit::{paused, rate};
 use super::ls::semaphore_json;
 use crate::args::ShowArgs;
 use crate::failure::{Failure, NOTHING_THERE, complain};
@@ -108,13 +110,25 @@ impl Found {
         let (held, capacity, waiting) = (stats.held(), stats.capacity(), stats.waiting());
         let pinned = if stats.pinned().is_some() { " (pinned)" } else { "" };
         let paused = paused(stats).map(|paused| format!("; {paused}")).unwrap_or_default();
-        let summary = format!("{held} of {capacity}{pinned} held, {waiting} waiting{paused}");
+        let of = if capacity == u32::MAX { String::new() } else { format!(" of {capacity}") };
+        let used = if stats.units() == held {
+            format!("{held}{of}{pinned} held")
+        } else {
+            format!("{}{of}{pinned} units held, by {held}", stats.units())
+        };
+        // That somebody waits for room needs no explanation.
+        let waits =
+            stats.waits_for().filter(|waits| !matches!(waits, WaitsFor::Room | WaitsFor::Resume));
+        let waits = waits.map(|waits| format!(", the first for {waits}")).unwrap_or_default();
+        let rate = rate(stats).map(|rate| format!("; {rate}")).unwrap_or_default();
+        let summary = format!("{used}, {waiting} waiting{waits}{rate}{paused}");
         let places = stats.waiters().iter().enumerate();
         let waiters = places.map(|(at, waiter)| row(&format!("{}.", at + 1), waiter));
         let members: Vec<_> =
             stats.holders().iter().map(|holder| row("held", holder)).chain(waiters).collect();
-        let titles = ["PLACE", "ID", "HOST", "PID", "LABEL", "FOR", "ENDS IN", "FENCE"];
-        let table = (!members.is_empty()).then(|| table(titles, &[3, 5, 6], members));
+        let titles =
+            ["PLACE", "SLOT", "UNITS", "ID", "HOST", "PID", "LABEL", "FOR", "ENDS IN", "FENCE"];
+        let table = (!members.is_empty()).then(|| table(titles, &[1, 2, 5, 7, 8], members));
         let mut json = semaphore_json(stats);
         json["holders"] = stats.holders().iter().map(member_json).collect();
         json["waiters"] = stats.waiters().iter().map(member_json).collect();
@@ -164,9 +178,11 @@ impl Found {
     }
 }
 
-fn row(place: &str, member: &Member) -> [String; 8] {
+fn row(place: &str, member: &Member) -> [String; 10] {
     [
         place.to_owned(),
+        or_dash(member.slot_number().map(|slot| slot.to_string())),
+        member.weight().to_string(),
         member.id().to_owned(),
         or_dash(member.host().map(str::to_owned)),
         or_dash(member.pid().map(|pid| pid.to_string())),
@@ -180,6 +196,8 @@ fn row(place: &str, member: &Member) -> [String; 8] {
 fn member_json(member: &Member) -> Value {
     json!({
         "id": member.id(),
+        "slot": member.slot_number(),
+        "units": member.weight(),
         "host": member.host(),
         "pid": member.pid(),
         "label": member.label(),

@@ -25,14 +25,16 @@ pub(crate) struct Start {
     pub(crate) name: String,
     pub(crate) id: String,
     pub(crate) fence: String,
+    /// Empty if it has no slot number.
+    pub(crate) slot: String,
 }
 
 /// The deadline, the terminal, and how long each text is.
-const HEADER: usize = 8 + 1 + 3 * 4;
+const HEADER: usize = 8 + 1 + 4 * 4;
 
 impl Start {
     pub(crate) fn send(&self, to: impl AsFd, lifeline: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        let texts = [&self.name, &self.id, &self.fence];
+        let texts = [&self.name, &self.id, &self.fence, &self.slot];
         let mut message = self.until.micros().to_le_bytes().to_vec();
         message.push(u8::from(self.foreground));
         for text in texts {
@@ -84,9 +86,9 @@ impl Start {
             String::from_utf8(text).map_err(io::Error::other)
         });
         let mut text = || texts.next().unwrap_or_else(|| Ok(String::new()));
-        let (name, id, fence) = (text()?, text()?, text()?);
+        let (name, id, fence, slot) = (text()?, text()?, text()?, text()?);
         let (until, foreground) = (Moment::from_micros(until), rest[0] != 0);
-        Ok(Some((Self { until, foreground, name, id, fence }, lifeline)))
+        Ok(Some((Self { until, foreground, name, id, fence, slot }, lifeline)))
     }
 }
 
@@ -96,8 +98,8 @@ mod tests {
 
     fn start() -> Start {
         let (until, foreground) = (Moment::from_micros(70_000_007), true);
-        let [name, id, fence] = ["a\nname", "an id", "7"].map(str::to_owned);
-        Start { until, foreground, name, id, fence }
+        let [name, id, fence, slot] = ["a\nname", "an id", "7", ""].map(str::to_owned);
+        Start { until, foreground, name, id, fence, slot }
     }
 
     #[test]

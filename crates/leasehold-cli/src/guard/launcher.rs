@@ -107,6 +107,9 @@ fn plain(fence: &str) -> &str {
 fn become_the_child(command: &[OsString], start: &Start) -> io::Error {
     let Some((program, arguments)) = command.split_first() else { return Errno::NOENT.into() };
     let run = |command: &mut Command| {
+        if !start.slot.is_empty() {
+            command.env("LEASEHOLD_SLOT", &start.slot);
+        }
         command
             .args(arguments)
             .env("LEASEHOLD_NAME", &start.name)

@@ -197,13 +197,19 @@ async fn listen(bound: oneshot::Receiver<UnixDatagram>, worker: Weak<Worker>, re
 /// What this client would have been told, had the wake-up a content. What it was granted, it claims.
 fn look(store: &mut Database) -> Result<Vec<Event>, Error> {
     let (client, asked) = (store.client, Moment::now());
-    let (granted, evicted, released) = store.write(|tx, now, _| {
+    let (granted, evicted, released, tokens) = store.write(|tx, now, _| {
         let granted = semaphores::claim(tx, client, now)?;
-        Ok((granted, semaphores::take_evicted(tx, client)?, locks::take_released(tx, client)?))
+        let tokens = semaphores::tokens(tx, client, now)?;
+        let tokens: Vec<_> = tokens.into_iter().map(|(name, at)| (name, at - now)).collect();
+        let evicted = semaphores::take_evicted(tx, client)?;
+        Ok((granted, evicted, locks::take_released(tx, client)?, tokens))
     })?;
     let mut found = Vec::new();
     for (name, id, held) in granted {
         found.push(Event::Granted(Name::new("name", &name)?, id, Some((held, asked))));
+    }
+    for (name, after) in tokens {
+        found.push(Event::Token(Name::new("name", &name)?, after));
     }
     for (name, id) in evicted {
         found.push(Event::Evicted(Name::new("name", &name)?, id));
@@ -332,6 +338,7 @@ fn reply(applied: &Applied, now: crate::clock::Time) -> Reply {
         outcomes: applied.outcomes.clone(),
         effects: Effects { granted, ..Effects::default() },
         next_expiry: expiry.into_iter().chain(watch).min(),
+        next_token: applied.next_token.map(|at| at - now),
         foreign: false,
     }
 }

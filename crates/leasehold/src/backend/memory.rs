@@ -8,7 +8,7 @@ use crate::engine::ticket::Ticket;
 use crate::machine::lock::{LockCommand, LockMachine, LockOutcome, Record};
 use crate::machine::pool::{PoolCommand, PoolMachine, PoolOutcome};
 use crate::machine::{
-    Circumstances, Command, Declared, Effects, Held, Machine, Outcome, Role, Terms,
+    Circumstances, Command, Declared, Effects, Held, Known, Machine, Outcome, Role, Share, Terms,
 };
 use crate::pool::{PoolStats, Which};
 use crate::{AcquisitionId, ClientId};
@@ -84,19 +84,21 @@ pub(crate) type Kept = Option<Arc<Ticket>>;
 
 impl MemorySemaphore {
     #[inline]
+    #[allow(clippy::too_many_arguments)] // those of the command
     pub(crate) fn enqueue(
         &mut self,
         id: AcquisitionId,
         declared: Declared,
         wait: bool,
         terms: Terms,
+        share: Share,
         keep: impl FnOnce(Option<&Held>) -> Kept,
         effects: &mut Effects<Kept>,
     ) -> Outcome {
         self.ends |= terms.ttl.is_some();
-        let now = self.time(false);
+        let now = self.time(declared.rate.is_some());
         self.call(now, effects, |machine, call| {
-            machine.enqueue(id, declared, wait, terms, keep, call)
+            machine.enqueue(id, declared, wait, terms, share, keep, call)
         })
     }
 
@@ -116,6 +118,7 @@ impl MemorySemaphore {
     pub(crate) fn release(
         &mut self,
         id: AcquisitionId,
+        known: Known,
         effects: &mut Effects<Kept>,
     ) -> (Role, Kept) {
         // With nobody waiting and nothing that ends, a release does not depend on the time at all.
@@ -123,7 +126,8 @@ impl MemorySemaphore {
             return removed;
         }
         let now = self.time(false);
-        let (role, kept) = self.call(now, effects, |machine, call| machine.release(id, call));
+        let (role, kept) =
+            self.call(now, effects, |machine, call| machine.release(id, known, call));
         (role, kept.flatten())
     }
 
@@ -160,13 +164,15 @@ impl MemorySemaphore {
         command(&mut self.machine, &mut call)
     }
 
-    /// How long until somebody's time is up.
+    /// How long until somebody's time is up, or the first in the queue has a token.
     #[inline]
-    pub(crate) fn next_expiry(&self) -> Option<Span> {
+    pub(crate) fn next_change(&self) -> Option<Span> {
         if !self.machine.is_timed() {
             return None;
         }
-        self.machine.next_expiry().map(|at| at - Self::now())
+        let now = Self::now();
+        let changes = [self.machine.next_expiry(), self.machine.next_token(now)];
+        changes.into_iter().flatten().min().map(|at| at - now)
     }
 
     pub(crate) fn machine(&self) -> &Machine<Kept> {

@@ -191,7 +191,7 @@ impl World {
         let Self { machines, clients, cut_off, lose_wake_ups, .. } = self;
         let machine = machines.entry(name.clone()).or_insert_with(|| Machine::new(0));
         let mut effects = Effects::default();
-        let granted_at = now();
+        let (granted_at, rated) = (now(), machine.limits().meter().is_some());
         let mut call = Circumstances {
             from,
             now: granted_at,
@@ -206,7 +206,8 @@ impl World {
                 } else {
                     // Here the clocks of store and client are one.
                     let told = (*held, Moment::from_micros(granted_at.micros()));
-                    report(Event::Granted(name.clone(), id, Some(told)));
+                    // A permit that was never claimed was never used: where there is a rate, that has to be known.
+                    report(Event::Granted(name.clone(), id, (!rated).then_some(told)));
                 }
                 true
             },
@@ -215,7 +216,8 @@ impl World {
         let outcomes = commands.iter().map(|command| machine.apply(command, &mut call)).collect();
         let next_expiry = machine.next_expiry().map(|at| at - now());
         self.batches.push(commands.to_vec());
-        Reply { outcomes, effects, next_expiry, foreign: false }
+        let next_token = machine.next_token(now()).map(|at| at - now());
+        Reply { outcomes, effects, next_expiry, next_token, foreign: false }
     }
 
     /// How many hold and how many wait.

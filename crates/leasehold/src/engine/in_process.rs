@@ -20,7 +20,7 @@ use crate::backend::{Answer, Later, Part, Profile};
 use crate::clock::{Moment, Span};
 use crate::lock::TimeAuthority;
 use crate::machine::lock::{LockOutcome, Record, Verdict};
-use crate::machine::{Command, Effects, Held, Outcome, Role, Steer, Steered};
+use crate::machine::{Command, Effects, Held, Known, Outcome, Role, Share, Steer, Steered, Terms};
 use crate::name::Name;
 use crate::pool::{PoolStats, Which};
 use crate::semaphore::Declaration;
@@ -131,7 +131,7 @@ struct State {
 enum Timer {
     /// The acquire has waited long enough.
     GiveUp(AcquisitionId),
-    /// A TTL ends.
+    /// A TTL ends, or a token comes.
     Sweep,
 }
 
@@ -143,7 +143,7 @@ impl State {
         if !self.effects.is_empty() {
             self.settle_effects(after);
         }
-        if let Some(delay) = self.store.next_expiry() {
+        if let Some(delay) = self.store.next_change() {
             let at = Moment::now() + delay;
             if self.sweep_at.is_none_or(|earlier| at < earlier) {
                 if let Some(later) = self.sweep_at.replace(at) {
@@ -172,8 +172,8 @@ impl State {
     }
 
     #[inline]
-    fn remove(&mut self, id: AcquisitionId, after: &mut After) -> (Role, Kept) {
-        let (role, ticket) = self.store.release(id, &mut self.effects);
+    fn remove(&mut self, id: AcquisitionId, known: Known, after: &mut After) -> (Role, Kept) {
+        let (role, ticket) = self.store.release(id, known, &mut self.effects);
         if let Some(at) = ticket.as_ref().and_then(|ticket| ticket.gives_up_at) {
             self.timers.remove(&(at, Timer::GiveUp(id)));
         }
@@ -192,7 +192,7 @@ impl State {
     fn give_up(&mut self, id: AcquisitionId, after: &mut After) {
         let Some(ticket) = self.store.machine().kept(id).cloned().flatten() else { return };
         if ticket.fail(timed_out(&ticket), after) {
-            self.remove(id, after);
+            self.remove(id, Known::Nothing, after);
         }
     }
 }
@@ -201,6 +201,12 @@ pub(super) fn timed_out(ticket: &Ticket) -> Error {
     let limit = ticket.gives_up_at.unwrap_or(Moment::NEVER).saturating_since(ticket.queued_at);
     let name = ticket.semaphore.named.name().to_string();
     Error::TimedOut { what: "permit", name, limit, full: None }
+}
+
+/// More units were asked for than there are.
+pub(super) fn too_heavy(name: &Name, weight: u32, capacity: u32) -> Error {
+    let problem = format!("{weight} is more than {name:?} has in all, {capacity}");
+    Error::invalid("weight", problem + ": ask for less, or raise the limit")
 }
 
 impl InProcessName {
@@ -237,6 +243,7 @@ impl InProcessName {
         &self,
         id: AcquisitionId,
         semaphore: &Arc<Declaration>,
+        share: Share,
         waiting: Option<Arc<Ticket>>,
     ) -> Entered {
         let entered = self.locked(|state, after| {
@@ -256,12 +263,20 @@ impl InProcessName {
             };
             let (declared, terms) = (self.common.declared(), semaphore.terms);
             let State { store, effects, .. } = state;
-            let outcome = store.enqueue(id, declared, waiting.is_some(), terms, keep, effects);
+            let wait = waiting.is_some();
+            let outcome = store.enqueue(id, declared, wait, terms, share, keep, effects);
             self.common.heard(declared);
             state.settle(after);
             self.queued.store(state.store.machine().waiting() > 0, Ordering::Relaxed);
-            if let Outcome::Held(held) = outcome {
-                return Some(Entered::Held(Grant::new(&held), holding));
+            match outcome {
+                Outcome::Held(held) => {
+                    return Some(Entered::Held(Grant::new(&held), holding));
+                }
+                Outcome::TooHeavy { capacity } => {
+                    let error = too_heavy(&self.common.name, share.weight, capacity);
+                    return Some(Entered::Failed(Box::new(error)));
+                }
+                _ => {}
             }
             if let Some(at) = waiting.as_ref().and_then(|ticket| ticket.gives_up_at) {
                 state.timers.insert((at, Timer::GiveUp(id)));
@@ -313,15 +328,16 @@ impl NameState for InProcessName {
         &self,
         id: AcquisitionId,
         semaphore: &Arc<Declaration>,
+        share: Share,
         wait: bool,
         within: Option<Span>,
         waker: &Waker,
     ) -> Entered {
         // Mostly a permit is free. Then neither a waker nor a ticket to wait with is needed.
         let queued = self.queued.load(Ordering::Relaxed);
-        if semaphore.terms.ttl.is_some() || semaphore.label.is_some() {
+        if semaphore.terms != Terms::default() || semaphore.label.is_some() || share != Share::ONE {
             if !wait || !queued {
-                let entered = self.enter_or_wait(id, semaphore, None);
+                let entered = self.enter_or_wait(id, semaphore, share, None);
                 if !wait || !matches!(entered, Entered::Full) {
                     return entered;
                 }
@@ -338,19 +354,19 @@ impl NameState for InProcessName {
         }
         // Made without the lock, and dropped without it if it does not have to wait: a waker is foreign code.
         let waiting =
-            wait.then(|| Ticket::registered(id, semaphore.clone(), within, waker.clone()));
-        self.enter_or_wait(id, semaphore, waiting)
+            wait.then(|| Ticket::registered(id, semaphore.clone(), share, within, waker.clone()));
+        self.enter_or_wait(id, semaphore, share, waiting)
     }
 
     #[inline]
-    fn end(&self, id: AcquisitionId) {
+    fn end(&self, id: AcquisitionId, known: Known) {
         let mut state = self.state();
         let (_, ticket) = match state.store.remove_at_once(id) {
             Some(removed) => {
                 drop(state);
                 removed
             }
-            None => self.go_on(state, |state, after| state.remove(id, after)),
+            None => self.go_on(state, |state, after| state.remove(id, known, after)),
         };
         // If nobody else has it, there is nobody to notify.
         if let Some(ticket) = ticket.filter(|ticket| Arc::strong_count(ticket) > 1) {
@@ -362,7 +378,7 @@ impl NameState for InProcessName {
 
     fn release(&self, id: AcquisitionId, _of: &Arc<Declaration>, by: ReleasedBy) -> Release {
         self.locked(|state, after| {
-            let (role, ticket) = state.remove(id, after);
+            let (role, ticket) = state.remove(id, Known::Nothing, after);
             if let Some(ticket) = ticket {
                 by.notify(&ticket, after);
             }
@@ -401,7 +417,7 @@ impl NameState for InProcessName {
             ids.reverse();
             ids.extend(machine.holders().iter().map(|row| row.id));
             for id in ids {
-                if let (_, Some(ticket)) = state.remove(id, after) {
+                if let (_, Some(ticket)) = state.remove(id, Known::Nothing, after) {
                     ticket.fail(Error::Closed, after);
                     ticket.lose(LossReason::Closed, after);
                 }
@@ -432,7 +448,7 @@ impl NameState for InProcessName {
         });
         let limited: Vec<_> = limited.collect();
         for id in limited {
-            if let (_, Some(ticket)) = state.remove(id, &mut after) {
+            if let (_, Some(ticket)) = state.remove(id, Known::Nothing, &mut after) {
                 ticket.fail(error.clone(), &mut after);
             }
         }
@@ -450,8 +466,7 @@ impl NameState for InProcessName {
     fn is_idle(&self) -> bool {
         let state = self.state();
         let (machine, limits) = (state.store.machine(), state.store.machine().limits());
-        // A pin and a pause stay when everybody has gone.
-        machine.is_empty() && limits.pinned().is_none() && limits.paused().is_none()
+        machine.is_empty() && limits.can_be_forgotten(MemorySemaphore::now())
     }
 
     fn steer(&self, steer: Steer, declares: bool) -> Later<Steered> {

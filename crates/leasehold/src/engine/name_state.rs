@@ -3,8 +3,8 @@
 
 use std::fmt;
 use std::future::poll_fn;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use super::Core;
@@ -12,7 +12,7 @@ use super::foreign::event;
 use super::ticket::{After, Grant, Ticket};
 use crate::backend::Later;
 use crate::clock::{Moment, Span};
-use crate::machine::{Declared, Held, Steer, Steered};
+use crate::machine::{Declared, Held, Known, Rate, Share, Steer, Steered};
 use crate::name::Name;
 use crate::semaphore::Declaration;
 use crate::stats::SemaphoreStats;
@@ -27,14 +27,15 @@ pub(crate) trait NameState: Send + Sync + fmt::Debug {
         &self,
         id: AcquisitionId,
         semaphore: &Arc<Declaration>,
+        share: Share,
         wait: bool,
         within: Option<Span>,
         waker: &Waker,
     ) -> Entered;
 
-    /// Releases a permit whose guard was dropped, or cancels an acquire whose future was dropped. The outcome is
-    /// reported to nobody.
-    fn end(&self, id: AcquisitionId);
+    /// Releases a permit whose guard was dropped, or cancels an acquire whose future was dropped: then it is
+    /// [`Known::Unused`]. The outcome is reported to nobody.
+    fn end(&self, id: AcquisitionId, known: Known);
 
     /// Releases an id, which need not be one of this client's, and reports the outcome.
     fn release(&self, id: AcquisitionId, semaphore: &Arc<Declaration>, by: ReleasedBy) -> Release;
@@ -56,6 +57,9 @@ pub(crate) trait NameState: Send + Sync + fmt::Debug {
 
     /// The engine's thread has stopped: whoever waits is told.
     fn stop(&self, error: &Error);
+
+    /// The first in the queue is this client's, and is granted a permit when it asks after this time.
+    fn token_comes(&self, _after: Span) {}
 
     /// Whether nothing of this client is held, queued or under way under this name.
     fn is_idle(&self) -> bool;
@@ -110,6 +114,10 @@ pub(crate) struct Common {
     /// [`ASSUMED`].
     declared: AtomicU64,
     capacity_changed: AtomicBool,
+    /// The newest rate that was declared in this client, and whether the store has not heard it yet.
+    rate: Mutex<Option<(Rate, bool)>>,
+    /// Whether there is one.
+    has_rate: AtomicBool,
 }
 
 /// Bits that no capacity has.
@@ -119,25 +127,52 @@ const ASSUMED: u64 = 1 << 33;
 impl Common {
     pub(crate) fn new(name: Name, core: Arc<Core>) -> Self {
         let (declared, capacity_changed) = (AtomicU64::new(0), AtomicBool::new(false));
-        Self { name, core, declared, capacity_changed }
+        let (rate, has_rate) = (Mutex::default(), AtomicBool::new(false));
+        Self { name, core, declared, capacity_changed, rate, has_rate }
     }
 
     pub(crate) fn capacity(&self) -> u32 {
         self.declared().capacity
     }
 
-    /// What this client says of the capacity.
+    /// What this client says of the limits.
     #[inline]
     pub(crate) fn declared(&self) -> Declared {
         let declared = self.declared.load(Ordering::Relaxed);
         #[allow(clippy::cast_possible_truncation)] // the rest are the bits
         let capacity = declared as u32;
-        Declared { capacity, is_new: declared & UNHEARD != 0 }
+        let mut declared = Declared::capacity(capacity, declared & UNHEARD != 0);
+        if self.has_rate.load(Ordering::Relaxed)
+            && let Some((rate, is_new)) = *self.rate()
+        {
+            (declared.rate, declared.rate_is_new) = (Some(rate), is_new);
+        }
+        declared
+    }
+
+    fn rate(&self) -> MutexGuard<'_, Option<(Rate, bool)>> {
+        self.rate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The newest declaration wins; the same rate again is no news.
+    pub(crate) fn declare_rate(&self, rate: Rate) {
+        let mut known = self.rate();
+        if known.is_none_or(|(known, _)| known != rate) {
+            *known = Some((rate, true));
+            self.has_rate.store(true, Ordering::Relaxed);
+        }
     }
 
     /// The store has heard this declaration: from now on it is no news.
     #[inline]
-    pub(crate) fn heard(&self, Declared { capacity, is_new }: Declared) {
+    pub(crate) fn heard(&self, declared: Declared) {
+        let Declared { capacity, is_new, rate, rate_is_new } = declared;
+        if rate_is_new
+            && let Some((known, is_new)) = &mut *self.rate()
+            && rate == Some(*known)
+        {
+            *is_new = false;
+        }
         if is_new {
             let (before, now) = (u64::from(capacity) | UNHEARD, u64::from(capacity));
             // It fails if another one has been declared meanwhile.

@@ -27,7 +27,7 @@ use crate::backend::{Answer, Destination, Later, Part, Profile, RemoteBackend};
 use crate::clock::{Moment, Span};
 use crate::machine::lock::{LockCommand, Record};
 use crate::machine::pool::PoolAction;
-use crate::machine::{Command, Held, Known, Steer, Steered};
+use crate::machine::{Command, Held, Known, Share, Steer, Steered};
 use crate::name::Name;
 use crate::pool::{PoolStats, Which};
 use crate::semaphore::Declaration;
@@ -254,6 +254,7 @@ impl NameState for RemoteName {
         &self,
         id: AcquisitionId,
         semaphore: &Arc<Declaration>,
+        share: Share,
         wait: bool,
         within: Option<Span>,
         _waker: &Waker,
@@ -264,7 +265,7 @@ impl NameState for RemoteName {
         }
         // A try is bounded like every other question.
         let within = if wait { within } else { Some(core.settings.answer_timeout) };
-        let ticket = Ticket::waiting(id, semaphore.clone(), wait, within);
+        let ticket = Ticket::waiting(id, semaphore.clone(), share, wait, within);
         self.locked(|state, _| {
             if state.closed {
                 return Entered::Failed(Box::new(Error::Closed));
@@ -275,7 +276,7 @@ impl NameState for RemoteName {
         })
     }
 
-    fn end(&self, id: AcquisitionId) {
+    fn end(&self, id: AcquisitionId, _known: Known) {
         self.locked(|state, after| {
             if let Some(ticket) = state.end(id) {
                 ticket.cancel(after);
@@ -426,6 +427,10 @@ impl NameState for RemoteName {
 
     fn granted(&self, id: AcquisitionId, told: Option<(Held, Moment)>) {
         self.locked(|state, after| state.woken(id, told, after));
+    }
+
+    fn token_comes(&self, after: Span) {
+        self.locked(|state, _| state.ask_for_token(after));
     }
 
     fn evicted(&self, id: AcquisitionId) {

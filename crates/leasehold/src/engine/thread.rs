@@ -258,6 +258,11 @@ fn apply(core: &Arc<Core>, event: Event) {
                 named.granted(id, told);
             }
         }
+        Event::Token(name, after) => {
+            if let Some(named) = core.known(&name) {
+                named.token_comes(after);
+            }
+        }
         Event::Evicted(name, id) => {
             if let Some(named) = core.known(&name) {
                 named.evicted(id);

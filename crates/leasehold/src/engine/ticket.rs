@@ -15,13 +15,14 @@
 //! ([`After`]). A waker may run anything, even release a permit of the same name.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use super::foreign::{event, guarded};
 use crate::clock::{Moment, Span};
-use crate::machine::{Held, Terms};
+use crate::machine::{Held, Share, Terms};
 use crate::semaphore::Declaration;
 use crate::{AcquisitionId, Error, Fence, LossReason};
 
@@ -103,7 +104,7 @@ impl Rest {
 /// What a holder learns at the grant.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grant {
-    pub(crate) slot_number: u32,
+    pub(crate) slot_number: Option<NonZeroU32>,
     pub(crate) fence: Fence,
     pub(crate) waited_micros: u64,
 }
@@ -119,7 +120,7 @@ enum State {
     Waiting(Option<Waker>),
     /// Granted, and not yet seen by the future.
     Granted {
-        slot_number: u32,
+        slot_number: Option<NonZeroU32>,
         fence: Fence,
     },
     Held(Watchers),
@@ -179,6 +180,7 @@ impl Watchers {
 pub(crate) struct Ticket {
     pub(crate) id: AcquisitionId,
     pub(crate) semaphore: Arc<Declaration>,
+    pub(crate) share: Share,
     pub(crate) queued_at: Moment,
     /// Whether it would queue, or only tries.
     pub(crate) queues: bool,
@@ -195,26 +197,29 @@ impl Ticket {
     pub(crate) fn waiting(
         id: AcquisitionId,
         semaphore: Arc<Declaration>,
+        share: Share,
         queues: bool,
         within: Option<Span>,
     ) -> Arc<Self> {
-        Self::new_waiting(id, semaphore, queues, within, None)
+        Self::new_waiting(id, semaphore, share, queues, within, None)
     }
 
     /// For an acquire that would queue, and whose waker is known.
     pub(crate) fn registered(
         id: AcquisitionId,
         semaphore: Arc<Declaration>,
+        share: Share,
         within: Option<Span>,
         waker: Waker,
     ) -> Arc<Self> {
-        Self::new_waiting(id, semaphore, true, within, Some(waker))
+        Self::new_waiting(id, semaphore, share, true, within, Some(waker))
     }
 
     #[inline]
     fn new_waiting(
         id: AcquisitionId,
         semaphore: Arc<Declaration>,
+        share: Share,
         queues: bool,
         within: Option<Span>,
         waker: Option<Waker>,
@@ -223,6 +228,7 @@ impl Ticket {
         Arc::new(Self {
             id,
             semaphore,
+            share,
             queued_at,
             queues,
             gives_up_at: within.map(|within| queued_at + within),
@@ -241,6 +247,8 @@ impl Ticket {
         Arc::new(Self {
             id,
             semaphore,
+            // Its weight is known to the store by now.
+            share: Share::ONE,
             queued_at: Moment::from_micros(0),
             queues: false,
             gives_up_at: None,
@@ -263,6 +271,15 @@ impl Ticket {
 
     pub(crate) fn is_held(&self) -> bool {
         matches!(*self.state(), State::Granted { .. } | State::Held(_))
+    }
+
+    /// Whether the permit, if it was ever granted one, was handed to anybody. If that is not known any more, it was.
+    pub(crate) fn was_seen(&self) -> bool {
+        let state = self.state();
+        !matches!(
+            *state,
+            State::Waiting(_) | State::Granted { .. } | State::Failed(_) | State::Full
+        )
     }
 
     /// Hands the permit to the waiting future. False if it no longer waits.

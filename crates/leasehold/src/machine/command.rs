@@ -1,8 +1,10 @@
 //! What is asked of the machine, and what it answers.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use super::limits::{Steer, Steered};
+use super::rate::Rate;
 use crate::clock::{Moment, Span, Time};
 use crate::{AcquisitionId, ClientId, Fence};
 
@@ -32,19 +34,41 @@ impl Terms {
     }
 }
 
-/// How many permits there are, as a client says.
+/// What a permit takes of the capacity.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Share {
+    /// How many units, at least one.
+    pub(crate) weight: u32,
+    /// Whether it has a slot number.
+    pub(crate) numbered: bool,
+}
+
+impl Share {
+    pub(crate) const ONE: Self = Self { weight: 1, numbered: false };
+}
+
+/// What a client says of the limits. What the store has not heard yet is the newest declaration. Otherwise it counts only
+/// if the store knows none, so that an acquire does not undo what others have declared since.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Declared {
     pub(crate) capacity: u32,
-    /// The store has not heard it yet: then it is the newest declaration. Otherwise it counts only if the store knows
-    /// none, so that an acquire does not undo what others have declared since.
     pub(crate) is_new: bool,
+    /// None if the client says nothing of it.
+    pub(crate) rate: Option<Rate>,
+    pub(crate) rate_is_new: bool,
+}
+
+impl Declared {
+    /// A capacity alone.
+    pub(crate) const fn capacity(capacity: u32, is_new: bool) -> Self {
+        Self { capacity, is_new, rate: None, rate_is_new: false }
+    }
 }
 
 /// What a client asks of one name.
 #[derive(Clone, Debug)]
 pub(crate) enum Command {
-    /// A permit, or a place in the queue. May declare the capacity, the newest declaration wins. By a
+    /// A permit, or a place in the queue. May declare the limits, the newest declaration wins. By a
     /// holder or a waiter it is a renewal. Without `wait` the answer may be `Full`.
     /// The label is for statistics alone, and only a store that is away looks at it.
     #[cfg_attr(not(any(test, feature = "redis")), allow(dead_code))]
@@ -53,6 +77,7 @@ pub(crate) enum Command {
         declared: Declared,
         wait: bool,
         terms: Terms,
+        share: Share,
         label: Option<Arc<str>>,
     },
     /// A sign of life, and the question whether it is still held or queued. It also claims a permit that was granted with
@@ -72,7 +97,9 @@ pub(crate) enum Command {
 pub(crate) enum Known {
     /// Nothing: it may hold, wait, or be unknown to the store.
     Nothing,
-    /// It held a permit, and so is no waiter.
+    /// The same, and if it holds, nobody has seen the permit: its token goes back.
+    Unused,
+    /// It held an ordinary permit, of one unit and without a number, and so is no waiter.
     Held {
         /// Whether it has a TTL.
         limited: bool,
@@ -101,6 +128,10 @@ pub(crate) enum Outcome {
         ahead: usize,
     },
     Full,
+    /// It asks for more units than there are: for more than this.
+    TooHeavy {
+        capacity: u32,
+    },
     Gone,
     Removed(Role),
     Steered(Steered),
@@ -110,8 +141,8 @@ pub(crate) enum Outcome {
 /// A permit, as its holder is told about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Held {
-    /// How many held a permit at that moment, this one included.
-    pub(crate) slot_number: u32,
+    /// The lowest that no other permit of the name has; none if it did not ask for one.
+    pub(crate) slot_number: Option<NonZeroU32>,
     pub(crate) fence: Fence,
     /// Until the first of `renew_by` and `hold_until`; none if neither is set.
     pub(crate) valid_for: Option<Span>,
@@ -151,11 +182,13 @@ pub(crate) struct Effects<T = ()> {
     pub(crate) granted: Vec<(AcquisitionId, Held, T)>,
     /// Holders that were removed because their time was up.
     pub(crate) expired: Vec<(AcquisitionId, T)>,
+    /// Clients that did not hear a wake-up. None of them is tried again in the same batch.
+    pub(crate) out_of_reach: Vec<ClientId>,
 }
 
 impl<T> Default for Effects<T> {
     fn default() -> Self {
-        Self { granted: Vec::new(), expired: Vec::new() }
+        Self { granted: Vec::new(), expired: Vec::new(), out_of_reach: Vec::new() }
     }
 }
 

@@ -1,8 +1,8 @@
-//! How many permits there are, and whether they are granted at all: what programs declare, and what operators set.
+//! How many units there are, how often they are granted, and whether at all: what programs declare, and what operators set.
 
 use std::sync::Arc;
 
-use super::{Declared, Machine};
+use super::{Declared, Machine, Meter, Rate};
 use crate::clock::Time;
 
 /// The limits of one name.
@@ -13,8 +13,20 @@ pub(crate) struct Limits {
     /// The capacity that an operator has set, whatever programs declare.
     pinned: Option<u32>,
     paused: Option<Pause>,
-    /// A permit is granted only while fewer are held: the capacity, or 0 while the name is paused.
+    pace: Pace,
+    /// No more units than this are granted: the capacity, or 0 while the name is paused.
     ceiling: u32,
+}
+
+/// How often permits are granted.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+enum Pace {
+    /// As often as there is room. Nobody has said anything else.
+    #[default]
+    Unsaid,
+    /// The same, as an operator has said.
+    Free,
+    Metered(Meter),
 }
 
 /// Since when nothing is granted, and why.
@@ -34,6 +46,8 @@ pub(crate) enum Steer {
     Pin(u32),
     /// The newest declaration counts again.
     Unpin,
+    /// Permits are granted at this rate, or as often as there is room.
+    Rate(Option<Rate>),
     /// Nothing is granted from now on. A second pause changes by whom and why, not since when.
     Pause {
         by: Arc<str>,
@@ -81,11 +95,45 @@ impl Limits {
         self.paused.as_ref()
     }
 
+    pub(crate) fn meter(&self) -> Option<&Meter> {
+        match &self.pace {
+            Pace::Metered(meter) => Some(meter),
+            Pace::Unsaid | Pace::Free => None,
+        }
+    }
+
+    pub(super) fn meter_mut(&mut self) -> Option<&mut Meter> {
+        match &mut self.pace {
+            Pace::Metered(meter) => Some(meter),
+            Pace::Unsaid | Pace::Free => None,
+        }
+    }
+
+    /// Whether all of this is what a program says when it comes back, and nothing is to be remembered until then.
+    pub(crate) fn can_be_forgotten(&self, now: Time) -> bool {
+        let by_operator = self.pinned.is_some() || self.paused.is_some() || self.pace == Pace::Free;
+        !by_operator && self.meter().is_none_or(|meter| meter.is_full(now))
+    }
+
     #[inline]
-    pub(super) fn declare(&mut self, Declared { capacity, is_new }: Declared) {
+    pub(super) fn declare(&mut self, declared: Declared, now: Time, last_fence: u64) {
+        let Declared { capacity, is_new, rate, rate_is_new } = declared;
         if (is_new || self.declared == 0) && self.declared != capacity {
             self.declared = capacity;
             self.set_ceiling();
+        }
+        if let Some(rate) = rate
+            && (rate_is_new || self.pace == Pace::Unsaid)
+        {
+            self.set_rate(Some(rate), now, last_fence);
+        }
+    }
+
+    fn set_rate(&mut self, rate: Option<Rate>, now: Time, last_fence: u64) {
+        match (&mut self.pace, rate) {
+            (Pace::Metered(meter), Some(rate)) => meter.change(rate, now, last_fence),
+            (pace, Some(rate)) => *pace = Pace::Metered(Meter::new(rate, last_fence)),
+            (pace, None) => *pace = Pace::Free,
         }
     }
 
@@ -93,7 +141,7 @@ impl Limits {
         self.ceiling = if self.paused.is_some() { 0 } else { self.capacity() };
     }
 
-    pub(super) fn steer(&mut self, steer: &Steer, now: Time) -> Steered {
+    pub(super) fn steer(&mut self, steer: &Steer, now: Time, last_fence: u64) -> Steered {
         if self.capacity() == 0 {
             return Steered::Unknown;
         }
@@ -104,6 +152,7 @@ impl Limits {
             },
             Steer::Pin(capacity) => self.pinned = Some(*capacity),
             Steer::Unpin => self.pinned = None,
+            Steer::Rate(rate) => self.set_rate(*rate, now, last_fence),
             Steer::Pause { by, reason } => {
                 let since = self.paused.as_ref().map_or(now, |paused| paused.since);
                 self.paused = Some(Pause { since, by: by.clone(), reason: reason.clone() });
@@ -125,15 +174,15 @@ impl<T: Clone> Machine<T> {
     pub(super) fn steer(&mut self, capacity: Option<u32>, steer: &Steer, now: Time) -> Steered {
         if *steer != Steer::Forget {
             if let Some(capacity) = capacity {
-                self.limits.declare(Declared { capacity, is_new: false });
+                self.limits.declare(Declared::capacity(capacity, false), now, self.last_fence);
             }
-            return self.limits.steer(steer, now);
+            return self.limits.steer(steer, now, self.last_fence);
         }
         if !self.members.is_empty() {
             let (holding, waiting) = (self.holding as usize, self.queue.len());
             return Steered::InUse { holding, waiting };
         }
-        let forgotten = self.limits.steer(steer, now);
+        let forgotten = self.limits.steer(steer, now, self.last_fence);
         if forgotten == Steered::Done {
             self.last_fence = 0;
         }

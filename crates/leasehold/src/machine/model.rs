@@ -66,6 +66,7 @@ const STRAGGLES_FOR: Span = TICK;
 
 /// A small world, and what is allowed to happen in it.
 #[derive(Debug)]
+#[allow(clippy::struct_excessive_bools)] // each is something that may happen
 struct World {
     capacity: u32,
     terms: Terms,
@@ -82,6 +83,9 @@ struct World {
     cuts: bool,
     /// Whether an operator pauses and resumes the name, and sets its capacity to 1 or 2.
     operator: bool,
+    /// Whether the permits of the first client weigh two units, and those of all have numbers.
+    heavy: bool,
+    rate: Option<Rate>,
     broken: Option<Broken>,
     /// States that are known to calm down.
     calm: Mutex<HashSet<u64>>,
@@ -131,6 +135,16 @@ enum Broken {
     NoPause,
     /// When a name is resumed, nobody is granted what is free.
     NoGrantOnResume,
+    /// Whoever fits overtakes whoever does not.
+    Overtaking,
+    /// A slot number is the number of holders.
+    SlotsByCount,
+    /// A rate has no effect.
+    NoRate,
+    /// Every token that was taken for nothing goes back, whatever happened since.
+    Returns,
+    /// A permit that was granted with a wake-up is used before it is claimed, though there is a rate.
+    Unclaimed,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -171,6 +185,11 @@ enum Fate {
 impl World {
     fn is(&self, broken: Broken) -> bool {
         self.broken == Some(broken)
+    }
+
+    fn share(&self, slot: usize) -> Share {
+        let weight = if self.heavy && slot == 0 { 2 } else { 1 };
+        Share { weight, numbered: self.heavy }
     }
 
     /// The largest capacity that the name ever has.
@@ -227,10 +246,10 @@ impl Model for World {
     fn init_states(&self) -> Vec<State> {
         let clients = (1..).zip(self.in_flight).map(|(n, most)| Client::new(n, *most)).collect();
         let now = Moment::from_micros(1000 * TICK.micros());
-        let (store, wire) = (Arc::new(Store::new()), Vec::new());
+        let (store, wire) = (Arc::new(Store::new(self.rate.is_some())), Vec::new());
         let Self { terms, broken, ids, .. } = *self;
-        let stragglers = self.stragglers > 0;
-        vec![State { terms, broken, ids, stragglers, now, store, clients, wire }]
+        let (stragglers, heavy, starts) = (self.stragglers > 0, self.heavy, Vec::new());
+        vec![State { terms, broken, ids, stragglers, heavy, now, store, clients, wire, starts }]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
@@ -337,6 +356,7 @@ impl Model for World {
             Action::Steer(steer) => next.steer(self, &steer),
             Action::Tick => next.now = state.now + TICK,
         }
+        next.note_starts(self);
         next.tidy(self);
         Some(next)
     }

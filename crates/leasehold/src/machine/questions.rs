@@ -1,13 +1,21 @@
 //! Questions that change nothing.
 
+use std::num::NonZeroU32;
+
 use super::{Machine, Member, Stage};
 use crate::clock::Time;
 use crate::{AcquisitionId, Fence};
 
 impl<T> Machine<T> {
-    /// Whether anybody here ends by himself.
+    /// Whether time changes anything here.
     #[inline]
     pub(crate) fn is_timed(&self) -> bool {
+        self.anybody_ends() || self.limits.meter().is_some()
+    }
+
+    /// Whether anybody here ends without being released.
+    #[inline]
+    pub(crate) fn anybody_ends(&self) -> bool {
         !self.holder_ends.is_empty() || !self.waiter_ends.is_empty()
     }
 
@@ -17,6 +25,20 @@ impl<T> Machine<T> {
         let holder = self.holder_ends.first().map(|(ends, _)| *ends);
         let head = self.queue.first_from(0).and_then(|(_, id)| self.members[&id].alive_by);
         holder.into_iter().chain(head).min()
+    }
+
+    /// When the first in the queue is granted a permit without anybody's doing: it waits for a token and nothing else.
+    pub(crate) fn next_token(&self, now: Time) -> Option<Time> {
+        let meter = self.limits.meter()?;
+        let (_, head) = self.queue.first_from(0)?;
+        let weight = self.members[&head].weight();
+        let waits = weight <= self.limits.ceiling().saturating_sub(self.units);
+        (waits && !meter.is_free(now)).then(|| meter.next_at(now, self.queue.len()))
+    }
+
+    /// How many units are held.
+    pub(crate) fn units(&self) -> u32 {
+        self.units
     }
 
     /// What is kept with a holder or waiter.
@@ -80,11 +102,12 @@ impl<T> Machine<T> {
 
     fn row(&self, id: AcquisitionId) -> Row<'_, T> {
         let member = &self.members[&id];
-        let fence = match member.stage {
-            Stage::Waiting { .. } => None,
-            Stage::Holding { fence, .. } => Some(fence),
+        let (fence, slot_number) = match member.stage {
+            Stage::Waiting { .. } => (None, None),
+            Stage::Holding { fence, slot_number, .. } => (Some(fence), slot_number),
         };
-        Row { id, since: member.since, ends: member.ends(), fence, kept: &member.kept }
+        let (since, ends, weight) = (member.since, member.ends(), member.weight());
+        Row { id, since, ends, fence, weight, slot_number, kept: &member.kept }
     }
 }
 
@@ -95,5 +118,7 @@ pub(crate) struct Row<'a, T> {
     pub(crate) since: Time,
     pub(crate) ends: Option<Time>,
     pub(crate) fence: Option<Fence>,
+    pub(crate) weight: u32,
+    pub(crate) slot_number: Option<NonZeroU32>,
     pub(crate) kept: &'a T,
 }

@@ -144,6 +144,11 @@ async fn a_store_of_the_first_version_goes_on() {
                          ALTER TABLE holders DROP COLUMN hold_until;
                          ALTER TABLE semaphores DROP COLUMN pinned; ALTER TABLE semaphores DROP COLUMN paused;
                          ALTER TABLE semaphores DROP COLUMN paused_by; ALTER TABLE semaphores DROP COLUMN pause_reason;
+                         ALTER TABLE semaphores DROP COLUMN units; ALTER TABLE semaphores DROP COLUMN rate_interval;
+                         ALTER TABLE semaphores DROP COLUMN rate_burst; ALTER TABLE semaphores DROP COLUMN rate_full_at;
+                         ALTER TABLE semaphores DROP COLUMN rate_returns_from; DROP INDEX holders_by_slot;
+                         ALTER TABLE holders DROP COLUMN weight; ALTER TABLE holders DROP COLUMN slot;
+                         ALTER TABLE waiters DROP COLUMN weight; ALTER TABLE waiters DROP COLUMN numbered;
                          CREATE INDEX holders_to_claim ON holders (client) WHERE fence IS NULL;
                          UPDATE meta SET lock_floor = 1048576; PRAGMA user_version = 1;
                          INSERT INTO locks (key, fence) VALUES ('a', 1048583);";

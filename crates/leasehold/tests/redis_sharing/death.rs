@@ -38,7 +38,8 @@ async fn an_orphan_that_their_sweep_leaves_goes_with_its_time() {
     both.ask::<()>(&["ZADD", &key("ttl"), &past, &orphan]);
     let second = semaphore.acquire().await.unwrap();
     assert_eq!(both.score("ttl", &orphan), None);
-    assert_eq!((permit.slot_number(), second.slot_number()), (1, 2), "it was counted as a holder");
+    assert_eq!(both.members("main").len(), 2, "it was counted as a holder");
+    drop((permit, second));
 }
 
 /// By their rule `semaphore_ttl` itself ends when their TTL does, so that there is nothing left to enforce it by,
@@ -86,7 +87,7 @@ async fn a_dead_holder_of_ours_is_swept_by_them() {
     // Their sweep leaves what we know of it. It goes with the next script of ours.
     assert_eq!(both.members("ttl"), [dead]);
     let permit = both.semaphore(1).acquire().await.unwrap();
-    assert_eq!(permit.slot_number(), 1);
+    assert_eq!(both.members("main"), [permit.id().to_string()]);
     assert!(both.members("ttl").is_empty());
     assert_eq!(both.ask::<Vec<String>>(&["HKEYS", &key("info")]), [permit.id().to_string()]);
 }

@@ -62,7 +62,6 @@ pub async fn names_that_differ_are_two_semaphores(store: &impl Store) {
         held.push(acquire(&declare(&client, &format!("{own}{alike}"), 1)).await);
     }
     for permit in held {
-        assert_eq!(permit.slot_number(), 1);
         assert!(release(permit).await);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold::{AcquisitionId, Error, LossReason, Permit};
+use leasehold::{AcquisitionId, Error, LossReason};
 
 use super::{
     Store, Waiter, acquire, all_are_free, census, declare, release, release_by_id, semaphore,
@@ -160,23 +160,6 @@ pub async fn a_guard_whose_permit_is_gone_takes_nobody_elses(store: &impl Store)
     fresh.check().unwrap();
     assert!(try_acquire(&semaphore).await.is_none());
     assert!(release(fresh).await);
-}
-
-pub async fn slot_numbers_count_who_holds(store: &impl Store) {
-    let semaphore = semaphore(store, "slots", 3).await;
-    let first = acquire(&semaphore).await;
-    let second = acquire(&semaphore).await;
-    let third = acquire(&semaphore).await;
-    let slots = [&first, &second, &third].map(Permit::slot_number);
-    assert_eq!(slots, [1, 2, 3]);
-
-    release(first).await;
-    let full = acquire(&semaphore).await;
-    assert_eq!(full.slot_number(), 3);
-
-    let waiter = Waiter::join(&semaphore).await;
-    release(second).await;
-    assert_eq!(waiter.permit().await.slot_number(), 3);
 }
 
 pub async fn fences_grow_from_permit_to_permit(store: &impl Store) {

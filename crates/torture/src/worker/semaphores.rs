@@ -132,7 +132,7 @@ impl Hands {
 
     /// Has a permit, and does with it one of the things that can be done with it.
     async fn keep(&mut self, op: OpId, thing: usize, permit: Permit) {
-        let (fence, slot) = (permit.fence().get(), permit.slot_number());
+        let (fence, slot) = (permit.fence().get(), permit.slot_number().unwrap_or(0));
         self.shared.diary.note(Event::Grant { op, fence: Some(fence), slot });
         let held = self.hold(op, thing, Some(fence), || permit.check().is_ok()).await;
         self.shared.diary.note(Event::Ending { op });
@@ -179,7 +179,7 @@ impl Hands {
         let op = self.shared.ask(thing, "-");
         let worked = semaphore
             .with(async |permit| {
-                let (fence, slot) = (permit.fence().get(), permit.slot_number());
+                let (fence, slot) = (permit.fence().get(), permit.slot_number().unwrap_or(0));
                 self.shared.diary.note(Event::Grant { op, fence: Some(fence), slot });
                 let held = self.hold(op, thing, Some(fence), || permit.check().is_ok()).await;
                 self.shared.diary.note(Event::Ending { op });

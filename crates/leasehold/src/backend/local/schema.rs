@@ -13,7 +13,7 @@ use crate::clock::{self, Moment, Time};
 /// "Leas", by which a file says that it is ours.
 const APPLICATION: i32 = 0x4c65_6173;
 /// Of the schema below. A file with a later one is not touched, one with an earlier one is changed.
-const VERSION: i32 = 4;
+const VERSION: i32 = 5;
 
 /// How long SQLite itself may wait for others. They wait for their turn before that, so that only somebody with a tool of
 /// his own can be in the way.
@@ -28,8 +28,10 @@ const MARGIN: u64 = 1_000_000;
 
 /// Times are microseconds of the store's clock, those of locks milliseconds. Client ids are their 64 bits.
 ///
-/// `held` and `waiting` are how many rows of `holders` and `waiters` there are: nothing is counted when it is asked for.
-/// `capacity` is the newest declaration, `pinned` what counts instead, and `paused` since when nothing is granted.
+/// `held` and `waiting` are how many rows of `holders` and `waiters` there are, and `units` what the holders weigh: nothing is
+/// counted when it is asked for. `capacity` is the newest declaration, `pinned` what counts instead, and `paused` since when
+/// nothing is granted. `rate_interval` is NULL if nobody has said anything of a rate, and 0 if an operator has said that there
+/// is none; `rate_full_at` and `rate_returns_from` are those of a [`Meter`](crate::machine::Meter).
 /// A holder that is `unclaimed` was granted its permit by another client: it has to claim it until `ends`, and then holds
 /// it until `hold_until`. An `evicted` id was released by another client, and its own client is to be notified. A lock
 /// without an `id` is free, and its row is there for its fence.
@@ -45,19 +47,23 @@ const SCHEMA: &str = "
     CREATE TABLE semaphores (
         id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, capacity INTEGER NOT NULL, held INTEGER NOT NULL,
         waiting INTEGER NOT NULL, next_place INTEGER NOT NULL, last_fence INTEGER NOT NULL, pinned INTEGER,
-        paused INTEGER, paused_by TEXT, pause_reason TEXT
+        paused INTEGER, paused_by TEXT, pause_reason TEXT, units INTEGER NOT NULL DEFAULT 0, rate_interval INTEGER,
+        rate_burst INTEGER, rate_full_at INTEGER, rate_returns_from INTEGER
     ) STRICT;
     CREATE TABLE holders (
         semaphore INTEGER NOT NULL, client INTEGER NOT NULL, sequence INTEGER NOT NULL, since INTEGER NOT NULL,
         ends INTEGER, fence INTEGER, label TEXT, unclaimed INTEGER NOT NULL DEFAULT 0, hold_until INTEGER,
+        weight INTEGER NOT NULL DEFAULT 1, slot INTEGER,
         PRIMARY KEY (semaphore, client, sequence)
     ) STRICT, WITHOUT ROWID;
     CREATE INDEX holders_by_end ON holders (semaphore, ends) WHERE ends IS NOT NULL;
     CREATE INDEX holders_by_client ON holders (client, semaphore);
     CREATE INDEX holders_to_claim ON holders (client) WHERE unclaimed;
+    CREATE UNIQUE INDEX holders_by_slot ON holders (semaphore, slot) WHERE slot IS NOT NULL;
     CREATE TABLE waiters (
         semaphore INTEGER NOT NULL, place INTEGER NOT NULL, client INTEGER NOT NULL, sequence INTEGER NOT NULL,
-        since INTEGER NOT NULL, ttl INTEGER, label TEXT,
+        since INTEGER NOT NULL, ttl INTEGER, label TEXT, weight INTEGER NOT NULL DEFAULT 1,
+        numbered INTEGER NOT NULL DEFAULT 0,
         PRIMARY KEY (semaphore, place)
     ) STRICT, WITHOUT ROWID;
     CREATE UNIQUE INDEX waiters_by_id ON waiters (client, semaphore, sequence);
@@ -111,6 +117,22 @@ const FROM_3_TO_4: &str = "
     ALTER TABLE semaphores ADD COLUMN paused INTEGER;
     ALTER TABLE semaphores ADD COLUMN paused_by TEXT;
     ALTER TABLE semaphores ADD COLUMN pause_reason TEXT;
+";
+
+/// What makes a store of the fourth version one of the fifth. Its permits weighed one unit and had no numbers, and there were
+/// no rates.
+const FROM_4_TO_5: &str = "
+    ALTER TABLE semaphores ADD COLUMN units INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE semaphores ADD COLUMN rate_interval INTEGER;
+    ALTER TABLE semaphores ADD COLUMN rate_burst INTEGER;
+    ALTER TABLE semaphores ADD COLUMN rate_full_at INTEGER;
+    ALTER TABLE semaphores ADD COLUMN rate_returns_from INTEGER;
+    UPDATE semaphores SET units = held;
+    ALTER TABLE holders ADD COLUMN weight INTEGER NOT NULL DEFAULT 1;
+    ALTER TABLE holders ADD COLUMN slot INTEGER;
+    CREATE UNIQUE INDEX holders_by_slot ON holders (semaphore, slot) WHERE slot IS NOT NULL;
+    ALTER TABLE waiters ADD COLUMN weight INTEGER NOT NULL DEFAULT 1;
+    ALTER TABLE waiters ADD COLUMN numbered INTEGER NOT NULL DEFAULT 0;
 ";
 
 /// Opens the database, in our turn, and makes it ours if it is new. SQLite waits for others no longer than `busy`.
@@ -173,9 +195,10 @@ fn set_up(connection: &mut Connection, version: i32) -> rusqlite::Result<()> {
     connection.set_prepared_statement_cache_capacity(64);
     let changes: &[&str] = match version {
         0 => &[SCHEMA],
-        1 => &[FROM_1_TO_2, FROM_2_TO_3, FROM_3_TO_4],
-        2 => &[FROM_2_TO_3, FROM_3_TO_4],
-        3 => &[FROM_3_TO_4],
+        1 => &[FROM_1_TO_2, FROM_2_TO_3, FROM_3_TO_4, FROM_4_TO_5],
+        2 => &[FROM_2_TO_3, FROM_3_TO_4, FROM_4_TO_5],
+        3 => &[FROM_3_TO_4, FROM_4_TO_5],
+        4 => &[FROM_4_TO_5],
         _ => return Ok(()),
     };
     durably(connection, |tx| {
@@ -294,7 +317,7 @@ fn begin(tx: &Connection, boot: &str) -> rusqlite::Result<StoreClock> {
     tx.execute_batch(
         "DELETE FROM holders; DELETE FROM waiters; DELETE FROM evicted; DELETE FROM clients; DELETE FROM leases;
          DELETE FROM lock_ids; DELETE FROM lock_waiters;
-         UPDATE semaphores SET held = 0, waiting = 0;
+         UPDATE semaphores SET held = 0, waiting = 0, units = 0;
          UPDATE locks SET id = NULL, acquired_at = NULL, expires_at = NULL;",
     )?;
     tx.execute(

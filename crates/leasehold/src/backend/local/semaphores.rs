@@ -9,6 +9,8 @@
 //! Looked for are the clients of those who hold, when a newcomer would be the first to wait, and by whoever waits near the
 //! head of the queue, every [`WATCH`].
 
+use std::num::NonZeroU32;
+
 use rusqlite::{Connection, OptionalExtension, Result, Row, params};
 
 use super::lifeline::Reach;
@@ -23,6 +25,7 @@ mod named;
 mod tests;
 mod transitions;
 
+pub(super) use named::meter_of;
 use named::{Named, columns, micros};
 
 /// How often whoever waits near the head looks for the dead. The engine adds up to a tenth: 250 ms in all.
@@ -53,6 +56,8 @@ pub(super) struct Applied {
     pub(super) granted: Vec<(AcquisitionId, Held)>,
     /// When the first of those who hold ends, if anybody waits.
     pub(super) next_expiry: Option<Time>,
+    /// When the first in the queue is granted a permit without anybody's doing, if it is the sender's.
+    pub(super) next_token: Option<Time>,
     /// Whether the sender is one of those who look for the dead.
     pub(super) watches: bool,
     /// Who is to be woken once all of this is written.
@@ -74,6 +79,7 @@ pub(super) fn apply(
         _ => false,
     });
     let Some(mut named) = Named::load(tx, name, declared)? else { return Ok(nobody(commands)) };
+    named.token_before = named.next_token(call.now)?;
     let asks =
         commands.iter().any(|command| matches!(command, Command::Sweep | Command::Renew { .. }));
     if asks && named.state.waiting > 0 {
@@ -103,8 +109,13 @@ pub(super) fn ask(
     call: &mut Circumstances<'_>,
 ) -> Result<Option<Applied>> {
     let Some(mut named) = Named::load(tx, name, false)? else { return Ok(Some(nobody(commands))) };
+    named.token_before = named.next_token(call.now)?;
     let waiting = named.state.waiting > 0;
-    if named.is_due(call.now)? || waiting && named.has_room() || waiting && named.any_dead(call)? {
+    let fits = waiting && named.fits(1, call.now);
+    let meter = named.meter().copied();
+    named.settle(call.now);
+    let settled = meter == named.meter().copied();
+    if !settled || named.is_due(call.now)? || fits || waiting && named.any_dead(call)? {
         return Ok(None);
     }
     for command in commands {
@@ -154,9 +165,11 @@ pub(super) fn bury(
     let from = call.from.take();
     for row in rows {
         let Some(mut named) = Named::load_by_row(tx, row)? else { continue };
+        named.token_before = named.next_token(call.now)?;
         named.expire(call)?;
         named.remove_client(client)?;
         named.grant(call)?;
+        named.tell_the_first(call)?;
         let (more, also) = named.save()?;
         applied.wake.extend(more.wake);
         dead.extend(also);
@@ -178,20 +191,46 @@ pub(super) fn claim(
     let mut update = tx.prepare_cached(
         "UPDATE holders SET unclaimed = 0, ends = hold_until, hold_until = NULL
          WHERE client = ?1 AND unclaimed AND ends > ?2
-         RETURNING sequence, fence, ends, (SELECT name FROM semaphores WHERE id = semaphore),
-                   (SELECT held FROM semaphores WHERE id = semaphore)",
+         RETURNING sequence, fence, ends, (SELECT name FROM semaphores WHERE id = semaphore), slot",
     )?;
     let read = |row: &Row<'_>| {
         let (sequence, fence): (i64, i64) = (row.get(0)?, row.get(1)?);
         let ends: Option<i64> = row.get(2)?;
         let held = Held {
-            slot_number: row.get(4)?,
+            slot_number: NonZeroU32::new(row.get::<_, Option<u32>>(4)?.unwrap_or(0)),
             fence: Fence::new(fence.cast_unsigned()),
             valid_for: ends.map(|ends| Time::from_micros(ends.cast_unsigned()) - now),
         };
         Ok((row.get(3)?, AcquisitionId::new(client, sequence.cast_unsigned()), held))
     };
     update.query_map(params![client.number().cast_signed(), micros(now)], read)?.collect()
+}
+
+/// Where a client has the first in the queue, and that waits for a token: the names, and when it comes.
+pub(super) fn tokens(tx: &Connection, client: ClientId, now: Time) -> Result<Vec<(String, Time)>> {
+    let mut select = tx.prepare_cached(
+        "SELECT s.id, s.name FROM semaphores s
+         WHERE s.rate_interval > 0 AND s.id IN (SELECT semaphore FROM waiters WHERE client = ?1)",
+    )?;
+    let rows = select
+        .query_map([client.number().cast_signed()], |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect::<Result<Vec<(i64, String)>>>()?;
+    let mut tokens = Vec::new();
+    for (row, name) in rows {
+        let Some(named) = Named::load_by_row(tx, row)? else { continue };
+        // One that is there already is found when it is asked for.
+        let (at, first) = match named.next_token(now)? {
+            Some(token) => token,
+            None => match named.first_waiter_from(0)? {
+                Some(first) if named.fits(first.share.weight, now) => (now, first.id.client()),
+                _ => continue,
+            },
+        };
+        if first == client {
+            tokens.push((name, at));
+        }
+    }
+    Ok(tokens)
 }
 
 /// The ids of a client that somebody else has released. It is told of each once.

@@ -6,8 +6,9 @@ use std::time::Duration;
 use rusqlite::{Connection, Result, Row, Rows, params};
 
 use super::database::{Database, Surroundings};
-use crate::clock::Time;
-use crate::stats::{Limits, Member, Paused, Query, SemaphoreStats};
+use super::semaphores::meter_of;
+use crate::clock::{Span, Time};
+use crate::stats::{Limits, Member, Paused, Query, RateLimit, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, Error, Fence};
 
 pub(super) fn fetch(
@@ -36,12 +37,14 @@ struct Named {
     limits: Limits,
 }
 
-const COLUMNS: &str = "id, name, capacity, pinned, paused, paused_by, pause_reason";
+const COLUMNS: &str = "id, name, capacity, pinned, paused, paused_by, pause_reason,
+                       rate_interval, rate_burst, rate_full_at, rate_returns_from";
 
 impl Reading<'_, '_> {
     fn names(&self, query: &Query) -> Result<Vec<Named>> {
         let read = |row: &Row<'_>| {
             let paused: Option<i64> = row.get(4)?;
+            let meter = meter_of(row, 7)?;
             let limits = Limits {
                 declared: row.get(2)?,
                 pinned: row.get(3)?,
@@ -53,6 +56,8 @@ impl Reading<'_, '_> {
                         reason: row.get(6)?,
                     }),
                 },
+                rate: meter.map(|meter| RateLimit::new(meter.rate)),
+                next_token: meter.and_then(|meter| meter.next_in(self.now)).map(Span::duration),
             };
             Ok(Named { row: row.get(0)?, name: row.get(1)?, limits })
         };
@@ -73,15 +78,29 @@ impl Reading<'_, '_> {
 
     fn of(&mut self, Named { row, name, limits }: Named, everyone: bool) -> Result<SemaphoreStats> {
         let holders = self.holders(row)?;
+        let units = holders.iter().map(Member::weight).fold(0, u32::saturating_add);
         let (waiting, oldest_wait) = self.queue(row)?;
-        let waiters = if everyone { self.waiters(row)? } else { Vec::new() };
-        Ok(SemaphoreStats { name, limits, holders, waiters, waiting, oldest_wait })
+        let waiters = if everyone { self.waiters(row, -1)? } else { Vec::new() };
+        // The first that is alive. Where many are dead, somebody is about to bury them.
+        let head = self.waiters(row, 8)?.first().map(Member::weight);
+        let waits_for = head.map(|weight| limits.waits_for(units, weight));
+        let (units, waits_for) = (units, waits_for.filter(|_| waiting > 0));
+        Ok(SemaphoreStats {
+            name,
+            limits,
+            units,
+            waits_for,
+            holders,
+            waiters,
+            waiting,
+            oldest_wait,
+        })
     }
 
     /// The longest first: by fence, which is exact; who has none yet came last.
     fn holders(&mut self, semaphore: i64) -> Result<Vec<Member>> {
         let mut select = self.tx.prepare_cached(
-            "SELECT h.client, h.sequence, h.since, h.ends, h.label, c.host, c.pid, h.fence
+            "SELECT h.client, h.sequence, h.since, h.ends, h.label, c.host, c.pid, h.fence, h.weight, h.slot
              FROM holders h LEFT JOIN clients c USING (client)
              WHERE h.semaphore = ?1 AND (h.ends IS NULL OR h.ends > ?2)
              ORDER BY h.fence IS NULL, h.fence, h.since",
@@ -90,18 +109,18 @@ impl Reading<'_, '_> {
         self.members(rows)
     }
 
-    /// In the order of the queue.
-    fn waiters(&mut self, semaphore: i64) -> Result<Vec<Member>> {
+    /// In the order of the queue, from so many places; all if that is negative.
+    fn waiters(&mut self, semaphore: i64, most: i64) -> Result<Vec<Member>> {
         let mut select = self.tx.prepare_cached(
-            "SELECT w.client, w.sequence, w.since, NULL, w.label, c.host, c.pid, NULL
+            "SELECT w.client, w.sequence, w.since, NULL, w.label, c.host, c.pid, NULL, w.weight, NULL
              FROM waiters w LEFT JOIN clients c USING (client)
-             WHERE w.semaphore = ?1 ORDER BY w.place",
+             WHERE w.semaphore = ?1 ORDER BY w.place LIMIT ?2",
         )?;
-        let rows = select.query([semaphore])?;
+        let rows = select.query([semaphore, most])?;
         self.members(rows)
     }
 
-    /// Who is alive of client, sequence, since, ends, label, host, pid, fence.
+    /// Who is alive of client, sequence, since, ends, label, host, pid, fence, weight, slot.
     fn members(&mut self, mut rows: Rows<'_>) -> Result<Vec<Member>> {
         let now = self.now.micros();
         let mut members = Vec::new();
@@ -119,6 +138,8 @@ impl Reading<'_, '_> {
                 age: Some(self.since(row.get(2)?)),
                 ends_in: ends.map(|ends| Duration::from_micros(ends.cast_unsigned() - now)),
                 fence: fence.map(|fence| Fence::new(fence.cast_unsigned())),
+                weight: row.get(8)?,
+                slot_number: row.get(9)?,
             });
         }
         Ok(members)

@@ -4,6 +4,7 @@
 //! deadline; the engine's sender does not even ask while it is down. A new connection wakes everyone at once.
 
 use std::io;
+use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -297,7 +298,8 @@ impl Link {
     }
 }
 
-/// A wake-up for a semaphore: id, when it was granted, fence, slot number, the time to claim it (0: ask first), name.
+/// A wake-up for a semaphore: id, when it was granted, fence, slot number (0: none), the time to claim it (0: ask first), name.
+/// Or, with a fence of 0, what the first in the queue waits for: the last number is the time until its token comes.
 fn read_wake_up(data: &[Value], clock: &ServerClock) -> Option<Event> {
     let [_, Value::BulkString(payload)] = data else { return None };
     let (id, name) = std::str::from_utf8(payload).ok()?.split_once(' ')?;
@@ -307,8 +309,12 @@ fn read_wake_up(data: &[Value], clock: &ServerClock) -> Option<Event> {
     let mut fields = name.splitn(5, ' ');
     let mut number = || fields.next()?.parse::<u64>().ok();
     let (granted_at, fence, slot_number, claim) = (number()?, number()?, number()?, number()?);
+    if fence == 0 {
+        let name = Name::new("name", fields.next()?).ok()?;
+        return Some(Event::Token(name, Span::from_micros(claim)));
+    }
     let held = Held {
-        slot_number: u32::try_from(slot_number).unwrap_or(u32::MAX),
+        slot_number: NonZeroU32::new(u32::try_from(slot_number).unwrap_or(u32::MAX)),
         fence: Fence::new(fence),
         valid_for: Some(Span::from_micros(claim)),
     };

@@ -1,5 +1,6 @@
 //! The Lua scripts, each with the one function that knows the order of its KEYS and ARGV.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use redis::{Arg, Cmd};
@@ -7,7 +8,9 @@ use redis::{Arg, Cmd};
 use crate::backend::Reply;
 use crate::clock::Span;
 use crate::machine::lock::TOLERANCE_MS;
-use crate::machine::{Command, Declared, Held, Known, Outcome, Role, Steer, Steered, Terms};
+use crate::machine::{
+    Command, Declared, Held, Known, Outcome, Rate, Role, Share, Steer, Steered, Terms,
+};
 use crate::name::Name;
 use crate::{ClientId, Fence};
 
@@ -66,9 +69,9 @@ impl Transition {
     pub(super) fn shared(one: &Command, other: &Command) -> bool {
         match (one, other) {
             (
-                Command::Enqueue { wait, terms, label, .. },
-                Command::Enqueue { wait: w, terms: t, label: l, .. },
-            ) => (wait, terms, label) == (w, t, l),
+                Command::Enqueue { wait, terms, share, label, .. },
+                Command::Enqueue { wait: w, terms: t, share: s, label: l, .. },
+            ) => (wait, terms, share, label) == (w, t, s, l),
             (Command::Renew { terms, .. }, Command::Renew { terms: t, .. }) => terms == t,
             (Command::Release { known, .. }, Command::Release { known: k, .. }) => known == k,
             _ => false,
@@ -196,7 +199,7 @@ impl Scripts {
             Command::Steer { capacity, .. } => capacity.unwrap_or_default(),
             _ => 0,
         };
-        keys.add(&mut cmd, Declared { capacity, is_new: false }, std::slice::from_ref(steer));
+        keys.add(&mut cmd, Declared::capacity(capacity, false), std::slice::from_ref(steer));
         cmd
     }
 
@@ -311,13 +314,27 @@ impl Keys {
     fn add(&self, cmd: &mut Cmd, declared: Declared, commands: &[Command]) {
         let groups = || commands.chunk_by(Transition::shared);
         let counted = |group: &[Command]| 2 + count(group);
-        cmd.arg(self.name.as_str()).arg(declared.capacity).arg(u8::from(declared.is_new));
+        cmd.arg(self.name.as_str()).arg(declared.capacity);
+        let is_new = u8::from(declared.is_new);
+        match declared.rate {
+            None => cmd.arg(is_new),
+            Some(Rate { interval, burst }) => {
+                let (rate_is_new, interval) = (u8::from(declared.rate_is_new), interval.micros());
+                cmd.arg(format!("{is_new} {rate_is_new} {interval} {burst}"))
+            }
+        };
         cmd.arg(groups().map(counted).sum::<usize>());
         for group in groups() {
             cmd.arg(Transition::of(&group[0]).word()).arg(count(group));
             match &group[0] {
-                Command::Enqueue { wait, terms, label, .. } => {
-                    cmd.arg(u8::from(*wait));
+                Command::Enqueue { wait, terms, share, label, .. } => {
+                    let wait = u8::from(*wait);
+                    match *share {
+                        Share::ONE => cmd.arg(wait),
+                        Share { weight, numbered } => {
+                            cmd.arg(format!("{wait} {weight} {}", u8::from(numbered)))
+                        }
+                    };
                     add_terms(cmd, *terms);
                     cmd.arg(label.as_deref().unwrap_or_default());
                 }
@@ -325,6 +342,7 @@ impl Keys {
                 Command::Release { known, .. } => {
                     cmd.arg(match known {
                         Known::Nothing => "unknown",
+                        Known::Unused => "unused",
                         Known::Held { limited: false } => "held",
                         Known::Held { limited: true } => "limited",
                     });
@@ -359,13 +377,19 @@ fn add_terms(cmd: &mut Cmd, terms: Terms) {
 }
 
 fn add_steer(cmd: &mut Cmd, steer: &Steer) {
+    let none = String::new;
     let (what, capacity, by, reason) = match steer {
-        Steer::Declare(capacity) => ("declare", *capacity, "", None),
-        Steer::Pin(capacity) => ("pin", *capacity, "", None),
-        Steer::Unpin => ("unpin", 0, "", None),
-        Steer::Pause { by, reason } => ("pause", 0, &**by, reason.as_deref()),
-        Steer::Resume => ("resume", 0, "", None),
-        Steer::Forget => ("forget", 0, "", None),
+        Steer::Declare(capacity) => ("declare", capacity.to_string(), "", None),
+        Steer::Pin(capacity) => ("pin", capacity.to_string(), "", None),
+        Steer::Unpin => ("unpin", none(), "", None),
+        Steer::Rate(rate) => {
+            let (interval, burst) =
+                rate.map_or((0, 1), |rate| (rate.interval.micros(), rate.burst));
+            ("rate", format!("{interval} {burst}"), "", None)
+        }
+        Steer::Pause { by, reason } => ("pause", none(), &**by, reason.as_deref()),
+        Steer::Resume => ("resume", none(), "", None),
+        Steer::Forget => ("forget", none(), "", None),
     };
     cmd.arg(what).arg(capacity).arg(by).arg(reason.unwrap_or_default());
 }
@@ -400,6 +424,10 @@ pub(super) fn decode(commands: &[Command], value: redis::Value) -> Result<Reply,
                         Outcome::Waiting { ahead }
                     }
                     b"full" => Outcome::Full,
+                    b"heavy" => {
+                        let capacity = u32::try_from(int(&first)?).unwrap_or(u32::MAX);
+                        Outcome::TooHeavy { capacity }
+                    }
                     b"gone" => Outcome::Gone,
                     b"done" => Outcome::Steered(Steered::Done),
                     b"unknown" => Outcome::Steered(Steered::Unknown),
@@ -420,6 +448,10 @@ pub(super) fn decode(commands: &[Command], value: redis::Value) -> Result<Reply,
     reply.next_expiry = u64::try_from(int(&next()?)?).ok().map(Span::from_micros);
     reply.foreign = int(&next()?)? != 0;
     while let Ok(id) = next() {
+        if let redis::Value::Int(delay) = id {
+            reply.next_token = u64::try_from(delay).ok().map(Span::from_micros);
+            continue;
+        }
         let id = text(id)?;
         let id = id.parse().map_err(|_| format!("granted to {id:?}"))?;
         reply.effects.granted.push((id, held(&next()?, &next()?, &next()?)?, ()));
@@ -434,7 +466,7 @@ fn held(
 ) -> Result<Held, String> {
     let number = |value| u64::try_from(int(value)?).map_err(|error| error.to_string());
     Ok(Held {
-        slot_number: u32::try_from(number(slot)?).unwrap_or(u32::MAX),
+        slot_number: NonZeroU32::new(u32::try_from(number(slot)?).unwrap_or(u32::MAX)),
         fence: Fence::new(number(fence)?),
         valid_for: Some(Span::from_micros(number(valid_for)?)),
     })

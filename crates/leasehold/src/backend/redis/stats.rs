@@ -8,8 +8,10 @@ use redis::{Cmd, FromRedisValue, Value, cmd};
 use super::link::Link;
 use super::scripts::KINDS;
 use crate::Error;
+use crate::clock::{Span, Time};
 use crate::engine::foreign::event;
-use crate::stats::{Limits, Member, Paused, Query, SemaphoreStats};
+use crate::machine::{Meter, Rate};
+use crate::stats::{Limits, Member, Paused, Query, RateLimit, SemaphoreStats};
 
 /// How many names are asked about at once, and how many members: no answer is long, so that it neither fills the output
 /// buffer of the server nor keeps the engine's thread.
@@ -133,7 +135,7 @@ async fn of(link: &Link, names: &[String], waiters: bool) -> Result<Vec<Semaphor
     let mut answers = link.send(calls).await?.into_iter();
     let mut next = || answers.next().unwrap_or(Value::Nil);
     let now = seconds(read(next())?);
-    let mut stats = Vec::new();
+    let (mut stats, mut heads) = (Vec::new(), Vec::new());
     for name in names {
         let capacity: Option<Vec<u8>> = read(next())?;
         let capacity = capacity.map(|text| {
@@ -151,6 +153,7 @@ async fn of(link: &Link, names: &[String], waiters: bool) -> Result<Vec<Semaphor
         }
         let waiting = read(next())?;
         let head: Scores = read(next())?;
+        heads.push(head.0.first().map(|(id, _)| id.clone()));
         stats.push(SemaphoreStats {
             limits,
             waiting,
@@ -159,9 +162,18 @@ async fn of(link: &Link, names: &[String], waiters: bool) -> Result<Vec<Semaphor
         });
     }
     let mut clients = BTreeMap::new();
-    for one in &mut stats {
+    for (one, head) in stats.iter_mut().zip(heads) {
         one.holders = members(link, &one.name, Role::Holder, now, &mut clients).await?;
         one.holders.sort_by_key(|member| std::cmp::Reverse(member.age));
+        one.units = one.holders.iter().map(Member::weight).fold(0, u32::saturating_add);
+        if let Some(head) = head {
+            let mut info = call(link, "HGET", "info", &one.name);
+            info.arg(head);
+            let info: Option<Vec<u8>> = self::one(link, info).await?;
+            let info = info.as_deref().map(String::from_utf8_lossy).unwrap_or_default();
+            let weight = describe(unknown(String::new()), &info, now).weight;
+            one.waits_for = Some(one.limits.waits_for(one.units, weight));
+        }
         if waiters {
             one.waiters = members(link, &one.name, Role::Waiter, now, &mut clients).await?;
         }
@@ -169,18 +181,34 @@ async fn of(link: &Link, names: &[String], waiters: bool) -> Result<Vec<Semaphor
     Ok(stats)
 }
 
-/// What operators have set, as `read_capacity` in Lua describes it.
+/// What is not ordinary of the limits, as `read_capacity` in Lua describes it.
 fn limits_of(text: &str, now: f64) -> Limits {
     let mut lines = text.splitn(3, '\n');
     let mut numbers = lines.next().unwrap_or_default().split(' ');
     let mut number = || numbers.next().and_then(|number| number.parse::<u64>().ok());
-    let (pinned, declared, paused) = (number(), number(), number());
+    let (pinned, declared, paused, _extra) = (number(), number(), number(), number());
+    let rate = (number().filter(|interval| *interval > 0), number(), number(), number());
     let small = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
     let mut line = || lines.next().filter(|line| !line.is_empty()).map(str::to_owned);
     let (by, reason) = (line().unwrap_or_default(), line());
     #[allow(clippy::cast_precision_loss)] // to the millisecond is enough
     let since = |micros: u64| seconds_between(micros as f64 / 1e6, now);
+    let meter = match rate {
+        (Some(interval), burst, full_at, returns_from) => Some(Meter {
+            rate: Rate {
+                interval: Span::from_micros(interval),
+                burst: burst.map_or(1, |burst| small(burst).max(1)),
+            },
+            full_at: Time::from_micros(full_at.unwrap_or_default()),
+            returns_from: returns_from.unwrap_or_default(),
+        }),
+        _ => None,
+    };
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // it is a time of day
+    let at = Time::from_micros((now * 1e6) as u64);
     Limits {
+        rate: meter.map(|meter| RateLimit::new(meter.rate)),
+        next_token: meter.and_then(|meter| meter.next_in(at)).map(Span::duration),
         declared: declared.map(small).unwrap_or_default(),
         pinned: pinned.map(small),
         paused: paused.map(|micros| Paused { since: since(micros), by, reason }),
@@ -296,17 +324,23 @@ fn seconds((seconds, micros): (f64, f64)) -> f64 {
 /// All that is known of an id by itself.
 fn unknown(id: String) -> Member {
     let (label, host, pid, age, ends_in, fence) = (None, None, None, None, None, None);
-    Member { id, label, host, pid, age, ends_in, fence }
+    Member { id, label, host, pid, age, ends_in, fence, weight: 1, slot_number: None }
 }
 
 fn client_of(id: &str) -> Option<&str> {
     Some(id.split_once('-')?.0)
 }
 
-/// Adds its fence, age and label, from "fence since lease ttl label".
+/// Adds its fence, weight, slot number, age and label, from "fence since lease ttl label". After the fence may follow
+/// "/weight/slot number/unclaimed".
 fn describe(mut member: Member, info: &str, now: f64) -> Member {
     let mut fields = info.splitn(5, ' ');
-    member.fence = fields.next().and_then(|fence| fence.parse().ok());
+    let mut permit = fields.next().unwrap_or_default().split('/');
+    member.fence = permit.next().and_then(|fence| fence.parse().ok());
+    let mut number = || permit.next().and_then(|number| number.parse::<u32>().ok());
+    member.weight = number().unwrap_or(1);
+    // A waiter only says that it wants one.
+    member.slot_number = number().filter(|number| *number > 0 && member.fence.is_some());
     let since = fields.next().and_then(|since| since.parse::<f64>().ok());
     // A waiter's place says more exactly since when.
     member.age = member.age.or(since.map(|since| seconds_between(since / 1e6, now)));

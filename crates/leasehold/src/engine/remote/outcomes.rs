@@ -6,6 +6,7 @@ use super::state::{State, Timer, Want};
 use crate::backend::Reply;
 use crate::clock::{Moment, Span};
 use crate::engine::foreign::event;
+use crate::engine::in_process::too_heavy;
 use crate::engine::life::Life;
 use crate::engine::ticket::{After, Grant, Ticket};
 use crate::machine::{Command, Held, Outcome, Role, Terms};
@@ -73,6 +74,9 @@ impl State {
             self.apply_outcome(id, Outcome::Held(held), sent, after);
         }
         self.schedule_question(reply.next_expiry, reply.foreign, asked);
+        if let Some(after) = reply.next_token {
+            self.ask_for_token(after);
+        }
     }
 
     /// The connection was lost before the answer came. What is still wanted is sent again, in the same order.
@@ -203,6 +207,13 @@ impl State {
             Outcome::Full => {
                 self.forget_in_store(id);
                 ticket.full(after);
+            }
+            Outcome::TooHeavy { capacity } => {
+                let name = ticket.semaphore.named.name();
+                let error = too_heavy(name, ticket.share.weight, capacity);
+                if ticket.fail(error, after) {
+                    self.forget_in_store(id);
+                }
             }
             // Its enqueue was sent after the question, and will be answered. A second one could be applied after the
             // permit that the first one got has ended, and leave the id in the queue.

@@ -120,6 +120,14 @@ impl State {
         }
     }
 
+    /// The first in the queue is ours, and is granted a permit when it is asked about after this time.
+    pub(super) fn ask_for_token(&mut self, after: Span) {
+        let at = Moment::now() + after;
+        if !self.waiting.is_empty() && self.ask_at.is_none_or(|earlier| at < earlier) {
+            self.set_question(at);
+        }
+    }
+
     /// The store says how many waiters are ahead of our first one.
     pub(super) fn learn_place(&mut self, id: AcquisitionId, ahead: usize) {
         let now = Moment::now();

@@ -11,7 +11,7 @@ use crate::engine::life::Life;
 use crate::engine::ticket::{After, Ticket};
 use crate::engine::timing::Place;
 use crate::id::IdMap;
-use crate::machine::{Command, Declared, Known, Terms};
+use crate::machine::{Command, Declared, Known, Share, Terms};
 use crate::semaphore::Declaration;
 use crate::{AcquisitionId, Error};
 
@@ -183,7 +183,13 @@ impl State {
         let Acquisition { ticket, life, doubtful, .. } = self.forget(id)?;
         if life.needs_release() {
             let terms = ticket.semaphore.terms;
-            let known = if ticket.is_held() && !doubtful && life == Life::Answered {
+            let known = if !ticket.was_seen() {
+                Known::Unused
+            } else if ticket.is_held()
+                && ticket.share == Share::ONE
+                && !doubtful
+                && life == Life::Answered
+            {
                 Known::Held { limited: terms.ttl.is_some() }
             } else {
                 Known::Nothing
@@ -213,13 +219,15 @@ impl State {
             release.again |= release.life == Life::Sent;
             release.doubtful |= doubtful;
             // It may wait in the queue again, and its time counts anew.
-            release.known = Known::Nothing;
+            if release.known != Known::Unused {
+                release.known = Known::Nothing;
+            }
             let until = expired_by(Terms { lease: self.longest_lease, ttl: None });
             release.until = release.until.and(until);
             return;
         }
         let terms = Terms { lease: self.longest_lease, ttl: None };
-        self.add_release(id, terms, Known::Nothing, doubtful);
+        self.add_release(id, terms, Known::Unused, doubtful);
     }
 
     pub(super) fn cancel_timer(&mut self, at: Option<Moment>, timer: Timer) {
@@ -319,6 +327,7 @@ impl State {
                     declared,
                     wait: own.ticket.queues,
                     terms: *terms,
+                    share: own.ticket.share,
                     label: label.clone(),
                 })
             }

@@ -6,9 +6,9 @@ use crate::Client;
 use crate::backend::Reply;
 use crate::backend::simulated::Simulated;
 use crate::engine::Settings;
-use crate::machine::{Command, Declared, Known, Outcome, Terms};
+use crate::machine::{Command, Declared, Known, Outcome, Share, Terms};
 
-const ONE: Declared = Declared { capacity: 1, is_new: true };
+const ONE: Declared = Declared::capacity(1, true);
 
 /// A name that holds one permit.
 fn holding() -> (State, Arc<Ticket>) {
@@ -42,7 +42,7 @@ fn a_claim_that_fails_after_another_was_answered_takes_nothing_away() {
 fn nobody_is_asked_for_twice_in_one_batch() {
     let (mut state, held) = holding();
     let id = held.semaphore.named.core().next_id();
-    state.add(&Ticket::waiting(id, held.semaphore.clone(), true, None), Life::Unsent);
+    state.add(&Ticket::waiting(id, held.semaphore.clone(), Share::ONE, true, None), Life::Unsent);
     for _ in 0..2 {
         state.want_enqueue(id);
         state.claim(id);
@@ -56,7 +56,7 @@ fn nobody_is_asked_for_twice_in_one_batch() {
 fn a_waiter_that_is_gone_is_enqueued_once() {
     let (mut state, held) = holding();
     let (id, mut after) = (held.semaphore.named.core().next_id(), After::default());
-    state.add(&Ticket::waiting(id, held.semaphore.clone(), true, None), Life::Answered);
+    state.add(&Ticket::waiting(id, held.semaphore.clone(), Share::ONE, true, None), Life::Answered);
     let question = [Command::Renew { id, terms: Terms::default() }];
     let gone = || Reply { outcomes: vec![Outcome::Gone], ..Default::default() };
     state.apply_reply(&question, gone(), Moment::now(), &mut after);
@@ -85,7 +85,7 @@ fn an_id_is_released_unless_it_was_never_sent() {
     for life in lives {
         let (mut state, held) = holding();
         let id = held.semaphore.named.core().next_id();
-        state.add(&Ticket::waiting(id, held.semaphore.clone(), true, None), life);
+        state.add(&Ticket::waiting(id, held.semaphore.clone(), Share::ONE, true, None), life);
         state.end(id);
         assert_eq!(state.releases.contains_key(&id), life != Life::Unsent, "{life:?}");
     }
@@ -118,7 +118,10 @@ fn no_release_of_a_crowd_is_forgotten() {
     let core = held.semaphore.named.core().clone();
     for _ in 0..3 * CROWD {
         let id = core.next_id();
-        state.add(&Ticket::waiting(id, held.semaphore.clone(), true, None), Life::Answered);
+        state.add(
+            &Ticket::waiting(id, held.semaphore.clone(), Share::ONE, true, None),
+            Life::Answered,
+        );
         state.end(id);
     }
     assert_eq!(state.take(usize::MAX, ONE).len(), 3 * CROWD);

@@ -65,12 +65,15 @@ pub(super) enum Life {
 
 /// The engine's `Unreleased`: an id that the client is done with.
 #[derive(Clone, Copy, PartialEq, Debug)]
+#[allow(clippy::struct_excessive_bools)] // each is one of the engine's
 pub(super) struct Release {
     pub(super) id: AcquisitionId,
     /// [`Life::Answered`] if it was, and is repeated all the same.
     pub(super) life: Life,
     /// The id is known to have been a holder: it is not looked for in the queue.
     pub(super) confirmed: bool,
+    /// Nobody has seen the permit, if there was one: where there is a rate.
+    pub(super) unused: bool,
     pub(super) doubtful: bool,
     /// Something was heard of the id after the release was sent.
     pub(super) again: bool,
@@ -80,7 +83,11 @@ pub(super) struct Release {
 
 impl Release {
     fn ask(&self) -> Ask {
-        if self.confirmed { Ask::ReleaseHolder } else { Ask::Release }
+        match (self.unused, self.confirmed) {
+            (true, _) => Ask::ReleaseUnused,
+            (false, true) => Ask::ReleaseHolder,
+            (false, false) => Ask::Release,
+        }
     }
 }
 
@@ -160,14 +167,14 @@ impl Client {
             Stage::Waiting(Waiting { id, life, doubtful, .. }) => {
                 let lost = world.is(Broken::LostCancel) && life != Life::Answered;
                 if life != Life::Unsent && !lost {
-                    self.add_release(world, id, false, doubtful, now);
+                    self.add_release(world, id, (false, true), doubtful, now);
                 }
             }
             Stage::Held { id, life, doubtful, .. } => {
                 // Without an enqueue in flight or in doubt, a holder is not in the queue: then it is all the same.
                 let certain = !doubtful && life == Life::Answered;
                 let confirmed = certain && world.is_pipelined();
-                self.add_release(world, id, confirmed, doubtful, now);
+                self.add_release(world, id, (confirmed, false), doubtful, now);
             }
         }
     }
@@ -176,13 +183,14 @@ impl Client {
         &mut self,
         world: &World,
         id: AcquisitionId,
-        confirmed: bool,
+        (confirmed, unused): (bool, bool),
         doubtful: bool,
         now: Moment,
     ) {
         let (life, again, until) = (Life::Unsent, false, world.expired_by(now));
         let doubtful = doubtful && world.is_pipelined();
-        self.releases.push(Release { id, life, confirmed, doubtful, again, until });
+        let unused = unused && world.rate.is_some();
+        self.releases.push(Release { id, life, confirmed, unused, doubtful, again, until });
     }
 
     /// Nobody here waits for this id any more, and the store may know it.
@@ -193,7 +201,7 @@ impl Client {
             // It may wait in the queue again, and its time counts anew.
             (release.confirmed, release.until) = (false, world.expired_by(now));
         } else if !world.is(Broken::LateAnswer) {
-            self.add_release(world, id, false, doubtful, now);
+            self.add_release(world, id, (false, true), doubtful, now);
         }
     }
 
@@ -299,7 +307,9 @@ impl Client {
         held.valid_for = held.valid_for.into_iter().chain(world.terms.ttl).min();
         let granted_at = if world.is(Broken::OldWakeUp) { now } else { granted_at };
         let valid_until = world.valid_until(&held, granted_at, now);
-        if now < valid_until {
+        // Where there is a rate, the store has to know that the permit is used.
+        let asks_first = world.rate.is_some() && !world.is(Broken::Unclaimed);
+        if now < valid_until && !asks_first {
             self.stage = waiting.holding(held.fence, valid_until);
         } else {
             waiting.claim = true;

@@ -8,12 +8,14 @@ use super::*;
 pub(super) fn all(world: &World) -> Vec<Property<World>> {
     let mut all = vec![
         Property::always("1: limit", |world: &World, state: &State| {
-            let within = state.store.machine.holding <= world.largest_capacity();
+            let within = state.store.machine.units <= world.largest_capacity();
             within && state.saw_nothing_of(Wrong::Limit)
         }),
         Property::always("1: no grant during a pause", |_, state: &State| {
             state.saw_nothing_of(Wrong::Paused)
         }),
+        Property::always("1: slot numbers", |_, state: &State| state.saw_nothing_of(Wrong::Slots)),
+        Property::always("1: rate", |world: &World, state: &State| state.keeps_the_rate(world)),
         Property::always("2: order", |_, state: &State| state.saw_nothing_of(Wrong::Order)),
         Property::always("3: no lost wake-up", |_, state: &State| {
             state.saw_nothing_of(Wrong::LostWakeUp)
@@ -21,7 +23,7 @@ pub(super) fn all(world: &World) -> Vec<Property<World>> {
         Property::always("4: fence", |_, state: &State| state.saw_nothing_of(Wrong::Fence)),
         Property::always("5: idempotence", |_, state: &State| state.saw_nothing_of(Wrong::Twice)),
         Property::always("6: self-fencing", |world: &World, state: &State| {
-            state.believers().count() <= world.largest_capacity() as usize
+            state.believed(world) <= world.largest_capacity()
         }),
         Property::always("6: who believes holds", |_, state: &State| {
             state.believers().all(|client| client.agrees_with(state))
@@ -30,7 +32,7 @@ pub(super) fn all(world: &World) -> Vec<Property<World>> {
         Property::always("everyone who waits holds in the end", World::calms_down),
         Property::sometimes(
             "as many believe as there are permits",
-            |world: &World, state: &State| state.believers().count() == world.capacity as usize,
+            |world: &World, state: &State| state.believed(world) == world.capacity,
         ),
         Property::sometimes("a holder lost its lease while another holds", |_, state: &State| {
             let late = |client: &&Client| matches!(client.stage, ClientStage::Held { .. });
@@ -44,13 +46,7 @@ pub(super) fn all(world: &World) -> Vec<Property<World>> {
             })
         }),
     ];
-    if world.operator {
-        all.push(Property::sometimes("somebody waits for a free permit", |_, state: &State| {
-            let machine = &state.store.machine;
-            let free = machine.holding < machine.limits().capacity();
-            free && machine.limits().paused().is_some() && machine.waiting() > 0
-        }));
-    }
+    all.extend(of_limits(world));
     if world.in_flight.iter().any(|most| *most > 0) {
         all.extend([
             Property::sometimes("an enqueue comes twice", |_, state: &State| {
@@ -93,6 +89,36 @@ pub(super) fn all(world: &World) -> Vec<Property<World>> {
                 }
                 _ => false,
             })
+        }));
+    }
+    all
+}
+
+/// What must be possible where there are limits beside the capacity.
+fn of_limits(world: &World) -> Vec<Property<World>> {
+    let mut all = Vec::new();
+    if world.operator {
+        all.push(Property::sometimes("somebody waits for a free permit", |_, state: &State| {
+            let machine = &state.store.machine;
+            let free = machine.units < machine.limits().capacity();
+            free && machine.limits().paused().is_some() && machine.waiting() > 0
+        }));
+    }
+    if world.heavy {
+        all.push(Property::sometimes(
+            "a heavy one waits though a unit is free",
+            |_, state: &State| {
+                let machine = &state.store.machine;
+                let free = machine.units < machine.limits().capacity();
+                let head = machine.waiters().next();
+                free && head.is_some_and(|head| head.weight > 1)
+            },
+        ));
+    }
+    if world.rate.is_some() {
+        all.push(Property::sometimes("somebody waits for a token", |_, state: &State| {
+            let now = state.store_time(state.now);
+            state.store.machine.next_token(now).is_some()
         }));
     }
     all

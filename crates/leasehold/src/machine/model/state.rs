@@ -10,10 +10,13 @@ pub(super) struct State {
     pub(super) broken: Option<Broken>,
     pub(super) ids: usize,
     pub(super) stragglers: bool,
+    pub(super) heavy: bool,
     pub(super) now: Moment,
     pub(super) store: Arc<Store>,
     pub(super) clients: Vec<Client>,
     pub(super) wire: Vec<Message>,
+    /// The grants that a client has believed in, not long ago: where there is a rate.
+    pub(super) starts: Vec<(Fence, Time)>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -41,11 +44,13 @@ pub(super) enum Ask {
     Release,
     /// The same, if it is known to hold: the store does not look for it in the queue.
     ReleaseHolder,
+    /// The same, if nobody has seen the permit: its token goes back.
+    ReleaseUnused,
 }
 
 impl Ask {
     pub(super) fn releases(self) -> bool {
-        matches!(self, Self::Release | Self::ReleaseHolder)
+        matches!(self, Self::Release | Self::ReleaseHolder | Self::ReleaseUnused)
     }
 }
 
@@ -306,6 +311,46 @@ impl State {
                 lives && !(alone && told == *client && lost == *client)
             }
         }
+    }
+
+    /// Notes who has begun, and forgets what was long ago.
+    pub(super) fn note_starts(&mut self, world: &World) {
+        let Some(rate) = world.rate else { return };
+        let horizon = Span::from_micros(rate.interval.micros() * u64::from(rate.burst));
+        let now = self.store_time(self.now);
+        let recent = |(_, at): &(Fence, Time)| now < *at + horizon;
+        for client in &self.clients {
+            if let ClientStage::Held { fence, .. } = client.stage
+                && !self.starts.iter().any(|(own, _)| *own == fence)
+            {
+                let granted = self.store.grants.iter().find(|(own, _)| *own == fence);
+                self.starts.extend(granted);
+            }
+        }
+        self.starts.retain(recent);
+        self.starts.sort_unstable_by_key(|(fence, _)| *fence);
+        if !self.store.grants.iter().all(recent) {
+            Arc::make_mut(&mut self.store).grants.retain(recent);
+        }
+    }
+
+    /// Whether there were no more starts than the rate allows, in any time.
+    pub(super) fn keeps_the_rate(&self, world: &World) -> bool {
+        let Some(rate) = world.rate else { return true };
+        let burst = rate.burst as usize;
+        (0..self.starts.len()).all(|first| {
+            let later = self.starts.iter().skip(first + burst);
+            (1..).zip(later).all(|(more, (_, at))| {
+                let least = Span::from_micros(rate.interval.micros() * more);
+                self.starts[first].1 + least <= *at
+            })
+        })
+    }
+
+    /// How many units are believed to be held.
+    pub(super) fn believed(&self, world: &World) -> u32 {
+        let slots = (0..).zip(&self.clients).filter(|(_, client)| client.believes(self.now));
+        slots.map(|(slot, _)| world.share(slot).weight).sum()
     }
 
     pub(super) fn believers(&self) -> impl Iterator<Item = &Client> {

@@ -8,6 +8,9 @@ pub(super) struct Store {
     /// Who waits, in the order in which they were told so. The watcher's own list, not the machine's.
     pub(super) line: Vec<AcquisitionId>,
     newest_fence: Option<Fence>,
+    /// What was granted not long ago, and when: where there is a rate.
+    pub(super) grants: Vec<(Fence, Time)>,
+    rated: bool,
     /// What the last command did wrong.
     pub(super) wrong: Option<Wrong>,
 }
@@ -20,6 +23,7 @@ pub(super) enum Wrong {
     LostWakeUp,
     Fence,
     Twice,
+    Slots,
 }
 
 pub(super) fn fence(member: &Member<()>) -> Option<Fence> {
@@ -34,8 +38,10 @@ pub(super) fn pause() -> Steer {
 }
 
 impl Store {
-    pub(super) fn new() -> Self {
-        Self { machine: Machine::new(0), line: Vec::new(), newest_fence: None, wrong: None }
+    pub(super) fn new(rated: bool) -> Self {
+        let (line, grants) = (Vec::new(), Vec::new());
+        let machine = Machine::new(0);
+        Self { machine, line, newest_fence: None, grants, rated, wrong: None }
     }
 
     pub(super) fn knows(&self, id: AcquisitionId) -> bool {
@@ -70,7 +76,7 @@ impl Store {
                 Some(_) => limits.capacity(),
                 None => limits.capacity().max(was.capacity()),
             };
-            if after.holding > capacity {
+            if after.units > capacity {
                 self.wrong = Some(Wrong::Limit);
             }
             if limits.paused().is_some() && (asked.is_some() || was.paused().is_some()) {
@@ -96,8 +102,9 @@ impl Store {
             self.line.push(id);
         }
 
-        // Invariant 3: a permit is free only if nobody in reach waits.
-        if after.has_room() && self.line.iter().any(in_reach) {
+        // Invariant 3: whoever comes before the first that does not fit is out of reach.
+        let fits = |id: &&AcquisitionId| after.fits(after.members[*id].weight(), now);
+        if self.line.iter().take_while(fits).any(in_reach) {
             self.wrong = Some(Wrong::LostWakeUp);
         }
 
@@ -112,18 +119,33 @@ impl Store {
                 self.wrong = Some(Wrong::Fence);
             }
             self.newest_fence = Some(fence);
+            if self.rated {
+                self.grants.push((fence, now));
+            }
         }
 
         // Invariant 5: nobody is in two places, and whoever asks again keeps what it has.
         let holders = after.members.values().filter(|member| member.is_holder()).count();
         let places = after.queue.iter().count();
-        let once = holders == after.holding as usize && holders + places == after.members.len();
+        let weighs: u32 =
+            after.members.values().filter(|own| own.is_holder()).map(Member::weight).sum();
+        let once = holders == after.holding as usize
+            && holders + places == after.members.len()
+            && weighs == after.units;
         let kept = asked.is_none_or(|(ask, id)| {
             let had = old(&id).and_then(fence);
             ask.releases() || had.is_none() || had == after.members.get(&id).and_then(fence)
         });
         if !once || !kept || places != self.line.len() {
             self.wrong = Some(Wrong::Twice);
+        }
+
+        // Invariant 1: no two holders have the same number.
+        let slots = after.holders().into_iter().filter_map(|row| row.slot_number);
+        let mut slots: Vec<_> = slots.collect();
+        slots.sort_unstable();
+        if slots.windows(2).any(|pair| pair[0] == pair[1]) {
+            self.wrong = Some(Wrong::Slots);
         }
     }
 }
@@ -155,7 +177,7 @@ impl State {
             store.machine.last_fence = 0;
         }
         if world.is(Broken::AskedAnew) && ask == Ask::Enqueue {
-            store.machine.remove(id);
+            store.machine.remove(id, Known::Nothing);
         }
         let mut woken = Vec::new();
         let mut effects = Effects::default();
@@ -175,13 +197,29 @@ impl State {
                 command = Command::Sweep;
             }
         }
+        let fences = store.machine.last_fence;
         let paused = store.machine.limits.paused().is_some() && world.is(Broken::NoPause);
         if paused {
-            store.machine.limits.steer(&Steer::Resume, now);
+            store.machine.limits.steer(&Steer::Resume, now, fences);
+        }
+        if world.is(Broken::SlotsByCount) {
+            store.machine.numbers = Numbers::default();
+            (0..store.machine.holding).for_each(|_| {
+                let next = store.machine.numbers.lowest_free();
+                store.machine.numbers.take(next);
+            });
+        }
+        if world.is(Broken::Returns)
+            && let Some(meter) = store.machine.limits.meter_mut()
+        {
+            meter.returns_from = 0;
         }
         let outcome = store.machine.apply(&command, &mut call);
+        if world.is(Broken::Overtaking) {
+            store.machine.let_the_light_overtake(&mut call);
+        }
         if paused {
-            store.machine.limits.steer(&pause(), now);
+            store.machine.limits.steer(&pause(), now, fences);
         }
         if world.is(Broken::Lifo) {
             store.machine.let_the_last_be_first(&before.machine);
@@ -215,7 +253,7 @@ impl State {
         let (from, confirm_within) = (ClientId::from_bits(1), CONFIRM_WITHIN);
         let mut call = Circumstances { from, now, confirm_within, wake, effects: &mut effects };
         if world.is(Broken::NoGrantOnResume) {
-            store.machine.limits.steer(steer, now);
+            store.machine.limits.steer(steer, now, store.machine.last_fence);
         } else {
             let command = Command::Steer { capacity: None, steer: steer.clone() };
             store.machine.apply(&command, &mut call);
@@ -238,16 +276,20 @@ impl State {
                 let capacity = world.capacity + u32::from(world.is(Broken::OneTooMany));
                 let wait = true;
                 // What an operator has set stays.
-                let declared = Declared { capacity, is_new: !world.operator };
-                Command::Enqueue { id, declared, wait, terms, label: None }
+                let mut declared = Declared::capacity(capacity, !world.operator);
+                declared.rate = world.rate.filter(|_| !world.is(Broken::NoRate));
+                let share = world.share(slot(id));
+                Command::Enqueue { id, declared, wait, terms, share, label: None }
             }
             Ask::Renew => Command::Renew { id, terms },
-            Ask::Release | Ask::ReleaseHolder => {
+            Ask::Release | Ask::ReleaseHolder | Ask::ReleaseUnused => {
+                let unused = ask == Ask::ReleaseUnused;
+                let known = if unused { Known::Unused } else { Known::Nothing };
                 let holders = self.store.machine.holders();
                 let somebody = holders.first().map(|row| row.id);
                 let anybody = world.is(Broken::NoOwnership) && !self.store.knows(id);
                 let id = somebody.filter(|_| anybody).unwrap_or(id);
-                Command::Release { id, known: Known::Nothing }
+                Command::Release { id, known }
             }
         }
     }
@@ -265,7 +307,7 @@ impl State {
             effects: &mut Effects::default(),
         };
         machine.apply(&Command::Sweep, &mut call);
-        let forgotten = machine.is_empty() && !machine.is_timed() && machine.waiting() == 0;
+        let forgotten = machine.is_empty() && !machine.anybody_ends() && machine.waiting() == 0;
         let left = |id: AcquisitionId| {
             let client = &self.clients[slot(id)];
             let lives = client.own_id == id.client();
@@ -276,6 +318,17 @@ impl State {
 }
 
 impl Machine {
+    /// Breaks the order: whoever fits is granted a permit, whoever waits before it.
+    fn let_the_light_overtake(&mut self, call: &mut Circumstances<'_>) {
+        let order: Vec<_> = self.queue.iter().collect();
+        for id in order {
+            let Stage::Waiting { place, share, .. } = self.members[&id].stage else { continue };
+            if self.fits(share.weight, call.now) {
+                self.promote(place, id, id.client() == call.from, call);
+            }
+        }
+    }
+
     /// Breaks the order: whoever has just joined the queue goes to its head.
     fn let_the_last_be_first(&mut self, before: &Self) {
         let mut order: Vec<_> = self.queue.iter().collect();

@@ -19,6 +19,8 @@ fn world(capacity: u32, in_flight: &'static [usize]) -> World {
         crashes: false,
         cuts: false,
         operator: false,
+        heavy: false,
+        rate: None,
         broken: None,
         calm: Mutex::default(),
     }
@@ -40,6 +42,15 @@ impl World {
 
     fn with_operator(self) -> Self {
         Self { operator: true, ..self }
+    }
+
+    fn with_a_heavy_client(self) -> Self {
+        Self { heavy: true, ..self }
+    }
+
+    fn with_rate(self, ticks: u64, burst: u32) -> Self {
+        let interval = Span::from_micros(ticks * TICK.micros());
+        Self { rate: Some(Rate { interval, burst }), ..self }
     }
 
     fn with_stragglers(self, stragglers: usize) -> Self {
@@ -64,6 +75,8 @@ impl World {
             (*operator, "an operator"),
             (terms.ttl.is_some(), "a TTL"),
             (*stragglers > 0, "stragglers"),
+            (self.heavy, "a heavy client"),
+            (self.rate.is_some(), "a rate"),
         ];
         let extras: Vec<_> = extras.iter().filter(|(is, _)| *is).map(|(_, what)| *what).collect();
         format!("capacity {capacity}, in flight {in_flight:?}, ids {ids}, {}", extras.join(", "))
@@ -113,6 +126,18 @@ fn an_operator_pauses_and_resizes() {
 }
 
 #[test]
+fn a_heavy_client_and_light_ones() {
+    holds_in(world(2, &[0, 0, 0]).with_lease(1).with_a_heavy_client());
+    holds_in(world(2, &[0, 0]).with_crashes().with_cuts().with_a_heavy_client());
+}
+
+#[test]
+fn tokens_are_taken_and_go_back() {
+    holds_in(world(1, &[0, 0]).with_lease(1).with_rate(2, 1).with_crashes());
+    holds_in(world(2, &[0, 0]).with_lease(1).with_rate(1, 2));
+}
+
+#[test]
 fn two_clients_on_a_wire_that_delays_everything() {
     holds_in(world(1, &[1, 1]).with_crashes());
 }
@@ -148,6 +173,10 @@ fn larger_worlds() {
     holds_in(world(1, &[1, 0, 0]));
     holds_in(world(1, &[0, 0, 0]).with_lease(1).with_operator());
     holds_in(world(1, &[1, 1]).with_operator().with_crashes());
+    holds_in(world(2, &[1, 1, 0]).with_lease(1).with_a_heavy_client());
+    holds_in(world(2, &[0, 0, 0]).with_lease(1).with_a_heavy_client().with_operator());
+    holds_in(world(1, &[1, 1]).with_rate(2, 1).with_crashes());
+    holds_in(world(2, &[0, 0, 0]).with_lease(1).with_rate(1, 2).with_crashes());
     holds_in(world(1, &[1, 0]).with_stragglers(1));
     holds_in(world(1, &[1, 0]).with_stragglers(1).with_ttl(1));
 }
@@ -175,6 +204,11 @@ fn a_broken_world_is_found_out() {
         (Broken::EnqueuedTwice, world(1, &[2, 0]), "7: no leak"),
         (Broken::NoPause, two().with_operator(), "1: no grant during a pause"),
         (Broken::NoGrantOnResume, two().with_operator(), "3: no lost wake-up"),
+        (Broken::Overtaking, world(2, &[0, 0, 0]).with_a_heavy_client(), "2: order"),
+        (Broken::SlotsByCount, world(2, &[0, 0, 0]).with_a_heavy_client(), "1: slot numbers"),
+        (Broken::NoRate, two().with_rate(2, 1), "1: rate"),
+        (Broken::Returns, world(2, &[0, 0]).with_rate(2, 1), "1: rate"),
+        (Broken::Unclaimed, two().with_rate(2, 1).with_crashes(), "1: rate"),
         (Broken::NoBackstop, two(), "everyone who waits holds in the end"),
     ];
     let always = |property: &Property<World>| property.expectation == Expectation::Always;

@@ -43,6 +43,7 @@ impl State {
         let limits = self.store.machine.limits();
         let paused = u8::from(limits.paused().is_some());
         let mut view = vec![small(limits.capacity() as usize), paused, wrong];
+        scale.rate(&mut view);
         for client in &clients {
             view.push(small(client.len()));
             view.extend_from_slice(client);
@@ -80,13 +81,34 @@ impl<'a> Scale<'a> {
         Self { state, present, fences }
     }
 
+    /// What the store knows of tokens, and the watcher of starts.
+    fn rate(&self, view: &mut Vec<u8>) {
+        let store = &self.state.store;
+        let now = self.state.store_time(self.state.now);
+        if let Some(meter) = store.machine.limits().meter() {
+            let before = |first: u64| self.fences.iter().filter(|own| own.get() < first).count();
+            view.push(steps(now.micros(), meter.full_at.micros()));
+            view.push(small(before(meter.returns_from)));
+            view.push(self.rank(Fence::new(store.machine.last_fence)));
+        }
+        for (fence, at) in &store.grants {
+            let started = self.state.starts.iter().any(|(own, _)| own == fence);
+            let age = steps(at.micros(), now.micros());
+            // Nobody can begin to believe in what nobody knows of.
+            if !started && self.rank(*fence) == 0 {
+                continue;
+            }
+            view.extend([self.rank(*fence), age, u8::from(started)]);
+        }
+    }
+
     fn client(&self, slot: usize) -> Vec<u8> {
         let client = &self.state.clients[slot];
         let ids = self.state.ids_of(slot, &self.present);
         let number = |id| small(ids.binary_search(&id).unwrap_or(usize::MAX));
         let mut view = Vec::with_capacity(32);
         let reach = u8::from(client.connected) | u8::from(client.half_open) << 1;
-        view.extend([small(client.in_flight), reach]);
+        view.extend([small(client.in_flight), reach, u8::from(self.state.heavy && slot == 0)]);
         match client.stage {
             ClientStage::Idle => view.push(0),
             ClientStage::Waiting(waiting) => {
@@ -104,9 +126,10 @@ impl<'a> Scale<'a> {
             let lives = u8::from(id.client() == client.own_id);
             view.push(lives);
             for release in client.releases.iter().filter(|release| release.id == *id) {
-                let Release { life, confirmed, doubtful, again, until, .. } = *release;
+                let Release { life, confirmed, unused, doubtful, again, until, .. } = *release;
                 let (sent, repeats) = (life == Life::Sent, life == Life::Answered);
-                view.extend([3 + u8::from(repeats), flags([confirmed, doubtful, again, sent])]);
+                let kind = 3 + u8::from(repeats) + 2 * u8::from(unused);
+                view.extend([kind, flags([confirmed, doubtful, again, sent])]);
                 if self.state.stragglers {
                     view.push(self.until(until.micros()));
                 }
@@ -140,8 +163,11 @@ impl<'a> Scale<'a> {
         let now = self.state.store_time(self.state.now).micros();
         let until = |time: Option<Time>| time.map_or(u8::MAX, |time| steps(now, time.micros()));
         match member.stage {
-            Stage::Holding { hold_until, fence } => {
+            Stage::Holding { hold_until, fence, slot_number, unclaimed, .. } => {
+                let rated = self.state.store.machine.limits().meter().is_some();
+                let number = slot_number.map_or(0, |number| small(number.get() as usize));
                 view.extend([1, until(member.alive_by), until(hold_until), self.rank(fence)]);
+                view.extend([number, u8::from(unclaimed && rated)]);
             }
             Stage::Waiting { .. } => {
                 let place = self.place(self.state.store.machine.queue.iter(), id);
@@ -203,7 +229,8 @@ impl<'a> Scale<'a> {
             Outcome::Waiting { .. } => view.push(3),
             Outcome::Gone => view.push(4),
             Outcome::Removed(_) => view.push(5),
-            Outcome::Full | Outcome::Steered(_) | Outcome::Swept => view.push(6),
+            Outcome::Full | Outcome::TooHeavy { .. } => view.push(6),
+            Outcome::Steered(_) | Outcome::Swept => view.push(7),
         }
     }
 

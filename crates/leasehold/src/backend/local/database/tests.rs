@@ -5,11 +5,11 @@ use testkit::local_store::LocalStore;
 use super::*;
 use crate::backend::{Answer, Part};
 use crate::clock::Span;
-use crate::machine::{Command, Declared, Held, Known, Outcome, Terms};
+use crate::machine::{Command, Declared, Held, Known, Outcome, Share, Terms};
 use crate::name::Name;
 use crate::{AcquisitionId, ErrorKind};
 
-const DECLARED: Declared = Declared { capacity: 1, is_new: true };
+const DECLARED: Declared = Declared::capacity(1, true);
 
 fn open(place: &LocalStore) -> Database {
     let settings = LocalSettings {
@@ -37,7 +37,10 @@ fn apply(store: &mut Database, command: Command) -> Result<Outcome, Error> {
 fn enqueue(store: &mut Database, sequence: u64) -> Result<Outcome, Error> {
     let id = AcquisitionId::new(store.client, sequence);
     let (terms, label) = (Terms::default(), Some("a label, so that it takes some room".into()));
-    apply(store, Command::Enqueue { id, declared: DECLARED, wait: true, terms, label })
+    apply(
+        store,
+        Command::Enqueue { id, declared: DECLARED, wait: true, terms, share: Share::ONE, label },
+    )
 }
 
 fn limit(store: &Database, pages: u32) {

@@ -21,8 +21,21 @@ impl Named<'_> {
             .query_row([self.row], |row| row.get(0))
             .optional()?;
         self.applied.next_expiry = next.map(|next| Time::from_micros(next.cast_unsigned()));
+        self.tell_the_first(call)?;
         if let Some(from) = call.from.filter(|_| asked) {
             self.applied.watches = self.first_in_line()?.contains(&from);
+        }
+        Ok(())
+    }
+
+    /// Whoever is first in line, and waits for a token alone, asks for it when it comes. It is told by the reply if it sent this
+    /// batch. Another client is woken, if this is news.
+    pub(super) fn tell_the_first(&mut self, call: &Circumstances<'_>) -> Result<()> {
+        let token = self.next_token(call.now)?;
+        match token {
+            Some((at, client)) if call.from == Some(client) => self.applied.next_token = Some(at),
+            Some((_, client)) if token != self.token_before => self.wake(client),
+            _ => {}
         }
         Ok(())
     }
@@ -79,11 +92,10 @@ impl Named<'_> {
     }
 
     pub(super) fn remove_client(&mut self, client: ClientId) -> Result<()> {
-        let held = self
-            .tx
-            .prepare_cached("DELETE FROM holders WHERE semaphore = ?1 AND client = ?2")?
-            .execute(params![self.row, client.number().cast_signed()])?;
-        self.state.held -= u32::try_from(held).unwrap_or(u32::MAX);
+        let held = self.tx.prepare_cached(
+            "DELETE FROM holders WHERE semaphore = ?1 AND client = ?2 RETURNING weight, fence, unclaimed",
+        )?;
+        self.remove_holders(held, client.number().cast_signed())?;
         self.remove_waiters(client)
     }
 

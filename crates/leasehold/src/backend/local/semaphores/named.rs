@@ -1,10 +1,12 @@
 //! One name, while a batch is applied to it.
 
+use std::num::NonZeroU32;
+
 use rusqlite::{CachedStatement, Connection, OptionalExtension, Result, Row, params};
 
 use super::Applied;
 use crate::clock::{Span, Time};
-use crate::machine::{Declared, Held};
+use crate::machine::{Declared, Held, Meter, Rate, Share};
 use crate::name::Name;
 use crate::{AcquisitionId, ClientId, Fence};
 
@@ -17,10 +19,22 @@ pub(super) struct State {
     pub(super) pinned: Option<u32>,
     /// Since when nothing is granted.
     pub(super) paused: Option<i64>,
+    /// How often permits are granted, if anybody has said so.
+    pub(super) pace: Option<Pace>,
     pub(super) held: u32,
+    /// What they weigh.
+    pub(super) units: u32,
     pub(super) waiting: u64,
     pub(super) next_place: i64,
-    last_fence: u64,
+    pub(super) last_fence: u64,
+}
+
+/// What somebody has said of the rate.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Pace {
+    /// There is none.
+    Free,
+    Metered(Meter),
 }
 
 pub(super) struct Named<'a> {
@@ -37,6 +51,8 @@ pub(super) struct Named<'a> {
     pub(super) looked_for_dead: bool,
     pub(super) expired: bool,
     pub(super) dead: Vec<ClientId>,
+    /// What [`next_token`](Self::next_token) said when the batch began.
+    pub(super) token_before: Option<(Time, ClientId)>,
 }
 
 pub(super) struct Waiter {
@@ -44,6 +60,7 @@ pub(super) struct Waiter {
     pub(super) id: AcquisitionId,
     pub(super) ttl: Option<Span>,
     pub(super) label: Option<String>,
+    pub(super) share: Share,
 }
 
 #[derive(Clone, Copy)]
@@ -52,10 +69,13 @@ pub(super) struct Holder {
     /// By when the permit has to be claimed, if it was granted by another client.
     pub(super) claim_by: Option<Time>,
     pub(super) hold_until: Option<Time>,
+    pub(super) weight: u32,
+    pub(super) slot_number: Option<NonZeroU32>,
 }
 
 impl Holder {
-    pub(super) fn held(&self, slot_number: u32, now: Time) -> Held {
+    pub(super) fn held(&self, now: Time) -> Held {
+        let slot_number = self.slot_number;
         Held { slot_number, fence: self.fence, valid_for: self.ends().map(|ends| ends - now) }
     }
 
@@ -74,33 +94,61 @@ pub(super) fn micros(time: Time) -> i64 {
     time.micros().cast_signed()
 }
 
+/// Of a row that begins as `select!` says.
+fn pace(row: &Row<'_>) -> Result<Option<Pace>> {
+    let said: Option<i64> = row.get(10)?;
+    Ok(said
+        .map(|_| meter_of(row, 10))
+        .transpose()?
+        .map(|meter| meter.map_or(Pace::Free, Pace::Metered)))
+}
+
+/// From the four columns of a row that begin with `rate_interval`.
+pub(in crate::backend::local) fn meter_of(row: &Row<'_>, first: usize) -> Result<Option<Meter>> {
+    let interval: Option<i64> = row.get(first)?;
+    let Some(interval) = interval.filter(|interval| *interval > 0) else { return Ok(None) };
+    let unsigned = |column| row.get::<_, i64>(column).map(i64::cast_unsigned);
+    let interval = Span::from_micros(interval.cast_unsigned());
+    Ok(Some(Meter {
+        rate: Rate { interval, burst: row.get(first + 1)? },
+        full_at: Time::from_micros(unsigned(first + 2)?),
+        returns_from: unsigned(first + 3)?,
+    }))
+}
+
 pub(super) fn client(row: &Row<'_>, column: usize) -> Result<ClientId> {
     let number: i64 = row.get(column)?;
     ClientId::from_number(number.cast_unsigned())
         .ok_or(rusqlite::Error::IntegralValueOutOfRange(column, number))
 }
 
+/// What is read of a name.
+macro_rules! select {
+    () => {
+        "SELECT id, capacity, held, waiting, next_place, last_fence, (SELECT fence_lead FROM meta), pinned, paused, units,
+                rate_interval, rate_burst, rate_full_at, rate_returns_from"
+    };
+}
+
 /// The row of a name, and its queue.
 impl<'a> Named<'a> {
     pub(super) fn load(tx: &'a Connection, name: &Name, make: bool) -> Result<Option<Self>> {
-        let select = "SELECT id, capacity, held, waiting, next_place, last_fence, (SELECT fence_lead FROM meta), pinned, paused
-                      FROM semaphores WHERE name = ?1";
-        let found = tx.prepare_cached(select)?;
+        let found = tx.prepare_cached(concat!(select!(), " FROM semaphores WHERE name = ?1"))?;
         let found = Self::read(found, tx, name.as_str())?;
         if found.is_some() || !make {
             return Ok(found);
         }
-        let insert = "INSERT INTO semaphores (name, capacity, held, waiting, next_place, last_fence)
-                      VALUES (?1, 0, 0, 0, 0, 0)
-                      RETURNING id, capacity, held, waiting, next_place, last_fence, (SELECT fence_lead FROM meta),
-                                pinned, paused";
-        Self::read(tx.prepare_cached(insert)?, tx, name.as_str())
+        let insert =
+            "INSERT INTO semaphores (name, capacity, held, waiting, next_place, last_fence)
+                      VALUES (?1, 0, 0, 0, 0, 0)";
+        tx.prepare_cached(insert)?.execute([name.as_str()])?;
+        let found = tx.prepare_cached(concat!(select!(), " FROM semaphores WHERE name = ?1"))?;
+        Self::read(found, tx, name.as_str())
     }
 
     pub(super) fn load_by_row(tx: &'a Connection, row: i64) -> Result<Option<Self>> {
-        let select = "SELECT id, capacity, held, waiting, next_place, last_fence, (SELECT fence_lead FROM meta), pinned, paused
-                      FROM semaphores WHERE id = ?1";
-        Self::read(tx.prepare_cached(select)?, tx, row)
+        let found = tx.prepare_cached(concat!(select!(), " FROM semaphores WHERE id = ?1"))?;
+        Self::read(found, tx, row)
     }
 
     fn read(
@@ -113,7 +161,9 @@ impl<'a> Named<'a> {
                 declared: row.get(1)?,
                 pinned: row.get(7)?,
                 paused: row.get(8)?,
+                pace: pace(row)?,
                 held: row.get(2)?,
+                units: row.get(9)?,
                 waiting: row.get::<_, i64>(3)?.cast_unsigned(),
                 next_place: row.get(4)?,
                 last_fence: row.get::<_, i64>(5)?.cast_unsigned(),
@@ -131,6 +181,7 @@ impl<'a> Named<'a> {
                 looked_for_dead: false,
                 expired: false,
                 dead: Vec::new(),
+                token_before: None,
             })
         };
         statement.query_row([by], read).optional()
@@ -150,33 +201,115 @@ impl<'a> Named<'a> {
                 .execute([self.row])?
                 > 0;
         if !removed && self.state != self.stored {
-            let State { declared, pinned, paused, held, waiting, next_place, last_fence } =
+            let State { declared, pinned, paused, pace, held, units, waiting, next_place, .. } =
                 self.state;
-            let (waiting, last_fence) = (waiting.cast_signed(), last_fence.cast_signed());
+            let last_fence = self.state.last_fence.cast_signed();
             self.tx
                 .prepare_cached(
                     "UPDATE semaphores SET capacity = ?2, held = ?3, waiting = ?4, next_place = ?5, last_fence = ?6,
-                            pinned = ?7, paused = ?8
+                            pinned = ?7, paused = ?8, units = ?9
                      WHERE id = ?1",
                 )?
                 .execute(params![
-                    self.row, declared, held, waiting, next_place, last_fence, pinned, paused
+                    self.row,
+                    declared,
+                    held,
+                    waiting.cast_signed(),
+                    next_place,
+                    last_fence,
+                    pinned,
+                    paused,
+                    units
                 ])?;
+            if pace != self.stored.pace {
+                self.save_pace(pace)?;
+            }
         }
         Ok((self.applied, self.dead))
     }
 
-    pub(super) fn has_room(&self) -> bool {
-        self.state.paused.is_none() && self.state.held < self.capacity()
+    fn save_pace(&self, pace: Option<Pace>) -> Result<()> {
+        let meter = match pace {
+            Some(Pace::Metered(meter)) => Some(meter),
+            _ => None,
+        };
+        let interval = pace.map(|_| meter.map_or(0, |meter| meter.rate.interval.micros()));
+        self.tx
+            .prepare_cached(
+                "UPDATE semaphores SET rate_interval = ?2, rate_burst = ?3, rate_full_at = ?4, rate_returns_from = ?5
+                 WHERE id = ?1",
+            )?
+            .execute(params![
+                self.row,
+                interval.map(u64::cast_signed),
+                meter.map(|meter| meter.rate.burst),
+                meter.map(|meter| micros(meter.full_at)),
+                meter.map(|meter| meter.returns_from.cast_signed())
+            ])
+            .map(drop)
+    }
+
+    /// Whether a permit of this weight can be granted.
+    pub(super) fn fits(&self, weight: u32, now: Time) -> bool {
+        self.has_units(weight) && self.meter().is_none_or(|meter| meter.is_free(now))
+    }
+
+    fn has_units(&self, weight: u32) -> bool {
+        self.state.paused.is_none() && weight <= self.capacity().saturating_sub(self.state.units)
+    }
+
+    pub(super) fn meter(&self) -> Option<&Meter> {
+        match &self.state.pace {
+            Some(Pace::Metered(meter)) => Some(meter),
+            Some(Pace::Free) | None => None,
+        }
+    }
+
+    /// When the first in the queue is granted a permit, if it waits for a token and nothing else; and whose it is.
+    pub(super) fn next_token(&self, now: Time) -> Result<Option<(Time, ClientId)>> {
+        let Some(meter) = self.meter().filter(|meter| !meter.is_free(now)) else { return Ok(None) };
+        let head = self.first_waiter_from(0)?.filter(|head| self.has_units(head.share.weight));
+        let waiting = usize::try_from(self.state.waiting).unwrap_or(usize::MAX);
+        Ok(head.map(|head| (meter.next_at(now, waiting), head.id.client())))
+    }
+
+    /// From now on permits are granted at this rate.
+    pub(super) fn set_rate(&mut self, rate: Option<Rate>, now: Time) {
+        let last_fence = self.state.last_fence;
+        match (&mut self.state.pace, rate) {
+            (Some(Pace::Metered(meter)), Some(rate)) => meter.change(rate, now, last_fence),
+            (pace, Some(rate)) => *pace = Some(Pace::Metered(Meter::new(rate, last_fence))),
+            (pace, None) => *pace = Some(Pace::Free),
+        }
+    }
+
+    /// See [`Meter::settle`].
+    pub(super) fn settle(&mut self, now: Time) {
+        if let Some(Pace::Metered(meter)) = &mut self.state.pace {
+            meter.settle(now);
+        }
+    }
+
+    /// These tokens were taken for nothing.
+    pub(super) fn give_back(&mut self, unused: Vec<Fence>) {
+        if let Some(Pace::Metered(meter)) = &mut self.state.pace {
+            meter.give_all_back(unused, self.state.last_fence);
+        }
     }
 
     pub(super) fn capacity(&self) -> u32 {
         self.state.pinned.unwrap_or(self.state.declared)
     }
 
-    pub(super) fn declare(&mut self, Declared { capacity, is_new }: Declared) {
+    pub(super) fn declare(&mut self, declared: Declared, now: Time) {
+        let Declared { capacity, is_new, rate, rate_is_new } = declared;
         if is_new || self.state.declared == 0 {
             self.state.declared = capacity;
+        }
+        if let Some(rate) = rate
+            && (rate_is_new || self.state.pace.is_none())
+        {
+            self.set_rate(Some(rate), now);
         }
     }
 
@@ -191,7 +324,7 @@ impl<'a> Named<'a> {
         let (client, sequence) = columns(id);
         self.tx
             .prepare_cached(
-                "SELECT fence, ends, unclaimed, hold_until FROM holders
+                "SELECT fence, ends, unclaimed, hold_until, weight, slot FROM holders
                  WHERE semaphore = ?1 AND client = ?2 AND sequence = ?3",
             )?
             .query_row(params![self.row, client, sequence], |row| {
@@ -203,7 +336,13 @@ impl<'a> Named<'a> {
                 let (ends, unclaimed): (_, bool) = (time(1)?, row.get(2)?);
                 let (claim_by, hold_until) =
                     if unclaimed { (ends, time(3)?) } else { (None, ends) };
-                Ok(Holder { fence: Fence::new(fence.cast_unsigned()), claim_by, hold_until })
+                Ok(Holder {
+                    fence: Fence::new(fence.cast_unsigned()),
+                    claim_by,
+                    hold_until,
+                    weight: row.get(4)?,
+                    slot_number: NonZeroU32::new(row.get::<_, Option<u32>>(5)?.unwrap_or(0)),
+                })
             })
             .optional()
     }
@@ -230,15 +369,36 @@ impl<'a> Named<'a> {
                 id: AcquisitionId::new(client(row, 1)?, sequence.cast_unsigned()),
                 ttl: ttl.map(|ttl| Span::from_micros(ttl.cast_unsigned())),
                 label: row.get(4)?,
+                share: Share { weight: row.get(5)?, numbered: row.get(6)? },
             })
         };
         self.tx
             .prepare_cached(
-                "SELECT place, client, sequence, ttl, label FROM waiters WHERE semaphore = ?1 AND place >= ?2
+                "SELECT place, client, sequence, ttl, label, weight, numbered FROM waiters
+                 WHERE semaphore = ?1 AND place >= ?2
                  ORDER BY place LIMIT 1",
             )?
             .query_row(params![self.row, place], read)
             .optional()
+    }
+
+    /// The lowest slot number that is free, if one is asked for.
+    pub(super) fn slot_number(&self, share: Share) -> Result<Option<NonZeroU32>> {
+        if !share.numbered {
+            return Ok(None);
+        }
+        let mut select = self.tx.prepare_cached(
+            "SELECT slot FROM holders WHERE semaphore = ?1 AND slot IS NOT NULL ORDER BY slot",
+        )?;
+        let mut taken = select.query([self.row])?;
+        let mut lowest = NonZeroU32::MIN;
+        while let Some(row) = taken.next()? {
+            if row.get::<_, u32>(0)? != lowest.get() {
+                break;
+            }
+            lowest = lowest.saturating_add(1);
+        }
+        Ok(Some(lowest))
     }
 
     pub(super) fn insert_holder(
@@ -249,13 +409,18 @@ impl<'a> Named<'a> {
         now: Time,
     ) -> Result<()> {
         self.state.held += 1;
+        self.state.units += holder.weight;
+        if let Some(Pace::Metered(meter)) = &mut self.state.pace {
+            meter.take(now, holder.fence);
+        }
         let (client, sequence) = columns(id);
         let fence = holder.fence.get().cast_signed();
         let unclaimed = holder.claim_by.is_some();
         self.tx
             .prepare_cached(
-                "INSERT INTO holders (semaphore, client, sequence, since, ends, fence, label, unclaimed, hold_until)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+                "INSERT INTO holders
+                 (semaphore, client, sequence, since, ends, fence, label, unclaimed, hold_until, weight, slot)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
             )?
             .execute(params![
                 self.row,
@@ -266,7 +431,9 @@ impl<'a> Named<'a> {
                 fence,
                 label,
                 unclaimed,
-                holder.hold_until.filter(|_| unclaimed).map(micros)
+                holder.hold_until.filter(|_| unclaimed).map(micros),
+                holder.weight,
+                holder.slot_number.map(NonZeroU32::get)
             ])
             .map(drop)
     }

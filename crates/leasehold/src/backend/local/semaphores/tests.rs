@@ -1,6 +1,7 @@
 //! The machine against its spelling in SQL: the same random commands, the same injected time, the same outcomes. And what
 //! the machine knows nothing of: the dead, and what it costs.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,11 +10,13 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::backend::local::schema;
-use crate::machine::tests::{declared, steer};
-use crate::machine::{self, Declared, Effects, Known, Machine, Terms};
+use crate::machine::tests::{declared, share, steer};
+use crate::machine::{self, Declared, Effects, Known, Machine, Meter, Share, Terms};
 
 const CLIENTS: u64 = 3;
 const CONFIRM_WITHIN: Span = Span::from_micros(5000);
+/// Of rates, to what passes in a step.
+const SCALE: u64 = 200;
 const START: u64 = 1_700_000_000_000_000;
 
 fn client(number: u64) -> ClientId {
@@ -51,16 +54,19 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     };
     let command = move |from: u64| {
         prop_oneof![
-            6 => (0..8_u64, declared(), prop::bool::weighted(0.9), terms()).prop_map(
-                move |(sequence, declared, wait, terms)| {
+            6 => (0..8_u64, declared(SCALE), prop::bool::weighted(0.9), terms(), share()).prop_map(
+                move |(sequence, declared, wait, terms, share)| {
                     let (id, label) = (self::id(from, sequence), Some("a label".into()));
-                    Command::Enqueue { id, declared, wait, terms, label }
+                    Command::Enqueue { id, declared, wait, terms, share, label }
                 }
             ),
-            2 => (prop::option::of(1..5_u32), steer())
+            2 => (prop::option::of(1..5_u32), steer(SCALE))
                 .prop_map(|(capacity, steer)| Command::Steer { capacity, steer }),
             5 => (id(from), terms()).prop_map(|(id, terms)| Command::Renew { id, terms }),
-            4 => id(from).prop_map(|id| Command::Release { id, known: Known::Nothing }),
+            4 => (id(from), any::<bool>()).prop_map(|(id, unused)| {
+                let known = if unused { Known::Unused } else { Known::Nothing };
+                Command::Release { id, known }
+            }),
             2 => Just(Command::Sweep),
         ]
     };
@@ -79,11 +85,12 @@ struct Seen {
     outcomes: Vec<Outcome>,
     granted: Vec<(AcquisitionId, Held)>,
     next_expiry: Option<Time>,
-    /// Who holds, until when, and with which fence, in order of these; who waits, in order of the queue.
-    holders: Vec<(AcquisitionId, Option<u64>, Option<u64>)>,
+    next_token: Option<Time>,
+    /// Who holds, until when, with which fence, weight and slot number, in order of these; who waits, in order of the queue.
+    holders: Vec<Holds>,
     waiters: Vec<AcquisitionId>,
-    /// What is declared, what is pinned, and since when it is paused.
-    limits: (u32, Option<u32>, Option<u64>),
+    /// What is declared, what is pinned, since when it is paused, and the rate.
+    limits: (u32, Option<u32>, Option<u64>, Option<Meter>),
 }
 
 fn by_machine(
@@ -103,23 +110,28 @@ fn by_machine(
     };
     let outcomes = commands.iter().map(|command| machine.apply(command, &mut call)).collect();
     let rows = machine.holders().into_iter();
-    let mut holders: Vec<_> = rows
-        .map(|row| (row.id, row.ends.map(Time::micros), row.fence.map(crate::Fence::get)))
-        .collect();
+    let holds = |row: machine::Row<'_, ()>| {
+        let (ends, fence) = (row.ends.map(Time::micros), row.fence.map(crate::Fence::get));
+        (row.id, ends, fence, row.weight, row.slot_number.map(NonZeroU32::get))
+    };
+    let mut holders: Vec<_> = rows.map(holds).collect();
     holders.sort_unstable();
+    let head = machine.waiters().next().map(|row| row.id.client());
     Seen {
         outcomes,
         granted: effects.granted.iter().map(|(id, held, ())| (*id, *held)).collect(),
         next_expiry: machine.next_expiry().filter(|_| machine.waiting() > 0),
+        next_token: machine.next_token(now).filter(|_| head == Some(client(from))),
         holders,
         waiters: machine.waiters().map(|row| row.id).collect(),
         limits: limits_of(machine),
     }
 }
 
-fn limits_of(machine: &Machine) -> (u32, Option<u32>, Option<u64>) {
+fn limits_of(machine: &Machine) -> (u32, Option<u32>, Option<u64>, Option<Meter>) {
     let limits = machine.limits();
-    (limits.declared(), limits.pinned(), limits.paused().map(|paused| paused.since.micros()))
+    let paused = limits.paused().map(|paused| paused.since.micros());
+    (limits.declared(), limits.pinned(), paused, limits.meter().copied())
 }
 
 fn by_sqlite(
@@ -144,44 +156,54 @@ fn by_sqlite(
         None => apply(tx, &name(), commands, &mut call).unwrap(),
     };
     let (holders, waiters) = rows(tx);
-    let Applied { outcomes, granted, next_expiry, .. } = applied;
-    let limits = tx.query_row("SELECT capacity, pinned, paused FROM semaphores", [], |row| {
-        Ok((row.get(0)?, row.get(1)?, row.get::<_, Option<i64>>(2)?.map(i64::cast_unsigned)))
+    let Applied { outcomes, granted, next_expiry, next_token, .. } = applied;
+    let select = "SELECT capacity, pinned, paused, rate_interval, rate_burst, rate_full_at, rate_returns_from
+                  FROM semaphores";
+    let limits = tx.query_row(select, [], |row| {
+        let paused = row.get::<_, Option<i64>>(2)?.map(i64::cast_unsigned);
+        Ok((row.get(0)?, row.get(1)?, paused, meter_of(row, 3)?))
     });
     let limits = limits.optional().unwrap().unwrap_or_default();
-    Seen { outcomes, granted, next_expiry, holders, waiters, limits }
+    Seen { outcomes, granted, next_expiry, next_token, holders, waiters, limits }
 }
 
-type Rows = (Vec<(AcquisitionId, Option<u64>, Option<u64>)>, Vec<AcquisitionId>);
+type Holds = (AcquisitionId, Option<u64>, Option<u64>, u32, Option<u32>);
+type Rows = (Vec<Holds>, Vec<AcquisitionId>);
 
 fn rows(tx: &Connection) -> Rows {
     let unsigned = |number: i64| number.cast_unsigned();
     let id = |row: &rusqlite::Row<'_>| {
         Ok(AcquisitionId::new(named::client(row, 0)?, unsigned(row.get(1)?)))
     };
-    let mut select = tx.prepare("SELECT client, sequence, ends, fence FROM holders").unwrap();
+    let select = "SELECT client, sequence, ends, fence, weight, slot FROM holders";
+    let mut select = tx.prepare(select).unwrap();
     let holder = |row: &rusqlite::Row<'_>| {
         let (ends, fence): (Option<i64>, Option<i64>) = (row.get(2)?, row.get(3)?);
-        Ok((id(row)?, ends.map(unsigned), fence.map(unsigned)))
+        Ok((id(row)?, ends.map(unsigned), fence.map(unsigned), row.get(4)?, row.get(5)?))
     };
     let mut holders: Vec<_> = select.query_map([], holder).unwrap().map(Result::unwrap).collect();
     holders.sort_unstable();
     let mut select = tx.prepare("SELECT client, sequence FROM waiters ORDER BY place").unwrap();
     let waiters: Vec<_> = select.query_map([], id).unwrap().map(Result::unwrap).collect();
-    let counted = tx.query_row("SELECT sum(held), sum(waiting) FROM semaphores", [], |row| {
-        Ok((row.get::<_, Option<i64>>(0)?, row.get::<_, Option<i64>>(1)?))
-    });
-    let (held, waiting) = counted.unwrap();
+    let counted =
+        tx.query_row("SELECT sum(held), sum(waiting), sum(units) FROM semaphores", [], |row| {
+            Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+        });
+    let (held, waiting, units) = counted.unwrap();
     let count = |number: Option<i64>| usize::try_from(number.unwrap_or_default()).unwrap();
     assert_eq!((count(held), count(waiting)), (holders.len(), waiters.len()), "the counters");
+    let weighs: u32 = holders.iter().map(|(.., weight, _)| *weight).sum();
+    assert_eq!(count(units), weighs as usize, "the units");
     (holders, waiters)
 }
 
 #[test]
 fn the_machine_and_sql_agree() {
-    let config = ProptestConfig { cases: 200, failure_persistence: None, ..Default::default() };
+    let config = ProptestConfig { cases: 1600, failure_persistence: None, ..Default::default() };
+    let commands_sent = std::cell::Cell::new(0);
     proptest!(config, |(steps in steps())| {
         let (mut machine, tx) = (Machine::new(0), schema::in_memory());
+
         let (mut now, mut reached) = (START, [false; 3]);
         for step in steps {
             match step {
@@ -189,6 +211,7 @@ fn the_machine_and_sql_agree() {
                 Step::Reach(client, reach) => reached[client] = reach,
                 Step::Ask(from, commands) => {
                     let at = Time::from_micros(now);
+                    commands_sent.set(commands_sent.get() + commands.len());
                     let expected = by_machine(&mut machine, from, &commands, at, &reached);
                     let mut seen = by_sqlite(&tx, from, &commands, at, &reached);
                     // In SQL, gaps in the queue count.
@@ -203,6 +226,7 @@ fn the_machine_and_sql_agree() {
             }
         }
     });
+    assert!(commands_sent.get() >= 100_000, "{} commands", commands_sent.get());
 }
 
 /// A permit that another client has granted is claimed in time, or not at all.
@@ -212,8 +236,9 @@ fn a_permit_is_claimed_until_its_time_is_up_and_then_held_until_its_ttl_ends() {
         let mut yard = Graveyard::new();
         yard.enqueue("a", id(0, 0), true);
         let terms = Terms { lease: None, ttl };
-        let (declared, wait, label) = (Declared { capacity: 1, is_new: true }, true, None);
-        let enqueue = Command::Enqueue { id: id(1, 0), declared, wait, terms, label };
+        let (declared, wait, label) = (Declared::capacity(1, true), true, None);
+        let enqueue =
+            Command::Enqueue { id: id(1, 0), declared, wait, terms, share: Share::ONE, label };
         yard.apply("a", 1, &[enqueue]);
         yard.apply("a", 0, &[Command::Release { id: id(0, 0), known: Known::Nothing }]);
         let passed = if late { CONFIRM_WITHIN } else { Span::from_micros(4999) };
@@ -264,8 +289,8 @@ impl Graveyard {
 
     fn enqueue(&mut self, name: &str, id: AcquisitionId, wait: bool) -> Applied {
         let (terms, label) = (Terms::default(), None);
-        let declared = Declared { capacity: 1, is_new: true };
-        let enqueue = Command::Enqueue { id, declared, wait, terms, label };
+        let declared = Declared::capacity(1, true);
+        let enqueue = Command::Enqueue { id, declared, wait, terms, share: Share::ONE, label };
         self.apply(name, id.client().number() - 1, &[enqueue])
     }
 
@@ -341,9 +366,10 @@ fn what_was_bequeathed_stays_and_its_queue_goes() {
     // Another permit: the heir cannot claim it, whoever comes next can.
     let grow = Command::Enqueue {
         id: id(2, 0),
-        declared: Declared { capacity: 2, is_new: true },
+        declared: Declared::capacity(2, true),
         wait: true,
         terms: Terms::default(),
+        share: Share::ONE,
         label: None,
     };
     let applied = yard.apply("a", 2, &[grow]);

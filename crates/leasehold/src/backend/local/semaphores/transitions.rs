@@ -1,13 +1,22 @@
 //! The transitions of one name.
 
-use rusqlite::{Result, params};
+use rusqlite::{CachedStatement, OptionalExtension, Result, params};
 
 use super::named::{Holder, Named, State, Waiter, columns, micros};
 use super::{Circumstances, PASSED_OVER};
 use crate::backend::local::lifeline::Reach;
 use crate::clock::{Span, Time};
-use crate::machine::{Command, Declared, Outcome, Role, Steer, Steered};
-use crate::{AcquisitionId, ClientId};
+use crate::machine::{Command, Declared, Known, Outcome, Role, Share, Steer, Steered};
+use crate::{AcquisitionId, ClientId, Fence};
+
+/// Who asks for a permit.
+struct Newcomer<'a> {
+    id: AcquisitionId,
+    wait: bool,
+    ttl: Option<Span>,
+    share: Share,
+    label: Option<&'a str>,
+}
 
 impl Named<'_> {
     pub(super) fn is_due(&self, now: Time) -> Result<bool> {
@@ -21,24 +30,48 @@ impl Named<'_> {
         if std::mem::replace(&mut self.expired, true) {
             return Ok(());
         }
-        let expired = self
-            .tx
-            .prepare_cached("DELETE FROM holders WHERE semaphore = ?1 AND ends <= ?2")?
-            .execute(params![self.row, micros(call.now)])?;
-        self.state.held -= u32::try_from(expired).unwrap_or(u32::MAX);
+        self.settle(call.now);
+        let expired = self.tx.prepare_cached(
+            "DELETE FROM holders WHERE semaphore = ?1 AND ends <= ?2 RETURNING weight, fence, unclaimed",
+        )?;
+        self.remove_holders(expired, micros(call.now))
+    }
+
+    /// Removes the holders that a statement deletes, by this name and `which`, and answers: weight, fence, unclaimed. Tokens of those who never claimed
+    /// their permits go back.
+    pub(super) fn remove_holders(
+        &mut self,
+        mut delete: CachedStatement<'_>,
+        which: i64,
+    ) -> Result<()> {
+        let (mut rows, mut unused) = (delete.query(params![self.row, which])?, Vec::new());
+        while let Some(row) = rows.next()? {
+            let (weight, fence, unclaimed): (u32, i64, bool) =
+                (row.get(0)?, row.get(1)?, row.get(2)?);
+            self.state.held -= 1;
+            self.state.units -= weight;
+            if unclaimed {
+                unused.push(Fence::new(fence.cast_unsigned()));
+            }
+        }
+        self.give_back(unused);
         Ok(())
     }
 
-    pub(super) fn grant(&mut self, call: &mut Circumstances<'_>) -> Result<()> {
-        while self.state.waiting > 0
-            && self.has_room()
-            && self.passed_over < PASSED_OVER
-            && let Some(waiter) = self.first_waiter_from(self.first_place)?
-        {
+    /// Whether nobody is left who comes before a newcomer: whoever still waits is out of reach.
+    pub(super) fn grant(&mut self, call: &mut Circumstances<'_>) -> Result<bool> {
+        while self.state.waiting > 0 && self.passed_over < PASSED_OVER {
+            if !self.fits(1, call.now) {
+                return Ok(false);
+            }
+            let Some(waiter) = self.first_waiter_from(self.first_place)? else { break };
             let client = waiter.id.client();
             let own = call.from == Some(client);
+            let known = !own && self.out_of_reach.contains(&client);
+            if !known && !self.fits(waiter.share.weight, call.now) {
+                return Ok(false);
+            }
             if !own {
-                let known = self.out_of_reach.contains(&client);
                 let reach = if known { Reach::Silent } else { (call.reach)(client) };
                 match reach {
                     Reach::Reached => {}
@@ -62,7 +95,7 @@ impl Named<'_> {
             }
             self.promote(&waiter, own, call)?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// The waiter becomes a holder: at once if the reply tells it, else it has to claim the permit in time.
@@ -75,10 +108,12 @@ impl Named<'_> {
             fence: self.mint(call.now),
             claim_by: (!own).then(|| call.now + call.confirm_within),
             hold_until: waiter.ttl.map(|ttl| call.now + ttl),
+            weight: waiter.share.weight,
+            slot_number: self.slot_number(waiter.share)?,
         };
         self.insert_holder(waiter.id, &holder, waiter.label.as_deref(), call.now)?;
         if own {
-            self.applied.granted.push((waiter.id, holder.held(self.state.held, call.now)));
+            self.applied.granted.push((waiter.id, holder.held(call.now)));
         } else {
             self.wake(waiter.id.client());
         }
@@ -91,20 +126,28 @@ impl Named<'_> {
         call: &mut Circumstances<'_>,
     ) -> Result<Outcome> {
         match command {
-            Command::Enqueue { id, declared, wait, terms, label } => {
+            Command::Enqueue { id, declared, wait, terms, share, label } => {
                 // First of all: if that makes room, it belongs to those who were here before.
-                self.declare(*declared);
+                self.declare(*declared, call.now);
                 let known = self.holder(*id)?;
                 // With room and nobody waiting, holders whose time is up do not matter.
-                if self.state.waiting > 0 || !self.has_room() || known.is_some() {
+                let mut nobody_before = true;
+                if self.state.waiting > 0 || !self.fits(share.weight, call.now) || known.is_some() {
                     self.expire(call)?;
-                    self.grant(call)?;
+                    nobody_before = self.grant(call)?;
                 }
-                self.enqueue(*id, *wait, terms.ttl, label.as_deref(), call)
+                let newcomer = Newcomer {
+                    id: *id,
+                    wait: *wait,
+                    ttl: terms.ttl,
+                    share: *share,
+                    label: label.as_deref(),
+                };
+                self.enqueue(&newcomer, nobody_before, call)
             }
-            Command::Release { id, .. } => {
+            Command::Release { id, known } => {
                 // First of all: a waiter that leaves is not granted a permit on its way out.
-                let role = self.release(*id, call)?;
+                let role = self.release(*id, *known, call)?;
                 if self.state.waiting > 0 {
                     self.expire(call)?;
                     self.grant(call)?;
@@ -121,7 +164,7 @@ impl Named<'_> {
                 self.grant(call)?;
                 // What is to be forgotten is not declared by the way.
                 if let Some(capacity) = capacity.filter(|_| *steer != Steer::Forget) {
-                    self.declare(Declared { capacity, is_new: false });
+                    self.declare(Declared::capacity(capacity, false), call.now);
                 }
                 self.steer(steer, call).map(Outcome::Steered)
             }
@@ -152,6 +195,7 @@ impl Named<'_> {
             },
             Steer::Pin(capacity) => self.state.pinned = Some(*capacity),
             Steer::Unpin => self.state.pinned = None,
+            Steer::Rate(rate) => self.set_rate(*rate, call.now),
             Steer::Pause { by, reason } => {
                 self.state.paused.get_or_insert(micros(call.now));
                 self.tx
@@ -168,12 +212,11 @@ impl Named<'_> {
 
     fn enqueue(
         &mut self,
-        id: AcquisitionId,
-        wait: bool,
-        ttl: Option<Span>,
-        label: Option<&str>,
+        newcomer: &Newcomer<'_>,
+        mut nobody_before: bool,
         call: &mut Circumstances<'_>,
     ) -> Result<Outcome> {
+        let Newcomer { id, wait, ttl, share, label } = *newcomer;
         if self.holder(id)?.is_some() {
             return self.renew(id, call.now);
         }
@@ -182,18 +225,24 @@ impl Named<'_> {
         {
             return Ok(Outcome::Waiting { ahead });
         }
-        if self.state.waiting == 0 && !self.has_room() {
+        if share.weight > self.capacity() {
+            return Ok(Outcome::TooHeavy { capacity: self.capacity() });
+        }
+        if self.state.waiting == 0 && !self.fits(share.weight, call.now) {
             // Nobody else looks whether those who hold are alive.
             self.bury_the_dead(call)?;
+            nobody_before = true;
         }
-        if self.has_room() {
+        if nobody_before && self.fits(share.weight, call.now) {
             let holder = Holder {
                 fence: self.mint(call.now),
                 claim_by: None,
                 hold_until: ttl.map(|ttl| call.now + ttl),
+                weight: share.weight,
+                slot_number: self.slot_number(share)?,
             };
             self.insert_holder(id, &holder, label, call.now)?;
-            return Ok(Outcome::Held(holder.held(self.state.held, call.now)));
+            return Ok(Outcome::Held(holder.held(call.now)));
         }
         if !wait {
             return Ok(Outcome::Full);
@@ -202,8 +251,8 @@ impl Named<'_> {
         let ttl = ttl.map(|ttl| ttl.micros().cast_signed());
         self.tx
             .prepare_cached(
-                "INSERT INTO waiters (semaphore, place, client, sequence, since, ttl, label)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+                "INSERT INTO waiters (semaphore, place, client, sequence, since, ttl, label, weight, numbered)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
             )?
             .execute(params![
                 self.row,
@@ -212,7 +261,9 @@ impl Named<'_> {
                 sequence,
                 micros(call.now),
                 ttl,
-                label
+                label,
+                share.weight,
+                share.numbered
             ])?;
         let ahead = usize::try_from(self.state.waiting).unwrap_or(usize::MAX);
         self.state.next_place += 1;
@@ -237,21 +288,33 @@ impl Named<'_> {
     /// What is known of an id.
     pub(super) fn question(&self, id: AcquisitionId, now: Time) -> Result<Outcome> {
         if let Some(holder) = self.holder(id)? {
-            return Ok(Outcome::Held(holder.held(self.state.held, now)));
+            return Ok(Outcome::Held(holder.held(now)));
         }
         Ok(self.ahead(id)?.map_or(Outcome::Gone, |ahead| Outcome::Waiting { ahead }))
     }
 
-    fn release(&mut self, id: AcquisitionId, call: &Circumstances<'_>) -> Result<Role> {
+    fn release(
+        &mut self,
+        id: AcquisitionId,
+        known: Known,
+        call: &Circumstances<'_>,
+    ) -> Result<Role> {
         let (client, sequence) = columns(id);
         let held = self
             .tx
             .prepare_cached(
-                "DELETE FROM holders WHERE semaphore = ?1 AND client = ?2 AND sequence = ?3",
+                "DELETE FROM holders WHERE semaphore = ?1 AND client = ?2 AND sequence = ?3 RETURNING weight, fence",
             )?
-            .execute(params![self.row, client, sequence])?;
-        let role = if held > 0 {
+            .query_row(params![self.row, client, sequence], |row| {
+                Ok((row.get::<_, u32>(0)?, row.get::<_, i64>(1)?))
+            })
+            .optional()?;
+        let role = if let Some((weight, fence)) = held {
             self.state.held -= 1;
+            self.state.units -= weight;
+            if known == Known::Unused {
+                self.give_back(vec![Fence::new(fence.cast_unsigned())]);
+            }
             Role::Holder
         } else {
             let waited = self
@@ -278,7 +341,7 @@ impl Named<'_> {
         Ok(role)
     }
 
-    fn wake(&mut self, client: ClientId) {
+    pub(super) fn wake(&mut self, client: ClientId) {
         if !self.applied.wake.contains(&client) {
             self.applied.wake.push(client);
         }

@@ -11,8 +11,9 @@
 --       4 waiting  ZSET    waiter -> when it was enqueued
 --       5 alive    ZSET    waiter -> alive_by
 --       6 fence    STRING  the last fence; never expires
---       7 info     HASH    id -> "fence since heartbeat ttl label" (microseconds; "-" is none)
---       8 limits   STRING  what operators have set: see `read_capacity`. Never expires; not there if they have set nothing
+--       7 info     HASH    id -> "fence since heartbeat ttl label" (microseconds; "-" is none). After the fence may follow
+--                          what is not ordinary of a permit: see `field_of`
+--       8 limits   STRING  what is not ordinary of the limits: see `read_capacity`. Never expires; mostly not there
 -- ARGV  1 namespace
 --       2 client             the sender's
 --       3 confirm_within     in microseconds
@@ -20,17 +21,20 @@
 --       and for each name
 --       5 name
 --       6 capacity           what the sender declared last; 0 if it never did
---       7 declares           1 if that is news; 0 if it counts only where no capacity is known
+--       7 declares           1 if that is news; 0 if it counts only where no capacity is known; and, if the sender says something
+--                            of the rate: 1 if that is news or 0, the interval in microseconds, the burst
 --       8 arguments          how many follow that are about this name
 --       and, for each transition of it
 --       9 transition         its word
 --      10 arguments          how many follow
 --       and what the transition says
--- Also, by their names alone: {ns}:wake:{client} (PUBLISH), and {ns}:acquisition_notification:{id} of members of
--- other programs, or of ours that such a program has granted.
+-- Also, by their names alone: {ns}:wake:{client} (PUBLISH), {ns}:acquisition_notification:{id} of members of
+-- other programs, or of ours that such a program has granted, and {ns}:semaphore_slots:{name}, a STRING with a bit for each
+-- slot number that is taken.
 -- Result  the server's time in microseconds, 0 if nobody read the clock; and for each name, flat: for each id asked about
 --       its outcome, as the transition says; the delay until the next expiry (-1: none); 1 if another program has members
---       here, else 0; for each own waiter that was granted a permit its id, slot number, fence, valid_for. Or an error,
+--       here, else 0; if the first in the queue is the sender's, and waits for a token alone: the delay until it comes; for
+--       each own waiter that was granted a permit its id, slot number, fence, valid_for. Or an error,
 --       which leaves the other names alone.
 --
 -- Lua does not roll back, so everything is read before anything is written: a key of the wrong type ends the
@@ -99,6 +103,7 @@ while at <= #ARGV do
       -- Nobody waits. With a TTL all of them or none: otherwise one may be left of a holder that another program has
       -- removed.
       if type(held) == 'number' and there == known and limited == (ttl and held or 0) and not texts[3]
+        and #ARGV[section + 2] == 1 and #ARGV[at + 2] == 1
         and (texts[1] == ARGV[at + 1] or ARGV[at + 2] == '0' and capacity and capacity % 1 == 0 and capacity < 4294967296)
         and held + new <= capacity
         and fence and fence >= 0 and fence < 9007199254740000 and fence % 1 == 0
@@ -134,7 +139,7 @@ while at <= #ARGV do
             end
             local n, valid_for = #outcomes, ttl and math.min(heartbeat, ttl) or heartbeat
             for i = 1, new do
-              outcomes[n + 1], outcomes[n + 2], outcomes[n + 3], outcomes[n + 4] = 'held', held + i, fence + i, valid_for
+              outcomes[n + 1], outcomes[n + 2], outcomes[n + 3], outcomes[n + 4] = 'held', 0, fence + i, valid_for
               n = n + 4
             end
             section = stop + 1

@@ -1,18 +1,26 @@
 -- A permit or a place in the queue, for each id in turn.
 --
--- ARGV    1 wait       1 or 0
+-- ARGV    1 wait       1 or 0; and, unless each takes one unit and no number: its weight, and 1 if it asks for a number
 --         2 heartbeat  in microseconds
 --         3 ttl        in microseconds; "-": none
 --         4 label
 --         5 ids        from here on
--- Result  four for each id: "held", slot number, fence, valid_for | "waiting", waiters ahead, 0, 0 | "full", 0, 0, 0
-local wait, ids = ARGV[first] == '1', first + 4
+-- Result  four for each id: "held", slot number (0: none), fence, valid_for | "waiting", waiters ahead, 0, 0 |
+--         "full", 0, 0, 0 | "heavy", the capacity, 0, 0
+local wait, ids, share = string.sub(ARGV[first], 1, 1) == '1', first + 4, ORDINARY
+if #ARGV[first] > 1 then
+  local weight, number = string.match(ARGV[first], '^%d (%d+) (%d)$')
+  share = { weight = tonumber(weight), numbered = number == '1' }
+end
+local weight = share.weight
 local terms = terms_of(ARGV[first + 1] .. ' ' .. ARGV[first + 2] .. ' ' .. ARGV[first + 3])
 -- First of all: if that makes room, it belongs to those who were here before.
 if DECLARES then declare(DECLARED) end
-local most = ceiling()
+read_capacity()
+if RATE and (RATE.is_new or not limits.interval) then set_rate(RATE.interval, RATE.burst) end
+local nobody_before = true
 if queued > 0 then
-  tidy()
+  nobody_before = tidy()
 elseif limited > held then
   forget_the_gone()
 else
@@ -42,8 +50,8 @@ end
 
 for i = 1, last - ids + 1 do
   local id = ARGV[ids + i - 1]
-  if not expired and (held >= most or scores[i]) then
-    tidy()
+  if not expired and (scores[i] or not fits(weight)) then
+    nobody_before = tidy()
     look()
   end
   if holding[id] then
@@ -53,8 +61,10 @@ for i = 1, last - ids + 1 do
   elseif places[i] then
     renew_waiter(id, terms)
     answer('waiting', call('ZRANK', WAITING, id))
-  elseif held < most then
-    answer('held', hold(id, terms))
+  elseif weight > capacity then
+    answer('heavy', capacity)
+  elseif nobody_before and fits(weight) then
+    answer('held', hold(id, terms, share))
   elseif wait then
     local score, n = stamp(next_place()), nil
     waiting = waiting or {}
@@ -62,9 +72,11 @@ for i = 1, last - ids + 1 do
     waiting[n + 1], waiting[n + 2] = score, id
     renew_waiter(id, terms)
     n = #infos
-    infos[n + 1], infos[n + 2] = id, '-' .. info_of(terms)
+    local field = '-'
+    if share ~= ORDINARY then field = string.format('-/%d/%d/0', weight, share.numbered and 1 or 0) end
+    infos[n + 1], infos[n + 2] = id, field .. info_of(terms)
     answer('waiting', queued)
-    queued = queued + 1
+    queued, nobody_before = queued + 1, false
   else
     answer('full')
   end

@@ -16,9 +16,11 @@ local PAGE = 1000
 local OUT_OF_REACH = 10 * PAGE
 
 -- All that follows is of the name that is being served.
-local NAME, MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS
--- The capacity that the sender declared last, and whether that is news.
-local DECLARED, DECLARES
+local NAME, MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS, SLOTS
+-- The capacity that the sender declared last, whether that is news, and what it says of the rate.
+local DECLARED, DECLARES, RATE
+-- Whether a slot number was given just now.
+local numbered
 -- Who holds, who holds for a limited time, and who waits.
 local held, limited, queued
 -- Whether those whose time is up have been removed. All of a request happens at one time: once is enough.
@@ -27,9 +29,13 @@ local held_before
 -- The longest heartbeat that was asked for just now.
 local longest
 local capacity, last_fence
--- What operators have set, once `read_capacity` was called: `pinned`, and what is `declared` meanwhile; since when it is
--- `paused`, `by` whom and for what `reason`; and whether any of that has `changed`.
+-- What else there is to know of the limits, once `read_capacity` was called: what is `pinned`, and `declared` meanwhile; since
+-- when it is `paused`, `by` whom and for what `reason`; how many units the holders weigh beside one each (`extra`); a token
+-- comes in each `interval` (nothing: nobody has said so; 0: there is no rate), up to `burst` of them; all are there `full_at`,
+-- and go back if their fence is one from which it `returns`; and whether any of that has `changed`.
 local limits
+-- Whether who is first in the queue may have something new to wait for.
+local news
 -- Nobody was here before: then no key has a life of its own that would have to be looked at.
 local alone
 -- What is to be written, gathered so that each key is written once; and what is answered.
@@ -37,6 +43,8 @@ local main, ttls, infos, max, waiting, alive
 local outcomes, granted
 -- Where the last waiter was enqueued.
 local place
+-- The clients that did not hear of a permit, by what their ids begin with. Their waiters keep their places.
+local out_of_reach
 -- Own waiters that were granted a permit just now: id -> its fence and terms.
 local holding
 
@@ -63,15 +71,21 @@ end
 -- declaration that is kept for later.
 local function read_capacity()
   if capacity then return capacity end
-  limits = {}
+  limits = { extra = 0 }
   local text = call('GET', LIMITS)
   if text then
-    local pinned, declared, paused, by, reason = string.match(text, '^(%S+) (%S+) (%S+)\n([^\n]*)\n(.*)$')
-    pinned, declared = tonumber(pinned), tonumber(declared)
+    local numbers, by, reason = string.match(text, '^([^\n]*)\n([^\n]*)\n(.*)$')
+    local known = {}
+    for number in string.gmatch(numbers or '', '%S+') do known[#known + 1] = tonumber(number) or false end
+    local pinned, declared = known[1], known[2]
     if is_capacity(pinned) then
       limits.pinned, limits.declared = pinned, is_capacity(declared) and declared or pinned
     end
-    limits.paused, limits.by, limits.reason = tonumber(paused), by, reason
+    limits.paused, limits.by, limits.reason = known[3] or nil, by, reason
+    -- What nobody holds weighs nothing.
+    limits.extra = held > 0 and known[4] or 0
+    limits.interval, limits.burst = known[5] or nil, known[6] or 1
+    limits.full_at, limits.returns = known[7] or 0, known[8] or 0
   end
   capacity = tonumber(call('GETEX', MAX, 'PERSIST'))
   if limits.pinned then
@@ -87,10 +101,37 @@ local function read_capacity()
   return capacity
 end
 
--- A permit is granted only while fewer are held.
-local function ceiling()
+-- How many units are free.
+local function room()
   read_capacity()
-  return limits.paused and 0 or capacity
+  return (limits.paused and 0 or capacity) - held - limits.extra
+end
+
+-- How long it takes until all tokens are back.
+local function all_tokens()
+  return limits.interval * limits.burst
+end
+
+
+local function is_metered()
+  read_capacity()
+  return limits.interval and limits.interval > 0
+end
+
+-- No more than all tokens can be missing: not after a change of the rate, nor if the clock was set back.
+local function settle()
+  if is_metered() and limits.full_at > NOW + all_tokens() then
+    limits.full_at, limits.changed = NOW + all_tokens(), true
+  end
+end
+
+local function has_token()
+  return not is_metered() or limits.full_at + limits.interval <= NOW + all_tokens()
+end
+
+-- Whether a permit of this weight can be granted.
+local function fits(weight)
+  return weight <= room() and has_token()
 end
 
 -- The newest declaration wins, unless another capacity is pinned.
@@ -139,15 +180,62 @@ local function read_fence()
   return fence
 end
 
+local function last_known_fence()
+  return last_fence or read_fence()
+end
+
+-- From now on permits are granted at this rate; at none if `interval` is 0. What was taken stays taken.
+local function set_rate(interval, burst)
+  if limits.interval == interval and limits.burst == burst then return end
+  if not is_metered() then limits.full_at = 0 end
+  limits.interval, limits.burst, limits.returns = interval, burst, last_known_fence() + 1
+  limits.changed, news = true, true
+  settle()
+end
+
 local function next_fence()
-  return math.max((last_fence or read_fence()) + 1, NOW)
+  return math.max(last_known_fence() + 1, NOW)
+end
+
+-- What a permit takes: one unit and no number, unless what is known of it says more.
+local ORDINARY = { weight = 1, numbered = false }
+
+-- The lowest slot number that is free, if one is asked for.
+local function slot_for(share)
+  if not share.numbered then return 0 end
+  -- What nobody holds has no number.
+  if held == 0 then call('DEL', SLOTS) end
+  return call('BITPOS', SLOTS, 0) + 1
+end
+
+-- What comes before " since heartbeat ttl label" of a holder: its fence, and what is not ordinary of it: weight, slot number,
+-- and 1 if it has to be claimed before it counts as used.
+local function field_of(fence, weight, slot, unclaimed)
+  if weight == 1 and slot == 0 and unclaimed == 0 then return string.format('%d', fence) end
+  return string.format('%d/%d/%d/%d', fence, weight, slot, unclaimed)
+end
+
+-- Takes what a permit takes, but for its place among the holders.
+local function take(share, slot, fence)
+  read_capacity()
+  if share.weight > 1 then limits.extra, limits.changed = limits.extra + share.weight - 1, true end
+  if slot > 0 then
+    call('SETBIT', SLOTS, slot - 1, 1)
+    numbered = true
+  end
+  if is_metered() then
+    if limits.full_at < NOW + limits.interval then limits.returns = fence end
+    limits.full_at, limits.changed, news = math.max(limits.full_at, NOW) + limits.interval, true, true
+  end
 end
 
 -- Gives a fence to a holder: all that is to be known of it.
-local function mint(id, terms, fence)
+local function mint(id, terms, fence, share, slot, unclaimed)
+  take(share, slot, fence)
   last_fence = fence
   local n = #infos
-  infos[n + 1], infos[n + 2] = id, string.format('%d', fence) .. info_of(terms)
+  unclaimed = unclaimed and is_metered() and 1 or 0
+  infos[n + 1], infos[n + 2] = id, field_of(fence, share.weight, slot, unclaimed) .. info_of(terms)
   if terms.hold_until then
     n = #ttls
     ttls[n + 1], ttls[n + 2] = terms.hold_until, id
@@ -156,23 +244,68 @@ local function mint(id, terms, fence)
 end
 
 -- Makes `id` a holder that the reply tells so. Answers its slot number, its fence and how long that is good for.
-local function hold(id, terms)
+local function hold(id, terms, share)
   -- First what may fail: what is gathered is written whatever becomes of the rest.
-  local fence, n = next_fence(), #main
-  mint(id, terms, fence)
+  local fence, slot, n = next_fence(), slot_for(share), #main
+  mint(id, terms, fence, share, slot)
   held, longest = held + 1, math.max(longest, terms.heartbeat)
   main[n + 1], main[n + 2] = terms.renew_by, id
-  return held, fence, terms.valid_for
+  return slot, fence, terms.valid_for
 end
 
--- The hash is the first to be written: it alone may not have been read before.
-local function forget(ids)
+-- What is known of an id: its fence if it was granted a permit, since when, and what it asked for.
+local function parse(info)
+  if not info then return { share = ORDINARY, slot = 0 } end
+  local first, since, text = string.match(info, '^(%S+) (%S+) (.*)$')
+  local fence, weight, slot, unclaimed = string.match(first or '', '^([^/]+)/(%d+)/(%d+)/(%d)$')
+  local known = { fence = tonumber(fence or first), since = tonumber(since), text = text, share = ORDINARY, slot = 0 }
+  if fence then
+    weight, slot = tonumber(weight), tonumber(slot)
+    known.share = { weight = math.max(weight, 1), numbered = slot > 0 }
+    -- A waiter that asks for a number says 1.
+    known.slot, known.unclaimed = known.fence and slot or 0, unclaimed == '1'
+  end
+  return known
+end
+
+-- A holder has gone: what it took is free again, but for its place among the holders.
+local function give_up(known)
+  if not known.fence then return end
+  if known.share.weight > 1 then
+    read_capacity()
+    limits.extra, limits.changed = math.max(limits.extra - known.share.weight + 1, 0), true
+  end
+  if known.slot > 0 then call('SETBIT', SLOTS, known.slot - 1, 0) end
+end
+
+-- The tokens of these grants were taken for nothing. The last first: then the most of them go back. `Meter::give_back` in
+-- `rate.rs` has the argument.
+local function give_back(fences)
+  if #fences == 0 or not is_metered() then return end
+  table.sort(fences, function(one, other) return one > other end)
+  for _, fence in ipairs(fences) do
+    if fence >= limits.returns then
+      limits.full_at, limits.changed = limits.full_at - limits.interval, true
+      if fence ~= last_known_fence() then limits.returns = last_known_fence() end
+    end
+  end
+end
+
+-- Holders whose time is up. Tokens of those who never claimed their permits go back: their fences are added to `unused`.
+local function forget(ids, unused)
+  news = true
+  for _, info in ipairs(call('HMGET', INFO, unpack(ids))) do
+    local known = parse(info)
+    give_up(known)
+    if known.unclaimed then unused[#unused + 1] = known.fence end
+  end
   call('HDEL', INFO, unpack(ids))
   held = held - call('ZREM', MAIN, unpack(ids))
   if limited > 0 then limited = limited - call('ZREM', TTL, unpack(ids)) end
 end
 
 local function leave(ids)
+  news = true
   call('HDEL', INFO, unpack(ids))
   queued = queued - call('ZREM', WAITING, unpack(ids))
   call('ZREM', ALIVE, unpack(ids))
@@ -192,6 +325,7 @@ local function forget_the_gone(some)
   -- More than that are left to the expiry of the key.
   if not some and call('HLEN', INFO) <= OUT_OF_REACH then look(call('HKEYS', INFO)) end
   if #gone == 0 then return end
+  for _, info in ipairs(call('HMGET', INFO, unpack(gone))) do give_up(parse(info)) end
   call('HDEL', INFO, unpack(gone))
   limited = limited - call('ZREM', TTL, unpack(gone))
 end
@@ -203,32 +337,36 @@ local function due(key, members)
 end
 
 local function expire()
-  local over, silent = due(TTL, limited), due(ALIVE, queued)
+  if limits then settle() end
+  local over, silent, unused = due(TTL, limited), due(ALIVE, queued), {}
   while over do
-    forget(over)
+    forget(over, unused)
     over = due(TTL, limited)
   end
   local dead = due(MAIN, held)
   while dead do
-    forget(dead)
+    forget(dead, unused)
     dead = due(MAIN, held)
   end
+  give_back(unused)
   if silent then leave(silent) end
 end
 
+-- Whether nobody is left who comes before a newcomer: whoever still waits is out of reach.
 local function grant_to_queue()
   local NS, OWN = ARGV[1], ARGV[2] .. '-'
-  -- The clients that did not hear of a permit, by what their ids begin with. Their waiters keep their places.
-  local out_of_reach, passed_over = {}, 0
+  local passed_over = 0
 
   -- Of every member of ours something is known, or is about to be written.
   local foreign = call('HLEN', INFO) + #infos / 2 < held + queued
 
   -- Tells another client that its waiter was granted a permit: what, when, and how long it has to claim it. False if
   -- nobody heard it. Another program may have a clock that is ahead, and take away what is not claimed yet: where one
-  -- takes part the time is 0, and the client asks first.
-  local function wake(id, prefix, fence, claim)
-    local told = string.format('%s %d %d %d %d %s', id, NOW, fence, held + 1, foreign and 0 or claim, NAME)
+  -- takes part the time is 0, and the client asks first. Also where there is a rate: a permit that was never claimed was never
+  -- used.
+  local function wake(id, prefix, fence, slot, claim)
+    if foreign or is_metered() then claim = 0 end
+    local told = string.format('%s %d %d %d %d %s', id, NOW, fence, slot, claim, NAME)
     local heard = try('PUBLISH', NS .. ':wake:' .. string.sub(id, 1, 11), told)
     if type(heard) == 'number' and heard > 0 then return true end
     out_of_reach[prefix] = true
@@ -248,47 +386,57 @@ local function grant_to_queue()
   end
 
   -- Whether it could be given a permit.
-  local function give(id, prefix, info)
-    if info == nil then info = call('HGET', INFO, id) end
-    local text = info and string.match(info, '^%S+ %S+ (.*)$')
-    local terms, claim, n = terms_of(text or ARGV[4] .. ' - '), nil, nil
+  local function give(id, prefix, known)
+    local terms, claim, n = terms_of(known.text or ARGV[4] .. ' - '), nil, nil
     if prefix == OWN then
-      local slot, fence, valid_for = hold(id, terms)
-      holding[id] = { fence = fence, ttl = terms.ttl }
+      local slot, fence, valid_for = hold(id, terms, known.share)
+      holding[id] = { fence = fence, slot = slot, ttl = terms.ttl }
       n = #granted
       granted[n + 1], granted[n + 2], granted[n + 3], granted[n + 4] = id, slot, fence, valid_for
       return true
     end
     -- One of ours: the eleven characters of a client, a dash and a number.
     if string.sub(prefix, 12) == '-' and string.match(id, '^%w+%-%d+$') then
-      local fence = next_fence()
+      local fence, slot = next_fence(), slot_for(known.share)
       claim = math.min(tonumber(ARGV[3]), terms.heartbeat)
-      if not wake(id, prefix, fence, claim) then return false end
-      mint(id, terms, fence)
+      if not wake(id, prefix, fence, slot, claim) then return false end
+      mint(id, terms, fence, known.share, slot, 'unclaimed')
     else
       claim = notify(id)
       if not claim then return false end
+      -- It starts, too, and has no fence by which its token could go back.
+      take(ORDINARY, 0, last_known_fence() + 1)
     end
     held, n = held + 1, #main
     main[n + 1], main[n + 2] = stamp(NOW + claim), id
     return true
   end
 
-  while held < capacity and passed_over < OUT_OF_REACH and queued > passed_over do
+  local nobody_before = true
+  while nobody_before and passed_over < OUT_OF_REACH and queued > passed_over do
     -- As many as there is room for. But where some are out of reach there may be thousands, so as many again as
     -- have been passed over: only their ids are read.
-    local size = math.max(math.min(capacity - held, 100), math.min(passed_over, PAGE))
+    local size = math.max(math.min(room(), 100), math.min(passed_over, PAGE), 1)
     local last = passed_over + size - 1
     local heads = call('ZRANGE', WAITING, passed_over, last)
     if #heads == 0 then break end
     local known, leaving = passed_over == 0 and call('HMGET', INFO, unpack(heads)) or {}, {}
     for i, id in ipairs(heads) do
-      if held >= capacity then break end
-      local prefix = string.sub(id, 1, 12)
-      if not out_of_reach[prefix] and give(id, prefix, known[i]) then
-        leaving[#leaving + 1] = id
-      else
+      local prefix, info = string.sub(id, 1, 12), known[i]
+      nobody_before = fits(1)
+      if not nobody_before then break end
+      if out_of_reach[prefix] then
         passed_over = passed_over + 1
+      else
+        if info == nil then info = call('HGET', INFO, id) end
+        info = parse(info)
+        nobody_before = fits(info.share.weight)
+        if not nobody_before then break end
+        if give(id, prefix, info) then
+          leaving[#leaving + 1] = id
+        else
+          passed_over = passed_over + 1
+        end
       end
     end
     if #leaving > 0 then
@@ -296,6 +444,7 @@ local function grant_to_queue()
       call('ZREM', ALIVE, unpack(leaving))
     end
   end
+  return nobody_before
 end
 
 -- Writes what was gathered, and sees to the life of the keys that it writes, or of all.
@@ -329,10 +478,13 @@ local function flush(all)
   if max then call('SET', MAX, max) end
   if limits and limits.changed then
     limits.changed = nil
-    if limits.pinned or limits.paused then
-      local function number(number) return number and string.format('%d', number) or '-' end
-      local numbers = number(limits.pinned) .. ' ' .. number(limits.declared) .. ' ' .. number(limits.paused)
-      call('SET', LIMITS, numbers .. '\n' .. (limits.by or '') .. '\n' .. (limits.reason or ''))
+    if limits.pinned or limits.paused or limits.extra > 0 or limits.interval then
+      local numbers = {}
+      for i, key in ipairs({ 'pinned', 'declared', 'paused', 'extra', 'interval', 'burst', 'full_at', 'returns' }) do
+        numbers[i] = limits[key] and string.format('%d', limits[key]) or '-'
+      end
+      local text = table.concat(numbers, ' ')
+      call('SET', LIMITS, text .. '\n' .. (limits.by or '') .. '\n' .. (limits.reason or ''))
     else
       call('DEL', LIMITS)
     end
@@ -357,16 +509,44 @@ local function flush(all)
   end
   -- And what is known of an id for as long as the id.
   local last = math.max(held_until, alive_until)
-  if last > 0 then outlive(INFO, last) end
+  if last > 0 then
+    outlive(INFO, last)
+    if numbered then outlive(SLOTS, last) end
+  end
   alone = false
   main, ttls, infos, max, waiting, alive = {}, {}, {}, nil, nil, nil
 end
 
+-- Whether nobody is left who comes before a newcomer.
 local function grant()
-  if queued == 0 or held >= ceiling() then return end
+  if queued == 0 then return true end
+  if not fits(1) then return false end
   -- Whoever has only just been enqueued is to be found.
   if waiting then flush() end
-  grant_to_queue()
+  return grant_to_queue()
+end
+
+-- How long until the first in the queue is granted a permit, if it waits for a token and nothing else: until there are as many
+-- as it is worth a sweep (`Rate::worth_waiting_for`). If it is the sender's, the reply tells it. Otherwise it is told here, if
+-- there is news: it, or whoever comes first after it and can be reached.
+local function next_token()
+  if not is_metered() or has_token() then return end
+  local heads, asked = call('ZRANGE', WAITING, 0, 9), {}
+  local weight = parse(call('HGET', INFO, heads[1])).share.weight
+  if weight > room() then return end
+  local interval = limits.interval
+  local more = math.min(math.floor(4000 / interval), math.floor((limits.burst - 1) / 2), queued - 1)
+  local delay = limits.full_at + interval - all_tokens() + more * interval - NOW
+  if string.sub(heads[1], 1, 12) == ARGV[2] .. '-' then return delay end
+  for _, id in ipairs(news and heads or {}) do
+    local client = string.sub(id, 1, 11)
+    if not asked[client] and string.match(id, '^%w+%-%d+$') then
+      asked[client] = true
+      local told = string.format('%s %d 0 0 %d %s', id, NOW, delay, NAME)
+      local heard = try('PUBLISH', ARGV[1] .. ':wake:' .. client, told)
+      if type(heard) == 'number' and heard > 0 then return end
+    end
+  end
 end
 
 local function is_gathered()
@@ -377,6 +557,7 @@ end
 local function finish()
   if is_gathered() then flush() end
   local delay, foreign, n = -1, 0, #outcomes
+  local token = queued > 0 and next_token()
   if queued > 0 then
     -- Of every member of ours something is known.
     if call('HLEN', INFO) < held + queued then foreign = 1 end
@@ -391,18 +572,15 @@ local function finish()
     if first < math.huge then delay = math.max(first - NOW, 1) end
   end
   outcomes[n + 1], outcomes[n + 2] = delay, foreign
+  if token then
+    n = n + 1
+    outcomes[n + 2] = math.max(token, 1)
+  end
   for i = 1, #granted do outcomes[n + 2 + i] = granted[i] end
   return outcomes
 end
 
 -- Holders that ask again: what enqueue, confirm and renew share.
-
--- What is known of an id: its fence if it was confirmed, since when, and what it asked for.
-local function parse(info)
-  if not info then return {} end
-  local fence, since, text = string.match(info, '^(%S+) (%S+) (.*)$')
-  return { fence = tonumber(fence), since = tonumber(since), text = text }
-end
 
 -- Its heartbeat, anew.
 local function renew(id, terms)
@@ -413,9 +591,9 @@ end
 
 -- One that this very script has granted a permit asks for it, too.
 local function hold_again(id, terms)
-  local fence, ttl = holding[id].fence, holding[id].ttl
+  local fence, slot, ttl = holding[id].fence, holding[id].slot, holding[id].ttl
   renew(id, terms)
-  return held, fence, math.min(terms.heartbeat, ttl or terms.heartbeat)
+  return slot, fence, math.min(terms.heartbeat, ttl or terms.heartbeat)
 end
 
 -- How long a holder may still hold, by its score in TTL. If another program has let the whole key expire, the
@@ -438,14 +616,20 @@ end
 -- Renews a holder. `info` is what is known of it, `hold_until` its score in TTL. One without a fence was granted its permit
 -- by another program, or another program has removed what was known of it.
 local function renew_holder(id, info, hold_until, terms)
-  local fence, left = info.fence, ttl_left(id, info, hold_until)
+  local fence, slot, left = info.fence, info.slot, ttl_left(id, info, hold_until)
   if not fence then
-    fence, left = next_fence(), terms.ttl
-    mint(id, terms, fence)
+    -- What it weighs, that program did not know.
+    fence, slot, left = next_fence(), slot_for(info.share), terms.ttl
+    mint(id, terms, fence, info.share, slot)
     forget_notification(id)
+  elseif info.unclaimed then
+    local n = #infos
+    local rest = string.format(' %d ', info.since) .. info.text
+    infos[n + 1], infos[n + 2] = id, field_of(fence, info.share.weight, slot, 0) .. rest
   end
+  numbered = numbered or slot > 0
   renew(id, terms)
-  return held, fence, math.min(terms.heartbeat, left or terms.heartbeat)
+  return slot, fence, math.min(terms.heartbeat, left or terms.heartbeat)
 end
 
 -- The place of a waiter is good for two leases: `Terms::patience` says why.
@@ -463,19 +647,30 @@ local function tidy(asks)
     if limited > held or asks and call('HLEN', INFO) > held + queued then forget_the_gone() end
     expire()
   end
-  grant()
+  return grant()
+end
+
+-- Reads what every transition needs. A function of its own: one may use no more than sixty variables of those around it.
+local function begin(at, keys, done)
+  local declares = ARGV[at + 2]
+  NAME, DECLARED, DECLARES, RATE = ARGV[at], ARGV[at + 1], string.sub(declares, 1, 1) == '1', nil
+  if #declares > 1 then
+    local is_new, interval, burst = string.match(declares, '^%d (%d) (%d+) (%d+)$')
+    RATE = { is_new = is_new == '1', interval = tonumber(interval), burst = tonumber(burst) }
+  end
+  SLOTS, numbered, news = ARGV[1] .. ':semaphore_slots:' .. NAME, false, false
+  MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS = unpack(KEYS, keys + 1, keys + 8)
+  capacity, limits, last_fence, place, expired = nil, nil, nil, nil, false
+  main, ttls, infos, max, waiting, alive = {}, {}, {}, nil, nil, nil
+  outcomes, granted, holding, out_of_reach = done, {}, {}, {}
+  held, limited, queued = call('ZCARD', MAIN), call('ZCARD', TTL), call('ZCARD', WAITING)
+  alone = held == 0 and queued == 0
+  held_before, longest = held, 0
 end
 
 -- Every command runs as expire, grant, the command, grant, but for what `machine.rs` says does not matter.
 local function serve_name(at, keys, section, done)
-  NAME, DECLARED, DECLARES = ARGV[at], ARGV[at + 1], ARGV[at + 2] == '1'
-  MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS = unpack(KEYS, keys + 1, keys + 8)
-  capacity, limits, last_fence, place, expired = nil, nil, nil, nil, false
-  main, ttls, infos, max, waiting, alive = {}, {}, {}, nil, nil, nil
-  outcomes, granted, holding = done, {}, {}
-  held, limited, queued = call('ZCARD', MAIN), call('ZCARD', TTL), call('ZCARD', WAITING)
-  alone = held == 0 and queued == 0
-  held_before, longest = held, 0
+  begin(at, keys, done)
   local stop = at + 3 + ARGV[at + 3]
   while section <= stop do
     local transition, first = ARGV[section], section + 2

@@ -1,11 +1,13 @@
 -- Removes ids wherever they are. Twice is harmless.
 --
--- ARGV    1 known  of all of them: "held": they held a permit; "limited": the same, with a TTL; "unknown"
+-- ARGV    1 known  of all of them: "held": they held an ordinary permit; "limited": the same, with a TTL; "unknown"; "unused":
+--                  the same, and nobody has seen their permits: their tokens go back
 --         2 ids    from here on
 -- Result  one for each id: "holder" | "waiter" | "nobody"
-local was_held, waited, n = ARGV[first] ~= 'unknown', queued > 0, #outcomes
+local was_held, waited, n = ARGV[first] == 'held' or ARGV[first] == 'limited', queued > 0, #outcomes
 -- One of these may have been granted a permit just now.
 if is_gathered() then flush() end
+local texts, unused = not was_held and call('HMGET', INFO, unpack(ARGV, first + 1, last)) or {}, {}
 -- First the hash: it alone may not have been read before.
 call('HDEL', INFO, unpack(ARGV, first + 1, last))
 for at = first + 1, last do
@@ -13,15 +15,21 @@ for at = first + 1, last do
   -- One by one: asking for the scores of all beforehand costs more.
   if call('ZREM', MAIN, ARGV[at]) == 1 then
     outcomes[n] = 'holder'
-    held, holding[ARGV[at]] = held - 1, nil
+    held, holding[ARGV[at]], news = held - 1, nil, true
+    if texts[at - first] then
+      local known = parse(texts[at - first])
+      give_up(known)
+      if ARGV[first] == 'unused' then unused[#unused + 1] = known.fence end
+    end
   -- A holder is no waiter again.
   elseif not was_held and waited and call('ZREM', WAITING, ARGV[at]) == 1 then
     outcomes[n] = 'waiter'
-    queued = queued - 1
+    queued, news = queued - 1, true
   else
     outcomes[n] = 'nobody'
   end
 end
+give_back(unused)
 if limited > 0 then limited = limited - call('ZREM', TTL, unpack(ARGV, first + 1, last)) end
 if not was_held then
   if waited then call('ZREM', ALIVE, unpack(ARGV, first + 1, last)) end

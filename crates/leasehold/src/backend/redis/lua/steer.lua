@@ -1,7 +1,7 @@
 -- Changes the limits, for an operator.
 --
--- ARGV    1 what      "declare" | "pin" | "unpin" | "pause" | "resume" | "forget"
---         2 capacity  to declare or to pin
+-- ARGV    1 what      "declare" | "pin" | "unpin" | "rate" | "pause" | "resume" | "forget"
+--         2 capacity  to declare or to pin; of a rate "interval burst", with an interval of 0 for none
 --         3 by        who pauses it
 --         4 reason
 -- Result  four: "done" | "unknown": nobody has declared a capacity | "pinned", to what | "in use", holders, waiters
@@ -14,7 +14,7 @@ elseif read_capacity() == 0 then
 elseif what == 'declare' and limits.pinned then
   answer('pinned', limits.pinned)
 else
-  limits.changed = what ~= 'declare'
+  limits.changed, news = limits.changed or what ~= 'declare', true
   if what == 'declare' then
     capacity, max = tonumber(text), text
   elseif what == 'pin' then
@@ -23,12 +23,15 @@ else
   elseif what == 'unpin' and limits.pinned then
     capacity, max = limits.declared, string.format('%d', limits.declared)
     limits.pinned, limits.declared = nil, nil
+  elseif what == 'rate' then
+    local interval, burst = string.match(text, '^(%d+) (%d+)$')
+    set_rate(tonumber(interval), tonumber(burst))
   elseif what == 'pause' then
     limits.paused, limits.by, limits.reason = limits.paused or NOW, ARGV[first + 2], ARGV[first + 3]
   elseif what == 'resume' then
     limits.paused, limits.by, limits.reason = nil, nil, nil
   elseif what == 'forget' then
-    call('DEL', MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS)
+    call('DEL', MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS, SLOTS)
     capacity, limits, last_fence, max = nil, nil, nil, nil
   end
   answer('done')

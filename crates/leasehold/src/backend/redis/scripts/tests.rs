@@ -11,7 +11,7 @@ const FOREIGN_HEARTBEAT: Span = Span::from_micros(5001);
 const TERMS: Terms =
     Terms { lease: Some(Span::from_micros(6001)), ttl: Some(Span::from_micros(7001)) };
 const CAPACITY: u32 = 8001;
-const DECLARED: Declared = Declared { capacity: CAPACITY, is_new: true };
+const DECLARED: Declared = Declared::capacity(CAPACITY, true);
 const BY: &str = "an operator";
 const REASON: &str = "a reason";
 
@@ -65,7 +65,7 @@ fn commands(transition: Transition) -> Vec<Command> {
         }
         Transition::Enqueue => {
             let label = Some(LABEL.into());
-            Command::Enqueue { id, declared: DECLARED, wait: true, terms, label }
+            Command::Enqueue { id, declared: DECLARED, wait: true, terms, share: Share::ONE, label }
         }
     };
     let all: Vec<_> = ids().map(command).into();
@@ -82,7 +82,7 @@ fn expected(transition: Transition, name: &str) -> Vec<String> {
         ("confirm_within", _) => CONFIRM_WITHIN.micros().to_string(),
         ("foreign_heartbeat", _) => FOREIGN_HEARTBEAT.micros().to_string(),
         // A pause has none.
-        ("capacity", Transition::Steer) => "0".to_owned(),
+        ("capacity", Transition::Steer) => String::new(),
         ("capacity", _) => CAPACITY.to_string(),
         ("what", _) => "pause".to_owned(),
         ("by", _) => BY.to_owned(),

@@ -1,0 +1,42 @@
+//! Slot numbers: the lowest that is free, from 1 on.
+
+use std::num::NonZeroU32;
+
+/// The numbers that are taken.
+#[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone, PartialEq))]
+pub(super) struct Numbers {
+    /// A bit for each number, from 1 on. The last word is never 0.
+    taken: Vec<u64>,
+}
+
+impl Numbers {
+    pub(super) fn lowest_free(&self) -> NonZeroU32 {
+        let word = self.taken.iter().position(|word| *word != u64::MAX).unwrap_or(self.taken.len());
+        let bit = self.taken.get(word).map_or(0, |word| word.trailing_ones());
+        // As many as there are holders, at most.
+        let word = u32::try_from(word).unwrap_or(u32::MAX / 64 - 1);
+        NonZeroU32::MIN.saturating_add(word * 64 + bit)
+    }
+
+    pub(super) fn take(&mut self, number: NonZeroU32) {
+        let (word, bit) = place(number);
+        if word == self.taken.len() {
+            self.taken.push(0);
+        }
+        self.taken[word] |= bit;
+    }
+
+    pub(super) fn free(&mut self, number: NonZeroU32) {
+        let (word, bit) = place(number);
+        self.taken[word] &= !bit;
+        while self.taken.last() == Some(&0) {
+            self.taken.pop();
+        }
+    }
+}
+
+fn place(number: NonZeroU32) -> (usize, u64) {
+    let at = number.get() - 1;
+    ((at / 64) as usize, 1 << (at % 64))
+}

@@ -1,0 +1,150 @@
+//! Permits that are granted no more often than a rate allows.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{ErrorKind, Semaphore, WaitsFor};
+
+use super::{Store, Waiter, acquire, all_are_free, census, declare, release, try_acquire, unique};
+use crate::wait::{deadline, eventually};
+
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
+
+async fn rated(store: &impl Store, name: &str, starts: u64, period: Duration) -> Semaphore {
+    store.client().await.semaphore(name, 5).rate(starts, period).build().unwrap()
+}
+
+/// Fails unless everything is given back. It cannot be acquired all at once: there is a rate.
+async fn nobody_is_left(semaphore: &Semaphore) {
+    eventually(async || census(semaphore).await == (0, 0)).await;
+}
+
+pub async fn a_start_needs_room_and_a_token(store: &impl Store) {
+    let name = unique("rated");
+    let client = store.client().await;
+    let semaphore = client.semaphore(&name, 3).rate(2, HOUR).burst(2).build().unwrap();
+    let first = acquire(&semaphore).await;
+    let second = acquire(&semaphore).await;
+    assert!(try_acquire(&semaphore).await.is_none(), "there is room, and no token");
+    assert!(deadline(semaphore.locked()).await.unwrap());
+    drop((first, second));
+    nobody_is_left(&semaphore).await;
+    assert!(try_acquire(&semaphore).await.is_none(), "it counts starts, not holders");
+
+    // Whoever comes without a rate is held to the one that there is.
+    let there = declare(&store.client().await, &name, 3);
+    assert!(try_acquire(&there).await.is_none());
+    let waiter = Waiter::join(&there).await;
+    let stats = deadline(there.stats()).await.unwrap();
+    assert_eq!(stats.waits_for(), Some(WaitsFor::Rate));
+    let rate = stats.rate().expect("there is a rate");
+    assert_eq!((rate.interval(), rate.burst()), (HOUR / 2, 2));
+    let next = stats.next_token().expect("there is no token");
+    assert!(next + 60 * SECOND > HOUR / 2 && next <= HOUR / 2, "{next:?}");
+    // Until it is removed.
+    deadline(there.clear_rate()).await.unwrap();
+    drop(waiter.permit().await);
+    assert!(deadline(semaphore.stats()).await.unwrap().rate().is_none());
+    drop(acquire(&semaphore).await);
+    all_are_free(&semaphore).await;
+}
+
+pub async fn starts_are_as_far_apart_as_the_rate_says(store: &impl Store) {
+    let name = unique("spread");
+    let interval = SECOND / 25;
+    // Of two clients in turn, so that whoever is first asks for the token.
+    let both = [rated(store, &name, 25, SECOND).await, rated(store, &name, 25, SECOND).await];
+    let begun = Instant::now();
+    let mut waiters = Vec::new();
+    for number in 0..8_usize {
+        waiters.push(tokio::spawn(both[number % 2].acquire()));
+    }
+    for waiter in waiters {
+        release(deadline(waiter).await.unwrap().unwrap()).await;
+    }
+    assert!(begun.elapsed() >= 7 * interval, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < 20 * SECOND, "{:?}", begun.elapsed());
+    nobody_is_left(&both[0]).await;
+}
+
+pub async fn order_holds_at_a_rate(store: &impl Store) {
+    let semaphore = rated(store, &unique("order"), 20, SECOND).await;
+    drop(acquire(&semaphore).await);
+    let mut waiters = Vec::new();
+    for _ in 0..4 {
+        waiters.push(Waiter::join(&semaphore).await);
+    }
+    let mut last = None;
+    for waiter in waiters {
+        let permit = waiter.permit().await;
+        assert!(last < Some(permit.fence()));
+        last = Some(permit.fence());
+    }
+    nobody_is_left(&semaphore).await;
+}
+
+pub async fn who_gives_up_takes_no_token(store: &impl Store) {
+    let name = unique("given up");
+    let semaphore = rated(store, &name, 1, 2 * SECOND).await;
+    drop(acquire(&semaphore).await);
+    let granted = Instant::now();
+    for _ in 0..3 {
+        Waiter::join(&semaphore).await.leave().await;
+    }
+    nobody_is_left(&semaphore).await;
+    // The token that nobody has taken.
+    drop(acquire(&rated(store, &name, 1, 2 * SECOND).await).await);
+    assert!(granted.elapsed() < Duration::from_millis(3700), "{:?}", granted.elapsed());
+}
+
+pub async fn a_rate_alone_limits_nothing_else(store: &impl Store) {
+    let name = unique("alone");
+    let rate = store.client().await.rate(&name, 3, HOUR).burst(3).build().unwrap();
+    let held = [acquire(&rate).await, acquire(&rate).await, acquire(&rate).await];
+    assert!(try_acquire(&rate).await.is_none());
+    assert_eq!(deadline(rate.stats()).await.unwrap().capacity(), u32::MAX);
+    drop(held);
+    // A limit that somebody else declares counts.
+    let both = store.client().await.semaphore(&name, 1).rate(3000, HOUR).burst(3000).build();
+    let held = acquire(&both.unwrap()).await;
+    assert!(try_acquire(&rate).await.is_none());
+    drop(held);
+    nobody_is_left(&rate).await;
+}
+
+pub async fn another_rate_counts_at_once(store: &impl Store) {
+    let semaphore = rated(store, &unique("another"), 1, HOUR).await;
+    drop(acquire(&semaphore).await);
+    let waiter = Waiter::join(&semaphore).await;
+    deadline(semaphore.set_rate(1000, SECOND, 1)).await.unwrap();
+    drop(waiter.permit().await);
+    // An acquire does not declare the old rate again.
+    drop(acquire(&semaphore).await);
+    drop(acquire(&semaphore).await);
+    nobody_is_left(&semaphore).await;
+}
+
+pub async fn rates_that_cannot_be_are_refused(store: &impl Store) {
+    let (client, name) = (store.client().await, unique("impossible"));
+    let semaphore = || client.semaphore(&name, 1);
+    let million = 1_000_000_000_000;
+    for (builder, says) in [
+        (semaphore().rate(0, SECOND), ["rate: 0", "pause"]),
+        (semaphore().rate(1, Duration::ZERO), ["rate: 0s", "more than zero"]),
+        (semaphore().rate(million, SECOND), ["rate: 1000000000000 in 1s", "10000 per second"]),
+        (semaphore().rate(1, SECOND).burst(0), ["burst: 0", "at least 1"]),
+        (semaphore().burst(2), ["burst", "no rate"]),
+        (semaphore().rate(1, 100_000 * HOUR).burst(u32::MAX), ["burst of 4294967295", "100 years"]),
+    ] {
+        let error = builder.build().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        for part in says {
+            assert!(error.to_string().contains(part), "{error} does not say {part:?}");
+        }
+    }
+    let semaphore = declare(&client, &name, 1);
+    drop(acquire(&semaphore).await);
+    let error = deadline(semaphore.set_rate(0, SECOND, 1)).await.unwrap_err();
+    assert!(error.to_string().contains("rate: 0"), "{error}");
+    all_are_free(&semaphore).await;
+}
