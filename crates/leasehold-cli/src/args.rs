@@ -50,13 +50,13 @@ Examples:
   leasehold run --store redis://redis.internal -n 5 --label invoices api -- ./import
   leasehold run --no-wait -n 1 backup -- ./backup.sh || echo 'one is running already'
   leasehold run -n 4 gpu -- sh -c 'CUDA_VISIBLE_DEVICES=$((LEASEHOLD_SLOT - 1)) ./train'
-  leasehold run -n 5 --rate 100/1m --burst 10 api -- ./call    5 at a time, 100 a minute
+  leasehold run -n 5 --rate 100/1m --burst 10 api -- ./call    5 at a time, 100 per minute
   leasehold run -n 64 --weight 16 memory -- ./build            16 of 64 gigabytes
 
-The child gets LEASEHOLD_NAME, LEASEHOLD_ID, LEASEHOLD_SLOT (the lowest number from 1 on that no other
-child of that name has), LEASEHOLD_FENCE (a number) and LEASEHOLD_FENCE_PADDED (the same in 19 digits,
-which sort as text). What it leaves behind in its process group has --grace to end before it is
-stopped; the permit is given back after that.
+The child gets LEASEHOLD_NAME, LEASEHOLD_ID, LEASEHOLD_SLOT (the lowest number from 1 on that no
+other child of that name has), LEASEHOLD_FENCE (a number) and LEASEHOLD_FENCE_PADDED (the same in
+19 digits, which sort as text). What it leaves behind in its process group has --grace to end before
+it is stopped; the permit is given back after that.
 
 Durations (D): 500ms, 30s, 5m, 1h30m.")]
     Run(RunArgs),
@@ -283,7 +283,7 @@ pub(crate) struct RunArgs {
     /// How many units of -n this one takes, all or nothing. Nobody overtakes one that waits for more
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) weight: u32,
-    /// How many may start in a time, evenly spread, as in 100/1m. The latest counts for everybody. Default: what the name has
+    /// How many may start in a time, evenly spread, as in 100/1m. The latest given for a name counts for everybody. Default: what the name has
     #[arg(long, value_name = "N/D", value_parser = rate)]
     pub(crate) rate: Option<Rate>,
     /// With --rate: how many may start at once after a quiet time [default: 1]

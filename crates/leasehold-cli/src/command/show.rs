@@ -127,8 +127,8 @@ impl Found {
         let members: Vec<_> =
             stats.holders().iter().map(|holder| row("held", holder)).chain(waiters).collect();
         let titles =
-            ["PLACE", "SLOT", "UNITS", "ID", "HOST", "PID", "LABEL", "FOR", "ENDS IN", "FENCE"];
-        let table = (!members.is_empty()).then(|| table(titles, &[1, 2, 5, 7, 8], members));
+            ["PLACE", "ID", "HOST", "PID", "LABEL", "FOR", "ENDS IN", "SLOT", "UNITS", "FENCE"];
+        let table = (!members.is_empty()).then(|| table(titles, &[3, 5, 6, 7, 8], members));
         let mut json = semaphore_json(stats);
         json["holders"] = stats.holders().iter().map(member_json).collect();
         json["waiters"] = stats.waiters().iter().map(member_json).collect();
@@ -181,14 +181,14 @@ impl Found {
 fn row(place: &str, member: &Member) -> [String; 10] {
     [
         place.to_owned(),
-        or_dash(member.slot_number().map(|slot| slot.to_string())),
-        member.weight().to_string(),
         member.id().to_owned(),
         or_dash(member.host().map(str::to_owned)),
         or_dash(member.pid().map(|pid| pid.to_string())),
         or_dash(member.label().map(str::to_owned)),
         or_dash(member.age().map(ago)),
         or_dash(member.ends_in().map(ago)),
+        or_dash(member.slot_number().map(|slot| slot.to_string())),
+        member.weight().to_string(),
         or_dash(member.fence().map(|fence| fence.to_string())),
     ]
 }

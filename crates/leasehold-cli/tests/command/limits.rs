@@ -1,6 +1,10 @@
 //! Limits that are changed from the shell, while they are in use.
 
-use std::time::Instant;
+use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -78,7 +82,12 @@ fn a_pause_keeps_the_queue_and_tells_why() {
         assert!(shown.contains("paused for") && shown.contains(": a move"), "{shown}");
         let shown: Value = serde_json::from_str(&ok(&store, &["show", "--json", "it"])).unwrap();
         assert_eq!(shown["paused"]["reason"], "a move");
-        fails(&store, &["run", "--no-wait", "it", "--", "true"], 75, &["\"it\""]);
+        fails(
+            &store,
+            &["run", "--no-wait", "it", "--", "true"],
+            75,
+            &["\"it\" is paused for", ": a move"],
+        );
         let waits = Running::start(&store.url(), &["run", "-v", "it", "--", "echo", "ran"]);
         waits.says("1st in the queue; paused for");
         waits.says(": a move");
@@ -154,5 +163,130 @@ fn the_fence_is_a_number_for_the_shell() {
         let (plain, padded) = told.trim().split_once(' ').unwrap();
         assert_eq!(padded.len(), 19, "{told}");
         assert_eq!(plain, padded.trim_start_matches('0'), "{told}");
+    }
+}
+
+#[test]
+fn a_child_that_weighs_more_waits_for_all_of_it() {
+    for store in Store::both() {
+        let line =
+            |weight, word| ["run", "-n", "3", "--weight", weight, "it", "--", "sh", "-c", word];
+        let mut light = Running::start(&store.url(), &line("1", "echo begun; exec sleep 60"));
+        assert_eq!(light.line(), "begun");
+        fails(&store, &["run", "--weight", "4", "it", "--", "true"], 64, &["weight: 4", "3"]);
+        let no_wait = ["run", "--no-wait", "--weight", "3", "it", "--", "true"];
+        fails(&store, &no_wait, 75, &["3 units of \"it\" are not free"]);
+        let looker = Looker::new(&store.url());
+        let heavy = Running::start(&store.url(), &line("3", "echo heavy"));
+        until(|| looker.census("it") == (1, 1));
+        fails(&store, &["run", "--no-wait", "it", "--", "true"], 75, &["no permit"]);
+        let shown: Value = serde_json::from_str(&ok(&store, &["show", "--json", "it"])).unwrap();
+        assert_eq!((&shown["units"], &shown["waits_for"]), (&1.into(), &"room".into()));
+        assert_eq!(shown["waiters"][0]["units"], 3);
+        light.signal(rustix::process::Signal::TERM);
+        light.end();
+        assert_eq!(heavy.end().stdout, "heavy\n");
+        fails(&store, &["run", "--weight", "0", "it", "--", "true"], 64, &["--weight", "0"]);
+    }
+}
+
+#[test]
+fn a_rate_is_declared_shown_and_changed() {
+    for store in Store::both() {
+        let call = |rate| ["run", "--no-wait", "--rate", rate, "it", "--", "true"];
+        ok(&store, &call("2/1h"));
+        fails(&store, &call("2/1h"), 75, &["the rate of \"it\" allows the next start in"]);
+        let waits = Running::start(&store.url(), &["run", "-v", "it", "--", "echo", "ran"]);
+        waits.says("1st in the queue; the rate allows the next start in 29m");
+        let shown = ok(&store, &["show", "it"]);
+        assert!(
+            shown.starts_with("it: 0 held, 1 waiting, the first for the rate; one start in 30m"),
+            "{shown}"
+        );
+        let shown: Value = serde_json::from_str(&ok(&store, &["show", "--json", "it"])).unwrap();
+        assert_eq!((&shown["rate"]["burst"], &shown["waits_for"]), (&1.into(), &"rate".into()));
+        let changed = ok(&store, &["limit", "it", "--rate", "100/s", "--burst", "3"]);
+        assert_eq!(changed, "it: any number of permits, one start in 10ms, up to 3 at once\n");
+        assert_eq!(waits.end().stdout, "ran\n");
+        assert_eq!(ok(&store, &["limit", "it", "2", "--rate", "none"]), "it: 2 permits\n");
+        // What -n says stays, and a rate is no news where it was removed.
+        ok(&store, &["run", "it", "--", "true"]);
+        for (rate, says) in
+            [("0/1m", "--rate"), ("many", "100/1m"), ("1000000000000/1s", "10000 per second")]
+        {
+            fails(&store, &call(rate), 64, &[says]);
+        }
+        fails(&store, &["run", "--burst", "3", "it", "--", "true"], 64, &["--rate"]);
+        fails(&store, &["limit", "another", "--rate", "1/s"], 1, &["\"another\""]);
+    }
+}
+
+/// A line of the README, without its prompt and its remark.
+fn of_the_readme(begins: &str) -> String {
+    let readme = include_str!("../../../../README.md");
+    let line = readme.lines().find_map(|line| line.strip_prefix("$ ")?.strip_prefix(begins));
+    let line = line.unwrap_or_else(|| panic!("no line of the README begins with {begins:?}"));
+    let line = line.rsplit_once("   #").map_or(line, |(line, _)| line);
+    format!("{begins}{line}")
+}
+
+/// Runs a line in a directory, in which `script` is what it calls.
+fn start_in(directory: &Path, store: &Store, line: &str) -> Running {
+    let leasehold = Path::new(env!("CARGO_BIN_EXE_leasehold")).parent().unwrap();
+    let path = format!("{}:{}", leasehold.display(), std::env::var("PATH").unwrap());
+    let mut shell = Command::new("sh");
+    shell.args(["-c", line]).current_dir(directory);
+    shell.env("PATH", path).env("LEASEHOLD_STORE", store.url());
+    Running::of(shell)
+}
+
+fn script(directory: &Path, name: &str, text: &str) {
+    let path = directory.join(name);
+    std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn the_readme_gives_each_job_its_own_gpu() {
+    let line = of_the_readme("leasehold run -n 4 gpu");
+    for store in Store::both() {
+        let directory = tempfile::tempdir().unwrap();
+        // A second job on the same device finds its directory there.
+        let train =
+            "mkdir gpu-$CUDA_VISIBLE_DEVICES || exit 9; sleep 0.2; rmdir gpu-$CUDA_VISIBLE_DEVICES
+                     echo $CUDA_VISIBLE_DEVICES";
+        script(directory.path(), "train", train);
+        let jobs: Vec<_> = (0..10).map(|_| start_in(directory.path(), &store, &line)).collect();
+        let mut devices = BTreeSet::new();
+        for job in jobs {
+            let ended = job.end();
+            assert_eq!((ended.code, &*ended.stderr), (0, ""), "two jobs on one GPU");
+            devices.insert(ended.stdout.trim().to_owned());
+        }
+        assert_eq!(devices, ["0", "1", "2", "3"].map(str::to_owned).into());
+    }
+}
+
+#[test]
+fn the_readme_calls_an_api_five_at_a_time_and_a_hundred_times_per_minute() {
+    let line = of_the_readme("leasehold run -n 5 --rate 100/1m");
+    for store in Store::both() {
+        let directory = tempfile::tempdir().unwrap();
+        // Whoever finds none of five places free is one too many.
+        let call = "for place in 1 2 3 4 5; do
+                      if mkdir place-$place 2> /dev/null; then date +%s%N; sleep 0.1; rmdir place-$place; exit; fi
+                    done; exit 9";
+        script(directory.path(), "call-the-api", call);
+        let calls: Vec<_> = (0..14).map(|_| start_in(directory.path(), &store, &line)).collect();
+        let mut starts: Vec<u64> = Vec::new();
+        for call in calls {
+            let ended = call.end();
+            assert_eq!((ended.code, &*ended.stderr), (0, ""), "six at a time");
+            starts.push(ended.stdout.trim().parse().unwrap());
+        }
+        starts.sort_unstable();
+        // Ten at once, and one every 600 ms. A child begins a little after its grant, be it the first or the last.
+        let took = Duration::from_nanos(starts[13] - starts[0]);
+        assert!(took > Duration::from_millis(2000), "{took:?}");
     }
 }

@@ -141,7 +141,8 @@ fn a_semaphore_in_use() {
     let lines: Vec<_> = shown.lines().collect();
     assert_eq!(lines[0], "deploy: 1 of 1 held, 1 waiting");
     let titles: Vec<_> = lines[2].split_whitespace().collect();
-    assert_eq!(titles, ["PLACE", "ID", "HOST", "PID", "LABEL", "FOR", "ENDS", "IN", "FENCE"]);
+    let whole = "PLACE ID HOST PID LABEL FOR ENDS IN SLOT UNITS FENCE";
+    assert_eq!(titles.join(" "), whole);
     assert!(lines[3].starts_with("held   HOLDER~") && lines[3].contains(" nightly "), "{shown}");
     assert!(lines[3].ends_with("FENCE~~~~~~~~~~~~~~"), "{shown}");
     assert!(lines[4].starts_with("1.     WAITER~") && lines[4].contains(" a b "), "{shown}");
