@@ -30,6 +30,8 @@ mod handing_over;
 mod keys;
 #[path = "redis_sharing/limit.rs"]
 mod limit;
+#[path = "redis_sharing/limits.rs"]
+mod limits;
 #[path = "redis_sharing/order.rs"]
 mod order;
 #[path = "redis_sharing/skew.rs"]

@@ -1,0 +1,102 @@
+//! What the other program does not know: weights, slot numbers, rates and pauses. docs/guarantees.md says what follows.
+
+use std::time::Duration;
+
+use leasehold::WaitsFor;
+use testkit::wait::deadline;
+
+use crate::both::{Both, NAME, key};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+#[tokio::test]
+async fn they_count_holders_and_we_count_units() {
+    let both = Both::start().await;
+    let semaphore = both.semaphore(3);
+    let heavy = semaphore.acquire().weight(3).await.unwrap();
+    // To them one of three is held, and they let one of theirs in.
+    let theirs = both.they_hold(3).await;
+    let stats = semaphore.stats().await.unwrap();
+    assert_eq!((stats.units(), stats.held()), (4, 2));
+    // Ours grant nothing until it fits again.
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    assert_eq!(both.theirs.release(NAME, &theirs).await.unwrap(), 1);
+    assert!(semaphore.try_acquire().await.unwrap().is_none(), "3 of 3 are held");
+    assert!(heavy.release().await.unwrap());
+    assert!(semaphore.acquire().weight(3).await.unwrap().release().await.unwrap());
+    both.is_left_clean().await;
+    assert!(!both.exists(&key("limits")), "nobody weighs more than one unit");
+}
+
+#[tokio::test]
+async fn a_heavy_waiter_that_they_let_in_weighs_what_it_weighs() {
+    let both = Both::start().await;
+    let semaphore = both.ours.semaphore(NAME, 3).numbered().build().unwrap();
+    let theirs = both.they_hold(3).await;
+    let waiter = tokio::spawn(semaphore.acquire().weight(3));
+    testkit::wait::eventually(async || !both.members("waiting").is_empty()).await;
+    assert_eq!(semaphore.stats().await.unwrap().waits_for(), Some(WaitsFor::Room));
+    // Two are free to them, and ours is the first in the queue.
+    assert_eq!(both.they_wake(3).await, 1);
+    let permit = deadline(waiter).await.unwrap().unwrap();
+    assert_eq!(permit.slot_number(), Some(1));
+    let stats = semaphore.stats().await.unwrap();
+    assert_eq!((stats.units(), stats.held()), (4, 2));
+    assert!(permit.release().await.unwrap());
+    assert_eq!(semaphore.stats().await.unwrap().units(), 1);
+    assert_eq!(both.theirs.release(NAME, &theirs).await.unwrap(), 1);
+    both.is_left_clean().await;
+}
+
+#[tokio::test]
+async fn a_dead_holder_that_they_remove_takes_its_units_with_it() {
+    let both = Both::start().await;
+    let semaphore = both.ours.semaphore(NAME, 3).numbered().build().unwrap();
+    let id = semaphore.acquire().weight(3).await.unwrap().detach().to_string();
+    // As their sweep removes it: what we know of it stays.
+    assert_eq!(both.ask::<u64>(&["ZREM", &key("main"), &id]), 1);
+    let _other = both.ours.semaphore("another", 1).build().unwrap().acquire().await.unwrap();
+    let permit = deadline(semaphore.acquire().weight(3)).await.unwrap();
+    assert_eq!(permit.slot_number(), Some(1));
+    assert_eq!(semaphore.stats().await.unwrap().units(), 3);
+    drop(permit);
+    both.is_left_clean().await;
+}
+
+#[tokio::test]
+async fn their_starts_take_a_token_only_if_ours_grant_them() {
+    let both = Both::start().await;
+    let semaphore = both.ours.semaphore(NAME, 3).rate(1, HOUR).build().unwrap();
+    let first = semaphore.acquire().await.unwrap();
+    let theirs = both.they_hold(3).await;
+    assert!(semaphore.try_acquire().await.unwrap().is_none(), "they have taken no token of ours");
+    let waiting = both.they_queue().await;
+    first.release().await.unwrap();
+    assert!(both.place(&waiting).is_some(), "there is room, and no token");
+    semaphore.set_rate(1000, Duration::from_secs(1), 1).await.unwrap();
+    testkit::wait::eventually(async || {
+        let _ = semaphore.try_acquire().await;
+        both.holds(&waiting)
+    })
+    .await;
+    both.they_were_notified(&waiting).await;
+    for id in [theirs, waiting] {
+        assert_eq!(both.theirs.release(NAME, &id).await.unwrap(), 1);
+    }
+    both.is_left_clean().await;
+}
+
+#[tokio::test]
+async fn they_do_not_know_of_a_pause() {
+    let both = Both::start().await;
+    let semaphore = both.semaphore(2);
+    drop(semaphore.acquire().await.unwrap());
+    semaphore.pause().await.unwrap();
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    let theirs = both.they_hold(2).await;
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    semaphore.resume().await.unwrap();
+    drop(semaphore.acquire().await.unwrap());
+    assert_eq!(both.theirs.release(NAME, &theirs).await.unwrap(), 1);
+    both.is_left_clean().await;
+}
