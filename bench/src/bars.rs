@@ -123,6 +123,8 @@ pub(crate) const BARS: &[Bar] = &[
         9.0,
         "",
     ),
+    at_least("rate/kept", "rate", "1,000 starts a second, 200 waiters: of the rate", 0.98, "×"),
+    at_most("rate/requests", "rate", "requests for a start at that rate", 1.0, ""),
     at_most("recovery", "recovery", "holder killed, heartbeat 2 s: until the next runs", 2.2, "s"),
     at_most("queue", "queue", "enqueue + leave, 100,000 queued against 10", 2.0, "×"),
     at_most("waiters/connections", "waiters", "connections of 100,000 waiters", 2.0, ""),

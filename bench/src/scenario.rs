@@ -12,6 +12,7 @@ mod in_process;
 mod limits;
 mod pairs;
 pub(crate) mod queue;
+mod rate;
 mod recovery;
 mod traffic;
 mod waiters;
@@ -110,6 +111,14 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
         steps: 9,
         repeated: true,
         run: footprint::run,
+    },
+    Scenario {
+        name: "rate",
+        about: "a rate of 1,000 starts a second, with 200 waiters",
+        expected: (4, 11),
+        steps: 1,
+        repeated: false,
+        run: rate::run,
     },
     Scenario {
         name: "recovery",

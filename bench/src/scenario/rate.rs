@@ -1,0 +1,69 @@
+//! A rate that more want than it allows: whether it is met, and what it costs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use leasehold::Client;
+
+use crate::bench::Bench;
+use crate::contender::SEMAPHORE;
+use crate::report::Better;
+use crate::sample::Sample;
+use crate::server_time::ServerTime;
+
+const WAITERS: usize = 200;
+const STARTS: u64 = 1000;
+/// What is made up for after a late start.
+const BURST: u32 = 20;
+/// The tokens that are kept at the beginning are used up, and everybody waits.
+const SETTLE: Duration = Duration::from_millis(500);
+
+pub(super) fn run(bench: &mut Bench) {
+    if let Err(why) = measure(bench) {
+        bench.trouble(SEMAPHORE.name, why);
+    }
+}
+
+fn measure(bench: &mut Bench) -> Result<(), String> {
+    let (name, url) = (bench.name(), bench.url.clone());
+    let lasting = Duration::from_secs(if bench.quick { 3 } else { 10 });
+    let said = |why: leasehold::Error| why.to_string();
+    let (client, semaphore) = bench.runtime.block_on(async {
+        let client = Client::redis(&url).await.map_err(said)?;
+        let capacity = u32::try_from(WAITERS).unwrap_or(u32::MAX);
+        let semaphore = client.semaphore(&name, capacity);
+        let semaphore = semaphore.rate(STARTS, Duration::from_secs(1)).burst(BURST);
+        Ok::<_, String>((client.clone(), semaphore.build().map_err(said)?))
+    })?;
+    let started = Arc::new(AtomicU64::new(0));
+    let tasks: Vec<_> = (0..WAITERS)
+        .map(|_| {
+            let (semaphore, started) = (semaphore.clone(), started.clone());
+            bench.runtime.spawn(async move {
+                while let Ok(permit) = semaphore.acquire().await {
+                    started.fetch_add(1, Ordering::Relaxed);
+                    drop(permit);
+                }
+            })
+        })
+        .collect();
+    bench.step("starting");
+    std::thread::sleep(SETTLE);
+    let before = (Instant::now(), started.load(Ordering::Relaxed), ServerTime::now(bench)?);
+    std::thread::sleep(lasting);
+    let starts = started.load(Ordering::Relaxed) - before.1;
+    let seconds = before.0.elapsed().as_secs_f64();
+    let spent = ServerTime::now(bench)?.since(&before.2);
+    tasks.iter().for_each(tokio::task::JoinHandle::abort);
+    bench.runtime.block_on(client.close()).map_err(said)?;
+    #[allow(clippy::cast_precision_loss)] // some thousands
+    let (starts, wanted) = (starts as f64, STARTS as f64);
+    let (kept, requests) = (starts / seconds / wanted, spent.scripts() / starts);
+    let who = SEMAPHORE.name;
+    bench.add("starts, of 1,000/s", who, ("×", Better::More), kept);
+    bench.add("requests for a start", who, ("", Better::Less), requests);
+    bench.report.judge("rate/kept", &Sample(vec![kept]));
+    bench.report.judge("rate/requests", &Sample(vec![requests]));
+    Ok(())
+}
