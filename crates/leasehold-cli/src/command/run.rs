@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold::{Client, Error, Permit, Semaphore, SemaphoreStats};
 
 use super::holding::{Begun, Limit, begin, farewell, signalled, taken, under};
-use super::limit::paused;
+use super::limit::{paused, rate};
 use crate::args::{Patience, Rate, RunArgs};
 use crate::failure::{Failure, complain};
 use crate::guard::spare::Spare;
@@ -89,13 +89,7 @@ async fn declare(
     let capacity = arguments.capacity.unwrap_or(otherwise);
     let semaphore = client.semaphore(&arguments.name, capacity).lease(lease).numbered();
     let semaphore = match arguments.capacity {
-        Some(capacity) => {
-            let stats = client.stats().names([&arguments.name]).unused().fetch().await?;
-            if let Some(change) = stats.first().and_then(|stats| change(stats, capacity)) {
-                complain(&change);
-            }
-            semaphore
-        }
+        Some(_) => semaphore,
         None => semaphore.unless_declared(),
     };
     let semaphore = match arguments.rate {
@@ -112,19 +106,44 @@ async fn declare(
         Some(label) => semaphore.label(label),
         None => semaphore,
     };
-    Ok(semaphore.build()?)
+    let semaphore = semaphore.build()?;
+    if arguments.capacity.is_some() || arguments.rate.is_some() {
+        let stats = client.stats().names([&arguments.name]).unused().fetch().await?;
+        for change in stats.first().map(|stats| changes(stats, arguments)).unwrap_or_default() {
+            complain(&change);
+        }
+    }
+    Ok(semaphore)
 }
 
-/// What `-n` changes for everybody, or does not, if that is worth a line.
-fn change(stats: &SemaphoreStats, capacity: u32) -> Option<String> {
+/// What `-n` and `--rate` change for everybody, or do not, each in a line if it is worth one.
+fn changes(stats: &SemaphoreStats, arguments: &RunArgs) -> Vec<String> {
     let (name, before) = (stats.name(), stats.capacity());
-    match stats.pinned() {
-        _ if before == 0 || before == capacity => None,
-        Some(pinned) => {
-            Some(format!("{name:?} is pinned to {pinned}: -n {capacity} has no effect"))
+    let mut changes = Vec::new();
+    match (arguments.capacity, stats.pinned()) {
+        (Some(capacity), _) if before == 0 || before == capacity => {}
+        (Some(capacity), Some(pinned)) => {
+            changes.push(format!("{name:?} is pinned to {pinned}: -n {capacity} has no effect"));
         }
-        None => Some(format!("{name:?} had a limit of {before}: from now on it is {capacity}")),
+        (Some(capacity), None) if before == u32::MAX => {
+            changes.push(format!("{name:?} had no limit: from now on it is {capacity}"));
+        }
+        (Some(capacity), None) => {
+            changes.push(format!("{name:?} had a limit of {before}: from now on it is {capacity}"));
+        }
+        (None, _) => {}
     }
+    if let (Some(Rate { starts, period }), Some(before)) = (arguments.rate, stats.rate()) {
+        let same = period.as_micros().div_ceil(starts.into()) == before.interval().as_micros()
+            && arguments.burst.unwrap_or(1) == before.burst();
+        let was = rate(stats).unwrap_or_default();
+        if !same {
+            let now = humantime::format_duration(period);
+            changes
+                .push(format!("{name:?} had a rate, {was}: from now on it is {starts} in {now}"));
+        }
+    }
+    changes
 }
 
 /// Why there was no permit to be had, as far as that can be told a moment later.

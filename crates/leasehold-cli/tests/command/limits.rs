@@ -209,8 +209,11 @@ fn a_rate_is_declared_shown_and_changed() {
         assert_eq!(changed, "it: any number of permits, one start in 10ms, up to 3 at once\n");
         assert_eq!(waits.end().stdout, "ran\n");
         assert_eq!(ok(&store, &["limit", "it", "2", "--rate", "none"]), "it: 2 permits\n");
-        // What -n says stays, and a rate is no news where it was removed.
         ok(&store, &["run", "it", "--", "true"]);
+        ok(&store, &["run", "--rate", "100/s", "it", "--", "true"]);
+        let told = run(&store.url(), &["run", "--rate", "50/s", "it", "--", "true"]);
+        let says = "\"it\" had a rate, one start in 10ms: from now on it is 50 in 1s";
+        assert_eq!(told.stderr, format!("leasehold: {says}\n"));
         for (rate, says) in
             [("0/1m", "--rate"), ("many", "100/1m"), ("1000000000000/1s", "10000 per second")]
         {
