@@ -290,6 +290,6 @@ fn the_readme_calls_an_api_five_at_a_time_and_a_hundred_times_per_minute() {
         starts.sort_unstable();
         // Ten at once, and one every 600 ms. A child begins a little after its grant, be it the first or the last.
         let took = Duration::from_nanos(starts[13] - starts[0]);
-        assert!(took > Duration::from_millis(2000), "{took:?}");
+        assert!(took > Duration::from_secs(2), "{took:?}");
     }
 }

@@ -11,6 +11,9 @@ use testkit::wait::{deadline, eventually};
 
 use super::{NOTICED, SLACK, Waiter, acquire, census, count, one, open, release};
 
+/// A semaphore with a rate.
+const RATED: &str = "rated";
+
 /// In the child.
 pub(crate) async fn play(part: &str, arguments: &[&str]) {
     let mut told = child::told();
@@ -44,6 +47,10 @@ pub(crate) async fn play(part: &str, arguments: &[&str]) {
             let permit = semaphore.acquire().await.unwrap();
             child::say(&format!("granted {}", permit.fence()));
             pending::<()>().await;
+        }
+        "rated waiter" => {
+            let permit = client.semaphore(RATED, 1).build().unwrap().acquire().await;
+            unreachable!("{permit:?} was granted to who stands still");
         }
         "parent" => {
             let permit = acquire(&semaphore).await;
@@ -254,4 +261,34 @@ async fn nobody_hangs_while_somebody_is_stopped_in_his_turn() {
     drop(turn);
     eventually(async || census(&one(&client)).await == (0, 0)).await;
     assert!(release(acquire(&one(&client)).await).await);
+}
+
+/// With two starts an hour, nobody would see the end of this test if the token were lost. The one that was granted it stands
+/// still, or is dead.
+#[tokio::test]
+async fn the_token_of_a_permit_that_is_never_claimed_goes_back() {
+    for dies in [false, true] {
+        let store = LocalStore::new();
+        let builder =
+            Client::local_builder(store.path()).confirm_within(Duration::from_millis(500));
+        let client = builder.open().await.unwrap();
+        let hour = Duration::from_secs(3600);
+        let semaphore = client.semaphore(RATED, 1).rate(2, hour).burst(2).build().unwrap();
+        let held = acquire(&semaphore).await;
+        let mut stopped = start(&store, "rated waiter");
+        eventually(async || census(&semaphore).await == (1, 1)).await;
+        let other = open(&store).await.semaphore(RATED, 1).build().unwrap();
+        let waiter = Waiter::join(&other).await;
+        stopped.stop();
+        // The second token is taken for the one that stands still.
+        assert!(release(held).await);
+        if dies {
+            stopped.kill();
+        }
+        let (_, permit) = waiter.granted().await;
+        let stats = semaphore.stats().await.unwrap();
+        assert!(stats.next_token().is_some(), "the third is not there");
+        assert!(release(permit).await);
+        stopped.kill();
+    }
 }

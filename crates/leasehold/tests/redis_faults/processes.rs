@@ -17,6 +17,9 @@ use super::{
     AT_ONCE, Keys, LEASE, Waiter, acquire, all_are_free, census, connect, one, one_beating, release,
 };
 
+/// A semaphore with a rate.
+const RATED: &str = "rated";
+
 /// More than a script reads at once.
 const CROWD: usize = 1500;
 
@@ -30,6 +33,10 @@ pub(crate) fn play(part: &str, arguments: &[&str]) {
             "holder" => hold(&client).await,
             "crowd" => crowd(&client).await,
             "worker" => work(&client, arguments[1]).await,
+            "waiter" => {
+                let permit = client.semaphore(RATED, 1).build().unwrap().acquire().await;
+                unreachable!("{permit:?} was granted to who stands still");
+            }
             _ => unreachable!("nobody plays {part}"),
         }
     });
@@ -212,4 +219,27 @@ async fn a_client_that_was_stopped_past_its_lease_knows_when_it_goes_on() {
     assert_eq!(worker.says().await, "check failed: Some(true)");
     permit.check().expect("the other holds");
     assert!(release(permit).await);
+}
+
+/// With two starts an hour, nobody would see the end of this test if the token were lost.
+#[tokio::test]
+async fn the_token_of_a_permit_that_is_never_claimed_goes_back() {
+    let limit = Duration::from_millis(500);
+    let server = RedisServer::start();
+    let client = Client::redis_builder(&server.url()).confirm_within(limit).open().await.unwrap();
+    let hour = Duration::from_secs(3600);
+    let semaphore = client.semaphore(RATED, 1).rate(2, hour).burst(2).build().unwrap();
+    let held = acquire(&semaphore).await;
+    let mut stopped = Child::start("waiter", &[&server.url()]);
+    eventually(async || census(&semaphore).await == (1, 1)).await;
+    let other = connect(&server.url()).await.semaphore(RATED, 1).build().unwrap();
+    let waiter = Waiter::join(&other).await;
+    stopped.stop();
+    // The second token is taken for the one that stands still.
+    assert!(release(held).await);
+    assert!(census(&semaphore).await.1 > 0);
+    let (_, permit) = waiter.granted().await;
+    assert!(semaphore.stats().await.unwrap().next_token().is_some(), "the third is not there");
+    assert!(release(permit).await);
+    stopped.kill();
 }
