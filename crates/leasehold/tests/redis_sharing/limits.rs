@@ -100,3 +100,22 @@ async fn they_do_not_know_of_a_pause() {
     assert_eq!(both.theirs.release(NAME, &theirs).await.unwrap(), 1);
     both.is_left_clean().await;
 }
+
+/// As after a server that was full, and so could not write down that they are free again.
+#[tokio::test]
+async fn units_and_numbers_that_nobody_has_are_found_out() {
+    let both = Both::start().await;
+    let semaphore = both.ours.semaphore(NAME, 3).numbered().build().unwrap();
+    let first = semaphore.acquire().weight(2).await.unwrap();
+    let limits: String = both.ask(&["GET", &key("limits")]);
+    let changed = limits.replacen("- - - 1 ", "- - - 2 ", 1);
+    assert_ne!(limits, changed);
+    both.ask::<()>(&["SET", &key("limits"), &changed]);
+    for taken in ["1", "2"] {
+        both.ask::<u64>(&["SETBIT", &key("slots"), taken, "1"]);
+    }
+    let second = deadline(semaphore.acquire()).await.unwrap();
+    assert_eq!((first.slot_number(), second.slot_number()), (Some(1), Some(2)));
+    drop((first, second));
+    both.is_left_clean().await;
+}

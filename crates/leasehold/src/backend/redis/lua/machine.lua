@@ -32,7 +32,8 @@ local capacity, last_fence
 -- What else there is to know of the limits, once `read_capacity` was called: what is `pinned`, and `declared` meanwhile; since
 -- when it is `paused`, `by` whom and for what `reason`; how many units the holders weigh beside one each (`extra`); a token
 -- comes in each `interval` (nothing: nobody has said so; 0: there is no rate), up to `burst` of them; all are there `full_at`,
--- and go back if their fence is one from which it `returns`; and whether any of that has `changed`.
+-- and go back if their fence is one from which it `returns`; and whether any of that has `changed`: 'a little' if it is found
+-- out again should it not be written, because the server is full.
 local limits
 -- Whether who is first in the queue may have something new to wait for.
 local news
@@ -197,15 +198,37 @@ local function next_fence()
   return math.max(last_known_fence() + 1, NOW)
 end
 
+-- These are needed before they can be made.
+local parse, flush, is_gathered
+
 -- What a permit takes: one unit and no number, unless what is known of it says more.
 local ORDINARY = { weight = 1, numbered = false }
+
+-- Which slot numbers are taken, by what is known of the holders: the bits may say more, after the server was full.
+local function number_anew()
+  if is_gathered() then flush() end
+  local ids = call('ZRANGE', MAIN, 0, -1)
+  call('DEL', SLOTS)
+  for from = 1, #ids, PAGE do
+    for _, info in ipairs(call('HMGET', INFO, unpack(ids, from, math.min(from + PAGE - 1, #ids)))) do
+      local slot = parse(info).slot
+      if slot > 0 then call('SETBIT', SLOTS, slot - 1, 1) end
+    end
+  end
+end
 
 -- The lowest slot number that is free, if one is asked for.
 local function slot_for(share)
   if not share.numbered then return 0 end
   -- What nobody holds has no number.
   if held == 0 then call('DEL', SLOTS) end
-  return call('BITPOS', SLOTS, 0) + 1
+  local slot = call('BITPOS', SLOTS, 0) + 1
+  if slot > read_capacity() then
+    -- There are fewer holders than that.
+    number_anew()
+    slot = call('BITPOS', SLOTS, 0) + 1
+  end
+  return slot
 end
 
 -- What comes before " since heartbeat ttl label" of a holder: its fence, and what is not ordinary of it: weight, slot number,
@@ -254,7 +277,7 @@ local function hold(id, terms, share)
 end
 
 -- What is known of an id: its fence if it was granted a permit, since when, and what it asked for.
-local function parse(info)
+function parse(info)
   if not info then return { share = ORDINARY, slot = 0 } end
   local first, since, text = string.match(info, '^(%S+) (%S+) (.*)$')
   local fence, weight, slot, unclaimed = string.match(first or '', '^([^/]+)/(%d+)/(%d+)/(%d)$')
@@ -273,9 +296,11 @@ local function give_up(known)
   if not known.fence then return end
   if known.share.weight > 1 then
     read_capacity()
-    limits.extra, limits.changed = math.max(limits.extra - known.share.weight + 1, 0), true
+    limits.extra = math.max(limits.extra - known.share.weight + 1, 0)
+    limits.changed = limits.changed or 'a little'
   end
-  if known.slot > 0 then call('SETBIT', SLOTS, known.slot - 1, 0) end
+  -- A server that is full may refuse that: then the number stays taken for a while.
+  if known.slot > 0 then try('SETBIT', SLOTS, known.slot - 1, 0) end
 end
 
 -- The tokens of these grants were taken for nothing. The last first: then the most of them go back. `Meter::give_back` in
@@ -285,7 +310,7 @@ local function give_back(fences)
   table.sort(fences, function(one, other) return one > other end)
   for _, fence in ipairs(fences) do
     if fence >= limits.returns then
-      limits.full_at, limits.changed = limits.full_at - limits.interval, true
+      limits.full_at, limits.changed = limits.full_at - limits.interval, limits.changed or 'a little'
       if fence ~= last_known_fence() then limits.returns = last_known_fence() end
     end
   end
@@ -448,7 +473,7 @@ local function grant_to_queue()
 end
 
 -- Writes what was gathered, and sees to the life of the keys that it writes, or of all.
-local function flush(all)
+function flush(all)
   local function write(command, key, list)
     for from = 1, #list, PAGE do
       call(command, key, unpack(list, from, math.min(from + PAGE - 1, #list)))
@@ -477,6 +502,7 @@ local function flush(all)
   if last_fence then call('SET', FENCE, string.format('%d', last_fence)) end
   if max then call('SET', MAX, max) end
   if limits and limits.changed then
+    local set = limits.changed == 'a little' and try or call
     limits.changed = nil
     if limits.pinned or limits.paused or limits.extra > 0 or limits.interval then
       local numbers = {}
@@ -484,7 +510,7 @@ local function flush(all)
         numbers[i] = limits[key] and string.format('%d', limits[key]) or '-'
       end
       local text = table.concat(numbers, ' ')
-      call('SET', LIMITS, text .. '\n' .. (limits.by or '') .. '\n' .. (limits.reason or ''))
+      set('SET', LIMITS, text .. '\n' .. (limits.by or '') .. '\n' .. (limits.reason or ''))
     else
       call('DEL', LIMITS)
     end
@@ -549,7 +575,7 @@ local function next_token()
   end
 end
 
-local function is_gathered()
+function is_gathered()
   return #main > 0 or #infos > 0 or max or alive or limits and limits.changed
 end
 
@@ -639,10 +665,23 @@ local function renew_waiter(id, terms)
   alive[n + 1], alive[n + 2] = stamp(NOW + 2 * terms.heartbeat), id
 end
 
+-- What the holders weigh beside one unit each, by what is known of them: see `changed`.
+local function weigh_anew()
+  read_capacity()
+  if limits.extra == 0 or held > PAGE or is_gathered() then return end
+  local extra = 0
+  for _, info in ipairs(call('HMGET', INFO, unpack(call('ZRANGE', MAIN, 0, -1)))) do
+    local known = parse(info)
+    if known.fence then extra = extra + known.share.weight - 1 end
+  end
+  if extra ~= limits.extra then limits.extra, limits.changed = extra, true end
+end
+
 -- Removes those whose time is up, and hands on what that sets free.
 local function tidy(asks)
   if not expired then
     expired = true
+    if asks then weigh_anew() end
     -- Who only asks comes by again and again, and so looks whether another program has left something behind.
     if limited > held or asks and call('HLEN', INFO) > held + queued then forget_the_gone() end
     expire()
