@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::engine::name_state::Entered;
 use crate::engine::ticket::Ticket;
-use crate::machine::{Known, Share};
+use crate::machine::Known;
 use crate::name::positive;
 use crate::semaphore::Handle;
 use crate::{AcquisitionId, Error, Permit};
@@ -160,12 +160,11 @@ impl Acquire {
                 None => None,
             };
             let Handle { declaration, .. } = &**semaphore;
-            let share = Share { weight: self.weight, numbered: declaration.numbered };
-            if share.weight == 0 {
+            let Self { id, weight, wait, .. } = *self;
+            if weight == 0 {
                 return Poll::Ready(Err(weightless()));
             }
-            let (id, wait) = (self.id, self.wait);
-            match declaration.named.enter(id, declaration, share, wait, within, cx.waker()) {
+            match declaration.named.enter(id, declaration, weight, wait, within, cx.waker()) {
                 Entered::Held(grant, ticket) => (grant, ticket),
                 Entered::Full => return Poll::Ready(full()),
                 Entered::Failed(error) => return Poll::Ready(Err(*error)),

@@ -276,25 +276,21 @@ impl<T: Clone> Machine<T> {
 
     /// An enqueue of an id that is not known yet and whose permit is an ordinary one that does not end by itself. `None` if it
     /// takes more than to declare a capacity and to add a holder: then no more than the first was done.
-    #[inline]
+    #[inline(always)] // most of it is known where it is called
     pub(crate) fn hold_at_once(
         &mut self,
         id: AcquisitionId,
-        declared: Declared,
+        (capacity, is_new): (u32, bool),
         now: impl FnOnce() -> Time,
     ) -> Option<Held>
     where
         T: Default,
     {
-        if declared.rate.is_some() {
+        self.limits.declare_capacity(capacity, is_new);
+        if !self.is_quiet() || !has_units(&self.limits, self.units, 1) {
             return None;
         }
-        let now = now();
-        self.limits.declare(declared, now, self.last_fence);
-        if !self.is_quiet() || !self.has_units(1) {
-            return None;
-        }
-        Some(self.hold(id, Terms::default(), Share::ONE, now, |_| T::default()))
+        Some(self.hold(id, Terms::default(), Share::ONE, now(), |_| T::default()))
     }
 
     /// A release. `None` if it takes more than to remove `id`, or if that is not known: then nothing was done.
@@ -369,29 +365,31 @@ impl<T: Clone> Machine<T> {
             if !own && call.effects.out_of_reach.contains(&id.client()) {
                 continue;
             }
-            if !self.fits(self.members[&id].weight(), call.now) {
-                return false;
-            }
-            if !self.promote(place, id, own, call) {
-                call.effects.out_of_reach.push(id.client());
-            } else if !self.fits(1, call.now) {
-                return false;
+            match self.promote(place, id, own, call) {
+                Promotion::Done if self.fits(1, call.now) => {}
+                Promotion::Done | Promotion::DoesNotFit => return false,
+                Promotion::OutOfReach => call.effects.out_of_reach.push(id.client()),
             }
         }
         true
     }
 
-    /// The waiter becomes a holder: for its whole lease if the reply tells it, else for the time to claim its permit.
-    /// False if its client could not be reached.
+    /// The waiter becomes a holder, if it fits: for its whole lease if the reply tells it, else for the time to claim its
+    /// permit.
     fn promote(
         &mut self,
         place: u64,
         id: AcquisitionId,
         own: bool,
         call: &mut Circumstances<'_, T>,
-    ) -> bool {
-        let Some(member) = self.members.get_mut(&id) else { return false };
-        let Stage::Waiting { terms, share, .. } = member.stage else { return false };
+    ) -> Promotion {
+        let Some(member) = self.members.get_mut(&id) else { return Promotion::OutOfReach };
+        let Stage::Waiting { terms, share, .. } = member.stage else {
+            return Promotion::OutOfReach;
+        };
+        if !fits(&self.limits, self.units, share.weight, call.now) {
+            return Promotion::DoesNotFit;
+        }
         let fence = next_fence(self.last_fence, call.now);
         let slot_number = share.numbered.then(|| self.numbers.lowest_free());
         let alive_for = if own {
@@ -400,7 +398,7 @@ impl<T: Clone> Machine<T> {
             let claim = terms.lease.map_or(call.confirm_within, |own| own.min(call.confirm_within));
             let held = Held { slot_number, fence, valid_for: Some(claim) };
             if !(call.wake)(id, &held) {
-                return false;
+                return Promotion::OutOfReach;
             }
             Some(claim)
         };
@@ -418,7 +416,7 @@ impl<T: Clone> Machine<T> {
         self.queue.leave(place);
         reschedule(&mut self.waiter_ends, id, waited_until, None);
         reschedule(&mut self.holder_ends, id, None, ends);
-        true
+        Promotion::Done
     }
 
     fn wait(&mut self, id: AcquisitionId, terms: Terms, share: Share, now: Time, kept: T) {
@@ -474,7 +472,7 @@ impl<T: Clone> Machine<T> {
     }
 
     /// Makes `id` a holder that the reply tells so.
-    #[inline]
+    #[inline(always)] // as above
     fn hold(
         &mut self,
         id: AcquisitionId,
@@ -511,13 +509,26 @@ impl<T: Clone> Machine<T> {
     /// Whether a permit of this weight can be granted.
     #[inline]
     fn fits(&self, weight: u32, now: Time) -> bool {
-        self.has_units(weight) && self.limits.meter().is_none_or(|meter| meter.is_free(now))
+        fits(&self.limits, self.units, weight, now)
     }
+}
 
-    #[inline]
-    fn has_units(&self, weight: u32) -> bool {
-        weight <= self.limits.ceiling().saturating_sub(self.units)
-    }
+/// What became of a waiter that comes first.
+enum Promotion {
+    Done,
+    OutOfReach,
+    DoesNotFit,
+}
+
+/// Whether a permit of this weight can be granted, while the holders weigh so much.
+#[inline]
+fn fits(limits: &Limits, units: u32, weight: u32, now: Time) -> bool {
+    has_units(limits, units, weight) && limits.meter().is_none_or(|meter| meter.is_free(now))
+}
+
+#[inline]
+fn has_units(limits: &Limits, units: u32, weight: u32) -> bool {
+    weight <= limits.ceiling().saturating_sub(units)
 }
 
 fn pop_due(ends: &mut BTreeSet<(Time, AcquisitionId)>, now: Time) -> Option<AcquisitionId> {

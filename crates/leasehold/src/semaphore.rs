@@ -71,6 +71,8 @@ pub(crate) struct Declaration {
     pub(crate) label: Option<Arc<str>>,
     /// Whether its permits have slot numbers.
     pub(crate) numbered: bool,
+    /// Whether its permits do not end by themselves, have no label and no number.
+    pub(crate) is_plain: bool,
     max_acquire_time: Option<Duration>,
 }
 
@@ -442,7 +444,9 @@ impl SemaphoreBuilder {
         let label = label.map(Name::into_text);
         let max_acquire_time = self.max_acquire_time;
         let (declares, numbered) = (self.declares, self.numbered);
-        let declaration = Declaration { named, terms, declares, label, numbered, max_acquire_time };
+        let is_plain = terms == Terms::default() && label.is_none() && !numbered;
+        let declaration =
+            Declaration { named, terms, declares, label, numbered, is_plain, max_acquire_time };
         let declaration = Arc::new(declaration);
         let inner = Handle { declaration, engine: self.engine };
         Ok(Semaphore { inner: Arc::new(inner) })

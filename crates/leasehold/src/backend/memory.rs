@@ -104,8 +104,12 @@ impl MemorySemaphore {
 
     /// An enqueue that adds a holder and does nothing else, if it is one: see [`Machine::hold_at_once`].
     #[inline]
-    pub(crate) fn hold_at_once(&mut self, id: AcquisitionId, declared: Declared) -> Option<Held> {
-        self.machine.hold_at_once(id, declared, clock::memory::coarse)
+    pub(crate) fn hold_at_once(
+        &mut self,
+        id: AcquisitionId,
+        capacity: (u32, bool),
+    ) -> Option<Held> {
+        self.machine.hold_at_once(id, capacity, clock::memory::coarse)
     }
 
     /// A release that removes a holder and does nothing else, if it is one: see [`Machine::remove_at_once`].

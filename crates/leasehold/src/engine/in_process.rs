@@ -20,7 +20,9 @@ use crate::backend::{Answer, Later, Part, Profile};
 use crate::clock::{Moment, Span};
 use crate::lock::TimeAuthority;
 use crate::machine::lock::{LockOutcome, Record, Verdict};
-use crate::machine::{Command, Effects, Held, Known, Outcome, Role, Share, Steer, Steered, Terms};
+use crate::machine::{
+    Command, Declared, Effects, Held, Known, Outcome, Role, Share, Steer, Steered,
+};
 use crate::name::Name;
 use crate::pool::{PoolStats, Which};
 use crate::semaphore::Declaration;
@@ -328,30 +330,34 @@ impl NameState for InProcessName {
         &self,
         id: AcquisitionId,
         semaphore: &Arc<Declaration>,
-        share: Share,
+        weight: u32,
         wait: bool,
         within: Option<Span>,
         waker: &Waker,
     ) -> Entered {
         // Mostly a permit is free. Then neither a waker nor a ticket to wait with is needed.
         let queued = self.queued.load(Ordering::Relaxed);
-        if semaphore.terms != Terms::default() || semaphore.label.is_some() || share != Share::ONE {
+        if !semaphore.is_plain || weight != 1 {
             if !wait || !queued {
+                let share = Share { weight, numbered: semaphore.numbered };
                 let entered = self.enter_or_wait(id, semaphore, share, None);
                 if !wait || !matches!(entered, Entered::Full) {
                     return entered;
                 }
             }
-        } else if !queued {
+        } else if !queued && !self.common.has_rate() {
             let mut state = self.state();
             if !state.closed
-                && let declared = self.common.declared()
-                && let Some(held) = state.store.hold_at_once(id, declared)
+                && let (capacity, is_new) = self.common.declared_capacity()
+                && let Some(held) = state.store.hold_at_once(id, (capacity, is_new))
             {
-                self.common.heard(declared);
+                if is_new {
+                    self.common.heard(Declared::capacity(capacity, is_new));
+                }
                 return Entered::Held(Grant::new(&held), None);
             }
         }
+        let share = Share { weight, numbered: semaphore.numbered };
         // Made without the lock, and dropped without it if it does not have to wait: a waker is foreign code.
         let waiting =
             wait.then(|| Ticket::registered(id, semaphore.clone(), share, within, waker.clone()));

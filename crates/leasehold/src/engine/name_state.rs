@@ -12,7 +12,7 @@ use super::foreign::event;
 use super::ticket::{After, Grant, Ticket};
 use crate::backend::Later;
 use crate::clock::{Moment, Span};
-use crate::machine::{Declared, Held, Known, Rate, Share, Steer, Steered};
+use crate::machine::{Declared, Held, Known, Rate, Steer, Steered};
 use crate::name::Name;
 use crate::semaphore::Declaration;
 use crate::stats::SemaphoreStats;
@@ -27,7 +27,7 @@ pub(crate) trait NameState: Send + Sync + fmt::Debug {
         &self,
         id: AcquisitionId,
         semaphore: &Arc<Declaration>,
-        share: Share,
+        weight: u32,
         wait: bool,
         within: Option<Span>,
         waker: &Waker,
@@ -138,16 +138,29 @@ impl Common {
     /// What this client says of the limits.
     #[inline]
     pub(crate) fn declared(&self) -> Declared {
-        let declared = self.declared.load(Ordering::Relaxed);
-        #[allow(clippy::cast_possible_truncation)] // the rest are the bits
-        let capacity = declared as u32;
-        let mut declared = Declared::capacity(capacity, declared & UNHEARD != 0);
-        if self.has_rate.load(Ordering::Relaxed)
+        let (capacity, is_new) = self.declared_capacity();
+        let mut declared = Declared::capacity(capacity, is_new);
+        if self.has_rate()
             && let Some((rate, is_new)) = *self.rate()
         {
             (declared.rate, declared.rate_is_new) = (Some(rate), is_new);
         }
         declared
+    }
+
+    /// The capacity alone, and whether it is news.
+    #[inline]
+    pub(crate) fn declared_capacity(&self) -> (u32, bool) {
+        let declared = self.declared.load(Ordering::Relaxed);
+        #[allow(clippy::cast_possible_truncation)] // the rest are the bits
+        let capacity = declared as u32;
+        (capacity, declared & UNHEARD != 0)
+    }
+
+    /// Whether this client says anything of a rate.
+    #[inline]
+    pub(crate) fn has_rate(&self) -> bool {
+        self.has_rate.load(Ordering::Relaxed)
     }
 
     fn rate(&self) -> MutexGuard<'_, Option<(Rate, bool)>> {
@@ -166,6 +179,13 @@ impl Common {
     /// The store has heard this declaration: from now on it is no news.
     #[inline]
     pub(crate) fn heard(&self, declared: Declared) {
+        if declared.is_new || declared.rate_is_new {
+            self.heard_news(declared);
+        }
+    }
+
+    #[cold]
+    fn heard_news(&self, declared: Declared) {
         let Declared { capacity, is_new, rate, rate_is_new } = declared;
         if rate_is_new
             && let Some((known, is_new)) = &mut *self.rate()

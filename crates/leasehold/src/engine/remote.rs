@@ -254,7 +254,7 @@ impl NameState for RemoteName {
         &self,
         id: AcquisitionId,
         semaphore: &Arc<Declaration>,
-        share: Share,
+        weight: u32,
         wait: bool,
         within: Option<Span>,
         _waker: &Waker,
@@ -265,6 +265,7 @@ impl NameState for RemoteName {
         }
         // A try is bounded like every other question.
         let within = if wait { within } else { Some(core.settings.answer_timeout) };
+        let share = Share { weight, numbered: semaphore.numbered };
         let ticket = Ticket::waiting(id, semaphore.clone(), share, wait, within);
         self.locked(|state, _| {
             if state.closed {

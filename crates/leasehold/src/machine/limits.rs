@@ -117,15 +117,19 @@ impl Limits {
 
     #[inline]
     pub(super) fn declare(&mut self, declared: Declared, now: Time, last_fence: u64) {
-        let Declared { capacity, is_new, rate, rate_is_new } = declared;
+        self.declare_capacity(declared.capacity, declared.is_new);
+        if let Some(rate) = declared.rate
+            && (declared.rate_is_new || self.pace == Pace::Unsaid)
+        {
+            self.set_rate(Some(rate), now, last_fence);
+        }
+    }
+
+    #[inline]
+    pub(super) fn declare_capacity(&mut self, capacity: u32, is_new: bool) {
         if (is_new || self.declared == 0) && self.declared != capacity {
             self.declared = capacity;
             self.set_ceiling();
-        }
-        if let Some(rate) = rate
-            && (rate_is_new || self.pace == Pace::Unsaid)
-        {
-            self.set_rate(Some(rate), now, last_fence);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Slot numbers: the lowest that is free, from 1 on.
+//! Slot numbers: the lowest that is free, from 1 on. Out of line: most permits have none.
 
 use std::num::NonZeroU32;
 
@@ -11,6 +11,7 @@ pub(super) struct Numbers {
 }
 
 impl Numbers {
+    #[cold]
     pub(super) fn lowest_free(&self) -> NonZeroU32 {
         let word = self.taken.iter().position(|word| *word != u64::MAX).unwrap_or(self.taken.len());
         let bit = self.taken.get(word).map_or(0, |word| word.trailing_ones());
@@ -19,6 +20,7 @@ impl Numbers {
         NonZeroU32::MIN.saturating_add(word * 64 + bit)
     }
 
+    #[cold]
     pub(super) fn take(&mut self, number: NonZeroU32) {
         let (word, bit) = place(number);
         if word == self.taken.len() {
@@ -27,6 +29,7 @@ impl Numbers {
         self.taken[word] |= bit;
     }
 
+    #[cold]
     pub(super) fn free(&mut self, number: NonZeroU32) {
         let (word, bit) = place(number);
         self.taken[word] &= !bit;

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use super::{Machine, Member, Stage};
+use super::{Machine, Member, Stage, has_units};
 use crate::clock::Time;
 use crate::{AcquisitionId, Fence};
 
@@ -32,7 +32,7 @@ impl<T> Machine<T> {
         let meter = self.limits.meter()?;
         let (_, head) = self.queue.first_from(0)?;
         let weight = self.members[&head].weight();
-        let waits = weight <= self.limits.ceiling().saturating_sub(self.units);
+        let waits = has_units(&self.limits, self.units, weight);
         (waits && !meter.is_free(now)).then(|| meter.next_at(now, self.queue.len()))
     }
 

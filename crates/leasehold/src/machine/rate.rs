@@ -72,6 +72,7 @@ impl Meter {
         self.full_at <= now
     }
 
+    #[cold]
     pub(crate) fn is_free(&self, now: Time) -> bool {
         self.full_at(now) + self.rate.interval <= now + self.rate.all()
     }
@@ -90,6 +91,7 @@ impl Meter {
     }
 
     /// Takes a token for a grant with this fence.
+    #[cold]
     pub(crate) fn take(&mut self, now: Time, fence: Fence) {
         let full_at = self.full_at(now);
         // This grant would be the same if the one before it had not been: then the token of that one has come back already.
@@ -104,6 +106,7 @@ impl Meter {
     /// It is as if the grant had never been, so that in no time there are more starts than without it. That can be said only
     /// if every later grant found at least one more token missing: otherwise the bucket has overflowed since, and the token
     /// would be one too many. After one went back, this is not known of the others, but for the last.
+    #[cold]
     pub(crate) fn give_back(&mut self, fence: Fence, last_fence: u64) {
         if fence.get() >= self.returns_from {
             self.full_at = self.full_at.minus(self.rate.interval);

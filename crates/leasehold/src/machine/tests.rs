@@ -638,9 +638,12 @@ proptest! {
             let Some(seen) = world.take(step) else { continue };
             let outcome = match seen.command {
                 Command::Enqueue { id, declared, terms, share: Share::ONE, .. }
-                    if terms == Terms::default() && machine.kept(id).is_none() =>
+                    if terms == Terms::default()
+                        && declared.rate.is_none()
+                        && machine.kept(id).is_none() =>
                 {
-                    machine.hold_at_once(id, declared, || now).map(Outcome::Held)
+                    let capacity = (declared.capacity, declared.is_new);
+                    machine.hold_at_once(id, capacity, || now).map(Outcome::Held)
                 }
                 Command::Release { id, .. } => {
                     machine.remove_at_once(id).map(|(role, ())| Outcome::Removed(role))
