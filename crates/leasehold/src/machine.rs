@@ -276,7 +276,8 @@ impl<T: Clone> Machine<T> {
 
     /// An enqueue of an id that is not known yet and whose permit is an ordinary one that does not end by itself. `None` if it
     /// takes more than to declare a capacity and to add a holder: then no more than the first was done.
-    #[inline(always)] // most of it is known where it is called
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // most of what it does is decided where it is called
     pub(crate) fn hold_at_once(
         &mut self,
         id: AcquisitionId,
@@ -472,7 +473,8 @@ impl<T: Clone> Machine<T> {
     }
 
     /// Makes `id` a holder that the reply tells so.
-    #[inline(always)] // as above
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // as above
     fn hold(
         &mut self,
         id: AcquisitionId,

@@ -55,7 +55,8 @@ impl<V> Members<V> {
     }
 
     /// Adds a member that is not known yet.
-    #[inline(always)] // or the member is copied once more
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // otherwise the member is copied once more
     pub(super) fn insert(&mut self, id: AcquisitionId, value: V) {
         debug_assert!(self.find(id).is_none(), "{id} is known");
         // Two steps, so that the compiler writes the member where it stays: it is larger than the search is long.
