@@ -181,9 +181,34 @@ impl Wire {
                 read => return Poll::Ready(read),
             }
             if let Poll::Ready(Err(error)) = self.poll_flush(cx) {
-                return Poll::Ready(Err(error));
+                return self.poll_last_words(error, room, cx);
             }
             ready!(self.socket.poll_read_ready(cx))?;
+        }
+    }
+
+    /// Writing failed. If the server has hung up, it may have said why before that.
+    fn poll_last_words(
+        &self,
+        error: io::Error,
+        room: &mut [u8],
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<usize>> {
+        let hung_up = [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
+        if !hung_up.contains(&error.kind()) {
+            return Poll::Ready(Err(error));
+        }
+        match self.socket.poll_read_ready(cx).map(|ready| ready.and_then(|()| self.try_read(room)))
+        {
+            Poll::Ready(Ok(count)) if count > 0 => {
+                self.state().failed = Some(error);
+                Poll::Ready(Ok(count))
+            }
+            Poll::Ready(_) => Poll::Ready(Err(error)),
+            Poll::Pending => {
+                self.state().failed = Some(error);
+                Poll::Pending
+            }
         }
     }
 
