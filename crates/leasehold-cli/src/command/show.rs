@@ -114,7 +114,8 @@ impl Found {
         let used = if stats.units() == held {
             format!("{held}{of}{pinned} held")
         } else {
-            format!("{}{of}{pinned} units held, by {held}", stats.units())
+            let permits = if held == 1 { "permit" } else { "permits" };
+            format!("{}{of}{pinned} units held by {held} {permits}", stats.units())
         };
         // That somebody waits for room needs no explanation.
         let waits =
