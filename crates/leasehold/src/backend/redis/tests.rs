@@ -138,7 +138,25 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         3 => (0..12_000_u64).prop_map(Step::Pass),
         2 => (0..CLIENTS, any::<bool>()).prop_map(|(client, reach)| Step::Reach(client, reach)),
     ];
-    vec(step, 1..70)
+    (vec(step, 1..70), any::<bool>()).prop_map(|(steps, plain)| {
+        if plain { steps.into_iter().map(made_plain).collect() } else { steps }
+    })
+}
+
+/// Without weights, numbers and rates: the straight paths of the script are for names without them.
+fn made_plain(mut step: Step) -> Step {
+    match &mut step {
+        Step::Steer(_, steer) if matches!(steer, Steer::Rate(_)) => *steer = Steer::Resume,
+        Step::Ask(_, asks) => {
+            for ask in asks {
+                if let Ask::Enqueue { declared, share, .. } = ask {
+                    (declared.rate, *share) = (None, Share::ONE);
+                }
+            }
+        }
+        _ => {}
+    }
+    step
 }
 
 /// The machine, and Redis, side by side.
