@@ -15,7 +15,7 @@ pub(crate) fn is(rule: &str) -> bool {
 }
 
 /// Each with what stands in the script and what stands there instead.
-pub(crate) const IN_LUA: [(&str, &str, &str); 15] = [
+pub(crate) const IN_LUA: [(&str, &str, &str); 20] = [
     // Whoever releases an id that is not there hits whoever holds longest.
     (
         "ownership",
@@ -52,6 +52,27 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 15] = [
         "elseif nobody_before and fits(weight - 1) then",
     ),
     ("limit", "and held + new <= capacity", "and held + new <= capacity + 1"),
+    // A heavy permit counts as one among the holders.
+    (
+        "weights",
+        "if share.weight > 1 then limits.extra, limits.changed = limits.extra + share.weight - 1, true end",
+        "",
+    ),
+    ("pause", "return (limits.paused and 0 or capacity) - held", "return capacity - held"),
+    // A smaller capacity that an operator sets has no effect.
+    (
+        "shrink",
+        "return (limits.paused and 0 or capacity) - held",
+        "return (limits.paused and 0 or math.max(capacity, tonumber(DECLARED))) - held",
+    ),
+    // No token is ever missing.
+    (
+        "rate",
+        "return not is_metered() or limits.full_at + limits.interval <= NOW + all_tokens()",
+        "return true",
+    ),
+    // Everybody has the first.
+    ("slots", "return call('BITPOS', SLOTS, 0) + 1", "return 1"),
     (
         "fence",
         "local n = #infos\n  unclaimed =",

@@ -8,7 +8,10 @@
 //!
 //! | rule | what is a violation |
 //! |---|---|
-//! | `limit` | at one instant, more are certain to hold than there are permits |
+//! | `limit` | at one instant, those who are certain to hold have more units than there are; or the store has more holders than that |
+//! | `slots` | at one instant, two who are certain to hold have one slot number; or a slot number is beyond the capacity |
+//! | `rate` | in some window, more start for certain than the rate and its burst allow |
+//! | `steering` | a grant that was made for certain after a capacity was set is one too many for it; one is made during a pause |
 //! | `fence` | two grants with one fence; a fence that is not larger than that of a grant which was over before it was asked for |
 //! | `fifo` | one who was seen in the queue before another asked, is still there, or has a larger fence, when that one has its permit |
 //! | `liveness` | a permit is free for certain, and somebody waits for longer than the backstop can take |
@@ -16,7 +19,7 @@
 //! | here | a store that is not empty at the end; a spent id that releases something; a worker that breaks |
 
 use crate::clock::{Micros, SECOND};
-use crate::driver::{Crowded, Life, LifeEnd, PATIENCE};
+use crate::driver::{Change, Crowded, Life, LifeEnd, PATIENCE};
 use crate::fault::{Fault, Kind, Scope};
 use crate::history::{Event, How, Line};
 use crate::plan::Thing;
@@ -29,8 +32,11 @@ mod fifo;
 mod limit;
 mod liveness;
 mod ops;
+mod rate;
 mod record;
+mod slots;
 mod spans;
+mod steering;
 #[cfg(test)]
 mod tests;
 
@@ -48,6 +54,8 @@ pub struct History {
     pub local: bool,
     pub faults: Vec<Fault>,
     pub lives: Vec<(Life, Vec<Line>)>,
+    /// What an operator changed, in order.
+    pub changes: Vec<Change>,
     pub crowded: Vec<Crowded>,
     pub leftovers: Vec<String>,
     /// What the protected records said at the end.
@@ -59,6 +67,9 @@ pub struct History {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Rule {
     Limit,
+    Slots,
+    Rate,
+    Pause,
     Fence,
     Order,
     Waiting,
@@ -73,6 +84,9 @@ impl Rule {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Limit => "limit",
+            Self::Slots => "slots",
+            Self::Rate => "rate",
+            Self::Pause => "pause",
             Self::Fence => "fence",
             Self::Order => "order",
             Self::Waiting => "bounded waiting",
@@ -101,6 +115,14 @@ pub struct Facts {
     pub certain: usize,
     /// Times at which as many were certain to hold as there are permits, at least.
     pub full: usize,
+    /// Times for which somebody was certain to hold a numbered slot.
+    pub numbered: usize,
+    /// Grants that a rate limits.
+    pub starts: usize,
+    /// Grants that were made for certain while the capacity was what an operator had set.
+    pub steered: usize,
+    /// Acquisitions that were certain to wait, or to be asked for, during a pause.
+    pub paused: usize,
     pub ordered_pairs: usize,
     /// Waits, or pieces of waits, that no fault excused.
     pub judged_waits: usize,
@@ -161,6 +183,9 @@ pub fn check(history: &History) -> Verdict {
     count(&case, &mut verdict);
     for (at, _) in history.things.iter().enumerate() {
         limit::check(&case, at, &mut verdict);
+        slots::check(&case, at, &mut verdict);
+        rate::check(&case, at, &mut verdict);
+        steering::check(&case, at, &mut verdict);
         fence::check(&case, at, &mut verdict);
         fifo::check(&case, at, &mut verdict);
         liveness::check(&case, at, &mut verdict);

@@ -1,7 +1,7 @@
 //! The driver: sets the stage, does the faults by a schedule that follows from the seed, and gathers what is left.
 //!
 //! Faults come in lanes, each a thread with dice of its own: one a worker, for the process and its connections, one for
-//! the store, one for the workers' clock, and one in which connections flap. A lane does one thing at a time; the lanes
+//! the store, one for the workers' clock, and one in which connections flap. An operator has a lane, too, which is no fault. A lane does one thing at a time; the lanes
 //! overlap as they like. All of them see to it that a fault is written down from before it begins until after it has ended.
 //!
 //! Flaps and storms take turns, with lulls between them: in a storm hardly anybody can be blamed for being late, because
@@ -26,12 +26,14 @@ mod flaps;
 mod gather;
 mod leftovers;
 mod log;
+mod operator;
 mod sampler;
 mod server;
 mod stage;
 mod worker;
 
 pub use gather::gather;
+pub use operator::{Change, Steering};
 use stage::Stage;
 
 /// How long the workers are left alone, at the beginning and at the end: then nothing is excused.
@@ -71,6 +73,8 @@ pub struct Log {
     pub local: bool,
     pub faults: Vec<Fault>,
     pub lives: Vec<Life>,
+    /// What the operator changed, in order.
+    pub changes: Vec<Change>,
     /// More holders in the store than there are permits, seen by looking.
     pub crowded: Vec<Crowded>,
     /// What was still in the store when everybody had gone.
@@ -265,6 +269,7 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
         let server = lanes.spawn(|| server::lane(&show, &stage));
         let workers_clock = lanes.spawn(|| clocks::lane(&show));
         let flaps = lanes.spawn(|| flaps::lane(&show, &stage));
+        let operator = lanes.spawn(|| operator::lane(&show, &stage));
         let begun = Instant::now();
         let mut looked = begun;
         let mut over = |limit: Duration| {
@@ -293,6 +298,7 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
             join(&show, &format!("the lane of worker {worker}"), lane);
         }
         join(&show, "the sampler", sampler);
+        join(&show, "the operator's lane", operator);
     });
     if *lock(&interrupted) {
         let mut log = lock(&show.log);

@@ -26,8 +26,8 @@ pub enum Event {
     Ask { op: OpId, thing: String, client: String },
     /// The store said that it waits, to a question asked at `since`.
     Queue { op: OpId, since: Micros, position: u64 },
-    /// It was told that it holds. Other programs have no fences for semaphores.
-    Grant { op: OpId, fence: Option<u64>, slot: u32 },
+    /// It was told that it holds. Other programs have no fences for semaphores. A slot of 0 is none.
+    Grant { op: OpId, fence: Option<u64>, slot: u32, weight: u32 },
     /// `check()` was asked at `since`, and was fine.
     Hold { op: OpId, since: Micros },
     /// It is about to give it back: from here on it does not believe to hold.
@@ -109,8 +109,10 @@ impl fmt::Display for Line {
             Event::Begin { clients } => write!(f, "begin {clients}"),
             Event::Ask { op, thing, client } => write!(f, "ask {op} {thing} {client}"),
             Event::Queue { op, since, position } => write!(f, "queue {op} {since} {position}"),
-            Event::Grant { op, fence: Some(fence), slot } => write!(f, "grant {op} {fence} {slot}"),
-            Event::Grant { op, fence: None, slot } => write!(f, "grant {op} - {slot}"),
+            Event::Grant { op, fence, slot, weight } => {
+                let fence = fence.map_or_else(|| "-".to_owned(), |fence| fence.to_string());
+                write!(f, "grant {op} {fence} {slot} {weight}")
+            }
             Event::Hold { op, since } => write!(f, "hold {op} {since}"),
             Event::Ending { op } => write!(f, "ending {op}"),
             Event::Detach { op } => write!(f, "detach {op}"),
@@ -151,7 +153,8 @@ impl FromStr for Line {
             "grant" => {
                 let (op, fence) = (words.number()?, words.next()?);
                 let fence = if fence == "-" { None } else { Some(parse(fence)?) };
-                Event::Grant { op, fence, slot: parse(words.next()?)? }
+                let (slot, weight) = (parse(words.next()?)?, parse(words.next()?)?);
+                Event::Grant { op, fence, slot, weight }
             }
             "hold" => Event::Hold { op: words.number()?, since: words.number()? },
             "ending" => Event::Ending { op: words.number()? },
@@ -276,8 +279,8 @@ mod tests {
             Event::Begin { clients: "a,b".into() },
             Event::Ask { op, thing: thing.clone(), client },
             Event::Queue { op, since, position: 0 },
-            Event::Grant { op, fence: Some(fence), slot: 1 },
-            Event::Grant { op, fence: None, slot: 2 },
+            Event::Grant { op, fence: Some(fence), slot: 1, weight: 1 },
+            Event::Grant { op, fence: None, slot: 2, weight: 3 },
             Event::Hold { op, since },
             Event::Ending { op },
             Event::Detach { op },

@@ -26,8 +26,26 @@ pub enum Kind {
     Pool,
 }
 
+/// How often a semaphore is granted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rate {
+    /// So many starts in a second.
+    pub starts: u32,
+    /// So many of them at once.
+    pub burst: u32,
+}
+
+impl Rate {
+    /// The time in which one token comes.
+    #[must_use]
+    pub fn interval(self) -> Micros {
+        SECOND / u64::from(self.starts)
+    }
+}
+
 /// One semaphore, lock or pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(clippy::struct_excessive_bools)] // each is one of its traits, and all combine
 pub struct Thing {
     pub name: &'static str,
     pub kind: Kind,
@@ -43,13 +61,32 @@ pub struct Thing {
     pub shared: bool,
     /// Whether its holders write the protected record.
     pub recorded: bool,
+    /// The largest weight of a permit. Each acquire asks for 1 to so many units.
+    pub heaviest: u32,
+    /// Whether permits have slot numbers.
+    pub numbered: bool,
+    pub rate: Option<Rate>,
+    /// Whether an operator pauses and resumes it, and sets its capacity: `capacity` is the largest.
+    pub steered: bool,
 }
 
 impl Thing {
     #[must_use]
     pub const fn semaphore(name: &'static str, capacity: u32, lease: Micros) -> Self {
-        let (ttl, extended, shared, recorded) = (None, true, false, false);
-        Self { name, kind: Kind::Semaphore, capacity, lease, ttl, extended, shared, recorded }
+        Self {
+            name,
+            kind: Kind::Semaphore,
+            capacity,
+            lease,
+            ttl: None,
+            extended: true,
+            shared: false,
+            recorded: false,
+            heaviest: 1,
+            numbered: false,
+            rate: None,
+            steered: false,
+        }
     }
 
     #[must_use]
@@ -85,16 +122,43 @@ impl Thing {
     }
 
     #[must_use]
+    pub const fn weighed(self, heaviest: u32) -> Self {
+        Self { heaviest, ..self }
+    }
+
+    #[must_use]
+    pub const fn numbered(self) -> Self {
+        Self { numbered: true, ..self }
+    }
+
+    #[must_use]
+    pub const fn paced(self, starts: u32, burst: u32) -> Self {
+        Self { rate: Some(Rate { starts, burst }), ..self }
+    }
+
+    #[must_use]
+    pub const fn steered(self) -> Self {
+        Self { steered: true, ..self }
+    }
+
+    #[must_use]
     pub fn lease_time(&self) -> Duration {
         Duration::from_micros(self.lease)
     }
 
-    /// Whether the command uses it as the others do: without a TTL, and kept for as long as it lives. Some that it could use
-    /// are left to the workers: when those die, or do not release what they cancelled, nobody else is the reason why a
-    /// permit is not to be had.
+    /// Whether its capacity is its only limit and never changes, and each permit takes one unit of it and has no number.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        self.heaviest == 1 && !self.numbered && self.rate.is_none() && !self.steered
+    }
+
+    /// Whether the command uses it as the others do: as a plain one without a TTL, and kept for as long as it lives. Some
+    /// that it could use are left to the workers: when those die, or do not release what they cancelled, nobody else is the
+    /// reason why a permit is not to be had.
     #[must_use]
     pub fn is_for_the_command(&self) -> bool {
-        let fits = self.kind != Kind::Pool && self.ttl.is_none() && self.extended;
+        let fits =
+            self.kind != Kind::Pool && self.ttl.is_none() && self.extended && self.is_plain();
         fits && self.name != "pair" && !self.is_lasting()
     }
 
@@ -119,7 +183,7 @@ impl Thing {
 
 /// Short leases, so that what dies heals within seconds; and some long ones, so that a lost wake-up is not healed by
 /// renewals, and what is not released is missed before its lease ends.
-pub const THINGS: [Thing; 13] = [
+pub const THINGS: [Thing; 16] = [
     Thing::semaphore("solo", 1, 3 * SECOND).recorded(),
     Thing::semaphore("pair", 2, 2 * SECOND),
     Thing::semaphore("five", 5, 3 * SECOND),
@@ -128,6 +192,9 @@ pub const THINGS: [Thing; 13] = [
     Thing::semaphore("short", 1, 1500 * MILLISECOND).ttl(1500 * MILLISECOND),
     Thing::semaphore("limited", 2, 3 * SECOND).ttl(4 * SECOND),
     Thing::semaphore("mixed", 2, 3 * SECOND).shared(),
+    Thing::semaphore("weighed", 4, 3 * SECOND).weighed(4).numbered(),
+    Thing::semaphore("paced", 3, 3 * SECOND).paced(10, 2),
+    Thing::semaphore("steered", 3, 3 * SECOND).steered(),
     Thing::lock("kept", 2 * SECOND),
     Thing::lock("brief", LONG).not_extended().not_recorded(),
     Thing::lock("common", 3 * SECOND).shared().not_extended(),

@@ -1,4 +1,4 @@
-//! At no instant are more certain to hold than there are permits; and nobody was told a slot number beyond the last.
+//! At no instant do those who are certain to hold have more units than there are. A permit takes one, or its weight.
 
 use super::exempt::forgotten;
 use super::{Case, Rule, Verdict};
@@ -6,14 +6,10 @@ use crate::clock::Micros;
 
 pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
     let known = &case.history.things[thing];
-    let capacity = known.capacity as usize;
+    let capacity = known.capacity;
     // At one instant, ends come first: whoever begins then, begins after.
     let mut steps: Vec<(Micros, bool, usize)> = Vec::new();
     for (index, op) in case.ops.iter().enumerate().filter(|(_, op)| op.thing == thing) {
-        if let Some(granted) = op.granted.filter(|granted| granted.slot > known.capacity) {
-            let what = format!("{op} was told that it holds slot {} of {capacity}", granted.slot);
-            verdict.found(Rule::Limit, known.name, granted.at, what);
-        }
         let Some(certain) = op.certain() else { continue };
         verdict.facts.certain += 1;
         for (from, to) in forgotten(case, op).without(certain) {
@@ -29,10 +25,12 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
             continue;
         }
         holding.push(index);
-        verdict.facts.full += usize::from(holding.len() >= capacity);
-        if holding.len() > capacity {
+        let units: u32 = holding.iter().map(|index| case.ops[*index].weight()).sum();
+        verdict.facts.full += usize::from(units >= capacity);
+        if units > capacity {
             let who: Vec<_> = holding.iter().map(|index| case.ops[*index].to_string()).collect();
-            let what = format!("{} are certain to hold {capacity}: {}", who.len(), who.join(", "));
+            let what =
+                format!("{units} of {capacity} are certain to be held by {}", who.join(", "));
             verdict.found(Rule::Limit, known.name, at, what);
         }
     }

@@ -10,6 +10,9 @@
 //! moment that handing over takes. A release hands over at once; should the wake-up be lost, the backstop finds out within
 //! a second. So an unexplained wait of much more than that is a violation.
 //!
+//! Of permits that weigh more than one, nobody knows whether the first in the queue fits, unless nobody holds at all: then it
+//! does. Where a rate or an operator may be the reason for a wait, nothing is said of it.
+//!
 //! Locks and pools have no queue, but whoever waits for one asks again several times a second.
 
 use super::ops::Op;
@@ -30,10 +33,14 @@ const UNDER_WAY: Micros = 300 * MILLISECOND;
 
 pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
     let known = &case.history.things[thing];
+    if known.rate.is_some() || known.steered {
+        return;
+    }
     let queues = known.kind == plan::Kind::Semaphore;
     let moment = if queues { MOMENT } else { ASKED_AGAIN };
     let of_thing = || case.ops.iter().filter(|op| op.thing == thing);
-    let free = free(of_thing().map(|op| possible(case, op)), known.capacity as usize);
+    let capacity = if known.heaviest > 1 { 1 } else { known.capacity as usize };
+    let free = free(of_thing().map(|op| possible(case, op)), capacity);
     for op in of_thing().filter(|op| !op.foreign) {
         let waited = if queues { op.waited() } else { op.asked_for() };
         let Some((from, until)) = waited else { continue };

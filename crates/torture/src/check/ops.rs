@@ -15,7 +15,9 @@ use crate::worker::COMMAND;
 pub(super) struct Granted {
     pub(super) at: Micros,
     pub(super) fence: Option<u64>,
+    /// 0: none.
     pub(super) slot: u32,
+    pub(super) weight: u32,
 }
 
 /// A write that was about to be made.
@@ -58,6 +60,18 @@ impl Op {
     pub(super) fn certain(&self) -> Option<Span> {
         let (first, last) = (self.holds.first()?.1, self.holds.last()?.0);
         (first < last).then_some((first, last))
+    }
+
+    /// How many units it takes of the capacity.
+    pub(super) fn weight(&self) -> u32 {
+        self.granted.map_or(1, |granted| granted.weight)
+    }
+
+    /// From when until when the store may have granted it its permit: not before it was seen in the queue for the last
+    /// time, and not after it was told.
+    pub(super) fn start(&self) -> Option<Span> {
+        let seen = self.queued.last().map_or(self.asked, |(since, _)| *since);
+        Some((seen.max(self.asked), self.granted?.at))
     }
 
     pub(super) fn fence(&self) -> Option<u64> {
@@ -151,7 +165,9 @@ pub(super) fn read(history: &History) -> Result<Vec<Op>, String> {
             };
             match line.event {
                 Event::Queue { since, .. } => op.queued.push((since, at)),
-                Event::Grant { fence, slot, .. } => op.granted = Some(Granted { at, fence, slot }),
+                Event::Grant { fence, slot, weight, .. } => {
+                    op.granted = Some(Granted { at, fence, slot, weight });
+                }
                 Event::Hold { since, .. } => op.holds.push((since, at)),
                 Event::End { how, .. } => op.end = Some((at, how)),
                 Event::Intend { fence, version, before, sum, .. } => {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::clock::MILLISECOND;
+use crate::driver::Steering;
 use crate::plan::CONFIRM;
 use crate::record::sum;
 
@@ -24,7 +25,12 @@ impl Story {
     }
 
     fn grant(self, at: Micros, op: u64, fence: u64) -> Self {
-        self.line(at, Event::Grant { op, fence: Some(fence * MILLISECOND), slot: 1 })
+        self.grant_of(at, op, fence, 1, 1)
+    }
+
+    fn grant_of(self, at: Micros, op: u64, fence: u64, slot: u32, weight: u32) -> Self {
+        let fence = Some(fence * MILLISECOND);
+        self.line(at, Event::Grant { op, fence, slot, weight })
     }
 
     fn holds(self, from: Micros, to: Micros, op: u64) -> Self {
@@ -43,6 +49,12 @@ impl Story {
 
     fn held_by(self, op: u64, from: Micros, to: Micros, fence: u64) -> Self {
         let begun = self.ask(from, op).grant(from, op, fence);
+        begun.holds(from, to, op).end(to, op, How::Released)
+    }
+
+    /// The same with so many units, in this slot.
+    fn held_as(self, op: u64, (from, to): (Micros, Micros), slot: u32, weight: u32) -> Self {
+        let begun = self.ask(from, op).grant_of(from, op, from, slot, weight);
         begun.holds(from, to, op).end(to, op, How::Released)
     }
 
@@ -104,9 +116,167 @@ fn nobody_holds_but_between_two_instants_at_which_it_was_certain() {
 
 #[test]
 fn a_slot_beyond_the_last_is_one_too_many() {
-    let told = Event::Grant { op: 1, fence: None, slot: 3 };
+    let told = Event::Grant { op: 1, fence: None, slot: 3, weight: 1 };
     let story = Story::default().ask(1, 1).line(2, told).end(3, 1, How::Released);
     broken(&history(semaphore(2), vec![story]), &[Rule::Limit]);
+}
+
+#[test]
+fn those_who_hold_weigh_no_more_than_there_is() {
+    let case = |one, other, from| {
+        let first = Story::default().held_as(1, (100, 300), 1, one);
+        let second = Story::default().held_as(1, (from, 400), 2, other);
+        history(semaphore(4).weighed(4), vec![first, second])
+    };
+    kept(&case(1, 3, 200));
+    broken(&case(2, 3, 200), &[Rule::Limit]);
+    kept(&case(2, 3, 300));
+}
+
+#[test]
+fn no_two_have_one_slot_number() {
+    let case = |thing, slot, from| {
+        let first = Story::default().held_as(1, (100, 300), 1, 1);
+        let second = Story::default().held_as(1, (from, 400), slot, 1);
+        history(thing, vec![first, second])
+    };
+    let numbered = semaphore(2).numbered();
+    kept(&case(numbered, 2, 200));
+    broken(&case(numbered, 1, 200), &[Rule::Slots]);
+    // One after the other they may.
+    kept(&case(numbered, 1, 300));
+    broken(&case(numbered, 3, 200), &[Rule::Limit]);
+    broken(&case(numbered, 0, 200), &[Rule::Slots]);
+    // Where there are none, what is told says nothing.
+    kept(&case(semaphore(2), 1, 200));
+    // A store that lost its data gives the same number again, and nobody could say so yet.
+    let mut lost = case(numbered, 1, 200);
+    lost.faults.push(fault(Kind::RestartEmpty, Scope::Everybody, 150, 160));
+    kept(&lost);
+    let mut restarted = case(numbered, 1, 200);
+    restarted.faults.push(fault(Kind::Restart, Scope::Everybody, 150, 160));
+    broken(&restarted, &[Rule::Slots]);
+}
+
+/// One after the other, each asked for and granted as this says.
+fn paced(starts: &[(Micros, Micros)]) -> History {
+    let started = |(op, (asked, granted)): (u64, &(Micros, Micros))| {
+        let begun = Story::default().ask(*asked, op).grant(*granted, op, *granted);
+        begun.end(*granted, op, How::Released)
+    };
+    // One interval is 100 ms.
+    history(semaphore(5).paced(10, 2), (1..).zip(starts).map(started).collect())
+}
+
+#[test]
+fn no_more_start_than_the_rate_allows() {
+    kept(&paced(&[(1000, 1000), (1001, 1001), (1100, 1100), (1200, 1200)]));
+    broken(&paced(&[(1000, 1000), (1001, 1001), (1099, 1099)]), &[Rule::Rate]);
+    // The burst is there again after a quiet time, and not twice.
+    kept(&paced(&[(1000, 1000), (1001, 1001), (1300, 1300), (1301, 1301)]));
+    let twice = [(1000, 1000), (1001, 1001), (1300, 1300), (1301, 1301), (1302, 1302)];
+    broken(&paced(&twice), &[Rule::Rate]);
+    // Two after each interval are too many in the long run.
+    let start = |at: Micros| (1000 + at, 1000 + at);
+    let double: Vec<_> = (0..2).flat_map(|nth| [start(nth * 100), start(nth * 100 + 1)]).collect();
+    kept(&paced(&double[..3]));
+    broken(&paced(&double[..4]), &[Rule::Rate]);
+}
+
+#[test]
+fn what_may_have_started_earlier_says_nothing_of_a_rate() {
+    kept(&paced(&[(900, 1000), (1001, 1001), (1099, 1099)]));
+    // It was seen in the queue after that.
+    let mut seen = paced(&[(900, 1000), (1001, 1001), (1099, 1099)]);
+    let queued = Event::Queue { op: 1, since: 1000 * MILLISECOND, position: 0 };
+    seen.lives[0].1.insert(1, Line { at: 1000 * MILLISECOND, event: queued });
+    broken(&seen, &[Rule::Rate]);
+}
+
+#[test]
+fn a_store_that_lost_its_data_or_its_time_may_start_a_burst_more() {
+    let starts = |count: u64| paced(&(0..count).map(|n| (1000 + n, 1000 + n)).collect::<Vec<_>>());
+    let kinds = [Kind::RestartEmpty, Kind::Promote, Kind::ClockForward, Kind::ClockBack];
+    for kind in kinds {
+        let during = |mut history: History, begin, end| {
+            history.faults.push(fault(kind, Scope::Everybody, begin, end));
+            history
+        };
+        kept(&during(starts(5), 1002, 1003));
+        broken(&during(starts(6), 1002, 1003), &[Rule::Rate]);
+        broken(&during(starts(3), 3000, 3001), &[Rule::Rate]);
+    }
+    let mut restarted = starts(3);
+    restarted.faults.push(fault(Kind::Restart, Scope::Everybody, 1001, 1002));
+    broken(&restarted, &[Rule::Rate]);
+}
+
+/// What an operator set at 1000 ms, as the store said at 1010 ms, if it did; and what counts again from 2000 ms on.
+fn steered(stories: Vec<Story>, to: Steering, back: Steering, is_answered: bool) -> History {
+    let change = |to, asked: Micros, answered: Option<Micros>| Change {
+        thing: 0,
+        to,
+        asked: asked * MILLISECOND,
+        answered: answered.map(|at| at * MILLISECOND),
+    };
+    let mut history = history(semaphore(3).steered(), stories);
+    history.changes.push(change(to, 1000, is_answered.then_some(1010)));
+    history.changes.push(change(back, 2000, Some(2010)));
+    history
+}
+
+#[test]
+fn a_capacity_that_was_set_counts_for_whoever_asks_after_it() {
+    let case = |asked, granted, is_answered| {
+        let older = Story::default().held(1, 100, 3000);
+        let other = Story::default().held(1, 200, 3000);
+        let later = Story::default().ask(asked, 1).grant(granted, 1, granted);
+        let later = later.end(granted, 1, How::Released);
+        let (to, back) = (Steering::Capacity(2), Steering::Capacity(3));
+        steered(vec![older, other, later], to, back, is_answered)
+    };
+    broken(&case(1020, 1030, true), &[Rule::Limit]);
+    // It may have been granted before the change, or after the next.
+    kept(&case(1005, 1030, true));
+    kept(&case(1020, 2001, true));
+    // Nobody knows what became of the change.
+    kept(&case(1020, 1030, false));
+    let mut lost = case(1120, 1130, true);
+    lost.faults.push(fault(Kind::Promote, Scope::Everybody, 1100, 1110));
+    kept(&lost);
+    let mut lost_before = case(1120, 1130, true);
+    lost_before.faults.push(fault(Kind::Promote, Scope::Everybody, 50, 60));
+    broken(&lost_before, &[Rule::Limit]);
+}
+
+#[test]
+fn who_held_before_a_shrink_stays() {
+    let holders = || (1..4).map(|n| Story::default().held(1, 100 * n, 1900)).collect();
+    let (to, back) = (Steering::Capacity(1), Steering::Capacity(3));
+    kept(&steered(holders(), to, back, true));
+    // One that may have gone before the grant does not count.
+    let gone = Story::default().held(1, 100, 1500);
+    let next = Story::default().ask(1400, 1).grant(1600, 1, 1600).end(1700, 1, How::Released);
+    kept(&steered(vec![gone, next], to, back, true));
+}
+
+#[test]
+fn nothing_is_granted_during_a_pause() {
+    let case = |story: Story, is_answered| {
+        let story = story.end(2500, 1, How::Released);
+        steered(vec![story], Steering::Pause, Steering::Resume, is_answered)
+    };
+    let asked = |asked, granted| Story::default().ask(asked, 1).grant(granted, 1, granted);
+    broken(&case(asked(1020, 1030), true), &[Rule::Pause]);
+    kept(&case(asked(1005, 1030), true));
+    kept(&case(asked(1020, 2001), true));
+    kept(&case(asked(1020, 1030), false));
+    // It was seen in the queue after the pause had begun.
+    let waits = Story::default().ask(900, 1).seen(1100, 1).grant(1200, 1, 1200);
+    broken(&case(waits, true), &[Rule::Pause]);
+    let mut lost = case(asked(1020, 1030), true);
+    lost.faults.push(fault(Kind::RestartEmpty, Scope::Everybody, 1012, 1015));
+    kept(&lost);
 }
 
 #[test]
@@ -285,6 +455,21 @@ fn nobody_waits_for_a_permit_that_is_free() {
     let dropped = |story: Story| story.end(1000, 1, How::Dropped);
     kept(&wait_for(dropped, LifeEnd::Done, 3800));
     broken(&wait_for(dropped, LifeEnd::Done, 4000), &[Rule::Waiting]);
+}
+
+#[test]
+fn whether_a_heavy_one_fits_is_known_only_when_nobody_holds() {
+    let case = |thing, held_until| {
+        let held = Story::default().held_as(1, (100, held_until), 1, 1);
+        let waits = Story::default().ask(200, 1).seen(210, 1).end(4700, 1, How::Cancelled);
+        history(thing, vec![held, waits])
+    };
+    let weighed = semaphore(4).weighed(4);
+    kept(&case(weighed, 4000));
+    broken(&case(weighed, 1000), &[Rule::Waiting]);
+    // A rate or an operator may be the reason.
+    kept(&case(semaphore(1).paced(10, 2), 1000));
+    kept(&case(semaphore(1).steered(), 1000));
 }
 
 #[test]

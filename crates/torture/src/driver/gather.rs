@@ -51,6 +51,7 @@ fn read(dir: &Path, log: &Log) -> Result<History, String> {
         wall_offset: log.wall_offset,
         local: log.local,
         faults: log.faults.clone(),
+        changes: log.changes.clone(),
         crowded: log.crowded.clone(),
         leftovers: log.leftovers.clone(),
         ended: log.ended,

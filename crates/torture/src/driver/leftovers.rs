@@ -84,6 +84,10 @@ async fn members(client: &Client) -> Result<Vec<String>, leasehold::Error> {
 async fn take_all(client: &Client, thing: &Thing) -> Result<Option<String>, leasehold::Error> {
     let semaphore = client.semaphore(thing.name, thing.capacity);
     let semaphore = semaphore.heartbeat_max_interval(thing.lease_time()).build()?;
+    if thing.rate.is_some() {
+        // Else there would be no more permits than tokens.
+        semaphore.clear_rate().await?;
+    }
     let mut permits = Vec::new();
     for _ in 0..thing.capacity {
         permits.extend(semaphore.try_acquire().await?);
@@ -115,7 +119,10 @@ fn keys(redis: &Redis, log: &Log) -> Vec<String> {
                 let of = |name| *key == format!("adv-sem:semaphore_{kind}:{name}");
                 shared.clone().any(of)
             });
-        kept.iter().any(|prefix| key.starts_with(prefix)) || who || unread || swept
+        // What a rate has been set to is known for as long as the capacity.
+        let mut paced = THINGS.iter().filter(|thing| thing.rate.is_some());
+        let pace = paced.any(|thing| *key == format!("adv-sem:semaphore_limits:{}", thing.name));
+        kept.iter().any(|prefix| key.starts_with(prefix)) || who || unread || swept || pace
     };
     let mut left: Vec<_> = keys.into_iter().filter(|key| !stays(key)).collect();
     left.sort();

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
-use super::{Crowded, Life, LifeEnd, Log};
+use super::{Change, Crowded, Life, LifeEnd, Log, Steering};
 use crate::clock::Micros;
 use crate::fault::{Fault, Kind, Scope};
 
@@ -38,6 +38,15 @@ impl fmt::Display for Log {
                 LifeEnd::Stuck(at) => writeln!(f, "stuck {at}")?,
                 LifeEnd::Broke(how) => writeln!(f, "broke {how}")?,
                 LifeEnd::Done => writeln!(f, "done")?,
+            }
+        }
+        for Change { thing, to, asked, answered } in &self.changes {
+            let answered = answered.map_or_else(|| "-".to_owned(), |at| at.to_string());
+            write!(f, "change {thing} {asked} {answered} ")?;
+            match to {
+                Steering::Capacity(capacity) => writeln!(f, "capacity {capacity}")?,
+                Steering::Pause => writeln!(f, "pause")?,
+                Steering::Resume => writeln!(f, "resume")?,
             }
         }
         for Crowded { at, thing, held } in &self.crowded {
@@ -97,6 +106,16 @@ impl Log {
                 let (worker, life) = (index(0)?, words.get(1)?.parse().ok()?);
                 self.lives.push(Life { worker, life, foreign, end });
             }
+            "change" => {
+                let to = match *words.get(3)? {
+                    "capacity" => Steering::Capacity(words.get(4)?.parse().ok()?),
+                    "pause" => Steering::Pause,
+                    "resume" => Steering::Resume,
+                    _ => return None,
+                };
+                let answered = if words[2] == "-" { None } else { Some(number(2)?) };
+                self.changes.push(Change { thing: index(0)?, to, asked: number(1)?, answered });
+            }
             "crowded" => {
                 let crowded = Crowded { at: number(0)?, thing: index(1)?, held: number(2)? };
                 self.crowded.push(crowded);
@@ -132,6 +151,11 @@ mod tests {
                 life(2, LifeEnd::Broke("exit status: 101".to_owned())),
                 life(3, LifeEnd::Stuck(9)),
                 life(4, LifeEnd::Done),
+            ],
+            changes: vec![
+                Change { thing: 1, to: Steering::Capacity(2), asked: 3, answered: Some(4) },
+                Change { thing: 1, to: Steering::Pause, asked: 5, answered: None },
+                Change { thing: 1, to: Steering::Resume, asked: 6, answered: Some(7) },
             ],
             crowded: vec![Crowded { at: 5, thing: 6, held: 7 }],
             leftovers: vec!["the key x".to_owned()],

@@ -94,8 +94,10 @@ impl<'a> Worker<'a> {
 
     /// Until it holds what only workers do, but not for long.
     fn wait_until_it_holds(&self) {
-        let own =
-            |thing: &Thing| !thing.is_for_the_command() && !thing.shared && !thing.is_lasting();
+        let own = |thing: &Thing| {
+            let others = thing.is_for_the_command() || thing.shared || thing.is_lasting();
+            thing.is_plain() && !others
+        };
         self.wait_until(|asked, granted| own(asked) && granted);
     }
 

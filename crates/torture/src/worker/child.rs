@@ -34,7 +34,7 @@ pub fn run(settings: &Settings) -> ExitCode {
     let diary = diary.expect("a directory for the history");
     let op = ONLY_OP;
     let fence = std::env::var("LEASEHOLD_FENCE").ok().and_then(|fence| fence.parse().ok());
-    let mut now = diary.note(Event::Grant { op, fence, slot: 0 });
+    let mut now = diary.note(Event::Grant { op, fence, slot: 0, weight: 1 });
     let until = now + 1000 * settings.millis;
     while now < until {
         now = diary.note(Event::Hold { op, since: clock::now() });

@@ -99,7 +99,7 @@ impl Other {
 
     fn granted(&self, op: OpId, fence: Option<u64>, slot: u64) {
         let slot = u32::try_from(slot).unwrap_or(u32::MAX);
-        self.shared.diary.note(Event::Grant { op, fence, slot });
+        self.shared.diary.note(Event::Grant { op, fence, slot, weight: 1 });
     }
 
     async fn connection(&self) -> Option<MultiplexedConnection> {

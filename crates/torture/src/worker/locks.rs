@@ -67,7 +67,7 @@ impl Hands {
 
     async fn keep_lock(&mut self, op: OpId, thing: usize, guard: LockGuard) {
         let fence = guard.fence().get();
-        self.shared.diary.note(Event::Grant { op, fence: Some(fence), slot: 1 });
+        self.shared.diary.note(Event::Grant { op, fence: Some(fence), slot: 1, weight: 1 });
         let mut held = self.hold(op, thing, Some(fence), || guard.check().is_ok()).await;
         if held && self.chance(15) {
             // By hand, and shorter or longer than before.
@@ -100,7 +100,7 @@ impl Hands {
         let worked = lock
             .with(async |guard| {
                 let fence = guard.fence().get();
-                self.shared.diary.note(Event::Grant { op, fence: Some(fence), slot: 1 });
+                self.shared.diary.note(Event::Grant { op, fence: Some(fence), slot: 1, weight: 1 });
                 let held = self.hold(op, thing, Some(fence), || guard.check().is_ok()).await;
                 self.shared.diary.note(Event::Ending { op });
                 held

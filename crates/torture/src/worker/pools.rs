@@ -82,7 +82,7 @@ impl Hands {
     }
 
     async fn keep_lease(&mut self, op: OpId, thing: usize, lease: PoolLease) -> How {
-        self.shared.diary.note(Event::Grant { op, fence: None, slot: 1 });
+        self.shared.diary.note(Event::Grant { op, fence: None, slot: 1, weight: 1 });
         let held = self.hold(op, thing, None, || lease.check().is_ok()).await;
         self.shared.diary.note(Event::Ending { op });
         let ended = if !held || self.chance(30) {
@@ -119,7 +119,7 @@ impl Hands {
     ) -> How {
         let ttl = THINGS[thing].lease;
         let mut good_until = sent + ttl - SECOND / 10;
-        self.shared.diary.note(Event::Grant { op, fence: None, slot: 1 });
+        self.shared.diary.note(Event::Grant { op, fence: None, slot: 1, weight: 1 });
         let mut held = self.hold(op, thing, None, || clock::now() < good_until).await;
         if held {
             let sent = clock::now();

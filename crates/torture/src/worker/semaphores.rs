@@ -67,10 +67,26 @@ impl Hands {
         if let Some(ttl) = known.ttl {
             builder = builder.ttl(Duration::from_micros(ttl));
         }
+        if known.numbered {
+            builder = builder.numbered();
+        }
+        if let Some(rate) = known.rate {
+            builder = builder.rate(rate.starts.into(), Duration::from_secs(1)).burst(rate.burst);
+        }
+        if known.steered {
+            // Else the first acquire of each client would undo what the operator has set.
+            builder = builder.unless_declared();
+        }
         builder.build().ok()
     }
 
-    /// An acquire, given up when the patience is at its end.
+    fn any_weight(&mut self, thing: usize) -> u32 {
+        // Plain ones take no number from the dice.
+        let heaviest = THINGS[thing].heaviest;
+        if heaviest == 1 { 1 } else { self.rng.u32(1..=heaviest) }
+    }
+
+    /// An acquire of any weight, given up when the patience is at its end.
     async fn acquire(
         &mut self,
         thing: usize,
@@ -78,10 +94,12 @@ impl Hands {
         acquire: Acquire,
         patience: Patience,
     ) {
+        let weight = self.any_weight(thing);
+        let acquire = acquire.weight(weight);
         let op = self.shared.ask(thing, &acquire.id().client().to_string());
         // The future is gone, and with it the place in the queue, before its end is written down.
         match self.wait(op, semaphore, acquire, patience).await {
-            Waited::Granted(permit) => self.keep(op, thing, permit).await,
+            Waited::Granted(permit) => self.keep(op, thing, permit, weight).await,
             Waited::Ended(how) => self.shared.end(op, how),
         }
     }
@@ -122,18 +140,18 @@ impl Hands {
     }
 
     async fn try_acquire(&mut self, thing: usize, semaphore: &Semaphore) {
+        let weight = self.any_weight(thing);
         let op = self.shared.ask(thing, "-");
-        match semaphore.try_acquire().await {
-            Ok(Some(permit)) => self.keep(op, thing, permit).await,
+        match semaphore.try_acquire().weight(weight).await {
+            Ok(Some(permit)) => self.keep(op, thing, permit, weight).await,
             Ok(None) => self.shared.end(op, How::Full),
             Err(error) => self.shared.end(op, how(&error)),
         }
     }
 
     /// Has a permit, and does with it one of the things that can be done with it.
-    async fn keep(&mut self, op: OpId, thing: usize, permit: Permit) {
-        let (fence, slot) = (permit.fence().get(), permit.slot_number().unwrap_or(0));
-        self.shared.diary.note(Event::Grant { op, fence: Some(fence), slot });
+    async fn keep(&mut self, op: OpId, thing: usize, permit: Permit, weight: u32) {
+        let fence = self.granted(op, &permit, weight);
         let held = self.hold(op, thing, Some(fence), || permit.check().is_ok()).await;
         self.shared.diary.note(Event::Ending { op });
         match self.rng.u32(..100) {
@@ -157,6 +175,12 @@ impl Hands {
         }
     }
 
+    fn granted(&self, op: OpId, permit: &Permit, weight: u32) -> u64 {
+        let (fence, slot) = (permit.fence().get(), permit.slot_number().unwrap_or(0));
+        self.shared.diary.note(Event::Grant { op, fence: Some(fence), slot, weight });
+        fence
+    }
+
     /// Keeps nothing but the id, and releases by it, be it through another client.
     async fn detach(&mut self, op: OpId, thing: usize, permit: Permit) {
         let id = permit.detach();
@@ -176,11 +200,13 @@ impl Hands {
     }
 
     async fn with(&mut self, thing: usize, semaphore: &Semaphore) {
+        let weight = self.any_weight(thing);
         let op = self.shared.ask(thing, "-");
         let worked = semaphore
+            .acquire()
+            .weight(weight)
             .with(async |permit| {
-                let (fence, slot) = (permit.fence().get(), permit.slot_number().unwrap_or(0));
-                self.shared.diary.note(Event::Grant { op, fence: Some(fence), slot });
+                let fence = self.granted(op, permit, weight);
                 let held = self.hold(op, thing, Some(fence), || permit.check().is_ok()).await;
                 self.shared.diary.note(Event::Ending { op });
                 held

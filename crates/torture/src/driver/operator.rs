@@ -1,0 +1,142 @@
+//! The operator: sets the capacity of what is steered, pauses it and resumes it, and writes down when.
+//!
+//! It goes to the store itself, past the proxies, with a client of its own. A change that was not answered, or not at once,
+//! may have been made, or may be made later. So the state is unknown then, until two changes in a row were answered at once:
+//! the server reads what a client sent before when it reads the first of them.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+use leasehold::{Client, Error, Semaphore};
+use tokio::time::timeout;
+
+use super::stage::Stage;
+use super::{Phase, Show, lock, millis};
+use crate::clock::{self, Micros};
+use crate::plan::{THINGS, Thing};
+
+/// What is answered later than this was not answered at once.
+const AT_ONCE: Duration = Duration::from_millis(500);
+/// How often the last two changes are tried.
+const ATTEMPTS: u32 = 40;
+
+/// A change of the limits of one thing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Change {
+    pub thing: usize,
+    pub to: Steering,
+    /// The time before it was asked for.
+    pub asked: Micros,
+    /// When it was certain to count. None if that is not known.
+    pub answered: Option<Micros>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Steering {
+    Capacity(u32),
+    Pause,
+    Resume,
+}
+
+pub(super) fn lane(show: &Show, stage: &Stage) {
+    let mut things = THINGS.iter().enumerate();
+    let Some((at, thing)) = things.find(|(_, thing)| thing.steered) else { return };
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let mut operator = Operator { show, stage, at, thing, at_once: false, client: None };
+    let mut rng = show.rng(u64::MAX - 3);
+    runtime.expect("a runtime").block_on(operator.steer(&mut rng));
+}
+
+struct Operator<'a> {
+    show: &'a Show,
+    stage: &'a Stage,
+    at: usize,
+    thing: &'static Thing,
+    /// Whether the last change was answered at once.
+    at_once: bool,
+    /// With the address that it was opened for.
+    client: Option<(String, Client)>,
+}
+
+impl Operator<'_> {
+    /// Until the run ends. Nothing is left paused.
+    async fn steer(&mut self, rng: &mut Rng) {
+        let mut paused = false;
+        while self.rest(millis(rng, 1000..3000)) {
+            let to = match rng.u32(..100) {
+                0..60 if paused => Steering::Resume,
+                0..40 => Steering::Pause,
+                _ => Steering::Capacity(rng.u32(1..=self.thing.capacity)),
+            };
+            let answered = self.change(to).await;
+            match to {
+                Steering::Pause => paused = true,
+                Steering::Resume if answered => paused = false,
+                Steering::Resume | Steering::Capacity(_) => {}
+            }
+        }
+        for to in [Steering::Resume, Steering::Capacity(self.thing.capacity)] {
+            let mut attempts = 0..ATTEMPTS;
+            while !self.change(to).await {
+                if attempts.next().is_none() {
+                    self.show.doubt(format!("{} could not be reset", self.thing.name));
+                    return;
+                }
+                tokio::time::sleep(AT_ONCE).await;
+            }
+        }
+    }
+
+    /// Sleeps. False if the run has ended.
+    fn rest(&self, span: Duration) -> bool {
+        let phase = lock(&self.show.phase);
+        let runs = |phase: &mut Phase| *phase < Phase::Finish;
+        let waited = self.show.changed.wait_timeout_while(phase, span, runs);
+        *waited.unwrap_or_else(std::sync::PoisonError::into_inner).0 < Phase::Finish
+    }
+
+    /// Whether it was answered at once.
+    async fn change(&mut self, to: Steering) -> bool {
+        let at = {
+            let (thing, asked) = (self.at, clock::now());
+            let mut log = lock(&self.show.log);
+            log.changes.push(Change { thing, to, asked, answered: None });
+            log.changes.len() - 1
+        };
+        let answered = timeout(AT_ONCE, self.ask(to)).await;
+        let before = std::mem::replace(&mut self.at_once, matches!(answered, Ok(Ok(()))));
+        if !self.at_once {
+            // Nothing of it may be sent again later.
+            self.client = None;
+        } else if before {
+            lock(&self.show.log).changes[at].answered = Some(clock::now());
+        }
+        if let Ok(Err(error)) = answered
+            && !matches!(error, Error::Unavailable { .. })
+        {
+            self.show.doubt(format!("{} could not be changed: {error}", self.thing.name));
+        }
+        self.at_once
+    }
+
+    async fn ask(&mut self, to: Steering) -> Result<(), Error> {
+        let semaphore = self.semaphore().await?;
+        match to {
+            Steering::Capacity(capacity) => semaphore.set_capacity(capacity).await,
+            Steering::Pause => semaphore.pause().await,
+            Steering::Resume => semaphore.resume().await,
+        }
+    }
+
+    async fn semaphore(&mut self) -> Result<Semaphore, Error> {
+        let url = self.stage.direct_url();
+        let client = match self.client.take().filter(|(known, _)| *known == url) {
+            Some((_, client)) => client,
+            None => Client::open(&url).await?,
+        };
+        let semaphore = client.semaphore(self.thing.name, self.thing.capacity).build();
+        self.client = Some((url, client));
+        semaphore
+    }
+}
