@@ -141,7 +141,7 @@ It stays paused, also if --wait runs out (exit code 75).
 
 Durations (D): 500ms, 30s, 5m, 1h30m.")]
     Drain(DrainArgs),
-    /// Remove a semaphore that nobody uses: its capacity, pin, pause and last fence.
+    /// Remove a semaphore that nobody uses: its capacity, rate, pin, pause and last fence.
     #[command(after_help = "\
 Examples:
   leasehold forget old-name --yes

@@ -204,12 +204,17 @@ impl Line {
         if let Some(bar) = &self.bar {
             bar.set_message(format!("waiting for {} ({elapsed}): {known}", self.what));
             bar.tick();
-        } else if self.said.split(';').next() != known.split(';').next() {
-            // Without a terminal, only when the place has changed.
+        } else if gist(&self.said) != gist(known) {
+            // Without a terminal, only when the place has changed, or a pause begins or ends.
             complain(&format!("waiting for {} ({elapsed}): {known}", self.what));
             known.clone_into(&mut self.said);
         }
     }
+}
+
+/// The place, and whether it is paused: the rest changes all the time.
+fn gist(known: &str) -> (Option<&str>, bool) {
+    (known.split(';').next(), known.contains("; paused for "))
 }
 
 impl Drop for Line {

@@ -72,7 +72,7 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 20] = [
         "return true",
     ),
     // Everybody has the first.
-    ("slots", "return call('BITPOS', SLOTS, 0) + 1", "return 1"),
+    ("slots", "local slot = call('BITPOS', SLOTS, 0) + 1", "local slot = 1"),
     (
         "fence",
         "local n = #infos\n  unclaimed =",

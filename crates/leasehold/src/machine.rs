@@ -248,9 +248,14 @@ impl<T: Clone> Machine<T> {
         keep: impl FnOnce(Option<&Held>) -> T,
         call: &mut Circumstances<'_, T>,
     ) -> Outcome {
+        let is_new = self.members.get(&id).is_none();
+        // Whoever is refused declares nothing.
+        let capacity = self.limits.capacity_with(declared);
+        if is_new && share.weight > capacity {
+            return self.around(call, |_, _| Outcome::TooHeavy { capacity });
+        }
         // First of all: if that makes room, it belongs to those who were here before.
         self.limits.declare(declared, call.now, self.last_fence);
-        let is_new = self.members.get(&id).is_none();
         if self.queue.is_empty() && is_new && self.fits(share.weight, call.now) {
             return Outcome::Held(self.hold(id, terms, share, call.now, keep));
         }

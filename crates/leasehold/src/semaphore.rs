@@ -393,8 +393,8 @@ impl SemaphoreBuilder {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the name is empty, longer than 512 bytes or contains control
-    /// characters, if the capacity, a duration, the rate or the burst is zero, if the rate is above 10,000 a second, if there
-    /// is a burst without a rate, if the lease or the TTL is too short to be kept;
+    /// characters, if the capacity, a duration, the rate or the burst is zero, if the rate is above 10,000 a second,
+    /// if all tokens would take more than 100 years to come back, if there is a burst without a rate, if the lease or the TTL is too short to be kept;
     /// [`Error::Closed`] when the client is closed.
     pub fn build(self) -> Result<Semaphore, Error> {
         let name = Name::new("name", &self.name)?;
@@ -465,9 +465,13 @@ pub(crate) fn rate_of(starts: u64, period: Duration, burst: u32) -> Result<Rate,
     }
     // Rounded up: never more often than was asked for.
     let interval = span.micros().div_ceil(starts);
-    if interval < MIN_INTERVAL.micros() {
+    if starts.saturating_mul(MIN_INTERVAL.micros()) > span.micros() {
         let problem = format!("{starts} in {period:?} is more than a store can count");
         return Err(Error::invalid("rate", problem + ": at most 10000 per second"));
+    }
+    if interval > MAX_PERIOD.micros() {
+        let problem = format!("{starts} in {period:?} is less than one in 100 years");
+        return Err(Error::invalid("rate", problem + ": choose more"));
     }
     if interval.saturating_mul(u64::from(burst)) > MAX_PERIOD.micros() {
         let problem = format!(

@@ -84,7 +84,10 @@ impl Semaphore {
     /// # Cancel safety
     /// If the future is dropped, the change may or may not be made.
     pub async fn set_rate(&self, starts: u64, period: Duration, burst: u32) -> Result<(), Error> {
-        self.steer(Steer::Rate(Some(rate_of(starts, period, burst)?))).await
+        let rate = Some(rate_of(starts, period, burst)?);
+        self.steer(Steer::Rate(rate)).await?;
+        self.inner.named.common().set_rate_as_heard(rate);
+        Ok(())
     }
 
     /// Removes the rate, for everybody, until somebody declares another one.
@@ -95,7 +98,9 @@ impl Semaphore {
     /// # Cancel safety
     /// If the future is dropped, the change may or may not be made.
     pub async fn clear_rate(&self) -> Result<(), Error> {
-        self.steer(Steer::Rate(None)).await
+        self.steer(Steer::Rate(None)).await?;
+        self.inner.named.common().set_rate_as_heard(None);
+        Ok(())
     }
 
     /// Grants no more permits, until [`resume`](Self::resume). Holders keep theirs, and waiters keep their places. A try
@@ -135,8 +140,8 @@ impl Semaphore {
         Drain { pause: self.pause(), within: None }
     }
 
-    /// Removes everything that the store knows of the semaphore, if nobody holds a permit or waits for one: its capacity, a pin,
-    /// a pause, and its last fence.
+    /// Removes everything that the store knows of the semaphore, if nobody holds a permit or waits for one: its capacity, its
+    /// rate, a pin, a pause, and its last fence.
     ///
     /// Without its last fence, the next one comes from the store's clock alone. It is larger than those before as long as that
     /// clock was not set back: forget only what no [`FenceGate`](crate::FenceGate) guards any more.

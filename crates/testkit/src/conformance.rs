@@ -144,6 +144,7 @@ macro_rules! conformance {
                 who_gives_up_takes_no_token,
                 a_rate_alone_limits_nothing_else,
                 another_rate_counts_at_once,
+                who_has_set_a_rate_does_not_undo_it,
                 rates_that_cannot_be_are_refused;
             input:
                 names_may_be_written_in_any_script,

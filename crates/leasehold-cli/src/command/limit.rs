@@ -12,6 +12,11 @@ use crate::output::{self, ago, one_line};
 use crate::store::{self, Store};
 
 pub(crate) fn limit(arguments: &LimitArgs) -> Result<u8, Failure> {
+    // Before anything is changed: all of it or nothing.
+    if let Some(RateChange::To(Rate { starts, period })) = arguments.rate {
+        let burst = arguments.burst.unwrap_or(1);
+        Client::memory().semaphore("a rate", 1).rate(starts, period).burst(burst).build()?;
+    }
     with_semaphore(&arguments.store, &arguments.name, async |semaphore, stats| {
         match arguments.capacity {
             Some(capacity) if arguments.pin => semaphore.pin(capacity).await?,
@@ -86,7 +91,7 @@ pub(crate) fn forget(arguments: &ForgetArgs) -> Result<u8, Failure> {
             return Err(Failure::new(NOT_ACQUIRED, format!("{problem}: {advice}")));
         }
         if !arguments.yes {
-            let meaning = "its capacity, a pin, a pause and its last fence are removed. The next fence comes from the \
+            let meaning = "its capacity, its rate, a pin, a pause and its last fence are removed. The next fence comes from the \
                            clock alone: a resource that compares fences accepts it only if that clock was not set back";
             return Err(Failure::usage(format!("{name:?}: {meaning}. To do it, add --yes")));
         }

@@ -107,6 +107,12 @@ async fn declare(
         None => semaphore,
     };
     let semaphore = semaphore.build()?;
+    // Before it is said what changes.
+    if let Some(capacity) = arguments.capacity.filter(|capacity| arguments.weight > *capacity) {
+        let (weight, name) = (arguments.weight, &arguments.name);
+        let problem = format!("--weight {weight} is more than -n {capacity} of {name:?}");
+        return Err(Failure::usage(problem + ": give less, or a larger -n"));
+    }
     if arguments.capacity.is_some() || arguments.rate.is_some() {
         let stats = client.stats().names([&arguments.name]).unused().fetch().await?;
         for change in stats.first().map(|stats| changes(stats, arguments)).unwrap_or_default() {
@@ -149,18 +155,23 @@ fn changes(stats: &SemaphoreStats, arguments: &RunArgs) -> Vec<String> {
 /// Why there was no permit to be had, as far as that can be told a moment later.
 async fn why_not(semaphore: &Semaphore, weight: u32) -> String {
     let name = semaphore.name();
-    if let Ok(stats) = semaphore.stats().await {
-        if let Some(paused) = paused(&stats) {
-            return format!("{name:?} is {paused}");
-        }
-        if let Some(next) = stats.next_token() {
-            return format!("the rate of {name:?} allows the next start in {}", ago(next));
-        }
+    if let Some(why) = reason(semaphore).await {
+        return why;
     }
     match weight {
         1 => format!("no permit of {name:?} is free"),
         weight => format!("{weight} units of {name:?} are not free"),
     }
+}
+
+/// A pause or a rate, if that is in the way.
+async fn reason(semaphore: &Semaphore) -> Option<String> {
+    let (name, stats) = (semaphore.name(), semaphore.stats().await.ok()?);
+    if let Some(paused) = paused(&stats) {
+        return Some(format!("{name:?} is {paused}"));
+    }
+    let next = stats.next_token()?;
+    Some(format!("the rate of {name:?} allows the next start in {}", ago(next)))
 }
 
 async fn acquire(
@@ -196,7 +207,10 @@ async fn acquire(
             waiting.granted();
             Ok(granted)
         }
-        Err(error @ Error::TimedOut { .. }) => Err(taken(code, &limit.named_in(error))),
+        Err(error @ Error::TimedOut { .. }) => {
+            let why = reason(semaphore).await.map(|why| format!(": {why}"));
+            Err(taken(code, &(limit.named_in(error) + &why.unwrap_or_default())))
+        }
         Err(error) => Err(error.into()),
     }
 }

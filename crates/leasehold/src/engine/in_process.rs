@@ -267,7 +267,10 @@ impl InProcessName {
             let State { store, effects, .. } = state;
             let wait = waiting.is_some();
             let outcome = store.enqueue(id, declared, wait, terms, share, keep, effects);
-            self.common.heard(declared);
+            // Whoever is refused has declared nothing.
+            if !matches!(outcome, Outcome::TooHeavy { .. }) {
+                self.common.heard(declared);
+            }
             state.settle(after);
             self.queued.store(state.store.machine().waiting() > 0, Ordering::Relaxed);
             match outcome {

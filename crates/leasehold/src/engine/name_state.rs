@@ -176,6 +176,12 @@ impl Common {
         }
     }
 
+    /// This client has set or removed the rate in the store itself: its next acquire does not declare another one.
+    pub(crate) fn set_rate_as_heard(&self, rate: Option<Rate>) {
+        *self.rate() = rate.map(|rate| (rate, false));
+        self.has_rate.store(rate.is_some(), Ordering::Relaxed);
+    }
+
     /// The store has heard this declaration: from now on it is no news.
     #[inline]
     pub(crate) fn heard(&self, declared: Declared) {

@@ -27,7 +27,7 @@ use crate::backend::{Answer, Destination, Later, Part, Profile, RemoteBackend};
 use crate::clock::{Moment, Span};
 use crate::machine::lock::{LockCommand, Record};
 use crate::machine::pool::PoolAction;
-use crate::machine::{Command, Held, Known, Share, Steer, Steered};
+use crate::machine::{Command, Held, Known, Outcome, Share, Steer, Steered};
 use crate::name::Name;
 use crate::pool::{PoolStats, Which};
 use crate::semaphore::Declaration;
@@ -200,8 +200,14 @@ impl Source for RemoteName {
 
     fn settle(self: Arc<Self>, part: &Part, answer: Result<Answer, Error>, sent: Moment) {
         let Part::Semaphore { declared, commands, .. } = part else { return };
-        let declares = |command: &Command| matches!(command, Command::Enqueue { .. });
-        if matches!(answer, Ok(Answer::Semaphore(_))) && commands.iter().any(declares) {
+        // Whoever is refused has declared nothing.
+        let declares = |(command, outcome): (&Command, &Outcome)| {
+            matches!(command, Command::Enqueue { .. })
+                && !matches!(outcome, Outcome::TooHeavy { .. })
+        };
+        if let Ok(Answer::Semaphore(reply)) = &answer
+            && commands.iter().zip(&reply.outcomes).any(declares)
+        {
             self.common.heard(*declared);
         }
         self.locked(|state, after| {

@@ -83,6 +83,13 @@ impl Limits {
         self.pinned.unwrap_or(self.declared)
     }
 
+    /// What the capacity would be after this declaration.
+    #[inline]
+    pub(super) fn capacity_with(&self, declared: Declared) -> u32 {
+        let counts = declared.is_new || self.declared == 0;
+        self.pinned.unwrap_or(if counts { declared.capacity } else { self.declared })
+    }
+
     pub(crate) fn declared(&self) -> u32 {
         self.declared
     }

@@ -119,3 +119,67 @@ async fn units_and_numbers_that_nobody_has_are_found_out() {
     drop((first, second));
     both.is_left_clean().await;
 }
+
+/// What is known of a dead holder may outlive the key of the holders. It does not count twice.
+#[tokio::test]
+async fn a_key_of_holders_that_has_expired_takes_nothing_from_who_came_after() {
+    let both = Both::start().await;
+    let semaphore = both.ours.semaphore(NAME, 8).numbered().build().unwrap();
+    let _dead = semaphore.acquire().weight(8).await.unwrap().detach();
+    let waiter = both.we_queue(&semaphore).await;
+    both.ask::<()>(&["DEL", &key("main")]);
+    let held =
+        deadline(both.ours.semaphore(NAME, 8).numbered().build().unwrap().acquire().weight(5));
+    let (held, next) = (held.await.unwrap(), waiter.permit().await);
+    let mut slots = [held.slot_number(), next.slot_number()];
+    slots.sort_unstable();
+    assert_eq!(slots, [Some(1), Some(2)]);
+    drop(next);
+    // Those who ask find what is left of the dead one.
+    let light = both.semaphore(8);
+    for _ in 0..3 {
+        let wide = light.try_acquire().weight(4).await.unwrap();
+        assert!(wide.is_none(), "5 and 4 of 8");
+        semaphore.stats().await.unwrap();
+        light.set_capacity(8).await.unwrap();
+    }
+    let other = both.ours.semaphore(NAME, 8).numbered().build().unwrap().acquire().await.unwrap();
+    assert_ne!(other.slot_number(), held.slot_number());
+    drop((held, other));
+    both.is_left_clean().await;
+    assert!(!both.exists(&key("slots")) || both.left("slots") > 0, "it stays for ever");
+}
+
+#[tokio::test]
+async fn who_is_removed_by_them_is_not_subtracted_twice() {
+    let both = Both::start().await;
+    let semaphore = both.semaphore(8);
+    let first = semaphore.acquire().weight(5).await.unwrap().detach().to_string();
+    let second = semaphore.acquire().weight(3).await.unwrap();
+    assert_eq!(both.ask::<u64>(&["ZREM", &key("main"), &first]), 1);
+    // An operator's change looks for what they have left behind.
+    semaphore.set_capacity(8).await.unwrap();
+    assert!(semaphore.try_acquire().weight(7).await.unwrap().is_none(), "3 and 7 of 8");
+    let third = semaphore.acquire().weight(5).await.unwrap();
+    assert_eq!(semaphore.stats().await.unwrap().units(), 8);
+    drop((second, third));
+    both.is_left_clean().await;
+}
+
+/// The key of the numbers may end before that of the holders: those who take no number do not keep it.
+#[tokio::test]
+async fn numbers_whose_key_has_expired_are_still_taken() {
+    let both = Both::start().await;
+    let numbered = both.ours.semaphore(NAME, 3).numbered().build().unwrap();
+    let first = numbered.acquire().await.unwrap();
+    both.ask::<()>(&["DEL", &key("slots")]);
+    let second = numbered.acquire().await.unwrap();
+    assert_eq!((first.slot_number(), second.slot_number()), (Some(1), Some(2)));
+    both.ask::<()>(&["DEL", &key("slots")]);
+    assert!(first.release().await.unwrap());
+    assert!(!both.exists(&key("slots")), "a number that is freed makes no key");
+    let third = numbered.acquire().await.unwrap();
+    assert_eq!((second.slot_number(), third.slot_number()), (Some(2), Some(1)));
+    drop((second, third));
+    both.is_left_clean().await;
+}

@@ -124,6 +124,16 @@ pub async fn another_rate_counts_at_once(store: &impl Store) {
     nobody_is_left(&semaphore).await;
 }
 
+pub async fn who_has_set_a_rate_does_not_undo_it(store: &impl Store) {
+    let semaphore = rated(store, &unique("set"), 1000, SECOND).await;
+    deadline(semaphore.set_rate(1, HOUR, 1)).await.unwrap();
+    drop(acquire(&semaphore).await);
+    assert!(try_acquire(&semaphore).await.is_none(), "it has declared what it was built with");
+    deadline(semaphore.clear_rate()).await.unwrap();
+    drop(acquire(&semaphore).await);
+    all_are_free(&semaphore).await;
+}
+
 pub async fn rates_that_cannot_be_are_refused(store: &impl Store) {
     let (client, name) = (store.client().await, unique("impossible"));
     let semaphore = || client.semaphore(&name, 1);
@@ -132,6 +142,8 @@ pub async fn rates_that_cannot_be_are_refused(store: &impl Store) {
         (semaphore().rate(0, SECOND), ["rate: 0", "pause"]),
         (semaphore().rate(1, Duration::ZERO), ["rate: 0s", "more than zero"]),
         (semaphore().rate(million, SECOND), ["rate: 1000000000000 in 1s", "10000 per second"]),
+        (semaphore().rate(10_001, SECOND), ["rate: 10001 in 1s", "10000 per second"]),
+        (semaphore().rate(1, 1_000_000 * HOUR), ["rate: 1 in", "100 years"]),
         (semaphore().rate(1, SECOND).burst(0), ["burst: 0", "at least 1"]),
         (semaphore().burst(2), ["burst", "no rate"]),
         (semaphore().rate(1, 100_000 * HOUR).burst(u32::MAX), ["burst of 4294967295", "100 years"]),

@@ -2,7 +2,7 @@
 //!
 //! Liveness, as far as a finite search can show it: from every state that can be reached, one orderly future is played
 //! to its end. Messages arrive, connections are mended, holders let go at once, nobody gives up, and waiters give a sign of
-//! life in each step of the clock. An operator ends a pause first. It ends when everyone is idle and nothing is on its way; as nobody gives up, each
+//! life in each step of the clock. An operator ends a pause first, and lets the heaviest in. It ends when everyone is idle and nothing is on its way; as nobody gives up, each
 //! waiter got there by holding. The dead stay dead, and the store may go on taking them for connected.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -46,6 +46,10 @@ impl World {
     fn calm_step(&self, state: &mut State) -> bool {
         if state.store.machine.limits().paused().is_some() {
             state.steer(self, &Steer::Resume);
+            return true;
+        }
+        if self.heavy && state.store.machine.limits().capacity() == 1 {
+            state.steer(self, &Steer::Declare(2));
             return true;
         }
         if let Some(message) = state.wire.first().cloned() {

@@ -398,11 +398,15 @@ impl Client {
                 // A claim that is still to be sent finds nobody, unless something else comes before.
                 waiting.claim &= world.is_pipelined();
             }
-            // What was sent over an earlier connection may still be applied, or was after the store was asked.
-            (Stage::Held { .. }, Outcome::Gone) if world.stragglers > 0 => {
-                self.let_go(world, now);
+            // It is gone, or was refused. What was sent over an earlier connection may still be applied, or was after the store
+            // was asked.
+            (Stage::Held { .. }, Outcome::Gone) | (Stage::Waiting(_), Outcome::TooHeavy { .. }) => {
+                if world.stragglers > 0 {
+                    self.let_go(world, now);
+                } else {
+                    self.stage = Stage::Idle;
+                }
             }
-            (Stage::Held { .. }, Outcome::Gone) => self.stage = Stage::Idle,
             _ => {}
         }
     }

@@ -301,6 +301,12 @@ impl<'a> Named<'a> {
         self.state.pinned.unwrap_or(self.state.declared)
     }
 
+    /// What the capacity would be after this declaration.
+    pub(super) fn capacity_with(&self, declared: Declared) -> u32 {
+        let counts = declared.is_new || self.state.declared == 0;
+        self.state.pinned.unwrap_or(if counts { declared.capacity } else { self.state.declared })
+    }
+
     pub(super) fn declare(&mut self, declared: Declared, now: Time) {
         let Declared { capacity, is_new, rate, rate_is_new } = declared;
         if is_new || self.state.declared == 0 {

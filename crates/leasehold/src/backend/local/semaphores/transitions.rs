@@ -127,9 +127,16 @@ impl Named<'_> {
     ) -> Result<Outcome> {
         match command {
             Command::Enqueue { id, declared, wait, terms, share, label } => {
+                let known = self.holder(*id)?;
+                // Whoever is refused declares nothing.
+                let capacity = self.capacity_with(*declared);
+                if share.weight > capacity && known.is_none() && self.ahead(*id)?.is_none() {
+                    self.expire(call)?;
+                    self.grant(call)?;
+                    return Ok(Outcome::TooHeavy { capacity });
+                }
                 // First of all: if that makes room, it belongs to those who were here before.
                 self.declare(*declared, call.now);
-                let known = self.holder(*id)?;
                 // With room and nobody waiting, holders whose time is up do not matter.
                 let mut nobody_before = true;
                 if self.state.waiting > 0 || !self.fits(share.weight, call.now) || known.is_some() {

@@ -14,23 +14,32 @@ if #ARGV[first] > 1 then
 end
 local weight = share.weight
 local terms = terms_of(ARGV[first + 1] .. ' ' .. ARGV[first + 2] .. ' ' .. ARGV[first + 3])
+local scores, places
+local function look()
+  scores = held > 0 and call('ZMSCORE', MAIN, unpack(ARGV, ids, last)) or {}
+  places = queued > 0 and call('ZMSCORE', WAITING, unpack(ARGV, ids, last)) or {}
+end
+look()
+-- Whoever is refused declares nothing.
+local known = false
+for i = 1, last - ids + 1 do known = known or scores[i] or places[i] or holding[ARGV[ids + i - 1]] end
+local declared = read_capacity()
+if DECLARES and not limits.pinned then declared = tonumber(DECLARED) end
+local is_refused = not known and weight > declared
 -- First of all: if that makes room, it belongs to those who were here before.
-if DECLARES then declare(DECLARED) end
-read_capacity()
-if RATE and (RATE.is_new or not limits.interval) then set_rate(RATE.interval, RATE.burst) end
+if not is_refused then
+  if DECLARES then declare(DECLARED) end
+  if limits.is_unknown then max = DECLARED end
+  if RATE and (RATE.is_new or not limits.interval) then set_rate(RATE.interval, RATE.burst) end
+end
 local nobody_before = true
-if queued > 0 then
+if is_refused or queued > 0 then
   nobody_before = tidy()
 elseif limited > held then
   forget_the_gone()
 else
   local over = due(TTL, limited)
   if over then forget_the_gone(over) end
-end
-local scores, places
-local function look()
-  scores = held > 0 and call('ZMSCORE', MAIN, unpack(ARGV, ids, last)) or {}
-  places = queued > 0 and call('ZMSCORE', WAITING, unpack(ARGV, ids, last)) or {}
 end
 look()
 
@@ -50,7 +59,7 @@ end
 
 for i = 1, last - ids + 1 do
   local id = ARGV[ids + i - 1]
-  if not expired and (scores[i] or not fits(weight)) then
+  if not is_refused and not expired and (scores[i] or not fits(weight)) then
     nobody_before = tidy()
     look()
   end
@@ -61,8 +70,8 @@ for i = 1, last - ids + 1 do
   elseif places[i] then
     renew_waiter(id, terms)
     answer('waiting', call('ZRANK', WAITING, id))
-  elseif weight > capacity then
-    answer('heavy', capacity)
+  elseif is_refused or weight > capacity then
+    answer('heavy', is_refused and declared or capacity)
   elseif nobody_before and fits(weight) then
     answer('held', hold(id, terms, share))
   elseif wait then

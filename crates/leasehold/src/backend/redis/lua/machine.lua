@@ -66,6 +66,14 @@ local function is_capacity(number)
   return number and number >= 1 and number <= 4294967295 and number % 1 == 0
 end
 
+-- How long it takes until all tokens are back.
+local function all_tokens()
+  return limits.interval * limits.burst
+end
+
+-- These are needed before they can be made.
+local is_metered, settle
+
 -- Another program may let the capacity expire, or write what is none. Then it is what the sender declared last, and is
 -- written again: nothing that is done to this key stops the queue. Reading it ends its expiry, or a client that declares
 -- no capacity of its own would find none while others hold. Where a capacity is pinned, what another program writes is a
@@ -83,10 +91,12 @@ local function read_capacity()
       limits.pinned, limits.declared = pinned, is_capacity(declared) and declared or pinned
     end
     limits.paused, limits.by, limits.reason = known[3] or nil, by, reason
-    -- What nobody holds weighs nothing.
-    limits.extra = held > 0 and known[4] or 0
+    limits.extra = known[4] or 0
+    -- What nobody holds weighs nothing. Another program, or its expiry, may have ended the key of the holders.
+    if held == 0 and limits.extra > 0 then limits.extra, limits.changed = 0, 'a little' end
     limits.interval, limits.burst = known[5] or nil, known[6] or 1
     limits.full_at, limits.returns = known[7] or 0, known[8] or 0
+    settle()
   end
   capacity = tonumber(call('GETEX', MAX, 'PERSIST'))
   if limits.pinned then
@@ -97,7 +107,8 @@ local function read_capacity()
     capacity = limits.pinned
   elseif not is_capacity(capacity) then
     capacity = tonumber(DECLARED)
-    if capacity > 0 then max = DECLARED end
+    limits.is_unknown = capacity > 0
+    if limits.is_unknown and held + queued > 0 then max = DECLARED end
   end
   return capacity
 end
@@ -108,21 +119,16 @@ local function room()
   return (limits.paused and 0 or capacity) - held - limits.extra
 end
 
--- How long it takes until all tokens are back.
-local function all_tokens()
-  return limits.interval * limits.burst
-end
 
-
-local function is_metered()
+function is_metered()
   read_capacity()
   return limits.interval and limits.interval > 0
 end
 
 -- No more than all tokens can be missing: not after a change of the rate, nor if the clock was set back.
-local function settle()
-  if is_metered() and limits.full_at > NOW + all_tokens() then
-    limits.full_at, limits.changed = NOW + all_tokens(), true
+function settle()
+  if limits.interval and limits.interval > 0 and limits.full_at > NOW + all_tokens() then
+    limits.full_at, limits.changed = NOW + all_tokens(), limits.changed or 'a little'
   end
 end
 
@@ -142,7 +148,7 @@ local function declare(text)
   if limits.pinned then
     if limits.declared ~= declared then limits.declared, limits.changed = declared, true end
   elseif capacity ~= declared then
-    capacity, max = declared, text
+    capacity, max, news = declared, text, true
   end
 end
 
@@ -198,23 +204,32 @@ local function next_fence()
   return math.max(last_known_fence() + 1, NOW)
 end
 
--- These are needed before they can be made.
+-- The same here.
 local parse, flush, is_gathered
 
 -- What a permit takes: one unit and no number, unless what is known of it says more.
 local ORDINARY = { weight = 1, numbered = false }
 
--- Which slot numbers are taken, by what is known of the holders: the bits may say more, after the server was full.
-local function number_anew()
+-- What the holders weigh beside one unit each, and which slot numbers are taken, by what is known of each of them. It may be
+-- something else than what was counted: another program has removed a holder, a key has expired, or the server was full.
+local function count_anew()
   if is_gathered() then flush() end
-  local ids = call('ZRANGE', MAIN, 0, -1)
+  read_capacity()
+  local ids, extra = call('ZRANGE', MAIN, 0, -1), 0
   call('DEL', SLOTS)
   for from = 1, #ids, PAGE do
     for _, info in ipairs(call('HMGET', INFO, unpack(ids, from, math.min(from + PAGE - 1, #ids)))) do
-      local slot = parse(info).slot
-      if slot > 0 then call('SETBIT', SLOTS, slot - 1, 1) end
+      local known = parse(info)
+      if known.slot > 0 then
+        call('SETBIT', SLOTS, known.slot - 1, 1)
+        numbered = true
+      end
+      if known.fence then extra = extra + known.share.weight - 1 end
     end
   end
+  if extra ~= limits.extra then limits.extra, limits.changed = extra, true end
+  -- Until the next that is numbered says how long it is needed.
+  if numbered then call('PEXPIRE', SLOTS, math.max(call('PTTL', MAIN), 10000)) end
 end
 
 -- The lowest slot number that is free, if one is asked for.
@@ -223,9 +238,9 @@ local function slot_for(share)
   -- What nobody holds has no number.
   if held == 0 then call('DEL', SLOTS) end
   local slot = call('BITPOS', SLOTS, 0) + 1
-  if slot > read_capacity() then
-    -- There are fewer holders than that.
-    number_anew()
+  -- There are fewer holders than that; or the key has expired, although somebody may have the number.
+  if slot > read_capacity() or slot == 1 and held > 0 and call('EXISTS', SLOTS) == 0 then
+    count_anew()
     slot = call('BITPOS', SLOTS, 0) + 1
   end
   return slot
@@ -291,7 +306,7 @@ function parse(info)
   return known
 end
 
--- A holder has gone: what it took is free again, but for its place among the holders.
+-- A holder has been removed from MAIN: what it took is free again.
 local function give_up(known)
   if not known.fence then return end
   if known.share.weight > 1 then
@@ -300,7 +315,7 @@ local function give_up(known)
     limits.changed = limits.changed or 'a little'
   end
   -- A server that is full may refuse that: then the number stays taken for a while.
-  if known.slot > 0 then try('SETBIT', SLOTS, known.slot - 1, 0) end
+  if known.slot > 0 and call('EXISTS', SLOTS) == 1 then try('SETBIT', SLOTS, known.slot - 1, 0) end
 end
 
 -- The tokens of these grants were taken for nothing. The last first: then the most of them go back. `Meter::give_back` in
@@ -316,17 +331,25 @@ local function give_back(fences)
   end
 end
 
+-- Whether what was counted is to be counted anew.
+local function is_special(known)
+  return known.fence and (known.share.weight > 1 or known.slot > 0)
+end
+
 -- Holders whose time is up. Tokens of those who never claimed their permits go back: their fences are added to `unused`.
+-- Answers whether some of them had been removed from MAIN before, with what they took.
 local function forget(ids, unused)
+  local scores, removed = call('ZMSCORE', MAIN, unpack(ids)), false
   news = true
-  for _, info in ipairs(call('HMGET', INFO, unpack(ids))) do
+  for i, info in ipairs(call('HMGET', INFO, unpack(ids))) do
     local known = parse(info)
-    give_up(known)
+    if scores[i] then give_up(known) elseif is_special(known) then removed = true end
     if known.unclaimed then unused[#unused + 1] = known.fence end
   end
   call('HDEL', INFO, unpack(ids))
   held = held - call('ZREM', MAIN, unpack(ids))
   if limited > 0 then limited = limited - call('ZREM', TTL, unpack(ids)) end
+  return removed
 end
 
 local function leave(ids)
@@ -350,9 +373,11 @@ local function forget_the_gone(some)
   -- More than that are left to the expiry of the key.
   if not some and call('HLEN', INFO) <= OUT_OF_REACH then look(call('HKEYS', INFO)) end
   if #gone == 0 then return end
-  for _, info in ipairs(call('HMGET', INFO, unpack(gone))) do give_up(parse(info)) end
+  local special = false
+  for _, info in ipairs(call('HMGET', INFO, unpack(gone))) do special = is_special(parse(info)) or special end
   call('HDEL', INFO, unpack(gone))
   limited = limited - call('ZREM', TTL, unpack(gone))
+  if special then count_anew() end
 end
 
 -- Asked how many first: most often it is none, and that is the cheaper question.
@@ -362,10 +387,10 @@ local function due(key, members)
 end
 
 local function expire()
-  if limits then settle() end
   local over, silent, unused = due(TTL, limited), due(ALIVE, queued), {}
+  local removed = false
   while over do
-    forget(over, unused)
+    removed = forget(over, unused) or removed
     over = due(TTL, limited)
   end
   local dead = due(MAIN, held)
@@ -373,6 +398,7 @@ local function expire()
     forget(dead, unused)
     dead = due(MAIN, held)
   end
+  if removed then count_anew() end
   give_back(unused)
   if silent then leave(silent) end
 end
@@ -665,26 +691,18 @@ local function renew_waiter(id, terms)
   alive[n + 1], alive[n + 2] = stamp(NOW + 2 * terms.heartbeat), id
 end
 
--- What the holders weigh beside one unit each, by what is known of them: see `changed`.
-local function weigh_anew()
-  read_capacity()
-  if limits.extra == 0 or held > PAGE or is_gathered() then return end
-  local extra = 0
-  for _, info in ipairs(call('HMGET', INFO, unpack(call('ZRANGE', MAIN, 0, -1)))) do
-    local known = parse(info)
-    if known.fence then extra = extra + known.share.weight - 1 end
-  end
-  if extra ~= limits.extra then limits.extra, limits.changed = extra, true end
-end
-
 -- Removes those whose time is up, and hands on what that sets free.
 local function tidy(asks)
   if not expired then
     expired = true
-    if asks then weigh_anew() end
     -- Who only asks comes by again and again, and so looks whether another program has left something behind.
     if limited > held or asks and call('HLEN', INFO) > held + queued then forget_the_gone() end
     expire()
+    if asks then
+      read_capacity()
+      -- See `count_anew`: who asks comes by again and again.
+      if limits.extra > 0 and held <= PAGE then count_anew() end
+    end
   end
   return grant()
 end

@@ -14,7 +14,8 @@ elseif read_capacity() == 0 then
 elseif what == 'declare' and limits.pinned then
   answer('pinned', limits.pinned)
 else
-  limits.changed, news = limits.changed or what ~= 'declare', true
+  if limits.is_unknown then max = DECLARED end
+  limits.changed, news = what ~= 'declare' or limits.changed, true
   if what == 'declare' then
     capacity, max = tonumber(text), text
   elseif what == 'pin' then
