@@ -56,8 +56,8 @@ impl Acquire {
 
     /// Takes so many units of the capacity instead of one, all or nothing, with one permit.
     ///
-    /// Whoever comes later waits until this one has been granted, even if there would be room for less: nobody overtakes a
-    /// heavy waiter. A weight above the capacity is refused at once. If the limit shrinks below the weight while it waits, it
+    /// Later acquires wait until this one has been granted, even if there is room for them: nothing overtakes a heavy
+    /// waiter. A weight above the capacity is refused at once. If the limit shrinks below the weight while it waits, it
     /// waits on, and [`SemaphoreStats::waits_for`](crate::SemaphoreStats::waits_for) says so.
     ///
     /// ```

@@ -20,8 +20,8 @@
 //! - *grant*: while the first waiter in the queue that can be reached *fits*, it becomes a holder. It fits if the name is not
 //!   paused, as many units are free as it weighs, and, where there is a [rate](Rate), a token is. Its fence is minted, its
 //!   TTL begins, and it takes the token. If its client sent this very command, the reply tells it, and it has its whole
-//!   lease. Any other client gets a wake-up that says the same, and has `confirm_within` to renew the permit. Whoever does
-//!   not fit ends the grant, so that nobody behind it overtakes it. Whether it could be reached is not known then.
+//!   lease. Any other client gets a wake-up that says the same, and has `confirm_within` to renew the permit. A waiter
+//!   that does not fit ends the grant, so that no later waiter overtakes it. Whether it could be reached is not known then.
 //! - *enqueue*, *renew*, *release*, *steer*: see [`Command`]. Cancel is a release by a waiter.
 //!
 //! A wake-up can sit in the socket buffer of a paused process for as long as it likes. So the client believes it only if
@@ -38,7 +38,7 @@
 //!    newcomer is granted at once only when `grant` has just gone through the whole queue, so nobody reachable waits.)
 //! 3. **No lost wake-up.** After every command, either no reachable waiter is queued, or the first waiter that is not known to
 //!    be out of reach does not fit. (Every command ends with `grant`. Time alone makes it fit when a token comes:
-//!    `next_expiry` says when that is.)
+//!    `next_token` says when that is.)
 //! 4. **Fence.** The fences of one name strictly increase: max(last + 1, the store's microseconds), and
 //!    the last one outlives everything else, so they grow even over a store that lost its data.
 //! 5. **Idempotence.** Any command may be sent again with the same id after an unknown outcome: a
@@ -249,7 +249,7 @@ impl<T: Clone> Machine<T> {
         call: &mut Circumstances<'_, T>,
     ) -> Outcome {
         let is_new = self.members.get(&id).is_none();
-        // Whoever is refused declares nothing.
+        // A refused acquire declares nothing.
         let capacity = self.limits.capacity_with(declared);
         if is_new && share.weight > capacity {
             return self.around(call, |_, _| Outcome::TooHeavy { capacity });
@@ -356,7 +356,7 @@ impl<T: Clone> Machine<T> {
         }
     }
 
-    /// Whether nobody is left who comes before a newcomer: whoever still waits is out of reach.
+    /// Returns whether a newcomer may be granted a permit: every remaining waiter is out of reach.
     #[inline]
     fn grant(&mut self, call: &mut Circumstances<'_, T>) -> bool {
         self.queue.is_empty() || self.fits(1, call.now) && self.grant_in_order(call)

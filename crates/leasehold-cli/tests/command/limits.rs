@@ -275,7 +275,7 @@ fn the_readme_calls_an_api_five_at_a_time_and_a_hundred_times_per_minute() {
     let line = of_the_readme("leasehold run -n 5 --rate 100/1m");
     for store in Store::both() {
         let directory = tempfile::tempdir().unwrap();
-        // Whoever finds none of five places free is one too many.
+        // A call that finds none of the five places free is a sixth one.
         let call = "for place in 1 2 3 4 5; do
                       if mkdir place-$place 2> /dev/null; then date +%s%N; sleep 0.1; rmdir place-$place; exit; fi
                     done; exit 9";

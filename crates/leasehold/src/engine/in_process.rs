@@ -267,7 +267,7 @@ impl InProcessName {
             let State { store, effects, .. } = state;
             let wait = waiting.is_some();
             let outcome = store.enqueue(id, declared, wait, terms, share, keep, effects);
-            // Whoever is refused has declared nothing.
+            // A refused acquire has declared nothing.
             if !matches!(outcome, Outcome::TooHeavy { .. }) {
                 self.common.heard(declared);
             }

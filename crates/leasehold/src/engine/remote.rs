@@ -200,7 +200,7 @@ impl Source for RemoteName {
 
     fn settle(self: Arc<Self>, part: &Part, answer: Result<Answer, Error>, sent: Moment) {
         let Part::Semaphore { declared, commands, .. } = part else { return };
-        // Whoever is refused has declared nothing.
+        // A refused acquire has declared nothing.
         let declares = |(command, outcome): (&Command, &Outcome)| {
             matches!(command, Command::Enqueue { .. })
                 && !matches!(outcome, Outcome::TooHeavy { .. })

@@ -135,7 +135,7 @@ enum Broken {
     NoPause,
     /// When a name is resumed, nobody is granted what is free.
     NoGrantOnResume,
-    /// Whoever fits overtakes whoever does not.
+    /// A waiter that fits overtakes one that does not.
     Overtaking,
     /// A slot number is the number of holders.
     SlotsByCount,

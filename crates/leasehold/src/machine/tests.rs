@@ -372,7 +372,7 @@ proptest! {
         let (mut pinned, mut declared) = (None, 0);
         watch(steps, |world, seen| {
             match &seen.command {
-                // Whoever is refused declares nothing.
+                // A refused acquire declares nothing.
                 Command::Enqueue { id, .. }
                     if matches!(seen.outcome, Outcome::TooHeavy { .. })
                         && !seen.before.weights.contains_key(id) => {}

@@ -147,7 +147,7 @@ async fn a_key_of_holders_that_has_expired_takes_nothing_from_who_came_after() {
     assert_ne!(other.slot_number(), held.slot_number());
     drop((held, other));
     both.is_left_clean().await;
-    assert!(!both.exists(&key("slots")) || both.left("slots") > 0, "it stays for ever");
+    assert!(!both.exists(&key("slots")) || both.left("slots") > 0, "it never expires");
 }
 
 #[tokio::test]

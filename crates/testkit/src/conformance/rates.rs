@@ -31,7 +31,7 @@ pub async fn a_start_needs_room_and_a_token(store: &impl Store) {
     nobody_is_left(&semaphore).await;
     assert!(try_acquire(&semaphore).await.is_none(), "it counts starts, not holders");
 
-    // Whoever comes without a rate is held to the one that there is.
+    // A client that declares no rate is held to the existing one.
     let there = declare(&store.client().await, &name, 3);
     assert!(try_acquire(&there).await.is_none());
     let waiter = Waiter::join(&there).await;
@@ -52,7 +52,7 @@ pub async fn a_start_needs_room_and_a_token(store: &impl Store) {
 pub async fn starts_are_as_far_apart_as_the_rate_says(store: &impl Store) {
     let name = unique("spread");
     let interval = SECOND / 25;
-    // Of two clients in turn, so that whoever is first asks for the token.
+    // Of two clients in turn: the client of the first waiter asks for the token.
     let both = [rated(store, &name, 25, SECOND).await, rated(store, &name, 25, SECOND).await];
     let begun = Instant::now();
     let mut waiters = Vec::new();

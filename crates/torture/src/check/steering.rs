@@ -4,7 +4,7 @@
 //! lost its data, and with them, perhaps, the change. A grant is certain to have been made in that time if all of the time
 //! in which it may have been made lies in it.
 //!
-//! - *Capacity.* Whoever is certain to hold for all that time was there when the permit was granted. So the units of these and
+//! - *Capacity.* A process that is certain to hold for all that time held when the permit was granted. So the units of these and
 //!   its own are no more than the capacity. (After a shrink older holders stay. That is why it is asked of a grant, and not of
 //!   an instant.)
 //! - *Pause.* No grant is made at all.

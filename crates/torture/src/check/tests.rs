@@ -226,7 +226,7 @@ fn steered(stories: Vec<Story>, to: Steering, back: Steering, is_answered: bool)
 }
 
 #[test]
-fn a_capacity_that_was_set_counts_for_whoever_asks_after_it() {
+fn a_capacity_that_was_set_counts_for_later_acquires() {
     let case = |asked, granted, is_answered| {
         let older = Story::default().held(1, 100, 3000);
         let other = Story::default().held(1, 200, 3000);

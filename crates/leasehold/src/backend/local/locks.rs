@@ -1,7 +1,7 @@
 //! The machine of the fenced lock in SQL: see [`crate::machine::lock`].
 //!
 //! A record ends at its TTL: after that no client sees it, and the next acquire or release removes it. The fence of a key
-//! stays in its row for ever.
+//! stays in its row forever.
 
 use std::sync::Arc;
 

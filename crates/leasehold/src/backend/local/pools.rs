@@ -98,7 +98,7 @@ struct Pool<'a> {
 }
 
 impl Pool<'_> {
-    /// Removes whoever was silent for the caller's TTL.
+    /// Removes the members that were silent for the caller's TTL.
     fn sweep(&self) -> Result<u64> {
         let last = self.now.saturating_sub(self.ttl).cast_signed();
         let swept = self

@@ -189,7 +189,7 @@ fn set_up(connection: &mut Connection, version: i32) -> rusqlite::Result<()> {
     // The log is synced when it is copied back, not at every commit. A power cut may take the last moments, but it takes
     // everybody's leases too. Only fences must not be forgotten: see `durably`.
     connection.pragma_update(None, "synchronous", "NORMAL")?;
-    // Both would be done by whoever has the turn. The store's thread does it when it has answered.
+    // Otherwise the client that has the turn would do both. The store's thread does them after it has answered.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     connection.set_prepared_statement_cache_capacity(64);

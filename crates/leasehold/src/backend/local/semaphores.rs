@@ -28,7 +28,7 @@ mod transitions;
 pub(super) use named::meter_of;
 use named::{Named, columns, micros};
 
-/// How often whoever waits near the head looks for the dead. The engine adds up to a tenth: 250 ms in all.
+/// How often a client that waits near the head looks for dead clients. The engine adds up to a tenth: 250 ms in all.
 pub(super) const WATCH: Span = Span::from_millis(225);
 
 /// Who is near the head: the first so many clients, as far as they are among the first so many waiters.

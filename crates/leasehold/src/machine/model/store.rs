@@ -102,7 +102,7 @@ impl Store {
             self.line.push(id);
         }
 
-        // Invariant 3: whoever comes before the first that does not fit is out of reach.
+        // Invariant 3: every waiter before the first that does not fit is out of reach.
         let fits = |id: &&AcquisitionId| after.fits(after.members[*id].weight(), now);
         if self.line.iter().take_while(fits).any(in_reach) {
             self.wrong = Some(Wrong::LostWakeUp);
@@ -318,7 +318,7 @@ impl State {
 }
 
 impl Machine {
-    /// Breaks the order: whoever fits is granted a permit, whoever waits before it.
+    /// Breaks the order: every waiter that fits is granted a permit, whether or not others wait before it.
     fn let_the_light_overtake(&mut self, call: &mut Circumstances<'_>) {
         let order: Vec<_> = self.queue.iter().collect();
         for id in order {

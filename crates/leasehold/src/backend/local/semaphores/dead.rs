@@ -28,8 +28,8 @@ impl Named<'_> {
         Ok(())
     }
 
-    /// Whoever is first in line, and waits for a token alone, asks for it when it comes. It is told by the reply if it sent this
-    /// batch. Another client is woken, if this is news.
+    /// Notifies the client of the first waiter, if that waits for a token and nothing else: it asks when the token comes. The
+    /// reply notifies the sender of this batch. Another client is woken, if the time has changed.
     pub(super) fn tell_the_first(&mut self, call: &Circumstances<'_>) -> Result<()> {
         let token = self.next_token(call.now)?;
         match token {

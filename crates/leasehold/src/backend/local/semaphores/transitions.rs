@@ -58,7 +58,7 @@ impl Named<'_> {
         Ok(())
     }
 
-    /// Whether nobody is left who comes before a newcomer: whoever still waits is out of reach.
+    /// Returns whether a newcomer may be granted a permit: every remaining waiter is out of reach.
     pub(super) fn grant(&mut self, call: &mut Circumstances<'_>) -> Result<bool> {
         while self.state.waiting > 0 && self.passed_over < PASSED_OVER {
             if !self.fits(1, call.now) {
@@ -128,7 +128,7 @@ impl Named<'_> {
         match command {
             Command::Enqueue { id, declared, wait, terms, share, label } => {
                 let known = self.holder(*id)?;
-                // Whoever is refused declares nothing.
+                // A refused acquire declares nothing.
                 let capacity = self.capacity_with(*declared);
                 if share.weight > capacity && known.is_none() && self.ahead(*id)?.is_none() {
                     self.expire(call)?;

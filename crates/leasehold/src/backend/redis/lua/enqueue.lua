@@ -20,7 +20,7 @@ local function look()
   places = queued > 0 and call('ZMSCORE', WAITING, unpack(ARGV, ids, last)) or {}
 end
 look()
--- Whoever is refused declares nothing.
+-- A refused acquire declares nothing.
 local known = false
 for i = 1, last - ids + 1 do known = known or scores[i] or places[i] or holding[ARGV[ids + i - 1]] end
 local declared = read_capacity()

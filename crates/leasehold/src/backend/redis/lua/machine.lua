@@ -35,7 +35,7 @@ local capacity, last_fence
 -- and go back if their fence is one from which it `returns`; and whether any of that has `changed`: 'a little' if it is found
 -- out again should it not be written, because the server is full.
 local limits
--- Whether who is first in the queue may have something new to wait for.
+-- Whether the time at which the first waiter gets its token may have changed.
 local news
 -- Nobody was here before: then no key has a life of its own that would have to be looked at.
 local alone
@@ -118,7 +118,6 @@ local function room()
   read_capacity()
   return (limits.paused and 0 or capacity) - held - limits.extra
 end
-
 
 function is_metered()
   read_capacity()
@@ -403,7 +402,7 @@ local function expire()
   if silent then leave(silent) end
 end
 
--- Whether nobody is left who comes before a newcomer: whoever still waits is out of reach.
+-- Returns whether a newcomer may be granted a permit: every remaining waiter is out of reach.
 local function grant_to_queue()
   local NS, OWN = ARGV[1], ARGV[2] .. '-'
   local passed_over = 0
@@ -569,7 +568,7 @@ function flush(all)
   main, ttls, infos, max, waiting, alive = {}, {}, {}, nil, nil, nil
 end
 
--- Whether nobody is left who comes before a newcomer.
+-- The same, also where nobody waits.
 local function grant()
   if queued == 0 then return true end
   if not fits(1) then return false end
@@ -580,7 +579,7 @@ end
 
 -- How long until the first in the queue is granted a permit, if it waits for a token and nothing else: until there are as many
 -- as it is worth a sweep (`Rate::worth_waiting_for`). If it is the sender's, the reply tells it. Otherwise it is told here, if
--- there is news: it, or whoever comes first after it and can be reached.
+-- there is news: its client, or that of the first waiter behind it that can be reached.
 local function next_token()
   if not is_metered() or has_token() then return end
   local heads, asked = call('ZRANGE', WAITING, 0, 9), {}
