@@ -1,6 +1,6 @@
-//! What we hold ourselves to.
+//! The limits that leasehold has to meet.
 
-/// A promise about a figure.
+/// A limit for one figure.
 #[derive(Debug)]
 pub(crate) struct Bar {
     pub(crate) key: &'static str,
@@ -123,9 +123,58 @@ pub(crate) const BARS: &[Bar] = &[
         9.0,
         "",
     ),
+    at_least(
+        "python/pairs/50",
+        "python",
+        "Python: pairs, 50 tasks, a name each, of asyncio-advanced-semaphores'",
+        10.0,
+        "×",
+    ),
+    at_least(
+        "python/pairs/50/one",
+        "python",
+        "Python: pairs, 50 tasks, one name, of asyncio-advanced-semaphores'",
+        10.0,
+        "×",
+    ),
+    at_least(
+        "python/handoff/p99",
+        "python",
+        "Python: hand-off, 20 waiters, p99, of the best peer that polls",
+        3.0,
+        "× ours",
+    ),
+    at_most(
+        "python/memory/pair",
+        "python",
+        "Python, in memory: uncontended pair, against asyncio.Semaphore",
+        3.0,
+        "×",
+    ),
     at_least("rate/kept", "rate", "1,000 starts a second, 200 waiters: of the rate", 0.98, "×"),
     at_most("rate/requests", "rate", "requests for a start at that rate", 1.0, ""),
     at_most("recovery", "recovery", "holder killed, heartbeat 2 s: until the next runs", 2.2, "s"),
+    at_least(
+        "cluster/1000",
+        "cluster",
+        "1,000 names, 256 tasks, three primaries, of one server's, on the same cores",
+        0.5,
+        "×",
+    ),
+    at_most(
+        "cluster/handoff/p50",
+        "cluster",
+        "hand-off, 20 waiters, p50, in a cluster, against one server",
+        1.3,
+        "×",
+    ),
+    at_most(
+        "cluster/handoff/p99",
+        "cluster",
+        "hand-off, 20 waiters, p99, in a cluster, against one server",
+        1.3,
+        "×",
+    ),
     at_most("queue", "queue", "enqueue + leave, 100,000 queued against 10", 2.0, "×"),
     at_most("waiters/connections", "waiters", "connections of 100,000 waiters", 2.0, ""),
     at_most("waiters/bytes", "waiters", "a waiter of 100,000, in the client", 1536.0, "bytes"),

@@ -1,4 +1,4 @@
-//! One run: the server, the report, and how long to measure.
+//! One run: its server, its report, and how long to measure.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -12,11 +12,11 @@ use crate::report::{Better, Report};
 use crate::sample::Sample;
 use crate::scenario::Scenario;
 
-/// What a scenario works with.
+/// The environment in which a scenario runs.
 pub(crate) struct Bench {
     pub(crate) quick: bool,
     pub(crate) url: String,
-    /// Ours, unless we measure on somebody else's.
+    /// Our own server. `None` if the run measures on a given store.
     pub(crate) server: Option<RedisServer>,
     pub(crate) report: Report,
     pub(crate) runtime: Runtime,
@@ -52,12 +52,12 @@ impl Bench {
             scenario: scenarios.first().ok_or("no scenario was chosen")?,
             begun: Instant::now(),
             scenario_begun: Instant::now(),
-            // So that a second run on one store does not meet the names of the first.
+            // So that a second run on one store does not use the names of the first.
             names: host::nanos() / 1000,
         })
     }
 
-    /// Runs a scenario. If it breaks, that is reported, and the others follow.
+    /// Runs a scenario. If it panics, that is reported, and the other scenarios still run.
     pub(crate) fn run(&mut self, scenario: &'static Scenario) {
         self.scenario = scenario;
         self.report.scenarios.push(scenario.name);
@@ -74,7 +74,7 @@ impl Bench {
             self.scenario_begun.elapsed().as_secs_f64()
         ));
         if let Some(server) = &self.server {
-            // What a killed client has left is nobody's.
+            // Removes what killed clients have left behind.
             let flushed: redis::RedisResult<()> =
                 redis::cmd("FLUSHALL").query(&mut server.connection());
             flushed.expect("a server of our own obeys");
@@ -93,12 +93,12 @@ impl Bench {
         self.report
     }
 
-    /// How often everything is measured.
+    /// Returns how often everything is measured.
     pub(crate) fn repetitions(&self) -> usize {
         if self.quick { 3 } else { 7 }
     }
 
-    /// Whether to measure once more: not if the scenario would then take longer than it may, as on a busy machine.
+    /// Whether to run another round. Not if the scenario would then exceed its expected time, as on a busy machine.
     pub(crate) fn again(&self, rounds: usize) -> bool {
         let expected = self.scenario.seconds(self.quick);
         let done = u32::try_from(rounds).expect("few rounds");
@@ -111,12 +111,12 @@ impl Bench {
         self.scenario_begun.elapsed().as_secs() < self.scenario.seconds(self.quick)
     }
 
-    /// How long one measurement of a rate takes.
+    /// Returns the duration of one measurement of a rate.
     pub(crate) fn window(&self) -> Duration {
         Duration::from_millis(if self.quick { 250 } else { 1000 })
     }
 
-    /// A name that nobody else uses.
+    /// Returns a name that nothing else uses.
     pub(crate) fn name(&mut self) -> String {
         self.names += 1;
         format!("bench-{}", self.names)
@@ -126,7 +126,7 @@ impl Bench {
         self.scenario.steps * if self.scenario.repeated { self.repetitions() } else { 1 }
     }
 
-    /// Says what is measured next.
+    /// Shows what is measured next.
     pub(crate) fn step(&mut self, what: &str) {
         self.progress.step(format!("{}: {what}", self.scenario.name));
     }
@@ -145,19 +145,19 @@ impl Bench {
         self.report.sample(self.scenario.name, what, contender)
     }
 
-    /// Holds a bar against the ratio of the first contender to the second, taken within each round.
+    /// Compares a bar with the ratio of the first contender to the second, taken within each round.
     pub(crate) fn judge_ratio(&mut self, bar: &'static str, what: &str, first: &str, second: &str) {
         let ratio = self.sample(what, first).over(&self.sample(what, second));
         self.report.judge(bar, &ratio);
     }
 
-    /// Something could not be measured; the rest goes on.
+    /// Reports something that could not be measured. The run continues.
     pub(crate) fn trouble(&mut self, contender: &str, why: String) {
         self.progress.say(&format!("{}, {contender}: {why}", self.scenario.name));
         self.report.trouble(self.scenario.name, contender, why);
     }
 
-    /// A plain connection to the store.
+    /// Returns a plain connection to the store.
     pub(crate) fn connection(&self) -> redis::aio::MultiplexedConnection {
         let client = redis::Client::open(self.url.as_str()).expect("it was asked before");
         let connection = self.runtime.block_on(client.get_multiplexed_async_connection());
@@ -165,7 +165,7 @@ impl Bench {
     }
 }
 
-/// What the store is.
+/// Returns the version of the store.
 async fn version(url: &str) -> redis::RedisResult<String> {
     let mut connection = redis::Client::open(url)?.get_multiplexed_async_connection().await?;
     let info: String = redis::cmd("INFO").arg("server").query_async(&mut connection).await?;

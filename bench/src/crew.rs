@@ -1,4 +1,4 @@
-//! Contenders that take turns.
+//! Contenders that are measured in turn.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use crate::report::Better;
 
 const WARM_UP: Duration = Duration::from_secs(30);
 
-/// Those who take part in a scenario, one process each. Who fails is reported and left out until it is asked for
-/// something else.
+/// The contenders of a scenario, one process each. A contender that fails is reported, and left out until the next
+/// measurement.
 pub(crate) struct Crew {
     members: Vec<Member>,
 }
@@ -18,7 +18,7 @@ pub(crate) struct Crew {
 struct Member {
     contender: &'static Contender,
     driver: Option<Driver>,
-    /// What it has failed at last; it is not asked for that again.
+    /// The measurement at which it failed last. It is not asked for that again.
     failed_at: String,
 }
 
@@ -32,7 +32,7 @@ impl Crew {
         Self { members: contenders.iter().map(member).collect() }
     }
 
-    /// Measures the same thing of everyone, in turn, as often as the run has repetitions.
+    /// Measures the same thing of every contender, in turn, once per repetition.
     pub(crate) fn measure(
         &mut self,
         bench: &mut Bench,

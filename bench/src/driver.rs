@@ -1,4 +1,4 @@
-//! A contender's process, seen from the bench. The other end, for contenders in Rust, is in `serve`.
+//! A contender's process, seen from the bench. `serve` is the other end for contenders in Rust.
 
 mod gate;
 mod serve;
@@ -24,18 +24,18 @@ pub(crate) struct Driver {
     lines: Receiver<String>,
 }
 
-/// What became of one wait.
+/// The outcome of one wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
-    /// Which of the waiters of its process.
+    /// The number of the waiter within its process.
     pub(crate) waiter: u64,
     pub(crate) asked: u64,
-    /// None if it still waited at the end.
+    /// `None` if it still waited at the end.
     pub(crate) granted: Option<u64>,
 }
 
 impl Driver {
-    /// Starts it and waits until it is connected.
+    /// Starts the process and waits until it is connected.
     pub(crate) fn start(contender: &Contender, url: &str) -> Result<Self, String> {
         let mut command = contender.driver(url)?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -55,18 +55,18 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Sends a request, without waiting for its answer.
+    /// Sends a request without waiting for its answer.
     pub(crate) fn tell(&mut self, request: &str) -> Result<(), String> {
         writeln!(self.input, "{request}").map_err(|why| format!("has ended: {why}"))
     }
 
-    /// Sends a request and waits for the numbers of its answer.
+    /// Sends a request and waits for the numbers in its answer.
     pub(crate) fn ask(&mut self, request: &str, patience: Duration) -> Result<Vec<u64>, String> {
         self.tell(request)?;
         self.answer(patience)
     }
 
-    /// The numbers of the next answer.
+    /// Returns the numbers in the next answer.
     pub(crate) fn answer(&mut self, patience: Duration) -> Result<Vec<u64>, String> {
         let line = self.line(patience)?;
         match line.split_once(' ').unwrap_or((&line, "")) {
@@ -76,7 +76,7 @@ impl Driver {
         }
     }
 
-    /// The waits that `contend` answers with.
+    /// Returns the waits in the answer to `contend`.
     pub(crate) fn waits(&mut self, patience: Duration) -> Result<Vec<Wait>, String> {
         let many = self.answer(patience)?.first().copied().unwrap_or(0);
         (0..many)
@@ -88,7 +88,7 @@ impl Driver {
             .collect()
     }
 
-    /// The next line, whatever it is.
+    /// Returns the next line.
     pub(crate) fn line(&mut self, patience: Duration) -> Result<String, String> {
         self.lines.recv_timeout(patience).map_err(|why| match why {
             RecvTimeoutError::Timeout => format!("did not answer within {patience:?}"),
@@ -96,20 +96,20 @@ impl Driver {
         })
     }
 
-    /// The next line if there is one by now.
+    /// Returns the next line, if there already is one.
     pub(crate) fn line_by_now(&mut self) -> Option<String> {
         self.lines.try_recv().ok()
     }
 
-    /// Its resident memory, in bytes.
+    /// Returns its resident memory, in bytes.
     pub(crate) fn resident(&self) -> Result<u64, String> {
         host::resident(self.child.id()).ok_or_else(|| "has ended".to_owned())
     }
 
-    /// Kills it with SIGKILL, and answers when.
+    /// Kills the process with SIGKILL, and returns the time of the kill.
     pub(crate) fn kill(mut self) -> u64 {
         let at = host::nanos();
-        // It may have ended by itself, which is as good.
+        // It may already have ended, which is fine.
         let _ = self.child.kill();
         at
     }

@@ -1,33 +1,33 @@
-//! What the kernel tells of a host and its processes.
+//! Facts about the host and its processes, read from the kernel.
 
 use std::time::Duration;
 
-/// Nanoseconds that all processes of this host agree on.
+/// Returns the time in nanoseconds, by a clock that all processes of this host share.
 pub(crate) fn nanos() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let (seconds, rest) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
     seconds.expect("since the start") * 1_000_000_000 + rest.expect("less than a second")
 }
 
-/// How long until then; nothing if it is past.
+/// Returns the time until that moment; zero if it has passed.
 pub(crate) fn until(moment: u64) -> Duration {
     Duration::from_nanos(moment.saturating_sub(nanos()))
 }
 
-/// The resident memory of a process, in bytes.
+/// Returns the resident memory of a process, in bytes.
 pub(crate) fn resident(pid: u32) -> Option<u64> {
     let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
     let pages: u64 = statm.split_whitespace().nth(1)?.parse().ok()?;
     Some(pages * 4096)
 }
 
-/// The nanoseconds that each thread of a process and of its children has used, by thread. The ticks of `/proc/PID/stat`
-/// are too coarse: a process that waits uses less than one of them in ten seconds.
+/// Returns the processor time of each thread of a process and of its children, in nanoseconds. The ticks of
+/// `/proc/PID/stat` are too coarse: a process that waits uses less than one tick in ten seconds.
 pub(crate) fn processor_times(pid: u32) -> Vec<(u32, u64)> {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     let mut times = Vec::new();
     for thread in threads.flatten() {
-        // A thread may end while we look.
+        // A thread may end meanwhile.
         let read = |file| std::fs::read_to_string(thread.path().join(file)).unwrap_or_default();
         let id = thread.file_name().to_str().and_then(|id| id.parse().ok());
         let nanos = read("schedstat").split(' ').next().and_then(|nanos| nanos.parse().ok());
@@ -39,7 +39,7 @@ pub(crate) fn processor_times(pid: u32) -> Vec<(u32, u64)> {
     times
 }
 
-/// The machine in one line: what it is, and how busy.
+/// Describes the machine in one line: its processor, its kernel and its load.
 pub(crate) fn describe() -> String {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let info = read("/proc/cpuinfo");

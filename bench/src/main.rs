@@ -1,7 +1,7 @@
-//! Measurements of leasehold and its peers, interleaved in one run: ratios, because this machine may be shared
-//! and absolute times say little.
+//! Measures leasehold and its peers, interleaved in one run. The results are ratios, because the machine may be shared,
+//! and then absolute times say little.
 //!
-//! `bench/run` installs the peers and calls this. Without them it works as well, and reports them as missing:
+//! `bench/run` installs the peers and calls this program. It also works without them, and reports them as missing:
 //! `cargo run --release -p bench -- [--quick] [--store URL] [SCENARIO…]`
 
 mod bars;
@@ -50,7 +50,7 @@ struct Arguments {
 fn main() -> ExitCode {
     let words: Vec<_> = std::env::args().skip(1).collect();
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        // How the bench starts leasehold and the other Rust contenders, as processes of their own.
+        // The bench starts leasehold and the other Rust contenders in this way, as separate processes.
         ["driver", contender, url] => driver::serve(contender, url),
         // The child of a command under test.
         ["stamp", ref rest @ ..] => scenario::command::stamp(rest),

@@ -1,4 +1,4 @@
-//! Two kinds of plot, drawn so that they can be printed: labels beside what they name, no legend, few colours.
+//! Two kinds of plot, drawn for print: labels beside what they name, no legend, few colours.
 
 use std::error::Error;
 use std::path::Path;
@@ -9,7 +9,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::sample::told;
 
-/// Ours, theirs, and what is physically possible: apart also in print, and for the colour-blind.
+/// Ours, theirs, and what is physically possible. The colours also differ in print and for colour-blind readers.
 const OURS: RGBColor = RGBColor(0, 90, 160);
 const THEIRS: RGBColor = RGBColor(200, 95, 0);
 const LIMIT: RGBColor = RGBColor(110, 110, 110);
@@ -21,7 +21,7 @@ const FONT: &str = "Helvetica, Arial, sans-serif";
 
 type Drawn = Result<(), Box<dyn Error>>;
 
-/// Whom a row or a line is about.
+/// Whose figure a row or a line shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Ours,
@@ -39,7 +39,7 @@ impl Side {
     }
 }
 
-/// One contender: a dot, and a bar from where to where.
+/// One contender: a dot, and a bar over a range.
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) label: String,
@@ -61,7 +61,7 @@ pub(crate) struct Line {
 pub(crate) struct Plot {
     pub(crate) file: &'static str,
     pub(crate) title: String,
-    /// What the value is, and how to read dot and bar.
+    /// What the value is, and how to read the dot and the bar.
     pub(crate) axis: String,
     pub(crate) unit: &'static str,
     pub(crate) kind: Kind,
@@ -99,7 +99,7 @@ impl Plot {
             || rows.iter().flat_map(|row| [row.dot, row.range.0, row.range.1]).filter(positive);
         let least = all().fold(f64::INFINITY, f64::min);
         let most = all().fold(0.0, f64::max);
-        // Room for the value that is written to the right of each bar.
+        // Space for the value that is written to the right of each bar.
         let (from, to) = (decade_below(least), most * 12.0);
         let many = u32::try_from(rows.len())?;
         let mut chart = ChartBuilder::on(area)
@@ -109,7 +109,7 @@ impl Plot {
             .build_cartesian_2d((from..to).log_scale(), (0..many - 1).into_segmented())?;
         let named = |at: &SegmentValue<u32>| match at {
             SegmentValue::CenterOf(index) => {
-                // From the top, as a reader reads.
+                // From the top, in reading order.
                 rows.iter()
                     .rev()
                     .nth(*index as usize)
@@ -169,13 +169,13 @@ impl Plot {
         let (left, right) = span(|point| point.0);
         let (least, most) = span(|point| point.1);
         let below = decade_below(least);
-        // Ticks where something was measured.
+        // Ticks only where something was measured.
         let mut marks: Vec<f64> = points().map(|point| point.0).collect();
         marks.sort_by(f64::total_cmp);
         marks.dedup();
         let mut chart = ChartBuilder::on(area)
             .margin_left(14)
-            // Room for the names at the ends of the lines.
+            // Space for the names at the ends of the lines.
             .margin_right(220)
             .x_label_area_size(58)
             .y_label_area_size(100)
@@ -211,7 +211,7 @@ impl Plot {
             let (left, top) = area.get_base_pixel();
             ends.push((y - top, x - left, line, end.1));
         }
-        // Names that would cover each other move apart, downwards.
+        // Names that would overlap are moved apart, downwards.
         ends.sort_by_key(|(y, ..)| *y);
         let mut free = i32::MIN;
         for (y, x, line, value) in ends {
@@ -226,12 +226,12 @@ impl Plot {
     }
 }
 
-/// The power of ten at or below, so that the axis begins with a tick.
+/// Returns a power of ten below the value, so that the axis begins with a tick.
 fn decade_below(value: f64) -> f64 {
     if value.is_finite() { 10_f64.powf((value * 0.8).log10().floor()) } else { 0.1 }
 }
 
-/// A round value at an axis: "1 ms", not "1.00 ms".
+/// Formats a round value for an axis: "1 ms", not "1.00 ms".
 fn tick(value: f64, unit: &str) -> String {
     let text = told(value, unit);
     let (number, rest) =

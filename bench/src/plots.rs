@@ -1,4 +1,4 @@
-//! Which plots there are, and what each of them says.
+//! The plots, and their titles.
 
 use std::error::Error;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::report::Report;
 use crate::sample::{Sample, digits, told};
 use crate::scenario::fleet::pairs_with_a_name_each;
 
-/// Draws those whose scenarios ran; answers with file and title of each.
+/// Draws the plots whose scenarios ran. Returns the file and the title of each.
 pub(crate) fn draw(
     report: &Report,
     folder: &Path,
@@ -45,7 +45,7 @@ fn side(name: &str) -> Side {
     }
 }
 
-/// Everyone's median, and from where to where it went over the repetitions.
+/// Returns the median of every contender, and its range over the repetitions.
 fn rows(report: &Report, scenario: &str, what: &str) -> Vec<Row> {
     let row = |(name, sample): (&str, &Sample)| Row {
         label: label(name),
@@ -56,7 +56,7 @@ fn rows(report: &Report, scenario: &str, what: &str) -> Vec<Row> {
     report.row(scenario, what).into_iter().map(row).collect()
 }
 
-/// A dot from one measure, and a bar from there to another: the median, and the longest.
+/// Returns a dot from one measure, and a bar from there to another: from the median to the longest, for example.
 fn rows_to(report: &Report, scenario: &str, what: &str, to: &str) -> Vec<Row> {
     let mut rows = rows(report, scenario, what);
     for (row, (_, sample)) in rows.iter_mut().zip(report.row(scenario, to)) {
@@ -65,7 +65,7 @@ fn rows_to(report: &Report, scenario: &str, what: &str, to: &str) -> Vec<Row> {
     rows
 }
 
-/// The median of the first of ours, and of the best peer.
+/// Returns the median of the first of our contenders, and the name and median of the best peer.
 fn best(
     report: &Report,
     scenario: &str,
@@ -151,13 +151,13 @@ fn hand_off(report: &Report) -> Option<Plot> {
     })
 }
 
-/// One line for each contender over the number of waiters.
+/// Returns one line for each contender over the number of waiters.
 fn by_waiters(report: &Report, scenario: &str, measure: &str) -> Vec<Line> {
     let what = |waiters| format!("{waiters} waiters, {measure}");
     lines(report, scenario, &[2, 20, 200], what)
 }
 
-/// One line for each contender over a number on which the figure depends.
+/// Returns one line for each contender over a number on which the figure depends.
 fn lines(
     report: &Report,
     scenario: &str,
@@ -256,7 +256,7 @@ fn footprint(report: &Report) -> Option<Plot> {
     let mut rows = rows(report, "footprint", few);
     let ours = report.sample("footprint", many, "leasehold").median();
     for row in &mut rows {
-        // What two hundred of ours take is lost among the pages that a process has anyway.
+        // The memory of 200 waiters of ours is lost among the pages that a process has anyway.
         if row.label == "leasehold" {
             (row.dot, row.range, row.label) =
                 (ours, (ours, ours), "leasehold (of 10,000)".to_owned());

@@ -1,14 +1,14 @@
-//! A bar while it runs; a line a scenario where nobody looks at a terminal.
+//! A progress bar on a terminal; elsewhere one line per scenario.
 
 use std::io::IsTerminal;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// How far we are, in the seconds that each scenario is expected to take.
+/// The progress of a run, in the seconds that each scenario is expected to take.
 pub(crate) struct Progress {
     bar: ProgressBar,
-    /// What a step of this scenario is worth, in milliseconds, and how much is still to be given.
+    /// How many milliseconds of the bar one step of this scenario takes, and how many are left for the scenario.
     step: u64,
     left: u64,
 }
@@ -37,7 +37,7 @@ impl Progress {
         }
     }
 
-    /// Another measurement begins.
+    /// Starts the next measurement.
     pub(crate) fn step(&mut self, what: String) {
         let worth = self.step.min(self.left);
         self.left -= worth;
@@ -45,7 +45,7 @@ impl Progress {
         self.bar.set_message(what);
     }
 
-    /// A line above the bar.
+    /// Prints a line above the bar.
     pub(crate) fn say(&self, line: &str) {
         if self.bar.is_hidden() {
             eprintln!("{line}");

@@ -1,4 +1,4 @@
-//! What was measured: figures, bars, and what could not be had.
+//! The results of a run: figures, bars, and what could not be measured.
 
 mod files;
 mod table;
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use crate::bars::{BARS, Bar};
 use crate::sample::Sample;
 
-/// One thing, of one contender, in one configuration.
+/// One measure of one contender in one configuration.
 #[derive(Clone, Debug)]
 pub(crate) struct Figure {
     pub(crate) scenario: &'static str,
@@ -20,7 +20,7 @@ pub(crate) struct Figure {
     pub(crate) sample: Sample,
 }
 
-/// Which way is good.
+/// Which direction is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Better {
     More,
@@ -35,20 +35,20 @@ pub(crate) struct Trouble {
     pub(crate) why: String,
 }
 
-/// Everything that a run has found out.
+/// Everything that a run has measured.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) figures: Vec<Figure>,
     pub(crate) troubles: Vec<Trouble>,
-    /// What a reader should know before reading: machine, versions, how long.
+    /// What a reader should know first: the machine, the versions, the duration.
     pub(crate) about: Vec<String>,
-    /// What a reader should know of a scenario.
+    /// What a reader should know about a scenario.
     pub(crate) notes: Vec<(&'static str, String)>,
     measured: BTreeMap<&'static str, (f64, String)>,
     pub(crate) scenarios: Vec<&'static str>,
 }
 
-/// A bar, what it was held against, and how it came out.
+/// A bar, the value that it was compared with, and the verdict.
 #[derive(Debug)]
 pub(crate) struct Judged<'a> {
     pub(crate) bar: &'static Bar,
@@ -56,17 +56,17 @@ pub(crate) struct Judged<'a> {
     pub(crate) verdict: Verdict,
 }
 
-/// How a bar came out.
+/// The verdict about a bar.
 #[derive(Debug)]
 pub(crate) enum Verdict {
     Met,
-    /// By which factor it is missed.
+    /// The factor by which it is missed.
     Missed(f64),
     NotMeasured,
 }
 
 impl Report {
-    /// Adds a value to the figure of that name, which begins with its first.
+    /// Adds a value to a figure. The first value creates the figure.
     pub(crate) fn add(
         &mut self,
         scenario: &'static str,
@@ -96,15 +96,17 @@ impl Report {
         self.troubles.push(Trouble { scenario, contender: contender.to_owned(), why });
     }
 
-    /// A note below the table of a scenario. One a subject, which is what stands before the colon.
+    /// Adds a note below the table of a scenario, one per subject. The subject is the text before the colon.
     pub(crate) fn note(&mut self, scenario: &'static str, note: String) {
         let subject = |note: &str| note.split(':').next().map(str::to_owned);
-        if !self.notes.iter().any(|(_, other)| subject(other) == subject(&note)) {
+        let same =
+            |(of, other): &(&str, String)| *of == scenario && subject(other) == subject(&note);
+        if !self.notes.iter().any(same) {
             self.notes.push((scenario, note));
         }
     }
 
-    /// The values of a figure; none if there is no such figure.
+    /// Returns the values of a figure; an empty sample if there is no such figure.
     pub(crate) fn sample(&self, scenario: &str, what: &str, contender: &str) -> Sample {
         let same = |figure: &&Figure| {
             figure.scenario == scenario && figure.what == what && figure.contender == contender
@@ -112,7 +114,7 @@ impl Report {
         self.figures.iter().find(same).map(|figure| figure.sample.clone()).unwrap_or_default()
     }
 
-    /// All who have a figure of this name, in the order in which they were measured.
+    /// Returns all contenders that have this figure, in the order in which they were measured.
     pub(crate) fn row(&self, scenario: &str, what: &str) -> Vec<(&str, &Sample)> {
         self.figures
             .iter()
@@ -121,7 +123,8 @@ impl Report {
             .collect()
     }
 
-    /// What a bar is held against, with its spread in words. Not a number counts as not measured.
+    /// Records the value that a bar is compared with, and its range as text. A value that is not finite counts as not
+    /// measured.
     pub(crate) fn judge(&mut self, bar: &'static str, sample: &Sample) {
         debug_assert!(BARS.iter().any(|one| one.key == bar), "no bar is called {bar}");
         if sample.is_empty() || !sample.median().is_finite() {
@@ -136,7 +139,7 @@ impl Report {
         self.measured.insert(bar, (sample.median(), spread));
     }
 
-    /// The bars of the scenarios that ran, and how they came out.
+    /// Returns the bars of the scenarios that ran, and their verdicts.
     pub(crate) fn bars(&self) -> Vec<Judged<'_>> {
         let ran = |bar: &&Bar| self.scenarios.contains(&bar.scenario);
         let judged = |bar: &'static Bar| {

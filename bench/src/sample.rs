@@ -1,6 +1,6 @@
-//! Several values of one thing, and how they are told: the median, and from where to where.
+//! Several values of one measure, reported as their median and range.
 
-/// One value a repetition.
+/// One value per repetition.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sample(pub(crate) Vec<f64>);
 
@@ -17,7 +17,7 @@ impl Sample {
         self.0.iter().copied().fold(f64::NEG_INFINITY, f64::max)
     }
 
-    /// The value below which this share of the values lies; not a number if there is none.
+    /// Returns the value below which this share of the values lies; NaN if there are no values.
     pub(crate) fn quantile(&self, share: f64) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -26,7 +26,7 @@ impl Sample {
         sorted.get(index.min(sorted.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
     }
 
-    /// This over that, repetition by repetition: what disturbed both in one round cancels out.
+    /// Divides this sample by another, repetition by repetition. What disturbed both in one round cancels out.
     pub(crate) fn over(&self, other: &Self) -> Self {
         Self(self.0.iter().zip(&other.0).map(|(ours, theirs)| ours / theirs).collect())
     }
@@ -36,13 +36,13 @@ impl Sample {
     }
 }
 
-/// How many, as a number to reckon with.
+/// Converts a count to a number for calculations.
 #[allow(clippy::cast_precision_loss)] // nothing that is counted here comes near 2^52
 pub(crate) fn count(many: impl TryInto<u64>) -> f64 {
     many.try_into().unwrap_or(u64::MAX) as f64
 }
 
-/// A value with three digits that matter, and its unit.
+/// Formats a value with three significant digits and its unit.
 pub(crate) fn told(value: f64, unit: &str) -> String {
     let (value, unit) = match unit {
         "ns" if value >= 1e9 => (value / 1e9, "s"),
@@ -60,7 +60,7 @@ pub(crate) fn told(value: f64, unit: &str) -> String {
     }
 }
 
-/// Three digits that matter; thousands apart.
+/// Formats a value with three significant digits, and commas between thousands.
 pub(crate) fn digits(value: f64) -> String {
     let size = value.abs();
     if !value.is_finite() {

@@ -1,16 +1,20 @@
-//! What is measured.
+//! The scenarios: what is measured.
 
+mod cluster;
 pub(crate) mod command;
 mod commands;
 mod contention;
 mod crowd;
+mod failover;
 mod fairness;
 pub(crate) mod fleet;
 mod footprint;
 mod handoff;
 mod in_process;
 mod limits;
+mod metrics;
 mod pairs;
+mod python;
 pub(crate) mod queue;
 mod rate;
 mod recovery;
@@ -20,14 +24,14 @@ mod waiters;
 use crate::bench::Bench;
 use crate::report::Better;
 
-/// One subject, which can be run by itself.
+/// One scenario, which can be run by itself.
 #[derive(Debug)]
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
     pub(crate) about: &'static str,
-    /// What it is expected to take, in seconds, in a quick run and in a full one.
+    /// Its expected duration in seconds, in a quick run and in a full one.
     expected: (u64, u64),
-    /// How many steps it reports, and whether so many in each repetition.
+    /// How many steps it reports, and whether that is per repetition.
     pub(crate) steps: usize,
     pub(crate) repeated: bool,
     pub(crate) run: fn(&mut Bench),
@@ -55,6 +59,14 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
         steps: 6,
         repeated: false,
         run: in_process::run,
+    },
+    Scenario {
+        name: "metrics",
+        about: "what the feature `metrics` costs: acquire and release, nobody has to wait",
+        expected: (10, 80),
+        steps: 3,
+        repeated: true,
+        run: metrics::run,
     },
     Scenario {
         name: "pairs",
@@ -113,6 +125,14 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
         run: footprint::run,
     },
     Scenario {
+        name: "python",
+        about: "the Python package against its peers, on Redis and in memory",
+        expected: (110, 540),
+        steps: 18,
+        repeated: true,
+        run: python::run,
+    },
+    Scenario {
         name: "rate",
         about: "a rate of 1,000 starts a second, with 200 waiters",
         expected: (4, 11),
@@ -127,6 +147,22 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
         steps: 1,
         repeated: true,
         run: recovery::run,
+    },
+    Scenario {
+        name: "cluster",
+        about: "a cluster of three primaries against one server, on the same cores",
+        expected: (20, 90),
+        steps: 9,
+        repeated: false,
+        run: cluster::run,
+    },
+    Scenario {
+        name: "failover",
+        about: "a primary is killed: behind sentinels, and in a cluster",
+        expected: (15, 90),
+        steps: 2,
+        repeated: true,
+        run: failover::run,
     },
     Scenario {
         name: "queue",
@@ -170,7 +206,7 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
     },
 ];
 
-/// The scenario of that name.
+/// Returns the scenario of that name.
 pub(crate) fn parse(name: &str) -> Result<&'static Scenario, String> {
     SCENARIOS.iter().find(|scenario| scenario.name == name).ok_or_else(|| {
         let names: Vec<_> = SCENARIOS.iter().map(|scenario| scenario.name).collect();

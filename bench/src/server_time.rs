@@ -1,21 +1,22 @@
-//! What commands have cost the server, by its own account (`INFO`).
+//! The cost of commands, as the server reports it (`INFO`).
 
 use std::collections::HashMap;
 
 use crate::bench::Bench;
 use crate::contender::{Contender, RSLOCK};
 
-/// What runs a script. Its time includes that of the commands that the script calls, which are listed once more.
+/// The commands that run a script. Their time includes that of the commands that the script calls, which are also
+/// listed.
 const SCRIPTS: [&str; 3] = ["eval", "evalsha", "fcall"];
 
-/// How often each command was called and the microseconds that it took, and the seconds of the whole process.
+/// The number of calls of each command and their microseconds, and the processor seconds of the whole process.
 pub(crate) struct ServerTime {
     commands: HashMap<String, (f64, f64)>,
     process: f64,
 }
 
 impl ServerTime {
-    /// Since the server was started.
+    /// Reads the totals since the server was started.
     pub(crate) fn now(bench: &Bench) -> Result<Self, String> {
         let said = |why: redis::RedisError| why.to_string();
         let client = redis::Client::open(bench.url.as_str()).map_err(said)?;
@@ -36,7 +37,7 @@ impl ServerTime {
         })
     }
 
-    /// What was added since then.
+    /// Returns the difference from an earlier reading.
     pub(crate) fn since(&self, before: &Self) -> Self {
         let added = |(name, (calls, micros)): (&String, &(f64, f64))| {
             let (calls_before, micros_before) = before.of(name);
@@ -48,19 +49,19 @@ impl ServerTime {
         }
     }
 
-    /// The nanoseconds that the server spent on the requests of this contender, if only this one sent any.
+    /// Returns the nanoseconds that the server spent on the requests of this contender, if no other client sent any.
     pub(crate) fn nanos(&self, contender: &Contender) -> f64 {
-        // It acquires without a script.
+        // rslock acquires without a script.
         let plain = (*contender == RSLOCK).then_some("set");
         SCRIPTS.into_iter().chain(plain).map(|command| self.of(command).1).sum::<f64>() * 1e3
     }
 
-    /// How many scripts ran.
+    /// Returns the number of scripts that ran.
     pub(crate) fn scripts(&self) -> f64 {
         SCRIPTS.into_iter().map(|command| self.of(command).0).sum()
     }
 
-    /// The processor time of the server, with the network and everything else, in nanoseconds.
+    /// Returns the processor time of the server in nanoseconds, including the network and everything else.
     pub(crate) fn process_nanos(&self) -> f64 {
         self.process * 1e9
     }

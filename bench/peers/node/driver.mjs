@@ -1,6 +1,6 @@
-// Semaphores and locks of the Node world, driven by a line protocol on stdin and stdout (see ../PROTOCOL.md).
+// Semaphores and locks for Node, driven by a line protocol on stdin and stdout (see ../PROTOCOL.md).
 //
-// driver.mjs PEER URL, where PEER is a key of PEERS below.
+// Usage: driver.mjs PEER URL, where PEER is a key of PEERS below.
 
 import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -8,11 +8,12 @@ import { Redis } from "ioredis";
 import { Mutex, Semaphore } from "redis-semaphore";
 import Redlock from "redlock";
 
-const LEASE = 10_000; // milliseconds; nobody is meant to reach it
+const LEASE = 10_000; // milliseconds; longer than anything is held, so that no lease ends
 const now = () => process.hrtime.bigint();
 const fromNow = (moment) => Number(moment - now()) / 1e6;
 
-// Each answers null when its time is up, or else what ends the hold. All keep their default pace.
+// Each function returns null when its time is up, else a function that releases. All keep their default polling
+// interval.
 const redisSemaphore = (make) => async (name, capacity, lease, within) => {
   const options = { lockTimeout: lease, acquireTimeout: within, onLockLost: () => {} };
   const one = make(name, capacity, options);
@@ -28,7 +29,7 @@ const PEERS = {
     const redlock = new Redlock([redis]);
     redlock.on("clientError", () => {});
     return async (name, _capacity, lease, within) => {
-      // It counts attempts, not time: as many as fit in at its default pace.
+      // It counts attempts, not time: as many as fit in at its default interval.
       const retryCount = Math.max(1, Math.floor(within / 200));
       try {
         const lock = await redlock.acquireWithOptions(name, lease, { retryCount });
@@ -44,7 +45,7 @@ const PEERS = {
 const [peer, url] = process.argv.slice(2);
 const redis = new Redis(url);
 let acquire;
-// At most one of us holds, and at most one has released and may not ask again yet.
+// At most one waiter holds, and at most one has released and may not ask again yet.
 let [mayRelease, mayRejoin] = [() => {}, () => {}];
 let firstGrant;
 const firstGranted = new Promise((resolve) => (firstGrant = resolve));
@@ -149,7 +150,7 @@ const commands = {
 
 const oneLine = (error) => `error ${String(error?.message ?? error).split(/\s+/).join(" ")}`;
 
-redis.on("error", () => {}); // told by the command that fails
+redis.on("error", () => {}); // the command that fails reports it
 try {
   await redis.ping();
   acquire = PEERS[peer](redis);
@@ -159,7 +160,7 @@ try {
   process.exit(1);
 }
 for await (const line of createInterface({ input: process.stdin })) {
-  // Moments do not fit in a number exactly; names and they stay text.
+  // Times are too large to be exact as numbers, so they and names stay text.
   const [command, ...words] = line.split(" ");
   const values = words.map((word) => (/^\d{1,15}$/.test(word) ? Number(word) : word));
   try {

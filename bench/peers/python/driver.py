@@ -1,7 +1,7 @@
-"""Locks of the Python world, driven by a line protocol on stdin and stdout (see ../PROTOCOL.md).
+"""Locks for Python, driven by a line protocol on stdin and stdout (see ../PROTOCOL.md).
 
-driver.py PEER URL, where PEER is one of the classes' keys below. One thread a task: that is how these
-libraries are used, and what they wait with.
+Usage: driver.py PEER URL, where PEER is a key of PEERS below. Each task is a thread, because these libraries
+block a thread while they wait.
 """
 
 import math
@@ -13,7 +13,7 @@ import redis
 
 
 class RedisPy:
-    """redis-py's own lock: asks again every 100 ms."""
+    """redis-py's own lock, which polls every 100 ms."""
 
     def __init__(self, client, name, lease, keep=False):
         self.lock = client.lock(name, timeout=lease)
@@ -26,7 +26,7 @@ class RedisPy:
 
 
 class PythonRedisLock:
-    """python-redis-lock: waits in BLPOP, on a connection of its own. Its times are whole seconds."""
+    """python-redis-lock, which waits in BLPOP on a connection of its own. Its times are whole seconds."""
 
     def __init__(self, client, name, lease, keep=False):
         import redis_lock
@@ -34,7 +34,7 @@ class PythonRedisLock:
         self.lock = redis_lock.Lock(client, name, expire=math.ceil(lease), auto_renewal=keep)
 
     def acquire(self, within):
-        # Without a limit it looks again when the lease must have ended.
+        # Without a limit it polls again when the lease must have ended.
         return self.lock.acquire(timeout=within and max(1, math.ceil(within)))
 
     def release(self):
@@ -42,7 +42,7 @@ class PythonRedisLock:
 
 
 class Pottery:
-    """pottery's Redlock, with one master: asks again after a random time of up to 200 ms."""
+    """pottery's Redlock with one master, which polls again after a random time of up to 200 ms."""
 
     def __init__(self, client, name, lease, keep=False):
         from pottery import Redlock
@@ -56,16 +56,45 @@ class Pottery:
         self.lock.release()
 
 
-PEERS = {"redis-py": RedisPy, "python-redis-lock": PythonRedisLock, "pottery": Pottery}
-LEASE = 10.0  # seconds; nobody is meant to reach it
+class Leasehold:
+    """leasehold's Python package, from threads."""
+
+    def __init__(self, client, name, lease, keep=False):
+        self.semaphore = client.semaphore(name, 1, lease=lease)
+        self.permit = None
+
+    @staticmethod
+    def connect(url):
+        import leasehold
+
+        return leasehold.Client(url).open().wait()
+
+    def acquire(self, within):
+        import leasehold
+
+        try:
+            self.permit = self.semaphore.acquire(within=within).wait()
+        except leasehold.TimedOut:
+            return False
+        return True
+
+    def release(self):
+        self.permit.release().wait()
+
+
+PEERS = {
+    "redis-py": RedisPy,
+    "python-redis-lock": PythonRedisLock,
+    "pottery": Pottery,
+    "leasehold for Python, threads": Leasehold,
+}
+LEASE = 10.0  # seconds; longer than anything is held, so that no lease ends
 
 
 class Driver:
     def __init__(self, peer, url):
         self.peer = PEERS[peer]
-        # A thread that waits keeps its connection; the default of 100 would turn the others away.
-        self.client = redis.Redis.from_url(url, max_connections=5000)
-        self.client.ping()
+        self.client = getattr(self.peer, "connect", connect)(url)
         self.held = []
         self.waiting = []
         self.granted_at = None
@@ -77,12 +106,17 @@ class Driver:
         tasks, names, window = int(tasks), int(names), int(window_ms) / 1000
         counts = [0] * tasks
         stop = threading.Event()
+        connected = threading.Semaphore(0)
         failed = []
 
         def work(task):
             try:
                 own = range(task % names, names, tasks)
                 locks = [self.peer(self.client, f"{prefix}-{n}", LEASE) for n in own]
+                # Opens the connection that the thread needs.
+                if locks[0].acquire(LEASE):
+                    locks[0].release()
+                connected.release()
                 while not stop.is_set():
                     for lock in locks:
                         if not lock.acquire(LEASE):
@@ -95,6 +129,8 @@ class Driver:
         threads = [threading.Thread(target=work, args=(task,), daemon=True) for task in range(tasks)]
         for thread in threads:
             thread.start()
+        for _ in threads:
+            connected.acquire(timeout=LEASE)
         time.sleep(window / 5)
         before, begun = sum(counts), time.monotonic_ns()
         time.sleep(window)
@@ -189,6 +225,13 @@ class Driver:
     def granted(self):
         self.granted_first.wait()
         return f"ok {self.granted_at}"
+
+
+def connect(url):
+    # A thread that waits keeps its connection; the default of 100 would turn the others away.
+    client = redis.Redis.from_url(url, max_connections=5000)
+    client.ping()
+    return client
 
 
 def say(text):

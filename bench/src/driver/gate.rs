@@ -1,4 +1,4 @@
-//! What the contenders in Rust have in common: something that can be acquired and released.
+//! The common interface of the contenders in Rust: something that can be acquired and released.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use leasehold::{Client, LockGuard, Permit, Retry, Semaphore};
 use redis::aio::MultiplexedConnection;
 use rslock::{LockError, LockManager};
 
-/// rslock's own default, which only its number of attempts is reckoned from.
+/// The default delay of rslock. Only the number of attempts is computed from it.
 const RSLOCK_DELAY: Duration = Duration::from_millis(200);
 
 /// A contender that is connected.
@@ -20,7 +20,7 @@ pub(super) enum Contact {
     Evalsha(MultiplexedConnection, redis::Cmd),
 }
 
-/// One name of it, ready to be acquired.
+/// One name of a contender, ready to be acquired.
 #[derive(Clone)]
 pub(super) enum Gate {
     Semaphore(Semaphore),
@@ -30,14 +30,14 @@ pub(super) enum Gate {
         key: String,
         lease: Duration,
     },
-    /// Of one permit, whatever its name is.
+    /// A semaphore of one permit, whatever its name is.
     Tokio(Arc<tokio::sync::Semaphore>),
-    /// Nothing to wait for, and yet tasks that wait.
+    /// Nothing to wait for, although tasks wait.
     Idle,
     Evalsha(MultiplexedConnection, redis::Cmd),
 }
 
-/// What is held.
+/// Something that is held.
 pub(super) enum Held {
     Permit(Permit),
     Guard(LockGuard),
@@ -64,7 +64,7 @@ impl Contact {
         }
     }
 
-    /// `lease` is how long a holder that has died is waited for. One that is to `keep` it renews it where it can; a
+    /// `lease` is how long a dead holder blocks others. With `keep`, the holder renews it if the library can; a
     /// semaphore always does.
     pub(super) fn open(
         &self,
@@ -80,7 +80,7 @@ impl Contact {
                 Gate::Semaphore(builder.build().map_err(said)?)
             }
             Self::Lock(client) => {
-                // The default pace, for longer.
+                // The default retry interval, but for longer.
                 let patient = Retry::default().times(u32::MAX).within(Duration::from_secs(3600));
                 let mut builder = client.lock(name).ttl(lease).retry(patient);
                 if keep {
@@ -108,10 +108,10 @@ async fn evalsha(url: &str) -> redis::RedisResult<(MultiplexedConnection, redis:
 }
 
 impl Gate {
-    /// Acquires it while nobody else wants it.
+    /// Acquires it without contention.
     pub(super) async fn take(&mut self) -> Result<Held, String> {
         match self {
-            // A lock that is free needs none of the machinery of waiting.
+            // A lock that is free needs none of the code for waiting.
             Self::Lock(lock) => match lock.try_acquire().await {
                 Ok(Some(guard)) => Ok(Held::Guard(guard)),
                 Ok(None) => Err("an uncontended lock was not acquired".to_owned()),
@@ -124,7 +124,7 @@ impl Gate {
         }
     }
 
-    /// Waits for it; none if it could not be had within that time.
+    /// Waits for it. Returns `None` if it was not acquired within that time.
     pub(super) async fn acquire(&mut self, within: Duration) -> Result<Option<Held>, String> {
         match self {
             Self::Semaphore(semaphore) => match semaphore.acquire().within(within).await {
@@ -142,7 +142,7 @@ impl Gate {
                 Ok(Err(why)) => Err(why.to_string()),
             },
             Self::Rslock { manager, key, lease } => {
-                // It counts attempts, after a random part of its delay each.
+                // rslock counts attempts. Before each it waits for a random part of its delay.
                 let attempts = (within.as_millis() / (RSLOCK_DELAY.as_millis() / 2)).max(1);
                 let attempts = u32::try_from(attempts).unwrap_or(u32::MAX);
                 manager.set_retry(attempts, RSLOCK_DELAY);

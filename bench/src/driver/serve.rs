@@ -9,13 +9,21 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 
 use super::gate::{Contact, Gate, Held};
+use crate::contender::{EXPORTED, NO_RECORDER};
 use crate::host;
 
-/// Nobody is meant to reach it.
+/// Longer than anything is held, so that no lease ends.
 const LEASE: Duration = Duration::from_secs(10);
 
-/// Answers one line with one line until its input ends.
+/// Answers each line with one line, until the input ends.
 pub(crate) fn serve(contender: &str, url: &str) {
+    let contender = match contender.strip_suffix(EXPORTED) {
+        Some(contender) => {
+            install_recorder();
+            contender
+        }
+        None => contender.strip_suffix(NO_RECORDER).unwrap_or(contender),
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     runtime.expect("a runtime").block_on(async {
         let contact = match Contact::connect(contender, url).await {
@@ -31,7 +39,7 @@ pub(crate) fn serve(contender: &str, url: &str) {
             first: watch::Sender::new(0),
             may: Arc::new((Semaphore::new(0), Semaphore::new(0))),
         };
-        // Nothing but us has to run while we wait for a line: the tasks have threads of their own.
+        // Nothing else has to run on this thread while it waits for a line: the tasks have other threads.
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {
             match driver.answer(&line).await {
                 Ok(None) => {}
@@ -42,9 +50,29 @@ pub(crate) fn serve(contender: &str, url: &str) {
     });
 }
 
+/// Installs an exporter that nobody scrapes, because recording is what is measured. Its upkeep runs once a second;
+/// until then it keeps every value of a histogram.
+#[cfg(feature = "metrics")]
+fn install_recorder() {
+    let buckets = [0.001, 0.01, 0.1, 1.0, 10.0];
+    let builder = metrics_exporter_prometheus::PrometheusBuilder::new().set_buckets(&buckets);
+    let recorder = builder.expect("some buckets").install_recorder().expect("the first one");
+    std::thread::spawn(move || {
+        loop {
+            std::thread::sleep(Duration::from_secs(1));
+            recorder.run_upkeep();
+        }
+    });
+}
+
+#[cfg(not(feature = "metrics"))]
+fn install_recorder() {
+    panic!("this program was built without the feature `metrics`");
+}
+
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
-    // If nobody listens any more, our input ends as well.
+    // If nobody reads our output any more, our input ends as well.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
@@ -53,9 +81,9 @@ struct Server {
     contender: String,
     url: String,
     held: Vec<Held>,
-    /// When the first of those who wait got it.
+    /// When the first waiter acquired it.
     first: watch::Sender<u64>,
-    /// Leave to release, and leave to ask again.
+    /// Permission to release, and permission to ask again.
     may: Arc<(Semaphore, Semaphore)>,
 }
 
@@ -121,7 +149,7 @@ impl Server {
         }
     }
 
-    /// Waits in a task of its own, without a limit if the patience is 0.
+    /// Waits in a task of its own; without a limit if the patience is 0.
     fn wait(&self, gate: Gate, patience: u64) {
         match gate {
             // As a user would write it, with nothing in the task that only the bench needs.
@@ -257,11 +285,11 @@ async fn wait(mut gate: Gate, patience: u64, first: watch::Sender<u64>) {
         }
         is_first
     });
-    // The driver is about to be killed; whether it could still release matters to nobody.
+    // The driver is about to be killed, so it does not matter if the release fails.
     let _ = held.release().await;
 }
 
-/// What all of them answer, or the first failure.
+/// Returns the answers of all tasks, or the first failure.
 async fn joined<T>(tasks: Vec<JoinHandle<Result<T, String>>>) -> Result<Vec<T>, String> {
     let mut answers = Vec::with_capacity(tasks.len());
     for task in tasks {

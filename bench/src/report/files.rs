@@ -9,7 +9,7 @@ use super::Report;
 use crate::plots;
 
 impl Report {
-    /// Writes everything into a folder, over what an earlier run has left there.
+    /// Writes everything into a folder, over the files of an earlier run.
     pub(crate) fn write(&self, folder: &Path) -> Result<(), Box<dyn Error>> {
         fs::create_dir_all(folder)?;
         let mut values = csv::Writer::from_path(folder.join("values.csv"))?;

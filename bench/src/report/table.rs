@@ -83,7 +83,7 @@ fn table(style: TableStyle, header: &[&str], right: &[usize]) -> Table {
     table
 }
 
-/// All figures of a scenario; those of one configuration stand together, and are compared with the first of ours.
+/// Returns all figures of a scenario. Those of one configuration are grouped, and compared with the first of ours.
 fn figures_table(figures: &[&Figure], style: TableStyle) -> Table {
     let header = ["measure", "who", "median", "from – to", "ours is", "from – to", "reading"];
     let mut table = table(style, &header, &[2, 3, 4, 5]);
@@ -117,7 +117,7 @@ fn figures_table(figures: &[&Figure], style: TableStyle) -> Table {
     table
 }
 
-/// How many times as good ours is, from where to where over the repetitions, and what that says.
+/// Returns how many times as good ours is, the range of that over the repetitions, and what it says.
 fn compare(ours: &Figure, theirs: &Figure) -> (String, String, String) {
     let ratios = match ours.better {
         Better::More => ours.sample.over(&theirs.sample),
@@ -144,7 +144,7 @@ fn compare(ours: &Figure, theirs: &Figure) -> (String, String, String) {
     (format!("{} ×", digits(ratios.median())), spread, reading.to_owned())
 }
 
-/// From the least to the most; nothing for a single value.
+/// Returns the range of a sample; empty for a single value.
 fn range(sample: &Sample, unit: &str) -> String {
     if sample.0.len() < 2 {
         return String::new();

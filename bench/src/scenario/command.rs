@@ -11,14 +11,14 @@ use crate::host;
 use crate::sample::{Sample, count};
 
 pub(super) const OURS: &str = "leasehold run";
-/// The semaphore that the commands want.
+/// The semaphore that the commands acquire.
 pub(super) const NAME: &str = "x";
-/// How many want the same at once, and how long each holds.
+/// How many processes compete at once, and how long each holds.
 const PROCESSES: usize = 8;
 const HOLD_MS: &str = "5";
 const FLOCK: &str = "flock";
 
-/// How to run something under one permit.
+/// A tool that runs a command under one permit.
 pub(super) struct Tool {
     name: &'static str,
     words: Vec<String>,
@@ -28,7 +28,7 @@ impl Tool {
     pub(super) fn command(&self, folder: &Path, child: &[&str]) -> Command {
         let mut command = Command::new(&self.words[0]);
         command.args(&self.words[1..]).args(child);
-        // GNU sem keeps its files here, and not in the user's home.
+        // GNU sem keeps its files here, instead of in the user's home.
         command.env("PARALLEL_HOME", folder);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command
@@ -61,7 +61,7 @@ pub(super) fn run(bench: &mut Bench) {
     bench.judge_ratio("command/handoff", "hand-off, p99", OURS, FLOCK);
 }
 
-/// Those that are here; the others are reported.
+/// Returns the tools that work; the others are reported.
 fn tools(bench: &mut Bench, folder: &Path) -> Vec<Tool> {
     let lock = folder.join("flock").display().to_string();
     let candidates = [
@@ -83,7 +83,7 @@ fn tools(bench: &mut Bench, folder: &Path) -> Vec<Tool> {
     there
 }
 
-/// Ours, with its store in this folder.
+/// Our command, with its store in this folder.
 pub(super) fn ours(folder: &Path) -> Tool {
     let store = format!("sqlite:{}", database(folder).display());
     let binary = binary().display().to_string();
@@ -98,13 +98,13 @@ fn words(words: &[&str]) -> Vec<String> {
     words.iter().map(|word| (*word).to_owned()).collect()
 }
 
-/// Beside us in the target folder, unless the environment names another.
+/// Returns the path of our command: beside this program in the target folder, unless the environment names another.
 fn binary() -> PathBuf {
     let beside = || std::env::current_exe().map(|bench| bench.with_file_name("leasehold"));
     std::env::var_os("LEASEHOLD_BIN").map_or_else(|| beside().unwrap_or_default(), PathBuf::from)
 }
 
-/// From nothing to nothing, with a child that does nothing.
+/// Measures the whole run of a tool whose child does nothing.
 fn start_up(bench: &mut Bench, tools: &[Tool], folder: &Path) {
     bench.step("start-up");
     let times = if bench.quick { 5 } else { 20 };
@@ -127,12 +127,12 @@ fn start_up(bench: &mut Bench, tools: &[Tool], folder: &Path) {
 
 fn wall(mut command: Command) -> f64 {
     let begun = Instant::now();
-    // A tool that fails was left out before; one that cannot be started says so in the time.
+    // Tools that fail were left out before. A tool that cannot be started shows in the time.
     let _ = command.status();
     count(begun.elapsed().as_nanos())
 }
 
-/// As many as there is time for, and at least those of one burst of processes.
+/// Measures as many hand-offs as there is time for, and at least those of one burst of processes.
 fn hand_offs(tool: &Tool, folder: &Path, time: Duration) -> Result<Sample, String> {
     let (begun, mut delays) = (Instant::now(), Sample::default());
     while delays.is_empty() || begun.elapsed() < time {
@@ -141,7 +141,7 @@ fn hand_offs(tool: &Tool, folder: &Path, time: Duration) -> Result<Sample, Strin
     Ok(delays)
 }
 
-/// From the end of one child to the start of the next, while several wait.
+/// Returns the times from the end of one child to the start of the next, while several wait.
 fn burst(tool: &Tool, folder: &Path) -> Result<Vec<f64>, String> {
     let stamps = folder.join(format!("stamps-{}", tool.name.replace(' ', "-")));
     let (stamps_text, ourselves) = (stamps.display().to_string(), std::env::current_exe());
@@ -174,7 +174,7 @@ fn burst(tool: &Tool, folder: &Path) -> Result<Vec<f64>, String> {
     Ok(held.windows(2).map(|two| contention::between(two[0].1, two[1].0)).collect())
 }
 
-/// The child: says in a file from when to when it ran.
+/// The child: records in a file from when to when it ran.
 pub(crate) fn stamp(words: &[&str]) {
     let [file, hold] = words else { return eprintln!("stamp FILE MILLISECONDS") };
     let from = host::nanos();

@@ -1,4 +1,4 @@
-//! What many commands cost a host while they wait for one permit.
+//! The cost of many commands on a host while they wait for one permit.
 
 use std::collections::HashMap;
 use std::process::Child;
@@ -15,7 +15,7 @@ use crate::sample::{Sample, count};
 
 const COMMANDS: usize = 400;
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What a command does after it has joined is not what it does while it waits.
+/// What a command does right after joining is not what it does while it waits.
 const SETTLE: Duration = Duration::from_secs(2);
 
 pub(super) fn run(bench: &mut Bench) {
@@ -41,7 +41,7 @@ fn measure(bench: &mut Bench) -> Result<(), String> {
     }
     let begun = Instant::now();
     let joined = || bench.runtime.block_on(semaphore.stats()).map(|stats| stats.waiting());
-    // The store may be too busy to answer while so many join.
+    // The store may be too busy to answer while all of them join.
     while joined().unwrap_or(0) < COMMANDS {
         if begun.elapsed() > PATIENCE {
             return Err(format!("not all of {COMMANDS} had joined after {PATIENCE:?}"));
@@ -71,7 +71,7 @@ fn measure(bench: &mut Bench) -> Result<(), String> {
 struct Waiting(Vec<Child>);
 
 impl Waiting {
-    /// The nanoseconds that each of their threads has used.
+    /// Returns the nanoseconds that each of their threads has used.
     fn processor_times(&self) -> HashMap<u32, u64> {
         self.0.iter().flat_map(|child| host::processor_times(child.id())).collect()
     }

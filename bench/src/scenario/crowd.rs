@@ -1,4 +1,4 @@
-//! What a server pays for many clients that wait for one name, each with a connection of its own.
+//! The cost for a server of many clients that wait for one name, each with its own connection.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -13,12 +13,12 @@ use crate::sample::Sample;
 use crate::server_time::ServerTime;
 
 const CLIENTS: usize = 1000;
-/// The clients are in so many processes.
+/// The number of processes that share the clients.
 const PROCESSES: usize = 4;
-/// The default heartbeat, in milliseconds.
+/// The lease, in milliseconds.
 const LEASE_MS: u64 = 180_000;
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What a client asks after it has joined is not what it asks while it waits.
+/// What a client asks right after joining is not what it asks while it waits.
 const SETTLE: Duration = Duration::from_secs(3);
 
 pub(super) fn run(bench: &mut Bench) {
@@ -47,7 +47,7 @@ fn measure(bench: &mut Bench) -> Result<(), String> {
     }
     let begun = Instant::now();
     let waiting = || bench.runtime.block_on(semaphore.stats()).map(|stats| stats.waiting());
-    // The store may be too busy to answer while so many join.
+    // The store may be too busy to answer while all of them join.
     while waiting().unwrap_or(0) < CLIENTS {
         if begun.elapsed() > PATIENCE {
             return Err(format!("not all of {CLIENTS} had joined after {PATIENCE:?}"));
@@ -55,7 +55,7 @@ fn measure(bench: &mut Bench) -> Result<(), String> {
         sleep(Duration::from_millis(100));
     }
     sleep(SETTLE);
-    // The places in the queue are renewed in the second third of the heartbeat interval.
+    // The places in the queue are renewed in the second third of the lease.
     let watched = Duration::from_secs(if bench.quick { 4 } else { 120 });
     bench.step("waiting");
     let (begun, before) = (Instant::now(), ServerTime::now(bench)?);
@@ -71,7 +71,7 @@ fn measure(bench: &mut Bench) -> Result<(), String> {
     let who = SEMAPHORE.name;
     bench.add("questions", who, ("/s", Better::Less), questions);
     bench.add("share of a Redis core", who, ("%", Better::Less), process);
-    // By the clock: more than the processor time if the machine is busy with something else.
+    // By the wall clock: more than the processor time if the machine is busy with something else.
     bench.add("share of the time in scripts", who, ("%", Better::Less), scripts);
     bench.report.judge("crowd/questions", &Sample(vec![questions]));
     bench.report.judge("crowd/share", &Sample(vec![process]));

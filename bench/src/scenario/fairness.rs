@@ -1,4 +1,4 @@
-//! One permit and many who want it again and again: how many grants there are, and who gets them.
+//! One permit and many waiters that want it again and again: how many grants there are, and who gets them.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,7 +11,8 @@ use crate::driver::Wait;
 use crate::report::Better;
 use crate::sample::{Sample, count};
 
-/// Who asked at least so much earlier and is served later was passed over. Below that, the wire may have changed the order.
+/// A waiter that asked at least this much earlier and is served later was passed over. Below that, the network may have
+/// changed the order. In nanoseconds.
 const LATER: u64 = 2_000_000;
 
 pub(super) fn run(bench: &mut Bench) {
@@ -73,18 +74,18 @@ fn measure(bench: &mut Bench, contender: &'static Contender, waiters: u64) -> Re
 /// What happened within the window.
 struct Told {
     grants: f64,
-    /// Grants that did not go to the one who had just released.
+    /// Grants that did not go to the waiter that had just released.
     handed_over: f64,
     waited: Sample,
-    /// How many waited that had asked earlier than the one who was granted: the mean of all grants.
+    /// How many waiters had asked earlier than the one that was granted: the mean over all grants.
     passed_over: f64,
-    /// How many of the waiters got it at least once.
+    /// How many of the waiters were granted the permit at least once.
     served: f64,
 }
 
 impl Told {
-    /// Who still waits at the end has waited at least until then, and counts with that: otherwise the unlucky would
-    /// not be seen at all.
+    /// A waiter that still waits at the end counts with the time that it has waited by then. Otherwise the unluckiest
+    /// waiters would not be counted at all.
     fn of(waits: &mut Vec<Wait>, begins_at: u64, ends_at: u64) -> Self {
         let granted = |wait: &Wait| wait.granted.unwrap_or(u64::MAX);
         waits.retain(|wait| granted(wait) >= begins_at && wait.asked < ends_at);
@@ -107,11 +108,12 @@ impl Told {
     }
 }
 
-/// How often one who was granted had asked later than one who still waited. The waits are in the order of their grants.
+/// Returns how often a waiter was granted the permit although another had asked earlier and still waited. The waits are
+/// in the order of their grants.
 fn passed_over(waits: &[Wait]) -> u64 {
     let mut asked: Vec<_> = waits.iter().map(|wait| wait.asked).collect();
     asked.sort_unstable();
-    // Going back from the last grant, a tree of sums knows how many of those granted later had asked before a moment.
+    // Going back from the last grant, a Fenwick tree counts how many of those granted later had asked before a moment.
     let mut later = vec![0_u64; asked.len() + 1];
     let mut passed = 0;
     for wait in waits.iter().rev() {
@@ -149,7 +151,8 @@ mod tests {
 
     #[test]
     fn everyone_who_asked_earlier_and_still_waits_counts() {
-        // The last one first: two are passed over; then the second before the first: one more.
+        // The last one is served first, and passes over two. Then the second is served before the first, which makes
+        // one more.
         assert_eq!(passed_over(&waits(&[(3, Some(4)), (2, Some(5)), (1, Some(6))])), 3);
         assert_eq!(passed_over(&waits(&[(3, Some(4)), (1, None), (2, None)])), 2);
     }

@@ -1,4 +1,4 @@
-//! Many clients, each a process with one task: no batches hide what a request costs.
+//! Many clients, each a process with one task, so that no batches hide the cost of a request.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use crate::driver::Driver;
 use crate::sample::count;
 use crate::server_time::ServerTime;
 
-/// Nobody has to wait.
+/// Large enough that nobody has to wait.
 const CAPACITY: usize = 256;
-/// For all processes together.
+/// The limit for warming up all processes together.
 const WARM_UP: Duration = Duration::from_secs(120);
 
-/// How many clients, and whether all of them use one name. For a single client it is the same.
+/// The number of clients, and whether all of them use one name. For a single client that is the same.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fleet {
     OneName(u32),
@@ -36,7 +36,7 @@ impl Fleet {
         }
     }
 
-    /// A lock is held by one client: several on one name would wait for each other.
+    /// A lock is held by one client, so several clients on one name would wait for each other.
     fn suits(self, contender: &Contender) -> bool {
         *contender != RSLOCK || matches!(self, Self::NameEach(_))
     }
@@ -90,7 +90,7 @@ pub(super) fn run(bench: &mut Bench) {
     }
 }
 
-/// A contender and its processes. Once it has failed it is left out, so that rounds stay comparable.
+/// A contender and its processes. After a failure it is left out, so that rounds stay comparable.
 struct Member {
     contender: &'static Contender,
     drivers: Vec<Driver>,
@@ -115,8 +115,8 @@ impl Member {
         self.drivers.iter_mut().try_for_each(|driver| driver.answer(WARM_UP).map(drop))
     }
 
-    /// Pairs a second of all clients together, and the server's time for one pair in nanoseconds; none if it does not
-    /// take part.
+    /// Returns the pairs per second of all clients together, and the server's time for one pair in nanoseconds. `None`
+    /// if the contender does not take part.
     fn ask(&mut self, bench: &mut Bench, fleet: Fleet) -> Option<(f64, f64)> {
         if self.failed || !fleet.suits(self.contender) {
             return None;

@@ -1,4 +1,4 @@
-//! How much memory of its process one that waits on Redis takes.
+//! How much memory of its process one waiter on Redis takes.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub(super) fn run(bench: &mut Bench) {
         for contender in WAITING {
             measure(bench, contender, 200);
         }
-        // Two hundred of ours hardly show among the pages that a process has anyway.
+        // 200 waiters of ours hardly show among the pages that a process has anyway.
         measure(bench, &SEMAPHORE, 10_000);
     }
 }
@@ -30,7 +30,7 @@ fn measure(bench: &mut Bench, contender: &'static Contender, waiters: u64) {
     }
 }
 
-/// Bytes for each that waits in a process of its own. In memory the holder has to be in the same.
+/// Returns the bytes for each waiter, in a process of their own. In memory the holder has to be in the same process.
 pub(super) fn each(
     bench: &mut Bench,
     contender: &'static Contender,
@@ -38,7 +38,7 @@ pub(super) fn each(
 ) -> Result<f64, String> {
     let name = bench.name();
     let hold = format!("hold {name} 10000");
-    // Who can wait without a limit does: a limit costs memory as well.
+    // A contender that can wait without a limit does, because a limit costs memory as well.
     let patience = if contender.is_bare() { 0 } else { 9000 };
     let mut others = Driver::start(contender, &bench.url)?;
     let mut holder = None;
@@ -47,7 +47,7 @@ pub(super) fn each(
     } else {
         others.ask(&hold, PATIENCE)?;
     }
-    // One first, so that what every process needs once does not count.
+    // One waiter first, so that the memory that every process needs once does not count.
     others.ask(&format!("wait {name} 1 10000 {patience}"), PATIENCE)?;
     std::thread::sleep(contention::SETTLE);
     let before = others.resident()?;

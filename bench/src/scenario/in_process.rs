@@ -1,4 +1,4 @@
-//! The semaphore in memory against tokio's and async-lock's.
+//! The semaphore in memory, compared with those of tokio and async-lock.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -16,7 +16,7 @@ use crate::contender::{IDLE, MEMORY, SEMAPHORE, TOKIO};
 use crate::sample::count;
 
 const ASYNC_LOCK: &str = "async-lock";
-/// These are short, and want more of them.
+/// These measurements are short, so there are more repetitions.
 const MORE: usize = 3;
 
 pub(super) fn run(bench: &mut Bench) {
@@ -38,7 +38,7 @@ fn one_thread() -> Runtime {
     tokio::runtime::Builder::new_current_thread().build().expect("a runtime")
 }
 
-/// Runs all in turn, so that whatever else the machine does hits them alike. The first round only warms up.
+/// Runs all contenders in turn, so that other load on the machine affects them alike. The first round only warms up.
 fn in_turn(bench: &mut Bench, what: &str, contenders: &mut [(&str, &mut dyn FnMut() -> f64)]) {
     bench.step(what);
     for round in 0..=bench.repetitions() * MORE {
@@ -58,7 +58,7 @@ fn each(begun: Instant, operations: usize) -> f64 {
     begun.elapsed().as_secs_f64() * 1e9 / count(operations)
 }
 
-/// One task that acquires and gives back, over and over, and never has to wait.
+/// One task that acquires and releases in a loop, and never has to wait.
 fn uncontended(bench: &mut Bench) {
     let pairs = if bench.quick { 100_000 } else { 500_000 };
     let (ours, runtime) = (semaphore("uncontended", 5), one_thread());
@@ -128,14 +128,14 @@ fn contended(bench: &mut Bench) {
         .map(|of| format!("1 permit, {of}, a grant"));
     bench.judge_ratio("memory/100/one", &one_thread, SEMAPHORE.name, TOKIO.name);
     bench.judge_ratio("memory/100", &few, SEMAPHORE.name, TOKIO.name);
-    // How much more a grant costs among many tasks, against how much more tokio's does.
+    // How much more a grant costs among many tasks, compared with how much more tokio's costs.
     let against =
         |what: &str| bench.sample(what, SEMAPHORE.name).over(&bench.sample(what, TOKIO.name));
     let growth = against(&many).over(&against(&few));
     bench.report.judge("memory/10000", &growth);
 }
 
-/// Runs that many tasks at once, each so many rounds; nanoseconds a grant.
+/// Runs this many tasks at once, each for this many rounds. Returns the nanoseconds per grant.
 fn race<F: Future<Output = ()> + Send + 'static>(
     runtime: &Runtime,
     tasks: usize,
@@ -152,7 +152,7 @@ fn race<F: Future<Output = ()> + Send + 'static>(
     each(begun, tasks * rounds)
 }
 
-/// A release that hands over to the next of many.
+/// A release that hands the permit to the next of many waiters.
 fn queue_length(bench: &mut Bench) {
     let rounds = if bench.quick { 500 } else { 2000 };
     let (mut long, mut short) = (Queue::new(100_000), Queue::new(10));
@@ -173,7 +173,7 @@ fn queue_length(bench: &mut Bench) {
     bench.report.judge("memory/queue", &against);
 }
 
-/// A semaphore of one permit with a queue that is kept at its length.
+/// A semaphore of one permit, with a queue of constant length.
 struct Queue {
     semaphore: Semaphore,
     waiting: VecDeque<Pin<Box<Acquire>>>,
@@ -197,8 +197,8 @@ impl Queue {
         self.waiting.push_back(acquire);
     }
 
-    /// Five releases are timed together, then five join, so that reading the clock does not count and
-    /// the queue stays as long as it is.
+    /// Times five releases together and then lets five tasks join. So reading the clock does not count, and the queue
+    /// keeps its length.
     fn hand_over(&mut self, rounds: usize) -> f64 {
         let mut time = Duration::ZERO;
         for _ in 0..rounds {
@@ -228,7 +228,7 @@ fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// Memory of a hundred thousand waiters, in processes of their own: ours has used and given back a lot by now.
+/// Measures the memory of 100,000 waiters in separate processes, because this one has allocated and freed a lot by now.
 fn bytes_per_waiter(bench: &mut Bench) {
     let what = "memory of a waiter of 100,000, without its task";
     bench.step(what);

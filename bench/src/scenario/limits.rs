@@ -1,4 +1,4 @@
-//! What nobody on this server can pass.
+//! The limits that no contender can pass on this server.
 
 use std::process::Command;
 use std::time::Instant;
@@ -30,7 +30,7 @@ pub(super) fn run(bench: &mut Bench) {
     for tasks in [1, 50, 256] {
         let what = format!("calls of `return 1`, {tasks} at once");
         crew.measure(bench, &what, RATE, |driver, bench| {
-            // The tool of the house, with a connection for each of them, in the same round.
+            // Redis's own tool, with one connection per caller, in the same round.
             match redis_benchmark(bench, tasks) {
                 Ok(rate) => bench.add(&what, "redis-benchmark", RATE, rate),
                 Err(why) => bench.trouble("redis-benchmark", why),

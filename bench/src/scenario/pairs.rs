@@ -1,4 +1,4 @@
-//! How many acquires with their releases are done in a second.
+//! How many pairs of acquire and release are done in a second.
 
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ pub(super) fn locks(bench: &mut Bench) {
     bench.judge_ratio("locks/200/peer", "200 tasks", LOCK.name, RSLOCK.name);
 }
 
-/// Pairs a second of one contender.
+/// Returns the pairs per second of one contender.
 pub(super) fn ask(
     driver: &mut Driver,
     bench: &mut Bench,
@@ -71,9 +71,20 @@ pub(super) fn ask(
     names: usize,
     capacity: usize,
 ) -> Result<f64, String> {
-    let (name, window) = (bench.name(), bench.window());
+    let window = bench.window();
+    ask_during(driver, bench, (tasks, names, capacity), window)
+}
+
+/// The same in a window of another length, for tasks, names and the capacity in this order.
+pub(super) fn ask_during(
+    driver: &mut Driver,
+    bench: &mut Bench,
+    (tasks, names, capacity): (usize, usize, usize),
+    window: Duration,
+) -> Result<f64, String> {
+    let name = bench.name();
     let request = format!("pairs {name} {tasks} {names} {capacity} {}", window.as_millis());
-    // A slow contender may take a while to end its last round.
+    // A slow contender may take a while to finish its last round.
     match driver.ask(&request, window * 2 + Duration::from_secs(15))?[..] {
         [pairs, nanos, _] if pairs > 0 => Ok(count(pairs) / count(nanos) * 1e9),
         [0, ..] => Err("did not get anything done within the window".to_owned()),
@@ -81,5 +92,5 @@ pub(super) fn ask(
     }
 }
 
-/// The unit of things that are better if there are fewer of them.
+/// The unit of counts where fewer is better.
 pub(super) const FEWER: (&str, Better) = ("", Better::Less);

@@ -1,4 +1,4 @@
-//! Joining a queue and leaving it again, by its length. No peer has a queue.
+//! Joining a queue and leaving it again, for several lengths of the queue. No peer has a queue.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ pub(super) fn run(bench: &mut Bench) {
         for (length, name) in LENGTHS.into_iter().zip(&names) {
             let semaphore = client.semaphore(name, 1).build().expect("a valid semaphore");
             let held = semaphore.acquire().await.expect("a permit");
-            // They wait behind, and never get their turn.
+            // They wait behind the holder, and are never granted the permit.
             let others: Vec<_> = (0..length).map(|_| tokio::spawn(semaphore.acquire())).collect();
             while semaphore.stats().await.expect("statistics").waiting() < length {
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -54,7 +54,8 @@ pub(crate) fn what(length: usize) -> String {
     format!("{length} queued")
 }
 
-/// An acquire that gives up, and the release that follows it, as the server sees them, in nanoseconds.
+/// Returns the nanoseconds of one acquire that is queued and then released by its id. It waits until the server has
+/// seen each step.
 async fn cost(semaphore: &Semaphore, times: u32) -> f64 {
     let start = Instant::now();
     for _ in 0..times {

@@ -1,4 +1,4 @@
-//! A rate that more want than it allows: whether it is met, and what it costs.
+//! A rate with more demand than it allows: whether it is reached, and what it costs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,9 +14,9 @@ use crate::server_time::ServerTime;
 
 const WAITERS: usize = 200;
 const STARTS: u64 = 1000;
-/// What is made up for after a late start.
+/// How many starts can be made up for after a late one.
 const BURST: u32 = 20;
-/// The tokens that are kept at the beginning are used up, and everybody waits.
+/// After this time the initial tokens are used up, and every task waits.
 const SETTLE: Duration = Duration::from_millis(500);
 
 pub(super) fn run(bench: &mut Bench) {

@@ -1,4 +1,4 @@
-//! How long the next one waits when a holder is killed. Everybody's lease is two seconds; who renews, renews.
+//! How long the next waiter waits when a holder is killed. Every lease is two seconds. Libraries that can renew do so.
 
 use std::thread;
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub(super) fn run(bench: &mut Bench) {
         bench.step(&format!("round {}", round + 1));
         // At different moments of a lease.
         let into = LEASE * u32::try_from(round % 4).expect("few") / 5 + Duration::from_millis(100);
-        // There is little to do but wait, so that all can do it at once.
+        // This is mostly waiting, so all contenders do it at once.
         let names: Vec<_> = WAITING.iter().map(|_| bench.name()).collect();
         let url = bench.url.clone();
         let recovered: Vec<_> = thread::scope(|scope| {

@@ -1,7 +1,7 @@
-//! What the server has to do: requests, bytes, calls and connections, for a grant and for those who wait.
+//! The work of the server: requests, bytes, calls and connections, for a grant and for waiters.
 //!
-//! On a server of our own the contenders come through a proxy that counts requests and bytes. On another's there are
-//! only the counters of `INFO`, which also count what scripts call, and what others do.
+//! On our own server, the contenders connect through a proxy that counts requests and bytes. On a given server there
+//! are only the counters of `INFO`, which also count the calls of scripts and the commands of other clients.
 
 use std::time::Duration;
 
@@ -39,17 +39,17 @@ pub(super) fn run(bench: &mut Bench) {
     }
 }
 
-/// What has happened up to a moment.
+/// The counts up to a moment.
 #[derive(Clone, Copy)]
 struct Counts {
     requests: Option<u64>,
     bytes: u64,
-    /// Calls of commands, those by scripts included.
+    /// Calls of commands, including those by scripts.
     calls: u64,
     connections: u64,
 }
 
-/// Where the counts come from.
+/// The source of the counts.
 struct Counter<'a> {
     bench: &'a Bench,
     proxy: Option<FaultProxy>,
@@ -88,7 +88,7 @@ impl<'a> Counter<'a> {
     }
 }
 
-/// Somebody holds, and twenty of another process wait for longer than we look.
+/// One process holds, and twenty waiters of another process wait for longer than the measurement.
 fn waiting(bench: &mut Bench, contender: &'static Contender) -> Result<(), String> {
     let (name, patience) = (bench.name(), Duration::from_secs(5));
     let counter = Counter::new(bench);
@@ -104,7 +104,7 @@ fn waiting(bench: &mut Bench, contender: &'static Contender) -> Result<(), Strin
     let each = |many: u64| count(many) / seconds / count(WAITERS);
     let what = format!("a second of waiting, of {WAITERS}");
     let who = contender.name;
-    // INFO itself is one call, and what it says of bytes is not told apart.
+    // INFO itself is one call. Its bytes are not subtracted.
     let calls = each((after.calls - before.calls).saturating_sub(1));
     if let (Some(after), Some(before)) = (after.requests, before.requests) {
         bench.add(&format!("{what}, requests"), who, FEWER, each(after - before));
@@ -116,13 +116,13 @@ fn waiting(bench: &mut Bench, contender: &'static Contender) -> Result<(), Strin
     Ok(())
 }
 
-/// One task that nobody disturbs, and twenty that want the same.
+/// One task without contention, and twenty that compete.
 fn granting(bench: &mut Bench, contender: &'static Contender) -> Result<(), String> {
     let (name, wanted) = (bench.name(), bench.name());
     let patience = Duration::from_secs(20);
     let counter = Counter::new(bench);
     let mut driver = Driver::start(contender, &counter.url())?;
-    // Once before, so that it is connected and its scripts are loaded.
+    // A few pairs first, so that it is connected and its scripts are loaded.
     driver.ask(&format!("repeat {name} 10"), patience)?;
     let before = counter.now()?;
     driver.ask(&format!("repeat {name} {PAIRS}"), patience)?;

@@ -1,4 +1,4 @@
-//! What 100,000 waiters of one process cost while they wait. No peer was made for that.
+//! The cost of 100,000 waiters of one process while they wait. No peer was made for that.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::sample::{Sample, count};
 
 const WAITERS: usize = 100_000;
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The default heartbeat.
+/// The lease.
 const LEASE: Duration = Duration::from_secs(180);
 
 pub(super) fn run(bench: &mut Bench) {
@@ -31,7 +31,7 @@ fn measure(bench: &mut Bench) -> Result<(), String> {
     let name = bench.name();
     bench.step("joining");
     let url = bench.url.clone();
-    // It holds, and asks how many wait, without passing the proxy that counts.
+    // This client holds, and reads the number of waiters, without going through the proxy that counts.
     let (client, semaphore, held) = bench.runtime.block_on(async {
         let client = Client::redis(&url).await.expect("the store");
         let semaphore = client.semaphore(&name, 1).build().expect("a valid semaphore");
@@ -47,7 +47,7 @@ fn measure(bench: &mut Bench) -> Result<(), String> {
     }
     let (joined, full) = (begun.elapsed(), driver.resident()?);
     let each = count(full - empty) / count(WAITERS);
-    // Until all have been renewed: that is in the second third of the heartbeat interval.
+    // Long enough for all of them to be renewed, which happens in the second third of the lease.
     let watched = Duration::from_secs(if bench.quick { 4 } else { 120 });
     bench.step("waiting");
     let (connections, before) = (count(proxy.connections()), proxy.requests());

@@ -1,5 +1,5 @@
-//! The clock of deadlines: it does not stop while the machine is suspended, and all processes of this host read the
-//! same on it.
+//! The clock of deadlines. It continues while the machine is suspended, and it is the same for all processes of this
+//! host.
 
 use std::time::{Duration, Instant};
 
@@ -15,13 +15,13 @@ const CLOCK: ClockId = ClockId::Monotonic;
 pub(crate) struct Moment(u64);
 
 impl Moment {
-    /// Later than every deadline.
+    /// A moment after every deadline.
     pub(crate) const NEVER: Self = Self(u64::MAX);
 
     pub(crate) fn now() -> Self {
         let time = clock_gettime(CLOCK);
         let (seconds, nanos) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
-        // It counts up from boot.
+        // The clock counts from boot, so its time is not negative.
         Self(seconds.unwrap_or_default() * 1_000_000 + nanos.unwrap_or_default() / 1000)
     }
 
@@ -41,7 +41,7 @@ impl Moment {
         Self(self.0.saturating_sub(micros(duration)))
     }
 
-    /// How long it is until `self`; zero once it has passed.
+    /// Returns the time until `self`, or zero if it has passed.
     pub(crate) fn saturating_since(self, earlier: Self) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))
     }
@@ -51,11 +51,11 @@ pub(crate) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// What an `Instant` that is yet to be asked for is on this clock.
+/// Converts an `Instant` to this clock.
 ///
-/// The library tells how long a lease is valid as an `Instant`, whose clock may stop while the machine is suspended.
-/// The two clocks are compared *before* the library is asked, and ours is read first: whatever stops us in between, the
-/// answer can only become too early, never too late.
+/// The library returns the validity of a lease as an `Instant`, whose clock may stop while the machine is suspended. The
+/// two clocks are compared *before* the library is called, and ours is read first. So if this process is stopped in
+/// between, the result can only be too early, never too late.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bridge {
     moment: Moment,

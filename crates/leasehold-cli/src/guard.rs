@@ -1,26 +1,27 @@
-//! The guard: a process that ends a child before its lease can pass on.
+//! The guard: a process that stops the child before the store grants the lease to another process.
 //!
-//! The command that holds the lease may be killed or stopped at any moment, and then nobody renews the lease. So the
-//! child is not a child of the command: a guard, which the command forks ([`spare`]), starts it in a process group, waits for
-//! it, and learns over a socket until when it may run. The guard ends the group
+//! The command that holds the lease may be killed or stopped at any moment, and then the lease is no longer renewed. So
+//! the command does not start the child itself. It forks a guard ([`spare`]), which starts the child in a process group
+//! and waits for it. The command tells the guard over a socket how long the child may run. The guard stops the group
 //!
 //! - when the deadline passes: the command is stopped, or cut off from its store, or the TTL has ended;
-//! - when the socket ends: the command was killed;
+//! - when the socket closes: the command was killed;
 //! - when the command orders it: the lease is lost.
 //!
-//! To end the group means SIGTERM, and SIGKILL after a grace. The deadline that the command sends lies that grace before
-//! the end of the lease's validity, which in turn lies a margin before the end of the lease in the store.
+//! To stop the group, the guard sends SIGTERM, and SIGKILL after a grace. The deadline that the command sends is earlier
+//! than the end of the lease's validity by that grace. The validity ends a margin before the lease ends in the store.
 //!
-//! Supervision has two sides, because either process may be killed or stopped:
+//! The two processes supervise each other, because either may be killed or stopped:
 //!
-//! - *The child begins only after the command knows it* ([`launcher`]). If the guard dies earlier, nothing has run.
-//! - *The guard never blocks* ([`mailbox`]), and obeys all orders that have arrived before it judges the time.
-//! - *The command keeps the time, too* (`supervise.rs`). It ends the group itself if the guard is late.
-//! - *If the guard dies, the kernel kills the child*, and the command, which then inherits the rest, ends that.
-//! - *If the command dies, the kernel continues the guard*, should it be stopped.
+//! - *The child starts only after the command knows its process group* ([`launcher`]). If the guard dies before that, no
+//!   child has run.
+//! - *The guard never blocks* ([`mailbox`]), and handles all orders that have arrived before it checks the deadline.
+//! - *The command also watches the deadline* (`supervise.rs`). It stops the group itself if the guard is late.
+//! - *If the guard dies, the kernel kills the child.* The command adopts the rest of the group, and stops it.
+//! - *If the command dies while the guard is stopped, the kernel continues the guard.*
 //!
-//! The guard has a process group of its own and blocks all signals, so that what stops or ends the command, from the
-//! keyboard or by a careless `kill`, does not reach it. Only SIGKILL and SIGSTOP do.
+//! The guard has its own process group and blocks all signals. So a signal to the command, from the keyboard or from
+//! `kill`, does not reach the guard. Only SIGKILL and SIGSTOP can.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -38,7 +39,7 @@ use crate::failure::{INTERNAL, complain};
 use crate::{signals, terminal};
 
 mod handover;
-mod launcher;
+pub(crate) mod launcher;
 pub(crate) mod mailbox;
 pub(crate) mod spare;
 mod timer;
@@ -50,25 +51,25 @@ use mailbox::{Incoming, Outgoing};
 use timer::Timer;
 use wire::{News, Order};
 
-/// How often to check whether a group is gone that its leader or its guard has left: the kernel does not report it.
+/// How often to check whether a group has ended after its leader or its guard has. The kernel does not report it.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// How long to wait for a killed group whose members another process may have to reap.
+/// How long to wait for a killed group, because another process may have to reap its members.
 pub(crate) const BURIAL: Duration = Duration::from_secs(1);
 
-/// What the kernel and `ps` call a guard, and a launcher, which is forked from it.
+/// The name of a guard in `ps`, and of a launcher, which is forked from it.
 const NAME: &str = "leasehold-guard";
 
-/// What a guard is started for.
+/// The job of a guard.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Charge<'a> {
     /// The command line of the child.
     pub(crate) command: &'a [OsString],
     pub(crate) grace: Duration,
-    /// Whether the command itself is the child of another one.
+    /// Whether the command is the child of another `leasehold` command.
     pub(crate) nested: bool,
 }
 
-/// All that the process of a guard does, until its child has ended or the command has ended without one.
+/// Runs the guard until its child has ended, or until the command has ended without a child.
 fn run(charge: &Charge<'_>, control: UnixStream) -> u8 {
     match watch(charge, control) {
         Ok(code) => code,
@@ -84,7 +85,7 @@ fn watch(charge: &Charge<'_>, control: UnixStream) -> io::Result<u8> {
     setpgid(None, None)?;
     let _ = std::fs::write("/proc/self/comm", NAME);
     adopt_orphans()?;
-    // A guard that is stopped when the command dies has to go on: the lease is no longer renewed.
+    // If the command dies while the guard is stopped, the guard must continue: the lease is no longer renewed.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     rustix::process::set_parent_process_death_signal(Some(Signal::CONT))?;
     let deaths = signals::deaths()?;
@@ -123,20 +124,20 @@ fn not_started(error: &io::Error) -> News {
     News::NotStarted(error.raw_os_error().unwrap_or(Errno::NOEXEC.raw_os_error()))
 }
 
-/// Orphans of a child become children of this process, which can reap them then.
+/// Makes this process adopt the orphans of a child, so that it can reap them.
 pub(crate) fn adopt_orphans() -> io::Result<()> {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     Ok(())
 }
 
-/// Whether the process group has no members, not even unreaped ones.
+/// Whether the process group has no members, not even zombies.
 pub(crate) fn is_gone(group: Pid) -> bool {
     test_kill_process_group(group) == Err(Errno::SRCH)
 }
 
-/// Whether this process has adopted a guard or a launcher that has lost its own parent. It ends by itself, but a guard ends
-/// its child first.
+/// Whether this process has adopted a guard or a launcher whose parent has died. Both end by themselves; a guard first
+/// stops its child.
 pub(crate) fn has_adopted_one_of_ours() -> bool {
     let pid = std::process::id();
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
@@ -146,26 +147,26 @@ pub(crate) fn has_adopted_one_of_ours() -> bool {
     })
 }
 
-/// The child's group, and what is to become of it.
+/// The child's process group, as its guard supervises it.
 struct Ward {
-    /// None once the command is gone.
+    /// `None` after the command has ended.
     control: Option<UnixStream>,
     incoming: Incoming,
     outgoing: Outgoing,
-    /// Until the child has ended.
+    /// The child's pid until it has ended.
     launcher: Option<Launcher>,
-    /// Whether the command knows the child.
+    /// Whether the command knows the child's group.
     approved: bool,
-    /// None if it could not be started.
+    /// `None` if it could not be started.
     group: Option<Pid>,
     deadline: Moment,
     grace: Duration,
-    /// Whether the command itself is the child of another one.
+    /// Whether the command is the child of another `leasehold` command.
     nested: bool,
-    /// Once the group was sent SIGTERM: when it is sent SIGKILL.
+    /// The time of SIGKILL, after SIGTERM was sent.
     kill_at: Option<Moment>,
     killed_at: Option<Moment>,
-    /// How its leader ended.
+    /// How the child ended.
     ended: Option<News>,
 }
 
@@ -173,7 +174,7 @@ impl Ward {
     fn watch(&mut self, deaths: &UnixStream) -> io::Result<()> {
         let timer = Timer::new()?;
         loop {
-            // All orders first: after a pause of this process the deadline that it knows may be an old one.
+            // Orders come first: if this process was paused, the deadline that it knows may be outdated.
             self.obey();
             self.reap();
             self.keep_time();
@@ -197,8 +198,7 @@ impl Ward {
         PollFlags::IN | write
     }
 
-    /// The child is gone, and the command has to learn how. It may be stopped now, and nothing has to be done in time any
-    /// more.
+    /// Reports to the command how the child ended. The command may be stopped now, but nothing is urgent any more.
     fn deliver(&mut self) -> io::Result<()> {
         let timer = Timer::new()?;
         self.flush();
@@ -209,7 +209,7 @@ impl Ward {
         Ok(())
     }
 
-    /// Reaps whatever has ended: the child, or an orphan of it.
+    /// Reaps processes that have ended: the child, or its orphans.
     fn reap(&mut self) {
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
             if Some(pid) != self.group {
@@ -225,7 +225,7 @@ impl Ward {
         }
     }
 
-    /// The rest of its group has a grace to end by itself: it may be writing the last lines of a log.
+    /// Gives the rest of the group the grace to end: a process may be writing the last lines of a log.
     fn leader_ended(&mut self, ended: News) {
         let error = self.launcher.take().and_then(|mut launcher| launcher.error());
         self.ended = Some(error.unwrap_or(ended));
@@ -258,7 +258,7 @@ impl Ward {
         }
     }
 
-    /// Sends SIGTERM, and SIGKILL at that moment. If this process is late, the grace is shorter.
+    /// Sends SIGTERM now, and SIGKILL at the given time. If this process is late, the grace is shorter.
     fn end(&mut self, kill_at: Moment) {
         #[cfg(feature = "broken")]
         if broken("guard") {
@@ -267,13 +267,13 @@ impl Ward {
         if self.kill_at.is_none() {
             self.kill_at = Some(kill_at);
             self.signal(Signal::TERM);
-            // A stopped process would not receive it.
+            // A stopped process would not handle SIGTERM.
             self.signal(Signal::CONT);
             self.tell(News::Stopping);
         }
     }
 
-    /// Obeys all orders that have arrived.
+    /// Handles all orders that have arrived.
     fn obey(&mut self) {
         while let Some(mut control) = self.control.as_ref() {
             match self.incoming.next(|into| control.read(into)) {
@@ -298,14 +298,14 @@ impl Ward {
 
     fn command_died(&mut self) {
         self.control = None;
-        // Below another command the grace is over: the outer guard sent SIGTERM, waited, and then killed the inner command.
+        // In a nested command the grace has passed: the outer guard sent SIGTERM, waited, and then killed the command.
         let grace = if self.nested { Duration::ZERO } else { self.grace };
         let kill_at = self.deadline.min(Moment::now()).plus(grace);
         self.end(kill_at);
         self.kill_at = self.kill_at.map(|before| before.min(kill_at));
     }
 
-    /// Only while the group is ours: once it is gone, its number may belong to another one.
+    /// Sends a signal to the group. Only while the group exists: after that, its number may belong to another group.
     fn signal(&self, signal: Signal) {
         if let Some(group) = self.group
             && (self.ended.is_none() || !is_gone(group))
@@ -337,7 +337,7 @@ impl Ward {
         }
     }
 
-    /// If the command is gone, the next order that is read says so.
+    /// Sends news to the command. If the command has ended, the next read of orders reports it.
     fn flush(&mut self) {
         if let Some(mut control) = self.control.as_ref()
             && self.outgoing.flush(|bytes| control.write(bytes)).is_err()
@@ -347,7 +347,7 @@ impl Ward {
     }
 }
 
-/// Whether this build breaks that rule, for the torture test to find out.
+/// Whether this build breaks that rule, so that the torture test can show that it detects it.
 #[cfg(feature = "broken")]
 pub(crate) fn broken(rule: &str) -> bool {
     std::env::var_os("LEASEHOLD_BROKEN").is_some_and(|broken| broken == rule)

@@ -1,4 +1,4 @@
-//! What is run under a lease, and how long the store is asked for so that there is time to stop it.
+//! The job that runs under a lease, and how long a lease it needs so that there is time to stop the child.
 
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -7,27 +7,45 @@ use leasehold::{LockGuard, Lost, Permit, shortest_lease};
 
 use crate::failure::Failure;
 
-/// How long a child has to end after SIGTERM, unless told otherwise.
+/// The default time between SIGTERM and SIGKILL.
 pub(crate) const GRACE: Duration = Duration::from_secs(2);
 
-/// The command to run, and what it is told.
+/// The command to run, and its limits.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) command: Vec<OsString>,
     pub(crate) grace: Duration,
-    /// How long before the validity of its lease ends the child has to be gone. Nothing where the library keeps a margin.
+    /// How long before the end of the lease's validity the child must have ended. Zero where the library keeps a margin.
     pub(crate) margin: Duration,
-    /// The longest it may run.
+    /// The longest time that the child may run.
     pub(crate) ttl: Option<Duration>,
-    /// What the lease is called, in messages: `permit of "api"`.
+    /// The lease in messages, as in `permit of "api"`.
     pub(crate) what: String,
     pub(crate) name: String,
     pub(crate) verbose: bool,
+    /// The shortest time for which the lease is held, even if the child ends sooner.
+    pub(crate) at_least: Option<Duration>,
 }
 
-/// What a job runs under.
+/// What became of a lease at the end of its job.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Released {
+    Yes,
+    /// It had expired before.
+    Expired,
+    /// It stays locked for this long, for `--once-per`.
+    Kept(Duration),
+}
+
+impl From<bool> for Released {
+    fn from(released: bool) -> Self {
+        if released { Self::Yes } else { Self::Expired }
+    }
+}
+
+/// The lease under which a job runs.
 pub(crate) trait Held {
-    /// Until when it is good without another renewal; none if it does not end by itself.
+    /// Returns the time until which it is valid without another renewal, or `None` if it does not expire.
     fn valid_until(&self) -> Option<Instant>;
     /// Resolves when it is lost.
     fn lost(&self) -> Lost;
@@ -37,8 +55,8 @@ pub(crate) trait Held {
     fn slot(&self) -> Option<u32> {
         None
     }
-    /// Gives it back.
-    async fn release(self) -> Result<bool, leasehold::Error>;
+    /// Releases it. `ran` tells whether the child was started.
+    async fn release(self, ran: bool) -> Result<Released, leasehold::Error>;
 }
 
 impl Held for Permit {
@@ -62,39 +80,63 @@ impl Held for Permit {
         self.slot_number()
     }
 
-    async fn release(self) -> Result<bool, leasehold::Error> {
-        self.release().await
+    async fn release(self, _ran: bool) -> Result<Released, leasehold::Error> {
+        Ok(Released::from(self.release().await?))
     }
 }
 
-impl Held for LockGuard {
+/// A lock under which a job runs, and for how long it stays locked after that.
+#[derive(Debug)]
+pub(crate) struct HeldLock {
+    pub(crate) guard: LockGuard,
+    /// The time until which no other process may run the job: see `--once-per`.
+    pub(crate) kept_until: Option<Instant>,
+}
+
+/// A shorter rest of `--once-per` is not worth a request to the store.
+const SHORTEST_REST: Duration = Duration::from_millis(100);
+
+impl Held for HeldLock {
     fn valid_until(&self) -> Option<Instant> {
-        Some(self.valid_until())
+        Some(self.guard.valid_until())
     }
 
     fn lost(&self) -> Lost {
-        self.lost()
+        self.guard.lost()
     }
 
     fn id(&self) -> String {
-        self.id().to_string()
+        self.guard.id().to_string()
     }
 
     fn fence(&self) -> String {
-        self.fence().to_string()
+        self.guard.fence().to_string()
     }
 
-    async fn release(self) -> Result<bool, leasehold::Error> {
-        self.release().await
+    async fn release(self, ran: bool) -> Result<Released, leasehold::Error> {
+        let rest = self
+            .kept_until
+            .filter(|_| ran)
+            .map(|end| end.saturating_duration_since(Instant::now()));
+        match rest {
+            Some(rest) if rest >= SHORTEST_REST => {
+                let rest = whole_millis(rest);
+                self.guard.extend(rest).await?;
+                // The lock expires in the store, without this process.
+                let _ = self.guard.detach();
+                Ok(Released::Kept(rest))
+            }
+            _ => Ok(Released::from(self.guard.release().await?)),
+        }
     }
 }
 
-/// The grace, for a child that is given `given` from one renewal to the next, and needs `times` the grace of it so
-/// that the renewals come in time: the store is asked for more than the child is given, and the library renews by what
-/// the store was asked for.
+/// Returns the grace of a child that may run for `given` without a renewal. The grace is at most `given` / `times`, so that
+/// renewals are in time: the lease in the store is longer than `given`, and the library renews according to the lease.
 ///
-/// A permit is renewed, at the latest, after two thirds of what was asked for, that is (`given` + grace) / 0.9; six
-/// times the grace leaves a tenth of that for a slow answer. A lock is renewed after a third, and twice is enough.
+/// A permit is renewed, at the latest, after two thirds of its lease, which is (`given` + grace) / 0.9. If `given` is six
+/// times the grace, a tenth of the lease is left for a slow answer. A lock is renewed after a third of its lease, so twice
+/// the grace is enough.
 pub(crate) fn grace(
     asked: Option<Duration>,
     given: Duration,
@@ -114,22 +156,24 @@ pub(crate) fn grace(
     }
 }
 
-/// How long the store is asked for, for a child that is given less: the grace, and a margin. On Redis the library keeps that margin.
+/// Returns the lease to request for a child that may run for `given` without a renewal. It is longer by the grace and a
+/// margin. On Redis the library keeps that margin.
 pub(crate) fn asked_for(given: Duration, grace: Duration) -> Duration {
     let asked = given.saturating_add(grace).saturating_add(margin(given, grace));
     whole_millis(asked).saturating_add(Duration::from_millis(1))
 }
 
-/// How much sooner than its lease the child ends.
+/// Returns how long before the end of its lease the child must have ended.
 pub(crate) fn margin(given: Duration, grace: Duration) -> Duration {
     // A tenth of the whole is a ninth of the rest.
     (given.saturating_add(grace) / 9).clamp(Duration::from_millis(50), Duration::from_secs(5))
 }
 
-/// The shortest `--lease` of `run` that survives the loss of one connection at this round-trip time. It is longer than the
-/// shortest lease of the library: the child ends the grace before the lease does, and a renewal is not sent sooner for that.
+/// Returns the shortest `--lease` of `run` that survives the loss of one connection at this round-trip time. It is longer
+/// than the shortest lease of the library, because the child ends before the lease by the grace, and renewals are not sent
+/// earlier for that.
 pub(crate) fn shortest_option(round_trip: Duration) -> Duration {
-    // With a grace of a sixth, 2/3 · 7/6 / 0.9 of it have passed at the latest renewal. What is left has to be 7/30 of the
+    // With a grace of a sixth, 2/3 · 7/6 / 0.9 of it have passed at the latest renewal. The rest must be 7/30 of the
     // shortest lease.
     shortest_lease(round_trip).saturating_mul(9) / 5
 }
@@ -161,7 +205,7 @@ mod tests {
             let given = shortest_option(round_trip);
             let grace = grace(None, given, 6).unwrap();
             let latest_renewal = asked_for(given, grace) * 2 / 3;
-            // The silence that is noticed, and six round trips.
+            // The time until a silent connection is noticed, and six round trips.
             let needed = (8 * round_trip).max(SECOND / 10) + 6 * round_trip;
             assert!(latest_renewal + needed <= given, "{round_trip:?}: {given:?}");
             assert!(shortest_lease(round_trip) < given);

@@ -2,13 +2,17 @@
 
 use std::process::ExitCode;
 
+mod action;
+mod advice;
 mod args;
 mod clock;
 mod command;
 mod failure;
 mod guard;
 mod job;
+mod monitor;
 mod output;
+mod program;
 mod signals;
 mod store;
 mod supervise;
@@ -33,6 +37,7 @@ fn run() -> Result<u8, Failure> {
         Command::Lock(arguments) => command::lock::run(arguments),
         Command::Ls(arguments) => command::ls::run(&arguments),
         Command::Show(arguments) => command::show::run(&arguments),
+        Command::Top(arguments) => command::top::run(&arguments),
         Command::Limit(arguments) => command::limit::limit(&arguments),
         Command::Pause(arguments) => command::limit::pause(&arguments),
         Command::Resume(arguments) => command::limit::resume(&arguments),
@@ -40,9 +45,10 @@ fn run() -> Result<u8, Failure> {
         Command::Forget(arguments) => command::limit::forget(&arguments),
         Command::Release(arguments) => command::release::run(&arguments),
         Command::Lookup(arguments) => command::lookup::run(&arguments),
+        Command::Serve(arguments) => command::serve::run(&arguments),
         Command::Doctor(arguments) => command::doctor::run(&arguments),
         Command::Bench(arguments) => command::bench::run(&arguments),
         Command::Completions(arguments) => command::completions::run(&arguments),
-        Command::Man(arguments) => command::completions::man(&arguments),
+        Command::Man(arguments) => command::man::run(&arguments),
     }
 }

@@ -1,4 +1,4 @@
-//! What people and scripts read: tables, JSON, colours.
+//! Output: tables, JSON and colours.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::failure::{Failure, INTERNAL};
 
-/// Writes to stdout. A reader that has read enough is no failure.
+/// Writes to stdout. A closed pipe is not an error: its reader has read enough.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -19,11 +19,16 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
+/// Returns the text as one line.
+pub(crate) fn line(text: &str) -> String {
+    format!("{}\n", one_line(text))
+}
+
 pub(crate) fn print_json(value: &Value) -> Result<(), Failure> {
     print(&format!("{value:#}\n"))
 }
 
-/// Colours are for people: a terminal, and nobody who asked for none.
+/// Whether to use colours: stdout is a terminal, and `NO_COLOR` is not set.
 pub(crate) fn in_colour() -> bool {
     let asked_not_to = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
@@ -48,7 +53,7 @@ pub(crate) fn styled(text: &str, style: Style) -> String {
     if in_colour() { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
 }
 
-/// Columns under their titles, without lines around them. `numbers` are the columns that are aligned to the right.
+/// Returns a table without borders. `numbers` are the columns that are aligned to the right.
 pub(crate) fn table<const N: usize>(
     titles: [&str; N],
     numbers: &[usize],
@@ -76,8 +81,8 @@ pub(crate) fn table<const N: usize>(
     text
 }
 
-/// What other programs have stored may contain anything. What a terminal would obey or not show is escaped, so that a line
-/// is one line, reads from left to right, and shows all that is in it.
+/// Escapes control characters and invisible characters. Text that other programs have stored may contain anything; after
+/// this it is one line, reads from left to right, and hides nothing.
 pub(crate) fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for c in text.chars() {
@@ -90,7 +95,7 @@ pub(crate) fn one_line(text: &str) -> String {
     line
 }
 
-/// Marks, overrides and isolates of the direction of text, separators of lines, and characters without width.
+/// Whether a character changes the direction of text, separates lines, or has no width.
 fn is_invisible(c: char) -> bool {
     matches!(
         c,
@@ -99,7 +104,7 @@ fn is_invisible(c: char) -> bool {
     )
 }
 
-/// A length of time, for people: `340ms`, `12s`, `2m 5s`, `3h 7m`, `5d 2h`.
+/// Formats a duration: `340ms`, `12s`, `2m 5s`, `3h 7m`, `5d 2h`.
 pub(crate) fn ago(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
@@ -112,7 +117,7 @@ pub(crate) fn ago(duration: Duration) -> String {
     }
 }
 
-/// A lease that is long enough, as an option takes it: rounded up to `460ms`, `1800ms`, `6s` or `12s`.
+/// Formats a lease as the value of an option, rounded up: `460ms`, `1800ms`, `6s` or `12s`.
 pub(crate) fn lease_text(lease: Duration) -> String {
     let millis = lease.as_millis().div_ceil(10) * 10;
     match millis {

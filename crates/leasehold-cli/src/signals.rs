@@ -1,9 +1,9 @@
-//! Signals.
+//! Signal handling.
 //!
-//! The command blocks them, and a thread waits for them: so a signal never ends it between two steps, and Ctrl-Z can be
-//! left to do what it always does. The guard blocks them too, and waits for none but SIGCHLD. The child begins with no
-//! signal blocked. Whatever we were told to ignore (by `nohup`, or as a shell's background job) stays ignored, in the child
-//! too.
+//! The command blocks signals, and a thread waits for them. So a signal never ends the command between two steps, and
+//! Ctrl-Z keeps its usual effect. The guard blocks signals too, and waits only for SIGCHLD. The child starts with no signal
+//! blocked. Signals that were ignored when the command started (by `nohup`, or in a shell's background job) stay ignored,
+//! also in the child.
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
@@ -13,7 +13,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use rustix::process::kill_current_process_group;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-/// What the child is told, too.
+/// The signals that are forwarded to the child.
 const FORWARDED: [Signal; 9] = [
     Signal::SIGHUP,
     Signal::SIGINT,
@@ -26,12 +26,12 @@ const FORWARDED: [Signal; 9] = [
     Signal::SIGTSTP,
 ];
 
-/// Signals that are blocked, and not yet heard.
+/// Blocked signals for which no thread waits yet.
 #[derive(Debug)]
 pub(crate) struct Blocked(SigSet);
 
 impl Blocked {
-    /// To be called before there is a second thread, which would otherwise be killed in our place.
+    /// Blocks the signals. Call it before there is a second thread, which would receive them otherwise.
     pub(crate) fn new() -> io::Result<Self> {
         let ignored = ignored();
         let mut set = SigSet::empty();
@@ -67,7 +67,7 @@ impl Signals {
         }
     }
 
-    /// The next that ends somebody who waits. Ctrl-Z stops him as it stops anybody.
+    /// Returns the next signal that ends a wait. Ctrl-Z stops the process as usual.
     pub(crate) async fn next_to_end(&mut self) -> Signal {
         loop {
             match self.next().await {
@@ -78,10 +78,10 @@ impl Signals {
         }
     }
 
-    /// Stops this process and all of its group, as Ctrl-Z does, and returns when it goes on. If nobody could continue
-    /// it, because no shell has it for a job, the kernel does not stop it.
+    /// Stops this process and its group, as Ctrl-Z does, and returns when it is continued. The kernel does not stop it if
+    /// no shell controls it as a job, because then no process could continue it.
     ///
-    /// To be called on the main thread: of those that do not block a signal, it is the first to get it.
+    /// Call it on the main thread: of the threads that do not block a signal, the main thread receives it first.
     pub(crate) fn stop_like_anybody() {
         let stop = SigSet::from_iter([Signal::SIGTSTP]);
         let _ = stop.thread_unblock();
@@ -90,7 +90,7 @@ impl Signals {
     }
 }
 
-/// What this process was told to ignore when it was started.
+/// Returns the signals that were ignored when this process was started.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn ignored() -> Vec<Signal> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -104,19 +104,19 @@ fn ignored() -> Vec<Signal> {
     Vec::new()
 }
 
-/// In the guard: nothing ends or stops it but SIGKILL and SIGSTOP.
+/// Blocks all signals, in the guard. Only SIGKILL and SIGSTOP can end or stop it.
 pub(crate) fn block_all() -> io::Result<()> {
     let others = [Signal::SIGALRM, Signal::SIGPIPE, Signal::SIGTTIN, Signal::SIGTTOU];
     let set: SigSet = FORWARDED.into_iter().chain(others).collect();
     Ok(set.thread_set_mask()?)
 }
 
-/// In the process that becomes the child.
+/// Unblocks all signals, in the process that becomes the child.
 pub(crate) fn unblock() -> io::Result<()> {
     Ok(SigSet::empty().thread_set_mask()?)
 }
 
-/// What would otherwise stop a process in the background: to say who is to have the terminal.
+/// Blocks SIGTTOU, which would stop a background process that sets the terminal's foreground group.
 pub(crate) fn from_the_background<T>(act: impl FnOnce() -> T) -> T {
     let stop = SigSet::from_iter([Signal::SIGTTOU]);
     let before = stop.thread_swap_mask(SigmaskHow::SIG_BLOCK);
@@ -127,7 +127,7 @@ pub(crate) fn from_the_background<T>(act: impl FnOnce() -> T) -> T {
     done
 }
 
-/// In the guard: readable when a child has ended or was stopped.
+/// Returns a file descriptor that is readable when a child has ended or was stopped, in the guard.
 pub(crate) fn deaths() -> io::Result<UnixStream> {
     let (read, write) = UnixStream::pair()?;
     read.set_nonblocking(true)?;

@@ -1,19 +1,19 @@
-//! Which store is meant, and a client on it.
+//! The store that the command uses: its URL, its settings, and clients on it.
 
 use std::env::{self, VarError};
 use std::future::Future;
 use std::path::{Path, PathBuf};
 
-use leasehold::{Client, Error, LockLayout};
-use redis::{ConnectionAddr, IntoConnectionInfo, TlsCertificates};
+use leasehold::{Client, Deployment, Error, LockLayout, RedisBuilder, sqlite_path};
+use redis::{ConnectionAddr, ConnectionInfo, TlsCertificates};
 
 use crate::args::StoreArgs;
-use crate::failure::{Failure, UNAVAILABLE};
+use crate::failure::{Failure, UNAVAILABLE, complain};
 
-/// Which store is meant, and where on it.
+/// A store, and the settings of its clients.
 pub(crate) struct Store {
     url: String,
-    /// Somebody has said which: it is not the file that everybody has.
+    /// Whether the user named it, so that it is not the default.
     asked_for: bool,
     namespace: Option<String>,
     lock_prefix: Option<String>,
@@ -25,8 +25,8 @@ pub(crate) struct Store {
 impl Store {
     pub(crate) fn new(arguments: &StoreArgs) -> Result<Self, Failure> {
         let (url, asked_for) = match asked_for(arguments)? {
-            Some(url) => (url, true),
-            None => (everybodys()?, false),
+            Some(url) => (checked(&url)?, true),
+            None => (default()?, false),
         };
         let mut store = Self {
             url,
@@ -39,8 +39,7 @@ impl Store {
         let (redis, tls) = (!store.is_on_this_host(), store.is_over_tls());
         let given = |option, value: &Option<String>| match value {
             Some(_) if !redis => {
-                let problem =
-                    "is for Redis, and the store is a file: leave it out, or give --store";
+                let problem = "is for Redis, but the store is a file: leave it out, or give a Redis URL as --store";
                 Err(Failure::usage(format!("{option} {problem}")))
             }
             value => Ok(value.clone()),
@@ -54,33 +53,56 @@ impl Store {
         if let Some(layout) = layout {
             store.lock_layout = layout.parse()?;
         }
-        // If it is given for Redis without TLS, the library says what is wrong with that.
+        // For Redis without TLS, the library refuses it with a reason.
         let file = given("--ca-certificate", &arguments.ca_certificate)?
             .or(variable("LEASEHOLD_CA_CERTIFICATE", tls)?);
         store.ca_certificate = file.map(|file| read(&file)).transpose()?;
         Ok(store)
     }
 
-    /// As people may see it.
+    /// Returns the URL without secrets.
     pub(crate) fn place(&self) -> String {
         without_secrets(&self.url)
     }
 
-    /// Whether the kernel tells who is dead there, as `Client::lifeline` says of a client: permits need no renewal then.
+    /// Returns the URL without secrets, and whether it is the default.
+    pub(crate) fn description(&self) -> String {
+        let default = if self.asked_for { "" } else { " (the default, one for each user)" };
+        format!("{}{default}", self.place())
+    }
+
+    /// Prints the store in use if the command is verbose.
+    pub(crate) fn announce(&self, verbose: bool) {
+        if verbose {
+            complain(&format!("the store is {}", self.description()));
+        }
+    }
+
+    /// Whether the store is a file, so that the kernel reports dead processes and permits need no renewal.
     pub(crate) fn is_on_this_host(&self) -> bool {
         self.url.starts_with("sqlite:")
     }
 
     fn is_over_tls(&self) -> bool {
-        let info = self.url.as_str().into_connection_info();
-        info.is_ok_and(|info| matches!(info.addr(), ConnectionAddr::TcpTls { .. }))
+        self.deployment().is_some_and(|deployment| deployment.has_tls())
+    }
+
+    /// Returns the deployment, or `None` if the store is not on Redis.
+    pub(crate) fn deployment(&self) -> Option<Deployment> {
+        Deployment::parse(&self.url).ok()
     }
 
     pub(crate) async fn open(&self) -> Result<Client, Error> {
-        // What is no URL of Redis, or none at all, the library has something to say about.
-        if redis::parse_redis_url(&self.url).is_none() {
-            return Client::open(&self.url).await;
+        match self.builder() {
+            Some(builder) => builder.open().await,
+            // The library explains what is wrong with an invalid URL.
+            None => Client::open(&self.url).await,
         }
+    }
+
+    /// Returns a builder, or `None` if the store is not on Redis.
+    fn builder(&self) -> Option<RedisBuilder> {
+        self.deployment()?;
         let mut builder = Client::redis_builder(&self.url);
         if let Some(namespace) = &self.namespace {
             builder = builder.namespace(namespace);
@@ -92,37 +114,73 @@ impl Store {
         if let Some(pem) = &self.ca_certificate {
             builder = builder.ca_certificate(pem.clone());
         }
-        builder.open().await
+        Some(builder)
     }
 
-    /// For those who only look.
+    /// Opens a client for commands that only read. On Redis a user without write permission is enough.
     pub(crate) async fn look(&self) -> Result<Client, Failure> {
-        if let Some(path) = self.missing() {
-            let message = format!("there is no store at {path}: `leasehold run` makes one");
-            return Err(Failure::new(UNAVAILABLE, message));
+        self.check_exists()?;
+        match self.builder() {
+            Some(builder) => Ok(builder.read_only().open().await?),
+            None => match self.open().await {
+                // A full or read-only disk can still be read.
+                Err(error @ Error::Refused { .. }) => self.look_at_file(error).await,
+                opened => Ok(opened?),
+            },
         }
+    }
+
+    /// Opens the file of the store without writing to it, after `error` has shown that it cannot be written.
+    #[cfg(target_os = "linux")]
+    async fn look_at_file(&self, error: Error) -> Result<Client, Failure> {
+        let path = sqlite_path(&self.url)?;
+        match Client::local_builder(path).read_only().open().await {
+            Ok(client) => {
+                complain(&format!("reading only, because the store cannot be written: {error}"));
+                Ok(client)
+            }
+            Err(_) => Err(error.into()),
+        }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    async fn look_at_file(&self, error: Error) -> Result<Client, Failure> {
+        Err(error.into())
+    }
+
+    /// Opens a client for commands that change an existing store.
+    pub(crate) async fn find(&self) -> Result<Client, Failure> {
+        self.check_exists()?;
         Ok(self.open().await?)
     }
 
-    /// The path of a file that is not there. Who only looks does not make it, unless it is the one that everybody has.
+    fn check_exists(&self) -> Result<(), Failure> {
+        if let Some(path) = self.missing() {
+            let message = format!("there is no store at {path}: `leasehold run` creates it");
+            return Err(Failure::new(UNAVAILABLE, message));
+        }
+        Ok(())
+    }
+
+    /// Returns the path of a file that does not exist. Only `run` and `lock` create it, unless it is the default store.
     pub(crate) fn missing(&self) -> Option<&str> {
         let path = self.url.strip_prefix("sqlite:")?;
         (self.asked_for && !Path::new(path).exists()).then_some(path)
     }
 
-    /// The same server, for questions that the library does not ask.
-    pub(crate) fn redis_client(&self) -> redis::RedisResult<redis::Client> {
+    /// Returns a client of the `redis` crate on one server of the store, for queries that the library does not make.
+    pub(crate) fn redis_client(&self, info: ConnectionInfo) -> redis::RedisResult<redis::Client> {
         match &self.ca_certificate {
-            Some(pem) => {
+            Some(pem) if matches!(info.addr(), ConnectionAddr::TcpTls { .. }) => {
                 let root_cert = Some(pem.clone());
                 let certificates = TlsCertificates { client_tls: None, root_cert };
-                redis::Client::build_with_tls(self.url.as_str(), certificates)
+                redis::Client::build_with_tls(info, certificates)
             }
-            None => redis::Client::open(self.url.as_str()),
+            _ => redis::Client::open(info),
         }
     }
 
-    /// What a user of the server has to be allowed, in the words of its ACL.
+    /// Returns the keys and channels that a user of the server needs, as in an ACL.
     pub(crate) fn keys_and_channels(&self) -> String {
         let namespace = self.namespace.as_deref().unwrap_or("adv-sem");
         let prefix = self.lock_prefix.as_deref().unwrap_or("syncguard");
@@ -133,7 +191,7 @@ impl Store {
     }
 }
 
-/// What stands in for an option. It may be meant for other stores, and is only used where it applies.
+/// Returns the value of a variable that replaces an option. It is ignored if it does not apply to this store.
 fn variable(name: &str, applies: bool) -> Result<Option<String>, Failure> {
     match env::var(name) {
         Ok(value) => Ok(Some(value).filter(|value| applies && !value.is_empty())),
@@ -150,15 +208,14 @@ fn read(file: &str) -> Result<Vec<u8>, Failure> {
     })
 }
 
-/// The URL that somebody has given: `--store`, else `LEASEHOLD_STORE`.
+/// Returns the URL that the user gave: `--store`, else `LEASEHOLD_STORE`.
 fn asked_for(arguments: &StoreArgs) -> Result<Option<String>, Failure> {
-    // A variable that is set to nothing is not set, as elsewhere in a shell. But who says `--store "$URL"` means some store.
+    // An empty variable counts as unset. But an empty `--store "$URL"` is a mistake: the user means some store.
     let unset = env::var_os("LEASEHOLD_STORE").is_some_and(|url| url.is_empty());
     match arguments.store.as_deref() {
-        Some("") if !unset => Err(Failure::usage("--store is empty: give a URL, or leave it away")),
+        Some("") if !unset => Err(Failure::usage("--store is empty: give a URL, or leave it out")),
         Some(url) if url.starts_with("memory:") => {
-            let problem =
-                "is of one process, and would exclude nobody: give sqlite:PATH or a Redis URL";
+            let problem = "exists in one process only, so it would limit nothing: give sqlite:PATH or a Redis URL";
             Err(Failure::usage(format!("--store memory: {problem}")))
         }
         Some(url) if !url.is_empty() => Ok(Some(url.to_owned())),
@@ -166,8 +223,46 @@ fn asked_for(arguments: &StoreArgs) -> Result<Option<String>, Failure> {
     }
 }
 
-/// The URL of a file in the user's state directory.
-fn everybodys() -> Result<String, Failure> {
+/// Returns the URL if its scheme is known, with the path of a file expanded.
+fn checked(url: &str) -> Result<String, Failure> {
+    const SCHEMES: [&str; 10] = [
+        "redis",
+        "rediss",
+        "unix",
+        "redis-sentinel",
+        "rediss-sentinel",
+        "redis-cluster",
+        "rediss-cluster",
+        "valkey",
+        "valkeys",
+        "redis+unix",
+    ];
+    const EXPECTED: &str = "expected sqlite:PATH, redis://host:port, unix:///path, redis-sentinel://host:port/name or redis-cluster://host:port";
+    let invalid = |problem: String| Failure::usage(format!("invalid store: {problem}"));
+    let is_safe = !url.contains('@');
+    match url.split_once(':') {
+        Some(("sqlite", _)) => {
+            let path = sqlite_path(url)?;
+            let path = path.to_str().ok_or_else(|| invalid("HOME is not UTF-8".to_owned()))?;
+            Ok(format!("sqlite:{path}"))
+        }
+        Some((scheme, _)) if SCHEMES.contains(&scheme) => Ok(url.to_owned()),
+        Some((_, port)) if is_safe && port.parse::<u16>().is_ok() => {
+            Err(invalid(format!("{url:?} is not a URL: for a Redis server write redis://{url}")))
+        }
+        Some((scheme, _)) => {
+            Err(invalid(format!("\"{scheme}:\" is not a store of this build: {EXPECTED}")))
+        }
+        None if is_safe => {
+            let hint = format!("for a file write sqlite:{url}, for a Redis server redis://{url}");
+            Err(invalid(format!("{url:?} is not a URL: {hint}")))
+        }
+        None => Err(invalid(format!("it is not a URL: {EXPECTED}"))),
+    }
+}
+
+/// Returns the URL of the default store, a file in the user's state directory.
+fn default() -> Result<String, Failure> {
     let directory = |variable| env::var_os(variable).map(PathBuf::from).filter(|p| p.is_absolute());
     let state = directory("XDG_STATE_HOME")
         .or_else(|| directory("HOME").map(|home| home.join(".local/state")))
@@ -181,27 +276,16 @@ fn everybodys() -> Result<String, Failure> {
     Ok(format!("sqlite:{file}"))
 }
 
-/// A URL as people may see it. Of one that does not parse only the scheme is left: nobody knows where its password is.
+/// Returns the URL without secrets. Only the scheme of an invalid URL is kept, because its password cannot be located.
 pub(crate) fn without_secrets(url: &str) -> String {
     let Some((scheme, _)) = url.split_once(':') else { return "…".to_owned() };
     if scheme == "sqlite" {
         return url.to_owned();
     }
-    let Ok(info) = url.into_connection_info() else { return format!("{scheme}:…") };
-    let place = match info.addr() {
-        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-            format!("{host}:{port}")
-        }
-        ConnectionAddr::Unix(path) => path.display().to_string(),
-        _ => "…".to_owned(),
-    };
-    match info.redis_settings().db() {
-        0 => format!("{scheme}://{place}"),
-        database => format!("{scheme}://{place}/{database}"),
-    }
+    Deployment::parse(url).map_or_else(|_| format!("{scheme}:…"), |deployment| deployment.address())
 }
 
-/// Runs what a subcommand has to wait for. The leases have a thread of their own in the library; this one only waits.
+/// Runs a future to its end on this thread. The library renews leases on a thread of its own.
 pub(crate) fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|error| Failure::internal("no runtime", error))?.block_on(future)
@@ -219,10 +303,19 @@ mod tests {
             ("rediss://joe:hunter2@host?protocol=resp3", "rediss://host:6379"),
             ("unix:///tmp/x.sock?user=joe&pass=hunter2", "unix:///tmp/x.sock"),
             ("unix:///tmp/a@b.sock?pass=hun@ter2&db=2", "unix:///tmp/a@b.sock/2"),
-            // Where the password ends is anybody's guess.
+            // The end of the password is unknown.
             ("redis://joe:hun?ter2@host", "redis:…"),
             ("redis://joe:hun/ter2@host:port", "redis:…"),
             ("zookeeper://joe:hunter2@host", "zookeeper:…"),
+            ("redis://joe:hunter2@[::1]:1", "redis://[::1]:1"),
+            ("redis-cluster://joe:hunter2@a,b:1", "redis-cluster://a:6379,b:1"),
+            ("rediss-cluster://:hunter2@a", "rediss-cluster://a:6379"),
+            ("redis-cluster://joe:x/hunter2@a", "redis-cluster:…"),
+            (
+                "redis-sentinel://joe:hunter2@a,b:1/mymaster/2?sentinel_password=hunter2",
+                "redis-sentinel://a:26379,b:1/mymaster/2",
+            ),
+            ("rediss-sentinel://joe:hunter2@a", "rediss-sentinel:…"),
             ("hunter2@host", "…"),
             ("sqlite:/srv/a@b/c?d.db", "sqlite:/srv/a@b/c?d.db"),
         ] {

@@ -1,17 +1,16 @@
-//! Runs a job under a lease: lets its guard start the child, sends it each new deadline, forwards signals, hands the terminal
-//! back and forth, and returns how the child ended.
+//! Runs a job under a lease: orders the guard to start the child, sends each new deadline, forwards signals, passes the
+//! terminal to the child and back, and returns how the child ended.
 //!
-//! The guard ends the child in time. Should it be stopped or killed, the command does ([`Backstop`]).
+//! The guard stops the child in time. If the guard is stopped or killed, the command stops the child ([`Backstop`]).
 
+use std::ffi::OsString;
 use std::future::pending;
-use std::io;
 use std::os::fd::BorrowedFd;
 use std::pin::pin;
 use std::time::Duration;
 
 use leasehold::LossReason;
 use nix::sys::signal::Signal;
-use rustix::io::Errno;
 use rustix::process::{self as processes, Pid, WaitOptions, kill_process_group};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -24,11 +23,12 @@ use crate::guard::spare::Spare;
 use crate::guard::wire::{News, Order};
 use crate::guard::{self, BURIAL, LOOK_AGAIN, Start};
 use crate::job::{Held, Job};
+use crate::program;
 use crate::signals::Signals;
 use crate::terminal::Terminal;
 
-/// Between two looks at how far a lease was extended. A quarter of what is left is soon enough: whatever is left when
-/// it is extended, at least two thirds of that are left when we see it.
+/// The interval between two checks of how far a lease was extended is a quarter of the time left, within these bounds.
+/// That is often enough: of the time left when the lease is extended, at least two thirds are left when we see it.
 const SELDOM: Duration = Duration::from_secs(1);
 const OFTEN: Duration = Duration::from_millis(5);
 
@@ -37,29 +37,28 @@ const OFTEN: Duration = Duration::from_millis(5);
 pub(crate) enum End {
     Exited(u8),
     Killed(i32),
-    /// It could not be run.
+    /// The child could not be run; the system's error number.
     NotStarted(i32),
-    /// It was stopped, because its lease was lost.
+    /// The child was stopped, because its lease was lost.
     Lost(LossReason),
 }
 
 impl End {
-    /// What the command exits with, and what it says.
+    /// Returns the exit code of the command, and prints a message if the child did not end by itself.
     pub(crate) fn code(self, job: &Job) -> u8 {
         match self {
             Self::Exited(code) => code,
             Self::Killed(signal) => failure::by_signal(signal),
             Self::NotStarted(errno) => {
-                let program = job.command.first().map(|program| program.to_string_lossy());
-                let error = io::Error::from_raw_os_error(errno);
-                complain(&format!("{:?} could not be run: {error}", program.unwrap_or_default()));
-                let missing = errno == Errno::NOENT.raw_os_error();
-                if missing { failure::NOT_FOUND } else { failure::CANNOT_RUN }
+                let program = job.command.first().map(OsString::as_os_str).unwrap_or_default();
+                let failure = program::not_run(program, errno);
+                complain(failure.message());
+                failure.code
             }
             Self::Lost(reason) => {
                 let reason = match (reason, job.ttl) {
                     (LossReason::TtlEnded, Some(ttl)) => {
-                        format!("its TTL of {} ran out", humantime::format_duration(ttl))
+                        format!("its TTL of {} ended", humantime::format_duration(ttl))
                     }
                     (reason, _) => reason.to_string(),
                 };
@@ -70,16 +69,16 @@ impl End {
     }
 }
 
-/// How a job ended. The child and its group are gone; the guard has nothing left to do.
+/// A job that has ended, with its child and the child's group. The guard may still have to be reaped.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) end: End,
-    /// None if it was reaped already.
+    /// `None` if it is already reaped.
     guard: Option<Guard>,
 }
 
 impl Ended {
-    /// Waits until the guard is gone as well.
+    /// Waits until the guard has ended as well.
     pub(crate) async fn reap_the_guard(&mut self) {
         if let Some(guard) = &mut self.guard {
             guard.reap().await;
@@ -89,8 +88,8 @@ impl Ended {
 
 /// Runs the job, and returns how it ended.
 ///
-/// The guard and the child inherit the client's lifeline, if its store has one: then what the client holds cannot pass on
-/// before all of them are gone.
+/// The guard and the child inherit the client's lifeline, if the store has one. Then the client's permits stay held until
+/// all of these processes have ended.
 pub(crate) async fn run(
     job: &Job,
     held: &impl Held,
@@ -100,7 +99,7 @@ pub(crate) async fn run(
 ) -> Result<Ended, Failure> {
     let terminal = Terminal::open();
     let failed = |error| Failure::internal("the guard of the child could not be started", error);
-    // Should the guard die, the child and its group become ours to end and to reap.
+    // If the guard dies, this process must stop and reap the child and its group.
     guard::adopt_orphans().map_err(failed)?;
     let deadline = Deadline::new(job);
     let first = deadline.of(held);
@@ -135,11 +134,11 @@ pub(crate) async fn run(
 }
 
 fn killed_early() -> Failure {
-    let what = "the guard of the child was killed before the child had begun";
+    let what = "the guard of the child was killed before the child started";
     Failure::new(failure::INTERNAL, what)
 }
 
-/// Until when the child may run: the grace and the margin before the lease ends, and no longer than its TTL.
+/// The deadline of the child: before the end of the lease by the grace and the margin, and not after its TTL.
 struct Deadline {
     before: Duration,
     ttl_ends: Moment,
@@ -157,19 +156,19 @@ impl Deadline {
         valid_until.map_or(Moment::NEVER, |until| until.minus(self.before)).min(self.ttl_ends)
     }
 
-    /// Why it has passed.
+    /// Returns why the deadline has passed.
     fn reason(&self) -> LossReason {
         let ttl_ended = Moment::now() >= self.ttl_ends;
         if ttl_ended { LossReason::TtlEnded } else { LossReason::NotRenewed }
     }
 }
 
-/// When the command does itself what the guard should have done. The guard may be stopped, and then it is late.
+/// The times at which the command does the guard's work, because the guard may be stopped and therefore late.
 struct Backstop {
-    /// When the guard has to stop the child: at the deadline that it knows, or when it was ordered to.
+    /// When the guard must stop the child: at the deadline that it knows, or when it was ordered to.
     due: Moment,
     grace: Duration,
-    /// Whether the child was sent SIGTERM.
+    /// Whether SIGTERM was sent to the child.
     stopping: bool,
 }
 
@@ -178,8 +177,8 @@ impl Backstop {
         Self { due, grace, stopping: false }
     }
 
-    /// How late a guard may be on a busy machine. That is less than half the margin between the end of a lease's validity
-    /// and its end in the store: see [`crate::job::asked_for`].
+    /// Returns how late a guard may be on a busy machine. That is less than half of the margin between the end of the
+    /// lease's validity and its end in the store: see [`crate::job::asked_for`].
     fn slack(&self) -> Duration {
         (self.grace / 8).clamp(Duration::from_millis(25), Duration::from_millis(250))
     }
@@ -192,13 +191,13 @@ impl Backstop {
         self.due.plus(self.grace).plus(self.slack())
     }
 
-    /// When to act next.
+    /// Returns the time of the next action.
     fn next(&self) -> Moment {
         if self.stopping { self.kill_at() } else { self.stop_at() }
     }
 }
 
-/// The guard, as the command sees it.
+/// The command's handle to the guard.
 #[derive(Debug)]
 struct Guard {
     pid: Pid,
@@ -208,7 +207,7 @@ struct Guard {
 }
 
 impl Guard {
-    /// The order is sent as soon as the guard reads. A guard that is gone is noticed when its news are read.
+    /// Sends an order as soon as the guard reads. If the guard has ended, the next read of its news reports it.
     fn order(&mut self, order: Order) {
         self.outgoing.push(order);
         self.flush();
@@ -220,7 +219,7 @@ impl Guard {
         }
     }
 
-    /// The next message of the guard. Meanwhile, orders are sent that had to wait. Nothing if the guard is gone.
+    /// Returns the next message of the guard, and sends pending orders meanwhile. Returns `None` if the guard has ended.
     ///
     /// # Cancel safety
     /// No message is lost.
@@ -255,11 +254,11 @@ impl Guard {
     }
 }
 
-/// What the command watches while the child runs.
+/// The state of the command while the child runs.
 struct Watch {
     guard: Guard,
     terminal: Option<Terminal>,
-    /// The child's, once it is known.
+    /// The child's process group, when it is known.
     group: Option<Pid>,
     /// Why the lease was lost, if it was.
     lost: Option<LossReason>,
@@ -267,7 +266,7 @@ struct Watch {
 }
 
 impl Watch {
-    /// How the child ended; nothing if its guard ended first, or had to be killed.
+    /// Returns how the child ended, or `None` if its guard ended first or had to be killed.
     async fn until_it_ends(
         &mut self,
         deadline: &Deadline,
@@ -279,12 +278,12 @@ impl Watch {
             let left = self.backstop.due.saturating_since(Moment::now());
             let late = self.backstop.next().saturating_since(Moment::now());
             tokio::select! {
-                // The news first: after a pause of this process the guard may have done everything already.
+                // News come first: if this process was paused, the guard may already have stopped the child.
                 biased;
                 news = self.guard.news() => match news? {
                     News::Started(pid) => {
                         self.group = Pid::from_raw(pid);
-                        // If the lease is lost already, the guard has its order to stop, and the child never begins.
+                        // If the lease is already lost, the guard has the order to stop, and the child never starts.
                         self.guard.order(Order::Go);
                     }
                     News::Stopped(signal) => self.child_stopped(signal),
@@ -322,8 +321,8 @@ impl Watch {
         }
     }
 
-    /// Does what the guard should have done by now. Nothing if the child has to be gone, and the guard is not to be waited
-    /// for.
+    /// Does what the guard should have done by now. Returns `None` if the child must have ended by now, so that the
+    /// guard is no longer waited for.
     fn keep_time(&mut self, deadline: &Deadline) -> Option<()> {
         #[cfg(feature = "broken")]
         if guard::broken("trusting-command") {
@@ -338,7 +337,7 @@ impl Watch {
             return None;
         }
         self.backstop.stopping = true;
-        // It may be stopped.
+        // The guard may be stopped.
         let _ = processes::kill_process(self.guard.pid, processes::Signal::CONT);
         if let Some(group) = self.group {
             let _ = kill_process_group(group, processes::Signal::TERM);
@@ -351,11 +350,11 @@ impl Watch {
         self.lost.map_or(end, End::Lost)
     }
 
-    /// Ctrl-Z, or the child wants a terminal that it does not have.
+    /// Handles a stopped child: after Ctrl-Z, or because it uses a terminal that it does not have.
     fn child_stopped(&mut self, signal: i32) {
         let Some(group) = self.group else { return };
         let wants_terminal = [Signal::SIGTTIN as i32, Signal::SIGTTOU as i32].contains(&signal);
-        // SIGSTOP is not job control: the command does not stop together with the child.
+        // SIGSTOP is not job control: then the command does not stop with the child.
         if signal != Signal::SIGTSTP as i32 && !wants_terminal {
             return;
         }
@@ -365,7 +364,7 @@ impl Watch {
         } else {
             self.take_the_terminal();
             Signals::stop_like_anybody();
-            // Back in the foreground, or continued in the background.
+            // The command is in the foreground again, or was continued in the background.
             if self.terminal.as_ref().is_some_and(Terminal::is_ours) {
                 self.give_the_terminal(group);
             }
@@ -385,7 +384,7 @@ impl Watch {
         }
     }
 
-    /// The guard was killed, or did not do in time what it had to. Ends the group.
+    /// Stops the group after the guard was killed or was late.
     async fn end_without_a_guard(&mut self) {
         self.guard.kill();
         let _ = processes::waitpid(Some(self.guard.pid), WaitOptions::empty());
@@ -399,7 +398,7 @@ impl Watch {
             let _ = kill_process_group(group, processes::Signal::KILL);
             until_gone(group, Moment::now().plus(BURIAL)).await;
         }
-        // A launcher that has lost its guard ends by itself, and so does the guard of a nested command.
+        // A launcher whose guard has died ends by itself, and so does the guard of a nested command.
         let by = Moment::now().plus(BURIAL);
         while guard::has_adopted_one_of_ours() && Moment::now() < by {
             reap();
@@ -408,7 +407,7 @@ impl Watch {
     }
 }
 
-/// Waits until the group is gone, but no longer than until that moment.
+/// Waits until the group has ended, but not after that moment.
 async fn until_gone(group: Pid, by: Moment) {
     reap();
     while !guard::is_gone(group) && Moment::now() < by {
@@ -417,7 +416,7 @@ async fn until_gone(group: Pid, by: Moment) {
     }
 }
 
-/// Reaps what has ended: the guard, whose end the command learns from its socket, or an orphan that it has adopted.
+/// Reaps processes that have ended: the guard, whose end the socket reports, or adopted orphans.
 fn reap() {
     while let Ok(Some(_)) = processes::wait(WaitOptions::NOHANG) {}
 }

@@ -1,4 +1,4 @@
-//! Who has the terminal.
+//! The foreground process group of the terminal.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal};
@@ -32,18 +32,18 @@ impl Terminal {
         tcgetpgrp(&self.tty) == Ok(group)
     }
 
-    /// Whether a child is to have it from the beginning. If our output goes into a pipe, who reads it may want the
-    /// terminal, as a pager does: then the child has it only when it asks.
+    /// Whether the child gets the terminal at its start. If our output goes into a pipe, its reader may use the terminal,
+    /// as a pager does. Then the child gets the terminal only when it uses it.
     pub(crate) fn is_for_the_child(&self) -> bool {
         self.is_ours() && !output_is_a_pipe()
     }
 
     pub(crate) fn give_to(&self, group: Pid) {
-        // If it fails, the terminal has gone, or the child's group has.
+        // If this fails, the terminal is closed, or the child's group has ended.
         let _ = from_the_background(|| tcsetpgrp(&self.tty, group));
     }
 
-    /// If this group has it. Somebody else may have taken it, as a shell does that gets its job back.
+    /// Takes the terminal back from the child's group. Another process, such as a shell, may have it by now.
     pub(crate) fn take_back_from(&self, group: Pid) {
         if self.belongs_to(group) {
             self.give_to(self.own);
@@ -51,7 +51,7 @@ impl Terminal {
     }
 }
 
-/// In the guard, as soon as there is a child: it may want to read.
+/// Gives the terminal to the child, in the guard, as soon as there is a child.
 pub(crate) fn give_to(group: Pid) {
     if let Some(terminal) = Terminal::open() {
         terminal.give_to(group);

@@ -1,5 +1,5 @@
-//! What is said while we wait: a line on a terminal, nothing elsewhere, unless we were told to be verbose. An outage of the
-//! store is always reported, in one line when it is noticed and in one when it is over.
+//! Messages while the command waits. On a terminal, one line is redrawn. Elsewhere one line is printed once, or with `-v`
+//! whenever the place changes. An outage of the store is always reported, in one line at its start and one at its end.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -7,20 +7,22 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use leasehold::{AcquisitionId, Client, Error, Locks, Member, Outage, Semaphore, WaitsFor};
 use tokio::time::sleep;
+use unicode_width::UnicodeWidthStr;
 
 use crate::command::limit::paused;
 use crate::failure::complain;
 use crate::output::{ago, one_line, ordinal};
 
-/// A wait that is over at once is not worth a line.
+/// A shorter wait is not worth a line on a terminal, nor in a log.
 const PATIENCE: Duration = Duration::from_millis(150);
-/// How often the elapsed time is drawn, and how often the store is asked.
+const LOG_PATIENCE: Duration = Duration::from_secs(1);
+/// How often the elapsed time is drawn, and how often the store is queried.
 const DRAW: Duration = Duration::from_millis(200);
 const ASK: Duration = Duration::from_secs(1);
-/// A connection that is replaced sooner than this is not worth a line either.
+/// A shorter outage is not reported.
 const SHORTEST_OUTAGE: Duration = Duration::from_millis(500);
 
-/// What is said during one wait. The line on the terminal is gone when this is dropped.
+/// The messages of one wait. Dropping it clears the line on the terminal.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     line: Line,
@@ -28,24 +30,24 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// `place` is the store, as people may see it.
+    /// `place` is the URL of the store without secrets.
     pub(crate) fn new(what: &str, client: &Client, place: &str, verbose: bool) -> Self {
         let line = Line::new(what, verbose);
         let (client, place, bar) = (client.clone(), place.to_owned(), line.bar.clone());
         Self { line, outages: Outages { client, place, bar, since: None } }
     }
 
-    /// Says who is before us in the queue, again and again. Never ends by itself.
+    /// Shows the place in the queue and the holders. Never returns.
     pub(crate) async fn show_queue(&mut self, semaphore: &Semaphore, id: AcquisitionId) {
         tokio::join!(self.outages.watch(), self.line.show_queue(semaphore, id));
     }
 
-    /// Says who has the lock, and for how long. Never ends by itself.
+    /// Shows the holder of the lock. Never returns.
     pub(crate) async fn show_lock(&mut self, locks: &Locks, key: &str) {
         tokio::join!(self.outages.watch(), self.line.show_lock(locks, key));
     }
 
-    /// The wait has ended with a grant, so that the store was reached.
+    /// Call it when the wait has ended with a grant, which means that an outage has ended.
     pub(crate) fn granted(&mut self) {
         self.outages.end();
     }
@@ -57,13 +59,13 @@ struct Outages {
     client: Client,
     place: String,
     bar: Option<ProgressBar>,
-    /// When the outage was noticed that was reported, and not yet its end.
+    /// The start of an outage that was reported and has not ended.
     since: Option<Instant>,
 }
 
 impl Outages {
     async fn watch(&mut self) {
-        // A store on this host is always there to be asked.
+        // A store on this host has no connection that could be lost.
         if self.client.lifeline().is_some() {
             return std::future::pending().await;
         }
@@ -77,22 +79,26 @@ impl Outages {
     }
 
     fn begin(&mut self, since: Instant, error: &Error) {
-        // A store that denies access ends the wait: that is no outage.
+        // If the store denies access, the wait ends with an error, so this is not an outage.
         let may_pass = matches!(error, Error::Unavailable { .. });
         if self.since.is_none() && may_pass && since.elapsed() >= SHORTEST_OUTAGE {
             self.since = Some(since);
-            self.say(&format!("cannot be reached: {}", cause(error, &self.place)));
+            // In a cluster the server may be that of other names.
+            let server = server(error, &self.place).map(|server| format!("{server} of "));
+            let (server, cause) = (server.unwrap_or_default(), cause(error, &self.place));
+            self.say(&format!("{server}{} cannot be reached: {cause}", self.place));
         }
     }
 
     fn end(&mut self) {
         if let Some(since) = self.since.take() {
-            self.say(&format!("can be reached again, after {}", ago(since.elapsed())));
+            let place = &self.place;
+            self.say(&format!("{place} can be reached again, after {}", ago(since.elapsed())));
         }
     }
 
     fn say(&self, what: &str) {
-        let say = || complain(&format!("waiting: {} {what}", self.place));
+        let say = || complain(&format!("waiting: {what}"));
         match &self.bar {
             Some(bar) => bar.suspend(say),
             None => say(),
@@ -100,20 +106,28 @@ impl Outages {
     }
 }
 
-/// Why the store cannot be reached, without its address.
+/// Returns the server that cannot be reached, if the store has several.
+fn server<'a>(error: &'a Error, place: &str) -> Option<&'a str> {
+    let Error::Unavailable { what, .. } = error else { return None };
+    let server = what.split_whitespace().find(|word| word.contains("://"))?.trim_end_matches(':');
+    (server != place).then_some(server)
+}
+
+/// Returns why the store cannot be reached, without its address.
 fn cause(error: &Error, place: &str) -> String {
     match error {
         Error::Unavailable { timed_out: true, .. } => "no answer in time".to_owned(),
         Error::Unavailable { source: Some(source), .. } => source.to_string(),
         Error::Unavailable { what, .. } => {
-            let (_, why) = what.split_once(&format!("{place}: ")).unwrap_or(("", what));
+            let server = server(error, place).unwrap_or(place);
+            let (_, why) = what.split_once(&format!("{server}: ")).unwrap_or(("", what));
             why.to_owned()
         }
         error => error.to_string(),
     }
 }
 
-/// The line on a terminal, or what is said instead.
+/// The line on a terminal, or the lines on stderr.
 #[derive(Debug)]
 struct Line {
     what: String,
@@ -139,31 +153,35 @@ impl Line {
         self.show(async || {
             let position = semaphore.position(&id).await.ok().flatten()?;
             let stats = semaphore.stats().await.ok()?;
-            let place = format!("{} in the queue", ordinal(position + 1));
+            let nth = ordinal(position + 1);
+            let place = format!("{nth} in the queue");
             if let Some(paused) = paused(&stats) {
-                return Some(format!("{place}; {paused}"));
+                return Some(Known::new(&place, &paused, &nth, "paused"));
             }
             match stats.waits_for() {
                 Some(WaitsFor::Rate) => {
                     let next = stats.next_token().map(ago).unwrap_or_default();
-                    return Some(format!("{place}; the rate allows the next start in {next}"));
+                    let why = format!("the rate allows the next start in {next}");
+                    return Some(Known::new(&place, &why, &nth, &format!("next in {next}")));
                 }
                 Some(WaitsFor::Capacity) => {
                     let limit = stats.capacity();
-                    return Some(format!(
-                        "{place}; the first needs more than the limit of {limit}"
-                    ));
+                    let why = format!("the first needs more than the limit of {limit}");
+                    return Some(Known::new(&place, &why, &nth, "over the limit"));
                 }
                 _ => {}
             }
-            let ahead = match stats.holders() {
-                [] => String::new(),
-                [only] => format!("; held by {}", describe_member(only)),
-                [first, others @ ..] => {
-                    format!("; held by {} and {} more", describe_member(first), others.len())
-                }
+            let Some((first, others)) = stats.holders().split_first() else {
+                return Some(Known::new(&place, "", &nth, ""));
             };
-            Some(place + &ahead)
+            let who = describe_member(first);
+            let more = match others.len() {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            let short = first.label().map(|label| format!("{label:?}"));
+            let short = short.unwrap_or_else(|| who.clone());
+            Some(Known::new(&place, &format!("held by {who}{more}"), &nth, &short))
         })
         .await;
     }
@@ -173,23 +191,27 @@ impl Line {
             let info = locks.lookup(key).await.ok().flatten()?;
             let age = info.acquired_at.elapsed().ok();
             let holder = describe(info.host.as_deref(), info.pid, info.label.as_deref(), age);
-            // Another program does not say who it is.
+            // Another program does not record its host and pid.
             let by = if info.host.is_some() || info.pid.is_some() { " by " } else { "" };
-            Some(format!("locked with fence {}; held{by}{holder}", info.fence))
+            let place = format!("locked with fence {}", info.fence);
+            let short = info.label.map_or_else(|| holder.clone(), |label| format!("{label:?}"));
+            Some(Known::new(&place, &format!("held{by}{holder}"), "locked", &short))
         })
         .await;
     }
 
-    /// `ask` answers nothing if the store does not: then what was known before stays.
-    async fn show(&mut self, ask: impl AsyncFn() -> Option<String>) {
-        if self.bar.is_none() && !self.verbose {
-            return std::future::pending().await;
-        }
-        sleep(PATIENCE).await;
-        let mut known = String::new();
+    /// Draws the answers of `ask`. If it returns `None`, the last answer stays.
+    async fn show(&mut self, ask: impl AsyncFn() -> Option<Known>) {
+        let once = self.bar.is_none() && !self.verbose;
+        sleep(if once { LOG_PATIENCE } else { PATIENCE }).await;
+        let mut known = Known::default();
         loop {
             if let Some(answer) = ask().await {
-                known = one_line(&answer);
+                known = answer;
+                if once {
+                    self.draw(&known);
+                    return std::future::pending().await;
+                }
             }
             let asked = Instant::now();
             while asked.elapsed() < ASK {
@@ -199,22 +221,54 @@ impl Line {
         }
     }
 
-    fn draw(&mut self, known: &str) {
+    fn draw(&mut self, known: &Known) {
         let elapsed = ago(self.since.elapsed());
+        let whole = format!("waiting for {} ({elapsed}): {}", self.what, known.whole);
         if let Some(bar) = &self.bar {
-            bar.set_message(format!("waiting for {} ({elapsed}): {known}", self.what));
+            let fits = columns().is_none_or(|columns| SPINNER + whole.width() <= columns);
+            let short = || format!("{} ({elapsed}): {}", self.what, known.short);
+            bar.set_message(if fits { whole } else { short() });
             bar.tick();
-        } else if gist(&self.said) != gist(known) {
-            // Without a terminal, only when the place has changed, or a pause begins or ends.
-            complain(&format!("waiting for {} ({elapsed}): {known}", self.what));
-            known.clone_into(&mut self.said);
+        } else if self.said != known.gist {
+            // Without a terminal, print only if the place has changed, or a pause has begun or ended.
+            complain(&whole);
+            self.said.clone_from(&known.gist);
         }
     }
 }
 
-/// The place, and whether it is paused: the rest changes all the time.
-fn gist(known: &str) -> (Option<&str>, bool) {
-    (known.split(';').next(), known.contains("; paused for "))
+/// The answer of the store about a wait.
+#[derive(Default)]
+struct Known {
+    whole: String,
+    /// The text for a terminal that is too narrow for the whole. It has the label, by which people know a job.
+    short: String,
+    /// The part that is worth another line in a log when it changes: the place, and whether the name is paused.
+    gist: String,
+}
+
+impl Known {
+    fn new(place: &str, why: &str, short_place: &str, short_why: &str) -> Self {
+        let joined = |first: &str, second: &str| match second {
+            "" => one_line(first),
+            second => one_line(&format!("{first}; {second}")),
+        };
+        let pause = if short_why == "paused" { "; paused" } else { "" };
+        Self {
+            whole: joined(place, why),
+            short: joined(short_place, short_why),
+            gist: format!("{place}{pause}"),
+        }
+    }
+}
+
+/// The spinner of the line, and the blank after it.
+const SPINNER: usize = 2;
+
+/// Returns the width of the terminal.
+fn columns() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(std::io::stderr()).ok()?;
+    (size.ws_col > 0).then_some(size.ws_col.into())
 }
 
 impl Drop for Line {
@@ -230,7 +284,7 @@ fn describe_member(member: &Member) -> String {
     describe(Some(host), member.pid(), member.label(), member.age())
 }
 
-/// Host, process, label, and for how long, as far as they are known.
+/// Formats the known ones of host, process, label and age.
 fn describe(
     host: Option<&str>,
     pid: Option<u32>,

@@ -1,4 +1,4 @@
-//! Two at a time in a whole fleet: run it in several terminals, with the URL of one Redis server.
+//! Two deploys at a time in a whole fleet. Run this in several terminals, with the URL of one Redis server.
 
 use std::time::Duration;
 

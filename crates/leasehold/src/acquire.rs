@@ -1,4 +1,4 @@
-//! The future of an acquire.
+//! The futures that acquire a permit.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use crate::engine::name_state::Entered;
 use crate::engine::ticket::Ticket;
+use crate::engine::watch::{Acquiring, Id};
 use crate::machine::Known;
 use crate::name::positive;
 use crate::semaphore::Handle;
 use crate::{AcquisitionId, Error, Permit};
 
-/// A permit to come: see [`Semaphore::acquire`](crate::Semaphore::acquire).
+/// A future that resolves to a [`Permit`]: see [`Semaphore::acquire`](crate::Semaphore::acquire).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -28,11 +29,11 @@ use crate::{AcquisitionId, Error, Permit};
 /// # Ok(())
 /// # }
 /// ```
-#[must_use = "an acquire does nothing until it is awaited"]
+#[must_use = "the future does nothing unless awaited"]
 #[derive(Debug)]
 pub struct Acquire {
     id: AcquisitionId,
-    /// Taken when it is done.
+    /// `None` once the permit has been returned.
     semaphore: Option<Arc<Handle>>,
     wait: bool,
     weight: u32,
@@ -44,27 +45,39 @@ impl Acquire {
     #[inline]
     pub(crate) fn new(semaphore: Arc<Handle>, wait: bool, within: Option<Duration>) -> Self {
         let id = semaphore.engine.core().next_id();
-        Self { id, semaphore: Some(semaphore), wait, weight: 1, within, pending: Pending(None) }
+        Self {
+            id,
+            semaphore: Some(semaphore),
+            wait,
+            weight: 1,
+            within,
+            pending: Pending::default(),
+        }
     }
 
-    /// Waits no longer than this, whatever the semaphore says. A limit of zero is refused: that is what
-    /// [`try_acquire`](crate::Semaphore::try_acquire) is for.
+    /// Sets the time limit of this acquire, which replaces the semaphore's
+    /// [`max_acquire_time`](crate::SemaphoreBuilder::max_acquire_time).
+    ///
+    /// A limit of zero fails with [`Error::InvalidArgument`]: use [`try_acquire`](crate::Semaphore::try_acquire) to
+    /// acquire without waiting.
     pub fn within(mut self, limit: Duration) -> Self {
         self.within = Some(limit);
         self
     }
 
-    /// Takes so many units of the capacity instead of one, all or nothing, with one permit.
+    /// Acquires this many units of the capacity with one permit, instead of one unit. The units are granted all at once
+    /// or not at all.
     ///
-    /// Later acquires wait until this one has been granted, even if there is room for them: nothing overtakes a heavy
-    /// waiter. A weight above the capacity is refused at once. If the limit shrinks below the weight while it waits, it
-    /// waits on, and [`SemaphoreStats::waits_for`](crate::SemaphoreStats::waits_for) says so.
+    /// Later acquires wait until this one is granted, even if there is room for them: no acquire overtakes a heavy
+    /// waiter. A weight of zero, or above the capacity, fails at once with [`Error::InvalidArgument`]. If the capacity
+    /// shrinks below the weight during the wait, the acquire keeps waiting, and
+    /// [`SemaphoreStats::waits_for`](crate::SemaphoreStats::waits_for) shows the reason.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), leasehold::Error> {
     /// # let client = leasehold::Client::memory();
-    /// // In megabytes.
+    /// // The capacity is in megabytes.
     /// let memory = client.semaphore("memory", 16_000).build()?;
     /// let large = memory.acquire().weight(12_000).await?;
     /// assert!(memory.try_acquire().weight(6_000).await?.is_none());
@@ -78,8 +91,8 @@ impl Acquire {
         self
     }
 
-    /// Runs `work` under the permit: [`Semaphore::with`](crate::Semaphore::with), for one that has a limit or a weight of
-    /// its own.
+    /// Acquires a permit and runs `work` under it: [`Semaphore::with`](crate::Semaphore::with) for an acquire that has
+    /// its own time limit or weight.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -95,23 +108,23 @@ impl Acquire {
     /// ```
     ///
     /// # Errors
-    /// As for [`Semaphore::with`](crate::Semaphore::with).
+    /// The same as for [`Semaphore::with`](crate::Semaphore::with).
     ///
     /// # Cancel safety
-    /// As for [`Semaphore::with`](crate::Semaphore::with).
+    /// Dropping the future drops `work`, then releases the permit in the background.
     pub async fn with<T>(self, work: impl AsyncFnOnce(&Permit) -> T) -> Result<T, Error> {
         let permit = self.await?;
         let name = permit.name().to_owned();
         let result = permit.lost().or(work(&permit)).await;
         let result = result.map_err(|reason| permit.lost_error(reason));
         if let Err(error) = permit.release().await {
-            tracing::warn!(name, %error, "release failed after the work was done");
+            tracing::warn!(name, %error, "the work is done, but its permit could not be released");
         }
         result
     }
 
-    /// The id that the permit will have. With it, [`Semaphore::position`](crate::Semaphore::position)
-    /// tells how many come before.
+    /// Returns the id that the permit will have. [`Semaphore::position`](crate::Semaphore::position) takes it and
+    /// returns the number of waiters ahead.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -124,7 +137,7 @@ impl Acquire {
     /// let waiting = api.acquire();
     /// let id = waiting.id();
     /// tokio::select! {
-    ///     biased; // the acquire first: only then does it wait
+    ///     biased; // poll the acquire first, so that it is queued
     ///     permit = waiting => unreachable!("{permit:?} while another is held"),
     ///     position = api.position(&id) => assert_eq!(position?, Some(0)),
     /// }
@@ -137,7 +150,13 @@ impl Acquire {
         self.id
     }
 
-    /// `granted` and `full` make the answer out of a permit, and out of none.
+    /// The name of the semaphore; empty once the permit has been returned.
+    #[cfg(feature = "tower")]
+    pub(crate) fn name(&self) -> &str {
+        self.semaphore.as_ref().map_or("", |semaphore| semaphore.named.name().as_str())
+    }
+
+    /// Polls the acquire. `granted` makes the output from a permit, `full` makes it if no permit was free.
     #[inline]
     fn poll_as<T>(
         &mut self,
@@ -145,13 +164,17 @@ impl Acquire {
         granted: impl FnOnce(Permit) -> T,
         full: impl FnOnce() -> Result<T, Error>,
     ) -> Poll<Result<T, Error>> {
-        let (grant, ticket) = if let Some(ticket) = &self.pending.0 {
-            let grant = ready!(ticket.poll_granted(cx));
-            // The wait has ended, and the engine removes the id from the store if that is needed.
-            let ticket = self.pending.0.take();
-            match grant? {
-                Some(grant) => (grant, ticket),
-                None => return Poll::Ready(full()),
+        let (grant, ticket, watched) = if let Some(place) = &self.pending.0 {
+            let grant = ready!(place.ticket.poll_granted(cx));
+            // The wait has ended. If the store may still know the id, the engine releases it there.
+            let (ticket, watched) = match self.pending.0.take() {
+                Some(Place { ticket, watched }) => (Some(ticket), watched),
+                None => (None, None),
+            };
+            match grant {
+                Ok(Some(grant)) => (grant, ticket, watched),
+                Ok(None) => return Poll::Ready(no_permit_now(watched, full)),
+                Err(error) => return Poll::Ready(Err(failed(watched, error))),
             }
         } else {
             let Some(semaphore) = &self.semaphore else { return Poll::Ready(Err(done_already())) };
@@ -164,18 +187,20 @@ impl Acquire {
             if weight == 0 {
                 return Poll::Ready(Err(weightless()));
             }
+            let watched = declaration.watch.begin(|| Id::Permit(id), weight);
             match declaration.named.enter(id, declaration, weight, wait, within, cx.waker()) {
-                Entered::Held(grant, ticket) => (grant, ticket),
-                Entered::Full => return Poll::Ready(full()),
-                Entered::Failed(error) => return Poll::Ready(Err(*error)),
+                Entered::Held(grant, ticket) => (grant, ticket, watched),
+                Entered::Full => return Poll::Ready(no_permit_now(watched, full)),
+                Entered::Failed(error) => return Poll::Ready(Err(failed(watched, *error))),
                 Entered::Registered(ticket) => {
-                    self.pending.0 = Some(ticket);
+                    self.pending.begin(ticket, watched, wait);
                     return Poll::Pending;
                 }
                 Entered::Waiting(ticket) => {
-                    // The guard first: foreign code may panic.
-                    let ticket = self.pending.0.insert(ticket);
-                    // Outside of the name's lock. If it was granted in between, the next poll sees it.
+                    // The guard comes first, because the waker is foreign code and may panic.
+                    let ticket = self.pending.begin(ticket, watched, wait);
+                    // The waker is registered outside the name's lock. If the permit was granted in between, the next
+                    // poll finds it.
                     if !ticket.register(cx.waker().clone()) {
                         cx.waker().wake_by_ref();
                     }
@@ -186,23 +211,42 @@ impl Acquire {
         let Some(semaphore) = self.semaphore.take() else {
             return Poll::Ready(Err(done_already()));
         };
-        Poll::Ready(Ok(granted(Permit::new(semaphore, self.id, grant, ticket))))
+        Poll::Ready(Ok(granted(Permit::new(semaphore, self.id, grant, ticket, watched))))
     }
+}
+
+/// Reports that no permit was free, and makes the output.
+fn no_permit_now<T>(
+    watched: Option<Acquiring>,
+    full: impl FnOnce() -> Result<T, Error>,
+) -> Result<T, Error> {
+    if let Some(watched) = watched {
+        watched.refused();
+    }
+    full()
+}
+
+#[cold]
+fn failed(watched: Option<Acquiring>, error: Error) -> Error {
+    if let Some(watched) = watched {
+        watched.failed(&error);
+    }
+    error
 }
 
 #[cold]
 fn done_already() -> Error {
-    Error::internal("an acquire was polled after it was done")
+    Error::internal("an acquire was polled after it had completed")
 }
 
 #[cold]
 fn weightless() -> Error {
-    Error::invalid("weight", "0 units are no permit: at least 1")
+    Error::invalid("weight", "it is 0; the minimum is 1")
 }
 
 #[cold]
 fn no_permit() -> Error {
-    Error::internal("an acquire that waits was told that there is no permit")
+    Error::internal("a waiting acquire ended without a permit")
 }
 
 impl Future for Acquire {
@@ -214,13 +258,14 @@ impl Future for Acquire {
     }
 }
 
-/// A permit now or never: see [`Semaphore::try_acquire`](crate::Semaphore::try_acquire).
-#[must_use = "a try does nothing until it is awaited"]
+/// A future that resolves to a [`Permit`] if one is free now: see
+/// [`Semaphore::try_acquire`](crate::Semaphore::try_acquire).
+#[must_use = "the future does nothing unless awaited"]
 #[derive(Debug)]
 pub struct TryAcquire(pub(crate) Acquire);
 
 impl TryAcquire {
-    /// Takes so many units of the capacity: see [`Acquire::weight`].
+    /// Acquires this many units of the capacity with one permit: see [`Acquire::weight`].
     pub fn weight(mut self, units: u32) -> Self {
         self.0 = self.0.weight(units);
         self
@@ -235,9 +280,34 @@ impl Future for TryAcquire {
     }
 }
 
-/// A place in the queue, or a permit on its way, that is given up unless it is taken out.
+/// A place in the queue, or a permit that the future has not returned yet. Unless it is taken out, dropping this gives
+/// it up.
+#[derive(Debug, Default)]
+struct Pending(Option<Place>);
+
 #[derive(Debug)]
-struct Pending(Option<Arc<Ticket>>);
+struct Place {
+    ticket: Arc<Ticket>,
+    /// Dropped after the place is given up, because `Pending::drop` runs before its fields are dropped.
+    watched: Option<Acquiring>,
+}
+
+impl Pending {
+    /// `waits` is true for an acquire that queues, false for one that only tries.
+    #[inline]
+    fn begin(
+        &mut self,
+        ticket: Arc<Ticket>,
+        watched: Option<Acquiring>,
+        waits: bool,
+    ) -> &Arc<Ticket> {
+        let place = self.0.insert(Place { ticket, watched });
+        if let Some(watched) = place.watched.as_mut().filter(|_| waits) {
+            watched.waits();
+        }
+        &place.ticket
+    }
+}
 
 impl Drop for Pending {
     fn drop(&mut self) {
@@ -245,7 +315,7 @@ impl Drop for Pending {
         if crate::broken::is("leak") {
             return;
         }
-        if let Some(ticket) = &self.0 {
+        if let Some(Place { ticket, .. }) = &self.0 {
             ticket.semaphore.named.end(ticket.id, Known::Unused);
         }
     }

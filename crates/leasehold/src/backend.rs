@@ -1,11 +1,11 @@
-//! The seam between the engine and the stores, drawn at the atomic transition.
+//! The interface between the engine and the stores. Its unit is the atomic transition.
 //!
 //! A store in this process answers at once, under the engine's own lock ([`memory`]). A store that other processes
 //! share implements [`RemoteBackend`]: the engine's sender packs commands into a request, and the store answers it
-//! later. Everything above this line (waiting, packing, renewals, validity, time-outs, guards) is written once, in the
-//! engine. What a store can do is a value, [`Profile`].
+//! later. Everything above this interface (waiting, packing, renewals, validity, timeouts, guards) is written once, in
+//! the engine. What a store can do is a value, [`Profile`].
 
-// Without a remote store, what serves only such stores is not used.
+// Without a remote store, the code that serves only such stores is unused.
 #![cfg_attr(not(any(test, feature = "redis")), allow(dead_code))]
 
 use std::pin::Pin;
@@ -19,7 +19,7 @@ use crate::machine::{Command, Declared, Effects, Held, Outcome, Steered, Terms};
 use crate::name::Name;
 use crate::pool::{PoolStats, Which};
 use crate::stats::{Query, SemaphoreStats};
-use crate::{AcquisitionId, ClientId, Error};
+use crate::{AcquisitionId, ClientId, ClientInfo, Error, LockId};
 
 #[cfg(test)]
 mod differential;
@@ -34,20 +34,21 @@ pub(crate) mod simulated;
 /// A future that any thread can poll.
 pub(crate) type Later<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 
-/// What a store is, and what it can do.
+/// The properties of a store.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Profile {
-    /// In one word, for users.
+    /// The kind of store in one word, for users.
     pub(crate) kind: &'static str,
-    /// Whether a holder can die without the store noticing, so that its lease has to be renewed.
+    /// Whether a holder can die without the store noticing. Then its lease has to be renewed.
     pub(crate) needs_renewals: bool,
-    /// Whose clock decides.
+    /// The clock that decides when something expires.
     pub(crate) time_authority: TimeAuthority,
 }
 
 impl Profile {
-    /// By how much the holder of a lock or a pool lease ends its own validity before the store does, for clocks that
-    /// run at different speeds. A store on this host reads the same clock, but keeps locks to whole milliseconds.
+    /// How much earlier than the store the holder of a lock or a pool lease ends its own validity, because clocks run
+    /// at different speeds. A store on this host reads the same clock, but stores the times of locks in whole
+    /// milliseconds.
     pub(crate) fn margin(&self, valid_for: Span) -> Span {
         if self.time_authority != TimeAuthority::Server {
             return Span::from_millis(1);
@@ -56,20 +57,38 @@ impl Profile {
     }
 }
 
-/// The server that a request goes to. There is one, until a store has several primaries.
+/// The server that a request goes to. A store without several primaries has only one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(crate) struct Destination(u16);
+pub(crate) struct Destination(pub(crate) u32);
 
 impl Destination {
     pub(crate) const ONLY: Self = Self(0);
 }
 
-/// One part of a request: some commands of one name, or one command of a lock or a pool.
+/// The part of a store that keeps a name, a key or an id. The slot never changes, but the server that serves it may.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct Slot(pub(crate) u16);
+
+impl Slot {
+    pub(crate) const ONLY: Self = Self(0);
+}
+
+/// The name, key or id that a request concerns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Subject<'a> {
+    Semaphore(&'a Name),
+    Lock(&'a Name),
+    /// A lock whose key the caller does not know.
+    LockId(&'a LockId),
+    Pool(&'a Name),
+}
+
+/// One part of a request: several commands for one name, or one command for a lock or a pool.
 #[derive(Clone, Debug)]
 pub(crate) enum Part {
     Semaphore {
         name: Name,
-        /// What the client declared last; a capacity of 0 if it never did.
+        /// The client's newest declaration. The capacity is 0 if the client never declared one.
         declared: Declared,
         commands: Vec<Command>,
     },
@@ -78,37 +97,49 @@ pub(crate) enum Part {
 }
 
 impl Part {
-    /// How many ids it is about.
+    /// The number of ids that the part concerns.
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Semaphore { commands, .. } => commands.len(),
             Self::Lock(_) | Self::Pool(_) => 1,
         }
     }
+
+    pub(crate) fn subject(&self) -> Subject<'_> {
+        match self {
+            Self::Semaphore { name, .. } => Subject::Semaphore(name),
+            Self::Lock(command) => command.subject(),
+            Self::Pool(command) => Subject::Pool(&command.pool),
+        }
+    }
 }
 
-/// What a store answers to one part.
+/// The answer of a store to one part.
 #[derive(Debug)]
 pub(crate) enum Answer {
     Semaphore(Reply),
     Lock(LockOutcome),
     Pool(PoolOutcome),
+    /// Nothing was applied, because another destination serves this part now.
+    Elsewhere,
+    /// Nothing was applied. The destination serves other parts, but cannot serve this one at the moment.
+    NotNow,
 }
 
-/// What a store answers to a request: part by part, in the order of the parts.
+/// The answers of a store to a request, in the order of the parts.
 pub(crate) type Answers = Vec<Result<Answer, Error>>;
 
-/// What a store answers to the commands of one name.
+/// The answer of a store to the commands for one name.
 #[derive(Debug, Default)]
 pub(crate) struct Reply {
-    /// In the order of the commands.
+    /// One outcome for each command, in the same order.
     pub(crate) outcomes: Vec<Outcome>,
     pub(crate) effects: Effects,
-    /// If anybody waits: the time until the next lease ends in the store. It is worth asking again then.
+    /// If anybody waits: the time until the next lease ends in the store. A query is worthwhile then.
     pub(crate) next_expiry: Option<Span>,
-    /// If the first in the queue is the sender's own, and waits for a token and nothing else: the time until it comes.
+    /// If the first waiter belongs to the sender and waits only for a token: the time until the token arrives.
     pub(crate) next_token: Option<Span>,
-    /// Whether another program has members here. It hands permits on without waking this client.
+    /// Whether another program holds or waits under this name. It passes permits on without waking this client.
     pub(crate) foreign: bool,
 }
 
@@ -116,54 +147,78 @@ pub(crate) struct Reply {
 pub(crate) trait RemoteBackend: Send + Sync {
     fn profile(&self) -> Profile;
 
-    /// Where it is, without secrets.
+    /// The address of the store, without secrets.
     fn address(&self) -> &str;
 
-    /// Called once, in the runtime of the engine's thread, before anything else. The store reports to `report`.
+    /// Starts the store. The engine calls this once, in the runtime of its thread, before anything else. The store
+    /// sends its events to `report`.
     fn start(&self, client: ClientId, report: Report);
 
-    /// Where commands about this name or key go.
-    fn destination(&self, _name: &Name) -> Destination {
+    /// Returns the slot in which the store keeps this.
+    fn slot(&self, _subject: Subject<'_>) -> Slot {
+        Slot::ONLY
+    }
+
+    /// Returns the server that serves a slot now. It changes only before [`Event::Rerouted`], or with
+    /// [`Answer::Elsewhere`].
+    fn destination(&self, _slot: Slot) -> Destination {
         Destination::ONLY
     }
 
-    /// Applies every command of every part, in order. An error of the whole request is [`Error::Unavailable`], and
-    /// then any of its commands may have been applied, or none. An error of one part leaves the other parts alone.
+    /// Returns [`Error::InvalidArgument`] if the store cannot keep anything under this name.
+    fn check(&self, _subject: Subject<'_>) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Applies every command of every part, in order. If the whole request fails, the error is [`Error::Unavailable`],
+    /// and any number of its commands may have been applied. If one part fails, the other parts are not affected.
     ///
-    /// Two requests to one destination are applied in the order in which their answers were first polled, unless the
+    /// Two requests to one destination are applied in the order in which their futures were first polled, unless the
     /// connection is replaced in between.
     fn apply(&self, to: Destination, request: &Arc<[Part]>) -> Later<Answers>;
 
-    /// Whether any thread may call [`apply`](Self::apply) and poll its result for the first time, which sends the request.
-    /// Otherwise only the engine's thread does.
+    /// Returns whether any thread may call [`apply`](Self::apply) and poll its future for the first time, which sends
+    /// the request. Otherwise only the engine's thread may do that.
     fn sends_from_any_thread(&self) -> bool {
         false
     }
 
-    /// The destination has been silent for longer than it should be: replace the connection, if there is one.
+    /// Reports that the destination has been silent for too long. The store replaces the connection, if there is one.
     fn suspect(&self, _destination: Destination) {}
 
-    /// The number of waiters ahead of `id`. This question, like those that follow, fails with
-    /// [`Error::Unavailable`] when one of its steps was not answered within the answer time-out.
+    /// Reports that the destination is unusually silent. The store checks whether another server has taken its place, if
+    /// that is possible, and keeps the connection. Called again and again while the silence lasts.
+    fn doubt(&self, _destination: Destination) {}
+
+    /// Returns the number of waiters ahead of `id`. This query, like those that follow, fails with
+    /// [`Error::Unavailable`] if one of its steps is not answered within the answer timeout.
     fn position(&self, name: &Name, id: AcquisitionId) -> Later<Option<usize>>;
 
-    /// Removes a holder or waiter whose id is not one of ours, because another program shares the name. True if it was
-    /// there.
+    /// Removes a holder or waiter of another program that shares the name. Returns whether it was found.
     fn release_member(&self, _name: &Name, _id: &str) -> Later<bool> {
         Box::pin(std::future::ready(Ok(false)))
     }
 
-    /// Changes the limits of a name, by [`Command::Steer`]. Nobody in particular is the sender: waiters of this client that
-    /// are granted a permit by it are woken like others.
+    /// Changes the limits of a name, by [`Command::Steer`]. The command has no sender, so waiters of this client that
+    /// are granted a permit by it are woken like all others.
     fn steer(&self, name: &Name, steer: Command) -> Later<Steered>;
+
+    /// Looks up the key of the lock that this id holds. Returns `None` if the store finds the key in the same step as
+    /// the command that needs it.
+    fn key_of_lock(&self, _id: LockId) -> Option<Later<Option<Name>>> {
+        None
+    }
 
     fn stats(&self, query: Query) -> Later<Vec<SemaphoreStats>>;
 
-    /// The locks that are held, by key, at most `limit` of them. Changes nothing.
+    /// Returns the held locks, ordered by key, at most `limit` of them. Changes nothing.
     fn list_locks(&self, limit: usize) -> Later<Vec<Record>>;
 
-    /// The pools that have members, by name. Changes nothing.
+    /// Returns the pools that have members, ordered by name. Changes nothing.
     fn list_pools(&self, which: Which) -> Later<Vec<PoolStats>>;
+
+    /// Returns the clients of the store, ordered by id. Changes nothing.
+    fn list_clients(&self, limit: usize) -> Later<Vec<ClientInfo>>;
 
     /// The file descriptor whose lock proves that this client is alive (local store only).
     #[cfg(unix)]
@@ -172,30 +227,34 @@ pub(crate) trait RemoteBackend: Send + Sync {
     }
 }
 
-/// What a store reports without being asked.
+/// An event that a store reports by itself.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// This waiter was granted a permit: what it was granted, at this moment or later. If the store cannot tell how long
-    /// ago that was, the waiter has to ask.
+    /// This waiter was granted this permit, at this moment or later. `None` if the store cannot tell how long ago that
+    /// was; then the client has to query the store.
     Granted(Name, AcquisitionId, Option<(Held, Moment)>),
-    /// The first in the queue is this client's, and waits for a token: it comes after this time.
+    /// The first waiter belongs to this client and waits for a token, which arrives after this time.
     Token(Name, Span),
-    /// Another client has released this id. Only where no renewal would find that out.
+    /// Another client has released this id. Reported only by stores where no renewal would notice it.
     #[cfg_attr(not(all(feature = "local", target_os = "linux")), allow(dead_code))]
     Evicted(Name, AcquisitionId),
     /// The lock with this key was released.
     Unlocked(Name),
-    /// Requests can be sent.
+    /// Requests can be sent to this destination.
     Connected {
         to: Destination,
-        /// It was connected before, so that wake-ups may have been missed.
+        /// Whether it was connected before, so that wake-ups may have been missed.
         again: bool,
-        /// A request that was sent over an earlier connection may still be applied.
+        /// Whether a request that was sent over an earlier connection may still be applied.
         stragglers: bool,
     },
-    /// Requests cannot be sent until [`Connected`](Self::Connected).
+    /// Requests cannot be sent to this destination until [`Connected`](Self::Connected).
     Disconnected(Destination, Error),
+    /// Wake-ups for this slot may have been missed.
+    Missed(Slot),
+    /// Some slots may have another destination. The store has closed its connections to the destinations in `gone`.
+    Rerouted { gone: Vec<Destination> },
 }
 
-/// Where a store reports events. Never blocks.
-pub(crate) type Report = Box<dyn Fn(Event) + Send + Sync>;
+/// The function that a store calls with its events. It never blocks.
+pub(crate) type Report = Arc<dyn Fn(Event) + Send + Sync>;

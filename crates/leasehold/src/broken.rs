@@ -1,32 +1,32 @@
-//! Rules broken on purpose, one at a time, to see whether the torture test notices.
+//! Rules that are broken on purpose, one at a time, to check that the torture test notices.
 //!
-//! Only with the feature `broken`, which nothing but that test turns on: then the environment variable `LEASEHOLD_BROKEN` names
-//! the rule. Each is broken where it is kept, by a line or two that ask [`is`], or by [`in_lua`], which changes the
-//! text of the scripts.
+//! This module exists only with the feature `broken`, which only that test enables. The environment variable
+//! `LEASEHOLD_BROKEN` names the rule to break. Each rule is broken where it is kept: in Rust by a line or two that call
+//! [`is`], in the scripts by [`in_lua`], which changes their text.
 #![cfg_attr(not(feature = "redis"), allow(dead_code))]
 
 use std::sync::LazyLock;
 
 static RULE: LazyLock<Option<String>> = LazyLock::new(|| std::env::var("LEASEHOLD_BROKEN").ok());
 
-/// Whether this rule is the one that is broken.
+/// Returns whether this rule is the one to break.
 pub(crate) fn is(rule: &str) -> bool {
     RULE.as_deref() == Some(rule)
 }
 
-/// Each with what stands in the script and what stands there instead.
-pub(crate) const IN_LUA: [(&str, &str, &str); 20] = [
-    // Whoever releases an id that is not there hits whoever holds longest.
+/// For each rule, a text in the scripts and the text that replaces it.
+pub(crate) const IN_LUA: [(&str, &str, &str); 21] = [
+    // A release of an unknown id removes the longest holder.
     (
         "ownership",
         "    outcomes[n] = 'nobody'",
         "    outcomes[n] = 'nobody'; held = held - call('ZREMRANGEBYRANK', MAIN, 0, 0)",
     ),
-    // The index of a lock outlives it, and nobody asks whose the lock is that it leads to.
+    // The index of a lock outlives the lock, and the script does not check who holds the lock that the index leads to.
     ("ownership", "index_of(lock), 'PXAT', ends)", "index_of(lock))"),
     ("ownership", "leads_to, 'PXAT', ends)", "leads_to)"),
     ("ownership", "if record.lockId ~= ARGV[first] then return 0 end", ""),
-    // Whoever is silent is never removed.
+    // A silent holder is never removed.
     ("expiry", "local dead = due(MAIN, held)", "local dead"),
     (
         "expiry",
@@ -35,7 +35,7 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 20] = [
     ),
     ("expiry", "math.ceil((last - NOW) / 1000) + 10000", "math.ceil((last - NOW) / 1000) + 600000"),
     ("expiry", "math.ceil(heartbeat / 1000) + 10000", "math.ceil(heartbeat / 1000) + 600000"),
-    // Whoever has not said a word for a little while is removed, though it was told that it has longer.
+    // A holder that was silent for a short time is removed, although it was promised a longer time.
     (
         "early",
         "local dead = due(MAIN, held)",
@@ -52,7 +52,7 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 20] = [
         "elseif nobody_before and fits(weight - 1) then",
     ),
     ("limit", "and held + new <= capacity", "and held + new <= capacity + 1"),
-    // A heavy permit counts as one among the holders.
+    // A heavy permit counts as one unit.
     (
         "weights",
         "if share.weight > 1 then limits.extra, limits.changed = limits.extra + share.weight - 1, true end",
@@ -65,13 +65,13 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 20] = [
         "return (limits.paused and 0 or capacity) - held",
         "return (limits.paused and 0 or math.max(capacity, tonumber(DECLARED))) - held",
     ),
-    // No token is ever missing.
+    // There is always a token.
     (
         "rate",
         "return not is_metered() or limits.full_at + limits.interval <= NOW + all_tokens()",
         "return true",
     ),
-    // Everybody has the first.
+    // Every permit has slot number 1.
     ("slots", "local slot = call('BITPOS', SLOTS, 0) + 1", "local slot = 1"),
     (
         "fence",
@@ -81,12 +81,17 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 20] = [
     ("fence", "fence = math.max(fence, NOW - 1)", "fence = NOW - NOW % 1000000"),
     (
         "fence",
-        "redis.pcall('INCR', KEYS[keys + 3])",
-        "redis.pcall('INCRBY', KEYS[keys + 3], call('EXISTS', KEYS[keys + 3]) == 1 and NOW % 2 or 1)",
+        "redis.pcall('INCR', KEYS[beside + 2])",
+        "redis.pcall('INCRBY', KEYS[beside + 2], call('EXISTS', KEYS[beside + 2]) == 1 and NOW % 2 or 1)",
+    ),
+    (
+        "fence",
+        "redis.pcall('INCR', counter)",
+        "redis.pcall('INCRBY', counter, call('EXISTS', counter) == 1 and NOW % 2 or 1)",
     ),
 ];
 
-/// A part of a script with the rule broken that it keeps, if that is the one.
+/// Returns a part of a script. If the rule to break is kept in it, the rule is broken.
 pub(crate) fn in_lua(part: &str) -> String {
     let broken = IN_LUA.iter().filter(|(rule, _, _)| is(rule));
     broken.fold(part.to_owned(), |part, (_, stands, instead)| part.replace(stands, instead))

@@ -1,4 +1,4 @@
-//! A client: one engine and the store that it uses.
+//! The client: one engine, and the store that it uses.
 
 use std::fmt;
 use std::sync::{Arc, LazyLock};
@@ -8,27 +8,33 @@ use crate::backend::memory::Memory;
 use crate::clock::Moment;
 use crate::engine::{Engine, Settings};
 use crate::lock::{LockBuilder, Locks};
+use crate::manual_clock::Clock;
 use crate::name::positive;
 use crate::pool::{PoolBuilder, Pools};
 use crate::semaphore::SemaphoreBuilder;
 use crate::stats::Stats;
-use crate::{ClientId, Error};
+use crate::{ClientId, Error, ManualClock};
 
+mod info;
 #[cfg(all(feature = "local", target_os = "linux"))]
 mod local;
+mod path;
 #[cfg(feature = "redis")]
 mod redis;
+pub use info::ClientInfo;
 #[cfg(all(feature = "local", target_os = "linux"))]
 pub use local::LocalBuilder;
+pub use path::sqlite_path;
 #[cfg(feature = "redis")]
 pub use redis::RedisBuilder;
 
-/// The stores that there are.
-const EXPECTED: &str = "expected memory:, sqlite:/path/to/a/file or redis://host:port";
+/// The URLs that [`Client::open`] accepts, for its error messages.
+const EXPECTED: &str = "expected memory:, sqlite:/path/to/a/file, redis://host:port, redis-sentinel://host:port/name or \
+                        redis-cluster://host:port";
 
 static GLOBAL: LazyLock<Client> = LazyLock::new(Client::memory);
 
-/// Where permits come from. Clones are the same client.
+/// A handle to one store, on which semaphores, locks and pools are declared. Clones are the same client.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -53,15 +59,20 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client whose permits are shared by the tasks and threads of this process that use it, or a
-    /// clone of it. Another `Client::memory()` shares nothing with it.
+    /// Creates a client in memory. Its permits are shared by the tasks and threads of this process that use the client
+    /// or a clone of it. Another `Client::memory()` shares nothing with it.
     #[must_use]
     pub fn memory() -> Self {
-        Self::in_memory(Settings::default())
+        Self::in_memory(Settings::default(), Clock::default())
     }
 
-    /// A client on whatever store the URL names: `memory:`; `sqlite:PATH` for a file on this host; `redis://…`,
-    /// `rediss://…` and `unix://…` for Redis.
+    /// Opens a client on the store that the URL names:
+    ///
+    /// - `memory:` for a client in memory
+    /// - `sqlite:PATH` for a file on this host
+    /// - `redis://…`, `rediss://…` (TLS) and `unix://…` for a Redis server
+    /// - `redis-sentinel://…` and `rediss-sentinel://…` (TLS) for a primary behind sentinels
+    /// - `redis-cluster://…` and `rediss-cluster://…` (TLS) for a Redis Cluster
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -70,42 +81,48 @@ impl Client {
     ///
     /// let client = Client::open("memory:").await?;
     /// let error = Client::open("zookeeper://somewhere").await.unwrap_err();
-    /// assert!(error.to_string().starts_with("invalid store: \"zookeeper:\" is not a store"));
+    /// assert!(error.to_string().starts_with("invalid store: this build supports no store"));
     /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no such store, or it was left out when the library was built; and what
-    /// the store has to say.
+    /// - [`Error::InvalidArgument`] if the URL is invalid, or names a store that is not part of this build.
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - [`Error::Refused`] if the store denies access, or cannot be used.
+    /// - [`Error::Stopped`] if the client's background thread cannot be started.
     ///
     /// # Cancel safety
-    /// Dropping the future makes no client.
+    /// If the future is dropped, no client is created.
     #[cfg_attr(
         not(any(feature = "redis", all(feature = "local", target_os = "linux"))),
         allow(clippy::unused_async)
     )]
     pub async fn open(url: &str) -> Result<Self, Error> {
-        // Only the scheme is ever repeated: what follows may contain a password.
+        // Errors repeat only the scheme, because the rest of the URL may contain a password.
         let scheme = url.split_once(':').map(|(scheme, _)| scheme);
         match scheme {
             Some("memory") => Ok(Self::memory()),
             #[cfg(all(feature = "local", target_os = "linux"))]
-            Some("sqlite") => Self::local(local::path_of(url)?).await,
+            Some("sqlite") => Self::local(path::sqlite_path(url)?).await,
             #[cfg(feature = "redis")]
-            Some("redis" | "rediss" | "unix" | "valkey" | "valkeys" | "redis+unix") => {
-                Self::redis(url).await
-            }
+            Some(
+                "redis" | "rediss" | "unix" | "valkey" | "valkeys" | "redis+unix"
+                | "redis-sentinel" | "rediss-sentinel" | "redis-cluster" | "rediss-cluster",
+            ) => Self::redis(url).await,
             Some(scheme) => {
-                let problem = format!("\"{scheme}:\" is not a store of this build");
+                let problem = format!("this build supports no store \"{scheme}:\"");
                 Err(Error::invalid("store", format!("{problem}: {EXPECTED}")))
             }
-            None => Err(Error::invalid("store", format!("it is not a URL: {EXPECTED}"))),
+            None => {
+                let problem = "it is not a URL, and the path of a file needs sqlite: before it";
+                Err(Error::invalid("store", format!("{problem}: {EXPECTED}")))
+            }
         }
     }
 
-    fn in_memory(settings: Settings) -> Self {
-        Self { engine: Engine::in_process(Memory::new(), settings) }
+    fn in_memory(settings: Settings, clock: Clock) -> Self {
+        Self { engine: Engine::in_process(Memory::new(clock), settings) }
     }
 
     #[cfg(test)]
@@ -113,13 +130,13 @@ impl Client {
         Self { engine: Engine::remote(backend, settings) }
     }
 
-    /// The same, with other settings.
+    /// Returns a builder for a client in memory, to change its settings.
     pub fn memory_builder() -> MemoryBuilder {
         MemoryBuilder::new()
     }
 
-    /// The one client in memory that the whole process has in common, so that libraries that do not know
-    /// of each other can share by name.
+    /// Returns the client in memory that the whole process shares. Libraries that do not know each other can share
+    /// permits by name through it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -139,14 +156,14 @@ impl Client {
         GLOBAL.clone()
     }
 
-    /// Declares a semaphore with so many permits.
+    /// Returns a builder for a semaphore with this many permits.
     pub fn semaphore(&self, name: &str, capacity: u32) -> SemaphoreBuilder {
         SemaphoreBuilder::new(self.engine.clone(), name, capacity)
     }
 
-    /// Declares a rate without a limit of how many hold a permit at once: `starts` in any `period`, evenly spread. It is a
-    /// semaphore, so that a limit can be [set](crate::Semaphore::set_capacity) later, and one that was declared elsewhere
-    /// counts.
+    /// Returns a builder for a semaphore that limits only the rate: `starts` grants in any `period`, evenly spread,
+    /// however many permits are held at once. A capacity that was declared elsewhere still applies, and one can be
+    /// [set](crate::Semaphore::set_capacity) later.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -165,29 +182,29 @@ impl Client {
         self.semaphore(name, u32::MAX).unless_declared().rate(starts, period)
     }
 
-    /// Declares a lock.
+    /// Returns a builder for the lock with this key.
     pub fn lock(&self, key: &str) -> LockBuilder {
         self.locks().lock(key)
     }
 
-    /// All locks, by key and by lock id.
+    /// Returns a handle to the locks of this store, by key and by lock id.
     #[must_use]
     pub fn locks(&self) -> Locks {
         Locks::new(self.engine.clone())
     }
 
-    /// All pools.
+    /// Returns a handle to the pools of this store, to list them.
     #[must_use]
     pub fn pools(&self) -> Pools {
         Pools::new(self.engine.clone())
     }
 
-    /// Declares a pool with so many leases.
+    /// Returns a builder for a pool with this many leases.
     pub fn pool(&self, name: &str, capacity: u32) -> PoolBuilder {
         PoolBuilder::new(self.engine.clone(), name, capacity)
     }
 
-    /// Asks what is held and who waits.
+    /// Returns a query for the limits, holders and waiters of semaphores.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -203,17 +220,18 @@ impl Client {
         Stats::new(self.engine.clone())
     }
 
-    /// What tells this client from every other.
+    /// Returns the id of this client.
     #[must_use]
     pub fn id(&self) -> ClientId {
         self.engine.core().client
     }
 
-    /// What this client counts as alive by, on a store that is kept on one host; `None` elsewhere.
+    /// Returns the file descriptor whose lock proves that this client is alive, on the local store; `None` on other
+    /// stores.
     ///
-    /// It is the descriptor of a file that the client holds locked. The kernel lets go of the lock when the last process that
-    /// has it open is gone: pass it to a child, and the client counts as alive, and its permits as held, until the child is
-    /// gone too, even if this process is killed. It is closed on exec unless it is passed on, for example as a child's
+    /// The kernel releases the lock when the last process that has the file open has ended. If you pass the descriptor
+    /// to a child process, the client counts as alive, and its permits as held, until the child has ended, too, even if
+    /// this process is killed. The descriptor is closed on exec unless it is passed on, for example as the child's
     /// standard input:
     ///
     /// ```
@@ -244,21 +262,28 @@ impl Client {
         self.engine.core().lifeline()
     }
 
-    /// Ends the client and its clones: whoever waits is told [`Error::Closed`], whatever is still held is
-    /// released and its guards are told that it is lost, and then nothing new can be acquired. Returns
-    /// when the store has been told of all that, and of whatever was dropped before. What was acquired without a guard, or
-    /// detached from it, is not released; but for permits, which end with their client.
+    /// Closes the client and its clones. Waiting acquires fail with [`Error::Closed`]. Everything that is held with a
+    /// guard is released, and the guards are notified of the loss. After that, nothing can be acquired.
+    ///
+    /// The function returns when the store has confirmed these releases, and those of guards that were dropped before.
+    /// Detached permits are released, too. Detached locks, and locks and leases that were acquired without a guard, are
+    /// not.
     ///
     /// # Errors
-    /// What the store has to say.
+    /// - [`Error::Unavailable`] if the store does not confirm all releases in time. They continue in the background.
+    /// - The error of a release that failed, also of a guard that was dropped before: [`Error::Refused`] if the store
+    ///   denied it, [`Error::InvalidArgument`] if another program uses the keys on Redis, [`Error::Stopped`] if the
+    ///   client's background thread is not running.
     ///
     /// # Cancel safety
-    /// The closing goes on if the future is dropped after it was first polled.
+    /// If the future is dropped after it was first polled, the client is closed all the same, and the releases continue
+    /// in the background.
     pub async fn close(&self) -> Result<(), Error> {
         self.engine.core().close().await
     }
 
-    /// The outage of the store, if it cannot be reached now. Whoever waits for a permit or a lock goes on waiting.
+    /// Returns the current outage of the store, or `None` if the store can be reached. Acquires that wait for a permit
+    /// or a lock keep waiting during an outage.
     #[must_use]
     pub fn outage(&self) -> Option<Outage> {
         let (since, error) = self.engine.core().outage()?;
@@ -268,13 +293,13 @@ impl Client {
     }
 }
 
-/// A store that cannot be reached: see [`Client::outage`].
+/// An outage of the store: see [`Client::outage`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Outage {
-    /// When it was noticed.
+    /// When the client noticed that the store is unreachable.
     pub since: Instant,
-    /// What was seen last.
+    /// The most recent error.
     pub error: Error,
 }
 
@@ -284,7 +309,7 @@ impl fmt::Debug for Client {
     }
 }
 
-/// A client in memory, with other settings: see [`Client::memory_builder`].
+/// A builder for a client in memory: see [`Client::memory_builder`].
 ///
 /// ```
 /// use leasehold::Client;
@@ -293,32 +318,40 @@ impl fmt::Debug for Client {
 /// let client = Client::memory_builder().idle(Duration::from_secs(5)).build()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
-#[must_use = "nothing is made until it is built"]
+#[must_use = "the builder does nothing until `build` is called"]
 #[derive(Clone, Debug)]
 pub struct MemoryBuilder {
     idle: Option<Duration>,
+    clock: Clock,
 }
 
 impl MemoryBuilder {
     fn new() -> Self {
-        Self { idle: None }
+        Self { idle: None, clock: Clock::default() }
     }
 
-    /// How long a name that nobody uses is kept: 60 s by default. Then it costs nothing any more.
+    /// Sets how long a name is kept after its last use: 60 s by default. After that it takes no memory.
     pub fn idle(mut self, idle: Duration) -> Self {
         self.idle = Some(idle);
         self
     }
 
-    /// The client.
+    /// Makes the client take the time from this clock, for tests: see [`ManualClock`]. Time then passes only when
+    /// [`ManualClock::advance`] is called.
+    pub fn manual_clock(mut self, clock: &ManualClock) -> Self {
+        self.clock = Clock::manual(clock.clone());
+        self
+    }
+
+    /// Creates the client.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a duration of zero.
+    /// [`Error::InvalidArgument`] if a duration is zero.
     pub fn build(self) -> Result<Client, Error> {
         let mut settings = Settings::default();
         if let Some(idle) = self.idle {
             settings.idle = positive("idle", idle)?;
         }
-        Ok(Client::in_memory(settings))
+        Ok(Client::in_memory(settings, self.clock))
     }
 }

@@ -1,21 +1,20 @@
 //! The two clocks, kept apart by their types.
 //!
-//! [`Time`] is the *store's* clock: only a store makes one, and every deadline that decides who holds
-//! what is a `Time`. [`Moment`] is *this process's* clock: the engine uses it for its own idea of how
-//! long a lease is still valid, and for its timers. The only bridge between them is a [`Span`], a
-//! length of time, which means the same on both.
+//! [`Time`] is the *store's* clock. Only a store makes one, and every deadline that decides who holds what is a `Time`.
+//! [`Moment`] is *this process's* clock. The engine uses it for its timers, and to judge how long a lease is still
+//! valid. The only bridge between the two is a [`Span`], a length of time, which means the same on both.
 
 use std::num::NonZeroU64;
 use std::ops::{Add, Sub};
 use std::sync::LazyLock;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// A length of time in whole microseconds, never zero. Eight bytes, also inside an `Option`.
+/// A length of time in whole microseconds, never zero. It takes eight bytes, even inside an `Option`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Span(NonZeroU64);
 
 impl Span {
-    /// Rounded up to a microsecond: a span is never shorter than what was asked for, and never zero.
+    /// Rounds up to a microsecond, so that a span is never zero and never shorter than the duration.
     pub(crate) fn from_duration(duration: Duration) -> Self {
         let micros = duration.as_nanos().div_ceil(1000).min(u128::from(u64::MAX / 4));
         Self(NonZeroU64::new(u64::try_from(micros).unwrap_or(u64::MAX)).unwrap_or(NonZeroU64::MIN))
@@ -52,12 +51,12 @@ impl Add for Span {
     }
 }
 
-/// An instant of a store's clock, in microseconds since an origin that is the store's own affair.
+/// An instant of a store's clock, in microseconds since an origin that each store chooses.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct Time(NonZeroU64);
 
 impl Time {
-    /// The origin itself is given to the microsecond after it, which keeps `Option<Time>` small.
+    /// The origin itself becomes the microsecond after it, which keeps `Option<Time>` small.
     pub(crate) fn from_micros(micros: u64) -> Self {
         Self(NonZeroU64::new(micros).unwrap_or(NonZeroU64::MIN))
     }
@@ -70,7 +69,7 @@ impl Time {
         Self::from_micros(self.micros().saturating_sub(span.micros()))
     }
 
-    /// How long it is from `earlier` until now; nothing if the clock stepped back in between.
+    /// Returns the time from `earlier` until `self`; zero if the clock was set back in between.
     pub(crate) fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(self.micros().saturating_sub(earlier.micros()))
     }
@@ -85,14 +84,15 @@ impl Add<Span> for Time {
 
 impl Sub for Time {
     type Output = Span;
-    /// What is left until `self`, at least a microsecond: whoever asks has found it not yet past.
+    /// Returns the time from `now` until `self`, at least one microsecond: callers have checked that `self` is not
+    /// past.
     fn sub(self, now: Self) -> Span {
         Span(NonZeroU64::new(self.micros().saturating_sub(now.micros())).unwrap_or(NonZeroU64::MIN))
     }
 }
 
-/// An instant of this process's clock, in microseconds. It goes on while the machine is suspended. The origin itself is
-/// given to the microsecond after it, which keeps `Option<Moment>` small.
+/// An instant of this process's clock, in microseconds. The clock continues while the machine is suspended. The origin
+/// itself becomes the microsecond after it, which keeps `Option<Moment>` small.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Moment(NonZeroU64);
 
@@ -112,7 +112,7 @@ impl Moment {
         self.0.get()
     }
 
-    /// How long it is until `self`; zero once it has passed.
+    /// Returns the time from `earlier` until `self`; zero if `self` is not later.
     pub(crate) fn saturating_since(self, earlier: Self) -> Duration {
         Duration::from_micros(self.micros().saturating_sub(earlier.micros()))
     }
@@ -129,9 +129,9 @@ impl Add<Span> for Moment {
     }
 }
 
-/// The clock of the memory store. Deadlines are judged on the fine reading. Where there is no deadline
-/// to judge, the coarse one (a few milliseconds behind, on the same scale) is enough for the ages that
-/// statistics show, and it costs a fifth of the time.
+/// The clock of the memory store. Deadlines are compared with the fine reading. Where there is no deadline, the coarse
+/// reading is enough for the ages that statistics show. It is a few milliseconds behind, on the same scale, and costs a
+/// fifth of the time.
 pub(crate) mod memory {
     use super::{Time, source};
 
@@ -144,14 +144,22 @@ pub(crate) mod memory {
     }
 }
 
-/// Microseconds since the Unix epoch, by the wall clock. Only for fences, which must grow over restarts.
+/// Returns a time of day from milliseconds since 1970. The value is limited, because a store may contain one that
+/// `SystemTime` cannot represent.
+pub(crate) fn wall_time(millis: u64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_millis(millis.min(100_000_000_000_000))
+}
+
+/// Returns the microseconds since the Unix epoch, by the wall clock. Fences start there, so that they grow across
+/// restarts. No deadline is compared with it, because the wall clock can be set.
 pub(crate) fn wall_micros() -> u64 {
-    std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
         .map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
 }
 
-/// Microseconds since the Unix epoch that go on evenly, whatever becomes of the wall clock: it is looked at once.
+/// Returns the microseconds since the Unix epoch, by a clock that runs evenly: the wall clock is read only once, so
+/// setting it later has no effect.
 pub(crate) fn steady_wall_micros() -> u64 {
     static ORIGIN: LazyLock<u64> =
         LazyLock::new(|| wall_micros().saturating_sub(source::boottime_micros()));
@@ -184,7 +192,7 @@ mod source {
     }
 }
 
-/// On Apple's systems `CLOCK_MONOTONIC` runs in sleep. `Instant` does not.
+/// On Apple's systems `CLOCK_MONOTONIC` continues during sleep. `Instant` does not.
 #[cfg(target_vendor = "apple")]
 mod source {
     use rustix::time::{ClockId, clock_gettime};

@@ -1,13 +1,16 @@
-//! The engine: everything above the seam that every store needs, written once.
+//! The engine: everything above the interface to the stores, written once for every store.
 //!
-//! - [`ticket`]: one acquisition, shared by its future or guard and the engine.
-//! - [`name_state`]: one semaphore name; [`in_process`] and [`remote`] implement it, and [`store`], for the two kinds of stores.
-//! - [`sender`]: packs what is to be sent to a remote store into requests; [`in_flight`]: sends them; [`life`]: how far a
+//! - [`ticket`]: one acquisition, shared by the engine and its future or guard.
+//! - [`name_state`]: one semaphore name. [`in_process`] and [`remote`] implement it, and [`store`], for the two kinds
+//!   of stores.
+//! - [`sender`]: packs commands for a remote store into requests. [`in_flight`]: sends them. [`life`]: how far a
 //!   command has come.
-//! - [`call`]: one command of a lock or a pool; [`lease`]: what such a command acquires.
-//! - [`timing`]: when to renew; [`timers`]: what is due when.
-//! - [`thread`]: the engine's thread, which does all of that.
-//! - [`background`]: work that outlives its caller; [`lock_waiters`]: who waits for a lock; [`foreign`]: code that is not ours.
+//! - [`call`]: one command for a lock or a pool. [`lease`]: what such a command acquires.
+//! - [`timing`]: when to renew. [`timers`]: what is due when.
+//! - [`thread`]: the engine's thread, which runs all of that.
+//! - [`watch`]: reports to metrics, observers and `tracing`. [`meters`]: the metrics.
+//! - [`background`]: work that outlives its caller. [`lock_waiters`]: the tasks that wait for a lock. [`foreign`]:
+//!   calls into foreign code.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -19,11 +22,12 @@ use std::task::Poll;
 use rustc_hash::FxHashMap;
 use tokio::sync::{Notify, mpsc, oneshot};
 
-use crate::backend::{Answer, Destination, Later, Part, Profile, RemoteBackend};
+use crate::backend::{Answer, Destination, Later, Part, Profile, RemoteBackend, Slot, Subject};
 use crate::clock::{Moment, Span};
+use crate::manual_clock::Clock;
 use crate::name::Name;
 use crate::pool::Seats;
-use crate::{AcquisitionId, ClientId, Error, LossReason};
+use crate::{AcquisitionId, ClientId, Error, LockId, LossReason};
 
 mod alarm;
 pub(crate) mod background;
@@ -34,6 +38,7 @@ pub(crate) mod in_process;
 pub(crate) mod lease;
 mod life;
 pub(crate) mod lock_waiters;
+pub(crate) mod meters;
 pub(crate) mod name_state;
 pub(crate) mod remote;
 mod sender;
@@ -42,6 +47,7 @@ mod thread;
 pub(crate) mod ticket;
 pub(crate) mod timers;
 pub(crate) mod timing;
+pub(crate) mod watch;
 
 #[cfg(test)]
 mod tests;
@@ -52,14 +58,15 @@ use foreign::event;
 use in_flight::Outbox;
 use lease::Lease;
 use lock_waiters::LockWaiters;
+use meters::ClientMeters;
 use name_state::NameState;
 use sender::{Next, Sender, Source, Urgency};
 use store::Store;
 use thread::Message;
 use timers::{Timed, Timers};
 
-/// What every client, semaphore, future and guard holds on to. With the last of them the names go, and with the names
-/// the thread.
+/// What every client, semaphore, future and guard keeps alive. When the last of them is dropped, the names are dropped,
+/// and after the names the thread ends.
 pub(crate) struct Engine {
     core: Arc<Core>,
 }
@@ -67,12 +74,13 @@ pub(crate) struct Engine {
 /// What the names of one client share.
 pub(crate) struct Core {
     pub(crate) client: ClientId,
+    pub(crate) clock: Clock,
     pub(crate) settings: Settings,
     store: Box<dyn Store>,
     remote: Option<Arc<dyn RemoteBackend>>,
     pub(crate) sender: Sender,
     outbox: Outbox,
-    /// The engine's thread knows, or finds out before it sleeps, that something is in line.
+    /// Whether the engine's thread knows that something is in line, or will notice before it sleeps.
     told: AtomicBool,
     pub(crate) timers: Timers,
     sequence: AtomicU64,
@@ -81,32 +89,33 @@ pub(crate) struct Core {
     closing: Notify,
     names: Mutex<Names>,
     pub(crate) lock_waiters: Arc<LockWaiters>,
-    /// Locks and pool leases that are held, by their addresses.
+    /// The locks and pool leases that are held, by their addresses.
     leases: Mutex<FxHashMap<usize, Weak<Lease>>>,
-    /// Who shares the lease of one instance id.
+    /// The guards that share the lease of one instance id.
     pub(crate) seats: Seats,
+    pub(crate) meters: ClientMeters,
     background: Background,
     thread: OnceLock<Result<mpsc::UnboundedSender<Message>, Error>>,
     /// Why the engine's thread has ended, if it has.
     stopped: OnceLock<Error>,
-    /// Until when the thread sleeps, in microseconds of [`Moment`].
+    /// The moment until which the thread sleeps, in microseconds of [`Moment`].
     sleeping_until: AtomicU64,
     /// Whether requests of an earlier connection may still be applied.
     stragglers: AtomicBool,
-    /// Where the thread was started. A process that was forked from there has no thread.
+    /// The process in which the thread was started. A process that was forked from it has no thread.
     process: OnceLock<u32>,
     this: Weak<Self>,
 }
 
-/// The names in use, each with the moment since when it is known to be unused.
+/// The names in use, each with the moment since which it has been unused.
 type Names = HashMap<Name, (Arc<dyn NameState>, Option<Moment>)>;
 
-/// How a client behaves.
+/// The settings of a client.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     /// How long an unused name is kept.
     pub(crate) idle: Span,
-    /// How long a call waits for the store to answer. Waiting for a permit or a lock has no such limit.
+    /// How long a call waits for an answer from the store. Waiting for a permit or a lock has no such limit.
     pub(crate) answer_timeout: Span,
 }
 
@@ -122,20 +131,25 @@ impl Engine {
         memory: crate::backend::memory::Memory,
         settings: Settings,
     ) -> Arc<Self> {
-        Self::new(Box::new(in_process::InProcess(Arc::new(memory))), None, settings)
+        let clock = memory.clock.clone();
+        Self::new(Box::new(in_process::InProcess(Arc::new(memory))), None, settings, clock)
     }
 
     pub(crate) fn remote(backend: Arc<dyn RemoteBackend>, settings: Settings) -> Arc<Self> {
-        Self::new(Box::new(remote::Remote(backend.clone())), Some(backend), settings)
+        let store = Box::new(remote::Remote(backend.clone()));
+        Self::new(store, Some(backend), settings, Clock::default())
     }
 
     fn new(
         store: Box<dyn Store>,
         remote: Option<Arc<dyn RemoteBackend>>,
         settings: Settings,
+        clock: Clock,
     ) -> Arc<Self> {
+        let kind = store.profile().kind;
         let core = Arc::new_cyclic(|this| Core {
             client: ClientId::random(),
+            clock,
             settings,
             store,
             remote,
@@ -150,6 +164,7 @@ impl Engine {
             lock_waiters: Arc::default(),
             leases: Mutex::default(),
             seats: Seats::default(),
+            meters: ClientMeters::new(kind, this.clone()),
             background: Background::default(),
             thread: OnceLock::new(),
             stopped: OnceLock::new(),
@@ -158,6 +173,7 @@ impl Engine {
             process: OnceLock::new(),
             this: this.clone(),
         });
+        core.clock.serve(&core.this);
         Arc::new(Self { core })
     }
 
@@ -169,7 +185,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // Taken out first: dropping a name may run foreign code.
+        // The names are taken out of the lock first, because dropping a name may run foreign code.
         let names = std::mem::take(&mut *self.core.names());
         for (named, _) in names.into_values() {
             named.abandon();
@@ -178,6 +194,12 @@ impl Drop for Engine {
 }
 
 impl Core {
+    /// Returns the present on the client's clock.
+    #[inline]
+    pub(crate) fn now(&self) -> Moment {
+        self.clock.now()
+    }
+
     pub(crate) fn profile(&self) -> Profile {
         self.store.profile()
     }
@@ -192,7 +214,7 @@ impl Core {
         AcquisitionId::new(self.client, self.sequence.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The name, new or known.
+    /// Returns the state of this name, and creates it if necessary.
     pub(crate) fn named(&self, name: &Name) -> Result<Arc<dyn NameState>, Error> {
         let mut names = self.names();
         self.check_open()?;
@@ -205,28 +227,28 @@ impl Core {
         names.insert(name.clone(), (new.clone(), None));
         let first = names.len() == 1;
         drop(names);
-        if first {
-            // The thread tidies up names that are no longer used. If there is none, they stay.
+        if first && !self.clock.is_manual() {
+            // The thread removes names that are no longer used. Without a thread, they stay.
             let _ = self.tell(Message::Look);
         }
         Ok(new)
     }
 
-    /// The name, if this client uses it.
+    /// Returns the state of this name, if this client uses it.
     fn known(&self, name: &Name) -> Option<Arc<dyn NameState>> {
         self.names().get(name).map(|(named, _)| named.clone())
     }
 
-    /// Every name that is in use, or was not long ago.
+    /// Returns every name that is in use, or was in use recently.
     pub(crate) fn all(&self) -> Vec<Arc<dyn NameState>> {
         self.names().values().map(|(named, _)| named.clone()).collect()
     }
 
-    /// Removes the names that nobody has used for a while. Returns when to come again.
-    fn tidy(&self, now: Moment) -> Option<Moment> {
+    /// Removes the names that have been unused for long enough. Returns when to do this again.
+    pub(crate) fn tidy(&self, now: Moment) -> Option<Moment> {
         let mut names = self.names();
         names.retain(|_, (named, unused_since)| {
-            // Nobody can begin to use it while we have the lock.
+            // Nobody can begin to use the name while the lock is held.
             let unused = Arc::strong_count(named) == 1 && named.is_idle();
             let since = *unused_since.get_or_insert(now);
             if !unused {
@@ -241,11 +263,11 @@ impl Core {
         !self.names().is_empty()
     }
 
-    fn tidy_interval(&self) -> Span {
+    pub(crate) fn tidy_interval(&self) -> Span {
         self.settings.idle.divided_by(4)
     }
 
-    /// Ends everything this client waits for and holds, and lets it begin nothing new.
+    /// Ends everything that this client waits for and holds, and prevents it from beginning anything new.
     pub(crate) async fn close(&self) -> Result<(), Error> {
         let names = self.names();
         self.closed.store(true, Ordering::Release);
@@ -256,10 +278,10 @@ impl Core {
         }
         self.lock_waiters.wake_all();
         self.closing.notify_waiters();
-        // Everything is told before anything is waited for: one that fails must not keep the others waiting.
+        // Every release is started before the first is awaited, so that one that fails does not delay the others.
         self.held_leases().iter().for_each(Lease::close);
-        // For all of them together, no longer than a release may take.
-        let until = Moment::now() + self.settings.answer_timeout;
+        // One deadline for all of them together, which is that of a single release.
+        let until = self.now() + self.settings.answer_timeout;
         let mut result = self.background_done(until).await;
         for named in all {
             result = result.and(named.drained(until).await);
@@ -272,12 +294,12 @@ impl Core {
         core.until(until, self.background.done()).await?
     }
 
-    /// Resolves when the client is closed. Counts from this call and not only from the first poll.
+    /// Resolves when the client is closed. A close counts from this call on, not only from the first poll.
     pub(crate) fn closing(&self) -> impl Future<Output = ()> {
         self.closing.notified()
     }
 
-    /// [`Error::Closed`] once the client is closed.
+    /// Returns [`Error::Closed`] once the client is closed.
     pub(crate) fn check_open(&self) -> Result<(), Error> {
         if self.closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(()) }
     }
@@ -294,20 +316,20 @@ impl Core {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    // The store.
+    // Requests to the store.
 
-    /// Asks for one command of a lock or a pool, which is answered until that moment or fails. `undo` releases what the
-    /// store may have granted if nobody waits for it any more.
+    /// Sends one command for a lock or a pool. It fails if the store has not answered by `until`. `undo` releases what
+    /// the store may have granted when nobody waits for the answer any more.
     pub(crate) fn ask(self: &Arc<Self>, part: Part, until: Moment, undo: Option<Undo>) -> Asked {
         self.store.ask(self, part, until, undo)
     }
 
-    /// The same with the limit of an ordinary call.
+    /// Sends one command with the deadline of an ordinary call.
     pub(crate) fn ask_now(self: &Arc<Self>, part: Part) -> Asked {
-        self.ask(part, Moment::now() + self.settings.answer_timeout, None)
+        self.ask(part, self.now() + self.settings.answer_timeout, None)
     }
 
-    /// The same in the background, with `done` told of the answer. An error is reported by the next close, too.
+    /// Sends one command in the background, and calls `done` with the answer. The next close reports an error, too.
     pub(crate) fn ask_in_background(self: &Arc<Self>, part: Part, until: Moment, done: Done) {
         let weak = self.this.clone();
         let done = Box::new(move |answer: Result<_, Error>| {
@@ -319,18 +341,21 @@ impl Core {
         self.store.ask_in_background(self, part, until, done);
     }
 
-    /// The same with the limit of an ordinary call. It is sent until it is answered, even if the future is dropped.
+    /// Sends one command with the deadline of an ordinary call. Until then it is repeated if it is not answered, even
+    /// if the future is dropped.
     pub(crate) fn ask_to_the_end(self: &Arc<Self>, part: Part) -> Later<Answer> {
         let (answer, answered) = oneshot::channel();
-        let until = Moment::now() + self.settings.answer_timeout;
+        let until = self.now() + self.settings.answer_timeout;
         self.store.ask_in_background(self, part, until, Box::new(|done| drop(answer.send(done))));
         Box::pin(async move {
-            answered.await.unwrap_or_else(|_| Err(Error::internal("a call was not answered")))
+            answered
+                .await
+                .unwrap_or_else(|_| Err(Error::internal("a call ended without an answer")))
         })
     }
 
     pub(crate) fn background_failed(&self, error: &Error) {
-        event!(warn, %error, "not released: it ends with its TTL");
+        event!(warn, %error, "a release failed: the lease remains until it expires");
         self.background.failed(error.clone());
     }
 
@@ -355,25 +380,55 @@ impl Core {
         self.store.list_pools(self, which)
     }
 
-    /// The result of `work`, unless that moment comes first: then the store has not answered.
+    pub(crate) fn list_clients(self: &Arc<Self>, limit: usize) -> Later<Vec<crate::ClientInfo>> {
+        self.store.list_clients(self, limit)
+    }
+
+    /// Returns the result of `work`, or an error if `until` comes first, because the store has not answered.
     pub(crate) async fn until<T>(
         self: &Arc<Self>,
         until: Moment,
         work: impl Future<Output = T>,
     ) -> Result<T, Error> {
         let mut work = pin!(work);
-        // Mostly it does not have to wait, and then needs no timer.
+        // Usually the work is done at once and needs no timer.
         if let Poll::Ready(done) = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await {
             return Ok(done);
         }
-        let asked = Moment::now();
+        let asked = self.now();
         let done = timers::Alarm::new(self, until).unless(work).await;
-        done.ok_or_else(|| self.unavailable(Destination::ONLY, asked, Moment::now()))
+        done.ok_or_else(|| self.unavailable(None, asked, self.now()))
     }
 
-    /// A store has not answered since then, or for longer.
-    pub(crate) fn unavailable(&self, to: Destination, asked: Moment, now: Moment) -> Error {
-        let (since, error) = self.sender.silent_since(to, now).unwrap_or((asked, None));
+    /// Returns the slot in which the store keeps this.
+    pub(crate) fn slot(&self, subject: Subject<'_>) -> Slot {
+        self.remote.as_ref().map_or(Slot::ONLY, |remote| remote.slot(subject))
+    }
+
+    /// Returns the server that serves a slot now.
+    pub(crate) fn destination(&self, slot: Slot) -> Destination {
+        self.remote.as_ref().map_or(Destination::ONLY, |remote| remote.destination(slot))
+    }
+
+    /// Looks up the key of the lock that this id holds. Returns `None` if the store finds the key in the same step as
+    /// the command that needs it.
+    pub(crate) fn key_of_lock(&self, id: LockId) -> Option<Later<Option<Name>>> {
+        self.remote.as_ref()?.key_of_lock(id)
+    }
+
+    /// Returns [`Error::InvalidArgument`] if the store cannot keep anything under this name.
+    pub(crate) fn check_name(&self, subject: Subject<'_>) -> Result<(), Error> {
+        self.remote.as_ref().map_or(Ok(()), |remote| remote.check(subject))
+    }
+
+    /// Returns the error of a call that was made at `asked` and not answered. It says how long this destination, or any
+    /// destination, has been silent.
+    pub(crate) fn unavailable(&self, to: Option<Destination>, asked: Moment, now: Moment) -> Error {
+        let silent = match to {
+            Some(to) => self.sender.silent_since(to, now),
+            None => self.sender.outage().map(|(since, error)| (since, Some(error))),
+        };
+        let (since, error) = silent.unwrap_or((asked, None));
         let silent_for = Some(now.saturating_since(since));
         match error {
             Some(Error::Unavailable { what, timed_out, source, .. }) => {
@@ -382,13 +437,13 @@ impl Core {
             Some(error) => error,
             None => {
                 let address = self.remote.as_ref().map_or("the store", |remote| remote.address());
-                let what = format!("asking {address}");
+                let what = format!("request to {address}");
                 Error::Unavailable { what, timed_out: true, silent_for, source: None }
             }
         }
     }
 
-    /// The destination has been silent for longer than it should be.
+    /// Reports to the store that the destination has been silent for too long.
     fn suspect(&self, to: Destination) {
         if let Some(remote) = &self.remote {
             remote.suspect(to);
@@ -403,9 +458,9 @@ impl Core {
         self.stragglers.fetch_or(stragglers, Ordering::AcqRel);
     }
 
-    // The thread.
+    // The engine's thread.
 
-    /// Hands something to the engine's thread. Never blocks.
+    /// Sends a message to the engine's thread. Never blocks.
     fn tell(&self, message: Message) -> Result<(), Error> {
         if let Some(error) = self.stopped() {
             return Err(error);
@@ -414,7 +469,7 @@ impl Core {
             let _ = self.process.set(std::process::id());
             let started = thread::start(self);
             if let Err(error) = &started {
-                event!(error, %error, "no permit, lock or lease can be renewed");
+                event!(error, %error, "permits, locks and leases cannot be renewed");
             }
             started
         });
@@ -422,14 +477,15 @@ impl Core {
         told.map_err(|_| self.stopped().unwrap_or(Error::Closed))
     }
 
-    /// Why the engine does not work, if it does not.
+    /// Returns why the engine is not running, if it is not.
     pub(crate) fn stopped(&self) -> Option<Error> {
         if let Some(error) = self.stopped.get() {
             return Some(error.clone());
         }
         let started = self.process.get()?;
         if *started != std::process::id() {
-            let what = "this process was forked from the one that made the client: make another one after the fork";
+            let what = "this process was forked from the process that opened the client: \
+                        open another client after the fork";
             return Some(Error::Stopped { what: what.to_owned() });
         }
         match self.thread.get() {
@@ -438,44 +494,51 @@ impl Core {
         }
     }
 
-    /// The engine's thread has ended: everything that waits fails, and so does every later call.
+    /// Handles the end of the engine's thread: everything that waits fails, and so does every later call.
     fn stop(&self, error: Error) {
-        event!(error, %error, "no permit, lock or lease can be renewed");
+        event!(error, %error, "permits, locks and leases can no longer be renewed");
         let error = self.stopped.get_or_init(|| error);
         self.all().iter().for_each(|named| named.stop(error));
         for lease in self.held_leases() {
             lease.lose(LossReason::NotRenewed);
         }
-        self.sender.refuse_calls(error);
+        self.sender.refuse_calls(None, error);
         self.sender.clear();
-        self.timers.take_all().iter().for_each(|target| target.fire(Moment::now()));
+        self.timers.take_all().iter().for_each(|target| target.fire(self.now()));
         self.lock_waiters.wake_all();
     }
 
-    /// The source has something to send.
+    /// Puts a source in line that the store could not serve just now. It rests before it is sent again.
+    fn send_later(&self, source: Arc<dyn Source>, urgency: Urgency) -> Result<(), Error> {
+        self.sender.enqueue_later(source, urgency);
+        self.look()?;
+        self.stopped.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    /// Puts a source in line that has something to send.
     fn send(&self, source: Arc<dyn Source>, urgency: Urgency) -> Result<(), Error> {
         match self.sender.enqueue(source, urgency) {
             Next::Answer => {}
             Next::Send if self.send_from_here()? => {}
             Next::Send | Next::Look => self.look()?,
         }
-        // It may have stopped since the source last asked.
+        // The thread may have stopped since the source last checked.
         self.stopped.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// Sends what is in line, if the store allows that on this thread and the engine's thread sleeps. If that is awake it sends
-    /// itself, and more at once: those who were woken by one answer go into one request.
+    /// Sends what is in line from this thread, if the store allows that and the engine's thread sleeps. If the engine's
+    /// thread is awake, it sends by itself, and packs more: tasks that were woken by one answer then share one request.
     fn send_from_here(&self) -> Result<bool, Error> {
         let Some(remote) = self.remote.as_deref() else { return Ok(false) };
         if !remote.sends_from_any_thread() || self.sleeping_until.load(Ordering::SeqCst) == 0 {
             return Ok(false);
         }
-        // A process that was forked has the same socket, and must not write to it.
+        // A forked process has the same socket, and must not write to it.
         if let Some(error) = self.stopped() {
             return Err(error);
         }
-        self.outbox.send_all(&self.sender, remote);
-        // Deadlines are the thread's business: it must not sleep for long while something is in flight.
+        self.outbox.send_all(self, remote);
+        // Only the engine's thread checks deadlines, so it must not sleep for long while something is in flight.
         let soon = Moment::now() + thread::CHECK_CALLS;
         if self.sleeping_until.load(Ordering::SeqCst) > soon.micros() {
             self.look()?;
@@ -487,7 +550,8 @@ impl Core {
         self.remote.as_ref().is_some_and(|remote| remote.sends_from_any_thread())
     }
 
-    /// Makes the engine's thread look at what is in line. If it is awake it does before it sleeps: one of us sees the other.
+    /// Makes the engine's thread look at the line. If the thread is awake, it looks before it sleeps. Each side first
+    /// writes its own flag and then reads the other's, so at least one of the two sees the other.
     fn look(&self) -> Result<(), Error> {
         let told = self.told.swap(true, Ordering::SeqCst);
         let awake = self.sleeping_until.load(Ordering::SeqCst) == 0;
@@ -502,14 +566,16 @@ impl Core {
         at: Option<Moment>,
     ) -> Result<(), Error> {
         self.timers.set(target.clone(), before, at);
-        if at.is_none() {
+        // A clock that is moved by hand fires the timers itself.
+        if at.is_none() || self.clock.is_manual() {
             return Ok(());
         }
         if let Some(error) = self.stopped() {
             self.timers.set(target, at, None);
             return Err(error);
         }
-        // The thread says until when it sleeps before it looks at the timers once more: one of us sees the other.
+        // The thread first publishes until when it sleeps, and then looks at the timers once more. So at least one of
+        // the two sees the other.
         match at {
             Some(at) if at.micros() < self.sleeping_until.load(Ordering::SeqCst) => {
                 self.tell(Message::Look)
@@ -526,11 +592,11 @@ impl Core {
     /// Runs a future in the background, on the engine's thread.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         if let Err(error) = self.tell(Message::Run(Box::pin(work))) {
-            event!(warn, %error, "nothing runs in the background");
+            event!(warn, %error, "background work could not be started");
         }
     }
 
-    /// Runs a question on the engine's thread. The store bounds each of its steps.
+    /// Runs a query on the engine's thread. The store limits the time of each step.
     pub(crate) fn run<T: Send + 'static>(&self, work: Later<T>) -> Later<T> {
         let (answer, answered) = oneshot::channel();
         let told = self.tell(Message::Run(Box::pin(async move {
@@ -539,11 +605,13 @@ impl Core {
         })));
         Box::pin(async move {
             told?;
-            answered.await.unwrap_or_else(|_| Err(Error::internal("a question was not answered")))
+            answered
+                .await
+                .unwrap_or_else(|_| Err(Error::internal("a query ended without an answer")))
         })
     }
 
-    /// Since when the store cannot be reached, and why.
+    /// Returns since when the store cannot be reached, and why.
     pub(crate) fn outage(&self) -> Option<(Moment, Error)> {
         self.sender.outage()
     }

@@ -1,83 +1,89 @@
-//! One error for everything, with few variants, each named for what the caller does next.
+//! The error type of the whole library. It has few variants, one for each way in which a caller can react.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What can go wrong.
+/// An error of this library.
 ///
-/// That somebody else has the permit is not an error:
-/// [`try_acquire`](crate::Semaphore::try_acquire) answers `None`, and an acquire waits.
+/// Contention is not an error: while another holder has the permit, [`try_acquire`](crate::Semaphore::try_acquire)
+/// returns `None`, and an acquire waits.
+///
+/// The `# Errors` section of each function lists the variants that it can return. [`Error::Internal`] is not listed
+/// there: it reports a bug, and any function may return it.
 ///
 /// ```
 /// use leasehold::{Client, ErrorKind};
 ///
 /// let error = Client::memory().semaphore("", 5).build().unwrap_err();
 /// assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-/// assert_eq!(error.to_string(), "invalid name: it is empty: give it at least one character");
+/// assert_eq!(error.to_string(), "invalid name: it is empty; the minimum is one character");
 /// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The call itself was wrong; nothing has happened. Correct it.
+    /// An argument is invalid, or does not fit what the store contains: for example, another program uses the same keys
+    /// on Redis. Nothing was changed. Correct the call.
     #[non_exhaustive]
     InvalidArgument {
-        /// Which argument.
+        /// The name of the argument.
         what: &'static str,
-        /// What is wrong with it, and the bound it broke.
+        /// What is wrong with the argument, and which values are allowed.
         problem: String,
     },
-    /// Nothing came free in time. Try again later, or wait longer.
+    /// Nothing became free within the time limit. Try again later, or wait longer.
     #[non_exhaustive]
     TimedOut {
-        /// What was waited for: a permit, a lock or a lease.
+        /// What the call waited for: `permit`, `lock`, `lease` or `drain`.
         what: &'static str,
         /// The semaphore's or pool's name, or the lock's key.
         name: String,
-        /// How long the acquire was allowed to wait, or did wait if its retries were used up before.
+        /// How long the call was allowed to wait, or how long it waited if it used up its retries before.
         limit: Duration,
-        /// Of a pool: how many leases were held at the end, and how many there are.
+        /// For a pool: how many leases were held at the end, and the capacity.
         full: Option<(u64, u32)>,
     },
-    /// The permit, lock or lease is no longer yours. Stop what you do under it.
+    /// The permit, lock or lease is no longer held. Stop the work that depends on it.
     #[non_exhaustive]
     Lost {
-        /// What was lost: a permit, a lock or a lease.
+        /// What was lost: `permit`, `lock` or `lease`.
         what: &'static str,
         /// The semaphore's or pool's name, or the lock's key.
         name: String,
-        /// What named it in the store.
+        /// The id of the permit, lock or lease in the store.
         id: String,
-        /// How it was lost.
+        /// Why it was lost.
         reason: LossReason,
     },
-    /// The client was closed. Make another one.
+    /// The client was closed. Open another one.
     Closed,
-    /// The store cannot be reached, or does not answer. Try again later.
+    /// The store cannot be reached, or does not answer in time. Try again later.
     #[non_exhaustive]
     Unavailable {
-        /// What was tried, and on which store (never with its secrets).
+        /// What was tried, and on which store. It never contains a secret.
         what: String,
-        /// True if the store was reached but did not answer in time.
+        /// True if the store did not answer in time; false if connecting failed or the connection was lost.
         timed_out: bool,
-        /// How long the store has not answered, where that is known.
+        /// How long the store has not answered, if that is known.
         silent_for: Option<Duration>,
-        /// What the system says.
+        /// The underlying error, if there is one.
         source: Option<Arc<dyn std::error::Error + Send + Sync>>,
     },
-    /// The store does not let us in, or not do this. Ask whoever runs it.
+    /// The store denied access or refused the request: for example because of wrong credentials, a missing permission,
+    /// a full disk, or a read-only client. Ask the operator of the store.
     #[non_exhaustive]
     Refused {
         /// What was refused, and what would allow it.
         what: String,
     },
-    /// The client's background thread does not run: it could not be started, or the process was forked. Make another client.
+    /// The client's background thread is not running: it could not be started, it has ended, or the process was forked.
+    /// Open another client.
     #[non_exhaustive]
     Stopped {
-        /// Why not.
+        /// Why the thread is not running.
         what: String,
     },
-    /// A bug in this library. Report it.
+    /// A bug in this library. Please report it.
     #[non_exhaustive]
     Internal {
         /// What was found.
@@ -86,7 +92,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The code under which other programs know this error.
+    /// Returns the code that other programs use for this error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -100,7 +106,7 @@ impl Error {
         }
     }
 
-    /// Whether asking again may help, because the store was not reached or is not ready.
+    /// Returns whether a retry may succeed, because the store was unreachable or not ready.
     pub(crate) fn may_pass(&self) -> bool {
         matches!(self, Self::Unavailable { .. })
     }
@@ -127,27 +133,30 @@ impl fmt::Display for Error {
         match self {
             Self::InvalidArgument { what, problem } => write!(f, "invalid {what}: {problem}"),
             Self::TimedOut { what: "lock", name, limit, .. } => {
-                write!(f, "the lock {name:?} did not come free within {limit:?}")
+                write!(f, "the lock {name:?} was not acquired within {limit:?}")
+            }
+            Self::TimedOut { what: "drain", name, limit, .. } => {
+                write!(f, "{name:?} was not drained within {limit:?}: permits are still held")
             }
             Self::TimedOut { what, name, limit, full } => {
-                write!(f, "no {what} of {name:?} came free within {limit:?}")?;
+                write!(f, "no {what} of {name:?} was acquired within {limit:?}")?;
                 match full {
                     Some((held, capacity)) => write!(f, ": {held} of {capacity} are held"),
                     None => Ok(()),
                 }
             }
-            // A lock id releases its lock, and so does not belong into a log.
+            // A lock id is enough to release the lock, so it must not appear in a log.
             Self::Lost { what: "lock", name, reason, .. } => {
                 write!(f, "the lock {name:?} was lost: {reason}")
             }
             Self::Lost { what, name, id, reason } => {
                 write!(f, "{what} {id} of {name:?} was lost: {reason}")
             }
-            Self::Closed => f.write_str("the client was closed"),
+            Self::Closed => f.write_str("the client was closed: open another one"),
             Self::Unavailable { what, timed_out, silent_for, .. } => {
                 match (silent_for, timed_out) {
                     (Some(span), true) => write!(f, "{what}: no answer for {span:.1?}"),
-                    (Some(span), false) => write!(f, "{what}: not reachable for {span:.1?}"),
+                    (Some(span), false) => write!(f, "{what}: unreachable for {span:.1?}"),
                     (None, true) => write!(f, "{what}: no answer in time"),
                     (None, false) => write!(f, "{what}: the store cannot be reached"),
                 }
@@ -168,37 +177,37 @@ impl std::error::Error for Error {
     }
 }
 
-/// The codes of [`Error`], shared with other programs that follow the same lock interface.
+/// The code of an [`Error`]. Other programs that follow the same lock interface use the same codes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The store cannot be reached.
+    /// The store cannot be reached, or the client's background thread is not running.
     ServiceUnavailable,
-    /// The store refuses us.
+    /// The store denied access or refused the request.
     AuthFailed,
-    /// The call was wrong.
+    /// An argument is invalid.
     InvalidArgument,
     /// The store did not answer in time.
     NetworkTimeout,
-    /// Nothing came free in time.
+    /// Nothing became free within the time limit.
     AcquisitionTimeout,
-    /// What was under way was ended: the permit was lost, or the client closed.
+    /// The operation ended early: the permit, lock or lease was lost, or the client was closed.
     Aborted,
-    /// Our own fault.
+    /// A bug in this library.
     Internal,
 }
 
-/// How a permit, a lock or a lease was lost.
+/// Why a permit, a lock or a lease was lost.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum LossReason {
     /// It was held for as long as its TTL allows.
     TtlEnded,
-    /// It could not be renewed in time, so that the store may have given it to somebody else.
+    /// It could not be renewed in time, so the store may have granted it to another holder.
     NotRenewed,
     /// The store no longer knows it.
     Gone,
-    /// It was released by its id, or released before.
+    /// It was released by its id, or through its guard.
     Released,
     /// Its client was closed.
     Closed,
@@ -209,8 +218,8 @@ impl fmt::Display for LossReason {
         f.write_str(match self {
             Self::TtlEnded => "its TTL ended",
             Self::NotRenewed => "it could not be renewed in time",
-            Self::Gone => "the store no longer knows it",
-            Self::Released => "it was released by its id",
+            Self::Gone => "it is no longer in the store",
+            Self::Released => "it was released",
             Self::Closed => "its client was closed",
         })
     }

@@ -1,4 +1,4 @@
-//! Fences: numbers that only grow.
+//! Fences, which are numbers that only grow, and a gate that rejects old ones.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,17 +6,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Error;
 
-/// The first number that has more than 19 digits.
+/// The smallest number with more than 19 digits.
 const BEYOND: u64 = 10_000_000_000_000_000_000;
 
-/// A number that only grows, minted when a permit or a lock is granted.
+/// A number that only grows, issued with every grant of a permit or a lock.
 ///
-/// Send it along with every write to the thing you protect, and let that thing refuse a fence that is
-/// older than the newest it has seen. It then refuses a holder that was paused past its lease, which
-/// no lease can do by itself.
+/// Send the fence with every write to the resource that you protect. Let the resource reject a fence that is older than
+/// the newest one it has seen. It then rejects a holder that was paused for longer than its lease, which no lease can
+/// do by itself.
 ///
-/// A fence is shown with 19 digits, so that comparing the text and comparing the numbers agree. With the feature
-/// `serde` it is serialised as that text: a number would not survive every JSON library past 2^53.
+/// A fence is displayed with 19 digits, so that fences have the same order as text and as numbers. With the feature
+/// `serde` it is serialised as that text, because not every JSON library keeps numbers above 2^53 exact.
 ///
 /// ```
 /// use leasehold::Fence;
@@ -31,13 +31,13 @@ const BEYOND: u64 = 10_000_000_000_000_000_000;
 pub struct Fence(u64);
 
 impl Fence {
-    /// The fence with this number, which has at most 19 digits: those that are minted do.
+    /// Returns the fence with this number, which should have at most 19 digits, like every fence that a store issues.
     #[must_use]
     pub const fn new(number: u64) -> Self {
         Self(number)
     }
 
-    /// The number itself.
+    /// Returns the number.
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0
@@ -53,15 +53,16 @@ impl fmt::Display for Fence {
 impl FromStr for Fence {
     type Err = Error;
 
-    /// Takes decimal digits, padded or not.
+    /// Parses decimal digits, with or without leading zeros.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the text is anything but digits, or a number that has more than 19.
+    /// [`Error::InvalidArgument`] if the text is empty, contains anything but digits, or is a number with more than 19
+    /// digits.
     fn from_str(text: &str) -> Result<Self, Error> {
         let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         let number = digits.then(|| text.parse().ok()).flatten();
         number.filter(|number| *number < BEYOND).map(Self).ok_or_else(|| {
-            Error::invalid("fence", format!("{text:?} is not a fence: expected up to 19 digits"))
+            Error::invalid("fence", format!("{text:?} is not a fence: expected 1 to 19 digits"))
         })
     }
 }
@@ -86,10 +87,10 @@ mod as_text {
     }
 }
 
-/// What stands before a resource in Rust and lets nobody through who is too late.
+/// A gate in front of a resource in this process, which rejects fences that are too old.
 ///
-/// It lets a fence through that is not older than the newest it has let through. A holder that was paused past its
-/// lease comes with an older one, and is refused, whatever it believes.
+/// The gate admits a fence unless it has admitted a newer one before. A holder that was paused for longer than its
+/// lease presents an older fence and is rejected, whatever it believes.
 ///
 /// ```
 /// use leasehold::{Fence, FenceGate};
@@ -100,15 +101,16 @@ mod as_text {
 /// let error = gate.admit(paused).unwrap_err();
 /// assert_eq!(
 ///     error.to_string(),
-///     "fence 0000000000000000041 is too old: 0000000000000000042 was here before",
+///     "fence 0000000000000000041 is too old: fence 0000000000000000042 was admitted before",
 /// );
 /// # Ok::<(), leasehold::StaleFence>(())
 /// ```
 ///
-/// The gate remembers for as long as it lives. If the resource outlives the process, the newest fence has to be kept
-/// where the resource is: docs/fencing.md has recipes for an SQL row and for a Redis value. And whoever is let through
-/// has to write before the next one is: hold the resource's own mutex around `admit` and the write, or use
-/// [`with`](Self::with), which does.
+/// The gate remembers the newest fence for as long as the gate exists. If the resource outlives the process, store the
+/// newest fence with the resource: docs/fencing.md has recipes for an SQL row and for a Redis value.
+///
+/// An admitted holder must finish its write before the next holder is admitted. Hold the resource's own mutex around
+/// `admit` and the write, or use [`with`](Self::with), which does that.
 #[derive(Debug, Default)]
 pub struct FenceGate {
     newest: AtomicU64,
@@ -116,57 +118,58 @@ pub struct FenceGate {
 }
 
 impl FenceGate {
-    /// A gate that has seen nobody.
+    /// Creates a gate that has not admitted any fence.
     #[must_use]
     pub const fn new() -> Self {
         Self { newest: AtomicU64::new(0), turn: std::sync::Mutex::new(()) }
     }
 
-    /// A gate that has seen this fence, for example the one that was stored with the resource.
+    /// Creates a gate that rejects every fence older than this one, for example the fence that was stored with the
+    /// resource.
     #[must_use]
     pub const fn after(fence: Fence) -> Self {
         Self { newest: AtomicU64::new(fence.0), turn: std::sync::Mutex::new(()) }
     }
 
-    /// Lets this fence through, and none that is older from now on.
+    /// Admits this fence. From then on, the gate rejects older fences.
     ///
     /// # Errors
-    /// [`StaleFence`] if a newer one was let through before.
+    /// [`StaleFence`] if a newer fence was admitted before.
     pub fn admit(&self, fence: Fence) -> Result<(), StaleFence> {
         let newest = self.newest.fetch_max(fence.0, Ordering::AcqRel);
         if newest > fence.0 { Err(StaleFence { fence, newest: Fence(newest) }) } else { Ok(()) }
     }
 
-    /// Lets this fence through and does the write while nobody else is let through here.
+    /// Admits this fence and runs `write`. Until `write` returns, every other call of `with` on this gate waits.
     ///
     /// # Errors
-    /// [`StaleFence`] if a newer one was let through before. Then nothing is written.
+    /// [`StaleFence`] if a newer fence was admitted before. Then `write` does not run.
     pub fn with<T>(&self, fence: Fence, write: impl FnOnce() -> T) -> Result<T, StaleFence> {
         let _turn = self.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         self.admit(fence)?;
         Ok(write())
     }
 
-    /// The newest fence that was let through.
+    /// Returns the newest fence that was admitted, or `None` if there was none.
     #[must_use]
     pub fn newest(&self) -> Option<Fence> {
         Some(self.newest.load(Ordering::Acquire)).filter(|newest| *newest > 0).map(Fence)
     }
 }
 
-/// Somebody came too late: see [`FenceGate`].
+/// The error of a fence that is too old: see [`FenceGate`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct StaleFence {
-    /// The fence that was refused.
+    /// The fence that was rejected.
     pub fence: Fence,
-    /// The newest that was let through before.
+    /// The newest fence that was admitted before.
     pub newest: Fence,
 }
 
 impl fmt::Display for StaleFence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "fence {} is too old: {} was here before", self.fence, self.newest)
+        write!(f, "fence {} is too old: fence {} was admitted before", self.fence, self.newest)
     }
 }
 

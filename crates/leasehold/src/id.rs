@@ -1,4 +1,4 @@
-//! Who is who: clients, and the acquisitions that each of them makes.
+//! The ids of clients, and of the acquisitions that each client makes.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,18 +10,18 @@ use crate::Error;
 
 const ALPHABET: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
-/// How many characters the text of a client id has: 62^11 is just above 2^64.
+/// The length of a client id as text. 62^11 is just above 2^64.
 const CLIENT_ID_LEN: usize = 11;
 
-/// One client: an engine with its connection. Drawn at random when the client is made.
+/// The id of a client, drawn at random when the client is created.
 ///
-/// Shown as 11 letters and digits.
+/// It is displayed as 11 letters and digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(NonZeroU64);
 
 impl ClientId {
     /// # Panics
-    /// If the operating system has no randomness to give.
+    /// If the operating system's source of randomness fails.
     pub(crate) fn random() -> Self {
         let random =
             || getrandom::u64().expect("the operating system's source of randomness failed");
@@ -37,7 +37,7 @@ impl ClientId {
         Self(NonZeroU64::new(bits).expect("a test's client id is not zero"))
     }
 
-    /// The 64 bits that it is made of.
+    /// The 64 bits of the id.
     #[cfg(any(test, all(feature = "local", target_os = "linux")))]
     pub(crate) const fn number(self) -> u64 {
         self.0.get()
@@ -52,7 +52,7 @@ impl ClientId {
         let mut rest = self.0.get();
         let mut digits = [b'0'; CLIENT_ID_LEN];
         for digit in digits.iter_mut().rev() {
-            // The remainder is below 62, so that the cast keeps it.
+            // The remainder is below 62, so the conversion cannot fail.
             *digit = ALPHABET[usize::try_from(rest % 62).unwrap_or_default()];
             rest /= 62;
         }
@@ -85,10 +85,10 @@ impl fmt::Debug for ClientId {
     }
 }
 
-/// One acquisition: `{client id}-{sequence}`.
+/// The id of one acquisition: `{client id}-{sequence}`.
 ///
-/// It is minted before anything is asked of the store, so that a request whose answer was lost can be
-/// repeated or taken back, and it is what you keep after [`Permit::detach`](crate::Permit::detach).
+/// The client makes the id before it sends the first request, so that a request whose answer was lost can be repeated
+/// or cancelled. After [`Permit::detach`](crate::Permit::detach), the permit is released by this id.
 ///
 /// ```
 /// use leasehold::AcquisitionId;
@@ -109,7 +109,7 @@ impl AcquisitionId {
         Self { client, sequence }
     }
 
-    /// The client that made this acquisition.
+    /// Returns the client that made this acquisition.
     #[must_use]
     pub const fn client(self) -> ClientId {
         self.client
@@ -119,7 +119,7 @@ impl AcquisitionId {
         self.sequence
     }
 
-    /// A number to hash, the same distance apart as the sequences of one client are.
+    /// Returns a number to hash. The numbers of one client's ids are as far apart as their sequences.
     #[inline]
     pub(crate) const fn number(self) -> u64 {
         self.client.0.get().wrapping_add(self.sequence)
@@ -127,7 +127,7 @@ impl AcquisitionId {
 }
 
 impl Hash for AcquisitionId {
-    /// In one step: the client is random and the sequence is its own, so that mixing them loses nothing.
+    /// Hashes in one step. The client id is random and the sequence is unique within the client, so XOR loses nothing.
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.client.0.get() ^ self.sequence);
     }
@@ -136,9 +136,9 @@ impl Hash for AcquisitionId {
 /// A map by acquisition id.
 pub(crate) type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<IdHasher>>;
 
-/// Lets ids that were minted one after the other lie side by side in a map, because they are mostly used one
-/// after the other: a queue of a hundred thousand then does not cost a cache miss a step. The topmost bits,
-/// by which the map tells neighbours apart, are mixed.
+/// A hasher that places ids side by side in a map if they were made one after the other, because they are mostly used
+/// one after the other, too. A queue of a hundred thousand ids then does not cost a cache miss per step. The topmost
+/// bits are mixed, because the map uses them to distinguish neighbours.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct IdHasher(u64);
 
@@ -175,14 +175,16 @@ impl fmt::Debug for AcquisitionId {
 impl FromStr for AcquisitionId {
     type Err = Error;
 
+    /// Parses an id as [`Display`](fmt::Display) shows it.
+    ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the text is not what [`Display`](fmt::Display) shows.
+    /// [`Error::InvalidArgument`] if the text has another form.
     fn from_str(text: &str) -> Result<Self, Error> {
         let parse = || {
             let (client, sequence) = text.split_once('-')?;
             let client = ClientId::parse(client)?;
             let sequence: u64 = sequence.parse().ok()?;
-            // One spelling an id: no plus sign, no padding.
+            // Each id has one spelling: no plus sign, no leading zeros.
             let id = Self { client, sequence };
             (id.to_string() == text).then_some(id)
         };

@@ -1,9 +1,9 @@
-//! Share scarce things fairly between tasks, processes and machines.
+//! Share scarce resources fairly between tasks, processes and machines.
 //!
-//! A [`Semaphore`] gives out a fixed number of permits under a name, first come first served. A [`Lock`] is
-//! exclusive, and fenced. A [`Pool`] has a fixed number of leases for instance ids of your own. What each hands
-//! out is a lease: it is given back when its guard goes, ends by itself when its holder dies or its TTL is
-//! over, and the holder is told when it is gone.
+//! A [`Semaphore`] grants a fixed number of permits under a name, first come, first served. A [`Lock`] is exclusive and
+//! fenced. A [`Pool`] has a fixed number of leases, each held by an instance id that you choose. Everything that is
+//! acquired is a lease: it is released when its guard is dropped, expires when its holder dies or its TTL ends, and
+//! notifies the holder if it is lost.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -22,18 +22,19 @@
 //!
 //! # What is not guaranteed
 //!
-//! A lease is not mutual exclusion by itself. A holder that is stopped for longer than its lease, between
-//! the check and the write, writes under a permit that somebody else has by then:
+//! A lease alone does not guarantee mutual exclusion. A holder that is paused between the check and the write, for
+//! longer than its lease, writes under a permit that another holder has acquired meanwhile:
 //!
 //! ```text
 //! A: check() is Ok        ... paused for a minute ...            A: writes, too late
 //!                    B: acquires, writes, releases
 //! ```
 //!
-//! Only the thing that is written to can refuse A, by comparing [fences](Permit::fence).
+//! Only the resource that A writes to can reject the late write, by comparing [fences](Permit::fence).
 
 mod acquire;
 mod backend;
+pub mod blocking;
 #[cfg(feature = "broken")]
 mod broken;
 mod client;
@@ -44,7 +45,11 @@ mod fence;
 mod id;
 mod lock;
 mod machine;
+mod manual_clock;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 mod name;
+mod observer;
 mod permit;
 mod pool;
 mod process;
@@ -52,22 +57,33 @@ mod retry;
 mod semaphore;
 mod stats;
 mod steering;
+#[cfg(feature = "tower")]
+pub mod tower;
 
 pub use acquire::{Acquire, TryAcquire};
 #[cfg(feature = "redis")]
 pub use backend::redis::LockLayout;
+#[cfg(feature = "redis")]
+#[doc(hidden)]
+pub use backend::redis::{Deployment, SentinelSettings};
 #[cfg(all(feature = "local", target_os = "linux"))]
 pub use client::LocalBuilder;
 #[cfg(feature = "redis")]
 pub use client::RedisBuilder;
-pub use client::{Client, MemoryBuilder, Outage};
+#[doc(hidden)]
+pub use client::sqlite_path;
+pub use client::{Client, ClientInfo, MemoryBuilder, Outage};
 pub use engine::timing::shortest_lease;
 pub use error::{Error, ErrorKind, LossReason};
 pub use fence::{Fence, FenceGate, StaleFence};
 pub use id::{AcquisitionId, ClientId};
 pub use lock::{
     Capabilities, HeldLock, Lock, LockBuilder, LockEvent, LockGuard, LockId, LockInfo,
-    LockOperation, LockReason, LockResult, Locks, Observer, RawLockInfo, TimeAuthority,
+    LockOperation, LockReason, LockResult, Locks, RawLockInfo, TimeAuthority,
+};
+pub use manual_clock::ManualClock;
+pub use observer::{
+    EventResult, Observer, PoolEvent, PoolOperation, SemaphoreEvent, SemaphoreOperation,
 };
 pub use permit::{Lost, Permit};
 pub use pool::{
@@ -81,15 +97,25 @@ pub use steering::{Drain, Pause};
 
 /// Runs the examples of the README.
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
+#[doc = include_str!("../README.md")]
 struct Readme;
 
 /// Runs the examples of the guide.
 #[cfg(doctest)]
-#[doc = include_str!("../../../docs/choosing.md")]
+#[doc = include_str!("../docs/choosing.md")]
 struct Choosing;
 
-/// Runs those of the page on fences.
+/// Runs the examples of the page on fences.
 #[cfg(doctest)]
-#[doc = include_str!("../../../docs/fencing.md")]
+#[doc = include_str!("../docs/fencing.md")]
 struct Fencing;
+
+/// Runs the examples of the tutorial.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/getting-started.md")]
+struct GettingStarted;
+
+/// Runs the examples of the how-to page.
+#[cfg(all(doctest, feature = "metrics", feature = "tower"))]
+#[doc = include_str!("../docs/how-to.md")]
+struct HowTo;

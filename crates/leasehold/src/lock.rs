@@ -1,4 +1,4 @@
-//! The fenced lock, as users see it.
+//! The fenced lock: the public API.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,7 +9,9 @@ use crate::backend::Part;
 use crate::clock::{Moment, Span};
 use crate::engine::lease::Keep;
 use crate::engine::lock_waiters::LockWaiters;
+use crate::engine::meters::Kind;
 use crate::engine::timers::Alarm;
+use crate::engine::watch::{Id, Watch};
 use crate::machine::lock::{Acquired, Holder, LockCommand, NotifyWhen};
 use crate::name::{Name, millis};
 use crate::{Error, Fence, Retry, process};
@@ -22,25 +24,26 @@ mod observer;
 
 pub use guard::LockGuard;
 pub use id::LockId;
+pub(crate) use id::hash;
 pub use info::{HeldLock, LockInfo, RawLockInfo};
 pub use locks::{Capabilities, Locks, TimeAuthority};
-pub use observer::{LockEvent, LockOperation, LockReason, LockResult, Observer};
+pub use observer::{LockEvent, LockOperation, LockReason, LockResult};
 
 use guard::Holding;
 use locks::{acquired, key_of};
 use observer::report;
 
-/// The lease of a lock, unless another is given.
+/// The default lease of a lock.
 const LEASE: Duration = Duration::from_secs(30);
 
-/// How soon after each other a lock that is over, but still there, is asked for.
+/// The shortest pause between two attempts while the record of an expired lock is still in the store.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 
 /// An exclusive lock with a key.
 ///
-/// It is *not fair*: when it comes free, whoever asks first has it. Where order matters, use a
-/// [`Semaphore`](crate::Semaphore) of 1. It is *fenced*: every holder has a [fence](LockGuard::fence) that is larger than
-/// those before, which the thing you protect can check.
+/// The lock is *not fair*: after a release, the first client that asks acquires it. Where order matters, use a
+/// [`Semaphore`](crate::Semaphore) of 1. The lock is *fenced*: every holder has a [fence](LockGuard::fence) that is
+/// larger than those of all earlier holders. The resource that you protect can check it.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -60,7 +63,7 @@ pub struct Lock {
     inner: Arc<Definition>,
 }
 
-/// Who is told of a release that failed.
+/// The function that is called with the error of a failed release.
 type Hook = Arc<dyn Fn(&Error) + Send + Sync>;
 
 /// A lock as it was declared.
@@ -71,54 +74,86 @@ struct Definition {
     retry: Retry,
     auto_extend: bool,
     on_release_error: Option<Hook>,
-    /// What its records say about their holder.
+    /// The description of the holder in the records of this lock.
     holder: Arc<Holder>,
-    /// The fence that is expected next, or 0 if the lock was held when it was last asked for.
+    /// The fence that the next acquire expects, or 0 if the lock was held at the last attempt.
     next_fence: AtomicU64,
+    /// The metrics and the tracing spans of this lock.
+    watch: Arc<Watch>,
 }
 
 impl Lock {
-    /// What it is called.
+    /// Returns the key of the lock.
     #[must_use]
     pub fn key(&self) -> &str {
         self.inner.key.as_str()
     }
 
-    /// Waits for the lock, as [`retry`](LockBuilder::retry) says: by default for at most 5 s.
+    /// Acquires the lock, and waits for it as [`retry`](LockBuilder::retry) says: by default for at most 5 s.
     ///
-    /// A release ends the wait at once, or rather after a round trip to the store, if it is one of ours; a program
-    /// that does not tell us is found out by asking again.
+    /// When a client of this library releases the lock, the waiting acquire is notified and asks the store at once.
+    /// Other programs do not notify it; the acquire notices their release at its next retry.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] when the time or the retries are used up, [`Error::Closed`] when the client is closed, and
-    /// what the store has to say.
+    /// - [`Error::TimedOut`] if the time limit passes or the retries are used up, or [`Error::Unavailable`] if the time
+    ///   limit passes while the store is unreachable.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::InvalidArgument`] if another program uses the lock's keys on Redis.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
+    /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
     /// # Cancel safety
-    /// Dropping the future gives back what it may have been granted.
+    /// If the future is dropped, a lock that it may have been granted is released in the background.
     pub async fn acquire(&self) -> Result<LockGuard, Error> {
-        self.inner.wait().await
+        let id = LockId::random();
+        let mut watched = self.inner.watch.begin(|| Id::Lock(id), 1);
+        if let Some(watched) = &mut watched {
+            watched.waits();
+        }
+        let guard = self.inner.wait(id).await;
+        if let Some(watched) = watched {
+            match &guard {
+                Ok(guard) => guard.watch(watched),
+                Err(error) => watched.failed(error),
+            }
+        }
+        guard
     }
 
-    /// The lock if it is free; `None` if somebody has it.
+    /// Acquires the lock if it is free; returns `None` if it is held.
     ///
     /// # Errors
-    /// [`Error::Closed`] when the client is closed, and what the store has to say.
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::InvalidArgument`] if another program uses the lock's keys on Redis.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
+    /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
     /// # Cancel safety
-    /// Dropping the future gives back what it may have been granted.
+    /// If the future is dropped, a lock that it may have been granted is released in the background.
     pub async fn try_acquire(&self) -> Result<Option<LockGuard>, Error> {
         let core = self.inner.locks.engine.core();
         let waited_for = core.lock_waiters.any(&self.inner.key);
         let notify = if waited_for { NotifyWhen::Always } else { NotifyWhen::Never };
-        let until = Moment::now() + core.settings.answer_timeout;
-        Ok(self.inner.attempt(LockId::random(), notify, until).await?.ok())
+        let until = core.now() + core.settings.answer_timeout;
+        let id = LockId::random();
+        let watched = self.inner.watch.begin(|| Id::Lock(id), 1);
+        let guard = self.inner.attempt(id, notify, until).await.map(Result::ok);
+        if let Some(watched) = watched {
+            match &guard {
+                Ok(Some(guard)) => guard.watch(watched),
+                Ok(None) => watched.refused(),
+                Err(error) => watched.failed(error),
+            }
+        }
+        guard
     }
 
-    /// Runs `work` under the lock, and stops it when the lock is gone.
+    /// Acquires the lock and runs `work` under it. `work` stops if the lock is lost.
     ///
-    /// The future of `work` is not polled again once the lock is lost: it is dropped, and the answer is
-    /// [`Error::Lost`]. Otherwise the answer is what `work` answers. A release that fails afterwards is told to
-    /// [`on_release_error`](LockBuilder::on_release_error), and does not replace that answer.
+    /// Once the lock is lost, the future of `work` is dropped without being polled again, and this function returns
+    /// [`Error::Lost`]. Otherwise it returns the output of `work`. If the release fails afterwards, the error is passed
+    /// to [`on_release_error`](LockBuilder::on_release_error) and the output is still returned.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -133,19 +168,20 @@ impl Lock {
     /// ```
     ///
     /// # Errors
-    /// As for [`acquire`](Self::acquire), and [`Error::Lost`].
+    /// The same as for [`acquire`](Self::acquire), and [`Error::Lost`] if the lock is lost while `work` runs.
     ///
     /// # Cancel safety
-    /// Dropping the future drops `work`, then gives the lock back.
+    /// Dropping the future drops `work`, then releases the lock in the background.
     pub async fn with<T>(&self, work: impl AsyncFnOnce(&LockGuard) -> T) -> Result<T, Error> {
         let guard = self.acquire().await?;
         let result = guard.lost().or(work(&guard)).await;
         let result = result.map_err(|reason| guard.lost_error(reason));
         if result.is_err() {
-            // Given back in the background: the store may be out of reach, and the caller has to know now.
+            // Released in the background: the store may be unreachable, and the caller must learn of the loss now.
             drop(guard);
         } else if let Err(error) = guard.release().await {
-            tracing::warn!(key = self.key(), %error, "release failed after the work was done");
+            let key = self.key();
+            tracing::warn!(key, %error, "the work is done, but its lock could not be released");
             if let Some(hook) = &self.inner.on_release_error {
                 hook(&error);
             }
@@ -160,8 +196,8 @@ impl fmt::Debug for Lock {
     }
 }
 
-/// Declares a [`Lock`]: see [`Client::lock`](crate::Client::lock).
-#[must_use = "a declaration does nothing until it is built"]
+/// A builder for a [`Lock`]: see [`Client::lock`](crate::Client::lock).
+#[must_use = "the builder does nothing until `build` is called"]
 #[derive(Clone)]
 pub struct LockBuilder {
     locks: Locks,
@@ -171,6 +207,7 @@ pub struct LockBuilder {
     auto_extend: bool,
     on_release_error: Option<Hook>,
     label: Option<String>,
+    name_in_metrics: bool,
 }
 
 impl LockBuilder {
@@ -183,12 +220,13 @@ impl LockBuilder {
             auto_extend: false,
             on_release_error: None,
             label: None,
+            name_in_metrics: false,
         }
     }
 
-    /// How long the holder may be silent before the lock passes on: 30 s by default. With
-    /// [`auto_extend`](Self::auto_extend) the client renews it in the background. Without it, the lock ends after this time
-    /// unless [`LockGuard::extend`] is called.
+    /// Sets the lease: how long the holder may be silent before the lock passes on. The default is 30 s. With
+    /// [`auto_extend`](Self::auto_extend) the client renews the lease in the background. Without it, the lock expires
+    /// after this time unless [`LockGuard::extend`] is called.
     ///
     /// ```
     /// use leasehold::Client;
@@ -202,31 +240,32 @@ impl LockBuilder {
         self
     }
 
-    /// The same as [`lease`](Self::lease), under the name that other programs use.
+    /// Sets the [`lease`](Self::lease), under the name that other programs use for it.
     pub fn ttl(self, ttl: Duration) -> Self {
         self.lease(ttl)
     }
 
-    /// How an acquire asks again while somebody else has the lock.
+    /// Sets how an acquire retries while another holder has the lock.
     pub fn retry(mut self, retry: Retry) -> Self {
         self.retry = retry;
         self
     }
 
-    /// Extends the lock by itself, at a third of the [lease](Self::lease), until its guard is released or dropped. Then the
-    /// lease does not limit how long the work may take, but how long the lock outlives a holder that died.
+    /// Extends the lock in the background, each time a third of the [lease](Self::lease) has passed, until its guard is
+    /// released or dropped. The lease then does not limit how long the work may take. It limits how long the lock
+    /// outlives a holder that died.
     pub fn auto_extend(mut self) -> Self {
         self.auto_extend = true;
         self
     }
 
-    /// What is told of a release that failed after the work of [`Lock::with`] was done.
+    /// Sets a function that is called with the error if the release fails after the work of [`Lock::with`] is done.
     pub fn on_release_error(mut self, hook: impl Fn(&Error) + Send + Sync + 'static) -> Self {
         self.on_release_error = Some(Arc::new(hook));
         self
     }
 
-    /// What a [lookup](Locks::lookup) shows beside the host and the process of the holder.
+    /// Sets the label that a [lookup](Locks::lookup) shows beside the host and the process of the holder.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -247,18 +286,38 @@ impl LockBuilder {
         self
     }
 
-    /// The lock.
+    /// Adds the label `name`, with the key as its value, to the [metrics](crate::metrics) of this lock. Without the
+    /// label they are counted together with those of the client's other locks, because an exporter keeps every key
+    /// forever.
+    #[cfg(feature = "metrics")]
+    pub fn name_in_metrics(mut self) -> Self {
+        self.name_in_metrics = true;
+        self
+    }
+
+    /// Builds the lock. Nothing is sent to the store yet.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the key or the label is empty, longer than 512 bytes after NFC or contains control
-    /// characters, if the key begins with `fence:` or `id:`, and if a duration is zero, too long or not in whole
-    /// milliseconds.
+    /// [`Error::InvalidArgument`] in these cases:
+    ///
+    /// - The key or the label is empty, longer than 512 bytes (the key after NFC normalisation), or contains control
+    ///   characters.
+    /// - The key begins with `fence:` or `id:`.
+    /// - In a Redis cluster, the key is too long together with the lock prefix, or contains braces that do not form a
+    ///   hash tag, or is nothing but a hash tag.
+    /// - A duration is zero. The lease is longer than 10¹³ ms (317 years), or not in whole milliseconds.
+    /// - The multiplier of the [`Retry`] is below 1 or not finite.
     pub fn build(self) -> Result<Lock, Error> {
         self.retry.check()?;
-        // A label is stored in each record and shown to people: it is held to what a name is.
+        // The label is stored in each record and shown to people, so the rules for names apply to it.
         let label = self.label.map(|label| Name::new("label", &label)).transpose()?;
+        let key = key_of(&self.key, &self.locks.engine)?;
+        let meters = &self.locks.engine.core().meters;
+        let meters = meters.of(Kind::Lock, self.name_in_metrics.then_some(&key));
+        let clock = self.locks.engine.core().clock.clone();
         let inner = Definition {
-            key: key_of(&self.key)?,
+            watch: Watch::new(Kind::Lock, key.clone(), meters, None, clock),
+            key,
             ttl: millis("ttl", self.ttl)?,
             locks: self.locks,
             retry: self.retry,
@@ -284,7 +343,7 @@ impl fmt::Debug for LockBuilder {
 }
 
 impl Definition {
-    /// One attempt: a guard, or how long the other's lease still lasts.
+    /// Makes one attempt. Returns a guard, or the time until the other holder's lease ends.
     async fn attempt(
         self: &Arc<Self>,
         id: LockId,
@@ -305,7 +364,7 @@ impl Definition {
             core.ask(Part::Lock(command), until, Some(Box::new(move || undo.release_later())));
         let (answer, sent) = match asked.await {
             Ok((answer, sent)) => (acquired(answer), sent),
-            Err(error) => (Err(error), Moment::now()),
+            Err(error) => (Err(error), core.now()),
         };
         let about = (Some(self.key.as_str()), Some(id));
         report(self.locks.observer.as_ref(), LockOperation::Acquire, &answer, about);
@@ -314,8 +373,12 @@ impl Definition {
                 self.next_fence.store(fence.get().saturating_add(1), Ordering::Relaxed);
                 let valid_for = Span::from_millis(remaining);
                 let guard = LockGuard::new(self, holding, fence, expires_at, (sent, valid_for));
-                // A close that came meanwhile may have looked for guards before there was this one.
-                core.check_open()?;
+                // A close may have looked for guards before this one existed, and may have returned already. So the
+                // lock is released before the close is reported.
+                if let Err(closed) = core.check_open() {
+                    let _ = guard.release().await;
+                    return Err(closed);
+                }
                 Ok(guard)
             }
             Acquired::Locked { remaining } => {
@@ -325,10 +388,11 @@ impl Definition {
         })
     }
 
-    /// Asks, and asks again when the lock was released, when its lease ends, and now and then besides.
-    async fn wait(self: &Arc<Self>) -> Result<LockGuard, Error> {
+    /// Repeats the attempt when the lock is released, when the holder's lease ends, and after each delay of the retry
+    /// policy.
+    async fn wait(self: &Arc<Self>, id: LockId) -> Result<LockGuard, Error> {
         let core = self.locks.engine.core();
-        let (id, started) = (LockId::random(), Moment::now());
+        let started = core.now();
         let limit = self.retry.limit();
         let give_up_at = started + Span::from_duration(limit);
         let waiter = core.lock_waiters.join(&self.key);
@@ -339,14 +403,13 @@ impl Definition {
         let (mut retried, mut again_at, mut last) = (0, None, false);
         let mut wake_up = WakeUp { waiters: &core.lock_waiters, key: &self.key, used: true };
         loop {
-            // The other waiters of this client want to be notified of the next release, too.
+            // The other waiters of this client need to be notified of the next release, too.
             let notify =
                 if waiter.in_company() { NotifyWhen::Always } else { NotifyWhen::IfLocked };
-            // From here on: what happens while the store is asked must not be missed.
+            // Registered before the attempt, so that a release during the attempt is not missed.
             let woken = waiter.woken();
-            // The last attempt is begun at the very end of the wait.
-            let until =
-                if last { Moment::now() + core.settings.answer_timeout } else { give_up_at };
+            // The last attempt begins at the very end of the wait, so it gets the answer timeout.
+            let until = if last { core.now() + core.settings.answer_timeout } else { give_up_at };
             let remaining = match self.attempt(id, notify, until).await? {
                 Ok(guard) => {
                     wake_up.used = true;
@@ -356,13 +419,14 @@ impl Definition {
             };
             wake_up.used = true;
             core.check_open()?;
-            let now = Moment::now();
+            let now = core.now();
             if last || retried >= self.retry.max_times() {
                 return Err(timed_out(now));
             }
             let again = *again_at
                 .get_or_insert_with(|| now + Span::from_duration(self.retry.pause(retried)));
-            // A record may be found for a while after its end; it is not asked about in a circle.
+            // The record of an expired lock may stay in the store for a while. The shortest pause prevents a busy loop
+            // until it is removed.
             let over = now + Span::from_duration(remaining.max(SHORTEST_PAUSE));
             let alarm = Alarm::new(core, again.min(over).min(give_up_at));
             let woken = alarm.unless(woken).await.is_some();
@@ -370,13 +434,13 @@ impl Definition {
             if let Some(error) = core.stopped() {
                 return Err(error);
             }
-            let now = Moment::now();
+            let now = core.now();
             if now >= again {
                 retried += 1;
                 again_at = None;
             }
             last = now >= give_up_at;
-            // Not at the very moment when the lock is released: then it is worth asking once more.
+            // If the lock is being released just now, one more attempt is worthwhile.
             if last && !woken && now < over {
                 return Err(timed_out(now));
             }
@@ -384,7 +448,8 @@ impl Definition {
     }
 }
 
-/// A wake-up that a waiter has received. If the waiter is dropped before the store has answered it, the next one is woken.
+/// A wake-up that a waiter has received. If the waiter is dropped before the store has answered its attempt, the next
+/// waiter is woken.
 struct WakeUp<'a> {
     waiters: &'a LockWaiters,
     key: &'a Name,

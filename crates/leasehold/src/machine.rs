@@ -1,53 +1,60 @@
-//! The fair semaphore as a pure state machine: no I/O and no clock of its own.
+//! The fair semaphore as a pure state machine, without I/O and without a clock of its own.
 //!
-//! The memory store runs this code. The other stores spell the same transitions in their own atomic
-//! unit (a Lua script, an SQL transaction), and are tested against it with random commands.
+//! The memory store runs this code. The other stores implement the same transitions in their own atomic unit (a Lua
+//! script, an SQL transaction). Tests compare them with this code by random commands.
 //!
 //! # State
 //!
-//! One [`Machine`] is the state of one name: its [`Limits`]; the holders, each with a fence, a weight, `renew_by`, and perhaps
-//! `hold_until` and a slot number; the queue, in order, each waiter with `alive_by` and a weight; and the last fence. `now` is
-//! always the store's clock, never a caller's.
+//! One [`Machine`] is the state of one name:
+//!
+//! - its [`Limits`];
+//! - the holders, each with a fence, a weight, `renew_by`, and perhaps `hold_until` and a slot number;
+//! - the queue of waiters, in order, each with `alive_by` and a weight;
+//! - the last fence.
+//!
+//! `now` is always the store's clock, never a caller's.
 //!
 //! # Transitions
 //!
-//! Every command runs as *expire, grant, the command, grant*. So a release itself hands the permit to
-//! the next waiter, and nobody is told `Full` while it could be granted a permit. Two commands skip what cannot matter to them: a
-//! release removes its id first, and the rest only if somebody waits; an enqueue that finds room and nobody waiting does
-//! not look for holders whose time is up, because they could only make more room.
+//! Every command runs as *expire, grant, the command, grant*. So a release itself passes the permit to the next waiter,
+//! and no caller receives `Full` while it could be granted a permit. Two commands skip steps that cannot matter to
+//! them. A release removes its id first, and runs the other steps only if somebody waits. An enqueue that finds room
+//! and an empty queue does not look for expired holders, because they could only make more room.
 //!
-//! - *expire*: holders go at `renew_by` or `hold_until`, waiters at `alive_by`, whoever sends a command.
-//! - *grant*: while the first waiter in the queue that can be reached *fits*, it becomes a holder. It fits if the name is not
-//!   paused, as many units are free as it weighs, and, where there is a [rate](Rate), a token is. Its fence is minted, its
-//!   TTL begins, and it takes the token. If its client sent this very command, the reply tells it, and it has its whole
-//!   lease. Any other client gets a wake-up that says the same, and has `confirm_within` to renew the permit. A waiter
-//!   that does not fit ends the grant, so that no later waiter overtakes it. Whether it could be reached is not known then.
+//! - *expire*: holders are removed at `renew_by` or `hold_until`, waiters at `alive_by`, whichever client sends the
+//!   command.
+//! - *grant*: while the first reachable waiter in the queue *fits*, it becomes a holder. It fits if the name is not
+//!   paused, if as many units are free as it weighs, and, where there is a [rate](Rate), if there is a token. Its fence
+//!   is issued, its TTL begins, and it takes the token. If its own client sent this command, the reply reports the
+//!   grant, and the permit has its whole lease. Any other client receives a wake-up that says the same, and has
+//!   `confirm_within` to renew the permit. A waiter that does not fit ends the grant, so that no later waiter overtakes
+//!   it. Whether that waiter can be reached is then not known.
 //! - *enqueue*, *renew*, *release*, *steer*: see [`Command`]. Cancel is a release by a waiter.
 //!
-//! A wake-up can sit in the socket buffer of a paused process for as long as it likes. So the client believes it only if
-//! it can show how old the wake-up is at most; otherwise it renews first, and believes the reply.
+//! A wake-up can stay in the socket buffer of a paused process for any length of time. So the client trusts a wake-up
+//! only if it can prove the largest age that the wake-up may have. Otherwise it renews first, and trusts the reply.
 //!
 //! # Invariants
 //!
-//! 1. **Limit.** A permit is granted only if its weight and those of all holders are no more than the capacity, never during a
-//!    pause, and never without a token: in any time, no more often than the rate says. After a shrink nobody is granted until
-//!    there is room. No two holders have the same slot number. (`grant` and `enqueue` are the only ways in, and both ask
-//!    `fits`. A token goes back only if nobody has seen the permit: [`Meter::give_back`] says when.)
-//! 2. **Order.** Waiters that can be reached are granted in the order in which they were enqueued, also
-//!    within one microsecond and one batch, and however much they weigh. (Places in the queue are numbered, not timed; a
-//!    newcomer is granted at once only when `grant` has just gone through the whole queue, so nobody reachable waits.)
-//! 3. **No lost wake-up.** After every command, either no reachable waiter is queued, or the first waiter that is not known to
-//!    be out of reach does not fit. (Every command ends with `grant`. Time alone makes it fit when a token comes:
-//!    `next_token` says when that is.)
-//! 4. **Fence.** The fences of one name strictly increase: max(last + 1, the store's microseconds), and
-//!    the last one outlives everything else, so they grow even over a store that lost its data.
-//! 5. **Idempotence.** Any command may be sent again with the same id after an unknown outcome: a
-//!    second enqueue finds the holder or the waiter, a second release finds nobody.
-//! 6. **Self-fencing.** A holder's own idea of its validity ends before the store lets another in: every
-//!    `Held` says how long it is good for, counted from before the request was sent.
-//! 7. **No leak.** Whatever future or guard is dropped, at any await point, nothing stays behind once the
-//!    engine has drained. (That is the engine's; here it is enough that *release* removes an id wherever
-//!    it is.)
+//! 1. **Limit.** A permit is granted only if its weight and those of all holders together do not exceed the capacity.
+//!    It is never granted during a pause, and never without a token: in any period, grants are no more frequent than
+//!    the rate allows. After the capacity shrinks, nothing is granted until there is room. No two holders have the same
+//!    slot number. (Only `grant` and `enqueue` add holders, and both check `fits`. A token is given back only if nobody
+//!    has seen the permit: see [`Meter::give_back`].)
+//! 2. **Order.** Reachable waiters are granted permits in the order in which they were enqueued, even within one
+//!    microsecond and one batch, and whatever their weight. (Places in the queue are numbers, not times. A newcomer is
+//!    granted a permit at once only if `grant` has just gone through the whole queue, so no reachable waiter is left.)
+//! 3. **No lost wake-up.** After every command, either no reachable waiter is queued, or the first waiter that is not
+//!    known to be unreachable does not fit. (Every command ends with `grant`. Time alone makes a waiter fit only when a
+//!    token arrives: `next_token` says when.)
+//! 4. **Fence.** The fences of one name strictly increase: each is max(last + 1, the store's microseconds). The last
+//!    fence outlives all other state, and the clock makes fences grow even if the store has lost its data.
+//! 5. **Idempotence.** After an unknown outcome, any command may be sent again with the same id: a second enqueue finds
+//!    the holder or the waiter, a second release finds nothing.
+//! 6. **Self-fencing.** A holder considers its permit invalid before the store grants it to another. Every `Held` says
+//!    how long it is valid, counted from before the request was sent.
+//! 7. **No leak.** Whichever future or guard is dropped, at any await point, nothing stays behind once the engine has
+//!    drained. (The engine ensures that. The machine only has to ensure that *release* removes an id wherever it is.)
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
@@ -79,12 +86,12 @@ pub(crate) use questions::Row;
 use queue::Queue;
 pub(crate) use rate::{Meter, Rate};
 
-/// A holder or a waiter, with what its client keeps beside it.
+/// A holder or a waiter, with the data that its client keeps beside it.
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
 struct Member<T> {
     since: Time,
-    /// A holder's `renew_by`, a waiter's `alive_by`.
+    /// `renew_by` of a holder, `alive_by` of a waiter.
     alive_by: Option<Time>,
     stage: Stage,
     kept: T,
@@ -103,13 +110,13 @@ enum Stage {
         fence: Fence,
         weight: u32,
         slot_number: Option<NonZeroU32>,
-        /// It was granted with a wake-up, and its client has not claimed it yet.
+        /// Whether it was granted with a wake-up and its client has not claimed it yet.
         unclaimed: bool,
     },
 }
 
 impl Member<()> {
-    /// A holder that the reply tells so.
+    /// Creates a holder whose grant is reported by the reply.
     #[inline]
     fn holding(
         terms: Terms,
@@ -149,7 +156,7 @@ impl<T> Member<T> {
         }
     }
 
-    /// What a holder is told; none for a waiter.
+    /// Returns the permit as its holder learns of it; `None` for a waiter.
     #[inline]
     fn held(&self, now: Time) -> Option<Held> {
         let Stage::Holding { fence, slot_number, .. } = self.stage else { return None };
@@ -157,7 +164,7 @@ impl<T> Member<T> {
     }
 }
 
-/// At the first of its deadlines.
+/// Returns the earliest deadline.
 #[inline]
 fn ends(alive_by: Option<Time>, stage: &Stage) -> Option<Time> {
     match (alive_by, stage) {
@@ -175,19 +182,19 @@ fn ends(alive_by: Option<Time>, stage: &Stage) -> Option<Time> {
 pub(crate) struct Machine<T = ()> {
     limits: Limits,
     holding: u32,
-    /// What they weigh together.
+    /// The sum of the weights of all holders.
     units: u32,
     numbers: Numbers,
     last_fence: u64,
     members: Members<Member<T>>,
     queue: Queue,
-    /// The holders and the waiters that end by themselves, by when. Empty where nothing ends.
+    /// The deadlines of the holders and waiters that expire. Empty if nothing expires.
     holder_ends: BTreeSet<(Time, AcquisitionId)>,
     waiter_ends: BTreeSet<(Time, AcquisitionId)>,
 }
 
 impl<T: Clone> Machine<T> {
-    /// A name that nobody has used yet, or not since its last fence was `last_fence`.
+    /// Creates the state of a name that is not in use. Its fences will be above `last_fence`.
     pub(crate) fn new(last_fence: u64) -> Self {
         Self {
             limits: Limits::default(),
@@ -221,7 +228,7 @@ impl<T: Clone> Machine<T> {
         }
     }
 
-    /// Expire, grant, the command, grant.
+    /// Runs expire, grant, the command, grant.
     #[inline]
     fn around<O>(
         &mut self,
@@ -235,9 +242,10 @@ impl<T: Clone> Machine<T> {
         outcome
     }
 
-    /// `keep` makes what is kept with the acquisition, knowing whether it holds or waits.
+    /// `keep` makes the data that is kept with the acquisition. It receives the permit, or `None` if the acquisition
+    /// waits.
     #[inline]
-    #[allow(clippy::too_many_arguments)] // those of the command
+    #[allow(clippy::too_many_arguments)] // the fields of the command
     pub(crate) fn enqueue(
         &mut self,
         id: AcquisitionId,
@@ -249,12 +257,12 @@ impl<T: Clone> Machine<T> {
         call: &mut Circumstances<'_, T>,
     ) -> Outcome {
         let is_new = self.members.get(&id).is_none();
-        // A refused acquire declares nothing.
+        // An acquire that is refused declares nothing.
         let capacity = self.limits.capacity_with(declared);
         if is_new && share.weight > capacity {
             return self.around(call, |_, _| Outcome::TooHeavy { capacity });
         }
-        // First of all: if that makes room, it belongs to those who were here before.
+        // The declaration comes first: if it makes room, the room belongs to the waiters that are already queued.
         self.limits.declare(declared, call.now, self.last_fence);
         if self.queue.is_empty() && is_new && self.fits(share.weight, call.now) {
             return Outcome::Held(self.hold(id, terms, share, call.now, keep));
@@ -279,10 +287,10 @@ impl<T: Clone> Machine<T> {
         outcome
     }
 
-    /// An enqueue of an id that is not known yet and whose permit is an ordinary one that does not end by itself. `None` if it
-    /// takes more than to declare a capacity and to add a holder: then no more than the first was done.
+    /// Enqueues an id that is not known yet, for an ordinary permit that does not expire. Returns `None` if that takes
+    /// more than declaring a capacity and adding a holder. Then at most the capacity was declared.
     #[inline(always)]
-    #[allow(clippy::inline_always)] // most of what it does is decided where it is called
+    #[allow(clippy::inline_always)] // most branches are decided at the call site
     pub(crate) fn hold_at_once(
         &mut self,
         id: AcquisitionId,
@@ -299,13 +307,13 @@ impl<T: Clone> Machine<T> {
         Some(self.hold(id, Terms::default(), Share::ONE, now(), |_| T::default()))
     }
 
-    /// A release. `None` if it takes more than to remove `id`, or if that is not known: then nothing was done.
+    /// Releases `id`. Returns `None` if that takes more than removing it, or if it is not known. Then nothing was done.
     #[inline]
     pub(crate) fn remove_at_once(&mut self, id: AcquisitionId) -> Option<(Role, T)> {
         if self.is_quiet() { self.remove(id, Known::Nothing) } else { None }
     }
 
-    /// Whether nothing is there to expire or to grant, and no time to look at.
+    /// Returns whether there is nothing to expire or to grant, and no deadline to compare with the clock.
     #[inline]
     fn is_quiet(&self) -> bool {
         self.queue.is_empty() && !self.is_timed()
@@ -318,7 +326,7 @@ impl<T: Clone> Machine<T> {
         known: Known,
         call: &mut Circumstances<'_, T>,
     ) -> (Role, Option<T>) {
-        // First of all: a waiter that leaves is not granted a permit on its way out.
+        // The removal comes first, so that a waiter that leaves is not granted a permit.
         let removed = self.remove(id, known);
         if !self.queue.is_empty() {
             self.expire(call);
@@ -356,7 +364,7 @@ impl<T: Clone> Machine<T> {
         }
     }
 
-    /// Returns whether a newcomer may be granted a permit: every remaining waiter is out of reach.
+    /// Returns whether a newcomer may be granted a permit, because no reachable waiter is left.
     #[inline]
     fn grant(&mut self, call: &mut Circumstances<'_, T>) -> bool {
         self.queue.is_empty() || self.fits(1, call.now) && self.grant_in_order(call)
@@ -367,7 +375,7 @@ impl<T: Clone> Machine<T> {
         while let Some((place, id)) = self.queue.first_from(from_place) {
             from_place = place + 1;
             let own = id.client() == call.from;
-            // One unanswered call a client is enough, however many of its waiters come first.
+            // One unanswered wake-up per client is enough, however many of its waiters come first.
             if !own && call.effects.out_of_reach.contains(&id.client()) {
                 continue;
             }
@@ -380,8 +388,8 @@ impl<T: Clone> Machine<T> {
         true
     }
 
-    /// The waiter becomes a holder, if it fits: for its whole lease if the reply tells it, else for the time to claim its
-    /// permit.
+    /// Makes the waiter a holder, if it fits. If the reply reports the grant, the permit has its whole lease, otherwise
+    /// the time to claim it.
     fn promote(
         &mut self,
         place: u64,
@@ -477,7 +485,7 @@ impl<T: Clone> Machine<T> {
         Some((role, kept))
     }
 
-    /// Makes `id` a holder that the reply tells so.
+    /// Makes `id` a holder whose grant is reported by the reply.
     #[inline(always)]
     #[allow(clippy::inline_always)] // as above
     fn hold(
@@ -499,7 +507,7 @@ impl<T: Clone> Machine<T> {
         held
     }
 
-    /// One holder more.
+    /// Counts one more holder.
     #[inline]
     fn count(&mut self, weight: u32, slot_number: Option<NonZeroU32>, fence: Fence, now: Time) {
         self.holding += 1;
@@ -513,21 +521,21 @@ impl<T: Clone> Machine<T> {
         }
     }
 
-    /// Whether a permit of this weight can be granted.
+    /// Returns whether a permit of this weight can be granted.
     #[inline]
     fn fits(&self, weight: u32, now: Time) -> bool {
         fits(&self.limits, self.units, weight, now)
     }
 }
 
-/// What became of a waiter that comes first.
+/// What happened to the first waiter.
 enum Promotion {
     Done,
     OutOfReach,
     DoesNotFit,
 }
 
-/// Whether a permit of this weight can be granted, while the holders weigh so much.
+/// Returns whether a permit of this weight can be granted while the holders have this many units.
 #[inline]
 fn fits(limits: &Limits, units: u32, weight: u32, now: Time) -> bool {
     has_units(limits, units, weight) && limits.meter().is_none_or(|meter| meter.is_free(now))
@@ -561,7 +569,7 @@ fn reschedule(
     }
 }
 
-/// The next fence (invariant 4).
+/// Returns the next fence (invariant 4).
 #[inline]
 fn next_fence(last: u64, now: Time) -> Fence {
     Fence::new((last + 1).max(now.micros()))

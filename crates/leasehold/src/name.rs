@@ -1,4 +1,4 @@
-//! What users call things, checked once.
+//! Names, keys and durations that users give, checked in one place.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 use crate::Error;
 use crate::clock::Span;
 
-/// The longest name or key, in bytes; of a lock's key after normalisation.
+/// The longest name or key, in bytes. The key of a lock is measured after normalisation.
 pub(crate) const MAX_NAME_BYTES: usize = 512;
 
-/// The longest TTL of a lock or a lease: some 300 years. What is stored keeps 14 digits of a millisecond timestamp.
+/// The longest TTL of a lock or a lease: some 300 years. The stores keep 14 digits of a timestamp in milliseconds.
 const MAX_TTL_MS: u64 = 10_000_000_000_000;
 
 /// A name that has been checked.
@@ -20,13 +20,13 @@ const MAX_TTL_MS: u64 = 10_000_000_000_000;
 pub(crate) struct Name(Arc<str>);
 
 impl Name {
-    /// The name of a semaphore or a pool, as it is: other programs that use the same one do not normalise it. `what` is how
-    /// the error calls it.
+    /// Checks the name of a semaphore or a pool. It is not normalised, because other programs that use the same name do
+    /// not normalise it. `what` is the name of the argument in the error.
     pub(crate) fn new(what: &'static str, text: &str) -> Result<Self, Error> {
         Self::checked(what, text, text.into())
     }
 
-    /// The key of a lock, in NFC: the document that other programs follow says so.
+    /// Checks the key of a lock, and normalises it to NFC, as the specification that other programs follow requires.
     pub(crate) fn normalised(what: &'static str, text: &str) -> Result<Self, Error> {
         let name = match is_nfc_quick(text.chars()) {
             IsNormalized::Yes => text.into(),
@@ -37,19 +37,19 @@ impl Name {
 
     fn checked(what: &'static str, text: &str, name: Arc<str>) -> Result<Self, Error> {
         if name.is_empty() {
-            return Err(Error::invalid(what, "it is empty: give it at least one character"));
+            return Err(Error::invalid(what, "it is empty; the minimum is one character"));
         }
         if name.len() > MAX_NAME_BYTES {
             let length = name.len();
             return Err(Error::invalid(
                 what,
-                format!("it has {length} bytes: at most {MAX_NAME_BYTES}"),
+                format!("it is {length} bytes; the limit is {MAX_NAME_BYTES}"),
             ));
         }
         if let Some(control) = name.chars().find(|c| c.is_control()) {
             return Err(Error::invalid(
                 what,
-                format!("{text:?} contains the control character {control:?}"),
+                format!("{text:?} contains the control character {control:?}: remove it"),
             ));
         }
         Ok(Self(name))
@@ -76,24 +76,27 @@ impl fmt::Debug for Name {
     }
 }
 
-/// A duration that has to be longer than nothing.
+/// Returns the duration as a span. Fails if it is zero.
 pub(crate) fn positive(what: &'static str, duration: Duration) -> Result<Span, Error> {
     if duration.is_zero() {
-        return Err(Error::invalid(what, "0s is not a duration to wait for: give more than zero"));
+        return Err(Error::invalid(what, "it is 0s; it must be longer than zero"));
     }
     Ok(Span::from_duration(duration))
 }
 
-/// A TTL in whole milliseconds, within what a store can keep.
+/// Returns a TTL in whole milliseconds. Fails if a store cannot represent it.
 pub(crate) fn millis(what: &'static str, ttl: Duration) -> Result<u64, Error> {
     positive(what, ttl)?;
     if !ttl.as_nanos().is_multiple_of(1_000_000) {
-        return Err(Error::invalid(what, format!("{ttl:?} is not in whole milliseconds")));
+        return Err(Error::invalid(
+            what,
+            format!("it is {ttl:?}; it must be a whole number of milliseconds"),
+        ));
     }
     let millis = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
     if millis > MAX_TTL_MS {
         let most = Duration::from_millis(MAX_TTL_MS);
-        return Err(Error::invalid(what, format!("{ttl:?} is too long: at most {most:?}")));
+        return Err(Error::invalid(what, format!("it is {ttl:?}; the limit is {most:?}")));
     }
     Ok(millis)
 }
@@ -113,16 +116,16 @@ mod tests {
 
     #[test]
     fn the_bound_holds_after_normalisation() {
-        // Three bytes decomposed, two composed: 768 bytes in, 512 to keep.
+        // Each character has three bytes decomposed and two composed: 768 bytes become 512.
         assert!(Name::normalised("key", &"e\u{301}".repeat(256)).is_ok());
         let error = Name::new("name", &"x".repeat(513)).unwrap_err().to_string();
-        assert_eq!(error, "invalid name: it has 513 bytes: at most 512");
+        assert_eq!(error, "invalid name: it is 513 bytes; the limit is 512");
     }
 
     #[test]
     fn names_that_nobody_could_see_are_refused() {
         assert!(Name::new("name", "").is_err());
         let error = Name::new("key", "a\nb").unwrap_err().to_string();
-        assert_eq!(error, r#"invalid key: "a\nb" contains the control character '\n'"#);
+        assert_eq!(error, r#"invalid key: "a\nb" contains the control character '\n': remove it"#);
     }
 }

@@ -1,4 +1,4 @@
-//! The guard of a permit.
+//! The guard of a permit, and the future that reports a loss.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -13,14 +13,15 @@ use crate::engine::foreign::event;
 use crate::engine::lease::Lease;
 use crate::engine::name_state::ReleasedBy;
 use crate::engine::ticket::{Grant, Ticket};
+use crate::engine::watch::Acquiring;
 use crate::machine::Known;
 use crate::semaphore::Handle;
 use crate::{AcquisitionId, Error, Fence, LossReason};
 
-/// A permit that is held until this guard is released or dropped.
+/// A guard that holds a permit until it is released or dropped.
 ///
-/// Dropping it gives the permit back in the background, without blocking, from any thread. To know that
-/// it has been given back, [`release`](Self::release) it.
+/// Dropping the guard releases the permit in the background. This never blocks and works on any thread. To wait until
+/// the store has confirmed the release, call [`release`](Self::release).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -30,18 +31,18 @@ use crate::{AcquisitionId, Error, Fence, LossReason};
 /// let api = Client::memory().semaphore("api", 5).build()?;
 /// let permit = api.acquire().await?;
 /// println!("{} has fence {}", permit.id(), permit.fence());
-/// permit.check()?; // still ours?
+/// permit.check()?; // is it still held?
 /// permit.release().await?;
 /// # Ok(())
 /// # }
 /// ```
-#[must_use = "a permit is given back when it is dropped"]
+#[must_use = "dropping the guard releases the permit"]
 pub struct Permit {
-    /// None once it has ended otherwise than by being dropped.
+    /// `None` once the permit was released or detached.
     semaphore: Option<Arc<Handle>>,
     id: AcquisitionId,
     grant: Grant,
-    /// None where nothing but a release can end the permit, and it did not have to wait.
+    /// `None` if only a release can end the permit and the acquire did not have to wait.
     ticket: Option<Arc<Ticket>>,
 }
 
@@ -52,27 +53,39 @@ impl Permit {
         id: AcquisitionId,
         grant: Grant,
         ticket: Option<Arc<Ticket>>,
+        watched: Option<Acquiring>,
     ) -> Self {
-        // First of all the guard: a subscriber may panic.
-        let permit = Self { semaphore: Some(semaphore), id, grant, ticket };
-        if tracing::enabled!(tracing::Level::DEBUG)
-            && let Some(semaphore) = &permit.semaphore
-        {
-            report_acquired(semaphore, id, &grant);
+        // The guard is made first, because a tracing subscriber may panic.
+        let mut permit = Self { semaphore: Some(semaphore), id, grant, ticket };
+        if let Some(watched) = watched {
+            permit.watch(watched);
         }
         permit
     }
 
-    /// What names this permit in the store, and releases it after it was [detached](Self::detach).
+    /// Records in the permit's ticket what has to be reported when the permit ends. If there is no ticket yet, this
+    /// makes one.
+    #[cold]
+    fn watch(&mut self, watched: Acquiring) {
+        let (id, grant) = (self.id, self.grant);
+        let Some(semaphore) = &self.semaphore else { return };
+        let hold = watched.acquired(Some(grant.fence), || report_acquired(semaphore, id, &grant));
+        let attach = || semaphore.named.attach(id, &semaphore.declaration);
+        self.ticket.get_or_insert_with(attach).watch(hold);
+    }
+
+    /// Returns the id of the permit in the store. [`Semaphore::release`](crate::Semaphore::release) releases a
+    /// [detached](Self::detach) permit by it.
     #[must_use]
     pub fn id(&self) -> AcquisitionId {
         self.id
     }
 
-    /// The lowest number from 1 to the capacity that no other live permit of this semaphore has. It stays the same until the
-    /// permit ends. `None` unless the semaphore is [`numbered`](crate::SemaphoreBuilder::numbered).
+    /// Returns the slot number: at the time of the grant, the lowest number that no other live permit of this semaphore
+    /// had. Numbers start at 1. The number does not change until the permit ends. Returns `None` unless the semaphore
+    /// is [`numbered`](crate::SemaphoreBuilder::numbered).
     ///
-    /// After a shrink it may be more than the capacity.
+    /// The number is at most the capacity, but after the capacity shrinks it may be larger.
     #[must_use]
     pub fn slot_number(&self) -> Option<u32> {
         self.grant.slot_number.map(NonZeroU32::get)
@@ -82,36 +95,39 @@ impl Permit {
         self.semaphore.as_ref().map_or("", |semaphore| semaphore.named.name().as_str())
     }
 
-    /// Larger than the fence of every permit of this name that was granted before.
+    /// Returns the fence of this permit. It is larger than the fence of every permit of this name that was granted
+    /// before.
     #[must_use]
     pub fn fence(&self) -> Fence {
         self.grant.fence
     }
 
-    /// How long the acquire had to wait.
+    /// Returns how long the acquire waited.
     #[must_use]
     pub fn waited(&self) -> Duration {
         Duration::from_micros(self.grant.waited_micros)
     }
 
-    /// Until when this permit is good without another renewal; `None` if it does not end by itself. It
-    /// moves on with every renewal, up to the TTL. Once the permit is lost, it is a moment in the past.
+    /// Returns the instant until which this permit is valid without another renewal, or `None` if the permit does not
+    /// expire. Every renewal extends the validity, up to the TTL. Once the permit is lost, this returns the current
+    /// instant.
     #[must_use]
     pub fn valid_until(&self) -> Option<Instant> {
-        let valid_until = self.ticket.as_ref()?.valid_until();
+        let ticket = self.ticket.as_ref()?;
+        let valid_until = ticket.valid_until();
         if valid_until == Moment::NEVER {
             return None;
         }
-        Some(Instant::now() + valid_until.saturating_since(Moment::now()))
+        Some(Instant::now() + valid_until.saturating_since(ticket.semaphore.named.now()))
     }
 
-    /// Whether the permit is still yours.
+    /// Checks that the permit is still held.
     ///
-    /// More than "it was, a moment ago" cannot be promised to a thread that may be stopped between two
-    /// instructions. Where that matters, let the resource check the [fence](Self::fence).
+    /// The result describes the past: the thread may be paused right after the check, for longer than the lease. Where
+    /// that matters, let the resource compare the [fence](Self::fence).
     ///
     /// # Errors
-    /// [`Error::Lost`].
+    /// [`Error::Lost`] if the permit is no longer held.
     pub fn check(&self) -> Result<(), Error> {
         match (&self.ticket, &self.semaphore) {
             (Some(ticket), _) => ticket.check().map_err(|reason| self.lost_error(reason)),
@@ -122,8 +138,8 @@ impl Permit {
         }
     }
 
-    /// Resolves when the permit is lost, with the reason. After the guard was released or dropped it resolves, too, with
-    /// [`LossReason::Released`].
+    /// Returns a future that resolves when the permit is lost, with the reason. If the guard is released or dropped,
+    /// the future resolves with [`LossReason::Released`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -141,7 +157,7 @@ impl Permit {
     /// ```
     ///
     /// # Cancel safety
-    /// Only listens.
+    /// Dropping the future only stops listening. The permit is not affected.
     pub fn lost(&self) -> Lost {
         let ticket = match (&self.ticket, &self.semaphore) {
             (Some(ticket), _) => ticket.clone(),
@@ -151,29 +167,33 @@ impl Permit {
         Lost { of: Of::Ticket(ticket), key: None }
     }
 
-    /// Gives the permit back and waits until it has been. True if it was held until now, false if it had
-    /// been lost.
+    /// Releases the permit and waits until the store has confirmed it. Returns `true` if the permit was held until now,
+    /// `false` if it had been lost.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] if the store does not answer in time: then the release goes on in the background, and the
-    /// permit ends by itself with its lease. [`Error::Refused`] if the store does not allow it.
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::InvalidArgument`] if another program uses the semaphore's keys on Redis.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
+    ///
+    /// After every error except `Stopped`, the client repeats the release in the background. On Redis the permit
+    /// expires with its lease at the latest.
     ///
     /// # Cancel safety
-    /// The release goes on if the future is dropped, even before it was first polled.
+    /// If the future is dropped, even before its first poll, the release continues in the background.
     pub async fn release(mut self) -> Result<bool, Error> {
         let Some(semaphore) = self.semaphore.take() else { return Ok(false) };
         if self.is_over() {
             semaphore.named.end(self.id, Known::Nothing);
             return Ok(false);
         }
-        report_release(&semaphore, self.id);
         let by = ReleasedBy::Guard;
         semaphore.named.release(self.id, &semaphore.declaration, by).done().await
     }
 
-    /// Lets go of the guard, but not of the permit: it stays held, and renewed, until it is released by
-    /// this id with [`Semaphore::release`](crate::Semaphore::release), its TTL ends or its client goes.
-    #[must_use = "without the id nobody can release the permit"]
+    /// Drops the guard but keeps the permit. The permit stays held, and is renewed, until it is released by its id with
+    /// [`Semaphore::release`](crate::Semaphore::release), until its TTL ends, or until its client is closed or dropped.
+    #[must_use = "without its id the permit cannot be released"]
     pub fn detach(mut self) -> AcquisitionId {
         self.semaphore = None;
         self.id
@@ -191,8 +211,6 @@ impl Permit {
     }
 }
 
-// Events are written out of line: an acquire that nobody listens to pays for one comparison.
-
 #[cold]
 fn report_acquired(semaphore: &Handle, id: AcquisitionId, grant: &Grant) {
     event!(
@@ -206,26 +224,11 @@ fn report_acquired(semaphore: &Handle, id: AcquisitionId, grant: &Grant) {
     );
 }
 
-#[inline]
-fn report_release(semaphore: &Handle, id: AcquisitionId) {
-    if tracing::enabled!(tracing::Level::DEBUG) {
-        report_released(semaphore, id);
-    }
-}
-
-#[cold]
-fn report_released(semaphore: &Handle, id: AcquisitionId) {
-    event!(debug, name = semaphore.named.name().as_str(), %id, "permit released");
-}
-
 impl Drop for Permit {
     #[inline]
     fn drop(&mut self) {
         if let Some(semaphore) = self.semaphore.take() {
-            if !self.is_over() {
-                report_release(&semaphore, self.id);
-            }
-            // First: if nobody else has the ticket, the engine has nobody to notify.
+            // The ticket is dropped first: if nobody else has it, the engine has nobody to notify.
             self.ticket = None;
             semaphore.named.end(self.id, Known::Nothing);
         }
@@ -244,9 +247,9 @@ impl fmt::Debug for Permit {
     }
 }
 
-/// Resolves when a permit, a lock or a lease is lost: see [`Permit::lost`]. It does not borrow the guard, so that
-/// another task can wait for it.
-#[must_use = "nobody is told unless this is awaited"]
+/// A future that resolves when a permit, a lock or a lease is lost: see [`Permit::lost`]. It does not borrow the guard,
+/// so another task can await it.
+#[must_use = "the future does nothing unless awaited"]
 #[derive(Debug)]
 pub struct Lost {
     of: Of,
@@ -266,8 +269,8 @@ impl Lost {
 }
 
 impl Lost {
-    /// Runs `work` until it is done or this resolves. Being told comes first: `work` must not run one step under what is
-    /// gone.
+    /// Runs `work` until it finishes or the loss is reported. The loss is polled first, so that `work` is never polled
+    /// after it.
     pub(crate) async fn or<T>(self, work: impl Future<Output = T>) -> Result<T, LossReason> {
         let (mut lost, mut work) = (self, pin!(work));
         poll_fn(|cx| match Pin::new(&mut lost).poll(cx) {

@@ -1,18 +1,20 @@
-//! The lease pool, as users see it.
+//! The lease pool: the public API.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::{Answer, Part};
+use crate::backend::{Answer, Part, Subject};
 use crate::clock::{Moment, Span};
 use crate::engine::Engine;
 use crate::engine::foreign::event;
 use crate::engine::lease::Keep;
+use crate::engine::meters::Kind;
 use crate::engine::timers::Alarm;
+use crate::engine::watch::{Id, Watch};
 use crate::machine::pool::{PoolAction, PoolCommand, PoolOutcome, Status};
 use crate::name::Name;
-use crate::{Error, Retry};
+use crate::{Error, Observer, PoolEvent, Retry};
 
 mod answer;
 mod lease;
@@ -28,15 +30,16 @@ pub use stats::{PoolMember, PoolStats, Pools};
 use answer::typed;
 use lease::Holding;
 
-/// The lease of an instance, unless another is given.
+/// The default lease of an instance.
 const LEASE: Duration = Duration::from_secs(30);
-/// What other programs that share a pool count in.
+/// The shortest lease. Other programs that share a pool count in whole seconds.
 const MIN_TTL: Duration = Duration::from_secs(1);
 
-/// A fixed number of leases, each held by an instance id. No queue, and nothing that runs between calls.
+/// A fixed number of leases, each held by an instance id. There is no queue, and nothing runs between calls.
 ///
-/// For whoever has a loop of its own and only wants to ask "may I?", "am I still?", "how many are we?". Each of these
-/// is one call and one round trip. For a guard that renews by itself, see [`lease`](Self::lease).
+/// This API is for callers that have a loop of their own and only ask "may I start?", "may I continue?" and "how many
+/// are we?". Each question is one call and one round trip. For a guard that renews the lease in the background, see
+/// [`lease`](Self::lease).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -53,11 +56,11 @@ const MIN_TTL: Duration = Duration::from_secs(1);
 /// # }
 /// ```
 ///
-/// An instance that acquires again while it holds a lease renews it, and does not take a second one. So give every
-/// worker an id of its own, one that nobody else makes up: a host name and a process id, or something random.
+/// An instance that acquires again while it holds a lease renews that lease, and does not take a second one. So give
+/// every worker its own id, which no other worker can choose: a host name and a process id, or something random.
 ///
-/// All who share a pool should have the same [lease](PoolBuilder::lease): every call removes the instances that were
-/// silent for the *caller's* lease, so that a caller with a shorter one takes the leases of the others away.
+/// All clients that share a pool should use the same [lease](PoolBuilder::lease). Every call removes the instances that
+/// were silent for the *caller's* lease, so a caller with a shorter lease removes the leases of the others.
 #[derive(Clone)]
 pub struct Pool {
     inner: Arc<Definition>,
@@ -70,99 +73,163 @@ struct Definition {
     capacity: u32,
     ttl: Span,
     retry: Retry,
+    /// The metrics, the observer and the tracing spans of this pool.
+    watch: Arc<Watch>,
 }
 
 impl Pool {
-    /// What it is called.
+    /// Returns the name of the pool.
     #[must_use]
     pub fn name(&self) -> &str {
         self.inner.name.as_str()
     }
 
-    /// How many leases there are.
+    /// Returns the number of leases in the pool.
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.inner.capacity
     }
 
-    /// Takes a lease, if there is one; renews it, if this instance has one already.
+    /// Acquires a lease for this instance, if one is free. If the instance already holds a lease, the lease is renewed.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an instance id that cannot be, and what the store has to say.
+    /// - [`Error::InvalidArgument`] if the instance id is empty, longer than 512 bytes, or contains control characters,
+    ///   or if another program uses the pool's keys on Redis.
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
+    /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
     /// # Cancel safety
-    /// If the future is dropped, the instance may or may not hold a lease: [`release`](Self::release) it.
+    /// If the future is dropped, the instance may or may not hold a lease. To make sure that it holds none, call
+    /// [`release`](Self::release).
     pub async fn acquire(&self, instance_id: &str) -> Result<PoolAnswer<AcquireStatus>, Error> {
         let (instance, capacity) = (instance_of(instance_id)?, self.inner.capacity);
-        typed(self.inner.ask(PoolAction::Acquire { instance, capacity }).await?)
+        let watched = self.inner.watch.begin(|| Id::Instance(instance.clone()), 1);
+        let asked = self.inner.ask(PoolAction::Acquire { instance, capacity }).await;
+        let answer = asked.and_then(typed);
+        if let Some(watched) = watched {
+            match &answer {
+                Ok(PoolAnswer { status: AcquireStatus::Acquired, .. }) => {
+                    watched.acquired_for_good();
+                }
+                Ok(_) => watched.refused(),
+                Err(error) => watched.failed(error),
+            }
+        }
+        answer
     }
 
-    /// Renews a lease.
+    /// Renews the lease of this instance.
     ///
     /// # Errors
-    /// As for [`acquire`](Self::acquire).
+    /// The same as for [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
     /// If the future is dropped, the lease may or may not be renewed.
     pub async fn renew(&self, instance_id: &str) -> Result<PoolAnswer<RenewStatus>, Error> {
         let instance = instance_of(instance_id)?;
-        typed(self.inner.ask(PoolAction::Renew { instance }).await?)
+        let (id, asked) = (instance.clone(), self.inner.engine.core().now());
+        let answer = self.inner.ask(PoolAction::Renew { instance }).await.and_then(typed);
+        let renewed = match &answer {
+            Ok(PoolAnswer { status, .. }) => Ok(*status == RenewStatus::Renewed),
+            Err(error) => Err(error.kind()),
+        };
+        self.inner.watch.renewed(|| Id::Instance(id), renewed, asked);
+        answer
     }
 
-    /// Gives a lease back.
+    /// Releases the lease of this instance.
     ///
     /// # Errors
-    /// As for [`acquire`](Self::acquire).
+    /// The same as for [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
-    /// Goes on if the future is dropped after it was first polled.
+    /// If the future is dropped after it was first polled, the release continues in the background.
     pub async fn release(&self, instance_id: &str) -> Result<PoolAnswer<ReleaseStatus>, Error> {
         let instance = instance_of(instance_id)?;
         let core = self.inner.engine.core();
         core.check_open()?;
-        let part = self.inner.part(PoolAction::Release { instance });
-        typed(outcome(core.ask_to_the_end(part).await?)?)
+        let part = self.inner.part(PoolAction::Release { instance: instance.clone() });
+        let answer = core.ask_to_the_end(part).await.and_then(outcome).and_then(typed);
+        let released = match &answer {
+            Ok(PoolAnswer { status, .. }) => Ok(*status == ReleaseStatus::Released),
+            Err(error) => Err(error),
+        };
+        self.inner.watch.released(|| Id::Instance(instance), released);
+        answer
     }
 
-    /// How many leases are held.
+    /// Returns the number of leases that are held, and removes expired leases.
     ///
     /// # Errors
-    /// What the store has to say.
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::InvalidArgument`] if another program uses the pool's keys on Redis.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
+    /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
     /// # Cancel safety
-    /// Only asks, and removes who is over.
+    /// If the future is dropped, expired leases may or may not be removed. Nothing else changes.
     pub async fn count(&self) -> Result<PoolCount, Error> {
         let PoolOutcome { current, expired, .. } = self.inner.ask(PoolAction::Count).await?;
         Ok(PoolCount { current_count: current, expired_count: expired })
     }
 
-    /// A lease that renews itself, if there is one now; `None` if the pool is full.
+    /// Acquires a lease that is renewed in the background, if one is free; returns `None` if the pool is full.
     ///
     /// # Errors
-    /// As for [`lease`](Self::lease).
+    /// The same as for [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
-    /// Dropping the future gives back what it may have been granted.
+    /// If the future is dropped, a lease that it may have been granted is released in the background.
     pub async fn try_lease(&self, instance_id: &str) -> Result<Option<PoolLease>, Error> {
         let instance = instance_of(instance_id)?;
-        let until = Moment::now() + self.inner.engine.core().settings.answer_timeout;
-        Ok(self.inner.attempt(&instance, until).await?.ok())
+        let watched = self.inner.watch.begin(|| Id::Instance(instance.clone()), 1);
+        let core = self.inner.engine.core();
+        let until = core.now() + core.settings.answer_timeout;
+        let lease = self.inner.attempt(&instance, until).await.map(Result::ok);
+        if let Some(watched) = watched {
+            match &lease {
+                Ok(Some(lease)) => lease.watch(watched.acquired(None, || {})),
+                Ok(None) => watched.refused(),
+                Err(error) => watched.failed(error),
+            }
+        }
+        lease
     }
 
-    /// Waits for a lease that renews itself, by asking again and again as [`retry`](PoolBuilder::retry) says: by default
-    /// for at most 5 s. There is no queue: whoever asks at the right moment gets it. Where order matters, use a
-    /// [`Semaphore`](crate::Semaphore).
+    /// Acquires a lease that is renewed in the background. While the pool is full, the call retries as
+    /// [`retry`](PoolBuilder::retry) says: by default for at most 5 s. There is no queue: the first caller that asks
+    /// after a release acquires the lease. Where order matters, use a [`Semaphore`](crate::Semaphore).
     ///
-    /// Guards of one client and one instance id share one lease, and it is given back with the last of them.
+    /// Guards of one client with the same instance id share one lease. It is released with the last of them.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] when the time or the retries are used up, with how full the pool was, [`Error::Closed`] when
-    /// the client is closed, [`Error::InvalidArgument`] for an instance id that cannot be, and what the store has to say.
+    /// - [`Error::TimedOut`] if the time limit passes or the retries are used up, or [`Error::Unavailable`] if the time
+    ///   limit passes while the store is unreachable. `TimedOut` contains how many leases were held.
+    /// - [`Error::InvalidArgument`] if the instance id is empty, longer than 512 bytes, or contains control characters,
+    ///   or if another program uses the pool's keys on Redis.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
+    /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
     /// # Cancel safety
-    /// Dropping the future gives back what it may have been granted.
+    /// If the future is dropped, a lease that it may have been granted is released in the background.
     pub async fn lease(&self, instance_id: &str) -> Result<PoolLease, Error> {
-        self.inner.wait(&instance_of(instance_id)?).await
+        let instance = instance_of(instance_id)?;
+        let mut watched = self.inner.watch.begin(|| Id::Instance(instance.clone()), 1);
+        if let Some(watched) = &mut watched {
+            watched.waits();
+        }
+        let lease = self.inner.wait(&instance).await;
+        if let Some(watched) = watched {
+            match &lease {
+                Ok(lease) => lease.watch(watched.acquired(None, || {})),
+                Err(error) => watched.failed(error),
+            }
+        }
+        lease
     }
 }
 
@@ -175,8 +242,8 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// Declares a [`Pool`]: see [`Client::pool`](crate::Client::pool).
-#[must_use = "a declaration does nothing until it is built"]
+/// A builder for a [`Pool`]: see [`Client::pool`](crate::Client::pool).
+#[must_use = "the builder does nothing until `build` is called"]
 #[derive(Clone)]
 pub struct PoolBuilder {
     engine: Arc<Engine>,
@@ -184,15 +251,26 @@ pub struct PoolBuilder {
     capacity: u32,
     ttl: Duration,
     retry: Retry,
+    observer: Option<Observer<PoolEvent>>,
+    name_in_metrics: bool,
 }
 
 impl PoolBuilder {
     pub(crate) fn new(engine: Arc<Engine>, name: &str, capacity: u32) -> Self {
-        Self { engine, name: name.to_owned(), capacity, ttl: LEASE, retry: Retry::default() }
+        Self {
+            engine,
+            name: name.to_owned(),
+            capacity,
+            ttl: LEASE,
+            retry: Retry::default(),
+            observer: None,
+            name_in_metrics: false,
+        }
     }
 
-    /// How long an instance may be silent before its lease passes on: 30 s by default, at least 1 s, and the same for all
-    /// who share the pool. [`Pool::renew`] and the guard of [`Pool::lease`] renew it.
+    /// Sets the lease: how long an instance may be silent before its lease passes on. The default is 30 s and the
+    /// minimum 1 s. All clients that share the pool should use the same lease. [`Pool::renew`] and the guard of
+    /// [`Pool::lease`] renew it.
     ///
     /// ```
     /// use leasehold::Client;
@@ -206,35 +284,80 @@ impl PoolBuilder {
         self
     }
 
-    /// The same as [`lease`](Self::lease), under the name that other programs use.
+    /// Sets the [`lease`](Self::lease), under the name that other programs use for it.
     pub fn ttl(self, ttl: Duration) -> Self {
         self.lease(ttl)
     }
 
-    /// How [`Pool::lease`] asks again while the pool is full.
+    /// Sets how [`Pool::lease`] retries while the pool is full.
     pub fn retry(mut self, retry: Retry) -> Self {
         self.retry = retry;
         self
     }
 
-    /// The pool.
+    /// Notifies this observer when an acquire, a renewal or a release of this pool ends, and when a lease is lost: see
+    /// [`PoolEvent`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// use leasehold::{Client, EventResult, Observer, PoolEvent};
+    /// use std::sync::atomic::{AtomicU32, Ordering};
+    /// use std::sync::Arc;
+    ///
+    /// let full = Arc::new(AtomicU32::new(0));
+    /// let counter = full.clone();
+    /// let observer = Observer::new(move |event: &PoolEvent| {
+    ///     counter.fetch_add(u32::from(event.result == EventResult::Full), Ordering::Relaxed);
+    /// });
+    /// let encoders = Client::memory().pool("encoders", 1).observer(observer).build()?;
+    /// encoders.acquire("worker-1").await?;
+    /// encoders.acquire("worker-2").await?;
+    /// assert_eq!(full.load(Ordering::Relaxed), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn observer(mut self, observer: Observer<PoolEvent>) -> Self {
+        self.observer = Some(observer);
+        self
+    }
+
+    /// Adds the label `name` to the [metrics](crate::metrics) of this pool. Without the label they are counted together
+    /// with those of the client's other pools, because an exporter keeps every name forever.
+    #[cfg(feature = "metrics")]
+    pub fn name_in_metrics(mut self) -> Self {
+        self.name_in_metrics = true;
+        self
+    }
+
+    /// Builds the pool. Nothing is sent to the store yet.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the name is empty, longer than 512 bytes, contains control characters or
-    /// begins with `holders:`, if the capacity is zero, and if the TTL is below a second or not in whole milliseconds.
+    /// [`Error::InvalidArgument`] in these cases:
+    ///
+    /// - The name is empty, longer than 512 bytes, contains control characters, or begins with `holders:`.
+    /// - In a Redis cluster, the name has a brace that is not part of a hash tag, or is nothing but a hash tag.
+    /// - The capacity is zero.
+    /// - The lease is below 1 s, longer than 10¹³ ms (317 years), or not in whole milliseconds.
+    /// - A duration of the [`Retry`] is zero, or its multiplier is below 1 or not finite.
     pub fn build(self) -> Result<Pool, Error> {
         let name = name_of(&self.name)?;
+        self.engine.core().check_name(Subject::Pool(&name))?;
         if self.capacity == 0 {
-            return Err(Error::invalid("capacity", "0 leases could never be acquired: at least 1"));
+            return Err(Error::invalid("capacity", "it is 0; the minimum is 1"));
         }
         if self.ttl < MIN_TTL {
-            let problem = format!("{:?} is too short to be kept: at least {MIN_TTL:?}", self.ttl);
+            let problem = format!("it is {:?}; the minimum is {MIN_TTL:?}", self.ttl);
             return Err(Error::invalid("ttl", problem));
         }
         let ttl = Span::from_millis(crate::name::millis("ttl", self.ttl)?);
         self.retry.check()?;
         let (engine, capacity, retry) = (self.engine, self.capacity, self.retry);
-        Ok(Pool { inner: Arc::new(Definition { engine, name, capacity, ttl, retry }) })
+        let meters = engine.core().meters.of(Kind::Pool, self.name_in_metrics.then_some(&name));
+        let observer = self.observer.map(Observer::<PoolEvent>::into_tell);
+        let watch =
+            Watch::new(Kind::Pool, name.clone(), meters, observer, engine.core().clock.clone());
+        Ok(Pool { inner: Arc::new(Definition { engine, name, capacity, ttl, retry, watch }) })
     }
 }
 
@@ -267,7 +390,7 @@ impl Definition {
         Ok(outcome)
     }
 
-    /// One attempt: a lease, or how many others there are.
+    /// Makes one attempt. Returns a lease, or the number of leases that are held.
     async fn attempt(
         self: &Arc<Self>,
         instance: &Name,
@@ -289,27 +412,31 @@ impl Definition {
         }
         turn.succeed();
         let lease = PoolLease::new(holding, sent);
-        // A close that came meanwhile may have looked for guards before there was this one.
-        core.check_open()?;
+        // A close may have looked for guards before this one existed, and may have returned already. So the lease is
+        // released before the close is reported.
+        if let Err(closed) = core.check_open() {
+            let _ = lease.release().await;
+            return Err(closed);
+        }
         Ok(Ok(lease))
     }
 
     async fn wait(self: &Arc<Self>, instance: &Name) -> Result<PoolLease, Error> {
         let core = self.engine.core();
-        let started = Moment::now();
+        let started = core.now();
         let limit = self.retry.limit();
         let give_up_at = started + Span::from_duration(limit);
         for nth in 0.. {
-            // From here on: a close while the store is asked must not be missed.
+            // Registered before the attempt, so that a close during the attempt is not missed.
             let closing = core.closing();
-            let now = Moment::now();
+            let now = core.now();
             let last = now >= give_up_at;
             let until = if last { now + core.settings.answer_timeout } else { give_up_at };
             let held = match self.attempt(instance, until).await? {
                 Ok(lease) => return Ok(lease),
                 Err(held) => held,
             };
-            let so_far = Moment::now().saturating_since(started);
+            let so_far = core.now().saturating_since(started);
             if nth >= self.retry.max_times() || so_far >= limit {
                 return Err(Error::TimedOut {
                     what: "lease",
@@ -319,29 +446,31 @@ impl Definition {
                 });
             }
             let pause = self.retry.pause(nth).min(limit.saturating_sub(so_far));
-            let alarm = Alarm::new(core, Moment::now() + Span::from_duration(pause));
+            let alarm = Alarm::new(core, core.now() + Span::from_duration(pause));
             alarm.unless(closing).await;
             if let Some(error) = core.stopped() {
                 return Err(error);
             }
         }
-        Err(Error::internal("there are more numbers than that"))
+        Err(Error::internal("the retries of a pool ended without a result"))
     }
 }
 
 fn outcome(answer: Answer) -> Result<PoolOutcome, Error> {
     match answer {
         Answer::Pool(outcome) => Ok(outcome),
-        other => Err(Error::internal(format!("the store answered {other:?} to a pool"))),
+        other => {
+            Err(Error::internal(format!("unexpected answer to a command for a pool: {other:?}")))
+        }
     }
 }
 
-/// A name that does not collide with what is kept beside the pools.
+/// Returns the name, unless it begins with a prefix under which other things are stored.
 fn name_of(text: &str) -> Result<Name, Error> {
     let name = Name::new("name", text)?;
     if name.as_str().starts_with("holders:") {
-        let problem = format!("{text:?} begins with \"holders:\", where other things are kept");
-        return Err(Error::invalid("name", problem + ": choose another beginning"));
+        let problem = format!("{text:?} begins with \"holders:\", which is reserved");
+        return Err(Error::invalid("name", problem + ": choose another name"));
     }
     Ok(name)
 }

@@ -1,18 +1,18 @@
-//! The process that this client runs in, as others see it.
+//! The host and the process that this client runs in, as others see them.
 
 use std::sync::{Arc, LazyLock};
 
 use crate::machine::lock::Holder;
 use crate::name::Name;
 
-/// The name of this host; none if the system has none that can be stored.
+/// Returns the name of this host. `None` if the system has no name that can be stored.
 pub(crate) fn host() -> Option<Arc<str>> {
     static HOST: LazyLock<Option<Arc<str>>> =
         LazyLock::new(|| Some(Name::new("host", &node_name()).ok()?.into_text()));
     HOST.clone()
 }
 
-/// What the locks of this process say about their holder.
+/// Returns the description of this process as the holder of a lock.
 pub(crate) fn holder(label: Option<Arc<str>>) -> Arc<Holder> {
     Arc::new(Holder { host: host(), pid: Some(std::process::id()), label })
 }

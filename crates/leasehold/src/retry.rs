@@ -1,12 +1,12 @@
-//! How often, and how soon after each other, something that is taken is asked for again.
+//! The policy by which an acquire retries: how often, and after which delays.
 
 use std::time::Duration;
 
 use crate::Error;
 use crate::name::positive;
 
-/// How an acquire of a [`Lock`](crate::Lock) or a [`Pool`](crate::Pool) asks again while it is taken: 10 times, the
-/// first time after 100 ms, each time after twice as long, with jitter, and for 5 s in all.
+/// How an acquire of a [`Lock`](crate::Lock) or a [`Pool`](crate::Pool) retries while another holder has it. By default
+/// it retries 10 times, first after 100 ms and then each time after twice as long, with jitter, for at most 5 s in all.
 ///
 /// ```
 /// use leasehold::{Client, Jitter, Retry};
@@ -32,15 +32,15 @@ pub struct Retry {
     within: Duration,
 }
 
-/// How much of a delay is left to chance, so that those who were refused together do not come back together.
+/// How much of a delay is random, so that callers that were refused together do not retry together.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Jitter {
     /// Half of it: between half the delay and all of it.
     Equal,
-    /// All of it: between nothing and the whole delay.
+    /// All of it: between zero and the whole delay.
     Full,
-    /// None.
+    /// None of it: always the whole delay.
     None,
 }
 
@@ -58,39 +58,39 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// How often to ask again before giving up: 10 times by default. Being woken by a release does not count, and neither
-    /// does asking when the holder's lease ends.
+    /// Sets how often to retry before giving up: 10 times by default. An attempt after a release, or when the holder's
+    /// lease ends, does not count.
     #[must_use]
     pub fn times(self, times: u32) -> Self {
         Self { times, ..self }
     }
 
-    /// How long to wait before the first time: 100 ms by default.
+    /// Sets the delay before the first retry: 100 ms by default.
     #[must_use]
     pub fn delay(self, delay: Duration) -> Self {
         Self { delay, ..self }
     }
 
-    /// By how much longer each time: 2 by default.
+    /// Sets the factor by which each delay is longer than the one before: 2 by default.
     #[must_use]
     pub fn multiplier(self, multiplier: f64) -> Self {
         Self { multiplier, ..self }
     }
 
-    /// The longest to wait before asking again: a minute by default.
+    /// Sets the longest delay: a minute by default.
     #[must_use]
     pub fn max_delay(self, max_delay: Duration) -> Self {
         Self { max_delay, ..self }
     }
 
-    /// How much is left to chance: half by default.
+    /// Sets how much of a delay is random: half by default.
     #[must_use]
     pub fn jitter(self, jitter: Jitter) -> Self {
         Self { jitter, ..self }
     }
 
-    /// How long to go on in all: 5 s by default. To wait for much longer, raise [`times`](Self::times) as well: ten
-    /// are used up after 51 to 102 s.
+    /// Sets how long to retry in all: 5 s by default. For a much longer time, raise [`times`](Self::times) as well: ten
+    /// retries are used up after 51 to 102 s.
     #[must_use]
     pub fn within(self, within: Duration) -> Self {
         Self { within, ..self }
@@ -109,13 +109,13 @@ impl Retry {
         positive("retry max_delay", self.max_delay)?;
         positive("retry within", self.within)?;
         if !(self.multiplier.is_finite() && self.multiplier >= 1.0) {
-            let problem = format!("{} would not lengthen a delay: at least 1", self.multiplier);
+            let problem = format!("it is {}; it must be finite, and at least 1", self.multiplier);
             return Err(Error::invalid("retry multiplier", problem));
         }
         Ok(())
     }
 
-    /// How long to wait before asking for the nth time again, counted from 0.
+    /// Returns the delay before the nth retry, counted from 0.
     pub(crate) fn pause(&self, nth: u32) -> Duration {
         let factor = self.multiplier.powi(i32::try_from(nth).unwrap_or(i32::MAX));
         let seconds = (self.delay.as_secs_f64() * factor).min(self.max_delay.as_secs_f64());
@@ -124,12 +124,12 @@ impl Retry {
             Jitter::Full => chance(),
             Jitter::None => 1.0,
         };
-        // The longest delay there is does not survive being a floating-point number.
+        // The longest `Duration` is rounded up as a floating-point number, and then cannot be converted back.
         Duration::try_from_secs_f64(seconds * share).unwrap_or(self.max_delay)
     }
 }
 
-/// A number between 0 and 1; nothing secret, so that a source that fails may as well answer the middle.
+/// Returns a random number between 0 and 1. It need not be secret, so 0.5 will do if the source of randomness fails.
 fn chance() -> f64 {
     getrandom::u32().map_or(0.5, |bits| f64::from(bits) / f64::from(u32::MAX))
 }

@@ -1,4 +1,4 @@
-//! The fair counting semaphore, as users see it.
+//! The fair counting semaphore: the public API.
 
 use std::fmt;
 use std::ops::Deref;
@@ -6,31 +6,36 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire::{Acquire, TryAcquire};
+use crate::backend::Subject;
 use crate::clock::Span;
 use crate::engine::Engine;
+use crate::engine::meters::Kind;
 use crate::engine::name_state::{NameState, ReleasedBy};
+use crate::engine::watch::Watch;
 use crate::machine::{Rate, Terms};
 use crate::name::{Name, positive};
 use crate::stats::SemaphoreStats;
-use crate::{AcquisitionId, Error, Permit};
+use crate::{AcquisitionId, Error, Observer, Permit, SemaphoreEvent};
 
-/// The default lease: how long a holder or waiter may be silent before it counts as dead.
+/// The default lease: how long a holder or waiter may be silent before it is considered dead.
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
-/// Below this a renewal that is a little late would lose the permit.
+/// With a shorter lease, a renewal that is slightly late would lose the permit.
 const MIN_LEASE: Duration = Duration::from_millis(300);
-/// Where the store is not on this host: below this a permit may be over before its holder knows of it.
+/// The shortest TTL on a store that is not on this host. A shorter one could end before the holder learns of its
+/// permit.
 const MIN_TTL: Duration = Duration::from_millis(100);
 
-/// The shortest time between two tokens of a rate: it is rounded up to a microsecond, which is then one percent at most.
+/// The shortest time between two tokens of a rate. Intervals are rounded up to a microsecond, so the error is at most
+/// one percent.
 const MIN_INTERVAL: Span = Span::from_micros(100);
-/// The longest time in which all tokens of a rate come back: a hundred years.
+/// The longest time in which all tokens of a rate may be refilled: a hundred years.
 const MAX_PERIOD: Span = Span::from_micros(100 * 31_557_600 * 1_000_000);
 
 /// A fair counting semaphore with a name.
 ///
-/// Whoever asks first is served first. Semaphores of one client with the same name share their
-/// permits, and so do clones. A permit is given back when its guard, a [`Permit`], is dropped, from
-/// whatever task or thread, in a runtime or outside of one.
+/// Permits are granted in the order in which they were requested. Semaphores of one client with the same name share
+/// their permits, and so do clones. A permit is released when its guard, a [`Permit`], is dropped. Any task or thread
+/// may drop it, inside or outside a runtime.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -53,27 +58,29 @@ pub struct Semaphore {
     pub(crate) inner: Arc<Handle>,
 }
 
-/// What every handle, future and guard holds: the declaration, and the client that it was made with.
+/// What every handle, future and guard holds: the declaration, and the client that made it.
 pub(crate) struct Handle {
     pub(crate) declaration: Arc<Declaration>,
-    /// Keeps the names and the thread alive.
+    /// Keeps the client's names and its thread alive.
     pub(crate) engine: Arc<Engine>,
 }
 
-/// A semaphore as it was declared. Tickets hold on to this alone, and not to the client: whoever is
-/// known to the engine only, as a detached permit is, does not keep it.
+/// A semaphore as it was declared. Tickets keep this alive but not the client, so an acquisition that only the engine
+/// knows, such as a detached permit, does not keep the client alive.
 pub(crate) struct Declaration {
     pub(crate) named: Arc<dyn NameState>,
     pub(crate) terms: Terms,
-    /// Whether it declares a capacity, or has one to fall back on.
+    /// Whether the handle declares its capacity. If not, the capacity is only a fallback for a semaphore that has none.
     pub(crate) declares: bool,
-    /// What statistics show beside its permits.
+    /// The label that statistics show beside its permits.
     pub(crate) label: Option<Arc<str>>,
     /// Whether its permits have slot numbers.
     pub(crate) numbered: bool,
-    /// Whether its permits do not end by themselves, have no label and no number.
+    /// Whether its permits have no lease, no TTL, no label and no slot number.
     pub(crate) is_plain: bool,
     max_acquire_time: Option<Duration>,
+    /// The metrics, the observer and the tracing spans of this handle.
+    pub(crate) watch: Arc<Watch>,
 }
 
 impl Deref for Handle {
@@ -85,30 +92,38 @@ impl Deref for Handle {
 }
 
 impl Semaphore {
-    /// What it is called.
+    /// Returns the name of the semaphore.
     #[must_use]
     pub fn name(&self) -> &str {
         self.inner.named.name().as_str()
     }
 
-    /// How many permits there are, by the newest declaration in this client.
+    /// Returns the number of permits, according to the newest declaration in this client.
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.inner.named.capacity()
     }
 
-    /// Waits for a permit, for as long as it takes, or as [`max_acquire_time`] or
-    /// [`within`](Acquire::within) allow.
+    /// Acquires a permit, and waits for it if necessary. The wait has no time limit unless [`max_acquire_time`] or
+    /// [`within`](Acquire::within) sets one.
     ///
-    /// Nothing happens before the returned future is first polled.
+    /// Nothing happens before the returned future is first polled. The acquire keeps waiting while the store is
+    /// unreachable.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] when the time is up, [`Error::Closed`] when the client is closed,
-    /// [`Error::Lost`] when the permit was granted but had ended before the future was polled again, and
-    /// what the store has to say.
+    /// - [`Error::TimedOut`] if the time limit passes, or [`Error::Unavailable`] if it passes while the store is
+    ///   unreachable.
+    /// - [`Error::InvalidArgument`] if the time limit or the weight is zero, if the weight exceeds the capacity, or if
+    ///   another program uses the semaphore's keys on Redis.
+    /// - [`Error::Lost`] if the permit was lost after the grant and before the future was polled again, or if its id
+    ///   was [released](Self::release) during the wait.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
+    /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
     /// # Cancel safety
-    /// Dropping the future gives up the place in the queue, or the permit if it has just been granted.
+    /// Dropping the future gives up the place in the queue. If the permit has already been granted, it is released in
+    /// the background.
     ///
     /// [`max_acquire_time`]: SemaphoreBuilder::max_acquire_time
     #[inline]
@@ -116,23 +131,29 @@ impl Semaphore {
         Acquire::new(self.inner.clone(), true, self.inner.max_acquire_time)
     }
 
-    /// A permit if one is free and nobody waits for it; `None` otherwise. [`TryAcquire::weight`] asks for more than one unit.
+    /// Acquires a permit if one is free and nobody is waiting for it; returns `None` otherwise. [`TryAcquire::weight`]
+    /// asks for more than one unit.
     ///
     /// # Errors
-    /// [`Error::Closed`] when the client is closed, and what the store has to say.
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - [`Error::InvalidArgument`] if the weight is zero or exceeds the capacity, or if another program uses the
+    ///   semaphore's keys on Redis.
+    /// - [`Error::Lost`] if the permit was lost after the grant and before the future was polled again.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
+    /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
     /// # Cancel safety
-    /// Dropping the future gives back what it may have been granted.
+    /// If the future is dropped, a permit that it may have been granted is released in the background.
     pub fn try_acquire(&self) -> TryAcquire {
         TryAcquire(Acquire::new(self.inner.clone(), false, None))
     }
 
-    /// Runs `work` under a permit, and stops it when the permit is gone.
+    /// Acquires a permit and runs `work` under it. `work` stops if the permit is lost.
     ///
-    /// The future of `work` is not polled again once the permit is lost or its TTL has ended: it is
-    /// dropped, and the answer is [`Error::Lost`]. Otherwise the answer is what `work` answers. A
-    /// release that fails afterwards is logged, and does not replace that answer. For a limit or a weight of one call, see
-    /// [`Acquire::with`].
+    /// Once the permit is lost, the future of `work` is dropped without being polled again, and this function returns
+    /// [`Error::Lost`]. Otherwise it returns the output of `work`. If the release fails afterwards, the error is logged
+    /// and the output is still returned. To set a time limit or a weight for one call, see [`Acquire::with`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -152,83 +173,102 @@ impl Semaphore {
     /// ```
     ///
     /// # Errors
-    /// As for [`acquire`](Self::acquire), and [`Error::Lost`].
+    /// The same as for [`acquire`](Self::acquire), and [`Error::Lost`] if the permit is lost while `work` runs.
     ///
     /// # Cancel safety
-    /// Dropping the future drops `work`, then gives the permit back.
+    /// Dropping the future drops `work`, then releases the permit in the background.
     pub async fn with<T>(&self, work: impl AsyncFnOnce(&Permit) -> T) -> Result<T, Error> {
         self.acquire().with(work).await
     }
 
-    /// Releases a permit by its id, for example one that was [detached](Permit::detach). True if it
-    /// was held until now; that an id is not known is a normal outcome.
+    /// Releases a permit by its id, for example one that was [detached](Permit::detach). Returns `true` if the permit
+    /// was held until now. Returns `false` for an unknown id, which is not an error.
     ///
-    /// Its guard, if there is still one, is told that the permit is lost.
+    /// If the permit still has a guard, the guard is notified of the loss. In this client that happens at once. Another
+    /// client notifies its guard when it learns of the release from the store.
+    ///
+    /// An id that is still waiting is removed from the queue, and this function returns `false`. In this client its
+    /// acquire then fails with [`Error::Lost`]. In another client it joins the end of the queue again.
     ///
     /// # Errors
-    /// What the store has to say.
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::InvalidArgument`] if another program uses the semaphore's keys on Redis.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
+    ///
+    /// After every error except `Stopped`, the client repeats the release in the background.
     ///
     /// # Cancel safety
-    /// The release goes on if the future is dropped after it was first polled.
+    /// If the future is dropped after it was first polled, the release continues in the background.
     pub async fn release(&self, id: &AcquisitionId) -> Result<bool, Error> {
         let Handle { declaration, .. } = &*self.inner;
         declaration.named.release(*id, declaration, ReleasedBy::Id).done().await
     }
 
-    /// Releases a holder or waiter by the id that [`stats`](Self::stats) shows, also one of another program that shares the
-    /// semaphore. True if it was there.
+    /// Releases a holder or waiter by the id that [`stats`](Self::stats) shows. It may belong to another program that
+    /// shares the semaphore on Redis. Returns `true` if the id was found.
     ///
-    /// An id of ours is released as by [`release`](Self::release), and only if it holds. Another program is not notified: it
-    /// finds out by itself.
+    /// An acquisition id of this library is released as by [`release`](Self::release): the result is `true` only if it
+    /// held a permit. Another program is not notified of the release; it notices by itself.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] if the store cannot be reached; [`Error::Closed`] after [`Client::close`](crate::Client::close).
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time. The id may have been
+    ///   released.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::InvalidArgument`] if another program uses the semaphore's keys on Redis.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
+    /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
     /// # Cancel safety
     /// If the future is dropped, the id may or may not be released.
     pub async fn release_member(&self, id: &str) -> Result<bool, Error> {
+        self.inner.engine.core().check_open()?;
         match id.parse() {
             Ok(own) => self.release(&own).await,
             Err(_) => self.inner.declaration.named.release_member(id).await,
         }
     }
 
-    /// Whether an acquire would have to wait now.
+    /// Returns whether an acquire of one unit would have to wait now.
     ///
     /// # Errors
-    /// What the store has to say.
+    /// The same as for [`stats`](Self::stats).
     ///
     /// # Cancel safety
-    /// Only asks.
+    /// The query changes nothing in the store, so the future can be dropped at any time.
     pub async fn locked(&self) -> Result<bool, Error> {
         let stats = self.stats().await?;
         let full = stats.units() >= stats.capacity() || stats.waiting() > 0;
         Ok(full || stats.paused().is_some() || stats.next_token().is_some())
     }
 
-    /// How many waiters come before this one; `None` if it does not wait (any more). The id is that of
-    /// an [`Acquire`]: see [`Acquire::id`].
+    /// Returns the number of waiters ahead of `id`, or `None` if `id` is not waiting. [`Acquire::id`] returns the id of
+    /// an acquire.
     ///
     /// # Errors
-    /// What the store has to say.
+    /// The same as for [`stats`](Self::stats).
     ///
     /// # Cancel safety
-    /// Only asks.
+    /// The query changes nothing in the store, so the future can be dropped at any time.
     pub async fn position(&self, id: &AcquisitionId) -> Result<Option<usize>, Error> {
         self.inner.named.position(*id).await
     }
 
-    /// What is held and who waits.
+    /// Returns the capacity, the holders and the number of waiters of this semaphore. To list the waiters, use
+    /// [`Client::stats`](crate::Client::stats).
     ///
     /// # Errors
-    /// What the store has to say.
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::InvalidArgument`] if another program uses the semaphore's keys on Redis.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
     ///
     /// # Cancel safety
-    /// Only asks.
+    /// The query changes nothing in the store, so the future can be dropped at any time.
     pub async fn stats(&self) -> Result<SemaphoreStats, Error> {
-        let mut stats = self.inner.named.stats(false).await?;
+        let mut stats = self.inner.named.stats(0..0).await?;
         if stats.capacity() == 0 {
-            // Nobody has used it yet.
+            // No acquire has declared a capacity in the store yet.
             stats.limits.declared = self.capacity();
         }
         Ok(stats)
@@ -256,8 +296,8 @@ impl fmt::Debug for Declaration {
     }
 }
 
-/// Declares a [`Semaphore`]: see [`Client::semaphore`](crate::Client::semaphore).
-#[must_use = "a declaration does nothing until it is built"]
+/// A builder for a [`Semaphore`]: see [`Client::semaphore`](crate::Client::semaphore).
+#[must_use = "the builder does nothing until `build` is called"]
 #[derive(Clone)]
 pub struct SemaphoreBuilder {
     engine: Arc<Engine>,
@@ -271,6 +311,8 @@ pub struct SemaphoreBuilder {
     numbered: bool,
     rate: Option<(u64, Duration)>,
     burst: Option<u32>,
+    observer: Option<Observer<SemaphoreEvent>>,
+    name_in_metrics: bool,
 }
 
 impl SemaphoreBuilder {
@@ -287,50 +329,56 @@ impl SemaphoreBuilder {
             numbered: false,
             rate: None,
             burst: None,
+            observer: None,
+            name_in_metrics: false,
         }
     }
 
-    /// Takes the capacity that the semaphore has, whoever declared it. The one that was given here counts only if there is
-    /// none yet.
+    /// Uses the capacity that the semaphore already has in the store. The capacity that was given here applies only if
+    /// the semaphore has none yet.
     pub fn unless_declared(mut self) -> Self {
         self.declares = false;
         self
     }
 
-    /// The longest a permit may be held: then it is lost, and goes to the next. None by default. At least 100 ms on Redis,
-    /// because part of it is over before the answer is here.
+    /// Sets the longest time that a permit may be held. After that the permit is lost and passes to the next waiter. By
+    /// default there is no TTL. On Redis the minimum is 100 ms, because part of the TTL passes before the client
+    /// receives the grant.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = Some(ttl);
         self
     }
 
-    /// The longest an acquire waits. None by default.
+    /// Sets the longest time that an acquire may wait. By default there is no limit.
     pub fn max_acquire_time(mut self, limit: Duration) -> Self {
         self.max_acquire_time = Some(limit);
         self
     }
 
-    /// How long a holder or waiter may be silent before its permit or its place passes on: 30 s by default, at least
-    /// 300 ms, lowered to the TTL if that is shorter. The client renews it in the background. In memory no holder dies
-    /// alone, and on one host the kernel reports dead processes: there this has no effect.
+    /// Sets the lease: how long a holder or waiter may be silent before its permit or its place in the queue passes on.
+    /// The default is 30 s and the minimum 300 ms; a lease longer than the TTL is lowered to the TTL. The client renews
+    /// the lease in the background.
+    ///
+    /// The lease has an effect only on Redis. In memory no holder can die alone, and on one host the kernel reports
+    /// dead processes.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);
         self
     }
 
-    /// The same as [`lease`](Self::lease), under the name that other programs use.
+    /// Sets the [`lease`](Self::lease), under the name that other programs use for it.
     pub fn heartbeat_max_interval(self, interval: Duration) -> Self {
         self.lease(interval)
     }
 
-    /// What statistics show beside the holders and waiters of this semaphore.
+    /// Sets the label that statistics show beside the holders and waiters of this semaphore.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.label = Some(label.into());
         self
     }
 
-    /// Gives each permit a [slot number](Permit::slot_number) that no other live permit has: which of four GPUs is yours.
-    /// Permits of the same name that are not numbered take no number.
+    /// Gives each permit a [slot number](Permit::slot_number) that no other live permit has, for example to choose one
+    /// of four GPUs. Permits of the same name that were acquired without this setting have no number.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -350,12 +398,13 @@ impl SemaphoreBuilder {
         self
     }
 
-    /// Grants no more than `starts` permits a period, evenly spread: a permit needs room *and* a token, and one token comes every
-    /// `period / starts`. Like the capacity, the rate is of the semaphore: the newest declaration counts for everybody. A
-    /// semaphore that is built without a rate says nothing of it, and is held to the one that there is.
+    /// Limits the rate of grants to `starts` permits per `period`, evenly spread. A permit then needs room *and* a
+    /// token, and one token arrives every `period / starts`. Like the capacity, the rate belongs to the semaphore, so
+    /// the newest declaration applies to everybody. A semaphore that is built without a rate declares none, and follows
+    /// the rate that already exists.
     ///
-    /// It counts starts, whatever they weigh. An acquire that gives up takes no token, and a permit that was granted and that
-    /// nobody has seen gives its token back.
+    /// The rate counts grants, whatever their weight. An acquire that gives up takes no token. A permit that was
+    /// granted but never returned to a caller gives its token back.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -363,7 +412,7 @@ impl SemaphoreBuilder {
     /// use std::time::Duration;
     ///
     /// # let client = leasehold::Client::memory();
-    /// // 5 at a time, and 100 a minute.
+    /// // At most 5 at a time, and 100 per minute.
     /// let api = client.semaphore("api", 5).rate(100, Duration::from_secs(60)).burst(10).build()?;
     /// for _ in 0..10 {
     ///     drop(api.acquire().await?);
@@ -377,56 +426,72 @@ impl SemaphoreBuilder {
         self
     }
 
-    /// How many may start at once after a quiet time, with a [`rate`](Self::rate): 1 by default. In any time there are no more
-    /// starts than the rate allows, and this many more. A token that comes while nobody is there to take it is kept up to
-    /// this number; with 1 a start that is late is not made up for.
+    /// Sets how many permits may be granted at once after a quiet period, with a [`rate`](Self::rate): 1 by default. In
+    /// any period, at most this many permits are granted in addition to what the rate allows. Tokens that nobody takes
+    /// are kept up to this number. With a burst of 1, a start that comes late is not made up for.
     pub fn burst(mut self, starts: u32) -> Self {
         self.burst = Some(starts);
         self
     }
 
-    /// The semaphore.
+    /// Notifies this observer when an acquire of this semaphore ends and when a permit is released or lost: see
+    /// [`SemaphoreEvent`]. Other handles of the same name are observed only if they were built with an observer, too.
+    pub fn observer(mut self, observer: Observer<SemaphoreEvent>) -> Self {
+        self.observer = Some(observer);
+        self
+    }
+
+    /// Adds the label `name` to the [metrics](crate::metrics) of this semaphore. Without the label they are counted
+    /// together with those of the client's other semaphores, because an exporter keeps every name forever.
+    #[cfg(feature = "metrics")]
+    pub fn name_in_metrics(mut self) -> Self {
+        self.name_in_metrics = true;
+        self
+    }
+
+    /// Builds the semaphore. Nothing is sent to the store yet.
     ///
-    /// The first acquire declares the capacity in the store, where the newest declaration wins. A capacity that this client
-    /// has declared already is no news: it does not undo what others have declared since. After a shrink no permit is granted
-    /// until there is room.
+    /// The first acquire declares the capacity in the store, where the newest declaration wins. A capacity that this
+    /// client has already declared is not declared again, so it does not undo what others have declared since. After
+    /// the capacity shrinks, no permit is granted until there is room.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the name is empty, longer than 512 bytes or contains control
-    /// characters, if the capacity, a duration, the rate or the burst is zero, if the rate is above 10,000 a second,
-    /// if all tokens would take more than 100 years to come back, if there is a burst without a rate, if the lease or the TTL is too short to be kept;
-    /// [`Error::Closed`] when the client is closed.
+    /// [`Error::Closed`] after [`Client::close`](crate::Client::close). [`Error::InvalidArgument`] in these cases:
+    ///
+    /// - The name or the label is empty, longer than 512 bytes, or contains control characters.
+    /// - In a Redis cluster, the name has a brace that is not part of a hash tag, or is nothing but a hash tag.
+    /// - The capacity, a duration, the rate or the burst is zero.
+    /// - The lease is below 300 ms, or the TTL on Redis is below 100 ms.
+    /// - The rate is above 10,000 per second.
+    /// - All tokens together would take more than 100 years to be refilled.
+    /// - There is a burst but no rate.
     pub fn build(self) -> Result<Semaphore, Error> {
         let name = Name::new("name", &self.name)?;
+        self.engine.core().check_name(Subject::Semaphore(&name))?;
         if self.capacity == 0 {
-            return Err(Error::invalid(
-                "capacity",
-                "0 permits could never be acquired: at least 1",
-            ));
+            return Err(Error::invalid("capacity", "it is 0; the minimum is 1"));
         }
         let ttl = self.ttl.map(|ttl| positive("ttl", ttl)).transpose()?;
         let needs_renewals = self.engine.core().profile().needs_renewals;
         if let Some(ttl) = self.ttl.filter(|ttl| needs_renewals && *ttl < MIN_TTL) {
-            let problem = format!("{ttl:?} may be over before the store has said that it began");
-            return Err(Error::invalid("ttl", format!("{problem}: at least {MIN_TTL:?}")));
+            let problem = format!("it is {ttl:?}; the minimum on this store is {MIN_TTL:?}");
+            let why = "a shorter TTL may end before the store has answered";
+            return Err(Error::invalid("ttl", format!("{problem}: {why}")));
         }
         self.max_acquire_time.map(|limit| positive("max_acquire_time", limit)).transpose()?;
         let lease = self.lease.unwrap_or(LEASE);
         if lease < MIN_LEASE {
-            let problem = format!("{lease:?} is too short to be kept: at least {MIN_LEASE:?}");
+            let problem = format!("it is {lease:?}; the minimum is {MIN_LEASE:?}");
             return Err(Error::invalid("lease", problem));
         }
         let lease = Span::from_duration(lease);
         let lease = needs_renewals.then(|| ttl.map_or(lease, |ttl| ttl.min(lease)));
-        // A label is stored beside each permit and shown to people: it is held to what a name is.
+        // The label is stored beside each permit and shown to people, so the rules for names apply to it.
         let label = self.label.map(|label| Name::new("label", &label)).transpose()?;
         let rate = match (self.rate, self.burst) {
             (Some((starts, period)), burst) => Some(rate_of(starts, period, burst.unwrap_or(1))?),
             (None, Some(_)) => {
-                return Err(Error::invalid(
-                    "burst",
-                    "there is no rate that it belongs to: give one",
-                ));
+                return Err(Error::invalid("burst", "a burst needs a rate: set a rate as well"));
             }
             (None, None) => None,
         };
@@ -445,39 +510,50 @@ impl SemaphoreBuilder {
         let max_acquire_time = self.max_acquire_time;
         let (declares, numbered) = (self.declares, self.numbered);
         let is_plain = terms == Terms::default() && label.is_none() && !numbered;
-        let declaration =
-            Declaration { named, terms, declares, label, numbered, is_plain, max_acquire_time };
+        let meters = core.meters.of(Kind::Semaphore, self.name_in_metrics.then_some(&name));
+        let observer = self.observer.map(Observer::<SemaphoreEvent>::into_tell);
+        let watch = Watch::new(Kind::Semaphore, name, meters, observer, core.clock.clone());
+        let declaration = Declaration {
+            named,
+            terms,
+            declares,
+            label,
+            numbered,
+            is_plain,
+            max_acquire_time,
+            watch,
+        };
         let declaration = Arc::new(declaration);
         let inner = Handle { declaration, engine: self.engine };
         Ok(Semaphore { inner: Arc::new(inner) })
     }
 }
 
-/// So many starts a period, and so many at once.
+/// Returns the rate of `starts` grants per `period`, with at most `burst` at once.
 pub(crate) fn rate_of(starts: u64, period: Duration, burst: u32) -> Result<Rate, Error> {
     let span = positive("rate", period)?;
     if starts == 0 {
-        let problem = "0 starts are no rate: at least 1, or pause the semaphore";
+        let problem = "it is 0 starts; the minimum is 1: to grant no permits, pause the semaphore";
         return Err(Error::invalid("rate", problem));
     }
     if burst == 0 {
-        return Err(Error::invalid("burst", "0 at once are none at all: at least 1"));
+        return Err(Error::invalid("burst", "it is 0; the minimum is 1"));
     }
-    // Rounded up: never more often than was asked for.
+    // Rounded up, so that permits are never granted more often than the caller asked for.
     let interval = span.micros().div_ceil(starts);
     if starts.saturating_mul(MIN_INTERVAL.micros()) > span.micros() {
-        let problem = format!("{starts} in {period:?} is more than a store can count");
-        return Err(Error::invalid("rate", problem + ": at most 10000 per second"));
+        let problem = format!("it is {starts} in {period:?}; the limit is 10000 per second");
+        return Err(Error::invalid("rate", problem));
     }
     if interval > MAX_PERIOD.micros() {
-        let problem = format!("{starts} in {period:?} is less than one in 100 years");
-        return Err(Error::invalid("rate", problem + ": choose more"));
+        let problem = format!("it is {starts} in {period:?}; the minimum is 1 in 100 years");
+        return Err(Error::invalid("rate", problem));
     }
     if interval.saturating_mul(u64::from(burst)) > MAX_PERIOD.micros() {
         let problem = format!(
-            "a burst of {burst}, at {starts} in {period:?}, takes more than 100 years to come back"
+            "a burst of {burst}, at {starts} in {period:?}, takes more than 100 years to refill"
         );
-        return Err(Error::invalid("burst", problem + ": choose less"));
+        return Err(Error::invalid("burst", problem + ": choose a smaller burst"));
     }
     Ok(Rate { interval: Span::from_micros(interval), burst })
 }

@@ -1,6 +1,7 @@
-//! What is held, and who waits.
+//! Statistics: the limits, holders and waiters of semaphores.
 
 use std::num::NonZeroU32;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,10 +11,10 @@ use crate::machine::{self, Machine, Rate, Row};
 use crate::name::Name;
 use crate::{Error, Fence};
 
-/// How many names are told of, unless told otherwise.
+/// The number of names that a query returns by default.
 const LIMIT: usize = 100;
 
-/// One semaphore at one moment.
+/// The state of one semaphore at one moment.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SemaphoreStats {
@@ -28,98 +29,100 @@ pub struct SemaphoreStats {
 }
 
 impl SemaphoreStats {
-    /// What it is called.
+    /// Returns the name of the semaphore.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// How many permits there are. Zero if nobody has said so yet.
+    /// Returns the capacity. Zero if nobody has declared one yet.
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.limits.pinned.unwrap_or(self.limits.declared)
     }
 
-    /// The newest declaration. It is the capacity unless the semaphore is [pinned](Self::pinned).
+    /// Returns the newest declaration. It is the capacity unless the semaphore is [pinned](Self::pinned).
     #[must_use]
     pub fn declared(&self) -> u32 {
         self.limits.declared
     }
 
-    /// The capacity that was set with [`Semaphore::pin`](crate::Semaphore::pin), whatever programs declare.
+    /// Returns the capacity that was set with [`Semaphore::pin`](crate::Semaphore::pin), if the semaphore is pinned.
+    /// Declarations of programs do not change it.
     #[must_use]
     pub fn pinned(&self) -> Option<u32> {
         self.limits.pinned
     }
 
-    /// Since when, by whom and why no permits are granted; `None` if the semaphore is not paused.
+    /// Returns since when, by whom and why the semaphore is paused, or `None` if it is not paused.
     #[must_use]
     pub fn paused(&self) -> Option<&Paused> {
         self.limits.paused.as_ref()
     }
 
-    /// How many permits are held, whatever they weigh.
+    /// Returns the number of permits that are held, whatever their weight.
     #[must_use]
     pub fn held(&self) -> u32 {
         u32::try_from(self.holders.len()).unwrap_or(u32::MAX)
     }
 
-    /// How much of the capacity is held: the sum of the [weights](crate::Acquire::weight). After a shrink it may be more than the
-    /// capacity.
+    /// Returns the number of units that are held: the sum of the [weights](crate::Acquire::weight). After the capacity
+    /// shrinks, the sum may exceed it.
     #[must_use]
     pub fn units(&self) -> u32 {
         self.units
     }
 
-    /// How often permits are granted at most; `None` if there is no rate.
+    /// Returns the limit on the rate of grants, or `None` if there is no rate.
     #[must_use]
     pub fn rate(&self) -> Option<RateLimit> {
         self.limits.rate
     }
 
-    /// When the next permit can be granted, if a [rate](Self::rate) does not allow it now.
+    /// Returns the time until the [rate](Self::rate) allows the next grant, or `None` if it allows one now.
     #[must_use]
     pub fn next_token(&self) -> Option<Duration> {
         self.limits.next_token
     }
 
-    /// What the first in the queue waits for; `None` if nobody waits.
+    /// Returns what the first waiter waits for, or `None` if nobody waits.
     #[must_use]
     pub fn waits_for(&self) -> Option<WaitsFor> {
         self.waits_for
     }
 
-    /// Who holds, the longest first.
+    /// Returns the holders, the longest holder first.
     #[must_use]
     pub fn holders(&self) -> &[Member] {
         &self.holders
     }
 
-    /// Who waits, in the order of the queue. Empty unless it was [asked for](Stats::waiters): a queue may be long.
+    /// Returns the waiters, in the order of the queue. The list is empty unless the query [asked for
+    /// it](Stats::waiters), because a queue may be long.
     #[must_use]
     pub fn waiters(&self) -> &[Member] {
         &self.waiters
     }
 
-    /// How many wait.
+    /// Returns the number of waiters.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// For how long the longest held permit has been held.
+    /// Returns how long the longest held permit has been held.
     #[must_use]
     pub fn oldest_hold(&self) -> Option<Duration> {
         self.holders.iter().filter_map(Member::age).max()
     }
 
-    /// For how long the first in the queue has waited.
+    /// Returns how long the first waiter has waited.
     #[must_use]
     pub fn oldest_wait(&self) -> Option<Duration> {
         self.oldest_wait
     }
 
-    /// How much of the capacity is held, in percent.
+    /// Returns how much of the capacity is held, in percent.
     #[must_use]
     pub fn percent(&self) -> f64 {
         100.0 * f64::from(self.units) / f64::from(self.capacity().max(1))
@@ -129,7 +132,7 @@ impl SemaphoreStats {
         !self.holders.is_empty() || self.waiting > 0
     }
 
-    /// A name that nobody has used yet.
+    /// Returns the statistics of a name that nobody has used yet.
     pub(crate) fn unused(name: String) -> Self {
         let (holders, waiters, oldest_wait) = (Vec::new(), Vec::new(), None);
         let (limits, units, waits_for) = (Limits::default(), 0, None);
@@ -140,7 +143,7 @@ impl SemaphoreStats {
         name: &Name,
         machine: &Machine<T>,
         now: Time,
-        waiters: bool,
+        waiters: Range<usize>,
         label: impl Fn(&T) -> Option<Arc<str>>,
     ) -> Self {
         let member = |row: &Row<'_, T>| Member {
@@ -156,20 +159,21 @@ impl SemaphoreStats {
         };
         let limits = Limits::of(machine.limits(), now);
         let (units, head) = (machine.units(), machine.waiters().next());
+        let places = machine.waiters().skip(waiters.start).take(waiters.len());
         Self {
             name: name.to_string(),
             waits_for: head.as_ref().map(|head| limits.waits_for(units, head.weight)),
             limits,
             units,
             holders: machine.holders().iter().map(member).collect(),
-            waiters: machine.waiters().filter(|_| waiters).map(|row| member(&row)).collect(),
+            waiters: places.map(|row| member(&row)).collect(),
             waiting: machine.waiting(),
             oldest_wait: head.map(|head| now.since(head.since)),
         }
     }
 }
 
-/// How many permits there are, and whether they are granted.
+/// The limits of one semaphore.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Limits {
     pub(crate) declared: u32,
@@ -180,7 +184,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// What a waiter of this weight waits for, if it is the first, and so many units are held.
+    /// Returns what a waiter of this weight waits for, if it is the first and this many units are held.
     pub(crate) fn waits_for(&self, units: u32, weight: u32) -> WaitsFor {
         let capacity = self.pinned.unwrap_or(self.declared);
         if self.paused.is_some() {
@@ -209,7 +213,7 @@ impl Limits {
     }
 }
 
-/// How often permits are granted: see [`SemaphoreBuilder::rate`](crate::SemaphoreBuilder::rate).
+/// A limit on the rate of grants: see [`SemaphoreBuilder::rate`](crate::SemaphoreBuilder::rate).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct RateLimit {
@@ -222,43 +226,45 @@ impl RateLimit {
         Self { interval: rate.interval.duration(), burst: rate.burst }
     }
 
-    /// One permit is granted in this time.
+    /// Returns the time in which one token arrives. Every grant takes one.
     #[must_use]
     pub fn interval(&self) -> Duration {
         self.interval
     }
 
-    /// How many may be granted at once after a quiet time.
+    /// Returns how many permits may be granted at once after a quiet period.
     #[must_use]
     pub fn burst(&self) -> u32 {
         self.burst
     }
 }
 
-/// What the first in a queue waits for: see [`SemaphoreStats::waits_for`].
+/// What the first waiter waits for: see [`SemaphoreStats::waits_for`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum WaitsFor {
-    /// Too many units are held.
+    /// A release: too many units are held.
     Room,
-    /// The [rate](SemaphoreStats::rate) allows the next grant after [`next_token`](SemaphoreStats::next_token).
+    /// A token: the [rate](SemaphoreStats::rate) allows the next grant after
+    /// [`next_token`](SemaphoreStats::next_token).
     Rate,
-    /// The semaphore is [paused](SemaphoreStats::paused).
+    /// The end of the [pause](SemaphoreStats::paused).
     Resume,
-    /// It weighs more than the capacity, which has shrunk since it came: it can be granted only if the capacity grows.
+    /// A larger capacity: the waiter weighs more than the capacity, which has shrunk since the waiter joined the queue.
     Capacity,
-    /// It could be granted, but its client cannot be reached. Others are granted before it.
+    /// Its client: the waiter could be granted a permit, but its client cannot be reached. Other waiters are granted
+    /// permits before it.
     Client,
 }
 
 impl std::fmt::Display for WaitsFor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Room => "room",
+            Self::Room => "free units",
             Self::Rate => "the rate",
             Self::Resume => "the end of the pause",
-            Self::Capacity => "a larger limit",
-            Self::Client => "its client, which cannot be reached",
+            Self::Capacity => "a larger capacity",
+            Self::Client => "its client, which is unreachable",
         })
     }
 }
@@ -273,26 +279,26 @@ pub struct Paused {
 }
 
 impl Paused {
-    /// For how long it has lasted.
+    /// Returns how long the pause has lasted.
     #[must_use]
     pub fn lasts(&self) -> Duration {
         self.since
     }
 
-    /// Who has paused it.
+    /// Returns who paused the semaphore.
     #[must_use]
     pub fn by(&self) -> &str {
         &self.by
     }
 
-    /// Why, if a reason was given.
+    /// Returns the reason, if one was given.
     #[must_use]
     pub fn reason(&self) -> Option<&str> {
         self.reason.as_deref()
     }
 }
 
-/// One holder or waiter.
+/// One holder or waiter of a semaphore.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Member {
@@ -308,102 +314,117 @@ pub struct Member {
 }
 
 impl Member {
-    /// Its acquisition id. Not always one of ours: on Redis other programs may share a semaphore.
+    /// Returns the acquisition id. On Redis it may belong to another program that shares the semaphore, and have
+    /// another form.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// The label of the semaphore that acquired it.
+    /// Returns the label of the semaphore that the permit was requested with, if any.
     #[must_use]
     pub fn label(&self) -> Option<&str> {
         self.label.as_deref()
     }
 
-    /// The host that its client runs on; `None` in memory, and for other programs on Redis.
+    /// Returns the host that its client runs on; `None` in memory, and for other programs on Redis.
     #[must_use]
     pub fn host(&self) -> Option<&str> {
         self.host.as_deref()
     }
 
-    /// The process of its client; `None` in memory, and for other programs on Redis.
+    /// Returns the process id of its client; `None` in memory, and for other programs on Redis.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.pid
     }
 
-    /// For how long it has held or waited, to a few milliseconds; `None` for other programs on Redis.
+    /// Returns how long it has held or waited, accurate to a few milliseconds; `None` for other programs on Redis.
     #[must_use]
     pub fn age(&self) -> Option<Duration> {
         self.age
     }
 
-    /// When it ends unless it is renewed; `None` if it does not end by itself.
+    /// Returns the time until it expires unless it is renewed; `None` if it does not expire.
     #[must_use]
     pub fn ends_in(&self) -> Option<Duration> {
         self.ends_in
     }
 
-    /// The fence of its permit; `None` if it waits, has not yet claimed what it was granted, or is another program's.
+    /// Returns the fence of the permit; `None` for a waiter, for a permit that was not claimed yet, and for other
+    /// programs.
     #[must_use]
     pub fn fence(&self) -> Option<Fence> {
         self.fence
     }
 
-    /// How many units it takes. Permits of other programs on Redis take one.
+    /// Returns the number of units. Permits of other programs on Redis take one unit.
     #[must_use]
     pub fn weight(&self) -> u32 {
         self.weight
     }
 
-    /// The slot number of its permit, if it asked for one.
+    /// Returns the slot number of the permit, if it has one.
     #[must_use]
     pub fn slot_number(&self) -> Option<u32> {
         self.slot_number
     }
 }
 
-/// Asks for statistics: see [`Client::stats`](crate::Client::stats).
-#[must_use = "nothing is asked until it is fetched"]
+/// A query for statistics: see [`Client::stats`](crate::Client::stats).
+#[must_use = "the query is not sent until `fetch` is awaited"]
 #[derive(Clone)]
 pub struct Stats {
     engine: Arc<Engine>,
     query: Query,
 }
 
-/// Which names.
+/// What a query asks for.
 #[derive(Clone, Debug)]
 pub(crate) struct Query {
     pub(crate) names: Option<Vec<String>>,
     pub(crate) limit: usize,
     pub(crate) unused: bool,
-    pub(crate) waiters: bool,
+    /// The places in the queue whose waiters are listed.
+    pub(crate) waiters: Range<usize>,
+}
+
+impl Query {
+    /// Keeps what the query asks for, and sorts it by usage, the most used name first.
+    pub(crate) fn narrow(&self, stats: &mut Vec<SemaphoreStats>) {
+        stats.retain(|one| self.unused || one.is_used());
+        stats.sort_by(|a, b| {
+            let by_use = b.percent().total_cmp(&a.percent());
+            by_use.then(b.waiting.cmp(&a.waiting)).then_with(|| a.name.cmp(&b.name))
+        });
+        stats.truncate(self.limit);
+    }
 }
 
 impl Stats {
     pub(crate) fn new(engine: Arc<Engine>) -> Self {
-        Self { engine, query: Query { names: None, limit: LIMIT, unused: false, waiters: false } }
+        Self { engine, query: Query { names: None, limit: LIMIT, unused: false, waiters: 0..0 } }
     }
 
-    /// Only these names, instead of all.
+    /// Queries only these names, instead of all.
     pub fn names<I: IntoIterator<Item: Into<String>>>(mut self, names: I) -> Self {
         self.query.names = Some(names.into_iter().map(Into::into).collect());
         self
     }
 
-    /// At most so many names, instead of 100.
+    /// Limits the number of names: 100 by default.
     pub fn limit(mut self, limit: usize) -> Self {
         self.query.limit = limit;
         self
     }
 
-    /// Also the names that nobody holds or waits for now.
+    /// Includes names that nobody holds or waits for now.
     pub fn unused(mut self) -> Self {
         self.query.unused = true;
         self
     }
 
-    /// Also who waits, and not only how many: see [`SemaphoreStats::waiters`].
+    /// Includes the waiters, and not only their number: see [`SemaphoreStats::waiters`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -417,18 +438,39 @@ impl Stats {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn waiters(mut self) -> Self {
-        self.query.waiters = true;
+    pub fn waiters(self) -> Self {
+        self.waiters_in(0..usize::MAX)
+    }
+
+    /// Includes the waiters at these places of the queue: `0..100` are the first hundred. [`SemaphoreStats::waiting`]
+    /// is the number of all waiters in any case.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let stats = client.stats().names(["api"]).waiters_in(0..100).fetch().await?;
+    /// assert!(stats.iter().all(|one| one.waiters().len() <= 100));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn waiters_in(mut self, places: Range<usize>) -> Self {
+        self.query.waiters = places;
         self
     }
 
-    /// The statistics, the most used first: by how much of the capacity is held, then by how many wait.
+    /// Fetches the statistics. The names are sorted by the share of the capacity that is held, then by the number of
+    /// waiters, highest first.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a name that could not be one, and what the store has to say.
+    /// - [`Error::InvalidArgument`] if a name in the query is empty, longer than 512 bytes, or contains control
+    ///   characters, or if another program uses its keys on Redis.
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
     ///
     /// # Cancel safety
-    /// Only asks.
+    /// The query changes nothing in the store, so the future can be dropped at any time.
     pub async fn fetch(self) -> Result<Vec<SemaphoreStats>, Error> {
         let Self { engine, mut query } = self;
         if let Some(names) = &mut query.names {
@@ -437,12 +479,7 @@ impl Stats {
             }
         }
         let mut stats = engine.core().stats(query.clone()).await?;
-        stats.retain(|one| query.unused || one.is_used());
-        stats.sort_by(|a, b| {
-            let by_use = b.percent().total_cmp(&a.percent());
-            by_use.then(b.waiting.cmp(&a.waiting)).then_with(|| a.name.cmp(&b.name))
-        });
-        stats.truncate(query.limit);
+        query.narrow(&mut stats);
         Ok(stats)
     }
 }

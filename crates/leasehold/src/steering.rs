@@ -1,4 +1,4 @@
-//! Changing the limits of a semaphore while it is in use.
+//! Changes to the limits of a semaphore while it is in use.
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -11,15 +11,17 @@ use crate::name::{Name, positive};
 use crate::semaphore::rate_of;
 use crate::{Error, Semaphore, process};
 
-/// How often a drain asks whether somebody still holds a permit.
+/// How often a drain queries whether permits are still held.
 const ASK_AGAIN: Span = Span::from_millis(200);
 
-/// Limits can be changed while permits are held and waited for. Everything here concerns everybody who shares the semaphore.
+/// Limits can be changed while permits are held and waited for. Every change here applies to all clients that share the
+/// semaphore.
 impl Semaphore {
-    /// Declares another capacity, for everybody.
+    /// Declares another capacity for all clients.
     ///
-    /// If it grows, those who wait are granted the new permits at once. If it shrinks, nobody loses a permit, and none is
-    /// granted until there is room. The next declaration of another capacity replaces this one: to keep it, [`pin`] it.
+    /// If the capacity grows, waiters are granted the new permits at once. If it shrinks, no holder loses its permit,
+    /// and nothing is granted until there is room. The next declaration of another capacity replaces this one. To keep
+    /// the capacity, [`pin`] it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -37,8 +39,8 @@ impl Semaphore {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the capacity is 0, or if the semaphore is pinned; [`Error::Unavailable`] if the store
-    /// does not answer: then the change may have been made.
+    /// - [`Error::InvalidArgument`] if the capacity is zero, or if the semaphore is pinned.
+    /// - All errors of [`unpin`](Self::unpin).
     ///
     /// # Cancel safety
     /// If the future is dropped, the change may or may not be made.
@@ -50,12 +52,13 @@ impl Semaphore {
         Ok(())
     }
 
-    /// Sets the capacity, for everybody, until [`unpin`](Self::unpin): what programs declare meanwhile is recorded, shown by
-    /// [`stats`](Self::stats), and has no effect. A pin stays when nobody uses the semaphore.
+    /// Sets the capacity for all clients, until [`unpin`](Self::unpin). Capacities that programs declare meanwhile are
+    /// recorded, and shown by [`stats`](Self::stats), but have no effect. The pin remains when nobody uses the
+    /// semaphore.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the capacity is 0; [`Error::Unavailable`] if the store does not answer: then the change
-    /// may have been made.
+    /// - [`Error::InvalidArgument`] if the capacity is zero.
+    /// - All errors of [`unpin`](Self::unpin).
     ///
     /// # Cancel safety
     /// If the future is dropped, the change may or may not be made.
@@ -63,11 +66,18 @@ impl Semaphore {
         self.steer(Steer::Pin(at_least_one(capacity)?)).await
     }
 
-    /// Ends a [`pin`](Self::pin): the newest declaration counts again, also one that was made meanwhile. Nothing happens if
-    /// the semaphore is not pinned.
+    /// Ends a [`pin`](Self::pin). The newest declaration applies again, even if it was made during the pin. If the
+    /// semaphore is not pinned, nothing changes.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] if the store does not answer: then the change may have been made.
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time. The change may have been
+    ///   made.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::InvalidArgument`] if nobody has declared a capacity and this handle was built with
+    ///   [`unless_declared`](crate::SemaphoreBuilder::unless_declared), or if another program uses the semaphore's keys
+    ///   on Redis.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
+    /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
     /// # Cancel safety
     /// If the future is dropped, the change may or may not be made.
@@ -75,11 +85,13 @@ impl Semaphore {
         self.steer(Steer::Unpin).await
     }
 
-    /// Sets the [rate](crate::SemaphoreBuilder::rate), for everybody. The next declaration of another rate replaces it.
+    /// Sets the [rate](crate::SemaphoreBuilder::rate) for all clients. The next declaration of another rate replaces
+    /// it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a rate that could not be declared; [`Error::Unavailable`] if the store does not answer:
-    /// then the change may have been made.
+    /// - [`Error::InvalidArgument`] if the rate is one that [`SemaphoreBuilder::build`](crate::SemaphoreBuilder::build)
+    ///   does not accept.
+    /// - All errors of [`unpin`](Self::unpin).
     ///
     /// # Cancel safety
     /// If the future is dropped, the change may or may not be made.
@@ -90,10 +102,10 @@ impl Semaphore {
         Ok(())
     }
 
-    /// Removes the rate, for everybody, until somebody declares another one.
+    /// Removes the rate for all clients, until a client declares another rate.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] if the store does not answer: then the change may have been made.
+    /// The same as for [`unpin`](Self::unpin).
     ///
     /// # Cancel safety
     /// If the future is dropped, the change may or may not be made.
@@ -103,8 +115,9 @@ impl Semaphore {
         Ok(())
     }
 
-    /// Grants no more permits, until [`resume`](Self::resume). Holders keep theirs, and waiters keep their places. A try
-    /// answers `None`. A pause stays when nobody uses the semaphore.
+    /// Stops granting permits, until [`resume`](Self::resume). Nothing happens before the returned [`Pause`] is
+    /// awaited. Holders keep their permits, and waiters keep their places. A try returns `None`. The pause remains when
+    /// nobody uses the semaphore.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -119,14 +132,22 @@ impl Semaphore {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// # Errors
+    /// - [`Error::InvalidArgument`] if the reason, or the name of who pauses, is empty, longer than 512 bytes, or
+    ///   contains control characters.
+    /// - All errors of [`unpin`](Self::unpin).
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the semaphore may or may not be paused.
     pub fn pause(&self) -> Pause {
         Pause { semaphore: self.clone(), by: None, reason: None }
     }
 
-    /// Ends a [`pause`](Self::pause): those who wait are granted the free permits at once, in their order.
+    /// Ends a [`pause`](Self::pause). Waiters are granted the free permits at once, in their order.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] if the store does not answer: then the change may have been made.
+    /// The same as for [`unpin`](Self::unpin).
     ///
     /// # Cancel safety
     /// If the future is dropped, the change may or may not be made.
@@ -134,21 +155,35 @@ impl Semaphore {
         self.steer(Steer::Resume).await
     }
 
-    /// [Pauses](Self::pause) the semaphore, and waits until nobody holds a permit. It stays paused after that, also if the
-    /// wait ends without success.
+    /// [Pauses](Self::pause) the semaphore, and waits until nobody holds a permit. The semaphore stays paused after
+    /// that, even if the wait fails. Nothing happens before the returned [`Drain`] is awaited.
+    ///
+    /// # Errors
+    /// - [`Error::TimedOut`] if permits are still held when the time limit of [`Drain::within`] passes.
+    /// - [`Error::InvalidArgument`] if that limit is zero.
+    /// - All errors of [`pause`](Self::pause).
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the semaphore may or may not be paused.
     pub fn drain(&self) -> Drain {
         Drain { pause: self.pause(), within: None }
     }
 
-    /// Removes everything that the store knows of the semaphore, if nobody holds a permit or waits for one: its capacity, its
-    /// rate, a pin, a pause, and its last fence.
+    /// Removes everything that the store knows about the semaphore: its capacity, its rate, a pin, a pause, and its
+    /// last fence. This fails if anybody holds a permit or waits for one.
     ///
-    /// Without its last fence, the next one comes from the store's clock alone. It is larger than those before as long as that
-    /// clock was not set back: forget only what no [`FenceGate`](crate::FenceGate) guards any more.
+    /// Without the last fence, the next fence comes from the store's clock alone. It is larger than the earlier ones
+    /// only if that clock was not set back. So forget a semaphore only if no [`FenceGate`](crate::FenceGate) depends on
+    /// its fences any more.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if somebody holds a permit or waits, or if the store does not know the semaphore;
-    /// [`Error::Unavailable`] if the store does not answer: then it may have been forgotten.
+    /// - [`Error::InvalidArgument`] if anybody holds a permit or waits for one, if the store does not know the
+    ///   semaphore, or if another program uses the semaphore's keys on Redis.
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time. The semaphore may have been
+    ///   forgotten.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
+    /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
     /// # Cancel safety
     /// If the future is dropped, the semaphore may or may not be forgotten.
@@ -157,12 +192,13 @@ impl Semaphore {
     }
 
     async fn steer(&self, steer: Steer) -> Result<(), Error> {
+        self.inner.engine.core().check_open()?;
         let name = self.name();
         let declares = self.inner.declaration.declares;
         match self.inner.named.steer(steer, declares).await? {
             Steered::Done => Ok(()),
             Steered::Unknown => {
-                let problem = "has no capacity: nobody has acquired it yet, or it was forgotten";
+                let problem = "has no capacity: it was never acquired, or it was forgotten";
                 Err(Error::invalid("name", format!("{name:?} {problem}")))
             }
             Steered::Pinned(capacity) => {
@@ -171,7 +207,7 @@ impl Semaphore {
             }
             Steered::InUse { holding, waiting } => {
                 let problem = format!("{name:?} is in use: {holding} held, {waiting} waiting");
-                Err(Error::invalid("name", problem + ": drain it first, and end those who wait"))
+                Err(Error::invalid("name", problem + ": drain it first, and cancel the waiters"))
             }
         }
     }
@@ -179,14 +215,14 @@ impl Semaphore {
 
 fn at_least_one(capacity: u32) -> Result<u32, Error> {
     if capacity == 0 {
-        let problem = "0 permits could never be acquired: at least 1, or pause it";
+        let problem = "it is 0; the minimum is 1: to grant no permits, pause the semaphore";
         return Err(Error::invalid("capacity", problem));
     }
     Ok(capacity)
 }
 
-/// A pause to be: see [`Semaphore::pause`].
-#[must_use = "nothing is paused until it is awaited"]
+/// A pause that begins when it is awaited: see [`Semaphore::pause`].
+#[must_use = "the pause does not begin until it is awaited"]
 #[derive(Clone, Debug)]
 pub struct Pause {
     semaphore: Semaphore,
@@ -195,13 +231,13 @@ pub struct Pause {
 }
 
 impl Pause {
-    /// Why: [`SemaphoreStats::paused`](crate::SemaphoreStats::paused) shows it to those who wait.
+    /// Sets the reason, which [`SemaphoreStats::paused`](crate::SemaphoreStats::paused) shows.
     pub fn reason(mut self, reason: impl Into<String>) -> Self {
         self.reason = Some(reason.into());
         self
     }
 
-    /// Who pauses it: by default the host and the process.
+    /// Sets who pauses the semaphore: by default the host and the process id.
     pub fn by(mut self, by: impl Into<String>) -> Self {
         self.by = Some(by.into());
         self
@@ -225,8 +261,7 @@ impl IntoFuture for Pause {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     /// # Errors
-    /// [`Error::InvalidArgument`] if `by` or the reason is empty, longer than 512 bytes or contains control characters;
-    /// [`Error::Unavailable`] if the store does not answer: then it may have been paused.
+    /// The same as for [`Semaphore::pause`].
     ///
     /// # Cancel safety
     /// If the future is dropped, the semaphore may or may not be paused.
@@ -235,8 +270,8 @@ impl IntoFuture for Pause {
     }
 }
 
-/// A drain to be: see [`Semaphore::drain`].
-#[must_use = "nothing is drained until it is awaited"]
+/// A drain that begins when it is awaited: see [`Semaphore::drain`].
+#[must_use = "the drain does not begin until it is awaited"]
 #[derive(Clone, Debug)]
 pub struct Drain {
     pause: Pause,
@@ -244,19 +279,19 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// Why: see [`Pause::reason`].
+    /// Sets the reason: see [`Pause::reason`].
     pub fn reason(mut self, reason: impl Into<String>) -> Self {
         self.pause = self.pause.reason(reason);
         self
     }
 
-    /// Who drains it: see [`Pause::by`].
+    /// Sets who drains the semaphore: see [`Pause::by`].
     pub fn by(mut self, by: impl Into<String>) -> Self {
         self.pause = self.pause.by(by);
         self
     }
 
-    /// Waits no longer than this.
+    /// Sets how long to wait for the holders. By default there is no limit.
     pub fn within(mut self, limit: Duration) -> Self {
         self.within = Some(limit);
         self
@@ -264,17 +299,18 @@ impl Drain {
 
     async fn run(self) -> Result<(), Error> {
         let limit = self.within.map(|limit| positive("within", limit)).transpose()?;
-        let until = limit.map_or(Moment::NEVER, |limit| Moment::now() + limit);
         let semaphore = &self.pause.semaphore;
+        let core = semaphore.inner.engine.core();
+        let until = limit.map_or(Moment::NEVER, |limit| core.now() + limit);
         self.pause.begin().await?;
         while semaphore.stats().await?.held() > 0 {
-            let now = Moment::now();
+            let now = core.now();
             if until <= now {
                 let (what, name) = ("drain", semaphore.name().to_owned());
                 let limit = self.within.unwrap_or_default();
                 return Err(Error::TimedOut { what, name, limit, full: None });
             }
-            let alarm = Alarm::new(semaphore.inner.engine.core(), until.min(now + ASK_AGAIN));
+            let alarm = Alarm::new(core, until.min(now + ASK_AGAIN));
             let _ = alarm.unless(std::future::pending::<()>()).await;
         }
         Ok(())
@@ -286,10 +322,10 @@ impl IntoFuture for Drain {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     /// # Errors
-    /// As for [`Pause`], and [`Error::TimedOut`] if somebody still holds a permit when the time is up.
+    /// The same as for [`Semaphore::drain`].
     ///
     /// # Cancel safety
-    /// If the future is dropped, the semaphore may be paused.
+    /// If the future is dropped, the semaphore may or may not be paused.
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(self.run())
     }

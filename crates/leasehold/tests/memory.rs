@@ -260,7 +260,10 @@ mod told {
         assert_eq!(events::about("told: capacity").len(), 0);
         let second = (declare(5), declare(5), declare(3), declare(7));
         let told = events::about("told: capacity");
-        assert_eq!(messages(&told), ["a second capacity was declared; the newest wins"]);
+        assert_eq!(
+            messages(&told),
+            ["the name was declared with another capacity; the latest declaration applies"]
+        );
         assert_eq!((&*told[0].fields["before"], &*told[0].fields["now"]), ("3", "5"));
         assert_eq!(told[0].level, Level::WARN);
         drop((first, second));

@@ -1,30 +1,31 @@
 //! `fork`, for processes that have a single thread.
 //!
-//! A forked process has only the thread that called `fork`. Another thread may have held a lock at that moment, for example
-//! the allocator's, and nobody releases it in the copy: this is why `fork` is unsafe. In a process with a single
-//! thread there is no such lock, and the copy may do whatever the original may do.
+//! A forked process has only the thread that called `fork`. Another thread may have held a lock at that moment, for
+//! example that of the allocator, and nothing releases that lock in the copy. That is why `fork` is unsafe. In a
+//! process with a single thread there is no such lock, so the copy may do whatever the original may do.
 
 use std::io;
 
-/// In which of the two processes [`fork`] has returned.
+/// The process in which [`fork`] has returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fork {
-    /// In the original, with the process id of the copy, which is to be reaped.
+    /// The original, with the process id of the copy, which the original has to reap.
     Original(i32),
-    /// In the copy.
+    /// The copy.
     Copy,
 }
 
-/// Copies this process, and returns in both.
+/// Copies this process, and returns in both processes.
 ///
 /// # Errors
-/// If this process has more than one thread, or the system has no room for another process. On systems other than Linux
-/// the threads are not counted: the caller has to know that it is the only one.
+/// An [`io::Error`] if this process has more than one thread, or if the system cannot create another process. On
+/// systems other than Linux and Android the threads are not counted: there the caller must make sure that its thread is
+/// the only one.
 pub fn fork() -> io::Result<Fork> {
     if !has_a_single_thread()? {
         return Err(io::Error::other("this process has more than one thread"));
     }
-    // SAFETY: the only thread is this one, and it is here: no other thread holds a lock, or starts one.
+    // SAFETY: this is the only thread, so no other thread can hold a lock, or start another thread.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => Ok(Fork::Copy),
@@ -38,7 +39,7 @@ fn has_a_single_thread() -> io::Result<bool> {
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-#[allow(clippy::unnecessary_wraps)] // elsewhere it can fail
+#[allow(clippy::unnecessary_wraps)] // the other implementation can fail
 fn has_a_single_thread() -> io::Result<bool> {
     Ok(true)
 }

@@ -110,7 +110,9 @@ macro_rules! conformance {
                 all_names_that_are_used_are_told,
                 unused_names_are_told_when_asked_for,
                 the_most_used_come_first,
-                no_more_than_the_limit_are_told;
+                no_more_than_the_limit_are_told,
+                waiters_are_listed_by_their_places,
+                a_client_is_listed_with_its_process;
             capacity:
                 the_newest_capacity_wins,
                 shrinking_drains,
@@ -158,6 +160,7 @@ macro_rules! conformance {
                 waiters_are_told_of_the_close_in_whatever_order_they_came,
                 holders_are_told_of_the_close,
                 a_closed_client_begins_nothing_new,
+                a_closed_client_changes_no_limits,
                 closing_twice_is_harmless,
                 what_a_closed_client_held_is_free_for_others,
                 a_close_waits_for_what_was_dropped,

@@ -12,10 +12,13 @@ pub mod conformance;
 pub mod events;
 pub mod local_store;
 pub mod proxy;
+pub mod redis_cluster;
+pub mod redis_sentinel;
 pub mod redis_server;
 pub mod seed000;
 pub mod seed002;
 pub mod seed003;
+pub mod users;
 pub mod wait;
 
 pub use fastrand::Rng;

@@ -18,6 +18,7 @@
 //! The fixture looks through a Unix socket as an ACL user of its own. So it works whatever
 //! passwords, users or TLS the test asked for, and its own traffic is taken out of every count.
 
+mod launch;
 mod look;
 mod process;
 #[cfg(test)]
@@ -25,24 +26,22 @@ mod tests;
 mod tls;
 
 use std::fs;
-use std::hash::{BuildHasher, Hasher, RandomState};
-use std::net::{Ipv4Addr, UdpSocket};
-use std::path::{Path, PathBuf};
+use std::net::UdpSocket;
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use redis::Value;
 use tempfile::TempDir;
 
+pub(crate) use launch::Kind;
+use launch::{ATTEMPTS, PORTS, claim_port};
 use look::Looker;
 pub use look::expires_at;
-use process::{Process, SpawnError};
-
-/// Below 32768, where Linux' ephemeral ports begin, and above the ports of common services.
-const PORTS: std::ops::Range<u16> = 20_000..32_000;
-const ATTEMPTS: usize = 100;
+use process::{Process, SpawnError, State};
+pub(crate) use tls::Certificate;
 
 /// The ACL user of the fixture, and its password.
-const FIXTURE: &str = "fixture";
+pub(crate) const FIXTURE: &str = "fixture";
 
 /// A Redis server on loopback with a directory of its own; both are gone when it is dropped.
 #[derive(Debug)]
@@ -54,6 +53,8 @@ pub struct RedisServer {
     args: Vec<String>,
     ca_certificate: Option<String>,
     looker: Mutex<Looker>,
+    /// The port of the cluster bus, and what claims it.
+    bus: Option<(u16, UdpSocket)>,
     _claim: UdpSocket,
 }
 
@@ -79,7 +80,7 @@ impl RedisServer {
     /// As [`start`](Self::start), and if the server refuses an option.
     #[must_use]
     pub fn start_with(args: &[&str]) -> Self {
-        Self::launch(args, false)
+        Self::launch(Kind::Plain, args, None)
     }
 
     /// Starts a server that speaks only TLS on its port, with certificates made for it.
@@ -89,16 +90,23 @@ impl RedisServer {
     /// As [`start_with`](Self::start_with), and if the server was built without TLS.
     #[must_use]
     pub fn start_tls(args: &[&str]) -> Self {
-        Self::launch(args, true)
+        Self::launch(Kind::Plain, args, Some(&Certificate::make()))
     }
 
-    fn launch(args: &[&str], tls: bool) -> Self {
+    /// Starts a server as `kind`, which speaks only TLS if there is a certificate.
+    pub(crate) fn launch(kind: Kind, args: &[&str], certificate: Option<&Certificate>) -> Self {
         let dir = tempfile::Builder::new().prefix("leasehold-").tempdir().expect("a directory");
-        let certificate = tls.then(|| tls::make(dir.path()));
         for _ in 0..ATTEMPTS {
             let Some((port, claim)) = claim_port() else { continue };
-            let mut line = server_args(args, port, dir.path());
-            line.extend(certificate.iter().flat_map(|made| made.args(port)));
+            let mut bus = None;
+            let mut line = launch::server_args(args, port, dir.path());
+            line.extend(certificate.iter().flat_map(|made| made.args(port, dir.path())));
+            if kind == Kind::ClusterNode {
+                let Some(claimed) = claim_port() else { continue };
+                line.extend(launch::cluster_args(claimed.0));
+                bus = Some(claimed);
+            }
+            let line = launch::command_line(kind, line, dir.path());
             match Process::spawn(&line, dir.path()) {
                 Ok(process) => {
                     let server = Self {
@@ -106,8 +114,9 @@ impl RedisServer {
                         dir,
                         port,
                         args: line,
-                        ca_certificate: certificate.map(|made| made.authority),
+                        ca_certificate: certificate.map(|made| made.authority.clone()),
                         looker: Mutex::default(),
+                        bus,
                         _claim: claim,
                     };
                     server.ping();
@@ -124,6 +133,11 @@ impl RedisServer {
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// The port of the cluster bus of a cluster node.
+    pub(crate) fn bus_port(&self) -> u16 {
+        self.bus.as_ref().expect("a node of a cluster").0
     }
 
     /// The process id of the server that runs now.
@@ -155,6 +169,17 @@ impl RedisServer {
     #[must_use]
     pub fn ca_certificate(&self) -> Option<&str> {
         self.ca_certificate.as_deref()
+    }
+
+    /// Kills the server with SIGKILL. [`crash`](Self::crash) starts it again.
+    pub fn kill(&self) {
+        lock(&self.process).kill_for_now(self.dir.path());
+    }
+
+    /// Whether the server runs: it is neither paused nor killed.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        lock(&self.process).state() == State::Running
     }
 
     /// Kills the server with SIGKILL and starts it on its port with no data.
@@ -246,35 +271,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A port that no other fixture uses for as long as the socket is held.
-fn claim_port() -> Option<(u16, UdpSocket)> {
-    let random = RandomState::new().build_hasher().finish();
-    let span = u64::from(PORTS.end - PORTS.start);
-    let port = PORTS.start + u16::try_from(random % span).expect("less than the span of ports");
-    Some((port, UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).ok()?))
-}
-
-fn server_args(extra: &[&str], port: u16, dir: &Path) -> Vec<String> {
-    let fixture = format!("--user {FIXTURE} on >{FIXTURE} ~* &* +@all");
-    let mut args = vec!["--save".to_owned(), String::new()];
-    for option in extra.iter().chain([&fixture.as_str()]) {
-        if option.contains(' ') {
-            args.extend(option.split_whitespace().map(str::to_owned));
-        } else {
-            args.push((*option).to_owned());
-        }
-    }
-    // Last, hence stronger than what the test asked for: the fixture depends on these.
-    let (port, dir) = (port.to_string(), dir.display().to_string());
-    let socket = format!("{dir}/redis.sock");
-    let own = ["--bind", "127.0.0.1", "--port", &port, "--dir", &dir, "--unixsocket", &socket];
-    let log = ["--daemonize", "no", "--loglevel", "notice", "--logfile", ""];
-    args.extend(own.into_iter().chain(log).map(str::to_owned));
-    args
-}
-
 /// Percent-encodes what could end the user or the password early in a URL.
-fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     text.bytes()
         .map(|byte| if plain(byte) { char::from(byte).into() } else { format!("%{byte:02X}") })

@@ -1,22 +1,22 @@
-//! The checker: reads all histories and says which promise was broken, if any.
+//! The checker: reads all histories and finds the promises that were broken.
 //!
-//! It never guesses. A worker is taken to hold only between two instants at which it was certain to, so that clocks that
-//! are read a little late cannot make two holders out of one. It is taken to be able to hold for as long as anybody
-//! could say so, when the question is whether a permit was free. Whoever a fault has befallen is excused from order and
-//! from progress until it can be back, and nobody is excused from anything else but by `exempt`, which spells out what
-//! docs/guarantees.md says of a store that lost its data.
+//! The checker never guesses. For the limit, a worker counts as holding only between two instants at which it certainly
+//! held. So clocks that are read a little late cannot turn one holder into two. For the question whether a permit was
+//! free, a worker counts as holding for as long as that is possible. A process hit by a fault is exempt from the order
+//! and waiting checks until it can recover. All other exemptions are in `exempt`, which states what docs/guarantees.md
+//! says of a store that lost its data or whose clock was set.
 //!
 //! | rule | what is a violation |
 //! |---|---|
-//! | `limit` | at one instant, those who are certain to hold have more units than there are; or the store has more holders than that |
-//! | `slots` | at one instant, two who are certain to hold have one slot number; or a slot number is beyond the capacity |
-//! | `rate` | in some window, more start for certain than the rate and its burst allow |
-//! | `steering` | a grant that was made for certain after a capacity was set is one too many for it; one is made during a pause |
-//! | `fence` | two grants with one fence; a fence that is not larger than that of a grant which was over before it was asked for |
-//! | `fifo` | one who was seen in the queue before another asked, is still there, or has a larger fence, when that one has its permit |
-//! | `liveness` | a permit is free for certain, and somebody waits for longer than the backstop can take |
-//! | `record` | an update of the protected record was lost, or a holder that still believes was refused for a newer one |
-//! | here | a store that is not empty at the end; a spent id that releases something; a worker that breaks |
+//! | `limit` | at one instant, the certain holders have more units than there are; or the store has more holders than that |
+//! | `slots` | at one instant, two certain holders have the same slot number; or a slot number is greater than the capacity |
+//! | `rate` | in some window, certainly more permits start than the rate and its burst allow |
+//! | `steering` | a grant that was certainly made after a capacity was set exceeds that capacity; or a grant is made during a pause |
+//! | `fence` | two grants have the same fence; or a fence is not larger than that of a grant that was reported before this one was requested |
+//! | `fifo` | A was seen in the queue before B asked; and when B has its permit, A is still queued, or A's fence is larger |
+//! | `liveness` | a permit is certainly free, and a waiter waits longer than the periodic query can take |
+//! | `record` | an update of the protected record was lost; or a holder that still believes was refused because of a newer one |
+//! | here | the store is not empty at the end; a released id releases something; a worker crashes |
 
 use crate::clock::{Micros, SECOND};
 use crate::driver::{Change, Crowded, Life, LifeEnd, PATIENCE};
@@ -44,26 +44,26 @@ use exempt::Touched;
 use ops::Op;
 use spans::{Span, Spans};
 
-/// Everything that was seen.
+/// Everything that was seen in a run.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     pub things: Vec<Thing>,
-    /// By how much the clock of fences is ahead of that of the histories.
+    /// By how much the clock of the fences is ahead of the clock of the histories.
     pub wall_offset: Micros,
-    /// Whether the store is one that all processes write to themselves.
+    /// Whether the store is a file that all processes write to themselves.
     pub local: bool,
     pub faults: Vec<Fault>,
     pub lives: Vec<(Life, Vec<Line>)>,
-    /// What an operator changed, in order.
+    /// The changes that an operator made, in order.
     pub changes: Vec<Change>,
     pub crowded: Vec<Crowded>,
     pub leftovers: Vec<String>,
-    /// What the protected records said at the end.
+    /// The protected records at the end.
     pub records: Vec<(usize, State)>,
     pub ended: Micros,
 }
 
-/// Which promise.
+/// A promise that the checker checks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Rule {
     Limit,
@@ -92,8 +92,8 @@ impl Rule {
             Self::Waiting => "bounded waiting",
             Self::Record => "protected record",
             Self::Ownership => "ownership",
-            Self::Leftovers => "nothing left",
-            Self::Crash => "no crash",
+            Self::Leftovers => "leftovers",
+            Self::Crash => "crash",
         }
     }
 }
@@ -106,31 +106,31 @@ pub struct Violation {
     pub what: String,
 }
 
-/// How much was looked at: a check that had nothing to look at has not passed.
+/// How much was checked. A check that had nothing to check has not passed.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     pub operations: usize,
     pub grants: usize,
-    /// Times for which somebody was certain to hold.
+    /// The acquisitions that certainly held for some time.
     pub certain: usize,
-    /// Times at which as many were certain to hold as there are permits, at least.
+    /// The moments at which all units were certainly held.
     pub full: usize,
-    /// Times for which somebody was certain to hold a numbered slot.
+    /// The times for which a numbered slot was certainly held.
     pub numbered: usize,
     /// Grants that a rate limits.
     pub starts: usize,
-    /// Grants that were made for certain while the capacity was what an operator had set.
+    /// Grants that were certainly made while a capacity that an operator had set was in force.
     pub steered: usize,
-    /// Acquisitions that were certain to wait, or to be asked for, during a pause.
+    /// Acquisitions that certainly waited, or were requested, during a pause.
     pub paused: usize,
     pub ordered_pairs: usize,
-    /// Waits, or pieces of waits, that no fault excused.
+    /// Waits, or parts of waits, that no fault exempts.
     pub judged_waits: usize,
     pub longest_unexplained: Micros,
     pub writes: usize,
     pub refused: usize,
     pub ends: Vec<(How, usize)>,
-    /// How long each worker stood still without anybody's doing.
+    /// How long each worker stood still without being stopped.
     pub slow: Vec<(usize, Micros)>,
 }
 
@@ -141,9 +141,9 @@ pub struct Verdict {
     pub doubts: Vec<String>,
 }
 
-/// After how long without a sign of life a process is taken to have stood still.
+/// A process that writes no line for this long counts as having stood still.
 const SILENCE: Micros = 2 * SIGN_OF_LIFE;
-/// At most so many violations of one rule on one thing are listed: after the first, others follow from it.
+/// At most this many violations of one rule on one thing are listed, because the later ones follow from the first.
 const LISTED: usize = 5;
 
 impl Verdict {
@@ -155,7 +155,7 @@ impl Verdict {
     }
 }
 
-/// What a rule looks at.
+/// The input of a rule.
 struct Case<'a> {
     history: &'a History,
     ops: Vec<Op>,
@@ -163,7 +163,7 @@ struct Case<'a> {
     foreign: Vec<usize>,
 }
 
-/// Judges a run.
+/// Checks a run.
 #[must_use]
 pub fn check(history: &History) -> Verdict {
     let mut verdict = Verdict::default();
@@ -179,7 +179,8 @@ pub fn check(history: &History) -> Verdict {
     let foreign =
         history.lives.iter().filter(|(life, _)| life.foreign).map(|(life, _)| life.worker);
     let foreign = foreign.collect();
-    let case = Case { touched: Touched::by(&history.faults, history.local), history, ops, foreign };
+    let touched = Touched::by(&history.faults, history.local, history.things.len());
+    let case = Case { history, ops, touched, foreign };
     count(&case, &mut verdict);
     for (at, _) in history.things.iter().enumerate() {
         limit::check(&case, at, &mut verdict);
@@ -200,7 +201,7 @@ pub fn check(history: &History) -> Verdict {
     verdict
 }
 
-/// Times at which a worker did not run are faults, too, unless it was stopped.
+/// Adds a fault for each time at which a worker did not run, unless it was stopped.
 fn with_slowness(history: &History, facts: &mut Facts) -> Vec<Fault> {
     const SLOW: Micros = SECOND * 3 / 10;
     let mut faults = history.faults.clone();
@@ -226,7 +227,8 @@ fn with_slowness(history: &History, facts: &mut Facts) -> Vec<Fault> {
     faults
 }
 
-/// When a process did not run: as it says itself, and at the end, if it is not there to say so.
+/// Returns the times at which a process did not run: those that it recorded itself, and its silence at the end, if it
+/// did not finish.
 fn gaps<'a>(
     history: &History,
     life: &Life,
@@ -260,18 +262,21 @@ fn count(case: &Case<'_>, verdict: &mut Verdict) {
     facts.ends.sort_by_key(|(how, _)| how.as_str());
     for op in &case.ops {
         if let Some((at, How::Internal)) = op.end {
-            let what = format!("{op} was told that something happened which cannot happen");
+            let what = format!("{op} ended with an internal error");
             verdict.found(Rule::Crash, op.name(case.history), at, what);
         }
     }
 }
 
-/// An id that was given back is nobody's.
+/// An id that was released belongs to no holder.
 fn ownership(case: &Case<'_>, verdict: &mut Verdict) {
-    // A release that was not copied has not happened.
+    // A release that was not copied to the replica has not happened.
     const FORGOTTEN: Micros = 30 * SECOND;
-    let promoted = |at: Micros| {
-        let mut faults = case.history.faults.iter().filter(|fault| fault.kind == Kind::Promote);
+    let promoted = |at: Micros, thing: &str| {
+        let thing = case.history.things.iter().position(|known| known.name == thing);
+        let concerns = |fault: &Fault| thing.is_none_or(|thing| fault.concerns(thing));
+        let faults = case.history.faults.iter();
+        let mut faults = faults.filter(|fault| fault.is_failover() && concerns(fault));
         faults.any(|fault| fault.begin < at && at < fault.end.saturating_add(FORGOTTEN))
     };
     for (life, line) in case
@@ -281,10 +286,10 @@ fn ownership(case: &Case<'_>, verdict: &mut Verdict) {
         .flat_map(|(life, lines)| lines.iter().map(move |line| (life, line)))
     {
         if let Event::Stale { thing, released: true } = &line.event
-            && !promoted(line.at)
+            && !promoted(line.at, thing)
         {
             let what = format!(
-                "worker {}.{} released an id again, and was told that it was held",
+                "worker {}.{} released an id again, and the store answered that it was held",
                 life.worker, life.life
             );
             verdict.found(Rule::Ownership, thing, line.at, what);
@@ -302,7 +307,7 @@ fn lives(history: &History, verdict: &mut Verdict) {
                 verdict.found(Rule::Crash, "", history.ended, what);
             }
             LifeEnd::Stuck(told) => {
-                let what = format!("{who} did not end when it was told to");
+                let what = format!("{who} did not end when it was asked to");
                 let slow = history
                     .faults
                     .iter()

@@ -1,10 +1,11 @@
-//! The one clock of a run.
+//! The clock of a run.
 //!
-//! All processes of a run are on one host, and `CLOCK_BOOTTIME` is the kernel's own: what two of them read can be
-//! compared to the microsecond. It neither stops nor steps.
+//! All processes of a run are on one host, and `CLOCK_BOOTTIME` is the kernel's own clock. So readings of two processes
+//! can be compared to the microsecond. This clock neither stops nor steps.
 //!
-//! Wall clocks do, if `scripts/torture` gave such to this run that can be set (see `crates/stepped-clock`): one to the servers, the
-//! other program and the driver itself, and one to all others.
+//! Wall clocks can step, if `scripts/torture` started this run with clocks that can be set (see
+//! `crates/stepped-clock`). One such clock is used by the servers, the other program and the driver itself, and another
+//! one by all other processes.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -14,13 +15,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Microseconds.
+/// A time or a duration in microseconds.
 pub type Micros = u64;
 
 pub const MILLISECOND: Micros = 1000;
 pub const SECOND: Micros = 1_000_000;
 
-/// Since the host was started.
+/// Returns the time since the host was started.
 #[must_use]
 pub fn now() -> Micros {
     let time = clock_gettime(ClockId::Boottime);
@@ -28,8 +29,8 @@ pub fn now() -> Micros {
     part(time.tv_sec) * SECOND + part(time.tv_nsec) / 1000
 }
 
-/// By how much the wall clock is ahead of ours, before anybody set it: Redis counts on that one, and the fence of a semaphore
-/// is a reading of it.
+/// Returns by how much the host's wall clock is ahead of [`now`], before any step. Redis counts by the wall clock, and
+/// the fence of a semaphore is a reading of it.
 #[must_use]
 pub fn wall_offset() -> Micros {
     let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -37,7 +38,7 @@ pub fn wall_offset() -> Micros {
     micros(wall).saturating_sub(now()).saturating_add_signed(-set)
 }
 
-/// What tells a process where its wall clock is.
+/// The environment variable that names the file of a process's wall clock.
 pub const WALL: &str = "STEPPED_CLOCK";
 
 /// A wall clock that can be set.
@@ -48,13 +49,14 @@ pub struct Wall {
 }
 
 impl Wall {
-    /// Our own, which is also that of every process that is not given another. None if it is the host's.
+    /// Returns the clock of this process, which is also the clock of every process that is not given another. `None` if
+    /// it is the host's clock.
     #[must_use]
     pub fn own() -> Option<Self> {
         Self::open(std::env::var_os(WALL)?.into())
     }
 
-    /// One more, for others, if there can be any.
+    /// Creates another clock, for other processes. `None` if clocks cannot be set in this run.
     #[must_use]
     pub fn another(path: &Path) -> Option<Self> {
         Self::own()?;
@@ -67,17 +69,17 @@ impl Wall {
         Some(Self { path, file })
     }
 
-    /// By how many microseconds it is ahead of the host's.
+    /// Returns by how many microseconds the clock is ahead of the host's.
     fn ahead(&self) -> io::Result<i64> {
         let mut bytes = [0; 8];
         self.file.read_exact_at(&mut bytes, 0)?;
         Ok(i64::from_ne_bytes(bytes))
     }
 
-    /// Sets it forward, or back, for everybody who has it at once.
+    /// Sets the clock forward or back, at once for all processes that use it.
     ///
     /// # Errors
-    /// If the file cannot be read or written.
+    /// An [`io::Error`] if the file cannot be read or written.
     pub fn step(&self, by: i64) -> io::Result<()> {
         self.file.write_all_at(&self.ahead()?.saturating_add(by).to_ne_bytes(), 0)
     }

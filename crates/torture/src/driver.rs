@@ -1,11 +1,13 @@
-//! The driver: sets the stage, does the faults by a schedule that follows from the seed, and gathers what is left.
+//! The driver: starts the store and the workers, injects faults by a schedule that follows from the seed, and collects
+//! the results.
 //!
-//! Faults come in lanes, each a thread with dice of its own: one a worker, for the process and its connections, one for
-//! the store, one for the workers' clock, and one in which connections flap. An operator has a lane, too, which is no fault. A lane does one thing at a time; the lanes
-//! overlap as they like. All of them see to it that a fault is written down from before it begins until after it has ended.
+//! Faults come in *lanes*. Each lane is a thread with its own random numbers. There is one lane for each worker (its
+//! process and its connections), one for the store, one for the workers' clock, and one that makes connections flap. An
+//! operator has a lane as well, which injects no faults. A lane does one thing at a time, and lanes overlap freely.
+//! Every lane records a fault from before it begins until after it has ended.
 //!
-//! Flaps and storms take turns, with lulls between them: in a storm hardly anybody can be blamed for being late, because
-//! something has befallen almost everybody; in a lull what was done before must heal, and nothing is excused.
+//! Flaps and *storms* alternate, with lulls between them. In a storm, faults hit almost every worker, so hardly any
+//! delay can be judged. In a lull, everything must recover from earlier faults, and nothing is exempt.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,13 +23,16 @@ use crate::clock::{self, Micros, SECOND, WALL, Wall};
 use crate::fault::{Fault, Kind, Scope};
 
 mod clocks;
+mod cluster;
 mod command;
+mod connections;
 mod flaps;
 mod gather;
 mod leftovers;
 mod log;
 mod operator;
 mod sampler;
+mod sentinel;
 mod server;
 mod stage;
 mod worker;
@@ -36,54 +41,56 @@ pub use gather::gather;
 pub use operator::{Change, Steering};
 use stage::Stage;
 
-/// How long the workers are left alone, at the beginning and at the end: then nothing is excused.
+/// How long the workers are left alone at the beginning. [`QUIET`] is the time at the end. In these times nothing is
+/// exempt.
 const CALM: Duration = Duration::from_secs(28);
-/// But for this: once in the first calm connections flap, once some workers are stopped, each while it waits, and once all
-/// workers are killed, each while it holds something. What they held must be had again when its leases are over, and nothing
-/// else is there to blame if it is not.
+/// The exceptions in the first calm. Connections flap once. Some workers are stopped once, each while it waits. All
+/// workers are killed once, each while it holds something. What they held must be available again when the leases have
+/// ended, and no other fault can be the cause if it is not.
 const FIRST_FLAPS: Duration = Duration::from_secs(2);
 const FIRST_STOPS: Duration = Duration::from_secs(7);
 const POWER_CUT: Duration = Duration::from_secs(16);
 const QUIET: Duration = Duration::from_secs(14);
-/// How long connections flap, and the lull after that, in which nobody may wait for what was cancelled meanwhile.
+/// How long connections flap, and how long the lull after that is. In that lull no worker may have to wait for an
+/// acquisition that was cancelled.
 const FLAPS: Duration = Duration::from_secs(4);
 const LULL_AFTER_FLAPS: Duration = Duration::from_secs(10);
-/// How long a storm lasts, and the lull after it.
+/// How long a storm lasts, and how long the lull after it is.
 const STORM: Duration = Duration::from_secs(20);
 const LULL: Duration = Duration::from_secs(13);
 const CYCLE: Duration = Duration::from_secs(
     FLAPS.as_secs() + LULL_AFTER_FLAPS.as_secs() + STORM.as_secs() + LULL.as_secs(),
 );
-/// How many processes run the command, one after the other each.
+/// How many lanes run the command. Each runs one command after the other.
 const COMMANDS: usize = 2;
-/// How long a worker may take to end what it is about.
+/// How long a worker may take to finish.
 pub const PATIENCE: Micros = 40 * SECOND;
-/// How often the histories are looked at in the middle of a run, if that is wanted.
+/// How often the histories are checked during a run, if that is requested.
 const LOOK_EVERY: Duration = Duration::from_secs(3);
 
-/// What the driver knows after a run, beside the histories.
+/// What the driver knows after a run, in addition to the histories.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Log {
     pub began: Micros,
     pub ended: Micros,
-    /// When the faults had ended.
+    /// When the last fault had ended.
     pub quiet_from: Micros,
     pub wall_offset: Micros,
-    /// Whether it was the store on one host.
+    /// Whether the store was the local one.
     pub local: bool,
     pub faults: Vec<Fault>,
     pub lives: Vec<Life>,
-    /// What the operator changed, in order.
+    /// The changes that the operator made, in order.
     pub changes: Vec<Change>,
-    /// More holders in the store than there are permits, seen by looking.
+    /// Samples of the store that had more holders than permits.
     pub crowded: Vec<Crowded>,
-    /// What was still in the store when everybody had gone.
+    /// What was left in the store after all workers had ended.
     pub leftovers: Vec<String>,
     /// Why this run may prove nothing.
     pub doubts: Vec<String>,
 }
 
-/// A worker from one start to its end.
+/// A worker process, from one start to its end.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Life {
     pub worker: usize,
@@ -96,9 +103,9 @@ pub struct Life {
 pub enum LifeEnd {
     Killed(Micros),
     Done,
-    /// It ended by itself, as this says.
+    /// It ended by itself, with this status.
     Broke(String),
-    /// It did not end when it was told to.
+    /// It did not end when it was asked to.
     Stuck(Micros),
 }
 
@@ -109,7 +116,7 @@ pub struct Crowded {
     pub held: u64,
 }
 
-/// What all lanes share.
+/// The state that all lanes share.
 struct Show {
     begun: Instant,
     seed: u64,
@@ -118,13 +125,17 @@ struct Show {
     changed: Condvar,
     log: Mutex<Log>,
     broken: Option<String>,
-    /// Whatever time it is there, nobody may notice.
+    /// No worker may notice what this clock shows.
     workers_clock: Option<Wall>,
-    /// From when on the server's clock may be set. Before that the fence of a permit tells when it was granted.
+    /// When the server's clock may first be set. Before that, the fence of a permit tells when it was granted.
     clock_from: Duration,
-    /// Which worker is the other program, if the store is one that it can use.
-    foreign: usize,
-    /// Whether somebody wanted to know only if anything is found, and it was.
+    /// How many workers use the library.
+    workers: usize,
+    /// The worker that is the other program, if that program can use the store.
+    foreign: Option<usize>,
+    /// The process id of each worker.
+    pids: Mutex<BTreeMap<usize, u32>>,
+    /// Whether a violation was found during the run. Used only with `--until-found`.
     found: Mutex<bool>,
 }
 
@@ -136,14 +147,14 @@ enum Phase {
 }
 
 impl Show {
-    /// Sleeps. False if meanwhile the time for faults was over.
+    /// Sleeps. Returns `false` if the time for faults ended in the meantime.
     fn pause(&self, span: Duration) -> bool {
         let phase = lock(&self.phase);
         let waited = self.changed.wait_timeout_while(phase, span, |phase| *phase == Phase::Faults);
         *waited.unwrap_or_else(PoisonError::into_inner).0 == Phase::Faults
     }
 
-    /// Waits for so long, and then, if there is a lull, for the next storm. False if there will be none.
+    /// Sleeps for `span`, and then, in a lull, until the next storm. Returns `false` if there will be none.
     fn next(&self, span: Duration) -> bool {
         if !self.pause(span) {
             return false;
@@ -156,7 +167,7 @@ impl Show {
         }
     }
 
-    /// Waits until the connections are to flap. False if they will not any more.
+    /// Waits until the connections have to flap. Returns `false` if they will not flap any more.
     fn next_flaps(&self) -> bool {
         let now = self.begun.elapsed();
         self.pause(match now {
@@ -166,7 +177,7 @@ impl Show {
         })
     }
 
-    /// The time since this cycle of flaps, a lull, a storm and another lull began.
+    /// Returns the time since the current cycle began. A cycle is flaps, a lull, a storm and another lull.
     fn time_in_cycle(&self) -> Duration {
         let into = self.begun.elapsed().saturating_sub(CALM).as_micros() % CYCLE.as_micros();
         Duration::from_micros(u64::try_from(into).unwrap_or_default())
@@ -182,7 +193,7 @@ impl Show {
         self.changed.notify_all();
     }
 
-    /// Does a fault and writes down from when until when it lasted.
+    /// Injects a fault, and records when it began and ended.
     fn fault<T>(&self, kind: Kind, scope: Scope, work: impl FnOnce() -> T) -> T {
         let at = {
             let mut log = lock(&self.log);
@@ -194,7 +205,7 @@ impl Show {
         done
     }
 
-    /// What every process of ours is given.
+    /// Sets the environment of a process that the driver starts.
     fn equip(&self, command: &mut Command) {
         if let Some(rule) = &self.broken {
             command.env("LEASEHOLD_BROKEN", rule);
@@ -217,17 +228,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A random span of so many milliseconds.
+/// Returns a random duration, in milliseconds within `range`.
 fn millis(rng: &mut Rng, range: std::ops::Range<u64>) -> Duration {
     Duration::from_millis(rng.u64(range))
 }
 
-/// Runs the whole thing and answers what the driver saw. What the workers saw is in the directory.
+/// Runs the whole test and returns what the driver saw. What the workers saw is in the directory.
 ///
 /// # Errors
-/// If the stage could not be set: then nothing was tested.
+/// A message if the store could not be started. Then nothing was tested.
 pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
-    let stage = Stage::set(&run.store, run.workers + 1 + COMMANDS, dir)?;
+    let stage = Stage::set(&run.store, seed, run.workers + 1 + COMMANDS, dir)?;
     let whole = Duration::from_secs_f64(run.minutes * 60.0);
     let show = Show {
         begun: Instant::now(),
@@ -239,7 +250,9 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
         broken: run.broken.clone(),
         workers_clock: Wall::another(&dir.join("workers-clock")),
         clock_from: whole / 2,
-        foreign: run.workers,
+        workers: run.workers,
+        foreign: stage.is_shared().then_some(run.workers),
+        pids: Mutex::default(),
         found: Mutex::new(false),
     };
     let interrupted = Arc::new(Mutex::new(false));
@@ -247,21 +260,21 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
     {
         let mut log = lock(&show.log);
         (log.began, log.wall_offset) = (clock::now(), clock::wall_offset());
-        log.local = !stage.is_redis();
+        log.local = stage.is_local();
     }
     let faults = whole.saturating_sub(QUIET).max(whole / 2);
     thread::scope(|lanes| {
         let mut all = Vec::new();
         for worker in 0..=run.workers {
-            let foreign = worker == show.foreign;
-            if foreign && !stage.is_redis() {
+            let foreign = show.foreign == Some(worker);
+            if worker == run.workers && !foreign {
                 continue;
             }
             let (show, stage) = (&show, &stage);
             all.push(lanes.spawn(move || worker::lane(show, stage, worker, foreign)));
         }
         for binary in run.command.iter().flat_map(|binary| [binary; COMMANDS]) {
-            // On a store that no other program uses, its place is free.
+            // On a store that the other program cannot use, the index of that program is free.
             let (show, stage, index) = (&show, &stage, all.len());
             all.push(lanes.spawn(move || command::lane(show, stage, index, binary)));
         }
@@ -304,35 +317,42 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
         let mut log = lock(&show.log);
         let ran = log.ended - log.began;
         let whole = whole.as_secs();
-        log.doubts.push(format!("it was stopped after {} of {whole} s", ran / SECOND));
+        log.doubts.push(format!("the run was stopped after {} of {whole} s", ran / SECOND));
     } else if !*lock(&show.found) {
         let left = leftovers::look(&stage, &lock(&show.log));
         let mut log = lock(&show.log);
         match left {
             Ok(leftovers) => log.leftovers = leftovers,
             Err(why) => {
-                log.doubts.push(format!("nobody could look into the store at the end: {why}"));
+                log.doubts.push(format!("the store could not be read at the end: {why}"));
             }
         }
     }
     let drift = clock::wall_offset().abs_diff(lock(&show.log).wall_offset);
     if drift > SECOND / 10 {
-        show.doubt(format!("the wall clock, by which Redis counts, stepped by {drift} µs"));
+        show.doubt(format!("the wall clock, which Redis uses, was stepped by {drift} µs"));
     }
     Ok(std::mem::take(&mut lock(&show.log)))
 }
 
-/// Looks at the histories as they are, in the middle of a run.
+/// Checks the histories so far, during a run.
 fn found_something(show: &Show) -> bool {
     let so_far = gather::so_far(&show.dir, &lock(&show.log), show.foreign);
-    so_far.is_ok_and(|history| !crate::check::check(&history).violations.is_empty())
+    let Ok(history) = so_far else { return false };
+    let violations = crate::check::check(&history).violations;
+    if let Some(first) = violations.first() {
+        // At the end more is known, and the finding may turn out to be exempt.
+        let (rule, thing, what) = (first.rule.as_str(), &first.thing, &first.what);
+        show.doubt(format!("found during the run: {rule} {thing}: {what}"));
+    }
+    !violations.is_empty()
 }
 
 fn join<T>(show: &Show, what: &str, lane: thread::ScopedJoinHandle<'_, T>) {
     if let Err(panic) = lane.join() {
         let why = panic.downcast_ref::<String>().map(String::as_str);
         let why = why.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
-        show.doubt(format!("{what} broke off: {why}"));
+        show.doubt(format!("{what} stopped early: {why}"));
     }
 }
 
@@ -348,12 +368,12 @@ fn listen_for_ctrl_c(interrupted: &Arc<Mutex<bool>>) {
     });
 }
 
-/// How an exit is said.
+/// Describes an exit status.
 fn said(status: Option<ExitStatus>) -> String {
-    status.map_or_else(|| "it cannot be told how".to_owned(), |status| status.to_string())
+    status.map_or_else(|| "its exit status is unknown".to_owned(), |status| status.to_string())
 }
 
-/// How many faults of each kind there were.
+/// Returns the number of faults of each kind.
 #[must_use]
 pub fn by_kind(faults: &[Fault]) -> BTreeMap<Kind, usize> {
     let mut counts = BTreeMap::new();

@@ -1,9 +1,9 @@
-//! What a worker writes down, one line an event.
+//! The events that a worker writes, one line for each.
 //!
-//! A line is written with one system call, when the event has just happened or is about to: a process that is killed
-//! takes nothing with it but, at worst, the end of its last line. Every line begins with the time at which it was
-//! written. Where an answer counts, it also has the time before the question: whatever was answered was true at some
-//! instant in between, and nothing more precise is ever concluded from it.
+//! A line is written with one system call, just after the event or just before it. A process that is killed loses at
+//! most the end of its last line. Every line begins with the time when it was written. Where an answer counts, the line
+//! also has the time before the request. The answer was true at some instant in between, and the checker never
+//! concludes anything more precise from it.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -17,40 +17,40 @@ use crate::clock::{self, Micros};
 /// One acquisition, numbered by its process.
 pub type OpId = u64;
 
-/// What happened, seen from the process that writes it.
+/// An event, as the process that writes it sees it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// The process begins; these are the ids of its clients.
+    /// The process starts, with these client ids.
     Begin { clients: String },
     /// It is about to ask for a permit, lock or lease.
     Ask { op: OpId, thing: String, client: String },
-    /// The store said that it waits, to a question asked at `since`.
+    /// The store answered, to a query sent at `since`, that the acquisition waits.
     Queue { op: OpId, since: Micros, position: u64 },
-    /// It was told that it holds. Other programs have no fences for semaphores. A slot of 0 is none.
+    /// It was granted. Other programs have no fences for semaphores. A slot of 0 means none.
     Grant { op: OpId, fence: Option<u64>, slot: u32, weight: u32 },
-    /// `check()` was asked at `since`, and was fine.
+    /// `check()` was called at `since` and succeeded.
     Hold { op: OpId, since: Micros },
-    /// It is about to give it back: from here on it does not believe to hold.
+    /// It is about to release: from here on it does not believe that it holds.
     Ending { op: OpId },
-    /// It lets go of the guard and keeps only the id.
+    /// It drops the guard and keeps only the id.
     Detach { op: OpId },
-    /// It is over, for this process.
+    /// The acquisition has ended, for this process.
     End { op: OpId, how: How },
-    /// An id that is known to have been released was released once more, and this was the answer.
+    /// An id that is known to have been released was released again, with this answer.
     Stale { thing: String, released: bool },
-    /// The protected record was read, with this fence.
+    /// The protected record was read with this fence.
     Read { op: OpId, fence: u64, version: u64, sum: u64 },
-    /// It is about to be written: `sum` follows `before`.
+    /// The record is about to be written: `sum` follows `before`.
     Intend { op: OpId, fence: u64, version: u64, before: u64, sum: u64 },
-    /// It was written, at some instant since `since`.
+    /// The record was written, at some instant after `since`.
     Wrote { op: OpId, since: Micros, version: u64 },
     /// The record refused this fence because of a newer one, `floor`.
     Refused { op: OpId, fence: u64, floor: u64 },
-    /// The record had changed under a good fence, to this version.
+    /// The record had changed to this version, although the fence was valid.
     Conflict { op: OpId, fence: u64, version: u64 },
     /// The process did not run between `since` and now.
     Gap { since: Micros },
-    /// The process runs.
+    /// The process is running.
     Tick,
     /// The process ends as it should.
     Done,
@@ -59,21 +59,21 @@ pub enum Event {
 /// How an acquisition ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum How {
-    /// Given back, and the store has said so.
+    /// Released, and the store has confirmed it.
     Released,
-    /// The guard was dropped: given back in the background.
+    /// The guard was dropped, so it is released in the background.
     Dropped,
-    /// It was told that it lost it.
+    /// The worker was notified of the loss.
     Lost,
     /// The future was dropped.
     Cancelled,
-    /// The acquire gave up.
+    /// The acquire timed out.
     TimedOut,
     /// Nothing was free, and it did not wait.
     Full,
-    /// The store could not be reached, or does not know.
+    /// The store was unreachable, or the outcome is unknown.
     Failed,
-    /// The library says that something happened which cannot happen.
+    /// The library returned an error that should be impossible.
     Internal,
 }
 
@@ -95,7 +95,7 @@ impl How {
     }
 }
 
-/// One line.
+/// One line of a history.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Line {
     pub at: Micros,
@@ -162,7 +162,7 @@ impl FromStr for Line {
             "end" => {
                 let (op, how) = (words.number()?, words.next()?);
                 let how = HOWS.iter().find(|(_, known)| *known == how);
-                Event::End { op, how: how.ok_or("no such end")?.0 }
+                Event::End { op, how: how.ok_or("unknown end")?.0 }
             }
             "stale" => Event::Stale { thing: words.text()?, released: parse(words.next()?)? },
             "read" => Event::Read {
@@ -196,7 +196,7 @@ impl FromStr for Line {
             "gap" => Event::Gap { since: words.number()? },
             "tick" => Event::Tick,
             "done" => Event::Done,
-            other => return Err(format!("{other:?} is no event")),
+            other => return Err(format!("{other:?} is not an event")),
         };
         Ok(Self { at, event })
     }
@@ -222,7 +222,7 @@ fn parse<T: FromStr>(word: &str) -> Result<T, String> {
     word.parse().map_err(|_| format!("{word:?} cannot be read"))
 }
 
-/// Where a process writes.
+/// The file to which a process writes its history.
 #[derive(Debug)]
 pub struct Diary {
     file: File,
@@ -231,7 +231,7 @@ pub struct Diary {
 
 impl Diary {
     /// # Errors
-    /// If there is no such directory, or no room.
+    /// An [`io::Error`] if the file cannot be opened.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().create(true).append(true).open(path)?;
         Ok(Self { file, last_op: AtomicU64::new(0) })
@@ -241,22 +241,22 @@ impl Diary {
         self.last_op.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Writes an event down with the time it is now, and answers that.
+    /// Writes an event with the current time. Returns that time.
     ///
     /// # Panics
-    /// If there is no room: a history with holes proves nothing.
+    /// If the line cannot be written: an incomplete history proves nothing.
     pub fn note(&self, event: Event) -> Micros {
         let line = Line { at: clock::now(), event };
-        // In one call, to the end of the file: lines of several threads do not mix.
+        // In one call, appended to the file, so that lines of several threads do not mix.
         (&self.file).write_all(format!("{line}\n").as_bytes()).expect("room for the history");
         line.at
     }
 }
 
-/// Reads what a process wrote. Its last line may be cut off, if the process was killed.
+/// Reads the history of a process. If the process was killed, its last line may be incomplete, and is skipped.
 ///
 /// # Errors
-/// If the file cannot be read, or what is in it is no history.
+/// A message if the file cannot be read, or a line is not a history line.
 pub fn read(path: &Path) -> Result<Vec<Line>, String> {
     let text =
         std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;

@@ -1,14 +1,14 @@
-//! Torture: worker processes that use leasehold while the store, the network and they themselves are ill-treated, and a
-//! checker that reads what they saw.
+//! The torture test: worker processes use leasehold while faults hit the store, the network and the workers. A checker
+//! then reads what the workers saw.
 //!
-//! - `plan`: what they fight over.
-//! - `worker`: a process that does so, and writes a `history`.
-//! - `driver`: starts the store, the proxies and the workers, and does the [faults](fault).
-//! - `check`: reads all histories and says what was broken, if anything.
-//! - `report`: says it to people.
+//! - `plan`: the semaphores, locks and pools that the workers share.
+//! - `worker`: a process that uses them and writes a `history`.
+//! - `driver`: starts the store, the proxies and the workers, and injects the [faults](fault).
+//! - `check`: reads all histories and finds the promises that were broken.
+//! - `report`: writes the result for people.
 
-#![allow(missing_docs)] // read by us alone
-#![allow(clippy::missing_panics_doc)] // a harness that cannot go on says so
+#![allow(missing_docs)] // internal
+#![allow(clippy::missing_panics_doc)] // a harness that cannot continue panics
 
 pub mod args;
 pub mod check;

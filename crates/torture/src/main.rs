@@ -1,4 +1,4 @@
-//! `torture`: see the library.
+//! The `torture` command: see the library.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -63,7 +63,7 @@ fn judge(dir: &Path, title: &str, log: &Log) -> Result<(Outcome, String), String
     Ok((outcome, report::write(title, log, &verdict, outcome)))
 }
 
-/// Which rules, and how soon.
+/// Says which rules were broken, and how soon.
 fn found(dir: &Path, log: &Log) -> Result<String, String> {
     let verdict = check::check(&driver::gather(dir, log)?);
     let mut rules: Vec<_> = verdict.violations.iter().map(|found| found.rule.as_str()).collect();

@@ -1,22 +1,26 @@
-//! What the workers fight over. Workers and checker read the same table, so that a history need not repeat it.
+//! The semaphores, locks and pools that the workers share. Workers and the checker read the same table, so a history
+//! need not repeat it.
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use crate::clock::{MILLISECOND, Micros, SECOND};
 
-/// How long a woken waiter has to claim its permit: `confirm_within` of every worker.
+/// The time that a woken waiter has to claim its permit: `confirm_within` of every worker.
 pub const CONFIRM: Micros = 4 * SECOND;
 /// How long a worker waits for an answer before it suspects the connection.
 pub const SOCKET_TIMEOUT: Micros = 1500 * MILLISECOND;
-/// How often a client with waiters asks whether a wake-up was lost: documented, not configurable.
+/// How often a client whose waiter is at the head of the queue queries whether a wake-up was lost. Documented, not
+/// configurable.
 pub const BACKSTOP: Micros = SECOND;
-/// A lock that is extended by hand is extended by as much as this, whatever its TTL.
+/// The most by which a worker extends a lock explicitly, whatever its TTL.
 pub const EXTENSION: Micros = 4 * SECOND;
 
-/// A long lease: whatever is not released is missed for long.
+/// A long lease. A permit that is not released is unavailable for a long time.
 pub const LONG: Micros = 10 * SECOND;
 
-/// A Redis server's clock is set by no more than this at a time.
+/// The most by which the clock of a Redis server is set at a time.
 pub const STEP: Micros = 3 * SECOND;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,17 +30,17 @@ pub enum Kind {
     Pool,
 }
 
-/// How often a semaphore is granted.
+/// The rate limit of a semaphore.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rate {
-    /// So many starts in a second.
+    /// The number of starts in a second.
     pub starts: u32,
-    /// So many of them at once.
+    /// The number of starts at once.
     pub burst: u32,
 }
 
 impl Rate {
-    /// The time in which one token comes.
+    /// The time in which one token arrives.
     #[must_use]
     pub fn interval(self) -> Micros {
         SECOND / u64::from(self.starts)
@@ -45,28 +49,28 @@ impl Rate {
 
 /// One semaphore, lock or pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[allow(clippy::struct_excessive_bools)] // each is one of its traits, and all combine
+#[allow(clippy::struct_excessive_bools)] // each is a trait, and all of them combine
 pub struct Thing {
     pub name: &'static str,
     pub kind: Kind,
     pub capacity: u32,
-    /// After how long a silent holder is dead: the heartbeat, or the TTL where that is shorter; the TTL of a lock or a
-    /// pool.
+    /// How long a holder may be silent before it counts as dead: the heartbeat of a semaphore, or its TTL if that is
+    /// shorter; the TTL of a lock or a pool.
     pub lease: Micros,
-    /// Of a semaphore: the longest that a permit may be held.
+    /// Semaphores only: the longest time that a permit may be held.
     pub ttl: Option<Micros>,
-    /// Of a lock: whether it is extended by itself.
+    /// Locks only: whether the lock is extended automatically.
     pub extended: bool,
-    /// Whether another program, which follows the published documents alone, takes part.
+    /// Whether another program takes part, which follows only the published documents.
     pub shared: bool,
     /// Whether its holders write the protected record.
     pub recorded: bool,
-    /// The largest weight of a permit. Each acquire asks for 1 to so many units.
+    /// The largest weight of a permit. Each acquire asks for 1 to this many units.
     pub heaviest: u32,
     /// Whether permits have slot numbers.
     pub numbered: bool,
     pub rate: Option<Rate>,
-    /// Whether an operator pauses and resumes it, and sets its capacity: `capacity` is the largest.
+    /// Whether an operator pauses and resumes it, and sets its capacity. `capacity` is the largest capacity.
     pub steered: bool,
 }
 
@@ -112,7 +116,7 @@ impl Thing {
         Self { shared: true, ..self }
     }
 
-    /// Fences of a long lease would be remembered for too long after a store has lost its data.
+    /// For leases that are long: after a store has lost its data, holders would use their old fences for too long.
     const fn not_recorded(self) -> Self {
         Self { recorded: false, ..self }
     }
@@ -146,15 +150,15 @@ impl Thing {
         Duration::from_micros(self.lease)
     }
 
-    /// Whether its capacity is its only limit and never changes, and each permit takes one unit of it and has no number.
+    /// Whether the capacity is its only limit and never changes, and each permit takes one unit and has no number.
     #[must_use]
     pub fn is_plain(&self) -> bool {
         self.heaviest == 1 && !self.numbered && self.rate.is_none() && !self.steered
     }
 
-    /// Whether the command uses it as the others do: as a plain one without a TTL, and kept for as long as it lives. Some
-    /// that it could use are left to the workers: when those die, or do not release what they cancelled, nobody else is the
-    /// reason why a permit is not to be had.
+    /// Whether the command uses it as the workers do: as a plain one without a TTL, held as long as the command lives.
+    /// Some that the command could use are left to the workers. When workers die, or do not release what they
+    /// cancelled, no other process is then the reason why a permit is unavailable.
     #[must_use]
     pub fn is_for_the_command(&self) -> bool {
         let fits =
@@ -167,22 +171,22 @@ impl Thing {
         self.lease == LONG
     }
 
-    /// For how long its holder may believe after the store said so for the last time.
+    /// How long its holder may believe after the last answer of the store.
     #[must_use]
     pub fn longest(&self) -> Micros {
         if self.kind == Kind::Lock { self.lease.max(EXTENSION) } else { self.lease }
     }
 
-    /// How long after its client fell silent an acquisition may still be held in the store: the lease, a permit that was
-    /// granted to it just before its own end and that it never claimed, and a sweep.
+    /// How long after its client fell silent an acquisition may still be held in the store: the lease, then a permit
+    /// that was granted just before the end of that time and never claimed, then a sweep.
     #[must_use]
     pub fn aftermath(&self) -> Micros {
         self.lease + CONFIRM.min(self.lease) + SECOND + SECOND / 2
     }
 }
 
-/// Short leases, so that what dies heals within seconds; and some long ones, so that a lost wake-up is not healed by
-/// renewals, and what is not released is missed before its lease ends.
+/// Most leases are short, so that the permits of dead processes are free again within seconds. Some are long, so that
+/// renewals do not find a lost wake-up, and a permit that is not released is missed before its lease ends.
 pub const THINGS: [Thing; 16] = [
     Thing::semaphore("solo", 1, 3 * SECOND).recorded(),
     Thing::semaphore("pair", 2, 2 * SECOND),
@@ -202,7 +206,44 @@ pub const THINGS: [Thing; 16] = [
     Thing::pool("three", 3, 2 * SECOND).shared(),
 ];
 
-/// The thing of that name.
+/// A set of [`THINGS`], by their indices.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Things(u32);
+
+impl Things {
+    #[must_use]
+    pub fn contains(self, thing: usize) -> bool {
+        self.0 & 1 << thing != 0
+    }
+
+    pub fn iter(self) -> impl Iterator<Item = usize> {
+        (0..THINGS.len()).filter(move |thing| self.contains(*thing))
+    }
+}
+
+impl FromIterator<usize> for Things {
+    fn from_iter<I: IntoIterator<Item = usize>>(things: I) -> Self {
+        Self(things.into_iter().fold(0, |set, thing| set | 1 << thing))
+    }
+}
+
+impl fmt::Display for Things {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.iter().map(|thing| THINGS[thing].name).collect();
+        f.write_str(&names.join(","))
+    }
+}
+
+impl FromStr for Things {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let names = text.split(',').filter(|name| !name.is_empty());
+        names.map(|name| find(name).ok_or_else(|| format!("{name:?} is not in the plan"))).collect()
+    }
+}
+
+/// Returns the index of the thing with that name.
 #[must_use]
 pub fn find(name: &str) -> Option<usize> {
     THINGS.iter().position(|thing| thing.name == name)

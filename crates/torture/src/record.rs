@@ -1,20 +1,20 @@
-//! What locks protect: a record that refuses whoever comes too late.
+//! The record that locks protect. It refuses a holder that comes too late.
 //!
-//! It is a file of one line, `version floor sum`. Whoever reads or writes it names its fence. The record remembers the
-//! newest fence it has seen, its floor, and refuses older ones, also to readers: a holder that was paused after it
-//! read must not write once its successor has read. So between reading and writing the version cannot change under a
-//! holder whose fence is good; if it has, an update would be lost, and that is said instead (`Step::Conflict`). `sum` is a
-//! checksum over all versions before.
+//! It is a file of one line, `version floor sum`. A holder names its fence whenever it reads or writes the record. The
+//! record remembers the newest fence that it has seen, its *floor*, and refuses older ones, even for reads: a holder
+//! that was paused after its read must not write once its successor has read. So the version cannot change between the
+//! read and the write of a holder whose fence is valid. If it has changed, the write would lose an update, and the
+//! result is `Step::Conflict` instead. `sum` is a checksum over all earlier versions.
 //!
-//! The file is locked only for one step. From reading to writing nothing protects the record but the lock that is being
-//! tested, and the fence.
+//! The file is locked only for one step. Between the read and the write, only the lock that is being tested, and the
+//! fence, protect the record.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// What the record says.
+/// The contents of the record.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct State {
     pub version: u64,
@@ -22,19 +22,19 @@ pub struct State {
     pub sum: u64,
 }
 
-/// What came of a step.
+/// The result of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
     Done(State),
-    /// A newer fence was here before.
+    /// A newer fence was used before.
     Refused {
         floor: u64,
     },
-    /// Somebody with a fence that is not newer has written since: this would undo it.
+    /// Another holder, whose fence is not newer, has written since the read. This write would undo that one.
     Conflict {
         version: u64,
     },
-    /// Somebody has locked the file; perhaps he was stopped.
+    /// Another process has locked the file. That process may have been stopped.
     Busy,
 }
 
@@ -48,7 +48,7 @@ pub struct Record {
 
 impl Record {
     /// # Errors
-    /// If there is no such directory.
+    /// An [`io::Error`] if the file cannot be opened.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file =
             OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path);
@@ -56,7 +56,7 @@ impl Record {
     }
 
     /// # Errors
-    /// If the file cannot be read, or is no record.
+    /// An [`io::Error`] if the file cannot be read, or is not a record.
     pub fn read(&self, fence: u64) -> io::Result<Step> {
         self.step(|state| {
             if fence < state.floor {
@@ -69,7 +69,7 @@ impl Record {
     /// Writes the version that follows the one that was read.
     ///
     /// # Errors
-    /// If the file cannot be written, or is no record.
+    /// An [`io::Error`] if the file cannot be written, or is not a record.
     pub fn write(&self, fence: u64, version: u64, sum: u64) -> io::Result<Step> {
         self.step(|state| {
             if fence < state.floor {
@@ -82,16 +82,17 @@ impl Record {
         })
     }
 
-    /// What whoever runs the resource does after the store has lost its data, and with them the count of the fences.
+    /// Resets the floor. The operator of a resource does this after the store has lost its data, and with it the
+    /// counter of the fences.
     ///
     /// # Errors
-    /// If the file cannot be written, or is no record.
+    /// An [`io::Error`] if the file cannot be written, or is not a record.
     pub fn forget_fences(&self) -> io::Result<Step> {
         self.step(|state| Ok(State { floor: 0, ..state }))
     }
 
     /// # Errors
-    /// If the file cannot be read, or is no record.
+    /// An [`io::Error`] if the file cannot be read, or is not a record.
     pub fn look(&self) -> io::Result<State> {
         let mut line = [0; LENGTH];
         match self.file.read_exact_at(&mut line, 0) {
@@ -109,7 +110,7 @@ impl Record {
         let done = self.look().and_then(|state| match change(state) {
             Ok(new) => {
                 let line = format!("{:020} {:020} {:016x}\n", new.version, new.floor, new.sum);
-                // One call of a few bytes: a process that is killed has made it or not.
+                // One call with a few bytes: a process that is killed has either made it or not.
                 self.file.write_all_at(line.as_bytes(), 0)?;
                 Ok(Step::Done(new))
             }
@@ -130,10 +131,10 @@ fn parse(line: &[u8]) -> Option<State> {
     })
 }
 
-/// The checksum of a version, its fence, and all before it.
+/// Returns the checksum of a version, its fence, and all earlier versions.
 #[must_use]
 pub fn sum(before: u64, version: u64, fence: u64) -> u64 {
-    // FNV-1a: nothing secret, and the same in every process.
+    // FNV-1a: not for secrets, and the same in every process.
     let bytes = [before, version, fence].into_iter().flat_map(u64::to_le_bytes);
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -151,13 +152,13 @@ mod tests {
         let (early, late) = (Record::open(&path).unwrap(), Record::open(&path).unwrap());
         assert_eq!(early.read(1).unwrap(), Step::Done(State { floor: 1, ..State::default() }));
         let Step::Done(read) = late.read(2).unwrap() else { panic!("nobody was here before") };
-        // The second has read; the first may not write under it any more.
+        // The second holder has read, so the first may not write any more.
         assert_eq!(early.write(1, 1, sum(0, 1, 1)).unwrap(), Step::Refused { floor: 2 });
         let new = sum(read.sum, 1, 2);
         let written = State { version: 1, floor: 2, sum: new };
         assert_eq!(late.write(2, 1, new).unwrap(), Step::Done(written));
         assert_eq!(early.look().unwrap(), written);
-        // The same fence twice: the second would undo what the first wrote.
+        // The same fence twice: the second write would undo the first.
         assert_eq!(late.write(2, 1, new).unwrap(), Step::Conflict { version: 1 });
         late.forget_fences().unwrap();
         assert_eq!(early.read(1).unwrap(), Step::Done(State { floor: 1, ..written }));

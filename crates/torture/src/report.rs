@@ -1,4 +1,4 @@
-//! What came of it, for people.
+//! The result of a run, for people.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -7,7 +7,7 @@ use crate::check::{Facts, Verdict};
 use crate::clock::{MILLISECOND, Micros, SECOND};
 use crate::driver::{Log, by_kind};
 
-/// What a run says.
+/// The outcome of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
     Passed,
@@ -26,10 +26,10 @@ impl Outcome {
     }
 }
 
-/// Beyond this share of a run a machine is too slow for being late to mean anything.
+/// If a worker stood still for more than this share of a run, the machine was too slow to judge delays.
 const TOO_SLOW_PERCENT: Micros = 15;
 
-/// Decides, and says in `doubts` why not, if it cannot.
+/// Decides the outcome. If that is not possible, the reasons are added to `doubts`.
 #[must_use]
 pub fn judge(log: &Log, verdict: &mut Verdict) -> Outcome {
     let ran = log.ended.saturating_sub(log.began);
@@ -59,7 +59,9 @@ pub fn judge(log: &Log, verdict: &mut Verdict) -> Outcome {
     ];
     for (what, count, least) in seen {
         if count < least {
-            verdict.doubts.push(format!("too little was seen: {count} {what}, at least {least}"));
+            verdict
+                .doubts
+                .push(format!("too little was observed: {count} {what}; the minimum is {least}"));
         }
     }
     if !verdict.violations.is_empty() {
@@ -71,7 +73,7 @@ pub fn judge(log: &Log, verdict: &mut Verdict) -> Outcome {
     }
 }
 
-/// As Markdown, which reads well on a terminal, too.
+/// Writes the report as Markdown that also reads well on a terminal.
 #[must_use]
 pub fn write(title: &str, log: &Log, verdict: &Verdict, outcome: Outcome) -> String {
     let facts = &verdict.facts;

@@ -1,8 +1,7 @@
-//! One worker: a process that uses the library, or another program's client, and writes down what it sees.
+//! One worker: a process that uses the library, or another program's client, and records what it sees.
 //!
-//! It has several clients and several tasks, which take turns on names that all workers share. What a task does next
-//! comes from a random number generator of its own, seeded from the run's seed, the worker, which of its lives this is,
-//! and the task.
+//! It has several clients and several tasks, which use names that all workers share. Each task has its own random
+//! number generator, seeded from the seed of the run, the worker, the life of the worker, and the task.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -33,24 +32,25 @@ use holding::Hands;
 
 const CLIENTS: usize = 2;
 const TASKS: usize = 7;
-/// Tasks that do nothing but cancel acquires while connections are made anew: others are often busy with what they hold or
-/// wait for.
+/// Tasks that only cancel acquires while connections are being replaced. The other tasks are often busy with what they
+/// hold or wait for.
 const CANCELLING: usize = 8;
-/// Tasks that do nothing but wait patiently for what passes on soon if nobody claims it. Others have given up, when a stopped
-/// process goes on, before they look at a wake-up that came meanwhile.
+/// Tasks that only wait patiently for permits that pass on soon if they are not claimed. When a stopped process
+/// continues, other tasks have given up before they look at a wake-up that arrived in the meantime.
 const PATIENT: usize = 2;
-/// How often the watchdog looks at the clock, which gap is worth a line, and how often it says that there was none.
+/// How often the watchdog reads the clock, and from which length on it records a gap.
 const TICK: Duration = Duration::from_millis(20);
 const GAP: Micros = 120 * MILLISECOND;
-/// See `check`, which takes whoever is silent for longer to have stood still.
+/// How often the watchdog records that the process is running. If a process is silent for longer, `check` concludes
+/// that it stood still.
 pub(crate) const SIGN_OF_LIFE: Micros = 500 * MILLISECOND;
 
-/// How often the clients are asked whether they can reach the store.
+/// How often a task checks whether a client can reach the store.
 const LOOK: Duration = Duration::from_millis(3);
-/// For how long after an outage acquires are cancelled.
+/// How long after an outage acquires are cancelled.
 const SHAKEN: Micros = SECOND;
 
-/// What a worker is told when it is started.
+/// The arguments of a worker.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Settings {
     #[arg(long)]
@@ -75,37 +75,39 @@ impl Settings {
 
     fn rng(&self, task: usize) -> Rng {
         let life = (self.index as u64) << 40 | u64::from(self.life) << 20 | task as u64;
-        // One step of a generator mixes what is alike in two seeds.
+        // One step of a generator separates seeds that are similar.
         Rng::with_seed(Rng::with_seed(self.seed ^ Rng::with_seed(life).u64(..)).u64(..))
     }
 }
 
-/// How locks are laid out on Redis in a run: one run has the one layout, the next the other.
+/// The layout of locks on Redis in a run. The seed decides, so that both layouts occur.
 #[must_use]
 pub fn lock_layout(seed: u64) -> LockLayout {
     if seed.is_multiple_of(2) { LockLayout::SyncGuard1 } else { LockLayout::SyncGuard2 }
 }
 
-/// Where one life of a worker writes.
+/// The history of one life of a worker.
 #[must_use]
 pub fn history_path(dir: &Path, index: usize, life: u32) -> PathBuf {
     dir.join(format!("worker-{index}.{life}.history"))
 }
 
-/// Where the record that this thing protects is.
+/// The record that this thing protects.
 #[must_use]
 pub fn record_path(dir: &Path, thing: usize) -> PathBuf {
     dir.join(format!("{}.record", THINGS[thing].name))
 }
 
-/// What the tasks of a worker share.
+/// The state that the tasks of a worker share.
 struct Shared {
     diary: Arc<Diary>,
     clients: Vec<Client>,
     finish: watch::Receiver<bool>,
-    /// Permits that have been given back, to be given back once more.
+    /// Permits that have been released, to be released again.
     spent: Mutex<Vec<(usize, AcquisitionId)>>,
-    /// When each client was last seen unable to reach the store.
+    /// Whether failovers are part of normal operation.
+    fails_over: bool,
+    /// When each client was last unable to reach the store.
     outages: [AtomicU64; CLIENTS],
 }
 
@@ -113,9 +115,9 @@ struct Shared {
 #[derive(Clone, Copy)]
 enum Patience {
     For(Duration),
-    /// A moment after this client has lost its connection, while that is made anew: then nobody knows what became of a
-    /// command that was sent. What is asked for during an outage is sent when that is over, so that the next one counts. No
-    /// later than `most` in any case.
+    /// A moment after this client has lost its connection, while the connection is being replaced. Then the outcome of
+    /// a command that was sent is unknown. A command that is requested during an outage is sent after it, so the next
+    /// outage counts. In any case no later than `most`.
     UntilOutage {
         client: usize,
         moment: Duration,
@@ -132,7 +134,7 @@ impl Shared {
         }
     }
 
-    /// Resolves when the patience is at its end.
+    /// Resolves when the patience ends.
     async fn lose_patience(&self, patience: Patience) {
         match patience {
             Patience::For(span) => tokio::time::sleep(span).await,
@@ -154,7 +156,7 @@ impl Shared {
         self.clients[client].outage().is_some()
     }
 
-    /// Whether a client could not reach the store a moment ago.
+    /// Whether a client was unable to reach the store a moment ago.
     fn is_shaken(&self) -> bool {
         let now = clock::now();
         self.outages.iter().any(|seen| now < seen.load(Ordering::Relaxed) + SHAKEN)
@@ -172,7 +174,7 @@ impl Shared {
     }
 }
 
-/// Plays the part until it is told to finish, or killed.
+/// Runs the worker until the driver asks it to finish, or kills it.
 #[must_use]
 pub fn run(settings: &Settings) -> ExitCode {
     let diary = Diary::open(&history_path(&settings.dir, settings.index, settings.life));
@@ -192,14 +194,14 @@ pub fn run(settings: &Settings) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The driver says one word, or goes away: then so do we.
+/// Waits for the word with which the driver asks the worker to finish. If the driver dies, the worker exits as well.
 fn listen() -> watch::Receiver<bool> {
     let (tell, told) = watch::channel(false);
     thread::spawn(move || {
         let mut word = String::new();
         if io::stdin().read_line(&mut word).is_ok_and(|length| length > 0) {
             tell.send_replace(true);
-            // Until the driver has had enough of us.
+            // Until the driver closes the pipe.
             let _ = io::stdin().read_line(&mut word);
         }
         std::process::exit(3);
@@ -207,7 +209,7 @@ fn listen() -> watch::Receiver<bool> {
     told
 }
 
-/// Notes when this process did not run although nobody stopped it: then nothing that took long says anything.
+/// Records when this process did not run although it was not stopped. Then long delays mean nothing.
 fn watch_the_clock(diary: Arc<Diary>) {
     thread::spawn(move || {
         let mut last = diary.note(Event::Tick);
@@ -225,7 +227,7 @@ fn watch_the_clock(diary: Arc<Diary>) {
     });
 }
 
-/// As a careful user would, on a network that is known to be bad.
+/// Connects as a careful user would on an unreliable network.
 async fn connect(settings: &Settings) -> Result<Client, Error> {
     let store = &settings.store;
     if let Some(path) = store.strip_prefix("sqlite:") {
@@ -246,7 +248,7 @@ async fn play(settings: &Settings, diary: &Arc<Diary>, finish: watch::Receiver<b
     while clients.len() < CLIENTS {
         match connect(settings).await {
             Ok(client) => clients.push(client),
-            // A fault is on: the next attempt may do.
+            // A fault is in effect, and the next attempt may succeed.
             Err(Error::Unavailable { .. }) if !*finish.borrow() => {}
             Err(Error::Unavailable { .. }) => return,
             Err(error) => panic!("connecting: {error}"),
@@ -255,7 +257,10 @@ async fn play(settings: &Settings, diary: &Arc<Diary>, finish: watch::Receiver<b
     let names: Vec<_> = clients.iter().map(|client| client.id().to_string()).collect();
     diary.note(Event::Begin { clients: names.join(",") });
     let (spent, outages) = (Mutex::default(), Default::default());
-    let shared = Arc::new(Shared { diary: diary.clone(), clients, finish, spent, outages });
+    let mut replicated = ["redis-cluster:", "redis-sentinel:"].into_iter();
+    let fails_over = replicated.any(|scheme| settings.store.starts_with(scheme));
+    let diary = diary.clone();
+    let shared = Arc::new(Shared { diary, clients, finish, spent, fails_over, outages });
     let watcher = {
         let shared = shared.clone();
         tokio::spawn(async move { shared.watch_for_outages().await })
@@ -311,7 +316,7 @@ async fn wait(mut hands: Hands) {
     }
 }
 
-/// What an error means for whoever asked.
+/// Returns what an error means for the acquisition.
 fn how(error: &Error) -> How {
     match error {
         Error::TimedOut { .. } => How::TimedOut,
@@ -325,12 +330,12 @@ fn how(error: &Error) -> How {
     }
 }
 
-/// Opens the record that a thing protects. Each task has its own, because the lock on a file is the opener's.
+/// Opens the record that a thing protects. Each task has its own, because a file lock belongs to the open file.
 fn record(dir: &Path, thing: usize) -> Option<Record> {
     THINGS[thing].recorded.then(|| Record::open(&record_path(dir, thing)).expect("a directory"))
 }
 
-/// How an acquire went.
+/// The result of an acquire.
 enum Waited<T> {
     Granted(T),
     Ended(How),

@@ -1,7 +1,7 @@
-//! `leasehold bench`: what leases cost on your own store, and what that means.
+//! `leasehold bench`: measures the cost of leases on a store.
 //!
-//! Everything happens in this process, by two clients with connections of their own, so that what is handed over goes
-//! through the store. The names are always the same: of each the store keeps a count of its fences, for good.
+//! This process uses two clients with separate connections, so that hand-overs go through the store. The names are always
+//! the same, because the store keeps the last fence of every name.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -20,13 +20,13 @@ use crate::job::shortest_option;
 use crate::output::{self, lease_text, or_dash, table};
 use crate::store::{self, Store};
 
-/// What all names begin with.
+/// The prefix of all names.
 const NAME: &str = "leasehold-bench";
 const TASKS: usize = 256;
 const NAMES: usize = 1000;
 const FEW: usize = 20;
 const MANY: usize = 5000;
-/// What is measured: it all takes about as long.
+/// The number of measurements. Each takes about the same time.
 const PARTS: u32 = 7;
 
 pub(crate) fn run(arguments: &BenchArgs) -> Result<u8, Failure> {
@@ -34,7 +34,7 @@ pub(crate) fn run(arguments: &BenchArgs) -> Result<u8, Failure> {
     let (figures, needs_renewals) = store::block_on(async {
         let clients = [store.open().await?, store.open().await?];
         let Some(alone) = clients[0].lock(NAME).auto_extend().build()?.try_acquire().await? else {
-            return Err(Failure::new(NOT_ACQUIRED, "another bench is at work on this store"));
+            return Err(Failure::new(NOT_ACQUIRED, "another bench is running on this store"));
         };
         let needs_renewals = clients[0].lifeline().is_none();
         let figures = Bench::new(clients.clone(), arguments.lasting / PARTS).measure().await?;
@@ -52,7 +52,7 @@ pub(crate) fn run(arguments: &BenchArgs) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// How often something was done, how long that took in all, and each time, if that means anything.
+/// One measurement: the number of operations, their total time, and the time of each if that is meaningful.
 struct Figure {
     what: String,
     key: &'static str,
@@ -83,7 +83,7 @@ struct Bench {
     span: Duration,
     figures: Vec<Figure>,
     progress: ProgressBar,
-    /// What is to be forgotten at the end.
+    /// The semaphores to forget at the end.
     used: RefCell<BTreeMap<String, Semaphore>>,
 }
 
@@ -119,7 +119,7 @@ impl Bench {
         self.hand_over("many", MANY).await?;
         self.progress.set_message("forgetting the names");
         for semaphore in self.used.take().into_values() {
-            // One that nobody has used is not known, and one that somebody else uses stays.
+            // A semaphore that was never used is not known to the store, and one that another process uses stays.
             let _ = semaphore.forget().await;
         }
         self.progress.finish_and_clear();
@@ -154,7 +154,7 @@ impl Bench {
         self.progress.inc(1);
     }
 
-    /// One at a time.
+    /// Measures operations one at a time.
     async fn each(
         &mut self,
         key: &'static str,
@@ -173,7 +173,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Many tasks at once.
+    /// Measures many tasks at once.
     async fn crowd(
         &mut self,
         key: &'static str,
@@ -206,9 +206,9 @@ impl Bench {
         Ok(())
     }
 
-    /// One permit goes round, from one client to the other and back.
+    /// Measures how fast one permit passes from one client to the other and back.
     async fn hand_over(&mut self, key: &'static str, waiters: usize) -> Result<(), Error> {
-        let what = format!("handing over, with {waiters} in the queue");
+        let what = format!("hand-over with {waiters} in the queue");
         self.begin(&what);
         let name = Self::name(key);
         let round = Arc::new(Mutex::new(Round::default()));
@@ -234,12 +234,12 @@ impl Bench {
         let begun = Instant::now();
         lock(&round).begin(begun + self.span);
         held.release().await?;
-        // The first task that finds the time over ends and releases its permit; the others leave the queue.
+        // The first task that finds that the time has passed ends and releases its permit. The others leave the queue.
         if let Some(ended) = tasks.join_next().await {
             ended.unwrap_or(Ok(()))?;
         }
         tasks.shutdown().await;
-        // Until all have left, it cannot be forgotten.
+        // The semaphore cannot be forgotten until all tasks have left.
         while semaphore.stats().await?.waiting() > 0 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -254,7 +254,7 @@ async fn pair(semaphore: &Semaphore) -> Result<(), Error> {
     semaphore.acquire().await?.release().await.map(drop)
 }
 
-/// What those know who hand over.
+/// The shared state of the tasks that pass a permit on.
 #[derive(Default)]
 struct Round {
     released: Option<Instant>,
@@ -267,7 +267,7 @@ impl Round {
         (self.until, self.released) = (Some(until), Some(Instant::now()));
     }
 
-    /// Whether it is over. If not, the permit is about to be released.
+    /// Whether the measurement has ended. If not, the permit is about to be released.
     fn acquired(&mut self) -> bool {
         let now = Instant::now();
         self.each.extend(self.released.map(|released| now - released));
@@ -294,7 +294,7 @@ fn as_text(figures: &[Figure], needs_renewals: bool) -> String {
     text
 }
 
-/// With three digits, as far as they mean anything.
+/// Formats a duration with three significant digits.
 fn short(time: Duration) -> String {
     match time.as_micros() {
         0..1000 => format!("{}us", time.as_micros()),
@@ -304,7 +304,7 @@ fn short(time: Duration) -> String {
     }
 }
 
-/// What it means, in words. `needs_renewals`: whether permits have a lease on this store.
+/// Explains the figures. `needs_renewals`: whether permits have a lease on this store.
 fn reading(figures: &[Figure], needs_renewals: bool) -> Vec<String> {
     let find = |key| figures.iter().find(|figure| figure.key == key);
     let (Some(question), Some(pair), Some(hot), Some(few), Some(many)) =

@@ -1,24 +1,29 @@
-//! `leasehold doctor`: can the store be reached, and are leases safe on it?
+//! `leasehold doctor`: checks that the store can be reached and that leases are safe on it.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, Error, shortest_lease};
+use leasehold::{Client, Deployment, Error, shortest_lease};
 use serde_json::{Value, json};
 
+use crate::advice::advice;
 use crate::args::DoctorArgs;
-use crate::failure::{Failure, NOT_SAFE, REFUSED, UNAVAILABLE};
+use crate::failure::{self, Failure, NOT_SAFE, REFUSED, UNAVAILABLE};
 use crate::job::shortest_option;
 use crate::output::{self, Style, lease_text, styled};
 use crate::store::{self, Store};
 
+mod cluster;
+mod node;
 mod redis;
+mod sentinel;
 
-/// What is acquired and released, to see whether that is possible. Always the same, so that it is left once at most.
+/// The name that is acquired and released as a trial. It is always the same, so that at most one is left behind.
 const TRIAL: &str = "leasehold-doctor";
-/// More than there are doctors at work at once.
+/// More than the number of doctors that run at once.
 const CROWD: u32 = 1000;
 const SHORT: Duration = Duration::from_secs(5);
+const FAREWELL: Duration = Duration::from_millis(500);
 const QUESTIONS: usize = 20;
 /// A round trip of more than this makes every acquire slow.
 const SLOW: Duration = Duration::from_millis(50);
@@ -38,38 +43,57 @@ pub(crate) fn run(arguments: &DoctorArgs) -> Result<u8, Failure> {
 
 async fn examine(store: &Store) -> Report {
     let mut report = Report::new(store);
-    report.ok("store", store.place());
-    // To make it would be to say that all is well with a path that was mistyped.
+    report.ok("store", store.description());
+    // Creating it would hide a mistyped path.
     if let Some(path) = store.missing() {
-        let advice = "correct --store; if it is right, `leasehold run` makes the file";
+        let advice = "correct --store; if it is right, `leasehold run` creates the file";
         report.bad("reachable", format!("there is no store at {path}"), advice);
         report.end_with(UNAVAILABLE);
         return report;
     }
     let opening = Instant::now();
-    let client = match store.open().await {
-        Ok(client) => client,
+    let opened = match store.open().await {
+        Ok(client) => {
+            report.ok("reachable", format!("yes, after {}", output::ago(opening.elapsed())));
+            try_everything(&client, &mut report).await;
+            // Leases that were not released expire, so a store that does not answer is not waited for.
+            let _ = tokio::time::timeout(FAREWELL, client.close()).await;
+            true
+        }
         Err(error) => {
             report.failed("reachable", &error);
-            return report;
+            false
         }
     };
-    report.ok("reachable", format!("yes, after {}", output::ago(opening.elapsed())));
-    try_everything(&client, &mut report).await;
-    round_trip(&client, &mut report).await;
-    if let Ok(semaphore) = client.semaphore(TRIAL, CROWD).build() {
-        // Somebody else may be at it: then it stays.
-        let _ = semaphore.forget().await;
+    // The state of the other servers may explain why the store cannot be reached, unless the server is of another kind.
+    let refused = !opened && report.code == Some(REFUSED);
+    match store.deployment() {
+        Some(Deployment::Server(info)) if opened => redis::examine(store, info, &mut report).await,
+        Some(Deployment::Cluster(seeds)) if !refused => {
+            cluster::examine(store, &seeds, &mut report).await;
+        }
+        Some(Deployment::Sentinel(own)) if !refused => {
+            sentinel::examine(store, &own, &mut report).await;
+        }
+        _ => {}
     }
-    if client.locks().capabilities().backend == "redis" {
-        redis::examine(store, &mut report).await;
-    }
-    let _ = client.close().await;
     report
 }
 
-/// Each primitive once, with everything that it asks of the store.
 async fn try_everything(client: &Client, report: &mut Report) {
+    try_primitives(client, report).await;
+    // If the store is unreachable, each query would take the whole answer time-out.
+    if report.code != Some(UNAVAILABLE) {
+        round_trip(client, report).await;
+        if let Ok(semaphore) = client.semaphore(TRIAL, CROWD).build() {
+            // This fails if another doctor uses it.
+            let _ = semaphore.forget().await;
+        }
+    }
+}
+
+/// Acquires and releases each primitive once.
+async fn try_primitives(client: &Client, report: &mut Report) {
     let begun = Instant::now();
     let semaphore = async {
         let semaphore = client.semaphore(TRIAL, CROWD).ttl(SHORT).build()?;
@@ -79,6 +103,9 @@ async fn try_everything(client: &Client, report: &mut Report) {
         }
     };
     report.tried("semaphore", semaphore.await, begun);
+    if report.code == Some(UNAVAILABLE) {
+        return;
+    }
     let begun = Instant::now();
     let lock = async {
         match client.lock(TRIAL).lease(SHORT).build()?.try_acquire().await? {
@@ -97,7 +124,7 @@ async fn try_everything(client: &Client, report: &mut Report) {
     report.tried("pool", pool.await, begun);
 }
 
-/// Measures the round trip, and says which leases are long enough for it.
+/// Measures the round trip, and reports which leases are long enough for it.
 async fn round_trip(client: &Client, report: &mut Report) {
     let mut trips = Vec::new();
     for _ in 0..QUESTIONS {
@@ -115,7 +142,7 @@ async fn round_trip(client: &Client, report: &mut Report) {
     if median < SLOW {
         report.ok("round trip", says);
     } else {
-        report.warn("round trip", says, "use a server that is nearer");
+        report.warn("round trip", says, "use a server closer to this host");
     }
     let (lease, option) = (shortest_lease(slowest), shortest_option(slowest));
     let whose = if client.lifeline().is_some() { "of locks and pools, " } else { "" };
@@ -128,14 +155,14 @@ async fn round_trip(client: &Client, report: &mut Report) {
         report.ok("lease", says + ": that survives the loss of one connection");
     } else {
         let advice = format!(
-            "give --lease {} or longer, or use a server that is nearer",
+            "give --lease {} or longer, or use a server closer to this host",
             lease_text(option)
         );
         report.warn("lease", says + ": a shorter one is lost with its connection", &advice);
     }
 }
 
-/// How one finding is to be taken.
+/// The severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Verdict {
     Ok,
@@ -145,26 +172,33 @@ enum Verdict {
     Bad,
 }
 
-#[derive(Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 struct Finding {
     check: &'static str,
     verdict: Verdict,
     says: String,
-    /// What to do about it.
+    /// The advice.
     advice: Option<String>,
 }
 
 #[derive(Debug)]
 struct Report {
     findings: Vec<Finding>,
-    /// What the first that did not work says that the command is to exit with.
+    /// The exit code of the first failure.
     code: Option<u8>,
     keys_and_channels: String,
+    /// Whether the store has several servers, each of which is reported.
+    has_nodes: bool,
+    /// The facts about several servers for `--json`, with the name of their field.
+    servers: Option<(&'static str, Value)>,
 }
 
 impl Report {
     fn new(store: &Store) -> Self {
-        Self { findings: Vec::new(), code: None, keys_and_channels: store.keys_and_channels() }
+        let keys_and_channels = store.keys_and_channels();
+        let has_nodes =
+            matches!(store.deployment(), Some(Deployment::Cluster(_) | Deployment::Sentinel(_)));
+        Self { findings: Vec::new(), code: None, keys_and_channels, has_nodes, servers: None }
     }
 
     fn add(&mut self, check: &'static str, verdict: Verdict, says: String, advice: Option<String>) {
@@ -191,23 +225,17 @@ impl Report {
     }
 
     fn failed(&mut self, check: &'static str, error: &Error) {
-        let (says, code) = (error.to_string(), Failure::from(error.clone()).code);
+        let (says, code) = (failure::text(error), Failure::from(error.clone()).code);
         let allow = format!("let the server's ACL allow it, for {}", self.keys_and_channels);
-        let advice = match code {
-            UNAVAILABLE if says.contains("rediss://") => {
-                "start it, or correct the host and port of --store: is TLS spoken there? redis:// is without"
+        let advice = match (code, advice(error)) {
+            (REFUSED, _) if says.contains("missing permission") => &allow,
+            // The findings about the other servers say more.
+            (UNAVAILABLE, Some(advice)) if self.has_nodes && advice.starts_with("start it") => {
+                "start the servers below that do not answer, or correct --store"
             }
-            UNAVAILABLE => "start it, or correct the host and port of --store",
-            REFUSED if says.contains("permission") => &allow,
-            REFUSED if says.contains("authority") => "give its certificate as --ca-certificate",
-            REFUSED if says.contains("memory") => "raise its maxmemory, or free some",
-            REFUSED if says.contains("replica") => "give the primary as --store",
-            REFUSED if says.contains("does not answer as Redis") => "correct the port of --store",
-            REFUSED if !says.contains("password") => "see what it says, and its log",
-            REFUSED => {
-                "correct the user and password of --store, or ask the operator of the server"
-            }
-            _ => "correct --store",
+            (_, Some(advice)) => advice,
+            (REFUSED, None) => "see the message and the server's log",
+            (_, None) => "correct --store",
         };
         self.bad(check, says, advice);
         self.end_with(code);
@@ -252,6 +280,10 @@ impl Report {
                 "advice": finding.advice,
             })
         });
-        json!({ "findings": findings.collect::<Vec<_>>() })
+        let mut report = json!({ "findings": findings.collect::<Vec<_>>() });
+        if let Some((name, servers)) = &self.servers {
+            report[*name] = servers.clone();
+        }
+        report
     }
 }

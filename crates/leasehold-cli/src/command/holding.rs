@@ -1,4 +1,4 @@
-//! What `run` and `lock` have in common: whatever it is that is held, a child runs under it, and signals may come.
+//! The common part of `run` and `lock`: start the guard, bound the wait, run the child under the lease, and release it.
 
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -9,21 +9,24 @@ use nix::sys::signal::Signal;
 use crate::args::Patience;
 use crate::failure::{Failure, UNAVAILABLE, by_signal, complain};
 use crate::guard::Charge;
+use crate::guard::launcher::outer_ids;
 use crate::guard::spare::{Spare, Started};
-use crate::job::{Held, Job};
+use crate::job::{Held, Job, Released};
+use crate::output::ago;
+use crate::program;
 use crate::signals::{Blocked, Signals};
 use crate::store::Store;
-use crate::supervise::{self, End, Ended};
+use crate::supervise::{self, End};
 
-/// How long the store may take to be told of the end, before we go without: the lease ends by itself.
+/// How long the release may take. After that the command exits without it, and the lease expires.
 const FAREWELL: Duration = Duration::from_secs(5);
 /// The same, if nothing was acquired.
 const BRIEF_FAREWELL: Duration = Duration::from_millis(500);
-/// How long the store may take to answer if nothing is waited for.
+/// How long the store may take to answer with `--no-wait`.
 const NO_WAIT: Duration = Duration::from_secs(5);
 
-/// Until when a permit or a lock has to be acquired. Counts from the start of the command, so that it bounds all of it:
-/// opening the store, asking, waiting.
+/// The time limit for acquiring a permit or a lock. It counts from the start of the command, so that it bounds opening the
+/// store, querying and waiting together.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit {
     begun: Instant,
@@ -35,10 +38,10 @@ impl Limit {
         Self { begun: Instant::now(), patience }
     }
 
-    /// How long to wait from now on.
+    /// Returns the remaining time.
     pub(super) fn patience(self) -> Patience {
         match self.patience {
-            // Zero would be refused; the question is asked at least.
+            // Zero would be refused, and the store must be asked at least once.
             Patience::Within(limit) => {
                 let left = limit.saturating_sub(self.begun.elapsed());
                 Patience::Within(left.max(Duration::from_millis(1)))
@@ -47,7 +50,7 @@ impl Limit {
         }
     }
 
-    /// What the error says, with the limit that was asked for and not with what was left of it.
+    /// Returns the message of the error with the limit that the user gave, not with the remaining time.
     pub(super) fn named_in(self, mut error: Error) -> String {
         if let (Error::TimedOut { limit, .. }, Patience::Within(asked)) =
             (&mut error, self.patience)
@@ -57,7 +60,7 @@ impl Limit {
         error.to_string()
     }
 
-    /// The result of a call to the store, unless the time is over or a signal arrives first.
+    /// Returns the result of a call to the store, unless the time limit passes or a signal arrives first.
     pub(super) async fn bound<T>(
         self,
         store: &Store,
@@ -81,7 +84,7 @@ impl Limit {
     }
 }
 
-/// What [`begin`] has become.
+/// The result of [`begin`], which returns in two processes.
 pub(super) enum Begun {
     /// In the command.
     Command(Spare, Signals),
@@ -89,9 +92,10 @@ pub(super) enum Begun {
     Guard(u8),
 }
 
-/// Starts the guard, and listens to signals. Before anything else: no thread may be there yet.
+/// Starts the guard and the handling of signals. Call it first, because there must be no other thread yet.
 pub(super) fn begin(command: &[OsString], grace: Duration) -> Result<Begun, Failure> {
-    let deaf = |error| Failure::internal("signals cannot be heard", error);
+    program::check(command)?;
+    let deaf = |error| Failure::internal("signals cannot be handled", error);
     let blocked = Blocked::new().map_err(deaf)?;
     let nested = std::env::var_os("LEASEHOLD_ID").is_some();
     match Spare::start(&Charge { command, grace, nested }) {
@@ -101,7 +105,7 @@ pub(super) fn begin(command: &[OsString], grace: Duration) -> Result<Begun, Fail
     }
 }
 
-/// What is done before there is a place in a queue: a signal ends it at once.
+/// Runs a future that a signal ends at once, because there is no place in a queue yet.
 pub(super) async fn unless_signalled<T>(
     signals: &mut Signals,
     future: impl Future<Output = Result<T, Failure>>,
@@ -116,14 +120,14 @@ pub(super) fn signalled(signal: Signal) -> Failure {
     Failure::silent(by_signal(signal as i32))
 }
 
-/// Another process has it. With `-E 0` that is a success, and no message is printed.
+/// The failure if another process holds it. With `-E 0` that is a success, and no message is printed.
 pub(super) fn taken(code: u8, what: &str) -> Failure {
     if code == 0 { Failure::silent(0) } else { Failure::new(code, what) }
 }
 
-/// Waits until the store knows of everything that was released and cancelled, if it answers in time.
+/// Waits until the store has applied all releases and cancellations, if it answers in time.
 pub(super) async fn farewell(client: &Client, ended: &Result<u8, Failure>, signals: &mut Signals) {
-    // A command that was not to wait any longer, or was interrupted, does not wait for this either.
+    // After a time-out or an interruption, the command does not wait long for this either.
     let limit = if ended.is_ok() { FAREWELL } else { BRIEF_FAREWELL };
     tokio::select! {
         _ = client.close() => {}
@@ -132,31 +136,91 @@ pub(super) async fn farewell(client: &Client, ended: &Result<u8, Failure>, signa
     }
 }
 
-/// Runs the job, and gives back what it ran under.
+/// Refuses a command inside a command that holds the same name: the inner one would wait for the outer one, which waits
+/// for its child. `holders` are the ids that hold it now, so that a process that has outlived its lease is not refused.
+pub(super) fn check_nesting(
+    what: &str,
+    holders: impl IntoIterator<Item = String>,
+) -> Result<(), Failure> {
+    let outer = outer_ids();
+    if holders.into_iter().any(|holder| outer.contains(&holder)) {
+        let problem = "is held by a command around this one, which waits for this one to end";
+        return Err(Failure::usage(format!("{what} {problem}: use another name")));
+    }
+    Ok(())
+}
+
+/// Whether this command runs inside another one.
+pub(super) fn is_nested() -> bool {
+    !outer_ids().is_empty()
+}
+
+/// Runs the job, and releases what it ran under. `waited` is how long it took to acquire it.
 pub(super) async fn under(
     client: &Client,
     job: &Job,
     held: impl Held,
+    waited: Duration,
     spare: Spare,
     signals: &mut Signals,
 ) -> Result<u8, Failure> {
+    let acquired = Instant::now();
+    if job.verbose {
+        let (what, waited, fence) = (&job.what, ago(waited), held.fence());
+        complain(&format!("{what} acquired after {waited}, with fence {fence}"));
+    }
     let mut ended = supervise::run(job, &held, spare, client.lifeline(), signals).await;
-    let given_back = tokio::select! {
-        given_back = held.release() => given_back.map_err(|error| error.to_string()),
+    let (started, lost) = match &ended {
+        Ok(ended) => (!matches!(ended.end, End::NotStarted(_)), matches!(ended.end, End::Lost(_))),
+        Err(_) => (true, false),
+    };
+    let mut interrupted = None;
+    if started && !lost && ended.is_ok() {
+        interrupted = hold_on(job, &held, acquired, signals).await;
+    }
+    let released = tokio::select! {
+        released = held.release(started) => released.map_err(|error| error.to_string()),
         () = tokio::time::sleep(FAREWELL) => Err("no answer in time".to_owned()),
         _ = signals.next_to_end() => Err("interrupted".to_owned()),
     };
-    match given_back {
-        Ok(true) if job.verbose => complain(&format!("{} given back", job.what)),
-        Ok(false) if job.verbose => complain(&format!("{} was gone already", job.what)),
-        Err(error) if !matches!(ended, Ok(Ended { end: End::Lost(_), .. })) => {
-            complain(&format!("the {} was not given back: {error}; it ends by itself", job.what));
+    match released {
+        Ok(released) if job.verbose => complain(&match released {
+            Released::Yes => format!("{} released", job.what),
+            Released::Expired => format!("{} had expired already", job.what),
+            Released::Kept(rest) => format!("{} stays locked for {}", job.what, ago(rest)),
+        }),
+        Err(error) if !lost => {
+            complain(&format!("the {} was not released: {error}; it expires by itself", job.what));
         }
         _ => {}
     }
-    // After that: the next one does not have to wait for it.
+    if let Some(signal) = interrupted {
+        return Err(signalled(signal));
+    }
+    // After the release, so that the next process does not wait for this.
     if let Ok(ended) = &mut ended {
         ended.reap_the_guard().await;
     }
     Ok(ended?.end.code(job))
+}
+
+/// Holds it as long as `--at-least` says, unless it is lost. Returns the signal that ended this early.
+async fn hold_on(
+    job: &Job,
+    held: &impl Held,
+    acquired: Instant,
+    signals: &mut Signals,
+) -> Option<Signal> {
+    let left = job.at_least?.checked_sub(acquired.elapsed())?;
+    if job.verbose {
+        complain(&format!("the child has ended; the {} is held for {} more", job.what, ago(left)));
+    }
+    tokio::select! {
+        () = tokio::time::sleep(left) => None,
+        reason = held.lost() => {
+            complain(&format!("the {} was lost before --at-least had passed: {reason}", job.what));
+            None
+        }
+        signal = signals.next_to_end() => Some(signal),
+    }
 }

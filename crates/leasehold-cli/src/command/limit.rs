@@ -1,9 +1,9 @@
-//! `leasehold limit`, `pause`, `resume`, `drain`, `forget`: change what a semaphore allows while it is in use.
+//! `leasehold limit`, `pause`, `resume`, `drain`, `forget`: change the limits of a semaphore while it is in use.
 
 use leasehold::{Client, Semaphore, SemaphoreStats, WaitsFor};
 use serde_json::{Value, json};
 
-use super::show::find;
+use super::show::find_with;
 use crate::args::{
     DrainArgs, ForgetArgs, LimitArgs, PauseArgs, Rate, RateChange, ResumeArgs, StoreArgs,
 };
@@ -12,7 +12,7 @@ use crate::output::{self, ago, one_line};
 use crate::store::{self, Store};
 
 pub(crate) fn limit(arguments: &LimitArgs) -> Result<u8, Failure> {
-    // Before anything is changed: all of it or nothing.
+    // Checked before anything is changed, so that all changes are made or none.
     if let Some(RateChange::To(Rate { starts, period })) = arguments.rate {
         let burst = arguments.burst.unwrap_or(1);
         Client::memory().semaphore("a rate", 1).rate(starts, period).burst(burst).build()?;
@@ -21,7 +21,7 @@ pub(crate) fn limit(arguments: &LimitArgs) -> Result<u8, Failure> {
         match arguments.capacity {
             Some(capacity) if arguments.pin => semaphore.pin(capacity).await?,
             Some(capacity) => semaphore.set_capacity(capacity).await?,
-            // Without a number it stays at what it is.
+            // Without a number, the current limit is pinned.
             None if arguments.pin => semaphore.pin(stats.capacity().max(1)).await?,
             None if arguments.unpin => semaphore.unpin().await?,
             None => {}
@@ -87,7 +87,7 @@ pub(crate) fn forget(arguments: &ForgetArgs) -> Result<u8, Failure> {
         let (held, waiting) = (stats.held(), stats.waiting());
         if held > 0 || waiting > 0 {
             let problem = format!("{name:?} is in use: {held} held, {waiting} waiting");
-            let advice = format!("`leasehold drain {name}` first, and end those who wait");
+            let advice = format!("`leasehold drain {name}` first, and end the waiting processes");
             return Err(Failure::new(NOT_ACQUIRED, format!("{problem}: {advice}")));
         }
         if !arguments.yes {
@@ -99,15 +99,15 @@ pub(crate) fn forget(arguments: &ForgetArgs) -> Result<u8, Failure> {
     })
 }
 
-/// A handle that declares nothing, and what is known of the semaphore. Fails if there is none of that name.
+/// Runs `work` with a handle that declares nothing, and with the statistics. Fails if there is no such semaphore.
 fn with_semaphore(
     store: &StoreArgs,
     name: &str,
     work: impl AsyncFnOnce(&Semaphore, &SemaphoreStats) -> Result<(), Failure>,
 ) -> Result<u8, Failure> {
     store::block_on(async {
-        let client = Store::new(store)?.look().await?;
-        let Some(stats) = find(&client, name).await? else {
+        let client = Store::new(store)?.find().await?;
+        let Some(stats) = find_with(&client, name, 0..0).await? else {
             return Err(missing(&client, name).await);
         };
         let semaphore = client.semaphore(name, 1).unless_declared().build()?;
@@ -122,20 +122,20 @@ async fn missing(client: &Client, name: &str) -> Failure {
     let why = if is_a_lock {
         "is a lock, which has one holder and no limit: `leasehold release` ends it"
     } else {
-        "is no semaphore that anybody has used: see `leasehold ls --all`"
+        "is not the name of a semaphore: see `leasehold ls --all`"
     };
     Failure::new(NOTHING_THERE, format!("{name:?} {why}"))
 }
 
-/// Who pauses: the user and the host, as far as they are known.
-fn who() -> String {
+/// Returns the acting user and host, as far as they are known.
+pub(crate) fn who() -> String {
     let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
     let user = user.ok().filter(|user| !user.is_empty()).unwrap_or_else(|| "somebody".to_owned());
     let host = rustix::system::uname();
     format!("{user}@{}", host.nodename().to_string_lossy())
 }
 
-/// What the limits are, for people.
+/// Formats the limits.
 pub(super) fn describe(stats: &SemaphoreStats) -> String {
     let capacity = stats.capacity();
     let permits = match capacity {
@@ -153,7 +153,7 @@ pub(super) fn describe(stats: &SemaphoreStats) -> String {
     format!("{permits}{pinned}{rate}{paused}")
 }
 
-/// How often one may start.
+/// Formats the rate.
 pub(super) fn rate(stats: &SemaphoreStats) -> Option<String> {
     let rate = stats.rate()?;
     let burst = match rate.burst() {
@@ -173,7 +173,7 @@ pub(super) fn rate_json(stats: &SemaphoreStats) -> Option<Value> {
     })
 }
 
-/// What the first in the queue waits for, in a word for scripts.
+/// Returns what the first waiter waits for, as a word for scripts.
 pub(super) fn waits_for(stats: &SemaphoreStats) -> Option<&'static str> {
     Some(match stats.waits_for()? {
         WaitsFor::Room => "room",
@@ -185,7 +185,7 @@ pub(super) fn waits_for(stats: &SemaphoreStats) -> Option<&'static str> {
     })
 }
 
-/// Since when, by whom and why it is paused.
+/// Formats a pause: since when, by whom and why.
 pub(crate) fn paused(stats: &SemaphoreStats) -> Option<String> {
     let paused = stats.paused()?;
     let reason = paused.reason().map(|reason| format!(": {reason}")).unwrap_or_default();

@@ -1,33 +1,37 @@
-//! `leasehold lock`: a command under a fenced lock.
+//! `leasehold lock`: runs a command under a fenced lock.
 
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::{Client, Error, Lock, LockGuard, Retry};
 
-use super::holding::{Begun, Limit, begin, farewell, signalled, taken, under};
+use super::holding::{
+    Begun, Limit, begin, check_nesting, farewell, is_nested, signalled, taken, under,
+};
 use crate::args::{LockArgs, Patience};
-use crate::failure::{Failure, complain};
+use crate::failure::Failure;
 use crate::guard::spare::Spare;
-use crate::job::{Job, asked_for, grace, margin};
+use crate::job::{HeldLock, Job, asked_for, grace, margin};
+use crate::output::ago;
 use crate::signals::Signals;
 use crate::store::{self, Store};
 use crate::waiting::Waiting;
 
-/// Of a lease: see [`grace`].
+/// The shortest lease in graces: see [`grace`].
 const GRACES: u32 = 2;
-/// Longer than anybody waits.
+/// A time limit that is never reached.
 const ENDLESS: Duration = Duration::from_secs(100 * 365 * 86_400);
-/// A release wakes us. This is for those that nobody tells us of.
+/// How often the store is queried for releases that did not wake this client.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(arguments: LockArgs) -> Result<u8, Failure> {
     let grace = grace(arguments.grace, arguments.lease, GRACES)?;
-    let limit = Limit::new(arguments.wait.patience());
+    let limit = Limit::new(patience(&arguments));
     let store = Store::new(&arguments.store)?;
     let (spare, mut signals) = match begin(&arguments.command, grace)? {
         Begun::Command(spare, signals) => (spare, signals),
         Begun::Guard(code) => return Ok(code),
     };
+    store.announce(arguments.verbose);
     store::block_on(async {
         let open = async { Ok(store.open().await?) };
         let client = limit.bound(&store, &mut signals, open).await?;
@@ -48,8 +52,17 @@ async fn hold_and_run(
     signals: &mut Signals,
 ) -> Result<u8, Failure> {
     let lock = declare(client, &arguments, grace, limit)?;
+    if is_nested() {
+        let holder = async { Ok(client.locks().lookup_raw(lock.key()).await?) };
+        let holder = limit.bound(store, signals, holder).await?;
+        let what = format!("the lock {:?}", lock.key());
+        check_nesting(&what, holder.map(|holder| holder.lock_id.to_string()))?;
+    }
+    let asked = Instant::now();
     let guard = acquire(client, store, &lock, &arguments, limit, signals).await?;
-    // There is one clock on one host, so that the library keeps no margin there. But a guard needs time to kill.
+    let (waited, kept_until) =
+        (asked.elapsed(), arguments.once_per.map(|period| Instant::now() + period));
+    // On one host there is one clock, so the library keeps no margin. But the guard needs time to kill the child.
     let margin =
         if store.is_on_this_host() { margin(arguments.lease, grace) } else { Duration::ZERO };
     let job = Job {
@@ -60,11 +73,31 @@ async fn hold_and_run(
         what: format!("lock {:?}", lock.key()),
         name: lock.key().to_owned(),
         verbose: arguments.verbose,
+        at_least: None,
     };
-    if job.verbose {
-        complain(&format!("{} acquired, with fence {}", job.what, guard.fence()));
+    let held = HeldLock { guard, kept_until };
+    under(client, &job, held, waited, spare, signals).await
+}
+
+/// `--once-per` does not wait: the holder of the lock runs the job in this period, or has run it.
+fn patience(arguments: &LockArgs) -> Patience {
+    match arguments.once_per {
+        Some(_) => Patience::None,
+        None => arguments.wait.patience(),
     }
-    under(client, &job, guard, spare, signals).await
+}
+
+/// Returns why the lock was not acquired at once.
+async fn why_not(client: &Client, lock: &Lock, once_per: Option<Duration>) -> String {
+    let key = lock.key();
+    let Some(period) = once_per else {
+        return format!("the lock {key:?} is held by another process");
+    };
+    let period = humantime::format_duration(period);
+    let info = client.locks().lookup(key).await.ok().flatten();
+    let left = info.and_then(|info| info.expires_at.duration_since(SystemTime::now()).ok());
+    let left = left.map(|left| format!("; the lock expires in {}", ago(left))).unwrap_or_default();
+    format!("{key:?} is running, or has run within --once-per {period}{left}")
 }
 
 fn declare(
@@ -78,7 +111,7 @@ fn declare(
         Patience::None | Patience::Endless => ENDLESS,
     };
     let retry = Retry::default().times(u32::MAX).max_delay(ASK_AGAIN).within(within);
-    // The lock is extended until the child has ended. Only the child is limited by --ttl.
+    // The lock is extended until the child has ended. `--ttl` limits only the child.
     let lock = client.lock(&arguments.key).lease(asked_for(arguments.lease, grace));
     let lock = match &arguments.label {
         Some(label) => lock.label(label),
@@ -96,11 +129,11 @@ async fn acquire(
     signals: &mut Signals,
 ) -> Result<LockGuard, Failure> {
     let code = arguments.wait.conflict_code;
-    if arguments.wait.patience() == Patience::None {
+    if limit.patience() == Patience::None {
         let attempt = async { Ok(lock.try_acquire().await?) };
         return match limit.bound(store, signals, attempt).await? {
             Some(guard) => Ok(guard),
-            None => Err(taken(code, &format!("somebody else has the lock {:?}", lock.key()))),
+            None => Err(taken(code, &why_not(client, lock, arguments.once_per).await)),
         };
     }
     let what = format!("the lock {:?}", lock.key());

@@ -1,4 +1,4 @@
-//! `leasehold lookup`: who has a lock.
+//! `leasehold lookup`: shows the holder of a lock.
 
 use std::fmt::Write;
 
@@ -17,10 +17,10 @@ pub(crate) fn run(arguments: &LookupArgs) -> Result<u8, Failure> {
         let Some(found) = client.locks().lookup_raw(&arguments.key).await? else {
             let key = &arguments.key;
             let rest = match find(&client, key).await {
-                Ok(Some(_)) => format!("; of the semaphore see `leasehold show {key}`"),
+                Ok(Some(_)) => format!("; for the semaphore see `leasehold show {key}`"),
                 _ => String::new(),
             };
-            let message = format!("nobody has the lock {key:?}{rest}");
+            let message = format!("the lock {key:?} is not held{rest}");
             return Err(Failure::new(NOTHING_THERE, message));
         };
         if arguments.json {

@@ -1,9 +1,8 @@
-//! `leasehold ls`: what is held, and how many wait.
+//! `leasehold ls`: lists semaphores, locks and pools.
 //!
-//! Each kind of thing is a [`Section`]: a table for people, and the same as JSON.
+//! Each kind is a [`Section`]: a table, and the same content as JSON.
 
-use std::io::IsTerminal;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use leasehold::{Client, PoolStats, RawLockInfo, SemaphoreStats};
 use serde_json::{Value, json};
@@ -15,37 +14,29 @@ use crate::failure::Failure;
 use crate::output::{self, ago, or_dash, seconds, table};
 use crate::store::{self, Store};
 
-const NOTHING: &str = "nothing is held, and nobody waits";
-const REDRAW: Duration = Duration::from_secs(1);
-/// Clears the terminal and goes to its first line.
-const CLEAR: &str = "\x1b[2J\x1b[H";
+const NOTHING: &str = "no holders and no waiters";
 
 pub(crate) fn run(arguments: &LsArgs) -> Result<u8, Failure> {
-    if arguments.watch && !std::io::stdout().is_terminal() {
-        return Err(Failure::usage("--watch redraws a terminal, and stdout is none: leave it out"));
+    if arguments.watch {
+        let advice = "use `leasehold top`, or `leasehold show --watch NAME` for one name";
+        return Err(Failure::usage(format!("ls --watch was replaced: {advice}")));
     }
     store::block_on(async {
         let client = Store::new(&arguments.store)?.look().await?;
-        loop {
-            let sections = sections(&client, arguments.all).await?;
-            if arguments.json {
-                output::print_json(&as_json(sections))?;
-            } else if arguments.watch {
-                output::print(&format!("{CLEAR}{}", as_text(&sections)))?;
-                tokio::time::sleep(REDRAW).await;
-                continue;
-            } else {
-                output::print(&as_text(&sections))?;
-            }
-            return Ok(0);
+        let sections = sections(&client, arguments.all).await?;
+        if arguments.json {
+            output::print_json(&as_json(sections))?;
+        } else {
+            output::print(&as_text(&sections))?;
         }
+        Ok(0)
     })
 }
 
-/// One kind of thing.
+/// One kind: semaphores, locks or pools.
 struct Section {
     title: &'static str,
-    /// None if there is none of it.
+    /// `None` if the list is empty.
     table: Option<String>,
     json: Value,
 }
@@ -73,7 +64,7 @@ async fn semaphores(client: &Client, all: bool) -> Result<Section, Failure> {
     Ok(Section { title: "semaphores", table, json })
 }
 
-/// With their keys, but without what releases them.
+/// Lists locks with their keys, but without their ids, because a lock id can release its lock.
 async fn locks(client: &Client) -> Result<Section, Failure> {
     let locks = client.locks().list_raw(usize::MAX).await?;
     let now = SystemTime::now();
@@ -85,19 +76,24 @@ async fn locks(client: &Client) -> Result<Section, Failure> {
     };
     let titles = ["LOCK", "FOR", "ENDS IN", "FENCE"];
     let table = (!locks.is_empty()).then(|| table(titles, &[1, 2], locks.iter().map(row)));
-    let one = |lock: &RawLockInfo| {
-        json!({
-            "key": lock.key,
-            "lock_id_hash": lock.info.lock_id_hash,
-            "for_seconds": seconds(Some(held_for(lock))),
-            "ends_in_seconds": seconds(Some(ends_in(lock))),
-            "fence": lock.info.fence.to_string(),
-        })
-    };
-    Ok(Section { title: "locks", table, json: locks.iter().map(one).collect() })
+    Ok(Section { title: "locks", table, json: locks.iter().map(lock_json).collect() })
 }
 
-/// The store does not know how many leases a pool has: those who use it do.
+/// Returns a lock as JSON, without its id, which could release it.
+pub(super) fn lock_json(lock: &RawLockInfo) -> Value {
+    let now = SystemTime::now();
+    let held_for = now.duration_since(lock.info.acquired_at).unwrap_or_default();
+    let ends_in = lock.info.expires_at.duration_since(now).unwrap_or_default();
+    json!({
+        "key": lock.key,
+        "lock_id_hash": lock.info.lock_id_hash,
+        "for_seconds": seconds(Some(held_for)),
+        "ends_in_seconds": seconds(Some(ends_in)),
+        "fence": lock.info.fence.to_string(),
+    })
+}
+
+/// Lists pools. The store does not know the capacity of a pool; only its users do.
 async fn pools(client: &Client) -> Result<Section, Failure> {
     let pools = client.pools().list(usize::MAX).await?;
     let silent_for = |pool: &PoolStats| pool.members.iter().map(|one| one.silent_for).max();
@@ -106,11 +102,12 @@ async fn pools(client: &Client) -> Result<Section, Failure> {
     };
     let titles = ["POOL", "HELD", "LONGEST SILENCE"];
     let table = (!pools.is_empty()).then(|| table(titles, &[1, 2], pools.iter().map(row)));
-    let one = |pool: &PoolStats| {
-        let members: Value = pool.members.iter().map(pool_member_json).collect();
-        json!({ "name": pool.name, "held": pool.members.len(), "members": members })
-    };
-    Ok(Section { title: "pools", table, json: pools.iter().map(one).collect() })
+    Ok(Section { title: "pools", table, json: pools.iter().map(pool_json).collect() })
+}
+
+pub(super) fn pool_json(pool: &PoolStats) -> Value {
+    let members: Value = pool.members.iter().map(pool_member_json).collect();
+    json!({ "name": pool.name, "held": pool.members.len(), "members": members })
 }
 
 fn row(one: &SemaphoreStats) -> [String; 7] {
@@ -125,13 +122,13 @@ fn row(one: &SemaphoreStats) -> [String; 7] {
     ]
 }
 
-/// How many permits, and how many units if those are more.
+/// Returns the number of permits, and the number of units if it differs.
 fn held(one: &SemaphoreStats) -> String {
     let (held, units) = (one.held(), one.units());
     if held == units { held.to_string() } else { format!("{held} ({units} units)") }
 }
 
-/// With what an operator has set, and the rate.
+/// Returns the capacity with pin, pause and rate.
 fn capacity(one: &SemaphoreStats) -> String {
     let limited = (1..u32::MAX).contains(&one.capacity());
     let capacity = or_dash(limited.then(|| one.capacity().to_string()));
@@ -141,7 +138,7 @@ fn capacity(one: &SemaphoreStats) -> String {
     format!("{capacity}{pinned}{paused}{rate}")
 }
 
-/// The numbers of one semaphore; `show` adds who they are.
+/// Returns the numbers of one semaphore as JSON. `show` adds its holders and waiters.
 pub(super) fn semaphore_json(one: &SemaphoreStats) -> Value {
     json!({
         "name": one.name(),

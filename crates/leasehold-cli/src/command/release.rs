@@ -1,4 +1,4 @@
-//! `leasehold release`: ends somebody's permit or lock by hand.
+//! `leasehold release`: releases a permit or a lock by its id.
 
 use leasehold::{AcquisitionId, Client, LockId};
 use serde_json::json;
@@ -9,16 +9,16 @@ use crate::failure::{Failure, NOTHING_THERE, complain};
 use crate::output;
 use crate::store::{self, Store};
 
-const WARNING: &str = "warning: its holder may still be at work, and the next may begin before that is told; \
-                       only a resource that checks fences is safe";
+const WARNING: &str = "warning: the old holder may still be running when the next one starts; only a resource that \
+                       checks fences is safe";
 
 pub(crate) fn run(arguments: &ReleaseArgs) -> Result<u8, Failure> {
     let id = Id::parse(&arguments.id);
     store::block_on(async {
         let store = Store::new(&arguments.store)?;
-        // On one host there are no ids but ours.
+        // On one host all ids are of our form.
         let id = if store.is_on_this_host() { Some(id?) } else { id.ok() };
-        let client = store.look().await?;
+        let client = store.find().await?;
         let released = match id {
             Some(Id::Permit(id)) => release_permit(&client, &arguments.name, id).await?,
             Some(Id::Lock(id)) => release_lock(&client, &arguments.name, id).await?,
@@ -35,13 +35,23 @@ pub(crate) fn run(arguments: &ReleaseArgs) -> Result<u8, Failure> {
         if arguments.json {
             let (name, id) = (&arguments.name, &arguments.id);
             output::print_json(&json!({ "name": name, "id": id, "released": released }))?;
+        } else {
+            let what = match released {
+                "lock" => "lock",
+                "waiter" => "waiter",
+                _ => "permit",
+            };
+            output::print(&output::line(&format!(
+                "released {what} {} of {:?}",
+                arguments.id, arguments.name
+            )))?;
         }
         let _ = client.close().await;
         Ok(0)
     })
 }
 
-/// Ours tell a permit from a lock.
+/// An id of our own form, which tells a permit from a lock.
 #[derive(Clone, Copy)]
 enum Id {
     Permit(AcquisitionId),
@@ -60,7 +70,7 @@ impl Id {
     }
 }
 
-/// What it was; nothing if it holds nothing. Who waits would only queue again.
+/// Releases a permit. Returns its role, or `None` if it does not hold one. A waiter is refused: it would only queue again.
 async fn release_permit(
     client: &Client,
     name: &str,
@@ -77,7 +87,7 @@ async fn release_permit(
     Ok(semaphore.release(&id).await?.then_some("holder"))
 }
 
-/// A holder or waiter of another program that shares the semaphore. What it was.
+/// Releases a holder or waiter of another program that shares the semaphore. Returns its role.
 async fn release_foreign(
     client: &Client,
     name: &str,
@@ -95,7 +105,7 @@ async fn release_foreign(
     Ok(semaphore.release_member(id).await?.then_some(role))
 }
 
-/// Only if it is the lock of this key: an id that was copied from somewhere else is a mistake.
+/// Releases a lock, but only if the id is that of this key: another id is a mistake.
 async fn release_lock(
     client: &Client,
     key: &str,

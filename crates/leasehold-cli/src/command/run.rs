@@ -1,10 +1,12 @@
-//! `leasehold run`: a command under a permit.
+//! `leasehold run`: runs a command under a permit.
 
 use std::time::Duration;
 
 use leasehold::{Client, Error, Permit, Semaphore, SemaphoreStats};
 
-use super::holding::{Begun, Limit, begin, farewell, signalled, taken, under};
+use super::holding::{
+    Begun, Limit, begin, check_nesting, farewell, is_nested, signalled, taken, under,
+};
 use super::limit::{paused, rate};
 use crate::args::{Patience, Rate, RunArgs};
 use crate::failure::{Failure, complain};
@@ -15,18 +17,27 @@ use crate::signals::Signals;
 use crate::store::{self, Store};
 use crate::waiting::Waiting;
 
-/// Below this a renewal that is a little late would cost the permit.
+/// With a shorter lease, a slightly late renewal would lose the permit.
 const SHORTEST: Duration = Duration::from_millis(300);
-/// Of a lease: see [`grace`].
+/// The shortest lease in graces: see [`grace`].
 const GRACES: u32 = 6;
-/// A TTL counts from when the child can begin, which is a little after the store has granted it.
+/// A TTL counts from the start of the child, which is a little later than the grant.
 const HEAD_START: Duration = Duration::from_millis(200);
 
 pub(crate) fn run(arguments: RunArgs) -> Result<u8, Failure> {
     if arguments.lease < SHORTEST {
         let lease = humantime::format_duration(arguments.lease);
-        let problem = "is too short to be kept: at least 300ms";
+        let problem = "is too short to be renewed in time: give at least 300ms";
         return Err(Failure::usage(format!("--lease {lease} {problem}")));
+    }
+    if let (Some(least), Some(ttl)) = (arguments.at_least, arguments.ttl)
+        && least > ttl
+    {
+        let [least, ttl] = [least, ttl].map(humantime::format_duration);
+        let problem = "the permit ends with its TTL";
+        return Err(Failure::usage(format!(
+            "--at-least {least} is longer than --ttl {ttl}: {problem}"
+        )));
     }
     let limit = Limit::new(arguments.wait.patience());
     let store = Store::new(&arguments.store)?;
@@ -39,6 +50,7 @@ pub(crate) fn run(arguments: RunArgs) -> Result<u8, Failure> {
         Begun::Command(spare, signals) => (spare, signals),
         Begun::Guard(code) => return Ok(code),
     };
+    store.announce(arguments.verbose);
     store::block_on(async {
         let open = async { Ok(store.open().await?) };
         let client = limit.bound(&store, &mut signals, open).await?;
@@ -64,27 +76,26 @@ async fn hold_and_run(
     let job = Job {
         command: arguments.command,
         grace,
-        // On one host only a TTL ends a permit, and of that the child is given less.
+        // On one host only a TTL ends a permit, and the child's TTL is shorter than the permit's.
         margin: Duration::ZERO,
         ttl: arguments.ttl,
         what: format!("permit {} of {:?}", permit.id(), semaphore.name()),
         name: semaphore.name().to_owned(),
         verbose: arguments.verbose,
+        at_least: arguments.at_least,
     };
-    if job.verbose {
-        complain(&format!("{} acquired after {}", job.what, ago(permit.waited())));
-    }
-    under(client, &job, permit, spare, signals).await
+    let waited = permit.waited();
+    under(client, &job, permit, waited, spare, signals).await
 }
 
-/// The semaphore, with more asked of the store than the child is given.
+/// Declares the semaphore. Its lease and TTL are longer than those of the child.
 async fn declare(
     client: &Client,
     arguments: &RunArgs,
     grace: Duration,
 ) -> Result<Semaphore, Failure> {
     let lease = asked_for(arguments.lease, grace);
-    // Who only says how often does not say how many at once.
+    // A rate without `-n` does not limit how many run at once.
     let otherwise = if arguments.rate.is_some() { u32::MAX } else { 1 };
     let capacity = arguments.capacity.unwrap_or(otherwise);
     let semaphore = client.semaphore(&arguments.name, capacity).lease(lease).numbered();
@@ -107,14 +118,18 @@ async fn declare(
         None => semaphore,
     };
     let semaphore = semaphore.build()?;
-    // Before it is said what changes.
+    // Before any change is reported.
     if let Some(capacity) = arguments.capacity.filter(|capacity| arguments.weight > *capacity) {
         let (weight, name) = (arguments.weight, &arguments.name);
         let problem = format!("--weight {weight} is more than -n {capacity} of {name:?}");
         return Err(Failure::usage(problem + ": give less, or a larger -n"));
     }
-    if arguments.capacity.is_some() || arguments.rate.is_some() {
+    if is_nested() || arguments.capacity.is_some() || arguments.rate.is_some() {
         let stats = client.stats().names([&arguments.name]).unused().fetch().await?;
+        if let Some(stats) = stats.first().filter(|stats| stats.capacity() < u32::MAX) {
+            let holders = stats.holders().iter().map(|holder| holder.id().to_owned());
+            check_nesting(&format!("{:?}", arguments.name), holders)?;
+        }
         for change in stats.first().map(|stats| changes(stats, arguments)).unwrap_or_default() {
             complain(&change);
         }
@@ -122,7 +137,7 @@ async fn declare(
     Ok(semaphore)
 }
 
-/// What `-n` and `--rate` change for everybody, or do not, each in a line if it is worth one.
+/// Returns the changes of `-n` and `--rate` that affect all users of the name, and changes without effect, a line each.
 fn changes(stats: &SemaphoreStats, arguments: &RunArgs) -> Vec<String> {
     let (name, before) = (stats.name(), stats.capacity());
     let mut changes = Vec::new();
@@ -132,10 +147,10 @@ fn changes(stats: &SemaphoreStats, arguments: &RunArgs) -> Vec<String> {
             changes.push(format!("{name:?} is pinned to {pinned}: -n {capacity} has no effect"));
         }
         (Some(capacity), None) if before == u32::MAX => {
-            changes.push(format!("{name:?} had no limit: from now on it is {capacity}"));
+            changes.push(format!("{name:?} had no limit: the limit is now {capacity}"));
         }
         (Some(capacity), None) => {
-            changes.push(format!("{name:?} had a limit of {before}: from now on it is {capacity}"));
+            changes.push(format!("the limit of {name:?} was {before} and is now {capacity}"));
         }
         (None, _) => {}
     }
@@ -145,14 +160,13 @@ fn changes(stats: &SemaphoreStats, arguments: &RunArgs) -> Vec<String> {
         let was = rate(stats).unwrap_or_default();
         if !same {
             let now = humantime::format_duration(period);
-            changes
-                .push(format!("{name:?} had a rate, {was}: from now on it is {starts} in {now}"));
+            changes.push(format!("the rate of {name:?} was {was} and is now {starts} in {now}"));
         }
     }
     changes
 }
 
-/// Why there was no permit to be had, as far as that can be told a moment later.
+/// Returns why no permit was granted, as far as that is known a moment later.
 async fn why_not(semaphore: &Semaphore, weight: u32) -> String {
     let name = semaphore.name();
     if let Some(why) = reason(semaphore).await {
@@ -164,7 +178,7 @@ async fn why_not(semaphore: &Semaphore, weight: u32) -> String {
     }
 }
 
-/// A pause or a rate, if that is in the way.
+/// Returns the reason if a pause or a rate prevents grants.
 async fn reason(semaphore: &Semaphore) -> Option<String> {
     let (name, stats) = (semaphore.name(), semaphore.stats().await.ok()?);
     if let Some(paused) = paused(&stats) {

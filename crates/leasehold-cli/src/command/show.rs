@@ -1,5 +1,6 @@
-//! `leasehold show`: who holds and who waits, of everything that has this name.
+//! `leasehold show`: shows the holders and waiters of everything that has this name.
 
+use std::ops::Range;
 use std::time::SystemTime;
 
 use leasehold::{
@@ -15,13 +16,14 @@ use crate::output::{self, Style, ago, one_line, or_dash, seconds, styled, table}
 use crate::store::{self, Store};
 
 pub(crate) fn run(arguments: &ShowArgs) -> Result<u8, Failure> {
+    if arguments.watch {
+        return super::top::watch(&arguments.store, &arguments.name);
+    }
     store::block_on(async {
         let client = Store::new(&arguments.store)?.look().await?;
         let found = look(&client, &arguments.name).await?;
         if found.is_empty() {
-            let name = &arguments.name;
-            let message = format!("there is no semaphore, lock or pool {name:?}");
-            return Err(Failure::new(NOTHING_THERE, message + ": see `leasehold ls --all`"));
+            return Err(nothing(&arguments.name));
         }
         if arguments.json {
             output::print_json(&as_json(found))?;
@@ -32,7 +34,12 @@ pub(crate) fn run(arguments: &ShowArgs) -> Result<u8, Failure> {
     })
 }
 
-/// What has the name, of one kind.
+pub(super) fn nothing(name: &str) -> Failure {
+    let message = format!("there is no semaphore, lock or pool {name:?}");
+    Failure::new(NOTHING_THERE, message + ": see `leasehold ls --all`")
+}
+
+/// The semaphore, lock or pool of that name.
 struct Found {
     kind: &'static str,
     heading: &'static str,
@@ -40,7 +47,7 @@ struct Found {
     json: Value,
 }
 
-/// Everything that has the name. A kind that the store does not let us see hides no other.
+/// Returns everything that has the name. If the store denies access to one kind, the others are still shown.
 async fn look(client: &Client, name: &str) -> Result<Vec<Found>, Failure> {
     let (mut found, mut refused) = (Vec::new(), None);
     let semaphore = find(client, name).await.map(|one| one.as_ref().map(Found::semaphore));
@@ -49,7 +56,7 @@ async fn look(client: &Client, name: &str) -> Result<Vec<Found>, Failure> {
     for (kind, looked) in [("semaphore", semaphore), ("lock", lock), ("pool", pool)] {
         match looked {
             Ok(one) => found.extend(one),
-            // What cannot be a lock's key or a pool's name is not one: that is no reason to complain of it here.
+            // A name that is invalid for a lock or a pool cannot be one, which is not an error here.
             Err(Error::InvalidArgument { .. }) if kind != "semaphore" => {}
             Err(error @ (Error::InvalidArgument { .. } | Error::Refused { .. })) => {
                 refused.get_or_insert((kind, error));
@@ -67,9 +74,18 @@ async fn look(client: &Client, name: &str) -> Result<Vec<Found>, Failure> {
     }
 }
 
-/// The semaphore. Nothing if nobody has ever declared it, and nobody uses it.
+/// Returns the semaphore, or `None` if it was never declared and is not in use.
 pub(super) async fn find(client: &Client, name: &str) -> Result<Option<SemaphoreStats>, Error> {
-    let stats = client.stats().names([name]).unused().waiters().fetch().await?;
+    find_with(client, name, 0..usize::MAX).await
+}
+
+/// Returns the semaphore with the waiters at these places.
+pub(super) async fn find_with(
+    client: &Client,
+    name: &str,
+    places: Range<usize>,
+) -> Result<Option<SemaphoreStats>, Error> {
+    let stats = client.stats().names([name]).unused().waiters_in(places).fetch().await?;
     let known = |one: &SemaphoreStats| one.capacity() > 0 || one.held() > 0 || one.waiting() > 0;
     Ok(stats.into_iter().find(known))
 }
@@ -82,7 +98,7 @@ fn as_text(found: &[Found]) -> String {
     found.iter().map(part).collect::<Vec<_>>().join("\n")
 }
 
-/// The first kind found, with the other kinds in `also`. The fields of a semaphore stay at the top level.
+/// Returns the first kind found, with the other kinds in `also`. The fields of a semaphore stay at the top level.
 fn as_json(found: Vec<Found>) -> Value {
     let mut all = found.into_iter().map(|one| {
         let mut value = one.json;
@@ -99,7 +115,7 @@ fn as_json(found: Vec<Found>) -> Value {
     first
 }
 
-/// A line about the whole, and a table of who is in it.
+/// Returns a summary line and a table of the members.
 fn summed_up(name: &str, summary: &str, table: Option<String>) -> String {
     let line = format!("{}: {summary}\n", styled(&one_line(name), Style::Bold));
     table.map_or(line.clone(), |table| format!("{line}\n{table}"))
@@ -117,7 +133,7 @@ impl Found {
             let permits = if held == 1 { "permit" } else { "permits" };
             format!("{}{of}{pinned} units held by {held} {permits}", stats.units())
         };
-        // That somebody waits for room needs no explanation.
+        // Waiting for room or for the end of a pause needs no explanation here.
         let waits =
             stats.waits_for().filter(|waits| !matches!(waits, WaitsFor::Room | WaitsFor::Resume));
         let waits = waits.map(|waits| format!(", the first for {waits}")).unwrap_or_default();
@@ -137,7 +153,7 @@ impl Found {
         Self { kind: "semaphore", heading: "Semaphore", text, json }
     }
 
-    /// Without its lock id, with which anybody could release it.
+    /// Describes a lock without its id, because a lock id can release its lock.
     fn lock(lock: &RawLockInfo) -> Self {
         let (info, now) = (&lock.info, SystemTime::now());
         let held_for = now.duration_since(info.acquired_at).unwrap_or_default();
@@ -171,7 +187,7 @@ impl Found {
         };
         let titles = ["INSTANCE", "SILENT FOR", "ENDS IN"];
         let table = table(titles, &[1, 2], pool.members.iter().map(row));
-        // The store does not know how many leases there are: those who use it do.
+        // The store does not know the capacity of a pool; only its users do.
         let text = summed_up(&pool.name, &format!("{} held", pool.members.len()), Some(table));
         let holders: Value = pool.members.iter().map(pool_member_json).collect();
         let json = json!({ "name": pool.name, "held": pool.members.len(), "holders": holders });
@@ -194,7 +210,7 @@ fn row(place: &str, member: &Member) -> [String; 10] {
     ]
 }
 
-fn member_json(member: &Member) -> Value {
+pub(super) fn member_json(member: &Member) -> Value {
     json!({
         "id": member.id(),
         "slot": member.slot_number(),
@@ -204,12 +220,12 @@ fn member_json(member: &Member) -> Value {
         "label": member.label(),
         "for_seconds": seconds(member.age()),
         "ends_in_seconds": seconds(member.ends_in()),
-        // As text: a number would not survive every JSON library past 2^53.
+        // As text, because not every JSON library keeps numbers above 2^53 exactly.
         "fence": member.fence().as_ref().map(Fence::to_string),
     })
 }
 
-/// What `ls` says of it, too.
+/// Returns a member of a pool as JSON. `ls` uses the same form.
 pub(super) fn pool_member_json(one: &PoolMember) -> Value {
     json!({
         "instance_id": one.instance_id,

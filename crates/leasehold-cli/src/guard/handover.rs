@@ -1,5 +1,5 @@
-//! The first message to a guard, once the command holds its lease. The lifeline of the command's client comes along with it,
-//! if its store has one: the guard and the child inherit it.
+//! The first message to a guard, sent when the command holds its lease. If the store has lifelines, the message carries the
+//! lifeline of the command's client, and the guard and the child inherit it.
 
 use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
@@ -14,14 +14,14 @@ use rustix::net::{
 
 use crate::clock::Moment;
 
-/// What a guard has to know of the lease before it starts the child.
+/// The information that a guard needs before it starts the child.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Start {
-    /// The child may run until then.
+    /// The deadline of the child.
     pub(crate) until: Moment,
-    /// Whether the child is to have the terminal from the beginning.
+    /// Whether the child gets the terminal at its start.
     pub(crate) foreground: bool,
-    /// What the child finds in its environment.
+    /// The values of the child's environment variables.
     pub(crate) name: String,
     pub(crate) id: String,
     pub(crate) fence: String,
@@ -29,7 +29,7 @@ pub(crate) struct Start {
     pub(crate) slot: String,
 }
 
-/// The deadline, the terminal, and how long each text is.
+/// The size of the deadline, the terminal flag and the lengths of the texts.
 const HEADER: usize = 8 + 1 + 4 * 4;
 
 impl Start {
@@ -51,12 +51,12 @@ impl Start {
         if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
             return Err(io::Error::other("no room for a descriptor"));
         }
-        // Nobody has written to this socket before: there is room for all of it.
+        // This is the first write to the socket, so the whole message fits.
         let sent = sendmsg(to, &[IoSlice::new(&message)], &mut ancillary, SendFlags::empty())?;
         if sent == message.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
     }
 
-    /// Waits for the message. Nothing if the command has ended without one.
+    /// Waits for the message. Returns `None` if the command has ended without sending one.
     pub(super) fn receive(mut from: &UnixStream) -> io::Result<Option<(Self, Option<OwnedFd>)>> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);

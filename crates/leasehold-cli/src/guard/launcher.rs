@@ -1,8 +1,8 @@
-//! The launcher: a process of its own that waits until the command knows it, and then becomes the child.
+//! The launcher: a process that waits until the command knows it, and then becomes the child.
 //!
-//! The guard forks it, reports its number to the command, and passes the command's consent on. If the guard dies before
-//! that, the launcher sees the end of its socket and ends; no child has run. If the guard dies later, the kernel kills the
-//! child (`PR_SET_PDEATHSIG`): there may be nobody left to keep its time.
+//! The guard forks the launcher, reports its pid to the command, and forwards the command's order to go. If the guard dies
+//! before that, the launcher's socket closes and the launcher exits; no child has run. If the guard dies later, the kernel
+//! kills the child (`PR_SET_PDEATHSIG`), because no process may be left that watches its deadline.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -20,23 +20,23 @@ use super::wire::{LENGTH, Message, News, Order};
 use crate::failure::NOT_FOUND;
 use crate::signals;
 
-/// A launcher, as its guard sees it.
+/// The guard's handle to a launcher.
 pub(super) struct Launcher {
     socket: UnixStream,
     incoming: Incoming,
     sent: bool,
 }
 
-/// What [`Launcher::start`] has become.
+/// The result of [`Launcher::start`], which returns in two processes.
 pub(super) enum Started {
-    /// In the guard: the launcher leads a process group of this number.
+    /// In the guard: the launcher and its process group.
     Launcher(Pid, Launcher),
     /// In the launcher, if it did not become the child: the exit code.
     Ended(u8),
 }
 
 impl Launcher {
-    /// Starts the launcher as the leader of a process group. `control` is the guard's, and of no use to the launcher.
+    /// Starts the launcher as the leader of a process group. The launcher closes `control`, which is the guard's.
     pub(super) fn start(
         command: &[OsString],
         start: &Start,
@@ -48,40 +48,40 @@ impl Launcher {
         match fork()? {
             Fork::Original(pid) => {
                 let pid = Pid::from_raw(pid).ok_or_else(|| io::Error::other("no process"))?;
-                // Before anybody is told of the group. If it fails, the launcher is dead, and its guard will reap it.
+                // Before the group is reported. If this fails, the launcher is dead, and its guard reaps it.
                 let _ = setpgid(Some(pid), Some(pid));
                 let launcher = Self { socket, incoming: Incoming::default(), sent: false };
                 Ok(Started::Launcher(pid, launcher))
             }
             Fork::Copy => {
-                // As long as these are open, neither sees the other end.
+                // While a copy is open, neither side notices that the other one has ended.
                 drop((socket, control.take()));
                 Ok(Started::Ended(launch(command, start, &theirs, guard)))
             }
         }
     }
 
-    /// Lets it become the child.
+    /// Orders the launcher to become the child.
     pub(super) fn go(&mut self) {
         if !self.sent {
             self.sent = true;
-            // If it fails, the launcher is dead, and its guard will reap it.
+            // If this fails, the launcher is dead, and its guard reaps it.
             let _ = (&self.socket).write(&Order::Go.encode());
         }
     }
 
-    /// Why the child could not be run, if the launcher has reported that.
+    /// Returns why the child could not be run, if the launcher has reported it.
     pub(super) fn error(&mut self) -> Option<News> {
         let mut socket = &self.socket;
         self.incoming.next(|into| socket.read(into)).ok().flatten()
     }
 }
 
-/// In the launcher. Returns if it did not become the child.
+/// Runs in the launcher. Returns only if the launcher did not become the child.
 fn launch(command: &[OsString], start: &Start, mut guard: &UnixStream, parent: Pid) -> u8 {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-    // It may have died before that.
+    // The guard may have died before the signal was set up.
     if getppid() != Some(parent) || signals::unblock().is_err() {
         return NOT_FOUND;
     }
@@ -97,16 +97,30 @@ fn launch(command: &[OsString], start: &Start, mut guard: &UnixStream, parent: P
     NOT_FOUND
 }
 
-/// A shell takes a number that begins with 0 for an octal one.
+/// Returns the fence without leading zeros, because a shell reads a number with a leading zero as octal.
 fn plain(fence: &str) -> &str {
     let plain = fence.trim_start_matches('0');
     if plain.is_empty() { "0" } else { plain }
 }
 
-/// Returns only if that fails.
+/// The ids of the leases around a nested command, outermost first, without its own.
+const OUTER_IDS: &str = "LEASEHOLD_OUTER_IDS";
+
+/// Returns the ids of all leases under which this command runs, outermost first. None if it is not nested.
+pub(crate) fn outer_ids() -> Vec<String> {
+    let words = |name| std::env::var(name).unwrap_or_default();
+    let (outer, own) = (words(OUTER_IDS), words("LEASEHOLD_ID"));
+    outer.split_whitespace().chain(own.split_whitespace()).map(str::to_owned).collect()
+}
+
+/// Replaces this process by the child. Returns only if that fails.
 fn become_the_child(command: &[OsString], start: &Start) -> io::Error {
     let Some((program, arguments)) = command.split_first() else { return Errno::NOENT.into() };
+    let outer = outer_ids().join(" ");
     let run = |command: &mut Command| {
+        if !outer.is_empty() {
+            command.env(OUTER_IDS, &outer);
+        }
         if !start.slot.is_empty() {
             command.env("LEASEHOLD_SLOT", &start.slot);
         }
@@ -122,6 +136,6 @@ fn become_the_child(command: &[OsString], start: &Start) -> io::Error {
     if error.raw_os_error() != Some(Errno::NOEXEC.raw_os_error()) {
         return error;
     }
-    // A script without `#!` is run by the shell, as everywhere.
+    // A script without `#!` is run by the shell, as `execvp` does.
     run(Command::new("/bin/sh").arg(program))
 }

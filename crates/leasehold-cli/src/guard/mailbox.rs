@@ -5,14 +5,14 @@ use std::io::{self, ErrorKind};
 
 use super::wire::{LENGTH, Message};
 
-/// Messages that the socket has not taken yet.
+/// Messages that are not yet written to the socket.
 ///
-/// Their number is bounded although the other side may never read: a message takes the place of an earlier one that says
-/// the same, and a new deadline the place of an older one.
+/// Their number is bounded even if the other side never reads: a message replaces an earlier one with the same content,
+/// and a new deadline replaces an older one.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
     messages: VecDeque<[u8; LENGTH]>,
-    /// How many bytes of the first one the socket has taken.
+    /// How many bytes of the first message are written.
     sent: usize,
 }
 
@@ -32,10 +32,10 @@ impl Outgoing {
         self.messages.is_empty()
     }
 
-    /// Writes what can be written now.
+    /// Writes as much as possible without blocking.
     ///
     /// # Errors
-    /// If the other side is gone.
+    /// If the other side has closed the socket.
     pub(crate) fn flush(
         &mut self,
         mut write: impl FnMut(&[u8]) -> io::Result<usize>,
@@ -65,10 +65,10 @@ pub(crate) struct Incoming {
 }
 
 impl Incoming {
-    /// The next message, if all of it has arrived.
+    /// Returns the next message, if all of it has arrived.
     ///
     /// # Errors
-    /// If the other side is gone, or sends what is no message.
+    /// If the other side has closed the socket, or sends an invalid message.
     pub(crate) fn next<M: Message>(
         &mut self,
         mut read: impl FnMut(&mut [u8]) -> io::Result<usize>,
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
     use crate::clock::Moment;
 
-    /// A socket that takes and brings so many bytes at a time.
+    /// A socket that reads and writes a limited number of bytes at a time.
     struct Pipe {
         bytes: VecDeque<u8>,
         room: usize,

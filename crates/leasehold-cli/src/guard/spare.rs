@@ -1,8 +1,8 @@
 //! A guard that has no child yet.
 //!
-//! The command forks it before anything else, while it has a single thread and nothing open: then the copy is a whole
-//! process, which needs neither an `exec` nor anything of the command's but its arguments, and it is there when the lease is
-//! granted. It waits for that moment, or for the end of the command, and holds nothing that others could wait for.
+//! The command forks the guard before anything else, while it has a single thread and no open files. The copy is then
+//! complete: it needs no `exec`, and it is ready when the lease is granted. Until then the guard waits for that moment or
+//! for the end of the command, and holds nothing that other processes could wait for.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,15 +13,15 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use super::{Charge, Start};
 
-/// A guard that waits for its child, as the command sees it. When this is dropped, the guard is gone.
+/// The command's handle to a guard that has no child yet. Dropping it ends the guard.
 #[derive(Debug)]
 pub(crate) struct Spare {
-    /// None once it has a child.
+    /// `None` after it has got a child.
     pid: Option<Pid>,
     socket: Option<UnixStream>,
 }
 
-/// What [`Spare::start`] has become.
+/// The result of [`Spare::start`], which returns in two processes.
 #[derive(Debug)]
 pub(crate) enum Started {
     /// In the command.
@@ -31,7 +31,7 @@ pub(crate) enum Started {
 }
 
 impl Spare {
-    /// Starts the guard. To be called before there is a second thread, and with signals blocked.
+    /// Starts the guard. Call it before there is a second thread, and with signals blocked.
     pub(crate) fn start(charge: &Charge<'_>) -> io::Result<Started> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
@@ -46,10 +46,10 @@ impl Spare {
         })
     }
 
-    /// Lets the guard start its child.
+    /// Orders the guard to start its child.
     ///
     /// # Errors
-    /// If the guard is gone.
+    /// If the guard has ended.
     pub(crate) fn engage(
         mut self,
         start: &Start,

@@ -1,4 +1,4 @@
-//! Waits for something to happen, but not past a deadline, on the clock of deadlines.
+//! Waits for events until a deadline on the clock of deadlines.
 
 use std::io;
 
@@ -16,7 +16,7 @@ fn poll_once(fds: &mut [PollFd<'_>], timeout: Option<&rustix::event::Timespec>) 
     }
 }
 
-/// A timer of the kernel that goes on while the machine is suspended: `poll` itself would add that time.
+/// A kernel timer that continues while the machine is suspended. The time-out of `poll` does not.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod on_this_system {
     use std::os::fd::OwnedFd;
@@ -41,7 +41,7 @@ mod on_this_system {
             fds: &mut Vec<PollFd<'fd>>,
             until: Moment,
         ) -> io::Result<()> {
-            // A time of zero would disarm it, and so does never.
+            // Zero disarms the timer, which is right for `NEVER`, but not for a deadline that has passed.
             let micros = if until == Moment::NEVER { 0 } else { until.micros().max(1) };
             let at = Timespec {
                 tv_sec: i64::try_from(micros / 1_000_000).unwrap_or(i64::MAX),

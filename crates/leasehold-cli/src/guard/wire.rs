@@ -1,4 +1,4 @@
-//! What a command and its guard say to each other: messages of nine bytes, a tag and a number.
+//! The messages between a command and its guard: nine bytes each, a tag and a number.
 
 use std::io;
 
@@ -6,44 +6,44 @@ use crate::clock::Moment;
 
 pub(crate) const LENGTH: usize = 9;
 
-/// What the command says.
+/// A message from the command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Order {
-    /// The child may go on until then.
+    /// The child may run until this deadline.
     Until(Moment),
     /// Send the child's group this signal.
     Signal(i32),
     /// The lease is lost: stop the child now.
     Stop,
-    /// The command knows the child: let it begin.
+    /// The command knows the child: start it.
     Go,
 }
 
-/// What the guard says.
+/// A message from the guard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum News {
     /// The child leads the group of this number, and waits for [`Order::Go`].
     Started(i32),
-    /// It could not be run; the system's error.
+    /// The child could not be run; the system's error number.
     NotStarted(i32),
-    /// It was stopped by this signal, and can go on.
+    /// The child was stopped by this signal, and can be continued.
     Stopped(i32),
     /// The deadline has passed: the child is being stopped.
     Overdue,
     /// The child was sent SIGTERM, because of the deadline or of [`Order::Stop`].
     Stopping,
-    /// It has ended by itself, with this code; its group is gone.
+    /// The child exited with this code, and its group has ended.
     Exited(i32),
-    /// It was ended by this signal; its group is gone.
+    /// The child was killed by this signal, and its group has ended.
     Killed(i32),
 }
 
-/// Anything that fits into nine bytes.
+/// A message that fits into nine bytes.
 pub(crate) trait Message: Sized {
     fn pack(self) -> (u8, u64);
     fn unpack(tag: u8, number: u64) -> Option<Self>;
 
-    /// Whether this message makes an earlier one of its kind pointless.
+    /// Whether this message replaces an earlier one of its kind.
     fn replaces_earlier(self) -> bool;
 
     fn encode(self) -> [u8; LENGTH] {
@@ -117,7 +117,7 @@ impl Message for News {
     }
 }
 
-/// Pids, signals, codes and errors are all small and not negative.
+/// Converts a pid, signal, code or error number: all are small and not negative.
 fn small(number: i32) -> u64 {
     u64::try_from(number).unwrap_or_default()
 }

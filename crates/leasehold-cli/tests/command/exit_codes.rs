@@ -29,7 +29,7 @@ fn nothing_there_is_1() {
         "leasehold: there is no semaphore, lock or pool \"nothing\": see `leasehold ls --all`\n"
     );
     let ended = run(&server.url(), &["lookup", "nothing"]);
-    assert_eq!((ended.code, &*ended.stderr), (1, "leasehold: nobody has the lock \"nothing\"\n"));
+    assert_eq!((ended.code, &*ended.stderr), (1, "leasehold: the lock \"nothing\" is not held\n"));
     for id in ["7Vd3kQ0aZx1-42", "AAECAwQFBgcICQoLDA0ODw"] {
         let ended = run(&server.url(), &["release", "nothing", id]);
         let said = "does not hold \"nothing\": see `leasehold show nothing`, or of a lock `leasehold \
@@ -50,7 +50,7 @@ fn a_lock_is_no_semaphore_and_a_semaphore_no_lock() {
         assert_eq!((ended.code, &*ended.stderr), (0, ""));
         assert!(ended.stdout.starts_with("k1: locked\n"), "{}", ended.stdout);
         let ended = run(&store.url(), &["lookup", "it"]);
-        let said = "nobody has the lock \"it\"; of the semaphore see `leasehold show it`";
+        let said = "the lock \"it\" is not held; for the semaphore see `leasehold show it`";
         assert_eq!((ended.code, ended.stderr), (1, format!("leasehold: {said}\n")));
         // They cannot be a lock's and a pool's.
         for name in ["fence:it", "holders:it"] {
@@ -152,9 +152,9 @@ fn not_acquired_is_75_or_what_was_asked_for() {
     let refused = run(&url, &["run", "--no-wait", "it", "--", "true"]);
     assert_eq!(refused.stderr, "leasehold: no permit of \"it\" is free\n");
     let late = run(&url, &["run", "--wait", "50ms", "it", "--", "true"]);
-    assert_eq!(late.stderr, "leasehold: no permit of \"it\" came free within 50ms\n");
+    assert_eq!(late.stderr, "leasehold: no permit of \"it\" was acquired within 50ms\n");
     let refused = run(&url, &["lock", "--no-wait", "it", "--", "true"]);
-    assert_eq!(refused.stderr, "leasehold: somebody else has the lock \"it\"\n");
+    assert_eq!(refused.stderr, "leasehold: the lock \"it\" is held by another process\n");
     assert_eq!(looker.census("it"), (1, 0), "nobody is left in the queue");
 }
 
@@ -163,7 +163,7 @@ fn a_lost_lease_is_124() {
     for store in Store::both() {
         let ended = run(&store.url(), &["run", "--ttl", "200ms", "it", "--", "sleep", "1000"]);
         assert_eq!(ended.code, 124);
-        let said = "was lost: its TTL of 200ms ran out; the child was stopped\n";
+        let said = "was lost: its TTL of 200ms ended; the child was stopped\n";
         assert!(ended.stderr.ends_with(said), "{ended:?}");
     }
 }
@@ -176,7 +176,7 @@ fn a_child_under_a_lock_that_runs_for_too_long_is_124() {
         let begun = std::time::Instant::now();
         let ended = run(&store.url(), &words);
         assert!(begun.elapsed() >= std::time::Duration::from_secs(1), "{ended:?}");
-        let said = "the lock \"it\" was lost: its TTL of 1s ran out; the child was stopped";
+        let said = "the lock \"it\" was lost: its TTL of 1s ended; the child was stopped";
         assert_eq!((ended.code, ended.stderr), (124, format!("leasehold: {said}\n")));
         assert_eq!(run(&store.url(), &["lock", "--no-wait", "it", "--", "true"]).code, 0);
         let words = ["lock", "--ttl", "5000000y", "it", "--", "sh", "-c", "exit 3"];
@@ -194,10 +194,11 @@ fn a_permit_that_was_released_by_hand_is_124() {
     let id = looker.holder("it").id().to_owned();
     let released = run(&server.url(), &["release", "it", &id]);
     assert_eq!(released.code, 0);
-    assert!(released.stderr.starts_with("leasehold: warning: its holder may still be"));
+    assert!(released.stderr.starts_with("leasehold: warning: the old holder may still be"));
+    assert_eq!(released.stdout, format!("released permit {id} of \"it\"\n"));
     let ended = running.end();
     assert_eq!(ended.code, 124);
-    assert!(ended.stderr.ends_with("the store no longer knows it; the child was stopped\n"));
+    assert!(ended.stderr.ends_with("it is no longer in the store; the child was stopped\n"));
 }
 
 #[test]

@@ -56,9 +56,17 @@ fn stores_that_are_none() {
     assert!(unknown.starts_with("invalid store: \"zookeeper:\" is not a store"), "{unknown}");
     assert!(!unknown.contains("secret"), "{unknown}");
     let nowhere = refused(&["ls", "--store", "somewhere"]);
-    assert!(nowhere.starts_with("invalid store: it is not a URL: expected"), "{nowhere}");
+    assert!(
+        nowhere.starts_with(
+            "invalid store: \"somewhere\" is not a URL: for a file write sqlite:somewhere"
+        ),
+        "{nowhere}"
+    );
     let odd = refused(&["ls", "--store", "redis://user:secret@host:port"]);
-    assert!(odd.starts_with("invalid url: it does not parse: expected"), "{odd}");
+    assert!(
+        odd.starts_with("invalid url: the port is not a number from 1 to 65535: expected"),
+        "{odd}"
+    );
     assert!(!odd.contains("secret"), "{odd}");
 }
 
@@ -76,8 +84,8 @@ fn stores_that_would_exclude_nobody() {
         assert_eq!(ended.code, 64, "{ended:?}");
         ended.stderr
     };
-    assert_eq!(said(""), "leasehold: --store is empty: give a URL, or leave it away\n");
-    assert!(said("memory:").contains("would exclude nobody"), "{}", said("memory:"));
+    assert_eq!(said(""), "leasehold: --store is empty: give a URL, or leave it out\n");
+    assert!(said("memory:").contains("would limit nothing"), "{}", said("memory:"));
 }
 
 #[test]
@@ -88,7 +96,7 @@ fn who_looks_makes_no_store() {
     {
         let ended = run(&store.url(), arguments);
         assert_eq!(ended.code, 69, "{ended:?}");
-        assert!(ended.stderr.contains(": `leasehold run` makes one"), "{ended:?}");
+        assert!(ended.stderr.contains(": `leasehold run` creates it"), "{ended:?}");
     }
     assert_eq!(run(&store.url(), &["run", "it", "--", "true"]).code, 0);
     assert_eq!(run(&store.url(), &["ls"]).code, 0);
@@ -101,7 +109,7 @@ fn a_file_of_somebody_else_is_left_alone() {
     std::fs::write(&file, "nothing to do with leases, and open to others").unwrap();
     let ended = run(&format!("sqlite:{}", file.display()), &["run", "it", "--", "true"]);
     assert_eq!(ended.code, 64, "{ended:?}");
-    assert!(ended.stderr.contains("is not a store of ours"), "{ended:?}");
+    assert!(ended.stderr.contains("is not a leasehold store"), "{ended:?}");
     assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1, "something was put beside it");
 }
 
@@ -186,7 +194,10 @@ fn numbers_and_durations() {
         &["run", "--heartbeat", "0s", "it", "--", "true"],
         &["run", "--lease", "5s", "--heartbeat", "5s", "it", "--", "true"],
         &["run", "-E", "256", "it", "--", "true"],
+        &["run", "--at-least", "0s", "it", "--", "true"],
         &["lock", "--lease", "0s", "it", "--", "true"],
+        &["lock", "--once-per", "1h", "--wait", "5s", "it", "--", "true"],
+        &["bench", "--for", "1ms"],
         &["lock", "--ttl", "0s", "it", "--", "true"],
         &["lock", "--lease", "1s", "--grace", "1s", "it", "--", "true"],
     ]));

@@ -33,6 +33,8 @@ fn help() {
         "forget",
         "release",
         "lookup",
+        "top",
+        "serve",
         "doctor",
         "bench",
         "completions",
@@ -96,14 +98,14 @@ fn measuring_a_store_says_what_it_means_and_leaves_nothing() {
         let needs_renewals = matches!(store, Store::Redis(_));
         assert_eq!(told.stdout.contains("--lease below"), needs_renewals, "{}", told.stdout);
         let left = run(&store.url(), &["ls"]).stdout;
-        assert_eq!(left, "nothing is held, and nobody waits\n");
+        assert_eq!(left, "no holders and no waiters\n");
     }
 }
 
 #[test]
 fn an_empty_store() {
     let server = RedisServer::start();
-    insta::assert_snapshot!(run(&server.url(), &["ls"]).stdout, @"nothing is held, and nobody waits");
+    insta::assert_snapshot!(run(&server.url(), &["ls"]).stdout, @"no holders and no waiters");
     insta::assert_snapshot!(run(&server.url(), &["ls", "--json"]).stdout, @r#"
     {
       "locks": [],
@@ -238,7 +240,8 @@ fn a_lock_in_use() {
     assert_eq!(clean["pid"], pid);
 
     let released = run(&server.url(), &["release", "invoice:42", &id]);
-    assert_eq!((released.code, &*released.stdout), (0, ""));
+    let says = format!("released lock {id} of \"invoice:42\"\n");
+    assert_eq!((released.code, released.stdout), (0, says));
     assert_eq!(run(&server.url(), &["lookup", "invoice:42"]).code, 1);
     drop(guard);
 
@@ -458,6 +461,11 @@ fn no_secret_is_printed() {
         "redis://joe:hunter2@127.0.0.1:1".to_owned(),
         "redis://joe:x?hunter2@127.0.0.1:1".to_owned(),
         "redis://joe:hunter2@127.0.0.1:1/x".to_owned(),
+        "redis-cluster://joe:hunter2@127.0.0.1:1".to_owned(),
+        "redis-cluster://joe:x/hunter2@127.0.0.1:1".to_owned(),
+        "redis-cluster://joe:x?hunter2@127.0.0.1:1".to_owned(),
+        "redis-sentinel://joe:hunter2@127.0.0.1:1/m?sentinel_password=hunter2".to_owned(),
+        "rediss-sentinel://joe:x/hunter2@127.0.0.1:1/m".to_owned(),
         "joe:hunter2@127.0.0.1".to_owned(),
         "memory:hunter2".to_owned(),
     ];

@@ -37,9 +37,17 @@ pub(crate) fn play(part: &str, arguments: &[&str]) {
         "alone and deaf" => be_alone(Path::new(arguments[0]), GoesOn::Yes),
         "pass by" => drop(take_the_slot(Path::new(arguments[0]))),
         "writer" => write_forever(arguments[0], Path::new(arguments[1])),
+        "panic on a screen" => panic_on_a_screen(),
         "init" => be_a_careless_init(arguments),
         _ => unreachable!("nobody plays {part}"),
     }
+}
+
+/// Panics while it has the terminal.
+fn panic_on_a_screen() {
+    let mut screen = crate::screen::Screen::open().unwrap();
+    screen.draw(|frame| frame.render_widget("drawn", frame.area())).unwrap();
+    let _ = screen.draw(|_| panic!("a panic to be read"));
 }
 
 /// Whether it goes on after SIGTERM.

@@ -24,7 +24,7 @@ fn a_namespace_and_a_lock_prefix() {
     let _held = looker.block_on(program.semaphore("it", 1).build().unwrap().acquire()).unwrap();
     let _locked = looker.block_on(program.lock("k1").build().unwrap().acquire()).unwrap();
 
-    assert_eq!(run(&url, &["ls"]).stdout, "nothing is held, and nobody waits\n");
+    assert_eq!(run(&url, &["ls"]).stdout, "no holders and no waiters\n");
     let place = ["--namespace", "billing", "--lock-prefix", "bill:"];
     for (words, code) in [
         (&["show", "it"][..], 0),
@@ -91,7 +91,7 @@ fn an_authority_of_ones_own() {
     let plain = RedisServer::start();
     let mistaken = run(&plain.url(), &words);
     assert_eq!(mistaken.code, 64, "{mistaken:?}");
-    assert!(mistaken.stderr.contains("there is no TLS to use it for"), "{mistaken:?}");
+    assert!(mistaken.stderr.contains("the URL does not use TLS"), "{mistaken:?}");
     assert_eq!(run_with(&plain.url(), &variable, &["ls"]).code, 0);
     let missing = run(&server.url(), &["ls", "--ca-certificate", "/nowhere/ca.pem"]);
     assert_eq!(missing.code, 64, "{missing:?}");
@@ -111,7 +111,7 @@ fn a_server_without_tls() {
                 let ended = run(url, &[command]);
                 assert_eq!(ended.code, 69, "{ended:?}");
                 let said = ended.stdout + &ended.stderr;
-                assert!(said.ends_with("? redis:// is without\n"), "{said}");
+                assert!(said.ends_with("? redis:// does not\n"), "{said}");
             });
         }
     });
@@ -122,7 +122,8 @@ fn a_file_has_none_of_that() {
     let store = Store::local();
     for option in ["--namespace", "--lock-prefix", "--lock-layout", "--ca-certificate"] {
         let ended = run(&store.url(), &["run", option, "x", "it", "--", "true"]);
-        let said = "is for Redis, and the store is a file: leave it out, or give --store";
+        let said =
+            "is for Redis, but the store is a file: leave it out, or give a Redis URL as --store";
         assert_eq!((ended.code, ended.stderr), (64, format!("leasehold: {option} {said}\n")));
     }
     let all = [&PLACE[..], &[("LEASEHOLD_CA_CERTIFICATE", "/nowhere/ca.pem")]].concat();

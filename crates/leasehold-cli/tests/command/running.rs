@@ -181,7 +181,7 @@ fn being_verbose_it_says_what_it_does() {
     let ended = running.end();
     assert_eq!(ended.code, 0);
     assert!(ended.stderr.contains(" of \"it\" acquired after "), "{}", ended.stderr);
-    assert!(ended.stderr.ends_with(" of \"it\" given back\n"), "{}", ended.stderr);
+    assert!(ended.stderr.ends_with(" of \"it\" released\n"), "{}", ended.stderr);
 }
 
 /// Once for each holder, and not each time that it has held for another second.

@@ -35,7 +35,16 @@ pub(crate) fn until(mut condition: impl FnMut() -> bool) {
 /// The command, with nothing of the environment that could change what it does.
 pub(crate) fn leasehold(store: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
-    let ours = ["NAME", "ID", "NAMESPACE", "LOCK_PREFIX", "LOCK_LAYOUT", "CA_CERTIFICATE"];
+    let ours = [
+        "NAME",
+        "ID",
+        "OUTER_IDS",
+        "VERBOSE",
+        "NAMESPACE",
+        "LOCK_PREFIX",
+        "LOCK_LAYOUT",
+        "CA_CERTIFICATE",
+    ];
     for variable in ours {
         command.env_remove(format!("LEASEHOLD_{variable}"));
     }

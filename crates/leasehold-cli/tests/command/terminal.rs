@@ -29,11 +29,16 @@ struct Terminal {
 impl Terminal {
     /// Starts a program that has this terminal, and no other.
     fn start(store: &str, program: &[&str]) -> Self {
+        Self::start_in(120, store, program)
+    }
+
+    /// The same in a terminal of so many columns.
+    fn start_in(columns: u16, store: &str, program: &[&str]) -> Self {
         let master =
             openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
-        let size = Winsize { ws_row: 24, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
+        let size = Winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         tcsetwinsize(&master, size).unwrap();
         let name = ptsname(&master, Vec::new()).unwrap();
         let mut options = OpenOptions::new();
@@ -107,6 +112,21 @@ fn who_waits_sees_his_place_and_who_is_ahead() {
     terminal.shows(&pid);
     // It is drawn again as time passes.
     terminal.shows("waiting for \"deploy\" (");
+    assert!(looker.block_on(held.release()).unwrap());
+    terminal.shows("it runs\r\n");
+    assert_eq!(terminal.code(), 0);
+}
+
+/// The label is what people know a job by.
+#[test]
+fn on_a_narrow_terminal_the_label_is_cut_last() {
+    let server = RedisServer::start();
+    let looker = Looker::new(&server.url());
+    let held = looker.hold("deploy");
+    let program = [env!("CARGO_BIN_EXE_leasehold"), "run", "deploy", "--", "echo", "it", "runs"];
+    let mut terminal = Terminal::start_in(40, &server.url(), &program);
+    terminal.shows("\"deploy\" (");
+    terminal.shows("): 1st; \"nightly\"");
     assert!(looker.block_on(held.release()).unwrap());
     terminal.shows("it runs\r\n");
     assert_eq!(terminal.code(), 0);
@@ -252,7 +272,7 @@ fn ctrl_z_without_a_shell_stops_nobody() {
 }
 
 #[test]
-fn colours_and_the_watched_list_are_for_terminals() {
+fn colours_are_for_terminals() {
     let server = RedisServer::start();
     let looker = Looker::new(&server.url());
     let _held = looker.hold("deploy");
@@ -264,13 +284,4 @@ fn colours_and_the_watched_list_are_for_terminals() {
     terminal.shows("SEMAPHORE");
     assert_eq!(terminal.code(), 0);
     assert!(!terminal.screen.so_far().contains('\x1b'));
-
-    let mut terminal = Terminal::leasehold(&server.url(), &["ls", "--watch"]);
-    for _ in 0..3 {
-        terminal.shows("\x1b[2J\x1b[H");
-        terminal.shows("deploy");
-    }
-    terminal.types(CTRL_C);
-    // Like any program that Ctrl-C ends.
-    assert_eq!(terminal.code(), 130);
 }

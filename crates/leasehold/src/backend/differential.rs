@@ -1,4 +1,4 @@
-//! What is asked of a machine and of its spelling in a store, to compare what they answer.
+//! Random commands for comparing a machine with its implementation in a store.
 
 #![cfg_attr(not(any(feature = "redis", feature = "local")), allow(dead_code))]
 

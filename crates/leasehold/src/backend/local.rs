@@ -1,29 +1,29 @@
 //! The store on one host: the machine in SQLite, in one file that any number of processes share.
 //!
-//! - [`location`]: the file, the directory beside it, and who may use them.
-//! - [`schema`]: what is in the file, and the store's clock.
-//! - [`log`]: whether SQLite's log is damaged.
-//! - [`lifeline`]: who is alive, and how to wake him.
-//! - [`database`]: a client's connection, and its turn.
-//! - [`worker`]: the thread that it works on.
-//! - [`semaphores`], [`locks`], [`pools`], [`stats`]: the transitions and questions, in SQL.
-//! - [`errors`]: what SQLite and the system say, as what the caller does next.
+//! - [`location`]: the file and the directory beside it; [`inspect`]: the checks of their kind, owner and mode.
+//! - [`schema`]: the tables in the file, and the store's clock.
+//! - [`log`]: detects a damaged write-ahead log.
+//! - [`lifeline`]: how clients find out whether another client is alive, and how they wake it.
+//! - [`database`]: one client's connection and its transactions.
+//! - [`worker`]: the thread that runs the transactions; [`read_only`]: a client that writes nothing.
+//! - [`semaphores`], [`locks`], [`pools`], [`stats`]: the transitions and queries, in SQL.
+//! - [`errors`]: maps errors of SQLite and the operating system to [`Error`].
 //!
 //! # Why it is safe
 //!
-//! Every transition is one `BEGIN IMMEDIATE` transaction, so that it happens wholly or not at all, whatever becomes of the
-//! process in the middle of it, and after every other. In front of it is a lock that the kernel hands on at once (see
-//! [`location`]); it keeps writers prompt, and correctness does not depend on it.
+//! Every transition is one `BEGIN IMMEDIATE` transaction. So it is atomic even if the process dies in the middle of it,
+//! and transitions of all processes happen one after another. Writers first take a lock that the kernel hands over at
+//! once (see [`location`]). That lock keeps writers prompt; correctness does not depend on it.
 //!
-//! Time is that since the machine was started, which goes on while it is suspended and cannot be set, together with the id
-//! that the kernel gives to each start. If that id differs, everybody in the file is gone, and fences go on. All processes
-//! read the same clock, so that a holder's own idea of its TTL ends before the store's.
+//! The store's clock counts the time since the machine was booted. It continues during suspend and cannot be set. The
+//! file also records the kernel's boot id. If the boot id differs, all processes in the file are dead: their rows are
+//! removed, and fences continue. All processes read the same clock, so a holder's own TTL ends before the store's.
 //!
-//! Whether a client is alive the kernel knows (see [`lifeline`]), and so there are no heartbeats: a holder that is stopped
-//! keeps its permit, one that is dead loses it within 250 ms, and nothing is to be done for either in between.
+//! The kernel reports whether a client is alive (see [`lifeline`]), so there are no heartbeats. A stopped holder keeps
+//! its permit. A dead holder loses it within 250 ms. Neither costs any work in between.
 //!
-//! A release writes the grant, and then wakes the client that got it. Should the wake-up be lost, the client's own question
-//! finds the permit within a second.
+//! A release writes the grant and then wakes the client that was granted the permit. If the wake-up is lost, the
+//! client's periodic query finds the permit within a second.
 
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixDatagram;
@@ -44,30 +44,33 @@ use crate::machine::{Command, Effects, Outcome, Steered};
 use crate::name::Name;
 use crate::pool::{PoolStats, Which};
 use crate::stats::{Query, SemaphoreStats};
-use crate::{AcquisitionId, ClientId, Error};
+use crate::{AcquisitionId, ClientId, ClientInfo, Error};
 
 mod database;
 mod errors;
+mod inspect;
 mod lifeline;
 mod location;
 mod locks;
 mod log;
 mod pools;
+mod read_only;
 mod schema;
 mod semaphores;
 mod stats;
 mod worker;
 
-use database::Database;
+use database::{Database, Reader};
 use locks::Locks;
+pub(crate) use read_only::ReadOnly;
 use semaphores::{Applied, Circumstances};
 use worker::Worker;
 
-/// Where the store is, and how to behave there.
+/// The path of the store, and the limits that its client applies.
 #[derive(Clone, Debug)]
 pub(crate) struct LocalSettings {
     pub(crate) path: PathBuf,
-    /// How long a question may take.
+    /// The longest time that a query may take.
     pub(crate) answer_timeout: Duration,
     pub(crate) confirm_within: Span,
 }
@@ -85,20 +88,38 @@ impl Local {
         Self { settings, address, worker: Arc::default() }
     }
 
-    /// Waits until the store is open, or says why it is not.
+    /// Waits until the store is open. Fails with the reason if it cannot be opened.
     pub(crate) fn opened(&self) -> Later<()> {
         self.bounded("opening", |_| Ok(()))
     }
 
-    /// Asks something that changes nothing, for as long as an answer may take.
+    /// Runs a short query or change on the worker, bounded by the answer time-out.
     fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&mut Database) -> Result<T, Error> + Send + 'static,
     ) -> Later<T> {
-        self.bounded("asking", question)
+        self.bounded("request to", question)
     }
 
-    /// `what` is tried, as in "asking".
+    /// Runs a query that may take long, on its own connection and thread, so that no command waits for it.
+    fn read<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Reader) -> Result<T, Error> + Send + 'static,
+    ) -> Later<T> {
+        let (limit, what) = (self.settings.answer_timeout, format!("request to {}", self.address));
+        let reader = self.worker.run(|store| Ok(store.reader()));
+        Box::pin(async move {
+            let reading = async {
+                let reader = reader.await?;
+                let read = tokio::task::spawn_blocking(move || question(&reader)).await;
+                read.unwrap_or_else(|error| Err(Error::internal(error.to_string())))
+            };
+            let read = tokio::time::timeout(limit, reading).await;
+            read.unwrap_or_else(|_| Err(Error::unavailable(what, true, None)))
+        })
+    }
+
+    /// `what` names the attempt in the error, as in "asking".
     fn bounded<T: Send + 'static>(
         &self,
         what: &str,
@@ -125,7 +146,7 @@ impl RemoteBackend for Local {
     fn start(&self, client: ClientId, report: Report) {
         let (socket, bound) = oneshot::channel();
         self.worker.start(self.settings.clone(), client, socket);
-        // The file is always there to be asked; what is wrong with it, it answers.
+        // The file can always be asked. If something is wrong with it, the answer to the first request says so.
         report(Event::Connected { to: Destination::ONLY, again: false, stragglers: false });
         tokio::spawn(listen(bound, Arc::downgrade(&self.worker), report));
     }
@@ -146,18 +167,19 @@ impl RemoteBackend for Local {
     }
 
     fn stats(&self, query: Query) -> Later<Vec<SemaphoreStats>> {
-        self.ask(move |store| stats::fetch(store, &query))
+        self.read(move |store| stats::fetch(store, &query))
     }
 
     fn list_locks(&self, limit: usize) -> Later<Vec<Record>> {
-        self.ask(move |store| {
-            let found = store.read(|tx, now, _| Locks::new(tx, now).list(limit))?;
-            found.into_iter().map(locks::Stored::checked).collect()
-        })
+        self.read(move |store| locks::list(store, limit))
     }
 
     fn list_pools(&self, which: Which) -> Later<Vec<PoolStats>> {
-        self.ask(move |store| store.read(|tx, now, _| pools::list(tx, &which, now)))
+        self.read(move |store| store.read(|tx, now, _| pools::list(tx, &which, now)))
+    }
+
+    fn list_clients(&self, limit: usize) -> Later<Vec<ClientInfo>> {
+        self.read(move |store| stats::clients(store, limit))
     }
 
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {
@@ -165,36 +187,36 @@ impl RemoteBackend for Local {
     }
 }
 
-/// How soon after it did not answer.
+/// The delay before the next attempt, if the store did not answer.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// Looks whenever somebody says so, until the client is gone.
+/// Calls [`look`] after every wake-up, until the client is dropped.
 async fn listen(bound: oneshot::Receiver<UnixDatagram>, worker: Weak<Worker>, report: Report) {
     let Ok(socket) = bound.await else { return };
     let socket = match tokio::net::UnixDatagram::from_std(socket) {
         Ok(socket) => socket,
         Err(error) => {
-            return event!(warn, %error, "nobody can wake this client: it will ask");
+            return event!(warn, %error, "this client cannot receive wake-ups; it will poll");
         }
     };
     while socket.readable().await.is_ok() {
-        // Read first: what comes while we look is there to be read after that.
+        // Drain the socket first: a wake-up that arrives during the look is then read afterwards.
         while socket.try_recv(&mut [0]).is_ok() {}
         loop {
             let Some(worker) = worker.upgrade() else { return };
             let looked = worker.run(look);
             drop(worker);
             match looked.await {
-                Ok(found) => break found.into_iter().for_each(&report),
-                // Nobody says it again.
-                Err(error) => event!(debug, %error, "woken, but the store does not say why"),
+                Ok(found) => break found.into_iter().for_each(&*report),
+                // Retry, because the wake-up is not repeated.
+                Err(error) => event!(debug, %error, "woken, but the store could not be read"),
             }
             tokio::time::sleep(LOOK_AGAIN).await;
         }
     }
 }
 
-/// What this client would have been told, had the wake-up a content. What it was granted, it claims.
+/// Reads what happened to this client, because a wake-up carries no content. Claims the permits that it was granted.
 fn look(store: &mut Database) -> Result<Vec<Event>, Error> {
     let (client, asked) = (store.client, Moment::now());
     let (granted, evicted, released, tokens) = store.write(|tx, now, _| {
@@ -220,13 +242,14 @@ fn look(store: &mut Database) -> Result<Vec<Event>, Error> {
     Ok(found)
 }
 
-/// Applies a request in one transaction. If one part fails for a reason of its own, each is applied by itself.
+/// Applies a request in one transaction. If a part fails for a reason that a retry cannot fix, each part is applied in
+/// a transaction of its own.
 fn apply(store: &mut Database, request: &[Part]) -> Result<Answers, Error> {
     match apply_together(store, request) {
         Err(error) if request.len() > 1 && !error.may_pass() => {
             let apart = request.iter().map(|part| {
                 let mut answers = apply_together(store, std::slice::from_ref(part))?;
-                answers.pop().unwrap_or_else(|| Err(Error::internal("a part was not answered")))
+                answers.pop().unwrap_or_else(|| Err(Error::internal("a command got no answer")))
             });
             Ok(apart.collect())
         }
@@ -235,7 +258,7 @@ fn apply(store: &mut Database, request: &[Part]) -> Result<Answers, Error> {
 }
 
 fn apply_together(store: &mut Database, request: &[Part]) -> Result<Answers, Error> {
-    // Mostly a question finds nothing to be done, and then nobody has to wait for a turn.
+    // A query usually finds nothing to write, and then it does not need the write lock.
     if request.iter().all(only_asks)
         && let Some(answers) = ask(store, request)?
     {
@@ -278,7 +301,7 @@ fn apply_together(store: &mut Database, request: &[Part]) -> Result<Answers, Err
     Ok(answers)
 }
 
-/// Nobody in particular is the sender.
+/// Changes the limits of a name. The sender is no client, so this client's waiters are woken like all others.
 fn change_limits(store: &mut Database, name: &Name, steer: Command) -> Result<Steered, Error> {
     let (from, confirm_within) = (None, store.settings.confirm_within);
     let mut applied = store.write(|tx, now, around| {
@@ -290,11 +313,13 @@ fn change_limits(store: &mut Database, name: &Name, steer: Command) -> Result<St
     store.follow_up(&applied);
     match applied.outcomes.pop() {
         Some(Outcome::Steered(steered)) => Ok(steered),
-        other => Err(Error::internal(format!("a change of limits was answered {other:?}"))),
+        other => {
+            Err(Error::internal(format!("unexpected answer to a change of limits: {other:?}")))
+        }
     }
 }
 
-/// Whether a part can be answered without writing, mostly.
+/// Whether a part can usually be answered without writing.
 fn only_asks(part: &Part) -> bool {
     match part {
         Part::Semaphore { commands, .. } => {
@@ -307,7 +332,7 @@ fn only_asks(part: &Part) -> bool {
     }
 }
 
-/// Answers a request that only asks. None if there is something to be done.
+/// Answers a request that only asks. Returns `None` if something has to be written.
 fn ask(store: &mut Database, request: &[Part]) -> Result<Option<Answers>, Error> {
     let (from, confirm_within) = (Some(store.client), store.settings.confirm_within);
     store.read(|tx, now, around| {

@@ -1,33 +1,35 @@
-//! The memory store: the machine itself, under the engine's lock of that name.
+//! The memory store. It runs the machine itself, under the engine's lock for the name.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::clock::{self, Span, Time};
+use crate::clock::{self, Moment, Span, Time};
 use crate::engine::ticket::Ticket;
 use crate::machine::lock::{LockCommand, LockMachine, LockOutcome, Record};
 use crate::machine::pool::{PoolCommand, PoolMachine, PoolOutcome};
 use crate::machine::{
     Circumstances, Command, Declared, Effects, Held, Known, Machine, Outcome, Role, Share, Terms,
 };
+use crate::manual_clock::Clock;
 use crate::pool::{PoolStats, Which};
 use crate::{AcquisitionId, ClientId};
 
-/// What the names of one client have in common, and its locks and pools.
+/// State that all names of one client share, and the client's locks and pools.
 #[derive(Debug)]
 pub(crate) struct Memory {
     locks: Mutex<LockMachine>,
     pools: Mutex<PoolMachine>,
-    /// Above every fence of every name that was removed, so that a name that is used again continues above its last
-    /// fence (invariant 4). It begins at the wall clock, so that fences also grow over restarts.
+    /// Not below the last fence of any name that was removed. A name that is used again continues above its last fence
+    /// (invariant 4). It starts at the wall clock, so that fences also grow across restarts.
     fence_floor: AtomicU64,
+    pub(crate) clock: Clock,
 }
 
 impl Memory {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(clock: Clock) -> Self {
         let floor = clock::wall_micros();
         let locks = Mutex::new(LockMachine::with_fences_above(floor));
-        Self { locks, pools: Mutex::default(), fence_floor: AtomicU64::new(floor) }
+        Self { locks, pools: Mutex::default(), fence_floor: AtomicU64::new(floor), clock }
     }
 
     pub(crate) fn semaphore(self: &Arc<Self>, client: ClientId) -> MemorySemaphore {
@@ -47,7 +49,7 @@ impl Memory {
 
     fn locks(&self) -> (MutexGuard<'_, LockMachine>, u64) {
         let mut machine = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = clock::steady_wall_micros() / 1000;
+        let now = self.clock.steady_wall_micros() / 1000;
         machine.let_go(now);
         (machine, now)
     }
@@ -64,18 +66,19 @@ impl Memory {
 
     fn pools(&self) -> (MutexGuard<'_, PoolMachine>, Time) {
         let machine = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
-        (machine, Time::from_micros(clock::steady_wall_micros()))
+        (machine, Time::from_micros(self.clock.steady_wall_micros()))
     }
 }
 
-/// One name. There is one client in a memory store, so every waiter is the sender's own: it is granted
-/// in the reply, confirmed, and no wake-up is ever sent.
+/// One name. A memory store has one client, so every waiter belongs to the sender. A grant is therefore returned in the
+/// reply and is already confirmed; no wake-up is ever sent.
 #[derive(Debug)]
 pub(crate) struct MemorySemaphore {
     machine: Machine<Kept>,
     client: ClientId,
     memory: Arc<Memory>,
-    /// Whether anybody ever asked for a permit that ends by itself: one who waits may have.
+    /// Whether any acquire of this name ever had a TTL. That acquire may still be waiting: its deadline is set when it
+    /// is granted.
     ends: bool,
 }
 
@@ -84,7 +87,7 @@ pub(crate) type Kept = Option<Arc<Ticket>>;
 
 impl MemorySemaphore {
     #[inline]
-    #[allow(clippy::too_many_arguments)] // those of the command
+    #[allow(clippy::too_many_arguments)] // the fields of the command
     pub(crate) fn enqueue(
         &mut self,
         id: AcquisitionId,
@@ -102,17 +105,17 @@ impl MemorySemaphore {
         })
     }
 
-    /// An enqueue that adds a holder and does nothing else, if it is one: see [`Machine::hold_at_once`].
+    /// Enqueues `id` if that only adds a holder: see [`Machine::hold_at_once`].
     #[inline]
     pub(crate) fn hold_at_once(
         &mut self,
         id: AcquisitionId,
         capacity: (u32, bool),
     ) -> Option<Held> {
-        self.machine.hold_at_once(id, capacity, clock::memory::coarse)
+        self.machine.hold_at_once(id, capacity, || self.memory.clock.coarse())
     }
 
-    /// A release that removes a holder and does nothing else, if it is one: see [`Machine::remove_at_once`].
+    /// Releases `id` if that only removes a holder: see [`Machine::remove_at_once`].
     #[inline]
     pub(crate) fn remove_at_once(&mut self, id: AcquisitionId) -> Option<(Role, Kept)> {
         self.machine.remove_at_once(id)
@@ -125,7 +128,7 @@ impl MemorySemaphore {
         known: Known,
         effects: &mut Effects<Kept>,
     ) -> (Role, Kept) {
-        // With nobody waiting and nothing that ends, a release does not depend on the time at all.
+        // If nobody waits and nothing has a deadline, a release does not depend on the time.
         if let Some(removed) = self.remove_at_once(id) {
             return removed;
         }
@@ -146,13 +149,13 @@ impl MemorySemaphore {
         self.call(now, effects, |machine, call| machine.apply(&Command::Sweep, call));
     }
 
-    /// Where no deadline is to be judged or made, the coarse clock will do.
+    /// Returns the current time. The coarse clock is enough when no deadline is checked or set.
     #[inline]
     fn time(&self, timed: bool) -> Time {
         if timed || self.ends || self.machine.is_timed() {
-            Self::now()
+            self.now()
         } else {
-            clock::memory::coarse()
+            self.memory.clock.coarse()
         }
     }
 
@@ -168,13 +171,13 @@ impl MemorySemaphore {
         command(&mut self.machine, &mut call)
     }
 
-    /// How long until somebody's time is up, or the first in the queue has a token.
+    /// Returns the time until the next deadline, or until the first waiter gets a token, whichever is sooner.
     #[inline]
     pub(crate) fn next_change(&self) -> Option<Span> {
         if !self.machine.is_timed() {
             return None;
         }
-        let now = Self::now();
+        let now = self.now();
         let changes = [self.machine.next_expiry(), self.machine.next_token(now)];
         changes.into_iter().flatten().min().map(|at| at - now)
     }
@@ -183,7 +186,8 @@ impl MemorySemaphore {
         &self.machine
     }
 
-    /// Starts anew, above the last fence, and hands back the tickets of whoever was known.
+    /// Replaces the machine with an empty one that continues above the last fence. Returns the tickets of all holders
+    /// and waiters.
     pub(crate) fn forget_everyone(&mut self) -> Vec<Arc<Ticket>> {
         let fresh = Machine::new(self.machine.last_fence());
         std::mem::replace(&mut self.machine, fresh).into_kept().flatten().collect()
@@ -193,8 +197,13 @@ impl MemorySemaphore {
         self.machine.kept_mut(id)
     }
 
-    pub(crate) fn now() -> Time {
-        clock::memory::fine()
+    pub(crate) fn now(&self) -> Time {
+        self.memory.clock.fine()
+    }
+
+    /// The present on the clock of the engine.
+    pub(crate) fn moment(&self) -> Moment {
+        self.memory.clock.now()
     }
 }
 

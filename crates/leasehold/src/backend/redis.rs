@@ -1,147 +1,145 @@
-//! The store on Redis or Valkey: the machine in Lua, over one multiplexed connection.
+//! The store on Redis or Valkey: the machine in Lua, over one multiplexed connection to each primary.
 //!
-//! - [`link`]: the connection, kept up; [`connect`]: how it is made; [`wire`]: its socket; [`resp`]: its protocol.
-//! - [`scripts`]: the transitions, one Lua script each, and their typed calls.
-//! - [`locks`], [`pools`]: the same for locks and pools.
-//! - [`server_clock`]: how old a wake-up is at most.
-//! - [`stats`]: what is held and queued.
-//! - [`tls`]: whom a connection over TLS trusts.
-//! - [`errors`]: what Redis says, as what the caller does next.
+//! - [`deployment`]: the kinds of deployments; [`url`]: parses their URLs; [`sentinel`]: finds the primary; [`cluster`]: the map from slots to nodes;
+//!   [`slots`]: the map from keys to slots; [`servers`]: the common interface to one server, Sentinel and Cluster.
+//! - [`link`]: keeps the connection to one server up; [`connect`]: makes a connection; [`wire`]: its socket; [`resp`]:
+//!   its protocol.
+//! - [`settings`]: the settings of a client; [`request`]: encodes the commands of one request and decodes its answers.
+//! - [`scripts`]: the transitions, one Lua file each, and their typed calls.
+//! - [`locks`], [`pools`]: the same for locks and pools; [`lock_index`]: the index of lock ids, which the client
+//!   maintains in a cluster.
+//! - [`server_clock`]: bounds the age of a wake-up.
+//! - [`stats`]: reads holders, waiters and clients; [`reading`]: the connections and the thread for such reads.
+//! - [`tls`]: the certificates that a TLS connection trusts.
+//! - [`errors`]: maps errors of Redis to [`Error`].
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
 
-use redis::{Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Value};
-use rustls::RootCertStore;
+use redis::{Cmd, Value};
 
-use super::{Answer, Answers, Destination, Later, Part, Profile, RemoteBackend, Report};
-use crate::clock::{Moment, Span, Time};
+use super::{
+    Answer, Answers, Destination, Later, Part, Profile, RemoteBackend, Report, Slot, Subject,
+};
+use crate::clock::{Moment, Span};
 use crate::lock::TimeAuthority;
-use crate::machine::lock::{LockCommand, Record};
+use crate::machine::lock::Record;
 use crate::machine::{Command, Outcome, Steered};
 use crate::name::Name;
 use crate::pool::{PoolStats, Which};
 use crate::stats::{Query, SemaphoreStats};
-use crate::{AcquisitionId, ClientId, Error};
+use crate::{AcquisitionId, ClientId, ClientInfo, Error, LockId};
 
+mod cluster;
 mod connect;
+mod deployment;
 mod errors;
 mod link;
+mod lock_index;
 mod locks;
 mod pools;
+mod reading;
+mod request;
 mod resp;
 mod scripts;
+mod sentinel;
 mod server_clock;
+mod servers;
+mod settings;
+mod slots;
 mod stats;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod url;
 mod wire;
 
-use link::Link;
+pub(crate) use deployment::SentinelAccess;
+pub use deployment::{Deployment, SentinelSettings};
 use locks::Calls;
 pub use locks::LockLayout;
 pub(crate) use locks::Prefix;
+use reading::Reading;
+use request::{Encoded, Kind, Reader, Served, unexpected};
 use scripts::{Keys, Scripts};
+use servers::{Servers, Unapplied};
+pub(crate) use settings::{Purpose, RedisSettings};
+use slots::{Spelling, slot_of};
 
-/// The keys of this many names are remembered.
+/// How many names have their keys cached.
 const REMEMBERED_NAMES: usize = 10_000;
 
-/// How long a member of another program is given when we grant it a permit: its own default.
+/// The lease of another program's member when we grant it a permit. It is that program's own default.
 const FOREIGN_HEARTBEAT: Span = Span::from_millis(180_000);
-
-/// Where Redis is, and how to behave there.
-#[derive(Clone)]
-pub(crate) struct RedisSettings {
-    pub(crate) info: ConnectionInfo,
-    /// The same without its secrets, for people.
-    pub(crate) address: String,
-    /// Over TLS, the authorities that are trusted instead of those of the web.
-    pub(crate) roots: Option<Arc<RootCertStore>>,
-    pub(crate) namespace: String,
-    pub(crate) answer_timeout: Duration,
-    pub(crate) connect_timeout: Duration,
-    pub(crate) confirm_within: Span,
-    pub(crate) lock_prefix: Prefix,
-    pub(crate) lock_layout: LockLayout,
-}
-
-impl RedisSettings {
-    pub(crate) fn new(url: &str) -> Result<Self, Error> {
-        let info = url.into_connection_info().map_err(|_| {
-            // What the URL was is not repeated: it may contain a password.
-            let expected = "expected redis://[user[:password]@]host[:port][/database], \
-                            rediss://… for TLS, or unix:///path";
-            Error::invalid("url", format!("it does not parse: {expected}"))
-        })?;
-        let address = match info.addr() {
-            ConnectionAddr::Tcp(host, port) => format!("redis://{host}:{port}"),
-            ConnectionAddr::TcpTls { host, port, .. } => format!("rediss://{host}:{port}"),
-            ConnectionAddr::Unix(path) => format!("unix://{}", path.display()),
-            _ => "Redis".to_owned(),
-        };
-        let address = match info.redis_settings().db() {
-            database @ ..0 => {
-                let problem = format!("there is no database {database}: they count from 0");
-                return Err(Error::invalid("url", problem + ", as in redis://host:port/0"));
-            }
-            0 => address,
-            database => format!("{address}/{database}"),
-        };
-        Ok(Self {
-            info,
-            address,
-            roots: None,
-            namespace: "adv-sem".to_owned(),
-            answer_timeout: Duration::from_secs(5),
-            connect_timeout: Duration::from_secs(2),
-            confirm_within: Span::from_millis(5000),
-            lock_prefix: Prefix::default(),
-            lock_layout: LockLayout::default(),
-        })
-    }
-
-    /// Over TLS, only these authorities, as PEM, are trusted.
-    pub(crate) fn trust_only(&mut self, pem: Vec<u8>) -> Result<(), Error> {
-        let (info, roots) = tls::trust_only(self.info.clone(), pem)?;
-        (self.info, self.roots) = (info, Some(roots));
-        Ok(())
-    }
-}
 
 /// The store.
 pub(crate) struct Redis {
-    link: Arc<Link>,
+    servers: Servers,
+    reading: Reading,
+    scripts: Arc<Scripts>,
+    /// How the names of semaphores and pools are written in keys.
+    names: Spelling,
+    pools: Spelling,
     locks: Arc<Calls>,
     client: OnceLock<ClientId>,
-    /// The keys of names: made once, and not for each request.
+    /// The keys of names, so that they are not built for each request.
     keys: Mutex<HashMap<Name, Arc<Keys>>>,
 }
 
 impl Redis {
-    pub(crate) fn new(settings: RedisSettings) -> Self {
-        if matches!(settings.info.addr(), ConnectionAddr::TcpTls { .. }) {
-            // If the program has chosen another provider, that one stays.
+    pub(crate) fn new(settings: RedisSettings) -> Result<Self, Error> {
+        if settings.deployment.has_tls() {
+            // If the program has already installed another provider, that one stays.
             let _ = rustls::crypto::ring::default_provider().install_default();
         }
-        let locks = Arc::new(Calls::new(
-            settings.lock_prefix.clone(),
-            settings.lock_layout,
-            &settings.namespace,
-        ));
-        let link = Link::new(settings, Scripts::new());
-        Self { link, locks, client: OnceLock::new(), keys: Mutex::default() }
+        let is_cluster = matches!(settings.deployment, Deployment::Cluster(_));
+        let (mut names, mut pools) = (Spelling::Plain, Spelling::Plain);
+        let locks =
+            Calls::new(settings.lock_prefix.clone(), settings.lock_layout, &settings.namespace);
+        let locks = if is_cluster {
+            names = Spelling::below("namespace", &settings.namespace)?;
+            pools = Spelling::Tagged;
+            locks.in_cluster()?
+        } else {
+            locks
+        };
+        let (settings, scripts) = (Arc::new(settings), Arc::new(Scripts::new()));
+        let servers = Servers::new(&settings, &scripts);
+        let reading = Reading::new(&settings, &scripts);
+        let (client, keys) = (OnceLock::new(), Mutex::default());
+        Ok(Self { servers, reading, scripts, names, pools, locks: Arc::new(locks), client, keys })
     }
 
-    /// How the first attempt to connect ended.
+    /// Waits for the first attempt to connect, and returns its result.
     pub(crate) fn connected(&self) -> Later<()> {
-        let link = self.link.clone();
-        Box::pin(async move { link.connected().await })
+        let servers = self.servers.clone();
+        Box::pin(async move {
+            match servers {
+                Servers::One(link, _) => link.connected().await,
+                Servers::Cluster(cluster, _) => cluster.connected().await,
+            }
+        })
     }
 
     fn client(&self) -> Result<ClientId, Error> {
         self.client.get().copied().ok_or_else(|| Error::internal("the store was not started"))
+    }
+
+    /// Runs a query whose answer may take long to arrive or to decode, on connections and a thread of its own. A client
+    /// that only reads has no other work, so it uses its ordinary connections.
+    fn read<T: Send + 'static, F: Future<Output = Result<T, Error>> + Send + 'static>(
+        &self,
+        question: impl FnOnce(Servers) -> F + Send + 'static,
+    ) -> Later<T> {
+        match (self.servers.settings().only_reads(), self.client()) {
+            (true, _) => Box::pin(question(self.servers.clone())),
+            (false, Ok(client)) => self.reading.ask(client, question),
+            (false, Err(error)) => Box::pin(std::future::ready(Err(error))),
+        }
+    }
+
+    fn is_cluster(&self) -> bool {
+        matches!(self.servers, Servers::Cluster(..))
     }
 
     fn keys(&self, name: &Name) -> Result<Arc<Keys>, Error> {
@@ -149,9 +147,17 @@ impl Redis {
         if let Some(known) = keys.get(name) {
             return Ok(known.clone());
         }
-        let settings = &self.link.settings;
+        let settings = self.servers.settings();
         let (namespace, confirm_within) = (&settings.namespace, settings.confirm_within);
-        let new = Keys::new(namespace, name, self.client()?, confirm_within, FOREIGN_HEARTBEAT);
+        let spelled = self.names.spell(name.as_str());
+        let new = Keys::new(
+            (namespace, &spelled),
+            name,
+            self.client()?,
+            confirm_within,
+            FOREIGN_HEARTBEAT,
+        );
+        let new = if self.is_cluster() { new.in_cluster() } else { new };
         let new = Arc::new(new);
         if keys.len() >= REMEMBERED_NAMES {
             keys.clear();
@@ -160,28 +166,64 @@ impl Redis {
         Ok(new)
     }
 
-    /// The commands of a request, in one pipeline: one script for all semaphores, one for all locks, one for each pool.
-    fn encode(&self, request: &[Part]) -> Result<(Vec<Cmd>, Vec<Arc<Keys>>), Error> {
-        let (mut semaphores, mut locks, mut pools) = (Vec::new(), Vec::new(), Vec::new());
-        for part in request {
-            match part {
-                Part::Semaphore { name, declared, commands } => {
-                    semaphores.push((self.keys(name)?, *declared, &commands[..]));
+    /// Encodes a request as one pipeline: one script call for all semaphores of a slot, one for all locks of a slot,
+    /// one for each pool.
+    fn encode(&self, request: &[Part]) -> Result<Encoded, Error> {
+        let mut groups: BTreeMap<(Kind, Slot), Vec<usize>> = BTreeMap::new();
+        let mut encoded = Encoded::default();
+        for (at, part) in request.iter().enumerate() {
+            let channel = match part {
+                Part::Semaphore { name, commands, .. } => {
+                    let keys = self.keys(name)?;
+                    groups.entry((Kind::Semaphores, keys.slot)).or_default().push(at);
+                    let channel = keys.channel().filter(|_| commands.iter().any(request::listens));
+                    encoded.keys.push(Some(keys));
+                    channel
                 }
-                Part::Lock(command) => locks.push(command),
-                Part::Pool(command) => pools.push(pools::call(&self.link.scripts, command)),
+                Part::Lock(command) => {
+                    let slot = self.slot(command.subject());
+                    groups.entry((Kind::Locks, slot)).or_default().push(at);
+                    encoded.keys.push(None);
+                    self.locks.channel(command, slot, self.client()?)
+                }
+                Part::Pool(_) => {
+                    encoded.keys.push(None);
+                    None
+                }
+            };
+            if let Some(channel) = channel {
+                encoded.channels.entry(channel).or_default().push(at);
             }
         }
-        let scripts = &self.link.scripts;
-        let mut calls = Vec::with_capacity(2 + pools.len());
-        if !semaphores.is_empty() {
-            calls.push(scripts.apply(&semaphores));
+        for ((kind, slot), parts) in groups {
+            let command = match kind {
+                Kind::Semaphores => self.semaphores(request, &encoded.keys, &parts),
+                Kind::Locks | Kind::Pool => {
+                    let commands = request::locks_in(request, &parts);
+                    self.locks.apply(&self.scripts, self.client()?, slot, &commands)
+                }
+            };
+            encoded.commands.push(command);
+            encoded.served.push(Served { kind, parts });
         }
-        if !locks.is_empty() {
-            calls.push(self.locks.apply(scripts, self.client()?, &locks));
+        for (at, part) in request.iter().enumerate() {
+            if let Part::Pool(command) = part {
+                let pool = self.pools.spell(command.pool.as_str());
+                encoded.commands.push(pools::call(&self.scripts, &pool, command));
+                encoded.served.push(Served { kind: Kind::Pool, parts: vec![at] });
+            }
         }
-        calls.extend(pools);
-        Ok((calls, semaphores.into_iter().map(|(keys, ..)| keys).collect()))
+        Ok(encoded)
+    }
+
+    fn semaphores(&self, request: &[Part], keys: &[Option<Arc<Keys>>], parts: &[usize]) -> Cmd {
+        let named = parts.iter().filter_map(|at| match (&request[*at], &keys[*at]) {
+            (Part::Semaphore { declared, commands, .. }, Some(keys)) => {
+                Some((keys.clone(), *declared, &commands[..]))
+            }
+            _ => None,
+        });
+        self.scripts.apply(&named.collect::<Vec<_>>())
     }
 }
 
@@ -191,26 +233,89 @@ impl RemoteBackend for Redis {
     }
 
     fn address(&self) -> &str {
-        &self.link.settings.address
+        &self.servers.settings().address
     }
 
     fn start(&self, client: ClientId, report: Report) {
         let _ = self.client.set(client);
-        tokio::spawn(self.link.clone().keep_up(client, report));
+        self.servers.start(client, report);
     }
 
-    fn apply(&self, _to: Destination, request: &Arc<[Part]>) -> Later<Answers> {
-        let (request, link, locks) = (request.clone(), self.link.clone(), self.locks.clone());
+    fn slot(&self, subject: Subject<'_>) -> Slot {
+        if !self.is_cluster() {
+            return Slot::ONLY;
+        }
+        match subject {
+            Subject::Semaphore(name) => self.keys(name).map_or(Slot::ONLY, |keys| keys.slot),
+            Subject::Lock(key) => slot_of(&self.locks.lock(key)),
+            Subject::LockId(id) => slot_of(&self.locks.index(id)),
+            Subject::Pool(name) => slot_of(&self.pools.spell(name.as_str())),
+        }
+    }
+
+    fn destination(&self, slot: Slot) -> Destination {
+        self.servers.destination(slot)
+    }
+
+    fn check(&self, subject: Subject<'_>) -> Result<(), Error> {
+        match subject {
+            Subject::Semaphore(name) => self.names.check("name", name.as_str()),
+            Subject::Lock(key) => self.locks.check(key),
+            Subject::LockId(_) => Ok(()),
+            Subject::Pool(name) => self.pools.check("name", name.as_str()),
+        }
+    }
+
+    fn apply(&self, to: Destination, request: &Arc<[Part]>) -> Later<Answers> {
+        let (request, servers, locks) = (request.clone(), self.servers.clone(), self.locks.clone());
+        if servers.settings().only_reads() {
+            return Box::pin(async move { Ok(reading::answers(&servers, &locks, &request).await) });
+        }
         let encoded = self.encode(&request);
         Box::pin(async move {
-            let (calls, keys) = encoded?;
+            let Encoded { commands, served, channels, keys } = encoded?;
+            let Some(link) = servers.link(to) else {
+                return Ok(request.iter().map(|_| Ok(Answer::Elsewhere)).collect());
+            };
             let (sent, clock) = (Moment::now(), link.clock());
-            let values = link.request(calls).await?;
-            let (mut answers, time) = decode(&link, &locks, &request, values);
+            let (said, deaf) = if channels.is_empty() {
+                (link.request(&commands).await?, Vec::new())
+            } else {
+                link.request_listening(channels.keys(), &commands).await?
+            };
+            let mut reader = Reader::new(&link, &locks, &request);
+            let unapplied = servers.unapplied(&said, &link, &commands, sent).await;
+            let mut unapplied = unapplied.into_iter();
+            for (served, said) in served.iter().zip(said) {
+                match unapplied.next().flatten() {
+                    None => reader.read(served, said.map_err(|error| link.translate(&error))),
+                    Some(Unapplied::There(said)) => {
+                        let time = reader.time;
+                        reader.read(served, said.map_err(|error| link.translate(&error)));
+                        // The time of the other server says nothing about the clock of this one.
+                        reader.time = time;
+                    }
+                    Some(Unapplied::Later(error)) => reader.read(served, Err(error)),
+                    Some(Unapplied::NotNow(_)) => reader.unserved(served, || Answer::NotNow),
+                    Some(Unapplied::Elsewhere) => reader.unserved(served, || Answer::Elsewhere),
+                }
+            }
+            let (mut answers, time) = reader.done();
             if let (Some(clock), Some(time)) = (clock, time) {
                 clock.learn(sent, time);
             }
-            name_misplaced(&link, &request, &keys, &mut answers).await;
+            for (channel, error) in deaf {
+                let error = connect::no_wake_ups(&channel, &error);
+                for at in channels.get(&channel).into_iter().flatten() {
+                    if !error.may_pass() && request::needs_wake_ups(&answers[*at]) {
+                        answers[*at] = Err(error.clone());
+                    }
+                }
+            }
+            request::name_misplaced(&link, &keys, &mut answers).await;
+            if let Servers::Cluster(cluster, _) = &servers {
+                lock_index::keep(cluster, &locks, &request, &answers).await;
+            }
             Ok(answers)
         })
     }
@@ -219,160 +324,94 @@ impl RemoteBackend for Redis {
         true
     }
 
-    fn suspect(&self, _destination: Destination) {
-        self.link.suspect_current();
+    fn suspect(&self, destination: Destination) {
+        if let Some(link) = self.servers.link(destination) {
+            link.suspect_current();
+        }
+    }
+
+    fn doubt(&self, _destination: Destination) {
+        if let Servers::Cluster(cluster, _) = &self.servers {
+            cluster.doubt();
+        }
     }
 
     fn position(&self, name: &Name, id: AcquisitionId) -> Later<Option<usize>> {
-        let (link, keys) = (self.link.clone(), self.keys(name));
+        let (servers, keys) = (self.servers.clone(), self.keys(name));
         Box::pin(async move {
+            let keys = keys?;
             let mut rank = redis::cmd("ZRANK");
-            rank.arg(keys?.waiting()).arg(id.to_string());
-            let answer = link.send(vec![rank]).await?.pop().unwrap_or(Value::Nil);
+            rank.arg(keys.waiting()).arg(id.to_string());
+            let answer = servers.ask(keys.slot, vec![rank]).await?.pop().unwrap_or(Value::Nil);
             redis::from_redis_value(answer).map_err(|error| Error::internal(error.to_string()))
         })
     }
 
     fn release_member(&self, name: &Name, id: &str) -> Later<bool> {
-        let (link, keys, id) = (self.link.clone(), self.keys(name), id.to_owned());
+        let (servers, keys, id) = (self.servers.clone(), self.keys(name), id.to_owned());
+        let scripts = self.scripts.clone();
         Box::pin(async move {
-            let call = link.scripts.release_member(&*keys?, &id);
-            scripts::was_removed(&answer_of_one(&link, call).await?).map_err(Error::internal)
+            reading::check(&servers)?;
+            let keys = keys?;
+            let call = scripts.release_member(&keys, &id);
+            let answer = answer_of_one(&servers, keys.slot, call).await?;
+            scripts::was_removed(&answer).map_err(Error::internal)
         })
     }
 
     fn steer(&self, name: &Name, steer: Command) -> Later<Steered> {
-        let (link, keys) = (self.link.clone(), self.keys(name));
+        let (servers, keys) = (self.servers.clone(), self.keys(name));
+        let scripts = self.scripts.clone();
         Box::pin(async move {
-            let call = link.scripts.steer(&*keys?, &steer);
-            let answer = answer_of_one(&link, call).await?;
+            reading::check(&servers)?;
+            let keys = keys?;
+            let call = scripts.steer(&keys, &steer);
+            let answer = answer_of_one(&servers, keys.slot, call).await?;
             let answer = scripts::decode(&[steer], answer).map_err(Error::internal)?;
             match answer.outcomes[..] {
                 [Outcome::Steered(steered)] => Ok(steered),
-                _ => Err(Error::internal(format!("a change of limits was answered {answer:?}"))),
+                _ => Err(Error::internal(format!(
+                    "unexpected answer to a change of limits: {answer:?}"
+                ))),
             }
         })
     }
 
+    fn key_of_lock(&self, id: LockId) -> Option<Later<Option<Name>>> {
+        if !self.is_cluster() {
+            return None;
+        }
+        let (servers, locks) = (self.servers.clone(), self.locks.clone());
+        Some(Box::pin(async move { locks.key_of(&servers, &id).await }))
+    }
+
     fn stats(&self, query: Query) -> Later<Vec<SemaphoreStats>> {
-        let link = self.link.clone();
-        Box::pin(async move { stats::fetch(&link, query).await })
+        let names = self.names;
+        self.read(move |servers| async move { stats::fetch(&servers, names, query).await })
     }
 
     fn list_locks(&self, limit: usize) -> Later<Vec<Record>> {
-        let (link, locks) = (self.link.clone(), self.locks.clone());
-        Box::pin(async move { locks.list(&link, limit).await })
+        let locks = self.locks.clone();
+        self.read(move |servers| async move { locks.list(&servers, limit).await })
     }
 
     fn list_pools(&self, which: Which) -> Later<Vec<PoolStats>> {
-        let link = self.link.clone();
-        Box::pin(async move { pools::list(&link, which).await })
+        let pools = self.pools;
+        self.read(move |servers| async move { pools::list(&servers, pools, which).await })
+    }
+
+    fn list_clients(&self, limit: usize) -> Later<Vec<ClientInfo>> {
+        self.read(move |servers| async move { stats::clients(&servers, limit).await })
     }
 }
 
-/// What a script answers that serves one name.
-async fn answer_of_one(link: &Link, call: Cmd) -> Result<Value, Error> {
-    let answer = link.request(vec![call]).await?.pop().unwrap_or(Ok(Value::Nil))?;
+/// Calls a script that serves one name, and returns the answer for that name.
+async fn answer_of_one(servers: &Servers, slot: Slot, call: Cmd) -> Result<Value, Error> {
+    let (answer, link) = servers.call(slot, call).await?;
     match answer {
         Value::Array(mut names) if names.len() == 2 => {
             names.remove(1).extract_error().map_err(|error| link.translate(&error))
         }
         other => Err(unexpected(&other)),
-    }
-}
-
-/// Reads what the commands of [`Redis::encode`] answered, part by part; and the server's time, if it was told.
-fn decode(
-    link: &Link,
-    locks: &Calls,
-    request: &[Part],
-    values: Vec<Result<Value, Error>>,
-) -> (Answers, Option<Time>) {
-    let mut values = values.into_iter();
-    let mut next = || values.next().unwrap_or_else(|| Err(unexpected(&Value::Nil)));
-    let any = |wanted: fn(&Part) -> bool| request.iter().any(wanted);
-    let semaphores = any(|part| matches!(part, Part::Semaphore { .. })).then(&mut next);
-    let mut semaphores = Parts::of(link, semaphores);
-    let time = semaphores.time();
-    let mut all_locks = Parts::of(link, any(|part| matches!(part, Part::Lock(_))).then(&mut next));
-    let read = |part: &Part| match part {
-        Part::Semaphore { commands, .. } => decode_semaphore(commands, semaphores.next()?),
-        Part::Lock(command) => decode_lock(locks, command, &all_locks.next()?),
-        Part::Pool(command) => match next() {
-            Ok(value) => pools::decode(&value).map(Answer::Pool).map_err(Error::internal),
-            Err(Error::InvalidArgument { .. }) => Err(pools::misplaced(link, command)),
-            Err(error) => Err(error),
-        },
-    };
-    (request.iter().map(read).collect(), time)
-}
-
-fn decode_semaphore(commands: &[Command], value: Value) -> Result<Answer, Error> {
-    scripts::decode(commands, value).map(Answer::Semaphore).map_err(Error::internal)
-}
-
-fn decode_lock(locks: &Calls, command: &LockCommand, value: &Value) -> Result<Answer, Error> {
-    locks.decode(command, value).map(Answer::Lock)
-}
-
-fn unexpected(value: &Value) -> Error {
-    Error::internal(format!("a script answered {value:?}"))
-}
-
-/// The answers of one script to several parts, or the error of all of them.
-struct Parts<'a> {
-    link: &'a Link,
-    values: Result<std::vec::IntoIter<Value>, Error>,
-}
-
-impl<'a> Parts<'a> {
-    fn of(link: &'a Link, answer: Option<Result<Value, Error>>) -> Self {
-        let values = match answer {
-            Some(Ok(Value::Array(values))) => Ok(values.into_iter()),
-            Some(Ok(other)) => Err(unexpected(&other)),
-            Some(Err(error)) => Err(error),
-            None => Ok(Vec::new().into_iter()),
-        };
-        Self { link, values }
-    }
-
-    /// The server's time, which comes first in what semaphores are answered.
-    fn time(&mut self) -> Option<Time> {
-        match self.values.as_mut().ok()?.next()? {
-            Value::Int(time @ 1..) => Some(Time::from_micros(time.cast_unsigned())),
-            _ => None,
-        }
-    }
-
-    fn next(&mut self) -> Result<Value, Error> {
-        match &mut self.values {
-            Ok(values) => {
-                let value = values.next().ok_or_else(|| unexpected(&Value::Nil))?;
-                value.extract_error().map_err(|error| self.link.translate(&error))
-            }
-            Err(error) => Err(error.clone()),
-        }
-    }
-}
-
-/// Redis does not say which key had the wrong type: the types of the keys of all such names are asked for, in one go.
-async fn name_misplaced(link: &Link, request: &[Part], keys: &[Arc<Keys>], answers: &mut Answers) {
-    let semaphores = request.iter().zip(answers);
-    let semaphores = semaphores.filter(|(part, _)| matches!(part, Part::Semaphore { .. }));
-    let misplaced = semaphores.map(|(_, answer)| answer).zip(keys);
-    let misplaced = misplaced.filter(|(own, _)| matches!(own, Err(Error::InvalidArgument { .. })));
-    let misplaced: Vec<_> = misplaced.collect();
-    let calls: Vec<_> = misplaced.iter().flat_map(|(_, keys)| keys.types()).collect();
-    if calls.is_empty() {
-        return;
-    }
-    let Ok(types) = link.request(calls).await else { return };
-    let mut types = types.into_iter().map(|own| own.unwrap_or(Value::Nil));
-    for (answer, keys) in misplaced {
-        let own = types.by_ref().take(keys.types().len()).collect();
-        if let Some(key) = keys.misplaced(own) {
-            let problem = format!("the key {key:?} on {} is not ours", link.settings.address);
-            *answer = Err(Error::invalid("name", problem + ": choose another name or namespace"));
-        }
     }
 }

@@ -1,8 +1,8 @@
-//! A store that is away, for testing the engine: the machine behind a wire that a test can cut.
+//! A simulated remote store for testing the engine: the machine behind a connection that a test can cut.
 //!
-//! It is no mock of Redis, and proves nothing about one. It lets a test choose what happens between the
-//! engine and any store: an answer that comes late, is lost after the command ran, or never comes; a
-//! wake-up that is lost; a store that forgets everything.
+//! It does not imitate Redis, and proves nothing about Redis. It lets a test choose what happens between the engine and
+//! a store: an answer that is late, lost after the command ran, or never sent; a wake-up that is lost; a store that
+//! loses all data.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -19,33 +19,33 @@ use crate::machine::{Circumstances, Command, Effects, Machine, Outcome, Steered}
 use crate::name::Name;
 use crate::pool::{PoolStats, Which};
 use crate::stats::{Query, SemaphoreStats};
-use crate::{AcquisitionId, ClientId, Error};
+use crate::{AcquisitionId, ClientId, ClientInfo, Error};
 
-/// What several clients share.
+/// The state that several clients share.
 #[derive(Default)]
 pub(crate) struct World {
     machines: HashMap<Name, Machine>,
     locks: LockMachine,
     pools: PoolMachine,
     clients: HashMap<ClientId, Report>,
-    /// Clients that nothing reaches, and that reach nothing.
+    /// Clients that are cut off: nothing reaches them, and they reach nothing.
     pub(crate) cut_off: Vec<ClientId>,
     /// How many of the next answers are lost after their commands ran.
     pub(crate) lose_answers: usize,
-    /// How many of the next wake-ups are lost although somebody heard them.
+    /// How many of the next wake-ups are lost, although the store counts them as delivered.
     pub(crate) lose_wake_ups: usize,
-    /// How long every command is on its way, and how long its answer.
+    /// How long a command takes to reach the store (`delay`), and its answer to come back (`linger`).
     pub(crate) delay: Duration,
     pub(crate) linger: Duration,
-    /// Every command that is on its way, or was.
+    /// Every command that was sent, whether or not it has arrived.
     pub(crate) asked: Vec<Command>,
-    /// Every batch that was applied, name by name.
+    /// Every batch that was applied, one entry per name and request.
     pub(crate) batches: Vec<Vec<Command>>,
-    /// Every request, with the number of its parts.
+    /// The number of parts of every request.
     pub(crate) requests: Vec<usize>,
 }
 
-/// The store as one client has it. Clones are the same store for another client.
+/// One client's view of the store. A clone is the same store for another client.
 #[derive(Default)]
 pub(crate) struct Simulated(Arc<Mutex<World>>, OnceLock<ClientId>);
 
@@ -60,7 +60,7 @@ impl Simulated {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets everything, as a store that is restarted empty, and tells the clients that their connection is new.
+    /// Loses all data, like a store that restarts empty, and reports to the clients that they have reconnected.
     pub(crate) fn restart_empty(&self) {
         let mut world = self.world();
         world.machines.clear();
@@ -69,15 +69,15 @@ impl Simulated {
         }
     }
 
-    /// Cuts a client off, and tells it so.
+    /// Cuts a client off and reports the disconnection to it.
     pub(crate) fn cut(&self, client: ClientId) {
         let mut world = self.world();
         world.cut_off.push(client);
-        let error = Error::unavailable("asking the simulated store", false, None);
+        let error = Error::unavailable("request to the simulated store", false, None);
         world.clients[&client](Event::Disconnected(Destination::ONLY, error));
     }
 
-    /// Lets a client that was cut off back in.
+    /// Reconnects a client that was cut off.
     pub(crate) fn heal(&self, client: ClientId) {
         let mut world = self.world();
         world.cut_off.retain(|other| *other != client);
@@ -148,7 +148,7 @@ impl RemoteBackend for Simulated {
         };
         let named = world.machines.iter().filter(|(name, _)| wanted(name));
         let stats = named.map(|(name, machine)| {
-            SemaphoreStats::of(name, machine, now, query.waiters, |()| None)
+            SemaphoreStats::of(name, machine, now, query.waiters.clone(), |()| None)
         });
         let stats = stats.collect();
         Box::pin(async { Ok(stats) })
@@ -159,6 +159,10 @@ impl RemoteBackend for Simulated {
         Box::pin(async { Ok(locks) })
     }
 
+    fn list_clients(&self, _limit: usize) -> Later<Vec<ClientInfo>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+
     fn list_pools(&self, which: Which) -> Later<Vec<PoolStats>> {
         let pools = self.world().pools.list(&which, now());
         Box::pin(async { Ok(pools) })
@@ -167,7 +171,7 @@ impl RemoteBackend for Simulated {
 
 impl World {
     fn apply_all(&mut self, from: ClientId, request: &[Part]) -> Result<Answers, Error> {
-        let lost = Error::unavailable("asking the simulated store", true, None);
+        let lost = Error::unavailable("request to the simulated store", true, None);
         if self.cut_off.contains(&from) {
             return Err(lost);
         }
@@ -204,9 +208,10 @@ impl World {
                 if *lose_wake_ups > 0 {
                     *lose_wake_ups -= 1;
                 } else {
-                    // Here the clocks of store and client are one.
+                    // The store and the client share one clock here.
                     let told = (*held, Moment::from_micros(granted_at.micros()));
-                    // A permit that was never claimed was never used: where there is a rate, that has to be known.
+                    // A permit that was never claimed was never used, and its token goes back. So under a rate the
+                    // client must claim the permit explicitly: the wake-up does not carry the grant.
                     report(Event::Granted(name.clone(), id, (!rated).then_some(told)));
                 }
                 true
@@ -220,7 +225,7 @@ impl World {
         Reply { outcomes, effects, next_expiry, next_token, foreign: false }
     }
 
-    /// How many hold and how many wait.
+    /// Returns the number of holders and the number of waiters.
     pub(crate) fn count(&self, name: &str) -> (usize, usize) {
         let machine = self.machines.iter().find(|(known, _)| known.as_str() == name);
         machine.map_or((0, 0), |(_, machine)| (machine.holders().len(), machine.waiting()))

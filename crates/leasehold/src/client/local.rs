@@ -1,4 +1,4 @@
-//! A client on a file of this host.
+//! Clients on a file of this host.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -7,37 +7,17 @@ use std::time::Duration;
 
 use super::Client;
 use crate::Error;
-use crate::backend::local::{Local, LocalSettings};
+use crate::backend::local::{Local, LocalSettings, ReadOnly};
 use crate::engine::{Engine, Settings};
 use crate::name::positive;
 
-/// What follows `sqlite:` in a URL.
-pub(super) fn path_of(url: &str) -> Result<&Path, Error> {
-    let expected = "expected sqlite:/path/to/a/file, or sqlite:file for one in this directory";
-    let rest = url.strip_prefix("sqlite:").unwrap_or(url);
-    let path = match rest.strip_prefix("//") {
-        Some(path) if path.starts_with('/') => path,
-        Some(_) => {
-            let problem = "sqlite:// names a host, and a file is on this one";
-            return Err(Error::invalid("store", format!("{problem}: {expected}")));
-        }
-        None => rest,
-    };
-    if path == ":memory:" {
-        return Err(Error::invalid("store", "a store in memory is memory:"));
-    }
-    if path.is_empty() {
-        return Err(Error::invalid("store", format!("it has no path: {expected}")));
-    }
-    Ok(Path::new(path))
-}
-
 impl Client {
-    /// A client whose permits are shared by all processes of this host, of this user, that use the same file. No server is
-    /// needed: the file is an SQLite database, and is made if it is not there, together with the directories above it.
+    /// Opens a client on a file of this host. Its permits are shared by all processes of this user that use the same
+    /// file. No server is needed: the file is an SQLite database. If it does not exist, it is created, together with
+    /// its parent directories.
     ///
-    /// Only on Linux. Everything else is as on Redis, but there are no heartbeats: the kernel tells who is dead, and within
-    /// 250 ms the next has his permit. See docs/guarantees.md for the rest.
+    /// This store is available on Linux only. It behaves like Redis, but permits need no renewal, because the kernel
+    /// reports dead processes: the next waiter has the permit within 250 ms. docs/guarantees.md describes the rest.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -57,24 +37,28 @@ impl Client {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the path cannot be a store's: it is another program's file, or on a network file system;
-    /// [`Error::Refused`] if it may not be read or written, or others may do so, if it was made by a newer version, is
-    /// damaged, or the disk is full; [`Error::Unavailable`] if it cannot be opened within 5 s
-    /// ([`LocalBuilder::answer_timeout`]), because another process is stopped in the middle of a transaction.
+    /// - [`Error::InvalidArgument`] if there can be no store at this path: it is a file of another program, or on a
+    ///   network file system.
+    /// - [`Error::Refused`] if the file cannot be read or written, if other users can read or write it, if a newer
+    ///   version created it, if it is damaged, or if the disk is full.
+    /// - [`Error::Unavailable`] if the file cannot be opened within 5 s ([`LocalBuilder::answer_timeout`]), for example
+    ///   because another process is stopped in the middle of a transaction.
+    /// - [`Error::Stopped`] if the client's background thread cannot be started.
     ///
     /// # Cancel safety
-    /// Dropping the future makes no client, and returns at once: the file is opened on a thread of its own.
+    /// If the future is dropped, no client is created. Dropping it never blocks, because the file is opened on a
+    /// separate thread.
     pub async fn local(path: impl AsRef<Path>) -> Result<Self, Error> {
         Self::local_builder(path).open().await
     }
 
-    /// The same, with other settings than the default ones.
+    /// Returns a builder for a client on a file of this host, to change its settings.
     pub fn local_builder(path: impl AsRef<Path>) -> LocalBuilder {
         LocalBuilder::new(path.as_ref())
     }
 }
 
-/// A client on a file of this host, with other settings: see [`Client::local_builder`].
+/// A builder for a client on a file of this host: see [`Client::local_builder`].
 ///
 /// ```
 /// use leasehold::{Client, Error};
@@ -85,52 +69,68 @@ impl Client {
 ///     builder.confirm_within(Duration::from_secs(1)).open().await
 /// }
 /// ```
-#[must_use = "nothing is opened until it is told to"]
+#[must_use = "the builder does nothing until `open` is awaited"]
 #[derive(Clone, Debug)]
 pub struct LocalBuilder {
     path: PathBuf,
     confirm_within: Duration,
     answer_timeout: Duration,
+    read_only: bool,
 }
 
 impl LocalBuilder {
     fn new(path: &Path) -> Self {
         let (confirm_within, answer_timeout) = (Duration::from_secs(5), Duration::from_secs(5));
-        Self { path: path.to_owned(), confirm_within, answer_timeout }
+        Self { path: path.to_owned(), confirm_within, answer_timeout, read_only: false }
     }
 
-    /// How long a waiter of another client has to claim a permit that we hand to it: 5 s by default. It is what a process
-    /// that is stopped just when its turn has come costs the others.
+    /// Sets how long a waiter of another client has to claim a permit that this client grants to it: 5 s by default. If
+    /// a process is stopped just when its turn comes, the waiters behind it are delayed by this time.
     pub fn confirm_within(mut self, limit: Duration) -> Self {
         self.confirm_within = limit;
         self
     }
 
-    /// How long the store may be silent: 5 s by default. Opening, a try, a release or a question fails with
-    /// [`Error::Unavailable`] when it was not answered for that long. That happens while another process is stopped in the
-    /// middle of a transaction, or the disk hangs. Waiting for a permit or a lock has no such limit.
+    /// Sets how long the client waits for an answer from the store: 5 s by default. After that, opening, a try, a
+    /// release or a query fails with [`Error::Unavailable`]. This happens while another process is stopped in the
+    /// middle of a transaction, or while the disk hangs. Waiting for a permit or a lock has no such limit.
     pub fn answer_timeout(mut self, timeout: Duration) -> Self {
         self.answer_timeout = timeout;
+        self
+    }
+
+    /// Makes the client read-only. It can fetch statistics, and look up locks with
+    /// [`Locks::lookup`](crate::Locks::lookup) and similar functions. Everything else fails with [`Error::Refused`]. The
+    /// client writes nothing, so it works on a full disk and on a read-only file system. The store must exist and must
+    /// have been used since the machine was booted.
+    pub fn read_only(mut self) -> Self {
+        self.read_only = true;
         self
     }
 
     /// Opens the store.
     ///
     /// # Errors
-    /// As for [`Client::local`], and [`Error::InvalidArgument`] for settings that make no sense.
+    /// The same as for [`Client::local`], and [`Error::InvalidArgument`] if the path is empty or a duration is zero.
     ///
     /// # Cancel safety
-    /// Dropping the future makes no client.
+    /// If the future is dropped, no client is created.
     pub async fn open(self) -> Result<Client, Error> {
         if self.path.as_os_str() == OsStr::new("") {
             return Err(Error::invalid("store", "its path is empty: give the path of a file"));
         }
         let confirm_within = positive("confirm_within", self.confirm_within)?;
         let answer_timeout = positive("answer_timeout", self.answer_timeout)?;
+        let settings = Settings { answer_timeout, ..Settings::default() };
+        if self.read_only {
+            let local = Arc::new(ReadOnly::new(self.path, self.answer_timeout));
+            let client = Client { engine: Engine::remote(local.clone(), settings) };
+            client.engine.core().run(local.opened()).await?;
+            return Ok(client);
+        }
         let path = self.path;
         let local = LocalSettings { path, answer_timeout: self.answer_timeout, confirm_within };
         let local = Arc::new(Local::new(local));
-        let settings = Settings { answer_timeout, ..Settings::default() };
         let client = Client { engine: Engine::remote(local.clone(), settings) };
         client.engine.core().run(local.opened()).await?;
         Ok(client)

@@ -1,8 +1,8 @@
 //! The alarm clock of the engine's thread.
 //!
-//! A moment that is near is left to tokio, whose timers cost no system call. They stand still while the machine is
-//! suspended, and the clock of the leases does not: so a moment further away is left to a timer of the kernel that runs on,
-//! and where there is none, the thread wakes up every second to look.
+//! Tokio's timers cost no system call, so they are used for moments that are near. But they stand still while the
+//! machine is suspended, and the clock of the leases does not. So a kernel timer that also runs in suspend is used for
+//! moments that are further away. Where there is no such timer, the thread wakes up every second to look.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -12,25 +12,25 @@ use tokio::time::Sleep;
 
 use crate::clock::Moment;
 
-/// How late an alarm may be if the machine was suspended meanwhile.
+/// How late an alarm may be if the machine was suspended.
 const NEAR: Duration = Duration::from_secs(1);
 
 /// A timer for one moment. It may fire early.
 #[derive(Debug)]
 pub(super) struct Alarm {
-    /// None before it is first asked for.
+    /// `None` before the first poll.
     set_for: Option<Moment>,
     near: Pin<Box<Sleep>>,
     far: far::Timer,
 }
 
 impl Alarm {
-    /// In the runtime of the thread.
+    /// Must be called in the runtime of the thread.
     pub(super) fn new() -> Self {
         Self { set_for: None, near: Box::pin(tokio::time::sleep(NEAR)), far: far::Timer::default() }
     }
 
-    /// Pending until that moment. It may return early: poll it again.
+    /// Pending until `until`. It may return early; then poll it again.
     pub(super) fn poll(&mut self, until: Moment, now: Moment, cx: &mut Context<'_>) -> Poll<()> {
         if until == Moment::NEVER {
             return Poll::Pending;
@@ -45,7 +45,7 @@ impl Alarm {
         }
         let rings = if self.far.is_set() { self.far.poll(cx) } else { self.near.as_mut().poll(cx) };
         if rings.is_ready() {
-            // If this is too early, the next poll sets it again.
+            // If this is too early, the next poll sets the timer again.
             self.set_for = None;
         }
         rings
@@ -65,7 +65,7 @@ mod far {
     use tokio::io::Interest;
     use tokio::io::unix::AsyncFd;
 
-    /// A timer of the kernel that runs on while the machine is suspended.
+    /// A kernel timer that also runs while the machine is suspended.
     #[derive(Debug, Default)]
     pub(super) struct Timer {
         fd: Option<AsyncFd<OwnedFd>>,
@@ -73,12 +73,13 @@ mod far {
     }
 
     impl Timer {
-        /// Whether it could be set.
+        /// Sets the timer. Returns whether that succeeded.
         pub(super) fn set(&mut self, left: Duration) -> bool {
             if self.fd.is_none() {
                 let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
                 let timer = timerfd_create(TimerfdClockId::Boottime, flags).ok();
-                // Its successor is unsafe for the sake of types that can change their descriptor. This one cannot.
+                // The function that replaces this one is unsafe, because some types can change their descriptor. This
+                // type cannot.
                 #[allow(deprecated)]
                 let register = |fd| AsyncFd::with_interest(fd, Interest::READABLE).ok();
                 self.fd = timer.and_then(register);
@@ -95,7 +96,7 @@ mod far {
             self.is_set
         }
 
-        /// It may still fire once; nothing polls it then.
+        /// The kernel timer may still fire once, but nothing polls it then.
         pub(super) fn stop(&mut self) {
             self.is_set = false;
         }
@@ -110,7 +111,7 @@ mod far {
                 let Ok(mut ready) = ready!(fd.poll_read_ready(cx)) else { return Poll::Ready(()) };
                 let mut rung = [0; 8];
                 let read = ready.try_io(|fd| Ok(rustix::io::read(fd, &mut rung)?));
-                // Otherwise the readiness is stale: the timer was set again since.
+                // An error means that the readiness is stale: the timer was set again since.
                 if read.is_ok() {
                     return Poll::Ready(());
                 }
@@ -124,11 +125,11 @@ mod far {
     use std::task::{Context, Poll};
     use std::time::Duration;
 
-    /// There is none.
+    /// No such timer exists on this platform.
     #[derive(Debug, Default)]
     pub(super) struct Timer;
 
-    #[allow(clippy::unused_self)] // elsewhere it is needed
+    #[allow(clippy::unused_self)] // the other implementation needs it
     impl Timer {
         pub(super) fn set(&mut self, _: Duration) -> bool {
             false
@@ -156,7 +157,8 @@ mod tests {
     #[tokio::test]
     async fn it_rings_at_the_moment_that_was_asked_for_last() {
         let mut alarm = Alarm::new();
-        // Near, far, and nearer than before; the first of these would ring while the others are awaited.
+        // Each time, the alarm is set for 1200 ms and then again for one of these: near, far, nearer than before, and
+        // far.
         for millis in [300, 1300, 20, 1100] {
             let begun = Moment::now();
             let (first, until) =

@@ -1,5 +1,5 @@
 //! Background work that outlives its caller: calls whose future was dropped, and releases of guards that were dropped.
-//! A close waits for it.
+//! [`Core::close`] waits for it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -18,7 +18,7 @@ pub(super) struct Background {
 #[derive(Default)]
 struct State {
     under_way: usize,
-    /// An error that nobody was told of, until a close reports it.
+    /// An error that no caller has received. The next close reports it.
     failed: Option<Error>,
 }
 
@@ -27,7 +27,7 @@ impl Background {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Resolves when nothing is under way.
+    /// Resolves when no background work is left.
     pub(super) async fn done(&self) -> Result<(), Error> {
         loop {
             let done = self.done.notified();
@@ -46,7 +46,7 @@ impl Background {
     }
 }
 
-/// Something is under way until this is dropped. It keeps the client, and so the engine's thread.
+/// Background work that lasts until this is dropped. It keeps the client alive, and so the engine's thread.
 pub(crate) struct UnderWay(Arc<Core>);
 
 impl UnderWay {

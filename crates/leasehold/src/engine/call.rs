@@ -1,9 +1,9 @@
-//! One command of a lock or a pool on its way to the store, and the future of its answer.
+//! One command of a lock or a pool, and the future of its answer.
 //!
-//! The call is sent again, with the same id, for as long as its outcome is unknown and somebody waits for it. At its
-//! deadline it fails with [`Error::Unavailable`]. A call that acquires something carries its *undo*, the release: it
-//! runs when the store may have granted what nobody waits for any more. Dropping the future of a call that was never sent
-//! costs nothing.
+//! A call is sent again, with the same id, as long as its outcome is unknown and a caller waits for it. At its deadline
+//! it fails with [`Error::Unavailable`]. A call that acquires something carries its *undo*, the release. The undo runs
+//! if the store may have granted something that no caller waits for any more. Dropping the future of a call that was
+//! never sent costs nothing.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,26 +15,25 @@ use super::foreign::guarded;
 use super::life::Life;
 use super::sender::{Source, Taken, Urgency};
 use crate::Error;
-use crate::backend::{Answer, Destination, Part};
+use crate::backend::{Answer, Destination, Part, Slot};
 use crate::clock::Moment;
 
 /// Releases what a call may have acquired.
 pub(crate) type Undo = Box<dyn FnOnce() + Send>;
 
-/// Is called with the answer to a call that nobody awaits.
+/// Receives the answer to a call that no caller awaits.
 pub(crate) type Done = Box<dyn FnOnce(Result<Answer, Error>) + Send>;
 
-/// The answer to one command: at once, or when a remote store has answered.
+/// The answer to one command. It is ready at once, or when a remote store has answered.
 pub(crate) enum Asked {
     Answered(Option<Result<(Answer, Moment), Error>>),
     Sent(Arc<Call>),
 }
 
 impl Asked {
-    /// Asks a store that answers at once. What it answers counts from before it was asked: this thread may stand still as
-    /// soon as it has the answer.
-    pub(crate) fn at_once(ask: impl FnOnce() -> Result<Answer, Error>) -> Self {
-        let sent = Moment::now();
+    /// Asks a store that answers at once. The validity of the answer counts from before the call, because this thread
+    /// may be paused as soon as it has the answer.
+    pub(crate) fn at_once(sent: Moment, ask: impl FnOnce() -> Result<Answer, Error>) -> Self {
         Self::Answered(Some(ask().map(|answer| (answer, sent))))
     }
 }
@@ -44,9 +43,9 @@ impl Future for Asked {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.get_mut() {
-            Self::Answered(answer) => Poll::Ready(
-                answer.take().unwrap_or_else(|| Err(Error::internal("a call was polled twice"))),
-            ),
+            Self::Answered(answer) => Poll::Ready(answer.take().unwrap_or_else(|| {
+                Err(Error::internal("a call was polled after it had completed"))
+            })),
             Self::Sent(call) => call.poll(cx),
         }
     }
@@ -62,11 +61,11 @@ impl Drop for Asked {
 
 pub(crate) struct Call {
     core: Arc<Core>,
-    to: Destination,
+    slot: Slot,
     part: Part,
     urgency: Urgency,
     asked: Moment,
-    /// When it fails, if the store has not answered.
+    /// When the call fails, if the store has not answered.
     until: Moment,
     state: Mutex<State>,
 }
@@ -75,16 +74,16 @@ struct State {
     life: Life,
     phase: Phase,
     undo: Option<Undo>,
-    /// A close waits for it, until it is answered or cannot be sent any more.
+    /// Makes a close wait for this call, until it is answered or cannot be sent any more.
     under_way: Option<UnderWay>,
 }
 
 enum Phase {
     Waiting(Option<Waker>),
     Answered(Result<(Answer, Moment), Error>),
-    /// Nobody awaits the answer: it is sent until it is answered.
+    /// No caller awaits the answer. The call is sent until it is answered.
     Background(Done),
-    /// Nobody waits for the answer any more.
+    /// The caller no longer waits for the answer.
     Dropped,
 }
 
@@ -97,32 +96,24 @@ impl Phase {
 impl Call {
     pub(super) fn start(
         core: &Arc<Core>,
-        to: Destination,
         part: Part,
         urgency: Urgency,
         until: Moment,
         undo: Option<Undo>,
     ) -> Asked {
-        let call = Self::new(core, to, part, urgency, until, Phase::Waiting(None), undo);
+        let call = Self::new(core, part, urgency, until, Phase::Waiting(None), undo);
         call.clone().begin();
         Asked::Sent(call)
     }
 
-    /// Sends it until it is answered, or the deadline has passed, and tells `done`.
-    pub(super) fn start_in_background(
-        core: &Arc<Core>,
-        to: Destination,
-        part: Part,
-        until: Moment,
-        done: Done,
-    ) {
+    /// Sends the call until it is answered or its deadline has passed, and calls `done`.
+    pub(super) fn start_in_background(core: &Arc<Core>, part: Part, until: Moment, done: Done) {
         let phase = Phase::Background(done);
-        Self::new(core, to, part, Urgency::Ordinary, until, phase, None).begin();
+        Self::new(core, part, Urgency::Ordinary, until, phase, None).begin();
     }
 
     fn new(
         core: &Arc<Core>,
-        to: Destination,
         part: Part,
         urgency: Urgency,
         until: Moment,
@@ -131,15 +122,16 @@ impl Call {
     ) -> Arc<Self> {
         let under_way = Some(UnderWay::new(core));
         let state = Mutex::new(State { life: Life::Unsent, phase, undo, under_way });
-        let (core, asked) = (core.clone(), Moment::now());
-        Arc::new(Self { core, to, part, urgency, asked, until, state })
+        let (core, slot, asked) = (core.clone(), core.slot(part.subject()), Moment::now());
+        Arc::new(Self { core, slot, part, urgency, asked, until, state })
     }
 
     fn begin(self: Arc<Self>) {
-        let sent = match self.core.stopped().or_else(|| self.core.sender.refusal(self.to)) {
-            Some(error) => Err(error),
-            None => self.core.send(self.clone(), self.urgency),
-        };
+        let sent =
+            match self.core.stopped().or_else(|| self.core.sender.refusal(self.destination())) {
+                Some(error) => Err(error),
+                None => self.core.send(self.clone(), self.urgency),
+            };
         if let Err(error) = sent {
             self.refuse(&error);
         }
@@ -159,18 +151,18 @@ impl Call {
             return Poll::Pending;
         }
         let phase = std::mem::replace(&mut state.phase, Phase::Dropped);
-        // Whoever has the answer has what was acquired, too.
+        // The caller that receives the answer owns what was acquired, so the undo must not run.
         let answered = matches!(phase, Phase::Answered(Ok(_)));
         let undo = if answered { state.undo.take() } else { None };
         drop(state);
         drop((undo, waker));
         match phase {
             Phase::Answered(answer) => Poll::Ready(answer),
-            _ => Poll::Ready(Err(Error::internal("a call was polled after it was done"))),
+            _ => Poll::Ready(Err(Error::internal("a call was polled after it had completed"))),
         }
     }
 
-    /// Ends the wait. False if nobody waits any more.
+    /// Ends the wait. Returns `false` if no caller waits any more.
     fn finish(&self, answer: Result<(Answer, Moment), Error>) -> bool {
         let mut state = self.state();
         match &mut state.phase {
@@ -198,7 +190,8 @@ impl Call {
     fn cancel(&self) {
         let mut state = self.state();
         let phase = std::mem::replace(&mut state.phase, Phase::Dropped);
-        // Granted, and not seen; or in line again, and not to be sent any more. If it is in flight, `settle` decides.
+        // Undo a grant that the caller has not seen, and a call that is in line again after an unknown outcome and will
+        // not be sent any more. If the call is in flight, `settle` decides.
         let granted = matches!(phase, Phase::Answered(Ok(_)));
         let undo = (granted || state.life == Life::Unknown).then(|| state.undo.take()).flatten();
         let in_flight = state.life == Life::Sent;
@@ -222,7 +215,7 @@ impl Call {
         }
     }
 
-    /// It is not sent any more. What the store may have granted is released.
+    /// Ends a call that will not be sent any more. Releases what the store may have granted.
     fn end(&self) {
         if self.state().life.needs_release() {
             self.undo();
@@ -242,7 +235,7 @@ impl Call {
 
 impl Source for Call {
     fn destination(&self) -> Destination {
-        self.to
+        self.core.destination(self.slot)
     }
 
     fn take(self: Arc<Self>, _urgency: Urgency, _room: usize) -> Taken {
@@ -255,9 +248,13 @@ impl Source for Call {
     }
 
     fn settle(self: Arc<Self>, _part: &Part, answer: Result<Answer, Error>, sent: Moment) {
-        if let Err(error) = &answer
-            && error.may_pass()
-        {
+        let rests = matches!(answer, Ok(Answer::NotNow));
+        let is_unknown = match &answer {
+            Ok(Answer::Elsewhere | Answer::NotNow) => true,
+            Ok(_) => false,
+            Err(error) => error.may_pass(),
+        };
+        if is_unknown {
             let mut state = self.state();
             state.life.lose();
             let wanted = state.phase.is_wanted();
@@ -265,13 +262,24 @@ impl Source for Call {
             if !wanted {
                 return self.end();
             }
-            if let Err(error) = self.core.send(self.clone(), self.urgency) {
+            // The engine's thread checks deadlines only while a store is silent. A store that answers but does not
+            // serve this call is never silent, so the deadline is checked here.
+            let now = Moment::now();
+            if now >= self.until {
+                return self.expire(now);
+            }
+            let sent = if rests {
+                self.core.send_later(self.clone(), self.urgency)
+            } else {
+                self.core.send(self.clone(), self.urgency)
+            };
+            if let Err(error) = sent {
                 self.refuse(&error);
             }
             return;
         }
         self.state().life.answer();
-        // A close may have looked for guards before there was this one.
+        // A close may have looked for guards before this one existed.
         let closed = self.state().undo.is_some() && self.core.check_open().is_err();
         let answer = if closed { Err(Error::Closed) } else { answer.map(|answer| (answer, sent)) };
         if !self.finish(answer) || closed {
@@ -284,7 +292,7 @@ impl Source for Call {
         if now < self.until {
             return;
         }
-        let error = self.core.unavailable(self.to, self.asked, now);
+        let error = self.core.unavailable(Some(self.destination()), self.asked, now);
         if self.finish(Err(error)) && self.state().life != Life::Sent {
             self.end();
         }
@@ -309,7 +317,7 @@ mod tests {
     #[tokio::test]
     async fn an_answer_counts_from_before_it_was_asked_for() {
         let mut asked = None;
-        let call = Asked::at_once(|| {
+        let call = Asked::at_once(Moment::now(), || {
             asked = Some(Moment::now());
             std::thread::sleep(std::time::Duration::from_millis(2));
             Ok(Answer::Lock(LockOutcome::IsLocked(true)))

@@ -1,15 +1,17 @@
-//! Calls into code that is not ours: wakers, tracing subscribers and observers.
+//! Calls into foreign code: wakers, tracing subscribers, metrics recorders and observers.
 //!
-//! Such code may panic. A panic is caught here and logged, so that it affects nobody else: neither the engine's thread
-//! nor whoever is served in the same step.
+//! Foreign code may panic. The panic is caught here and logged. So it affects neither the engine's thread nor other
+//! acquisitions that are served in the same step.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs code that is not ours.
+/// Runs foreign code, and catches its panic.
 pub(crate) fn guarded(call: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(call)).is_err() {
-        // The subscriber may be the one that panics.
-        let report = || tracing::error!("a waker, a subscriber or an observer panicked");
+        // The subscriber itself may be the code that panics.
+        let report = || {
+            tracing::error!("a waker, tracing subscriber, metrics recorder or observer panicked");
+        };
         let _ = catch_unwind(AssertUnwindSafe(report));
     }
 }

@@ -1,13 +1,15 @@
-//! Requests on their way. Any thread may send one; the engine's thread applies the answers.
+//! Requests in flight. Any thread may send a request; the engine's thread applies the answers.
 //!
-//! Sending from the thread that asks saves waking the engine's thread, which is half of what an uncontended acquire
-//! waits for. One thread at a time sends, so that a request cannot overtake another. Nobody waits for its turn: a thread
-//! that finds another one sending leaves its commands in line, and the other one looks again when it is done.
+//! A thread that sends its own request saves the time to wake the engine's thread, which would be half of the time of
+//! an uncontended acquire. Only one thread at a time sends, so that no request overtakes another. No thread waits for
+//! its turn. A thread that finds another one sending leaves its commands in line, and the other thread looks at the
+//! line again when it is done.
 
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::task::{Context, Poll, Waker};
 
-use super::sender::{Request, Sender};
+use super::Core;
+use super::sender::Request;
 use crate::Error;
 use crate::backend::{Answers, Later, RemoteBackend};
 use crate::clock::Moment;
@@ -24,7 +26,7 @@ impl InFlight {
     }
 }
 
-/// The requests that were sent since the engine's thread last looked.
+/// The requests that were sent since the engine's thread last took them.
 #[derive(Default)]
 pub(super) struct Outbox {
     sending: Mutex<()>,
@@ -38,10 +40,11 @@ impl Outbox {
         self.thread.get_or_init(|| waker.clone());
     }
 
-    /// Sends whatever may be sent. True if that was anything.
-    pub(super) fn send_all(&self, sender: &Sender, backend: &dyn RemoteBackend) -> bool {
-        let mut any = false;
-        // Once more after its turn: another thread may have found it taken.
+    /// Sends everything that may be sent. Returns whether that was anything.
+    pub(super) fn send_all(&self, core: &Core, backend: &dyn RemoteBackend) -> bool {
+        let (mut any, sender) = (false, &core.sender);
+        // Check again after each turn: in the meantime another thread may have found the turn taken, and left its
+        // commands in line.
         while sender.can_send(Moment::now()) {
             let _turn = match self.sending.try_lock() {
                 Ok(turn) => turn,
@@ -50,14 +53,17 @@ impl Outbox {
             };
             while let Some(request) = sender.next_request(Moment::now()) {
                 let answers = backend.apply(request.to, &request.parts);
+                let ids = request.ids();
                 self.add(InFlight { request, answers });
+                core.meters.sent(ids);
                 any = true;
             }
         }
         any
     }
 
-    /// The first poll sends it. The list is locked meanwhile, so that the thread, which the answer wakes, finds it there.
+    /// Sends the request by polling it for the first time. The list is locked in the meantime, so that the engine's
+    /// thread finds the request there when the answer wakes it.
     fn add(&self, mut own: InFlight) {
         let waker = self.thread.get().map_or(Waker::noop(), |waker| waker);
         let mut sent = self.sent();

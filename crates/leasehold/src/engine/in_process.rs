@@ -1,10 +1,11 @@
-//! Names, locks and pools of the memory store. The machine of a name runs under the name's own lock, so that a grant
-//! and its ticket cannot miss each other, and every command is answered at once.
+//! Names, locks and pools of the memory store. The machine of a name runs under the name's own lock. So a grant and its
+//! ticket cannot miss each other, and every command is answered at once.
 //!
-//! The engine's thread takes part only in time: a TTL, or a limit of the wait.
+//! The engine's thread is needed only for time: a TTL, or a limit of the wait.
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
@@ -27,7 +28,7 @@ use crate::name::Name;
 use crate::pool::{PoolStats, Which};
 use crate::semaphore::Declaration;
 use crate::stats::{Query, SemaphoreStats};
-use crate::{AcquisitionId, Error, LossReason};
+use crate::{AcquisitionId, ClientInfo, Error, LossReason};
 
 /// The memory store, as the engine sees it.
 pub(crate) struct InProcess(pub(crate) Arc<Memory>);
@@ -41,14 +42,16 @@ impl InProcess {
         match part {
             Part::Lock(command) => {
                 let outcome = self.0.apply_lock(command);
-                // There is one client here, and it sees every release.
+                // The store has only this client, which sees every release.
                 if let LockOutcome::Release(Verdict::Done(Some(key))) = &outcome {
                     core.lock_waiters.wake_one(key);
                 }
                 Ok(Answer::Lock(outcome))
             }
             Part::Pool(command) => Ok(Answer::Pool(self.0.apply_pool(command))),
-            Part::Semaphore { .. } => Err(Error::internal("a semaphore was asked as a lock")),
+            Part::Semaphore { .. } => {
+                Err(Error::internal("a semaphore received a command for a lock"))
+            }
         }
     }
 }
@@ -77,7 +80,7 @@ impl Store for InProcess {
     }
 
     fn ask(&self, core: &Arc<Core>, part: Part, _until: Moment, _undo: Option<Undo>) -> Asked {
-        Asked::at_once(|| self.apply(core, &part))
+        Asked::at_once(core.now(), || self.apply(core, &part))
     }
 
     fn ask_in_background(&self, core: &Arc<Core>, part: Part, _until: Moment, done: Done) {
@@ -89,7 +92,7 @@ impl Store for InProcess {
             let name = named.name().as_str();
             query.names.as_ref().is_none_or(|names| names.iter().any(|wanted| wanted == name))
         });
-        let all: Vec<_> = names.map(|named| named.stats(query.waiters)).collect();
+        let all: Vec<_> = names.map(|named| named.stats(query.waiters.clone())).collect();
         Box::pin(async move {
             let mut stats = Vec::with_capacity(all.len());
             for one in all {
@@ -106,47 +109,51 @@ impl Store for InProcess {
     fn list_pools(&self, _core: &Arc<Core>, which: Which) -> Later<Vec<PoolStats>> {
         ready(Ok(self.0.list_pools(&which)))
     }
+
+    fn list_clients(&self, core: &Arc<Core>, limit: usize) -> Later<Vec<ClientInfo>> {
+        ready(Ok([ClientInfo::here(core.client)].into_iter().take(limit).collect()))
+    }
 }
 
 /// One name of the memory store.
 struct InProcessName {
     common: Common,
     state: Mutex<State>,
-    /// Whether anybody waited after the last acquire that was not granted at once. A guess, which is read without the
-    /// lock: if it is wrong, an acquire makes a ticket that it does not need, or takes the lock twice.
+    /// Whether there were waiters after the last acquire that was not granted at once. This is a guess that is read
+    /// without the lock. If it is wrong, an acquire creates a ticket that it does not need, or takes the lock twice.
     queued: AtomicBool,
     this: Weak<Self>,
 }
 
 struct State {
     store: MemorySemaphore,
-    /// What the last command did to others; empty in between.
+    /// What the last command did to other acquisitions. Empty between commands.
     effects: Effects<Kept>,
     closed: bool,
     timers: BTreeSet<(Moment, Timer)>,
     sweep_at: Option<Moment>,
-    /// When the engine's thread is to come by.
+    /// When the engine's thread fires the timer of this name.
     timer_at: Option<Moment>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Timer {
-    /// The acquire has waited long enough.
+    /// The acquire has reached its time limit.
     GiveUp(AcquisitionId),
-    /// A TTL ends, or a token comes.
+    /// A TTL ends, or a token arrives.
     Sweep,
 }
 
 impl State {
-    /// What the last command did to others. First who lost a permit, then who was granted one, so that no two ever
-    /// believe in the same.
+    /// Applies what the last command did to other acquisitions. Losses come before grants, so that two holders never
+    /// believe in the same permit.
     #[inline]
     fn settle(&mut self, after: &mut After) {
         if !self.effects.is_empty() {
             self.settle_effects(after);
         }
         if let Some(delay) = self.store.next_change() {
-            let at = Moment::now() + delay;
+            let at = self.store.moment() + delay;
             if self.sweep_at.is_none_or(|earlier| at < earlier) {
                 if let Some(later) = self.sweep_at.replace(at) {
                     self.timers.remove(&(later, Timer::Sweep));
@@ -165,7 +172,8 @@ impl State {
                 if let Some(at) = ticket.gives_up_at {
                     self.timers.remove(&(at, Timer::GiveUp(*id)));
                 }
-                let until = held.valid_for.map_or(Moment::NEVER, |span| Moment::now() + span);
+                let now = self.store.moment();
+                let until = held.valid_for.map_or(Moment::NEVER, |span| now + span);
                 ticket.grant(Grant::new(held), until, after);
             }
         }
@@ -205,10 +213,10 @@ pub(super) fn timed_out(ticket: &Ticket) -> Error {
     Error::TimedOut { what: "permit", name, limit, full: None }
 }
 
-/// More units were asked for than there are.
+/// The error for an acquire that weighs more than the capacity.
 pub(super) fn too_heavy(name: &Name, weight: u32, capacity: u32) -> Error {
-    let problem = format!("{weight} is more than {name:?} has in all, {capacity}");
-    Error::invalid("weight", problem + ": ask for less, or raise the limit")
+    let problem = format!("it is {weight}; the capacity of {name:?} is {capacity}");
+    Error::invalid("weight", problem + ": ask for less, or raise the capacity")
 }
 
 impl InProcessName {
@@ -216,13 +224,13 @@ impl InProcessName {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `work` under the lock. Then sets the timer, and wakes whom it woke.
+    /// Runs `work` under the lock. Then sets the timer, and wakes the tasks that `work` has notified.
     #[inline]
     fn locked<T>(&self, work: impl FnOnce(&mut State, &mut After) -> T) -> T {
         self.go_on(self.state(), work)
     }
 
-    /// The same where the lock is held already.
+    /// The same, with a lock that is already held.
     #[inline]
     fn go_on<T>(
         &self,
@@ -240,7 +248,7 @@ impl InProcessName {
         result
     }
 
-    /// `waiting` is the ticket of an acquire that would wait.
+    /// `waiting` is the ticket to wait with, or `None` for an acquire that does not wait.
     fn enter_or_wait(
         &self,
         id: AcquisitionId,
@@ -252,13 +260,14 @@ impl InProcessName {
             if state.closed {
                 return Some(Entered::Failed(Box::new(Error::Closed)));
             }
-            // A permit that is granted at once has a ticket only if it can be lost or has a label to show.
+            // A permit that is granted at once has a ticket only if it can be lost, or if it has a label to show.
             let mut holding = None;
             let keep = |held: Option<&Held>| match held {
                 None => waiting.clone(),
                 Some(Held { valid_for: None, .. }) if semaphore.label.is_none() => None,
                 Some(held) => {
-                    let until = held.valid_for.map_or(Moment::NEVER, |v| Moment::now() + v);
+                    let now = self.common.core.now();
+                    let until = held.valid_for.map_or(Moment::NEVER, |span| now + span);
                     holding = Some(Ticket::held(id, semaphore.clone(), until));
                     holding.clone()
                 }
@@ -338,7 +347,7 @@ impl NameState for InProcessName {
         within: Option<Span>,
         waker: &Waker,
     ) -> Entered {
-        // Mostly a permit is free. Then neither a waker nor a ticket to wait with is needed.
+        // Mostly a permit is free. Then the acquire needs neither a waker nor a ticket.
         let queued = self.queued.load(Ordering::Relaxed);
         if !semaphore.is_plain || weight != 1 {
             if !wait || !queued {
@@ -361,7 +370,7 @@ impl NameState for InProcessName {
             }
         }
         let share = Share { weight, numbered: semaphore.numbered };
-        // Made without the lock, and dropped without it if it does not have to wait: a waker is foreign code.
+        // Created outside the lock, and dropped outside it if it is not needed, because a waker is foreign code.
         let waiting =
             wait.then(|| Ticket::registered(id, semaphore.clone(), share, within, waker.clone()));
         self.enter_or_wait(id, semaphore, share, waiting)
@@ -377,7 +386,7 @@ impl NameState for InProcessName {
             }
             None => self.go_on(state, |state, after| state.remove(id, known, after)),
         };
-        // If nobody else has it, there is nobody to notify.
+        // If no other owner has the ticket, there is no task to notify.
         if let Some(ticket) = ticket.filter(|ticket| Arc::strong_count(ticket) > 1) {
             let mut after = After::default();
             ticket.cancel(&mut after);
@@ -421,7 +430,7 @@ impl NameState for InProcessName {
         self.locked(|state, after| {
             state.closed = true;
             let machine = state.store.machine();
-            // Waiters first, the last one first: nobody is granted a permit only to lose it again.
+            // Waiters first, and among them the last one first, so that no waiter is granted a permit only to lose it.
             let mut ids: Vec<_> = machine.waiters().map(|row| row.id).collect();
             ids.reverse();
             ids.extend(machine.holders().iter().map(|row| row.id));
@@ -447,7 +456,7 @@ impl NameState for InProcessName {
         after.run();
     }
 
-    /// Nothing that depends on time works any more. What does not goes on.
+    /// Ends everything that depends on time. The rest continues to work.
     fn stop(&self, error: &Error) {
         let mut after = After::default();
         let mut state = self.state();
@@ -462,7 +471,7 @@ impl NameState for InProcessName {
             }
         }
         for row in state.store.machine().holders() {
-            // One that does not end by itself goes on.
+            // A permit that never expires stays valid.
             if let Some(ticket) = row.kept.as_ref().filter(|own| own.valid_until() != Moment::NEVER)
             {
                 ticket.lose(LossReason::NotRenewed, &mut after);
@@ -475,7 +484,7 @@ impl NameState for InProcessName {
     fn is_idle(&self) -> bool {
         let state = self.state();
         let (machine, limits) = (state.store.machine(), state.store.machine().limits());
-        machine.is_empty() && limits.can_be_forgotten(MemorySemaphore::now())
+        machine.is_empty() && limits.can_be_forgotten(state.store.now())
     }
 
     fn steer(&self, steer: Steer, declares: bool) -> Later<Steered> {
@@ -490,7 +499,9 @@ impl NameState for InProcessName {
             state.settle(after);
             match outcome {
                 Outcome::Steered(steered) => Ok(steered),
-                other => Err(Error::internal(format!("a change of limits was answered {other:?}"))),
+                other => Err(Error::internal(format!(
+                    "unexpected answer to a change of limits: {other:?}"
+                ))),
             }
         }))
     }
@@ -499,9 +510,9 @@ impl NameState for InProcessName {
         ready(Ok(self.state().store.machine().position(id)))
     }
 
-    fn stats(&self, waiters: bool) -> Later<SemaphoreStats> {
+    fn stats(&self, waiters: Range<usize>) -> Later<SemaphoreStats> {
         let state = self.state();
-        let now = MemorySemaphore::now();
+        let now = state.store.now();
         let label = |kept: &Kept| kept.as_ref().and_then(|ticket| ticket.semaphore.label.clone());
         let machine = state.store.machine();
         ready(Ok(SemaphoreStats::of(&self.common.name, machine, now, waiters, label)))

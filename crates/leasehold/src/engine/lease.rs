@@ -1,13 +1,13 @@
-//! A lease of one holder in this process: what the guard of a lock and that of a pool have in common.
+//! A lease of one holder in this process: what the guards of locks and pools have in common.
 //!
-//! Its validity follows the same rule as a permit's: it is counted from before the request was sent, minus a margin, on a
-//! clock that runs in suspend. If it is renewed, or somebody waits for its loss, a *keeper* task on the engine's thread
-//! looks after it.
+//! The validity follows the same rule as that of a permit. It is counted from before the request was sent, minus a
+//! margin, on a clock that runs in suspend. If the lease is renewed, or a task waits for its loss, a *keeper* task on
+//! the engine's thread looks after it.
 
 use std::fmt;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -15,59 +15,75 @@ use tokio::sync::{Notify, OwnedMutexGuard};
 
 use super::foreign::{event, guarded};
 use super::ticket::Watchers;
+use super::timers::Timed;
 use super::timing::{self, Situation};
+use super::watch::{Hold, Id, Watch};
 use super::{Core, Engine};
-use crate::backend::{Destination, Later};
+use crate::backend::{Later, Slot};
 use crate::clock::{Moment, Span};
+use crate::machine::lock::Verdict;
 use crate::name::Name;
 use crate::{Error, LossReason};
 
-/// The keeper does not sleep longer than this: tokio's timers stand still while the machine is suspended.
+mod manual;
+
+/// The longest sleep of the keeper, because tokio's timers stand still while the machine is suspended.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// What a store does for one lease.
+/// The operations of a store on one lease.
 pub(crate) trait Keep: Send + Sync {
-    /// How long it is valid after the moment when the request was sent; none if the store no longer knows it. Asks until
-    /// it is answered or the moment has come.
+    /// Renews the lease. Returns how long it is valid after the moment when the request was sent, or `None` if the
+    /// store no longer knows it. Repeats the request until it is answered, or until `until`.
     fn renew(&self, until: Moment) -> Later<Option<(Span, Moment)>>;
 
-    /// How long after a renewal the next one is due.
+    /// The time from one renewal to the next.
     fn interval(&self, ttl: Span) -> Span {
         ttl.divided_by(3)
     }
 
-    /// True if it was held until now.
+    /// Releases the lease. Returns whether it was held until now.
     fn release(&self) -> Later<bool>;
 
-    /// Releases it in the background. Never blocks.
+    /// Releases the lease in the background. Never blocks.
     fn release_later(&self);
+
+    /// The id of the lease, for observers.
+    fn id(&self) -> Id;
 }
 
 /// One lease, shared by its guard, its keeper and the client.
 pub(crate) struct Lease {
     what: &'static str,
     name: Name,
+    slot: Slot,
     id: String,
     keep: Arc<dyn Keep>,
     ttl: Span,
     /// In microseconds of [`Moment`].
     valid_until: AtomicU64,
     state: Mutex<State>,
-    /// Tells the keeper, which may be asleep, that something is due earlier than it was.
+    /// Tells the keeper, which may be asleep, that something is due earlier than before.
     earlier: Arc<Notify>,
+    /// The keeper, if the client's clock is moved by hand.
+    keeper: OnceLock<Arc<manual::Keeper>>,
     /// See [`Self::turn`].
     turn: Arc<tokio::sync::Mutex<()>>,
     core: Arc<Core>,
+    watch: Arc<Watch>,
 }
 
 struct State {
     phase: Phase,
     watchers: Watchers,
-    /// Whether a keeper looks after it, and whether it renews it.
+    /// Whether a keeper looks after the lease, and whether the keeper renews it.
     kept: bool,
     renewed: bool,
-    /// When the last request was sent that the validity counts from.
+    /// When the last request was sent from which the validity counts.
     asked: Moment,
+    /// The hold that the observers see, until the lease ends.
+    hold: Option<Hold>,
+    /// When a timer checks whether the lease has ended. Set only if it is observed and has no keeper.
+    look_at: Option<(Moment, Weak<dyn Timed>)>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -81,11 +97,11 @@ impl Lease {
     /// `sent` is when the request was sent that the store answered with `valid_for`.
     pub(crate) fn new(
         engine: &Engine,
-        what: &'static str,
+        (what, slot): (&'static str, Slot),
         name: Name,
         id: String,
         ttl: Span,
-        keep: Arc<dyn Keep>,
+        (keep, watch): (Arc<dyn Keep>, Arc<Watch>),
         (sent, valid_for): (Moment, Span),
     ) -> Arc<Self> {
         let core = engine.core().clone();
@@ -95,11 +111,27 @@ impl Lease {
             kept: false,
             renewed: false,
             asked: sent,
+            hold: None,
+            look_at: None,
         };
         let valid_until = AtomicU64::new(0);
         let (state, earlier) = (Mutex::new(state), Arc::default());
         let turn = Arc::default();
-        let lease = Self { what, name, id, keep, ttl, valid_until, state, earlier, turn, core };
+        let lease = Self {
+            what,
+            name,
+            slot,
+            id,
+            keep,
+            ttl,
+            valid_until,
+            state,
+            earlier,
+            keeper: OnceLock::new(),
+            turn,
+            core,
+            watch,
+        };
         lease.extend(sent, valid_for);
         let lease = Arc::new(lease);
         let address = Arc::as_ptr(&lease) as usize;
@@ -111,33 +143,47 @@ impl Lease {
         &self.name
     }
 
+    /// Returns the present on the client's clock.
+    pub(crate) fn now(&self) -> Moment {
+        self.core.now()
+    }
+
     pub(crate) fn valid_until(&self) -> Moment {
         Moment::from_micros(self.valid_until.load(Ordering::Acquire))
     }
 
-    /// The store said, to a request sent then, that it is valid for so long.
+    /// The store has answered, to a request sent at `sent`, that the lease is valid for `valid_for`.
     pub(crate) fn extend(&self, sent: Moment, valid_for: Span) {
         let mut state = self.state();
-        // Two answers may change places on their way here: what was asked last counts.
+        // Two answers may overtake each other. The answer to the last request counts.
         if sent >= state.asked {
             state.asked = sent;
-            // While it is renewed, a renewal may come to the store after this, and is for its own TTL.
+            // While the keeper renews the lease, its renewal may reach the store after this request. That renewal is
+            // for the lease's own TTL, so no more than that counts.
             let valid_for = if state.renewed { valid_for.min(self.ttl) } else { valid_for };
             let until = self.end_of(sent, valid_for);
             #[cfg(feature = "broken")]
             let until = if crate::broken::is("margin") { until + valid_for } else { until };
             self.valid_until.store(until.micros(), Ordering::Release);
             drop(state);
-            guarded(|| self.earlier.notify_one());
+            self.tell_keeper();
         }
     }
 
-    /// The store is about to be asked to let it end so long from now. Should that be sooner than we believe, and the
-    /// answer never come, we must not go on believing.
+    /// Called before the store is asked to let the lease end `valid_for` from now. That may be earlier than the current
+    /// end. If the answer never arrives, the holder must not believe longer than that.
     pub(crate) fn about_to_extend(&self, sent: Moment, valid_for: Span) {
         let until = self.end_of(sent, valid_for);
         if self.valid_until.fetch_min(until.micros(), Ordering::AcqRel) > until.micros() {
-            guarded(|| self.earlier.notify_one());
+            self.tell_keeper();
+        }
+    }
+
+    /// Tells the keeper, if there is one, that something may be due at another moment than before.
+    fn tell_keeper(&self) {
+        guarded(|| self.earlier.notify_one());
+        if let Some(keeper) = self.keeper.get() {
+            keeper.look(self);
         }
     }
 
@@ -145,20 +191,20 @@ impl Lease {
         (sent + valid_for).minus(self.core.profile().margin(valid_for))
     }
 
-    /// The right to ask the store for an extension. If two requests changed places, the store would follow the last
-    /// one to be applied, and we another. It is held until the answer is here.
+    /// Returns the right to ask the store for an extension, which the caller keeps until the answer arrives. If two
+    /// requests overtook each other, the store would use the last one it applied, and the client another one.
     pub(crate) async fn turn(&self) -> OwnedMutexGuard<()> {
         self.turn.clone().lock_owned().await
     }
 
     fn plan(&self, now: Moment) -> Option<timing::Plan> {
         let valid_for = self.valid_until().saturating_since(now);
-        let round_trip = self.core.sender.round_trip(Destination::ONLY);
+        let round_trip = self.core.sender.round_trip(self.core.destination(self.slot));
         let (lease, ttl_left, spread) = (self.ttl, None, 0);
         timing::plan(Situation { lease, ttl_left, round_trip, valid_for, spread })
     }
 
-    /// When to renew it, if it is renewed: never so late that there would be no second attempt.
+    /// Returns when to renew the lease, if it is renewed. It is early enough for a second attempt.
     fn due(&self) -> Moment {
         let asked = self.state().asked;
         let half = Span::from_duration(self.valid_until().saturating_since(asked) / 2);
@@ -166,10 +212,10 @@ impl Lease {
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
-        // Not in the head of the match: the mutex would be held until its end.
+        // Not in the head of the match, where the mutex would stay locked until the end of the match.
         let phase = self.state().phase;
         match phase {
-            Phase::Held if Moment::now() < self.valid_until() => Ok(()),
+            Phase::Held if self.core.now() < self.valid_until() => Ok(()),
             Phase::Held => Err(self.lost_error(self.why_over())),
             Phase::Lost(reason) => Err(self.lost_error(reason)),
             Phase::Released => Err(self.lost_error(LossReason::Released)),
@@ -184,7 +230,8 @@ impl Lease {
         if self.state().renewed { LossReason::NotRenewed } else { LossReason::TtlEnded }
     }
 
-    /// Ends it here: it is not renewed any more, and its watchers are notified. False if it had ended before.
+    /// Ends the lease in this client: it is not renewed any more, and its watchers are notified. Returns `false` if it
+    /// had ended before.
     pub(crate) fn lose(&self, reason: LossReason) -> bool {
         let mut state = self.state();
         if state.phase != Phase::Held {
@@ -192,64 +239,145 @@ impl Lease {
         }
         state.phase = Phase::Lost(reason);
         let watchers = state.watchers.take();
+        let hold = self.take_hold(&mut state);
         drop(state);
-        event!(warn, name = self.name.as_str(), id = self.id, %reason, "{} lost", self.what);
+        self.report_loss(reason, hold);
         wake(watchers);
         true
     }
 
-    /// Ends it here without a release.
-    pub(crate) fn detach(&self) -> bool {
+    /// Reports the result of an explicit extension.
+    pub(crate) fn report_renewal<T>(
+        &self,
+        extended: &Result<(Verdict<T>, Moment), Error>,
+        asked: Moment,
+    ) {
+        let result = match extended {
+            Ok((verdict, _)) => Ok(matches!(verdict, Verdict::Done(_))),
+            Err(error) => Err(error.kind()),
+        };
+        self.watch.renewed(|| self.keep.id(), result, asked);
+    }
+
+    fn report_loss(&self, reason: LossReason, hold: Option<Hold>) {
+        self.watch.lost(|| self.keep.id(), reason, hold, || {
+            event!(warn, name = self.name.as_str(), id = self.id, %reason, "{} lost", self.what);
+        });
+    }
+
+    /// Ends the lease in this client without a release. Returns whether it was still held, and the hold of the
+    /// observers.
+    fn end(&self) -> (bool, Option<Hold>) {
         let mut state = self.state();
         let held = state.phase == Phase::Held;
         if held {
             state.phase = Phase::Released;
         }
         let watchers = state.watchers.take();
+        let watched = self.take_hold(&mut state);
         drop(state);
         wake(watchers);
+        (held, watched)
+    }
+
+    /// Ends the lease because it was released. If the validity had ended before, the lease was lost unnoticed, and this
+    /// reports the loss.
+    fn end_released(&self) -> bool {
+        let (held, watched) = self.end();
+        if watched.is_some() && self.core.now() >= self.valid_until() {
+            self.report_loss(self.why_over(), watched);
+        }
         held
     }
 
-    /// Releases it. True if it was held until now. If the future is dropped, or the store does not answer in time, the
-    /// release continues in the background.
+    /// The lease stays held, but this client no longer looks after it.
+    pub(crate) fn detach(&self) {
+        if let Some(hold) = self.end().1 {
+            hold.detached();
+        }
+    }
+
+    /// Observes the lease from now on, until it ends. If it has already ended, that has been reported.
+    pub(crate) fn watch(self: &Arc<Self>, hold: Hold) {
+        let mut state = self.state();
+        match state.phase {
+            Phase::Held => state.hold = Some(hold),
+            Phase::Lost(reason) => {
+                drop(state);
+                return hold.lost_before(reason);
+            }
+            Phase::Released => {
+                drop(state);
+                return drop(hold);
+            }
+        }
+        drop(state);
+        self.look_at(self.valid_until());
+    }
+
+    /// Sets the timer that reports the end of an observed lease without a keeper.
+    fn look_at(self: &Arc<Self>, at: Moment) {
+        let target: Weak<dyn Timed> = Arc::downgrade(self) as Weak<Self>;
+        let mut state = self.state();
+        if state.kept || state.hold.is_none() || state.look_at.is_some() {
+            return;
+        }
+        state.look_at = Some((at, target.clone()));
+        drop(state);
+        // Without the engine's thread, the loss is reported when the guard is dropped.
+        let _ = self.core.set_timer(target, None, Some(at));
+    }
+
+    fn take_hold(&self, state: &mut State) -> Option<Hold> {
+        if let Some((at, target)) = state.look_at.take() {
+            self.core.timers.set(target, Some(at), None);
+        }
+        state.hold.take()
+    }
+
+    /// Releases the lease. Returns whether it was held until now. If the future is dropped, or the store does not
+    /// answer in time, the release continues in the background.
     pub(crate) async fn release(self: Arc<Self>) -> Result<bool, Error> {
         let valid = self.check().is_ok();
-        self.detach();
+        self.end_released();
         let unfinished = ReleaseInBackground(Some(self.keep.clone()));
         let held = self.keep.release().await?;
         unfinished.done();
         Ok(held && valid)
     }
 
-    /// Releases it in the background, without blocking.
+    /// Releases the lease in the background, without blocking.
     pub(crate) fn release_later(&self) {
-        if self.detach() {
+        if self.end_released() {
             self.keep.release_later();
         }
     }
 
-    /// The client is being closed: the holder is notified, and the lease released.
+    /// The client is being closed: notifies the holder, and releases the lease.
     pub(crate) fn close(self: &Arc<Self>) {
         if self.lose(LossReason::Closed) {
             self.keep.release_later();
         }
     }
 
-    /// From now on a keeper looks after it; and renews it, if that is wanted.
+    /// Starts a keeper, if there is none yet. With `renew`, the keeper also renews the lease.
     pub(crate) fn keep(self: &Arc<Self>, renew: bool) {
         let mut state = self.state();
         let begins = renew && !std::mem::replace(&mut state.renewed, true);
         let starts = !std::mem::replace(&mut state.kept, true);
         drop(state);
         if starts {
-            self.core.spawn(keep(Arc::downgrade(self), self.earlier.clone()));
+            if self.core.clock.is_manual() {
+                manual::start(self);
+            } else {
+                self.core.spawn(keep(Arc::downgrade(self), self.earlier.clone()));
+            }
         } else if begins {
-            guarded(|| self.earlier.notify_one());
+            self.tell_keeper();
         }
     }
 
-    /// For everyone who waits for its loss. `key` is none at first, and kept by the caller.
+    /// Polled by every task that waits for the loss. `key` is `None` at first, and the caller keeps it.
     pub(crate) fn poll_lost(
         self: &Arc<Self>,
         key: &mut Option<u64>,
@@ -267,14 +395,14 @@ impl Lease {
             return Poll::Ready(reason);
         }
         let replaced = state.watchers.register(key, waker);
-        let over = Moment::now() >= self.valid_until();
+        let over = self.core.now() >= self.valid_until();
         drop(state);
         drop(replaced);
         self.keep(false);
         if over { Poll::Ready(self.why_over()) } else { Poll::Pending }
     }
 
-    /// Nobody waits for the loss under this key any more.
+    /// Removes the waker of a task that no longer waits for the loss.
     pub(crate) fn forget_watcher(&self, key: u64) {
         let unused = self.state().watchers.forget(key);
         drop(unused);
@@ -308,6 +436,31 @@ impl Drop for ReleaseInBackground {
     }
 }
 
+/// How soon the timer checks again if the lease ends while an extension is in flight.
+const LOOK_AGAIN: Span = Span::from_millis(50);
+
+impl Timed for Lease {
+    /// Reports the end of a lease to its observers. The guard notices the end itself, at its next check.
+    fn fire(&self, now: Moment) {
+        let over = now >= self.valid_until();
+        let extending = self.turn.try_lock().is_err();
+        let mut state = self.state();
+        let Some((_, target)) = state.look_at.take() else { return };
+        if over && !extending {
+            let hold = state.hold.take();
+            drop(state);
+            if hold.is_some() {
+                self.report_loss(self.why_over(), hold);
+            }
+        } else if !state.kept {
+            let at = if over { now + LOOK_AGAIN } else { self.valid_until() };
+            state.look_at = Some((at, target.clone()));
+            drop(state);
+            let _ = self.core.set_timer(target, None, Some(at));
+        }
+    }
+}
+
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lease").field("name", &self.name).finish_non_exhaustive()
@@ -317,10 +470,13 @@ impl fmt::Debug for Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.core.leases().remove(&(std::ptr::from_ref(self) as usize));
+        if let Some(keeper) = self.keeper.get() {
+            keeper.stop(self);
+        }
     }
 }
 
-/// Renews a lease, a third of its TTL after the last time, and notifies its guard when its validity ends.
+/// Renews a lease a third of its TTL after the previous renewal, and notifies its guard when its validity ends.
 async fn keep(lease: Weak<Lease>, earlier: Arc<Notify>) {
     let mut again_at = None;
     loop {
@@ -333,12 +489,8 @@ async fn keep(lease: Weak<Lease>, earlier: Arc<Notify>) {
             if !held {
                 return;
             }
-            let (now, valid_until) = (Moment::now(), lease.valid_until());
-            if now >= valid_until {
-                if lease.lose(lease.why_over()) {
-                    // The store may not have noticed: the next one need not wait for that.
-                    lease.keep.release_later();
-                }
+            let (now, valid_until) = (lease.core.now(), lease.valid_until());
+            if is_lost(&lease, now) {
                 return;
             }
             let due = again_at.unwrap_or_else(|| lease.due());
@@ -353,42 +505,68 @@ async fn keep(lease: Weak<Lease>, earlier: Arc<Notify>) {
     }
 }
 
-/// Renews once, and judges silence meanwhile. Returns when to try again, if it failed.
-async fn renew(lease: &Lease, now: Moment) -> Option<Moment> {
-    lease.about_to_extend(now, lease.ttl);
+/// Returns whether the validity of the lease has ended. Then its guard is notified.
+fn is_lost(lease: &Lease, now: Moment) -> bool {
+    if now < lease.valid_until() {
+        return false;
+    }
+    if lease.lose(lease.why_over()) {
+        // The store may not have noticed yet. Releasing the lease lets the next holder in at once.
+        lease.keep.release_later();
+    }
+    true
+}
+
+/// Renews the lease once, and judges silence in the meantime. Returns when to try again, if it failed.
+async fn renew(lease: &Lease, asked: Moment) -> Option<Moment> {
+    lease.about_to_extend(asked, lease.ttl);
     let valid_until = lease.valid_until();
     let mut renewal = pin!(async {
         let _turn = lease.turn().await;
         lease.keep.renew(valid_until).await
     });
     loop {
-        let now = Moment::now();
+        let now = lease.core.now();
         let plan = lease.plan(now);
         let wait = plan.map_or(LONGEST_SLEEP, |plan| plan.wait).min(LONGEST_SLEEP);
-        match tokio::time::timeout(wait, &mut renewal).await {
-            Ok(Ok(Some((valid_for, sent)))) => {
-                lease.extend(sent, valid_for);
-                return None;
-            }
-            Ok(Ok(None)) => {
-                lease.lose(LossReason::Gone);
-                return None;
-            }
-            Ok(Err(error)) => {
-                event!(debug, name = lease.name.as_str(), %error, "not renewed");
-                let left = lease.valid_until().saturating_since(Moment::now());
-                let soon = (left / 10).clamp(Duration::from_millis(20), LONGEST_SLEEP);
-                return Some(Moment::now() + Span::from_duration(soon));
-            }
-            Err(_) => {
-                let suspect = plan.is_some_and(|plan| plan.silence_is_suspect);
-                if suspect && lease.core.sender.heard_nothing_since(Destination::ONLY, now) {
-                    lease.core.suspect(Destination::ONLY);
-                }
-                if Moment::now() >= lease.valid_until() || lease.check().is_err() {
-                    return None;
-                }
-            }
+        if let Ok(answer) = tokio::time::timeout(wait, &mut renewal).await {
+            return settle_renewal(lease, answer, asked);
+        }
+        let suspect = plan.is_some_and(|plan| plan.silence_is_suspect);
+        let to = lease.core.destination(lease.slot);
+        if suspect && lease.core.sender.heard_nothing_since(to, now) {
+            lease.core.suspect(to);
+        }
+        if lease.core.now() >= lease.valid_until() || lease.check().is_err() {
+            return None;
+        }
+    }
+}
+
+/// Applies the answer to a renewal. Returns when to try again, if it failed.
+fn settle_renewal(
+    lease: &Lease,
+    answer: Result<Option<(Span, Moment)>, Error>,
+    asked: Moment,
+) -> Option<Moment> {
+    match answer {
+        Ok(Some((valid_for, sent))) => {
+            lease.extend(sent, valid_for);
+            lease.watch.renewed(|| lease.keep.id(), Ok(true), sent);
+            None
+        }
+        Ok(None) => {
+            lease.watch.renewed(|| lease.keep.id(), Ok(false), asked);
+            lease.lose(LossReason::Gone);
+            None
+        }
+        Err(error) => {
+            lease.watch.renewed(|| lease.keep.id(), Err(error.kind()), asked);
+            let name = lease.name.as_str();
+            event!(debug, name, %error, "a renewal failed; the client tries again");
+            let left = lease.valid_until().saturating_since(lease.core.now());
+            let soon = (left / 10).clamp(Duration::from_millis(20), LONGEST_SLEEP);
+            Some(lease.core.now() + Span::from_duration(soon))
         }
     }
 }

@@ -1,10 +1,10 @@
 //! The life of a command: `Unsent → Sent → Answered | Unknown`.
 //!
-//! A command is *unsent* until the sender packs it into a request. When its connection is lost before the answer came,
-//! its outcome is *unknown*: the store may have applied it, or may still do so. An unknown command that is still wanted
-//! is sent again with the same id, which is harmless (invariant 5).
+//! A command is *unsent* until the sender packs it into a request. If the connection is lost before the answer arrives,
+//! the outcome is *unknown*: the store may have applied the command, or may still apply it. An unknown command that is
+//! still wanted is sent again with the same id, which is harmless (invariant 5).
 //!
-//! The life of an id's commands decides what dropping the id costs. The store cannot know an id that was never sent:
+//! The life of an id's commands decides what dropping the id costs. The store cannot know an id that was never sent, so
 //! dropping it costs nothing. Every other id ends in a release.
 
 /// How far the commands of one id have come.
@@ -17,7 +17,7 @@ pub(crate) enum Life {
 }
 
 impl Life {
-    /// Packed into a request.
+    /// The command was packed into a request.
     pub(crate) fn send(&mut self) {
         *self = Self::Sent;
     }
@@ -26,7 +26,7 @@ impl Life {
         *self = Self::Answered;
     }
 
-    /// The connection was lost before the answer came.
+    /// The connection was lost before the answer arrived.
     pub(crate) fn lose(&mut self) {
         *self = Self::Unknown;
     }

@@ -1,5 +1,5 @@
-//! The tasks of this client that wait for a lock. A lock is not fair, so there is no queue: the first that is notified of
-//! a release and asks has it.
+//! The tasks of this client that wait for a lock. Locks are not fair, so there is no queue: after a release, the first
+//! task that asks gets the lock.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,14 +9,14 @@ use tokio::sync::Notify;
 use super::foreign::guarded;
 use crate::name::Name;
 
-/// The keys that are waited for, each with the number of its waiters.
+/// The keys that tasks wait for, each with the number of its waiters.
 #[derive(Debug, Default)]
 pub(crate) struct LockWaiters {
     keys: Mutex<HashMap<Name, (Arc<Notify>, usize)>>,
 }
 
 impl LockWaiters {
-    /// One more waiter, until the result is dropped.
+    /// Adds a waiter, until the returned value is dropped.
     pub(crate) fn join(self: &Arc<Self>, key: &Name) -> LockWaiter {
         let mut keys = self.keys();
         let (notify, count) = keys.entry(key.clone()).or_default();
@@ -24,7 +24,7 @@ impl LockWaiters {
         LockWaiter { waiters: self.clone(), key: key.clone(), notify: notify.clone() }
     }
 
-    /// The lock was released: one waiter is woken. Should it no longer wait, the next one is.
+    /// Wakes one waiter, because the lock was released. If that one no longer waits, the next one is woken.
     pub(crate) fn wake_one(&self, key: &Name) {
         let notify = self.keys().get(key).map(|(notify, _)| notify.clone());
         if let Some(notify) = notify {
@@ -32,7 +32,7 @@ impl LockWaiters {
         }
     }
 
-    /// Something has happened that concerns every waiter.
+    /// Wakes every waiter.
     pub(crate) fn wake_all(&self) {
         let all: Vec<_> = self.keys().values().map(|(notify, _)| notify.clone()).collect();
         for notify in all {
@@ -40,7 +40,7 @@ impl LockWaiters {
         }
     }
 
-    /// Whether anybody waits for this key.
+    /// Whether any task waits for this key.
     pub(crate) fn any(&self, key: &Name) -> bool {
         self.keys().contains_key(key)
     }
@@ -50,7 +50,7 @@ impl LockWaiters {
     }
 }
 
-/// One waiter.
+/// One task that waits for a lock.
 pub(crate) struct LockWaiter {
     waiters: Arc<LockWaiters>,
     key: Name,
@@ -58,12 +58,12 @@ pub(crate) struct LockWaiter {
 }
 
 impl LockWaiter {
-    /// Resolves at the next wake-up, counted from this call and not only from the first poll.
+    /// Resolves at the next wake-up after this call, even if it is first polled later.
     pub(crate) fn woken(&self) -> impl Future<Output = ()> {
         self.notify.notified()
     }
 
-    /// Whether another task of this client waits, too.
+    /// Whether another task of this client waits for the same key.
     pub(crate) fn in_company(&self) -> bool {
         self.waiters.keys().get(&self.key).is_some_and(|(_, count)| *count > 1)
     }

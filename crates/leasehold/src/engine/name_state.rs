@@ -1,8 +1,9 @@
-//! One semaphore name, as the public face uses it. The two kinds of stores implement it: [`super::in_process`], where
-//! the machine runs under the name's own lock, and [`super::remote`], where it runs elsewhere.
+//! One semaphore name, as the public types use it. There is one implementation for each kind of store. In
+//! [`super::in_process`] the machine runs under the name's own lock. In [`super::remote`] it runs in the store.
 
 use std::fmt;
 use std::future::poll_fn;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
@@ -10,7 +11,7 @@ use std::task::Waker;
 use super::Core;
 use super::foreign::event;
 use super::ticket::{After, Grant, Ticket};
-use crate::backend::Later;
+use crate::backend::{Destination, Later, Slot};
 use crate::clock::{Moment, Span};
 use crate::machine::{Declared, Held, Known, Rate, Steer, Steered};
 use crate::name::Name;
@@ -18,11 +19,11 @@ use crate::semaphore::Declaration;
 use crate::stats::SemaphoreStats;
 use crate::{AcquisitionId, Error, LossReason};
 
-/// What this client knows and does about one name.
+/// The state of one name in this client, and the operations on it.
 pub(crate) trait NameState: Send + Sync + fmt::Debug {
     fn common(&self) -> &Common;
 
-    /// Begins an acquire: a permit, a place in the queue, or neither. `waker` is the waker of its task.
+    /// Starts an acquire. It gets a permit, a place in the queue, or neither. `waker` is the waker of its task.
     fn enter(
         &self,
         id: AcquisitionId,
@@ -33,50 +34,51 @@ pub(crate) trait NameState: Send + Sync + fmt::Debug {
         waker: &Waker,
     ) -> Entered;
 
-    /// Releases a permit whose guard was dropped, or cancels an acquire whose future was dropped: then it is
-    /// [`Known::Unused`]. The outcome is reported to nobody.
+    /// Releases a permit whose guard was dropped, or cancels an acquire whose future was dropped, with
+    /// [`Known::Unused`]. The outcome is not reported.
     fn end(&self, id: AcquisitionId, known: Known);
 
-    /// Releases an id, which need not be one of this client's, and reports the outcome.
+    /// Releases an id, which need not belong to this client, and reports the outcome.
     fn release(&self, id: AcquisitionId, semaphore: &Arc<Declaration>, by: ReleasedBy) -> Release;
 
-    /// The ticket of a permit that has none, so that somebody can be notified of its loss.
+    /// Creates the ticket of a permit that has none, so that a task can be notified of its loss.
     fn attach(&self, id: AcquisitionId, semaphore: &Arc<Declaration>) -> Arc<Ticket>;
 
-    /// Whether a permit that was granted without a ticket is still held.
+    /// Checks whether a permit that was granted without a ticket is still held.
     fn check(&self, id: AcquisitionId) -> Result<(), LossReason>;
 
     /// Ends everything that this client waits for and holds under this name.
     fn close(&self);
 
-    /// Resolves when everything that had to be sent was answered, or failed, or at that moment.
+    /// Resolves when every command was answered or has failed. Fails at `until`.
     fn drained(self: Arc<Self>, until: Moment) -> Later<()>;
 
-    /// The client is gone: what is still known here belongs to nobody. It is neither renewed nor released.
+    /// Called when the client no longer exists. The remaining acquisitions have no owner: they are neither renewed nor
+    /// released.
     fn abandon(&self);
 
-    /// The engine's thread has stopped: whoever waits is told.
+    /// The engine's thread has stopped: every wait fails with this error.
     fn stop(&self, error: &Error);
 
-    /// The first in the queue is this client's, and is granted a permit when it asks after this time.
+    /// The first waiter in the queue belongs to this client. It is granted a permit if the client asks after this time.
     fn token_comes(&self, _after: Span) {}
 
-    /// Whether nothing of this client is held, queued or under way under this name.
+    /// Whether this client holds nothing, waits for nothing, and has nothing to send or in flight under this name.
     fn is_idle(&self) -> bool;
 
-    /// Removes a holder or waiter of another program. True if it was there.
+    /// Removes a holder or waiter of another program. Returns whether it was there.
     fn release_member(&self, _id: &str) -> Later<bool> {
         Box::pin(std::future::ready(Ok(false)))
     }
 
-    /// Changes the limits of the name. `declares` says whether a name that nobody has used yet begins with what this client
+    /// Changes the limits of the name. `declares` says whether an unused name starts with the capacity that this client
     /// has declared.
     fn steer(&self, steer: Steer, declares: bool) -> Later<Steered>;
 
     /// The number of waiters ahead of `id`.
     fn position(&self, id: AcquisitionId) -> Later<Option<usize>>;
 
-    fn stats(&self, waiters: bool) -> Later<SemaphoreStats>;
+    fn stats(&self, waiters: Range<usize>) -> Later<SemaphoreStats>;
 
     /// The store has granted a permit to this waiter: see [`Event::Granted`](crate::backend::Event::Granted).
     fn granted(&self, _id: AcquisitionId, _told: Option<(Held, Moment)>) {}
@@ -84,11 +86,17 @@ pub(crate) trait NameState: Send + Sync + fmt::Debug {
     /// Another client has released this id.
     fn evicted(&self, _id: AcquisitionId) {}
 
-    /// The connection is new: answers and wake-ups may have been missed.
-    fn reconnected(&self) {}
+    /// The connection to this destination is new, so answers and wake-ups may have been missed.
+    fn reconnected(&self, _to: Destination) {}
 
-    /// The store refuses everything, and waiting does not help.
-    fn refused(&self, _error: &Error) {}
+    /// Wake-ups for names in this slot may have been missed.
+    fn wake_ups_missed(&self, _slot: Slot) {}
+
+    /// Another destination may serve the name now.
+    fn rerouted(&self) {}
+
+    /// This destination refuses all requests, and waiting does not help.
+    fn refused(&self, _from: Destination, _error: &Error) {}
 }
 
 impl dyn NameState {
@@ -101,26 +109,31 @@ impl dyn NameState {
         &self.common().core
     }
 
+    /// Returns the present on the client's clock.
+    pub(crate) fn now(&self) -> Moment {
+        self.common().core.now()
+    }
+
     pub(crate) fn capacity(&self) -> u32 {
         self.common().capacity()
     }
 }
 
-/// What every name has, whatever its store.
+/// The part of a name's state that does not depend on the store.
 pub(crate) struct Common {
     pub(crate) name: Name,
     pub(crate) core: Arc<Core>,
-    /// The newest declaration in this client, with [`UNHEARD`] until the store has heard it; or what this client assumes, with
-    /// [`ASSUMED`].
+    /// The newest declaration of this client, with [`UNHEARD`] until the store has received it. Or the capacity that
+    /// this client assumes, with [`ASSUMED`].
     declared: AtomicU64,
     capacity_changed: AtomicBool,
-    /// The newest rate that was declared in this client, and whether the store has not heard it yet.
+    /// The newest rate that this client declared, and whether the store has not received it yet.
     rate: Mutex<Option<(Rate, bool)>>,
-    /// Whether there is one.
+    /// Whether `rate` is set.
     has_rate: AtomicBool,
 }
 
-/// Bits that no capacity has.
+/// Flags above the 32 bits of a capacity.
 const UNHEARD: u64 = 1 << 32;
 const ASSUMED: u64 = 1 << 33;
 
@@ -135,7 +148,7 @@ impl Common {
         self.declared().capacity
     }
 
-    /// What this client says of the limits.
+    /// Returns the limits that this client declares.
     #[inline]
     pub(crate) fn declared(&self) -> Declared {
         let (capacity, is_new) = self.declared_capacity();
@@ -148,16 +161,16 @@ impl Common {
         declared
     }
 
-    /// The capacity alone, and whether it is news.
+    /// Returns the declared capacity, and whether it is new to the store.
     #[inline]
     pub(crate) fn declared_capacity(&self) -> (u32, bool) {
         let declared = self.declared.load(Ordering::Relaxed);
-        #[allow(clippy::cast_possible_truncation)] // the rest are the bits
+        #[allow(clippy::cast_possible_truncation)] // the upper bits are flags
         let capacity = declared as u32;
         (capacity, declared & UNHEARD != 0)
     }
 
-    /// Whether this client says anything of a rate.
+    /// Whether this client declares a rate.
     #[inline]
     pub(crate) fn has_rate(&self) -> bool {
         self.has_rate.load(Ordering::Relaxed)
@@ -167,7 +180,7 @@ impl Common {
         self.rate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The newest declaration wins; the same rate again is no news.
+    /// Declares a rate. The newest declaration wins; repeating the same rate is not a new declaration.
     pub(crate) fn declare_rate(&self, rate: Rate) {
         let mut known = self.rate();
         if known.is_none_or(|(known, _)| known != rate) {
@@ -176,13 +189,14 @@ impl Common {
         }
     }
 
-    /// This client has set or removed the rate in the store itself: its next acquire does not declare another one.
+    /// Records that this client has set or removed the rate in the store, so that its next acquire declares no other
+    /// rate.
     pub(crate) fn set_rate_as_heard(&self, rate: Option<Rate>) {
         *self.rate() = rate.map(|rate| (rate, false));
         self.has_rate.store(rate.is_some(), Ordering::Relaxed);
     }
 
-    /// The store has heard this declaration: from now on it is no news.
+    /// Records that the store has received this declaration, so that it is no longer new.
     #[inline]
     pub(crate) fn heard(&self, declared: Declared) {
         if declared.is_new || declared.rate_is_new {
@@ -201,18 +215,18 @@ impl Common {
         }
         if is_new {
             let (before, now) = (u64::from(capacity) | UNHEARD, u64::from(capacity));
-            // It fails if another one has been declared meanwhile.
+            // This fails if another capacity has been declared in the meantime.
             let _ =
                 self.declared.compare_exchange(before, now, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
-    /// This client has set the capacity in the store itself: its next acquire does not declare it again.
+    /// Records that this client has set the capacity in the store, so that its next acquire does not declare it again.
     pub(crate) fn declare_as_heard(&self, capacity: u32) {
         self.declared.store(u64::from(capacity), Ordering::Relaxed);
     }
 
-    /// What counts if the store knows no capacity. Not a declaration.
+    /// Sets the capacity that counts if the store knows none. This is not a declaration.
     pub(crate) fn assume(&self, capacity: u32) {
         let _ = self.declared.compare_exchange(
             0,
@@ -222,29 +236,35 @@ impl Common {
         );
     }
 
-    /// The newest declaration wins; the same number again is no news. A change is logged once for each name, as a warning:
-    /// more often than not two parts of a program disagree.
+    /// Declares a capacity. The newest declaration wins; repeating the same number is not a new declaration. A change
+    /// is logged as a warning, once for each name, because it mostly means that two parts of a program disagree.
     pub(crate) fn declare(&self, capacity: u32) {
         let known = self.declared.load(Ordering::Relaxed);
         if known & !UNHEARD == u64::from(capacity) {
             return;
         }
         self.declared.store(u64::from(capacity) | UNHEARD, Ordering::Relaxed);
-        // What was assumed was nobody's declaration.
+        // An assumed capacity was not a declaration.
         let before = if known & ASSUMED == 0 { known & !UNHEARD } else { 0 };
         if before != 0 && !self.capacity_changed.swap(true, Ordering::Relaxed) {
             let name = self.name.as_str();
             let now = capacity;
-            event!(warn, name, before, now, "a second capacity was declared; the newest wins");
+            event!(
+                warn,
+                name,
+                before,
+                now,
+                "the name was declared with another capacity; the latest declaration applies"
+            );
         }
     }
 }
 
-/// How a release ends.
+/// The result of a release.
 pub(crate) enum Release {
-    /// True if it was held until now.
+    /// `true` if the permit was held until now.
     Done(bool),
-    /// This ticket will know.
+    /// The release was sent; this ticket receives its outcome.
     Sent(Arc<Ticket>),
     Failed(Error),
 }
@@ -259,7 +279,7 @@ impl Release {
     }
 }
 
-/// Who releases a permit.
+/// How a permit is released.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReleasedBy {
     Guard,
@@ -279,15 +299,15 @@ impl ReleasedBy {
     }
 }
 
-/// How an acquire begins.
+/// The result of starting an acquire.
 pub(crate) enum Entered {
-    /// A permit was free. Without a ticket nothing but its guard or a release by id can end it.
+    /// A permit was free. Without a ticket, only its guard or a release by id can end it.
     Held(Grant, Option<Arc<Ticket>>),
-    /// The waker is not registered yet.
+    /// It waits. The waker is not registered yet.
     Waiting(Arc<Ticket>),
     /// It waits, and the waker is registered.
     Registered(Arc<Ticket>),
     Full,
-    /// In a box: an error is large, and every acquire would have to move it.
+    /// In a box, because an error is large and every acquire would have to move it.
     Failed(Box<Error>),
 }

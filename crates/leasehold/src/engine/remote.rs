@@ -1,14 +1,16 @@
 //! Names, locks and pools of a store that other processes share.
 //!
-//! A name keeps, behind one lock: the acquisitions of this client, each with its ticket and how far its commands have
-//! come ([`life`](super::life)); the releases that are not answered yet; what is to be sent, in order; and its timers.
-//! [`outcomes`] applies what the store answers, [`renewals`] keeps leases and the queue alive.
+//! A name keeps its state behind one lock: the acquisitions of this client, each with its ticket and the
+//! [`life`](super::life) of its commands; the releases that are not answered yet; the commands that have to be sent, in
+//! order; and its timers. [`outcomes`] applies the store's answers. [`renewals`] keeps leases and places in the queue
+//! alive.
 //!
-//! Whatever becomes of a request, every id that the store may know ends in one of three ways: its ticket holds or waits,
-//! its release is repeated until it is answered, or so much time has passed that the store must have expired it
-//! (invariant 7).
+//! Whatever happens to a request, every id that the store may know is always in one of three states (invariant 7). Its
+//! ticket holds or waits. Or its release is repeated until it is answered. Or so much time has passed that the store
+//! must have expired it.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 
@@ -23,7 +25,7 @@ use super::sender::{Source, Taken, Urgency};
 use super::store::Store;
 use super::ticket::{After, Ticket};
 use super::timers::{Alarm, Timed};
-use crate::backend::{Answer, Destination, Later, Part, Profile, RemoteBackend};
+use crate::backend::{Answer, Destination, Later, Part, Profile, RemoteBackend, Slot, Subject};
 use crate::clock::{Moment, Span};
 use crate::machine::lock::{LockCommand, Record};
 use crate::machine::pool::PoolAction;
@@ -32,7 +34,7 @@ use crate::name::Name;
 use crate::pool::{PoolStats, Which};
 use crate::semaphore::Declaration;
 use crate::stats::{Query, SemaphoreStats};
-use crate::{AcquisitionId, Error, LossReason};
+use crate::{AcquisitionId, ClientInfo, Error, LossReason};
 
 mod outcomes;
 mod renewals;
@@ -42,7 +44,7 @@ mod tests;
 
 use state::{State, Timer, Want};
 
-/// A store that others share, as the engine sees it.
+/// A store that other processes share, as the engine sees it.
 pub(crate) struct Remote(pub(crate) Arc<dyn RemoteBackend>);
 
 impl Store for Remote {
@@ -51,12 +53,12 @@ impl Store for Remote {
     }
 
     fn open(&self, name: Name, core: Arc<Core>) -> Arc<dyn NameState> {
-        let (to, backend) = (self.0.destination(&name), self.0.clone());
-        let state = Mutex::new(State::new(core.clone(), to));
+        let (slot, backend) = (self.0.slot(Subject::Semaphore(&name)), self.0.clone());
+        let state = Mutex::new(State::new(core.clone(), self.0.destination(slot)));
         Arc::new_cyclic(|this| RemoteName {
             common: Common::new(name, core),
             backend,
-            to,
+            slot,
             state,
             settled: Notify::new(),
             this: this.clone(),
@@ -70,11 +72,11 @@ impl Store for Remote {
             Part::Semaphore { .. } => false,
         };
         let urgency = if renews { Urgency::Renewals } else { Urgency::Ordinary };
-        Call::start(core, Destination::ONLY, part, urgency, until, undo)
+        Call::start(core, part, urgency, until, undo)
     }
 
     fn ask_in_background(&self, core: &Arc<Core>, part: Part, until: Moment, done: Done) {
-        Call::start_in_background(core, Destination::ONLY, part, until, done);
+        Call::start_in_background(core, part, until, done);
     }
 
     fn stats(&self, core: &Arc<Core>, query: Query) -> Later<Vec<SemaphoreStats>> {
@@ -89,6 +91,10 @@ impl Store for Remote {
         core.run(self.0.list_pools(which))
     }
 
+    fn list_clients(&self, core: &Arc<Core>, limit: usize) -> Later<Vec<ClientInfo>> {
+        core.run(self.0.list_clients(limit))
+    }
+
     #[cfg(unix)]
     fn lifeline(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         self.0.lifeline()
@@ -99,9 +105,9 @@ impl Store for Remote {
 struct RemoteName {
     common: Common,
     backend: Arc<dyn RemoteBackend>,
-    to: Destination,
+    slot: Slot,
     state: Mutex<State>,
-    /// Notified when nothing is to be sent or in flight.
+    /// Notified when nothing has to be sent and nothing is in flight.
     settled: Notify,
     this: Weak<Self>,
 }
@@ -111,8 +117,8 @@ impl RemoteName {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `work` under the lock. Then sets the timer, stands in line if there is something to send, and wakes whom
-    /// it woke.
+    /// Runs `work` under the lock. Then sets the timer, joins the sender's line if there is something to send, and
+    /// wakes the tasks that `work` has notified.
     fn locked<T>(&self, work: impl FnOnce(&mut State, &mut After) -> T) -> T {
         let mut after = After::default();
         let mut state = self.state();
@@ -124,8 +130,9 @@ impl RemoteName {
         state.in_line.0 |= sends;
         state.in_line.1 |= renews;
         let settled = state.is_settled();
+        let rests = std::mem::take(&mut state.rests);
         drop(state);
-        if let Err(error) = self.follow_up(before, next, joins) {
+        if let Err(error) = self.follow_up(before, next, joins, rests) {
             self.stop(&error);
         }
         after.run();
@@ -140,17 +147,20 @@ impl RemoteName {
         before: Option<Moment>,
         next: Option<Moment>,
         (ordinary, renewals): (bool, bool),
+        rests: bool,
     ) -> Result<(), Error> {
         let core = &self.common.core;
         if before != next {
             core.set_timer(self.this.clone(), before, next)?;
         }
         let Some(this) = self.this.upgrade() else { return Ok(()) };
-        if renewals {
-            core.send(this.clone(), Urgency::Renewals)?;
-        }
-        if ordinary {
-            core.send(this, Urgency::Ordinary)?;
+        let joining = [(renewals, Urgency::Renewals), (ordinary, Urgency::Ordinary)];
+        for (_, urgency) in joining.into_iter().filter(|(joins, _)| *joins) {
+            if rests {
+                core.send_later(this.clone(), urgency)?;
+            } else {
+                core.send(this.clone(), urgency)?;
+            }
         }
         Ok(())
     }
@@ -167,7 +177,7 @@ impl Timed for RemoteName {
 
 impl Source for RemoteName {
     fn destination(&self) -> Destination {
-        self.to
+        self.backend.destination(self.slot)
     }
 
     fn take(self: Arc<Self>, urgency: Urgency, room: usize) -> Taken {
@@ -214,11 +224,22 @@ impl Source for RemoteName {
             state.in_flight -= 1;
             match answer {
                 Ok(Answer::Semaphore(reply)) => state.apply_reply(commands, reply, sent, after),
+                Ok(Answer::Elsewhere) => state.outcome_unknown(commands),
+                Ok(Answer::NotNow) => {
+                    state.outcome_unknown(commands);
+                    state.unserved.get_or_insert(sent);
+                    state.rests = true;
+                }
                 Ok(other) => {
-                    let error = Error::internal(format!("a semaphore was answered {other:?}"));
+                    let error = Error::internal(format!(
+                        "unexpected answer to a command for a semaphore: {other:?}"
+                    ));
                     state.apply_refusal(commands, &error, after);
                 }
-                Err(error) if error.may_pass() => state.outcome_unknown(commands),
+                Err(error) if error.may_pass() => {
+                    state.renewals_failed(commands, &error, after);
+                    state.outcome_unknown(commands);
+                }
                 Err(error) => state.apply_refusal(commands, &error, after),
             }
         });
@@ -266,10 +287,10 @@ impl NameState for RemoteName {
         _waker: &Waker,
     ) -> Entered {
         let core = &self.common.core;
-        if let Some(error) = core.stopped().or_else(|| core.sender.refusal(self.to)) {
+        if let Some(error) = core.stopped().or_else(|| core.sender.refusal(self.destination())) {
             return Entered::Failed(Box::new(error));
         }
-        // A try is bounded like every other question.
+        // A try is bounded like every other call.
         let within = if wait { within } else { Some(core.settings.answer_timeout) };
         let share = Share { weight, numbered: semaphore.numbered };
         let ticket = Ticket::waiting(id, semaphore.clone(), share, wait, within);
@@ -303,13 +324,13 @@ impl NameState for RemoteName {
             let (terms, own) = (semaphore.terms, id.client() == self.common.core.client);
             if !state.releases.contains_key(&id) {
                 if own && by == ReleasedBy::Guard {
-                    // It was never sent.
+                    // The enqueue was never sent.
                     return Release::Done(false);
                 }
                 state.add_release(id, terms, Known::Nothing, false);
             }
             let Some(release) = state.releases.get_mut(&id) else { return Release::Done(false) };
-            // Whoever asks again while a release is under way learns the outcome of that one.
+            // A second caller of a release in flight receives the outcome of that release.
             if let Some((ticket, _)) = &release.ticket {
                 return Release::Sent(ticket.clone());
             }
@@ -345,7 +366,7 @@ impl NameState for RemoteName {
     fn close(&self) {
         self.locked(|state, after| {
             state.closed = true;
-            // Waiters first, the last one first: nobody is granted a permit only to lose it again.
+            // Waiters first, and among them the last one first, so that no waiter is granted a permit only to lose it.
             let mut ids: Vec<_> = state.acquisitions.keys().copied().collect();
             ids.sort_unstable_by_key(|id| {
                 (state.acquisitions[id].ticket.is_held(), std::cmp::Reverse(id.sequence()))
@@ -374,7 +395,7 @@ impl NameState for RemoteName {
                 }
                 if alarm.unless(settled).await.is_none() {
                     let core = &self.common.core;
-                    return Err(core.unavailable(self.to, asked, Moment::now()));
+                    return Err(core.unavailable(Some(self.destination()), asked, Moment::now()));
                 }
             }
         })
@@ -422,7 +443,7 @@ impl NameState for RemoteName {
         self.common.core.run(self.backend.position(&self.common.name, id))
     }
 
-    fn stats(&self, waiters: bool) -> Later<SemaphoreStats> {
+    fn stats(&self, waiters: Range<usize>) -> Later<SemaphoreStats> {
         let name = self.common.name.to_string();
         let query = Query { names: Some(vec![name.clone()]), limit: 1, unused: true, waiters };
         let stats = self.common.core.run(self.backend.stats(query));
@@ -444,12 +465,31 @@ impl NameState for RemoteName {
         self.locked(|state, _| state.renew(id, Moment::now()));
     }
 
-    fn reconnected(&self) {
-        self.locked(|state, _| state.renew_everyone(Moment::now()));
+    fn reconnected(&self, to: Destination) {
+        if self.destination() == to {
+            self.wake_ups_missed(self.slot);
+        }
     }
 
-    fn refused(&self, error: &Error) {
-        self.locked(|state, after| state.fail_waiters(error, after));
+    fn wake_ups_missed(&self, slot: Slot) {
+        if self.slot == slot {
+            self.locked(|state, _| state.renew_everyone(Moment::now()));
+        }
+    }
+
+    fn rerouted(&self) {
+        let to = self.destination();
+        self.locked(|state, _| {
+            if std::mem::replace(&mut state.to, to) != to {
+                state.renew_everyone(Moment::now());
+            }
+        });
+    }
+
+    fn refused(&self, from: Destination, error: &Error) {
+        if self.destination() == from {
+            self.locked(|state, after| state.fail_waiters(error, after));
+        }
     }
 }
 

@@ -1,32 +1,39 @@
-//! The one sender of a client: it queues what names, locks and pools want to send, and packs requests.
+//! The sender of a client: it queues what names, locks and pools have to send, and packs requests.
 //!
-//! A *source* has commands to send: a semaphore's name, or one call of a lock or a pool. It stands in line for its
-//! destination once, however many commands it has. When a request may be sent, the sender takes from the sources in
-//! line what is still wanted at that moment, up to [`MAX_IDS`] and [`MAX_PARTS`]. This is the only place where commands
-//! leave the client, and so the only one that decides whether a command is still wanted.
+//! A *source* has commands to send. It is a semaphore name, or one call of a lock or a pool. A source joins the line of
+//! its destination once, however many commands it has. When a request may be sent, the sender takes from the sources in
+//! line the commands that are still wanted at that moment, up to [`MAX_IDS`] and [`MAX_PARTS`]. Commands leave the
+//! client only here. So this is the only place that decides whether a command is still wanted.
 //!
-//! Two requests are in flight to a destination, so that the store works on one while the client works on the other. The
-//! renewals of holders do not wait for those: they have a request of their own, because a permit may depend on them. Nothing is taken
-//! while the destination cannot be reached. So what was queued during an outage was never sent, and dropping it costs
-//! nothing (see [`life`](super::life)).
+//! Two requests may be in flight to a destination, so that the store works on one while the client works on the other.
+//! The renewals of holders do not wait for these two. They have a request of their own, because a permit may depend on
+//! them.
+//!
+//! Nothing is taken while the destination is unreachable. So a command that was queued during an outage was never sent,
+//! and dropping it costs nothing (see [`life`](super::life)).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::thread::CHECK_CALLS;
 use super::timing;
 use crate::Error;
 use crate::backend::{Answer, Destination, Part};
 use crate::clock::{Moment, Span};
 
-/// How many ids, and how many parts, one request has. The server serves nobody else meanwhile.
+/// The most ids in one request. [`MAX_PARTS`] is the most parts. The server serves no other client while it applies a
+/// request, so both are bounded.
 pub(crate) const MAX_IDS: usize = 256;
 const MAX_PARTS: usize = 64;
 
-/// How long nothing is sent after a request that failed for a reason that may pass. A new connection ends the pause.
+/// The shortest pause after a request that failed with an error that may pass. A new connection ends the pause.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 
-/// How urgent what a source wants to send is.
+/// How long a source rests if the store cannot serve it at the moment, although it serves others.
+const REST: Span = Span::from_millis(20);
+
+/// The urgency of what a source has to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Urgency {
     Ordinary,
@@ -35,7 +42,7 @@ pub(crate) enum Urgency {
 }
 
 impl Urgency {
-    /// How many requests are in flight to one destination.
+    /// The most requests in flight to one destination.
     fn in_flight(self) -> usize {
         match self {
             Self::Ordinary => 2,
@@ -43,7 +50,7 @@ impl Urgency {
         }
     }
 
-    /// See [`SHORTEST_PAUSE`].
+    /// The longest pause: see [`SHORTEST_PAUSE`].
     fn longest_pause(self) -> Duration {
         match self {
             Self::Ordinary => Duration::from_millis(500),
@@ -53,40 +60,48 @@ impl Urgency {
     }
 }
 
-/// Has commands to send.
+/// A source of commands.
 pub(crate) trait Source: Send + Sync {
     fn destination(&self) -> Destination;
 
-    /// Takes the commands that are still wanted, at most `room`. They count as sent from now on.
+    /// Takes at most `room` commands that are still wanted. They count as sent from now on.
     fn take(self: Arc<Self>, urgency: Urgency, room: usize) -> Taken;
 
-    /// The answer to a part that was taken, sent at `sent`. With [`Error::Unavailable`] the outcome is unknown.
+    /// Receives the answer to a part that was taken and sent at `sent`. With [`Error::Unavailable`] the outcome is
+    /// unknown.
     fn settle(self: Arc<Self>, part: &Part, answer: Result<Answer, Error>, sent: Moment);
 
-    /// Fails what has waited for the store until its deadline, where no timer does.
+    /// Fails the call if its deadline has passed. Sources that have a timer for this do nothing here.
     fn expire(&self, _now: Moment) {}
 
-    /// The store refuses everything, or the engine has stopped: whoever waits for this call is told.
+    /// Fails the call, because the store refuses all requests or the engine has stopped.
     fn refuse(&self, _error: &Error) {}
 
-    /// Leaves the line if nothing that it wanted to send is wanted any more.
+    /// Leaves the line if none of its commands is wanted any more. Returns whether it left.
     fn leave_if_unwanted(&self, urgency: Urgency) -> bool;
 }
 
-/// What a source had to send.
+/// The commands that a source had to send.
 pub(crate) struct Taken {
     pub(crate) part: Option<Part>,
-    /// There is more: it stands in line again.
+    /// Whether there are more, so that the source joins the line again.
     pub(crate) more: bool,
 }
 
-/// Some commands on their way to one destination.
+/// Commands that are sent to one destination in one request.
 pub(crate) struct Request {
     pub(crate) to: Destination,
     pub(crate) parts: Arc<[Part]>,
     pub(crate) sources: Vec<Arc<dyn Source>>,
     pub(crate) sent: Moment,
     urgency: Urgency,
+}
+
+impl Request {
+    /// The number of ids in the request.
+    pub(super) fn ids(&self) -> usize {
+        self.parts.iter().map(Part::len).sum()
+    }
 }
 
 /// The calling thread sends its own request if the previous request had at most this many ids. After a larger request more
@@ -98,14 +113,14 @@ pub(crate) struct Sender {
     lanes: Mutex<BTreeMap<Destination, Lane>>,
 }
 
-/// What follows when a source has come in line.
+/// What has to happen after a source has joined the line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Next {
-    /// Nothing is in flight: it can be sent at once.
+    /// Nothing is in flight, so the request can be sent at once.
     Send,
-    /// The engine's thread has to look.
+    /// The engine's thread has to look at the line.
     Look,
-    /// As many requests as there may be are in flight: the next answer makes the thread look.
+    /// The most requests are in flight. The next answer makes the engine's thread look at the line.
     Answer,
 }
 
@@ -119,13 +134,13 @@ pub(super) enum Ending {
     Silence,
 }
 
-/// What goes to one destination.
+/// The lines and the state of one destination.
 #[derive(Default)]
 struct Lane {
     ordinary: Line,
     renewals: Line,
     reach: Reachability,
-    /// When something was last heard from there.
+    /// When the destination last answered.
     heard: Option<Moment>,
     round_trip: RoundTrip,
 }
@@ -133,17 +148,32 @@ struct Lane {
 #[derive(Default)]
 struct Line {
     waiting: VecDeque<Arc<dyn Source>>,
+    /// Sources that rest, each with the moment when it joins the line again. Ordered by that moment.
+    resting: VecDeque<(Moment, Arc<dyn Source>)>,
     /// When each request in flight was sent.
     in_flight: VecDeque<Moment>,
-    /// How many ids the last request had.
+    /// The number of ids in the last request.
     last: usize,
-    /// Nothing is sent before this moment: the last request failed for a reason that may pass.
+    /// Nothing is sent before this moment, because the last request failed with an error that may pass.
     paused_until: Option<Moment>,
     pause: Duration,
 }
 
 impl Line {
-    /// Longer each time, until something is answered again.
+    /// Moves the sources that have rested long enough into the line.
+    fn wake(&mut self, now: Moment) {
+        while self.resting.front().is_some_and(|(at, _)| *at <= now)
+            && let Some((_, source)) = self.resting.pop_front()
+        {
+            self.waiting.push_back(source);
+        }
+    }
+
+    fn is_paused(&self, now: Moment) -> bool {
+        self.paused_until.is_some_and(|until| now < until)
+    }
+
+    /// Pauses the line. Each pause is longer than the one before, until a request is answered again.
     fn pause(&mut self, longest: Duration, now: Moment) {
         self.pause = (self.pause * 2).clamp(SHORTEST_PAUSE, longest);
         self.paused_until = Some(now + Span::from_duration(self.pause));
@@ -153,7 +183,7 @@ impl Line {
 /// Whether a destination can be reached.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Reachability {
-    /// Not yet, or never was.
+    /// The first connection is not up yet.
     #[default]
     Connecting,
     Up,
@@ -163,7 +193,8 @@ pub(crate) enum Reachability {
     },
 }
 
-/// The round-trip time, smoothed, and the slowest that is still normal: as TCP estimates it.
+/// The smoothed round-trip time and its deviation, estimated as in TCP. From these follows the slowest answer that is
+/// still normal.
 #[derive(Clone, Copy, Default)]
 struct RoundTrip {
     smoothed: Duration,
@@ -194,26 +225,43 @@ impl Lane {
         }
     }
 
+    fn down(&self) -> Option<(Moment, Error)> {
+        match &self.reach {
+            Reachability::Down { since, error } => Some((*since, error.clone())),
+            _ => None,
+        }
+    }
+
     /// Whether another request may be sent now.
     fn may_send(&mut self, urgency: Urgency, now: Moment) -> bool {
         let line = self.line(urgency);
-        let paused = line.paused_until.is_some_and(|until| now < until);
+        line.wake(now);
+        let paused = line.is_paused(now);
         let free = line.in_flight.len() < urgency.in_flight() && !line.waiting.is_empty();
         free && !paused && matches!(self.reach, Reachability::Up)
     }
 }
 
 impl Sender {
-    /// The source has something to send. It must not be in line already.
-    pub(super) fn enqueue(&self, source: Arc<dyn Source>, urgency: Urgency) -> Next {
-        let to = source.destination();
+    /// Adds a source that the store could not serve just now. It rests before it joins the line, and must not be in
+    /// line already.
+    pub(super) fn enqueue_later(&self, source: Arc<dyn Source>, urgency: Urgency) {
         let mut lanes = self.lanes();
-        let lane = lanes.entry(to).or_default();
+        let lane = lanes.entry(source.destination()).or_default();
+        lane.line(urgency).resting.push_back((Moment::now() + REST, source));
+    }
+
+    /// Adds a source to the line. It must not be in line already.
+    pub(super) fn enqueue(&self, source: Arc<dyn Source>, urgency: Urgency) -> Next {
+        let mut lanes = self.lanes();
+        // Read under the lock. Otherwise the source could join the line of a destination that `reroute` has just
+        // emptied.
+        let lane = lanes.entry(source.destination()).or_default();
         let up = matches!(lane.reach, Reachability::Up);
         let own = lane.line(urgency);
         let (first, in_flight) = (own.waiting.is_empty(), own.in_flight.len());
         own.waiting.push_back(source);
-        let paused = own.paused_until.is_some_and(|until| Moment::now() < until);
+        let paused = own.is_paused(Moment::now());
         if first && up && in_flight == 0 && !paused && own.last <= FEW {
             Next::Send
         } else if first || in_flight < urgency.in_flight() {
@@ -223,7 +271,7 @@ impl Sender {
         }
     }
 
-    /// Whether there is something that may be sent.
+    /// Whether a request can be sent now.
     pub(super) fn can_send(&self, now: Moment) -> bool {
         let may_send = |lane: &mut Lane| {
             lane.may_send(Urgency::Renewals, now) || lane.may_send(Urgency::Ordinary, now)
@@ -231,7 +279,7 @@ impl Sender {
         self.lanes().values_mut().any(may_send)
     }
 
-    /// The next request that may be sent, to whatever destination. One thread at a time.
+    /// Returns the next request that may be sent, to any destination. Only one thread at a time may call this.
     pub(super) fn next_request(&self, now: Moment) -> Option<Request> {
         let destinations: Vec<_> = self.lanes().keys().copied().collect();
         let both = [Urgency::Renewals, Urgency::Ordinary];
@@ -239,8 +287,8 @@ impl Sender {
         lines.into_iter().find_map(|(to, urgency)| self.pack(to, urgency, now))
     }
 
-    /// Takes from the sources in line, each once. A source takes its own lock and then ours: so ours is not held
-    /// while a source is asked.
+    /// Takes commands from the sources in line, once from each. A source takes its own lock before the sender's. So the
+    /// sender's lock is not held while a source is called.
     fn pack(&self, to: Destination, urgency: Urgency, now: Moment) -> Option<Request> {
         let (mut parts, mut sources, mut room) = (Vec::new(), Vec::new(), MAX_IDS);
         while parts.is_empty() {
@@ -269,10 +317,17 @@ impl Sender {
                 }
             }
             let mut lanes = self.lanes();
-            let line = lanes.get_mut(&to)?.line(urgency);
-            // Whom there was no room for stands first again.
-            in_line.into_iter().rev().for_each(|source| line.waiting.push_front(source));
-            line.waiting.extend(again);
+            // Sources for which there was no room go back to the front of the line. Their destination may have changed
+            // since.
+            for source in in_line.into_iter().rev() {
+                let lane = lanes.entry(source.destination()).or_default();
+                lane.line(urgency).waiting.push_front(source);
+            }
+            for source in again {
+                let lane = lanes.entry(source.destination()).or_default();
+                lane.line(urgency).waiting.push_back(source);
+            }
+            let line = lanes.entry(to).or_default().line(urgency);
             if !parts.is_empty() {
                 line.last = MAX_IDS - room;
                 line.in_flight.push_back(now);
@@ -281,7 +336,7 @@ impl Sender {
         Some(Request { to, parts: parts.into(), sources, sent: now, urgency })
     }
 
-    /// The request is no longer in flight.
+    /// Removes a request that is no longer in flight.
     pub(super) fn settled(&self, request: &Request, verdict: Ending) {
         let mut lanes = self.lanes();
         let Some(lane) = lanes.get_mut(&request.to) else { return };
@@ -300,9 +355,12 @@ impl Sender {
         }
     }
 
-    /// When a line that is paused can be sent from again.
+    /// Returns when the next paused line or resting source can send again.
     pub(super) fn next_resume(&self, now: Moment) -> Option<Moment> {
-        let resumes = |line: &Line| line.paused_until.filter(|_| !line.waiting.is_empty());
+        let resumes = |line: &Line| {
+            let rested = line.resting.front().map(|(at, _)| *at);
+            rested.into_iter().chain(line.paused_until.filter(|_| !line.waiting.is_empty())).min()
+        };
         let lanes = self.lanes();
         let all =
             lanes.values().flat_map(|lane| [resumes(&lane.ordinary), resumes(&lane.renewals)]);
@@ -315,7 +373,7 @@ impl Sender {
         lane.ordinary.paused_until = None;
         lane.renewals.paused_until = None;
         lane.reach = match (&lane.reach, reach) {
-            // The first failure says since when.
+            // The first failure says since when the destination is down.
             (Reachability::Down { since, .. }, Reachability::Down { error, .. }) => {
                 Reachability::Down { since: *since, error }
             }
@@ -323,58 +381,104 @@ impl Sender {
         };
     }
 
-    /// Tells the calls that the store refuses everything, or that the engine has stopped.
-    pub(super) fn refuse_calls(&self, error: &Error) {
-        self.in_line().iter().for_each(|(_, _, source)| source.refuse(error));
+    /// Some sources have a new destination. Each source joins the line of its current destination, in the same order as
+    /// before. Destinations that are `gone` are removed.
+    pub(super) fn reroute(&self, gone: &[Destination]) {
+        let mut lanes = self.lanes();
+        for urgency in [Urgency::Renewals, Urgency::Ordinary] {
+            let all = lanes.values_mut().flat_map(|lane| {
+                let line = lane.line(urgency);
+                let resting = std::mem::take(&mut line.resting).into_iter().map(|(_, own)| own);
+                std::mem::take(&mut line.waiting).into_iter().chain(resting)
+            });
+            let sources: Vec<_> = all.collect();
+            for source in sources {
+                let lane = lanes.entry(source.destination()).or_default();
+                lane.line(urgency).waiting.push_back(source);
+            }
+        }
+        lanes.retain(|to, lane| {
+            let is_empty = lane.ordinary.waiting.is_empty() && lane.renewals.waiting.is_empty();
+            !(is_empty && gone.contains(to))
+        });
+    }
+
+    /// Fails the calls in line for this destination, or for all destinations, because the store refuses all requests or
+    /// the engine has stopped.
+    pub(super) fn refuse_calls(&self, to: Option<Destination>, error: &Error) {
+        for source in self.in_line(to) {
+            source.refuse(error);
+        }
     }
 
     /// Whether anything is in line or in flight.
     pub(super) fn is_busy(&self) -> bool {
-        let busy = |line: &Line| !line.waiting.is_empty() || !line.in_flight.is_empty();
+        let busy = |line: &Line| {
+            !line.waiting.is_empty() || !line.resting.is_empty() || !line.in_flight.is_empty()
+        };
         self.lanes().values().any(|lane| busy(&lane.ordinary) || busy(&lane.renewals))
     }
 
-    /// Fails the calls whose deadline has passed, and removes from the line what is no longer wanted. A source takes
-    /// its own lock and then ours: so the lines are taken out meanwhile. Only on the engine's thread.
+    /// Fails the calls in line whose deadline has passed, and removes sources that are no longer wanted. A destination
+    /// that has answered lately serves its line soon, unless the line is paused; there only resting sources are
+    /// checked. A source takes its own lock before the sender's, so the lines are taken out in the meantime. Called
+    /// only on the engine's thread.
     pub(super) fn expire(&self, now: Moment) {
         let both = [Urgency::Renewals, Urgency::Ordinary];
         let destinations: Vec<_> = self.lanes().keys().copied().collect();
         for (to, urgency) in destinations.into_iter().flat_map(|to| both.map(|own| (to, own))) {
-            let take = |lane: &mut Lane| std::mem::take(&mut lane.line(urgency).waiting);
-            let mut waiting = self.lanes().get_mut(&to).map(take).unwrap_or_default();
-            waiting.retain(|source| {
+            let is_silent = self.is_silent(to, now);
+            let take = |lane: &mut Lane| {
+                let line = lane.line(urgency);
+                let waits = is_silent || line.is_paused(now);
+                let waiting =
+                    if waits { std::mem::take(&mut line.waiting) } else { VecDeque::new() };
+                (waiting, std::mem::take(&mut line.resting))
+            };
+            let (mut waiting, mut resting) =
+                self.lanes().get_mut(&to).map(take).unwrap_or_default();
+            let stays = |source: &Arc<dyn Source>| {
                 source.expire(now);
                 !source.leave_if_unwanted(urgency)
-            });
-            if let Some(lane) = self.lanes().get_mut(&to) {
-                let line = lane.line(urgency);
-                waiting.append(&mut line.waiting);
-                line.waiting = waiting;
-            }
+            };
+            waiting.retain(stays);
+            resting.retain(|(_, source)| stays(source));
+            let mut lanes = self.lanes();
+            let line = lanes.entry(to).or_default().line(urgency);
+            waiting.append(&mut line.waiting);
+            resting.append(&mut line.resting);
+            (line.waiting, line.resting) = (waiting, resting);
         }
     }
 
-    /// The engine has stopped: nothing is sent any more.
+    /// Whether the destination has not answered for [`CHECK_CALLS`], the interval between two checks of deadlines.
+    pub(super) fn is_silent(&self, to: Destination, now: Moment) -> bool {
+        let lanes = self.lanes();
+        let heard = lanes.get(&to).and_then(|lane| lane.heard);
+        heard.is_none_or(|heard| heard + CHECK_CALLS <= now)
+    }
+
+    /// Removes everything, because the engine has stopped.
     pub(super) fn clear(&self) {
         let lanes = std::mem::take(&mut *self.lanes());
         drop(lanes);
     }
 
-    fn in_line(&self) -> Vec<(Destination, Urgency, Arc<dyn Source>)> {
+    fn in_line(&self, to: Option<Destination>) -> Vec<Arc<dyn Source>> {
         let lanes = self.lanes();
-        let all = lanes.iter().flat_map(|(to, lane)| {
-            let renewals = lane.renewals.waiting.iter().map(|own| (Urgency::Renewals, own));
-            let ordinary = lane.ordinary.waiting.iter().map(|own| (Urgency::Ordinary, own));
-            renewals.chain(ordinary).map(|(urgency, own)| (*to, urgency, own.clone()))
-        });
-        all.collect()
+        let own = lanes.iter().filter(|(own, _)| to.is_none_or(|to| to == **own));
+        let both = own.flat_map(|(_, lane)| [&lane.renewals, &lane.ordinary]);
+        let sources = both
+            .flat_map(|line| line.waiting.iter().chain(line.resting.iter().map(|(_, own)| own)));
+        sources.cloned().collect()
     }
 
     pub(crate) fn round_trip(&self, to: Destination) -> Duration {
         self.lanes().get(&to).map_or(Duration::ZERO, |lane| lane.round_trip.slowest())
     }
 
-    /// Since when the destination has not answered, if that is longer than it should be; with the reason, if it is known.
+    /// Returns since when the destination has not answered, if that is longer than normal, and the reason, if it is
+    /// known.
     pub(crate) fn silent_since(
         &self,
         to: Destination,
@@ -392,12 +496,12 @@ impl Sender {
         (now.saturating_since(silent) >= limit).then_some((silent, None))
     }
 
-    /// Whether nothing was heard from there since that moment.
+    /// Whether the destination has not answered since that moment.
     pub(crate) fn heard_nothing_since(&self, to: Destination, moment: Moment) -> bool {
         self.lanes().get(&to).is_none_or(|lane| lane.heard.is_none_or(|heard| heard < moment))
     }
 
-    /// Why nothing can be sent there, if the store refuses us: then waiting does not help.
+    /// Returns why the store refuses all requests to this destination, if it does. Then waiting does not help.
     pub(crate) fn refusal(&self, to: Destination) -> Option<Error> {
         match &self.lanes().get(&to)?.reach {
             Reachability::Down { error, .. } if !error.may_pass() => Some(error.clone()),
@@ -405,12 +509,15 @@ impl Sender {
         }
     }
 
-    /// Since when which destination cannot be reached, and why.
+    /// Returns since when a destination is unreachable, and why. If there are several, the one that failed first.
     pub(crate) fn outage(&self) -> Option<(Moment, Error)> {
-        self.lanes().values().find_map(|lane| match &lane.reach {
-            Reachability::Down { since, error } => Some((*since, error.clone())),
-            _ => None,
-        })
+        let lanes = self.lanes();
+        lanes.values().filter_map(Lane::down).min_by_key(|(since, _)| *since)
+    }
+
+    /// Returns since when this destination is unreachable, and why.
+    pub(crate) fn down(&self, to: Destination) -> Option<(Moment, Error)> {
+        self.lanes().get(&to)?.down()
     }
 
     fn lanes(&self) -> MutexGuard<'_, BTreeMap<Destination, Lane>> {

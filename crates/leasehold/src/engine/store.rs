@@ -1,10 +1,11 @@
-//! What the engine needs of a kind of store: in this process, or shared with others.
+//! What the engine needs from a store, whether in this process or shared with other processes.
 
 use std::sync::Arc;
 
 use super::Core;
 use super::call::{Asked, Done, Undo};
 use super::name_state::NameState;
+use crate::ClientInfo;
 use crate::backend::{Later, Part, Profile};
 use crate::clock::Moment;
 use crate::machine::lock::Record;
@@ -15,15 +16,15 @@ use crate::stats::{Query, SemaphoreStats};
 pub(crate) trait Store: Send + Sync {
     fn profile(&self) -> Profile;
 
-    /// A semaphore name that this client has not used before.
+    /// Opens a semaphore name that this client has not used before.
     fn open(&self, name: Name, core: Arc<Core>) -> Arc<dyn NameState>;
 
-    /// Asks for one command of a lock or a pool. Fails with [`Error::Unavailable`](crate::Error::Unavailable) if the
-    /// store has not answered until that moment.
-    /// `undo` runs if the store may have granted what nobody waits for any more.
+    /// Sends one command of a lock or a pool. Fails with [`Error::Unavailable`](crate::Error::Unavailable) if the store
+    /// has not answered by `until`. `undo` runs if the store may have granted something that no caller waits for any
+    /// more.
     fn ask(&self, core: &Arc<Core>, part: Part, until: Moment, undo: Option<Undo>) -> Asked;
 
-    /// The same, but nobody awaits the answer: `done` is called with it.
+    /// Sends one command in the background. No caller awaits the answer; `done` is called with it.
     fn ask_in_background(&self, core: &Arc<Core>, part: Part, until: Moment, done: Done);
 
     fn stats(&self, core: &Arc<Core>, query: Query) -> Later<Vec<SemaphoreStats>>;
@@ -31,6 +32,8 @@ pub(crate) trait Store: Send + Sync {
     fn list_locks(&self, core: &Arc<Core>, limit: usize) -> Later<Vec<Record>>;
 
     fn list_pools(&self, core: &Arc<Core>, which: Which) -> Later<Vec<PoolStats>>;
+
+    fn list_clients(&self, core: &Arc<Core>, limit: usize) -> Later<Vec<ClientInfo>>;
 
     /// The file descriptor whose lock proves that this client is alive (local store only).
     #[cfg(unix)]

@@ -1,4 +1,4 @@
-//! The engine above a store that is away, with everything that can go wrong in between.
+//! The engine with a simulated remote store, and everything that can go wrong between them.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -15,7 +15,7 @@ use crate::clock::{Moment, Span};
 use crate::machine::Command;
 use crate::{Acquire, AcquisitionId, Client, ClientId, Error, LossReason, Permit, Semaphore};
 
-/// Long enough for a machine that is busy with other things.
+/// Long enough for a machine that is busy with other work.
 const LEASE: Duration = Duration::from_millis(1200);
 
 fn settings() -> Settings {
@@ -30,7 +30,7 @@ fn semaphore(client: &Client, capacity: u32) -> Semaphore {
     client.semaphore("s", capacity).lease(LEASE).build().unwrap()
 }
 
-/// Polls once, so that the acquire is on its way.
+/// Polls the future once, so that the acquire is sent.
 async fn start<F: Future>(future: Pin<&mut F>) {
     let mut future = Some(future);
     poll_fn(|cx| {
@@ -41,7 +41,7 @@ async fn start<F: Future>(future: Pin<&mut F>) {
     .await;
 }
 
-/// One permit, held by a client and waited for by another.
+/// One permit that one client holds and another client waits for.
 async fn one_holds_one_waits(
     store: &Simulated,
     here: &Client,
@@ -85,7 +85,7 @@ async fn what_is_asked_while_a_batch_is_in_flight_joins_the_next_one() {
     let sizes: Vec<_> = store.world().batches.iter().map(Vec::len).collect();
     assert!(sizes.len() <= 4, "300 acquires took batches of {sizes:?}");
     assert!(sizes.iter().all(|size| *size <= 256), "{sizes:?}");
-    // In the order in which they were asked for.
+    // In the order in which they were requested.
     assert!(permits.is_sorted_by_key(Permit::fence));
 }
 
@@ -97,7 +97,7 @@ async fn an_answer_that_is_lost_after_its_command_ran_grants_nothing_twice() {
     let permit = deadline(semaphore.acquire()).await.unwrap();
     assert_eq!(store.world().count("s"), (1, 0));
     store.world().lose_answers = 1;
-    // The second release finds nobody: what the first one did is not known.
+    // The second release finds no holder, and the result of the first one is not known.
     deadline(permit.release()).await.unwrap();
     assert_eq!(store.world().count("s"), (0, 0));
 }
@@ -111,7 +111,7 @@ async fn an_acquire_that_gives_up_while_its_outcome_is_unknown_leaves_nothing() 
     let limit = Duration::from_millis(300);
     let error = deadline(semaphore.acquire().within(limit)).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
-    // It did get through, each time.
+    // The commands did reach the store, each time.
     store.world().lose_answers = 0;
     let other = deadline(semaphore.acquire()).await.unwrap();
     eventually(async || store.world().count("s") == (1, 0)).await;
@@ -142,7 +142,7 @@ async fn a_release_hands_over_to_another_client() {
     held.release().await.unwrap();
     let permit = deadline(waiting).await.unwrap();
     permit.check().unwrap();
-    // Woken, not found by the backstop.
+    // It was woken by the release, not found by a periodic query.
     assert!(permit.waited() < Duration::from_millis(900), "{:?}", permit.waited());
 }
 
@@ -151,7 +151,7 @@ async fn a_wake_up_that_is_lost_is_found_by_the_backstop() {
     let store = Simulated::default();
     let (here, there) = (client(&store), client(&store));
     let held = deadline(semaphore(&here, 1).acquire()).await.unwrap();
-    // Long enough for the backstop to come before the heartbeat's own question.
+    // Long enough that the periodic query comes before the renewal of its place.
     let semaphore = there.semaphore("s", 1).lease(Duration::from_secs(60)).build().unwrap();
     let mut waiting = pin!(semaphore.acquire());
     start(waiting.as_mut()).await;
@@ -203,7 +203,7 @@ async fn a_release_that_overtakes_a_renewal_is_told_its_outcome() {
         world.asked.iter().any(|command| matches!(command, Command::Renew { .. }))
     };
     eventually(async || renewing()).await;
-    // The renewal comes to a store that knows of nothing any more, and its answer before the release's.
+    // The renewal reaches the store after the release, and is answered before the release.
     store.world().delay = Duration::ZERO;
     store.world().linger = Duration::from_millis(250);
     assert!(deadline(permit.release()).await.unwrap());
@@ -329,7 +329,8 @@ fn the_thread_ends_with_the_last_that_uses_it() {
     assert_eq!(store.world().count("s"), (0, 0));
 }
 
-/// The release of a permit that was dropped is given up when the store must have expired it, and then nothing is left.
+/// The client stops repeating the release of a dropped permit when the store must have expired it. Then nothing is
+/// left.
 #[test]
 fn the_thread_ends_although_the_store_is_not_reached_again() {
     let store = Simulated::default();
@@ -344,7 +345,8 @@ fn the_thread_ends_although_the_store_is_not_reached_again() {
     runtime.block_on(eventually(async || core.upgrade().is_none()));
 }
 
-/// Asked about while it is on its way, the store does not know it. That is no reason to queue.
+/// A query about the try overtakes it, so the store does not know the id yet. The client must not enqueue it as a
+/// waiter.
 #[tokio::test]
 async fn a_try_does_not_become_a_wait_when_the_connection_is_new() {
     let store = Simulated::default();
@@ -355,7 +357,7 @@ async fn a_try_does_not_become_a_wait_when_the_connection_is_new() {
     let trial = semaphore.try_acquire();
     let mut trial = pin!(trial);
     start(trial.as_mut()).await;
-    // The question overtakes it.
+    // The query overtakes the try.
     eventually(async || store.world().asked.len() == 2).await;
     store.world().delay = Duration::ZERO;
     store.heal(there.id());
@@ -378,7 +380,7 @@ async fn a_try_whose_answer_came_too_late_asks_again() {
     deadline(attempt).await.unwrap().unwrap().check().unwrap();
 }
 
-/// It is held by nobody any more: a sign of life would have no time at all to be answered in.
+/// The permit is no longer held. A renewal would have no time to be answered.
 #[tokio::test]
 async fn what_is_being_released_gives_no_signs_of_life() {
     let store = Simulated::default();
@@ -407,7 +409,7 @@ async fn a_close_gives_back_what_was_granted_without_our_knowing() {
     assert_eq!(store.world().count("s"), (0, 0));
 }
 
-/// The time-out of a release, and of a try, is told to its caller; the release itself goes on.
+/// The caller of a release or a try receives the time-out. The release itself continues.
 #[tokio::test]
 async fn a_release_that_is_not_answered_fails_in_time_and_goes_on() {
     let store = Simulated::default();
@@ -421,7 +423,7 @@ async fn a_release_that_is_not_answered_fails_in_time_and_goes_on() {
     eventually(async || store.world().count("s") == (0, 0)).await;
 }
 
-/// What was never sent leaves nothing to release, however many come and go.
+/// However many acquires are started and dropped, an acquire that was never sent needs no release.
 #[tokio::test]
 async fn what_is_dropped_during_an_outage_was_never_sent() {
     let store = Simulated::default();
@@ -441,7 +443,7 @@ async fn what_is_dropped_during_an_outage_was_never_sent() {
     assert!(sent < 10, "{sent} commands were sent before the first new one was answered");
 }
 
-/// A request overtakes the one before it, whose answer is lost: the id is released all the same.
+/// The release overtakes the enqueue, whose answer is lost. The id is released nevertheless.
 #[tokio::test]
 async fn a_cancelled_enqueue_that_is_applied_after_its_release_leaves_nothing() {
     let store = Simulated::default();
@@ -451,7 +453,7 @@ async fn a_cancelled_enqueue_that_is_applied_after_its_release_leaves_nothing() 
     let mut acquire = Box::pin(semaphore.acquire());
     start(acquire.as_mut()).await;
     eventually(async || store.world().asked.len() == 1).await;
-    // Its release is not delayed.
+    // The release is not delayed.
     store.world().delay = Duration::ZERO;
     drop(acquire);
     eventually(async || store.world().batches.len() == 1).await;
@@ -483,7 +485,7 @@ async fn what_many_names_ask_shares_requests() {
     assert!(requests.len() <= 4, "60 locks took requests of {requests:?} parts");
 }
 
-/// Timers that are set anew, or whose owner is gone, leave nothing behind.
+/// Timers that are set again, or whose owner was dropped, leave nothing behind.
 #[tokio::test]
 async fn timers_do_not_accumulate() {
     let store = Simulated::default();
@@ -500,7 +502,7 @@ async fn timers_do_not_accumulate() {
     assert!(semaphore.inner.named.core().timers.len() <= 2);
 }
 
-/// A name with nothing left to do but that is not forgotten before it is done.
+/// A name whose only work is a release is not forgotten before the release is done.
 #[tokio::test]
 async fn what_could_not_be_given_back_is_given_back_later() {
     let store = Simulated::default();
@@ -509,24 +511,27 @@ async fn what_could_not_be_given_back_is_given_back_later() {
     let permit = deadline(semaphore(&client, 1).acquire()).await.unwrap();
     store.world().cut_off.push(client.id());
     drop(permit);
-    // It was given up, by then there was nothing else to do for longer than `idle`, and it is tried again.
+    // By now the name has had nothing else to do for longer than `idle`, and the release is still repeated.
     let releases = || {
         let world = store.world();
         world.asked.iter().filter(|asked| matches!(asked, Command::Release { .. })).count()
     };
     eventually(async || releases() > 3).await;
     assert_eq!(store.world().count("s"), (1, 0));
-    // Nobody says that it is back.
+    // No event reports that the store can be reached again.
     store.world().cut_off.clear();
     eventually(async || store.world().count("s") == (0, 0)).await;
-    // What went wrong then is over.
+    // The earlier failure is not reported any more.
     deadline(client.close()).await.unwrap();
 }
 
-/// The time for a lock is up, however often somebody is told to ask again.
+/// A wait for a lock ends at its time limit, however often the task is woken to ask again.
 #[tokio::test]
 async fn a_wait_for_a_lock_ends_while_wake_ups_keep_coming() {
-    let engine = Engine::in_process(crate::backend::memory::Memory::new(), Settings::default());
+    let engine = Engine::in_process(
+        crate::backend::memory::Memory::new(crate::manual_clock::Clock::default()),
+        Settings::default(),
+    );
     let until = Moment::now() + Span::from_millis(5000);
     let core = Arc::downgrade(engine.core());
     let waking = crate::Observer::new(move |_| {
@@ -546,7 +551,10 @@ async fn a_wait_for_a_lock_ends_while_wake_ups_keep_coming() {
 /// As if the process had been forked from the one that started the thread.
 #[test]
 fn a_forked_process_is_told_to_make_a_client_of_its_own() {
-    let engine = Engine::in_process(crate::backend::memory::Memory::new(), Settings::default());
+    let engine = Engine::in_process(
+        crate::backend::memory::Memory::new(crate::manual_clock::Clock::default()),
+        Settings::default(),
+    );
     engine.core().process.set(0).expect("nobody has set it");
     let error = engine.core().stopped().expect("it cannot work");
     assert!(matches!(error, Error::Stopped { .. }), "{error:?}");

@@ -1,18 +1,20 @@
-//! The engine's own thread: it fires timers, sends requests and applies their answers, all in one task.
+//! The engine's own thread. It fires timers, sends requests and applies their answers, all in one task.
 //!
-//! The thread is the client's own, so that renewals continue while the user's executor is blocked, guards may be
-//! dropped outside any runtime, and a runtime that shuts down takes no lease with it. It starts when it is first needed and
-//! ends when the last client, semaphore, future and guard is gone.
+//! Each client has its own thread. So renewals continue while the user's executor is blocked, guards may be dropped
+//! outside any runtime, and a runtime that shuts down loses no lease. The thread starts when it is first needed. It
+//! ends when the last handle is dropped: client, semaphore, future or guard.
 //!
-//! It is supervised. Foreign code that panics is caught where it is called ([`foreign`](super::foreign)). Should the
-//! thread panic all the same, or not start, [`Core::stop`] fails everything that waits, and every later call.
+//! The thread is supervised. Panics of foreign code are caught where it is called ([`foreign`](super::foreign)). If the
+//! thread panics nevertheless, or cannot start, [`Core::stop`] fails everything that waits, and every later call.
 
+use std::collections::BTreeSet;
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 
@@ -25,35 +27,40 @@ use crate::Error;
 use crate::backend::{Answers, Destination, Event, RemoteBackend, Report};
 use crate::clock::{Moment, Span};
 
-/// How often calls are checked for deadlines while the store does not answer. After the last answer the thread looks once
-/// more, so that whoever sends meanwhile does not have to wake it for that.
+/// How often calls are checked for deadlines while the store does not answer. After the last answer the thread wakes up
+/// once more after this time. So a thread that sends in the meantime need not wake it.
 pub(super) const CHECK_CALLS: Span = Span::from_millis(50);
 
-/// What the engine's thread is told.
+/// A destination that has not answered a request for this long may have been replaced by another server.
+const DOUBTED_AFTER: Duration = Duration::from_millis(500);
+
+/// A message to the engine's thread.
 pub(crate) enum Message {
-    /// Something stands in the sender's line, or a timer is due before the thread would wake up.
+    /// A source has joined the sender's line, or a timer is due before the thread would wake up.
     Look,
-    /// A remote store reports something.
+    /// An event of a remote store.
     Store(Event),
-    /// A future to run there, because it needs that thread's runtime.
+    /// A future to run on the thread, because it needs the thread's runtime.
     Run(Pin<Box<dyn Future<Output = ()> + Send>>),
 }
 
-/// Starts the thread. An error says why there is none.
+/// Starts the thread. Fails with [`Error::Stopped`] if it cannot be started.
 pub(super) fn start(core: &Core) -> Result<mpsc::UnboundedSender<Message>, Error> {
     let (tell, messages) = mpsc::unbounded_channel();
     let (this, backend) = (core.this.clone(), core.remote.clone());
-    // Weak: a store that has nothing to report must not keep the thread.
+    // Weak, so that the store does not keep the thread alive.
     let weak = tell.downgrade();
-    let report: Report = Box::new(move |event| {
+    let report: Report = Arc::new(move |event| {
         weak.upgrade().map(|tell| tell.send(Message::Store(event)));
     });
     let client = core.client;
     let work = move || {
         let run = catch_unwind(AssertUnwindSafe(|| {
-            // Made here: a runtime cannot be dropped in another one, should the thread not start.
+            // Created on the thread: if the thread does not start, a runtime would be dropped inside another one, which
+            // panics.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let runtime = runtime.map_err(|error| format!("it has no runtime: {error}"))?;
+            let runtime =
+                runtime.map_err(|error| format!("its runtime could not be started: {error}"))?;
             runtime.block_on(async {
                 if let Some(backend) = &backend {
                     backend.start(client, report);
@@ -66,15 +73,17 @@ pub(super) fn start(core: &Core) -> Result<mpsc::UnboundedSender<Message>, Error
         let why = match run {
             Ok(Ok(())) => return,
             Ok(Err(why)) => why,
-            Err(_) => "it panicked: please report this".to_owned(),
+            Err(_) => "it panicked, which is a bug: please report it".to_owned(),
         };
         if let Some(core) = this.upgrade() {
-            core.stop(Error::Stopped { what: format!("the engine's thread has ended: {why}") });
+            core.stop(Error::Stopped {
+                what: format!("the client's background thread has ended: {why}"),
+            });
         }
     };
     let thread = std::thread::Builder::new().name("leasehold".into());
     let started = thread.spawn(work);
-    let what = |error| format!("the engine's thread could not be started: {error}");
+    let what = |error| format!("the client's background thread could not be started: {error}");
     started.map(|_| tell).map_err(|error| Error::Stopped { what: what(error) })
 }
 
@@ -86,7 +95,7 @@ struct Thread {
     alarm: Alarm,
     tidy_at: Option<Moment>,
     check_calls_at: Option<Moment>,
-    /// Something was answered since the calls were last checked.
+    /// Whether a request was answered since the calls were last checked.
     answered: bool,
 }
 
@@ -101,10 +110,10 @@ impl Thread {
         Self { core, backend, messages, in_flight, alarm, tidy_at, check_calls_at, answered }
     }
 
-    /// Until nobody is left who could tell us anything.
+    /// Runs until no other owner of the engine is left.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(core) = self.core.upgrade() {
-            // Awake: nobody has to tell us of a timer, or of what is to be sent.
+            // While the thread is awake, other threads need not notify it of timers or of sources in line.
             core.sleeps_until(Moment::from_micros(0));
             core.outbox.set_thread(cx.waker());
         }
@@ -116,12 +125,13 @@ impl Thread {
                 progress = true;
             }
             let Some(core) = self.core.upgrade() else { return Poll::Ready(()) };
-            // Who comes in line from here on tells us again.
+            // A source that joins the line from here on notifies the thread again. So this comes before the line is
+            // looked at.
             core.told.store(false, Ordering::SeqCst);
             progress |= self.poll_answers(&core, cx);
             progress |= self.do_what_is_due(&core, Moment::now());
             if let Some(backend) = &self.backend {
-                progress |= core.outbox.send_all(&core.sender, &**backend);
+                progress |= core.outbox.send_all(&core, &**backend);
             }
             if progress {
                 continue;
@@ -153,7 +163,7 @@ impl Thread {
             match self.in_flight[at].poll(cx) {
                 Poll::Pending => at += 1,
                 Poll::Ready(answers) => {
-                    // In order: what was sent first is settled first.
+                    // In order: the first request that was sent is settled first.
                     let InFlight { request, .. } = self.in_flight.remove(at);
                     self.settle(core, &request, answers);
                     progress = true;
@@ -178,9 +188,9 @@ impl Thread {
             answers => {
                 let error = answers.map_or_else(
                     |error| error,
-                    |_| Error::internal("the store answered less than it was asked"),
+                    |_| Error::internal("the store's answer is incomplete"),
                 );
-                event!(debug, %error, "a request was not answered");
+                event!(debug, %error, "a request failed");
                 core.sender.settled(request, Ending::Silence);
                 parts.iter().map(|_| Err(error.clone())).collect()
             }
@@ -191,6 +201,9 @@ impl Thread {
     }
 
     fn do_what_is_due(&mut self, core: &Arc<Core>, now: Moment) -> bool {
+        if core.clock.is_manual() {
+            return false;
+        }
         let mut progress = false;
         while let Some(target) = core.timers.pop(now) {
             target.fire(now);
@@ -204,16 +217,15 @@ impl Thread {
             progress = true;
         }
         if self.check_calls_at.is_some_and(|at| at <= now) {
-            // A store that answers needs no deadlines.
-            if std::mem::take(&mut self.answered) {
-                let again = core.sends_from_any_thread() || core.sender.is_busy();
-                self.check_calls_at = again.then(|| now + CHECK_CALLS);
-            } else {
-                let in_flight = self.in_flight.iter().flat_map(|own| own.request.sources.iter());
-                in_flight.for_each(|source| source.expire(now));
-                core.sender.expire(now);
-                self.check_calls_at = None;
-            }
+            // Deadlines are checked only for destinations that do not answer.
+            let silent = self.in_flight.iter().map(|own| &own.request);
+            let silent = silent.filter(|request| core.sender.is_silent(request.to, now));
+            silent.flat_map(|request| &request.sources).for_each(|source| source.expire(now));
+            core.sender.expire(now);
+            self.doubt_the_silent(core, now);
+            let answered = std::mem::take(&mut self.answered);
+            let again = answered && (core.sends_from_any_thread() || core.sender.is_busy());
+            self.check_calls_at = again.then(|| now + CHECK_CALLS);
         }
         let lingers = self.answered && core.sends_from_any_thread();
         if self.check_calls_at.is_none() && (lingers || core.sender.is_busy()) {
@@ -222,14 +234,27 @@ impl Thread {
         progress
     }
 
+    /// Tells the store which destinations leave requests unanswered.
+    fn doubt_the_silent(&self, core: &Core, now: Moment) {
+        let Some(backend) = &self.backend else { return };
+        let is_silent = |to: &Destination| {
+            let silent = core.sender.silent_since(*to, now);
+            silent.is_some_and(|(since, _)| now.saturating_since(since) >= DOUBTED_AFTER)
+        };
+        let all: BTreeSet<_> = self.in_flight.iter().map(|own| own.request.to).collect();
+        all.into_iter().filter(is_silent).for_each(|to| backend.doubt(to));
+    }
+
     /// Pending until something is due.
     fn poll_sleep(&mut self, core: &Core, cx: &mut Context<'_>) -> Poll<()> {
         let now = Moment::now();
         let timer = core.timers.next();
         let others = [self.check_calls_at, self.tidy_at, core.sender.next_resume(now)];
-        let until = others.into_iter().flatten().chain(timer).min().unwrap_or(Moment::NEVER);
+        let next = others.into_iter().flatten().chain(timer).min();
+        let until = next.filter(|_| !core.clock.is_manual()).unwrap_or(Moment::NEVER);
         core.sleeps_until(until);
-        // A timer may have been set, or something come in line, before it could be seen until when we sleep.
+        // Before another thread could see until when this one sleeps, it may have set a timer or added a source. So
+        // look once more.
         if core.timers.next() != timer || core.told.load(Ordering::SeqCst) {
             return Poll::Ready(());
         }
@@ -238,9 +263,11 @@ impl Thread {
 }
 
 impl Drop for Thread {
-    /// Should the thread panic, nobody waits for an answer that does not come.
+    /// If the thread panics, the calls in flight fail instead of waiting forever.
     fn drop(&mut self) {
-        let error = Error::Stopped { what: "the engine's thread has ended".to_owned() };
+        let error = Error::Stopped {
+            what: "the client's background thread has ended: open another client".to_owned(),
+        };
         let sent = self.core.upgrade().map(|core| core.outbox.take()).unwrap_or_default();
         for own in self.in_flight.drain(..).chain(sent) {
             own.request.sources.iter().for_each(|source| source.refuse(&error));
@@ -248,7 +275,7 @@ impl Drop for Thread {
     }
 }
 
-/// What a store reports.
+/// Applies an event of a store.
 fn apply(core: &Arc<Core>, event: Event) {
     match event {
         #[cfg(feature = "broken")]
@@ -271,30 +298,40 @@ fn apply(core: &Arc<Core>, event: Event) {
         Event::Unlocked(key) => core.lock_waiters.wake_one(&key),
         Event::Connected { to, again, stragglers } => connected(core, to, again, stragglers),
         Event::Disconnected(to, error) => disconnected(core, to, &error),
+        Event::Missed(slot) => {
+            core.all().iter().for_each(|named| named.wake_ups_missed(slot));
+            core.lock_waiters.wake_all();
+        }
+        Event::Rerouted { gone } => {
+            core.sender.reroute(&gone);
+            core.all().iter().for_each(|named| named.rerouted());
+            core.lock_waiters.wake_all();
+        }
     }
 }
 
 fn connected(core: &Arc<Core>, to: Destination, again: bool, stragglers: bool) {
-    if let Some((since, _)) = core.sender.outage() {
+    if let Some((since, _)) = core.sender.down(to) {
         let after = Moment::now().saturating_since(since);
-        event!(warn, ?after, "the store can be reached again");
+        event!(warn, ?after, "the store is reachable again");
     }
     core.set_stragglers(stragglers);
     core.sender.set_reach(to, Reachability::Up);
     if again {
-        core.all().iter().for_each(|named| named.reconnected());
+        core.meters.reconnected();
+        core.all().iter().for_each(|named| named.reconnected(to));
         core.lock_waiters.wake_all();
     }
 }
 
 fn disconnected(core: &Arc<Core>, to: Destination, error: &Error) {
-    if core.sender.outage().is_none() {
-        event!(warn, %error, "the store cannot be reached: waiting until it can");
+    if core.sender.down(to).is_none() {
+        event!(warn, %error, "the store is unreachable; the client tries to reconnect");
     }
     core.sender.set_reach(to, Reachability::Down { since: Moment::now(), error: error.clone() });
     if !error.may_pass() {
-        core.all().iter().for_each(|named| named.refused(error));
-        core.sender.refuse_calls(error);
+        core.all().iter().for_each(|named| named.refused(to, error));
+        core.sender.refuse_calls(Some(to), error);
         core.lock_waiters.wake_all();
     }
 }

@@ -8,11 +8,11 @@
 //!    └─► Failed  └──────────┴─► Lost
 //! ```
 //!
-//! The first to take the lock decides a race. A grant that meets a failed ticket (a time-out, a cancel) is refused;
-//! the side that failed the ticket sends the release.
+//! The first side to take the lock decides a race. A grant that finds a failed ticket (a time-out, a cancel) is
+//! refused, and the side that failed the ticket sends the release.
 //!
-//! Wakers are foreign code: they are cloned before the lock is taken, and woken or dropped after it is released
-//! ([`After`]). A waker may run anything, even release a permit of the same name.
+//! Wakers are foreign code. They are cloned before the lock is taken, and woken or dropped after it is released
+//! ([`After`]). A waker may run anything, even a release of a permit of the same name.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -21,14 +21,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use super::foreign::{event, guarded};
+use super::meters::Meters;
+use super::watch::{Hold, Id};
 use crate::clock::{Moment, Span};
 use crate::machine::{Held, Share, Terms};
 use crate::semaphore::Declaration;
-use crate::{AcquisitionId, Error, Fence, LossReason};
+use crate::{AcquisitionId, Error, ErrorKind, Fence, LossReason};
 
-/// What is done once no lock is held, because it runs foreign code: wakers are woken or dropped, losses are logged.
+/// Work that is done after all locks are released, because it runs foreign code: wakers are woken or dropped, and
+/// losses are logged.
 ///
-/// Mostly it is one waker or nothing, which is neither allocated nor costs anything to drop.
+/// Mostly this is one waker or nothing. That case needs no allocation, and dropping it costs nothing.
 #[derive(Default)]
 pub(crate) struct After {
     waker: Option<Waker>,
@@ -38,10 +41,44 @@ pub(crate) struct After {
 #[derive(Default)]
 struct Rest {
     wakers: Vec<Waker>,
-    /// Only to be dropped.
+    /// Wakers that are only dropped.
     unused: Vec<Waker>,
-    losses: Vec<(Arc<Declaration>, AcquisitionId, LossReason)>,
+    losses: Vec<Loss>,
+    /// Holds that were released. They are only dropped as well.
+    released: Vec<Hold>,
+    renewals: Vec<Renewed>,
     reports: Vec<Box<dyn FnOnce() + Send>>,
+}
+
+/// A permit that was lost.
+struct Loss {
+    semaphore: Arc<Declaration>,
+    id: AcquisitionId,
+    reason: LossReason,
+    hold: Option<Hold>,
+}
+
+impl Loss {
+    fn report(self) {
+        let Self { semaphore, id, reason, hold } = self;
+        semaphore.watch.lost(
+            || Id::Permit(id),
+            reason,
+            hold,
+            || {
+                let name = semaphore.named.name().as_str();
+                event!(warn, name, %id, %reason, "permit lost");
+            },
+        );
+    }
+}
+
+/// The result of a holder's renewal.
+struct Renewed {
+    semaphore: Arc<Declaration>,
+    id: AcquisitionId,
+    result: Result<bool, ErrorKind>,
+    sent: Moment,
 }
 
 impl fmt::Debug for After {
@@ -51,9 +88,22 @@ impl fmt::Debug for After {
 }
 
 impl After {
-    /// Logs something.
+    /// Adds a log message.
     pub(crate) fn report(&mut self, report: impl FnOnce() + Send + 'static) {
         self.rest().reports.push(Box::new(report));
+    }
+
+    /// Adds the result of a holder's renewal. `Ok(true)` means that the permit is still held.
+    pub(crate) fn renewed(
+        &mut self,
+        ticket: &Ticket,
+        result: Result<bool, ErrorKind>,
+        sent: Moment,
+    ) {
+        if Meters::ON {
+            let (semaphore, id) = (ticket.semaphore.clone(), ticket.id);
+            self.rest().renewals.push(Renewed { semaphore, id, result, sent });
+        }
     }
 
     #[inline]
@@ -87,9 +137,10 @@ impl After {
 impl Rest {
     #[cold]
     fn run(self) {
-        for (semaphore, id, reason) in self.losses {
-            let name = semaphore.named.name().as_str();
-            event!(warn, name, %id, %reason, "permit lost");
+        self.losses.into_iter().for_each(Loss::report);
+        drop(self.released);
+        for Renewed { semaphore, id, result, sent } in self.renewals {
+            semaphore.watch.renewed(|| Id::Permit(id), result, sent);
         }
         self.reports.into_iter().for_each(|report| report());
         for waker in self.wakers {
@@ -101,7 +152,7 @@ impl Rest {
     }
 }
 
-/// What a holder learns at the grant.
+/// What a holder learns from the grant.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grant {
     pub(crate) slot_number: Option<NonZeroU32>,
@@ -118,21 +169,22 @@ impl Grant {
 #[derive(Debug)]
 enum State {
     Waiting(Option<Waker>),
-    /// Granted, and not yet seen by the future.
+    /// Granted, but the future has not been polled since.
     Granted {
         slot_number: Option<NonZeroU32>,
         fence: Fence,
     },
-    Held(Watchers),
+    /// Contains the hold that the observers of the semaphore see.
+    Held(Watchers, Option<Hold>),
     Releasing(Watchers),
     Released(Result<bool, Box<Error>>),
     Failed(Box<Error>),
-    /// No permit was free, and the acquire did not want to wait.
+    /// No permit was free, and the acquire does not wait.
     Full,
     Lost(LossReason),
 }
 
-/// Wakers, each with the key under which it is removed again. In a box, because most tickets have none.
+/// Wakers, each with the key under which it is removed again. They are in a box because most tickets have none.
 #[derive(Debug, Default)]
 pub(super) struct Watchers(Option<Box<Registered>>);
 
@@ -140,12 +192,13 @@ pub(super) struct Watchers(Option<Box<Registered>>);
 struct Registered(Vec<(u64, Waker)>);
 
 impl Watchers {
-    /// Whether `waker` is registered under this key already.
+    /// Whether `waker` is already registered under this key.
     pub(super) fn has(&self, key: Option<u64>, waker: &Waker) -> bool {
         self.iter().any(|(known, other)| Some(*known) == key && other.will_wake(waker))
     }
 
-    /// `key` is none at first, and kept by the caller. Returns a waker to drop once no lock is held.
+    /// Registers a waker. `key` is `None` at first, and the caller keeps it. Returns a waker to drop after all locks
+    /// are released.
     pub(super) fn register(&mut self, key: &mut Option<u64>, waker: Waker) -> Option<Waker> {
         let Registered(wakers) = &mut **self.0.get_or_insert_default();
         let known = key.and_then(|key| wakers.iter_mut().find(|(known, _)| *known == key));
@@ -158,7 +211,7 @@ impl Watchers {
         None
     }
 
-    /// Returns a waker to drop once no lock is held.
+    /// Removes a waker. Returns it, to be dropped after all locks are released.
     pub(super) fn forget(&mut self, key: u64) -> Option<Waker> {
         let Registered(wakers) = &mut **self.0.as_mut()?;
         let at = wakers.iter().position(|(known, _)| *known == key)?;
@@ -182,13 +235,13 @@ pub(crate) struct Ticket {
     pub(crate) semaphore: Arc<Declaration>,
     pub(crate) share: Share,
     pub(crate) queued_at: Moment,
-    /// Whether it would queue, or only tries.
+    /// Whether it waits in the queue, or only tries.
     pub(crate) queues: bool,
     /// When the acquire gives up.
     pub(crate) gives_up_at: Option<Moment>,
     /// Until when the holder may believe that it holds, in microseconds of [`Moment`].
     valid_until: AtomicU64,
-    /// Whether that is because of its TTL.
+    /// Whether `valid_until` is limited by the TTL.
     limited_by_ttl: AtomicBool,
     state: Mutex<State>,
 }
@@ -204,7 +257,7 @@ impl Ticket {
         Self::new_waiting(id, semaphore, share, queues, within, None)
     }
 
-    /// For an acquire that would queue, and whose waker is known.
+    /// Creates the ticket of an acquire that waits and whose waker is known.
     pub(crate) fn registered(
         id: AcquisitionId,
         semaphore: Arc<Declaration>,
@@ -224,7 +277,7 @@ impl Ticket {
         within: Option<Span>,
         waker: Option<Waker>,
     ) -> Arc<Self> {
-        let queued_at = Moment::now();
+        let queued_at = semaphore.named.now();
         Arc::new(Self {
             id,
             semaphore,
@@ -238,7 +291,7 @@ impl Ticket {
         })
     }
 
-    /// For a permit that did not have to wait.
+    /// Creates the ticket of a permit that was granted without waiting.
     pub(crate) fn held(
         id: AcquisitionId,
         semaphore: Arc<Declaration>,
@@ -247,18 +300,18 @@ impl Ticket {
         Arc::new(Self {
             id,
             semaphore,
-            // Its weight is known to the store by now.
+            // The store knows the weight by now.
             share: Share::ONE,
             queued_at: Moment::from_micros(0),
             queues: false,
             gives_up_at: None,
             valid_until: AtomicU64::new(valid_until.micros()),
             limited_by_ttl: AtomicBool::new(false),
-            state: Mutex::new(State::Held(Watchers::default())),
+            state: Mutex::new(State::Held(Watchers::default(), None)),
         })
     }
 
-    /// For the release of an id that this client holds no guard of.
+    /// Creates the ticket for the release of an id without a guard in this client.
     pub(crate) fn releasing(id: AcquisitionId, semaphore: Arc<Declaration>) -> Arc<Self> {
         let ticket = Self::held(id, semaphore, Moment::from_micros(0));
         *ticket.state() = State::Releasing(Watchers::default());
@@ -270,10 +323,10 @@ impl Ticket {
     }
 
     pub(crate) fn is_held(&self) -> bool {
-        matches!(*self.state(), State::Granted { .. } | State::Held(_))
+        matches!(*self.state(), State::Granted { .. } | State::Held(..))
     }
 
-    /// Whether the permit, if it was ever granted one, was handed to anybody. If that is not known any more, it was.
+    /// Returns whether the caller may have seen the permit. Also `true` if that is no longer known.
     pub(crate) fn was_seen(&self) -> bool {
         let state = self.state();
         !matches!(
@@ -282,7 +335,7 @@ impl Ticket {
         )
     }
 
-    /// Hands the permit to the waiting future. False if it no longer waits.
+    /// Grants the permit to the waiting future. Returns `false` if it no longer waits.
     pub(crate) fn grant(&self, grant: Grant, valid_until: Moment, after: &mut After) -> bool {
         let mut state = self.state();
         let State::Waiting(waker) = &mut *state else { return false };
@@ -292,7 +345,7 @@ impl Ticket {
         true
     }
 
-    /// Ends the wait with an error. False if it has ended already.
+    /// Ends the wait with an error. Returns `false` if it has ended already.
     pub(crate) fn fail(&self, error: Error, after: &mut After) -> bool {
         let mut state = self.state();
         let State::Waiting(waker) = &mut *state else { return false };
@@ -301,7 +354,7 @@ impl Ticket {
         true
     }
 
-    /// The future or guard was dropped: nothing is granted or lost any more. What was lost before stays lost.
+    /// The future or guard was dropped. From now on nothing is granted or lost, but an earlier loss stays.
     pub(crate) fn cancel(&self, after: &mut After) {
         let mut state = self.state();
         match &mut *state {
@@ -312,7 +365,12 @@ impl Ticket {
                 *state = State::Failed(Box::new(Error::Closed));
                 return;
             }
-            State::Held(watchers) => after.wake_all(watchers.take()),
+            State::Held(watchers, hold) => {
+                after.wake_all(watchers.take());
+                if let Some(hold) = hold.take() {
+                    self.end_hold(hold, after);
+                }
+            }
             State::Granted { .. } => {}
             _ => return,
         }
@@ -320,7 +378,7 @@ impl Ticket {
         *state = State::Releasing(Watchers::default());
     }
 
-    /// Ends a try: no permit was free.
+    /// Ends a try for which no permit was free.
     pub(crate) fn full(&self, after: &mut After) {
         let mut state = self.state();
         if let State::Waiting(waker) = &mut *state {
@@ -329,36 +387,65 @@ impl Ticket {
         }
     }
 
-    /// Ends the permit and notifies its watchers. False if there is none to lose.
+    /// Ends the permit and notifies its watchers. Returns `false` if there is no permit to lose.
     pub(crate) fn lose(&self, reason: LossReason, after: &mut After) -> bool {
         let mut state = self.state();
-        match &mut *state {
-            State::Held(watchers) => {
+        let hold = match &mut *state {
+            State::Held(watchers, hold) => {
                 after.wake_all(watchers.take());
+                hold.take()
             }
-            State::Granted { .. } => {}
+            State::Granted { .. } => None,
             _ => return false,
-        }
+        };
         self.valid_until.store(0, Ordering::Release);
         *state = State::Lost(reason);
-        after.rest().losses.push((self.semaphore.clone(), self.id, reason));
+        self.report_loss(reason, hold, after);
         true
     }
 
-    /// Renewed: the holder may go on until then. Answers may overtake each other; the latest counts.
+    fn report_loss(&self, reason: LossReason, hold: Option<Hold>, after: &mut After) {
+        let (semaphore, id) = (self.semaphore.clone(), self.id);
+        after.rest().losses.push(Loss { semaphore, id, reason, hold });
+    }
+
+    /// Ends the hold of a guard that was released or dropped. If the validity had ended before, the permit was lost
+    /// unnoticed, and this reports the loss.
+    fn end_hold(&self, hold: Hold, after: &mut After) {
+        let valid_until = self.valid_until();
+        if valid_until == Moment::NEVER || self.now() < valid_until {
+            after.rest().released.push(hold);
+        } else {
+            self.report_loss(self.why_ended(), Some(hold), after);
+        }
+    }
+
+    /// Observes the permit from now on, until it ends. If it has already ended, the loss has been reported.
+    pub(crate) fn watch(&self, hold: Hold) {
+        let mut state = self.state();
+        if let State::Held(_, slot) = &mut *state {
+            *slot = Some(hold);
+            return;
+        }
+        drop(state);
+        hold.lost_before(self.loss());
+    }
+
+    /// A renewal was answered: the holder may continue until `valid_until`. Answers may overtake each other, and the
+    /// latest time counts.
     ///
-    /// What has ended stays ended, even if nobody has noticed yet: another client may have held the permit since, if
-    /// this answers an enqueue that was sent twice and granted anew.
+    /// A permit whose validity has ended stays lost, even if the holder has not noticed yet. The answer may belong to
+    /// an enqueue that was sent twice and granted again, and then another client may have held the permit in between.
     pub(crate) fn extend(&self, valid_until: Moment) {
         let state = self.state();
-        if matches!(*state, State::Granted { .. } | State::Held(_))
-            && Moment::now() < self.valid_until()
+        if matches!(*state, State::Granted { .. } | State::Held(..))
+            && self.now() < self.valid_until()
         {
             self.valid_until.fetch_max(valid_until.micros(), Ordering::AcqRel);
         }
     }
 
-    /// The outcome of the release.
+    /// Sets the outcome of the release.
     pub(crate) fn finish_release(&self, outcome: Result<bool, Error>, after: &mut After) {
         let mut state = self.state();
         if let State::Releasing(wakers) = &mut *state {
@@ -367,14 +454,18 @@ impl Ticket {
         }
     }
 
+    fn now(&self) -> Moment {
+        self.semaphore.named.now()
+    }
+
     pub(crate) fn valid_until(&self) -> Moment {
         Moment::from_micros(self.valid_until.load(Ordering::Acquire))
     }
 
-    /// Whether the holder may still believe that it holds.
+    /// Checks whether the holder may still believe that it holds.
     pub(crate) fn check(&self) -> Result<(), LossReason> {
         let valid_until = self.valid_until();
-        if valid_until == Moment::NEVER || Moment::now() < valid_until {
+        if valid_until == Moment::NEVER || self.now() < valid_until {
             return Ok(());
         }
         Err(self.loss())
@@ -384,12 +475,12 @@ impl Ticket {
         match *self.state() {
             State::Lost(reason) => reason,
             State::Releasing(_) | State::Released(_) => LossReason::Released,
-            // The validity has ended, and the engine has not noticed yet.
+            // The validity has ended, but the engine has not noticed yet.
             _ => self.why_ended(),
         }
     }
 
-    /// Whether the TTL ends before the lease would. Then no renewal extends the permit.
+    /// Records that the TTL ends before the lease would. Then no renewal extends the permit.
     pub(crate) fn set_limited_by_ttl(&self) {
         self.limited_by_ttl.store(true, Ordering::Release);
     }
@@ -398,7 +489,7 @@ impl Ticket {
         self.limited_by_ttl.load(Ordering::Acquire)
     }
 
-    /// Which of its two deadlines ended it.
+    /// Returns which of the two deadlines ended the permit.
     pub(crate) fn why_ended(&self) -> LossReason {
         let Terms { lease, ttl } = self.semaphore.terms;
         match (ttl, lease) {
@@ -410,7 +501,7 @@ impl Ticket {
         }
     }
 
-    /// For the acquire.
+    /// Polled by the acquire.
     pub(crate) fn poll_granted(&self, cx: &mut Context<'_>) -> Poll<Result<Option<Grant>, Error>> {
         let mut state = self.state();
         match &*state {
@@ -427,9 +518,9 @@ impl Ticket {
         Poll::Ready(self.settled(state))
     }
 
-    /// Registers the waker of the acquire. False if it no longer waits.
+    /// Registers the waker of the acquire. Returns `false` if it no longer waits.
     pub(crate) fn register(&self, waker: Waker) -> bool {
-        // Dropped after the lock: the waker that was registered before, or this one if it comes too late.
+        // Dropped after the lock is released: the previous waker, or this one if it comes too late.
         let mut unused = Some(waker);
         let mut state = self.state();
         let State::Waiting(slot) = &mut *state else { return false };
@@ -443,21 +534,21 @@ impl Ticket {
         match &mut *state {
             State::Granted { slot_number, fence } => {
                 let (slot_number, fence) = (*slot_number, *fence);
-                *state = State::Held(Watchers::default());
+                *state = State::Held(Watchers::default(), None);
                 drop(state);
-                let waited_micros = Moment::now().micros().saturating_sub(self.queued_at.micros());
+                let waited_micros = self.now().micros().saturating_sub(self.queued_at.micros());
                 Ok(Some(Grant { slot_number, fence, waited_micros }))
             }
             State::Full => Ok(None),
             State::Failed(error) => Err(*error.clone()),
             State::Lost(reason) => Err(self.lost(*reason)),
-            State::Waiting(_) | State::Held(_) | State::Releasing(_) | State::Released(_) => {
-                Err(Error::internal("an acquire was polled after it was done"))
+            State::Waiting(_) | State::Held(..) | State::Releasing(_) | State::Released(_) => {
+                Err(Error::internal("an acquire was polled after it had completed"))
             }
         }
     }
 
-    /// For everyone who waits for the loss. `key` is none at first, and kept by the caller.
+    /// Polled by every task that waits for the loss. `key` is `None` at first, and the caller keeps it.
     pub(crate) fn poll_lost(
         &self,
         key: &mut Option<u64>,
@@ -466,14 +557,14 @@ impl Ticket {
         if let Err(reason) = self.check() {
             return Poll::Ready(reason);
         }
-        if let State::Held(watchers) = &*self.state()
+        if let State::Held(watchers, _) = &*self.state()
             && watchers.has(*key, cx.waker())
         {
             return Poll::Pending;
         }
         let waker = cx.waker().clone();
         let mut state = self.state();
-        let State::Held(watchers) = &mut *state else {
+        let State::Held(watchers, _) = &mut *state else {
             drop(state);
             return Poll::Ready(self.loss());
         };
@@ -483,20 +574,20 @@ impl Ticket {
         Poll::Pending
     }
 
-    /// Nobody waits for the loss under this key any more.
+    /// Removes the waker of a task that no longer waits for the loss.
     pub(crate) fn forget_watcher(&self, key: u64) {
         let unused = match &mut *self.state() {
-            State::Held(watchers) => watchers.forget(key),
+            State::Held(watchers, _) => watchers.forget(key),
             _ => None,
         };
         drop(unused);
     }
 
-    /// For the release.
+    /// Polled by the release.
     pub(crate) fn poll_released(&self, cx: &mut Context<'_>) -> Poll<Result<bool, Error>> {
         let released = |state: &State| match state {
             State::Released(outcome) => outcome.clone().map_err(|error| *error),
-            // Lost before the release came.
+            // The permit was lost before the release.
             _ => Ok(false),
         };
         match &*self.state() {
@@ -511,7 +602,7 @@ impl Ticket {
         let waker = cx.waker().clone();
         let mut state = self.state();
         if let State::Releasing(wakers) = &mut *state {
-            // It is new, so that none is replaced.
+            // The key is new, so no waker is replaced.
             wakers.register(&mut None, waker);
             return Poll::Pending;
         }

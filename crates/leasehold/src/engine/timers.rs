@@ -1,6 +1,6 @@
-//! The timers of one client: one for each name, and one for each lock wait. The engine's thread fires them.
+//! The timers of one client: one for each name, and one for each wait for a lock. The engine's thread fires them.
 //!
-//! Any thread may set or cancel one. Nothing is left of a timer that was cancelled or set anew.
+//! Any thread may set or cancel a timer. A timer that is cancelled or set again leaves nothing behind.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -12,13 +12,13 @@ use super::Core;
 use super::foreign::guarded;
 use crate::clock::Moment;
 
-/// What a timer belongs to.
+/// The owner of a timer.
 pub(crate) trait Timed: Send + Sync {
     /// Does everything that is due.
     fn fire(&self, now: Moment);
 }
 
-/// All timers that are set. The address tells those apart that are due together.
+/// All timers that are set. The address distinguishes timers that are due at the same moment.
 #[derive(Default)]
 pub(crate) struct Timers(Mutex<BTreeMap<(Moment, usize), Weak<dyn Timed>>>);
 
@@ -43,22 +43,22 @@ impl Timers {
         }
     }
 
-    /// Everything that is set, taken out.
+    /// Removes and returns the targets of all timers.
     pub(super) fn take_all(&self) -> Vec<Arc<dyn Timed>> {
         let timers = std::mem::take(&mut *self.lock());
         timers.into_values().filter_map(|target| target.upgrade()).collect()
     }
 
-    pub(super) fn next(&self) -> Option<Moment> {
+    pub(crate) fn next(&self) -> Option<Moment> {
         self.lock().first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// Takes one that is due.
-    pub(super) fn pop(&self, now: Moment) -> Option<Arc<dyn Timed>> {
+    /// Removes and returns the target of one timer that is due.
+    pub(crate) fn pop(&self, now: Moment) -> Option<Arc<dyn Timed>> {
         let mut timers = self.lock();
         loop {
             let first = timers.first_entry().filter(|timer| timer.key().0 <= now)?;
-            // Its owner may be gone.
+            // The target may have been dropped.
             if let Some(target) = first.remove().upgrade() {
                 return Some(target);
             }
@@ -71,7 +71,7 @@ impl Timers {
     }
 }
 
-/// Resolves at a moment, in whatever runtime it is polled.
+/// A future that resolves at a moment, in any runtime.
 pub(crate) struct Alarm {
     core: Arc<Core>,
     bell: Arc<Bell>,
@@ -104,7 +104,7 @@ impl Alarm {
     pub(crate) fn new(core: &Arc<Core>, at: Moment) -> Self {
         let bell = Arc::new(Bell::default());
         let target = Arc::downgrade(&bell) as Weak<dyn Timed>;
-        // If there is no thread, it rings at once.
+        // Without the engine's thread, the alarm rings at once.
         let _ = core.set_timer(target, None, Some(at));
         Self { core: core.clone(), bell, at }
     }
@@ -126,7 +126,7 @@ impl Alarm {
 }
 
 impl Alarm {
-    /// The result of `work`, unless the alarm rings first.
+    /// Returns the result of `work`, or `None` if the alarm rings first.
     pub(crate) async fn unless<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         let mut work = pin!(work);
         poll_fn(|cx| match work.as_mut().poll(cx) {

@@ -1,56 +1,59 @@
 //! When to renew a lease, how long to wait for the answer, and what silence means.
 //!
-//! One pure function, [`plan`], for permits, locks and pool leases; [`shortest_lease`] follows from it. Both rest on the
-//! round-trip time that the sender measures, as the slowest answer that is still normal.
+//! One pure function, [`plan`], serves permits, locks and pool leases, and [`shortest_lease`] follows from it. Both
+//! depend on the round-trip time that the sender measures: the slowest answer that is still normal.
 //!
-//! A renewal is sent in the second third of the lease, and within eight seconds, so that renewals of leases that were granted together drift
-//! apart, and early enough to be answered. Its answer is awaited for a third of the validity that is left, so that two
-//! more attempts fit. Silence makes the connection suspect only if it lasted for several round trips: close to the end of
-//! the validity there is no time for that, and then a late answer proves nothing.
+//! A renewal is sent in the second third of the lease, and within eight seconds. The exact moment is spread, so that
+//! renewals of leases that were granted together drift apart. It is early enough for the renewal to be answered in
+//! time.
+//!
+//! The client waits for the answer for a third of the validity that is left, so that there is time for two more
+//! attempts. Silence makes the connection suspect only if it has lasted for several round trips. Close to the end of
+//! the validity there is no time for that, and a late answer proves nothing.
 
 use std::time::Duration;
 
 use crate::clock::Span;
 use crate::machine::Terms;
 
-/// Silence shorter than this is never suspect: servers fork, and machines are busy.
+/// Silence shorter than this is never suspect, because servers fork and machines are busy.
 const SHORTEST_SILENCE: Duration = Duration::from_millis(100);
 
 /// Silence for this many round trips is suspect.
 const SILENT_ROUND_TRIPS: u32 = 8;
 
-/// What it takes to connect and renew once more, in round trips.
+/// The round trips that it takes to connect and renew once more.
 const RECONNECT_ROUND_TRIPS: u32 = 6;
 
-/// No permit is left without a renewal for longer than this, however long its lease is. A program that shares the keys
-/// lets them expire ten seconds after its own TTL, which may be short, and only a script of ours prolongs their lives.
+/// The longest time between two renewals of a permit, however long its lease is. Another program that shares the keys
+/// lets them expire ten seconds after its own TTL, which may be short. Only our scripts extend the expiry of the keys.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(8);
 
 /// How to renew one lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Plan {
-    /// From now.
+    /// The time from now until the renewal is due.
     pub(crate) renew_in: Duration,
-    /// From when the renewal is due. After this it is asked again.
+    /// The time from the renewal until it is sent again if it has not been answered.
     pub(crate) wait: Duration,
-    /// Whether the connection is suspect if nothing at all was heard for `wait`.
+    /// Whether the connection is suspect if the destination did not answer at all for `wait`.
     pub(crate) silence_is_suspect: bool,
 }
 
-/// What the plan depends on.
+/// The input of [`plan`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Situation {
     pub(crate) lease: Span,
-    /// What is left of the TTL, if there is one.
+    /// The rest of the TTL, if there is one.
     pub(crate) ttl_left: Option<Duration>,
     pub(crate) round_trip: Duration,
-    /// What is left of the validity, as the holder counts it.
+    /// The rest of the validity, as the holder counts it.
     pub(crate) valid_for: Duration,
     /// A number from 0 to 255 that spreads the renewals.
     pub(crate) spread: u8,
 }
 
-/// The plan for the next renewal. `None` if no renewal can extend the validity, because the TTL limits it.
+/// Returns the plan for the next renewal. `None` if no renewal can extend the validity, because the TTL limits it.
 pub(crate) fn plan(situation: Situation) -> Option<Plan> {
     let Situation { lease, ttl_left, round_trip, valid_for, spread } = situation;
     let margin = Terms { lease: Some(lease), ttl: None }.margin().duration();
@@ -78,34 +81,35 @@ pub(crate) fn plan(situation: Situation) -> Option<Plan> {
     Some(Plan { renew_in, wait, silence_is_suspect })
 }
 
-/// A client whose first waiter is at the head of the queue asks this often whether a wake-up was lost.
+/// How often a client whose first waiter is at the head of the queue queries whether a wake-up was lost.
 ///
-/// Not more seldom: the answer also tells when the next lease ends. That may be one that was granted since, by another
-/// client and for less time than any that we knew of, as to a waiter that never claims its permit. Until we have asked we
-/// would sleep through its end.
+/// A longer interval would be too long, because the answer also says when the next lease ends. That lease may have been
+/// granted since the last answer, for a shorter time than all others, as to a waiter that never claims its permit.
+/// Until the client queries again, it does not know when that lease ends.
 const ASK_AT_THE_HEAD: Span = Span::from_millis(1000);
 
-/// How much later each waiter that is ahead makes the question: so few clients ask often, however many wait.
+/// The delay of a query, in microseconds, for each waiter ahead. So only few clients query often, however many wait.
 const ASK_LATER: u64 = 500_000;
 
-/// How much later each waiter that is ahead makes the question after a lease has ended: whoever is ahead asks first.
+/// The delay of a query after the end of a lease, in microseconds, for each waiter ahead. So the waiters that are ahead
+/// query first.
 const EXPIRY_LATER: u64 = 20_000;
 
-/// What a client knows of the place of its first waiter.
+/// What a client knows about the place of its first waiter.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Place {
-    /// How many waiters are ahead of it.
+    /// The number of waiters ahead of it.
     pub(crate) ahead: usize,
-    /// By how many it came closer since the answer before this one, and how long that took. None before the second
-    /// answer.
+    /// By how many places it moved since the previous answer, and how long that took. `None` before the second answer.
     pub(crate) moved: Option<(usize, Duration)>,
 }
 
-/// How long a client waits before it asks about its first waiter.
+/// Returns the time until a client sends its next periodic query about its first waiter.
 ///
-/// A wake-up can only be lost by a waiter that has come to the head. Those further back ask to learn that they have come
-/// closer, at the latest when they may be half-way there by the pace so far, and to take over if everybody ahead of them
-/// has died. Another program wakes none of our clients: where one takes part (`foreign`), everybody asks often.
+/// A wake-up can only be lost for a waiter that has reached the head. Waiters further back query to learn that they
+/// have moved, at the latest when they may be half-way to the head at the current pace. They also query in order to
+/// take over if every waiter ahead of them has died. Another program does not wake our clients. So where one takes part
+/// (`foreign`), every client queries often.
 pub(crate) fn question(place: Place, foreign: bool, next_expiry: Option<Span>) -> Span {
     let ahead = u64::try_from(place.ahead).unwrap_or(u64::MAX);
     let later = ahead.saturating_mul(ASK_LATER);
@@ -127,15 +131,15 @@ pub(crate) fn question(place: Place, foreign: bool, next_expiry: Option<Span>) -
     expiry.map_or(often, |expiry| expiry.min(often))
 }
 
-/// The shortest silence that makes a connection suspect.
+/// Returns the shortest silence that makes a connection suspect.
 pub(crate) fn silence(round_trip: Duration) -> Duration {
     round_trip.saturating_mul(SILENT_ROUND_TRIPS).max(SHORTEST_SILENCE)
 }
 
-/// The shortest lease that survives the loss of one connection at this round-trip time.
+/// Returns the shortest lease that survives the loss of one connection at this round-trip time.
 ///
-/// A lease is renewed after two thirds at the latest. What is left then is enough to notice the silence, to connect again
-/// and to renew. A shorter lease works while nothing fails, and is lost with its connection.
+/// A lease is renewed at the latest after two thirds of its time. The rest is enough to notice the silence, to
+/// reconnect and to renew. A shorter lease works while nothing fails, but is lost with its connection.
 ///
 /// `round_trip` is the slowest answer that is still normal, such as the 99th percentile.
 ///
@@ -152,7 +156,7 @@ pub(crate) fn silence(round_trip: Duration) -> Duration {
 pub fn shortest_lease(round_trip: Duration) -> Duration {
     let needed =
         silence(round_trip).saturating_add(round_trip.saturating_mul(RECONNECT_ROUND_TRIPS));
-    // After two thirds, and without the margin of a tenth, 7/30 of the lease are left.
+    // After two thirds of the lease, minus the margin of a tenth, 7/30 of the lease is left.
     needed.saturating_mul(30) / 7
 }
 
@@ -175,7 +179,7 @@ mod tests {
         )
     }
 
-    /// As it is right after a grant: the answer took one round trip.
+    /// The situation right after a grant: the answer took one round trip.
     fn fresh(mut situation: Situation) -> Situation {
         let margin = Terms { lease: Some(situation.lease), ttl: None }.margin();
         let whole = situation.lease.duration().saturating_sub(margin.duration());
@@ -246,14 +250,14 @@ mod tests {
             question(place, false, None).duration().as_millis()
         };
         assert_eq!([0, 1, 2, 3, 100].map(still), [1000, 1000, 1000, 1500, 50_000]);
-        // Until the second answer nobody knows the pace.
+        // The pace is not known before the second answer.
         let place = Place { ahead: 100, moved: None };
         assert_eq!(question(place, false, None).duration().as_secs(), 1);
-        // Ten places in a second: half-way after five.
+        // At ten places in a second, it is half-way after five seconds.
         let place = Place { ahead: 100, moved: Some((10, Duration::from_secs(1))) };
         assert_eq!(question(place, false, None).duration().as_secs(), 5);
         assert_eq!(question(place, true, None).duration().as_secs(), 1);
-        // A lease ends before that: those ahead ask first.
+        // A lease ends before that, and the waiters ahead query first.
         let expiry = Some(Span::from_millis(2500));
         assert_eq!(question(place, false, expiry).duration().as_millis(), 4500);
         let place = Place { ahead: 0, moved: None };

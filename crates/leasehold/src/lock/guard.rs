@@ -5,22 +5,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::info::{HeldLock, time};
+use super::info::HeldLock;
 use super::locks::{extended, released};
 use super::observer::{LockOperation, report};
 use super::{Definition, Locks};
-use crate::backend::{Answer, Later, Part};
-use crate::clock::{Moment, Span};
+use crate::backend::{Answer, Later, Part, Subject};
+use crate::clock::{Moment, Span, wall_time};
 use crate::engine::lease::{Keep, Lease};
+use crate::engine::watch::{Acquiring, Id};
 use crate::machine::lock::{LockCommand, Verdict};
 use crate::name::{Name, millis};
 use crate::permit::Lost;
 use crate::{Error, Fence, LockId, LossReason};
 
-/// A lock that is held until this guard is released or dropped, or its lease ends.
+/// A guard that holds a lock until it is released or dropped, or until the lease ends.
 ///
-/// Dropping it gives the lock back in the background, without blocking, from any thread. To know that it has been given
-/// back, [`release`](Self::release) it.
+/// Dropping the guard releases the lock in the background. This never blocks and works on any thread. To wait until the
+/// store has confirmed the release, call [`release`](Self::release).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -31,19 +32,19 @@ use crate::{Error, Fence, LockId, LossReason};
 /// let lock = Client::memory().lock("invoice:42").lease(Duration::from_secs(10)).build()?;
 /// let guard = lock.acquire().await?;
 /// guard.extend(Duration::from_secs(60)).await?; // this may take a minute
-/// guard.check()?; // still ours?
+/// guard.check()?; // is it still held?
 /// guard.release().await?;
 /// # Ok(())
 /// # }
 /// ```
-#[must_use = "a lock is given back when it is dropped"]
+#[must_use = "dropping the guard releases the lock"]
 pub struct LockGuard {
     lease: Arc<Lease>,
     holding: Arc<Holding>,
     fence: Fence,
 }
 
-/// What the store is asked about one lock.
+/// One held lock, and the requests to the store that concern it.
 #[derive(Clone)]
 pub(super) struct Holding {
     locks: Locks,
@@ -51,9 +52,11 @@ pub(super) struct Holding {
     id: LockId,
     ttl: u64,
     expires_at: Arc<AtomicU64>,
-    /// By when the store must have expired it, whatever became of our requests: in microseconds of [`Moment`].
+    /// The moment by which the store must have expired the lock, whatever happened to our requests, in microseconds of
+    /// [`Moment`].
     over_by: Arc<AtomicU64>,
-    /// Until when it is held as it was acquired, in microseconds of [`Moment`]; 0 once an extension was asked for.
+    /// Until when the lock is held as it was acquired, in microseconds of [`Moment`]; 0 once an extension was
+    /// requested.
     held_until: Arc<AtomicU64>,
 }
 
@@ -69,39 +72,46 @@ impl LockGuard {
         holding.held_until.store((valid.0 + valid.1).micros(), Ordering::Release);
         let (engine, ttl) = (&definition.locks.engine, Span::from_millis(definition.ttl));
         let (key, id) = (definition.key.clone(), holding.id.to_string());
-        let lease = Lease::new(engine, "lock", key, id, ttl, holding.clone(), valid);
+        let slot = engine.core().slot(Subject::Lock(&key));
+        let told = (holding.clone() as Arc<dyn Keep>, definition.watch.clone());
+        let lease = Lease::new(engine, ("lock", slot), key, id, ttl, told, valid);
         if definition.auto_extend {
             lease.keep(true);
         }
         Self { lease, holding, fence }
     }
 
-    /// What is locked.
+    /// Records what has to be reported when the lock ends.
+    pub(super) fn watch(&self, watched: Acquiring) {
+        self.lease.watch(watched.acquired(Some(self.fence), || {}));
+    }
+
+    /// Returns the key of the lock.
     #[must_use]
     pub fn key(&self) -> &str {
         self.lease.name().as_str()
     }
 
-    /// What names this holding of the lock in the store.
+    /// Returns the lock id, which names this holder in the store.
     #[must_use]
     pub fn id(&self) -> LockId {
         self.holding.id
     }
 
-    /// Larger than the fence of every holder of this key before.
+    /// Returns the fence of this holder. It is larger than the fence of every earlier holder of this key.
     #[must_use]
     pub fn fence(&self) -> Fence {
         self.fence
     }
 
-    /// When the lock ends unless it is extended, by the clock of the store.
+    /// Returns when the lock expires unless it is extended, by the clock of the store.
     #[must_use]
     pub fn expires_at(&self) -> SystemTime {
-        time(self.holding.expires_at.load(Ordering::Acquire))
+        wall_time(self.holding.expires_at.load(Ordering::Acquire))
     }
 
-    /// Until when the lock is yours without another extension, less a margin for clocks that do not run alike. It moves
-    /// on with every extension.
+    /// Returns the instant until which the lock is valid without another extension. A margin is subtracted, because
+    /// clocks do not run at the same speed. Every extension moves the instant.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -119,78 +129,97 @@ impl LockGuard {
     /// ```
     #[must_use]
     pub fn valid_until(&self) -> Instant {
-        Instant::now() + self.lease.valid_until().saturating_since(Moment::now())
+        Instant::now() + self.lease.valid_until().saturating_since(self.lease.now())
     }
 
-    /// Whether the lock is still yours.
+    /// Checks that the lock is still held.
     ///
-    /// More than "it was, a moment ago" cannot be promised to a thread that may be stopped between two instructions.
-    /// Where that matters, let the resource check the [fence](Self::fence).
+    /// The result describes the past: the thread may be paused right after the check, for longer than the lease. Where
+    /// that matters, let the resource compare the [fence](Self::fence).
     ///
     /// # Errors
-    /// [`Error::Lost`].
+    /// [`Error::Lost`] if the lock is no longer held.
     pub fn check(&self) -> Result<(), Error> {
         self.lease.check()
     }
 
-    /// Resolves when the lock is lost: its TTL ended, it could not be extended, or it was released by its id. After the
-    /// guard was released, dropped or detached it resolves, too, with [`LossReason::Released`].
+    /// Returns a future that resolves when the lock is lost, with the reason: the lease ended, the lock could not be
+    /// extended in time, the store no longer knows the lock, or the client was closed. If the guard is released,
+    /// dropped or detached, the future resolves with [`LossReason::Released`].
     ///
     /// # Cancel safety
-    /// Only listens.
+    /// Dropping the future only stops listening. The lock is not affected.
     pub fn lost(&self) -> Lost {
         Lost::of_lease(self.lease.clone())
     }
 
-    /// From now on the lock is extended by itself, at a third of its TTL: see
+    /// Starts to extend the lock in the background, each time a third of its lease has passed: see
     /// [`LockBuilder::auto_extend`](super::LockBuilder::auto_extend).
     pub fn auto_extend(&self) {
         self.lease.keep(true);
     }
 
-    /// Lets the lock end so long from now, whatever was left of its TTL. A lock that extends itself goes on doing so, by
-    /// the TTL that it was declared with.
+    /// Lets the lock expire after `ttl` from now, whatever was left of its lease. A lock that is extended in the
+    /// background continues to be extended by the lease that it was built with.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a TTL that cannot be, [`Error::Lost`] if the lock is gone, and what the store has
-    /// to say: then the lock ends when it would have.
+    /// - [`Error::InvalidArgument`] if `ttl` is zero, too long or not in whole milliseconds, or if another program uses
+    ///   the lock's keys on Redis.
+    /// - [`Error::Lost`] if the lock is no longer held.
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
+    ///
+    /// After `Unavailable`, the store may or may not have extended the lock. The guard then counts on the earlier of
+    /// the old and the new end.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the store may or may not have extended the lock, and the guard does not count on it.
+    /// If the future is dropped, the store may or may not have extended the lock. The guard then counts on the earlier
+    /// of the old and the new end.
     pub async fn extend(&self, ttl: Duration) -> Result<(), Error> {
         let ttl = millis("ttl", ttl)?;
         self.lease.check()?;
-        let about = (Some(&self.holding.key), self.holding.id);
+        let about = (&self.holding.key, self.holding.id);
         let core = self.holding.locks.engine.core();
-        let until = Moment::now() + core.settings.answer_timeout;
+        let until = core.now() + core.settings.answer_timeout;
         let _turn = core.until(until, self.lease.turn()).await?;
         self.holding.asked_for(ttl);
-        self.lease.about_to_extend(Moment::now(), Span::from_millis(ttl));
-        let (verdict, sent) = self.holding.locks.extend_to(about, ttl).await?;
+        self.lease.about_to_extend(core.now(), Span::from_millis(ttl));
+        let asked = core.now();
+        let extended = self.holding.locks.extend_to(about, ttl).await;
+        self.lease.report_renewal(&extended, asked);
+        let (verdict, sent) = extended?;
         let Verdict::Done(expires_at) = verdict else {
             self.lease.lose(LossReason::Gone);
             return Err(self.lost_error(LossReason::Gone));
         };
         self.lease.extend(sent, Span::from_millis(ttl));
         self.holding.expires_at.store(expires_at, Ordering::Release);
-        // Whoever was told meanwhile that the lock is gone is not told otherwise any more.
+        // A loss that was reported meanwhile is final, even if the store has extended the lock.
         self.lease.check()
     }
 
-    /// Gives the lock back and waits until it has been. True if it was held until now, false if it had been lost.
+    /// Releases the lock and waits until the store has confirmed it. Returns `true` if the lock was held until now,
+    /// `false` if it had been lost.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] if the store does not answer in time: then the release goes on in the background, and the lock
-    /// ends by itself with its TTL. [`Error::Refused`] if the store does not allow it.
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::InvalidArgument`] if another program uses the lock's keys on Redis.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
+    ///
+    /// After every error except `Stopped`, the client repeats the release in the background. The lock expires with its
+    /// lease at the latest.
     ///
     /// # Cancel safety
-    /// The release goes on if the future is dropped, even before it was first polled.
+    /// If the future is dropped, even before its first poll, the release continues in the background.
     pub async fn release(self) -> Result<bool, Error> {
         self.lease.clone().release().await
     }
 
-    /// Gives up the guard and keeps the lock, until its TTL ends or somebody
-    /// [releases](crate::Locks::release) it by its id. Nobody extends it any more but by its id.
+    /// Drops the guard but keeps the lock, until its lease ends or until it is [released](crate::Locks::release) by its
+    /// id. The client no longer extends the lock in the background; [`Locks::extend`](crate::Locks::extend) extends it
+    /// by its id.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -210,7 +239,7 @@ impl LockGuard {
         HeldLock { id: self.id(), fence: self.fence, expires_at: self.expires_at() }
     }
 
-    pub(super) fn lost_error(&self, reason: LossReason) -> Error {
+    pub(crate) fn lost_error(&self, reason: LossReason) -> Error {
         self.lease.lost_error(reason)
     }
 }
@@ -231,10 +260,15 @@ impl fmt::Debug for LockGuard {
 }
 
 impl Keep for Holding {
+    fn id(&self) -> Id {
+        Id::Lock(self.id)
+    }
+
     fn renew(&self, until: Moment) -> Later<Option<(Span, Moment)>> {
         let core = self.locks.engine.core();
         self.asked_for(self.ttl);
-        let command = LockCommand::Extend { id: self.id, ttl: self.ttl };
+        let command =
+            LockCommand::Extend { id: self.id, key: Some(self.key.clone()), ttl: self.ttl };
         let asked = core.ask(Part::Lock(command), until, None);
         let holding = self.clone();
         Box::pin(async move {
@@ -280,18 +314,19 @@ impl Holding {
         holding
     }
 
-    /// The store is about to be asked to let it last so many milliseconds. The request may be applied until it is given
-    /// up, and the lock lasts that long after that.
+    /// Records that the store is about to be asked to let the lock last `ttl` milliseconds. The store may apply the
+    /// request until the client gives it up, and the lock lasts `ttl` from then on.
     fn asked_for(&self, ttl: u64) {
-        let patience = self.locks.engine.core().settings.answer_timeout;
-        let over_by = Moment::now() + patience + Span::from_millis(ttl);
+        let core = self.locks.engine.core();
+        let over_by = core.now() + core.settings.answer_timeout + Span::from_millis(ttl);
         self.over_by.fetch_max(over_by.micros(), Ordering::AcqRel);
         self.held_until.store(0, Ordering::Release);
     }
 
     fn release_command(&self) -> Part {
-        let is_held = Moment::now().micros() < self.held_until.load(Ordering::Acquire);
-        Part::Lock(LockCommand::Release { id: self.id, held: is_held.then(|| self.key.clone()) })
+        let held =
+            self.locks.engine.core().now().micros() < self.held_until.load(Ordering::Acquire);
+        Part::Lock(LockCommand::Release { id: self.id, key: Some(self.key.clone()), held })
     }
 
     fn report_release(&self, answer: Result<Answer, Error>) -> Result<bool, Error> {

@@ -1,4 +1,4 @@
-//! What names a lock that is held.
+//! The id of a held lock.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,10 +11,10 @@ use crate::Error;
 
 const LENGTH: usize = 22;
 
-/// What names one holding of a lock: 16 random bytes, as 22 characters of base64url.
+/// The id of one holder of a lock: 16 random bytes, as 22 characters of base64url.
 ///
-/// Who knows it can extend and release the lock, so that it is worth keeping to oneself: see
-/// [`LockInfo`](crate::LockInfo) for what others are shown.
+/// A caller that knows the id can extend and release the lock, so keep it secret. [`LockInfo`](crate::LockInfo)
+/// contains only a hash of it.
 ///
 /// ```
 /// use leasehold::LockId;
@@ -28,7 +28,7 @@ const LENGTH: usize = 22;
 pub struct LockId([u8; LENGTH]);
 
 impl LockId {
-    /// A new one, for [`Locks::acquire_as`](crate::Locks::acquire_as).
+    /// Returns a new random id, for [`Locks::acquire_as`](crate::Locks::acquire_as).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -39,7 +39,7 @@ impl LockId {
     /// let (locks, ttl) = (Client::memory().locks(), Duration::from_secs(30));
     /// let id = LockId::random();
     /// let held = locks.acquire_as(&id, "invoice:42", ttl).await?.expect("it was free");
-    /// // Should that answer have been lost, asking again answers the same lock.
+    /// // If that answer had been lost, the same call would return the same lock.
     /// let again = locks.acquire_as(&id, "invoice:42", ttl).await?.expect("it is ours");
     /// assert_eq!(again.fence, held.fence);
     /// # Ok(())
@@ -47,7 +47,7 @@ impl LockId {
     /// ```
     ///
     /// # Panics
-    /// If the operating system has no randomness to give.
+    /// If the operating system's source of randomness fails.
     #[must_use]
     pub fn random() -> Self {
         let mut bytes = [0; 16];
@@ -66,6 +66,8 @@ impl LockId {
 impl FromStr for LockId {
     type Err = Error;
 
+    /// Parses a lock id.
+    ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the text is not 22 characters of base64url.
     fn from_str(text: &str) -> Result<Self, Error> {
@@ -90,7 +92,7 @@ impl fmt::Debug for LockId {
     }
 }
 
-/// What may be shown of a key or an id: 24 hexadecimal digits that tell it from others, and no more.
+/// Returns what may be shown of a key or an id: 24 hexadecimal digits of its hash, which distinguish it from others.
 pub(crate) fn hash(text: &str) -> String {
     use fmt::Write;
     let mut hash = String::with_capacity(24);

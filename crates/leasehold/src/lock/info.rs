@@ -1,58 +1,59 @@
-//! What is known of a lock that is held, and how much of it anybody may see.
+//! Information about a held lock, with and without its secrets.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use super::id::hash;
+use crate::clock::wall_time;
 use crate::machine::lock::{Holder, Record};
 use crate::{Fence, LockId};
 
-/// A lock that was acquired.
+/// A lock that was acquired without a guard, or detached from it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct HeldLock {
-    /// What extends and releases it.
+    /// The lock id, by which the lock is extended and released.
     pub id: LockId,
-    /// Larger than that of every holder before.
+    /// The fence. It is larger than that of every earlier holder.
     pub fence: Fence,
-    /// When it ends unless it is extended, by the clock of the store.
+    /// When the lock expires unless it is extended, by the clock of the store.
     pub expires_at: SystemTime,
 }
 
-/// What anybody may know of a lock that is held.
+/// Information about a held lock that anybody may see.
 ///
-/// Neither its key nor its id, which may be secrets, but 24 hexadecimal digits of a hash that tell them from others.
-/// The raw ones are in [`RawLockInfo`].
+/// The key and the lock id may be secrets. So this contains only a part of their hashes, 24 hexadecimal digits each.
+/// [`RawLockInfo`] contains the raw values.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct LockInfo {
-    /// What tells the key from others.
+    /// The hash of the key.
     pub key_hash: String,
-    /// What tells the lock id from others.
+    /// The hash of the lock id.
     pub lock_id_hash: String,
-    /// When it was acquired, by the clock of the store.
+    /// When the lock was acquired, by the clock of the store.
     pub acquired_at: SystemTime,
-    /// When it ends unless it is extended, by the clock of the store.
+    /// When the lock expires unless it is extended, by the clock of the store.
     pub expires_at: SystemTime,
     /// The fence of its holder.
     pub fence: Fence,
-    /// The host that its holder runs on; `None` for other programs on Redis.
+    /// The host that the holder runs on; `None` for other programs on Redis.
     pub host: Option<String>,
-    /// The process of its holder; `None` for other programs on Redis.
+    /// The process id of the holder; `None` for other programs on Redis.
     pub pid: Option<u32>,
-    /// The [label](crate::LockBuilder::label) of the lock that acquired it.
+    /// The [label](crate::LockBuilder::label) of the holder, if it has one.
     pub label: Option<String>,
 }
 
-/// What is known of a lock that is held, with its key and its id.
+/// Information about a held lock, with its key and its lock id.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct RawLockInfo {
     /// The key.
     pub key: String,
-    /// The lock id, with which anybody can release the lock.
+    /// The lock id. Anybody who knows it can release the lock.
     pub lock_id: LockId,
-    /// The rest.
+    /// The information that anybody may see.
     pub info: LockInfo,
 }
 
@@ -63,8 +64,8 @@ pub(super) fn raw(record: &Record) -> RawLockInfo {
         info: LockInfo {
             key_hash: hash(record.key.as_str()),
             lock_id_hash: hash(record.id.as_str()),
-            acquired_at: time(record.acquired_at),
-            expires_at: time(record.expires_at),
+            acquired_at: wall_time(record.acquired_at),
+            expires_at: wall_time(record.expires_at),
             fence: record.fence,
             host: text(host),
             pid: *pid,
@@ -73,9 +74,4 @@ pub(super) fn raw(record: &Record) -> RawLockInfo {
         key: record.key.to_string(),
         lock_id: record.id,
     }
-}
-
-pub(super) fn time(millis: u64) -> SystemTime {
-    // A store is not trusted with what a clock cannot show.
-    UNIX_EPOCH + Duration::from_millis(millis.min(100_000_000_000_000))
 }

@@ -1,22 +1,22 @@
-//! All locks of a store, by key and by lock id: single attempts, each one round trip.
+//! The locks of a store, by key and by lock id. Each operation is a single attempt.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::info::{HeldLock, LockInfo, RawLockInfo, raw, time};
-use super::observer::{LockOperation, Observer, report};
+use super::info::{HeldLock, LockInfo, RawLockInfo, raw};
+use super::observer::{LockOperation, report};
 use super::{LockBuilder, LockGuard};
-use crate::backend::{Answer, Part, Profile};
-use crate::clock::Moment;
+use crate::backend::{Answer, Part, Profile, Subject};
+use crate::clock::{Moment, wall_time};
 use crate::engine::Engine;
 use crate::machine::lock::{Acquired, By, LockCommand, LockOutcome, NotifyWhen, Record, Verdict};
 use crate::name::{Name, millis};
-use crate::{Error, LockId, process};
+use crate::{Error, LockId, Observer, process};
 
-/// The locks of a client, without guards: who calls these has a loop of his own, and keeps the lock id.
+/// The locks of a store, without guards. This API is for callers that have a loop of their own and keep the lock id.
 ///
-/// Each call is a single attempt and one round trip. For a guard that ends by itself, see
-/// [`Client::lock`](crate::Client::lock).
+/// Each call is a single attempt and one round trip. (In a Redis cluster, a call by lock id looks up the key first.)
+/// For a guard that releases the lock when dropped, see [`Client::lock`](crate::Client::lock).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -41,28 +41,28 @@ pub struct Locks {
     clean_up: bool,
 }
 
-/// What a store can do, known when the program runs. That every lock has a fence is known when it is compiled:
+/// What a store can do, for code that finds out at run time. That every lock has a fence is known at compile time:
 /// [`LockGuard::fence`](crate::LockGuard::fence) is not optional.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// Where the locks are kept: `memory`, `local` or `redis`.
+    /// The kind of store: `memory`, `local` or `redis`.
     pub backend: &'static str,
-    /// Whether locks have fences. Ours always have.
+    /// Whether locks have fences. In this library they always have.
     pub supports_fencing: bool,
-    /// Whose clock decides.
+    /// The clock that decides when a lock expires.
     pub time_authority: TimeAuthority,
 }
 
-/// Whose clock decides when a lock ends.
+/// The clock that decides when a lock expires.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum TimeAuthority {
-    /// The server's, for all clients.
+    /// The server's clock, for all clients.
     Server,
-    /// The host's, for all of its processes.
+    /// The host's clock, for all of its processes.
     Host,
-    /// This process's: there is no other.
+    /// The clock of this process, because there is no other.
     Process,
 }
 
@@ -71,18 +71,18 @@ impl Locks {
         Self { engine, observer: None, clean_up: false }
     }
 
-    /// The same locks, with somebody told of every operation.
+    /// Returns the same locks, with an observer that is notified of every operation.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), leasehold::Error> {
-    /// use leasehold::{Client, LockReason, LockResult, Observer};
+    /// use leasehold::{Client, LockEvent, LockReason, LockResult, Observer};
     /// use std::sync::atomic::{AtomicU32, Ordering};
     /// use std::sync::Arc;
     ///
     /// let contended = Arc::new(AtomicU32::new(0));
     /// let counter = contended.clone();
-    /// let locks = Client::memory().locks().observed(Observer::new(move |event| {
+    /// let locks = Client::memory().locks().observed(Observer::new(move |event: &LockEvent| {
     ///     if event.result == LockResult::Fail(LockReason::Locked) {
     ///         counter.fetch_add(1, Ordering::Relaxed);
     ///     }
@@ -99,184 +99,234 @@ impl Locks {
         Self { observer: Some(observer), ..self }
     }
 
-    /// Whether [`is_locked`](Self::is_locked) may remove a lock that has been over for two seconds. Off by default:
-    /// then it only reads. A fence is never removed.
+    /// Sets whether [`is_locked`](Self::is_locked) may remove a lock that expired at least two seconds ago. Off by
+    /// default: then `is_locked` only reads. A fence is never removed.
     #[must_use]
     pub fn cleanup_in_is_locked(self, clean_up: bool) -> Self {
         Self { clean_up, ..self }
     }
 
-    /// Declares a lock with guards.
+    /// Returns a builder for the lock with this key, whose holders have guards.
     pub fn lock(&self, key: &str) -> LockBuilder {
         LockBuilder::new(self.clone(), key)
     }
 
-    /// What the store of these locks can do.
+    /// Returns what the store of these locks can do.
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
         let Profile { kind, time_authority, .. } = self.engine.core().profile();
         Capabilities { backend: kind, supports_fencing: true, time_authority }
     }
 
-    /// The lock if it is free; `None` if somebody has it.
+    /// Acquires the lock if it is free; returns `None` if it is held.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a key or TTL that cannot be, [`Error::Closed`] when the client is closed, and what
-    /// the store has to say.
+    /// - [`Error::InvalidArgument`] if the key or the TTL is invalid (see [`LockBuilder::build`]), or if another
+    ///   program uses the lock's keys on Redis.
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
+    /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
     /// # Cancel safety
-    /// Dropping the future gives back what it may have been granted.
+    /// If the future is dropped, a lock that it may have been granted is released in the background.
     pub async fn acquire(&self, key: &str, ttl: Duration) -> Result<Option<HeldLock>, Error> {
         Ok(self.lock(key).ttl(ttl).build()?.try_acquire().await?.map(LockGuard::detach))
     }
 
-    /// The same with a lock id that the caller has: acquiring again what that id holds answers the same lock.
+    /// Acquires the lock with a lock id that the caller provides. If that id already holds the lock, this returns the
+    /// same lock again.
     ///
     /// # Errors
-    /// As for [`acquire`](Self::acquire).
+    /// The same as for [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
-    /// The caller has the id, and can release it.
+    /// If the future is dropped, the lock may or may not be acquired. Repeat the call with the same id, or
+    /// [`release`](Self::release) the id.
     pub async fn acquire_as(
         &self,
         id: &LockId,
         key: &str,
         ttl: Duration,
     ) -> Result<Option<HeldLock>, Error> {
-        let (key, id, ttl) = (key_of(key)?, *id, millis("ttl", ttl)?);
+        let (key, id, ttl) = (key_of(key, &self.engine)?, *id, millis("ttl", ttl)?);
         self.engine.core().check_open()?;
         let notify = NotifyWhen::Never;
         let holder = process::holder(None);
-        // The caller may ask again and again while the lock is held.
+        // The caller may ask repeatedly while the lock is held, so no fence is expected.
         let expected = None;
         let command = LockCommand::Acquire { key: key.clone(), id, ttl, notify, holder, expected };
         let about = (Some(&key), Some(id));
         let acquired = self.ask(LockOperation::Acquire, about, command, acquired).await?.0;
         Ok(match acquired {
             Acquired::Held { fence, expires_at, .. } => {
-                Some(HeldLock { id, fence, expires_at: time(expires_at) })
+                Some(HeldLock { id, fence, expires_at: wall_time(expires_at) })
             }
             Acquired::Locked { .. } => None,
         })
     }
 
-    /// Releases a lock by its id. True if it was held until now.
+    /// Releases a lock by its id. Returns `true` if it was held until now.
     ///
-    /// A guard of that lock is not told: it learns of it when it next asks the store, which one with
-    /// [`auto_extend`](LockBuilder::auto_extend) does at a third of its TTL. Until then its `check` goes by the TTL.
+    /// A guard of that lock is not notified. It notices the release at its next request to the store; with
+    /// [`auto_extend`](LockBuilder::auto_extend), that is after a third of its lease. Until then its `check` relies on
+    /// the lease.
     ///
     /// # Errors
-    /// What the store has to say.
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::InvalidArgument`] if another program uses the lock's keys on Redis.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
     ///
     /// # Cancel safety
-    /// The release goes on if the future is dropped after it was first polled.
+    /// If the future is dropped after it was first polled, the release continues in the background.
     pub async fn release(&self, id: &LockId) -> Result<bool, Error> {
-        let part = Part::Lock(LockCommand::Release { id: *id, held: None });
-        let answer = self.engine.core().ask_to_the_end(part).await.and_then(released);
-        report(self.observer.as_ref(), LockOperation::Release, &answer, (None, Some(*id)));
+        let (core, id) = (self.engine.core().clone(), *id);
+        let release = move |key| Part::Lock(LockCommand::Release { id, key, held: false });
+        let answer = match core.key_of_lock(id) {
+            None => core.ask_to_the_end(release(None)).await.and_then(released),
+            // Runs on the engine's thread, where it continues if this future is dropped.
+            Some(finding) => {
+                let asked = core.clone();
+                let releasing = core.run(Box::pin(async move {
+                    match finding.await? {
+                        Some(key) => {
+                            asked.ask_to_the_end(release(Some(key))).await.and_then(released)
+                        }
+                        None => Ok(Verdict::NotFound),
+                    }
+                }));
+                releasing.await
+            }
+        };
+        report(self.observer.as_ref(), LockOperation::Release, &answer, (None, Some(id)));
         Ok(matches!(answer?, Verdict::Done(())))
     }
 
-    /// Lets a lock that is held end so long from now, whatever was left of its TTL. False if it is not held any more.
+    /// Lets a held lock expire after `ttl` from now, whatever was left of its lease. Returns `false` if the lock is no
+    /// longer held.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a TTL that cannot be, and what the store has to say.
+    /// - [`Error::InvalidArgument`] if `ttl` is zero, too long or not in whole milliseconds, or if another program uses
+    ///   the lock's keys on Redis.
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
     ///
     /// # Cancel safety
     /// If the future is dropped, the store may or may not have extended the lock.
     pub async fn extend(&self, id: &LockId, ttl: Duration) -> Result<bool, Error> {
-        let (verdict, _) = self.extend_to((None, *id), millis("ttl", ttl)?).await?;
+        let (id, ttl) = (*id, millis("ttl", ttl)?);
+        let command = |key| LockCommand::Extend { id, key, ttl };
+        let asked = self.ask_by_id(id, command, extended, Verdict::NotFound).await;
+        let (verdict, _) = self.told(LockOperation::Extend, (None, Some(id)), asked)?;
         Ok(matches!(verdict, Verdict::Done(_)))
     }
 
-    /// With the moment when the request that was answered was sent.
+    /// Extends a lock by its key and id. Also returns the moment when the answered request was sent.
     pub(super) async fn extend_to(
         &self,
-        (key, id): (Option<&Name>, LockId),
+        (key, id): (&Name, LockId),
         ttl: u64,
     ) -> Result<(Verdict<u64>, Moment), Error> {
-        let command = LockCommand::Extend { id, ttl };
-        self.ask(LockOperation::Extend, (key, Some(id)), command, extended).await
+        let command = LockCommand::Extend { id, key: Some(key.clone()), ttl };
+        self.ask(LockOperation::Extend, (Some(key), Some(id)), command, extended).await
     }
 
-    /// Whether somebody has the lock.
+    /// Returns whether the lock with this key is held.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a key that cannot be, and what the store has to say.
+    /// - [`Error::InvalidArgument`] if the key is invalid (see [`LockBuilder::build`]), or if another program uses the
+    ///   lock's keys on Redis.
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
     ///
     /// # Cancel safety
-    /// Only asks.
+    /// The query changes nothing in the store, so the future can be dropped at any time. With
+    /// [`cleanup_in_is_locked`](Self::cleanup_in_is_locked), an expired lock may or may not be removed.
     pub async fn is_locked(&self, key: &str) -> Result<bool, Error> {
-        let key = key_of(key)?;
+        let key = key_of(key, &self.engine)?;
         let command = LockCommand::IsLocked { key: key.clone(), clean_up: self.clean_up };
         let about = (Some(&key), None);
         Ok(self.ask(LockOperation::IsLocked, about, command, is_locked).await?.0)
     }
 
-    /// What is known of the lock with this key, if somebody has it.
+    /// Returns the information that anybody may see about the lock with this key, or `None` if it is not held.
     ///
     /// # Errors
-    /// As for [`is_locked`](Self::is_locked).
+    /// The same as for [`is_locked`](Self::is_locked).
     ///
     /// # Cancel safety
-    /// Only asks.
+    /// The query changes nothing in the store, so the future can be dropped at any time.
     pub async fn lookup(&self, key: &str) -> Result<Option<LockInfo>, Error> {
         Ok(self.lookup_raw(key).await?.map(|raw| raw.info))
     }
 
-    /// What is known of the lock with this lock id, if it is held.
+    /// Returns the information that anybody may see about the lock with this lock id, or `None` if it is not held.
     ///
     /// # Errors
-    /// What the store has to say.
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::InvalidArgument`] if another program uses the lock's keys on Redis.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
     ///
     /// # Cancel safety
-    /// Only asks.
+    /// The query changes nothing in the store, so the future can be dropped at any time.
     pub async fn lookup_id(&self, id: &LockId) -> Result<Option<LockInfo>, Error> {
         Ok(self.lookup_id_raw(id).await?.map(|raw| raw.info))
     }
 
-    /// As [`lookup`](Self::lookup), with the key and the lock id.
+    /// Returns the same as [`lookup`](Self::lookup), with the key and the lock id.
     ///
     /// # Errors
-    /// As for [`is_locked`](Self::is_locked).
+    /// The same as for [`is_locked`](Self::is_locked).
     ///
     /// # Cancel safety
-    /// Only asks.
+    /// The query changes nothing in the store, so the future can be dropped at any time.
     pub async fn lookup_raw(&self, key: &str) -> Result<Option<RawLockInfo>, Error> {
-        let key = key_of(key)?;
+        let key = key_of(key, &self.engine)?;
         self.find((Some(&key), None), By::Key(key.clone())).await
     }
 
-    /// As [`lookup_id`](Self::lookup_id), with the key and the lock id.
+    /// Returns the same as [`lookup_id`](Self::lookup_id), with the key and the lock id.
     ///
     /// # Errors
-    /// What the store has to say.
+    /// The same as for [`lookup_id`](Self::lookup_id).
     ///
     /// # Cancel safety
-    /// Only asks.
+    /// The query changes nothing in the store, so the future can be dropped at any time.
     pub async fn lookup_id_raw(&self, id: &LockId) -> Result<Option<RawLockInfo>, Error> {
-        self.find((None, Some(*id)), By::Id(*id)).await
+        let by = |key: Option<Name>| LockCommand::Lookup(key.map_or(By::Id(*id), By::Key));
+        // The key may belong to another holder by now.
+        let found = |answer| found(answer).map(|record| record.filter(|record| record.id == *id));
+        let asked = self.ask_by_id(*id, by, found, None).await;
+        let (found, _) = self.told(LockOperation::Lookup, (None, Some(*id)), asked)?;
+        Ok(found.as_ref().map(raw))
     }
 
-    /// The locks that are held, by key; no more than the limit. On Redis this looks at all keys, step by step.
+    /// Returns the held locks, ordered by key, at most `limit` of them. On Redis this scans all keys of the server,
+    /// step by step.
     ///
     /// # Errors
-    /// What the store has to say.
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
     ///
     /// # Cancel safety
-    /// Only asks.
+    /// The query changes nothing in the store, so the future can be dropped at any time.
     pub async fn list_raw(&self, limit: usize) -> Result<Vec<RawLockInfo>, Error> {
         let records = self.engine.core().list_locks(limit).await?;
         Ok(records.iter().map(raw).collect())
     }
 
-    /// Whether this lock id holds its lock.
+    /// Returns whether this lock id holds its lock.
     ///
     /// # Errors
-    /// What the store has to say.
+    /// The same as for [`lookup_id`](Self::lookup_id).
     ///
     /// # Cancel safety
-    /// Only asks.
+    /// The query changes nothing in the store, so the future can be dropped at any time.
     pub async fn owns(&self, id: &LockId) -> Result<bool, Error> {
         Ok(self.lookup_id_raw(id).await?.is_some())
     }
@@ -291,7 +341,7 @@ impl Locks {
         Ok(found.as_ref().map(raw))
     }
 
-    /// Asks once, and tells the observer. With the moment when the request that was answered was sent.
+    /// Sends one command and notifies the observer. Also returns the moment when the answered request was sent.
     async fn ask<T: super::observer::Telling>(
         &self,
         operation: LockOperation,
@@ -299,10 +349,42 @@ impl Locks {
         command: LockCommand,
         read: impl Fn(Answer) -> Result<T, Error>,
     ) -> Result<(T, Moment), Error> {
-        let answer = self.engine.core().ask_now(Part::Lock(command)).await;
-        let (answer, sent) = match answer {
-            Ok((answer, sent)) => (read(answer), sent),
-            Err(error) => (Err(error), Moment::now()),
+        let asked = self.engine.core().ask_now(Part::Lock(command)).await;
+        let asked = asked.and_then(|(answer, sent)| Ok((read(answer)?, sent)));
+        self.told(operation, (key, id), asked)
+    }
+
+    /// Sends one command about a lock of which the caller knows only the id. Some stores have to look up the key first:
+    /// if there is none, the answer is `missing`.
+    async fn ask_by_id<T>(
+        &self,
+        id: LockId,
+        command: impl Fn(Option<Name>) -> LockCommand,
+        read: impl Fn(Answer) -> Result<T, Error>,
+        missing: T,
+    ) -> Result<(T, Moment), Error> {
+        let core = self.engine.core();
+        let key = match core.key_of_lock(id) {
+            None => None,
+            Some(finding) => match core.run(finding).await? {
+                None => return Ok((missing, core.now())),
+                found => found,
+            },
+        };
+        let (answer, sent) = core.ask_now(Part::Lock(command(key))).await?;
+        Ok((read(answer)?, sent))
+    }
+
+    /// Notifies the observer of an answer.
+    fn told<T: super::observer::Telling>(
+        &self,
+        operation: LockOperation,
+        (key, id): (Option<&Name>, Option<LockId>),
+        asked: Result<(T, Moment), Error>,
+    ) -> Result<(T, Moment), Error> {
+        let (answer, sent) = match asked {
+            Ok((answer, sent)) => (Ok(answer), sent),
+            Err(error) => (Err(error), self.engine.core().now()),
         };
         report(self.observer.as_ref(), operation, &answer, (key.map(Name::as_str), id));
         Ok((answer?, sent))
@@ -310,7 +392,7 @@ impl Locks {
 }
 
 fn unexpected(answer: &Answer) -> Error {
-    Error::internal(format!("the store answered {answer:?} to another command"))
+    Error::internal(format!("unexpected answer to a command for a lock: {answer:?}"))
 }
 
 pub(super) fn acquired(answer: Answer) -> Result<Acquired, Error> {
@@ -348,14 +430,15 @@ fn found(answer: Answer) -> Result<Option<Record>, Error> {
     }
 }
 
-/// A key that does not collide with what is kept beside the locks.
-pub(super) fn key_of(text: &str) -> Result<Name, Error> {
+/// Returns the key, unless it begins with a prefix under which other things are stored.
+pub(super) fn key_of(text: &str, engine: &Engine) -> Result<Name, Error> {
     let key = Name::normalised("key", text)?;
     if let Some(taken) = ["fence:", "id:"].into_iter().find(|taken| key.as_str().starts_with(taken))
     {
-        let problem = format!("{text:?} begins with {taken:?}, where other things are kept");
-        return Err(Error::invalid("key", problem + ": choose another beginning"));
+        let problem = format!("{text:?} begins with {taken:?}, which is reserved");
+        return Err(Error::invalid("key", problem + ": choose another key"));
     }
+    engine.core().check_name(Subject::Lock(&key))?;
     Ok(key)
 }
 

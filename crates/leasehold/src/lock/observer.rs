@@ -1,17 +1,16 @@
-//! Telemetry of locks: whoever listens is told what was done, and cannot get in the way.
+//! The events that observers of locks receive.
 
 use std::fmt;
-use std::sync::Arc;
 
 use super::id::hash;
 use crate::engine::foreign::{event, guarded};
 use crate::machine::lock::{Acquired, Verdict};
-use crate::{Error, ErrorKind, LockId};
+use crate::{Error, ErrorKind, LockId, Observer};
 
-/// What was asked of a lock.
+/// An operation on a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
-#[allow(missing_docs)] // each is the method of that name
+#[allow(missing_docs)] // each is named after its method
 pub enum LockOperation {
     Acquire,
     Release,
@@ -20,32 +19,32 @@ pub enum LockOperation {
     Lookup,
 }
 
-/// What came of it.
+/// The result of an operation on a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum LockResult {
-    /// It was done, or found.
+    /// The operation succeeded.
     Ok,
-    /// It was not, for a reason that is nobody's fault.
+    /// The operation did not succeed, for a reason that is not an error.
     Fail(LockReason),
-    /// The store could not be asked, or did not understand.
+    /// The operation failed with an error.
     Error(ErrorKind),
 }
 
-/// Why it was not done.
+/// The reason for which an operation did not succeed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum LockReason {
-    /// Somebody else has the lock.
+    /// Another holder has the lock.
     Locked,
-    /// The lock was there, and over.
+    /// The lock was found, but it had expired.
     Expired,
-    /// There is no such lock, or it is another's.
+    /// There is no such lock, or another holder has it.
     NotFound,
 }
 
 impl LockReason {
-    /// As other programs spell it: `locked`, `expired`, `not-found`.
+    /// Returns the spelling that other programs use: `locked`, `expired`, `not-found`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -62,54 +61,25 @@ impl fmt::Display for LockReason {
     }
 }
 
-/// One thing that was asked of a lock, and what came of it.
+/// One operation on a lock, and its result.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LockEvent {
-    /// What was asked.
+    /// The operation.
     pub operation: LockOperation,
-    /// What came of it.
+    /// The result of the operation.
     pub result: LockResult,
-    /// What tells the key from others: 24 hexadecimal digits.
+    /// The hash of the key: 24 hexadecimal digits.
     pub key_hash: Option<String>,
-    /// The same of the lock id.
+    /// The hash of the lock id: 24 hexadecimal digits.
     pub lock_id_hash: Option<String>,
-    /// The key itself, if the observer asked for it.
+    /// The key itself, if the observer was made with [`include_raw`](Observer::include_raw).
     pub key: Option<String>,
-    /// The lock id itself, if the observer asked for it.
+    /// The lock id itself, if the observer was made with [`include_raw`](Observer::include_raw).
     pub lock_id: Option<LockId>,
 }
 
-/// Who is told: see [`Locks::observed`](crate::Locks::observed).
-///
-/// It is called in the middle of things, and so should be quick. If it panics, that is swallowed: no operation fails
-/// because somebody watches.
-#[derive(Clone)]
-pub struct Observer {
-    tell: Arc<dyn Fn(&LockEvent) + Send + Sync>,
-    raw: bool,
-}
-
-impl Observer {
-    /// Tells this function.
-    pub fn new(tell: impl Fn(&LockEvent) + Send + Sync + 'static) -> Self {
-        Self { tell: Arc::new(tell), raw: false }
-    }
-
-    /// Also with raw keys and lock ids, which may be secrets.
-    #[must_use]
-    pub fn include_raw(self) -> Self {
-        Self { raw: true, ..self }
-    }
-}
-
-impl fmt::Debug for Observer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Observer").field("raw", &self.raw).finish_non_exhaustive()
-    }
-}
-
-/// What an answer of a store means to an observer.
+/// An answer of the store that can be reported to an observer.
 pub(super) trait Telling {
     fn tell(&self) -> LockResult;
 }
@@ -145,7 +115,7 @@ impl<T> Telling for Option<T> {
     }
 }
 
-/// Tells the observer, if there is one, and whoever listens to `tracing`. Costs two comparisons if nobody does.
+/// Notifies the observer, if there is one, and emits a `tracing` event. If nobody listens, this costs two comparisons.
 pub(super) fn report<T: Telling>(
     observer: Option<&Observer>,
     operation: LockOperation,
@@ -168,6 +138,6 @@ pub(super) fn report<T: Telling>(
     let (key_hash, lock_id_hash) = (event.key_hash.as_deref(), event.lock_id_hash.as_deref());
     event!(debug, ?operation, ?result, key_hash, lock_id_hash, "lock");
     if let Some(observer) = observer {
-        guarded(|| (observer.tell)(&event));
+        guarded(|| observer.tell(&event));
     }
 }

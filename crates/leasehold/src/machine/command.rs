@@ -1,4 +1,4 @@
-//! What is asked of the machine, and what it answers.
+//! The commands that clients send to the machine, and the outcomes that it answers with.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -8,38 +8,38 @@ use super::rate::Rate;
 use crate::clock::{Moment, Span, Time};
 use crate::{AcquisitionId, ClientId, Fence};
 
-/// What an acquisition asks for, besides a permit.
+/// The times that an acquisition asks for.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(crate) struct Terms {
-    /// How long the holder or waiter may be silent. In memory nobody dies alone, and on one host the kernel tells
-    /// who is dead: none.
+    /// How long the holder or waiter may be silent before it expires. `None` in memory, where no holder dies alone, and
+    /// on one host, where the kernel reports dead processes.
     pub(crate) lease: Option<Span>,
-    /// The longest it may hold.
+    /// The longest time that the permit may be held.
     pub(crate) ttl: Option<Span>,
 }
 
 impl Terms {
-    /// How much earlier than the store a holder ends its own validity, for clocks that do not run alike.
-    /// Without a lease the store is on this host, and its clock is ours.
+    /// Returns how much earlier than the store a holder ends its own validity, because clocks run at different speeds.
+    /// Without a lease the store is on this host and reads the same clock, so one microsecond is enough.
     pub(crate) fn margin(self) -> Span {
         let Some(lease) = self.lease else { return Span::from_micros(1) };
         let margin = lease.divided_by(10).clamp(Span::from_millis(50), Span::from_millis(5000));
         margin.min(lease.divided_by(2))
     }
 
-    /// How long a waiter may be silent: two leases. A waiter that cannot be reached is passed over, so its silence costs
-    /// others nothing, and it needs to say only half as often that it is still there.
+    /// Returns how long a waiter may be silent: two leases. *grant* skips a waiter that cannot be reached, so its
+    /// silence costs the others nothing, and a waiter needs to renew only half as often as a holder.
     pub(crate) fn patience(self) -> Option<Span> {
         self.lease.map(|lease| lease + lease)
     }
 }
 
-/// What a permit takes of the capacity.
+/// The part of the capacity that a permit takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Share {
-    /// How many units, at least one.
+    /// The number of units, at least one.
     pub(crate) weight: u32,
-    /// Whether it has a slot number.
+    /// Whether the permit gets a slot number.
     pub(crate) numbered: bool,
 }
 
@@ -47,30 +47,31 @@ impl Share {
     pub(crate) const ONE: Self = Self { weight: 1, numbered: false };
 }
 
-/// What a client says of the limits. What the store has not heard yet is the newest declaration. Otherwise it counts only
-/// if the store knows none, so that an acquire does not undo what others have declared since.
+/// The limits that a client declares for a name. A declaration that is new replaces what the store knows. An older one
+/// counts only if the store knows none, so that an acquire does not undo what other clients have declared since.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Declared {
     pub(crate) capacity: u32,
     pub(crate) is_new: bool,
-    /// None if the client says nothing of it.
+    /// `None` if the client declares no rate.
     pub(crate) rate: Option<Rate>,
     pub(crate) rate_is_new: bool,
 }
 
 impl Declared {
-    /// A capacity alone.
+    /// A declaration of a capacity, without a rate.
     pub(crate) const fn capacity(capacity: u32, is_new: bool) -> Self {
         Self { capacity, is_new, rate: None, rate_is_new: false }
     }
 }
 
-/// What a client asks of one name.
+/// A command of one client about one name.
 #[derive(Clone, Debug)]
 pub(crate) enum Command {
-    /// A permit, or a place in the queue. May declare the limits, the newest declaration wins. By a
-    /// holder or a waiter it is a renewal. Without `wait` the answer may be `Full`.
-    /// The label is for statistics alone, and only a store that is away looks at it.
+    /// Asks for a permit, or for a place in the queue. The newest declaration of the limits wins. If the id already
+    /// holds or waits, this is a renewal. Without `wait` the outcome may be `Full`.
+    ///
+    /// The label is for statistics only, and only remote stores read it.
     #[cfg_attr(not(any(test, feature = "redis")), allow(dead_code))]
     Enqueue {
         id: AcquisitionId,
@@ -80,34 +81,34 @@ pub(crate) enum Command {
         share: Share,
         label: Option<Arc<str>>,
     },
-    /// A sign of life, and the question whether it is still held or queued. It also claims a permit that was granted with
-    /// a wake-up. Never moves a waiter.
+    /// Renews a holder or a waiter, and asks which of the two it still is. It also claims a permit that was granted
+    /// with a wake-up. It never moves a waiter in the queue.
     Renew { id: AcquisitionId, terms: Terms },
-    /// Removes an id wherever it is. Twice is harmless.
+    /// Removes an id, whether it holds or waits. Repeating it is harmless.
     #[cfg_attr(not(any(test, feature = "redis")), allow(dead_code))]
     Release { id: AcquisitionId, known: Known },
-    /// Changes the limits. `capacity` is what the sender has declared, if anything.
+    /// Changes the limits. `capacity` is the capacity that the sender has declared, if it has declared one.
     Steer { capacity: Option<u32>, steer: Steer },
-    /// Nothing but what every command does.
+    /// Does only what every command does: expire and grant.
     Sweep,
 }
 
-/// What the client knows of an id that it releases. It saves a store that is away some searches.
+/// What the client knows about an id that it releases. This saves a remote store some searches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Known {
-    /// Nothing: it may hold, wait, or be unknown to the store.
+    /// Nothing: the id may hold, wait, or be unknown to the store.
     Nothing,
-    /// The same, and if it holds, nobody has seen the permit: its token goes back.
+    /// The same. But if the id holds a permit, no caller has seen it, so its token is returned.
     Unused,
-    /// It held an ordinary permit, of one unit and without a number, and so is no waiter.
+    /// The id held an ordinary permit (one unit, no slot number), so it is not in the queue.
     Held {
-        /// Whether it has a TTL.
+        /// Whether the permit has a TTL.
         limited: bool,
     },
 }
 
 impl Command {
-    /// Whom it is about.
+    /// The id that the command names, if it names one.
     #[cfg_attr(not(any(test, feature = "redis")), allow(dead_code))]
     pub(crate) fn id(&self) -> Option<AcquisitionId> {
         match self {
@@ -119,16 +120,16 @@ impl Command {
     }
 }
 
-/// What the store answers to one command.
+/// The store's answer to one command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {
     Held(Held),
-    /// In the queue, behind this many others.
+    /// In the queue, with this many waiters ahead.
     Waiting {
         ahead: usize,
     },
     Full,
-    /// It asks for more units than there are: for more than this.
+    /// The permit weighs more than the capacity, which is returned.
     TooHeavy {
         capacity: u32,
     },
@@ -138,19 +139,19 @@ pub(crate) enum Outcome {
     Swept,
 }
 
-/// A permit, as its holder is told about it.
+/// A permit, as the store reports it to its holder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Held {
-    /// The lowest that no other permit of the name has; none if it did not ask for one.
+    /// The lowest number that no other permit of the name has. `None` if the acquisition did not ask for one.
     pub(crate) slot_number: Option<NonZeroU32>,
     pub(crate) fence: Fence,
-    /// Until the first of `renew_by` and `hold_until`; none if neither is set.
+    /// The time until the first of `renew_by` and `hold_until`. `None` if neither is set.
     pub(crate) valid_for: Option<Span>,
 }
 
 impl Held {
-    /// Until when the holder may believe that it holds: counted from before the request was sent, and less
-    /// a margin for clocks that do not run alike (invariant 6).
+    /// Returns the moment until which the holder may believe that it holds (invariant 6). It is counted from before the
+    /// request was sent, minus a margin for clocks that run at different speeds.
     pub(crate) fn valid_until(&self, terms: Terms, sent: Moment) -> Moment {
         let Some(valid_for) = self.valid_for else { return Moment::NEVER };
         #[cfg(feature = "broken")]
@@ -160,14 +161,15 @@ impl Held {
         (sent + valid_for).minus(self.margin(terms))
     }
 
-    /// What is taken off: the margin of the lease, or of the time to claim the permit if that is shorter.
+    /// Returns the margin that is subtracted: that of the lease, or that of the time to claim the permit if that is
+    /// shorter.
     pub(crate) fn margin(&self, terms: Terms) -> Span {
         let lease = terms.lease.map(|lease| self.valid_for.map_or(lease, |own| own.min(lease)));
         Terms { lease, ttl: None }.margin()
     }
 }
 
-/// What an id was when it was removed.
+/// The role of an id when it was removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Role {
     Holder,
@@ -175,14 +177,14 @@ pub(crate) enum Role {
     Nobody,
 }
 
-/// What a command did to others than the one it names.
+/// What a command did to ids other than the one that it names.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Effects<T = ()> {
-    /// The sender's own waiters that became holders.
+    /// Waiters of the sender that became holders.
     pub(crate) granted: Vec<(AcquisitionId, Held, T)>,
-    /// Holders that were removed because their time was up.
+    /// Holders that were removed because they expired.
     pub(crate) expired: Vec<(AcquisitionId, T)>,
-    /// Clients that did not hear a wake-up. None of them is tried again in the same batch.
+    /// Clients that did not receive a wake-up. The machine does not try them again in the same batch.
     pub(crate) out_of_reach: Vec<ClientId>,
 }
 
@@ -198,15 +200,15 @@ impl<T> Effects<T> {
     }
 }
 
-/// The circumstances of a command: who sent it and when, and how others can be reached.
+/// The context of a command: its sender, the time, and how to reach other clients.
 pub(crate) struct Circumstances<'a, T = ()> {
     pub(crate) from: ClientId,
     /// The store's clock.
     pub(crate) now: Time,
-    /// How long a woken waiter has to claim its permit.
+    /// The time that a woken waiter has to claim its permit.
     pub(crate) confirm_within: Span,
-    /// Sends the wake-up to the client of this waiter, with the permit that it gets if anybody hears it. Answers whether
-    /// anybody did.
+    /// Sends a wake-up to the client of this waiter, with the permit that the waiter gets if the client receives it.
+    /// Returns whether the client received it.
     pub(crate) wake: &'a mut dyn FnMut(AcquisitionId, &Held) -> bool,
     pub(crate) effects: &'a mut Effects<T>,
 }

@@ -1,4 +1,8 @@
-//! How many units there are, how often they are granted, and whether at all: what programs declare, and what operators set.
+//! The limits of a name: its capacity, its rate, and whether it is paused.
+//!
+//! Programs declare limits, and operators override them. The *capacity* is the pinned one, if an operator has pinned
+//! one, and otherwise the newest declaration. The *ceiling* is the capacity, or 0 while the name is paused. A grant
+//! compares units with the ceiling only, so one number decides whether there is room.
 
 use std::sync::Arc;
 
@@ -8,28 +12,28 @@ use crate::clock::Time;
 /// The limits of one name.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct Limits {
-    /// By the newest declaration. Zero if nobody has declared a capacity yet.
+    /// The newest declared capacity. Zero if no client has declared one yet.
     declared: u32,
-    /// The capacity that an operator has set, whatever programs declare.
+    /// The capacity that an operator has set. It overrides every declaration.
     pinned: Option<u32>,
     paused: Option<Pause>,
     pace: Pace,
-    /// No more units than this are granted: the capacity, or 0 while the name is paused.
+    /// The most units that may be granted: the capacity, or 0 while the name is paused.
     ceiling: u32,
 }
 
 /// How often permits are granted.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 enum Pace {
-    /// As often as there is room. Nobody has said anything else.
+    /// As often as there is room, because no client or operator has set a rate.
     #[default]
     Unsaid,
-    /// The same, as an operator has said.
+    /// As often as there is room, because an operator has removed the rate.
     Free,
     Metered(Meter),
 }
 
-/// Since when nothing is granted, and why.
+/// A pause: since when nothing is granted, by whom, and why.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Pause {
     pub(crate) since: Time,
@@ -37,36 +41,36 @@ pub(crate) struct Pause {
     pub(crate) reason: Option<Arc<str>>,
 }
 
-/// What an operator asks of a name.
+/// A change that an operator makes to a name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Steer {
-    /// A declaration that no acquire brings with it.
+    /// Declares a capacity without an acquire.
     Declare(u32),
-    /// From now on this is the capacity, whatever is declared.
+    /// Sets the capacity, whatever programs declare.
     Pin(u32),
-    /// The newest declaration counts again.
+    /// Makes the newest declaration count again.
     Unpin,
-    /// Permits are granted at this rate, or as often as there is room.
+    /// Sets the rate at which permits are granted. `None` grants them as often as there is room.
     Rate(Option<Rate>),
-    /// Nothing is granted from now on. A second pause changes by whom and why, not since when.
+    /// Stops all grants. A second pause replaces who paused and why, but not since when.
     Pause {
         by: Arc<str>,
         reason: Option<Arc<str>>,
     },
     Resume,
-    /// Removes everything that is known of a name that nobody uses, its last fence, too.
+    /// Removes everything that is known about an unused name, including its last fence.
     Forget,
 }
 
-/// What became of it.
+/// The result of a [`Steer`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Steered {
     Done,
-    /// Nobody has declared a capacity: there is no such name.
+    /// No client has declared a capacity, so the name does not exist.
     Unknown,
-    /// The name is pinned to this capacity, and stays so.
+    /// Refused: the name is pinned to this capacity and stays pinned.
     Pinned(u32),
-    /// Somebody holds or waits.
+    /// Refused: the name has holders or waiters.
     InUse {
         holding: usize,
         waiting: usize,
@@ -83,7 +87,7 @@ impl Limits {
         self.pinned.unwrap_or(self.declared)
     }
 
-    /// What the capacity would be after this declaration.
+    /// Returns the capacity that would follow from this declaration.
     #[inline]
     pub(super) fn capacity_with(&self, declared: Declared) -> u32 {
         let counts = declared.is_new || self.declared == 0;
@@ -116,7 +120,8 @@ impl Limits {
         }
     }
 
-    /// Whether all of this is what a program says when it comes back, and nothing is to be remembered until then.
+    /// Returns whether nothing here has to be remembered while the name is unused: programs declare it again when they
+    /// come back, and no token is missing.
     pub(crate) fn can_be_forgotten(&self, now: Time) -> bool {
         let by_operator = self.pinned.is_some() || self.paused.is_some() || self.pace == Pace::Free;
         !by_operator && self.meter().is_none_or(|meter| meter.is_full(now))
@@ -181,7 +186,7 @@ impl<T: Clone> Machine<T> {
         &self.limits
     }
 
-    /// `capacity` is what the sender has declared, if anything: a name that nobody has used yet begins with it.
+    /// `capacity` is what the sender has declared, if it has. A name that has never been used starts with it.
     pub(super) fn steer(&mut self, capacity: Option<u32>, steer: &Steer, now: Time) -> Steered {
         if *steer != Steer::Forget {
             if let Some(capacity) = capacity {

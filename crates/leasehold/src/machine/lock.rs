@@ -1,15 +1,31 @@
 //! The machine of the fenced lock.
 //!
-//! State: `records`, one a key, `{id, acquired_at, expires_at, fence, holder}`; `index`, `id → key`, by which a lock is found
-//! when only its id is known; `fences`, the last fence of each key, or of all, which outlives every record.
+//! # State
 //!
-//! *Exclusive:* a key has one record, and only a record that is not [live](is_live) is replaced. *Owned:* whoever
-//! ends or extends a lock names its id, and the record must name it too; an index that has gone stale hits nobody
-//! else's lock. *Fenced:* every acquire counts the key's fence up, and nothing ever counts it down. *Safe to repeat:*
-//! acquiring again with the same id answers the same lock.
+//! - `records`: for each key, `{id, acquired_at, expires_at, fence, holder}`.
+//! - `index`: `id → key`. It finds a lock of which only the id is known.
+//! - `fences`: the last fence of each key, or one last fence for all keys. It outlives every record.
 //!
-//! Time is the store's, in milliseconds since the epoch. A store lets a record cease to exist at its TTL
-//! ([`let_go`](LockMachine::let_go)); should it find one that is older, the predicate decides.
+//! Time is the store's, in milliseconds since the epoch. A store removes a record when its TTL ends
+//! ([`let_go`](LockMachine::let_go)). If a command still finds a record past its TTL, [`is_live`] decides whether it
+//! counts.
+//!
+//! # Transitions
+//!
+//! - *acquire* creates a record, unless the key has one that is live.
+//! - *release* removes the record of an id, and *extend* sets a new expiry.
+//! - *is locked* and *lookup* only read. With `clean_up`, *is locked* also removes a record that has expired long
+//!   enough ago.
+//!
+//! There is no queue: a lock is not fair.
+//!
+//! # Why it is safe
+//!
+//! - *Exclusive:* a key has one record, and an acquire replaces only a record that is not [live](is_live).
+//! - *Owned:* a release or an extension names the id of a lock, and the record must have the same id. So a stale index
+//!   entry cannot affect another holder's lock.
+//! - *Fenced:* every new record increments the fence of its key, and nothing ever decrements it.
+//! - *Idempotent:* an acquire that is repeated with the same id returns the same lock.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -21,18 +37,19 @@ mod command;
 
 pub(crate) use command::{LockCommand, LockOutcome, NotifyWhen};
 
-/// By how much a record that is found may have outlived its time, because two clocks are never alike.
+/// How long a record that is found may be past its expiry and still count, because two clocks never agree exactly.
 pub(crate) const TOLERANCE_MS: u64 = 1000;
 
-/// How long a record must have been over before a mere question removes it.
+/// How long a record must have expired before a query removes it.
 pub(crate) const CLEAN_UP_AFTER_MS: u64 = 2000;
 
-/// The one predicate of every store: whether a record that was found still holds its lock.
+/// Returns whether a record that was found still holds its lock. Every store uses this predicate.
 pub(crate) fn is_live(expires_at: u64, now: u64) -> bool {
     expires_at > now.saturating_sub(TOLERANCE_MS)
 }
 
-/// The process that acquired a lock, for people to see: no transition looks at it. A record of another program has none.
+/// The process that acquired a lock. It is for people to read; no transition looks at it. Records of other programs
+/// have none.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Holder {
     pub(crate) host: Option<Arc<str>>,
@@ -40,7 +57,7 @@ pub(crate) struct Holder {
     pub(crate) label: Option<Arc<str>>,
 }
 
-/// What is known of a lock.
+/// A lock, as the store has it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Record {
     pub(crate) key: Name,
@@ -51,25 +68,25 @@ pub(crate) struct Record {
     pub(crate) holder: Arc<Holder>,
 }
 
-/// What becomes of an acquire.
+/// The result of an acquire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Acquired {
-    /// It is the caller's, for so many milliseconds.
+    /// The caller holds the lock, for `remaining` milliseconds.
     Held { fence: Fence, expires_at: u64, remaining: u64 },
-    /// Somebody else has it, for so many milliseconds if nothing is done about it.
+    /// Another holder has the lock, for `remaining` milliseconds unless it extends or releases it.
     Locked { remaining: u64 },
 }
 
-/// What becomes of a release or an extend. The codes are those that other programs use for the same.
+/// The result of a release or an extension. Other programs use the same codes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict<T> {
-    /// 1
+    /// 1: the lock was released or extended.
     Done(T),
-    /// 0: the id points at a lock that is another's.
+    /// 0: the id points at a lock that another id holds.
     NotOwner,
-    /// -1
+    /// -1: no lock has this id.
     NotFound,
-    /// -2: it was there, and over.
+    /// -2: the lock existed, but had expired.
     Expired,
 }
 
@@ -84,7 +101,7 @@ impl<T> Verdict<T> {
     }
 }
 
-/// By what a lock is looked up.
+/// What identifies the lock in a lookup.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum By {
     Key(Name),
@@ -97,16 +114,16 @@ pub(crate) struct LockMachine {
     records: HashMap<Name, Record>,
     index: HashMap<LockId, Name>,
     fences: Fences,
-    /// When which record ceases to exist.
+    /// When each record is removed.
     timetable: BTreeSet<(u64, Name)>,
 }
 
 /// How fences are counted.
 #[derive(Debug)]
 enum Fences {
-    /// Key by key, for as long as there is a store.
+    /// Each key has its own fence, which is kept as long as the store.
     EachKey(HashMap<Name, u64>),
-    /// All keys together: nothing is kept of a key that nobody holds.
+    /// All keys share one fence, so that nothing is kept for a key that is not held.
     Together(u64),
 }
 
@@ -128,7 +145,7 @@ impl Fences {
 }
 
 impl LockMachine {
-    /// One whose fences are all above this.
+    /// Creates a machine whose fences are all greater than `floor`.
     pub(crate) fn with_fences_above(floor: u64) -> Self {
         Self { fences: Fences::Together(floor), ..Self::default() }
     }
@@ -161,7 +178,7 @@ impl LockMachine {
         Acquired::Held { fence, expires_at, remaining: ttl }
     }
 
-    /// Answers the key that has come free.
+    /// Returns the key that was unlocked.
     pub(crate) fn release(&mut self, id: LockId, now: u64) -> Verdict<Name> {
         self.owned(id, now, |machine, key| {
             machine.remove(&key);
@@ -169,7 +186,7 @@ impl LockMachine {
         })
     }
 
-    /// Replaces what is left of the TTL. Answers the new end.
+    /// Replaces the remaining time with `ttl`. Returns the new expiry.
     pub(crate) fn extend(&mut self, id: LockId, ttl: u64, now: u64) -> Verdict<u64> {
         self.owned(id, now, |machine, key| {
             let expires_at = now + ttl;
@@ -201,7 +218,7 @@ impl LockMachine {
         Verdict::Done(act(self, key))
     }
 
-    /// Whether the key is locked. Only with `clean_up` does asking change anything, and never a fence.
+    /// Returns whether the key is locked. The query changes something only with `clean_up`, and never a fence.
     pub(crate) fn is_locked(&mut self, key: &Name, clean_up: bool, now: u64) -> bool {
         let Some(record) = self.records.get(key) else { return false };
         let expires_at = record.expires_at;
@@ -224,7 +241,7 @@ impl LockMachine {
         Some(record).filter(|record| owned && is_live(record.expires_at, now))
     }
 
-    /// Who holds what, by key; no more than so many.
+    /// Returns at most `limit` locks that are held, ordered by key.
     pub(crate) fn list(&self, limit: usize, now: u64) -> Vec<Record> {
         let live = self.records.values().filter(|record| is_live(record.expires_at, now));
         let mut live: Vec<_> = live.cloned().collect();
@@ -233,7 +250,7 @@ impl LockMachine {
         live
     }
 
-    /// Lets every record whose TTL is over cease to exist.
+    /// Removes every record whose TTL has ended.
     pub(crate) fn let_go(&mut self, now: u64) {
         while let Some((expires_at, key)) = self.timetable.first().cloned()
             && expires_at <= now
@@ -242,7 +259,7 @@ impl LockMachine {
         }
     }
 
-    /// With its index, but never its fence.
+    /// Removes the record and its index entry, but never the fence.
     fn remove(&mut self, key: &Name) {
         if let Some(record) = self.records.remove(key) {
             self.index.remove(&record.id);
@@ -250,7 +267,8 @@ impl LockMachine {
         }
     }
 
-    /// Points an id at a key, whoever has that: as a store may that lost one of its two keys.
+    /// Points an id at a key, whatever id holds that key. A store that lost one of its two entries can be in this
+    /// state.
     #[cfg(test)]
     pub(crate) fn mislead(&mut self, id: LockId, key: &Name) {
         self.index.insert(id, key.clone());

@@ -1,28 +1,29 @@
 //! The members of a name, by id: a hash table with chains.
 //!
-//! A name is mostly asked for ids that were minted one after the other, and an id is removed soon after it was added. So
-//! the entries lie in one array, whose free places are reused, and only the heads of the chains are spread. Adding and
-//! removing move no other entry, however long the queue is.
+//! Most lookups are for ids that were minted one after the other, and most ids are removed soon after they were added.
+//! So the entries lie in one array whose free places are reused, and only the heads of the chains are hashed. Adding
+//! and removing a member moves no other entry, however long the queue is.
 
 use std::fmt;
 
 use crate::AcquisitionId;
 
-/// The end of a chain. It is never the index of an entry.
+/// Marks the end of a chain. It is never the index of an entry.
 const END: u32 = u32::MAX;
 
-/// So many ids in a row share a line of the cache.
+/// The number of consecutive ids whose heads share a cache line.
 const ROW: u64 = 8;
 
-/// A map from ids to members.
+/// A map from acquisition ids to members.
 #[cfg_attr(test, derive(Clone))]
 pub(super) struct Members<V> {
-    /// The first entry of each chain: none at first, then a power of two, and never fewer than members.
+    /// The first entry of each chain. The length is zero at first, then a power of two, and never less than the number
+    /// of members.
     heads: Vec<u32>,
-    /// How far a mixed number is shifted to make the number of a row of heads.
+    /// How far the hash of a row is shifted right to get the index of a row of heads.
     shift: u32,
     entries: Vec<Entry<V>>,
-    /// The first entry that is free; the others follow as in a chain.
+    /// The first free entry. The other free entries follow it like a chain.
     free: u32,
     len: usize,
 }
@@ -30,7 +31,7 @@ pub(super) struct Members<V> {
 #[cfg_attr(test, derive(Clone))]
 struct Entry<V> {
     id: AcquisitionId,
-    /// None while it is free.
+    /// `None` while the entry is free.
     value: Option<V>,
     next: u32,
 }
@@ -54,12 +55,13 @@ impl<V> Members<V> {
         self.entries.get_mut(at)?.value.as_mut()
     }
 
-    /// Adds a member that is not known yet.
+    /// Adds a member whose id is not in the map yet.
     #[inline(always)]
     #[allow(clippy::inline_always)] // otherwise the member is copied once more
     pub(super) fn insert(&mut self, id: AcquisitionId, value: V) {
         debug_assert!(self.find(id).is_none(), "{id} is known");
-        // Two steps, so that the compiler writes the member where it stays: it is larger than the search is long.
+        // In two steps, so that the compiler writes the member directly to its final place. Copying a member costs more
+        // than the search.
         *self.link(id) = Some(value);
     }
 
@@ -68,7 +70,7 @@ impl<V> Members<V> {
         self.unlink(*id)?.take()
     }
 
-    /// Takes a free entry into the chain of `id`. Returns its value, which is none.
+    /// Takes a free entry into the chain of `id`. Returns its value, which is `None`.
     fn link(&mut self, id: AcquisitionId) -> &mut Option<V> {
         if self.len == self.heads.len() {
             self.grow();
@@ -88,7 +90,7 @@ impl<V> Members<V> {
         &mut entry.value
     }
 
-    /// Takes the entry of `id` out of its chain. Returns its value, which is to be taken.
+    /// Takes the entry of `id` out of its chain. Returns its value, which the caller must take.
     fn unlink(&mut self, id: AcquisitionId) -> Option<&mut Option<V>> {
         let head = self.head(id);
         let (mut at, mut before) = (*self.heads.get(head)?, END);
@@ -135,13 +137,13 @@ impl<V> Members<V> {
         }
     }
 
-    /// Neighbours have neighbouring heads. Rows of them are spread, so that ids at a regular distance, as several names
-    /// get them that are used in turn, do not meet in a few chains.
+    /// Consecutive ids have neighbouring heads. Rows of heads are spread by hashing. Several names used in turn get ids
+    /// at a regular distance, and these must not end up in a few chains.
     #[inline]
     fn head(&self, id: AcquisitionId) -> usize {
         let number = id.number();
         let row = (number / ROW).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift;
-        // Below the number of heads, which is a `usize`.
+        // The result is less than the number of heads, which is a `usize`.
         usize::try_from(row * ROW + number % ROW).unwrap_or_default()
     }
 
@@ -151,7 +153,8 @@ impl<V> Members<V> {
         self.heads.clear();
         self.heads.resize(heads, END);
         self.shift = u64::BITS - (heads as u64 / ROW).ilog2();
-        // As many entries as there ever were members, and there were never more than now: none is free.
+        // There are as many entries as there ever were members at once. That maximum is reached now, so no entry is
+        // free.
         for at in 0..self.entries.len() {
             let head = self.head(self.entries[at].id);
             self.entries[at].next = std::mem::replace(&mut self.heads[head], index(at));
@@ -232,7 +235,7 @@ mod tests {
         }
     }
 
-    /// Of a queue of ten thousand, at any regular distance of the ids.
+    /// Chains stay short in a queue of ten thousand waiters, whatever the regular distance between their ids.
     #[test]
     fn chains_are_short() {
         for distance in [1, 2, 3, 7, 8, 10, 64, 100, 1000, 1024, 4096, 1 << 20] {

@@ -1,39 +1,42 @@
-//! The machine with several clients around it, in every order in which things can happen.
+//! A model checker for the machine with several clients around it. It tries every order in which events can happen.
 //!
-//! Random histories are good at finding what is likely. Here a checker goes through *all* histories of a small
-//! world instead: a few clients, a store that runs the real [`Machine`], and connections between them that delay what
-//! they like and break when they like. Clients send again what was not answered, give up, let go, are cut off, and die.
-//! Time passes or stands still between any two steps, so that every pause of a client is covered too: it is one that
-//! does nothing while the clock goes on.
+//! Random histories find likely faults. This checker visits *all* histories of a small world instead: a few clients, a
+//! store that runs the real [`Machine`], and connections between them that may delay messages and break at any time.
+//! Clients repeat commands that were not answered, give up, release, lose their connection, and die. Between any two
+//! steps, time passes or stands still. So pauses are covered as well: a paused client is one that does nothing while
+//! the clock advances.
 //!
 //! # What is real, and what is modelled
 //!
 //! The store is the code of `machine.rs`, under injected time. How long a holder believes is the engine's own rule,
-//! [`Held::valid_until`]. The rest of a client ([`client`]) follows `engine/remote` by hand: one acquisition at a
-//! time, an id that is minted before it asks, a wake-up that is believed while it is young, commands that are sent again if
-//! their outcome is unknown, and a release of whatever was sent, repeated until it is answered.
+//! [`Held::valid_until`]. The rest of a client ([`client`]) is written by hand after `engine/remote`. A client has one
+//! acquisition at a time and mints its id before it sends anything. It believes a wake-up while the wake-up is young.
+//! It repeats commands whose outcome is unknown. It releases every id that was sent, and repeats the release until it
+//! is answered.
 //!
-//! The connection follows `engine/sender.rs` and its stores. Over one connection nothing overtakes anything; only wake-ups
-//! come and are lost as they like. When it breaks, all that is in flight becomes unknown. In a world with *stragglers* the
-//! old connection is not closed before the new one is up: its requests can be applied after those of the new one, whether
-//! their client still hears of it or not. That takes [`STRAGGLES_FOR`] at most. A release is repeated for three leases: in that
-//! time, whatever was applied so late has waited for two leases and left its permit unclaimed.
+//! The connection is modelled after `engine/sender.rs` and the remote stores. Over one connection, no request overtakes
+//! another; only wake-ups may arrive at any time or be lost. When a connection breaks, everything in flight becomes
+//! unknown. In a world with *stragglers* the old connection is not closed before the new one is up. Then requests of
+//! the old connection can be applied after those of the new one, whether or not their client still receives the
+//! answers. This can happen for at most [`STRAGGLES_FOR`]. A release is repeated for three leases. By then everything
+//! that was applied so late has expired: it waited for at most two leases, and then left its permit unclaimed.
 //!
-//! Every client has the worst clock that the margin allows for: in the time that it may believe it falls behind by all of
-//! it. And it believes a wake-up up to the last moment at which that could be right.
+//! Every client has the worst clock that the margin allows for: while a permit is valid, the clock falls behind by the
+//! whole margin. And a client believes a wake-up until the last moment at which that can be right.
 //!
-//! # Why it ends
+//! # Why the search ends
 //!
-//! Nothing counts up for ever. Two states that differ only in what the time is, in the numbers of ids and fences, or in
-//! which client is which, have the same futures, and [`view`] makes them one. So time and the number of acquisitions
-//! have no bound. What has one: the clients, the messages of one client that are on their way at once, those of its old
-//! connections, and its ids that anybody still knows of.
+//! No counter in a state grows forever. States that differ only in the current time, in the numbers of ids and fences,
+//! or in which client is which have the same futures, and [`view`] maps them to one. So neither time nor the number of
+//! acquisitions needs a bound. Four things have one: the number of clients, the messages of one client that are in
+//! flight at once, the messages of its old connections, and its ids that the store, the client or a message still
+//! knows.
 //!
 //! # What is checked
 //!
-//! The invariants of `machine.rs`, by their numbers, in every state; and that from every state on, if nothing goes wrong
-//! any more, everyone who waits holds in the end ([`calm`]). A checker that finds nothing may just be blind: so it must
-//! also find states that we know to be possible, and a fault in each world that is [`Broken`].
+//! The invariants of `machine.rs`, by their numbers, in every state. And liveness: from every state, if nothing goes
+//! wrong any more, every waiter holds in the end ([`calm`]). A checker that finds nothing might be blind. So it must
+//! also find states that are known to be possible, and a fault in each world that is [`Broken`].
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -56,94 +59,94 @@ use client::{Client, Life, Stage as ClientStage};
 use state::{Answer, Ask, Message, Over, State, slot};
 use store::Store;
 
-/// One step of the clock: as long as the margin of a short lease, so that both are whole numbers of steps.
+/// One step of the clock. It equals the margin of a short lease, so that leases and margins are whole numbers of steps.
 const TICK: Span = Span::from_millis(50);
 
 const CONFIRM_WITHIN: Span = TICK;
 
-/// For how long after it was sent a request of an old connection may be applied.
+/// How long after it was sent a request of an old connection may still be applied.
 const STRAGGLES_FOR: Span = TICK;
 
-/// A small world, and what is allowed to happen in it.
+/// A small world, and the events that may happen in it.
 #[derive(Debug)]
-#[allow(clippy::struct_excessive_bools)] // each is something that may happen
+#[allow(clippy::struct_excessive_bools)] // each is an event that may happen
 struct World {
     capacity: u32,
     terms: Terms,
-    /// How many requests and answers of each client are on their way at once, at most. With none, a request is
-    /// answered at once or is lost or its answer is, and only wake-ups take their time.
+    /// For each client, the most requests and answers that are in flight at once. With 0, a request is answered at
+    /// once, or it is lost, or its answer is lost; then only wake-ups are delayed.
     in_flight: &'static [usize],
-    /// How many requests and answers of its old connections are on their way beside those, at most.
+    /// The most requests and answers of a client's old connections that are in flight in addition.
     stragglers: usize,
-    /// How many ids of one client somebody knows of at once, at most.
+    /// The most ids of one client that are known anywhere at once.
     ids: usize,
-    /// Whether clients die, and start anew as somebody else.
+    /// Whether clients die and are replaced by new clients.
     crashes: bool,
-    /// Whether connections break, and the store notices.
+    /// Whether connections break, and the store notices it.
     cuts: bool,
     /// Whether an operator pauses and resumes the name, and sets its capacity to 1 or 2.
     operator: bool,
-    /// Whether the permits of the first client weigh two units, and those of all have numbers.
+    /// Whether permits of the first client weigh two units, and all permits have slot numbers.
     heavy: bool,
     rate: Option<Rate>,
     broken: Option<Broken>,
-    /// States that are known to calm down.
+    /// The states from which every waiter is known to hold in the end.
     calm: Mutex<HashSet<u64>>,
 }
 
-/// A rule that is broken, to see whether the checker notices.
+/// A rule that is broken on purpose, to see whether the checker notices.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Broken {
-    /// A holder does not take the margin off.
+    /// A holder does not subtract the margin.
     NoMargin,
-    /// A holder counts from when it was answered, not from when it asked.
+    /// A holder counts its validity from the answer, not from the request.
     CountedFromAnswer,
     /// A woken waiter believes that it holds, however old the wake-up is.
     OldWakeUp,
-    /// Whoever releases an id that is not there frees somebody else's permit.
+    /// The release of an unknown id frees another holder's permit.
     NoOwnership,
-    /// The store lets nobody expire.
+    /// The store expires nothing.
     NoExpiry,
-    /// Last come, first served.
+    /// The last waiter to arrive is granted first.
     Lifo,
-    /// Wake-ups are lost, and nobody asks.
+    /// Wake-ups are lost, and waiters do not ask.
     NoBackstop,
     /// Fences come from the clock alone.
     FencesByClock,
-    /// A holder whose time was up believes again when it is told so.
+    /// A holder whose validity has ended believes again when a late answer says that it holds.
     ComesBack,
-    /// There is one permit more than was declared.
+    /// There is one permit more than declared.
     OneTooMany,
-    /// A release hands over to nobody.
+    /// A release does not grant the permit to the next waiter.
     NoHandOver,
-    /// An enqueue that is sent again is taken for a new one.
+    /// A repeated enqueue counts as a new one.
     AskedAnew,
-    /// What is let go is released only if its command was answered.
+    /// An id that is given up is released only if its enqueue was answered.
     LostCancel,
-    /// A release is not sent again if it was not answered.
+    /// A release that was not answered is not repeated.
     ReleasedOnce,
-    /// Whatever is heard of an id that was let go, no release follows.
+    /// If an answer arrives for an id that was given up, no release follows.
     LateAnswer,
-    /// Something is heard of an id while its release is in flight, and it is not released again.
+    /// If an answer about an id arrives while its release is in flight, the id is not released again.
     NoAgain,
-    /// A release ends with its answer, whatever may still be applied.
+    /// A release is not repeated after its answer, although an earlier request may still be applied.
     NoRepeat,
-    /// Two questions are told that the id is gone, and each of them has it enqueued again. A holder that is told that it waits
-    /// thinks nothing of it.
+    /// Two renewals are answered `Gone`, and each of them makes the client enqueue the id again. A holder that is told
+    /// that it waits ignores it.
     EnqueuedTwice,
     /// A pause has no effect.
     NoPause,
-    /// When a name is resumed, nobody is granted what is free.
+    /// When a name is resumed, free permits are not granted.
     NoGrantOnResume,
     /// A waiter that fits overtakes one that does not.
     Overtaking,
-    /// A slot number is the number of holders.
+    /// A slot number is taken from the number of holders.
     SlotsByCount,
     /// A rate has no effect.
     NoRate,
-    /// Every token that was taken for nothing goes back, whatever happened since.
+    /// Every token that was taken for nothing is returned, even if the bucket has been full since.
     Returns,
-    /// A permit that was granted with a wake-up is used before it is claimed, though there is a rate.
+    /// A permit that was granted with a wake-up is used before it is claimed, although there is a rate.
     Unclaimed,
 }
 
@@ -151,30 +154,30 @@ enum Broken {
 enum Action {
     Acquire(usize),
     Send(usize, Ask, AcquisitionId),
-    /// A request in a step of its own.
+    /// A request that is sent and served in one step.
     Trip(usize, Ask, AcquisitionId, Fate),
-    /// The user lets go of what it holds or waits for, or it was lost and the engine does.
+    /// The user releases the permit or gives up waiting, or the permit was lost and the engine releases it.
     LetGo(usize),
     Deliver(Message),
     /// A wake-up or a straggler is lost.
     Lose(Message),
-    /// The connection is lost, and replaced at once.
+    /// The connection is lost and replaced at once.
     Reconnect(usize),
     /// The client learns that a message of an old connection will not be answered.
     Settle(Message),
-    /// By now the store must have expired an id whose release was repeated.
+    /// The client stops repeating a release, because the store must have expired the id by now.
     Forget(usize, AcquisitionId),
     Cut(usize),
     Mend(usize),
-    /// The client dies, and its successor is another one. The store takes the dead for connected.
+    /// The client dies, and another client takes its place. The store still believes that the dead client is connected.
     Crash(usize),
-    /// The store notices that the dead one is gone.
+    /// The store notices that the dead client is disconnected.
     Notice(usize),
     Steer(Steer),
     Tick,
 }
 
-/// What becomes of a request.
+/// The fate of a request.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Fate {
     Answered,
@@ -192,12 +195,12 @@ impl World {
         Share { weight, numbered: self.heavy }
     }
 
-    /// The largest capacity that the name ever has.
+    /// The largest capacity that the name can have.
     fn largest_capacity(&self) -> u32 {
         if self.operator { 2 } else { self.capacity }
     }
 
-    /// What an operator may change now.
+    /// The changes that an operator may make now.
     fn steers(&self, state: &State) -> Vec<Steer> {
         let limits = state.store.machine.limits();
         if !self.operator || limits.capacity() == 0 {
@@ -210,7 +213,7 @@ impl World {
         vec![pause, Steer::Declare(3 - limits.capacity())]
     }
 
-    /// Whether a request can be sent while another one of the same client may still be applied.
+    /// Whether a request can be sent while another request of the same client may still be applied.
     fn is_pipelined(&self) -> bool {
         self.stragglers > 0 || self.in_flight.iter().any(|most| *most > 1)
     }

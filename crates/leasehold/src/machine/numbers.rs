@@ -1,12 +1,13 @@
-//! Slot numbers: the lowest that is free, from 1 on. Out of line: most permits have none.
+//! Slot numbers. A permit that asks for one gets the lowest free number, starting at 1. Most permits ask for none, so
+//! the functions are marked cold.
 
 use std::num::NonZeroU32;
 
-/// The numbers that are taken.
+/// The slot numbers in use.
 #[derive(Debug, Default)]
 #[cfg_attr(test, derive(Clone, PartialEq))]
 pub(super) struct Numbers {
-    /// A bit for each number, from 1 on. The last word is never 0.
+    /// One bit for each number, starting at 1. The last word is never 0.
     taken: Vec<u64>,
 }
 
@@ -15,7 +16,7 @@ impl Numbers {
     pub(super) fn lowest_free(&self) -> NonZeroU32 {
         let word = self.taken.iter().position(|word| *word != u64::MAX).unwrap_or(self.taken.len());
         let bit = self.taken.get(word).map_or(0, |word| word.trailing_ones());
-        // As many as there are holders, at most.
+        // There are no more numbers in use than holders, so this fits in a `u32`.
         let word = u32::try_from(word).unwrap_or(u32::MAX / 64 - 1);
         NonZeroU32::MIN.saturating_add(word * 64 + bit)
     }

@@ -1,12 +1,21 @@
 //! The machine of the lease pool.
 //!
-//! State of one pool: members, `instance id → when it last acquired or renewed`, and beside each a *holder* that ends by
-//! itself a TTL after that. There is no queue, and nothing runs between calls: every call first sweeps the members whose
-//! last sign of life is a TTL ago, by the TTL of the caller, and says how many those were.
+//! # State
 //!
-//! *Limit:* an instance is added only while there are fewer members than the capacity, after the sweep. *Once:* an instance
-//! that acquires again renews, and takes no second lease. *Told:* a member whose holder is gone (evicted, deleted, or of a
-//! shorter TTL) is removed when it next asks, and told that it had expired.
+//! A pool has members: a map from instance id to the time when the instance last acquired or renewed. Beside each
+//! member is a *holder*, which expires one TTL after that time. There is no queue.
+//!
+//! # Transitions
+//!
+//! Nothing runs between calls. Every call first sweeps: it removes the members that have not acquired or renewed for
+//! the caller's TTL, and reports how many it removed. Then it acquires, renews, releases, or counts.
+//!
+//! # Why it is safe
+//!
+//! - *Limit:* an instance is added only if, after the sweep, the pool has fewer members than the capacity.
+//! - *Idempotence:* an instance that acquires again renews its lease and takes no second one.
+//! - *Notification:* a member can lose its holder (evicted, deleted, or acquired with a shorter TTL). Its next renewal
+//!   or release removes the member and reports that it has expired.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -14,7 +23,7 @@ use crate::clock::{Span, Time};
 use crate::name::Name;
 use crate::pool::{PoolMember, PoolStats, Which};
 
-/// What a client asks of one pool.
+/// A command of one client about one pool.
 #[derive(Clone, Debug)]
 pub(crate) struct PoolCommand {
     pub(crate) pool: Name,
@@ -30,13 +39,13 @@ pub(crate) enum PoolAction {
     Count,
 }
 
-/// What the store answers.
+/// The store's answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PoolOutcome {
     pub(crate) status: Status,
-    /// How many members there are now.
+    /// The number of members after this call.
     pub(crate) current: u64,
-    /// How many this call found to be over, and removed.
+    /// The number of expired members that this call removed.
     pub(crate) expired: u64,
 }
 
@@ -67,7 +76,7 @@ struct Pool {
 #[derive(Clone, Copy, Debug)]
 struct Member {
     last: Time,
-    /// When its holder ends. None if it was taken away before.
+    /// When the holder expires. `None` if it was removed before.
     holder_until: Option<Time>,
 }
 
@@ -118,7 +127,7 @@ impl PoolMachine {
         PoolOutcome { status, current, expired }
     }
 
-    /// Who is counted where, by name.
+    /// The members of each pool. The pools are ordered by name.
     pub(crate) fn list(&self, which: &Which, now: Time) -> Vec<PoolStats> {
         let pools: Vec<_> = match which {
             Which::First(limit) => {
@@ -143,7 +152,7 @@ impl PoolMachine {
         stats.collect()
     }
 
-    /// Takes the holder of a member away, as an eviction or another program might.
+    /// Removes the holder of a member, as an eviction or another program might.
     #[cfg(test)]
     pub(crate) fn take_holder(&mut self, pool: &Name, instance: &Name) {
         let member = self.pools.get_mut(pool).and_then(|pool| pool.members.get_mut(instance));

@@ -1,4 +1,4 @@
-//! Questions that change nothing.
+//! Queries that change nothing.
 
 use std::num::NonZeroU32;
 
@@ -7,27 +7,28 @@ use crate::clock::Time;
 use crate::{AcquisitionId, Fence};
 
 impl<T> Machine<T> {
-    /// Whether time changes anything here.
+    /// Returns whether the passing of time can change anything here.
     #[inline]
     pub(crate) fn is_timed(&self) -> bool {
         self.anybody_ends() || self.limits.meter().is_some()
     }
 
-    /// Whether anybody here ends without being released.
+    /// Returns whether any holder or waiter can expire.
     #[inline]
     pub(crate) fn anybody_ends(&self) -> bool {
         !self.holder_ends.is_empty() || !self.waiter_ends.is_empty()
     }
 
-    /// When somebody's time is up next: a holder's, or that of the first in the queue. Waiting clients
-    /// sweep then, instead of asking again and again.
+    /// Returns when the next holder, or the first waiter, expires. Waiting clients sweep at that time instead of
+    /// polling.
     pub(crate) fn next_expiry(&self) -> Option<Time> {
         let holder = self.holder_ends.first().map(|(ends, _)| *ends);
         let head = self.queue.first_from(0).and_then(|(_, id)| self.members[&id].alive_by);
         holder.into_iter().chain(head).min()
     }
 
-    /// When the first in the queue is granted a permit without anybody's doing: it waits for a token and nothing else.
+    /// Returns when the first waiter can be granted a permit without any release: it waits for a token and for nothing
+    /// else.
     pub(crate) fn next_token(&self, now: Time) -> Option<Time> {
         let meter = self.limits.meter()?;
         let (_, head) = self.queue.first_from(0)?;
@@ -36,12 +37,12 @@ impl<T> Machine<T> {
         (waits && !meter.is_free(now)).then(|| meter.next_at(now, self.queue.len()))
     }
 
-    /// How many units are held.
+    /// Returns the number of units that are held.
     pub(crate) fn units(&self) -> u32 {
         self.units
     }
 
-    /// What is kept with a holder or waiter.
+    /// The client's data that is kept with a holder or a waiter.
     pub(crate) fn kept(&self, id: AcquisitionId) -> Option<&T> {
         self.members.get(&id).map(|member| &member.kept)
     }
@@ -58,7 +59,7 @@ impl<T> Machine<T> {
         self.members.get(&id).is_some_and(Member::is_holder)
     }
 
-    /// Whether it holds for a limited time.
+    /// Whether the id holds a permit with a TTL.
     #[cfg(all(test, feature = "redis"))]
     pub(crate) fn is_limited(&self, id: AcquisitionId) -> bool {
         let stage = self.members.get(&id).map(|member| &member.stage);
@@ -78,7 +79,7 @@ impl<T> Machine<T> {
         self.queue.len()
     }
 
-    /// How many waiters come before this one.
+    /// Returns the number of waiters ahead of `id`. `None` if it does not wait.
     pub(crate) fn position(&self, id: AcquisitionId) -> Option<usize> {
         match self.members.get(&id)?.stage {
             Stage::Waiting { place, .. } => Some(self.queue.before(place)),
@@ -91,11 +92,11 @@ impl<T> Machine<T> {
         self.queue.iter().map(|id| self.row(id))
     }
 
-    /// The holders, the longest first.
+    /// The holders. The one that has held for the longest time comes first.
     pub(crate) fn holders(&self) -> Vec<Row<'_, T>> {
         let holders = self.members.iter().filter(|(_, member)| member.is_holder());
         let mut rows: Vec<_> = holders.map(|(id, _)| self.row(*id)).collect();
-        // Fences follow the order of grants.
+        // Fences increase in the order of the grants.
         rows.sort_unstable_by_key(|row| row.fence);
         rows
     }

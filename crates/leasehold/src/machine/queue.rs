@@ -1,15 +1,18 @@
-//! The queue: places that are numbered as they are taken, and given up from anywhere.
+//! The queue of waiters.
+//!
+//! Every waiter that joins takes the next number as its place, so two that join in the same microsecond still have an
+//! order. A waiter can leave from any place.
 
 use std::collections::VecDeque;
 
 use crate::AcquisitionId;
 
-/// Waiters in order. Whoever leaves from the middle leaves a gap, so that nobody has to move; the gaps go
-/// when there are more of them than waiters, which makes leaving cheap on average.
+/// The waiters, in order. A waiter that leaves from the middle leaves a gap, so no other waiter moves. The gaps are
+/// removed once they outnumber the waiters by more than 64, so leaving is cheap on average.
 #[derive(Debug, Default)]
 #[cfg_attr(test, derive(Clone))]
 pub(super) struct Queue {
-    /// By place. The first one is never a gap.
+    /// Ordered by place. The first entry is never a gap.
     pub(super) places: VecDeque<(u64, Option<AcquisitionId>)>,
     next_place: u64,
     len: usize,
@@ -24,7 +27,7 @@ impl Queue {
         place
     }
 
-    /// Gives up a place that [`join`](Self::join) gave, once.
+    /// Frees a place that [`join`](Self::join) returned. Call it once for each place.
     pub(super) fn leave(&mut self, place: u64) {
         self.len -= 1;
         if self.places.front().is_some_and(|(first, _)| *first == place) {
@@ -40,7 +43,7 @@ impl Queue {
         }
     }
 
-    /// The first waiter at this place or behind it.
+    /// Returns the first waiter at this place or behind it.
     #[inline]
     pub(super) fn first_from(&self, place: u64) -> Option<(u64, AcquisitionId)> {
         let (first, id) = *self.places.front()?;
@@ -55,7 +58,7 @@ impl Queue {
         self.places.iter().filter_map(|(_, id)| *id)
     }
 
-    /// How many come before this place.
+    /// Returns the number of waiters before this place.
     pub(super) fn before(&self, place: u64) -> usize {
         self.places.iter().take_while(|(at, _)| *at < place).filter(|(_, id)| id.is_some()).count()
     }

@@ -1,30 +1,36 @@
 //! How often permits are granted: the generic cell rate algorithm.
 //!
-//! One token comes in every interval, and up to `burst` of them are kept. A grant takes one. All that is to be known for that
-//! is when the last of them will have come back: the tokens that are missing come one after the other until then.
+//! One token arrives in every interval, and up to `burst` tokens are kept. A grant takes one. The whole state is one
+//! time, `full_at`: the time when no token will be missing any more. Missing tokens arrive one after the other until
+//! then, so `full_at` also tells how many are missing now.
 //!
-//! A token that was taken for nothing goes back, if nothing happened since that would have happened otherwise without
-//! it. See [`Meter::give_back`].
+//! *Why it is safe:* each grant moves `full_at` forward by one interval, and no grant is made while `full_at` is more
+//! than `burst` − 1 intervals ahead. So in any time *W* no more than `burst` + *W* / `interval` permits are granted,
+//! not counting those whose token is returned.
+//!
+//! A token that was taken for nothing is returned, but only if every later grant would have happened in the same way
+//! without it. [`Meter::give_back`] explains when that is known.
 
 use crate::Fence;
 use crate::clock::{Span, Time};
 
-/// So many starts, evenly spread, and so many at once.
+/// A rate limit: one permit in each `interval` on average, and up to `burst` permits at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Rate {
-    /// In which one token comes.
+    /// The time in which one token arrives.
     pub(crate) interval: Span,
     /// How many tokens are kept, at least one.
     pub(crate) burst: u32,
 }
 
 impl Rate {
-    /// How long it takes until all tokens are back.
+    /// The time in which an empty bucket becomes full.
     fn all(self) -> Span {
         Span::from_micros(self.interval.micros().saturating_mul(u64::from(self.burst)))
     }
 
-    /// So many tokens a sweep may wait for that could come sooner: a fast rate does not cost a request for each token.
+    /// How many tokens beyond the next one a sweep may wait for. At a fast rate, this avoids one request for each
+    /// token.
     fn worth_waiting_for(self, waiting: usize) -> u64 {
         let in_time = TOGETHER.micros() / self.interval.micros();
         let kept = u64::from(self.burst - 1) / 2;
@@ -32,16 +38,16 @@ impl Rate {
     }
 }
 
-/// Tokens that come within this time are granted together, if enough of them are kept.
+/// Tokens that arrive within this time are granted together, if enough of them can be kept.
 const TOGETHER: Span = Span::from_millis(4);
 
-/// A rate, and what has been taken.
+/// A rate, and the tokens that have been taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Meter {
     pub(crate) rate: Rate,
-    /// When all tokens are there again. In the past if they are.
+    /// When no token is missing any more. In the past if none is missing now.
     pub(crate) full_at: Time,
-    /// The first fence whose token can go back.
+    /// The first fence whose token can be returned.
     pub(crate) returns_from: u64,
 }
 
@@ -50,7 +56,7 @@ impl Meter {
         Self { rate, full_at: Time::from_micros(0), returns_from: last_fence + 1 }
     }
 
-    /// From now on another rate counts. What was taken stays taken.
+    /// Changes the rate. Tokens that were taken stay taken.
     pub(crate) fn change(&mut self, rate: Rate, now: Time, last_fence: u64) {
         if self.rate != rate {
             *self = Self { rate, returns_from: last_fence + 1, ..*self };
@@ -58,7 +64,8 @@ impl Meter {
         }
     }
 
-    /// No more than all tokens can be missing: not after a change of the rate, nor if the clock was set back.
+    /// Limits the missing tokens to all tokens. More could be missing after a change of the rate, or if the clock was
+    /// set back.
     pub(crate) fn settle(&mut self, now: Time) {
         self.full_at = self.full_at(now);
     }
@@ -67,7 +74,7 @@ impl Meter {
         self.full_at.min(now + self.rate.all())
     }
 
-    /// Whether no token is missing.
+    /// Returns whether no token is missing.
     pub(crate) fn is_full(&self, now: Time) -> bool {
         self.full_at <= now
     }
@@ -77,7 +84,7 @@ impl Meter {
         self.full_at(now) + self.rate.interval <= now + self.rate.all()
     }
 
-    /// When the next token comes, or so many that it is worth a sweep.
+    /// Returns when the next token arrives, or when enough of them have arrived to be worth a sweep.
     pub(crate) fn next_at(&self, now: Time, waiting: usize) -> Time {
         let Rate { interval, .. } = self.rate;
         let first = (self.full_at(now) + interval).minus(self.rate.all());
@@ -85,7 +92,7 @@ impl Meter {
         Time::from_micros(first.micros() + more)
     }
 
-    /// How long until there is a token; none if there is one now.
+    /// Returns the time until a token is available. `None` if one is available now.
     pub(crate) fn next_in(&self, now: Time) -> Option<Span> {
         (!self.is_free(now)).then(|| self.next_at(now, 1) - now)
     }
@@ -94,18 +101,20 @@ impl Meter {
     #[cold]
     pub(crate) fn take(&mut self, now: Time, fence: Fence) {
         let full_at = self.full_at(now);
-        // This grant would be the same if the one before it had not been: then the token of that one has come back already.
+        // Less than one token is missing. So the token of the previous grant has been replaced already, at least in
+        // part. It and all earlier ones can no longer be returned.
         if full_at < now + self.rate.interval {
             self.returns_from = fence.get();
         }
         self.full_at = full_at.max(now) + self.rate.interval;
     }
 
-    /// The token of this grant was taken for nothing.
+    /// Returns the token of a grant that was never used.
     ///
-    /// It is as if the grant had never been, so that in no time there are more starts than without it. That can be said only
-    /// if every later grant found at least one more token missing: otherwise the bucket has overflowed since, and the token
-    /// would be one too many. After one went back, this is not known of the others, but for the last.
+    /// Afterwards the meter is as if the grant had never been made, so that no period has more starts than without the
+    /// grant. That is known only if every later grant found at least one more token missing. Otherwise the bucket has
+    /// overflowed since then, and the returned token would be one too many. Once a token other than the last has been
+    /// returned, this is no longer known of the other grants, except the last.
     #[cold]
     pub(crate) fn give_back(&mut self, fence: Fence, last_fence: u64) {
         if fence.get() >= self.returns_from {
@@ -116,7 +125,7 @@ impl Meter {
         }
     }
 
-    /// The same for several. The last first: then the most of them go back.
+    /// Returns several tokens. It starts with the last one, because that order returns the most tokens.
     pub(crate) fn give_all_back(&mut self, mut unused: Vec<Fence>, last_fence: u64) {
         unused.sort_unstable();
         for fence in unused.into_iter().rev() {

@@ -1,9 +1,9 @@
-//! The invariants of the machine, checked on random histories under injected time.
+//! Checks the invariants of the machine on random histories under injected time.
 //!
-//! A [`World`] sends commands of several clients, lets time pass and puts clients out of reach. It watches
-//! the machine from outside, through outcomes and questions, and knows on its own who is queued in what
-//! order and who was promised what. `scripts/break-the-rules` breaks one rule after the other and shows
-//! that the test of its invariant fails.
+//! A [`World`] sends commands of several clients, lets time pass, and makes clients unreachable. It watches the machine
+//! from outside, through outcomes and queries. It keeps its own record of the order of the queue and of what each
+//! holder was promised. `scripts/break-the-rules` breaks one rule after the other and shows that the test of its
+//! invariant fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,7 +50,7 @@ fn terms() -> impl Strategy<Value = Terms> {
     (span(), span()).prop_map(|(lease, ttl)| Terms { lease, ttl })
 }
 
-/// Mostly one capacity, so that queues grow, and no rate; now and then another. `scale` is that of [`rate`].
+/// Mostly the same capacity, so that queues grow, and no rate; sometimes another. `scale` is that of [`rate`].
 pub(crate) fn declared(scale: u64) -> impl Strategy<Value = Declared> {
     let capacity = prop_oneof![9 => Just(2_u32), 1 => 1..5_u32];
     let rate = prop_oneof![9 => Just(None), 1 => rate(scale).prop_map(Some)];
@@ -59,7 +59,7 @@ pub(crate) fn declared(scale: u64) -> impl Strategy<Value = Declared> {
     )
 }
 
-/// One in some tens of microseconds, times `scale`.
+/// One permit in 5 to 59 microseconds, times `scale`.
 pub(crate) fn rate(scale: u64) -> impl Strategy<Value = Rate> {
     (5..60_u64, 1..4_u32).prop_map(move |(times, burst)| {
         let interval = Span::from_micros(times * scale);
@@ -67,18 +67,18 @@ pub(crate) fn rate(scale: u64) -> impl Strategy<Value = Rate> {
     })
 }
 
-/// Mostly an ordinary one.
+/// Mostly an ordinary permit.
 pub(crate) fn share() -> impl Strategy<Value = Share> {
     let weight = prop_oneof![6 => Just(1_u32), 2 => Just(2), 1 => 3..6_u32];
     (weight, prop::bool::weighted(0.3)).prop_map(|(weight, numbered)| Share { weight, numbered })
 }
 
-/// What a client may say of an id. Only the machine is asked here, and it does not need to be told who holds.
+/// What a client may know about an id. `Known::Held` is left out, because the machine does not need it.
 fn known() -> impl Strategy<Value = Known> {
     prop_oneof![3 => Just(Known::Nothing), 1 => Just(Known::Unused)]
 }
 
-/// Mostly a pause ends soon. `scale` is that of [`rate`].
+/// Resumes more often than it pauses. `scale` is that of [`rate`].
 pub(crate) fn steer(scale: u64) -> impl Strategy<Value = Steer> {
     let reason = prop::option::of(Just("a reason with spaces".into()));
     prop_oneof![
@@ -114,7 +114,7 @@ struct Seen {
     command: Command,
     outcome: Outcome,
     effects: Effects,
-    /// Who was sent a wake-up and heard it.
+    /// The wake-ups that a client received.
     woken: Vec<(AcquisitionId, Held)>,
     from: ClientId,
     now: Time,
@@ -133,12 +133,12 @@ struct Members {
 }
 
 impl Seen {
-    /// Whether the time of this member was up when the command came.
+    /// Whether this member had expired when the command arrived.
     fn was_over(&self, id: AcquisitionId) -> bool {
         self.before.ends.get(&id).is_some_and(|ends| *ends <= self.now)
     }
 
-    /// Whom the command itself removed.
+    /// The id that the command itself removed.
     fn released(&self) -> Option<AcquisitionId> {
         match self.command {
             Command::Release { id, .. } => Some(id),
@@ -148,7 +148,7 @@ impl Seen {
 }
 
 impl Members {
-    /// Without those whose time is up.
+    /// The members that have not expired.
     fn at(&self, now: Time) -> Self {
         let lasts = |id: &AcquisitionId| self.ends.get(id).is_none_or(|ends| now < *ends);
         let mut own = self.clone();
@@ -186,7 +186,7 @@ impl World {
         Self { machine: Machine::new(0), now, out_of_reach: BTreeSet::new() }
     }
 
-    /// Takes a step, and answers what was seen if it was a command.
+    /// Takes a step. Returns what was seen if the step was a command.
     fn take(&mut self, step: Step) -> Option<Seen> {
         let (client, command) = match step {
             Step::Pass { micros } => {
@@ -235,7 +235,7 @@ impl World {
         Seen { command, outcome, effects, woken, from, now: self.now, limits, before, after }
     }
 
-    /// The waiters, in order, up to the first that does not fit, without those that are out of reach.
+    /// The reachable waiters before the first one that does not fit, in order.
     fn who_fits(&self, seen: &Seen) -> Vec<AcquisitionId> {
         let fits = |id: &&AcquisitionId| self.machine.fits(seen.after.weights[*id], seen.now);
         let reachable = |id: &&AcquisitionId| self.reaches(**id, seen.from);
@@ -247,7 +247,7 @@ impl World {
     }
 }
 
-/// Runs a random history and shows every command's doing to `check`.
+/// Runs a random history, and passes what each command did to `check`.
 fn watch(
     steps: Vec<Step>,
     mut check: impl FnMut(&World, &Seen) -> Result<(), TestCaseError>,
@@ -271,7 +271,7 @@ proptest! {
             let held: usize = seen.after.holders.keys().map(|id| seen.after.weights[id] as usize).sum();
             prop_assert_eq!(held, world.machine.units() as usize);
             let mut limits = vec![world.machine.limits()];
-            // What was free before a change was granted under the limits before it.
+            // What was free before a change was granted under the previous limits.
             if let Command::Steer { .. } = seen.command {
                 limits.push(&seen.limits);
             }
@@ -298,12 +298,12 @@ proptest! {
                     others.insert(*slot);
                 }
             }
-            // Who is new has the lowest that was free, in the order of the grants.
+            // New holders have the lowest number that was free, in the order of the grants.
             let mut fresh: Vec<_> = seen.after.slots.iter().filter(|(id, _)| !stayed(id)).collect();
             fresh.sort_by_key(|(id, _)| seen.after.holders[*id]);
             for (_, slot) in fresh {
                 let lowest = (1..u32::MAX).find(|number| !others.contains(number));
-                // Unless one was granted and released at once.
+                // Unless another one was granted and then released by the same command.
                 prop_assert!(Some(*slot) == lowest || seen.released().is_some());
                 others.insert(*slot);
             }
@@ -316,7 +316,7 @@ proptest! {
         rate in rate(1),
         steps in vec(step(), 1..160),
     ) {
-        // Grants that may have been used, by when. Those that nobody claimed or saw do not count.
+        // Grants that may have been used, with their times. Grants that were never claimed or seen do not count.
         let mut starts: Vec<(AcquisitionId, Fence, u64)> = Vec::new();
         let (mut unclaimed, mut is_new) = (BTreeMap::new(), true);
         let steps = steps.into_iter().map(|mut step| {
@@ -325,7 +325,7 @@ proptest! {
                     declared.rate = Some(rate);
                     declared.rate_is_new = std::mem::take(&mut is_new);
                 }
-                // One rate for the whole history.
+                // The rate stays the same for the whole history.
                 Step::Steer { steer, .. } if matches!(steer, Steer::Rate(_) | Steer::Forget) => {
                     *steer = Steer::Resume;
                 }
@@ -406,10 +406,10 @@ proptest! {
 
     #[test]
     fn invariant_2_who_can_be_reached_is_granted_in_order(steps in vec(step(), 1..120)) {
-        // The world's own idea of the queue: by when the machine said `Waiting`, not by how it keeps it.
+        // The world's own record of the queue. It follows the `Waiting` outcomes, not the machine's queue.
         let mut queue: Vec<AcquisitionId> = Vec::new();
         watch(steps, |world, seen| {
-            // Whoever came too late is gone, and if he comes back it is as somebody new.
+            // An expired waiter is removed. If it comes back, it counts as new.
             queue.retain(|id| !seen.was_over(*id));
             if let (Command::Enqueue { id, .. }, Outcome::Waiting { .. }) = (&seen.command, seen.outcome)
                 && !queue.contains(id)
@@ -426,7 +426,7 @@ proptest! {
                     prop_assert!(!(overtaken && reachable), "{id} was granted before {earlier}");
                 }
             }
-            // A newcomer who was granted at once overtook everybody who still waits.
+            // A newcomer that was granted at once overtook every waiter that is still queued.
             if let (Command::Enqueue { id, .. }, Outcome::Held(_)) = (&seen.command, seen.outcome)
                 && !seen.before.holders.contains_key(id)
                 && !queue.contains(id)
@@ -477,7 +477,7 @@ proptest! {
                 prop_assert!(fence.get() >= seen.now.micros(), "{fence} is behind the clock");
                 last = Some(fence);
             }
-            // What has a fence keeps it.
+            // A holder keeps its fence.
             for (id, fence) in &seen.before.holders {
                 if let Some(now) = seen.after.holders.get(id)
                     && !seen.was_over(*id)
@@ -501,14 +501,14 @@ proptest! {
             };
             let second = again.send(first.from, first.command.clone());
             let forgets = matches!(first.command, Command::Steer { steer: Steer::Forget, .. });
-            // What is over may or may not be there: nobody waits for it.
+            // An expired member may or may not have been removed: no waiter depends on it.
             prop_assert_eq!(second.after.at(world.now), first.after.at(world.now));
             match (first.outcome, second.outcome) {
-                // What was removed is not there to be removed again.
+                // An id that was removed cannot be removed again.
                 (Outcome::Removed(_), second) => {
                     prop_assert_eq!(second, Outcome::Removed(Role::Nobody));
                 }
-                // Nor to be forgotten.
+                // A name that was forgotten cannot be forgotten again.
                 (Outcome::Steered(_), second) if forgets => {
                     prop_assert!(matches!(second, Outcome::Steered(_)));
                 }
@@ -526,7 +526,7 @@ proptest! {
             if let Command::Release { id, .. } = &seen.command {
                 promised.remove(id);
             }
-            // Nobody minds a holder whose time is up while nobody waits.
+            // While nothing waits, an expired holder may stay.
             let matters = !seen.after.waiters.is_empty()
                 || matches!(seen.command, Command::Renew { .. } | Command::Sweep);
             for (id, until) in &promised {
@@ -576,7 +576,7 @@ proptest! {
         watch(steps, |_, seen| {
             let mut told: Vec<_> = seen.woken.iter().map(|(id, _)| *id).collect();
             told.extend(seen.effects.granted.iter().map(|(id, ..)| *id));
-            // Granted first, released by the command itself, and so to nobody's surprise gone.
+            // An id can be granted first and then released by the same command.
             told.retain(|id| Some(*id) != seen.released());
             told.sort_unstable();
             let moved_up = |id: &&AcquisitionId| {
@@ -585,7 +585,7 @@ proptest! {
             let mut promoted: Vec<_> = seen.before.waiters.iter().filter(moved_up).copied().collect();
             promoted.sort_unstable();
             prop_assert_eq!(told, promoted);
-            // A wake-up says what the store has; and only the sender's own are told in the reply.
+            // A wake-up says what the store has, and only the sender's own grants are in the reply.
             for (id, held) in &seen.woken {
                 prop_assert_eq!(seen.after.holders.get(id), Some(&held.fence));
             }
@@ -618,7 +618,7 @@ proptest! {
                 now: Time::from_micros(at.micros() - 1),
                 out_of_reach: BTreeSet::new(),
             };
-            // With a burst, a sweep may wait for more than one. And a token may come back.
+            // With a burst, a sweep may wait for more than one token. And a token may be returned.
             let waits = world.machine.limits().meter().is_some_and(|meter| meter.rate.burst == 1);
             if waits && world.machine.next_expiry().is_none_or(|ends| at <= ends) {
                 let early = later.send(seen.from, Command::Sweep);

@@ -1,17 +1,17 @@
-//! What a pool answers.
+//! The results of calls on a pool.
 
 use crate::Error;
 use crate::machine::pool::{PoolOutcome, Status};
 
-/// What came of a call, and how full the pool is.
+/// The result of a call, and how full the pool is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PoolAnswer<S> {
-    /// What came of it.
+    /// The result.
     pub status: S,
-    /// How many leases are held after it.
+    /// The number of leases that are held after the call.
     pub current_count: u64,
-    /// How many it found to be over, and removed.
+    /// The number of expired leases that the call removed.
     pub expired_count: u64,
 }
 
@@ -19,48 +19,48 @@ pub struct PoolAnswer<S> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PoolCount {
-    /// How many leases are held.
+    /// The number of leases that are held.
     pub current_count: u64,
-    /// How many were found to be over, and removed.
+    /// The number of expired leases that the call removed.
     pub expired_count: u64,
 }
 
-/// What came of an acquire.
+/// The result of an acquire.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum AcquireStatus {
-    /// The instance holds a lease, for a TTL from now on.
+    /// The instance holds a lease, which is valid for its whole duration from now on.
     Acquired,
-    /// As many others hold one as there are.
+    /// The pool is full: other instances hold all leases.
     CapacityFull,
 }
 
-/// What came of a renewal.
+/// The result of a renewal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum RenewStatus {
-    /// The instance holds its lease for a TTL from now on.
+    /// The instance holds its lease, which is valid for its whole duration from now on.
     Renewed,
-    /// It holds none, or was silent for a TTL.
+    /// The instance holds no lease, or was silent for longer than its lease.
     NotHeld,
-    /// It was still counted, but had ended. Now it is not counted any more.
+    /// The instance was still counted, but its lease had expired. It is no longer counted.
     Expired,
 }
 
-/// What came of a release.
+/// The result of a release.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ReleaseStatus {
     /// The lease was held until now.
     Released,
-    /// The instance holds none, or was silent for a TTL.
+    /// The instance holds no lease, or was silent for longer than its lease.
     NotHeld,
-    /// It was still counted, but had ended. Now it is not counted any more.
+    /// The instance was still counted, but its lease had expired. It is no longer counted.
     AlreadyExpired,
 }
 
 impl AcquireStatus {
-    /// As other programs spell it.
+    /// Returns the spelling that other programs use.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -71,7 +71,7 @@ impl AcquireStatus {
 }
 
 impl RenewStatus {
-    /// As other programs spell it.
+    /// Returns the spelling that other programs use.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -83,7 +83,7 @@ impl RenewStatus {
 }
 
 impl ReleaseStatus {
-    /// As other programs spell it.
+    /// Returns the spelling that other programs use.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -94,7 +94,7 @@ impl ReleaseStatus {
     }
 }
 
-/// What a store answered, as an answer to what was asked.
+/// Converts the answer of the store into the result of the call.
 pub(super) fn typed<S: TryFrom<Status>>(answer: PoolOutcome) -> Result<PoolAnswer<S>, Error> {
     let PoolOutcome { status, current, expired } = answer;
     let known = S::try_from(status).map_err(|_| Error::internal(format!("{status:?}")))?;

@@ -1,4 +1,4 @@
-//! The guard of a pool's lease.
+//! The guard of a pool lease.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,17 +8,20 @@ use std::time::Instant;
 use super::seat::Use;
 use super::{Definition, outcome};
 use crate::Error;
-use crate::backend::Later;
+use crate::backend::{Later, Subject};
 use crate::clock::{Moment, Span};
 use crate::engine::background::UnderWay;
 use crate::engine::lease::{Keep, Lease};
+use crate::engine::watch::{Hold, Id};
 use crate::machine::pool::{PoolAction, Status};
 use crate::name::Name;
 use crate::permit::Lost;
 
-/// A lease of a [`Pool`](crate::Pool) that renews itself, at a third of its [lease](crate::PoolBuilder::lease) and at least every 3.3 s, until it is released or dropped.
+/// A guard that holds a lease of a [`Pool`](crate::Pool) until it is released or dropped. The client renews the lease
+/// in the background, each time a third of the [lease](crate::PoolBuilder::lease) has passed and at least every 3.3 s.
 ///
-/// Dropping it gives the lease back in the background, without blocking, from any thread.
+/// Dropping the guard releases the lease in the background. This never blocks and works on any thread. To wait until
+/// the store has confirmed the release, call [`release`](Self::release).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -28,18 +31,18 @@ use crate::permit::Lost;
 ///
 /// let encoders = Client::memory().pool("encoders", 4).lease(Duration::from_secs(10)).build()?;
 /// let lease = encoders.lease("worker-1").await?;
-/// lease.check()?; // still ours?
+/// lease.check()?; // is it still held?
 /// lease.release().await?;
 /// # Ok(())
 /// # }
 /// ```
-#[must_use = "a lease is given back when it is dropped"]
+#[must_use = "dropping the guard releases the lease"]
 pub struct PoolLease {
     lease: Arc<Lease>,
     holding: Arc<Holding>,
 }
 
-/// What the store is asked about one lease.
+/// One lease, and the requests to the store that concern it.
 #[derive(Clone)]
 pub(super) struct Holding {
     pool: Arc<Definition>,
@@ -58,54 +61,75 @@ impl PoolLease {
     pub(super) fn new(holding: Arc<Holding>, sent: Moment) -> Self {
         let (pool, keep) = (&holding.pool, holding.clone());
         let (name, id) = (pool.name.clone(), holding.instance.to_string());
-        let lease = Lease::new(&pool.engine, "lease", name, id, pool.ttl, keep, (sent, pool.ttl));
+        let slot = pool.engine.core().slot(Subject::Pool(&name));
+        let lease = Lease::new(
+            &pool.engine,
+            ("lease", slot),
+            name,
+            id,
+            pool.ttl,
+            (keep, pool.watch.clone()),
+            (sent, pool.ttl),
+        );
         lease.keep(true);
         Self { lease, holding }
     }
 
-    /// Who holds it.
+    pub(super) fn watch(&self, hold: Hold) {
+        self.lease.watch(hold);
+    }
+
+    /// Returns the instance id that holds the lease.
     #[must_use]
     pub fn instance_id(&self) -> &str {
         self.holding.instance.as_str()
     }
 
-    /// The pool it is from.
+    /// Returns the name of the pool.
     #[must_use]
     pub fn pool(&self) -> &str {
         self.lease.name().as_str()
     }
 
-    /// Until when this lease is good without another renewal.
+    /// Returns the instant until which this lease is valid without another renewal.
     #[must_use]
     pub fn valid_until(&self) -> Instant {
-        Instant::now() + self.lease.valid_until().saturating_since(Moment::now())
+        Instant::now() + self.lease.valid_until().saturating_since(self.lease.now())
     }
 
-    /// Whether the lease is still yours.
+    /// Checks that the lease is still held.
     ///
     /// # Errors
-    /// [`Error::Lost`].
+    /// [`Error::Lost`] if the lease is no longer held.
     pub fn check(&self) -> Result<(), Error> {
         self.lease.check()
     }
 
-    /// Resolves when the lease is lost: it could not be renewed in time, or the store no longer knows it. After the guard
-    /// was released or dropped it resolves, too, with [`LossReason::Released`](crate::LossReason::Released).
+    /// Returns a future that resolves when the lease is lost, with the reason: it could not be renewed in time, the
+    /// store no longer knows it, or the client was closed. If the guard is released or dropped, the future resolves
+    /// with [`LossReason::Released`](crate::LossReason::Released).
     ///
     /// # Cancel safety
-    /// Only listens.
+    /// Dropping the future only stops listening. The lease is not affected.
     pub fn lost(&self) -> Lost {
         Lost::of_lease(self.lease.clone())
     }
 
-    /// Gives the lease back and waits until it has been. True if it was held until now, false if it had been lost.
+    /// Releases the lease and waits until the store has confirmed it. Returns `true` if the lease was held until now,
+    /// `false` if it had been lost. If other guards of this client share the lease, it stays held until the last of
+    /// them is released.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] if the store does not answer in time: then the release goes on in the background, and the
-    /// lease ends by itself with its TTL. [`Error::Refused`] if the store does not allow it.
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::InvalidArgument`] if another program uses the pool's keys on Redis.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
+    ///
+    /// After every error except `Stopped`, the client repeats the release in the background. The lease expires by
+    /// itself at the latest.
     ///
     /// # Cancel safety
-    /// The release goes on if the future is dropped, even before it was first polled.
+    /// If the future is dropped, even before its first poll, the release continues in the background.
     pub async fn release(self) -> Result<bool, Error> {
         self.lease.clone().release().await
     }
@@ -126,11 +150,15 @@ impl fmt::Debug for PoolLease {
     }
 }
 
-/// A third of the shortest TTL that is common. Another program that shares the pool judges our leases by its own TTL: one
-/// such program (osparc) has 10 s by default.
+/// A third of the shortest lease that is common. Another program that shares the pool judges our leases by its own
+/// setting: for one such program (osparc) the default is 10 s.
 const LONGEST_INTERVAL: Span = Span::from_millis(3300);
 
 impl Keep for Holding {
+    fn id(&self) -> Id {
+        Id::Instance(self.instance.clone())
+    }
+
     fn interval(&self, ttl: Span) -> Span {
         ttl.divided_by(3).min(LONGEST_INTERVAL)
     }
@@ -147,15 +175,15 @@ impl Keep for Holding {
 
     fn release(&self) -> Later<bool> {
         let core = self.pool.engine.core();
-        let until = Moment::now() + core.settings.answer_timeout;
+        let until = core.now() + core.settings.answer_timeout;
         Box::pin(self.clone().release_until(until))
     }
 
     fn release_later(&self) {
         let core = self.pool.engine.core().clone();
         let under_way = UnderWay::new(&core);
-        // By then the store must have expired it.
-        let until = Moment::now() + self.pool.ttl;
+        // By then the store must have expired the lease.
+        let until = core.now() + self.pool.ttl;
         let release = self.clone().release_until(until);
         let mut release = Box::pin(async move {
             if let Err(error) = release.await {
@@ -163,7 +191,7 @@ impl Keep for Holding {
             }
             drop(under_way);
         });
-        // A store in this process answers at once, unless another task is about the same.
+        // A store in this process answers at once, unless another task is changing the same lease.
         if release.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
             self.pool.engine.core().spawn(release);
         }
@@ -174,7 +202,7 @@ impl Holding {
     async fn release_until(self, until: Moment) -> Result<bool, Error> {
         let mut turn = self.pool.engine.core().until(until, self.seat.turn()).await?;
         if !turn.end() {
-            // Another guard goes on with it.
+            // Another guard still holds the lease.
             return Ok(true);
         }
         let part = self.pool.part(PoolAction::Release { instance: self.instance.clone() });

@@ -1,8 +1,8 @@
-//! What this client does about one instance id of one pool, one thing after the other.
+//! Serialises what this client does with one instance id of one pool.
 //!
-//! The store knows a lease by its instance id alone. So whoever gives one back that somebody else in this client has
-//! acquired anew meanwhile, under the same id, would take it from him: a guard that was dropped, an attempt that was given
-//! up, or a release that is repeated. All who share an id share its lease, and it is given back with the last of them.
+//! The store knows a lease only by its instance id. Suppose one task of this client releases an id (a dropped guard, an
+//! abandoned attempt or a repeated release) while another task has acquired it again meanwhile. The release would then
+//! end the other task's lease. So all tasks that share an id share its lease, and it is released with the last of them.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,13 +13,13 @@ use crate::name::Name;
 /// A pool and an instance id.
 type Key = (Name, Name);
 
-/// All seats that are in use.
+/// All seats in use. A seat is one instance id of one pool.
 #[derive(Default)]
 pub(crate) struct Seats(Arc<Mutex<HashMap<Key, Weak<Seat>>>>);
 
 pub(super) struct Seat {
     key: Key,
-    /// How many share it. Whoever asks the store to change anything has this meanwhile.
+    /// The number of tasks that share the seat. A task holds this lock while it asks the store to change anything.
     users: tokio::sync::Mutex<usize>,
     all: Arc<Mutex<HashMap<Key, Weak<Self>>>>,
 }
@@ -41,7 +41,7 @@ impl Seats {
 impl Drop for Seat {
     fn drop(&mut self) {
         let mut seats = lock(&self.all);
-        // Somebody may have put another one in its place.
+        // Another seat may have been put in its place.
         if seats.get(&self.key).is_some_and(|seat| seat.strong_count() == 0) {
             seats.remove(&self.key);
         }
@@ -52,22 +52,22 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One who shares a seat: an attempt, and the guard that comes of it.
+/// One user of a seat: an attempt, and the guard that results from it.
 pub(super) struct Use {
     seat: Arc<Seat>,
     over: AtomicBool,
 }
 
-/// It is its turn to ask the store.
+/// The exclusive right to ask the store about a seat.
 pub(super) struct Turn<'a> {
     users: tokio::sync::MutexGuard<'a, usize>,
     over: &'a AtomicBool,
-    /// An attempt that is not over yet: it shares the seat only if it succeeds.
+    /// Whether this is an attempt that has not ended yet. It shares the seat only if it succeeds.
     attempt: bool,
 }
 
 impl Use {
-    /// Not yet one: see [`Turn::begin`].
+    /// Makes a user that does not share the seat yet: see [`Turn::begin`].
     pub(super) fn of(seat: Arc<Seat>) -> Self {
         Self { seat, over: AtomicBool::new(true) }
     }
@@ -88,7 +88,7 @@ impl Turn<'_> {
         self.attempt = false;
     }
 
-    /// Once or more often. True if nobody shares the seat any more.
+    /// Ends the use of the seat. Repeating it is harmless. Returns whether nobody shares the seat any more.
     pub(super) fn end(&mut self) -> bool {
         *self.users -= usize::from(!self.over.swap(true, Ordering::AcqRel));
         *self.users == 0

@@ -1,4 +1,4 @@
-//! Who holds leases of which pools.
+//! The members of pools.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::Error;
 use crate::engine::Engine;
 use crate::name::Name;
 
-/// All pools of a client's store, to look at.
+/// A handle to the pools of a store, to list their members.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -27,32 +27,33 @@ pub struct Pools {
     engine: Arc<Engine>,
 }
 
-/// One pool that has members. Neither its capacity nor its TTL is kept in the store: those who use it know them.
+/// The members of one pool. The store keeps neither its capacity nor its lease: each client knows its own.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PoolStats {
-    /// What it is called.
+    /// The name of the pool.
     pub name: String,
-    /// Who is counted, the most silent first.
+    /// The members, the one that was silent longest first.
     pub members: Vec<PoolMember>,
 }
 
-/// Who is counted.
+/// An instance that counts as a member of a pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PoolMember {
-    /// Who it is.
+    /// The instance id.
     pub instance_id: String,
-    /// How long ago it acquired or renewed.
+    /// How long ago the instance acquired or renewed its lease.
     pub silent_for: Duration,
-    /// How long it is good for without another renewal. None if it is over, and will be removed at the next call.
+    /// How long the lease is valid without another renewal. `None` if it has expired; the next call on the pool removes
+    /// it.
     pub ends_in: Option<Duration>,
 }
 
-/// Which pools are asked about.
+/// The pools that a query asks for.
 #[derive(Clone, Debug)]
 pub(crate) enum Which {
-    /// All, by name; no more than so many.
+    /// All pools, ordered by name, at most this many.
     First(usize),
     Named(Name),
 }
@@ -62,18 +63,20 @@ impl Pools {
         Self { engine }
     }
 
-    /// The pools that have members, by name; no more than the limit. It changes nothing.
+    /// Returns the pools that have members, ordered by name, at most `limit` of them. Changes nothing.
     ///
     /// # Errors
-    /// What the store has to say.
+    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
+    /// - [`Error::Refused`] if the store denies the request.
+    /// - [`Error::Stopped`] if the client's background thread is not running.
     ///
     /// # Cancel safety
-    /// Only asks.
+    /// The query changes nothing in the store, so the future can be dropped at any time.
     pub async fn list(&self, limit: usize) -> Result<Vec<PoolStats>, Error> {
         self.engine.core().list_pools(Which::First(limit)).await
     }
 
-    /// The members of the pool with this name; `None` if it has none. It changes nothing.
+    /// Returns the members of the pool with this name, or `None` if it has none. Changes nothing.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -90,10 +93,12 @@ impl Pools {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a name that cannot be a pool's; otherwise as for [`list`](Self::list).
+    /// - [`Error::InvalidArgument`] if the name is empty, longer than 512 bytes, contains control characters, or begins
+    ///   with `holders:`.
+    /// - All errors of [`list`](Self::list).
     ///
     /// # Cancel safety
-    /// Only asks.
+    /// The query changes nothing in the store, so the future can be dropped at any time.
     pub async fn lookup(&self, name: &str) -> Result<Option<PoolStats>, Error> {
         let which = Which::Named(super::name_of(name)?);
         Ok(self.engine.core().list_pools(which).await?.pop())

@@ -77,7 +77,7 @@ fn within<F: Future>(limit: Duration, future: F) -> impl Future<Output = F::Outp
     }
 }
 
-/// Asks for a lock or a lease again after minutes only, so that whoever gets an answer before was notified.
+/// Asks for a lock or a lease again after minutes only, so that a waiter that gets an answer earlier was notified.
 fn only_when_notified() -> Retry {
     let retry = Retry::default().delay(MINUTES).max_delay(MINUTES).times(1000);
     retry.jitter(Jitter::None).within(2 * MINUTES)

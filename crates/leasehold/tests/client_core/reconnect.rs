@@ -77,7 +77,7 @@ async fn wake_ups_beyond_the_output_buffer_do_not_make_a_client_reconnect_foreve
     let mut crowd = Crowd::gather().await;
     let before = crowd.proxy.traffic().accepted;
     let room_for_all = WAITERS + 2;
-    // Declared by both, so that the newest declaration is this one, whoever asks next.
+    // Declared by both, so that this declaration is the newest one, whichever client asks next.
     let _declared = crowd.client.semaphore(NAME, room_for_all).build().unwrap();
     let wider = crowd.other.semaphore(NAME, room_for_all).build().unwrap();
     let more = acquire(&wider).await;

@@ -1,4 +1,4 @@
-//! A store that refuses its clients for good: whoever waits is notified, and does not wait in vain.
+//! A store that refuses its clients for good: waiting acquires fail at once.
 
 use std::fs;
 use std::path::Path;

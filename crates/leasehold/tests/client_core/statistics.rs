@@ -38,6 +38,8 @@ async fn listing_a_hundred_thousand_waiters_holds_up_nobody() {
     let client = connect(&server.url()).await;
     let held = acquire(&one(&client)).await;
     queue_up(&server);
+    // Statistics have a connection of their own.
+    deadline(client.stats().names([NAME]).fetch()).await.unwrap();
     let before = connections(&server);
 
     let stats = client.stats().names([NAME]).waiters();

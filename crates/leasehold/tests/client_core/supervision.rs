@@ -85,7 +85,7 @@ async fn survives_panicking_wakers(client: &Client, other: &Client, granted: boo
         assert!(matches!(error, Error::TimedOut { .. }), "{error}");
         assert!(within(HUNG, first.release()).await.unwrap());
     }
-    // Whoever held before still holds, and is renewed.
+    // Permits that were held before are still held and renewed.
     let renewed = || kept.valid_until().is_none_or(|until| until > panicked + HEARTBEAT);
     eventually(async || {
         kept.check().unwrap();

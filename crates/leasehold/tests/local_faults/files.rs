@@ -159,7 +159,7 @@ async fn a_damaged_file_is_told() {
         Err(error) => error,
         Ok(client) => deadline(one(&client).try_acquire()).await.unwrap_err(),
     };
-    assert_says(&error, ErrorKind::AuthFailed, &store.path(), &["damaged", "copy"]);
+    assert_says(&error, ErrorKind::AuthFailed, &store.path(), &["damaged", "backup"]);
 }
 
 #[tokio::test]
@@ -182,7 +182,7 @@ async fn paths_that_cannot_be_are_refused() {
     let store = LocalStore::new();
     let directory = store.directory();
     let error = refused(directory).await;
-    assert_says(&error, ErrorKind::InvalidArgument, directory, &["is not a file"]);
+    assert_says(&error, ErrorKind::InvalidArgument, directory, &["is not a regular file"]);
     let below = Path::new("/dev/null/store");
     let error = refused(below).await;
     assert_says(
@@ -354,7 +354,7 @@ async fn a_missing_lifeline_proves_nothing() {
     assert!(release(held).await);
 }
 
-/// Whoever cannot be woken asks by himself.
+/// A client that cannot be woken asks by itself.
 #[tokio::test]
 async fn a_missing_socket_costs_a_second() {
     let store = LocalStore::new();
@@ -399,7 +399,7 @@ async fn what_may_not_be_written_is_refused() {
     let Some(said) = as_nobody(&own.join("store")).await else {
         return eprintln!("nobody else may run this test: skipped");
     };
-    assert!(said.starts_with("AuthFailed: ") && said.contains("where you may write"), "{said}");
+    assert!(said.starts_with("AuthFailed: ") && said.contains("that you can write to"), "{said}");
     assert!(said.contains(own.to_str().unwrap()), "{said}");
     // A directory that he may not even enter.
     let closed = store.directory().join("closed");

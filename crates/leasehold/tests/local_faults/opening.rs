@@ -80,7 +80,7 @@ async fn opening_is_bounded_while_a_process_is_stopped_in_its_transaction() {
     blocker.kill();
     let client = open(&store).await;
     assert!(release(acquire(&one(&client)).await).await);
-    // Whoever gave up leaves nothing behind.
+    // A caller that gave up leaves nothing behind.
     eventually(async || count(&store, "clients") == 1).await;
 }
 

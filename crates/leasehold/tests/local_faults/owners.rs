@@ -94,7 +94,12 @@ async fn a_file_beside_the_store_that_others_can_open_is_refused() {
         for open_to in [0o640, 0o604, 0o620, 0o602] {
             fs::set_permissions(&file, Permissions::from_mode(open_to)).unwrap();
             let error = refused(&store.path()).await;
-            assert_says(&error, ErrorKind::AuthFailed, &file, &["open to others", "chmod 600"]);
+            assert_says(
+                &error,
+                ErrorKind::AuthFailed,
+                &file,
+                &["open to other users", "chmod 600"],
+            );
         }
         fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
     }
@@ -109,7 +114,7 @@ async fn a_link_in_the_place_of_a_log_is_refused() {
         write_private(&precious, b"a diary");
         symlink(&precious, &file).unwrap();
         let error = refused(&store.path()).await;
-        assert_says(&error, ErrorKind::InvalidArgument, &file, &["is not a file"]);
+        assert_says(&error, ErrorKind::InvalidArgument, &file, &["is not a regular file"]);
         fs::remove_file(&file).unwrap();
         fs::hard_link(&precious, &file).unwrap();
         let error = refused(&store.path()).await;
@@ -126,12 +131,12 @@ async fn a_journal_beside_a_store_that_has_a_log_is_looked_at() {
     let journal = beside(&store, "-journal");
     symlink(store.directory().join("nowhere"), &journal).unwrap();
     let error = refused(&store.path()).await;
-    assert_says(&error, ErrorKind::InvalidArgument, &journal, &["is not a file"]);
+    assert_says(&error, ErrorKind::InvalidArgument, &journal, &["is not a regular file"]);
     fs::remove_file(&journal).unwrap();
     fs::write(&journal, "").unwrap();
     fs::set_permissions(&journal, Permissions::from_mode(0o602)).unwrap();
     let error = refused(&store.path()).await;
-    assert_says(&error, ErrorKind::AuthFailed, &journal, &["open to others"]);
+    assert_says(&error, ErrorKind::AuthFailed, &journal, &["open to other users"]);
     fs::remove_file(&journal).unwrap();
     works(&store).await;
 }

@@ -53,7 +53,9 @@ async fn killed_connections_are_made_anew_without_resp3() {
         .await;
         assert!(release(held).await);
         assert!(release(waiter.permit().await).await);
-        all_are_free(&one(&other)).await;
+        // Who looks has connections of its own.
+        all_are_free(&one(&connect(&server.url()).await)).await;
+        eventually(async || keys.connections().len() == 4).await;
     }
 }
 

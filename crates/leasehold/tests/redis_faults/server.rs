@@ -256,3 +256,52 @@ async fn a_server_that_is_full_says_so() {
     full(&mut keeper, "100");
     assert!(release(acquire(&one(&client)).await).await);
 }
+
+/// A server becomes a replica and keeps its connections. Its new primary grants a permit and finds nobody there who
+/// listens for the first waiter. Redis copies the message to the replica all the same, where that waiter listens.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_that_a_replica_passes_on_grants_nothing() {
+    let options = ["--repl-diskless-sync-delay 0"];
+    let (old, new) = (RedisServer::start_with(&options), RedisServer::start_with(&options));
+    let mut follow = redis::cmd("REPLICAOF");
+    follow.arg("127.0.0.1").arg(old.port());
+    follow.exec(&mut new.connection()).unwrap();
+    let follows = |server: &RedisServer| {
+        let info: String =
+            redis::cmd("INFO").arg("replication").query(&mut server.connection()).unwrap();
+        info.contains("role:slave") && info.contains("master_link_status:up")
+    };
+    eventually(async || follows(&new)).await;
+
+    let proxy = FaultProxy::start(old.port());
+    let (holder, other) = (connect(&proxy.url()).await, connect(&proxy.url()).await);
+    let held = acquire(&one(&holder)).await;
+    // Far behind in the queue, the client of the waiter asks seldom. So it does not notice that its server is a replica.
+    let ahead: Vec<_> = (0..60).map(|_| tokio::spawn(one(&holder).acquire())).collect();
+    eventually(async || census(&one(&holder)).await == (1, 60)).await;
+    let waiter = tokio::spawn(one(&other).acquire());
+    eventually(async || census(&one(&holder)).await == (1, 61)).await;
+    // The client of a new waiter asks once more after a second, and then seldom.
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    for one in ahead {
+        one.abort();
+    }
+    eventually(async || census(&one(&holder)).await == (1, 1)).await;
+    redis::cmd("FAILOVER").exec(&mut old.connection()).unwrap();
+    eventually(async || follows(&old)).await;
+    proxy.redirect(new.port());
+
+    let late = connect(&proxy.url()).await;
+    let second = one(&late).acquire();
+    let id = second.id();
+    let second = tokio::spawn(second);
+    eventually(async || one(&late).position(&id).await.unwrap() == Some(1)).await;
+    assert!(deadline(one(&late).release(&held.id())).await.unwrap());
+    // If the first waiter's client has found the new primary by now, the first waiter has the permit.
+    eventually(async || second.is_finished() || waiter.is_finished()).await;
+    let until = Instant::now() + Duration::from_millis(500);
+    while Instant::now() < until {
+        assert!(!(second.is_finished() && waiter.is_finished()), "two clients hold one permit");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}

@@ -97,7 +97,7 @@ async fn passwords_that_are_wrong_or_missing_are_refused_with_advice() {
 
     let error = refused(&server.url()).await;
     assert_eq!(error.kind(), ErrorKind::AuthFailed, "{error}");
-    assert!(error.to_string().contains("put user and password into the URL"), "{error}");
+    assert!(error.to_string().contains("put the user and the password into the URL"), "{error}");
     eventually(async || server.connected_clients() == 0).await;
 
     let clients = [server.url_with("", "right"), server.url_with("app", "right")];

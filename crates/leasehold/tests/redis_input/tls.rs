@@ -51,7 +51,7 @@ async fn a_certificate_that_nobody_vouches_for_is_refused() {
         assert!(begun.elapsed() < AT_ONCE, "it took {:?}", begun.elapsed());
         assert_eq!(error.kind(), ErrorKind::AuthFailed, "{error}");
         assert!(error.to_string().contains(&server.url()), "{error}");
-        let advice = "an authority that is not trusted: name that authority with ca_certificate";
+        let advice = "an authority that is not trusted: set that authority with ca_certificate";
         assert!(error.to_string().ends_with(advice), "{error}");
         assert!(!format!("{error} {error:?}").contains(SECRET), "{error:?}");
     }
@@ -67,11 +67,11 @@ async fn what_is_no_certificate_is_refused_before_anything_is_sent() {
     let no_certificate = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     let key = format!("-----BEGIN PRIVATE KEY-----\n{SECRET}\n-----END PRIVATE KEY-----\n");
     for (pem, problem) in [
-        (String::new(), "there is no certificate in it"),
-        (SECRET.to_owned(), "there is no certificate in it"),
-        (key.replace(SECRET, "AAAA"), "there is no certificate in it"),
+        (String::new(), "it contains no certificate"),
+        (SECRET.to_owned(), "it contains no certificate"),
+        (key.replace(SECRET, "AAAA"), "it contains no certificate"),
         (key.replace(SECRET, "=hunter2="), "section 1 is not base64"),
-        (cut_short.to_owned(), "section 1 has no end"),
+        (cut_short.to_owned(), "section 1 has no END line"),
         (garbled, "section 1 is not base64"),
         (no_certificate.to_owned(), "section 1 is not an X.509 certificate"),
         (format!("{good}{no_certificate}"), "section 2 is not an X.509 certificate"),

@@ -34,7 +34,7 @@ async fn fences_are_exact_beyond_what_a_floating_point_number_can_say() {
 
 #[tokio::test]
 async fn a_counter_near_its_end_is_warned_of() {
-    const WARNING: &str = "the fence counter is near its end";
+    const WARNING: &str = "the fence counter is near its maximum";
     testkit::events::listen();
     let (server, client) = start().await;
     let warned = |fence: u64| {

@@ -95,6 +95,40 @@ pub async fn a_closed_client_begins_nothing_new(store: &impl Store) {
     }
 }
 
+pub async fn a_closed_client_changes_no_limits(store: &impl Store) {
+    let (client, other) = (store.client().await, store.client().await);
+    let name = unique("closed limits");
+    let (own, theirs) = (declare(&client, &name, 2), declare(&other, &name, 2));
+    let held = acquire(&theirs).await;
+    close(&client).await;
+
+    let errors = [
+        deadline(own.set_capacity(1)).await.unwrap_err(),
+        deadline(own.pin(1)).await.unwrap_err(),
+        deadline(own.unpin()).await.unwrap_err(),
+        deadline(own.set_rate(1, PATIENCE, 1)).await.unwrap_err(),
+        deadline(own.clear_rate()).await.unwrap_err(),
+        deadline(own.pause().into_future()).await.unwrap_err(),
+        deadline(own.resume()).await.unwrap_err(),
+        deadline(own.drain().into_future()).await.unwrap_err(),
+        deadline(own.forget()).await.unwrap_err(),
+        deadline(own.release_member(&held.id().to_string())).await.unwrap_err(),
+        deadline(own.release_member("an id of another program")).await.unwrap_err(),
+    ];
+    for error in errors {
+        assert!(matches!(error, Error::Closed), "{error}");
+    }
+    // In memory there are no others: both are the client that was closed.
+    if other.id() != client.id() {
+        held.check().unwrap();
+        let stats = deadline(theirs.stats()).await.unwrap();
+        assert_eq!((stats.held(), stats.capacity(), stats.pinned()), (1, 2, None));
+        assert!(stats.paused().is_none() && stats.rate().is_none(), "{stats:?}");
+        release(held).await;
+        all_are_free(&theirs).await;
+    }
+}
+
 pub async fn closing_twice_is_harmless(store: &impl Store) {
     let client = store.client().await;
     let semaphore = declare(&client, &unique("closed twice"), 1);

@@ -94,10 +94,10 @@ pub async fn numbers_that_cannot_be_are_refused(store: &impl Store) {
     let with = |change: fn(SemaphoreBuilder) -> SemaphoreBuilder| {
         change(client.semaphore(&name, 1)).build()
     };
-    assert_refused(client.semaphore(&name, 0).build(), "capacity", &["0", "at least 1"]);
-    assert_refused(with(|b| b.ttl(Duration::ZERO)), "ttl", &["0s", "more than zero"]);
+    assert_refused(client.semaphore(&name, 0).build(), "capacity", &["it is 0", "minimum is 1"]);
+    assert_refused(with(|b| b.ttl(Duration::ZERO)), "ttl", &["0s", "longer than zero"]);
     let zero = with(|b| b.max_acquire_time(Duration::ZERO));
-    assert_refused(zero, "max_acquire_time", &["0s", "more than zero"]);
+    assert_refused(zero, "max_acquire_time", &["0s", "longer than zero"]);
     let zero = with(|b| b.heartbeat_max_interval(Duration::ZERO));
     assert_refused(zero, "lease", &["0ns", "300ms"]);
     let short = with(|b| b.heartbeat_max_interval(Duration::from_millis(299)));

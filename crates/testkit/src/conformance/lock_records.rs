@@ -293,10 +293,10 @@ pub async fn times_that_cannot_be_are_refused(store: &impl Store) {
     let locks = client.locks();
     let guard = acquire(&lock(&client, &key)).await;
     for (ttl, words) in [
-        (Duration::ZERO, &["0s", "more than zero"][..]),
+        (Duration::ZERO, &["0s", "longer than zero"][..]),
         (Duration::from_nanos(1), &["1ns", "milliseconds"]),
         (Duration::from_micros(1_500), &["1.5ms", "milliseconds"]),
-        (Duration::from_millis(10_000_000_000_001), &["too long"]),
+        (Duration::from_millis(10_000_000_000_001), &["the limit is 10000000000s"]),
         (Duration::MAX, &[]),
     ] {
         assert_refused(client.lock(&key).ttl(ttl).build(), "ttl", words);
@@ -335,9 +335,9 @@ pub async fn retries_that_cannot_be_are_refused(store: &impl Store) {
     let (client, key) = (store.client().await, unique("retries"));
     let with = |retry: Retry| client.lock(&key).retry(retry).build();
     let retry = Retry::default();
-    assert_refused(with(retry.delay(Duration::ZERO)), "retry delay", &["more than zero"]);
-    assert_refused(with(retry.max_delay(Duration::ZERO)), "retry max_delay", &["more than zero"]);
-    assert_refused(with(retry.within(Duration::ZERO)), "retry within", &["more than zero"]);
+    assert_refused(with(retry.delay(Duration::ZERO)), "retry delay", &["longer than zero"]);
+    assert_refused(with(retry.max_delay(Duration::ZERO)), "retry max_delay", &["longer than zero"]);
+    assert_refused(with(retry.within(Duration::ZERO)), "retry within", &["longer than zero"]);
     for multiplier in [0.0, 0.99, -1.0, f64::NAN, f64::INFINITY] {
         assert_refused(with(retry.multiplier(multiplier)), "retry multiplier", &["at least 1"]);
     }

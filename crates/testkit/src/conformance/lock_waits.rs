@@ -94,7 +94,7 @@ pub async fn a_lock_that_does_not_come_free_is_an_error(store: &impl Store) {
     let error = deadline(waiting.acquire()).await.unwrap_err();
     assert!(begun.elapsed() >= SHORT, "{:?}", begun.elapsed());
     assert_eq!(error.kind(), ErrorKind::AcquisitionTimeout);
-    assert_eq!(error.to_string(), format!("the lock {key:?} did not come free within 400ms"));
+    assert_eq!(error.to_string(), format!("the lock {key:?} was not acquired within 400ms"));
     assert!(matches!(error, Error::TimedOut { limit: SHORT, .. }), "{error:?}");
     held.check().unwrap();
     assert!(release(held).await);

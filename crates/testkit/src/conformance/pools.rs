@@ -149,7 +149,7 @@ pub async fn a_guard_is_told_when_its_lease_is_gone(store: &impl Store) {
     assert_eq!(deadline(lost).await, LossReason::Gone);
     let error = lease.check().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Aborted);
-    let expected = format!("lease a of {:?} was lost: the store no longer knows it", pool.name());
+    let expected = format!("lease a of {:?} was lost: it is no longer in the store", pool.name());
     assert_eq!(error.to_string(), expected);
     assert!(!deadline(lease.release()).await.unwrap());
 }
@@ -216,26 +216,25 @@ pub async fn pools_that_cannot_be_are_refused(store: &impl Store) {
     let refused = |builder: leasehold::PoolBuilder, expected: &str| {
         assert_eq!(builder.build().unwrap_err().to_string(), expected);
     };
-    refused(client.pool("", 1), "invalid name: it is empty: give it at least one character");
-    refused(client.pool("a", 0), "invalid capacity: 0 leases could never be acquired: at least 1");
+    refused(client.pool("", 1), "invalid name: it is empty; the minimum is one character");
+    refused(client.pool("a", 0), "invalid capacity: it is 0; the minimum is 1");
     let long = "x".repeat(513);
-    refused(client.pool(&long, 1), "invalid name: it has 513 bytes: at most 512");
+    refused(client.pool(&long, 1), "invalid name: it is 513 bytes; the limit is 512");
     refused(
         client.pool("holders:a", 1),
-        "invalid name: \"holders:a\" begins with \"holders:\", where other things are kept: \
-         choose another beginning",
+        "invalid name: \"holders:a\" begins with \"holders:\", which is reserved: choose another name",
     );
     refused(
         client.pool("a", 1).ttl(Duration::from_millis(999)),
-        "invalid ttl: 999ms is too short to be kept: at least 1s",
+        "invalid ttl: it is 999ms; the minimum is 1s",
     );
     refused(
         client.pool("a", 1).ttl(Duration::from_micros(1_000_500)),
-        "invalid ttl: 1.0005s is not in whole milliseconds",
+        "invalid ttl: it is 1.0005s; it must be a whole number of milliseconds",
     );
     refused(
         client.pool("a", 1).retry(Retry::default().multiplier(0.5)),
-        "invalid retry multiplier: 0.5 would not lengthen a delay: at least 1",
+        "invalid retry multiplier: it is 0.5; it must be finite, and at least 1",
     );
 }
 

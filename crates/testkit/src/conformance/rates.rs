@@ -139,13 +139,16 @@ pub async fn rates_that_cannot_be_are_refused(store: &impl Store) {
     let semaphore = || client.semaphore(&name, 1);
     let million = 1_000_000_000_000;
     for (builder, says) in [
-        (semaphore().rate(0, SECOND), ["rate: 0", "pause"]),
-        (semaphore().rate(1, Duration::ZERO), ["rate: 0s", "more than zero"]),
-        (semaphore().rate(million, SECOND), ["rate: 1000000000000 in 1s", "10000 per second"]),
-        (semaphore().rate(10_001, SECOND), ["rate: 10001 in 1s", "10000 per second"]),
-        (semaphore().rate(1, 1_000_000 * HOUR), ["rate: 1 in", "100 years"]),
-        (semaphore().rate(1, SECOND).burst(0), ["burst: 0", "at least 1"]),
-        (semaphore().burst(2), ["burst", "no rate"]),
+        (semaphore().rate(0, SECOND), ["rate: it is 0", "pause"]),
+        (semaphore().rate(1, Duration::ZERO), ["rate: it is 0s", "longer than zero"]),
+        (
+            semaphore().rate(million, SECOND),
+            ["rate: it is 1000000000000 in 1s", "10000 per second"],
+        ),
+        (semaphore().rate(10_001, SECOND), ["rate: it is 10001 in 1s", "10000 per second"]),
+        (semaphore().rate(1, 1_000_000 * HOUR), ["rate: it is 1 in", "100 years"]),
+        (semaphore().rate(1, SECOND).burst(0), ["burst: it is 0", "minimum is 1"]),
+        (semaphore().burst(2), ["burst", "needs a rate"]),
         (semaphore().rate(1, 100_000 * HOUR).burst(u32::MAX), ["burst of 4294967295", "100 years"]),
     ] {
         let error = builder.build().unwrap_err();
@@ -157,6 +160,6 @@ pub async fn rates_that_cannot_be_are_refused(store: &impl Store) {
     let semaphore = declare(&client, &name, 1);
     drop(acquire(&semaphore).await);
     let error = deadline(semaphore.set_rate(0, SECOND, 1)).await.unwrap_err();
-    assert!(error.to_string().contains("rate: 0"), "{error}");
+    assert!(error.to_string().contains("rate: it is 0"), "{error}");
     all_are_free(&semaphore).await;
 }

@@ -189,3 +189,42 @@ pub async fn no_more_than_the_limit_are_told(store: &impl Store) {
     }
     assert_eq!(deadline(client.stats().fetch()).await.unwrap().len(), 100);
 }
+
+pub async fn waiters_are_listed_by_their_places(store: &impl Store) {
+    let (client, name) = (store.client().await, unique("places"));
+    let semaphore = declare(&client, &name, 1);
+    let held = acquire(&semaphore).await;
+    let mut waiters = Vec::new();
+    for _ in 0..5 {
+        waiters.push(Waiter::join(&semaphore).await);
+    }
+    let places = async |places| {
+        let asked = client.stats().names([name.as_str()]).waiters_in(places).fetch();
+        let stats = deadline(asked).await.unwrap().pop().unwrap();
+        assert_eq!(stats.waiting(), 5, "all are counted");
+        stats.waiters().iter().map(|waiter| waiter.id().to_owned()).collect::<Vec<_>>()
+    };
+    let all = places(0..usize::MAX).await;
+    assert_eq!(all.len(), 5);
+    assert_eq!(places(0..2).await, all[..2]);
+    assert_eq!(places(1..4).await, all[1..4]);
+    assert_eq!(places(4..100).await, all[4..]);
+    assert_eq!(places(5..9).await, [""; 0]);
+    assert_eq!(places(0..0).await, [""; 0]);
+    for waiter in waiters {
+        waiter.leave().await;
+    }
+    release(held).await;
+}
+
+pub async fn a_client_is_listed_with_its_process(store: &impl Store) {
+    let client = store.client().await;
+    let own = client.id().to_string();
+    let listed = async || deadline(client.clients(EVERY)).await.unwrap();
+    let is_it = |one: &leasehold::ClientInfo| one.id == own;
+    crate::wait::eventually(async || listed().await.iter().any(is_it)).await;
+    let found = listed().await.into_iter().find(is_it).unwrap();
+    assert_eq!(found.pid, Some(std::process::id()));
+    assert!(found.program.is_some_and(|program| !program.is_empty()));
+    assert_eq!(deadline(client.clients(0)).await.unwrap(), []);
+}

@@ -218,6 +218,6 @@ pub async fn limits_that_cannot_be_are_refused(store: &impl Store) {
     assert_refused(deadline(pause().reason("bell\u{7}").into_future()).await, &["reason", "bell"]);
     assert_refused(deadline(pause().by("").into_future()).await, &["by", "empty"]);
     let drain = semaphore.drain().within(Duration::ZERO).into_future();
-    assert_refused(deadline(drain).await, &["within", "more than zero"]);
+    assert_refused(deadline(drain).await, &["within", "longer than zero"]);
     all_are_free(&semaphore).await;
 }

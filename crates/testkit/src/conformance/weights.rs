@@ -86,15 +86,15 @@ pub async fn what_weighs_more_than_there_is_is_refused_at_once(store: &impl Stor
     ] {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
         let text = error.to_string();
-        assert!(text.contains("weight: 3") && text.contains('2'), "{text}");
+        assert!(text.contains("weight: it is 3") && text.contains('2'), "{text}");
     }
     // Who is refused declares nothing.
     let narrow = declare(&store.client().await, semaphore.name(), 1);
     let error = deadline(narrow.acquire().weight(2)).await.unwrap_err();
-    assert!(error.to_string().contains("weight: 2"), "{error}");
+    assert!(error.to_string().contains("weight: it is 2"), "{error}");
     assert_eq!(deadline(semaphore.stats()).await.unwrap().capacity(), 2);
     let error = deadline(semaphore.acquire().weight(0)).await.unwrap_err();
-    assert!(error.to_string().contains("weight: 0"), "{error}");
+    assert!(error.to_string().contains("weight: it is 0"), "{error}");
     assert_eq!(census(&semaphore).await, (1, 0));
     drop(held);
     all_are_free(&semaphore).await;

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{
-    AsyncConnectionConfig, ConnectionAddr, FromRedisValue, IntoConnectionInfo, RedisConnectionInfo,
+    AsyncConnectionConfig, ConnectionAddr, ConnectionLike, FromRedisValue, IntoConnectionInfo,
+    RedisConnectionInfo, RedisResult,
 };
 
 use super::{FIXTURE, RedisServer, lock};
@@ -43,6 +44,11 @@ impl RedisServer {
     /// If the server does not let it in.
     #[must_use]
     pub fn connection(&self) -> redis::Connection {
+        let connection = self.try_connection();
+        connection.unwrap_or_else(|error| panic!("cannot look into redis-server: {error}"))
+    }
+
+    fn try_connection(&self) -> RedisResult<redis::Connection> {
         let settings = RedisConnectionInfo::default()
             .set_username(FIXTURE)
             .set_password(FIXTURE)
@@ -50,10 +56,9 @@ impl RedisServer {
         let info =
             ConnectionAddr::Unix(self.socket()).into_connection_info().expect("a valid address");
         let connection = redis::Client::open(info.set_redis_settings(settings))
-            .and_then(|client| client.get_connection_with_timeout(LOOK_TIMEOUT))
-            .unwrap_or_else(|error| panic!("cannot look into redis-server: {error}"));
-        connection.set_read_timeout(Some(LOOK_TIMEOUT)).expect("a timeout above zero");
-        connection
+            .and_then(|client| client.get_connection_with_timeout(LOOK_TIMEOUT))?;
+        connection.set_read_timeout(Some(LOOK_TIMEOUT))?;
+        Ok(connection)
     }
 
     /// A connection as any program has one, at [`url`](Self::url) and without credentials. It waits
@@ -77,7 +82,7 @@ impl RedisServer {
     /// before they ran do not count.
     #[must_use]
     pub fn commandstats(&self) -> BTreeMap<String, u64> {
-        let (info, own): (String, _) = self.look("info", &["INFO", "commandstats"]);
+        let (info, own): (String, _) = self.look(&["INFO", "commandstats"]);
         info.lines()
             .filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(":calls="))
             .filter_map(|(name, rest)| Some((name, rest.split(',').next()?.parse::<u64>().ok()?)))
@@ -100,41 +105,81 @@ impl RedisServer {
     /// If the server does not say.
     #[must_use]
     pub fn total_commands_processed(&self) -> u64 {
-        let (info, own): (String, BTreeMap<String, u64>) = self.look("info", &["INFO", "stats"]);
+        let (info, own): (String, BTreeMap<String, u64>) = self.look(&["INFO", "stats"]);
         let total = info.lines().find_map(|line| line.strip_prefix("total_commands_processed:"));
         let total: u64 = total.and_then(|total| total.trim().parse().ok()).expect("a number");
         total - own.values().sum::<u64>()
     }
 
-    /// How many connections there are that are not the fixture's.
+    /// How many connections there are that are neither the fixture's nor for replication.
     #[must_use]
     pub fn connected_clients(&self) -> usize {
-        let (clients, _): (String, _) = self.look("client|list", &["CLIENT", "LIST"]);
+        self.client_list().len()
+    }
+
+    /// The lines of `CLIENT LIST` about connections that are neither the fixture's nor for
+    /// replication.
+    #[must_use]
+    pub fn client_list(&self) -> Vec<String> {
+        let (clients, _): (String, _) = self.look(&["CLIENT", "LIST"]);
         let fixture = format!("user={FIXTURE}");
-        clients.lines().filter(|client| !client.split(' ').any(|field| field == fixture)).count()
+        let own = |field: &str| field == fixture || field == "flags=M" || field == "flags=S";
+        let others = clients.lines().filter(|client| !client.split(' ').any(own));
+        others.map(str::to_owned).collect()
+    }
+
+    /// Every key that this server stores, in order.
+    #[must_use]
+    pub fn keys(&self) -> Vec<String> {
+        let (mut keys, _): (Vec<String>, _) = self.look(&["KEYS", "*"]);
+        keys.sort();
+        keys
+    }
+
+    /// The shard channels of this server that have subscribers, in order.
+    #[must_use]
+    pub fn shard_channels(&self) -> Vec<String> {
+        let (mut channels, _): (Vec<String>, _) = self.look(&["PUBSUB", "SHARDCHANNELS"]);
+        channels.sort();
+        channels
     }
 
     pub(super) fn ping(&self) {
-        let _: (String, _) = self.look("ping", &["PING"]);
+        let _: (String, _) = self.look(&["PING"]);
+    }
+
+    /// Calls a command on the fixture's connection. The counts leave it out if it succeeds.
+    pub(crate) fn call<T: FromRedisValue>(&self, command: &[&str]) -> RedisResult<T> {
+        self.try_look(command).map(|(reply, _)| reply)
+    }
+
+    fn look<T: FromRedisValue>(&self, command: &[&str]) -> (T, BTreeMap<String, u64>) {
+        self.try_look(command)
+            .unwrap_or_else(|error| panic!("{command:?} of redis-server: {error}"))
     }
 
     /// Calls a command on the fixture's connection, and answers with it how often the fixture
     /// called what *before* this call, which is what a reply about counts contains.
-    fn look<T: FromRedisValue>(
+    fn try_look<T: FromRedisValue>(
         &self,
-        counted_as: &str,
         command: &[&str],
-    ) -> (T, BTreeMap<String, u64>) {
+    ) -> RedisResult<(T, BTreeMap<String, u64>)> {
         let mut looker = lock(&self.looker);
-        let mut connection = looker.connection.take().unwrap_or_else(|| {
+        let kept = looker.connection.take();
+        if kept.is_none() {
             *looker.own.entry("auth".to_owned()).or_default() += 1;
-            self.connection()
-        });
+        }
+        let mut connection = kept.map_or_else(|| self.try_connection(), Ok)?;
         let before = looker.own.clone();
         let reply = redis::cmd(command[0]).arg(&command[1..]).query(&mut connection);
-        *looker.own.entry(counted_as.to_owned()).or_default() += 1;
-        looker.connection = Some(connection);
-        (reply.unwrap_or_else(|error| panic!("{command:?} of redis-server: {error}")), before)
+        // Redis does not count a command that it rejects, for instance while it loads data.
+        if reply.is_ok() {
+            *looker.own.entry(counted_as(command)).or_default() += 1;
+        }
+        if connection.is_open() {
+            looker.connection = Some(connection);
+        }
+        Ok((reply?, before))
     }
 }
 
@@ -143,6 +188,12 @@ impl RedisServer {
 pub fn expires_at(connection: &mut redis::Connection, key: &str) -> i64 {
     let answer = redis::cmd("EVAL").arg(EXPIRES_AT).arg(1).arg(key).query(connection);
     answer.unwrap_or_else(|error| panic!("the expiry of {key}: {error}"))
+}
+
+/// The name under which Redis counts a command.
+fn counted_as(command: &[&str]) -> String {
+    let subcommands = ["CLIENT", "CLUSTER", "PUBSUB", "SENTINEL"].contains(&command[0]);
+    command[..if subcommands { 2 } else { 1 }].join("|").to_lowercase()
 }
 
 /// The sum of the calls of `name` and of its subcommands.

@@ -21,6 +21,9 @@ const PROGRAM: &str = "LEASEHOLD_TEST_REDIS_SERVER";
 /// it comes, is its end of file.
 const WATCHDOG: &str = r#"read -r _; kill -9 "$1" 2>/dev/null; rm -rf -- "$2""#;
 
+/// The log line of a server, or of a sentinel, that accepts connections.
+const READY: [&str; 2] = ["eady to accept connections", "Sentinel ID is"];
+
 /// Why a server did not come up.
 pub(super) enum SpawnError {
     /// Somebody else listens on the port; another one may work.
@@ -29,11 +32,20 @@ pub(super) enum SpawnError {
     Failed(String),
 }
 
+/// What the fixture last did to a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Running,
+    Stopped,
+    Ended,
+}
+
 /// A server that accepted connections once; killed when dropped.
 #[derive(Debug)]
 pub(super) struct Process {
     child: Child,
     watchdog: Child,
+    state: State,
     /// Never yields after the start; its disconnection says that the server closed its output,
     /// which is the event "it ended" without polling.
     output: Receiver<String>,
@@ -58,15 +70,9 @@ impl Process {
             ),
             _ => panic!("cannot run {}: {error}", program.display()),
         });
-        let watchdog = Command::new("sh")
-            .args(["-c", WATCHDOG, "watchdog", &child.id().to_string()])
-            .arg(dir)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("a shell to watch over the server");
-        let process = Self { child, watchdog, output: follow(reader) };
+        let watchdog = watch(&child.id().to_string(), dir);
+        let state = State::Running;
+        let process = Self { child, watchdog, state, output: follow(reader) };
         process.ready()?;
         Ok(process)
     }
@@ -77,7 +83,7 @@ impl Process {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.output.recv_timeout(left) {
-                Ok(line) if line.contains("eady to accept connections") => return Ok(()),
+                Ok(line) if READY.iter().any(|ready| line.contains(ready)) => return Ok(()),
                 Ok(line) => said.extend([&line, "\n"]),
                 Err(_) if said.contains("Address already in use") => {
                     return Err(SpawnError::PortTaken);
@@ -97,14 +103,25 @@ impl Process {
         self.child.id()
     }
 
+    pub(super) fn state(&self) -> State {
+        self.state
+    }
+
     /// Ends the server with SIGKILL, also a stopped one. Twice is harmless.
     pub(super) fn kill(&mut self) {
+        self.state = State::Ended;
         // The watchdog first: once the server is reaped its pid may be somebody else's.
         for child in [&mut self.watchdog, &mut self.child] {
             // An error means that it has already been reaped.
             let _ = child.kill();
             let _ = child.wait();
         }
+    }
+
+    /// Ends the server with SIGKILL. Its directory stays, and is still removed if this process ends.
+    pub(super) fn kill_for_now(&mut self, dir: &Path) {
+        self.kill();
+        self.watchdog = watch("", dir);
     }
 
     /// Waits until the server ended by itself.
@@ -131,17 +148,19 @@ impl Process {
     }
 
     /// Stops the server and returns once the kernel says that it is stopped.
-    pub(super) fn stop(&self) {
+    pub(super) fn stop(&mut self) {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, Signal::STOP).expect("the server runs");
         // NOWAIT and EXITED: should it have died instead, we learn of it, and `Child` still reaps it.
         let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         let status = waitid(WaitId::Pid(pid), options).expect("the server is our child");
         assert!(status.is_some_and(|status| status.stopped()), "redis-server ended when paused");
+        self.state = State::Stopped;
     }
 
-    pub(super) fn proceed(&self) {
+    pub(super) fn proceed(&mut self) {
         kill_process(Pid::from_child(&self.child), Signal::CONT).expect("the server runs");
+        self.state = State::Running;
     }
 }
 
@@ -149,6 +168,18 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Starts a watchdog for a server in `dir`, and for its process unless `pid` is empty.
+fn watch(pid: &str, dir: &Path) -> Child {
+    Command::new("sh")
+        .args(["-c", WATCHDOG, "watchdog", pid])
+        .arg(dir)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("a shell to watch over the server")
 }
 
 /// Drains the server's output for as long as it lives, so that a full pipe never blocks it.

@@ -50,7 +50,7 @@ async fn servers_started_together_do_not_meet() {
 async fn a_taken_port_is_reported_so_that_another_is_tried() {
     let server = RedisServer::start();
     let dir = TempDir::new().unwrap();
-    let args = server_args(&[], server.port(), dir.path());
+    let args = launch::server_args(&[], server.port(), dir.path());
     assert!(matches!(Process::spawn(&args, dir.path()), Err(SpawnError::PortTaken)));
 }
 
@@ -204,6 +204,22 @@ async fn the_watchdog_ends_what_an_abandoned_server_left() {
     lock(&server.process).abandon();
     lock(&server.process).wait_ended();
     assert!(!runs(pid) && !dir.exists());
+}
+
+#[test]
+fn a_killed_server_stays_dead_until_it_is_started() {
+    let server = RedisServer::start();
+    let (port, pid, dir) = (server.port(), server.pid(), server.dir.path().to_owned());
+    server.kill();
+    server.kill();
+    assert!(!runs(pid) && !server.is_running() && dir.exists());
+    server.crash();
+    assert!(server.is_running());
+    assert_eq!(server.port(), port);
+
+    server.kill();
+    lock(&server.process).abandon();
+    assert!(!dir.exists());
 }
 
 #[test]

@@ -1,5 +1,5 @@
 use super::*;
-use crate::ask::{ask, keys};
+use crate::ask::ask;
 use crate::proxy::FaultProxy;
 use crate::redis_server::RedisServer;
 
@@ -38,7 +38,7 @@ async fn the_steps_write_what_the_document_says() {
     };
 
     seed.queue("n", &id, HEARTBEAT, LONG).await.unwrap();
-    assert_eq!(keys(&server), ["ns:semaphore_waiting:n", "ns:semaphore_waiting_heartbeat:n"]);
+    assert_eq!(server.keys(), ["ns:semaphore_waiting:n", "ns:semaphore_waiting_heartbeat:n"]);
     let queued: f64 = ask(&mut redis, &format!("ZSCORE ns:semaphore_waiting:n {id}"));
     about(queued, 0.0);
     about(ask(&mut redis, &format!("ZSCORE ns:semaphore_waiting_heartbeat:n {id}")), 180.0);
@@ -49,13 +49,13 @@ async fn the_steps_write_what_the_document_says() {
     assert!(!seed.wait_notification(&id, Duration::ZERO).await.unwrap());
     assert_eq!(seed.wake_up_nexts("n", 3, HEARTBEAT, LONG).await.unwrap(), 1);
     let list = format!("ns:acquisition_notification:{id}");
-    assert_eq!(keys(&server), [&list, "ns:semaphore_main:n"]);
+    assert_eq!(server.keys(), [&list, "ns:semaphore_main:n"]);
     about(ask(&mut redis, &format!("ZSCORE ns:semaphore_main:n {id}")), 180.0);
     assert_eq!(ask::<Vec<String>>(&mut redis, &format!("LRANGE {list} 0 -1")), ["1"]);
     assert!(seed.wait_notification(&id, DEADLINE).await.unwrap());
 
     assert_eq!(seed.confirm("n", &id, 3, HEARTBEAT, LONG).await.unwrap(), (1, 1));
-    assert_eq!(keys(&server), ["ns:semaphore_main:n", "ns:semaphore_max:n", "ns:semaphore_ttl:n"]);
+    assert_eq!(server.keys(), ["ns:semaphore_main:n", "ns:semaphore_max:n", "ns:semaphore_ttl:n"]);
     about(ask(&mut redis, &format!("ZSCORE ns:semaphore_ttl:n {id}")), 1000.0);
     assert_eq!(ask::<String>(&mut redis, "GET ns:semaphore_max:n"), "3");
     for key in ["main", "ttl", "max"] {
@@ -69,7 +69,7 @@ async fn the_steps_write_what_the_document_says() {
     assert_eq!(seed.release("n", &id).await.unwrap(), 0);
     assert_eq!(seed.ping("n", &id).await.unwrap(), (0, 0));
     assert_eq!(seed.confirm("n", &id, 3, HEARTBEAT, LONG).await.unwrap(), (0, 0));
-    assert_eq!(keys(&server), ["ns:semaphore_max:n"]);
+    assert_eq!(server.keys(), ["ns:semaphore_max:n"]);
 }
 
 #[tokio::test]
@@ -158,7 +158,7 @@ async fn a_slot_ends_with_its_ttl_however_alive_its_holder() {
     assert_eq!(ahead(&server, 30.0).await.card("n").await.unwrap(), 1);
     assert_eq!(ahead(&server, 70.0).await.card("n").await.unwrap(), 0);
     assert_eq!(
-        keys(&server),
+        server.keys(),
         [format!("ns:acquisition_notification:{id}"), "ns:semaphore_max:n".into()]
     );
 }

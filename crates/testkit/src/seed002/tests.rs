@@ -1,7 +1,7 @@
 use tokio::task::JoinSet;
 
 use super::*;
-use crate::ask::{ask, keys};
+use crate::ask::ask;
 use crate::redis_server::RedisServer;
 
 /// So long that nothing expires in a test that does not make it.
@@ -41,7 +41,7 @@ async fn the_scripts_write_what_the_document_says() {
     let before = now(&mut look);
     is(&seed.acquire("k", "a", 2, TTL).await.unwrap(), "acquired", 1, 0);
     let after = now(&mut look);
-    assert_eq!(keys(&server), ["semaphores:holders:k:a", "semaphores:k"]);
+    assert_eq!(server.keys(), ["semaphores:holders:k:a", "semaphores:k"]);
     let acquired = score(&mut look, "a");
     assert!((before..=after).contains(&acquired), "{acquired} is not in {before}..={after}");
     let left: u64 = ask(&mut look, "TTL semaphores:holders:k:a");
@@ -53,7 +53,7 @@ async fn the_scripts_write_what_the_document_says() {
     assert!(ask::<u64>(&mut look, "TTL semaphores:holders:k:a") > TTL);
     assert_eq!(seed.count("k", TTL).await.unwrap(), (1, 0));
     is(&seed.release("k", "a", TTL).await.unwrap(), "released", 0, 0);
-    assert_eq!(keys(&server), Vec::<String>::new());
+    assert_eq!(server.keys(), Vec::<String>::new());
     assert_eq!(seed.count("k", TTL).await.unwrap(), (0, 0));
 }
 
@@ -63,7 +63,7 @@ async fn a_full_pool_lets_nobody_in() {
     is(&seed.acquire("k", "a", 2, TTL).await.unwrap(), "acquired", 1, 0);
     is(&seed.acquire("k", "b", 2, TTL).await.unwrap(), "acquired", 2, 0);
     is(&seed.acquire("k", "c", 2, TTL).await.unwrap(), "capacity_full", 2, 0);
-    assert!(!keys(&server).contains(&"semaphores:holders:k:c".to_owned()));
+    assert!(!server.keys().contains(&"semaphores:holders:k:c".to_owned()));
     is(&seed.acquire("other", "c", 2, TTL).await.unwrap(), "acquired", 1, 0);
     is(&seed.release("k", "a", TTL).await.unwrap(), "released", 1, 0);
     is(&seed.acquire("k", "c", 2, TTL).await.unwrap(), "acquired", 2, 0);
@@ -132,7 +132,7 @@ async fn who_does_not_hold_is_told_why() {
     let (server, mut look, seed) = start().await;
     is(&seed.renew("k", "a", TTL).await.unwrap(), "not_held", 0, 0);
     is(&seed.release("k", "a", TTL).await.unwrap(), "not_held", 0, 0);
-    assert_eq!(keys(&server), Vec::<String>::new());
+    assert_eq!(server.keys(), Vec::<String>::new());
 
     seed.acquire("k", "b", 2, TTL).await.unwrap();
     for past in ["DEL semaphores:holders:k:a", "PEXPIREAT semaphores:holders:k:a 1"] {
@@ -146,7 +146,7 @@ async fn who_does_not_hold_is_told_why() {
         is(&seed.release("k", "a", TTL).await.unwrap(), "already_expired", 1, 1);
         is(&seed.release("k", "a", TTL).await.unwrap(), "not_held", 1, 0);
     }
-    assert_eq!(keys(&server), ["semaphores:holders:k:b", "semaphores:k"]);
+    assert_eq!(server.keys(), ["semaphores:holders:k:b", "semaphores:k"]);
 }
 
 /// The document's rule, kept with its fault: everybody sweeps with a TTL of their own.

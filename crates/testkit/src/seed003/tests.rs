@@ -4,7 +4,7 @@ use redis::Connection;
 use tokio::task::JoinSet;
 
 use super::*;
-use crate::ask::{ask, keys};
+use crate::ask::ask;
 use crate::redis_server::{RedisServer, expires_at};
 
 /// So long that nothing expires in a test that does not make it.
@@ -49,7 +49,7 @@ async fn the_scripts_write_what_the_document_says() {
     let acquired = seed.acquire("k", TTL).await.unwrap().unwrap();
     let after = now(&mut look);
     let index = format!("p:id:{}", acquired.lock_id);
-    assert_eq!(keys(&server), ["p:fence:k", &index, "p:k"]);
+    assert_eq!(server.keys(), ["p:fence:k", &index, "p:k"]);
     assert_eq!(acquired.fence, "0000000000000000001");
     assert!((before + TTL..=after + TTL).contains(&acquired.expires_at_ms), "{acquired:?}");
 
@@ -63,7 +63,7 @@ async fn the_scripts_write_what_the_document_says() {
     end_within(&mut look, &["p:k", &index], &(before + TTL..=after + TTL));
 
     assert_eq!(seed.release(&stored.lock_id).await.unwrap(), 1);
-    assert_eq!(keys(&server), ["p:fence:k"]);
+    assert_eq!(server.keys(), ["p:fence:k"]);
 }
 
 #[tokio::test]
@@ -134,7 +134,7 @@ async fn whose_lock_it_is_not_is_told_why() {
         ask::<()>(&mut look, &format!("SET p:id:{A} k"));
         write_ended(&mut look, A, 30_000);
         assert_eq!(code(A).await, -2, "it has expired");
-        assert_eq!(keys(&server), ["p:fence:k".to_owned(), format!("p:id:{B}")]);
+        assert_eq!(server.keys(), ["p:fence:k".to_owned(), format!("p:id:{B}")]);
         assert_eq!(code(A).await, -1, "it was cleaned up");
         ask::<()>(&mut look, &format!("DEL p:id:{B}"));
     }
@@ -170,7 +170,7 @@ async fn a_record_outlives_its_end_by_the_tolerance() {
     assert!(!seed.is_locked("k").await.unwrap());
     assert_eq!(seed.lookup_by_key("k").await.unwrap(), None);
     assert_eq!(seed.lookup_by_id(A).await.unwrap(), None);
-    assert_eq!(keys(&server), [format!("p:id:{A}"), "p:k".to_owned()], "looking changes nothing");
+    assert_eq!(server.keys(), [format!("p:id:{A}"), "p:k".to_owned()], "looking changes nothing");
     assert_eq!(patient.extend(A, TTL).await.unwrap(), 1);
     assert!(seed.is_locked("k").await.unwrap());
 }
@@ -185,7 +185,7 @@ async fn an_expired_record_is_taken_over() {
     assert_eq!(acquired.fence, format!("{:019}", 8));
     // The document leaves the old index to its own expiry. Its owner gets nothing by it.
     let all = ["p:fence:k".to_owned(), format!("p:id:{A}"), format!("p:id:{B}"), "p:k".to_owned()];
-    assert_eq!(keys(&server), all);
+    assert_eq!(server.keys(), all);
     assert_eq!((seed.release(A).await.unwrap(), seed.release(B).await.unwrap()), (0, 1));
 }
 

@@ -1,26 +1,32 @@
-//! What excuses whom.
+//! Exemptions: which faults exempt which acquisitions from which checks.
 //!
-//! From *order* and *progress*: a fault, for the worker that it befell, until its clients can be back.
+//! *Order* and *progress*: a worker that was hit by a fault is exempt until its clients can have recovered.
 //!
-//! From the *limit*, where a store lost its data, what docs/guarantees.md says, no more:
+//! *Limit*: where a store lost its data or its clock was set, exactly what docs/guarantees.md says:
 //!
-//! - *Restarted empty:* "Between the restart and that moment two clients may both believe in a permit", that moment being
-//!   when the holder's client is connected again, "≤ 1 s once it is up". So whoever was granted by the old server does not
-//!   count from its end until a second after the new one is up; or, if its connection, its process or the store suffered
-//!   something else meanwhile, until that is over.
-//! - *A failover:* "A grant that was not copied yet can be made again: two holders […] until the first one renews", "up to
-//!   two thirds of its heartbeat". So whoever was granted just before the failover does not count until then. Whoever was
-//!   granted earlier does count, unless it could not renew at the new primary because of something else.
+//! - *Restarted empty.* Two clients may both believe in a permit until the first one's client is connected again, at
+//!   most a second after the server is up. So a permit that the old server granted does not count from the restart
+//!   until that moment. If its connection, its process or the store was hit by another fault in the meantime, it does
+//!   not count until that fault is over.
+//! - *A failover.* A grant that was not copied yet can be made again. Then there are two holders until the first one
+//!   renews, which takes up to two thirds of its lease. So a permit that was granted just before the failover does not
+//!   count until then. A permit that was granted earlier counts, unless another fault kept its holder from renewing at
+//!   the new primary.
+//! - *Two primaries.* If the old primary accepts commands for longer than a moment, its renewals are not copied, and
+//!   other sentinels or nodes may still name it. So no permit counts until every client can be connected to the new
+//!   primary.
 //! - *Locks and pools* have no fence that tells when they were granted, and are renewed, if at all, at a third of their
-//!   TTL: whoever asked before the loss was over does not count for a TTL.
+//!   TTL. So a lock or lease that was requested before the loss was over does not count for one TTL and some seconds.
+//! - *The server's clock is set forward.* Leases end early by the same time, and holders may be notified late. So a
+//!   permit that was requested before does not count for as long as its holder may believe without asking again.
+//! - *The server's clock is set back.* Nothing is exempt, except where another program takes part: its writes and
+//!   removals by its own clock may be in flight while the clocks are set.
 //!
-//! - *Its clock is set forward:* "leases end early by as much; holders may be told late". So whoever asked before does not count
-//!   for as long as it may believe without asking again. *Set back*, nobody is excused, but where another program takes part: what
-//!   that writes and removes by its own clock may be on its way while the clocks are set.
+//! In a cluster, all of this applies only to the names of the node that failed.
 //!
-//! From *fences* nothing, but for locks, whose counter is lost with the store's data, and for permits, whose fences begin at the
-//! clock then, if that was set back before: they are compared only where both were granted between the same two losses
-//! (`epoch`).
+//! *Fences*: nothing is exempt, except that two fences are compared only if both were granted between the same two
+//! losses of data (`epoch`). The counter of a lock is lost with the store's data. The fences of permits then start at
+//! the clock, which may have been set back before.
 
 use std::collections::BTreeMap;
 
@@ -33,20 +39,21 @@ use crate::plan::{self, CONFIRM, LONG, STEP};
 
 /// How long a grant may take to be copied to a replica that keeps up.
 const COPYING: Micros = SECOND;
-/// "≤ 1 s once it is up", and the time until the answer of what is asked first.
+/// At most one second after the server is up, plus the time until the first answer.
 const RECONNECT: Micros = SECOND + SECOND / 2;
 
-/// Who was befallen by something when, and may still be busy with it.
+/// For each thing, when each worker was hit by a fault or may still have been recovering from it.
 pub(super) struct Touched {
-    everybody: Spans,
-    workers: BTreeMap<usize, Spans>,
+    everybody: Vec<Spans>,
+    workers: BTreeMap<usize, Vec<Spans>>,
 }
 
 fn excused(fault: &Fault) -> Span {
     let aftermath = match fault.kind {
-        // What a replica had not copied, a release or a cancel, stays in the store for a lease and a confirm.
-        Kind::Promote => LONG + CONFIRM,
-        // Whoever died before stays for as much longer; and newcomers stand before those who wait already.
+        // A release or cancel that the replica had not copied leaves a member in the store for a lease and a confirm
+        // time.
+        _ if fault.is_failover() => LONG + CONFIRM,
+        // Members that died before stay for longer by the step. And new waiters are ahead of those that wait already.
         Kind::ClockBack => LONG + CONFIRM + STEP,
         _ => 0,
     };
@@ -54,36 +61,42 @@ fn excused(fault: &Fault) -> Span {
 }
 
 impl Touched {
-    /// On a `local` store, who is stopped in the middle of a transaction keeps everybody else waiting.
-    pub(super) fn by(faults: &[Fault], local: bool) -> Self {
-        let everybody =
-            |fault: &&Fault| fault.scope == Scope::Everybody || local && fault.kind == Kind::Stop;
-        let mut spans: BTreeMap<usize, Vec<Span>> = BTreeMap::new();
+    /// On a `local` store, a process that is stopped in the middle of a transaction blocks all others.
+    pub(super) fn by(faults: &[Fault], local: bool, things: usize) -> Self {
+        let everybody = |fault: &Fault| {
+            let all = matches!(fault.scope, Scope::Everybody | Scope::Things(_));
+            all || local && fault.kind == Kind::Stop
+        };
+        // A process that was killed does not come back. The next life of the worker is another process.
+        let of = |worker: usize, fault: &Fault| {
+            fault.scope == Scope::Worker(worker) && fault.kind != Kind::Kill
+        };
+        let touched = |befell: &dyn Fn(&Fault) -> bool| {
+            let on = |thing: usize| {
+                let own = faults.iter().filter(|fault| befell(fault) && fault.concerns(thing));
+                own.map(excused).collect()
+            };
+            (0..things).map(on).collect()
+        };
+        let mut workers = BTreeMap::new();
         for fault in faults {
             if let Scope::Worker(worker) = fault.scope {
-                // Who was killed does not come back; the next life of the worker is another.
-                if fault.kind != Kind::Kill {
-                    spans.entry(worker).or_default().push(excused(fault));
-                }
+                let own = |fault: &Fault| everybody(fault) || of(worker, fault);
+                workers.entry(worker).or_insert_with(|| touched(&own));
             }
         }
-        let everybody = || faults.iter().filter(everybody).map(excused);
-        let workers = spans
-            .into_iter()
-            .map(|(worker, own)| (worker, own.into_iter().chain(everybody()).collect()))
-            .collect();
-        Self { everybody: everybody().collect(), workers }
+        Self { everybody: touched(&everybody), workers }
     }
 
-    /// When this worker was busy with a fault.
-    pub(super) fn of(&self, worker: usize) -> &Spans {
-        self.workers.get(&worker).unwrap_or(&self.everybody)
+    /// The times at which this worker was recovering from a fault that can affect this thing.
+    pub(super) fn of(&self, worker: usize, thing: usize) -> &Spans {
+        &self.workers.get(&worker).unwrap_or(&self.everybody)[thing]
     }
 }
 
-/// From when until when what an operation believes does not count.
+/// The times at which it does not count that an operation believes that it holds.
 pub(super) fn forgotten(case: &Case<'_>, op: &Op) -> Spans {
-    let faults = case.history.faults.iter();
+    let faults = case.history.faults.iter().filter(|fault| fault.concerns(op.thing));
     faults
         .filter_map(|fault| match fault.kind {
             Kind::ClockForward | Kind::ClockBack => by_clock(case, op, fault),
@@ -104,7 +117,7 @@ fn by_loss(case: &Case<'_>, op: &Op, loss: &Fault) -> Option<Span> {
     let (begin, end) = (loss.begin, loss.end);
     let lease = op.of(history).lease;
     let Some(granted) = minted(history, op) else {
-        // No fence that is a time.
+        // It has no fence that is a time.
         let told = op.granted?.at;
         let until = told.max(end).saturating_add(op.of(history).longest() + 3 * SECOND);
         return (op.asked < end).then_some((begin, until));
@@ -112,13 +125,17 @@ fn by_loss(case: &Case<'_>, op: &Op, loss: &Fault) -> Option<Span> {
     if granted > end {
         return None;
     }
-    let until = |from: Micros| out_of_reach(history, op.worker, loss, from);
+    let until = |from: Micros| out_of_reach(history, op, loss, from);
     match loss.kind {
         Kind::RestartEmpty => Some((begin, until(end.saturating_add(RECONNECT)))),
+        // The old primary was dead or stopped by then, so the new one made this grant.
+        Kind::PrimaryKilled | Kind::PrimaryPaused if granted > begin + COPYING => None,
         _ if granted + COPYING > begin => {
             Some((begin, until(end.saturating_add(lease * 2 / 3 + RECONNECT))))
         }
-        // Its renewals may not have been copied, and it could not make up for it.
+        // If the old primary renewed it, the renewals were not copied either.
+        _ if loss.has_two_primaries() => Some((begin, until(end.saturating_add(RECONNECT)))),
+        // Its renewals may not have been copied, and it could not repeat them.
         _ => {
             let wanted = end.saturating_add(RECONNECT);
             let until = until(wanted);
@@ -127,14 +144,19 @@ fn by_loss(case: &Case<'_>, op: &Op, loss: &Fault) -> Option<Span> {
     }
 }
 
-/// The first instant from `from` on at which nothing but this loss keeps the worker from talking to the store.
-fn out_of_reach(history: &History, worker: usize, loss: &Fault, from: Micros) -> Micros {
+/// Returns the first instant from `from` on at which no other fault keeps the worker from reaching the store.
+fn out_of_reach(history: &History, op: &Op, loss: &Fault, from: Micros) -> Micros {
     let hinders = |fault: &&Fault| {
         let other = *fault != loss && fault.kind != Kind::Kill && fault.kind != Kind::ScriptFlush;
-        other && [Scope::Everybody, Scope::Worker(worker)].contains(&fault.scope)
+        let befell = match fault.scope {
+            Scope::Worker(worker) => worker == op.worker,
+            Scope::Everybody | Scope::Things(_) => true,
+            Scope::Nobody => false,
+        };
+        other && befell && fault.concerns(op.thing)
     };
     let mut until = from;
-    // Each may reach into the next.
+    // Each fault may overlap the next one.
     loop {
         let others = history.faults.iter().filter(hinders).map(excused);
         let later =
@@ -146,7 +168,8 @@ fn out_of_reach(history: &History, worker: usize, loss: &Fault, from: Micros) ->
     }
 }
 
-/// When it was granted, on our clock, if its fence tells: as long as nobody has set the clock that it is a reading of.
+/// Returns when the permit was granted, on the clock of the histories, if its fence tells. It does so unless the wall
+/// clock, of which the fence is a reading, has been set.
 fn minted(history: &History, op: &Op) -> Option<Micros> {
     let told = op.granted?.at;
     let mut set = history.faults.iter().filter(|fault| is_clock(fault) && fault.begin < told);
@@ -158,7 +181,7 @@ fn is_clock(fault: &Fault) -> bool {
     matches!(fault.kind, Kind::ClockForward | Kind::ClockBack)
 }
 
-/// Between which losses of data that cost it its fences it was granted; none if that is not certain.
+/// Returns the number of losses of data before this grant that reset its fences. `None` if that is not certain.
 pub(super) fn epoch(history: &History, op: &Op) -> Option<usize> {
     let is_permit = op.of(history).kind == plan::Kind::Semaphore;
     let mut set_back = history.faults.iter().filter(|fault| fault.kind == Kind::ClockBack);
@@ -166,7 +189,8 @@ pub(super) fn epoch(history: &History, op: &Op) -> Option<usize> {
         if is_permit { set_back.next().map_or(Micros::MAX, |set| set.begin) } else { 0 };
     let told = op.granted?.at;
     let mut epoch = 0;
-    let costs = |loss: &&Fault| loss.loses_data() && loss.end > counts_from;
+    let costs =
+        |loss: &&Fault| loss.loses_data() && loss.end > counts_from && loss.concerns(op.thing);
     for loss in history.faults.iter().filter(costs) {
         if op.asked > loss.end {
             epoch += 1;

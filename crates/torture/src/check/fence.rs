@@ -1,4 +1,4 @@
-//! Fences are unique, and grow: whoever asked after another had been told has a larger one.
+//! Fences are unique and increase: an acquisition that was requested after another was granted has a larger fence.
 
 use std::collections::HashMap;
 
@@ -37,8 +37,9 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
                 }
             }
             if let Some((largest, before)) = newest.filter(|(largest, _)| *largest > fence) {
-                let what =
-                    format!("{op} asked after {before} had been told, and {fence} < {largest}");
+                let what = format!(
+                    "{op} was requested after {before} was reported, but {fence} < {largest}"
+                );
                 verdict.found(Rule::Fence, name, op.asked, what);
             }
         }

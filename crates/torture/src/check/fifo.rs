@@ -1,13 +1,13 @@
-//! First come, first served, among waiters that no fault has befallen.
+//! First come, first served, among waiters that were not hit by a fault.
 //!
-//! A was seen in the queue; after that, B asked. So B stands behind A. Two things then tell that B was served first:
+//! A was seen in the queue, and after that B asked. So B is behind A. Either of two observations shows that B was
+//! served first:
 //!
-//! - A is seen in the queue once more, in answer to a question that was asked when B had its permit;
-//! - of one permit, A's fence is larger than B's. Only of one: the fence of a waiter that is woken is minted when it claims
-//!   its permit, and with a second permit B may be granted that, and be quicker, although A was granted the first before.
+//! - A is seen in the queue again, in answer to a query that was sent when B had its permit.
+//! - A's fence is larger than B's. This is checked only if the capacity is 1.
 //!
-//! B's own misfortunes cannot have put it before A. A's can: whoever is out of reach is passed over, and whoever is taken
-//! for dead queues again.
+//! A fault that hit B cannot have put B ahead of A. A fault that hit A can: *grant* skips a waiter that is out of
+//! reach, and a waiter that expired queues again.
 
 use super::ops::Op;
 use super::{Case, Rule, Verdict};
@@ -31,9 +31,11 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
         for &((seen, until), waiter) in before.filter(|((_, until), _)| *until > later.asked) {
             let overtook = overtaken(waiter, later, granted.at, known.capacity);
             let calm = |until: Micros| {
-                // The other program grants by its own clock, so that its standstill may cost one of ours its turn.
+                // The other program grants by its own clock. So if it stands still, one of our waiters may lose its
+                // turn.
                 let whose = case.foreign.iter().filter(|_| known.shared).chain([&waiter.worker]);
-                whose.into_iter().all(|worker| !case.touched.of(*worker).meets((seen, until)))
+                let touched = |worker: &usize| case.touched.of(*worker, thing);
+                whose.into_iter().all(|worker| !touched(worker).meets((seen, until)))
             };
             let Some(at) = overtook else {
                 let until = until.min(case.history.ended);
@@ -41,15 +43,16 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
                 continue;
             };
             if calm(at) {
-                let what =
-                    format!("{later} asked after {waiter} was in the queue, and was served first");
+                let what = format!(
+                    "{later} was requested after {waiter} was in the queue, but was granted first"
+                );
                 verdict.found(Rule::Order, known.name, at, what);
             }
         }
     }
 }
 
-/// Until when it is known that the second was served first.
+/// The time at which it is known that the second was served first.
 fn overtaken(waiter: &Op, later: &Op, granted: Micros, capacity: u32) -> Option<Micros> {
     let still = waiter.queued.iter().find(|(since, _)| *since > granted).map(|(_, at)| *at);
     let by_fence = match (waiter.fence(), later.fence()) {

@@ -1,4 +1,5 @@
-//! At no instant do those who are certain to hold have more units than there are. A permit takes one, or its weight.
+//! At no instant do the certain holders have more units than there are. A permit takes its weight in units, usually
+//! one.
 
 use super::exempt::forgotten;
 use super::{Case, Rule, Verdict};
@@ -7,7 +8,7 @@ use crate::clock::Micros;
 pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
     let known = &case.history.things[thing];
     let capacity = known.capacity;
-    // At one instant, ends come first: whoever begins then, begins after.
+    // At the same instant, ends sort before beginnings: a holder that begins then begins after the other has ended.
     let mut steps: Vec<(Micros, bool, usize)> = Vec::new();
     for (index, op) in case.ops.iter().enumerate().filter(|(_, op)| op.thing == thing) {
         let Some(certain) = op.certain() else { continue };
@@ -29,13 +30,15 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
         verdict.facts.full += usize::from(units >= capacity);
         if units > capacity {
             let who: Vec<_> = holding.iter().map(|index| case.ops[*index].to_string()).collect();
-            let what =
-                format!("{units} of {capacity} are certain to be held by {}", who.join(", "));
+            let what = format!(
+                "{units} units are certainly held; the capacity is {capacity}; the holders are {}",
+                who.join(", ")
+            );
             verdict.found(Rule::Limit, known.name, at, what);
         }
     }
     for crowded in case.history.crowded.iter().filter(|crowded| crowded.thing == thing) {
-        let what = format!("the store has {} holders of {capacity}", crowded.held);
+        let what = format!("the store has {} holders; the capacity is {capacity}", crowded.held);
         verdict.found(Rule::Limit, known.name, crowded.at, what);
     }
 }

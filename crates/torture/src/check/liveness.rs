@@ -1,19 +1,23 @@
-//! Nobody waits while a permit is free.
+//! No waiter waits while a permit is free.
 //!
-//! A permit is free *for certain* while fewer can possibly hold than there are permits. Who was told that it holds can,
-//! until the store has said that it was given back; who dropped it, or cancelled its acquire, can a little longer, or until
-//! it is connected again; who was killed can for a whole lease; and whoever waits can for as long as a fault may have
-//! kept it from hearing of its permit. Who waits in the best of health is told within milliseconds if it is granted one:
-//! that it is not is what is looked for here.
+//! A permit is *certainly free* while fewer acquisitions can possibly hold than there are permits. An acquisition can
+//! possibly hold in these times:
 //!
-//! While a permit is free for certain and somebody waits, whom no fault has befallen, the wait is *unexplained*, but for the
-//! moment that handing over takes. A release hands over at once; should the wake-up be lost, the backstop finds out within
-//! a second. So an unexplained wait of much more than that is a violation.
+//! - from when it was granted until the store has confirmed its release;
+//! - if it was dropped or cancelled, a little longer, or until its client is connected again;
+//! - if its process was killed, for a whole lease;
+//! - if it waits, for as long as a fault may have kept it from learning of its grant.
 //!
-//! Of permits that weigh more than one, nobody knows whether the first in the queue fits, unless nobody holds at all: then it
-//! does. Where a rate or an operator may be the reason for a wait, nothing is said of it.
+//! A waiter that no fault hit learns of its grant within milliseconds. If it does not, that is what this rule finds.
 //!
-//! Locks and pools have no queue, but whoever waits for one asks again several times a second.
+//! While a permit is certainly free and a waiter that no fault hit waits, the wait is *unexplained*, except for the
+//! moment that a hand-over takes. A release grants the permit to the next waiter at once. If the wake-up is lost, the
+//! periodic query finds the permit within a second. So an unexplained wait of much more than a second is a violation.
+//!
+//! If permits weigh more than one unit, it is not known whether the first waiter fits, unless no permit is held at all:
+//! then it fits. Where a rate or an operator may be the reason for a wait, the wait is not checked.
+//!
+//! Locks and pools have no queue, but a waiting task asks again several times a second.
 
 use super::ops::Op;
 use super::spans::{Span, Spans};
@@ -22,13 +26,14 @@ use crate::clock::{MILLISECOND, Micros, SECOND};
 use crate::history::{Event, How};
 use crate::plan::{self, BACKSTOP, CONFIRM};
 
-/// What an unexplained wait may take, on a machine that has other things to do.
+/// The longest unexplained wait that is accepted, on a busy machine.
 const BOUND: Micros = BACKSTOP + 3 * SECOND / 2;
-/// What handing over may take each time.
+/// The time that each hand-over may take.
 const MOMENT: Micros = 100 * MILLISECOND;
-/// The same where a waiter finds out by asking again: what the workers tell [`Retry`](leasehold::Retry), and that moment.
+/// The same for things without a queue, where a waiter asks again: the delay that the workers set in
+/// [`Retry`](leasehold::Retry), plus a moment.
 const ASKED_AGAIN: Micros = 500 * MILLISECOND;
-/// How long a release in the background may be on its way.
+/// How long a release in the background may take.
 const UNDER_WAY: Micros = 300 * MILLISECOND;
 
 pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
@@ -44,10 +49,11 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
     for op in of_thing().filter(|op| !op.foreign) {
         let waited = if queues { op.waited() } else { op.asked_for() };
         let Some((from, until)) = waited else { continue };
-        for calm in case.touched.of(op.worker).without((from, until.min(case.history.ended))) {
+        for calm in case.touched.of(op.worker, thing).without((from, until.min(case.history.ended)))
+        {
             verdict.facts.judged_waits += 1;
-            // Between two such times somebody else may have held. But whoever comes before us and goes away again makes
-            // us wait for a moment, not for seconds.
+            // Between two such times another worker may have held the permit. But each one that is ahead and leaves
+            // again explains only a moment of waiting, not seconds.
             let free = free.within(calm).into_iter();
             let moments = free.map(|(from, to)| (to - from).saturating_sub(moment));
             let unexplained = moments.sum::<Micros>();
@@ -63,17 +69,18 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
     }
 }
 
-/// When this one may have held a permit, as far as anybody can say.
+/// The times at which this acquisition may have held a permit.
 fn possible(case: &Case<'_>, op: &Op) -> Vec<Span> {
-    let touched = case.touched.of(op.worker);
+    let touched = case.touched.of(op.worker, op.thing);
     let (over, told) = (op.over(), op.granted.map(|granted| granted.at));
-    // Granted while a fault kept it from hearing of it. By the end of that it has asked.
+    // The permit may have been granted while a fault kept the worker from learning of it. By the end of the fault the
+    // client has queried.
     let unheard = touched.within((op.asked, told.unwrap_or(over)));
     let waiting = waiting(op, op.of(case.history).lease);
     let mut spans: Vec<_> = unheard.into_iter().flat_map(|span| waiting.without(span)).collect();
     let ended = op.end.map(|(_, how)| how);
     if told.is_none() && ended.is_none() && op.killed.is_none() {
-        // Whoever still waits, unharmed, is not taken to hold.
+        // A waiter that still waits, and that no fault hit, does not count as holding.
         return spans;
     }
     let around = (over.saturating_sub(SECOND), over.saturating_add(UNDER_WAY));
@@ -81,8 +88,8 @@ fn possible(case: &Case<'_>, op: &Op) -> Vec<Span> {
     let (aftermath, lease) = (op.of(case.history).aftermath(), op.of(case.history).lease);
     let after = match ended {
         Some(How::Released) => 0,
-        // Unless it failed, the store has said that nothing of the other program's is left. Else it holds for its heartbeat,
-        // also what it sent during a fault and what arrives after that.
+        // Unless it failed, the store has confirmed that nothing of the other program is left. Otherwise it holds for
+        // its heartbeat. That includes requests that it sent during a fault and that arrive after it.
         Some(how) if op.foreign && how != How::Failed => 0,
         _ if op.foreign => {
             let arrives = touched.end_of(around).unwrap_or(over).saturating_sub(over);
@@ -91,13 +98,14 @@ fn possible(case: &Case<'_>, op: &Op) -> Vec<Span> {
         Some(How::Dropped | How::Lost | How::Cancelled | How::TimedOut | How::Full) if calm => {
             UNDER_WAY
         }
-        // Who was killed while it waited is out of reach: if it was granted a permit before, it has not claimed it. One that
-        // was never seen in the queue may have been granted a permit at once, for a whole lease.
+        // A worker that was killed while it waited is out of reach: a permit that was granted before is not claimed. An
+        // acquisition that was never seen in the queue may have been granted a permit at once, for a whole lease.
         None if calm && told.is_none() && !op.queued.is_empty() => {
             CONFIRM.min(lease) + BACKSTOP + SECOND / 2
         }
         Some(how) if op.is_released_later(case.history, how) => {
-            // By the end of the fault it is connected again, and what it gave up is released; unless it was killed before.
+            // By the end of the fault the client is connected again and has released it, unless its process was killed
+            // before.
             let back = touched.end_of(around).unwrap_or(over);
             let lived = op.killed.is_none_or(|killed| killed > back);
             let released = back.saturating_sub(over).saturating_add(UNDER_WAY);
@@ -110,25 +118,25 @@ fn possible(case: &Case<'_>, op: &Op) -> Vec<Span> {
     spans
 }
 
-/// When it was certain to be in the queue: between two times that it was seen there, too close to each other for a permit
-/// that was granted, not claimed, and lost again.
+/// The times at which it was certainly in the queue: between two sightings that are too close for a permit to have been
+/// granted, not claimed, and lost in between.
 fn waiting(op: &Op, lease: Micros) -> Spans {
     let confirm = CONFIRM.min(lease) - 2 * MOMENT;
     let pairs = op.queued.windows(2).map(|pair| (pair[0].0, pair[1].1));
     pairs.filter(|(from, to)| to - from < confirm).collect()
 }
 
-/// When fewer than `capacity` could possibly hold.
+/// The times at which fewer than `capacity` acquisitions could possibly hold.
 fn free(possible: impl Iterator<Item = Vec<Span>>, capacity: usize) -> Spans {
     let mut steps: Vec<(Micros, bool)> = Vec::new();
     for spans in possible {
-        // One holds once, however many reasons there are to think so.
+        // An acquisition counts once, however many reasons there are to believe that it holds.
         for (from, to) in spans.into_iter().collect::<Spans>().iter() {
             steps.push((from, true));
             steps.push((to, false));
         }
     }
-    // Who begins counts before who ends: rather one too many.
+    // At the same instant, beginnings sort before ends: rather one holder too many.
     steps.sort_unstable_by_key(|(at, begins)| (*at, !begins));
     let (mut count, mut since, mut spans) = (0_usize, Some(0), Vec::new());
     for (at, begins) in steps {
@@ -150,7 +158,8 @@ fn free(possible: impl Iterator<Item = Vec<Span>>, capacity: usize) -> Spans {
     spans.into_iter().collect()
 }
 
-/// How long workers stood still then, whoever they are: each may have been the next in line.
+/// Returns how long workers stood still in this time. All workers count, because each one may have been the next in the
+/// queue.
 fn slowness(case: &Case<'_>, (from, to): Span, unexplained: Micros) -> Micros {
     if unexplained < BACKSTOP {
         return 0;

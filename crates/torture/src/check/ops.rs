@@ -1,4 +1,4 @@
-//! One acquisition, put together from its lines.
+//! One acquisition, assembled from the lines of its history.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,7 +15,7 @@ use crate::worker::COMMAND;
 pub(super) struct Granted {
     pub(super) at: Micros,
     pub(super) fence: Option<u64>,
-    /// 0: none.
+    /// 0 means none.
     pub(super) slot: u32,
     pub(super) weight: u32,
 }
@@ -27,7 +27,7 @@ pub(super) struct Write {
     pub(super) version: u64,
     pub(super) before: u64,
     pub(super) sum: u64,
-    /// Whether it is known to have been made.
+    /// Whether the write is known to have been made.
     pub(super) done: bool,
 }
 
@@ -37,38 +37,38 @@ pub(super) struct Op {
     life: u32,
     id: OpId,
     pub(super) foreign: bool,
-    /// Whether the command asked for it. It was granted before what it runs has begun.
+    /// Whether the command requested it. Then it was granted before the child of the command started.
     pub(super) by_command: bool,
     pub(super) thing: usize,
     pub(super) asked: Micros,
-    /// When it was seen in the queue: at some instant between two.
+    /// When it was seen in the queue: at some instant within each span.
     pub(super) queued: Vec<Span>,
     pub(super) granted: Option<Granted>,
-    /// When it was certain to hold: at some instant between two.
+    /// When it certainly held: at some instant within each span.
     pub(super) holds: Vec<Span>,
     pub(super) end: Option<(Micros, How)>,
     pub(super) killed: Option<Micros>,
     pub(super) writes: Vec<Write>,
-    /// When it was refused, and for the sake of which fence.
+    /// When the record refused it, and because of which fence.
     pub(super) refused: Vec<(Micros, u64)>,
-    /// When the record had changed under it, and to which version.
+    /// When the record had changed before its write, and to which version.
     pub(super) conflicts: Vec<(Micros, u64)>,
 }
 
 impl Op {
-    /// From when until when it was certain to hold. What held at two instants held in between.
+    /// The time for which it certainly held. An acquisition that held at two instants also held in between.
     pub(super) fn certain(&self) -> Option<Span> {
         let (first, last) = (self.holds.first()?.1, self.holds.last()?.0);
         (first < last).then_some((first, last))
     }
 
-    /// How many units it takes of the capacity.
+    /// The number of units that it takes.
     pub(super) fn weight(&self) -> u32 {
         self.granted.map_or(1, |granted| granted.weight)
     }
 
-    /// From when until when the store may have granted it its permit: not before it was seen in the queue for the last
-    /// time, and not after it was told.
+    /// The time in which the store may have granted the permit: not before it was last seen in the queue, and not after
+    /// the worker received it.
     pub(super) fn start(&self) -> Option<Span> {
         let seen = self.queued.last().map_or(self.asked, |(since, _)| *since);
         Some((seen.max(self.asked), self.granted?.at))
@@ -78,26 +78,26 @@ impl Op {
         self.granted.and_then(|granted| granted.fence)
     }
 
-    /// When nothing more was heard of it.
+    /// When the worker stopped using it.
     pub(super) fn over(&self) -> Micros {
         self.end.map(|(at, _)| at).or(self.killed).unwrap_or(Micros::MAX)
     }
 
-    /// From when it was known to wait, until it was told or did not wait any more.
+    /// The time from when it was first seen in the queue until it was granted or stopped waiting.
     pub(super) fn waited(&self) -> Option<Span> {
         let (_, seen) = *self.queued.first()?;
         let until = self.granted.map_or(self.over(), |granted| granted.at);
         (seen < until).then_some((seen, until))
     }
 
-    /// From when it was asked for, until it was told or did not wait any more.
+    /// The time from when it was requested until it was granted or stopped waiting.
     pub(super) fn asked_for(&self) -> Option<Span> {
         let until = self.granted.map_or(self.over(), |granted| granted.at);
         (self.asked < until).then_some((self.asked, until))
     }
 
-    /// Whether the library releases in the background what may be left of it. The command does not wait for that; and a
-    /// lease without a guard is released by its holder alone, who may fail.
+    /// Whether the library releases in the background what may be left of it. The command does not wait for that
+    /// release. And a lease without a guard is released only by its holder, which may fail.
     pub(super) fn is_released_later(&self, history: &History, how: How) -> bool {
         match how {
             _ if self.by_command => false,
@@ -127,8 +127,10 @@ impl fmt::Display for Op {
     }
 }
 
+/// Assembles all acquisitions.
+///
 /// # Errors
-/// If lines are missing: then nobody can tell.
+/// A message if lines are missing. Then the run is inconclusive.
 pub(super) fn read(history: &History) -> Result<Vec<Op>, String> {
     let mut all = Vec::new();
     for (life, lines) in &history.lives {
@@ -146,7 +148,7 @@ pub(super) fn read(history: &History) -> Result<Vec<Op>, String> {
                     id: *op,
                     foreign: life.foreign,
                     by_command: client == COMMAND,
-                    thing: thing.ok_or("a thing that nobody knows")?,
+                    thing: thing.ok_or("an unknown thing")?,
                     asked: at,
                     queued: Vec::new(),
                     granted: None,
@@ -161,7 +163,7 @@ pub(super) fn read(history: &History) -> Result<Vec<Op>, String> {
             }
             let Some(op) = line.event.op() else { continue };
             let Some(op) = known.get(&op).and_then(|at| all.get_mut(*at)) else {
-                return Err(format!("worker {}.{} never asked for {op}", life.worker, life.life));
+                return Err(format!("worker {}.{} never requested {op}", life.worker, life.life));
             };
             match line.event {
                 Event::Queue { since, .. } => op.queued.push((since, at)),
@@ -189,7 +191,7 @@ pub(super) fn read(history: &History) -> Result<Vec<Op>, String> {
 }
 
 impl Event {
-    /// Whom a line is about, after it was asked for.
+    /// The acquisition that a line is about, after its request.
     fn op(&self) -> Option<OpId> {
         match self {
             Self::Queue { op, .. }

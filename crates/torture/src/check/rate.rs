@@ -1,20 +1,21 @@
-//! Permits start no more often than the rate says.
+//! Permits do not start more often than the rate allows.
 //!
-//! Of each it is known between which two instants it started. Those for which both lie in a window started in it. In a window
-//! of any length no more start than the burst, and one for each interval of it. It is enough to look at windows that begin
-//! when one could have started first, and end when one was told: any other can be made smaller without losing any.
+//! Each permit started between two known instants. If both are in a window, the permit started in that window. A window
+//! of any length has at most `burst` starts plus one for each interval. It is enough to check windows that begin at the
+//! first possible start of a permit and end when a permit was received: any other window can be made smaller without
+//! losing a start.
 //!
-//! A store that lost its data has lost what was taken, and one whose clock was set counts other times. Either may cost as
-//! many tokens as are kept, and one for the interval that is cut in two.
+//! A store that lost its data has lost the record of the tokens that were taken, and a store whose clock was set counts
+//! other times. Either fault may allow a whole burst of extra starts, plus one for the interval that is cut in two.
 
 use super::ops::Op;
 use super::{Case, Rule, Verdict};
 use crate::clock::{MILLISECOND, Micros, SECOND};
 use crate::fault::{Fault, Kind};
 
-/// How far from a window a fault may be that has to do with it.
+/// How far from a window a fault may be and still affect it.
 const NEAR: Micros = SECOND;
-/// The clocks of the store and of the histories may differ by one in so many.
+/// The clocks of the store and of the histories may differ by one part in this many.
 const DRIFT: Micros = 1000;
 
 pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
@@ -27,12 +28,12 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
     let faults = |from: Micros, to: Micros| {
         let near = |fault: &&Fault| {
             let reaches = fault.end.saturating_add(NEAR) >= from && fault.begin <= to + NEAR;
-            reaches && costs_tokens(fault)
+            reaches && costs_tokens(fault) && fault.concerns(thing)
         };
         case.history.faults.iter().filter(near).count() as u64
     };
     let burst = u64::from(rate.burst);
-    // When those were told that did not start before the window.
+    // When the permits were received that did not start before the window.
     let mut told: Vec<Micros> = Vec::with_capacity(starts.len());
     for (from, at) in starts.into_iter().rev() {
         told.insert(told.partition_point(|known| *known < at), at);
@@ -44,7 +45,8 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
             }
             if count > most {
                 let millis = span / MILLISECOND;
-                let what = format!("{count} started within {millis} ms, at most {most} may");
+                let what =
+                    format!("{count} permits started within {millis} ms; the limit is {most}");
                 verdict.found(Rule::Rate, known.name, *to, what);
                 break;
             }

@@ -1,4 +1,4 @@
-//! The protected record: no update is lost, and nobody who rightly believes to hold is refused.
+//! The protected record: no update is lost, and no holder that rightly believes is refused.
 
 use std::collections::BTreeMap;
 
@@ -31,17 +31,17 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
             verdict.found(Rule::Record, known.name, second.asked, what);
         }
         let Some(&(op, write)) = first else { continue };
-        // What it was made from: the version before, which whoever wrote it may not have lived to say.
+        // The version was made from the previous one, whose writer may have died before it recorded that write.
         let made_from = versions.get(&(version - 1)).into_iter().flatten();
         if *version > 1 && !made_from.clone().any(|(_, older)| older.sum == write.before) {
-            let what = format!("{op} wrote version {version}, made from something that never was");
+            let what = format!("{op} wrote version {version} over a version that never existed");
             verdict.found(Rule::Record, known.name, op.asked, what);
         }
         if let Some((older, last)) = before {
             let same = epoch(case.history, older) == epoch(case.history, op)
                 && epoch(case.history, op).is_some();
             if same && last.fence > write.fence {
-                let what = format!("{op} wrote after {older}, with an older fence");
+                let what = format!("{op} wrote after {older}, but has an older fence");
                 verdict.found(Rule::Record, known.name, op.asked, what);
             }
         }
@@ -60,31 +60,31 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
     }
 }
 
-/// Somebody else wrote between this one's reading and writing, and no fence stood in the way.
+/// Checks that no other holder wrote between this holder's read and write without being stopped by a fence.
 fn changed(case: &Case<'_>, op: &Op, verdict: &mut Verdict) {
     for (at, version) in &op.conflicts {
         let own = epoch(case.history, op);
         let writers = case.ops.iter().filter(|other| {
             other.thing == op.thing && other.writes.iter().any(|write| write.version == *version)
         });
-        // After a loss of data the fences of a lock do not tell the new holders from the old.
+        // After a loss of data, the fences of a lock do not distinguish new holders from old ones.
         let lost = own.is_none() || writers.clone().any(|other| epoch(case.history, other) != own);
         if !lost {
             let who: Vec<_> = writers.map(ToString::to_string).collect();
-            let what = format!("{op} would have undone what {} wrote", who.join(" or "));
+            let what = format!("{op} would have overwritten the write of {}", who.join(" or "));
             verdict.found(Rule::Record, op.name(case.history), *at, what);
         }
     }
 }
 
-/// A newer holder was here, and this one goes on believing.
+/// Checks that a holder stops believing after it was refused because of a newer holder.
 fn refused(case: &Case<'_>, op: &Op, verdict: &mut Verdict) {
     for (at, floor) in &op.refused {
         let Some((since, _)) = op.holds.iter().find(|(since, _)| since > at) else { continue };
         if forgotten(case, op).meets((*at, *since)) {
             continue;
         }
-        // A lock's counter may have begun anew since the newer one was granted.
+        // The counter of a lock may have been reset since the newer one was granted.
         let own = epoch(case.history, op);
         let newer = case.ops.iter().find(|other| {
             let told = other.granted.is_some_and(|granted| granted.at <= *at);
@@ -92,7 +92,8 @@ fn refused(case: &Case<'_>, op: &Op, verdict: &mut Verdict) {
             told && same && other.fence() == Some(*floor)
         });
         if let (Some(newer), Some(_)) = (newer, own) {
-            let what = format!("{op} was refused because of {newer}, and still believed to hold");
+            let what =
+                format!("{op} was refused because of {newer}, but still believed that it held");
             verdict.found(Rule::Record, op.name(case.history), *since, what);
         }
     }

@@ -1,7 +1,7 @@
-//! No two that are certain to hold at one instant have the same slot number; and nobody has one beyond the last.
+//! No two certain holders have the same slot number at one instant, and no slot number is greater than the capacity.
 //!
-//! The permits of locks, pools and plain semaphores have none, but another program counts them: that is why the last one is
-//! looked at everywhere.
+//! Locks, pools and plain semaphores have no slot numbers. But the other program reports the number of holders as its
+//! slot, so the upper bound is checked for every thing.
 
 use super::exempt::forgotten;
 use super::ops::Op;
@@ -15,11 +15,11 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
         let Some(granted) = op.granted else { continue };
         let (slot, capacity) = (granted.slot, known.capacity);
         if slot > capacity {
-            let what = format!("{op} was told that it holds slot {slot} of {capacity}");
+            let what = format!("{op} was granted slot {slot}; the capacity is {capacity}");
             verdict.found(Rule::Limit, known.name, granted.at, what);
         }
         if known.numbered && slot == 0 {
-            let what = format!("{op} was told no slot number");
+            let what = format!("{op} was granted no slot number");
             verdict.found(Rule::Slots, known.name, granted.at, what);
         }
     }
@@ -34,13 +34,13 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
     }
     held.sort_unstable_by_key(|(slot, from, to, _)| (*slot, *from, *to));
     verdict.facts.numbered += held.len();
-    // Of those of one slot, in the order in which they begin, the one that ends last.
+    // Of the holders of one slot that have begun so far, the one that ends last.
     let mut last: Option<(u32, Micros, &Op)> = None;
     for (slot, from, to, op) in held {
         match last.filter(|(same, _, _)| *same == slot) {
             Some((_, until, other)) => {
                 if from < until && !std::ptr::eq(op, other) {
-                    let what = format!("{other} and {op} hold slot {slot} at one time");
+                    let what = format!("{other} and {op} hold slot {slot} at the same time");
                     verdict.found(Rule::Slots, known.name, from, what);
                 }
                 if to > until {

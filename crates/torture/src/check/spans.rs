@@ -1,4 +1,4 @@
-//! Sets of instants: sorted spans that do not touch, each from its beginning up to its end, which is not in it.
+//! Sets of instants: sorted spans that do not touch. Each span includes its beginning and excludes its end.
 
 use crate::clock::Micros;
 
@@ -27,7 +27,7 @@ impl Spans {
         self.0.iter().copied()
     }
 
-    /// Those that have something in common with this span.
+    /// The spans that overlap this span.
     fn overlapping(&self, (from, to): Span) -> impl Iterator<Item = Span> + '_ {
         let first = self.0.partition_point(move |(_, end)| *end <= from);
         self.0[first..].iter().copied().take_while(move |(begin, _)| *begin < to)
@@ -37,17 +37,17 @@ impl Spans {
         self.overlapping(span).next().is_some()
     }
 
-    /// The end of the last of those.
+    /// The end of the last span that overlaps this span.
     pub(super) fn end_of(&self, span: Span) -> Option<Micros> {
         self.overlapping(span).last().map(|(_, end)| end)
     }
 
-    /// What of this span is in the set.
+    /// The parts of this span that are in the set.
     pub(super) fn within(&self, (from, to): Span) -> Vec<Span> {
         self.overlapping((from, to)).map(|(b, e)| (b.max(from), e.min(to))).collect()
     }
 
-    /// What of this span is not.
+    /// The parts of this span that are not in the set.
     pub(super) fn without(&self, (from, to): Span) -> Vec<Span> {
         let mut rest = Vec::new();
         let mut at = from;

@@ -1,12 +1,12 @@
-//! What an operator has set counts: of grants that are certain to have been made while it did.
+//! What an operator has set is respected by every grant that was certainly made while it was in force.
 //!
-//! A change counts for certain from when it was answered until the next one of its kind was asked for; or until the store
-//! lost its data, and with them, perhaps, the change. A grant is certain to have been made in that time if all of the time
-//! in which it may have been made lies in it.
+//! A change is certainly in force from when it was answered until the next change of its kind was requested, or until
+//! the store lost its data, and with it perhaps the change. A grant was certainly made in that time if the whole span
+//! in which it may have been made lies within it.
 //!
-//! - *Capacity.* A process that is certain to hold for all that time held when the permit was granted. So the units of these and
-//!   its own are no more than the capacity. (After a shrink older holders stay. That is why it is asked of a grant, and not of
-//!   an instant.)
+//! - *Capacity.* A process that certainly held for that whole span held when the permit was granted. So the units of
+//!   all such processes plus those of the grant are at most the capacity. (After a shrink, older holders stay. That is
+//!   why the rule checks grants, not instants.)
 //! - *Pause.* No grant is made at all.
 
 use super::exempt::forgotten;
@@ -15,6 +15,7 @@ use super::spans::Span;
 use super::{Case, Rule, Verdict};
 use crate::clock::{MILLISECOND, Micros};
 use crate::driver::{Change, Steering};
+use crate::fault::Fault;
 
 pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
     if !case.history.things[thing].steered {
@@ -36,11 +37,12 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
     }
 }
 
-/// What was set, and from when until when that counted for certain.
+/// The settings, each with the time for which it was certainly in force.
 fn certain(case: &Case<'_>, changes: &[&Change]) -> Vec<(Steering, Span)> {
     let counts = |(at, change): (usize, &&Change)| {
         let next = changes.get(at + 1).map_or(case.history.ended, |next| next.asked);
-        let losses = case.history.faults.iter().filter(|fault| fault.loses_data());
+        let costs = |fault: &&Fault| fault.loses_data() && fault.concerns(change.thing);
+        let losses = case.history.faults.iter().filter(costs);
         let lost = losses.filter(|loss| loss.end > change.asked).map(|loss| loss.begin).min();
         let span = (change.answered?, next.min(lost.unwrap_or(Micros::MAX)));
         (span.0 < span.1).then_some((change.to, span))
@@ -48,7 +50,7 @@ fn certain(case: &Case<'_>, changes: &[&Change]) -> Vec<(Steering, Span)> {
     changes.iter().enumerate().filter_map(counts).collect()
 }
 
-/// Those that were granted in this time for certain, with the times in which that may have been.
+/// The acquisitions that were certainly granted in this time, each with the span in which that may have happened.
 fn granted<'a>(
     ops: &'a [&'a Op],
     (from, to): Span,
@@ -69,7 +71,7 @@ fn check_capacity(case: &Case<'_>, ops: &[&Op], capacity: u32, span: Span, verdi
         if units > capacity {
             let who: Vec<_> = others.iter().map(ToString::to_string).collect();
             let what = format!(
-                "{op} was granted {units} units of {capacity} while these held: {}",
+                "with {op}, {units} units are held; the capacity is {capacity}; the others are {}",
                 who.join(", ")
             );
             verdict.found(Rule::Limit, op.name(case.history), last, what);

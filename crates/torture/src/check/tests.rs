@@ -1,4 +1,4 @@
-//! Histories made by hand: each rule is broken once, and kept as narrowly as it can be.
+//! Histories made by hand. Each rule is broken once, and also kept as narrowly as possible.
 
 use super::*;
 use crate::clock::MILLISECOND;
@@ -6,7 +6,7 @@ use crate::driver::Steering;
 use crate::plan::CONFIRM;
 use crate::record::sum;
 
-/// What one worker saw. Times are in milliseconds.
+/// The events that one worker saw. Times are in milliseconds.
 #[derive(Default)]
 struct Story(Vec<Line>);
 
@@ -42,7 +42,7 @@ impl Story {
         self.line(at, Event::End { op, how })
     }
 
-    /// Asked for, granted at once, held until it is given back.
+    /// Requested, granted at once, and held until it is released.
     fn held(self, op: u64, from: Micros, to: Micros) -> Self {
         self.held_by(op, from, to, from)
     }
@@ -52,7 +52,7 @@ impl Story {
         begun.holds(from, to, op).end(to, op, How::Released)
     }
 
-    /// The same with so many units, in this slot.
+    /// The same, with this weight and slot.
     fn held_as(self, op: u64, (from, to): (Micros, Micros), slot: u32, weight: u32) -> Self {
         let begun = self.ask(from, op).grant_of(from, op, from, slot, weight);
         begun.holds(from, to, op).end(to, op, How::Released)
@@ -65,7 +65,7 @@ impl Story {
     }
 }
 
-/// Workers, numbered as they come, that share one thing.
+/// Workers, numbered in this order, that share one thing.
 fn history(thing: Thing, stories: Vec<Story>) -> History {
     let life = |(worker, story): (usize, Story)| {
         (Life { worker, life: 1, foreign: false, end: LifeEnd::Done }, story.0)
@@ -104,7 +104,8 @@ fn two_at_once_are_one_too_many() {
     kept(&history(semaphore(1), hand_over));
 }
 
-/// The second was granted while the first did not know that its time was over; but it never said that it held after that.
+/// The second acquisition was granted while the first had not noticed that its lease had ended. But the first never
+/// recorded after that that it held.
 #[test]
 fn nobody_holds_but_between_two_instants_at_which_it_was_certain() {
     let silent = Story::default().ask(100, 1).grant(100, 1, 100).holds(110, 150, 1);
@@ -143,13 +144,13 @@ fn no_two_have_one_slot_number() {
     let numbered = semaphore(2).numbered();
     kept(&case(numbered, 2, 200));
     broken(&case(numbered, 1, 200), &[Rule::Slots]);
-    // One after the other they may.
+    // One after the other may hold the same slot.
     kept(&case(numbered, 1, 300));
     broken(&case(numbered, 3, 200), &[Rule::Limit]);
     broken(&case(numbered, 0, 200), &[Rule::Slots]);
-    // Where there are none, what is told says nothing.
+    // Without slot numbers, the reported slot means nothing.
     kept(&case(semaphore(2), 1, 200));
-    // A store that lost its data gives the same number again, and nobody could say so yet.
+    // A store that lost its data grants the same number again, before the first holder can be notified.
     let mut lost = case(numbered, 1, 200);
     lost.faults.push(fault(Kind::RestartEmpty, Scope::Everybody, 150, 160));
     kept(&lost);
@@ -158,7 +159,7 @@ fn no_two_have_one_slot_number() {
     broken(&restarted, &[Rule::Slots]);
 }
 
-/// One after the other, each asked for and granted as this says.
+/// Acquisitions that are requested and granted at these times.
 fn paced(starts: &[(Micros, Micros)]) -> History {
     let started = |(op, (asked, granted)): (u64, &(Micros, Micros))| {
         let begun = Story::default().ask(*asked, op).grant(*granted, op, *granted);
@@ -172,11 +173,11 @@ fn paced(starts: &[(Micros, Micros)]) -> History {
 fn no_more_start_than_the_rate_allows() {
     kept(&paced(&[(1000, 1000), (1001, 1001), (1100, 1100), (1200, 1200)]));
     broken(&paced(&[(1000, 1000), (1001, 1001), (1099, 1099)]), &[Rule::Rate]);
-    // The burst is there again after a quiet time, and not twice.
+    // The burst is available again after a quiet time, but not twice.
     kept(&paced(&[(1000, 1000), (1001, 1001), (1300, 1300), (1301, 1301)]));
     let twice = [(1000, 1000), (1001, 1001), (1300, 1300), (1301, 1301), (1302, 1302)];
     broken(&paced(&twice), &[Rule::Rate]);
-    // Two after each interval are too many in the long run.
+    // Two in each interval are too many in the long run.
     let start = |at: Micros| (1000 + at, 1000 + at);
     let double: Vec<_> = (0..2).flat_map(|nth| [start(nth * 100), start(nth * 100 + 1)]).collect();
     kept(&paced(&double[..3]));
@@ -211,7 +212,8 @@ fn a_store_that_lost_its_data_or_its_time_may_start_a_burst_more() {
     broken(&restarted, &[Rule::Rate]);
 }
 
-/// What an operator set at 1000 ms, as the store said at 1010 ms, if it did; and what counts again from 2000 ms on.
+/// An operator makes a change at 1000 ms, which the store answers at 1010 ms, if it does. From 2000 ms on another
+/// setting is in force.
 fn steered(stories: Vec<Story>, to: Steering, back: Steering, is_answered: bool) -> History {
     let change = |to, asked: Micros, answered: Option<Micros>| Change {
         thing: 0,
@@ -236,10 +238,10 @@ fn a_capacity_that_was_set_counts_for_later_acquires() {
         steered(vec![older, other, later], to, back, is_answered)
     };
     broken(&case(1020, 1030, true), &[Rule::Limit]);
-    // It may have been granted before the change, or after the next.
+    // It may have been granted before the change, or after the next one.
     kept(&case(1005, 1030, true));
     kept(&case(1020, 2001, true));
-    // Nobody knows what became of the change.
+    // It is not known whether the change was applied.
     kept(&case(1020, 1030, false));
     let mut lost = case(1120, 1130, true);
     lost.faults.push(fault(Kind::Promote, Scope::Everybody, 1100, 1110));
@@ -254,7 +256,7 @@ fn who_held_before_a_shrink_stays() {
     let holders = || (1..4).map(|n| Story::default().held(1, 100 * n, 1900)).collect();
     let (to, back) = (Steering::Capacity(1), Steering::Capacity(3));
     kept(&steered(holders(), to, back, true));
-    // One that may have gone before the grant does not count.
+    // A holder that may have released before the grant does not count.
     let gone = Story::default().held(1, 100, 1500);
     let next = Story::default().ask(1400, 1).grant(1600, 1, 1600).end(1700, 1, How::Released);
     kept(&steered(vec![gone, next], to, back, true));
@@ -297,15 +299,15 @@ fn a_store_that_came_back_empty_excuses_old_holders_until_they_are_connected() {
     };
     kept(&believes_until(3400));
     broken(&believes_until(3700), &[Rule::Limit]);
-    // Its connection was dead for longer: nobody could tell it.
+    // Its connection was dead for longer, so it could not be notified.
     let mut cut_off = believes_until(3700);
     cut_off.faults.push(fault(Kind::HalfOpen, Scope::Worker(0), 1500, 3600));
     kept(&cut_off);
-    // Somebody else's was.
+    // Another worker's connection was dead.
     let mut other = believes_until(3700);
     other.faults.push(fault(Kind::HalfOpen, Scope::Worker(1), 1500, 3600));
     broken(&other, &[Rule::Limit]);
-    // Two of the new server's are no better than ever.
+    // Two permits that the new server granted are still a violation.
     let mut both_new = believes_until(2000);
     both_new.lives.push((
         Life { worker: 2, life: 1, foreign: false, end: LifeEnd::Done },
@@ -326,6 +328,60 @@ fn a_failover_excuses_only_what_was_not_copied_and_only_until_it_is_renewed() {
     kept(&case(4500, 8000));
     broken(&case(4500, 9000), &[Rule::Limit]);
     broken(&case(3000, 5500), &[Rule::Limit]);
+}
+
+#[test]
+fn a_failover_of_another_node_excuses_nothing() {
+    let own = |things: &[usize]| Scope::Things(things.iter().copied().collect());
+    for kind in [Kind::PrimaryKilled, Kind::PrimaryPaused, Kind::OldPrimary] {
+        let case = |scope| {
+            let old = Story::default().held(1, 4500, 8000);
+            let new = Story::default().held(1, 5100, 12_000);
+            let mut history = history(semaphore(1), vec![old, new]);
+            history.faults.push(fault(kind, scope, 5000, 5050));
+            history
+        };
+        kept(&case(own(&[0, 1])));
+        broken(&case(own(&[1])), &[Rule::Limit]);
+    }
+    let late = |scope| {
+        let released = |story: Story| story.end(1000, 1, How::Released);
+        let mut history = wait_for(released, LifeEnd::Done, 3700);
+        history.faults.push(fault(Kind::SlotMoved, scope, 0, 20_000));
+        history
+    };
+    kept(&late(own(&[0])));
+    broken(&late(own(&[1])), &[Rule::Waiting]);
+}
+
+/// The old primary renews permits while it does not know that it was replaced. These renewals are not copied.
+#[test]
+fn a_second_primary_excuses_everybody_until_they_are_connected_to_the_first() {
+    let case = |kind, granted, end| {
+        let old = Story::default().held(1, 1000, end);
+        let new = Story::default().held(1, granted, 12_000);
+        let mut history = history(semaphore(1), vec![old, new]);
+        history.faults.push(fault(kind, Scope::Everybody, 5000, 7000));
+        history
+    };
+    for kind in [Kind::SentinelFailover, Kind::OldPrimary] {
+        kept(&case(kind, 7100, 8400));
+        broken(&case(kind, 7100, 8700), &[Rule::Limit]);
+    }
+    // A dead primary renews nothing and grants nothing.
+    broken(&case(Kind::PrimaryKilled, 6500, 6600), &[Rule::Limit]);
+    kept(&case(Kind::PrimaryKilled, 5500, 6600));
+}
+
+#[test]
+fn nothing_is_lost_by_a_failover_that_waits_or_by_a_slot_that_moves() {
+    for kind in [Kind::ManualFailover, Kind::SlotMoved, Kind::ClusterDown, Kind::ReplicaReset] {
+        let old = Story::default().held(1, 1900, 3000);
+        let new = Story::default().held(1, 2100, 4000);
+        let mut history = history(semaphore(1), vec![old, new]);
+        history.faults.push(fault(kind, Scope::Everybody, 2000, 2050));
+        broken(&history, &[Rule::Limit]);
+    }
 }
 
 #[test]
@@ -350,7 +406,7 @@ fn a_clock_that_is_set_forward_excuses_old_holders_for_a_lease() {
     };
     kept(&case(Kind::ClockForward, 1000, 4900));
     broken(&case(Kind::ClockForward, 1000, 5100), &[Rule::Limit]);
-    // Who asked later has its lease by the clock as it is.
+    // An acquisition that was requested later has its lease by the new time.
     broken(&case(Kind::ClockForward, 2050, 4900), &[Rule::Limit]);
     broken(&case(Kind::ClockBack, 1000, 2900), &[Rule::Limit]);
     broken(&case(Kind::WorkersClock, 1000, 2900), &[Rule::Limit]);
@@ -382,7 +438,7 @@ fn fences_are_unique_and_grow() {
     kept(&case(51, semaphore(1)));
     broken(&case(50, semaphore(1)), &[Rule::Fence]);
     broken(&case(49, semaphore(1)), &[Rule::Fence]);
-    // The counter of a lock is lost with the store's data; what a semaphore's fences are made of is not.
+    // The counter of a lock is lost with the store's data. The clock, from which a semaphore's fences are made, is not.
     let lost = |mut history: History| {
         history.faults.push(fault(Kind::RestartEmpty, Scope::Everybody, 250, 260));
         history
@@ -399,7 +455,7 @@ fn fences_of_those_who_asked_together_may_come_in_any_order() {
     kept(&history(semaphore(2), vec![first, second]));
 }
 
-/// One waits while another holds; a third comes later.
+/// One waits while another holds. A third asks later.
 fn queue(later: Story, capacity: u32) -> History {
     let mut holders: Vec<_> =
         (1..=u64::from(capacity)).map(|fence| Story::default().held_by(1, 1, 500, fence)).collect();
@@ -416,12 +472,12 @@ fn who_comes_later_is_served_later() {
     };
     kept(&queue(later(620, 620), 1));
     broken(&queue(later(550, 550), 1), &[Rule::Order]);
-    // Of two permits it may be the quicker to claim the second.
+    // With two permits, fences are not compared.
     kept(&queue(later(590, 590), 2));
     // It asked before the first was seen in the queue.
     let early = Story::default().ask(105, 1).grant(550, 1, 550).end(560, 1, How::Released);
     kept(&queue(early, 1));
-    // The one who was passed over could not be reached.
+    // The waiter that was skipped was out of reach.
     let mut cut_off = queue(later(550, 550), 1);
     cut_off.faults.push(fault(Kind::Cut, Scope::Worker(1), 300, 310));
     kept(&cut_off);
@@ -438,7 +494,7 @@ fn whoever_is_still_seen_in_the_queue_was_passed_over() {
     broken(&history(semaphore(5), vec![waits, later]), &[Rule::Order]);
 }
 
-/// One holds and is gone as `end` says; another waits from 200 ms on, until it gives up.
+/// One holds and ends as `end` says. Another waits from 200 ms on, until it gives up.
 fn wait_for(end: fn(Story) -> Story, life: LifeEnd, gives_up: Micros) -> History {
     let held = end(Story::default().ask(100, 1).grant(100, 1, 100).holds(100, 990, 1));
     let waits = Story::default().ask(200, 1).seen(210, 1).end(gives_up, 1, How::Cancelled);
@@ -467,7 +523,7 @@ fn whether_a_heavy_one_fits_is_known_only_when_nobody_holds() {
     let weighed = semaphore(4).weighed(4);
     kept(&case(weighed, 4000));
     broken(&case(weighed, 1000), &[Rule::Waiting]);
-    // A rate or an operator may be the reason.
+    // A rate or an operator may be the reason for the wait.
     kept(&case(semaphore(1).paced(10, 2), 1000));
     kept(&case(semaphore(1).steered(), 1000));
 }
@@ -481,7 +537,7 @@ fn a_dead_holder_keeps_its_permit_for_a_lease_and_no_longer() {
     broken(&wait_for(|story| story, killed, 1000 + aftermath + 2700), &[Rule::Waiting]);
 }
 
-/// One cancels an acquire at 2000 ms, while its connection flaps until 2100 ms; another waits until it gives up.
+/// One cancels an acquire at 2000 ms, while its connection flaps until 2100 ms. Another waits until it gives up.
 fn wait_for_cancelled(life: LifeEnd, gives_up: Micros) -> History {
     let cancelled = Story::default().ask(1000, 1).end(2000, 1, How::Cancelled);
     let waits = Story::default().ask(2200, 1).seen(2300, 1).end(gives_up, 1, How::Cancelled);
@@ -497,7 +553,7 @@ fn what_was_cancelled_during_an_outage_is_released_after_it() {
     let back = 2100 + 2000;
     kept(&wait_for_cancelled(LifeEnd::Done, back + 300 + 2500));
     broken(&wait_for_cancelled(LifeEnd::Done, back + 300 + 2700), &[Rule::Waiting]);
-    // It died before: nobody can release it until its lease is over.
+    // It died before, so its lease has to end first.
     let killed = LifeEnd::Killed(3000 * MILLISECOND);
     kept(&wait_for_cancelled(killed.clone(), back + 300 + 2700));
     broken(&wait_for_cancelled(killed, 2000 + 13_500 + 2700), &[Rule::Waiting]);
@@ -516,7 +572,8 @@ fn nobody_waits_for_a_lock_or_a_lease_that_is_free() {
     }
 }
 
-/// The other program has something of each kind until 1000 ms, and is gone as `how` says; one of ours waits from 200 ms on.
+/// The other program has something of this kind until 1000 ms, and ends as `how` says. One of our workers waits from
+/// 200 ms on.
 fn wait_for_the_other_program(thing: Thing, told: bool, how: How, gives_up: Micros) -> History {
     let theirs = Story::default().ask(100, 1);
     let theirs = if told { theirs.grant(100, 1, 100).holds(100, 990, 1) } else { theirs };
@@ -531,7 +588,7 @@ fn what_the_other_program_gave_up_keeps_nobody_waiting() {
     for how in [How::Released, How::Cancelled, How::Lost, How::Full] {
         let told = how == How::Released;
         let waits_until = |end| wait_for_the_other_program(semaphore(1), told, how, end);
-        // Until it is over nobody who waits, unharmed, is taken to hold.
+        // Until the acquisition ends, a waiter that no fault hit does not count as holding.
         let from = if told { 1000 } else { 210 };
         kept(&waits_until(from + 2500));
         broken(&waits_until(from + 2700), &[Rule::Waiting]);
@@ -548,7 +605,7 @@ fn the_other_programs_dead_are_waited_for_no_longer_than_its_heartbeat() {
         let over = 1000 + 3000 + 1500 + moment;
         kept(&waits_until(over + 2400));
         broken(&waits_until(over + 2600), &[Rule::Waiting]);
-        // What it sent during a fault may arrive after it.
+        // A request that it sent during a fault may arrive after the fault.
         let mut stalled = waits_until(over + 2600);
         stalled.faults.push(fault(Kind::Stall, Scope::Worker(0), 900, 1500));
         kept(&stalled);
@@ -561,7 +618,7 @@ fn who_is_cut_off_has_to_wait() {
     let mut history = wait_for(released, LifeEnd::Done, 9000);
     history.faults.push(fault(Kind::Stall, Scope::Worker(1), 900, 4000));
     kept(&history);
-    // But not for ever.
+    // But not forever.
     let mut history = wait_for(released, LifeEnd::Done, 13_000);
     history.faults.push(fault(Kind::Stall, Scope::Worker(1), 900, 4000));
     broken(&history, &[Rule::Waiting]);
@@ -582,7 +639,7 @@ fn one_that_is_seen_in_the_queue_holds_nothing() {
         history.faults.push(fault(Kind::Delay, Scope::Worker(2), 900, 5500));
         history
     };
-    // As far as anybody knows, it was granted the permit and has not heard of it.
+    // As far as is known, it was granted the permit but has not learned of it.
     kept(&case(&[900]));
     let seen: Vec<_> = (900..5500).step_by(500).collect();
     broken(&case(&seen), &[Rule::Waiting]);
@@ -596,12 +653,12 @@ fn a_machine_that_stood_still_is_no_violation() {
     history.lives[1].1.insert(2, Line { at: 3000 * MILLISECOND, event: gap });
     kept(&history);
     assert_eq!(check(&history).facts.slow, [(1, 1500 * MILLISECOND)]);
-    // Unless it was stopped: that is a fault, and no slowness.
+    // Unless it was stopped: that is a fault, not slowness.
     history.faults.push(fault(Kind::Stop, Scope::Worker(1), 1400, 3010));
     assert_eq!(check(&history).facts.slow, []);
 }
 
-/// Somebody else has stopped it for good.
+/// The process is stopped by someone else and never continues.
 #[test]
 fn one_that_never_says_a_word_again_stood_still() {
     let released = |story: Story| story.end(1000, 1, How::Released);
@@ -614,7 +671,7 @@ fn one_that_never_says_a_word_again_stood_still() {
     let verdict = check(&history);
     assert_eq!(verdict.violations, []);
     assert_eq!(verdict.doubts.len(), 1);
-    // As long as it says that it runs, it has no excuse.
+    // While it records that it is running, it is not exempt.
     history.lives[1].1.extend((1..118).map(|nth| tick(1200 + 500 * nth)));
     broken(&history, &[Rule::Waiting, Rule::Waiting]);
 }

@@ -1,4 +1,4 @@
-//! Wall clocks that are set.
+//! Sets wall clocks.
 
 use fastrand::Rng;
 
@@ -7,7 +7,7 @@ use crate::clock::{MILLISECOND, SECOND, Wall};
 use crate::fault::{Kind, Scope};
 use crate::plan::STEP;
 
-/// The lane of the workers' clock: it is set all the time.
+/// The lane of the workers' clock, which is set all the time.
 pub(super) fn lane(show: &Show) {
     const MOST: i64 = 3600 * SECOND.cast_signed();
     let (mut rng, Some(wall)) = (show.rng(u64::MAX - 1), &show.workers_clock) else { return };
@@ -17,7 +17,7 @@ pub(super) fn lane(show: &Show) {
     }
 }
 
-/// By little enough that guarantees.md can say what comes of it, forward or back.
+/// Sets the clock of the servers forward or back, by little enough that docs/guarantees.md states the consequences.
 pub(super) fn set_the_servers(show: &Show, wall: &Wall, rng: &mut Rng) {
     let by = rng.i64(50 * MILLISECOND.cast_signed()..STEP.cast_signed());
     let (kind, by) = if rng.bool() { (Kind::ClockForward, by) } else { (Kind::ClockBack, -by) };

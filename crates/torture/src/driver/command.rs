@@ -1,10 +1,13 @@
-//! The lane of the command: one `leasehold run` or `leasehold lock` after the other, killed, stopped or cut off now and then.
+//! The lane of the command: one `leasehold run` or `leasehold lock` after the other, some of which are killed, stopped
+//! or cut off.
 //!
-//! What it runs is this program again, as a [child] that says that it lives for as long as it does. For it there is nothing
-//! to check: whoever is alive under the command must hold. Each is one life of a worker, with one acquisition.
+//! The command runs this program again, as a [child] that records that it is alive. There is no `check()` to call:
+//! while a child of the command is alive, the command must hold. Each command is one life of a worker, with one
+//! acquisition.
 //!
 //! [child]: crate::worker::child
 
+use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -22,22 +25,21 @@ use crate::history::{Diary, Event, How};
 use crate::plan::{self, THINGS, Thing};
 use crate::worker::{COMMAND, ONLY_OP, history_path, lock_layout};
 
-/// How long it waits for its turn: then it is another thing's.
+/// How long the command waits for its turn. After that, another command with another thing follows.
 const WAIT: &str = "3s";
-/// The command's own exit codes, and what they say of the acquisition.
+/// The command's own exit codes, and what they mean for the acquisition.
 const ENDS: [(i32, How); 4] =
     [(0, How::Released), (75, How::TimedOut), (124, How::Lost), (69, How::Failed)];
 
 pub(super) fn lane(show: &Show, stage: &Stage, index: usize, binary: &Path) {
     let mut rng = show.rng(index as u64);
-    let proxy = stage.proxy(index);
     let mut life = 0;
     while *lock(&show.phase) < Phase::Finish {
         life += 1;
-        // Most outlive by far whatever happens to the command, unless they are stopped.
+        // Most children would live much longer than any fault of the command lasts, if they were not stopped.
         let span = if rng.u32(..4) > 0 { 5000..10_000 } else { 0..1500 };
         let job = Job { show, index, life, span: millis(&mut rng, span) };
-        let end = job.run(binary, &stage.url(index), proxy, &mut rng);
+        let end = job.run(binary, stage, &mut rng);
         lock(&show.log).lives.push(Life { worker: index, life, foreign: false, end });
     }
 }
@@ -46,13 +48,13 @@ struct Job<'a> {
     show: &'a Show,
     index: usize,
     life: u32,
-    /// How long the child lives, if nobody ends it.
+    /// How long the child lives, if nothing ends it.
     span: Duration,
 }
 
 impl Job<'_> {
-    fn run(&self, binary: &Path, url: &str, proxy: Option<&FaultProxy>, rng: &mut Rng) -> LifeEnd {
-        // Mostly what only one may have: there a child that lives too long is noticed.
+    fn run(&self, binary: &Path, stage: &Stage, rng: &mut Rng) -> LifeEnd {
+        // Mostly things with a capacity of 1, where a child that lives too long is noticed.
         let any = rng.u32(..4) == 0;
         let fits = |thing: &&Thing| thing.is_for_the_command() && (any || thing.capacity == 1);
         let usable: Vec<_> = THINGS.iter().filter(fits).collect();
@@ -62,8 +64,8 @@ impl Job<'_> {
         diary.note(Event::Begin { clients: COMMAND.to_owned() });
         let (op, client) = (ONLY_OP, COMMAND.to_owned());
         diary.note(Event::Ask { op, thing: thing.name.to_owned(), client });
-        let mut process = self.start(binary, url, thing);
-        let killed = self.suffer(&mut process, proxy, rng);
+        let mut process = self.start(binary, &stage.url(self.index), thing);
+        let killed = self.suffer(&mut process, stage, rng);
         let Some(status) = wait(&mut process) else { return LifeEnd::Stuck(clock::now()) };
         if let Some(at) = killed.filter(|_| status.signal().is_some()) {
             return LifeEnd::Killed(at);
@@ -77,7 +79,7 @@ impl Job<'_> {
 
     fn start(&self, binary: &Path, url: &str, thing: &Thing) -> Child {
         let mut command = Command::new(binary);
-        // The store is asked for more than the child is given: half leaves room for that.
+        // The command asks the store for a longer lease than the child may use. Half of the lease leaves room for that.
         let lease = format!("{}ms", thing.lease / clock::MILLISECOND / 2);
         match thing.kind {
             plan::Kind::Lock => command.args(["lock", "--lease", &lease]),
@@ -85,7 +87,7 @@ impl Job<'_> {
         };
         command.env("LEASEHOLD_LOCK_LAYOUT", lock_layout(self.show.seed).to_string());
         command.args(["--store", url, "--wait", WAIT, thing.name, "--"]);
-        // Half of them do not end when they are asked to: then they have to be killed, and in time.
+        // Half of the children ignore SIGTERM, so they have to be killed, and in time.
         if self.life.is_multiple_of(2) {
             command.args(["sh", "-c", "trap '' TERM; exec \"$@\"", "sh"]);
         }
@@ -94,21 +96,19 @@ impl Job<'_> {
         command.args(["--life", &self.life.to_string()]);
         command.args(["--millis", &self.span.as_millis().to_string()]);
         self.show.equip(&mut command);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let errors = format!("worker-{}.{}.errors", self.index, self.life);
+        let errors = File::create(self.show.dir.join(errors)).expect("a directory");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
         command.spawn().expect("the command")
     }
 
-    /// Kills it, stops it or its guard for a while, cuts it off, or none of that. When it was killed, if it was.
-    fn suffer(
-        &self,
-        process: &mut Child,
-        proxy: Option<&FaultProxy>,
-        rng: &mut Rng,
-    ) -> Option<Micros> {
-        let scope = Scope::Worker(self.index);
+    /// Kills the command, stops it or its guard for a while, cuts it off, or does nothing. Returns when it was killed,
+    /// if it was.
+    fn suffer(&self, process: &mut Child, stage: &Stage, rng: &mut Rng) -> Option<Micros> {
+        let (scope, proxy) = (Scope::Worker(self.index), stage.proxy(self.index));
         let pid = Pid::from_child(process);
-        // In turn, so that a short run has each of them, and twice what kills or stops the command: only then is the guard
-        // alone with the child. The lanes begin in different places.
+        // In turn, so that a short run has each of these faults. Those that kill or stop the command come twice,
+        // because only then is the guard alone with the child. The lanes start at different places.
         match (self.life as usize + 3 * self.index) % 7 {
             0 | 4 if self.wait_a_little(rng) => {
                 let begin = clock::now();
@@ -118,9 +118,9 @@ impl Job<'_> {
                 self.show.fault(Kind::Kill, scope, || process.kill()).ok()?;
                 Some(begin)
             }
-            // On one host it keeps everybody from the store if it is stopped in the wrong moment, and so nobody could be blamed for
-            // anything: not often.
-            2 | 6 if proxy.is_none() && rng.u32(..5) > 0 => None,
+            // On one host, a command that is stopped at the wrong moment blocks the store for all processes. Then no
+            // delay could be judged, so this is rare.
+            2 | 6 if stage.is_local() && rng.u32(..5) > 0 => None,
             6 if self.wait_a_little(rng) => {
                 let span = millis(rng, 100..6000);
                 self.show.fault(Kind::Stop, scope, || {
@@ -132,6 +132,10 @@ impl Job<'_> {
             }
             2 if self.wait_a_little(rng) => {
                 self.storm(pid, millis(rng, 3000..6000));
+                None
+            }
+            1 | 3 if proxy.is_none() && self.wait_a_little(rng) => {
+                self.show.fault(Kind::Cut, scope, || stage.cut(process.id()));
                 None
             }
             3 if self.wait_a_little(rng) => {
@@ -146,8 +150,8 @@ impl Job<'_> {
         }
     }
 
-    /// Stops the command, so that it reads nothing, and then stops and continues its child so often that the guard has more
-    /// to report than a socket takes.
+    /// Stops the command, so that it reads nothing. Then stops and continues its child so often that the guard has more
+    /// to report than a socket can buffer.
     fn storm(&self, command: Pid, span: Duration) {
         let child = first_child(command).and_then(first_child);
         self.show.fault(Kind::Stop, Scope::Worker(self.index), || {
@@ -156,7 +160,7 @@ impl Job<'_> {
             for _ in 0..1500 {
                 for signal in [Signal::STOP, Signal::CONT] {
                     let _ = child.map(|child| kill_process(child, signal));
-                    // The guard has to see each of them.
+                    // The guard has to see each signal.
                     std::thread::sleep(Duration::from_micros(200));
                 }
             }
@@ -165,7 +169,8 @@ impl Job<'_> {
         });
     }
 
-    /// Stops the guard, and cuts the command off from the store: the lease ends, and the command alone can stop the child.
+    /// Stops the guard and cuts the command off from the store. The lease ends, and only the command can stop the
+    /// child.
     fn stop_the_guard(&self, command: Pid, proxy: &FaultProxy, span: Duration) {
         let guard = first_child(command);
         self.show.fault(Kind::HalfOpen, Scope::Worker(self.index), || {
@@ -177,8 +182,8 @@ impl Job<'_> {
         });
     }
 
-    /// Mostly until the child runs, if it does soon: a command that is killed while it waits leaves nothing behind. False if
-    /// meanwhile the time for faults was over.
+    /// Waits, mostly until the child runs, if that is soon, because a command that is killed while it waits leaves
+    /// nothing behind. Returns `false` if the time for faults ended in the meantime.
     fn wait_a_little(&self, rng: &mut Rng) -> bool {
         let path = history_path(&self.show.dir, self.index, self.life);
         let runs = || std::fs::read_to_string(&path).is_ok_and(|text| text.contains(" grant "));
@@ -190,7 +195,7 @@ impl Job<'_> {
         self.show.pause(millis(rng, 0..1000))
     }
 
-    /// For longer than it may believe, sometimes.
+    /// Cuts the command off, sometimes for longer than it may believe.
     fn cut_off(&self, proxy: &FaultProxy, rng: &mut Rng) {
         let (kind, begin): (_, fn(&FaultProxy)) = match rng.u32(..4) {
             0 => (Kind::Reset, |proxy| proxy.cut_with(Cut::Reset)),
@@ -210,14 +215,14 @@ impl Job<'_> {
     }
 }
 
-/// The first child of a process, as the kernel lists them: the guard of a command, or the child of a guard.
+/// Returns the first child of a process, as the kernel lists them: the guard of a command, or the child of a guard.
 fn first_child(of: Pid) -> Option<Pid> {
     let of = of.as_raw_pid();
     let children = std::fs::read_to_string(format!("/proc/{of}/task/{of}/children")).ok()?;
     Pid::from_raw(children.split_whitespace().next()?.parse().ok()?)
 }
 
-/// How it ended; nothing if it did not.
+/// Returns how the process ended, or `None` if it did not end in time.
 fn wait(process: &mut Child) -> Option<ExitStatus> {
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_micros(PATIENCE) {

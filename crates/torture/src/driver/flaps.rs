@@ -1,8 +1,9 @@
-//! The lane of the workers' connections: once a cycle, and with nothing else befalling anybody, those of some workers flap.
+//! The lane of the workers' connections. Once in a cycle, while no other fault is injected, the connections of some
+//! workers flap.
 //!
-//! Workers that lose their connection drop what they are about to acquire, most of all what was sent and not answered. What
-//! such an acquire was granted must be released as soon as there is a connection again: in the lull that follows, nobody
-//! else may have to wait for its lease to end.
+//! Workers that lose their connection drop their pending acquires, especially those that were sent and not answered.
+//! Whatever such an acquire was granted must be released as soon as the worker is connected again: in the lull that
+//! follows, no other worker may have to wait for its lease to end.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,28 +12,30 @@ use fastrand::Rng;
 use testkit::proxy::{Cut, FaultProxy};
 
 use super::stage::Stage;
-use super::{FLAPS, Show, millis};
+use super::{FLAPS, Show, lock, millis};
 use crate::fault::{Kind, Scope};
 
-/// What the requests contain that acquire a permit or a lock.
+/// Strings that occur in requests that acquire a permit or a lock.
 const ACQUIRES: [&[u8]; 2] = [b"enqueue", b"acquire"];
-/// How many workers at a time: the others go on, so that what is cancelled is granted, and missed.
+/// How many workers flap at a time. The others continue, so that cancelled acquisitions are granted, and missed.
 const FLAPPING: usize = 3;
-/// How long to wait for such a request. Whoever was cut off before is back by then.
+/// How long to wait for such a request. A worker that was cut off before is connected again by then.
 const UNTIL_ASKED: Duration = Duration::from_millis(1200);
 
 pub(super) fn lane(show: &Show, stage: &Stage) {
-    let Stage::Redis(redis) = stage else { return };
+    if stage.is_local() {
+        return;
+    }
     let mut rng = show.rng(u64::MAX - 2);
     while show.next_flaps() {
         let until = Instant::now() + FLAPS;
         thread::scope(|all| {
-            let workers = redis.proxies[..show.foreign].iter().enumerate();
-            for (worker, proxy) in rng.choose_multiple(workers, FLAPPING) {
+            for worker in rng.choose_multiple(0..show.workers, FLAPPING) {
                 let mut rng = rng.fork();
                 all.spawn(move || {
-                    show.fault(Kind::Flap, Scope::Worker(worker), || {
-                        flap(show, proxy, &mut rng, until);
+                    show.fault(Kind::Flap, Scope::Worker(worker), || match stage.proxy(worker) {
+                        Some(proxy) => flap(show, proxy, &mut rng, until),
+                        None => cut_often(show, stage, worker, &mut rng, until),
                     });
                 });
             }
@@ -40,16 +43,16 @@ pub(super) fn lane(show: &Show, stage: &Stage) {
     }
 }
 
-/// The connections are lost and refused for a moment, again and again until then.
+/// Loses the connections and refuses new ones for a moment, repeatedly until `until`.
 pub(super) fn flap(show: &Show, proxy: &FaultProxy, rng: &mut Rng, until: Instant) {
     loop {
         if rng.bool() {
             lose_answer(show, proxy, ACQUIRES[usize::from(rng.u32(..4) == 0)]);
         } else {
-            // So that at any time much is under way.
+            // A delay, so that many requests are in flight at any time.
             proxy.delay(millis(rng, 20..80));
             show.pause(millis(rng, 100..400));
-            // First, so that whoever is cut off does not come back at once.
+            // First, so that a worker that is cut off does not reconnect at once.
             proxy.refuse(true);
             proxy.cut_with(if rng.bool() { Cut::Reset } else { Cut::Close });
             show.pause(millis(rng, 5..100));
@@ -61,7 +64,17 @@ pub(super) fn flap(show: &Show, proxy: &FaultProxy, rng: &mut Rng, until: Instan
     }
 }
 
-/// The command is done, and its answer lost with the connection.
+/// Makes the servers close the connections, repeatedly until `until`.
+pub(super) fn cut_often(show: &Show, stage: &Stage, worker: usize, rng: &mut Rng, until: Instant) {
+    while Instant::now() < until && show.pause(millis(rng, 20..400)) {
+        let pid = lock(&show.pids).get(&worker).copied();
+        if let Some(pid) = pid {
+            stage.cut(pid);
+        }
+    }
+}
+
+/// Loses the answer to a command, with the connection. The command itself is applied.
 fn lose_answer(show: &Show, proxy: &FaultProxy, needle: &[u8]) {
     let before = proxy.traffic().lost;
     proxy.lose_reply_to(needle);

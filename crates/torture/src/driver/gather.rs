@@ -1,4 +1,4 @@
-//! Puts together what the driver and the workers wrote.
+//! Combines what the driver and the workers wrote.
 
 use std::path::Path;
 
@@ -11,10 +11,10 @@ use crate::worker::{history_path, record_path};
 
 const A_MOMENT_AGO: Micros = 2 * SECOND;
 
-/// Everything about a run that is over.
+/// Returns everything about a run that has ended.
 ///
 /// # Errors
-/// If a history cannot be read: then nothing can be said.
+/// A message if a history or a record cannot be read. Then the run is inconclusive.
 pub fn gather(dir: &Path, log: &Log) -> Result<History, String> {
     let mut history = read(dir, log)?;
     for (at, thing) in THINGS.iter().enumerate().filter(|(_, thing)| thing.recorded) {
@@ -26,17 +26,17 @@ pub fn gather(dir: &Path, log: &Log) -> Result<History, String> {
     Ok(history)
 }
 
-/// The same in the middle of a run, as it was a moment ago: one history is read after the other, and what one says must
-/// not be missing from another; nor that somebody stood still, which it can say only afterwards.
+/// Returns the same during a run, as of a moment ago. The histories are read one after the other, and an event in one
+/// must not be missing from another. Nor may a gap be missing, which a worker can record only afterwards.
 ///
 /// # Errors
-/// If a history cannot be read.
-pub(super) fn so_far(dir: &Path, log: &Log, foreign: usize) -> Result<History, String> {
+/// A message if a history cannot be read.
+pub(super) fn so_far(dir: &Path, log: &Log, foreign: Option<usize>) -> Result<History, String> {
     let until = clock::now() - A_MOMENT_AGO;
     let mut history = read(dir, log)?;
     history.ended = until;
     for (life, _) in &mut history.lives {
-        life.foreign = life.worker == foreign && !log.local;
+        life.foreign = foreign == Some(life.worker);
     }
     for (_, lines) in &mut history.lives {
         lines.retain(|line| line.at <= until);
@@ -44,7 +44,7 @@ pub(super) fn so_far(dir: &Path, log: &Log, foreign: usize) -> Result<History, S
     Ok(history)
 }
 
-/// All histories; those who still live have not ended.
+/// Reads all histories. Workers that are still alive have not ended.
 fn read(dir: &Path, log: &Log) -> Result<History, String> {
     let mut history = History {
         things: THINGS.to_vec(),
@@ -69,7 +69,7 @@ fn read(dir: &Path, log: &Log) -> Result<History, String> {
     }
     for life in lives {
         let path = history_path(dir, life.worker, life.life);
-        // One that was killed at once has written nothing.
+        // A process that was killed at once has written nothing.
         if path.exists() {
             history.lives.push((life.clone(), history::read(&path)?));
         }

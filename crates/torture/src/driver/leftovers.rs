@@ -1,17 +1,18 @@
-//! What is in the store when everybody has gone: nothing but fences and capacities.
+//! What is left in the store after all workers have ended: only fences and capacities.
 
 use std::time::{Duration, Instant};
 
 use leasehold::Client;
 use redis::Connection;
+use testkit::redis_server::RedisServer;
 
-use super::stage::{Redis, Stage, ask};
+use super::stage::{Stage, ask};
 use super::{LifeEnd, Log};
 use crate::plan::{self, THINGS, Thing};
 
-/// What died keeps its lease until it is over.
+/// Dead processes keep their leases until these end.
 const LEASES: Duration = Duration::from_secs(25);
-/// A waiter may be silent for two leases, and the keys of one that died live ten seconds longer than that.
+/// A waiter may be silent for two leases, and the keys of a dead one live ten seconds longer.
 const KEYS: Duration = Duration::from_secs(35);
 
 pub(super) fn look(stage: &Stage, log: &Log) -> Result<Vec<String>, String> {
@@ -26,15 +27,15 @@ pub(super) fn look(stage: &Stage, log: &Log) -> Result<Vec<String>, String> {
             }
             tokio::time::sleep(Duration::from_millis(500)).await;
         };
-        let Stage::Redis(redis) = stage else {
+        if stage.is_local() {
             let left = members(&client).await.map_err(|error| error.to_string())?;
             client.close().await.map_err(|error| error.to_string())?;
             return Ok(missing.into_iter().chain(left).collect());
-        };
+        }
         client.close().await.map_err(|error| error.to_string())?;
         let begun = Instant::now();
         loop {
-            let left = keys(redis, log);
+            let left = keys(stage, log);
             if left.is_empty() || begun.elapsed() > KEYS {
                 return Ok(missing.into_iter().chain(left).collect());
             }
@@ -43,7 +44,7 @@ pub(super) fn look(stage: &Stage, log: &Log) -> Result<Vec<String>, String> {
     })
 }
 
-/// Takes every permit and gives it back, so that whatever is over is removed. Says which cannot be had.
+/// Acquires and releases every permit, so that everything that has expired is removed. Returns what is not available.
 async fn sweep(client: &Client) -> Result<Vec<String>, leasehold::Error> {
     let mut missing = Vec::new();
     for thing in &THINGS {
@@ -66,7 +67,7 @@ async fn sweep(client: &Client) -> Result<Vec<String>, leasehold::Error> {
     Ok(missing)
 }
 
-/// Whoever is still there, by the library's own lists.
+/// The remaining members, by the library's own lists.
 async fn members(client: &Client) -> Result<Vec<String>, leasehold::Error> {
     let mut left = Vec::new();
     for one in client.stats().waiters().fetch().await? {
@@ -85,7 +86,7 @@ async fn take_all(client: &Client, thing: &Thing) -> Result<Option<String>, leas
     let semaphore = client.semaphore(thing.name, thing.capacity);
     let semaphore = semaphore.heartbeat_max_interval(thing.lease_time()).build()?;
     if thing.rate.is_some() {
-        // Else there would be no more permits than tokens.
+        // Otherwise no more permits than tokens would be available.
         semaphore.clear_rate().await?;
     }
     let mut permits = Vec::new();
@@ -100,28 +101,42 @@ async fn take_all(client: &Client, thing: &Thing) -> Result<Option<String>, leas
     Ok((!all).then(|| format!("{}: {had} of {} permits", thing.name, thing.capacity)))
 }
 
-/// Keys that ought not to be there.
-fn keys(redis: &Redis, log: &Log) -> Vec<String> {
-    let mut connection = redis.primary().connection();
+/// Keys that should not exist.
+fn keys(stage: &Stage, log: &Log) -> Vec<String> {
+    match stage {
+        Stage::Redis(redis) => keys_of(redis.primary(), stage, log),
+        Stage::Sentinel(sentinel) => keys_of(sentinel.primary(), stage, log),
+        Stage::Cluster(cluster) => {
+            let primaries = cluster.primaries().into_iter();
+            primaries.flat_map(|node| keys_of(&cluster.nodes.node(node), stage, log)).collect()
+        }
+        Stage::Local(_) => Vec::new(),
+    }
+}
+
+fn keys_of(server: &RedisServer, stage: &Stage, log: &Log) -> Vec<String> {
+    let mut connection = server.connection();
     let keys: Vec<String> = ask(&mut connection, &["KEYS", "*"]);
     let killed = log.lives.iter().any(|life| matches!(life.end, LifeEnd::Killed(_)));
     let stays = |key: &String| {
         let kept = ["adv-sem:semaphore_fence:", "adv-sem:semaphore_max:", "syncguard:fence:"];
-        // Who a client is, for statistics: it says so again every minute, and it is forgotten soon after.
+        // Describes a client, for statistics. The client renews this key every minute, and it expires soon after the
+        // client ends.
         let who = key.starts_with("adv-sem:client:");
-        // Another program's notification of somebody who died before he read it. It expires.
+        // A notification of the other program whose receiver died before it read it. It expires.
         let unread = killed && key.starts_with("adv-sem:acquisition_notification:");
-        // The other program's sweep takes members out of one key and leaves what belongs to them in others: its own in
+        // The sweep of the other program removes members from one key and leaves their data in others: its own in
         // `ttl`, ours in `info`. All of these expire.
         let shared = THINGS.iter().filter(|thing| thing.shared).map(|thing| thing.name);
         let swept = killed
             && ["ttl", "info"].into_iter().any(|kind| {
-                let of = |name| *key == format!("adv-sem:semaphore_{kind}:{name}");
+                let of = |name| *key == format!("adv-sem:semaphore_{kind}:{}", stage.spell(name));
                 shared.clone().any(of)
             });
-        // What a rate has been set to is known for as long as the capacity.
+        // The rate of a semaphore is kept as long as its capacity.
         let mut paced = THINGS.iter().filter(|thing| thing.rate.is_some());
-        let pace = paced.any(|thing| *key == format!("adv-sem:semaphore_limits:{}", thing.name));
+        let pace = |name| format!("adv-sem:semaphore_limits:{}", stage.spell(name));
+        let pace = paced.any(|thing| *key == pace(thing.name));
         kept.iter().any(|prefix| key.starts_with(prefix)) || who || unread || swept || pace
     };
     let mut left: Vec<_> = keys.into_iter().filter(|key| !stays(key)).collect();
@@ -129,7 +144,7 @@ fn keys(redis: &Redis, log: &Log) -> Vec<String> {
     left.iter().map(|key| format!("the key {key} {}", contents(&mut connection, key))).collect()
 }
 
-/// For whoever has to find out why.
+/// The contents of a key, to find the cause.
 fn contents(connection: &mut Connection, key: &str) -> String {
     let kind: String = ask(connection, &["TYPE", key]);
     let expiry: i64 = ask(connection, &["PTTL", key]);

@@ -12,13 +12,13 @@ const FILE: &str = "driver.log";
 
 impl Log {
     /// # Errors
-    /// If there is no room.
+    /// An [`io::Error`](std::io::Error) if the file cannot be written.
     pub fn save(&self, dir: &Path) -> std::io::Result<()> {
         std::fs::write(dir.join(FILE), self.to_string())
     }
 
     /// # Errors
-    /// If there is none, or it cannot be read.
+    /// A message if the file does not exist, or cannot be read or parsed.
     pub fn load(dir: &Path) -> Result<Self, String> {
         std::fs::read_to_string(dir.join(FILE)).map_err(|error| error.to_string())?.parse()
     }
@@ -68,7 +68,7 @@ impl FromStr for Log {
     fn from_str(text: &str) -> Result<Self, String> {
         let mut log = Self::default();
         for line in text.lines() {
-            log.read(line).ok_or_else(|| format!("{line:?} is not from a driver"))?;
+            log.read(line).ok_or_else(|| format!("{line:?} is not a line of the driver's log"))?;
         }
         Ok(log)
     }
@@ -91,6 +91,7 @@ impl Log {
                 let scope = match *words.get(3)? {
                     "worker" => Scope::Worker(index(4)?),
                     "everybody" => Scope::Everybody,
+                    "things" => Scope::Things(words.get(4)?.parse().ok()?),
                     _ => Scope::Nobody,
                 };
                 self.faults.push(Fault { kind, scope, begin: number(0)?, end: number(1)? });
@@ -136,7 +137,8 @@ mod tests {
     fn what_was_saved_is_read_back() {
         let life = |life, end| Life { worker: 2, life, foreign: life == 4, end };
         let faults = Kind::ALL.iter().enumerate().map(|(at, kind)| {
-            let scope = [Scope::Worker(at), Scope::Everybody, Scope::Nobody][at % 3];
+            let things = Scope::Things([0, at % 16].into_iter().collect());
+            let scope = [Scope::Worker(at), Scope::Everybody, Scope::Nobody, things][at % 4];
             Fault { kind: *kind, scope, begin: at as u64, end: Micros::MAX }
         });
         let log = Log {

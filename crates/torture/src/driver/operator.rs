@@ -1,8 +1,8 @@
-//! The operator: sets the capacity of what is steered, pauses it and resumes it, and writes down when.
+//! The operator: sets the capacity of the steered thing, pauses and resumes it, and records when.
 //!
-//! It goes to the store itself, past the proxies, with a client of its own. A change that was not answered, or not at once,
-//! may have been made, or may be made later. So the state is unknown then, until two changes in a row were answered at once:
-//! the server reads what a client sent before when it reads the first of them.
+//! It uses its own client, and connects to the store without a proxy. A change that was not answered at once may have
+//! been applied, or may be applied later. So after that the state is unknown until two changes in a row were answered
+//! at once: before the server reads the first of these, it reads everything that a client sent earlier.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::{Phase, Show, lock, millis};
 use crate::clock::{self, Micros};
 use crate::plan::{THINGS, Thing};
 
-/// What is answered later than this was not answered at once.
+/// An answer that takes longer than this does not count as immediate.
 const AT_ONCE: Duration = Duration::from_millis(500);
 /// How often the last two changes are tried.
 const ATTEMPTS: u32 = 40;
@@ -25,9 +25,9 @@ const ATTEMPTS: u32 = 40;
 pub struct Change {
     pub thing: usize,
     pub to: Steering,
-    /// The time before it was asked for.
+    /// The time before the request.
     pub asked: Micros,
-    /// When it was certain to count. None if that is not known.
+    /// When the change was certainly in force. `None` if that is not known.
     pub answered: Option<Micros>,
 }
 
@@ -55,12 +55,12 @@ struct Operator<'a> {
     thing: &'static Thing,
     /// Whether the last change was answered at once.
     at_once: bool,
-    /// With the address that it was opened for.
+    /// With the URL for which it was opened.
     client: Option<(String, Client)>,
 }
 
 impl Operator<'_> {
-    /// Until the run ends. Nothing is left paused.
+    /// Makes changes until the run ends. Leaves nothing paused.
     async fn steer(&mut self, rng: &mut Rng) {
         let mut paused = false;
         while self.rest(millis(rng, 1000..3000)) {
@@ -88,7 +88,7 @@ impl Operator<'_> {
         }
     }
 
-    /// Sleeps. False if the run has ended.
+    /// Sleeps. Returns `false` if the run has ended.
     fn rest(&self, span: Duration) -> bool {
         let phase = lock(&self.show.phase);
         let runs = |phase: &mut Phase| *phase < Phase::Finish;
@@ -96,7 +96,7 @@ impl Operator<'_> {
         *waited.unwrap_or_else(std::sync::PoisonError::into_inner).0 < Phase::Finish
     }
 
-    /// Whether it was answered at once.
+    /// Makes a change. Returns whether it was answered at once.
     async fn change(&mut self, to: Steering) -> bool {
         let at = {
             let (thing, asked) = (self.at, clock::now());
@@ -107,7 +107,7 @@ impl Operator<'_> {
         let answered = timeout(AT_ONCE, self.ask(to)).await;
         let before = std::mem::replace(&mut self.at_once, matches!(answered, Ok(Ok(()))));
         if !self.at_once {
-            // Nothing of it may be sent again later.
+            // So that the client cannot send the change again later.
             self.client = None;
         } else if before {
             lock(&self.show.log).changes[at].answered = Some(clock::now());

@@ -1,4 +1,4 @@
-//! The store that is tortured, and the proxies before it.
+//! The store under test, and the proxies in front of it.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -9,14 +9,19 @@ use redis::{Connection, FromRedisValue};
 use testkit::proxy::{Cut, FaultProxy};
 use testkit::redis_server::RedisServer;
 
+use super::cluster::Cluster;
+use super::connections;
+use super::sentinel::Sentinel;
 use crate::store::Store;
 
 pub(super) enum Stage {
     Redis(Box<Redis>),
+    Cluster(Cluster),
+    Sentinel(Sentinel),
     Local(Local),
 }
 
-/// Two servers, one of them the other's replica, and a proxy a worker.
+/// Two servers, one of which is the replica of the other, and one proxy for each worker.
 pub(super) struct Redis {
     servers: [RedisServer; 2],
     primary: AtomicUsize,
@@ -29,7 +34,7 @@ pub(super) struct Local {
 }
 
 impl Local {
-    /// Opens it once: who cannot do that need not begin.
+    /// Opens the file once. If that fails, the run need not start.
     fn make(path: PathBuf) -> Result<Self, String> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let open = async { leasehold::Client::local(&path).await.map(drop) };
@@ -38,7 +43,7 @@ impl Local {
         Ok(Self { path })
     }
 
-    /// Lets nobody write while `during` runs, as a disk does that does not answer.
+    /// Blocks all writes while `during` runs, like a disk that does not answer.
     pub(super) fn hold_up(&self, during: impl FnOnce()) -> std::io::Result<()> {
         let mut turn = self.path.clone().into_os_string();
         turn.push(".clients/turn");
@@ -50,9 +55,16 @@ impl Local {
 }
 
 impl Stage {
-    pub(super) fn set(store: &Store, workers: usize, dir: &Path) -> Result<Self, String> {
+    pub(super) fn set(
+        store: &Store,
+        seed: u64,
+        workers: usize,
+        dir: &Path,
+    ) -> Result<Self, String> {
         match store {
             Store::Redis => Ok(Self::Redis(Box::new(Redis::start(workers)))),
+            Store::Cluster => Ok(Self::Cluster(Cluster::start(seed))),
+            Store::Sentinel => Ok(Self::Sentinel(Sentinel::start())),
             Store::Local(path) => {
                 let path = path.clone().unwrap_or_else(|| dir.join("store.sqlite"));
                 Local::make(path).map(Self::Local)
@@ -60,34 +72,60 @@ impl Stage {
         }
     }
 
-    pub(super) fn is_redis(&self) -> bool {
+    /// Whether the store is a file that all processes write to themselves.
+    pub(super) fn is_local(&self) -> bool {
+        matches!(self, Self::Local(_))
+    }
+
+    /// Whether the other program takes part. It can use a single server, but neither a cluster nor sentinels.
+    pub(super) fn is_shared(&self) -> bool {
         matches!(self, Self::Redis(_))
     }
 
     pub(super) fn url(&self, worker: usize) -> String {
         match self {
             Self::Redis(redis) => redis.proxies[worker].url(),
-            Self::Local(local) => format!("sqlite:{}", local.path.display()),
+            _ => self.direct_url(),
         }
     }
 
-    /// What stands between this worker and the store, if it is a server.
+    /// The proxy between this worker and the store, if there is one.
     pub(super) fn proxy(&self, worker: usize) -> Option<&FaultProxy> {
         match self {
             Self::Redis(redis) => Some(&redis.proxies[worker]),
-            Self::Local(_) => None,
+            _ => None,
         }
     }
 
-    /// Where the driver itself goes, without a proxy.
+    /// Closes the connections of a process at all servers. Clients of a cluster, or of sentinels, connect to the
+    /// addresses that these announce, not to a proxy.
+    pub(super) fn cut(&self, pid: u32) {
+        match self {
+            Self::Cluster(cluster) => connections::cut(pid, &cluster.running()),
+            Self::Sentinel(sentinel) => connections::cut(pid, &sentinel.running()),
+            Self::Redis(_) | Self::Local(_) => {}
+        }
+    }
+
+    /// Returns the name of a thing as it appears in keys.
+    pub(super) fn spell(&self, name: &str) -> String {
+        match self {
+            Self::Cluster(_) => format!("{{{name}}}"),
+            _ => name.to_owned(),
+        }
+    }
+
+    /// The URL that the driver itself uses, without a proxy.
     pub(super) fn direct_url(&self) -> String {
         match self {
             Self::Redis(redis) => redis.primary().url(),
+            Self::Cluster(cluster) => cluster.nodes.url(),
+            Self::Sentinel(sentinel) => sentinel.url(),
             Self::Local(local) => format!("sqlite:{}", local.path.display()),
         }
     }
 
-    /// Ends every fault that lasts.
+    /// Ends every fault that is still in effect.
     pub(super) fn heal(&self) {
         if let Self::Redis(redis) = self {
             redis.proxies.iter().for_each(FaultProxy::heal);
@@ -97,7 +135,8 @@ impl Stage {
 
 impl Redis {
     fn start(workers: usize) -> Self {
-        // `no`: what is answered was written before, without waiting for a disk that nobody pulls the plug of.
+        // `no`: answered writes have been passed to the kernel, without waiting for the disk. The run never cuts the
+        // power.
         let options = ["--appendonly yes", "--appendfsync no", "--repl-diskless-sync-delay 0"];
         let servers = [RedisServer::start_with(&options), RedisServer::start_with(&options)];
         let proxies = (0..workers).map(|_| FaultProxy::start(servers[0].port())).collect();
@@ -114,13 +153,13 @@ impl Redis {
         &self.servers[1 - self.primary.load(Ordering::SeqCst)]
     }
 
-    /// The one that is not the primary copies it from now on.
+    /// Makes the server that is not the primary replicate the primary.
     fn follow(&self) {
         let port = self.primary().port().to_string();
         ask::<String>(&mut self.replica().connection(), &["REPLICAOF", "127.0.0.1", &port]);
     }
 
-    /// Whether the replica has what the primary has, but for what is under way; waits a little for it.
+    /// Returns whether the replica has the data of the primary, except for writes in flight. Waits a little for that.
     pub(super) fn is_copied(&self) -> bool {
         let begun = Instant::now();
         let mut connection = self.replica().connection();
@@ -135,7 +174,7 @@ impl Redis {
         false
     }
 
-    /// The replica takes over. For a while the old primary does not know, and goes on answering.
+    /// The replica takes over. For a while the old primary does not know this and continues to answer.
     pub(super) fn promote(&self, split: Duration) {
         ask::<String>(&mut self.replica().connection(), &["REPLICAOF", "NO", "ONE"]);
         std::thread::sleep(split);
@@ -155,7 +194,7 @@ impl Redis {
     }
 }
 
-/// One command.
+/// Sends one command.
 pub(super) fn ask<T: FromRedisValue>(connection: &mut Connection, words: &[&str]) -> T {
     let answer = redis::cmd(words[0]).arg(&words[1..]).query(connection);
     answer.unwrap_or_else(|error| panic!("{words:?}: {error}"))

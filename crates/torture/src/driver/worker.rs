@@ -1,4 +1,4 @@
-//! The lane of one worker: its process and its connections.
+//! The lane of one worker: faults of its process and its connections.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,7 +21,7 @@ use crate::history::{self, Event};
 use crate::plan::{self, CONFIRM, SOCKET_TIMEOUT, THINGS, Thing};
 use crate::worker::history_path;
 
-/// What a request of the library contains, whatever it asks for.
+/// A string that occurs in every request of the library.
 const SCRIPT: &[u8] = b"EVALSHA";
 
 struct Worker<'a> {
@@ -46,7 +46,7 @@ pub(super) fn lane(show: &Show, stage: &Stage, index: usize, foreign: bool) {
     }
     let mut next = CALM.saturating_sub(show.begun.elapsed()) + millis(&mut rng, 0..4000);
     while show.next(next) {
-        worker = if worker.has_ended() { worker.again() } else { worker.suffer(&mut rng, proxy) };
+        worker = if worker.has_ended() { worker.again() } else { worker.suffer(&mut rng, stage) };
         next = millis(&mut rng, 1000..10_000);
     }
     if let Some(proxy) = proxy {
@@ -63,19 +63,21 @@ impl<'a> Worker<'a> {
         command.arg("worker").args(["--index", &index.to_string(), "--life", &life.to_string()]);
         command.args(["--seed", &show.seed.to_string(), "--store", &url, "--dir"]).arg(&show.dir);
         if foreign {
-            // It writes down the time itself, and has to have the servers'.
+            // The other program writes times itself, so it needs the clock of the servers.
             command.arg("--foreign");
         } else {
             show.equip(&mut command);
         }
-        // A group of its own: Ctrl-C is for the driver, and a stopped orphan in a group of its own is ended by the kernel.
+        // A group of its own, because Ctrl-C is meant for the driver only. And if the driver dies, the kernel ends
+        // stopped processes in orphaned groups.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null());
         let process =
             command.stderr(errors.expect("a directory")).spawn().expect("our own program");
+        lock(&show.pids).insert(index, process.id());
         Self { show, index, life, foreign, url, process }
     }
 
-    /// The next life, after this one has ended.
+    /// Starts the next life, after this one has ended.
     fn again(&self) -> Self {
         Self::start(self.show, self.index, self.life + 1, self.foreign, self.url.clone())
     }
@@ -85,14 +87,14 @@ impl<'a> Worker<'a> {
         lock(&self.show.log).lives.push(Life { worker, life, foreign, end });
     }
 
-    /// Whether it ended although nobody told it to.
+    /// Whether it ended without being asked to.
     fn has_ended(&mut self) -> bool {
         let Ok(Some(status)) = self.process.try_wait() else { return false };
         self.ended(LifeEnd::Broke(said(Some(status))));
         true
     }
 
-    /// Until it holds what only workers do, but not for long.
+    /// Waits, for a limited time, until it holds something that only workers use.
     fn wait_until_it_holds(&self) {
         let own = |thing: &Thing| {
             let others = thing.is_for_the_command() || thing.shared || thing.is_lasting();
@@ -101,12 +103,13 @@ impl<'a> Worker<'a> {
         self.wait_until(|asked, granted| own(asked) && granted);
     }
 
-    /// Until it waits for what it will be woken for, but not for long.
+    /// Waits, for a limited time, until it waits for a permit that will pass on soon if it is not claimed.
     fn wait_until_it_waits(&self) {
         self.wait_until(|asked, granted| asked.lease <= 2 * SECOND && !granted);
     }
 
-    /// Until one of its acquisitions of a semaphore, which may have been granted, is as it should be, but not for long.
+    /// Waits, for a limited time, until `is_right` returns `true` for one of its acquisitions of a semaphore, given
+    /// whether it was granted.
     fn wait_until(&self, is_right: impl Fn(&Thing, bool) -> bool) {
         let semaphore = |name: &str| {
             plan::find(name).map(|at| &THINGS[at]).filter(|it| it.kind == plan::Kind::Semaphore)
@@ -133,12 +136,22 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn suffer(mut self, rng: &mut Rng, proxy: Option<&FaultProxy>) -> Self {
+    fn suffer(mut self, rng: &mut Rng, stage: &Stage) -> Self {
         let scope = Scope::Worker(self.index);
         let (show, span) = (self.show, millis(rng, 100..6000));
         let roll = rng.u32(..100);
-        let Some(proxy) = proxy else {
+        let Some(proxy) = stage.proxy(self.index) else {
             return match roll {
+                0..12 if !stage.is_local() => {
+                    show.fault(Kind::Cut, scope, || stage.cut(self.process.id()));
+                    self
+                }
+                12..25 if !stage.is_local() => {
+                    let until = Instant::now() + span / 2;
+                    let flap = || flaps::cut_often(show, stage, self.index, rng, until);
+                    show.fault(Kind::Flap, scope, flap);
+                    self
+                }
                 0..50 => self.kill(rng),
                 50..75 => self.stop(span),
                 _ => self.stop_as_a_waiter(rng, None),
@@ -177,7 +190,8 @@ impl<'a> Worker<'a> {
         self
     }
 
-    /// A fault that lasts until the proxy is healed. Some are killed in the middle of it, and come back into it.
+    /// A fault that lasts until the proxy is healed. Some workers are killed in the middle of it, and restarted while
+    /// it lasts.
     fn endure(
         mut self,
         kind: Kind,
@@ -228,8 +242,8 @@ impl<'a> Worker<'a> {
         self
     }
 
-    /// Stops a worker that waits, until its turn has come, and the time to claim its permit has passed. Then it finds a
-    /// wake-up that came long ago, and for a moment nothing that it asks is answered.
+    /// Stops a worker that waits, until its turn has come and the time to claim its permit has passed. When it
+    /// continues, it finds an old wake-up, and for a moment its requests are answered late.
     fn stop_as_a_waiter(self, rng: &mut Rng, proxy: Option<&FaultProxy>) -> Self {
         self.wait_until_it_waits();
         let span = Duration::from_micros(CONFIRM) + millis(rng, 500..3000);
@@ -272,7 +286,7 @@ impl Drop for Worker<'_> {
     }
 }
 
-/// Loses the answers to some commands, or the commands, one after the other.
+/// Loses the answers to some commands, or the commands themselves, one after the other.
 fn lose(proxy: &FaultProxy, rng: &mut Rng, order: impl Fn(&FaultProxy, &[u8])) {
     for _ in 0..rng.u32(1..5) {
         let before = proxy.traffic().lost;

@@ -1,4 +1,4 @@
-//! What the command runs: somebody who lives, and writes down that it does. That it may is the command's affair.
+//! The child of the command. It records that it is alive. Whether it may be alive is the responsibility of the command.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -8,11 +8,11 @@ use super::history_path;
 use crate::clock;
 use crate::history::{Diary, Event, OpId};
 
-/// Who asks for it, in the histories.
+/// The client of its acquisition, in the histories.
 pub(crate) const COMMAND: &str = "command";
-/// The acquisition that the driver has asked for.
+/// The acquisition that the driver has requested.
 pub(crate) const ONLY_OP: OpId = 1;
-/// Between two signs of life.
+/// The time between two lines that record that it is alive.
 const BEAT: Duration = Duration::from_millis(10);
 
 #[derive(clap::Args, Clone, Debug)]
@@ -27,7 +27,7 @@ pub struct Settings {
     pub millis: u64,
 }
 
-/// Lives for so long.
+/// Runs for the given time.
 #[must_use]
 pub fn run(settings: &Settings) -> ExitCode {
     let diary = Diary::open(&history_path(&settings.dir, settings.index, settings.life));

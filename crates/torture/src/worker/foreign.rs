@@ -1,9 +1,10 @@
-//! A worker that does not use the library: another program's clients, by the published documents alone.
+//! A worker that does not use the library: clients of another program, which follows only the published documents.
 //!
-//! They have no guards and no `check()`: such a program believes in what it was told for as long as the document says
-//! that it may, counted from before it asked. Each step has a limit. Most give back what they asked for, until the store
-//! says that it is gone. Some die without a trace, waiting or holding. Half of them have a TTL, and with it let the keys
-//! of the semaphore expire, its capacity too. Leases of pools have the other program's own TTL.
+//! These clients have no guards and no `check()`. Such a program believes an answer for as long as the document allows,
+//! counted from before the request. Each step has a time limit. Most clients release what they requested, and repeat
+//! that until the store confirms it. Some die without a trace, while they wait or hold. Half of those that use
+//! semaphores have a TTL, and with it they let the keys of the semaphore expire, including its capacity. Leases of
+//! pools have the other program's own TTL.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,11 +25,11 @@ use crate::history::{Diary, Event, How, OpId};
 use crate::plan::{self, THINGS, Thing};
 
 const STEP: Duration = Duration::from_millis(1500);
-/// Of each so many, one dies without a trace.
+/// One in this many dies without a trace.
 const DYING: u32 = 8;
-/// With a TTL the other program's keys expire ten seconds after it.
+/// With a TTL, the other program's keys expire ten seconds after that TTL.
 const TTL: Duration = Duration::from_secs(6);
-/// What such a program takes off, so that it does not believe longer than the store does.
+/// The time that such a program subtracts, so that it does not believe for longer than the store.
 const CAUTION: Micros = 200 * MILLISECOND;
 
 /// A task of the other program.
@@ -45,6 +46,7 @@ pub(super) async fn play(settings: &Settings, diary: &Arc<Diary>, finish: watch:
         diary: diary.clone(),
         clients,
         finish,
+        fails_over: false,
         spent: std::sync::Mutex::default(),
         outages: Default::default(),
     };
@@ -65,7 +67,7 @@ pub(super) async fn play(settings: &Settings, diary: &Arc<Diary>, finish: watch:
     }
 }
 
-/// One step, and not for ever.
+/// Runs one step, with a time limit.
 async fn step<T>(call: impl Future<Output = RedisResult<T>>) -> Option<T> {
     timeout(STEP, call).await.ok()?.ok()
 }
@@ -79,7 +81,7 @@ impl Other {
         sleep(Duration::from_millis(self.rng.u64(1..=millis))).await;
     }
 
-    /// Holds on for as long as it may believe.
+    /// Holds for as long as it may believe.
     async fn hold(&mut self, op: OpId, good_until: Micros) {
         let mut left = self.rng.u64(0..300) * MILLISECOND;
         loop {
@@ -114,7 +116,7 @@ impl Other {
         self.rng.u32(..DYING) == 0
     }
 
-    /// Document 000, step by step.
+    /// Follows document 000, step by step.
     async fn semaphores(mut self, ttl: Option<Duration>) {
         let (at, thing) = shared_thing(plan::Kind::Semaphore);
         let options = Options { attempts: 1, ..Options::default() };
@@ -130,7 +132,7 @@ impl Other {
                 let (id, op) = (seed000::new_id(), self.shared.ask(at, "-"));
                 let how = self.semaphore(&seed, thing, ttl, &id, op).await;
                 fine = how.is_some();
-                // Whatever became of it.
+                // Release it, whatever the outcome, unless the client dies.
                 let gone = how != Some(How::Failed) && self.take_back(thing, &id).await;
                 let how = how.unwrap_or(How::Failed);
                 self.shared.end(op, if gone { how } else { How::Failed });
@@ -138,7 +140,7 @@ impl Other {
         }
     }
 
-    /// Waits in line and holds. `Failed` if it dies, None if the store could not be reached.
+    /// Waits in the queue and holds. Returns `Failed` if the client dies, and `None` if the store could not be reached.
     async fn semaphore(
         &mut self,
         seed: &Seed000,
@@ -182,7 +184,7 @@ impl Other {
         Some(How::Released)
     }
 
-    /// Releases until the store says that it is done, over a new connection each time: the old one may be dead.
+    /// Releases until the store confirms it, over a new connection each time, because the old one may be dead.
     async fn take_back(&mut self, thing: &Thing, id: &str) -> bool {
         let options = Options { attempts: 1, ..Options::default() };
         for _ in 0..100 {
@@ -200,7 +202,7 @@ impl Other {
         false
     }
 
-    /// Document 002.
+    /// Follows document 002.
     async fn pools(mut self) {
         let (at, thing) = shared_thing(plan::Kind::Pool);
         let (capacity, ttl) = (u64::from(thing.capacity), seed002::TTL_SECONDS);
@@ -219,7 +221,7 @@ impl Other {
                 Some(answer) if !answer.success => How::Full,
                 Some(_) => {
                     self.granted(op, None, 1);
-                    // Everybody takes a lease for dead after a TTL of their own, and ours is shorter.
+                    // Each program considers a lease dead after its own TTL, and ours is shorter.
                     self.hold(op, sent + thing.lease - CAUTION).await;
                     let sent = clock::now();
                     let renewed = step(pool.renew(thing.name, &instance, ttl)).await;
@@ -242,7 +244,7 @@ impl Other {
         }
     }
 
-    /// Document 003, by either version of the program that it describes.
+    /// Follows document 003, in either version of the program that it describes.
     async fn locks(mut self, layout: LockLayout) {
         let (at, thing) = shared_thing(plan::Kind::Lock);
         let ttl = thing.lease / MILLISECOND;
@@ -279,7 +281,7 @@ impl Other {
     }
 }
 
-/// What the other program shares with us.
+/// The thing of this kind that the other program shares with the workers.
 fn shared_thing(kind: plan::Kind) -> (usize, &'static Thing) {
     let shared = THINGS.iter().enumerate().find(|(_, thing)| thing.shared && thing.kind == kind);
     shared.expect("something is shared of each kind")

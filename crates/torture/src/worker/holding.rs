@@ -1,4 +1,4 @@
-//! What a task does while it holds something, whatever that is.
+//! What a task does while it holds a permit, a lock or a lease.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::history::{Event, OpId};
 use crate::plan::{Kind, LONG, THINGS, Thing};
 use crate::record::{Record, State, Step, sum};
 
-/// A task: its dice, and its own way to each record.
+/// A task, with its random numbers and its own open file for each record.
 pub(super) struct Hands {
     pub(super) shared: Arc<Shared>,
     pub(super) task: usize,
@@ -29,7 +29,7 @@ impl Hands {
         *self.shared.finish.borrow()
     }
 
-    /// The future's output, unless the run comes to its end first.
+    /// Returns the future's output, unless the run ends first.
     pub(super) async fn unless_finishing<F: Future>(&self, future: F) -> Option<F::Output> {
         let mut finish = self.shared.finish.clone();
         tokio::select! {
@@ -39,7 +39,7 @@ impl Hands {
         }
     }
 
-    /// The future's output, unless the run or the patience comes to its end first: then the future is dropped.
+    /// Returns the future's output, unless the run or the patience ends first. Then the future is dropped.
     pub(super) async fn unless_impatient<F: Future>(
         &self,
         patience: Patience,
@@ -63,30 +63,30 @@ impl Hands {
         Duration::from_millis(self.rng.u64(range))
     }
 
-    /// Patience that ends, at the latest, with the next outage.
+    /// Patience that ends shortly after the next outage begins, or after `most` at the latest.
     pub(super) fn until_outage(&mut self, client: usize, most: Duration) -> Patience {
         let longest = if self.chance(50) { 4 } else { 60 };
         Patience::UntilOutage { client, moment: self.millis(0..longest), most }
     }
 
-    /// Mostly short, sometimes past the time at which a lease must have been renewed.
+    /// Mostly short, sometimes past the time at which the lease must have been renewed.
     fn how_long(&mut self, lease: Micros) -> Duration {
         match self.rng.u32(..100) {
             0..75 => self.millis(0..40),
             75..95 => self.millis(40..400),
-            // What is left of somebody who cancelled must have a chance to be granted.
+            // Acquisitions that were cancelled but not released must have a chance to be granted.
             _ if lease == LONG => Duration::from_micros(self.rng.u64(lease / 10..lease / 4)),
             _ => Duration::from_micros(self.rng.u64(lease / 2..2 * lease)),
         }
     }
 
-    /// Acquires something, while connections come and go, and mostly gives it up before there is an answer.
+    /// Acquires something while connections are being replaced, and mostly cancels the acquire before it is answered.
     pub(super) async fn cancel(&mut self) {
-        // What is left of a long lease is missed for long, most of all by those who wait in a queue.
+        // A long lease that is not released is missed for a long time, above all by waiters in a queue.
         let lasting = |thing: &Thing| thing.is_lasting() && thing.kind == Kind::Semaphore;
         let lasting: Vec<_> = (0..THINGS.len()).filter(|at| lasting(&THINGS[*at])).collect();
         let any = self.rng.usize(..THINGS.len());
-        // All of them the same for a while: then one request has the commands of several.
+        // All tasks use the same thing for a while, so that one request contains several commands.
         let now = usize::try_from(clock::now() / (SECOND / 2)).unwrap_or_default();
         let thing = if self.chance(35) { any } else { lasting[now % lasting.len()] };
         let client = self.rng.usize(..self.shared.clients.len());
@@ -100,7 +100,7 @@ impl Hands {
         }
     }
 
-    /// Holds on for a while, and writes down when it was certain to hold. False as soon as it is not.
+    /// Holds for a while, and records when it certainly held. Returns `false` as soon as it does not hold any more.
     pub(super) async fn hold(
         &mut self,
         op: OpId,
@@ -160,7 +160,8 @@ impl Hands {
         }
     }
 
-    /// One step, tried again while somebody else is at it, though not for ever: he may have been stopped.
+    /// One step on the record. It is repeated while another process has locked the record, but not forever: that
+    /// process may have been stopped.
     async fn step(
         &mut self,
         op: OpId,

@@ -70,7 +70,7 @@ impl Hands {
         self.shared.diary.note(Event::Grant { op, fence: Some(fence), slot: 1, weight: 1 });
         let mut held = self.hold(op, thing, Some(fence), || guard.check().is_ok()).await;
         if held && self.chance(15) {
-            // By hand, and shorter or longer than before.
+            // Extended explicitly, to a time that is shorter or longer than before.
             let lease = Duration::from_micros(self.rng.u64(SECOND / 2..EXTENSION));
             held = guard.extend(lease).await.is_ok()
                 && self.hold(op, thing, None, || guard.check().is_ok()).await;
@@ -85,7 +85,7 @@ impl Hands {
         let released = guard.release().await;
         self.shared.end(op, released_how(&released));
         if let (Ok(true), true) = (released, self.chance(30)) {
-            // It was given back: giving it back again must hit nobody, a little later neither.
+            // The lock was released. Releasing it again, even a little later, must not affect another holder.
             let pause = self.millis(0..200);
             self.unless_finishing(tokio::time::sleep(pause)).await;
             let client = self.rng.usize(..self.shared.clients.len());

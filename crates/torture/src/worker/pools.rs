@@ -15,14 +15,14 @@ impl Hands {
         let client = self.rng.usize(..self.shared.clients.len());
         let Some(pool) = self.pool(thing, client) else { return };
         let client = self.shared.clients[client].id().to_string();
-        // Under the same id at once: what is being given back must not end what comes after.
+        // With the same id at once: a release in the background must not end the next lease.
         while self.use_lease(thing, &pool, &client).await == How::Cancelled && self.chance(70) {}
     }
 
     pub(super) async fn cancel_lease(&mut self, thing: usize, client: usize, patience: Patience) {
         let Some(pool) = self.pool(thing, client) else { return };
         let op = self.shared.ask(thing, "-");
-        // Mostly another id each time: nobody else ends what is left of it.
+        // Mostly with another id each time, so that no later acquisition ends what is left of it.
         let client = self.shared.clients[client].id();
         let instance = if self.chance(80) {
             format!("{client}-{op}")
@@ -95,7 +95,7 @@ impl Hands {
         ended
     }
 
-    /// Without a guard: the lease is good for a TTL from before it was asked for, and nobody renews it but we.
+    /// Leases without a guard. The lease is valid for a TTL from before the request, and only this task renews it.
     async fn lease_by_hand(&mut self, op: OpId, thing: usize, pool: &Pool, instance: &str) -> How {
         let sent = clock::now();
         let ended = match pool.acquire(instance).await {

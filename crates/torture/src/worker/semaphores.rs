@@ -12,7 +12,7 @@ use crate::clock;
 use crate::history::{Event, How, OpId};
 use crate::plan::THINGS;
 
-/// Nobody waits longer than this: a task that waits does nothing else.
+/// The longest wait: a task that waits does nothing else.
 const LONGEST: Duration = Duration::from_secs(25);
 
 impl Hands {
@@ -29,7 +29,7 @@ impl Hands {
                 self.acquire(thing, &semaphore, acquire, Patience::For(LONGEST)).await;
             }
             40..52 => {
-                // Half of them while the question or its answer is on its way.
+                // Half of them are dropped while the request or its answer is in flight.
                 let longest = if self.chance(50) { 5 } else { 1200 };
                 let patience = Patience::For(self.millis(0..longest));
                 self.acquire(thing, &semaphore, semaphore.acquire(), patience).await;
@@ -74,19 +74,19 @@ impl Hands {
             builder = builder.rate(rate.starts.into(), Duration::from_secs(1)).burst(rate.burst);
         }
         if known.steered {
-            // Else the first acquire of each client would undo what the operator has set.
+            // Otherwise the first acquire of each client would undo what the operator has set.
             builder = builder.unless_declared();
         }
         builder.build().ok()
     }
 
     fn any_weight(&mut self, thing: usize) -> u32 {
-        // Plain ones take no number from the dice.
+        // Plain ones draw no random number.
         let heaviest = THINGS[thing].heaviest;
         if heaviest == 1 { 1 } else { self.rng.u32(1..=heaviest) }
     }
 
-    /// An acquire of any weight, given up when the patience is at its end.
+    /// Acquires with a random weight, and gives up when the patience ends.
     async fn acquire(
         &mut self,
         thing: usize,
@@ -97,14 +97,14 @@ impl Hands {
         let weight = self.any_weight(thing);
         let acquire = acquire.weight(weight);
         let op = self.shared.ask(thing, &acquire.id().client().to_string());
-        // The future is gone, and with it the place in the queue, before its end is written down.
+        // The future is dropped, and with it the place in the queue, before the end is recorded.
         match self.wait(op, semaphore, acquire, patience).await {
             Waited::Granted(permit) => self.keep(op, thing, permit, weight).await,
             Waited::Ended(how) => self.shared.end(op, how),
         }
     }
 
-    /// Waits, and asks now and then where in the queue it stands.
+    /// Waits, and queries its position in the queue from time to time.
     async fn wait(
         &mut self,
         op: OpId,
@@ -149,7 +149,7 @@ impl Hands {
         }
     }
 
-    /// Has a permit, and does with it one of the things that can be done with it.
+    /// Holds a permit, and then ends it in one of the possible ways.
     async fn keep(&mut self, op: OpId, thing: usize, permit: Permit, weight: u32) {
         let fence = self.granted(op, &permit, weight);
         let held = self.hold(op, thing, Some(fence), || permit.check().is_ok()).await;
@@ -181,16 +181,20 @@ impl Hands {
         fence
     }
 
-    /// Keeps nothing but the id, and releases by it, be it through another client.
+    /// Keeps only the id, and releases by it, perhaps through another client. Where a replica may take over without
+    /// that release, only the permit's own client releases it: otherwise that client would not be notified, and would
+    /// continue to renew the permit.
     async fn detach(&mut self, op: OpId, thing: usize, permit: Permit) {
         let id = permit.detach();
         self.shared.diary.note(Event::Detach { op });
         let pause = self.millis(0..300);
         self.unless_finishing(sleep(pause)).await;
-        let client = self.rng.usize(..self.shared.clients.len());
+        let any = self.rng.usize(..self.shared.clients.len());
+        let own = self.shared.clients.iter().position(|client| client.id() == id.client());
+        let client = own.filter(|_| self.shared.fails_over).unwrap_or(any);
         let Some(semaphore) = self.semaphore(thing, client) else { return };
         match semaphore.release(&id).await {
-            // Whether it was held or had ended: now it is not there.
+            // Whether it was held or had ended before, it is not held any more.
             Ok(_) => {
                 self.shared.end(op, How::Released);
                 self.shared.spend(thing, id);
@@ -222,7 +226,7 @@ impl Hands {
         );
     }
 
-    /// An id that was given back is nobody's: giving it back again must hit nobody.
+    /// An id that was released belongs to no holder. Releasing it again must not affect any holder.
     async fn release_again(&mut self, thing: usize, client: usize) {
         let spent = {
             let spent = self.shared.spent.lock().unwrap_or_else(PoisonError::into_inner);
@@ -241,7 +245,7 @@ impl Hands {
     }
 }
 
-/// What is known after a release.
+/// Returns what is known after a release.
 pub(super) fn released_how(released: &Result<bool, Error>) -> How {
     match released {
         Ok(true) => How::Released,

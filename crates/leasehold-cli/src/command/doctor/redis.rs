@@ -1,59 +1,120 @@
-//! What endangers leases on a Redis or Valkey server.
+//! Checks for settings of a Redis or Valkey server that endanger leases.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, FromRedisValue, RedisResult, cmd};
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionInfo, FromRedisValue, RedisError, RedisResult, Value,
+    cmd,
+};
 
 use super::Report;
 use crate::output::ago;
 use crate::store::Store;
 
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Beyond this somebody's clock is wrong.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// A larger difference means that a clock is wrong.
 const SKEW: Duration = Duration::from_secs(1);
 const OLDEST: (u32, u32) = (6, 2);
-/// Wake-ups of many waiters of one client have to fit into less than this, in bytes.
+const OLDEST_IN_CLUSTER: (u32, u32) = (7, 0);
+/// The wake-ups of many waiters of one client fit into a buffer of this size, in bytes.
 const SMALLEST_BUFFER: u64 = 1 << 20;
-/// What Redis and Valkey have by default.
+/// The default of Redis and Valkey.
 const USUAL_BUFFER: &str = "pubsub 33554432 8388608 60";
 
-pub(super) async fn examine(store: &Store, report: &mut Report) {
-    let mut connection = match connect(store).await {
-        Ok(connection) => connection,
-        // The library was let in: it has said, or not said, what is wrong.
-        Err(error) => {
-            let says = error.category().to_owned();
-            report.warn("server", says, "the rest could not be examined: see the server's log");
-            return;
-        }
-    };
-    clock(&mut connection, report).await;
-    let info = match ask::<String>(&mut connection, &["INFO"]).await {
-        Ok(info) => Info::parse(&info),
-        Err(error) => {
-            let says = format!("unknown: {}", error.code().unwrap_or("no answer"));
-            report.warn("server", says, "allow the user +info, and run this again");
-            return;
-        }
-    };
-    version(&info, report);
-    memory(&info, report);
-    let settings = Settings::read(&mut connection).await;
-    persistence(&info, &settings, report);
-    replication(&info, &settings, report);
-    output_buffer(&settings, report);
+/// The role of the server in its deployment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Place {
+    /// The one server of the store. It may have replicas.
+    Alone,
+    /// The primary that sentinels name.
+    BehindSentinels,
+    /// A primary of a cluster.
+    InCluster,
 }
 
-async fn connect(store: &Store) -> RedisResult<MultiplexedConnection> {
+/// Examines one server.
+pub(super) async fn examine(store: &Store, info: ConnectionInfo, report: &mut Report) {
+    let facts = match store.redis_client(info) {
+        Ok(client) => Facts::ask(client, &[]).await,
+        Err(error) => Err(why(&error)),
+    };
+    match facts {
+        Ok(facts) => facts.check(Place::Alone, report),
+        // The library could connect, so its own findings say what is wrong.
+        Err(why) => {
+            report.warn("server", why, "the other checks were not possible: see the server's log");
+        }
+    }
+}
+
+/// What a server reports about itself.
+#[derive(Debug)]
+pub(super) struct Facts {
+    /// The server's time and ours, since the epoch.
+    clock: Option<(Duration, Duration)>,
+    pub(super) round_trip: Duration,
+    /// The answer to `INFO`, or the reason why there is none.
+    pub(super) info: Result<Info, String>,
+    pub(super) settings: Settings,
+    /// The answers to further questions.
+    pub(super) more: Vec<Value>,
+}
+
+impl Facts {
+    /// Queries a server, with the additional questions `more`. Fails with a readable reason if it cannot connect.
+    pub(super) async fn ask(client: Client, more: &[&[&str]]) -> Result<Self, String> {
+        let mut connection = connect(&client).await.map_err(|error| why(&error))?;
+        let info = ask::<String>(&mut connection, &["INFO"]).await;
+        let mut answers = Vec::new();
+        for words in more {
+            answers.push(ask::<Value>(&mut connection, words).await.unwrap_or_default());
+        }
+        Ok(Self {
+            clock: clock(&mut connection).await,
+            round_trip: round_trip(&mut connection).await.map_err(|error| why(&error))?,
+            info: info.map(|info| Info::parse(&info)).map_err(|error| why(&error)),
+            settings: Settings::read(&mut connection).await,
+            more: answers,
+        })
+    }
+
+    /// Returns a field of `INFO`.
+    pub(super) fn get(&self, key: &str) -> Option<&str> {
+        self.info.as_ref().ok()?.get(key)
+    }
+
+    /// Reports all checks.
+    pub(super) fn check(&self, place: Place, report: &mut Report) {
+        check_clock(self.clock, report);
+        let info = match &self.info {
+            Ok(info) => info,
+            Err(why) => {
+                let advice = "allow the user +info, and run this again";
+                report.warn("server", format!("unknown: {why}"), advice);
+                return;
+            }
+        };
+        version(info, place, report);
+        memory(info, report);
+        persistence(info, &self.settings, report);
+        replication(info, &self.settings, place, report);
+        if place == Place::InCluster {
+            coverage(&self.settings, report);
+        }
+        output_buffer(&self.settings, report);
+    }
+}
+
+pub(super) async fn connect(client: &Client) -> RedisResult<MultiplexedConnection> {
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(PATIENCE))
         .set_response_timeout(Some(PATIENCE));
-    store.redis_client()?.get_multiplexed_async_connection_with_config(&config).await
+    client.get_multiplexed_async_connection_with_config(&config).await
 }
 
-async fn ask<T: FromRedisValue>(
+pub(super) async fn ask<T: FromRedisValue>(
     connection: &mut MultiplexedConnection,
     words: &[&str],
 ) -> RedisResult<T> {
@@ -62,15 +123,44 @@ async fn ask<T: FromRedisValue>(
     call.query_async(connection).await
 }
 
-async fn clock(connection: &mut MultiplexedConnection, report: &mut Report) {
+/// Returns why a server does not answer, without the server's text, which may quote our credentials.
+pub(super) fn why(error: &RedisError) -> String {
+    if error.is_timeout() {
+        return "no answer in time".to_owned();
+    }
+    match error.code() {
+        Some(code) => code.to_owned(),
+        None if error.is_io_error() => error.to_string(),
+        None => error.category().to_owned(),
+    }
+}
+
+/// Returns the median of a few round trips.
+async fn round_trip(connection: &mut MultiplexedConnection) -> RedisResult<Duration> {
+    let mut trips = [Duration::ZERO; 5];
+    for trip in &mut trips {
+        let begun = Instant::now();
+        ask::<Value>(connection, &["PING"]).await?;
+        *trip = begun.elapsed();
+    }
+    trips.sort_unstable();
+    Ok(trips[trips.len() / 2])
+}
+
+/// Returns the server's time and ours, or `None` if the server does not answer.
+async fn clock(connection: &mut MultiplexedConnection) -> Option<(Duration, Duration)> {
     let since_epoch = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let before = since_epoch();
-    let Ok((seconds, micros)) = ask::<(u64, u64)>(connection, &["TIME"]).await else {
+    let (seconds, micros) = ask::<(u64, u64)>(connection, &["TIME"]).await.ok()?;
+    let ours = (before + since_epoch()) / 2;
+    Some((Duration::from_secs(seconds) + Duration::from_micros(micros), ours))
+}
+
+fn check_clock(clock: Option<(Duration, Duration)>, report: &mut Report) {
+    let Some((theirs, ours)) = clock else {
         report.bad("clock", "unknown: no answer to TIME", "allow the user +time");
         return;
     };
-    let ours = (before + since_epoch()) / 2;
-    let theirs = Duration::from_secs(seconds) + Duration::from_micros(micros);
     let (apart, which) = if theirs > ours {
         (theirs.saturating_sub(ours), "ahead")
     } else {
@@ -87,20 +177,21 @@ async fn clock(connection: &mut MultiplexedConnection, report: &mut Report) {
     }
 }
 
-fn version(info: &Info, report: &mut Report) {
+fn version(info: &Info, place: Place, report: &mut Report) {
     let (product, version) = match info.get("valkey_version") {
         Some(version) => ("Valkey", version),
         None => ("Redis", info.get("redis_version").unwrap_or("unknown")),
     };
     let mut parts = version.split('.').map_while(|part| part.parse().ok());
     let known = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
-    if known >= OLDEST {
+    let (oldest, advice) = match place {
+        Place::InCluster => (OLDEST_IN_CLUSTER, "at least 7.0 is needed in a cluster: upgrade it"),
+        _ => (OLDEST, "at least 6.2 is needed: upgrade it"),
+    };
+    if known >= oldest {
         report.ok("version", format!("{product} {version}"));
     } else {
-        report.bad("version", format!("{product} {version}"), "at least 6.2 is needed: upgrade it");
-    }
-    if info.get("redis_mode") == Some("cluster") {
-        report.bad("mode", "cluster", "clusters are not supported: use a single server");
+        report.bad("version", format!("{product} {version}"), advice);
     }
 }
 
@@ -113,7 +204,7 @@ fn memory(info: &Info, report: &mut Report) {
     } else if limited {
         report.bad(
             "memory",
-            says + ": leases may be evicted, and then handed out twice",
+            says + ": leases may be evicted, and then granted twice",
             "CONFIG SET maxmemory-policy noeviction, or a server of its own",
         );
     } else {
@@ -135,7 +226,7 @@ fn persistence(info: &Info, settings: &Settings, report: &mut Report) {
         );
         return;
     }
-    let advice = "CONFIG SET appendonly yes, if a restart must not hand out twice what is held";
+    let advice = "CONFIG SET appendonly yes, if a restart must not grant held leases twice";
     match (says("aof_enabled"), settings.get("appendfsync"), settings.get("save")) {
         ("1", Some("always"), _) => report.ok("persistence", "append-only file, synced always"),
         ("1", fsync, _) => {
@@ -159,31 +250,65 @@ fn persistence(info: &Info, settings: &Settings, report: &mut Report) {
     }
 }
 
-fn replication(info: &Info, settings: &Settings, report: &mut Report) {
+fn replication(info: &Info, settings: &Settings, place: Place, report: &mut Report) {
     if info.get("role") == Some("slave") {
         report.bad("replication", "this is a replica", "connect to the primary");
         return;
     }
-    let replicas = info.get("connected_slaves").unwrap_or("0");
-    if replicas == "0" {
-        report.ok("replication", "a primary without replicas");
+    let number = |value: Option<&str>| value.and_then(|value| value.parse::<u64>().ok());
+    let replicas = number(info.get("connected_slaves")).unwrap_or_default();
+    let least = number(settings.get(MIN_REPLICAS)).unwrap_or_default();
+    let plural = if replicas == 1 { "replica" } else { "replicas" };
+    // A replica that lags is connected, but not good.
+    if number(info.get("min_slaves_good_slaves")).is_some_and(|good| good < least) {
+        let says = format!("{replicas} {plural}, and {MIN_REPLICAS} is {least}: it refuses writes");
+        report.bad("replication", says, "start the replicas that are missing");
         return;
     }
-    let enough = settings.get("min-replicas-to-write").is_some_and(|least| least != "0");
+    if replicas == 0 {
+        match place {
+            Place::Alone => report.ok("replication", "a primary without replicas"),
+            Place::BehindSentinels => report.warn(
+                "replication",
+                "a primary without replicas: if it fails, no server takes over",
+                "start a replica of it",
+            ),
+            Place::InCluster => report.warn(
+                "replication",
+                "a primary without replicas: if it fails, no node serves its slots",
+                "add one: redis-cli --cluster add-node NEW NODE --cluster-slave",
+            ),
+        }
+        return;
+    }
     let says =
-        format!("{replicas} replicas, asynchronous: a failover may forget the newest leases");
-    if enough {
-        report.ok("replication", says + ", min-replicas-to-write bounds how many");
+        format!("{replicas} {plural}, asynchronous: a failover may forget the newest leases");
+    if least > 0 {
+        report.ok("replication", format!("{says}, {MIN_REPLICAS} {least} bounds how many"));
     } else {
-        report.warn(
-            "replication",
-            says,
-            "CONFIG SET min-replicas-to-write 1, and let resources check fences",
-        );
+        let every = if place == Place::Alone { "" } else { " on every server" };
+        let advice = format!("CONFIG SET {MIN_REPLICAS} 1{every}, and let resources check fences");
+        report.warn("replication", says, &advice);
     }
 }
 
-/// Wake-ups are pushed: if more of them are due than the buffer of the connection holds, the server closes it.
+/// Reports what happens to the other names when a primary is lost and no replica takes over.
+fn coverage(settings: &Settings, report: &mut Report) {
+    match settings.get(FULL_COVERAGE) {
+        Some("yes") => report.warn(
+            "coverage",
+            format!("{FULL_COVERAGE} yes: while the slots of one primary are not served, every name stops"),
+            &format!("CONFIG SET {FULL_COVERAGE} no on every node, if the other names must continue"),
+        ),
+        Some(value) => report.ok(
+            "coverage",
+            format!("{FULL_COVERAGE} {value}: if a primary is lost, the names of the others continue"),
+        ),
+        None => {}
+    }
+}
+
+/// Checks the output buffer. If more wake-ups are due than the buffer of a connection holds, the server closes it.
 fn output_buffer(settings: &Settings, report: &mut Report) {
     let Some(limits) = settings.get(OUTPUT_BUFFER).and_then(pubsub_limits) else { return };
     let [hard, soft, seconds] = limits;
@@ -199,7 +324,7 @@ fn output_buffer(settings: &Settings, report: &mut Report) {
     }
 }
 
-/// The hard limit, the soft limit and the seconds of the class `pubsub`, in a list of four words for each class.
+/// Returns the hard limit, the soft limit and the seconds of the class `pubsub`. Each class has four words.
 fn pubsub_limits(setting: &str) -> Option<[u64; 3]> {
     let words: Vec<_> = setting.split_whitespace().collect();
     let class = words.chunks_exact(4).find(|class| class[0] == "pubsub")?;
@@ -207,11 +332,12 @@ fn pubsub_limits(setting: &str) -> Option<[u64; 3]> {
     Some([number(class[1])?, number(class[2])?, number(class[3])?])
 }
 
-/// What `INFO` says.
-struct Info(BTreeMap<String, String>);
+/// The fields of `INFO`.
+#[derive(Debug)]
+pub(super) struct Info(BTreeMap<String, String>);
 
 impl Info {
-    fn parse(text: &str) -> Self {
+    pub(super) fn parse(text: &str) -> Self {
         let pair = |line: &str| {
             let (key, value) = line.trim_end().split_once(':')?;
             Some((key.to_owned(), value.to_owned()))
@@ -219,20 +345,26 @@ impl Info {
         Self(text.lines().filter_map(pair).collect())
     }
 
-    fn get(&self, key: &str) -> Option<&str> {
+    pub(super) fn get(&self, key: &str) -> Option<&str> {
         self.0.get(key).map(String::as_str)
     }
 }
 
 const OUTPUT_BUFFER: &str = "client-output-buffer-limit";
+const MIN_REPLICAS: &str = "min-replicas-to-write";
+const FULL_COVERAGE: &str = "cluster-require-full-coverage";
+const POLICY: &str = "maxmemory-policy";
+const SETTINGS: [&str; 6] =
+    ["appendfsync", "save", OUTPUT_BUFFER, POLICY, MIN_REPLICAS, FULL_COVERAGE];
 
-/// What `CONFIG GET` says, where that is allowed.
-struct Settings(BTreeMap<&'static str, String>);
+/// The settings from `CONFIG GET`, as far as that is allowed.
+#[derive(Debug)]
+pub(super) struct Settings(BTreeMap<&'static str, String>);
 
 impl Settings {
     async fn read(connection: &mut MultiplexedConnection) -> Self {
         let mut settings = BTreeMap::new();
-        for key in ["appendfsync", "save", "min-replicas-to-write", OUTPUT_BUFFER] {
+        for key in SETTINGS {
             let answer = ask::<BTreeMap<String, String>>(connection, &["CONFIG", "GET", key]).await;
             if let Some(value) = answer.ok().and_then(|mut answer| answer.remove(key)) {
                 settings.insert(key, value);
@@ -241,7 +373,19 @@ impl Settings {
         Self(settings)
     }
 
-    fn get(&self, key: &str) -> Option<&str> {
+    /// Returns the differing settings that matter for the safety of leases: name, this value, the other value.
+    pub(super) fn differences<'a>(
+        &'a self,
+        other: &'a Self,
+    ) -> Vec<(&'static str, &'a str, &'a str)> {
+        let differing = |key: &'static str| {
+            let (own, other) = (self.get(key)?, other.get(key)?);
+            (own != other).then_some((key, own, other))
+        };
+        [POLICY, MIN_REPLICAS, FULL_COVERAGE].into_iter().filter_map(differing).collect()
+    }
+
+    pub(super) fn get(&self, key: &str) -> Option<&str> {
         self.0.get(key).map(String::as_str)
     }
 }

@@ -39,9 +39,9 @@ pub(crate) enum Step {
         id: usize,
     },
     Pass(u64),
-    /// Records whose TTL is over cease to exist, as Redis would have it.
+    /// Removes records whose TTL has ended, as Redis does.
     LetGo,
-    /// An index leads to the wrong lock.
+    /// Makes the index of an id point to the wrong lock.
     Mislead {
         id: usize,
         key: usize,
@@ -50,7 +50,7 @@ pub(crate) enum Step {
 
 pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
     let (key, id) = (|| 0..KEYS, || 0..IDS);
-    // Now and then so short that a record is over while it is still there.
+    // Sometimes so short that a record has expired but still exists.
     let ttl = || prop_oneof![1 => 1..500_u64, 3 => 1..5000_u64];
     let step = prop_oneof![
         6 => (key(), id(), ttl(), 0..HOLDERS)
@@ -76,7 +76,7 @@ pub(crate) fn id(number: usize) -> LockId {
     format!("{number:0>22}").parse().unwrap()
 }
 
-/// All, some and nothing of what can be known of one.
+/// Holders with all, some and none of the optional fields.
 pub(crate) fn holder(number: usize) -> Arc<Holder> {
     let text = |text: &str| Some(Arc::from(text));
     Arc::new(match number {
@@ -87,7 +87,7 @@ pub(crate) fn holder(number: usize) -> Arc<Holder> {
     })
 }
 
-/// Everything that can be seen of either.
+/// Everything that a caller can observe, of the machine or of the store.
 #[derive(PartialEq, Debug)]
 pub(crate) enum Seen {
     Acquired(Acquired),

@@ -21,10 +21,10 @@ pub(crate) enum Step {
 
 pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
     let instance = || 0..5_usize;
-    // Mostly the pool's own; now and then somebody disagrees.
+    // Mostly the pool's own TTL and capacity; sometimes a client uses other values.
     let ttl = || prop_oneof![9 => Just(TTL_MS), 1 => 1000..3000_u64];
     let capacity = || prop_oneof![9 => Just(3_u32), 1 => 1..5_u32];
-    // Whole TTLs and a hair beside them, so that boundaries are met.
+    // Exactly one TTL, and one microsecond less or more, so that the boundaries are tested.
     let pass = prop_oneof![
         0..3_000_000_u64,
         Just(TTL_MS * 1000),

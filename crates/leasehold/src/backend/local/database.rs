@@ -1,4 +1,4 @@
-//! The store as one client has it: its connection, its lifeline, and its turn.
+//! One client's access to the store: its connection, its lifeline, and its transactions.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -24,43 +24,41 @@ use crate::{ClientId, Error, process};
 #[cfg(test)]
 mod tests;
 
-/// Where the kernel says which start of the machine this is.
+/// The file in which the kernel publishes the id of the current boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// When the log has so many pages, it is copied back: 4 MB.
+/// The log is copied back when it has this many pages (4 MB).
 const LOG_PAGES: i32 = 1000;
 /// When the log has this many pages, an idle client copies it back. The first client to open a store reads the whole log,
 /// which takes two microseconds a page.
 const PAGES_TO_READ: i32 = 128;
 pub(super) const MOMENT: Duration = Duration::from_millis(1);
 
-/// How many clients of others a new client looks at, whether they are dead.
+/// How many other clients a new client checks for being dead.
 const LOOKED_AT: u32 = 1000;
 
 pub(super) struct Database {
     pub(super) client: ClientId,
     pub(super) settings: LocalSettings,
-    place: Location,
+    place: Arc<Location>,
     clients: Clients,
     connection: Connection,
     clock: StoreClock,
     log_pages: Arc<AtomicI32>,
-    /// The log is to be copied back, however long it is.
+    /// Copy the log back, however short it is.
     copy_back: bool,
 }
 
 impl Database {
-    /// Opens the store for a new client, and buries whom it finds dead. Also answers the socket that wakes it. Fails if it
-    /// does not come to that within the time that an answer may take.
+    /// Opens the store for a new client, and removes the clients that it finds dead. Also returns the socket that wakes
+    /// the client. Fails if opening takes longer than the answer time-out.
     pub(super) fn open(
         settings: LocalSettings,
         client: ClientId,
         lifeline: &OnceLock<OwnedFd>,
     ) -> Result<(Self, UnixDatagram), Error> {
         let until = Instant::now() + settings.answer_timeout;
-        let boot = fs::read_to_string(BOOT_ID)
-            .map_err(|error| of_system("reading", Path::new(BOOT_ID), error))?;
-        let boot = boot.trim();
+        let boot = &*boot()?;
         let clients = Clients::new()?;
         let log_pages = Arc::new(AtomicI32::new(0));
         let (place, opened) = Location::prepare(&settings.path, until, |place, found| {
@@ -70,7 +68,7 @@ impl Database {
             if found.bad_log
                 && schema::last_boot(&connection).map_err(failed)?.as_deref() == Some(boot)
             {
-                // Not a power cut: SQLite would drop what others have committed.
+                // The log was not damaged by a power cut. SQLite would drop transactions that others have committed.
                 return Err(damaged_log(&place.log()));
             }
             let clock = schema::clock(&mut connection, boot).map_err(failed)?;
@@ -84,7 +82,7 @@ impl Database {
             let tx = connection.transaction_with_behavior(immediate).map_err(failed)?;
             lifeline::tidy(place, |client| is_known(&tx, client).unwrap_or(true));
             let (line, socket) = lifeline::enter(place, client)?;
-            // Its file is there before its name is, and goes after it.
+            // The lifeline exists before the client's row does, and is removed after it.
             let _ = lifeline.set(line);
             let entered = introduce(&tx, client, clock.now()).and_then(|()| {
                 let around = Surroundings { place, clients: &clients };
@@ -104,7 +102,7 @@ impl Database {
         let store = Self {
             client,
             settings,
-            place,
+            place: Arc::new(place),
             clients,
             connection,
             clock,
@@ -115,27 +113,27 @@ impl Database {
         Ok((store, socket))
     }
 
-    /// Looks, without waiting for anybody.
+    /// Runs a read-only transaction. It waits for no writer.
     pub(super) fn read<T>(
         &mut self,
         work: impl FnOnce(&Connection, Time, &mut Surroundings<'_>) -> rusqlite::Result<T>,
     ) -> Result<T, Error> {
-        self.place.check()?;
-        let now = self.clock.now();
-        let mut surroundings = Surroundings { place: &self.place, clients: &self.clients };
-        let tx = self.connection.transaction_with_behavior(TransactionBehavior::Deferred);
-        let done = tx.and_then(|tx| work(&tx, now, &mut surroundings));
-        done.map_err(|error| self.place.explain("asking", error))
+        read(&self.place, &self.clients, &mut self.connection, self.clock.now(), work)
     }
 
-    /// Does all of it or nothing, in our turn.
+    /// Returns a handle for queries that take long. They use a connection of their own, so nothing waits for them.
+    pub(super) fn reader(&self) -> Reader {
+        Reader { place: self.place.clone(), clock: self.clock }
+    }
+
+    /// Runs `work` in one transaction, under the write lock.
     pub(super) fn write<T>(
         &mut self,
         work: impl FnOnce(&Transaction<'_>, Time, &mut Surroundings<'_>) -> rusqlite::Result<T>,
     ) -> Result<T, Error> {
         self.place.check()?;
         let lock = self.place.write_lock()?;
-        // In our turn, so that time goes on from one transition to the next.
+        // Read the clock under the write lock, so that time never goes back from one transition to the next.
         let mut now = self.clock.now();
         if !self.clock.covers(now) {
             let reserved = self.clock.reserve(&mut self.connection);
@@ -168,7 +166,8 @@ impl Database {
         }
     }
 
-    /// Copies the log back once it has grown, or fences were reserved, when nobody waits for us. Others go on meanwhile.
+    /// Copies the log back if it has grown, or if fences were reserved. Called when this client is idle; other clients
+    /// continue meanwhile.
     pub(super) fn tidy_log(&mut self) {
         if self.log_pages.load(Ordering::Relaxed) >= LOG_PAGES || self.copy_back {
             self.copy_log_back();
@@ -184,12 +183,12 @@ impl Database {
         self.log_pages.store(0, Ordering::Relaxed);
         self.copy_back = false;
         if let Err(error) = schema::copy_back(&self.connection) {
-            event!(debug, %error, "the log was not copied back");
+            event!(debug, %error, "the write-ahead log was not copied into the database");
         }
     }
 
-    /// Ends the client as others would, if its process had died. If somebody has inherited its lifeline, what it held
-    /// stays.
+    /// Ends the client in the way that others would if its process had died. If another process has inherited the
+    /// lifeline, the client's permits stay held.
     pub(super) fn leave(mut self, lifeline: Arc<OnceLock<OwnedFd>>) {
         drop(lifeline);
         let client = self.client;
@@ -199,19 +198,64 @@ impl Database {
         let confirm_within = self.settings.confirm_within;
         match self.write(|tx, now, around| bury(tx, vec![client], now, confirm_within, around)) {
             Ok(buried) => self.follow_up(&buried),
-            Err(error) => event!(debug, %error, "the client's last words were not heard"),
+            Err(error) => event!(debug, %error, "the client could not remove its rows on exit"),
         }
     }
 }
 
-/// What a transition can see outside of the database.
+/// Returns the id of the current boot.
+fn boot() -> Result<String, Error> {
+    let boot = fs::read_to_string(BOOT_ID);
+    let boot = boot.map_err(|error| of_system("reading", Path::new(BOOT_ID), error))?;
+    Ok(boot.trim().to_owned())
+}
+
+/// Read-only access to the store, over a connection of its own.
+pub(super) struct Reader {
+    place: Arc<Location>,
+    clock: StoreClock,
+}
+
+impl Reader {
+    /// Opens a store that exists, without a client. Nothing is written.
+    pub(super) fn open(path: &Path) -> Result<Self, Error> {
+        let place = Location::look(path)?;
+        let clock = schema::clock_to_read(&place, &boot()?)?;
+        Ok(Self { place: Arc::new(place), clock })
+    }
+
+    pub(super) fn read<T>(
+        &self,
+        work: impl FnOnce(&Connection, Time, &mut Surroundings<'_>) -> rusqlite::Result<T>,
+    ) -> Result<T, Error> {
+        let (mut connection, clients) = (schema::open_to_read(&self.place)?, Clients::new()?);
+        read(&self.place, &clients, &mut connection, self.clock.now(), work)
+    }
+}
+
+/// Runs a read-only transaction. It waits for no writer.
+fn read<T>(
+    place: &Location,
+    clients: &Clients,
+    connection: &mut Connection,
+    now: Time,
+    work: impl FnOnce(&Connection, Time, &mut Surroundings<'_>) -> rusqlite::Result<T>,
+) -> Result<T, Error> {
+    place.check()?;
+    let mut surroundings = Surroundings { place, clients };
+    let tx = connection.transaction_with_behavior(TransactionBehavior::Deferred);
+    let done = tx.and_then(|tx| work(&tx, now, &mut surroundings));
+    done.map_err(|error| place.explain("request to", error))
+}
+
+/// What a transition can observe outside of the database.
 pub(super) struct Surroundings<'a> {
     place: &'a Location,
     clients: &'a Clients,
 }
 
 impl Surroundings<'_> {
-    /// How to reach a client, and whether one is dead.
+    /// Returns two functions: how to reach a client, and whether a client is dead.
     pub(super) fn senses(
         &self,
     ) -> (impl FnMut(ClientId) -> Reach + '_, impl FnMut(ClientId) -> bool + '_) {
@@ -222,7 +266,7 @@ impl Surroundings<'_> {
     }
 }
 
-/// Removes these clients, and whomever it finds dead on the way, from whatever they held and waited for.
+/// Removes all permits and waiters of these clients, and of other clients that are found dead on the way.
 fn bury(
     tx: &Transaction<'_>,
     mut dead: Vec<ClientId>,

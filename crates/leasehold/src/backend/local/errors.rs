@@ -1,4 +1,4 @@
-//! What SQLite and the file system say, as what the caller does next. Every error names the file.
+//! Maps errors of SQLite and the file system to [`Error`], by what the caller can do next. Every error names the file.
 
 use std::io;
 use std::path::Path;
@@ -10,14 +10,13 @@ use crate::Error;
 
 pub(super) fn not_a_store(path: &Path) -> Error {
     let path = path.display();
-    let problem =
-        format!("{path} is not a store of ours, nor an SQLite database: choose another path");
+    let problem = format!("{path} is not a leasehold store: choose another path");
     Error::invalid("store", problem)
 }
 
 pub(super) fn another_programs(path: &Path) -> Error {
     let path = path.display();
-    let problem = format!("{path} is the database of another program: choose another path");
+    let problem = format!("{path} is a database of another program: choose another path");
     Error::invalid("store", problem)
 }
 
@@ -28,14 +27,14 @@ pub(super) fn opening_took_too_long(path: &Path) -> Error {
 
 pub(super) fn damaged_log(log: &Path) -> Error {
     let what = format!(
-        "{}: the write-ahead log is damaged: end all clients, and bring back a copy of all files of the store, or remove \
-         its -wal and -shm files (what was written last is lost, but fences still grow)",
+        "{}: the write-ahead log is damaged: stop all clients, then restore a backup of all files of the store, or remove \
+         its -wal and -shm files (the last changes are lost, but fences continue to grow)",
         log.display()
     );
     Error::Refused { what }
 }
 
-/// `what` was tried, as in "asking".
+/// `what` names the attempt, as in "opening".
 pub(super) fn of_sqlite(what: &str, file: &Path, error: rusqlite::Error) -> Error {
     let path = file.display();
     let what = format!("{what} {path}");
@@ -52,18 +51,18 @@ pub(super) fn of_sqlite(what: &str, file: &Path, error: rusqlite::Error) -> Erro
         }
         ErrorCode::NotADatabase => not_a_store(file),
         ErrorCode::DatabaseCorrupt => refused(
-            "the file is damaged: bring back a copy, or move it and its -wal and -shm files away \
-             while nobody uses it (then fences begin anew)",
+            "the file is damaged: restore a backup, or move it and its -wal and -shm files away \
+             while no client uses it (fences then restart)",
         ),
         ErrorCode::ReadOnly | ErrorCode::PermissionDenied => refused(
-            "it cannot be written: look at its permissions, those of its directory, and whether the \
+            "it cannot be written: check its permissions, those of its directory, and whether the \
              file system is read-only",
         ),
         ErrorCode::CannotOpen => {
-            refused("it cannot be opened: is it a file, in a directory that can be written?")
+            refused("it cannot be opened: check that it is a file in a writable directory")
         }
         ErrorCode::DiskFull => {
-            refused("the disk is full: free some space (nothing was changed, nothing is lost)")
+            refused("the disk is full: free some space (nothing was changed or lost)")
         }
         _ => Error::internal(format!("{what}: {error}")),
     }
@@ -76,7 +75,7 @@ pub(super) fn of_system(what: &str, path: &Path, error: impl Into<io::Error>) ->
     let what = format!("{what} {}", path.display());
     match error.kind() {
         Kind::PermissionDenied | Kind::ReadOnlyFilesystem => {
-            Error::Refused { what: format!("{what}: {error}: choose a path where you may write") }
+            Error::Refused { what: format!("{what}: {error}: choose a path that you can write to") }
         }
         Kind::StorageFull | Kind::QuotaExceeded => {
             Error::Refused { what: format!("{what}: {error}: free some space") }

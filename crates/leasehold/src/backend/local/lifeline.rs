@@ -1,12 +1,12 @@
-//! Who is alive, and how to wake him.
+//! How clients find out whether another client is alive, and how they wake it.
 //!
-//! Every client holds an exclusive `flock` on a file of its own, its *lifeline*, from before its first transition. **It is
-//! dead when the kernel has let go of that**: at the end of its process, however that came, and of every process that
-//! inherited the descriptor. Pids play no part, so that it does not matter who reuses one, or who cannot see it from inside
-//! a container. A file that is missing proves nothing: then nobody is buried.
+//! Every client holds an exclusive `flock` on a file of its own, its *lifeline*, from before its first transition. **A
+//! client is dead when the kernel has released that lock**: when its process has ended, for whatever reason, and so has
+//! every process that inherited the descriptor. Pids play no part, so neither pid reuse nor pid namespaces of
+//! containers matter. A missing lifeline proves nothing, so its client is not removed.
 //!
-//! A client is woken by a datagram without content, which means *look*. So a queue of them that is full loses nothing: he
-//! who has one to read will look, and see everything.
+//! A client is woken by an empty datagram, which means *look*. A full socket buffer therefore loses nothing: a client
+//! with one unread datagram will look, and find everything.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -20,35 +20,37 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::errors::of_system;
-use super::location::{Location, check_owner};
+use super::inspect::check_owner;
+use super::location::Location;
 use crate::engine::foreign::event;
 use crate::{ClientId, Error};
 
-/// How a client can be reached.
+/// Whether and how a client can be reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Reach {
     Reached,
-    /// Alive, but nobody knows how to wake it.
+    /// Alive, but its socket cannot be reached.
     Silent,
-    /// Its process is gone, but somebody has inherited its lifeline. What it holds stays, what it waits for does not.
+    /// Its process has ended, but another process has inherited its lifeline. It keeps its permits; its waiters are
+    /// passed over.
     Bequeathed,
     Dead,
 }
 
-/// The clients of a store, through their directory.
+/// The sender of wake-ups to the clients of a store.
 pub(super) struct Clients {
-    /// To send with.
+    /// The unbound socket that sends them.
     socket: UnixDatagram,
 }
 
 impl Clients {
     pub(super) fn new() -> Result<Self, Error> {
         let made = UnixDatagram::unbound().and_then(|socket| {
-            // Never wait for a client that does not read its socket.
+            // Never block on a client that does not read its socket.
             socket.set_nonblocking(true)?;
             Ok(socket)
         });
-        let failed = |error| of_system("making a socket for", Path::new("the store"), error);
+        let failed = |error| of_system("creating a socket for", Path::new("the store"), error);
         Ok(Self { socket: made.map_err(failed)? })
     }
 
@@ -58,21 +60,21 @@ impl Clients {
         };
         match error.kind() {
             _ if is_dead(place, client) => Reach::Dead,
-            // The socket is there, and nobody has it open.
+            // The socket file exists, but no process has it open.
             ErrorKind::ConnectionRefused => Reach::Bequeathed,
             _ => Reach::Silent,
         }
     }
 
-    /// If it cannot be reached now, its own question finds out within a second.
+    /// Wakes a client. If it cannot be reached now, its own periodic query finds the change within a second.
     pub(super) fn wake(&self, place: &Location, client: ClientId) {
         let _ = self.socket.send_to(&[], socket_path(place, client));
     }
 }
 
-/// The lifeline of a new client, and the socket that wakes it. To be called in our turn.
+/// Creates the lifeline of a new client, and the socket that wakes it. Call it under the write lock.
 pub(super) fn enter(place: &Location, client: ClientId) -> Result<(OwnedFd, UnixDatagram), Error> {
-    let failed = |error| of_system("making a client's file beside", &place.file, error);
+    let failed = |error| of_system("creating a client's file beside", &place.file, error);
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let lifeline = openat(&place.directory, client.to_string(), flags, Mode::RUSR | Mode::WUSR)
         .map_err(|error| failed(error.into()))?;
@@ -83,22 +85,22 @@ pub(super) fn enter(place: &Location, client: ClientId) -> Result<(OwnedFd, Unix
     Ok((lifeline, socket))
 }
 
-/// Whether it is certain that nobody holds its lifeline any more.
+/// Whether it is certain that no process holds the lifeline of `client`.
 pub(super) fn is_dead(place: &Location, client: ClientId) -> bool {
     held(place, client) == Some(false)
 }
 
-/// Whether somebody holds its lifeline. None if that cannot be said: there is no such file, or it is not one of ours.
+/// Whether a process holds the lifeline. `None` if that cannot be known: the file does not exist, or is not ours.
 fn held(place: &Location, client: ClientId) -> Option<bool> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let lifeline = openat(&place.directory, client.to_string(), flags, Mode::empty()).ok()?;
     let stat = fstat(&lifeline).ok()?;
     check_owner(&place.file, stat.st_uid, stat.st_mode, "600").ok()?;
-    // Shared, so that two clients can look at the same time.
+    // Shared, so that two clients can check at the same time.
     Some(flock(&lifeline, FlockOperation::NonBlockingLockShared).is_err())
 }
 
-/// How many clients are alive, whatever the database says.
+/// Returns the number of clients that are alive, whatever the database says.
 pub(super) fn count_alive(place: &Location) -> usize {
     clients(place).filter(|client| held(place, *client) == Some(true)).count()
 }
@@ -113,11 +115,11 @@ fn entries(place: &Location) -> impl Iterator<Item = OsString> {
     directory.into_iter().flatten().flatten().map(|entry| entry.file_name())
 }
 
-/// Fails if a file in the directory is not ours. Sockets have the mode that the umask gives them: nobody else can enter
-/// the directory.
+/// Fails if a file in the directory is not ours. The mode of sockets is not checked, because it depends on the umask,
+/// and no other user can enter the directory.
 pub(super) fn check_files(place: &Location) -> Result<(), Error> {
     for name in entries(place) {
-        // What has gone meanwhile is not used.
+        // A file that was removed meanwhile is not used.
         let Ok(stat) = statat(&place.directory, &*name, AtFlags::SYMLINK_NOFOLLOW) else {
             continue;
         };
@@ -132,19 +134,20 @@ pub(super) fn remove_files(place: &Location, client: ClientId) {
     for name in [format!("{client}.wake"), client.to_string()] {
         match unlinkat(&place.directory, &name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
-            Err(error) => event!(debug, %error, name, "a dead client's file stays behind"),
+            Err(error) => event!(debug, %error, name, "a dead client's file could not be removed"),
         }
     }
 }
 
-/// Short enough for a socket however long the store's path is: it leads over our own descriptor of the directory.
+/// Returns a path that is short enough for a socket, however long the store's path is: it goes through our own
+/// descriptor of the directory.
 fn socket_path(place: &Location, client: ClientId) -> PathBuf {
     let directory = place.directory.as_raw_fd();
     PathBuf::from(format!("/proc/self/fd/{directory}/{client}.wake"))
 }
 
-/// Removes what clients have left behind that nobody in the store knows. To be called in our turn: then nobody has a
-/// file and is not yet known.
+/// Removes the files of dead clients that have no row in the store. Call it under the write lock: then no client has a
+/// file but no row yet.
 pub(super) fn tidy(place: &Location, known: impl Fn(ClientId) -> bool) {
     for client in clients(place) {
         if !known(client) && is_dead(place, client) {

@@ -1,12 +1,13 @@
 //! The machine of the fenced lock in SQL: see [`crate::machine::lock`].
 //!
-//! A record ends at its TTL: after that no client sees it, and the next acquire or release removes it. The fence of a key
-//! stays in its row forever.
+//! A record expires at its TTL. After that no client sees it, and the next transaction that writes locks removes it.
+//! The fence of a key stays in its row forever.
 
 use std::sync::Arc;
 
 use rusqlite::{Connection, OptionalExtension, Result, Row, params};
 
+use super::database::Reader;
 use crate::clock::Time;
 use crate::machine::lock::{
     Acquired, By, Holder, LockCommand, LockOutcome, NotifyWhen, Record, Verdict,
@@ -17,7 +18,7 @@ use crate::{ClientId, Error, Fence, LockId};
 #[cfg(test)]
 mod tests;
 
-/// How many records that are over one transaction removes.
+/// How many expired records one transaction removes at most.
 const LET_GO: u32 = 64;
 
 /// A record as it is stored.
@@ -58,11 +59,11 @@ impl Stored {
 pub(super) struct Locks<'a> {
     pub(super) tx: &'a Connection,
     pub(super) now: u64,
-    /// The same moment in microseconds, from which fences are made.
+    /// The same moment in microseconds, from which fences are minted.
     pub(super) micros: u64,
 }
 
-/// What came of a command, and the clients to wake because of it.
+/// The outcome of a command, and the clients to wake because of it.
 type Outcome = (std::result::Result<LockOutcome, Error>, Vec<ClientId>);
 
 /// Whether a command changes nothing.
@@ -70,12 +71,18 @@ pub(super) fn only_asks(command: &LockCommand) -> bool {
     matches!(command, LockCommand::IsLocked { .. } | LockCommand::Lookup(_))
 }
 
+/// Returns the held locks, ordered by key, at most `limit` of them.
+pub(super) fn list(store: &Reader, limit: usize) -> std::result::Result<Vec<Record>, Error> {
+    let found = store.read(|tx, now, _| Locks::new(tx, now).list(limit))?;
+    found.into_iter().map(Stored::checked).collect()
+}
+
 impl<'a> Locks<'a> {
     pub(super) fn new(tx: &'a Connection, now: Time) -> Self {
         Self { tx, now: now.micros() / 1000, micros: now.micros() }
     }
 
-    /// In a transaction that may write.
+    /// Applies a command. Call it in a transaction that may write.
     pub(super) fn apply(&self, command: &LockCommand, client: ClientId) -> Result<Outcome> {
         let outcome = match command {
             LockCommand::Acquire { key, id, ttl, notify, holder, .. } => {
@@ -95,7 +102,7 @@ impl<'a> Locks<'a> {
                 };
                 return Ok((Ok(LockOutcome::Release(verdict.map(|_| None))), wake));
             }
-            LockCommand::Extend { id, ttl } => LockOutcome::Extend(self.extend(*id, *ttl)?),
+            LockCommand::Extend { id, ttl, .. } => LockOutcome::Extend(self.extend(*id, *ttl)?),
             LockCommand::IsLocked { .. } | LockCommand::Lookup(_) => {
                 return Ok((self.ask(command)?, Vec::new()));
             }
@@ -103,7 +110,7 @@ impl<'a> Locks<'a> {
         Ok((Ok(outcome), Vec::new()))
     }
 
-    /// A command that changes nothing. There is nothing to clean up, either: what is over is not there.
+    /// Answers a command that changes nothing. There is nothing to clean up: an expired record is never read.
     pub(super) fn ask(
         &self,
         command: &LockCommand,
@@ -115,11 +122,11 @@ impl<'a> Locks<'a> {
             LockCommand::Lookup(by) => {
                 self.lookup(by)?.map(Stored::checked).transpose().map(LockOutcome::Lookup)
             }
-            other => Err(Error::internal(format!("{other:?} is not a question"))),
+            other => Err(Error::internal(format!("{other:?} is not a query"))),
         })
     }
 
-    /// The record of a key, unless it is over.
+    /// Returns the record of a key, unless it has expired.
     fn record(&self, key: &str) -> Result<Option<Stored>> {
         self.tx
             .prepare_cached(&format!(
@@ -151,7 +158,7 @@ impl<'a> Locks<'a> {
                 Acquired::Locked { remaining }
             });
         }
-        // There may be one that is over, and has not been let go yet.
+        // There may be an expired record that has not been removed yet.
         self.remove(key.as_str())?;
         let expires_at = self.now + ttl;
         let (acquired_at, ends) = (self.now.cast_signed(), expires_at.cast_signed());
@@ -187,7 +194,7 @@ impl<'a> Locks<'a> {
         Ok(Acquired::Held { fence, expires_at, remaining: ttl })
     }
 
-    /// Answers the key that has come free.
+    /// Returns the key that was released.
     pub(super) fn release(&self, id: LockId) -> Result<Verdict<String>> {
         self.owned(id, |locks, key| {
             locks.remove(&key)?;
@@ -195,7 +202,7 @@ impl<'a> Locks<'a> {
         })
     }
 
-    /// Answers the new end.
+    /// Returns the new time of expiry.
     pub(super) fn extend(&self, id: LockId, ttl: u64) -> Result<Verdict<u64>> {
         self.owned(id, |locks, key| {
             let expires_at = locks.now + ttl;
@@ -230,7 +237,7 @@ impl<'a> Locks<'a> {
         }
     }
 
-    /// Who holds what, by key; no more than so many.
+    /// Returns the locks that are held, by key, at most `limit` of them.
     pub(super) fn list(&self, limit: usize) -> Result<Vec<Stored>> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         self.tx
@@ -242,7 +249,7 @@ impl<'a> Locks<'a> {
             .collect()
     }
 
-    /// Removes the records that are over, and answers who waits for their keys.
+    /// Removes expired records. Returns the clients that wait for their keys.
     pub(super) fn let_go(&self) -> Result<Vec<ClientId>> {
         let mut select = self.tx.prepare_cached(
             "SELECT key FROM locks WHERE id IS NOT NULL AND expires_at <= ?1 ORDER BY expires_at LIMIT ?2",
@@ -256,7 +263,7 @@ impl<'a> Locks<'a> {
         Ok(wake)
     }
 
-    /// With its index, but never its fence.
+    /// Removes the record of a key and its index, but never its fence.
     fn remove(&self, key: &str) -> Result<()> {
         self.tx
             .prepare_cached(
@@ -273,7 +280,7 @@ impl<'a> Locks<'a> {
             .map(drop)
     }
 
-    /// This client wants to be told when the key comes free.
+    /// Registers this client to be woken when the key is released.
     fn want(&self, key: &Name, client: ClientId) -> Result<()> {
         self.tx
             .prepare_cached(
@@ -283,7 +290,7 @@ impl<'a> Locks<'a> {
             .map(drop)
     }
 
-    /// Who is to be woken because of it. Each finds the key when he looks.
+    /// Marks the clients that wait for the key as woken, and returns them. Each finds the key when it looks.
     fn came_free(&self, key: &str) -> Result<Vec<ClientId>> {
         let mut update = self
             .tx
@@ -295,7 +302,7 @@ impl<'a> Locks<'a> {
     }
 }
 
-/// The keys that this client waits for and that have come free. It is told of each once.
+/// Returns the keys that this client waited for and that were released. Each key is returned once.
 pub(super) fn take_released(tx: &Connection, client: ClientId) -> Result<Vec<String>> {
     let mut delete = tx
         .prepare_cached("DELETE FROM lock_waiters WHERE client = ?1 AND woken = 1 RETURNING key")?;

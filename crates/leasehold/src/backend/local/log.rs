@@ -1,9 +1,9 @@
-//! Whether SQLite's write-ahead log is damaged.
+//! Reads a write-ahead log of SQLite without SQLite: detects a damaged one, and finds the newest header in it.
 //!
-//! SQLite itself does not say: it ignores what has no valid checksum when it opens a log first, and does not look at
-//! checksums after that, so that a damaged page looks like a file that is not a database. The format is that of
-//! <https://www.sqlite.org/fileformat2.html#walformat>. All numbers in it are big-endian; the checksums are computed over
-//! words in the order that the magic number says.
+//! SQLite itself does not report it. When it first opens a log, it ignores frames without a valid checksum; after that
+//! it does not check checksums at all, so that a damaged page looks like a file that is not a database. The format is
+//! described in <https://www.sqlite.org/fileformat2.html#walformat>. All numbers in it are big-endian. The checksums
+//! are computed over words in the byte order that the magic number selects.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -13,13 +13,13 @@ const MAGIC: u32 = 0x377f_0682;
 const HEADER: usize = 32;
 const FRAME_HEADER: usize = 24;
 
-/// Whether there is a log whose header is not valid. A process that is killed does not leave one, a power cut may.
+/// Whether there is a log whose header is invalid. A killed process does not leave one; a power cut may.
 pub(super) fn has_bad_header(path: &Path) -> bool {
     File::open(path).and_then(|mut file| Log::read(&mut file)).is_ok_and(|log| log == Log::Damaged)
 }
 
-/// Whether its header or one of its frames is not valid. A process that is killed while it writes may leave such a frame
-/// too, but no reader uses that one: only to be asked once SQLite has found something wrong.
+/// Whether the header or a frame of the log is invalid. A process that is killed while it writes may leave such a frame
+/// too, but no reader uses it. So call this only after SQLite has reported an error.
 pub(super) fn is_damaged(path: &Path) -> bool {
     let check = || -> io::Result<bool> {
         let mut file = BufReader::new(File::open(path)?);
@@ -30,6 +30,21 @@ pub(super) fn is_damaged(path: &Path) -> bool {
         }
     };
     check().unwrap_or(false)
+}
+
+/// Returns the newest copy of the database's first page in the log, if the log is valid and has one.
+pub(super) fn first_page(path: &Path) -> Option<Vec<u8>> {
+    let mut file = BufReader::new(File::open(path).ok()?);
+    let Log::Sound(log) = Log::read(&mut file).ok()? else { return None };
+    let mut frame = vec![0; FRAME_HEADER + log.page_size];
+    let mut newest = None;
+    // A frame with another salt is left over from before the log was restarted.
+    while file.read_exact(&mut frame).is_ok() && frame[8..16] == log.salts {
+        if number(&frame, 0) == 1 {
+            newest = Some(frame[FRAME_HEADER..].to_vec());
+        }
+    }
+    newest
 }
 
 #[derive(PartialEq)]
@@ -79,7 +94,7 @@ impl Header {
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
                 read => read?,
             }
-            // Another salt: it is left over from before the log was begun anew.
+            // A frame with another salt is left over from before the log was restarted.
             if frame[8..16] != self.salts {
                 return Ok(false);
             }
@@ -130,7 +145,7 @@ mod tests {
             connection.execute("INSERT INTO a VALUES (zeroblob(?1))", [b * 10]).unwrap();
         }
         assert!(!has_bad_header(&log) && !is_damaged(&log), "SQLite made it");
-        // Begun anew, with frames left over at its end.
+        // Restart the log, with old frames left at its end.
         connection.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(())).unwrap();
         connection.execute("INSERT INTO a VALUES (1)", []).unwrap();
         assert!(!has_bad_header(&log) && !is_damaged(&log), "it was begun anew");

@@ -10,7 +10,7 @@ use crate::pool::{PoolMember, PoolStats, Which};
 #[cfg(test)]
 mod tests;
 
-/// Who is counted where, by name.
+/// Returns the pools that have members, by name.
 pub(super) fn list(tx: &Connection, which: &Which, now: Time) -> Result<Vec<PoolStats>> {
     let (name, limit) = match which {
         Which::First(limit) => (None, i64::try_from(*limit).unwrap_or(i64::MAX)),
@@ -41,7 +41,7 @@ pub(super) fn list(tx: &Connection, which: &Which, now: Time) -> Result<Vec<Pool
         .collect()
 }
 
-/// In a transaction.
+/// Applies a command. Call it in a transaction.
 pub(super) fn apply(tx: &Connection, ask: &PoolCommand, now: Time) -> Result<PoolOutcome> {
     let pool = Pool { tx, name: ask.pool.as_str(), now: now.micros(), ttl: ask.ttl.micros() };
     let mut expired = pool.sweep()?;
@@ -98,7 +98,7 @@ struct Pool<'a> {
 }
 
 impl Pool<'_> {
-    /// Removes the members that were silent for the caller's TTL.
+    /// Removes the members that have been silent for the caller's TTL.
     fn sweep(&self) -> Result<u64> {
         let last = self.now.saturating_sub(self.ttl).cast_signed();
         let swept = self
@@ -121,7 +121,7 @@ impl Pool<'_> {
         })
     }
 
-    /// Never more than the capacity, and so counted when it is asked for.
+    /// Returns the number of members. It is at most the capacity, so counting the rows is cheap.
     fn count(&self) -> Result<u64> {
         let count: i64 = self
             .tx

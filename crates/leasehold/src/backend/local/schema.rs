@@ -1,4 +1,4 @@
-//! What is in the file, and how it is opened.
+//! The tables in the file, how the file is opened, and the store's clock.
 
 use std::time::Duration;
 
@@ -10,31 +10,36 @@ use super::location::Location;
 use crate::Error;
 use crate::clock::{self, Moment, Time};
 
-/// "Leas", by which a file says that it is ours.
+/// "Leas": the application id that marks a file as ours.
 const APPLICATION: i32 = 0x4c65_6173;
-/// Of the schema below. A file with a later one is not touched, one with an earlier one is changed.
+/// The version of the schema below. A file with a later version is not touched; one with an earlier version is
+/// migrated.
 const VERSION: i32 = 5;
 
-/// How long SQLite itself may wait for others. They wait for their turn before that, so that only somebody with a tool of
-/// his own can be in the way.
+/// How long SQLite itself may wait for another writer. Our clients wait for the write lock first, so only a separate
+/// SQLite tool can block here.
 pub(super) const BUSY: Duration = Duration::from_secs(5);
 
-/// For how long ahead fences are reserved, in microseconds: a minute. So often the disk is waited for, and by so much
-/// fences may be ahead of the clock after a start of the machine.
+/// How far ahead fences are reserved, in microseconds: one minute. The disk is synced once per such period of use, and
+/// after a reboot fences may be ahead of the clock by this much.
 const RESERVED: u64 = 60_000_000;
-/// How close to the end of what is reserved more is reserved: a name that is granted more than once in a microsecond runs
-/// ahead of the clock.
+/// When less than this is left of the reservation, more is reserved. The margin is needed because a name that is
+/// granted more than once per microsecond runs ahead of the clock.
 const MARGIN: u64 = 1_000_000;
 
-/// Times are microseconds of the store's clock, those of locks milliseconds. Client ids are their 64 bits.
+/// Times are microseconds of the store's clock; those of locks are milliseconds. Client ids are stored as their 64
+/// bits.
 ///
-/// `held` and `waiting` are how many rows of `holders` and `waiters` there are, and `units` what the holders weigh: nothing is
-/// counted when it is asked for. `capacity` is the newest declaration, `pinned` what counts instead, and `paused` since when
-/// nothing is granted. `rate_interval` is NULL if nobody has said anything of a rate, and 0 if an operator has said that there
-/// is none; `rate_full_at` and `rate_returns_from` are those of a [`Meter`](crate::machine::Meter).
-/// A holder that is `unclaimed` was granted its permit by another client: it has to claim it until `ends`, and then holds
-/// it until `hold_until`. An `evicted` id was released by another client, and its own client is to be notified. A lock
-/// without an `id` is free, and its row is there for its fence.
+/// - `held` and `waiting` are the numbers of rows in `holders` and `waiters`, and `units` is the total weight of the
+///   holders. So no query has to count.
+/// - `capacity` is the newest declaration, `pinned` overrides it, and `paused` is the time since when nothing is
+///   granted.
+/// - `rate_interval` is NULL if nobody has declared or set a rate, and 0 if an operator has removed it. `rate_full_at`
+///   and `rate_returns_from` are those of a [`Meter`](crate::machine::Meter).
+/// - An `unclaimed` holder was granted its permit by another client. It must claim the permit before `ends`, and then
+///   holds it until `hold_until`.
+/// - An `evicted` id was released by another client, and its own client is still to be notified.
+/// - A lock without an `id` is free. Its row is kept for its fence.
 const SCHEMA: &str = "
     CREATE TABLE meta (
         one INTEGER PRIMARY KEY CHECK (one = 1), boot TEXT NOT NULL, origin INTEGER NOT NULL,
@@ -88,8 +93,8 @@ const SCHEMA: &str = "
     CREATE INDEX leases_by_age ON leases (pool, last);
 ";
 
-/// What makes a store of the first version one of the second. Its locks had fences that count, and did not say who
-/// holds them.
+/// Migrates a store from version 1 to 2. In version 1 the fences of locks were counters, and locks did not record their
+/// holder.
 const FROM_1_TO_2: &str = "
     ALTER TABLE meta RENAME COLUMN lock_floor TO fence_lead;
     ALTER TABLE meta ADD COLUMN horizon INTEGER NOT NULL DEFAULT 0;
@@ -99,7 +104,8 @@ const FROM_1_TO_2: &str = "
     ALTER TABLE locks ADD COLUMN label TEXT;
 ";
 
-/// What makes a store of the second version one of the third. Its unclaimed holders had no fences: they queue again.
+/// Migrates a store from version 2 to 3. In version 2 unclaimed holders had no fence: they are removed and must queue
+/// again.
 const FROM_2_TO_3: &str = "
     DROP INDEX holders_to_claim;
     UPDATE semaphores SET held = held - (
@@ -111,7 +117,7 @@ const FROM_2_TO_3: &str = "
     CREATE INDEX holders_to_claim ON holders (client) WHERE unclaimed;
 ";
 
-/// What makes a store of the third version one of the fourth. Its limits could not be steered.
+/// Migrates a store from version 3 to 4. In version 3 limits could not be pinned or paused.
 const FROM_3_TO_4: &str = "
     ALTER TABLE semaphores ADD COLUMN pinned INTEGER;
     ALTER TABLE semaphores ADD COLUMN paused INTEGER;
@@ -119,8 +125,8 @@ const FROM_3_TO_4: &str = "
     ALTER TABLE semaphores ADD COLUMN pause_reason TEXT;
 ";
 
-/// What makes a store of the fourth version one of the fifth. Its permits weighed one unit and had no numbers, and there were
-/// no rates.
+/// Migrates a store from version 4 to 5. In version 4 every permit weighed one unit and had no slot number, and there
+/// were no rates.
 const FROM_4_TO_5: &str = "
     ALTER TABLE semaphores ADD COLUMN units INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE semaphores ADD COLUMN rate_interval INTEGER;
@@ -135,10 +141,11 @@ const FROM_4_TO_5: &str = "
     ALTER TABLE waiters ADD COLUMN numbered INTEGER NOT NULL DEFAULT 0;
 ";
 
-/// Opens the database, in our turn, and makes it ours if it is new. SQLite waits for others no longer than `busy`.
+/// Opens the database, and creates the tables if it is new. SQLite waits for other writers no longer than `busy`. Call
+/// it under the write lock.
 pub(super) fn open(place: &Location, busy: Duration) -> Result<Connection, Error> {
     let failed = |error| place.explain("opening", error);
-    // No URIs: a path is a path.
+    // URIs are not enabled: the path is taken literally.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let flags = flags | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let mut connection = Connection::open_with_flags(&place.file, flags).map_err(failed)?;
@@ -146,25 +153,55 @@ pub(super) fn open(place: &Location, busy: Duration) -> Result<Connection, Error
     let known = check(&connection, place)?;
     if connection.is_readonly("main").map_err(failed)? {
         let path = place.file.display();
-        let what = format!("{path} cannot be written: chmod 600, or choose another path");
+        let what = format!("{path} cannot be written: run chmod 600 on it, or choose another path");
         return Err(Error::Refused { what });
     }
     set_up(&mut connection, known).map_err(failed)?;
     Ok(connection)
 }
 
-/// Whether a database that begins like this is certainly not a store. What it says may be changed by its log.
+/// Opens the database of a store that is in use, read-only.
+pub(super) fn open_to_read(place: &Location) -> Result<Connection, Error> {
+    let failed = |error| place.explain("opening", error);
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let flags = flags | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+    let connection = Connection::open_with_flags(&place.file, flags).map_err(failed)?;
+    connection.busy_timeout(BUSY).map_err(failed)?;
+    Ok(connection)
+}
+
+/// Returns the clock of a store that is not to be written. Fails if nothing in it can be read as it is: the schema is
+/// older, or the machine was booted since.
+pub(super) fn clock_to_read(place: &Location, boot: &str) -> Result<StoreClock, Error> {
+    let connection = open_to_read(place)?;
+    let path = place.file.display();
+    let refused = |problem: &str| Err(Error::Refused { what: format!("{path} {problem}") });
+    if check(&connection, place)? != VERSION {
+        return refused("was made by an earlier version: it can be read after it was written once");
+    }
+    match StoreClock::read(&connection).map_err(|error| place.explain("reading", error))? {
+        Some((known, clock)) if known == boot => Ok(clock),
+        _ => refused("was last used before this boot, so nothing in it is held"),
+    }
+}
+
+/// Whether a database with this header certainly belongs to another program. The header may be outdated: newer values
+/// may still be in the log.
 pub(super) fn is_another_programs(header: &[u8]) -> bool {
     let number = |at: usize| {
         let bytes = header.get(at..at + 4)?.try_into().ok()?;
         Some(i32::from_be_bytes(bytes))
     };
-    // Where the format has the version of the tables, and the application.
-    let (Some(tables), Some(application)) = (number(40), number(68)) else { return false };
-    application != APPLICATION && (application != 0 || tables != 0)
+    // The offsets of the schema cookie, the user version and the application id in SQLite's file header.
+    let (Some(tables), Some(version), Some(application)) = (number(40), number(60), number(68))
+    else {
+        return false;
+    };
+    application != APPLICATION && (application != 0 || version != 0 || tables != 0)
 }
 
-/// The version of the store, 0 if it is a new file. Changes nothing, so that what is not ours stays as it is.
+/// Returns the version of the store, or 0 for a new file. It changes nothing, so that a file that is not ours stays as
+/// it is.
 fn check(connection: &Connection, place: &Location) -> Result<i32, Error> {
     let number = |pragma: &str| {
         let number = connection.pragma_query_value(None, pragma, |row| row.get::<_, i32>(0));
@@ -173,8 +210,8 @@ fn check(connection: &Connection, place: &Location) -> Result<i32, Error> {
     let (application, version) = (number("application_id")?, number("user_version")?);
     let path = place.file.display();
     if application == APPLICATION && version > VERSION {
-        let what = format!("{path} has schema {version}, and this version knows {VERSION}");
-        return Err(Error::Refused { what: what + ": use the newer leasehold that made it" });
+        let what = format!("{path} has schema {version}; this version supports up to {VERSION}");
+        return Err(Error::Refused { what: what + ": use the newer leasehold that created it" });
     }
     if application != APPLICATION
         && (application != 0 || version != 0 || number("schema_version")? != 0)
@@ -186,10 +223,11 @@ fn check(connection: &Connection, place: &Location) -> Result<i32, Error> {
 
 fn set_up(connection: &mut Connection, version: i32) -> rusqlite::Result<()> {
     connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
-    // The log is synced when it is copied back, not at every commit. A power cut may take the last moments, but it takes
-    // everybody's leases too. Only fences must not be forgotten: see `durably`.
+    // The log is synced when it is copied back, not at every commit. A power cut may lose the last transactions, but it
+    // also ends every lease. Only fences must survive it: see `durably`.
     connection.pragma_update(None, "synchronous", "NORMAL")?;
-    // Otherwise the client that has the turn would do both. The store's thread does them after it has answered.
+    // Otherwise SQLite would copy the log back inside the write lock, or when a connection is closed. The store's
+    // thread does it after it has answered.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     connection.set_prepared_statement_cache_capacity(64);
@@ -208,12 +246,12 @@ fn set_up(connection: &mut Connection, version: i32) -> rusqlite::Result<()> {
     })
 }
 
-/// A transaction that is on the disk when it returns. In our turn.
+/// Runs a transaction that is on the disk when this returns. Call it under the write lock.
 fn durably<T>(
     connection: &mut Connection,
     work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
 ) -> rusqlite::Result<T> {
-    // With this, a commit syncs the log.
+    // With this setting a commit syncs the log.
     connection.pragma_update(None, "synchronous", "FULL")?;
     let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate);
     let done = tx.and_then(|tx| {
@@ -225,18 +263,19 @@ fn durably<T>(
     done
 }
 
-/// Copies the log back into the database, as far as no reader is in the way, and syncs both. Others go on meanwhile.
+/// Copies the log back into the database, as far as no reader prevents it, and syncs both. Other clients continue
+/// meanwhile.
 pub(super) fn copy_back(connection: &Connection) -> rusqlite::Result<()> {
     connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))
 }
 
-/// The store's clock, in microseconds. Its time is `origin` plus the time since the machine was started, so that a wall clock
-/// that is set changes nothing.
+/// The store's clock, in microseconds. Its time is `origin` plus the time since boot, so setting the wall clock changes
+/// nothing.
 ///
-/// A fence is `fence_lead` plus that time, or one more than the last fence of its name or key if that is larger. So fences grow
-/// although the last ones may be forgotten, as long as the machine runs. **No fence is above `horizon`**, which is on the disk
-/// before any fence is given out, and the next start of the machine begins above it. So they also grow if a power cut takes
-/// everything that was not synced, and whatever the wall clock says after that.
+/// A fence is `fence_lead` plus that time, or one more than the last fence of its name or key, whichever is larger. So
+/// fences grow within one boot even if the last ones are lost. **No fence is above `horizon`**: it is on the disk
+/// before any fence below it is granted, and the next boot starts above it. So fences also grow after a power cut that
+/// loses everything that was not synced, whatever the wall clock says then.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StoreClock {
     origin: u64,
@@ -249,7 +288,7 @@ impl StoreClock {
         Time::from_micros(self.origin + Moment::now().micros())
     }
 
-    /// Whether fences may be given out at that time.
+    /// Whether fences may be granted at that time.
     pub(super) fn covers(&self, now: Time) -> bool {
         now.micros() + self.fence_lead + MARGIN <= self.horizon
     }
@@ -264,10 +303,10 @@ impl StoreClock {
         connection.query_row(known, [], read).optional()
     }
 
-    /// Raises the horizon if need be. In our turn.
+    /// Raises the horizon if necessary. Call it under the write lock.
     pub(super) fn reserve(&mut self, connection: &mut Connection) -> rusqlite::Result<()> {
         if let Some((_, known)) = Self::read(connection)? {
-            // Another client may have done it.
+            // Another client may have raised it.
             self.horizon = known.horizon;
         }
         if self.covers(self.now()) {
@@ -282,13 +321,13 @@ impl StoreClock {
     }
 }
 
-/// Which start of the machine the store was last used in. None if it never was.
+/// Returns the boot id under which the store was last used, or `None` if it is new.
 pub(super) fn last_boot(connection: &Connection) -> rusqlite::Result<Option<String>> {
     Ok(StoreClock::read(connection)?.map(|(boot, _)| boot))
 }
 
-/// The store's clock, which is begun anew if the machine was started anew: then everybody is gone, and only fences are left.
-/// In our turn.
+/// Returns the store's clock. After a reboot it starts a new one: all processes in the file are dead, their rows are
+/// removed, and only limits and fences stay. Call it under the write lock.
 pub(super) fn clock(connection: &mut Connection, boot: &str) -> rusqlite::Result<StoreClock> {
     let clock = match StoreClock::read(connection)? {
         Some((known, clock)) if known == boot && clock.covers(clock.now()) => return Ok(clock),
@@ -298,7 +337,7 @@ pub(super) fn clock(connection: &mut Connection, boot: &str) -> rusqlite::Result
         }
         _ => durably(connection, |tx| begin(tx, boot))?,
     };
-    // Before anything is given out: then it does not matter if the log is lost as a whole.
+    // Before any fence is granted, so that even the loss of the whole log does no harm.
     copy_back(connection)?;
     Ok(clock)
 }
@@ -327,7 +366,7 @@ fn begin(tx: &Connection, boot: &str) -> rusqlite::Result<StoreClock> {
     Ok(StoreClock { origin, fence_lead, horizon })
 }
 
-/// A new store that is nowhere, for testing what is done in it.
+/// A new store without a file, for tests of the SQL.
 #[cfg(test)]
 pub(super) fn in_memory() -> Connection {
     let mut connection = Connection::open_in_memory().unwrap();

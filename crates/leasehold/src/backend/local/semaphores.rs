@@ -1,13 +1,16 @@
-//! The machine of the fair semaphore in SQL: the same transitions as in [`crate::machine`], a batch in one transaction.
+//! The fair semaphore in SQL: the same transitions as in [`crate::machine`], one batch per transaction.
 //!
-//! The row of a name has its counters, so that nothing is counted; the queue is numbered, so that its head is the first of
-//! an index. A transition reads and writes the rows that it is about, however long the queue is.
+//! The row of a name holds its counters, so nothing is counted. Places in the queue are numbered, so its head is the
+//! first entry of an index. A transition reads and writes only the rows that it affects, however long the queue is.
 //!
-//! Two things differ from the machine, and both are about clients that die. There are no heartbeats: a holder's deadline is
-//! that of its TTL, or, until it has claimed its permit, the one to claim it by; a waiter has none. Instead a client that is
-//! found [dead](super::lifeline) is *buried*: all that it held and waited for goes, under every name, in one transaction.
-//! Looked for are the clients of those who hold, when a newcomer would be the first to wait, and by whoever waits near the
-//! head of the queue, every [`WATCH`].
+//! Two things differ from the machine, and both concern clients that die.
+//!
+//! - There are no heartbeats. A holder's deadline is the end of its TTL, or, until it has claimed its permit, the
+//!   deadline for claiming it. A waiter has no deadline.
+//! - A client that is found [dead](super::lifeline) is *buried*: all its permits and waiters are removed, under every
+//!   name, in one transaction. Two kinds of clients look for dead ones: a newcomer that would be the first waiter
+//!   checks the holders, and clients that wait near the head of the queue check the holders and each other every
+//!   [`WATCH`].
 
 use std::num::NonZeroU32;
 
@@ -28,19 +31,19 @@ mod transitions;
 pub(super) use named::meter_of;
 use named::{Named, columns, micros};
 
-/// How often a client that waits near the head looks for dead clients. The engine adds up to a tenth: 250 ms in all.
+/// How often a client that waits near the head looks for dead clients. The engine adds up to a tenth, so 250 ms in all.
 pub(super) const WATCH: Span = Span::from_millis(225);
 
-/// Who is near the head: the first so many clients, as far as they are among the first so many waiters.
+/// The clients near the head: the first `WATCHERS` distinct clients among the first `WATCHED_PLACES` waiters.
 const WATCHERS: usize = 8;
 const WATCHED_PLACES: u32 = 256;
 
-/// How many waiters that cannot be reached are passed over, at most: see docs/guarantees.md.
+/// How many unreachable waiters a batch passes over at most: see docs/guarantees.md.
 const PASSED_OVER: u32 = 10_000;
 
 /// The circumstances of a batch.
 pub(super) struct Circumstances<'a> {
-    /// None if it is nobody in particular: then every grant has to be claimed.
+    /// The sender. `None` if no client is the sender; then every grant has to be claimed.
     pub(super) from: Option<ClientId>,
     pub(super) now: Time,
     pub(super) confirm_within: Span,
@@ -48,25 +51,25 @@ pub(super) struct Circumstances<'a> {
     pub(super) is_dead: &'a mut dyn FnMut(ClientId) -> bool,
 }
 
-/// What came of a batch.
+/// The result of a batch.
 #[derive(Debug, Default)]
 pub(super) struct Applied {
     pub(super) outcomes: Vec<Outcome>,
     /// The sender's own waiters that became holders.
     pub(super) granted: Vec<(AcquisitionId, Held)>,
-    /// When the first of those who hold ends, if anybody waits.
+    /// When the first holder expires, if anybody waits.
     pub(super) next_expiry: Option<Time>,
-    /// When the first in the queue is granted a permit without anybody's doing, if it is the sender's.
+    /// When the first waiter gets its token, if it belongs to the sender and waits for nothing else.
     pub(super) next_token: Option<Time>,
-    /// Whether the sender is one of those who look for the dead.
+    /// Whether the sender is one of the clients that look for dead ones.
     pub(super) watches: bool,
-    /// Who is to be woken once all of this is written.
+    /// The clients to wake after the commit.
     pub(super) wake: Vec<ClientId>,
-    /// Who was buried. Their files can go, once all of this is written.
+    /// The clients that were buried. Their files can be removed after the commit.
     pub(super) buried: Vec<ClientId>,
 }
 
-/// Applies a batch. In a transaction that may write.
+/// Applies a batch. Call it in a transaction that may write.
 pub(super) fn apply(
     tx: &Connection,
     name: &Name,
@@ -101,7 +104,7 @@ pub(super) fn apply(
     Ok(applied)
 }
 
-/// The same for a batch that only asks, if there is nothing to be done: then there is nothing to write.
+/// Answers a batch that only asks, without writing. Returns `None` if something has to be written.
 pub(super) fn ask(
     tx: &Connection,
     name: &Name,
@@ -135,7 +138,7 @@ pub(super) fn ask(
     Ok(Some(named.applied))
 }
 
-/// What is said of a name that nobody has ever used.
+/// The result for a name that has never been used.
 fn nobody(commands: &[Command]) -> Applied {
     let outcomes = commands.iter().map(|command| match command {
         Command::Release { .. } => Outcome::Removed(Role::Nobody),
@@ -146,7 +149,8 @@ fn nobody(commands: &[Command]) -> Applied {
     Applied { outcomes: outcomes.collect(), ..Applied::default() }
 }
 
-/// Removes a dead client everywhere, and hands on what that sets free. Answers whom else it found dead.
+/// Removes a dead client under every name, and grants the permits that this frees. Returns other clients that it found
+/// dead.
 pub(super) fn bury(
     tx: &Connection,
     client: ClientId,
@@ -161,7 +165,7 @@ pub(super) fn bury(
         .query_map([number], |row| row.get(0))?
         .collect::<Result<_>>()?;
     let mut dead = Vec::new();
-    // Who sent the command is told of its own name alone. Of others he has to be woken, like everybody.
+    // The reply informs the sender only about its own name. For all other names it must be woken, like every client.
     let from = call.from.take();
     for row in rows {
         let Some(mut named) = Named::load_by_row(tx, row)? else { continue };
@@ -182,7 +186,7 @@ pub(super) fn bury(
     Ok(dead)
 }
 
-/// Claims the permits that others have granted to a client, as far as it is in time, and answers what it holds then.
+/// Claims the permits that other clients have granted to this one and that have not expired. Returns what it now holds.
 pub(super) fn claim(
     tx: &Connection,
     client: ClientId,
@@ -206,7 +210,8 @@ pub(super) fn claim(
     update.query_map(params![client.number().cast_signed(), micros(now)], read)?.collect()
 }
 
-/// Where a client has the first in the queue, and that waits for a token: the names, and when it comes.
+/// Returns the names under which this client has the first waiter and that waiter waits for a token, and when the token
+/// comes.
 pub(super) fn tokens(tx: &Connection, client: ClientId, now: Time) -> Result<Vec<(String, Time)>> {
     let mut select = tx.prepare_cached(
         "SELECT s.id, s.name FROM semaphores s
@@ -218,7 +223,7 @@ pub(super) fn tokens(tx: &Connection, client: ClientId, now: Time) -> Result<Vec
     let mut tokens = Vec::new();
     for (row, name) in rows {
         let Some(named) = Named::load_by_row(tx, row)? else { continue };
-        // One that is there already is found when it is asked for.
+        // If the token is already available, the waiter gets it with its next request.
         let (at, first) = match named.next_token(now)? {
             Some(token) => token,
             None => match named.first_waiter_from(0)? {
@@ -233,7 +238,7 @@ pub(super) fn tokens(tx: &Connection, client: ClientId, now: Time) -> Result<Vec
     Ok(tokens)
 }
 
-/// The ids of a client that somebody else has released. It is told of each once.
+/// Returns the ids of this client that another client has released. Each id is returned once.
 pub(super) fn take_evicted(
     tx: &Connection,
     client: ClientId,
@@ -249,7 +254,7 @@ pub(super) fn take_evicted(
     rows.collect()
 }
 
-/// How many waiters come before this one.
+/// Returns the number of waiters ahead of `id`.
 pub(super) fn position(tx: &Connection, name: &Name, id: AcquisitionId) -> Result<Option<usize>> {
     let (client, sequence) = columns(id);
     let count = tx

@@ -1,24 +1,48 @@
-//! What is held and queued, read in one transaction. Whoever is dead, or over, and not yet removed is left out.
+//! Statistics, read in one transaction. Dead clients and expired holders that are not yet removed are left out.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Duration;
 
 use rusqlite::{Connection, Result, Row, Rows, params};
 
-use super::database::{Database, Surroundings};
+use super::database::{Reader, Surroundings};
 use super::semaphores::meter_of;
-use crate::clock::{Span, Time};
+use crate::clock::{Span, Time, wall_time};
 use crate::stats::{Limits, Member, Paused, Query, RateLimit, SemaphoreStats};
-use crate::{AcquisitionId, ClientId, Error, Fence};
+use crate::{AcquisitionId, ClientId, ClientInfo, Error, Fence};
 
 pub(super) fn fetch(
-    store: &mut Database,
+    store: &Reader,
     query: &Query,
 ) -> std::result::Result<Vec<SemaphoreStats>, Error> {
     store.read(|tx, now, around| {
         let mut reading = Reading { tx, now, around, dead: BTreeMap::new() };
         let names = reading.names(query)?;
-        names.into_iter().map(|named| reading.of(named, query.waiters)).collect()
+        names.into_iter().map(|named| reading.of(named, &query.waiters)).collect()
+    })
+}
+
+/// Returns the clients that are alive, by id.
+pub(super) fn clients(store: &Reader, limit: usize) -> std::result::Result<Vec<ClientInfo>, Error> {
+    store.read(|tx, _, around| {
+        let mut select = tx.prepare("SELECT client, host, pid, program, since FROM clients")?;
+        let (mut rows, mut clients) = (select.query([])?, Vec::new());
+        while let Some(row) = rows.next()? {
+            let Some(client) = client(row)?.filter(|client| !(around.senses().1)(*client)) else {
+                continue;
+            };
+            clients.push(ClientInfo {
+                id: client.to_string(),
+                host: row.get::<_, Option<String>>(1)?.filter(|host| !host.is_empty()),
+                pid: row.get(2)?,
+                program: row.get(3)?,
+                since: Some(wall_time(row.get::<_, i64>(4)?.cast_unsigned() / 1000)),
+            });
+        }
+        clients.sort_by(|a, b| a.id.cmp(&b.id));
+        clients.truncate(limit);
+        Ok(clients)
     })
 }
 
@@ -26,7 +50,7 @@ struct Reading<'a, 'b> {
     tx: &'a Connection,
     now: Time,
     around: &'a Surroundings<'b>,
-    /// Whom we have looked at already.
+    /// Whether a client is dead, for the clients already checked.
     dead: BTreeMap<ClientId, bool>,
 }
 
@@ -76,13 +100,20 @@ impl Reading<'_, '_> {
         Ok(found)
     }
 
-    fn of(&mut self, Named { row, name, limits }: Named, everyone: bool) -> Result<SemaphoreStats> {
+    fn of(
+        &mut self,
+        Named { row, name, limits }: Named,
+        places: &Range<usize>,
+    ) -> Result<SemaphoreStats> {
         let holders = self.holders(row)?;
         let units = holders.iter().map(Member::weight).fold(0, u32::saturating_add);
         let (waiting, oldest_wait) = self.queue(row)?;
-        let waiters = if everyone { self.waiters(row, -1)? } else { Vec::new() };
-        // The first that is alive. Where many are dead, somebody is about to bury them.
-        let head = self.waiters(row, 8)?.first().map(Member::weight);
+        // Some of the earlier waiters may be dead and have no place, so all of them are read.
+        let mut waiters =
+            if places.is_empty() { Vec::new() } else { self.waiters(row, places.end)? };
+        waiters.drain(..places.start.min(waiters.len()));
+        // The first waiter that is alive.
+        let head = self.waiters(row, 1)?.first().map(Member::weight);
         let waits_for = head.map(|weight| limits.waits_for(units, weight));
         let (units, waits_for) = (units, waits_for.filter(|_| waiting > 0));
         Ok(SemaphoreStats {
@@ -97,7 +128,8 @@ impl Reading<'_, '_> {
         })
     }
 
-    /// The longest first: by fence, which is exact; who has none yet came last.
+    /// Returns the holders, longest-held first. They are sorted by fence, which is exact; holders without a fence come
+    /// last.
     fn holders(&mut self, semaphore: i64) -> Result<Vec<Member>> {
         let mut select = self.tx.prepare_cached(
             "SELECT h.client, h.sequence, h.since, h.ends, h.label, c.host, c.pid, h.fence, h.weight, h.slot
@@ -106,25 +138,28 @@ impl Reading<'_, '_> {
              ORDER BY h.fence IS NULL, h.fence, h.since",
         )?;
         let rows = select.query(params![semaphore, self.now.micros().cast_signed()])?;
-        self.members(rows)
+        self.members(rows, usize::MAX)
     }
 
-    /// In the order of the queue, from so many places; all if that is negative.
-    fn waiters(&mut self, semaphore: i64, most: i64) -> Result<Vec<Member>> {
+    /// Returns at most `most` waiters, in the order of the queue.
+    fn waiters(&mut self, semaphore: i64, most: usize) -> Result<Vec<Member>> {
         let mut select = self.tx.prepare_cached(
             "SELECT w.client, w.sequence, w.since, NULL, w.label, c.host, c.pid, NULL, w.weight, NULL
              FROM waiters w LEFT JOIN clients c USING (client)
-             WHERE w.semaphore = ?1 ORDER BY w.place LIMIT ?2",
+             WHERE w.semaphore = ?1 ORDER BY w.place",
         )?;
-        let rows = select.query([semaphore, most])?;
-        self.members(rows)
+        let rows = select.query([semaphore])?;
+        self.members(rows, most)
     }
 
-    /// Who is alive of client, sequence, since, ends, label, host, pid, fence, weight, slot.
-    fn members(&mut self, mut rows: Rows<'_>) -> Result<Vec<Member>> {
+    /// Reads at most `most` live members from rows of: client, sequence, since, ends, label, host, pid, fence, weight,
+    /// slot.
+    fn members(&mut self, mut rows: Rows<'_>, most: usize) -> Result<Vec<Member>> {
         let now = self.now.micros();
         let mut members = Vec::new();
-        while let Some(row) = rows.next()? {
+        while members.len() < most
+            && let Some(row) = rows.next()?
+        {
             let Some(client) = client(row)? else { continue };
             if self.is_dead(client) {
                 continue;
@@ -145,7 +180,7 @@ impl Reading<'_, '_> {
         Ok(members)
     }
 
-    /// How many wait, and for how long the first.
+    /// Returns the number of waiters, and how long the oldest has waited.
     fn queue(&mut self, semaphore: i64) -> Result<(usize, Option<Duration>)> {
         let mut select = self.tx.prepare_cached(
             "SELECT client, count(*), min(since) FROM waiters WHERE semaphore = ?1 GROUP BY client",

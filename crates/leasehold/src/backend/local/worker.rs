@@ -1,7 +1,7 @@
-//! The thread that a client's store works on.
+//! The thread that runs all transactions of one client.
 //!
-//! Not the engine's: waiting for a turn, or for SQLite, may take as long as some other process is stopped in the middle of a
-//! transaction, and the engine's timers must not stand still for that.
+//! It is not the engine's thread. Waiting for the write lock, or for SQLite, may take as long as another process is
+//! stopped in the middle of a transaction, and the engine's timers must not stop for that.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
@@ -18,17 +18,18 @@ use crate::{ClientId, Error};
 
 type Job = Box<dyn FnOnce(&mut Result<Database, Error>) + Send>;
 
-/// What asks the thread, once it is started.
+/// A handle to the thread. It accepts jobs once the thread is started.
 #[derive(Default)]
 pub(super) struct Worker {
-    /// The first to go: when the thread ends, it has the last one.
+    /// Declared before `jobs`, because fields are dropped in order: when `jobs` closes, the thread ends, and must then
+    /// hold the last reference.
     lifeline: Arc<OnceLock<OwnedFd>>,
     jobs: OnceLock<Sender<Job>>,
 }
 
 impl Worker {
-    /// Starts the thread, which opens the store first of all. Its socket is told when that is done. The thread ends with
-    /// the last who can ask it.
+    /// Starts the thread, which first opens the store and then sends the client's socket to `socket`. The thread ends
+    /// when the last handle is dropped.
     pub(super) fn start(
         &self,
         settings: LocalSettings,
@@ -48,14 +49,14 @@ impl Worker {
         self.lifeline.get().map(AsFd::as_fd)
     }
 
-    /// Runs `work` there. If nobody waits for its answer any more when its turn comes, it is left out.
+    /// Runs `work` on the thread. If the caller has dropped the future by the time the job is due, the job is skipped.
     pub(super) fn run<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&mut Database) -> Result<T, Error> + Send + 'static,
     ) -> Later<T> {
         let worker = self.clone();
         Box::pin(async move {
-            let ended = || Error::internal("the store's thread has ended");
+            let ended = || Error::internal("the store's thread has ended: open another client");
             let (answer, answered) = oneshot::channel();
             let job: Job = Box::new(move |store| {
                 if !answer.is_closed() {
@@ -95,7 +96,7 @@ fn work(
     }
 }
 
-/// The next job. If there is none for a moment, the log is copied back, should it be long.
+/// Returns the next job. If the thread is idle for [`MOMENT`] and the log is long, the log is copied back first.
 fn next(jobs: &Receiver<Job>, store: &mut Result<Database, Error>) -> Option<Job> {
     if let Ok(store) = store
         && store.has_a_long_log()

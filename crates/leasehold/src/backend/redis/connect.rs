@@ -1,6 +1,8 @@
-//! How a connection to Redis is made, in this order: connect, load the scripts, subscribe to our wake-ups (without them
-//! waiters would wait for the question once a second), and close the previous connection on the server. A half-open one
-//! would go on receiving wake-ups that nobody reads, and requests that it carried might still be applied.
+//! How a connection to Redis is made. The steps, in this order: connect, load the scripts, subscribe to our wake-ups,
+//! and close the previous connection on the server. Without the subscription, a waiter would find its permit only by
+//! the query once a second. The previous connection must be closed because it may be half open: it would still receive
+//! wake-ups that nobody reads, and requests that it carried might still be applied. A connection that only reads needs
+//! the first step only.
 
 use std::io;
 use std::sync::Arc;
@@ -18,36 +20,42 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::errors::translate;
-use super::link::Link;
-use super::tls;
+use super::link::{Link, Server};
+use super::sentinel::Announced;
 use super::wire::{Socket, Stream, Wire};
+use super::{RedisSettings, deployment, tls};
 use crate::{ClientId, Error, process};
 
-/// The oldest server that knows all we use (`ZMSCORE`).
+/// The oldest supported server (it has `ZMSCORE`), and the oldest supported node of a cluster (it has `SPUBLISH`).
 const OLDEST: (u32, u32) = (6, 2);
+const OLDEST_NODE: (u32, u32) = (7, 0);
 
-/// For how long an introduction is kept: a little longer than three of them.
+/// How long the server keeps an introduction: a little longer than three intervals between them.
 const INTRODUCED_FOR: Duration = Duration::from_secs(200);
 
-/// How long we listen for why the server hung up on us.
+/// How long we wait for the server to say why it closed the connection.
 const LISTEN: Duration = Duration::from_millis(200);
 
-/// One connection, as it was made.
+/// One connection.
 pub(super) struct Connection {
     pub(super) commands: Arc<Wire>,
+    /// The server that it leads to.
+    pub(super) info: ConnectionInfo,
     pub(super) wake_ups: mpsc::UnboundedReceiver<PushInfo>,
+    /// Announcements of another primary by the sentinels, since before this connection was made.
+    pub(super) announced: Option<Announced>,
     _reader: AbortOnDrop,
-    /// Where the server speaks RESP2 only, wake-ups come over a second connection, read by this task.
+    /// The task that reads wake-ups from a second connection, if the server speaks only RESP2.
     second: Option<AbortOnDrop>,
     pub(super) identity: Identity,
-    /// Whether requests of the previous connection may still be applied.
+    /// Whether requests sent over the previous connection may still be applied.
     pub(super) stragglers: bool,
 }
 
-/// What a connection is called on its server. Another run of the server gives the same numbers to other clients.
+/// Identifies a connection on its server. The run id is needed because a restarted server reuses the numbers.
 #[derive(Clone, Default, PartialEq)]
 pub(super) struct Identity {
-    /// Empty if we may not ask.
+    /// Empty if we lack the permission to read it.
     run: String,
     id: i64,
 }
@@ -67,88 +75,125 @@ impl Link {
         client: ClientId,
         before: Option<&Identity>,
     ) -> Result<Connection, Error> {
-        let what = format!("connecting to {}", self.settings.address);
+        match &self.server {
+            Server::Only(info) | Server::Node(info) => self.connect_to(info, client, before).await,
+            Server::Primary(sentinels) => sentinels.connect(self, client, before).await,
+        }
+    }
+
+    pub(super) async fn connect_to(
+        &self,
+        info: &ConnectionInfo,
+        client: ClientId,
+        before: Option<&Identity>,
+    ) -> Result<Connection, Error> {
+        let what = format!("connecting to {}", deployment::address(info));
         let failed = |error: RedisError| translate(&what, &error);
-        let mut live = match self.connect_resp3().await {
-            Err(error) if refuses_resp3(&error) => self.connect_resp2(client).await?,
+        let mut live = match Connection::open(&self.settings, info).await {
+            Err(error) if refuses_resp3(&error) && !self.is_node() => {
+                self.connect_resp2(info, client).await?
+            }
             Err(error) if error.is_connection_dropped() => {
-                return Err(failed(self.reason().await.unwrap_or(error)));
+                return Err(failed(reason(info).await.unwrap_or(error)));
             }
             made => made.map_err(failed)?,
         };
         let questions = [["INFO", "server"], ["CLIENT", "ID"], ["INFO", "replication"]];
         let mut hello: Vec<_> =
             questions.map(|[name, of]| redis::cmd(name).arg(of).to_owned()).into();
-        hello.extend(self.scripts.load());
+        if !self.settings.only_reads() {
+            hello.extend(self.scripts.load());
+        }
         let questions = questions.len();
         let mut answers = live.ask(&hello).await.map_err(failed)?;
-        for answer in answers.split_off(questions) {
-            answer.extract_error().map_err(failed)?;
-        }
-        // A user who may not ask is let in; then nobody can say that the server is too old, or a replica.
+        let loaded = answers.split_off(questions);
+        // A user without permission for these queries is accepted. Then an old server or a replica goes unnoticed.
         let mut answers = answers.into_iter();
-        let mut info = || {
+        let mut next = || {
             let answer = answers.next().unwrap_or(Value::Nil);
             redis::from_redis_value::<String>(answer).ok()
         };
-        let (server, id, replication) = (info(), info(), info());
+        let (server, id, replication) = (next(), next(), next());
         if let Some(server) = server {
-            check_version(&server)?;
+            self.check_mode(&what, info, &server)?;
+            check_version(&server, self.is_node())?;
             field(&server, "run_id:").unwrap_or_default().clone_into(&mut live.identity.run);
         }
         live.identity.id = id.and_then(|id| id.parse().ok()).unwrap_or_default();
         if let Some(replication) = replication {
-            check_role(&what, &replication, before.is_some())?;
+            // Sentinels and cluster nodes may have outdated information about which server is the primary.
+            let is_only = matches!(self.server, Server::Only(_));
+            let may_change = before.is_some() || !is_only;
+            // A write to a replica is lost, even if the replica accepts writes. It is allowed only if the URL names
+            // that replica itself.
+            check_role(&what, &replication, may_change, is_only)?;
         }
-        if live.second.is_none() {
+        // Check this after the kind of server: a sentinel, for example, does not support scripts.
+        for answer in loaded {
+            answer.extract_error().map_err(failed)?;
+        }
+        // In a cluster the channels depend on the slots in use: see `Link::request_listening`.
+        if live.second.is_none() && !self.is_node() && !self.settings.only_reads() {
             let subscribe = redis::cmd("SUBSCRIBE").arg(self.channel(client)).to_owned();
             let subscribed = live.ask_one(subscribe).await;
-            subscribed.map_err(|error| self.no_wake_ups(client, &error))?;
+            subscribed.map_err(|error| no_wake_ups(&self.channel(client), &error))?;
         }
-        if let Some(before) = before {
+        if let Some(before) = before
+            && !self.settings.only_reads()
+        {
             live.stragglers = !live.close_on_server(before).await;
         }
         Ok(live)
     }
 
-    /// What the server says to a connection that it does not take, such as that it has too many. It says so before it is
-    /// asked, and hangs up, so that sending something fails before the answer is read. Here we only listen. Over TLS it
-    /// says nothing.
-    async fn reason(&self) -> Option<RedisError> {
-        let listen = async {
-            match self.settings.info.addr() {
-                ConnectionAddr::Tcp(host, port) => {
-                    let made = tokio::net::TcpStream::connect((host.as_str(), *port)).await;
-                    refusal(made.ok()?).await
-                }
-                #[cfg(unix)]
-                ConnectionAddr::Unix(path) => {
-                    refusal(tokio::net::UnixStream::connect(path).await.ok()?).await
-                }
-                _ => None,
+    fn is_node(&self) -> bool {
+        matches!(self.server, Server::Node(_))
+    }
+
+    /// Refuses a server of another kind than the URL says. The error suggests the right URL.
+    fn check_mode(&self, what: &str, info: &ConnectionInfo, server: &str) -> Result<(), Error> {
+        let problem = match (field(server, "redis_mode:"), &self.server) {
+            (Some("cluster"), Server::Only(_) | Server::Primary(_)) => {
+                format!("the server is a cluster node: use {}", deployment::cluster_url(info))
             }
+            (Some("sentinel"), Server::Only(_)) => {
+                let url = deployment::sentinel_url(info);
+                format!("the server is a sentinel: use {url}, with the name of the primary")
+            }
+            (Some("standalone"), Server::Node(_)) => {
+                format!("the server is not a cluster node: use {}", deployment::address(info))
+            }
+            _ => return Ok(()),
         };
-        tokio::time::timeout(LISTEN, listen).await.ok()?
+        Err(Error::Refused { what: format!("{what}: {problem}") })
     }
 
-    async fn connect_resp3(&self) -> Result<Connection, RedisError> {
-        let (push, wake_ups) = mpsc::unbounded_channel();
-        let wire = self.wire(ProtocolVersion::RESP3).await?;
-        Ok(self.begin_to_read(wire, push, wake_ups, None))
-    }
-
-    async fn connect_resp2(&self, client: ClientId) -> Result<Connection, Error> {
-        let what = format!("connecting to {}", self.settings.address);
+    async fn connect_resp2(
+        &self,
+        info: &ConnectionInfo,
+        client: ClientId,
+    ) -> Result<Connection, Error> {
+        let what = format!("connecting to {}", deployment::address(info));
         let failed = |error: RedisError| translate(&what, &error);
         let (push, wake_ups) = mpsc::unbounded_channel();
-        let wire = self.wire(ProtocolVersion::RESP2).await.map_err(failed)?;
-        let redis = Client::open(self.info(ProtocolVersion::RESP2)).map_err(failed)?;
+        let info = with_protocol(&self.settings, info, ProtocolVersion::RESP2);
+        let wire = wire(&self.settings, &info).await.map_err(failed)?;
+        if self.settings.only_reads() {
+            return Ok(Connection::begin_to_read(
+                &self.settings,
+                info,
+                wire,
+                (push, wake_ups),
+                None,
+            ));
+        }
+        let redis = Client::open(info.clone()).map_err(failed)?;
         let (mut sink, mut stream) = redis.get_async_pubsub().await.map_err(failed)?.split();
         let subscribed = sink.subscribe(self.channel(client)).await;
-        subscribed.map_err(|error| self.no_wake_ups(client, &error))?;
+        subscribed.map_err(|error| no_wake_ups(&self.channel(client), &error))?;
         let to = push.clone();
         let second = tokio::spawn(async move {
-            // The sink is kept for as long as messages are read.
+            // Dropping the sink would end the subscription.
             let _sink = sink;
             while let Some(message) = std::future::poll_fn(|cx| {
                 futures_core::Stream::poll_next(std::pin::Pin::new(&mut stream), cx)
@@ -164,94 +209,95 @@ impl Link {
             }
             let _ = to.send(disconnection());
         });
-        Ok(self.begin_to_read(wire, push, wake_ups, Some(AbortOnDrop(second))))
-    }
-
-    fn begin_to_read(
-        &self,
-        commands: Arc<Wire>,
-        push: mpsc::UnboundedSender<PushInfo>,
-        wake_ups: mpsc::UnboundedReceiver<PushInfo>,
-        second: Option<AbortOnDrop>,
-    ) -> Connection {
-        let (wire, answer_timeout) = (commands.clone(), self.settings.answer_timeout);
-        let reader = tokio::spawn(async move {
-            wire.read(answer_timeout, &push).await;
-            let _ = push.send(disconnection());
-        });
-        let (identity, stragglers) = (Identity::default(), false);
-        Connection {
-            commands,
-            wake_ups,
-            _reader: AbortOnDrop(reader),
-            second,
-            identity,
-            stragglers,
-        }
-    }
-
-    /// A socket over which the Redis library has authenticated us and selected the database.
-    async fn wire(&self, protocol: ProtocolVersion) -> Result<Arc<Wire>, RedisError> {
-        let info = self.info(protocol);
-        let wire = match info.addr() {
-            ConnectionAddr::Tcp(host, port) => {
-                Wire::new(Socket::Tcp(connect_tcp(host, *port, info.tcp_settings()).await?), None)
-            }
-            ConnectionAddr::TcpTls { host, port, insecure, .. } => {
-                let session = tls::session(host, *insecure, self.settings.roots.as_ref())?;
-                let socket = connect_tcp(host, *port, info.tcp_settings()).await?;
-                Wire::new(Socket::Tcp(socket), Some(session))
-            }
-            #[cfg(unix)]
-            ConnectionAddr::Unix(path) => {
-                Wire::new(Socket::Unix(tokio::net::UnixStream::connect(path).await?), None)
-            }
-            _ => {
-                let problem = "there are no such addresses on this platform";
-                return Err((ErrorKind::InvalidClientConfig, problem).into());
-            }
-        };
-        // It reads all that it asked for, and no more: nothing else is sent yet.
-        let made = MultiplexedConnection::new(info.redis_settings(), Stream(wire.clone())).await?;
-        drop(made);
-        Ok(wire)
-    }
-
-    fn info(&self, protocol: ProtocolVersion) -> ConnectionInfo {
-        let keepalive = socket2::TcpKeepalive::new()
-            .with_time(Duration::from_secs(10))
-            .with_interval(Duration::from_secs(5))
-            .with_retries(3);
-        let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
-        #[cfg(any(target_os = "linux", target_os = "android"))]
-        let tcp = tcp.set_user_timeout(self.settings.answer_timeout);
-        let info = self.settings.info.clone();
-        let redis = info.redis_settings().clone().set_protocol(protocol);
-        info.set_redis_settings(redis).set_tcp_settings(tcp)
-    }
-
-    fn no_wake_ups(&self, client: ClientId, error: &RedisError) -> Error {
-        translate(&format!("subscribing to our wake-ups, {:?}", self.channel(client)), error)
+        let second = Some(AbortOnDrop(second));
+        Ok(Connection::begin_to_read(&self.settings, info, wire, (push, wake_ups), second))
     }
 
     fn channel(&self, client: ClientId) -> String {
         format!("{}:wake:{client}", self.settings.namespace)
     }
+}
 
-    /// Says who this client is, for statistics.
-    pub(super) fn introduction(&self, client: ClientId) -> [Cmd; 3] {
-        let key = format!("{}:client:{client}", self.settings.namespace);
-        let program = std::env::args().next().unwrap_or_default();
-        let program = program.rsplit(['/', '\\']).next().unwrap_or_default().to_owned();
-        let mut who = redis::cmd("HSET");
-        who.arg(&key).arg("host").arg(process::host().unwrap_or_default().as_ref());
-        who.arg("pid").arg(std::process::id()).arg("program").arg(program);
-        let mut since = redis::cmd("HSETNX");
-        since.arg(&key).arg("since").arg(crate::clock::wall_micros() / 1_000_000);
-        let mut expire = redis::cmd("EXPIRE");
-        expire.arg(&key).arg(INTRODUCED_FOR.as_secs());
-        [who, since, expire]
-    }
+/// The error for a channel that the server does not allow us to subscribe to.
+pub(super) fn no_wake_ups(channel: &str, error: &RedisError) -> Error {
+    translate(&format!("subscribing to the wake-up channel {channel:?}"), error)
+}
+
+/// Returns the commands that describe this client in the store, for statistics.
+pub(super) fn introduction(namespace: &str, client: ClientId) -> [Cmd; 3] {
+    let key = format!("{namespace}:client:{client}");
+    let program = std::env::args().next().unwrap_or_default();
+    let program = program.rsplit(['/', '\\']).next().unwrap_or_default().to_owned();
+    let mut who = redis::cmd("HSET");
+    who.arg(&key).arg("host").arg(process::host().unwrap_or_default().as_ref());
+    who.arg("pid").arg(std::process::id()).arg("program").arg(program);
+    let mut since = redis::cmd("HSETNX");
+    since.arg(&key).arg("since").arg(crate::clock::wall_micros() / 1_000_000);
+    let mut expire = redis::cmd("EXPIRE");
+    expire.arg(&key).arg(INTRODUCED_FOR.as_secs());
+    [who, since, expire]
+}
+
+/// Returns the reason why the server refuses connections, for example that it has too many. The server sends the reason
+/// unasked and closes the connection, so that on an ordinary connection our first write fails before the reason is
+/// read. This connection only reads. Over TLS the server sends no reason.
+async fn reason(info: &ConnectionInfo) -> Option<RedisError> {
+    let listen = async {
+        match info.addr() {
+            ConnectionAddr::Tcp(host, port) => {
+                let made = tokio::net::TcpStream::connect((host.as_str(), *port)).await;
+                refusal(made.ok()?).await
+            }
+            #[cfg(unix)]
+            ConnectionAddr::Unix(path) => {
+                refusal(tokio::net::UnixStream::connect(path).await.ok()?).await
+            }
+            _ => None,
+        }
+    };
+    tokio::time::timeout(LISTEN, listen).await.ok()?
+}
+
+/// Connects a socket. The Redis library authenticates us over it and selects the database.
+async fn wire(settings: &RedisSettings, info: &ConnectionInfo) -> Result<Arc<Wire>, RedisError> {
+    let wire = match info.addr() {
+        ConnectionAddr::Tcp(host, port) => {
+            Wire::new(Socket::Tcp(connect_tcp(host, *port, info.tcp_settings()).await?), None)
+        }
+        ConnectionAddr::TcpTls { host, port, insecure, .. } => {
+            let session = tls::session(host, *insecure, settings.roots.as_ref())?;
+            let socket = connect_tcp(host, *port, info.tcp_settings()).await?;
+            Wire::new(Socket::Tcp(socket), Some(session))
+        }
+        #[cfg(unix)]
+        ConnectionAddr::Unix(path) => {
+            Wire::new(Socket::Unix(tokio::net::UnixStream::connect(path).await?), None)
+        }
+        _ => {
+            let problem = "this platform does not support addresses of this kind";
+            return Err((ErrorKind::InvalidClientConfig, problem).into());
+        }
+    };
+    // The library reads exactly the answers to its own commands, because nothing else has been sent yet.
+    let made = MultiplexedConnection::new(info.redis_settings(), Stream(wire.clone())).await?;
+    drop(made);
+    Ok(wire)
+}
+
+fn with_protocol(
+    settings: &RedisSettings,
+    info: &ConnectionInfo,
+    protocol: ProtocolVersion,
+) -> ConnectionInfo {
+    let keepalive = socket2::TcpKeepalive::new()
+        .with_time(Duration::from_secs(10))
+        .with_interval(Duration::from_secs(5))
+        .with_retries(3);
+    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    let tcp = tcp.set_user_timeout(settings.answer_timeout);
+    let redis = info.redis_settings().clone().set_protocol(protocol);
+    info.clone().set_redis_settings(redis).set_tcp_settings(tcp)
 }
 
 impl Drop for Connection {
@@ -261,17 +307,52 @@ impl Drop for Connection {
 }
 
 impl Connection {
-    async fn ask(&self, commands: &[Cmd]) -> Result<Vec<Value>, RedisError> {
+    /// Opens a connection that speaks RESP3, and authenticates. Does nothing more.
+    pub(super) async fn open(
+        settings: &RedisSettings,
+        info: &ConnectionInfo,
+    ) -> Result<Self, RedisError> {
+        let info = with_protocol(settings, info, ProtocolVersion::RESP3);
+        let wire = wire(settings, &info).await?;
+        Ok(Self::begin_to_read(settings, info, wire, mpsc::unbounded_channel(), None))
+    }
+
+    fn begin_to_read(
+        settings: &RedisSettings,
+        info: ConnectionInfo,
+        commands: Arc<Wire>,
+        (push, wake_ups): (mpsc::UnboundedSender<PushInfo>, mpsc::UnboundedReceiver<PushInfo>),
+        second: Option<AbortOnDrop>,
+    ) -> Self {
+        let (wire, answer_timeout) = (commands.clone(), settings.answer_timeout);
+        let reader = tokio::spawn(async move {
+            wire.read(answer_timeout, &push).await;
+            let _ = push.send(disconnection());
+        });
+        let (identity, stragglers) = (Identity::default(), false);
+        Self {
+            commands,
+            info,
+            wake_ups,
+            announced: None,
+            _reader: AbortOnDrop(reader),
+            second,
+            identity,
+            stragglers,
+        }
+    }
+
+    pub(super) async fn ask(&self, commands: &[Cmd]) -> Result<Vec<Value>, RedisError> {
         let replies = self.commands.send(&pack(commands), commands.len()).await;
         replies.unwrap_or_else(|_| Err(lost()))
     }
 
-    async fn ask_one(&self, command: Cmd) -> Result<Value, RedisError> {
+    pub(super) async fn ask_one(&self, command: Cmd) -> Result<Value, RedisError> {
         self.ask(&[command]).await?.pop().unwrap_or_default().extract_error()
     }
 
-    /// Closes the previous connection on the server. True if nothing that it carried can be applied any more: it is
-    /// closed, or the server was started anew.
+    /// Closes the previous connection on the server. Returns true if nothing that it carried can still be applied: it
+    /// is closed, or the server has restarted.
     async fn close_on_server(&self, before: &Identity) -> bool {
         if before.run.is_empty() || self.identity.run.is_empty() || before.id == 0 {
             return false;
@@ -281,12 +362,12 @@ impl Connection {
         }
         let mut kill = redis::cmd("CLIENT");
         kill.arg("KILL").arg("ID").arg(before.id);
-        // Most often it is closed already, which the server answers with 0.
+        // Usually it is closed already; then the server answers 0.
         self.ask_one(kill).await.is_ok()
     }
 }
 
-/// Some commands, as they are sent.
+/// Encodes commands for sending.
 pub(super) fn pack(commands: &[Cmd]) -> Vec<u8> {
     let mut packed = Vec::new();
     for command in commands {
@@ -295,17 +376,18 @@ pub(super) fn pack(commands: &[Cmd]) -> Vec<u8> {
     packed
 }
 
-/// Without either of its two sockets a connection is of no use.
+/// Reports the loss of either of the two sockets. The connection is useless without both.
 fn disconnection() -> PushInfo {
     PushInfo { kind: PushKind::Disconnection, data: Vec::new() }
 }
 
-/// The connection was lost before the answer came.
+/// The error for a connection that was lost before the answer came.
 pub(super) fn lost() -> RedisError {
     io::Error::from(io::ErrorKind::ConnectionReset).into()
 }
 
-/// The first of the host's addresses that answers: one of them may lead nowhere.
+/// Connects to all addresses of the host at once, and returns the first connection that succeeds, because some
+/// addresses may be unreachable.
 async fn connect_tcp(
     host: &str,
     port: u16,
@@ -338,40 +420,44 @@ fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
 }
 
-fn check_version(info: &str) -> Result<(), Error> {
+fn check_version(info: &str, is_node: bool) -> Result<(), Error> {
     let Some(version) = field(info, "redis_version:") else { return Ok(()) };
     let mut numbers = version.split('.').map(|number| number.parse::<u32>().unwrap_or_default());
     let found = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
-    if found < OLDEST {
-        let (major, minor) = OLDEST;
-        let what =
-            format!("it is Redis {version}, and too old: at least {major}.{minor} is needed");
+    let (oldest, why) = if is_node { (OLDEST_NODE, " in a cluster") } else { (OLDEST, "") };
+    if found < oldest {
+        let (major, minor) = oldest;
+        let what = format!(
+            "the server is Redis {version}; the minimum is {major}.{minor}{why}: upgrade it"
+        );
         return Err(Error::Refused { what });
     }
     Ok(())
 }
 
-/// A replica is refused at first. Later it may be a primary that was demoted: the address may soon lead to the new one.
-fn check_role(what: &str, info: &str, again: bool) -> Result<(), Error> {
-    let replica = field(info, "role:") == Some("slave");
-    if !replica || field(info, "slave_read_only:") == Some("0") {
+/// Refuses a replica, unless it accepts writes and `may_be_written` is set. If `may_change` is set, the error is
+/// temporary: the server may be a demoted primary, and the address may soon lead to the new one.
+fn check_role(what: &str, info: &str, may_change: bool, may_be_written: bool) -> Result<(), Error> {
+    let is_writable = field(info, "slave_read_only:") == Some("0");
+    if field(info, "role:") != Some("slave") || is_writable && may_be_written {
         return Ok(());
     }
-    let what = format!("{what}: it is a read-only replica");
-    if again {
+    let kind = if is_writable { "a replica" } else { "a read-only replica" };
+    let what = format!("{what}: the server is {kind}");
+    if may_change {
         return Err(Error::unavailable(what, false, None));
     }
     Err(Error::Refused { what: format!("{what}: connect to the primary") })
 }
 
-/// The error that a server sends before it hangs up.
+/// Reads the error that a server sends before it closes the connection.
 async fn refusal(stream: impl AsyncRead + Unpin) -> Option<RedisError> {
     let mut said = Vec::new();
-    // However it ends, what was read before is there.
+    // Whatever ends the read, `said` has what was read before.
     let _ = stream.take(1000).read_to_end(&mut said).await;
     let line = said.split(|byte| *byte == b'\r').next().filter(|line| line.starts_with(b"-"))?;
     let line = String::from_utf8_lossy(line);
-    // Some are followed by a page of advice.
+    // Some errors are followed by a page of advice.
     let sentence = line.split(". ").next().unwrap_or_default();
     match redis::parse_redis_value(format!("{sentence}\r\n").as_bytes()) {
         Ok(Value::ServerError(error)) => Some(error.into()),
@@ -379,7 +465,7 @@ async fn refusal(stream: impl AsyncRead + Unpin) -> Option<RedisError> {
     }
 }
 
-/// The words differ from server to server and from proxy to proxy.
+/// Whether the server does not support RESP3. The wording differs between servers and proxies.
 fn refuses_resp3(error: &RedisError) -> bool {
     let detail = error.detail().unwrap_or_default().to_ascii_lowercase();
     match error.kind() {

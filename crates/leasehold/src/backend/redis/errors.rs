@@ -1,4 +1,4 @@
-//! The errors of Redis, as the errors of this library.
+//! Maps errors of Redis to [`Error`].
 
 use std::sync::Arc;
 
@@ -7,9 +7,9 @@ use redis::{ErrorKind, RedisError};
 use super::tls::distrust;
 use crate::Error;
 
-/// The code and the text of an error. Redis 6.2 wraps an error that a script met: it says where it happened, and only then
-/// what. `@user_script: 5: -READONLY You can't write …` if the script returned it, and `ERR Error running script (call to
-/// f_…): @user_script:5: …` before that if the script was ended by it.
+/// Returns the code and the text of an error. Redis 6.2 wraps errors of scripts and puts the location before the error
+/// itself. An error that the script returned is `@user_script: 5: -READONLY You can't write …`. An error that ended the
+/// script has `ERR Error running script (call to f_…): @user_script:5: …` before that.
 pub(super) fn code(error: &RedisError) -> (&str, &str) {
     let (code, detail) = (error.code().unwrap_or_default(), error.detail().unwrap_or_default());
     let inner = match code {
@@ -20,7 +20,7 @@ pub(super) fn code(error: &RedisError) -> (&str, &str) {
     inner.and_then(unwrap).unwrap_or((code, detail))
 }
 
-/// From ` 5: -READONLY You can't write …` the code and the text.
+/// Reads the code and the text from ` 5: -READONLY You can't write …`.
 fn unwrap(text: &str) -> Option<(&str, &str)> {
     let text = text.trim_start_matches(|c: char| c == ':' || c == ' ' || c.is_ascii_digit());
     let (code, detail) = text.trim_start_matches('-').split_once(' ')?;
@@ -28,8 +28,8 @@ fn unwrap(text: &str) -> Option<(&str, &str)> {
     is_code.then_some((code, detail))
 }
 
-/// `what` was tried; it never contains a secret, and neither does the result: the text of a Redis error is kept only where
-/// Redis cannot have quoted our credentials in it.
+/// Maps an error. `what` names the attempt and must not contain a secret. The result contains none either: the text of
+/// a Redis error is kept only where Redis cannot have quoted our credentials in it.
 pub(super) fn translate(what: &str, error: &RedisError) -> Error {
     let unavailable =
         |timed_out| Error::unavailable(what, timed_out, Some(Arc::new(error.clone())));
@@ -42,57 +42,58 @@ pub(super) fn translate(what: &str, error: &RedisError) -> Error {
         return refused(&why);
     }
     match code {
-        "NOAUTH" => refused("it wants a password: put user and password into the URL"),
+        "NOAUTH" => refused("a password is required: put the user and the password into the URL"),
         "WRONGPASS" => refused("wrong user or password"),
         "NOPERM" => refused(&format!("missing permission: {detail}")),
         "WRONGTYPE" => Error::invalid(
             "name",
             format!(
-                "{what}: a key of another type is in our place: choose another name or namespace"
+                "{what}: a key of this name has another type: choose another name or namespace"
             ),
         ),
-        // The words of our own scripts.
+        // These codes come from our own scripts.
         "NOTOURS" => Error::invalid(
             "key",
-            format!(
-                "{what}: {detail:?} holds something that is not a lock of ours: remove it, or choose another key"
-            ),
+            format!("{what}: {detail:?} is not a leasehold lock: remove it, or choose another key"),
         ),
         "OTHERLAYOUT" => Error::invalid(
             "lock layout",
             format!(
-                "{what}: {detail:?} is of another version of SyncGuard: give lock_layout (--lock-layout) the \
-                 version that the other programs use"
+                "{what}: {detail:?} has the layout of another version of SyncGuard: set lock_layout (--lock-layout) to \
+                 the version that the other programs use"
             ),
         ),
         "BADFENCE" => Error::invalid(
             "key",
             format!(
-                "{what}: the fence counter {detail:?} is not a number that can grow: set it to the last fence \
+                "{what}: the fence counter {detail:?} is not a number that can be incremented: set it to the last fence \
                  that was used, or choose another name"
             ),
         ),
-        // A server that is starting, failing over or stuck: it may be fine in a moment.
-        "LOADING" | "MASTERDOWN" | "BUSY" | "TRYAGAIN" | "CLUSTERDOWN" | "NOREPLICAS" => {
-            unavailable(false)
-        }
-        // A primary that was demoted: the address may soon lead to the new one.
-        "READONLY" => {
-            Error::unavailable(format!("{what}: it is a read-only replica now"), false, None)
-        }
-        // Somebody may leave.
+        // The server is starting, failing over or stuck, and may recover in a moment.
+        "LOADING" | "MASTERDOWN" | "BUSY" | "TRYAGAIN" | "CLUSTERDOWN" | "NOREPLICAS" | "MOVED"
+        | "ASK" => unavailable(false),
+        // The server is a demoted primary. The address may soon lead to the new one.
+        "READONLY" => Error::unavailable(
+            format!("{what}: the server is now a read-only replica"),
+            false,
+            None,
+        ),
+        // Another client may disconnect.
         "ERR" if detail.contains("max number of clients") => {
             Error::unavailable(format!("{what}: {detail}"), false, None)
         }
-        "OOM" => refused("it is out of memory: raise maxmemory, or free some"),
-        "MISCONF" => refused("it cannot persist, and refuses writes: see its log"),
+        "OOM" => refused("the server is out of memory: raise maxmemory, or free memory"),
+        "MISCONF" => refused("the server cannot save its data, and rejects writes: see its log"),
         _ => match error.kind() {
             ErrorKind::AuthenticationFailed => refused("wrong user or password"),
             ErrorKind::Io => unavailable(false),
-            ErrorKind::Parse => refused("it does not answer as Redis does: is it the right port?"),
+            ErrorKind::Parse => refused("the server does not answer as Redis does: check the port"),
             ErrorKind::InvalidClientConfig => Error::invalid("url", format!("{what}: {error}")),
-            // Its text may quote the HELLO that we sent, and so the password.
-            ErrorKind::Server(_) if detail.contains("HELLO") => refused("it does not know HELLO"),
+            // The text may quote our HELLO, and so the password.
+            ErrorKind::Server(_) if detail.contains("HELLO") => {
+                refused("the server does not support HELLO")
+            }
             ErrorKind::Server(_) | ErrorKind::Extension => refused(&format!("{code} {detail}")),
             _ if error.is_connection_dropped() => unavailable(false),
             _ => Error::internal(format!("{what}: {error}")),
@@ -112,7 +113,7 @@ mod tests {
         error.into()
     }
 
-    /// As Redis 6.2 words it, next to the words of 7.0.
+    /// The wording of Redis 6.2, next to that of 7.0.
     #[test]
     fn the_error_that_a_script_met_is_found_in_its_wrapping() {
         let wrapped = "ERR Error running script (call to f_6b1bf486c81ceb7edf3c093f4c48582e38c0e791): \
@@ -144,7 +145,7 @@ mod tests {
         for (line, expected) in cases {
             assert_eq!(code(&error(line)).0, expected, "{line}");
         }
-        assert!(translate("asking", &error(wrapped)).may_pass());
+        assert!(translate("request", &error(wrapped)).may_pass());
         assert_eq!(error("NOSCRIPT gone").kind(), ErrorKind::Server(ServerErrorKind::NoScript));
     }
 }

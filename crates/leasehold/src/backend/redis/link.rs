@@ -1,21 +1,27 @@
-//! The connection to Redis: one, multiplexed, and replaced when it is lost or suspect.
+//! The connection to one server: multiplexed, and replaced when it is lost or suspect.
 //!
-//! Waiting for the connection belongs here. Whoever asks is answered when the connection is up, or fails at its own
-//! deadline; the engine's sender does not even ask while it is down. A new connection wakes everyone at once.
+//! Waiting for the connection happens here. A query waits until the connection is up, or fails at its own deadline. The
+//! engine's sender sends nothing while the connection is down. A new connection resumes both at once.
 
+use std::collections::HashSet;
 use std::io;
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use redis::{Cmd, PushInfo, PushKind, RedisError, ServerErrorKind, Value};
+use redis::{Cmd, ConnectionInfo, PushInfo, PushKind, RedisError, ServerErrorKind, Value};
 use tokio::sync::watch;
 
 use super::RedisSettings;
-use super::connect::{Connection, Identity, lost, pack};
+use super::connect::{Connection, Identity, introduction, lost, pack};
+use super::deployment;
 use super::errors::{code, translate};
 use super::scripts::Scripts;
+use super::sentinel::{Sentinels, moved_from};
 use super::server_clock::ServerClock;
+use super::slots::slot_of;
 use super::wire::Wire;
 use crate::backend::{Destination, Event, Report};
 use crate::clock::{Moment, Span, Time};
@@ -27,52 +33,122 @@ use crate::{ClientId, Error, Fence};
 #[cfg(test)]
 mod tests;
 
-/// How often this client says who it is.
-const INTRODUCE_EVERY: Duration = Duration::from_secs(60);
+/// How often this client refreshes its introduction.
+pub(super) const INTRODUCE_EVERY: Duration = Duration::from_secs(60);
 
-/// How long to wait before connecting again, when that did not help at once.
+/// The delay between attempts to connect, if the first one fails. It doubles from the shortest to the longest.
 const SHORTEST_DELAY: Duration = Duration::from_millis(10);
 const LONGEST_DELAY: Duration = Duration::from_secs(1);
 
-/// A connection that is kept up.
+/// The server that a connection leads to.
+pub(super) enum Server {
+    /// The only server of the store.
+    Only(ConnectionInfo),
+    /// The primary that the sentinels name.
+    Primary(Arc<Sentinels>),
+    /// A node of a cluster.
+    Node(ConnectionInfo),
+}
+
+/// A connection to one server that is replaced whenever it is lost.
 pub(super) struct Link {
-    pub(super) settings: RedisSettings,
-    pub(super) scripts: Scripts,
+    pub(super) settings: Arc<RedisSettings>,
+    pub(super) scripts: Arc<Scripts>,
+    pub(super) server: Server,
+    to: Destination,
+    /// The server's address, for messages.
+    pub(super) address: String,
     state: watch::Sender<State>,
-    /// Of the server that the connection leads to.
+    /// The clock of the server that the connection leads to.
     clock: Mutex<Arc<ServerClock>>,
     /// The number of the last connection that is suspect.
     suspected: watch::Sender<u64>,
+    /// Whether a command is unanswered for too long that was sent here because its slot is being moved here.
+    is_late: AtomicBool,
 }
 
 #[derive(Clone)]
 enum State {
     Connecting,
-    /// Connections are numbered, so that a suspicion of one does not fall on the next.
-    Up(Arc<Wire>, u64),
+    Up(Up),
     Down(Error),
 }
 
+/// A connection that can be used.
+#[derive(Clone)]
+struct Up {
+    wire: Arc<Wire>,
+    /// Connections are numbered, so that a suspicion against one does not affect its successor.
+    number: u64,
+    /// In a cluster, the channels that the connection has subscribed to.
+    channels: Arc<Mutex<HashSet<String>>>,
+}
+
+impl Up {
+    fn channels(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The answer to one command, or the server's error.
+pub(super) type Said = Result<Value, RedisError>;
+
 impl Link {
-    pub(super) fn new(settings: RedisSettings, scripts: Scripts) -> Arc<Self> {
+    pub(super) fn new(
+        settings: Arc<RedisSettings>,
+        scripts: Arc<Scripts>,
+        server: Server,
+        to: Destination,
+    ) -> Arc<Self> {
+        let address = match &server {
+            Server::Only(_) | Server::Primary(_) => settings.address.clone(),
+            Server::Node(info) => deployment::address(info),
+        };
         let (state, suspected) = (watch::Sender::new(State::Connecting), watch::Sender::new(0));
-        Arc::new(Self { settings, scripts, state, clock: Mutex::default(), suspected })
+        let (clock, is_late) = (Mutex::default(), AtomicBool::new(false));
+        Arc::new(Self { settings, scripts, server, to, address, state, clock, suspected, is_late })
     }
 
-    /// The clock of the server that requests go to now. None if there is no connection.
+    pub(super) fn is_late(&self) -> bool {
+        self.is_late.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_late(&self, is_late: bool) {
+        self.is_late.store(is_late, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        matches!(&*self.state.borrow(), State::Up(_))
+    }
+
+    /// Returns why the server refuses us, if retrying does not help.
+    pub(super) fn refusal(&self) -> Option<Error> {
+        match &*self.state.borrow() {
+            State::Down(error) if !error.may_pass() => Some(error.clone()),
+            _ => None,
+        }
+    }
+
+    fn up(&self) -> Option<Up> {
+        match &*self.state.borrow() {
+            State::Up(up) => Some(up.clone()),
+            _ => None,
+        }
+    }
+
+    /// Returns the clock of the server that requests go to now. `None` if there is no connection.
     pub(super) fn clock(&self) -> Option<Arc<ServerClock>> {
-        let up = matches!(&*self.state.borrow(), State::Up(..));
-        up.then(|| self.clock.lock().unwrap_or_else(PoisonError::into_inner).clone())
+        self.is_up().then(|| self.clock.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    /// The connection is new, and the server may be another one.
+    /// Starts a new clock, because after reconnecting the server may be another one.
     fn forget_clock(&self) -> Arc<ServerClock> {
         let clock = Arc::default();
         *self.clock.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&clock);
         clock
     }
 
-    /// How the first attempt to connect ended.
+    /// Waits for the first attempt to connect, and returns its result.
     pub(super) async fn connected(&self) -> Result<(), Error> {
         let mut state = self.state.subscribe();
         let decided = state.wait_for(|state| !matches!(state, State::Connecting)).await;
@@ -82,12 +158,12 @@ impl Link {
         }
     }
 
-    /// The connection, as soon as it is up. Fails only if the server refuses us.
-    async fn connection(&self) -> Result<(Arc<Wire>, u64), Error> {
+    /// Waits until the connection is up. Fails only if the server refuses us in a way that no retry can fix.
+    async fn connection(&self) -> Result<Up, Error> {
         let mut state = self.state.subscribe();
         loop {
             match &*state.borrow_and_update() {
-                State::Up(connection, number) => return Ok((connection.clone(), *number)),
+                State::Up(up) => return Ok(up.clone()),
                 State::Down(error) if !error.may_pass() => return Err(error.clone()),
                 State::Down(_) | State::Connecting => {}
             }
@@ -97,14 +173,23 @@ impl Link {
         }
     }
 
-    /// The connection as it is now is suspect.
-    pub(super) fn suspect_current(&self) {
-        if let State::Up(_, number) = &*self.state.borrow() {
-            self.suspect(*number);
+    /// Closes the connection, because the server is no longer used.
+    pub(super) fn leave(&self) {
+        let what = format!("request to {}: the server is no longer a primary", self.address);
+        let left = State::Down(Error::unavailable(what, false, None));
+        if let State::Up(up) = self.state.send_replace(left) {
+            up.wire.end(&lost());
         }
     }
 
-    /// A connection is suspect. If it was replaced already, that says nothing about the one after it.
+    /// Marks the current connection as suspect.
+    pub(super) fn suspect_current(&self) {
+        if let Some(up) = self.up() {
+            self.suspect(up.number);
+        }
+    }
+
+    /// Marks a connection as suspect. If it was already replaced, its successor is not affected.
     fn suspect(&self, number: u64) {
         self.suspected.send_if_modified(|last| {
             let news = number > *last;
@@ -113,45 +198,65 @@ impl Link {
         });
     }
 
-    /// Sends commands in one go over the connection as it is now, and returns what each of them answered. Fails if there
-    /// is none.
-    pub(super) async fn request(
-        &self,
-        commands: Vec<Cmd>,
-    ) -> Result<Vec<Result<Value, Error>>, Error> {
-        let up = match &*self.state.borrow() {
-            State::Up(connection, number) => Some((connection.clone(), *number)),
-            _ => None,
-        };
-        match up {
-            Some((connection, number)) => self.send_over(connection, number, commands).await,
+    /// Sends commands in one pipeline over the current connection, and returns the answer to each. Fails if there is no
+    /// connection.
+    pub(super) async fn request(&self, commands: &[Cmd]) -> Result<Vec<Said>, Error> {
+        match self.up() {
+            Some(up) => self.send_over(&up, commands).await,
             None => Err(self.silence(false)),
         }
     }
 
-    /// Sends commands in one go as soon as the connection is up, and returns what each of them answered, or the first
-    /// error.
+    /// Like [`request`](Self::request), but first subscribes the connection to these channels. The server handles the
+    /// subscriptions before the commands, so a waiter that the commands enqueue can be woken from the start. Returns
+    /// the answers to the commands, and the channels that were refused.
+    pub(super) async fn request_listening(
+        &self,
+        channels: impl Iterator<Item = &String>,
+        commands: &[Cmd],
+    ) -> Result<(Vec<Said>, Vec<(String, RedisError)>), Error> {
+        let Some(up) = self.up() else { return Err(self.silence(false)) };
+        let new: Vec<_> = {
+            let mut known = up.channels();
+            channels.filter(|channel| known.insert((*channel).clone())).cloned().collect()
+        };
+        if new.is_empty() {
+            return Ok((self.send_over(&up, commands).await?, Vec::new()));
+        }
+        // One command per channel: channels of two slots in one command are an error.
+        let subscribe = |channel| redis::cmd("SSUBSCRIBE").arg(channel).to_owned();
+        let all: Vec<_> = new.iter().map(subscribe).chain(commands.iter().cloned()).collect();
+        let mut subscribed = self.send_over(&up, &all).await?;
+        let answers = subscribed.split_off(new.len());
+        let refused = new.into_iter().zip(subscribed);
+        let refused: Vec<_> = refused.filter_map(|(own, said)| Some((own, said.err()?))).collect();
+        for (channel, _) in &refused {
+            up.channels().remove(channel);
+        }
+        Ok((answers, refused))
+    }
+
+    /// Sends commands in one pipeline as soon as the connection is up. Returns the answer to each, or the first error.
     pub(super) async fn send(&self, commands: Vec<Cmd>) -> Result<Vec<Value>, Error> {
         self.send_each(commands).await?.into_iter().collect()
     }
 
-    /// Sends commands that only ask, in one go, as soon as the connection is up, and returns what each of them answered. If
-    /// the connection is lost meanwhile they are sent again. Fails when the answer time-out has passed.
+    /// Sends read-only commands in one pipeline as soon as the connection is up, and returns the answer to each. If the
+    /// connection is lost meanwhile, they are sent again. Fails when the answer time-out has passed.
     pub(super) async fn send_each(
         &self,
         commands: Vec<Cmd>,
     ) -> Result<Vec<Result<Value, Error>>, Error> {
         let ask = async {
             loop {
-                let (connection, number) = self.connection().await?;
-                match self.send_over(connection, number, commands.clone()).await {
+                let up = self.connection().await?;
+                match self.send_over(&up, &commands).await {
                     Err(error) if error.may_pass() => {
                         let mut state = self.state.subscribe();
-                        let replaced =
-                            |state: &State| !matches!(state, State::Up(_, up) if *up == number);
+                        let replaced = |state: &State| !matches!(state, State::Up(other) if other.number == up.number);
                         let _ = state.wait_for(replaced).await;
                     }
-                    answers => return answers,
+                    answers => return Ok(self.translated(answers?)),
                 }
             }
         };
@@ -159,53 +264,47 @@ impl Link {
         answers.unwrap_or_else(|_| Err(self.silence(true)))
     }
 
-    /// Scripts that the server has forgotten are sent again in full, which also makes it know them from then on.
-    async fn send_over(
-        &self,
-        wire: Arc<Wire>,
-        number: u64,
-        commands: Vec<Cmd>,
-    ) -> Result<Vec<Result<Value, Error>>, Error> {
-        let mut answers = self.answers(&wire, number, &commands).await?;
+    /// Sends commands and returns the answers. Scripts that the server does not have are sent again in full, which also
+    /// loads them.
+    async fn send_over(&self, up: &Up, commands: &[Cmd]) -> Result<Vec<Said>, Error> {
+        let mut answers = self.answers(up, commands).await?;
         let forgotten = |value: &Value| matches!(value, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript));
         if answers.iter().any(forgotten) {
             let again = commands.iter().zip(&answers).filter(|(_, answer)| forgotten(answer));
             let again: Vec<_> = again.map(|(own, _)| self.scripts.spelled_out(own)).collect();
-            let mut anew = self.answers(&wire, number, &again).await?.into_iter();
+            let mut anew = self.answers(up, &again).await?.into_iter();
             for answer in answers.iter_mut().filter(|answer| forgotten(answer)) {
                 *answer = anew.next().unwrap_or(Value::Nil);
             }
         }
-        // An error inside an answer concerns a part of the request, and whoever asked for that part.
+        // An error inside an answer concerns only its own part of the request.
         let failed = |answer| match answer {
-            Value::ServerError(error) => Err(self.translate(&error.into())),
+            Value::ServerError(error) => Err(error.into()),
             answer => Ok(answer),
         };
         Ok(answers.into_iter().map(failed).collect())
     }
 
-    /// What the server said to a request.
-    pub(super) fn translate(&self, error: &RedisError) -> Error {
-        if code(error).0 == "READONLY" {
-            // It was the primary when we connected: by now the address may lead to another server.
-            self.suspect_current();
-        }
-        translate(&format!("asking {}", self.settings.address), error)
+    fn translated(&self, answers: Vec<Said>) -> Vec<Result<Value, Error>> {
+        answers.into_iter().map(|said| said.map_err(|error| self.translate(&error))).collect()
     }
 
-    /// Writes the commands at its first poll.
-    async fn answers(
-        &self,
-        wire: &Wire,
-        number: u64,
-        commands: &[Cmd],
-    ) -> Result<Vec<Value>, Error> {
-        let answers = wire.send(&pack(commands), commands.len()).await;
-        // Whatever it was, it was not the server that said so: the outcome is unknown, and the connection may be half
-        // open.
+    /// Maps an error that the server returned to a request.
+    pub(super) fn translate(&self, error: &RedisError) -> Error {
+        if code(error).0 == "READONLY" {
+            // It was the primary when we connected. The address may lead to another server by now.
+            self.suspect_current();
+        }
+        translate(&format!("request to {}", self.address), error)
+    }
+
+    /// Sends the commands at the first poll, and returns their answers.
+    async fn answers(&self, up: &Up, commands: &[Cmd]) -> Result<Vec<Value>, Error> {
+        let answers = up.wire.send(&pack(commands), commands.len()).await;
+        // This error did not come from the server. So the outcome is unknown, and the connection may be half open.
         answers.unwrap_or_else(|_| Err(lost())).map_err(|error| {
-            self.suspect(number);
-            match translate(&format!("asking {}", self.settings.address), &error) {
+            self.suspect(up.number);
+            match translate(&format!("request to {}", self.address), &error) {
                 error if error.may_pass() => error,
                 error => Error::unavailable(error.to_string(), false, None),
             }
@@ -213,12 +312,12 @@ impl Link {
     }
 
     fn silence(&self, timed_out: bool) -> Error {
-        Error::unavailable(format!("asking {}", self.settings.address), timed_out, None)
+        Error::unavailable(format!("request to {}", self.address), timed_out, None)
     }
 
-    /// Keeps the connection up, for as long as the engine's thread runs.
+    /// Keeps the connection up for as long as the engine's thread runs.
     pub(super) async fn keep_up(self: Arc<Self>, client: ClientId, report: Report) {
-        let to = Destination::ONLY;
+        let to = self.to;
         let mut before: Option<Identity> = None;
         let mut number = 0;
         let mut delay = SHORTEST_DELAY;
@@ -226,7 +325,7 @@ impl Link {
             let connecting = self.connect(client, before.as_ref());
             let connected = tokio::time::timeout(self.settings.connect_timeout, connecting).await;
             let connected = connected.unwrap_or_else(|_| {
-                let what = format!("connecting to {}", self.settings.address);
+                let what = format!("connecting to {}", self.address);
                 Err(Error::unavailable(what, true, None))
             });
             match connected {
@@ -234,63 +333,92 @@ impl Link {
                     let since = Instant::now();
                     number += 1;
                     let clock = self.forget_clock();
-                    self.state.send_replace(State::Up(connection.commands.clone(), number));
+                    let (wire, channels) = (connection.commands.clone(), Arc::default());
+                    let up = Up { wire, number, channels };
+                    self.state.send_replace(State::Up(up.clone()));
                     let again = before.replace(connection.identity.clone()).is_some();
                     let stragglers = connection.stragglers;
                     report(Event::Connected { to, again, stragglers });
-                    self.serve(client, connection, (number, &clock), &report).await;
+                    self.serve(client, connection, (&up, &clock), &report).await;
                     self.state.send_replace(State::Connecting);
-                    let lost = format!("asking {}: connection lost", self.settings.address);
+                    let lost = format!("request to {}: connection lost", self.address);
                     report(Event::Disconnected(to, Error::unavailable(lost, false, None)));
-                    // One that is lost again and again is not replaced in a circle.
+                    // A connection that is lost soon after it was made must not be replaced in a tight loop.
                     if since.elapsed() > LONGEST_DELAY {
                         delay = SHORTEST_DELAY;
                     } else {
-                        tokio::time::sleep(delay).await;
+                        self.pause(delay).await;
                         delay = (delay * 2).min(LONGEST_DELAY);
                     }
                 }
                 Err(error) => {
-                    event!(debug, %error, "no connection");
+                    event!(debug, %error, "the connection failed");
                     self.state.send_replace(State::Down(error.clone()));
                     report(Event::Disconnected(to, error));
-                    tokio::time::sleep(delay).await;
+                    self.pause(delay).await;
                     delay = (delay * 2).min(LONGEST_DELAY);
                 }
             }
         }
     }
 
-    /// Until the connection is lost or suspect.
+    /// Waits for `delay` before the next attempt to connect. It ends early if the sentinels announce a primary.
+    async fn pause(&self, delay: Duration) {
+        match &self.server {
+            Server::Primary(sentinels) => {
+                let _ = tokio::time::timeout(delay, sentinels.announcement()).await;
+            }
+            Server::Only(_) | Server::Node(_) => tokio::time::sleep(delay).await,
+        }
+    }
+
+    /// Handles wake-ups until the connection is lost or suspect.
     async fn serve(
         &self,
         client: ClientId,
         mut live: Connection,
-        (number, clock): (u64, &ServerClock),
+        (up, clock): (&Up, &ServerClock),
         report: &Report,
     ) {
         let mut suspected = self.suspected.subscribe();
+        let info = live.info.clone();
+        let mut moved = pin!(moved_from(&info, live.announced.take()));
         let mut introduce = tokio::time::interval(INTRODUCE_EVERY);
+        // In a cluster, another node may serve the slot of the introduction: see `Cluster::introduce`.
+        let introduces = !matches!(self.server, Server::Node(_)) && !self.settings.only_reads();
         loop {
             tokio::select! {
                 push = live.wake_ups.recv() => match push {
-                    Some(PushInfo { kind: PushKind::Message, data }) => {
+                    Some(PushInfo { kind: PushKind::Message | PushKind::SMessage, data }) => {
                         if let Some(event) = read_wake_up(&data, clock) {
                             report(event);
                         }
                     }
-                    // Not always announced: the channel may just end.
+                    // The disconnection is not always reported; the channel may simply close.
                     None | Some(PushInfo { kind: PushKind::Disconnection, .. }) => return,
+                    // The slot of the channel has moved to another node.
+                    Some(PushInfo { kind: PushKind::SUnsubscribe, data }) => {
+                        if let Some(Value::BulkString(channel)) = data.first() {
+                            let channel = String::from_utf8_lossy(channel);
+                            up.channels().remove(&*channel);
+                            report(Event::Missed(slot_of(&channel)));
+                        }
+                    }
                     Some(_) => {}
                 },
-                // It was found that nothing is answered here: whoever waits for an answer is told.
-                _ = suspected.wait_for(|suspect| *suspect >= number) => {
+                // Another server is the primary now, whatever this one believes.
+                () = &mut moved => {
+                    live.commands.end(&lost());
+                    return;
+                }
+                // The server does not answer over this connection, so every request in flight fails now.
+                _ = suspected.wait_for(|suspect| *suspect >= up.number) => {
                     live.commands.end(&io::Error::from(io::ErrorKind::TimedOut).into());
                     return;
                 }
-                _ = introduce.tick() => {
-                    // Only statistics need it: whether it got through does not matter.
-                    let introduction = self.introduction(client);
+                _ = introduce.tick(), if introduces => {
+                    // Only statistics need it, so a failure does not matter.
+                    let introduction = introduction(&self.settings.namespace, client);
                     drop(live.commands.send(&pack(&introduction), introduction.len()));
                 }
             }
@@ -298,8 +426,9 @@ impl Link {
     }
 }
 
-/// A wake-up for a semaphore: id, when it was granted, fence, slot number (0: none), the time to claim it (0: ask first), name.
-/// Or, with a fence of 0, what the first in the queue waits for: the last number is the time until its token comes.
+/// Reads a wake-up. For a semaphore it has these fields: id, time of the grant, fence, slot number (0: none), time to
+/// claim the permit (0: ask first), name. With a fence of 0 it says instead that the first waiter waits for a token;
+/// the last number is the time until the token comes.
 fn read_wake_up(data: &[Value], clock: &ServerClock) -> Option<Event> {
     let [_, Value::BulkString(payload)] = data else { return None };
     let (id, name) = std::str::from_utf8(payload).ok()?.split_once(' ')?;

@@ -1,4 +1,4 @@
-//! Locks on Redis: keys, and one script an operation.
+//! Locks on Redis: their keys, and the script that applies all commands.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,37 +10,43 @@ use redis::{Cmd, Value};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-use super::link::Link;
 use super::scripts::{Scripts, with_branches};
+use super::servers::Servers;
+use super::slots::{Spelling, channel_end};
 use super::stats;
+use crate::backend::Slot;
 use crate::engine::foreign::event;
 use crate::machine::lock::{
     Acquired, By, CLEAN_UP_AFTER_MS, Holder, LockCommand, LockOutcome, NotifyWhen, Record, Verdict,
     is_live,
 };
 use crate::name::Name;
-use crate::{ClientId, Error, Fence};
+use crate::{ClientId, Error, Fence, LockId};
 
 #[cfg(test)]
 mod tests;
 
 /// The longest storage key, in bytes.
 const MAX_KEY_BYTES: usize = 1000;
-/// What a storage key is cut down to, beside its prefix: 16 bytes in base64url.
+/// The length of the hash that replaces a longer storage key after its prefix: 16 bytes in base64url.
 #[cfg(test)]
 const HASH_BYTES: usize = 22;
 
-/// Above this, a fence counter is in danger of its end at 2^63.
+/// Above this, a fence counter is close to its end at 2^63.
 const FENCE_WARNING: u64 = 9_000_000_000_000_000_000;
 
-/// What stands before the commands: those that are served at once, and what the others share.
+/// How much longer than its lock an index is kept in a cluster, in milliseconds. It is written later than the lock, and
+/// expires by another server's clock.
+const INDEX_LONGER: u64 = 1000;
+
+/// The beginning of the script: the straight path for common commands, and the functions that all commands share.
 pub(super) const PRELUDE: &str =
     concat!(include_str!("lua/lock/straight.lua"), include_str!("lua/lock/prelude.lua"));
 
-/// What serves one command after the other.
+/// The end of the script: it applies one command after the other.
 const APPLY: &str = include_str!("lua/lock/apply.lua");
 
-/// The commands, each with its word.
+/// The commands, each with its name in the script.
 const COMMANDS: [(&str, &str); 5] = [
     ("acquire", include_str!("lua/lock/acquire.lua")),
     ("release", include_str!("lua/lock/release.lua")),
@@ -49,25 +55,25 @@ const COMMANDS: [(&str, &str); 5] = [
     ("lookup", include_str!("lua/lock/lookup.lua")),
 ];
 
-/// What follows the prelude.
+/// Returns the part of the script that follows the prelude.
 pub(super) fn with_commands() -> String {
     with_branches(APPLY, "-- COMMANDS\n", "command", &COMMANDS)
 }
 
-/// How the keys of locks begin.
+/// The prefix of the keys of locks.
 #[derive(Clone, Debug)]
 pub(crate) struct Prefix(String);
 
 impl Prefix {
     /// # Errors
-    /// If it is longer than a name may be: then it would not leave room for what follows.
+    /// [`Error::InvalidArgument`] if the prefix is empty, longer than a name may be, or contains a control character.
     pub(crate) fn new(text: &str) -> Result<Self, Error> {
         let text = Name::normalised("lock prefix", text)?.to_string();
-        // One that brings its own colon gets no second one.
+        // A prefix that ends with a colon gets no second one.
         Ok(Self(if text.ends_with(':') { text } else { text + ":" }))
     }
 
-    /// The storage key, cut down if it would be too long.
+    /// Returns the storage key. A key that would be too long is replaced by its hash.
     pub(super) fn storage_key(&self, kind: &str, rest: &str) -> String {
         let Self(prefix) = self;
         let whole = format!("{prefix}{kind}{rest}");
@@ -85,10 +91,10 @@ impl Default for Prefix {
     }
 }
 
-/// How the keys and values of locks on Redis are spelled: as one of the two versions of `SyncGuard` does.
+/// The layout of the keys and values of locks on Redis: that of one of the two versions of `SyncGuard`.
 ///
-/// Both exclude each other, but they count fences in different places. A client that finds a lock or a fence of the other
-/// layout under its key refuses it with [`Error::InvalidArgument`].
+/// A lock of one layout also excludes clients of the other, but the two layouts count fences in different keys. A
+/// client that finds a lock or a fence counter of the other layout under its key fails with [`Error::InvalidArgument`].
 ///
 /// ```
 /// use leasehold::LockLayout;
@@ -100,10 +106,10 @@ impl Default for Prefix {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum LockLayout {
-    /// `SyncGuard` 1.x.
+    /// The layout of `SyncGuard` 1.x.
     #[default]
     SyncGuard1,
-    /// `SyncGuard` 2.x.
+    /// The layout of `SyncGuard` 2.x.
     SyncGuard2,
 }
 
@@ -123,29 +129,159 @@ impl FromStr for LockLayout {
         let known = [Self::SyncGuard1, Self::SyncGuard2];
         let found = known.into_iter().find(|layout| layout.to_string() == text);
         found.ok_or_else(|| {
-            let problem = format!("{text:?} is none: give syncguard-1 or syncguard-2");
+            let problem = format!("{text:?} is unknown: expected syncguard-1 or syncguard-2");
             Error::invalid("lock layout", problem)
         })
     }
 }
 
-/// The typed calls of the script: the one place that knows the order of its KEYS and ARGV.
+/// The typed calls of the script: the only place that knows the order of its KEYS and ARGV.
 pub(super) struct Calls {
     prefix: Prefix,
     layout: LockLayout,
     namespace: String,
+    /// How keys are written, if the server is a node of a cluster.
+    cluster: Option<Spelling>,
+}
+
+/// A change to the index of a lock, which the client maintains in a cluster.
+pub(super) struct IndexChange {
+    pub(super) command: Cmd,
+    pub(super) is_kept: bool,
 }
 
 impl Calls {
     pub(super) fn new(prefix: Prefix, layout: LockLayout, namespace: &str) -> Self {
-        Self { prefix, layout, namespace: namespace.to_owned() }
+        Self { prefix, layout, namespace: namespace.to_owned(), cluster: None }
     }
 
-    /// The one call that asks for all of these commands.
+    /// Returns the same calls for a cluster.
+    pub(super) fn in_cluster(self) -> Result<Self, Error> {
+        let cluster = Some(Spelling::below("lock prefix", &self.prefix.0)?);
+        // The set of waiting clients must be in the slot of the lock, so the hash tag must not be the namespace's.
+        let namespace = self.namespace.replace(['{', '}'], "");
+        Ok(Self { namespace, cluster, ..self })
+    }
+
+    /// [`Error::InvalidArgument`] if this key cannot be stored.
+    pub(super) fn check(&self, key: &Name) -> Result<(), Error> {
+        let Some(spelling) = self.cluster else { return Ok(()) };
+        spelling.check("key", key.as_str())?;
+        // A hashed key would have no hash tag any more.
+        let (prefix, spelled) = (&self.prefix.0, spelling.spell(key.as_str()));
+        let longest = format!("{prefix}fence:{prefix}{spelled}").len();
+        if longest > MAX_KEY_BYTES {
+            let problem = format!(
+                "with its prefix it is {longest} bytes; the limit in a cluster is {MAX_KEY_BYTES}"
+            );
+            return Err(Error::invalid("key", problem + ": choose a shorter key or prefix"));
+        }
+        Ok(())
+    }
+
+    /// Returns the storage key of a lock.
+    pub(super) fn lock(&self, key: &Name) -> String {
+        match self.cluster {
+            Some(spelling) => self.prefix.storage_key("", &spelling.spell(key.as_str())),
+            None => self.prefix.storage_key("", key.as_str()),
+        }
+    }
+
+    /// Returns the storage key of the index of a lock id.
+    pub(super) fn index(&self, id: &LockId) -> String {
+        self.prefix.storage_key("id:", id.as_str())
+    }
+
+    /// Returns the fence counters of a lock, in this layout and in the other.
+    fn counters(&self, key: &Name, lock: &str) -> [String; 2] {
+        let spelled = self.cluster.map(|spelling| spelling.spell(key.as_str()));
+        let key = spelled.as_deref().unwrap_or(key.as_str());
+        let [first, second] = [key, lock].map(|counted| self.prefix.storage_key("fence:", counted));
+        match self.layout {
+            LockLayout::SyncGuard1 => [first, second],
+            LockLayout::SyncGuard2 => [second, first],
+        }
+    }
+
+    /// Returns the channel that a client must subscribe to before it sends this command. `None` outside of a cluster.
+    pub(super) fn channel(
+        &self,
+        command: &LockCommand,
+        slot: Slot,
+        client: ClientId,
+    ) -> Option<String> {
+        match command {
+            LockCommand::Acquire { notify, .. } if *notify != NotifyWhen::Never => {
+                self.cluster?;
+                Some(format!("{}:wake:{client}{}", self.namespace, channel_end(slot)))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the change to the index that follows from an answer in a cluster.
+    pub(super) fn index_after(
+        &self,
+        command: &LockCommand,
+        outcome: &LockOutcome,
+    ) -> Option<IndexChange> {
+        let write = |id, key: &Name, ttl: u64| {
+            let lock = self.lock(key);
+            let mut set = redis::cmd("SET");
+            set.arg(self.index(id)).arg(self.index_value(&lock)).arg("PX").arg(ttl + INDEX_LONGER);
+            IndexChange { command: set, is_kept: true }
+        };
+        match (command, outcome) {
+            (
+                LockCommand::Acquire { id, key, .. },
+                LockOutcome::Acquire(Acquired::Held { remaining, .. }),
+            ) => Some(write(id, key, *remaining)),
+            (
+                LockCommand::Extend { id, key: Some(key), ttl },
+                LockOutcome::Extend(Verdict::Done(_)),
+            ) => Some(write(id, key, *ttl)),
+            (LockCommand::Release { id, .. }, LockOutcome::Release(_)) => {
+                let mut del = redis::cmd("DEL");
+                del.arg(self.index(id));
+                Some(IndexChange { command: del, is_kept: false })
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the value of the index of a lock.
+    fn index_value<'a>(&self, lock: &'a str) -> &'a str {
+        match self.layout {
+            LockLayout::SyncGuard1 => &lock[self.prefix.0.len()..],
+            LockLayout::SyncGuard2 => lock,
+        }
+    }
+
+    /// Returns the key that the index of this id points to.
+    pub(super) async fn key_of(
+        &self,
+        servers: &Servers,
+        id: &LockId,
+    ) -> Result<Option<Name>, Error> {
+        let mut get = redis::cmd("GET");
+        get.arg(self.index(id));
+        let found = servers.ask(Slot::ONLY, vec![get]).await?.pop().unwrap_or(Value::Nil);
+        let found: Option<String> = stats::read(found)?;
+        let Some(found) = found else { return Ok(None) };
+        let spelled = match self.layout {
+            LockLayout::SyncGuard1 => &found[..],
+            LockLayout::SyncGuard2 => found.strip_prefix(&self.prefix.0).unwrap_or(&found),
+        };
+        let key = self.cluster.map_or(spelled, |spelling| spelling.read(spelled));
+        Name::normalised("key", key).map(Some)
+    }
+
+    /// Returns the call that applies all of these commands, which belong to one slot.
     pub(super) fn apply(
         &self,
         scripts: &Scripts,
         client: ClientId,
+        slot: Slot,
         commands: &[&LockCommand],
     ) -> Cmd {
         let spelled: Vec<_> = commands.iter().map(|command| self.spell(command)).collect();
@@ -157,25 +293,29 @@ impl Calls {
         }
         cmd.arg(&self.prefix.0).arg(&self.namespace).arg(client.to_string());
         cmd.arg(self.layout.to_string());
+        cmd.arg(self.cluster.map(|_| channel_end(slot)).unwrap_or_default());
         for (word, _, arguments) in &spelled {
             cmd.arg(*word).arg(arguments);
         }
         cmd
     }
 
-    /// A command's word, its KEYS and its ARGV.
+    /// Returns a command's name in the script, its KEYS and its ARGV.
     fn spell(&self, command: &LockCommand) -> (&'static str, Vec<String>, Vec<String>) {
-        let index = |id: &str| self.prefix.storage_key("id:", id);
-        let lock = |key: &Name| self.prefix.storage_key("", key.as_str());
+        let is_cluster = self.cluster.is_some();
+        // In a cluster the index is left out, because it is in another slot.
+        let index = |id: &LockId| (!is_cluster).then(|| self.index(id));
+        let lock = |key: &Name| self.lock(key);
+        // The index, or in a cluster the lock.
+        let first = |id: &LockId, key: &Option<Name>| match key {
+            Some(key) if is_cluster => lock(key),
+            _ => self.index(id),
+        };
         match command {
             LockCommand::Acquire { key, id, ttl, notify, holder, expected } => {
                 let lock = lock(key);
-                let counted = match self.layout {
-                    LockLayout::SyncGuard1 => key.as_str(),
-                    LockLayout::SyncGuard2 => &lock,
-                };
-                let fence = self.prefix.storage_key("fence:", counted);
-                let waiting = self.waiting(&lock);
+                let [fence, other] = self.counters(key, &lock);
+                let (index, waiting) = (index(id), self.waiting(&lock));
                 let json = json(key.as_str());
                 let notify = match notify {
                     NotifyWhen::Never => "never",
@@ -192,21 +332,21 @@ impl Calls {
                     None => "-".to_owned(),
                 };
                 let arguments = vec![id.to_owned(), ttl, json, notify, members(holder), expected];
-                ("acquire", vec![lock, index(id), fence, waiting], arguments)
+                let keys = index.into_iter().chain([lock, fence, waiting, other]);
+                ("acquire", keys.collect(), arguments)
             }
-            LockCommand::Release { id, held } => {
-                let arguments = vec![id.as_str().to_owned()];
-                match held.as_ref().map(lock) {
-                    Some(lock) => {
-                        let waiting = self.waiting(&lock);
-                        ("release_held", vec![index(id.as_str()), lock, waiting], arguments)
-                    }
-                    None => ("release", vec![index(id.as_str())], arguments),
-                }
+            LockCommand::Release { id, key: Some(key), held } if *held || is_cluster => {
+                let (word, lock) = (if *held { "release_held" } else { "release" }, lock(key));
+                let waiting = self.waiting(&lock);
+                let keys = index(id).into_iter().chain([lock, waiting]);
+                (word, keys.collect(), vec![id.as_str().to_owned()])
             }
-            LockCommand::Extend { id, ttl } => {
+            LockCommand::Release { id, key, .. } => {
+                ("release", vec![first(id, key)], vec![id.as_str().to_owned()])
+            }
+            LockCommand::Extend { id, key, ttl } => {
                 let arguments = vec![id.as_str().to_owned(), ttl.to_string()];
-                ("extend", vec![index(id.as_str())], arguments)
+                ("extend", vec![first(id, key)], arguments)
             }
             LockCommand::IsLocked { key, clean_up } => {
                 let after = if *clean_up { CLEAN_UP_AFTER_MS.to_string() } else { "-".to_owned() };
@@ -214,12 +354,12 @@ impl Calls {
             }
             LockCommand::Lookup(By::Key(key)) => ("lookup", vec![lock(key)], vec!["-".to_owned()]),
             LockCommand::Lookup(By::Id(id)) => {
-                ("lookup", vec![index(id.as_str())], vec![id.as_str().to_owned()])
+                ("lookup", vec![self.index(id)], vec![id.as_str().to_owned()])
             }
         }
     }
 
-    /// Where the clients are noted that wait for a lock.
+    /// Returns the key of the set of clients that wait for a lock.
     fn waiting(&self, lock: &str) -> String {
         format!("{}:lock_waiting:{lock}", self.namespace)
     }
@@ -232,20 +372,24 @@ impl Calls {
     ) -> Result<LockOutcome, Error> {
         let outcome = match command {
             LockCommand::Acquire { .. } => decode_acquired(value).map(LockOutcome::Acquire),
-            // Whoever waits is notified by the script.
-            LockCommand::Release { .. } => verdict(value, None).map(LockOutcome::Release),
-            LockCommand::Extend { .. } => decode_extended(value).map(LockOutcome::Extend),
+            // The script notifies the waiting clients itself.
+            LockCommand::Release { .. } => {
+                self.found(verdict(value, None)).map(LockOutcome::Release)
+            }
+            LockCommand::Extend { .. } => {
+                self.found(decode_extended(value)).map(LockOutcome::Extend)
+            }
             LockCommand::IsLocked { .. } => {
                 number(value).map(|number| LockOutcome::IsLocked(number == 1))
             }
             LockCommand::Lookup(by) => {
-                // What the script takes for a lock may still have an id or a key that cannot be ours.
+                // A value that the script accepts as a lock may still have an id or a key that cannot be ours.
                 return decode_record(value).map(LockOutcome::Lookup).map_err(|problem| {
                     let what = match by {
-                        By::Key(key) => format!("{:?}", self.prefix.storage_key("", key.as_str())),
-                        By::Id(_) => "the key of that lock id".to_owned(),
+                        By::Key(key) => format!("{:?}", self.lock(key)),
+                        By::Id(_) => "the key of this lock id".to_owned(),
                     };
-                    let problem = format!("{what} holds something that is not ours: {problem}");
+                    let problem = format!("{what} is not a leasehold lock: {problem}");
                     Error::invalid("key", problem)
                 });
             }
@@ -253,39 +397,71 @@ impl Calls {
         outcome.map_err(Error::internal)
     }
 
-    /// The locks that are held, by key.
-    pub(super) async fn list(&self, link: &Link, limit: usize) -> Result<Vec<Record>, Error> {
+    /// In a cluster the client knows the key, so an id that does not hold the lock counts as not found.
+    fn found<T>(&self, verdict: Result<Verdict<T>, String>) -> Result<Verdict<T>, String> {
+        verdict.map(|verdict| match verdict {
+            Verdict::NotOwner if self.cluster.is_some() => Verdict::NotFound,
+            verdict => verdict,
+        })
+    }
+
+    /// Returns the locks that are held, by key.
+    pub(super) async fn list(&self, servers: &Servers, limit: usize) -> Result<Vec<Record>, Error> {
         let prefix = &self.prefix.0;
-        let mut keys = stats::scan(link, &format!("{}*", stats::escaped(prefix))).await?;
+        let mut keys = stats::scan(servers, &format!("{}*", stats::escaped(prefix))).await?;
         let (fences, ids) = (format!("{prefix}fence:"), format!("{prefix}id:"));
         keys.retain(|key| !key.starts_with(&fences) && !key.starts_with(&ids));
-        let get = |key| {
-            let mut get = redis::cmd("GET");
-            get.arg(key);
-            get
-        };
         let mut records = Vec::new();
         for keys in keys.into_iter().collect::<Vec<_>>().chunks(100) {
-            // One at a time, as some may be none of ours.
-            let time = redis::cmd("TIME");
-            let calls = [time].into_iter().chain(keys.iter().map(get)).collect();
-            let mut answers = link.send_each(calls).await?.into_iter();
-            let (seconds, micros): (u64, u64) =
-                stats::read(answers.next().unwrap_or(Ok(Value::Nil))?)?;
-            let now = seconds * 1000 + micros / 1000;
-            let found = answers.filter_map(|answer| decode_record(&answer.ok()?).ok()?);
-            records.extend(found.filter(|record| is_live(record.expires_at, now)));
+            for found in self.read(servers, keys).await? {
+                match found {
+                    Err(refused @ Error::Refused { .. }) => return Err(refused),
+                    // Another program's keys are skipped.
+                    found => records.extend(found.ok().flatten()),
+                }
+            }
         }
         records.sort_by(|a: &Record, b| a.key.cmp(&b.key));
         records.truncate(limit);
         Ok(records)
     }
+
+    /// Returns the lock with this key, if it is held. It is read without a script, so that a user with only read
+    /// permission can ask for it.
+    pub(super) async fn find(
+        &self,
+        servers: &Servers,
+        key: &Name,
+    ) -> Result<Option<Record>, Error> {
+        let found = self.read(servers, &[self.lock(key)]).await?.pop();
+        found.unwrap_or(Ok(None))
+    }
+
+    /// Returns the locks that these storage keys hold, if any.
+    async fn read(
+        &self,
+        servers: &Servers,
+        keys: &[String],
+    ) -> Result<Vec<Result<Option<Record>, Error>>, Error> {
+        let get = |key| redis::cmd("GET").arg(key).to_owned();
+        let calls = [redis::cmd("TIME")].into_iter().chain(keys.iter().map(get)).collect();
+        let mut answers = servers.ask_each(Slot::ONLY, calls).await?.into_iter();
+        let (seconds, micros): (u64, u64) = stats::read(answers.next().unwrap_or(Ok(Value::Nil))?)?;
+        let now = seconds * 1000 + micros / 1000;
+        let record = |answer: Result<Value, Error>| {
+            let found = decode_record(&answer?).map_err(Error::internal)?;
+            Ok(found.filter(|record| is_live(record.expires_at, now)))
+        };
+        Ok(answers.map(record).collect())
+    }
 }
 
 pub(super) fn decode_acquired(value: &Value) -> Result<Acquired, String> {
-    let Value::Array(fields) = value else { return Err(format!("acquire answered {value:?}")) };
+    let Value::Array(fields) = value else {
+        return Err(format!("unexpected answer to acquire: {value:?}"));
+    };
     let [held, fence, expires_at, remaining] = &fields[..] else {
-        return Err(format!("acquire answered {value:?}"));
+        return Err(format!("unexpected answer to acquire: {value:?}"));
     };
     let remaining = number(remaining)?;
     if number(held)? == 0 {
@@ -295,11 +471,11 @@ pub(super) fn decode_acquired(value: &Value) -> Result<Acquired, String> {
 }
 
 fn decode_fence(value: &Value) -> Result<Fence, String> {
-    let Value::BulkString(digits) = value else { return Err(format!("{value:?} is no fence")) };
+    let Value::BulkString(digits) = value else { return Err(format!("{value:?} is not a fence")) };
     let digits = String::from_utf8_lossy(digits);
-    let fence = digits.parse().map(Fence::new).map_err(|_| format!("{digits:?} is no fence"))?;
+    let fence = digits.parse().map(Fence::new).map_err(|_| format!("{digits:?} is not a fence"))?;
     if fence.get() > FENCE_WARNING {
-        event!(warn, %fence, "the fence counter is near its end at 2^63: use another key");
+        event!(warn, %fence, "the fence counter is near its maximum of 2^63: use another key");
     }
     Ok(fence)
 }
@@ -310,7 +486,7 @@ pub(super) fn decode_extended(value: &Value) -> Result<Verdict<u64>, String> {
             let expires_at = number(&fields[1])?;
             verdict(&fields[0], expires_at)
         }
-        other => Err(format!("extend answered {other:?}")),
+        other => Err(format!("unexpected answer to extend: {other:?}")),
     }
 }
 
@@ -320,7 +496,7 @@ pub(super) fn verdict<T>(value: &Value, done: T) -> Result<Verdict<T>, String> {
         Value::Int(0) => Ok(Verdict::NotOwner),
         Value::Int(-1) => Ok(Verdict::NotFound),
         Value::Int(-2) => Ok(Verdict::Expired),
-        other => Err(format!("it answered {other:?}")),
+        other => Err(format!("unexpected answer of a script: {other:?}")),
     }
 }
 
@@ -339,7 +515,7 @@ fn json(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// What is known of the holder, as further members of the record's JSON: each after a comma.
+/// Returns the known fields of the holder as further members of the record's JSON, each after a comma.
 fn members(holder: &Holder) -> String {
     let Holder { host, pid, label } = holder;
     let host = host.as_ref().map(|host| format!(",\"host\":{}", json(host)));
@@ -348,8 +524,8 @@ fn members(holder: &Holder) -> String {
     [host, pid, label].into_iter().flatten().collect()
 }
 
-/// The holder in the JSON of a record. The layout does not know these fields, so that another program may have written
-/// anything: what cannot be ours is unknown, and never an error.
+/// Reads the holder from the JSON of a record. The layout does not define these fields, so another program may have
+/// written anything there. A value that cannot be ours counts as unknown, and never as an error.
 fn decode_holder(record: &[u8]) -> Holder {
     let record = String::from_utf8_lossy(record);
     let record: serde_json::Map<String, serde_json::Value> =
@@ -366,13 +542,13 @@ pub(super) fn decode_record(value: &Value) -> Result<Option<Record>, String> {
     let text = match value {
         Value::Nil => return Ok(None),
         Value::BulkString(text) => text,
-        other => return Err(format!("lookup answered {other:?}")),
+        other => return Err(format!("unexpected answer to lookup: {other:?}")),
     };
     let stored: Stored = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-    // As the scripts have it.
+    // The same bounds as in the scripts.
     let is_time = |millis: f64| (0.0..1e14).contains(&millis);
     if !is_time(stored.acquired_at_ms) || !is_time(stored.expires_at_ms) {
-        return Err("its times cannot be".to_owned());
+        return Err("its times are out of range".to_owned());
     }
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // milliseconds
     let millis = |number: f64| number as u64;
@@ -385,7 +561,7 @@ pub(super) fn decode_record(value: &Value) -> Result<Option<Record>, String> {
             .fence
             .parse()
             .map(Fence::new)
-            .map_err(|_| format!("{:?} is no fence", stored.fence))?,
+            .map_err(|_| format!("{:?} is not a fence", stored.fence))?,
         holder: Arc::new(decode_holder(text)),
     }))
 }

@@ -1,13 +1,17 @@
-//! Pools on Redis: keys, and one script an operation.
+//! Pools on Redis: their keys, and one script for each operation.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
 
 use super::link::Link;
 use super::scripts::Scripts;
+use super::servers::Servers;
+use super::slots::Spelling;
 use super::stats;
 use crate::Error;
+use crate::backend::Slot;
 use crate::machine::pool::{PoolAction, PoolCommand, PoolOutcome, Status};
 use crate::pool::{PoolMember, PoolStats, Which};
 
@@ -16,7 +20,7 @@ mod tests;
 
 pub(super) const PRELUDE: &str = include_str!("lua/pool/prelude.lua");
 
-/// What follows the prelude.
+/// The scripts after the prelude.
 pub(super) const BODIES: [&str; 4] = [
     include_str!("lua/pool/acquire.lua"),
     include_str!("lua/pool/renew.lua"),
@@ -24,8 +28,9 @@ pub(super) const BODIES: [&str; 4] = [
     include_str!("lua/pool/count.lua"),
 ];
 
-/// The call of the script that this asks for: the one place that knows the order of its KEYS and ARGV.
-pub(super) fn call(scripts: &Scripts, ask: &PoolCommand) -> Cmd {
+/// Returns the script call for a command: the only place that knows the order of its KEYS and ARGV. `pool` is the name
+/// as it is written in a key.
+pub(super) fn call(scripts: &Scripts, pool: &str, ask: &PoolCommand) -> Cmd {
     let (at, instance) = match &ask.action {
         PoolAction::Acquire { instance, .. } => (0, Some(instance)),
         PoolAction::Renew { instance } => (1, Some(instance)),
@@ -34,9 +39,9 @@ pub(super) fn call(scripts: &Scripts, ask: &PoolCommand) -> Cmd {
     };
     let mut cmd = redis::cmd("EVALSHA");
     cmd.arg(&scripts.pools[at].hash).arg(if instance.is_some() { 2 } else { 1 });
-    cmd.arg(format!("semaphores:{}", ask.pool));
+    cmd.arg(format!("semaphores:{pool}"));
     if let Some(instance) = instance {
-        cmd.arg(format!("semaphores:holders:{}:{instance}", ask.pool));
+        cmd.arg(format!("{HOLDERS}{pool}:{instance}"));
     }
     cmd.arg(ask.ttl.micros() / 1000);
     if let Some(instance) = instance {
@@ -48,68 +53,122 @@ pub(super) fn call(scripts: &Scripts, ask: &PoolCommand) -> Cmd {
     cmd
 }
 
-/// Redis does not say which key had the wrong type.
+/// The error for a key of the wrong type. Redis does not say which key it is.
 pub(super) fn misplaced(link: &Link, command: &PoolCommand) -> Error {
     let key = format!("semaphores:{}", command.pool);
-    let problem = format!("the key {key:?} on {} is not a pool", link.settings.address);
+    let problem = format!("the key {key:?} on {} is not a pool", link.address);
     Error::invalid("name", problem + ": choose another name")
 }
 
-/// The pools that have members, by name.
-pub(super) async fn list(link: &Link, which: Which) -> Result<Vec<PoolStats>, Error> {
-    let limit = match which {
-        Which::First(limit) => limit,
-        Which::Named(name) => return Ok(look(link, name.as_str()).await?.into_iter().collect()),
-    };
-    let mut keys = stats::scan(link, "semaphores:*").await?;
-    keys.retain(|key| !key.starts_with(HOLDERS));
-    let mut pools = Vec::new();
-    for key in keys {
-        if pools.len() < limit
-            && let Some(name) = key.strip_prefix("semaphores:")
-        {
-            pools.extend(look(link, name).await?);
+/// Returns the pools that have members, by name.
+pub(super) async fn list(
+    servers: &Servers,
+    spelling: Spelling,
+    which: Which,
+) -> Result<Vec<PoolStats>, Error> {
+    let (names, limit) = match which {
+        Which::First(limit) => {
+            let mut keys = stats::scan(servers, "semaphores:*").await?;
+            keys.retain(|key| !key.starts_with(HOLDERS));
+            let name = |key: &String| key.strip_prefix("semaphores:").map(str::to_owned);
+            (keys.iter().filter_map(name).collect(), limit)
         }
+        Which::Named(name) => (vec![spelling.spell(name.as_str())], 1),
+    };
+    // Pools of one server are read together, because silence is measured by that server's clock.
+    let mut by_server: BTreeMap<_, Vec<String>> = BTreeMap::new();
+    for name in names {
+        let to = servers.destination(servers.slot(&key_of(&name)));
+        by_server.entry(to).or_default().push(name);
+    }
+    let mut pools = Vec::new();
+    for names in by_server.values().flat_map(|names| names.chunks(AT_ONCE)) {
+        pools.extend(look(servers, spelling, names).await?);
+        pools.sort_by(|a: &PoolStats, b| a.name.cmp(&b.name));
+        pools.truncate(limit);
     }
     Ok(pools)
 }
 
 const HOLDERS: &str = "semaphores:holders:";
 
-/// One pool. None if it is gone, or is none of ours.
-async fn look(link: &Link, name: &str) -> Result<Option<PoolStats>, Error> {
-    let mut range = redis::cmd("ZRANGE");
-    range.arg(format!("semaphores:{name}")).arg(&["0", "-1", "WITHSCORES"]);
-    let mut answers = link.send_each(vec![redis::cmd("TIME"), range]).await?.into_iter();
-    let mut next = || answers.next().unwrap_or(Ok(Value::Nil));
-    let (seconds, micros): (f64, f64) = stats::read(next()?)?;
-    let Ok(members) = next() else { return Ok(None) };
-    let members: Vec<(String, f64)> = stats::read(members)?;
-    if members.is_empty() {
-        // Nothing is asked about nobody: no answer would come.
-        return Ok(None);
-    }
-    let left = members.iter().map(|(instance, _)| {
-        let mut left = redis::cmd("PTTL");
-        left.arg(format!("{HOLDERS}{name}:{instance}"));
-        left
-    });
-    let left = link.send(left.collect()).await?;
-    let member = |((instance_id, last), left): ((String, f64), Value)| PoolMember {
-        instance_id,
-        silent_for: stats::seconds_between(last, seconds + micros / 1e6),
-        ends_in: stats::read(left)
-            .ok()
-            .and_then(|left: i64| u64::try_from(left).ok())
-            .map(Duration::from_millis),
-    };
-    let members: Vec<_> = members.into_iter().zip(left).map(member).collect();
-    Ok(Some(PoolStats { name: name.to_owned(), members }))
+/// How many pools are read at once, and how many members in one reply.
+const AT_ONCE: usize = 100;
+const PAGE: usize = 500;
+
+fn key_of(spelled: &str) -> String {
+    format!("semaphores:{spelled}")
 }
 
-/// Reads an answer, once and for all: no status travels further in as text.
+/// Instances, as Redis stores them, each with the time of its last renewal.
+type Instances = Vec<(Vec<u8>, f64)>;
+
+/// Reads some pools of one server, by their names as they are written in keys. Pools without members, and keys of other
+/// programs, are left out.
+async fn look(
+    servers: &Servers,
+    spelling: Spelling,
+    names: &[String],
+) -> Result<Vec<PoolStats>, Error> {
+    let home = names.first().map_or(Slot::ONLY, |name| servers.slot(&key_of(name)));
+    let page = |name: &String, from: usize| {
+        let mut range = redis::cmd("ZRANGE");
+        range.arg(key_of(name)).arg(from).arg(from + PAGE - 1).arg("WITHSCORES").to_owned()
+    };
+    let first = names.iter().map(|name| page(name, 0));
+    let calls = [redis::cmd("TIME")].into_iter().chain(first).collect();
+    let mut answers = servers.ask_each(home, calls).await?.into_iter();
+    let (seconds, micros): (f64, f64) = stats::read(answers.next().unwrap_or(Ok(Value::Nil))?)?;
+    // Another program may use any bytes as an instance id.
+    let mut found: Vec<(&String, Instances)> = Vec::new();
+    for (name, answer) in names.iter().zip(answers) {
+        let mut members: Instances = match answer {
+            Err(Error::InvalidArgument { .. }) => continue,
+            answer => stats::read(answer?)?,
+        };
+        let mut last = members.len();
+        while last == PAGE {
+            let more = servers.ask(home, vec![page(name, members.len())]).await?;
+            let more: Instances = stats::read(more.into_iter().next().unwrap_or(Value::Nil))?;
+            last = more.len();
+            members.extend(more);
+        }
+        if !members.is_empty() {
+            found.push((name, members));
+        }
+    }
+    let left = found.iter().flat_map(|(name, members)| {
+        members.iter().map(move |(instance, _)| {
+            let key = [format!("{HOLDERS}{name}:").as_bytes(), instance].concat();
+            redis::cmd("PTTL").arg(key).to_owned()
+        })
+    });
+    let left: Vec<_> = left.collect();
+    let mut ends = Vec::with_capacity(left.len());
+    for left in left.chunks(PAGE) {
+        ends.extend(servers.ask(home, left.to_vec()).await?);
+    }
+    let mut ends = ends.into_iter();
+    let mut pools = Vec::with_capacity(found.len());
+    for (name, members) in found {
+        let member = |(instance, last): (Vec<u8>, f64)| PoolMember {
+            instance_id: String::from_utf8_lossy(&instance).into_owned(),
+            silent_for: stats::seconds_between(last, seconds + micros / 1e6),
+            ends_in: ends
+                .next()
+                .and_then(|left| stats::read::<i64>(left).ok())
+                .and_then(|left| u64::try_from(left).ok())
+                .map(Duration::from_millis),
+        };
+        let members = members.into_iter().map(member).collect();
+        pools.push(PoolStats { name: spelling.read(name).to_owned(), members });
+    }
+    Ok(pools)
+}
+
+/// Decodes an answer. No status travels further inward as text.
 pub(super) fn decode(value: &Value) -> Result<PoolOutcome, String> {
-    let unexpected = || format!("a pool answered {value:?}");
+    let unexpected = || format!("unexpected answer to a command for a pool: {value:?}");
     let Value::Array(fields) = value else { return Err(unexpected()) };
     let (status, current, expired) = match &fields[..] {
         [Value::Int(current), Value::Int(expired)] => (Status::Counted, current, expired),

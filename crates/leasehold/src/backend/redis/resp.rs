@@ -1,20 +1,20 @@
 //! Reads RESP, the protocol of Redis, from a buffer that may end anywhere.
 //!
-//! What scripts answer and what wake-ups consist of is read here. Errors and the rarer types of a single line are found
-//! here, and read by the Redis library.
+//! It decodes the types that scripts return and wake-ups consist of. For errors and rarer types it only finds the end,
+//! and the Redis library decodes them.
 
 use redis::{ErrorKind, PushKind, RedisError, Value};
 
-/// How deep arrays are nested at most. Our scripts need three levels.
+/// The deepest nesting of arrays that is accepted. Our scripts need three levels.
 const DEEPEST: usize = 32;
 
-/// Returns the first value in `bytes`, with its length, or none if it is not complete yet.
+/// Returns the first value in `bytes` and its length, or `None` if the value is not complete yet.
 pub(super) fn read(bytes: &[u8]) -> Result<Option<(Value, usize)>, RedisError> {
     let mut reader = Reader { bytes, at: 0 };
     match reader.value(0) {
         Ok(value) => Ok(Some((value, reader.at))),
         Err(Stop::Incomplete) => Ok(None),
-        Err(Stop::Malformed) => Err((ErrorKind::Parse, "this is not RESP").into()),
+        Err(Stop::Malformed) => Err((ErrorKind::Parse, "the answer is not RESP").into()),
     }
 }
 
@@ -64,7 +64,8 @@ impl<'a> Reader<'a> {
     }
 
     fn values(&mut self, count: usize, depth: usize) -> Result<Vec<Value>, Stop> {
-        // None is shorter than three bytes: a count that is a lie allocates no more than was received.
+        // Every value has at least three bytes. So a false count does not allocate more than the received bytes
+        // justify.
         let mut values = Vec::with_capacity(count.min((self.bytes.len() - self.at) / 3));
         for _ in 0..count {
             values.push(self.value(depth + 1)?);
@@ -78,7 +79,7 @@ impl<'a> Reader<'a> {
         (0..count).map(pair).collect()
     }
 
-    /// The value that began at `start` and ends here.
+    /// Lets the Redis library decode the value between `start` and here.
     fn by_the_library(&self, start: usize) -> Result<Value, Stop> {
         redis::parse_redis_value(&self.bytes[start..self.at]).map_err(|_| Stop::Malformed)
     }
@@ -117,7 +118,7 @@ fn number(line: &[u8]) -> Result<i64, Stop> {
     text(line)?.parse().map_err(|_| Stop::Malformed)
 }
 
-/// None for the nil of RESP2, which is of length -1.
+/// Returns `None` for the nil of RESP2, which has the length -1.
 fn length(line: &[u8]) -> Result<Option<usize>, Stop> {
     Ok(usize::try_from(number(line)?).ok())
 }
@@ -134,6 +135,9 @@ fn push(mut values: Vec<Value>) -> Result<Value, Stop> {
         Value::BulkString(kind) => match kind.as_slice() {
             b"message" => PushKind::Message,
             b"subscribe" => PushKind::Subscribe,
+            b"smessage" => PushKind::SMessage,
+            b"ssubscribe" => PushKind::SSubscribe,
+            b"sunsubscribe" => PushKind::SUnsubscribe,
             other => PushKind::Other(String::from_utf8_lossy(other).into_owned()),
         },
         _ => return Err(Stop::Malformed),
@@ -145,7 +149,7 @@ fn push(mut values: Vec<Value>) -> Result<Value, Stop> {
 mod tests {
     use super::*;
 
-    const EACH: [&str; 20] = [
+    const EACH: [&str; 23] = [
         ":-12\r\n",
         "$5\r\na\r\nbc\r\n",
         "$0\r\n\r\n",
@@ -159,6 +163,9 @@ mod tests {
         "-NOSCRIPT No matching script\r\n",
         ">3\r\n$7\r\nmessage\r\n$4\r\nwake\r\n$2\r\nid\r\n",
         ">3\r\n$9\r\nsubscribe\r\n$4\r\nwake\r\n:1\r\n",
+        ">3\r\n$8\r\nsmessage\r\n$4\r\nwake\r\n$2\r\nid\r\n",
+        ">3\r\n$10\r\nssubscribe\r\n$4\r\nwake\r\n:1\r\n",
+        ">3\r\n$12\r\nsunsubscribe\r\n$4\r\nwake\r\n:0\r\n",
         "~1\r\n:1\r\n",
         "%1\r\n$1\r\na\r\n:1\r\n",
         "|1\r\n$1\r\na\r\n:1\r\n:5\r\n",
@@ -194,7 +201,7 @@ mod tests {
         for bytes in ["HTTP/1.1 400\r\n", ":x\r\n", "$1\r\nab\r\n", "\r\n", ">0\r\n", &deep] {
             assert!(read(bytes.as_bytes()).is_err(), "{bytes:?}");
         }
-        // A count that is a lie is not believed.
+        // A false count is not believed.
         assert_eq!(read(b"*9223372036854775807\r\n:1\r\n").unwrap(), None);
     }
 }

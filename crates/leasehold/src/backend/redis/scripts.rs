@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use redis::{Arg, Cmd};
 
-use crate::backend::Reply;
+use super::slots::{channel_end, slot_of};
+use crate::backend::{Reply, Slot};
 use crate::clock::Span;
 use crate::machine::lock::TOLERANCE_MS;
 use crate::machine::{
@@ -44,7 +45,7 @@ impl Transition {
         }
     }
 
-    /// What the script calls it.
+    /// Returns the name of the transition in the script.
     fn word(self) -> &'static str {
         match self {
             Self::Release => "release",
@@ -65,7 +66,7 @@ impl Transition {
         }
     }
 
-    /// Whether both can be asked for together: all that is said of them, but for the ids, is said once.
+    /// Whether both commands can be sent as one group: they differ only in their ids.
     pub(super) fn shared(one: &Command, other: &Command) -> bool {
         match (one, other) {
             (
@@ -79,7 +80,7 @@ impl Transition {
     }
 }
 
-/// A script, and the hash that stands for it.
+/// A script and its hash.
 #[derive(Debug)]
 pub(super) struct Script {
     source: String,
@@ -109,11 +110,11 @@ impl Scripts {
         Self::with_preludes(APPLY, super::locks::PRELUDE, super::pools::PRELUDE)
     }
 
-    /// With time taken from a key, in microseconds, instead of the server's clock.
+    /// Returns scripts that read the time from a key, in microseconds, instead of the server's clock.
     #[cfg(test)]
     pub(super) fn with_injected_time(key: &str) -> Self {
         let inject = |prelude: &str, read: &str, unit: u32| {
-            assert!(prelude.contains(read), "now() has changed");
+            assert!(prelude.contains(read), "the function now() of the script was not found");
             let instead = format!("return math.floor(call('GET', '{key}') / {unit})");
             prelude.replace(read, &instead)
         };
@@ -142,7 +143,7 @@ impl Scripts {
         [&self.semaphores, &self.locks].into_iter().chain(&self.pools)
     }
 
-    /// What loads all of them.
+    /// Returns the commands that load all scripts.
     pub(super) fn load(&self) -> impl Iterator<Item = Cmd> {
         self.all().map(|script| {
             let mut load = redis::cmd("SCRIPT");
@@ -151,7 +152,7 @@ impl Scripts {
         })
     }
 
-    /// The same call with the script itself instead of its hash: no server can have forgotten that.
+    /// Returns the same call with the script itself instead of its hash, for a server that does not have the script.
     pub(super) fn spelled_out(&self, call: &Cmd) -> Cmd {
         let mut arguments = call.args_iter().skip(1).filter_map(|argument| match argument {
             Arg::Simple(bytes) => Some(bytes),
@@ -167,7 +168,7 @@ impl Scripts {
         eval
     }
 
-    /// The one call that asks for all of this: some commands of each of some names, all of one client.
+    /// Returns the call for some commands of each of some names, all sent by one client.
     pub(super) fn apply(&self, parts: &[(Arc<Keys>, Declared, &[Command])]) -> Cmd {
         let mut cmd = redis::cmd("EVALSHA");
         cmd.arg(&self.semaphores.hash).arg(parts.len() * KINDS.len());
@@ -177,6 +178,7 @@ impl Scripts {
         if let Some((keys, ..)) = parts.first() {
             cmd.arg(&keys.namespace).arg(&keys.client);
             cmd.arg(keys.confirm_within.micros()).arg(keys.foreign_heartbeat.micros());
+            cmd.arg(&keys.channel_end);
         }
         for (keys, declared, commands) in parts {
             keys.add(&mut cmd, *declared, commands);
@@ -184,7 +186,7 @@ impl Scripts {
         cmd
     }
 
-    /// The call that removes an id which may be another program's.
+    /// Returns the call that removes an id which may belong to another program.
     pub(super) fn release_member(&self, keys: &Keys, id: &str) -> Cmd {
         let mut cmd = self.by_nobody(keys);
         let release = [Transition::Release.word(), "2", "unknown", id];
@@ -192,7 +194,7 @@ impl Scripts {
         cmd
     }
 
-    /// The call that changes the limits of a name.
+    /// Returns the call that changes the limits of a name.
     pub(super) fn steer(&self, keys: &Keys, steer: &Command) -> Cmd {
         let mut cmd = self.by_nobody(keys);
         let capacity = match steer {
@@ -203,50 +205,53 @@ impl Scripts {
         cmd
     }
 
-    /// The beginning of a call that no client is the sender of, so that waiters of ours are woken and not told in the reply.
+    /// Returns the beginning of a call without a sender: our own waiters are woken, instead of being granted in the
+    /// reply.
     fn by_nobody(&self, keys: &Keys) -> Cmd {
         let mut cmd = redis::cmd("EVALSHA");
         cmd.arg(&self.semaphores.hash).arg(KINDS.len()).arg(&keys.all);
         cmd.arg(&keys.namespace).arg("-");
         cmd.arg(keys.confirm_within.micros()).arg(keys.foreign_heartbeat.micros());
+        cmd.arg(&keys.channel_end);
         cmd
     }
 }
 
-/// Whether [`Scripts::release_member`] has found anything to remove.
+/// Whether [`Scripts::release_member`] found something to remove.
 pub(super) fn was_removed(answer: &redis::Value) -> Result<bool, String> {
     match answer {
         redis::Value::Array(fields) => match fields.first() {
             Some(tag) => Ok(word(tag)? != b"nobody"),
-            None => Err("a script answered too little".to_owned()),
+            None => Err("the answer of a script is incomplete".to_owned()),
         },
-        other => Err(format!("a script answered {other:?}")),
+        other => Err(format!("unexpected answer of a script: {other:?}")),
     }
 }
 
-/// The machine in its place, and in that the transitions.
+/// Inserts the machine into the script, and the transitions into the machine.
 fn with_machine(script: &str) -> String {
     let bodies = Transition::ALL.map(|transition| (transition.word(), transition.body()));
     let machine = with_branches(MACHINE, "-- TRANSITIONS\n", "transition", &bodies);
-    assert!(script.contains("-- MACHINE\n"), "there is no place for the machine");
+    assert!(script.contains("-- MACHINE\n"), "the script has no place for the machine");
     script.replace("-- MACHINE\n", &machine)
 }
 
-/// A script with a branch for each word that `variable` may be: a script pays for every function that it defines.
+/// Inserts a branch for each value that `variable` may have. Branches are used because a script pays for every function
+/// that it defines.
 pub(super) fn with_branches(
     script: &str,
     place: &str,
     variable: &str,
     bodies: &[(&str, &str)],
 ) -> String {
-    assert!(script.contains(place), "there is no place for the branches: {place}");
+    assert!(script.contains(place), "the script has no place for the branches: {place}");
     let branch = |(word, body): &(&str, &str)| format!("if {variable} == '{word}' then\n{body}");
     let branches: Vec<_> = bodies.iter().map(branch).collect();
     script.replace(place, &(branches.join("\nelse") + "\nend\n"))
 }
 
-/// What the keys of one name are called, and their types, in the order of KEYS.
-pub(super) const KINDS: [(&str, &str); 8] = [
+/// The kinds of keys of one name and their types, in the order of KEYS.
+pub(super) const KINDS: [(&str, &str); 9] = [
     ("main", "zset"),
     ("ttl", "zset"),
     ("max", "string"),
@@ -255,12 +260,17 @@ pub(super) const KINDS: [(&str, &str); 8] = [
     ("fence", "string"),
     ("info", "hash"),
     ("limits", "string"),
+    ("slots", "string"),
 ];
 
-/// The keys of one name, and what every script is told.
+/// The keys of one name, and the arguments that every script gets.
 #[derive(Debug)]
 pub(super) struct Keys {
-    all: [String; 8],
+    all: [String; 9],
+    /// The slot of all of them.
+    pub(super) slot: Slot,
+    /// The end of the names of wake-up channels.
+    channel_end: String,
     namespace: String,
     name: Name,
     client: String,
@@ -269,15 +279,18 @@ pub(super) struct Keys {
 }
 
 impl Keys {
+    /// `spelled` is the name as it is written in a key.
     pub(super) fn new(
-        namespace: &str,
+        (namespace, spelled): (&str, &str),
         name: &Name,
         client: ClientId,
         confirm_within: Span,
         foreign_heartbeat: Span,
     ) -> Self {
         Self {
-            all: KINDS.map(|(kind, _)| format!("{namespace}:semaphore_{kind}:{name}")),
+            all: KINDS.map(|(kind, _)| format!("{namespace}:semaphore_{kind}:{spelled}")),
+            slot: Slot::ONLY,
+            channel_end: String::new(),
             namespace: namespace.to_owned(),
             name: name.clone(),
             client: client.to_string(),
@@ -286,11 +299,23 @@ impl Keys {
         }
     }
 
+    /// Returns the same keys for a cluster.
+    pub(super) fn in_cluster(self) -> Self {
+        let slot = slot_of(self.waiting());
+        Self { slot, channel_end: channel_end(slot), ..self }
+    }
+
+    /// Returns the channel on which a waiting client is woken. `None` outside of a cluster.
+    pub(super) fn channel(&self) -> Option<String> {
+        let Self { namespace, client, channel_end, .. } = self;
+        (!channel_end.is_empty()).then(|| format!("{namespace}:wake:{client}{channel_end}"))
+    }
+
     pub(super) fn waiting(&self) -> &str {
         &self.all[3]
     }
 
-    /// What tells the types of all our keys, to find out which of them is not ours.
+    /// Returns the commands that read the types of all our keys, to find the one that is not ours.
     pub(super) fn types(&self) -> Vec<Cmd> {
         let ask = |key| {
             let mut ask = redis::cmd("TYPE");
@@ -300,7 +325,7 @@ impl Keys {
         self.all.iter().map(ask).collect()
     }
 
-    /// The key that has another type than it should, by what [`types`](Self::types) asked for.
+    /// Returns the key whose type is wrong, given the answers to [`types`](Self::types).
     pub(super) fn misplaced(&self, types: Vec<redis::Value>) -> Option<&str> {
         let mut all = self.all.iter().zip(KINDS).zip(types);
         let wrong = all.find(|((_, (_, expected)), found)| {
@@ -310,7 +335,7 @@ impl Keys {
         wrong.map(|((key, _), _)| key.as_str())
     }
 
-    /// The part of a call that is about this name.
+    /// Adds the part of a call that concerns this name.
     fn add(&self, cmd: &mut Cmd, declared: Declared, commands: &[Command]) {
         let groups = || commands.chunk_by(Transition::shared);
         let counted = |group: &[Command]| 2 + count(group);
@@ -357,7 +382,7 @@ impl Keys {
     }
 }
 
-/// How many arguments a transition of these has.
+/// Returns the number of arguments of a group of commands.
 fn count(group: &[Command]) -> usize {
     match &group[0] {
         Command::Enqueue { .. } => 4 + group.len(),
@@ -394,13 +419,13 @@ fn add_steer(cmd: &mut Cmd, steer: &Steer) {
     cmd.arg(what).arg(capacity).arg(by).arg(reason.unwrap_or_default());
 }
 
-/// Reads the answer to the commands of one name, once and for all: no tag and no sentinel travels further in.
+/// Decodes the answer to the commands of one name. No tag and no sentinel value travels further inward.
 pub(super) fn decode(commands: &[Command], value: redis::Value) -> Result<Reply, String> {
     let redis::Value::Array(fields) = value else {
-        return Err(format!("a script answered {value:?}"));
+        return Err(format!("unexpected answer of a script: {value:?}"));
     };
     let mut fields = fields.into_iter();
-    let mut next = || fields.next().ok_or("a script answered too little");
+    let mut next = || fields.next().ok_or("the answer of a script is incomplete");
     let mut reply = Reply::default();
     for command in commands {
         let transition = Transition::of(command);
@@ -414,7 +439,9 @@ pub(super) fn decode(commands: &[Command], value: redis::Value) -> Result<Reply,
             (Transition::Release, b"holder") => Outcome::Removed(Role::Holder),
             (Transition::Release, b"waiter") => Outcome::Removed(Role::Waiter),
             (Transition::Release, b"nobody") => Outcome::Removed(Role::Nobody),
-            (Transition::Release, _) => return Err(format!("{transition:?} answered {tag:?}")),
+            (Transition::Release, _) => {
+                return Err(format!("unexpected answer to {transition:?}: {tag:?}"));
+            }
             (_, tag) => {
                 let (first, fence, valid_for) = (next()?, next()?, next()?);
                 match tag {
@@ -440,7 +467,7 @@ pub(super) fn decode(commands: &[Command], value: redis::Value) -> Result<Reply,
                         let (holding, waiting) = (count(&first)?, count(&fence)?);
                         Outcome::Steered(Steered::InUse { holding, waiting })
                     }
-                    other => return Err(format!("{transition:?} answered {other:?}")),
+                    other => return Err(format!("unexpected answer to {transition:?}: {other:?}")),
                 }
             }
         });
@@ -453,7 +480,9 @@ pub(super) fn decode(commands: &[Command], value: redis::Value) -> Result<Reply,
             continue;
         }
         let id = text(id)?;
-        let id = id.parse().map_err(|_| format!("granted to {id:?}"))?;
+        let id = id
+            .parse()
+            .map_err(|_| format!("a permit was granted to {id:?}, which is not an id"))?;
         reply.effects.granted.push((id, held(&next()?, &next()?, &next()?)?, ()));
     }
     Ok(reply)

@@ -1,26 +1,26 @@
-//! What a client knows of its server's clock: enough to tell how old a wake-up is at most, without asking.
+//! Bounds the age of a wake-up without asking the server, by what is known of the server's clock.
 //!
-//! A reply carries the server's time *S*, which was read after the request had been sent, at *L* of our clock. So when our
-//! clock shows *L + t*, the server's shows at most *S + t*, and a little more if it runs faster. The other way round: what
-//! the server did at *S + t*, it did not do before our clock showed *L + t*, less the same little.
+//! A reply carries the server's time *S*. The server read it after the request had been sent, at *L* of our clock. So
+//! when our clock shows *L + t*, the server's clock shows at most *S + t*, plus a drift if it runs faster. Conversely,
+//! an action of the server at *S + t* did not happen before our clock showed *L + t*, minus the same drift.
 //!
-//! Of all replies of a connection the one that says most is kept. This rests on one assumption: nobody sets the server's
-//! clock forward. If somebody does, the next reply contradicts what is known, and replaces it. Until then a wake-up may be
-//! taken for younger than it is, by as much as the clock was set: docs/guarantees.md says what that means.
+//! Of all replies of a connection, the one with the tightest bound is kept. This assumes that nobody sets the server's
+//! clock forward. If that happens, the next reply contradicts the known bound and replaces it. Until then a wake-up may
+//! be taken for younger than it is, by as much as the clock was set. docs/guarantees.md says what that means.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::clock::{Moment, Time};
 
-/// How much faster or slower one clock may run than the other, as a part of the time: one in a hundred. Clocks that are
-/// slewed differ by one in two thousand.
+/// How much faster or slower one clock may run than the other: by one part in a hundred. Clocks that are slewed differ
+/// by one in two thousand.
 const DRIFT: u64 = 100;
 
-/// The server's clock, as far as the replies of one connection tell.
+/// What the replies of one connection tell about the server's clock.
 #[derive(Debug, Default)]
 pub(super) struct ServerClock(Mutex<Option<Sample>>);
 
-/// A reply to a request that was sent at `sent`.
+/// A reply with the server's time, to a request sent at `sent`.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     sent: Moment,
@@ -28,13 +28,13 @@ struct Sample {
 }
 
 impl Sample {
-    /// The latest that the server's clock can show at this moment, which is not before the request.
+    /// Returns the latest time that the server's clock can show at this moment, which must not be before the request.
     fn latest(&self, at: Moment) -> u64 {
         let passed = at.micros().saturating_sub(self.sent.micros());
         self.server.micros().saturating_add(passed).saturating_add(passed / DRIFT)
     }
 
-    /// A moment before which the server's clock did not show `time`.
+    /// Returns a moment before which the server's clock did not show `time`.
     fn not_before(&self, time: Time) -> Moment {
         let (time, server, sent) = (time.micros(), self.server.micros(), self.sent.micros());
         if let Some(later) = time.checked_sub(server) {
@@ -46,7 +46,7 @@ impl Sample {
 }
 
 impl ServerClock {
-    /// A request that was sent at `sent` was answered with this time.
+    /// Records that a request sent at `sent` was answered with this time.
     pub(super) fn learn(&self, sent: Moment, server: Time) {
         let now = Moment::now();
         let mut known = self.known();
@@ -59,8 +59,8 @@ impl ServerClock {
         }
     }
 
-    /// A moment before which the server's clock did not show `time`, if that is known. Not after `now`: a time that has not
-    /// come yet shows that the clock was set.
+    /// Returns a moment before which the server's clock did not show `time`, if that is known. A moment after `now`
+    /// shows that the clock was set; then the sample is dropped and the answer is `None`.
     pub(super) fn not_before(&self, time: Time, now: Moment) -> Option<Moment> {
         let mut known = self.known();
         let moment = (*known)?.not_before(time);
@@ -85,8 +85,8 @@ mod tests {
     const ORIGIN: u64 = 1_000_000_000_000;
 
     proptest! {
-        /// A server's clock that runs up to a hundredth faster or slower, requests that take as long as they like, and a
-        /// wake-up whose age is never underestimated.
+        /// The server's clock runs up to a hundredth faster or slower, and requests take any time. The age of a wake-up
+        /// is never underestimated.
         #[test]
         fn a_wake_up_is_never_taken_for_younger_than_it_is(
             rate in -9_900..=9_900_i64,
@@ -128,16 +128,16 @@ mod tests {
             told.map(|told| now - told.micros())
         };
         assert_eq!(not_before(ORIGIN), None);
-        // A slow reply: the server may have read its clock 50 ms after we asked.
+        // A slow reply: the server may have read its clock 50 ms after the request.
         learn(now - 100_000, ORIGIN + 50_000);
         assert_eq!(not_before(ORIGIN + 50_000), Some(100_000));
-        // A prompt one: 1 ms.
+        // A fast reply: 1 ms.
         learn(now - 90_000, ORIGIN + 11_000);
         assert_eq!(not_before(ORIGIN + 11_000), Some(90_000));
-        // Another slow one says less.
+        // Another slow reply gives a looser bound.
         learn(now - 80_000, ORIGIN + 60_000);
         assert_eq!(not_before(ORIGIN + 11_000), Some(90_000));
-        // A clock that was set back is known at once, and so is one that was set forward.
+        // A clock that was set back is noticed at once, and so is one that was set forward.
         learn(now - 70_000, ORIGIN - 5_000_000);
         assert_eq!(not_before(ORIGIN - 5_000_000), Some(70_000));
         learn(now - 60_000, ORIGIN + 5_000_000);

@@ -1,63 +1,125 @@
-//! What is held and queued on Redis, read in pipelines: exact for each name, not across names.
+//! Statistics on Redis, read in pipelines. A member that exists throughout is always listed. A change during the read
+//! may or may not be visible.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::time::Duration;
 
 use redis::{Cmd, FromRedisValue, Value, cmd};
 
 use super::link::Link;
 use super::scripts::KINDS;
-use crate::Error;
-use crate::clock::{Span, Time};
+use super::servers::Servers;
+use super::slots::Spelling;
+use crate::backend::Slot;
+use crate::clock::{Span, Time, wall_time};
 use crate::engine::foreign::event;
 use crate::machine::{Meter, Rate};
 use crate::stats::{Limits, Member, Paused, Query, RateLimit, SemaphoreStats};
+use crate::{ClientInfo, Error};
 
-/// How many names are asked about at once, and how many members: no answer is long, so that it neither fills the output
-/// buffer of the server nor keeps the engine's thread.
+/// How many names are read at once, and how many members of each in the first page and in later ones. Replies are
+/// short, so that none fills the output buffer of the server.
 const AT_ONCE: usize = 100;
+const FIRST_PAGE: usize = 50;
 const PAGE: usize = 500;
 
 /// In seconds.
 const A_HUNDRED_YEARS: f64 = 100.0 * 365.25 * 86_400.0;
 
-pub(super) async fn fetch(link: &Link, query: Query) -> Result<Vec<SemaphoreStats>, Error> {
+/// The servers, and how the names of semaphores are written in keys.
+#[derive(Clone, Copy)]
+struct Names<'a> {
+    servers: &'a Servers,
+    spelling: Spelling,
+}
+
+impl Names<'_> {
+    fn key(&self, kind: &str, name: &str) -> String {
+        let spelled = self.spelling.spell(name);
+        format!("{}:semaphore_{kind}:{spelled}", self.servers.settings().namespace)
+    }
+
+    fn call(&self, command: &str, kind: &str, name: &str) -> Cmd {
+        let mut call = cmd(command);
+        call.arg(self.key(kind, name));
+        call
+    }
+
+    /// The call that returns the members at these places, with their scores.
+    fn ranks(&self, kind: &str, name: &str, places: Range<usize>) -> Cmd {
+        let last = places.end.saturating_sub(1);
+        self.call("ZRANGE", kind, name).arg(places.start).arg(last).arg("WITHSCORES").to_owned()
+    }
+
+    /// The call that returns at most `most` members from a score on, with their scores. It skips the first `skipped` of
+    /// them.
+    fn scored(&self, kind: &str, name: &str, after: After, most: usize) -> Cmd {
+        let mut call = self.call("ZRANGEBYSCORE", kind, name);
+        call.arg(after.score).arg("+inf").arg("WITHSCORES");
+        call.arg("LIMIT").arg(after.skipped).arg(most).to_owned()
+    }
+
+    /// Returns the slot of the keys of a name.
+    fn slot(&self, name: &str) -> Slot {
+        self.servers.slot(&self.key("main", name))
+    }
+
+    async fn one<T: FromRedisValue>(&self, call: Cmd) -> Result<T, Error> {
+        let answers = self.servers.ask(Slot::ONLY, vec![call]).await;
+        read(answers?.pop().unwrap_or(Value::Nil))
+    }
+}
+
+pub(super) async fn fetch(
+    servers: &Servers,
+    spelling: Spelling,
+    mut query: Query,
+) -> Result<Vec<SemaphoreStats>, Error> {
+    let own = Names { servers, spelling };
     let asked_for = query.names.is_some();
-    let names = match query.names {
+    let names = match query.names.take() {
         Some(names) => names,
-        None => all_names(link).await?.into_iter().collect(),
+        None => all_names(own).await?.into_iter().collect(),
     };
-    let mut stats = Vec::with_capacity(names.len());
-    for names in names.chunks(AT_ONCE) {
-        match of(link, names, query.waiters).await {
+    // Names of one server are read together, because ages are measured by that server's clock.
+    let mut servers: BTreeMap<_, Vec<String>> = BTreeMap::new();
+    for name in names {
+        let to = own.servers.destination(own.slot(&name));
+        servers.entry(to).or_default().push(name);
+    }
+    let (mut stats, mut clients) = (Vec::new(), Clients::new());
+    for names in servers.values().flat_map(|names| names.chunks(AT_ONCE)) {
+        match of(own, names, &query.waiters, &mut clients).await {
             Ok(some) => stats.extend(some),
             Err(Error::InvalidArgument { .. }) => {
-                stats.extend(one_by_one(link, names, query.waiters, asked_for).await?);
+                stats.extend(one_by_one(own, names, (&query, asked_for), &mut clients).await?);
             }
             Err(error) => return Err(error),
         }
+        query.narrow(&mut stats);
     }
     Ok(stats)
 }
 
-/// Somebody else has put something in the place of one of them. Who asked for that one is told; for who asked for all, it
-/// is none of ours.
+/// Reads the names one by one, because another program uses a key of one of them. A query by name then fails; a listing
+/// skips the name.
 async fn one_by_one(
-    link: &Link,
+    own: Names<'_>,
     names: &[String],
-    waiters: bool,
-    asked_for: bool,
+    (query, asked_for): (&Query, bool),
+    clients: &mut Clients,
 ) -> Result<Vec<SemaphoreStats>, Error> {
     let mut stats = Vec::new();
     for name in names {
-        match of(link, std::slice::from_ref(name), waiters).await {
+        match of(own, std::slice::from_ref(name), &query.waiters, clients).await {
             Ok(one) => stats.extend(one),
             Err(Error::InvalidArgument { problem, .. }) if asked_for => {
-                let problem = misplaced(link, name).await?.unwrap_or(problem);
+                let problem = misplaced(own, name).await?.unwrap_or(problem);
                 return Err(Error::invalid("name", format!("{name:?}: {problem}")));
             }
             Err(error @ Error::InvalidArgument { .. }) => {
-                event!(warn, name, %error, "left out of the statistics");
+                event!(warn, name, %error, "a semaphore was left out of the statistics");
             }
             Err(error) => return Err(error),
         }
@@ -65,53 +127,97 @@ async fn one_by_one(
     Ok(stats)
 }
 
-/// Redis does not say which key has another type than ours.
-async fn misplaced(link: &Link, name: &str) -> Result<Option<String>, Error> {
+/// Finds the key whose type is not ours. Redis does not say which one it is.
+async fn misplaced(own: Names<'_>, name: &str) -> Result<Option<String>, Error> {
     for (kind, expected) in KINDS {
-        let found: String = one(link, call(link, "TYPE", kind, name)).await?;
+        let found: String = own.one(own.call("TYPE", kind, name)).await?;
         if found != expected && found != "none" {
-            let key = key(link, kind, name);
+            let key = own.key(kind, name);
             return Ok(Some(format!(
-                "the key {key:?} is not ours: choose another name or namespace"
+                "the key {key:?} does not belong to leasehold: choose another name or namespace"
             )));
         }
     }
     Ok(None)
 }
 
-/// Every name that is held, queued for, or has a capacity: another program declares one only when it holds.
-/// Once for all three, because a scan goes through all keys there are.
-async fn all_names(link: &Link) -> Result<BTreeSet<String>, Error> {
-    let ns = &link.settings.namespace;
+/// Returns every name that has holders, waiters or a capacity. All three are needed, because another program declares a
+/// capacity only when it holds. One scan finds them all, because a scan goes through all keys of the server.
+async fn all_names(own: Names<'_>) -> Result<BTreeSet<String>, Error> {
+    let ns = &own.servers.settings().namespace;
     let prefixes = ["main", "max", "waiting"].map(|kind| format!("{ns}:semaphore_{kind}:"));
-    // Also `waiting_heartbeat`, but none of the others.
-    let keys = scan(link, &format!("{}:semaphore_[mw]a*:*", escaped(ns))).await?;
+    // The pattern also matches `waiting_heartbeat`, but no other kind.
+    let keys = scan(own.servers, &format!("{}:semaphore_[mw]a*:*", escaped(ns))).await?;
     let name_of = |key: &String| {
-        prefixes.iter().find_map(|prefix| key.strip_prefix(prefix)).map(str::to_owned)
+        let spelled = prefixes.iter().find_map(|prefix| key.strip_prefix(prefix))?;
+        Some(own.spelling.read(spelled).to_owned())
     };
     Ok(keys.iter().filter_map(name_of).collect())
 }
 
-/// A text that a pattern of `SCAN` takes for itself.
+/// Returns the clients whose introduction has not expired, by id.
+pub(super) async fn clients(servers: &Servers, limit: usize) -> Result<Vec<ClientInfo>, Error> {
+    let prefix = format!("{}:client:", servers.settings().namespace);
+    let keys = scan(servers, &format!("{}*", escaped(&prefix))).await?;
+    let keys: Vec<_> = keys.into_iter().take(limit).collect();
+    let mut clients = Vec::with_capacity(keys.len());
+    for keys in keys.chunks(AT_ONCE) {
+        let fields = ["host", "pid", "program", "since"];
+        let ask = |key: &String| cmd("HMGET").arg(key).arg(&fields).to_owned();
+        let answers = servers.ask_each(Slot::ONLY, keys.iter().map(ask).collect()).await?;
+        for (key, answer) in keys.iter().zip(answers) {
+            let fields: Vec<Option<Vec<u8>>> = match answer.and_then(read) {
+                Err(refused @ Error::Refused { .. }) => return Err(refused),
+                // Another program may have written anything there.
+                fields => fields.unwrap_or_default(),
+            };
+            let text = |at: usize| {
+                let text = String::from_utf8_lossy(fields.get(at)?.as_deref()?).into_owned();
+                Some(text).filter(|text| !text.is_empty())
+            };
+            let since = text(3).and_then(|since| since.parse::<u64>().ok());
+            clients.push(ClientInfo {
+                id: key.strip_prefix(&prefix).unwrap_or(key).to_owned(),
+                host: text(0),
+                pid: text(1).and_then(|pid| pid.parse().ok()),
+                program: text(2),
+                since: since.map(|seconds| wall_time(seconds.saturating_mul(1000))),
+            });
+        }
+    }
+    Ok(clients)
+}
+
+/// Escapes a text, so that a pattern of `SCAN` matches it literally.
 pub(super) fn escaped(text: &str) -> String {
     let special = |c| matches!(c, '*' | '?' | '[' | ']' | '\\');
     text.chars().flat_map(|c| special(c).then_some('\\').into_iter().chain([c])).collect()
 }
 
-/// The keys that match. `SCAN`, so that the server goes on serving.
-pub(super) async fn scan(link: &Link, pattern: &str) -> Result<BTreeSet<String>, Error> {
+/// Returns the keys that match, on every server.
+pub(super) async fn scan(servers: &Servers, pattern: &str) -> Result<BTreeSet<String>, Error> {
+    let mut found = BTreeSet::new();
+    for link in servers.primaries().await? {
+        found.append(&mut scan_one(&link, pattern).await?);
+    }
+    Ok(found)
+}
+
+/// Uses `SCAN`, so that the server can serve others meanwhile.
+async fn scan_one(link: &Link, pattern: &str) -> Result<BTreeSet<String>, Error> {
     let (mut found, mut cursor) = (BTreeSet::new(), 0_u64);
     loop {
         let mut scan = cmd("SCAN");
         scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000);
-        let (next, keys): (u64, Vec<Vec<u8>>) = one(link, scan).await?;
+        let answer = link.send(vec![scan]).await?.pop().unwrap_or(Value::Nil);
+        let (next, keys): (u64, Vec<Vec<u8>>) = read(answer)?;
         for key in keys {
             match String::from_utf8(key) {
                 Ok(key) => _ = found.insert(key),
-                // No name of ours can be spelled like that.
+                // No name of ours has such a key.
                 Err(error) => {
                     let key = String::from_utf8_lossy(error.as_bytes()).into_owned();
-                    event!(warn, key, "left out: the key is not UTF-8");
+                    event!(warn, key, "a key was left out of the statistics: it is not UTF-8");
                 }
             }
         }
@@ -122,26 +228,35 @@ pub(super) async fn scan(link: &Link, pattern: &str) -> Result<BTreeSet<String>,
     }
 }
 
-async fn of(link: &Link, names: &[String], waiters: bool) -> Result<Vec<SemaphoreStats>, Error> {
+/// Reads the statistics of some names of one server: the numbers in a first pipeline, and the members in a second one.
+async fn of(
+    own: Names<'_>,
+    names: &[String],
+    waiters: &Range<usize>,
+    clients: &mut Clients,
+) -> Result<Vec<SemaphoreStats>, Error> {
+    let home = names.first().map_or(Slot::ONLY, |name| own.slot(name));
     let mut calls = vec![cmd("TIME")];
     for name in names {
-        calls.push(call(link, "GET", "max", name));
-        calls.push(call(link, "GET", "limits", name));
-        calls.push(call(link, "ZCARD", "waiting", name));
-        let mut head = call(link, "ZRANGE", "waiting", name);
-        head.arg(0).arg(0).arg("WITHSCORES");
-        calls.push(head);
+        calls.push(own.call("GET", "max", name));
+        calls.push(own.call("GET", "limits", name));
+        calls.push(own.call("ZCARD", "waiting", name));
+        calls.push(own.ranks("waiting", name, 0..1));
+        calls.push(own.ranks("main", name, 0..FIRST_PAGE));
     }
-    let mut answers = link.send(calls).await?.into_iter();
+    let mut answers = own.servers.ask(home, calls).await?.into_iter();
     let mut next = || answers.next().unwrap_or(Value::Nil);
     let now = seconds(read(next())?);
-    let (mut stats, mut heads) = (Vec::new(), Vec::new());
+    let (mut stats, mut pages) = (Vec::new(), Vec::new());
     for name in names {
         let capacity: Option<Vec<u8>> = read(next())?;
         let capacity = capacity.map(|text| {
             let text = String::from_utf8_lossy(&text);
-            let key = key(link, "max", name);
-            let problem = || format!("the key {key:?} holds {text:?}, which is not a capacity: declare one, or remove it");
+            let key = own.key("max", name);
+            let problem = || {
+                let problem = format!("the key {key:?} holds {text:?}, which is not a capacity");
+                problem + ": declare a capacity, or remove the key"
+            };
             text.parse().map_err(|_| Error::invalid("name", problem()))
         });
         let capacity: Option<u32> = capacity.transpose()?;
@@ -153,35 +268,44 @@ async fn of(link: &Link, names: &[String], waiters: bool) -> Result<Vec<Semaphor
         }
         let waiting = read(next())?;
         let head: Scores = read(next())?;
-        heads.push(head.0.first().map(|(id, _)| id.clone()));
+        let holders: Scores = read(next())?;
         stats.push(SemaphoreStats {
             limits,
             waiting,
             oldest_wait: head.0.first().map(|(_, since)| seconds_between(*since, now)),
             ..SemaphoreStats::unused(name.clone())
         });
+        pages.push(Page { name, role: Role::Holder, ranked: holders });
+        pages.push(Page { name, role: Role::Waiter, ranked: head });
     }
-    let mut clients = BTreeMap::new();
-    for (one, head) in stats.iter_mut().zip(heads) {
-        one.holders = members(link, &one.name, Role::Holder, now, &mut clients).await?;
+    let full = |page: &Page<'_>| page.ranked.0.len() == FIRST_PAGE;
+    let more: Vec<_> = pages
+        .iter()
+        .map(|page| if full(page) { After::page(&page.ranked, None) } else { None })
+        .collect();
+    let mut described = describe_all(own, home, pages, now, clients).await?.into_iter();
+    for (at, one) in stats.iter_mut().enumerate() {
+        let (holders, head) = (described.next(), described.next());
+        one.holders = holders.unwrap_or_default();
+        if let Some(after) = more[2 * at] {
+            let rest = (Start::After(after), usize::MAX);
+            let rest = members(own, &one.name, Role::Holder, (rest, now), clients).await?;
+            let known: BTreeSet<_> = one.holders.iter().map(|holder| holder.id.clone()).collect();
+            one.holders.extend(rest.into_iter().filter(|holder| !known.contains(&holder.id)));
+        }
         one.holders.sort_by_key(|member| std::cmp::Reverse(member.age));
         one.units = one.holders.iter().map(Member::weight).fold(0, u32::saturating_add);
-        if let Some(head) = head {
-            let mut info = call(link, "HGET", "info", &one.name);
-            info.arg(head);
-            let info: Option<Vec<u8>> = self::one(link, info).await?;
-            let info = info.as_deref().map(String::from_utf8_lossy).unwrap_or_default();
-            let weight = describe(unknown(String::new()), &info, now).weight;
-            one.waits_for = Some(one.limits.waits_for(one.units, weight));
-        }
-        if waiters {
-            one.waiters = members(link, &one.name, Role::Waiter, now, &mut clients).await?;
+        let head = head.and_then(|head| head.into_iter().next());
+        one.waits_for = head.map(|head| one.limits.waits_for(one.units, head.weight));
+        if !waiters.is_empty() {
+            let part = (Start::Place(waiters.start), waiters.len());
+            one.waiters = members(own, &one.name, Role::Waiter, (part, now), clients).await?;
         }
     }
     Ok(stats)
 }
 
-/// What is not ordinary of the limits, as `read_capacity` in Lua describes it.
+/// Reads the limits that are not the default, in the format that `read_capacity` in Lua describes.
 fn limits_of(text: &str, now: f64) -> Limits {
     let mut lines = text.splitn(3, '\n');
     let mut numbers = lines.next().unwrap_or_default().split(' ');
@@ -191,7 +315,7 @@ fn limits_of(text: &str, now: f64) -> Limits {
     let small = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
     let mut line = || lines.next().filter(|line| !line.is_empty()).map(str::to_owned);
     let (by, reason) = (line().unwrap_or_default(), line());
-    #[allow(clippy::cast_precision_loss)] // to the millisecond is enough
+    #[allow(clippy::cast_precision_loss)] // a millisecond is exact enough
     let since = |micros: u64| seconds_between(micros as f64 / 1e6, now);
     let meter = match rate {
         (Some(interval), burst, full_at, returns_from) => Some(Meter {
@@ -221,107 +345,164 @@ enum Role {
     Waiter,
 }
 
-/// The host and the process of a client, as far as they are known.
+/// The host and the pid of a client, where they are known.
 type Clients = BTreeMap<String, (Option<String>, Option<u32>)>;
 
-/// Everybody who holds or waits, page by page. Whoever moves in the queue between two pages is listed once.
+/// Some members of a name, in the order in which Redis returns them.
+struct Page<'a> {
+    name: &'a str,
+    role: Role,
+    ranked: Scores,
+}
+
+/// Where a listing continues: at a score, after the first `skipped` members that have it.
+#[derive(Clone, Copy)]
+struct After {
+    score: f64,
+    skipped: usize,
+}
+
+impl After {
+    /// Returns the position after this page, which followed `before`. `None` if the page is empty.
+    fn page(page: &Scores, before: Option<Self>) -> Option<Self> {
+        let (_, score) = *page.0.last()?;
+        let same = |other: f64| other.total_cmp(&score).is_eq();
+        let before = before.filter(|before| same(before.score)).map_or(0, |before| before.skipped);
+        let skipped = before + page.0.iter().rev().take_while(|(_, other)| same(*other)).count();
+        Some(Self { score, skipped })
+    }
+}
+
+/// Where a listing starts.
+enum Start {
+    Place(usize),
+    After(After),
+}
+
+/// Reads at most `most` members, page by page.
+///
+/// Each page starts at the last score of the page before, not at a place. Places change when an earlier member ends or
+/// is renewed, and then the members that move up would be left out. Scores of members only grow. A member that is
+/// renewed between two pages is listed once.
 async fn members(
-    link: &Link,
+    own: Names<'_>,
     name: &str,
     role: Role,
-    now: f64,
+    ((start, most), now): ((Start, usize), f64),
     clients: &mut Clients,
 ) -> Result<Vec<Member>, Error> {
-    let (mut all, mut seen, mut from) = (Vec::new(), BTreeSet::new(), 0);
-    loop {
-        let page = page(link, name, role, (from, now), clients).await?;
-        from += PAGE;
-        let last = page.is_none();
-        let page = page.unwrap_or_default();
-        all.extend(page.into_iter().filter(|member: &Member| seen.insert(member.id.clone())));
-        if last {
-            return Ok(all);
+    let kind = if role == Role::Holder { "main" } else { "waiting" };
+    let (mut all, mut seen, mut start) = (Vec::new(), BTreeSet::new(), start);
+    while seen.len() < most {
+        let size = PAGE.min(most - seen.len());
+        let (call, before) = match start {
+            Start::Place(from) => (own.ranks(kind, name, from..from.saturating_add(size)), None),
+            Start::After(after) => (own.scored(kind, name, after, size), Some(after)),
+        };
+        let mut ranked: Scores = own.one(call).await?;
+        let Some(after) = After::page(&ranked, before) else { break };
+        let full = ranked.0.len() == size;
+        ranked.0.retain(|(id, _)| seen.insert(id.clone()));
+        let page = vec![Page { name, role, ranked }];
+        let page = describe_all(own, own.slot(name), page, now, clients).await?;
+        all.extend(page.into_iter().flatten());
+        if !full {
+            break;
         }
+        start = Start::After(after);
     }
+    Ok(all)
 }
 
-/// Members from one rank on, as of `now`. None after the last.
-async fn page(
-    link: &Link,
-    name: &str,
-    role: Role,
-    (from, now): (usize, f64),
+/// Reads the details of the members of all pages as of `now`, in one pipeline.
+async fn describe_all(
+    own: Names<'_>,
+    home: Slot,
+    pages: Vec<Page<'_>>,
+    now: f64,
     clients: &mut Clients,
-) -> Result<Option<Vec<Member>>, Error> {
-    let kind = if role == Role::Holder { "main" } else { "waiting" };
-    let mut range = call(link, "ZRANGE", kind, name);
-    range.arg(from).arg(from + PAGE - 1).arg("WITHSCORES");
-    let ranked: Scores = one(link, range).await?;
-    let ids: Vec<&[u8]> = ranked.0.iter().map(|(id, _)| id.as_slice()).collect();
-    if ids.is_empty() {
-        return Ok(None);
+) -> Result<Vec<Vec<Member>>, Error> {
+    let (mut calls, mut new) = (Vec::new(), BTreeSet::new());
+    for Page { name, role, ranked } in &pages {
+        let ids: Vec<&[u8]> = ranked.0.iter().map(|(id, _)| id.as_slice()).collect();
+        if ids.is_empty() {
+            continue;
+        }
+        let other = if *role == Role::Holder { "ttl" } else { "waiting_heartbeat" };
+        calls.push(own.call("ZMSCORE", other, name).arg(&ids).to_owned());
+        calls.push(own.call("HMGET", "info", name).arg(&ids).to_owned());
+        let of = ids.iter().filter_map(|id| client_of(str::from_utf8(id).ok()?));
+        new.extend(of.filter(|client| !clients.contains_key(*client)).map(str::to_owned));
     }
-    let other = if role == Role::Holder { "ttl" } else { "waiting_heartbeat" };
-    let mut ends = call(link, "ZMSCORE", other, name);
-    ends.arg(&ids);
-    let mut info = call(link, "HMGET", "info", name);
-    info.arg(&ids);
-    let mut calls = vec![ends, info];
-    let known: BTreeSet<_> =
-        ids.iter().filter_map(|id| client_of(str::from_utf8(id).ok()?)).collect();
-    let new: Vec<_> = known.into_iter().filter(|client| !clients.contains_key(*client)).collect();
     for client in &new {
         let mut who = cmd("HMGET");
-        who.arg(format!("{}:client:{client}", link.settings.namespace)).arg("host").arg("pid");
-        calls.push(who);
+        who.arg(format!("{}:client:{client}", own.servers.settings().namespace));
+        calls.push(who.arg(&["host", "pid"]).to_owned());
     }
-    let mut answers = link.send(calls).await?.into_iter();
-    let mut next = || answers.next().unwrap_or(Value::Nil);
-    let ends: Vec<Option<f64>> = read(next())?;
-    let infos: Vec<Option<Vec<u8>>> = read(next())?;
-    for client in new {
-        // Another program may have put anything there.
-        let (host, pid): (Option<Vec<u8>>, Option<Vec<u8>>) = read(next()).unwrap_or_default();
+    if calls.is_empty() {
+        return Ok(pages.iter().map(|_| Vec::new()).collect());
+    }
+    let mut answers = own.servers.ask_each(home, calls).await?;
+    for (client, answer) in new.iter().zip(answers.split_off(answers.len() - new.len())) {
+        let (host, pid): (Option<Vec<u8>>, Option<Vec<u8>>) = match answer {
+            // Another program may have written anything there.
+            Err(Error::InvalidArgument { .. }) => (None, None),
+            answer => read(answer?).unwrap_or_default(),
+        };
         let host = host.map(|host| String::from_utf8_lossy(&host).into_owned());
         let pid = pid.and_then(|pid| str::from_utf8(&pid).ok()?.parse().ok());
-        clients.insert(client.to_owned(), (host, pid));
+        clients.insert(client.clone(), (host, pid));
     }
-    let described = ranked.0.iter().zip(ends).zip(infos);
-    let members = described.filter_map(|(((id, score), other), info)| {
-        let id = String::from_utf8_lossy(id);
-        let info = info.as_deref().map(String::from_utf8_lossy).unwrap_or_default();
-        let (age, ends) = match role {
-            Role::Holder => (None, Some(other.map_or(*score, |ttl| ttl.min(*score)))),
-            Role::Waiter => (Some(seconds_between(*score, now)), other),
-        };
-        // A holder whose lease is over is one no more, though nobody has removed it.
-        if role == Role::Holder && ends.is_some_and(|ends| ends <= now) {
-            return None;
+    let answers: Result<Vec<_>, Error> = answers.into_iter().collect();
+    let mut answers = answers?.into_iter();
+    let mut described = Vec::with_capacity(pages.len());
+    for Page { role, ranked, .. } in pages {
+        let mut members = Vec::with_capacity(ranked.0.len());
+        if !ranked.0.is_empty() {
+            let mut next = || answers.next().unwrap_or(Value::Nil);
+            let ends: Vec<Option<f64>> = read(next())?;
+            let infos: Vec<Option<Vec<u8>>> = read(next())?;
+            let known = ranked.0.iter().zip(ends).zip(infos);
+            members.extend(known.filter_map(|(((id, score), other), info)| {
+                member(role, (id, *score), (other, info.as_deref()), now, clients)
+            }));
         }
-        let known = client_of(&id).and_then(|client| clients.get(client));
-        let (host, pid) = known.cloned().unwrap_or_default();
-        let ends_in = ends.map(|ends| seconds_between(now, ends));
-        let member = Member { host, pid, age, ends_in, ..unknown(id.into_owned()) };
-        Some(describe(member, &info, now))
-    });
-    Ok(Some(members.collect()))
+        described.push(members);
+    }
+    Ok(described)
 }
 
-fn call(link: &Link, command: &str, kind: &str, name: &str) -> Cmd {
-    let mut call = cmd(command);
-    call.arg(key(link, kind, name));
-    call
-}
-
-fn key(link: &Link, kind: &str, name: &str) -> String {
-    format!("{}:semaphore_{kind}:{name}", link.settings.namespace)
+/// Builds one member from its id and score, its score in the other set of its role, and its info. `None` if it no
+/// longer holds.
+fn member(
+    role: Role,
+    (id, score): (&[u8], f64),
+    (other, info): (Option<f64>, Option<&[u8]>),
+    now: f64,
+    clients: &Clients,
+) -> Option<Member> {
+    let id = String::from_utf8_lossy(id);
+    let info = info.map(String::from_utf8_lossy).unwrap_or_default();
+    let (age, ends) = match role {
+        Role::Holder => (None, Some(other.map_or(score, |ttl| ttl.min(score)))),
+        Role::Waiter => (Some(seconds_between(score, now)), other),
+    };
+    // An expired holder no longer counts, even if it has not been removed yet.
+    if role == Role::Holder && ends.is_some_and(|ends| ends <= now) {
+        return None;
+    }
+    let known = client_of(&id).and_then(|client| clients.get(client));
+    let (host, pid) = known.cloned().unwrap_or_default();
+    let ends_in = ends.map(|ends| seconds_between(now, ends));
+    let member = Member { host, pid, age, ends_in, ..unknown(id.into_owned()) };
+    Some(describe(member, &info, now))
 }
 
 fn seconds((seconds, micros): (f64, f64)) -> f64 {
     seconds + micros / 1e6
 }
 
-/// All that is known of an id by itself.
+/// A member of which only the id is known.
 fn unknown(id: String) -> Member {
     let (label, host, pid, age, ends_in, fence) = (None, None, None, None, None, None);
     Member { id, label, host, pid, age, ends_in, fence, weight: 1, slot_number: None }
@@ -331,7 +512,7 @@ fn client_of(id: &str) -> Option<&str> {
     Some(id.split_once('-')?.0)
 }
 
-/// Adds its fence, weight, slot number, age and label, from "fence since lease ttl label". After the fence may follow
+/// Adds the fence, weight, slot number, age and label from "fence since lease ttl label". The fence may be followed by
 /// "/weight/slot number/unclaimed".
 fn describe(mut member: Member, info: &str, now: f64) -> Member {
     let mut fields = info.splitn(5, ' ');
@@ -339,16 +520,16 @@ fn describe(mut member: Member, info: &str, now: f64) -> Member {
     member.fence = permit.next().and_then(|fence| fence.parse().ok());
     let mut number = || permit.next().and_then(|number| number.parse::<u32>().ok());
     member.weight = number().unwrap_or(1);
-    // A waiter only says that it wants one.
+    // For a waiter this only says that it wants a slot number.
     member.slot_number = number().filter(|number| *number > 0 && member.fence.is_some());
     let since = fields.next().and_then(|since| since.parse::<f64>().ok());
-    // A waiter's place says more exactly since when.
+    // A waiter's score gives its age more exactly.
     member.age = member.age.or(since.map(|since| seconds_between(since / 1e6, now)));
     member.label = fields.nth(2).filter(|label| !label.is_empty()).map(str::to_owned);
     member
 }
 
-/// Members with their scores. RESP2 and RESP3 shape them differently.
+/// Members with their scores. RESP2 and RESP3 encode them differently.
 struct Scores(Vec<(Vec<u8>, f64)>);
 
 impl FromRedisValue for Scores {
@@ -357,15 +538,11 @@ impl FromRedisValue for Scores {
     }
 }
 
-async fn one<T: FromRedisValue>(link: &Link, call: Cmd) -> Result<T, Error> {
-    read(link.send(vec![call]).await?.pop().unwrap_or(Value::Nil))
-}
-
 pub(super) fn read<T: FromRedisValue>(value: Value) -> Result<T, Error> {
     redis::from_redis_value(value).map_err(|error| Error::internal(error.to_string()))
 }
 
 pub(super) fn seconds_between(earlier: f64, now: f64) -> Duration {
-    // Another program may have written any score, also an infinite one.
+    // Another program may have written any score, even an infinite one.
     Duration::from_secs_f64((now - earlier).clamp(0.0, A_HUNDRED_YEARS))
 }

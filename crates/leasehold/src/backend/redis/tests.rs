@@ -1,4 +1,4 @@
-//! The machine against its spelling in Lua: the same random commands, the same injected time, the same
+//! Compares the machine with its implementation in Lua: the same random commands, the same injected time, the same
 //! outcomes.
 
 use std::cell::Cell;
@@ -10,6 +10,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use redis::{Connection, Value};
+use testkit::redis_cluster::RedisCluster;
 use testkit::redis_server::RedisServer;
 
 use super::scripts::{Keys, Scripts, decode};
@@ -23,16 +24,17 @@ use crate::name::Name;
 use crate::{AcquisitionId, ClientId};
 
 const CLIENTS: usize = 3;
-const NOW: &str = "test:now";
-/// Of rates, to what passes in a step.
+/// The hash tag puts it into the slot of the name.
+const NOW: &str = "test:{name}:now";
+/// The scale of rates, relative to the time that passes in a step.
 const SCALE: u64 = 200;
 const CONFIRM_WITHIN: Span = Span::from_micros(5000);
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// A batch, from one client.
+    /// A batch from one client.
     Ask(usize, Vec<Ask>),
-    /// From nobody in particular.
+    /// From no client.
     Steer(Option<u32>, Steer),
     Pass(u64),
     Reach(usize, bool),
@@ -101,7 +103,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => number().prop_map(|number| vec![Ask::Release { number }]),
         1 => Just(vec![Ask::Sweep]),
     ];
-    // As the outbox sends them: releases first, enqueues last, and nobody in two places.
+    // In the order in which the sender sends them: releases first, enqueues last. No id is both released and enqueued.
     let batch = vec(asks, 1..4).prop_map(|asks| {
         let mut all = asks.concat();
         all.sort_by_key(|ask| match ask {
@@ -121,7 +123,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             }
         }
         all.retain(|ask| match ask {
-            // A script releases all its ids and then grants, the machine grants after each: one at a time they agree.
+            // A script releases all its ids and then grants; the machine grants after each. With one release per batch
+            // they agree.
             Ask::Release { number } => released.is_empty() && released.insert(*number),
             Ask::Enqueue { number, .. } => !released.contains(number) && queueing.insert(*number),
             _ => true,
@@ -131,7 +134,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         14 => (0..CLIENTS, batch).prop_map(|(from, asks)| Step::Ask(from, asks)),
         3 => (prop::option::of(1..5_u32), steer(SCALE)).prop_map(|(capacity, steer)| {
-            // What is forgotten is not declared by the way.
+            // Forgetting a name must not declare a capacity for it first.
             let capacity = capacity.filter(|_| steer != Steer::Forget);
             Step::Steer(capacity, steer)
         }),
@@ -143,7 +146,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     })
 }
 
-/// Without weights, numbers and rates: the straight paths of the script are for names without them.
+/// Removes weights, slot numbers and rates, because the straight paths of the script serve only names without them.
 fn made_plain(mut step: Step) -> Step {
     match &mut step {
         Step::Steer(_, steer) if matches!(steer, Steer::Rate(_)) => *steer = Steer::Resume,
@@ -159,30 +162,30 @@ fn made_plain(mut step: Step) -> Step {
     step
 }
 
-/// The machine, and Redis, side by side.
+/// The machine and Redis, side by side.
 struct Both {
     machine: Machine,
     scripts: Scripts,
     keys: Vec<Arc<Keys>>,
     connection: Connection,
-    /// One connection a client that listens on its channel, or does not.
+    /// One connection for each client, and whether it has subscribed to its channel.
     listeners: Vec<Connection>,
     listening: Vec<bool>,
     now: u64,
 }
 
-/// What was seen of a batch.
+/// What a test observes of a batch.
 #[derive(PartialEq, Debug)]
 struct Seen {
     outcomes: Vec<Outcome>,
     granted: Vec<(AcquisitionId, Held)>,
     next_expiry: Option<Span>,
     next_token: Option<Span>,
-    /// Who holds, and until when; who waits, in order.
+    /// The holders with their deadlines; the waiters, in order.
     holders: BTreeMap<String, u64>,
     waiters: Vec<String>,
     limits: Limits,
-    /// What the clients were woken with, one client after the other.
+    /// The wake-ups of each client.
     wake_ups: Vec<Vec<String>>,
 }
 
@@ -190,20 +193,40 @@ struct Seen {
 struct Limits {
     capacity: u32,
     pinned: Option<u32>,
-    /// Where it is pinned.
+    /// Only if the capacity is pinned.
     declared: Option<u32>,
     paused: Option<u64>,
     units: u32,
     meter: Option<Meter>,
-    /// Which slot numbers are taken.
+    /// The slot numbers that are taken.
     slots: Vec<u32>,
 }
 
 const NAME: &str = "a {name} with 'quotes' % and spaces";
 
+/// Where the scripts run.
+enum Place {
+    Server(Box<RedisServer>),
+    Cluster(RedisCluster),
+}
+
+impl Place {
+    /// Returns a connection to the server that has the name.
+    fn connection(&self) -> Connection {
+        match self {
+            Self::Server(server) => server.connection(),
+            Self::Cluster(cluster) => cluster.connection(cluster.primary_of_key(NOW)),
+        }
+    }
+
+    fn is_cluster(&self) -> bool {
+        matches!(self, Self::Cluster(_))
+    }
+}
+
 impl Both {
-    fn new(server: &RedisServer) -> Self {
-        let mut connection = server.connection();
+    fn new(place: &Place) -> Self {
+        let mut connection = place.connection();
         let scripts = Scripts::with_injected_time(NOW);
         redis::cmd("FLUSHALL").exec(&mut connection).unwrap();
         for load in scripts.load() {
@@ -211,14 +234,16 @@ impl Both {
         }
         let name = Name::new("name", NAME).unwrap();
         let heartbeat = Span::from_millis(180_000);
-        let keys =
-            |number| Arc::new(Keys::new("ns", &name, client(number), CONFIRM_WITHIN, heartbeat));
+        let keys = |number| {
+            let keys = Keys::new(("ns", NAME), &name, client(number), CONFIRM_WITHIN, heartbeat);
+            Arc::new(if place.is_cluster() { keys.in_cluster() } else { keys })
+        };
         Self {
             machine: Machine::new(0),
             scripts,
             keys: (0..CLIENTS).map(keys).collect(),
             connection,
-            listeners: (0..CLIENTS).map(|_| listener(server)).collect(),
+            listeners: (0..CLIENTS).map(|_| listener(place)).collect(),
             listening: vec![false; CLIENTS],
             now: 1_700_000_000_000_000,
         }
@@ -229,11 +254,15 @@ impl Both {
             return;
         }
         self.listening[at] = listen;
+        let (sharded, channel) = match self.keys[at].channel() {
+            Some(channel) => ("S", channel),
+            None => ("", format!("ns:wake:{}", client(at))),
+        };
         let command = if listen { "SUBSCRIBE" } else { "UNSUBSCRIBE" };
-        let mut command = redis::cmd(command);
-        command.arg(format!("ns:wake:{}", client(at)));
+        let mut command = redis::cmd(&format!("{sharded}{command}"));
+        command.arg(channel);
         self.listeners[at].send_packed_command(&command.get_packed_command()).unwrap();
-        // Messages that came before it may be read first.
+        // Earlier messages may be read first.
         loop {
             let Value::Array(answer) = self.listeners[at].recv_response().unwrap() else {
                 continue;
@@ -251,7 +280,7 @@ impl Both {
         let listening = &self.listening;
         let heard = |id: AcquisitionId| (0..CLIENTS).find(|number| client(*number) == id.client());
         let mut wake_ups = vec![Vec::new(); CLIENTS];
-        // Where there is a rate, a permit has to be claimed first. An enqueue may declare one.
+        // Under a rate, a permit must be claimed first. An enqueue may declare a rate.
         let rated = Cell::new(false);
         let mut call = Circumstances {
             from: client(from),
@@ -389,7 +418,7 @@ impl Both {
         let small = |at| number(at).map(|number| u32::try_from(number).unwrap());
         let key = format!("ns:semaphore_main:{NAME}");
         let held: u32 = redis::cmd("ZCARD").arg(key).query(&mut self.connection).unwrap();
-        // What nobody holds weighs nothing, and has no number.
+        // Without holders, the stored units and slot numbers are not used.
         let any = |slots: Vec<u32>| if held > 0 { slots } else { Vec::new() };
         Limits {
             capacity,
@@ -407,21 +436,21 @@ impl Both {
     }
 }
 
-fn listener(server: &RedisServer) -> Connection {
-    let listener = server.connection();
+fn listener(place: &Place) -> Connection {
+    let listener = place.connection();
     listener.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     listener
 }
 
-/// The next wake-up that a client hears; whatever else it hears is skipped.
+/// Returns the next wake-up about a grant that a client receives, and skips everything else.
 fn wake_up(listener: &mut Connection) -> String {
     loop {
         let Value::Array(heard) = listener.recv_response().expect("a wake-up") else { continue };
         if let [Value::BulkString(kind), _, Value::BulkString(told)] = &heard[..]
-            && kind == b"message"
+            && kind.ends_with(b"message")
         {
             let told = String::from_utf8(told.clone()).unwrap();
-            // One without a fence says only when a token comes.
+            // A wake-up without a fence only says when a token comes.
             if told.split(' ').nth(2) == Some("0") {
                 continue;
             }
@@ -430,7 +459,7 @@ fn wake_up(listener: &mut Connection) -> String {
     }
 }
 
-/// Leaves out how long a wake-up leaves to claim the permit.
+/// Removes the time to claim the permit from a wake-up.
 fn forget_claim(told: &mut String) {
     let fields: Vec<_> = told.splitn(6, ' ').collect();
     *told = [fields[0], fields[1], fields[2], fields[3], fields[5]].join(" ");
@@ -438,11 +467,23 @@ fn forget_claim(told: &mut String) {
 
 #[test]
 fn the_machine_and_lua_agree() {
-    let server = RedisServer::start();
-    let config = ProptestConfig { cases: 1200, failure_persistence: None, ..Default::default() };
+    let sent = agree(&Place::Server(Box::new(RedisServer::start())), 1200);
+    assert!(sent >= 100_000, "{sent} commands");
+}
+
+/// The scripts are the same, but the keys, the channels and the restrictions of a node are not.
+#[test]
+fn the_machine_and_lua_agree_in_a_cluster() {
+    let sent = agree(&Place::Cluster(RedisCluster::start_primaries(3)), 400);
+    assert!(sent >= 30_000, "{sent} commands");
+}
+
+/// Returns the number of commands that were compared.
+fn agree(place: &Place, cases: u32) -> usize {
+    let config = ProptestConfig { cases, failure_persistence: None, ..Default::default() };
     let commands_sent = Cell::new(0);
     proptest!(config, |(steps in steps())| {
-        let mut both = Both::new(&server);
+        let mut both = Both::new(place);
         for step in steps {
             match step {
                 Step::Pass(micros) => both.now += micros,
@@ -453,7 +494,7 @@ fn the_machine_and_lua_agree() {
                     let mut expected = both.by_machine(CLIENTS, &command);
                     let mut seen = both.by_redis(CLIENTS, &command, &expected);
                     if let [Command::Steer { steer: Steer::Rate(_), .. }] = &command {
-                        // Some are woken before the change, and some after it.
+                        // Some clients are woken before the change, and some after it.
                         seen.wake_ups.iter_mut().flatten().for_each(forget_claim);
                         expected.wake_ups.iter_mut().flatten().for_each(forget_claim);
                     }
@@ -470,5 +511,5 @@ fn the_machine_and_lua_agree() {
             }
         }
     });
-    assert!(commands_sent.get() >= 100_000, "{} commands", commands_sent.get());
+    commands_sent.get()
 }

@@ -1,4 +1,4 @@
-//! Whom a connection over TLS trusts.
+//! The certificates that a TLS connection trusts.
 
 use std::error::Error as _;
 use std::io;
@@ -11,7 +11,8 @@ use rustls::{CertificateError, ClientConfig, ClientConnection, RootCertStore};
 
 use crate::Error;
 
-/// What encrypts a connection to this host. Without authorities of the user's own, those of the web are trusted.
+/// Creates the TLS session for a connection to this host. Without `roots`, the public certificate authorities are
+/// trusted.
 pub(super) fn session(
     host: &str,
     insecure: bool,
@@ -19,41 +20,49 @@ pub(super) fn session(
 ) -> Result<ClientConnection, RedisError> {
     let invalid = |problem| RedisError::from((ErrorKind::InvalidClientConfig, problem));
     if insecure {
-        return Err(invalid("a certificate that is not verified protects nobody"));
+        return Err(invalid("certificates must be verified: remove #insecure from the URL"));
     }
     let roots = roots
         .cloned()
         .unwrap_or_else(|| Arc::new(webpki_roots::TLS_SERVER_ROOTS.iter().cloned().collect()));
     let config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
-    let host = ServerName::try_from(host.to_owned()).map_err(|_| invalid("no such host name"))?;
+    let host =
+        ServerName::try_from(host.to_owned()).map_err(|_| invalid("the host name is not valid"))?;
     let session = ClientConnection::new(Arc::new(config), host);
-    session.map_err(|_| invalid("TLS cannot be used"))
+    session.map_err(|_| invalid("the TLS session could not be created"))
 }
 
-/// The same place, where only these authorities, as PEM, are trusted.
-pub(super) fn trust_only(
-    info: ConnectionInfo,
-    pem: Vec<u8>,
-) -> Result<(ConnectionInfo, Arc<RootCertStore>), Error> {
-    let invalid = |problem: &str| Error::invalid("ca_certificate", problem);
+/// The error for certificate authorities that are set without TLS.
+pub(super) fn unused() -> Error {
+    let problem = "the URL does not use TLS: it must begin with rediss://";
+    Error::invalid("ca_certificate", problem)
+}
+
+/// Reads the certificate authorities from PEM.
+pub(super) fn trusted(pem: &[u8]) -> Result<RootCertStore, Error> {
+    read(pem).map_err(|problem| Error::invalid("ca_certificate", problem))
+}
+
+/// Returns the connection settings with only these authorities (PEM) trusted.
+pub(super) fn trust_only(info: ConnectionInfo, pem: &[u8]) -> Result<ConnectionInfo, Error> {
     if !matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
-        return Err(invalid("there is no TLS to use it for: the URL has to begin with rediss://"));
+        return Ok(info);
     }
-    let roots = read(&pem).map_err(|problem| invalid(&problem))?;
-    let certificates = TlsCertificates { client_tls: None, root_cert: Some(pem) };
+    let certificates = TlsCertificates { client_tls: None, root_cert: Some(pem.to_vec()) };
     let client = Client::build_with_tls(info, certificates);
-    // What it does not like was to be found by us: its own words do not say which certificate it is.
-    let client = client.map_err(|_| invalid("it cannot be used"))?;
-    Ok((client.get_connection_info().clone(), Arc::new(roots)))
+    // `trusted` should have reported every problem. The library's own message does not say which certificate it is.
+    let client =
+        client.map_err(|_| Error::invalid("ca_certificate", "the certificates cannot be used"))?;
+    Ok(client.get_connection_info().clone())
 }
 
-/// The authorities, or what is wrong with them. No certificate at all would be taken for trusting nobody, and the whole
-/// is never repeated: it may be a private key that was given by mistake.
+/// Returns the authorities, or what is wrong with them. An empty list is an error, because it would trust nobody. The
+/// error never repeats the PEM, which may be a private key given by mistake.
 fn read(pem: &[u8]) -> Result<RootCertStore, String> {
     let mut store = RootCertStore::empty();
     for (number, certificate) in (1..).zip(CertificateDer::pem_slice_iter(pem)) {
         let certificate = certificate.map_err(|error| match error {
-            PemError::MissingSectionEnd { .. } => format!("section {number} has no end"),
+            PemError::MissingSectionEnd { .. } => format!("section {number} has no END line"),
             PemError::Base64Decode(_) => format!("section {number} is not base64"),
             _ => format!("section {number} is not PEM"),
         })?;
@@ -61,24 +70,25 @@ fn read(pem: &[u8]) -> Result<RootCertStore, String> {
         added.map_err(|_| format!("section {number} is not an X.509 certificate"))?;
     }
     if store.is_empty() {
-        return Err("there is no certificate in it: expected -----BEGIN CERTIFICATE-----".into());
+        return Err("it contains no certificate: expected -----BEGIN CERTIFICATE-----".into());
     }
     Ok(store)
 }
 
-/// Why the server's certificate was not accepted, if that is what went wrong, and what to do about it.
+/// Returns why the server's certificate was not accepted and what to do about it. `None` if the error has another
+/// cause.
 pub(super) fn distrust(error: &RedisError) -> Option<String> {
     let source = error.source()?.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>()?;
     let source = source.downcast_ref::<io::Error>()?.get_ref()?;
     let rustls::Error::InvalidCertificate(reason) = source.downcast_ref()? else { return None };
     Some(match reason {
-        // The second is another authority of the same name.
+        // `BadSignature` means another authority with the same name.
         CertificateError::UnknownIssuer | CertificateError::BadSignature => {
-            "its certificate is from an authority that is not trusted: \
-             name that authority with ca_certificate"
+            "the server's certificate was issued by an authority that is not trusted: \
+             set that authority with ca_certificate"
                 .to_owned()
         }
-        reason => format!("its certificate is not accepted: {reason}"),
+        reason => format!("the server's certificate was rejected: {reason}"),
     })
 }
 
@@ -93,7 +103,7 @@ mod tests {
         };
         let expired = failed(rustls::Error::InvalidCertificate(CertificateError::Expired));
         let why = distrust(&expired).expect("a certificate that is not accepted");
-        assert_eq!(why, "its certificate is not accepted: Expired");
+        assert_eq!(why, "the server's certificate was rejected: Expired");
         assert_eq!(distrust(&failed(rustls::Error::DecryptError)), None);
         assert_eq!(distrust(&io::Error::from(io::ErrorKind::ConnectionReset).into()), None);
     }

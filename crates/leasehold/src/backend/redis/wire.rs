@@ -1,8 +1,8 @@
-//! One socket to Redis. Any thread writes to it, without waiting; one task reads from it.
+//! One socket to Redis. Any thread writes to it without blocking; one task reads from it.
 //!
-//! Redis answers in the order in which it was asked. So requests, each with the number of its replies, stand in one
-//! queue, and whoever writes holds its lock: the order of the queue is the order on the wire. What the socket does not take
-//! at once is written by the reading task as soon as it does.
+//! Redis answers requests in the order in which it receives them. So all requests wait in one queue, each with its
+//! number of replies. A writer holds the lock of the queue while it writes, so the order of the queue is the order on
+//! the wire. If the socket cannot take all bytes at once, the reading task writes the rest as soon as it can.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -23,10 +23,10 @@ use tokio::time::Instant;
 
 use super::resp;
 
-/// How much is read at once, at first.
+/// The initial size of the read buffer.
 const BUFFER: usize = 16 * 1024;
 
-/// The replies to one request, or why there are none. An error of the channel says that the connection was lost.
+/// The replies to one request, or the error. A closed channel means that the connection was lost.
 pub(super) type Replies = oneshot::Receiver<RedisResult<Vec<Value>>>;
 
 pub(super) enum Socket {
@@ -41,12 +41,12 @@ pub(super) struct Wire {
 }
 
 struct State {
-    /// Over TLS, what encrypts and decrypts.
+    /// The TLS session, if there is one.
     session: Option<Box<ClientConnection>>,
-    /// What the socket has not taken yet. Over TLS the session keeps that.
+    /// Bytes that the socket has not taken yet. Over TLS the session buffers them instead.
     unsent: Vec<u8>,
     unanswered: VecDeque<Unanswered>,
-    /// The reading task.
+    /// The waker of the reading task.
     reader: Option<Waker>,
     /// Why writing failed.
     failed: Option<io::Error>,
@@ -55,7 +55,7 @@ struct State {
 
 struct Unanswered {
     sent: Instant,
-    /// How many replies it has.
+    /// The number of replies to this request.
     expects: usize,
     replies: Vec<Value>,
     answer: oneshot::Sender<RedisResult<Vec<Value>>>,
@@ -64,7 +64,7 @@ struct Unanswered {
 impl Wire {
     pub(super) fn new(socket: Socket, session: Option<ClientConnection>) -> Arc<Self> {
         let session = session.map(|mut session| {
-            // What is in flight is limited by the sender.
+            // The sender already limits how much is in flight.
             session.set_buffer_limit(None);
             Box::new(session)
         });
@@ -79,7 +79,7 @@ impl Wire {
         Arc::new(Self { socket, state: Mutex::new(state) })
     }
 
-    /// Writes some packed commands that are answered with this many replies. Never waits.
+    /// Writes packed commands that get this many replies. Never blocks.
     pub(super) fn send(&self, packed: &[u8], expects: usize) -> Replies {
         let (answer, replies) = oneshot::channel();
         let mut state = self.state();
@@ -94,7 +94,7 @@ impl Wire {
         };
         state.unanswered.push_back(unanswered);
         let written = state.write(&self.socket, packed);
-        // The reading task writes the rest, or finds out that it cannot be written.
+        // The reading task writes the rest, or reports the error.
         let reader = match written {
             Ok(true) => None,
             Ok(false) => state.reader.clone(),
@@ -125,7 +125,7 @@ impl Wire {
         self.end(&error);
     }
 
-    /// Everything that is not answered fails, now and from now on.
+    /// Fails every unanswered request, now and in the future.
     pub(super) fn end(&self, error: &RedisError) {
         let mut state = self.state();
         state.ended = true;
@@ -136,7 +136,7 @@ impl Wire {
         }
     }
 
-    /// Resolves when the oldest request has not been answered for this long.
+    /// Resolves when the oldest request has been unanswered for this long.
     async fn silence(&self, limit: Duration) {
         loop {
             let oldest = self.state().unanswered.front().map(|own| own.sent);
@@ -145,7 +145,7 @@ impl Wire {
             if until <= now {
                 return;
             }
-            // What is sent meanwhile has more time than that.
+            // Later requests have a later deadline.
             tokio::time::sleep_until(until).await;
         }
     }
@@ -172,8 +172,8 @@ impl Wire {
         }
     }
 
-    /// Reads what there is. Before it waits for more it writes what is left to write: over TLS the server may wait for
-    /// that.
+    /// Reads what is available. Before it waits for more, it writes what is left to write, because over TLS the server
+    /// may wait for that.
     fn poll_some(&self, room: &mut [u8], cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         loop {
             match self.try_read(room) {
@@ -187,7 +187,7 @@ impl Wire {
         }
     }
 
-    /// Writing failed. If the server has hung up, it may have said why before that.
+    /// Handles a failed write. If the server has closed the connection, it may have sent the reason before.
     fn poll_last_words(
         &self,
         error: io::Error,
@@ -214,8 +214,11 @@ impl Wire {
 
     fn deliver(&self, value: Value, wake_ups: &mpsc::UnboundedSender<PushInfo>) {
         let value = match value {
-            // The reply to a subscription is pushed, too.
-            Value::Push { kind, data } if kind != PushKind::Subscribe => {
+            // The reply to a subscription is a push, too. An unsubscription is never a reply: nothing here
+            // unsubscribes, and the server ends subscriptions by itself when a slot moves.
+            Value::Push { kind, data }
+                if !matches!(kind, PushKind::Subscribe | PushKind::SSubscribe) =>
+            {
                 let _ = wake_ups.send(PushInfo { kind, data });
                 return;
             }
@@ -232,7 +235,7 @@ impl Wire {
         }
     }
 
-    /// Ready when everything is written. Only for the task that reads.
+    /// Ready when everything is written. Only the reading task may call it.
     fn poll_flush(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut state = self.state();
         if !state.reader.as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
@@ -248,7 +251,7 @@ impl Wire {
     }
 
     fn try_read(&self, room: &mut [u8]) -> io::Result<usize> {
-        // Whether there is a session never changes.
+        // The presence of a session never changes.
         let mut state = self.state();
         if let Some(session) = &mut state.session {
             return try_decrypt(session, &self.socket, room);
@@ -263,7 +266,7 @@ impl Wire {
 }
 
 impl State {
-    /// True if all of it was written.
+    /// Returns true if everything was written.
     fn write(&mut self, socket: &Socket, mut bytes: &[u8]) -> io::Result<bool> {
         if let Some(session) = &mut self.session {
             session.writer().write_all(bytes)?;
@@ -280,7 +283,7 @@ impl State {
         Ok(self.unsent.is_empty())
     }
 
-    /// True if nothing is left to write.
+    /// Returns true if nothing is left to write.
     fn flush(&mut self, socket: &Socket) -> io::Result<bool> {
         loop {
             let written = match &mut self.session {
@@ -313,14 +316,14 @@ fn try_decrypt(
             return Ok(0);
         }
         if let Err(error) = session.process_new_packets() {
-            // The server is told, if it can be, why we hang up.
+            // Try to send the server the TLS alert that says why we close.
             let _ = session.write_tls(&mut &*socket);
             return Err(io::Error::new(io::ErrorKind::InvalidData, error));
         }
     }
 }
 
-/// Bytes that were read and not yet understood.
+/// Bytes that were read and not yet decoded.
 struct Received {
     bytes: Vec<u8>,
     start: usize,
@@ -328,7 +331,7 @@ struct Received {
 }
 
 impl Received {
-    /// Where the next bytes go.
+    /// Returns the space for the next bytes.
     fn room(&mut self) -> &mut [u8] {
         if self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);
@@ -383,7 +386,7 @@ impl Socket {
     }
 }
 
-/// For the session of TLS, which wants these traits.
+/// The TLS session requires these traits.
 impl Read for &Socket {
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         self.try_read(room)
@@ -400,7 +403,7 @@ impl Write for &Socket {
     }
 }
 
-/// The wire as a stream, for the Redis library, which authenticates us. Nobody else may use the wire meanwhile.
+/// The wire as a stream for the Redis library, which authenticates us over it. Nothing else may use the wire meanwhile.
 pub(super) struct Stream(pub(super) Arc<Wire>);
 
 impl AsyncRead for Stream {

@@ -1,4 +1,4 @@
-//! What the store answers, and what follows for the acquisitions of this client.
+//! The store's answers, and what follows from them for the acquisitions of this client.
 
 use std::sync::Arc;
 
@@ -12,16 +12,17 @@ use crate::engine::ticket::{After, Grant, Ticket};
 use crate::machine::{Command, Held, Outcome, Role, Terms};
 use crate::{AcquisitionId, Error, LossReason};
 
-/// How soon a release is repeated that was refused, or whose enqueue may still be applied; and how late, if it is refused
-/// again and again.
+/// How soon a release is repeated if it was refused, or if an enqueue of its id may still be applied. If it is refused
+/// repeatedly, the delay grows up to `RELEASE_AGAIN_AT_LATEST` times this.
 const RELEASE_AGAIN: Span = Span::from_millis(1000);
 const RELEASE_AGAIN_AT_LATEST: u64 = 10;
 
-/// How long after a wake-up that was believed the permit is claimed. One that is released before costs no request for it.
+/// How long after a believed wake-up the permit is claimed. A permit that is released before then needs no request for
+/// the claim.
 const CLAIM_AFTER: Span = Span::from_millis(20);
 
 impl State {
-    /// The store has answered commands that were sent at `sent`.
+    /// Applies the store's answers to commands that were sent at `sent`.
     pub(super) fn apply_reply(
         &mut self,
         commands: &[Command],
@@ -30,6 +31,7 @@ impl State {
         after: &mut After,
     ) {
         let mut asked = false;
+        self.unserved = None;
         for (command, outcome) in commands.iter().zip(reply.outcomes) {
             let Some(id) = command.id() else { continue };
             if let Outcome::Removed(role) = outcome {
@@ -37,6 +39,11 @@ impl State {
                 continue;
             }
             let renews = matches!(command, Command::Renew { .. });
+            if renews
+                && let Some(own) = self.acquisitions.get(&id).filter(|own| own.ticket.is_held())
+            {
+                after.renewed(&own.ticket, Ok(!matches!(outcome, Outcome::Gone)), sent);
+            }
             let Some(own) = self.acquisitions.get_mut(&id) else {
                 if !renews && matches!(outcome, Outcome::Held(_) | Outcome::Waiting { .. }) {
                     self.ensure_released(id, false);
@@ -56,7 +63,8 @@ impl State {
                     asked = true;
                     self.learn_place(id, ahead);
                 }
-                // Granted by another client, and the wake-up was lost. Perhaps not the only one.
+                // Another client's command granted the permit, and the wake-up was lost. There may be more such
+                // waiters.
                 (Outcome::Held(_), Some(place)) if renews => {
                     self.ask_about_first_from(place + 1, Moment::now());
                 }
@@ -79,7 +87,8 @@ impl State {
         }
     }
 
-    /// The connection was lost before the answer came. What is still wanted is sent again, in the same order.
+    /// The connection was lost before the answer arrived. Commands that are still wanted are sent again, in the same
+    /// order.
     pub(super) fn outcome_unknown(&mut self, commands: &[Command]) {
         for command in commands.iter().rev() {
             match command {
@@ -109,19 +118,35 @@ impl State {
         }
     }
 
-    /// The store refuses these commands, and asking again does not help.
+    /// Reports that the renewals among these commands were not answered. They are sent again.
+    pub(super) fn renewals_failed(&self, commands: &[Command], error: &Error, after: &mut After) {
+        for command in commands {
+            if let Command::Renew { id, .. } = command
+                && let Some(own) = self.acquisitions.get(id).filter(|own| own.ticket.is_held())
+            {
+                after.renewed(&own.ticket, Err(error.kind()), Moment::now());
+            }
+        }
+    }
+
+    /// The store refuses these commands, and repeating them does not help.
     pub(super) fn apply_refusal(&mut self, commands: &[Command], error: &Error, after: &mut After) {
         for command in commands {
             match command {
                 Command::Enqueue { id, .. } => self.fail_waiter(*id, error, after),
                 Command::Renew { id, .. } => {
                     self.fail_waiter(*id, error, after);
-                    // A holder holds until its validity ends, and asks again until then.
+                    // A holder keeps its permit until its validity ends, and repeats the renewal until then.
                     let id = *id;
                     if let Some(own) = self.acquisitions.get_mut(&id) {
                         own.renewal = None;
+                        after.renewed(&own.ticket, Err(error.kind()), Moment::now());
                         let error = error.clone();
-                        after.report(move || event!(warn, %id, %error, "renewal refused"));
+                        after.report(move || {
+                            let what =
+                                "the store refused to renew the permit; the client tries again";
+                            event!(warn, %id, %error, "{what}");
+                        });
                         self.renew_again(id, Moment::now());
                     }
                 }
@@ -133,13 +158,14 @@ impl State {
 
     fn fail_waiter(&mut self, id: AcquisitionId, error: &Error, after: &mut After) {
         let Some(own) = self.acquisitions.get(&id) else { return };
-        // One that was asked for twice has its permit from the other answer.
+        // If a second request about the same id has been granted the permit, the ticket no longer waits, and nothing
+        // fails.
         if own.ticket.clone().fail(error.clone(), after) {
             self.end(id);
         }
     }
 
-    /// It is tried again, for as long as the store may know the id: a disk that is full need not stay so.
+    /// Repeats the release as long as the store may know the id. The cause may pass: a full disk may have room again.
     fn release_refused(&mut self, id: AcquisitionId, error: &Error, after: &mut After) {
         let Some(release) = self.releases.get_mut(&id) else { return };
         release.life = Life::Unknown;
@@ -170,12 +196,12 @@ impl State {
         }
         self.releases.remove(&id);
         if self.releases.is_empty() {
-            // What could not be released has been by now.
+            // All earlier releases have succeeded by now.
             self.failed_release = None;
         }
     }
 
-    /// What the store says of one id.
+    /// Applies the store's outcome for one id.
     fn apply_outcome(
         &mut self,
         id: AcquisitionId,
@@ -193,7 +219,7 @@ impl State {
                 }
                 self.hold(id, &ticket, &held, sent, after);
             }
-            // An answer that was overtaken by the wake-up. Or the permit was released by hand, and the id queued again.
+            // A wake-up overtook this answer. Or the permit was released by its id, and the id is queued again.
             Outcome::Waiting { .. } if !ticket.is_waiting() => {
                 own.doubtful = true;
                 self.schedule_renewal(id, sent);
@@ -202,7 +228,7 @@ impl State {
                 self.stand_in_line(id);
                 self.schedule_renewal(id, sent);
             }
-            // It was said before.
+            // An earlier answer has settled the ticket.
             Outcome::Full if !ticket.is_waiting() => {}
             Outcome::Full => {
                 self.forget_in_store(id);
@@ -215,11 +241,11 @@ impl State {
                     self.forget_in_store(id);
                 }
             }
-            // Its enqueue was sent after the question, and will be answered. A second one could be applied after the
-            // permit that the first one got has ended, and leave the id in the queue.
+            // The enqueue was sent after the query, and will be answered. A second enqueue could be applied after the
+            // permit that the first one got has ended. It would leave the id in the queue.
             Outcome::Gone if ticket.is_waiting() && own.life == Life::Sent => {}
             Outcome::Gone if ticket.is_waiting() => {
-                // Passed over as dead, or the store lost its data: back to the end of the queue.
+                // The store expired the waiter, or lost its data. The waiter goes to the end of the queue.
                 self.leave_line(id);
                 self.want_enqueue(id);
             }
@@ -231,7 +257,7 @@ impl State {
         }
     }
 
-    /// The store has granted a permit, or renewed it, by a request that was sent at `sent`.
+    /// The store has granted or renewed a permit, in answer to a request that was sent at `sent`.
     fn hold(
         &mut self,
         id: AcquisitionId,
@@ -243,8 +269,8 @@ impl State {
         let valid_until = held.valid_until(ticket.semaphore.terms, sent);
         if ticket.is_waiting() {
             if valid_until <= Moment::now() {
-                // The answer took longer than it is good for. Nobody has seen the permit: claim it anew. A try asks
-                // anew, and is told if another client has it by now.
+                // The answer took longer than the permit is valid. The caller has not seen the permit, so a waiter
+                // claims it again. A try asks again, and is answered `Full` if another client has the permit by now.
                 return if ticket.queues { self.claim(id) } else { self.want_enqueue(id) };
             }
             self.leave_line(id);
@@ -260,8 +286,8 @@ impl State {
 
     /// A wake-up says that this waiter was granted a permit, at the moment `told.1` or later.
     ///
-    /// If at least half of the time to claim it is left, the permit is held at once and claimed a little later. Otherwise
-    /// the wake-up may be as old as it likes, and the store is asked first.
+    /// If at least half of the time to claim it is left, the client holds the permit at once and claims it a little
+    /// later. Otherwise, or if the age of the wake-up is not known, the client asks the store first.
     pub(super) fn woken(
         &mut self,
         id: AcquisitionId,
@@ -289,15 +315,15 @@ impl State {
             ticket.set_limited_by_ttl();
         }
         self.hold(id, &ticket, &held, granted_at, after);
-        // The queue has moved: who is first now may be close to the head.
+        // The queue has moved, so the new first waiter may be close to the head.
         self.schedule_question(None, false, false);
         if lease.is_some() && !ticket.is_limited_by_ttl() {
             self.set_renewal(id, now + CLAIM_AFTER);
         }
     }
 
-    /// The store does not know it. But an enqueue that was sent over an earlier connection may still be applied, or may have
-    /// been after the store was asked.
+    /// Forgets an id that the store does not know. But an enqueue that was sent over an earlier connection may still be
+    /// applied, or may have been applied after this answer. In that case the id is released.
     fn forget_in_store(&mut self, id: AcquisitionId) {
         if self.core.has_stragglers() {
             self.end(id);
@@ -306,7 +332,8 @@ impl State {
         }
     }
 
-    /// The store says that it waits. If it did not before, it stands behind every other waiter of ours.
+    /// The store has answered that the id waits. If it did not wait before, it is behind all other waiters of this
+    /// client.
     fn stand_in_line(&mut self, id: AcquisitionId) {
         let Some(own) = self.acquisitions.get_mut(&id) else { return };
         if own.place.is_none() {
@@ -316,7 +343,7 @@ impl State {
         }
     }
 
-    /// Whether it is the first of our waiters.
+    /// Whether the id is the first waiter of this client.
     fn is_first(&self, id: AcquisitionId) -> bool {
         self.waiting.first_key_value().is_some_and(|(_, first)| *first == id)
     }

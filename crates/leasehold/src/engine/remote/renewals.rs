@@ -1,4 +1,5 @@
-//! What keeps leases alive, and finds wake-ups that were lost: when a name renews, asks and sweeps.
+//! Keeps leases alive and finds lost wake-ups: decides when a name renews, and when it sends the periodic query about
+//! its first waiter.
 
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ impl State {
         self.renew_again(id, now);
     }
 
-    /// Renewals go in batches: those that are due, and those that will be soon.
+    /// Renews a batch: the leases that are due now, and those that are due soon.
     fn renew_from(&mut self, first: AcquisitionId, now: Moment) {
         let Some(lease) = self.acquisitions[&first].ticket.semaphore.terms.lease else { return };
         self.renew(first, now);
@@ -43,7 +44,7 @@ impl State {
         }
     }
 
-    /// Renews one, unless that is under way. Its silence is judged by [`timing`].
+    /// Renews one id, unless its renewal is already waiting or in flight. [`timing`] judges its silence.
     pub(super) fn renew(&mut self, id: AcquisitionId, now: Moment) {
         let Some(own) = self.acquisitions.get_mut(&id) else { return };
         if own.renewal.is_some() {
@@ -54,7 +55,7 @@ impl State {
         self.send_renewal(id);
     }
 
-    /// When to look again, should the renewal of a holder not be answered.
+    /// Sets the timer that checks again if a holder's renewal is not answered.
     pub(super) fn renew_again(&mut self, id: AcquisitionId, now: Moment) {
         let Some(own) = self.acquisitions.get(&id).filter(|own| own.ticket.is_held()) else {
             return;
@@ -66,7 +67,7 @@ impl State {
         self.set_renewal(id, now + Span::from_duration(plan.wait));
     }
 
-    /// Puts a renewal in line. A holder's does not wait behind other commands.
+    /// Queues a renewal. A holder's renewal does not wait behind other commands.
     pub(super) fn send_renewal(&mut self, id: AcquisitionId) {
         let Some(own) = self.acquisitions.get_mut(&id) else { return };
         if std::mem::replace(&mut own.wants.renewal, true) {
@@ -79,7 +80,8 @@ impl State {
         }
     }
 
-    /// The connection is new. Whoever the store knew is asked about; the rest is sent again anyway.
+    /// Asks about every id that the store has answered before, because the connection is new. The other commands are
+    /// sent again anyway.
     pub(super) fn renew_everyone(&mut self, now: Moment) {
         let known = self.acquisitions.iter().filter(|(_, own)| own.life == Life::Answered);
         let mut known: Vec<_> = known.map(|(id, _)| *id).collect();
@@ -89,7 +91,7 @@ impl State {
         }
     }
 
-    /// Asks about the first waiter, and goes on while anybody waits.
+    /// Sends the periodic query about the first waiter, and schedules the next one while there are waiters.
     pub(super) fn ask(&mut self, now: Moment) {
         self.ask_at = None;
         #[cfg(feature = "broken")]
@@ -98,13 +100,13 @@ impl State {
         }
         self.ask_about_first_from(0, now);
         if !self.waiting.is_empty() {
-            // The answer says more.
+            // The answer sets a better time.
             self.set_question(now + timing::question(Place::default(), false, None));
         }
     }
 
-    /// After an answer, while anybody waits: when to ask again. `asked` says whether it was an answer about our first
-    /// waiter.
+    /// Schedules the next query after an answer, while there are waiters. `asked` says whether the answer was about our
+    /// first waiter.
     pub(super) fn schedule_question(
         &mut self,
         next_expiry: Option<Span>,
@@ -120,7 +122,8 @@ impl State {
         }
     }
 
-    /// The first in the queue is ours, and is granted a permit when it is asked about after this time.
+    /// Schedules a query for a token. The first waiter in the queue is ours, and is granted a permit if it is queried
+    /// after this time.
     pub(super) fn ask_for_token(&mut self, after: Span) {
         let at = Moment::now() + after;
         if !self.waiting.is_empty() && self.ask_at.is_none_or(|earlier| at < earlier) {
@@ -128,7 +131,7 @@ impl State {
         }
     }
 
-    /// The store says how many waiters are ahead of our first one.
+    /// Records how many waiters are ahead of our first one.
     pub(super) fn learn_place(&mut self, id: AcquisitionId, ahead: usize) {
         let now = Moment::now();
         let before = self.place_of_first.filter(|(known, ..)| *known == id);
@@ -149,7 +152,7 @@ impl State {
         }
     }
 
-    /// After an answer: when to renew next.
+    /// Schedules the next renewal after an answer.
     pub(super) fn schedule_renewal(&mut self, id: AcquisitionId, sent: Moment) {
         let Some(own) = self.acquisitions.get(&id) else { return };
         let ticket = own.ticket.clone();
@@ -161,7 +164,7 @@ impl State {
             }
             return;
         }
-        // A waiter's place, somewhere in the second third of its patience.
+        // A waiter renews its place at a random moment in the second third of its patience.
         let Some(patience) = ticket.semaphore.terms.patience() else { return };
         let third = patience.divided_by(3);
         let spread = Span::from_micros(scatter(id.sequence() ^ sent.micros()) % third.micros() + 1);
@@ -199,7 +202,7 @@ impl State {
         self.timers.insert((at, Timer::End(id)));
     }
 
-    /// A lease that cannot survive a lost connection at this round-trip time: said once for each name.
+    /// Warns, once for each name, of a lease that cannot survive a lost connection at this round-trip time.
     pub(super) fn warn_of_short_lease(&mut self, ticket: &Arc<Ticket>, after: &mut After) {
         let Some(lease) = ticket.semaphore.terms.lease.filter(|_| !self.warned_of_short_lease)
         else {
@@ -212,20 +215,20 @@ impl State {
             let ticket = ticket.clone();
             after.report(move || {
                 let (name, lease) = (ticket.semaphore.named.name().as_str(), lease.duration());
-                let what = "the lease is too short for this round-trip time: a lost connection loses the permit";
+                let what = "the lease is too short for this round-trip time: if the connection is lost, so is the permit";
                 event!(warn, name, ?lease, ?round_trip, ?shortest, "{what}");
             });
         }
     }
 }
 
-/// A little later, by up to a tenth but at most 100 ms, so that not all clients ask at once.
+/// Delays by up to a tenth more, but at most 100 ms, so that not all clients ask at once.
 fn jittered(delay: Span) -> Span {
     let most = (delay.micros() / 10).clamp(1, 100_000);
     Span::from_micros(delay.micros() + scatter(Moment::now().micros()) % most + 1)
 }
 
-/// Spreads numbers evenly; nothing secret.
+/// Hashes a number, to spread numbers evenly. Not for secrets.
 fn scatter(number: u64) -> u64 {
     let mixed = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,4 +1,4 @@
-//! What this client knows of one name of a remote store, and what it does about it.
+//! The state of one name of a remote store in this client, and the transitions that need no answer.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -15,56 +15,61 @@ use crate::machine::{Command, Declared, Known, Share, Terms};
 use crate::semaphore::Declaration;
 use crate::{AcquisitionId, Error};
 
-/// From this many on, what is no longer wanted is removed from what is to be sent.
+/// From this many commands on, those that are no longer wanted are removed from `unsent`.
 pub(super) const CROWD: usize = 1024;
 
 pub(super) struct State {
     pub(super) core: Arc<Core>,
+    /// The server that serves the name, as far as this name has noticed.
     pub(super) to: Destination,
     pub(super) closed: bool,
     pub(super) acquisitions: IdMap<AcquisitionId, Acquisition>,
     pub(super) releases: IdMap<AcquisitionId, Unreleased>,
-    /// What is to be sent, in order.
+    /// The commands that have to be sent, in order.
     pub(super) unsent: VecDeque<Want>,
-    /// Holders whose renewal is to be sent.
+    /// Holders whose renewal has to be sent.
     pub(super) renewals: VecDeque<AcquisitionId>,
-    /// Whether this name stands in the sender's line: for `unsent`, and for `renewals`.
+    /// Whether this name is in the sender's line: for `unsent`, and for `renewals`.
     pub(super) in_line: (bool, bool),
     pub(super) in_flight: usize,
-    /// The waiters, in the order of the store's queue, so that the first can be asked about. That is not the order in
-    /// which they were enqueued: a waiter that was taken for dead queues again.
+    /// Whether the name rests before it sends again, because the store could not serve it just now.
+    pub(super) rests: bool,
+    /// Since when the store has not been able to serve the name, although it serves others.
+    pub(super) unserved: Option<Moment>,
+    /// The waiters in the order of the store's queue, so that the client can ask about the first one. That is not the
+    /// order in which they were first enqueued: a waiter that expired in the store is queued again.
     pub(super) waiting: BTreeMap<u64, AcquisitionId>,
     pub(super) last_place: u64,
     pub(super) timers: BTreeSet<(Moment, Timer)>,
-    /// When the engine's thread is to come by.
+    /// When the engine's thread fires the timer of this name.
     pub(super) timer_at: Option<Moment>,
-    /// When to ask about the first waiter.
+    /// When to send the next periodic query about the first waiter.
     pub(super) ask_at: Option<Moment>,
-    /// What the store has said of our first waiter, and when.
+    /// What the store last answered about our first waiter, and when.
     pub(super) place_of_first: Option<(AcquisitionId, Place, Moment)>,
-    /// The error of a release that nobody waits for.
+    /// The error of a release that no caller waits for.
     pub(super) failed_release: Option<Error>,
     pub(super) warned_of_short_lease: bool,
-    /// The longest lease of any acquisition so far.
+    /// The longest lease of all acquisitions so far.
     pub(super) longest_lease: Option<Span>,
 }
 
 /// One acquisition that waits or holds.
 pub(super) struct Acquisition {
     pub(super) ticket: Arc<Ticket>,
-    /// Of its enqueue.
+    /// The life of its enqueue.
     pub(super) life: Life,
-    /// The store has answered something about it.
+    /// Whether the store has answered any command about it.
     pub(super) known: bool,
-    /// One of its enqueues may have been applied without our knowing, or may still be.
+    /// Whether one of its enqueues may have been applied, or may still be applied, without an answer.
     pub(super) doubtful: bool,
-    /// What of it is in `unsent`.
+    /// Which of its commands are in `unsent`.
     pub(super) wants: Wants,
-    /// Since when a renewal is due, sent or in flight.
+    /// Since when a renewal is waiting to be sent or answered.
     pub(super) renewal: Option<Moment>,
-    /// Whether silence makes the connection suspect: see [`super::timing`].
+    /// Whether silence makes the connection suspect: see [`crate::engine::timing`].
     pub(super) silence_is_suspect: bool,
-    /// Its place in `waiting`, once the store has said that it waits.
+    /// Its place in `waiting`, once the store has answered that it waits.
     pub(super) place: Option<u64>,
     pub(super) renew_at: Option<Moment>,
     pub(super) ends_at: Option<Moment>,
@@ -82,17 +87,17 @@ pub(super) struct Unreleased {
     pub(super) known: Known,
     /// See [`Acquisition::doubtful`].
     pub(super) doubtful: bool,
-    /// Something was heard of the id after the release was sent: it is released once more.
+    /// Whether an answer about the id arrived after the release was sent, so that the id is released once more.
     pub(super) again: bool,
-    /// How often the store has refused it.
+    /// How often the store has refused the release.
     pub(super) refused: u32,
-    /// Who waits for the outcome, and until when.
+    /// The ticket that waits for the outcome, and until when.
     pub(super) ticket: Option<(Arc<Ticket>, Moment)>,
-    /// By then the store must have expired the id. None if it never does.
+    /// By then the store must have expired the id. `None` if it never expires.
     pub(super) until: Option<Moment>,
 }
 
-/// A command that is to be sent. It is made when it is taken, from what is known then.
+/// A command that has to be sent. The command itself is created when it is taken, from the state at that moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Want {
     Enqueue(AcquisitionId),
@@ -102,17 +107,17 @@ pub(super) enum Want {
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Timer {
-    /// The acquire has waited long enough.
+    /// The acquire has reached its time limit.
     GiveUp(AcquisitionId),
-    /// The holder may not believe in its permit any longer.
+    /// The holder must not believe in its permit any longer.
     End(AcquisitionId),
     /// A renewal is due, or was not answered.
     Renew(AcquisitionId),
-    /// A lease may have ended in the store, or a wake-up may have been lost: ask about the first waiter.
+    /// A lease may have ended in the store, or a wake-up may have been lost, so the client queries the first waiter.
     Ask,
     /// The caller of a release has waited long enough.
     ReleaseUnanswered(AcquisitionId),
-    /// Release it once more, unless the store must have expired it.
+    /// The id is released once more, unless the store must have expired it.
     ReleaseAgain(AcquisitionId),
 }
 
@@ -128,6 +133,8 @@ impl State {
             renewals: VecDeque::new(),
             in_line: (false, false),
             in_flight: 0,
+            rests: false,
+            unserved: None,
             waiting: BTreeMap::new(),
             last_place: 0,
             timers: BTreeSet::new(),
@@ -168,7 +175,7 @@ impl State {
         self.acquisitions.insert(ticket.id, acquisition);
     }
 
-    /// The acquisition ends here. Nothing is sent.
+    /// Removes the acquisition from this client. Nothing is sent.
     pub(super) fn forget(&mut self, id: AcquisitionId) -> Option<Acquisition> {
         self.leave_line(id);
         let acquisition = self.acquisitions.remove(&id)?;
@@ -178,7 +185,7 @@ impl State {
         Some(acquisition)
     }
 
-    /// The acquisition ends here, and in the store if the store may know it.
+    /// Ends the acquisition in this client, and in the store if the store may know it.
     pub(super) fn end(&mut self, id: AcquisitionId) -> Option<Arc<Ticket>> {
         let Acquisition { ticket, life, doubtful, .. } = self.forget(id)?;
         if life.needs_release() {
@@ -213,12 +220,13 @@ impl State {
         self.want(Want::Release(id));
     }
 
-    /// Nobody here waits for this id any more, and the store may know it: whatever was sent before, a release follows.
+    /// Makes sure that a release follows, whatever was sent before. No task of this client waits for the id any more,
+    /// but the store may know it.
     pub(super) fn ensure_released(&mut self, id: AcquisitionId, doubtful: bool) {
         if let Some(release) = self.releases.get_mut(&id) {
             release.again |= release.life == Life::Sent;
             release.doubtful |= doubtful;
-            // It may wait in the queue again, and its time counts anew.
+            // The id may be in the queue again, and its time to expire starts again.
             if release.known != Known::Unused {
                 release.known = Known::Nothing;
             }
@@ -238,13 +246,14 @@ impl State {
 
     pub(super) fn want(&mut self, want: Want) {
         self.unsent.push_back(want);
-        // Those who come and go during an outage leave nothing behind.
+        // Acquires that are started and dropped during an outage must not accumulate here.
         if self.unsent.len() >= CROWD && self.unsent.len().is_power_of_two() {
             self.forget_unwanted();
         }
     }
 
-    /// Removes what is no longer wanted from what is to be sent, and the releases of ids that the store must have expired.
+    /// Removes the commands that are no longer wanted from `unsent`, and the releases of ids that the store must have
+    /// expired.
     pub(super) fn forget_unwanted(&mut self) {
         let mut unsent = std::mem::take(&mut self.unsent);
         unsent.retain(|want| self.is_wanted(*want));
@@ -261,7 +270,8 @@ impl State {
         }
     }
 
-    /// Asks whether a waiter holds, although that may be under way: the answer may be older than what we know.
+    /// Queries whether a waiter holds a permit, even if such a query is in flight: its answer may be older than what
+    /// the client knows.
     pub(super) fn claim(&mut self, id: AcquisitionId) {
         let Some(acquisition) = self.acquisitions.get_mut(&id) else { return };
         acquisition.renewal.get_or_insert_with(Moment::now);
@@ -281,7 +291,7 @@ impl State {
         }
     }
 
-    /// The commands that are still wanted, best order first: releases make room for what follows.
+    /// Takes the commands that are still wanted. Releases come first, because they make room for what follows.
     pub(super) fn take(&mut self, room: usize, declared: Declared) -> Vec<Command> {
         let mut commands = Vec::with_capacity(self.unsent.len().min(room));
         while commands.len() < room
@@ -352,7 +362,7 @@ impl State {
                 Timer::Ask => self.ask(now),
                 Timer::ReleaseUnanswered(id) => {
                     let since = at.minus(self.core.settings.answer_timeout);
-                    let error = self.core.unavailable(self.to, since, now);
+                    let error = self.core.unavailable(Some(self.to), since, now);
                     self.answer_release(id, Err(error), after);
                 }
                 Timer::ReleaseAgain(id) => self.release_again(id, now),
@@ -360,7 +370,7 @@ impl State {
         }
     }
 
-    /// Tells whoever waits for a release how it ended. True if somebody did.
+    /// Reports the outcome of a release to the caller that waits for it. Returns whether a caller waited.
     pub(super) fn answer_release(
         &mut self,
         id: AcquisitionId,
@@ -386,11 +396,11 @@ impl State {
     pub(super) fn give_up(&mut self, id: AcquisitionId, now: Moment, after: &mut After) {
         let Some(own) = self.acquisitions.get(&id) else { return };
         let ticket = own.ticket.clone();
-        // A try is answered at once: one that runs out of time was not answered.
-        let answered = ticket.queues && own.known;
+        // A try is answered at once. So if it reaches its time limit, it was not answered.
+        let answered = ticket.queues && own.known && self.unserved.is_none();
         let error = match self.core.sender.silent_since(self.to, now) {
             None if answered => timed_out(&ticket),
-            _ => self.core.unavailable(self.to, ticket.queued_at, now),
+            _ => self.core.unavailable(Some(self.to), ticket.queued_at, now),
         };
         if ticket.fail(error, after) {
             self.end(id);
@@ -426,8 +436,8 @@ impl State {
     }
 }
 
-/// When the store must have expired an id that is silent from now on. A waiter that is granted a permit at the very end
-/// of its patience has up to a lease to claim it.
+/// Returns when the store must have expired an id that is silent from now on. A waiter that is granted a permit at the
+/// very end of its patience has up to one lease to claim it.
 fn expired_by(terms: Terms) -> Option<Moment> {
     let (patience, lease) = terms.patience().zip(terms.lease)?;
     Some(Moment::now() + patience + lease)

@@ -1,4 +1,4 @@
-//! One name, without a store: what follows from an answer.
+//! One name without a store: what follows from each answer.
 
 use super::state::{CROWD, Want};
 use super::*;
@@ -22,14 +22,14 @@ fn holding() -> (State, Arc<Ticket>) {
     (state, ticket)
 }
 
-/// Two claims of one permit may be under way in two requests: a wake-up came, and the question once a second.
+/// Two claims of one permit may be in flight in two requests: one after a wake-up, and one that is sent once a second.
 #[test]
 fn a_claim_that_fails_after_another_was_answered_takes_nothing_away() {
     let (mut state, ticket) = holding();
     let claim = [Command::Renew { id: ticket.id, terms: Terms::default() }];
     let (refused, mut after) = (Error::Refused { what: "a test".into() }, After::default());
     state.apply_refusal(&claim, &refused, &mut after);
-    // Nor does the answer to a try that was sent twice.
+    // The answer to a try that was sent twice takes nothing away either.
     let reply = Reply { outcomes: vec![Outcome::Full], ..Default::default() };
     state.apply_reply(&claim, reply, Moment::now(), &mut after);
     state.outcome_unknown(&claim);
@@ -37,7 +37,7 @@ fn a_claim_that_fails_after_another_was_answered_takes_nothing_away() {
     assert!(state.unsent.is_empty() && state.releases.is_empty());
 }
 
-/// A script decides about all of its ids together, and so must not be asked for one of them twice.
+/// A script decides about all of its ids together, so a batch must not contain the same command twice.
 #[test]
 fn nobody_is_asked_for_twice_in_one_batch() {
     let (mut state, held) = holding();
@@ -51,7 +51,7 @@ fn nobody_is_asked_for_twice_in_one_batch() {
     assert_eq!(state.take(100, ONE).len(), 2);
 }
 
-/// Two questions are told that a waiter is gone, and the second answer comes while its new enqueue is in flight.
+/// Two renewals of a waiter are answered `Gone`, and the second answer arrives while its new enqueue is in flight.
 #[test]
 fn a_waiter_that_is_gone_is_enqueued_once() {
     let (mut state, held) = holding();
@@ -65,7 +65,8 @@ fn a_waiter_that_is_gone_is_enqueued_once() {
     assert!(state.take(100, ONE).is_empty(), "a second enqueue");
 }
 
-/// Released by hand and enqueued again, while an older wake-up was believed: so the release looks in the queue, too.
+/// The permit was released by its id and enqueued again, while an older wake-up was believed. So the release must also
+/// look in the queue.
 #[test]
 fn a_holder_that_may_be_in_the_queue_is_looked_for_there() {
     let (mut state, ticket) = holding();
@@ -78,7 +79,7 @@ fn a_holder_that_may_be_in_the_queue_is_looked_for_there() {
     assert!(matches!(release[..], [Command::Release { known: Known::Nothing, .. }]));
 }
 
-/// Dropping a command costs nothing only while it was never sent.
+/// Dropping a command costs nothing only if it was never sent.
 #[test]
 fn an_id_is_released_unless_it_was_never_sent() {
     let lives = [Life::Unsent, Life::Sent, Life::Answered, Life::Unknown];
@@ -111,7 +112,7 @@ fn a_release_is_repeated_until_the_store_must_have_expired_the_id() {
     assert!(state.releases.is_empty() && state.take(100, ONE).is_empty());
 }
 
-/// However many there are: only what is no longer wanted is removed from what is to be sent.
+/// However many commands wait to be sent, only those that are no longer wanted are removed.
 #[test]
 fn no_release_of_a_crowd_is_forgotten() {
     let (mut state, held) = holding();

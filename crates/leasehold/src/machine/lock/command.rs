@@ -1,34 +1,39 @@
-//! What a client asks of the locks of a store, and what the store answers.
+//! The commands that clients send about locks, and the store's outcomes.
 
 use std::sync::Arc;
 
 use super::{Acquired, By, Holder, LockMachine, Record, Verdict};
+use crate::backend::Subject;
 use crate::name::Name;
 use crate::{Fence, LockId};
 
-/// One attempt, and one atomic step.
+/// One command, which the store applies in one atomic step.
 #[derive(Clone, Debug)]
 pub(crate) enum LockCommand {
-    /// For `ttl` milliseconds.
+    /// Acquires the lock for `ttl` milliseconds.
     Acquire {
         key: Name,
         id: LockId,
         ttl: u64,
         notify: NotifyWhen,
         holder: Arc<Holder>,
-        /// The fence that the client expects, because it was granted the one before. A store may save a question if it
-        /// is right. `None` if the client found the lock held when it last asked.
+        /// The fence that the client expects, because it was granted the one before. If it is right, a store may save
+        /// one read. `None` if the lock was held when the client last asked.
         expected: Option<Fence>,
     },
     Release {
         id: LockId,
-        /// The key, if the client acquired it with this id, has not asked for an extension, and knows that the lease
-        /// has not ended. Then a store need not look for it, nor at the clock.
-        held: Option<Name>,
+        /// `None` if the client does not know it.
+        key: Option<Name>,
+        /// Whether the client acquired the key with this id, has not asked for an extension, and knows that the lease
+        /// has not ended. Then a store need not look up the key or read the clock.
+        held: bool,
     },
-    /// Replaces what is left of the TTL with `ttl` milliseconds.
+    /// Replaces the remaining time with `ttl` milliseconds.
     Extend {
         id: LockId,
+        /// `None` if the client does not know it.
+        key: Option<Name>,
         ttl: u64,
     },
     IsLocked {
@@ -38,23 +43,38 @@ pub(crate) enum LockCommand {
     Lookup(By),
 }
 
+impl LockCommand {
+    pub(crate) fn subject(&self) -> Subject<'_> {
+        match self {
+            Self::Acquire { key, .. }
+            | Self::IsLocked { key, .. }
+            | Self::Lookup(By::Key(key))
+            | Self::Release { key: Some(key), .. }
+            | Self::Extend { key: Some(key), .. } => Subject::Lock(key),
+            Self::Release { id, .. } | Self::Extend { id, .. } | Self::Lookup(By::Id(id)) => {
+                Subject::LockId(id)
+            }
+        }
+    }
+}
+
 /// When a client wants to be notified of the next release of a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NotifyWhen {
     Never,
     /// If this acquire finds the lock held.
     IfLocked,
-    /// Whatever the outcome: other tasks of the client wait, too.
+    /// Whatever the outcome, because other tasks of the client wait too.
     Always,
 }
 
-/// What a store answers, each to the command of the same name.
+/// The store's outcomes. Each answers the command of the same name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum LockOutcome {
     Acquire(Acquired),
-    /// With the key that was unlocked, where the store knows it.
+    /// Contains the key that was unlocked, if the store knows it.
     Release(Verdict<Option<Name>>),
-    /// With the new end, in milliseconds of the store's clock.
+    /// Contains the new expiry, in milliseconds of the store's clock.
     Extend(Verdict<u64>),
     IsLocked(bool),
     Lookup(Option<Record>),
@@ -69,7 +89,7 @@ impl LockMachine {
             LockCommand::Release { id, .. } => {
                 LockOutcome::Release(self.release(*id, now).map(Some))
             }
-            LockCommand::Extend { id, ttl } => LockOutcome::Extend(self.extend(*id, *ttl, now)),
+            LockCommand::Extend { id, ttl, .. } => LockOutcome::Extend(self.extend(*id, *ttl, now)),
             LockCommand::IsLocked { key, clean_up } => {
                 LockOutcome::IsLocked(self.is_locked(key, *clean_up, now))
             }

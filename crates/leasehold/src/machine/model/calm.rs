@@ -1,15 +1,16 @@
-//! What becomes of a state if nothing goes wrong any more.
+//! What a state leads to if nothing goes wrong any more.
 //!
-//! Liveness, as far as a finite search can show it: from every state that can be reached, one orderly future is played
-//! to its end. Messages arrive, connections are mended, holders let go at once, nobody gives up, and waiters give a sign of
-//! life in each step of the clock. An operator ends a pause first, and lets the heaviest in. It ends when everyone is idle and nothing is on its way; as nobody gives up, each
-//! waiter got there by holding. The dead stay dead, and the store may go on taking them for connected.
+//! This is liveness, as far as a finite search can show it. From every reachable state, one orderly future is played to
+//! its end. Messages arrive, connections recover, holders release at once, no waiter gives up, and waiters renew in
+//! each step of the clock. First an operator ends a pause, and raises the capacity so that the heaviest permit fits.
+//! The future ends when every client is idle and no message is in flight. No waiter gives up, so each one became idle
+//! by holding. Dead clients stay dead, and the store may continue to believe that they are connected.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::*;
 
-/// No orderly future takes longer than this: it goes round in a circle.
+/// No orderly future takes more steps than this. One that does never ends.
 const LONGEST: usize = 300;
 
 impl World {
@@ -29,7 +30,7 @@ impl World {
                 return false;
             }
             if !self.calm_step(&mut state) {
-                // What is still sent has been lost on its way.
+                // A release that still counts as sent was lost on its way.
                 let lost =
                     |client: &Client| client.releases.iter().any(|own| own.life == Life::Sent);
                 if state.clients.iter().any(lost) {
@@ -42,7 +43,7 @@ impl World {
         true
     }
 
-    /// False if there is nothing left to do.
+    /// Takes one step. Returns `false` if there is nothing left to do.
     fn calm_step(&self, state: &mut State) -> bool {
         if state.store.machine.limits().paused().is_some() {
             state.steer(self, &Steer::Resume);

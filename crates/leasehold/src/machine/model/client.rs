@@ -1,9 +1,9 @@
-//! The client's side of the model: what `engine/remote` does about one acquisition, and what it sends, without timers,
-//! batches and threads. Whenever the engine might do something, it may be done here, and whenever that is.
+//! The client's side of the model: what `engine/remote` does for one acquisition and what it sends, without timers,
+//! batches and threads. Whatever the engine does at some time, the model may do at any time.
 
 use super::*;
 
-/// A client, or rather a place for one: when it dies, another takes its place.
+/// A client, or rather a place for one: when a client dies, another one takes its place.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Client {
     pub(super) own_id: ClientId,
@@ -11,9 +11,9 @@ pub(super) struct Client {
     sequence: u64,
     pub(super) stage: Stage,
     pub(super) releases: Vec<Release>,
-    /// Whether it reaches the store, and wake-ups reach it.
+    /// Whether its requests reach the store, and wake-ups reach it.
     pub(super) connected: bool,
-    /// Whether the store takes those for connected that died in this place.
+    /// Whether the store still believes that the clients that died in this place are connected.
     pub(super) half_open: bool,
 }
 
@@ -21,7 +21,7 @@ pub(super) struct Client {
 pub(super) enum Stage {
     Idle,
     Waiting(Waiting),
-    /// Its enqueue may still be in flight: a wake-up came first.
+    /// The enqueue may still be in flight: a wake-up arrived first.
     Held {
         id: AcquisitionId,
         life: Life,
@@ -35,15 +35,15 @@ pub(super) enum Stage {
 #[allow(clippy::struct_excessive_bools)] // each is one of the engine's
 pub(super) struct Waiting {
     pub(super) id: AcquisitionId,
-    /// Of its enqueue.
+    /// The life of its enqueue.
     pub(super) life: Life,
-    /// One of its enqueues was not answered.
+    /// Whether one of its enqueues was not answered.
     pub(super) doubtful: bool,
-    /// Whether the store has said that it is in the queue.
+    /// Whether the store has answered that it is in the queue.
     pub(super) queued: bool,
-    /// Whether an enqueue is to be sent.
+    /// Whether an enqueue has to be sent.
     pub(super) enqueue: bool,
-    /// Whether it may hold, so that the store is asked at once.
+    /// Whether it may hold a permit, so that the client asks the store at once.
     pub(super) claim: bool,
 }
 
@@ -63,19 +63,19 @@ pub(super) enum Life {
     Unknown,
 }
 
-/// The engine's `Unreleased`: an id that the client is done with.
+/// The engine's `Unreleased`: an id that the client no longer needs.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[allow(clippy::struct_excessive_bools)] // each is one of the engine's
 pub(super) struct Release {
     pub(super) id: AcquisitionId,
-    /// [`Life::Answered`] if it was, and is repeated all the same.
+    /// [`Life::Answered`] if it was answered but is still repeated.
     pub(super) life: Life,
-    /// The id is known to have been a holder: it is not looked for in the queue.
+    /// Whether the id is known to have been a holder, so that the store does not look for it in the queue.
     pub(super) confirmed: bool,
-    /// Nobody has seen the permit, if there was one: where there is a rate.
+    /// Whether no caller has seen the permit, if there was one. Used only where there is a rate.
     pub(super) unused: bool,
     pub(super) doubtful: bool,
-    /// Something was heard of the id after the release was sent.
+    /// Whether an answer about the id arrived after the release was sent.
     pub(super) again: bool,
     /// By then the store must have expired the id.
     pub(super) until: Moment,
@@ -91,7 +91,7 @@ impl Release {
     }
 }
 
-/// Client ids say whose place it is, and how many have died there.
+/// A client id encodes its place (from 1 on), times this, plus the number of clients that have died there.
 const LIVES: u64 = 1000;
 
 pub(super) fn slot(client: ClientId) -> usize {
@@ -131,7 +131,7 @@ impl Client {
         matches!(self.stage, Stage::Held { valid_until, .. } if now < valid_until)
     }
 
-    /// Whether what it believes in is what the store has.
+    /// Whether the store has the permit that the client believes in.
     pub(super) fn agrees_with(&self, state: &State) -> bool {
         let Stage::Held { id: own, fence: believed, .. } = self.stage else { return false };
         state
@@ -171,7 +171,8 @@ impl Client {
                 }
             }
             Stage::Held { id, life, doubtful, .. } => {
-                // Without an enqueue in flight or in doubt, a holder is not in the queue: then it is all the same.
+                // A holder whose enqueue is neither in flight nor in doubt is not in the queue, so the store need not
+                // look there. Without pipelining both releases do the same, so only one of them is modelled.
                 let certain = !doubtful && life == Life::Answered;
                 let confirmed = certain && world.is_pipelined();
                 self.add_release(world, id, (confirmed, false), doubtful, now);
@@ -193,12 +194,12 @@ impl Client {
         self.releases.push(Release { id, life, confirmed, unused, doubtful, again, until });
     }
 
-    /// Nobody here waits for this id any more, and the store may know it.
+    /// Releases an id that this client no longer needs and that the store may know.
     fn ensure_released(&mut self, world: &World, id: AcquisitionId, doubtful: bool, now: Moment) {
         if let Some(release) = self.release(id) {
             release.again |= release.life == Life::Sent && !world.is(Broken::NoAgain);
             release.doubtful |= doubtful;
-            // It may wait in the queue again, and its time counts anew.
+            // The id may be in the queue again, and its time to expire starts again.
             (release.confirmed, release.until) = (false, world.expired_by(now));
         } else if !world.is(Broken::LateAnswer) {
             self.add_release(world, id, (false, true), doubtful, now);
@@ -209,7 +210,7 @@ impl Client {
         self.releases.iter_mut().find(|release| release.id == id)
     }
 
-    /// A release that was repeated for long enough.
+    /// Forgets a release that was repeated for long enough.
     pub(super) fn forget(&mut self, id: AcquisitionId) {
         self.releases.retain(|release| release.id != id);
     }
@@ -219,7 +220,7 @@ impl Client {
         *self = Self { own_id: successor, half_open: true, ..Self::new(1, self.in_flight) };
     }
 
-    /// What it may send now. What is urgent does not wait for a timer.
+    /// The requests that the client may send now. Urgent ones do not wait for a timer.
     pub(super) fn asks(&self, world: &World) -> Vec<(Ask, AcquisitionId, Urgent)> {
         let mut asks = Vec::new();
         for release in &self.releases {
@@ -242,7 +243,7 @@ impl Client {
         asks
     }
 
-    /// Whether it makes a difference that a request was sent and lost.
+    /// Whether it makes a difference to the client that a request was sent and lost.
     pub(super) fn minds_loss(&self, world: &World, ask: Ask, id: AcquisitionId) -> bool {
         let mut lost = self.clone();
         lost.sends(ask, id);
@@ -265,7 +266,7 @@ impl Client {
         }
     }
 
-    /// The connection was lost before the answer came.
+    /// The connection was lost before the answer arrived.
     pub(super) fn unanswered(&mut self, world: &World, ask: Ask, lost: AcquisitionId, now: Moment) {
         if ask.releases() {
             if world.is(Broken::ReleasedOnce) {
@@ -276,7 +277,7 @@ impl Client {
             return;
         }
         match &mut self.stage {
-            // One that is queued asks again anyway.
+            // A waiter that is queued asks again anyway.
             Stage::Waiting(waiting) if ask == Ask::Renew && waiting.id == lost => {
                 waiting.claim |= !waiting.queued;
             }
@@ -292,7 +293,8 @@ impl Client {
         }
     }
 
-    /// A wake-up says what was granted when. It is believed if it is young enough; otherwise the store is asked.
+    /// A wake-up says what was granted, and when. The client believes it if it is young enough, and otherwise asks the
+    /// store.
     pub(super) fn woken(
         &mut self,
         world: &World,
@@ -333,7 +335,7 @@ impl Client {
         }
     }
 
-    /// The store has answered what was asked of this id, or granted it a permit.
+    /// The store has answered a request about this id, or has granted it a permit.
     fn heard_of(&mut self, world: &World, id: AcquisitionId, known: bool, now: Moment) {
         match &mut self.stage {
             Stage::Waiting(waiting) if waiting.id == id => waiting.life = Life::Answered,
@@ -375,31 +377,32 @@ impl Client {
                 if now < valid_until {
                     self.stage = waiting.holding(held.fence, valid_until);
                 } else {
-                    // The answer took longer than it is good for.
+                    // The answer took longer than the permit is valid.
                     waiting.claim = true;
                 }
             }
-            // What has ended stays ended, also if nobody has noticed yet.
+            // A permit whose validity has ended stays lost, even if the client has not noticed yet.
             (Stage::Held { valid_until, .. }, Outcome::Held(held))
                 if now < *valid_until || world.is(Broken::ComesBack) =>
             {
                 *valid_until = world.valid_until(&held, sent, now).max(*valid_until);
             }
             (Stage::Waiting(waiting), Outcome::Waiting { .. }) => waiting.queued = true,
-            // It may be in the queue again.
+            // The id may be in the queue again.
             (Stage::Held { doubtful, .. }, Outcome::Waiting { .. }) => {
                 *doubtful |= world.is_pipelined() && !world.is(Broken::EnqueuedTwice);
             }
-            // Its enqueue was sent after the question, and will be answered.
+            // Its enqueue was sent after the renewal, and will be answered.
             (Stage::Waiting(waiting), Outcome::Gone)
                 if waiting.life == Life::Sent && !world.is(Broken::EnqueuedTwice) => {}
             (Stage::Waiting(waiting), Outcome::Gone) => {
                 (waiting.queued, waiting.enqueue) = (false, true);
-                // A claim that is still to be sent finds nobody, unless something else comes before.
+                // A claim that has not been sent yet would find nothing, unless another request of the client is
+                // applied before it. That needs pipelining.
                 waiting.claim &= world.is_pipelined();
             }
-            // It is gone, or was refused. What was sent over an earlier connection may still be applied, or was after the store
-            // was asked.
+            // The store does not know the id, or has refused it. But a request of an earlier connection may still be
+            // applied, or may have been applied after this answer. So with stragglers the id is released.
             (Stage::Held { .. }, Outcome::Gone) | (Stage::Waiting(_), Outcome::TooHeavy { .. }) => {
                 if world.stragglers > 0 {
                     self.let_go(world, now);
@@ -419,7 +422,7 @@ impl World {
     pub(super) fn valid_until(&self, held: &Held, sent: Moment, now: Moment) -> Moment {
         let from = if self.is(Broken::CountedFromAnswer) { now } else { sent };
         let (margin, valid_until) = (held.margin(self.terms), held.valid_until(self.terms, from));
-        // What the margin takes off, the clock adds.
+        // The slow clock adds what the margin subtracts.
         let valid_until = valid_until + margin;
         if self.is(Broken::NoMargin) { valid_until + margin } else { valid_until }
     }

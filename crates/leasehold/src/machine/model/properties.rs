@@ -1,4 +1,4 @@
-//! What must hold in every state, and what must be possible.
+//! The properties that must hold in every state, and the states that must be possible.
 
 use stateright::Property;
 
@@ -25,13 +25,13 @@ pub(super) fn all(world: &World) -> Vec<Property<World>> {
         Property::always("6: self-fencing", |world: &World, state: &State| {
             state.believed(world) <= world.largest_capacity()
         }),
-        Property::always("6: who believes holds", |_, state: &State| {
+        Property::always("6: a client that believes holds", |_, state: &State| {
             state.believers().all(|client| client.agrees_with(state))
         }),
         Property::always("7: no leak", |world, state: &State| state.leaves_nothing(world)),
-        Property::always("everyone who waits holds in the end", World::calms_down),
+        Property::always("every waiter holds in the end", World::calms_down),
         Property::sometimes(
-            "as many believe as there are permits",
+            "as many clients believe as there are permits",
             |world: &World, state: &State| state.believed(world) == world.capacity,
         ),
         Property::sometimes("a holder lost its lease while another holds", |_, state: &State| {
@@ -56,7 +56,7 @@ pub(super) fn all(world: &World) -> Vec<Property<World>> {
                 })
             }),
             Property::sometimes(
-                "an acquire is let go while its enqueue is in flight",
+                "an acquire is dropped while its enqueue is in flight",
                 |_, state: &State| {
                     state.wire.iter().any(|message| match message {
                         Message::Request { ask: Ask::Enqueue, id, over: Over::Current, .. } => {
@@ -94,11 +94,11 @@ pub(super) fn all(world: &World) -> Vec<Property<World>> {
     all
 }
 
-/// What must be possible where there are limits beside the capacity.
+/// The states that must be possible where there are limits other than the capacity.
 fn of_limits(world: &World) -> Vec<Property<World>> {
     let mut all = Vec::new();
     if world.operator {
-        all.push(Property::sometimes("somebody waits for a free permit", |_, state: &State| {
+        all.push(Property::sometimes("a waiter waits for a free permit", |_, state: &State| {
             let machine = &state.store.machine;
             let free = machine.units < machine.limits().capacity();
             free && machine.limits().paused().is_some() && machine.waiting() > 0
@@ -106,7 +106,7 @@ fn of_limits(world: &World) -> Vec<Property<World>> {
     }
     if world.heavy {
         all.push(Property::sometimes(
-            "a heavy one waits though a unit is free",
+            "a heavy waiter waits although a unit is free",
             |_, state: &State| {
                 let machine = &state.store.machine;
                 let free = machine.units < machine.limits().capacity();
@@ -116,7 +116,7 @@ fn of_limits(world: &World) -> Vec<Property<World>> {
         ));
     }
     if world.rate.is_some() {
-        all.push(Property::sometimes("somebody waits for a token", |_, state: &State| {
+        all.push(Property::sometimes("a waiter waits for a token", |_, state: &State| {
             let now = state.store_time(state.now);
             state.store.machine.next_token(now).is_some()
         }));

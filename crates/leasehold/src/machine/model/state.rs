@@ -1,4 +1,4 @@
-//! A state of the model: the store, the clients, and what is on its way between them.
+//! A state of the model: the store, the clients, and the messages between them.
 
 use std::hash::{Hash, Hasher};
 
@@ -15,7 +15,7 @@ pub(super) struct State {
     pub(super) store: Arc<Store>,
     pub(super) clients: Vec<Client>,
     pub(super) wire: Vec<Message>,
-    /// The grants that a client has believed in, not long ago: where there is a rate.
+    /// Recent grants that a client has believed in. Used only where there is a rate.
     pub(super) starts: Vec<(Fence, Time)>,
 }
 
@@ -26,25 +26,25 @@ pub(super) enum Message {
     WakeUp { id: AcquisitionId, held: Held, granted_at: Moment },
 }
 
-/// Which connection of its client a message goes over. Over one connection, nothing overtakes anything.
+/// The connection of its client that a message uses. Over one connection, no message overtakes another.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Over {
     Current,
-    /// One that was replaced. The client does not know yet whether there will be an answer.
+    /// It was replaced. The client does not know yet whether an answer will arrive.
     Old,
-    /// One that was replaced, or whose client died: nobody waits for an answer. A straggler.
+    /// It was replaced, or its client died. No client waits for an answer. Such a message is a straggler.
     Closed,
 }
 
-/// What a client asks about an id.
+/// A client's request about an id.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Ask {
     Enqueue,
     Renew,
     Release,
-    /// The same, if it is known to hold: the store does not look for it in the queue.
+    /// A release of an id that is known to hold. The store does not look for it in the queue.
     ReleaseHolder,
-    /// The same, if nobody has seen the permit: its token goes back.
+    /// A release of a permit that no caller has seen. Its token is returned.
     ReleaseUnused,
 }
 
@@ -59,14 +59,14 @@ pub(super) struct Answer {
     pub(super) ask: Ask,
     pub(super) id: AcquisitionId,
     pub(super) outcome: Outcome,
-    /// Others of the same client that were granted by the way.
+    /// Other acquisitions of the same client that the command granted.
     pub(super) granted: Vec<(AcquisitionId, Held)>,
     pub(super) sent: Moment,
     pub(super) over: Over,
 }
 
 impl Message {
-    /// None for a wake-up: it may be lost, and comes whenever it likes.
+    /// `None` for a wake-up, which may be lost and may arrive at any time.
     pub(super) fn over(&self) -> Option<Over> {
         match self {
             Self::Request { over, .. } | Self::Answer(Answer { over, .. }) => Some(*over),
@@ -74,7 +74,7 @@ impl Message {
         }
     }
 
-    /// What is asked, or was.
+    /// The request that the message is or answers.
     pub(super) fn ask(&self) -> Option<Ask> {
         match self {
             Self::Request { ask, .. } | Self::Answer(Answer { ask, .. }) => Some(*ask),
@@ -82,7 +82,7 @@ impl Message {
         }
     }
 
-    /// Whether somebody waits for what comes of it.
+    /// Whether the client waits for the message, or for its answer.
     pub(super) fn is_in_flight(&self) -> bool {
         matches!(self.over(), Some(Over::Current | Over::Old))
     }
@@ -103,7 +103,7 @@ impl Message {
     }
 }
 
-/// Which of the clients an id belongs to, whether it lives or is a dead one that it took the place of.
+/// The place of the client that minted an id, whether that client lives or has died there.
 pub(super) fn slot(id: AcquisitionId) -> usize {
     client::slot(id.client())
 }
@@ -136,7 +136,7 @@ impl State {
         !self.wire[..at].iter().any(|other| same(other) == same(message))
     }
 
-    /// The connection is replaced. Without stragglers the old one is closed first, and then the client knows what was
+    /// Replaces the connection. Without stragglers the old one is closed first, so the client knows which requests were
     /// not answered.
     pub(super) fn disconnect(&mut self, world: &World, slot: usize) {
         let of = |message: &Message| {
@@ -156,7 +156,7 @@ impl State {
         }
     }
 
-    /// The client learns that there will be no answer. A request may be applied all the same.
+    /// The client learns that there will be no answer. A request may still be applied.
     pub(super) fn settle(&mut self, world: &World, message: &Message) {
         self.take(message);
         self.unanswered(world, message);
@@ -174,7 +174,7 @@ impl State {
         }
     }
 
-    /// A client dies. Its requests may be applied, and nobody hears of it.
+    /// A client dies. Its requests may still be applied, but no client receives the answers.
     pub(super) fn crash(&mut self, slot: usize) {
         self.clients[slot].crash();
         let of = |message: &Message| self::slot(message.id()) == slot;
@@ -194,7 +194,7 @@ impl State {
         self.wire.iter().filter(mine).count()
     }
 
-    /// Whether the client will hear of this id, or of what was asked of it.
+    /// Whether the client will still receive an answer about this id.
     pub(super) fn is_in_flight(&self, id: AcquisitionId) -> bool {
         let concerns = |message: &&Message| match message {
             Message::Answer(answer) => {
@@ -210,7 +210,7 @@ impl State {
         self.wire.iter().filter(|message| message.is_in_flight()).any(|own| renews(&own))
     }
 
-    /// Every id of this client and of those it took the place of, that anybody still knows of, in order.
+    /// Every id of this client, and of the clients that died in its place, that is still known anywhere. In order.
     pub(super) fn ids_of(
         &self,
         slot: usize,
@@ -233,7 +233,7 @@ impl State {
         ids
     }
 
-    /// Whom the store has and would not drop at the next command, whatever it is.
+    /// The members that have not expired, so that no command would remove them first.
     pub(super) fn present(&self) -> impl Iterator<Item = (AcquisitionId, &Member<()>)> {
         let now = self.store_time(self.now);
         let lasts = move |member: &Member<()>| member.ends().is_none_or(|ends| now < ends);
@@ -241,9 +241,9 @@ impl State {
         members.filter(move |(_, member)| lasts(member))
     }
 
-    /// Takes away what nobody would notice: a message that tells its client nothing, when no other is on its way
-    /// that could change that, and that a dead one was taken for connected when none is known of any more. Losing
-    /// a message is always possible, so that nothing is made up by this.
+    /// Removes what makes no difference. That is a message that tells its client nothing, if no other message in flight
+    /// could change that. And it is the record that a dead client is still connected, once none of its ids is known any
+    /// more. A message can always be lost, so removing one creates no new behaviour.
     pub(super) fn tidy(&mut self, world: &World) {
         self.drop_late();
         self.drop_repeated(world);
@@ -263,7 +263,7 @@ impl State {
         }
     }
 
-    /// Requests of an old connection that were not applied in time never are.
+    /// Drops requests of an old connection that were not applied in time.
     fn drop_late(&mut self) {
         let now = self.now;
         let clients = &self.clients;
@@ -275,7 +275,7 @@ impl State {
         });
     }
 
-    /// Wake-ups that are too old to be believed all say the same: to ask.
+    /// Drops repeated wake-ups that are too old to be believed: they all say only that the client should ask.
     fn drop_repeated(&mut self, world: &World) {
         if world.is(Broken::OldWakeUp) {
             return;
@@ -313,7 +313,7 @@ impl State {
         }
     }
 
-    /// Notes who has begun, and forgets what was long ago.
+    /// Records which clients have started to hold, and forgets old starts.
     pub(super) fn note_starts(&mut self, world: &World) {
         let Some(rate) = world.rate else { return };
         let horizon = Span::from_micros(rate.interval.micros() * u64::from(rate.burst));
@@ -334,7 +334,7 @@ impl State {
         }
     }
 
-    /// Whether there were no more starts than the rate allows, in any time.
+    /// Whether no period had more starts than the rate allows.
     pub(super) fn keeps_the_rate(&self, world: &World) -> bool {
         let Some(rate) = world.rate else { return true };
         let burst = rate.burst as usize;
@@ -347,7 +347,7 @@ impl State {
         })
     }
 
-    /// How many units are believed to be held.
+    /// The number of units that clients believe they hold.
     pub(super) fn believed(&self, world: &World) -> u32 {
         let slots = (0..).zip(&self.clients).filter(|(_, client)| client.believes(self.now));
         slots.map(|(slot, _)| world.share(slot).weight).sum()

@@ -1,17 +1,18 @@
-//! The store's side of the model: the machine, and somebody who watches what each command does.
+//! The store's side of the model: the machine, and a watcher that checks what each command does.
 
 use super::*;
 
 #[derive(Clone, Debug)]
 pub(super) struct Store {
     pub(super) machine: Machine,
-    /// Who waits, in the order in which they were told so. The watcher's own list, not the machine's.
+    /// The waiters, in the order in which the store answered that they wait. The watcher keeps this list itself,
+    /// independently of the machine.
     pub(super) line: Vec<AcquisitionId>,
     newest_fence: Option<Fence>,
-    /// What was granted not long ago, and when: where there is a rate.
+    /// Recent grants and their times. Used only where there is a rate.
     pub(super) grants: Vec<(Fence, Time)>,
     rated: bool,
-    /// What the last command did wrong.
+    /// The rule that the last command broke.
     pub(super) wrong: Option<Wrong>,
 }
 
@@ -58,15 +59,15 @@ impl Store {
     ) {
         let after = &self.machine;
         let waits = |id: &AcquisitionId| after.members.get(id).is_some_and(|m| !m.is_holder());
-        // Everyone whose time was not up when the command came.
+        // The members that had not expired when the command arrived.
         let old = |id: &AcquisitionId| {
             let lasts = |member: &&Member<()>| member.ends().is_none_or(|ends| now < ends);
             before.members.get(id).filter(lasts)
         };
         self.wrong = None;
 
-        // Invariant 1: a permit was granted only if there was one, and not during a pause. What was free before an operator
-        // changed that was granted under the limits before.
+        // Invariant 1: a permit was granted only if one was free, and not during a pause. A steer grants what was free
+        // before its change under the previous limits.
         let granted = |(id, member): (&AcquisitionId, &Member<()>)| {
             member.is_holder() && fence(member) != before.members.get(id).and_then(fence)
         };
@@ -84,7 +85,7 @@ impl Store {
             }
         }
 
-        // Invariant 2: whoever was granted a permit had nobody before it who waits on, though in reach.
+        // Invariant 2: if an id was granted a permit, no reachable waiter that was ahead of it still waits.
         self.line.retain(|id| old(id).is_some());
         for (new, member) in after.members.iter() {
             if member.is_holder() && !old(new).is_some_and(Member::is_holder) {
@@ -108,7 +109,7 @@ impl Store {
             self.wrong = Some(Wrong::LostWakeUp);
         }
 
-        // Invariant 4: what was minted is newer than everything before.
+        // Invariant 4: every new fence is greater than all earlier ones.
         let minted = |(id, member): (&AcquisitionId, &Member<()>)| {
             fence(member).filter(|new| before.members.get(id).and_then(fence) != Some(*new))
         };
@@ -124,7 +125,7 @@ impl Store {
             }
         }
 
-        // Invariant 5: nobody is in two places, and whoever asks again keeps what it has.
+        // Invariant 5: no id is in two places, and an id that asks again keeps what it has.
         let holders = after.members.values().filter(|member| member.is_holder()).count();
         let places = after.queue.iter().count();
         let weighs: u32 =
@@ -140,7 +141,7 @@ impl Store {
             self.wrong = Some(Wrong::Twice);
         }
 
-        // Invariant 1: no two holders have the same number.
+        // Invariant 1: no two holders have the same slot number.
         let slots = after.holders().into_iter().filter_map(|row| row.slot_number);
         let mut slots: Vec<_> = slots.collect();
         slots.sort_unstable();
@@ -151,14 +152,14 @@ impl Store {
 }
 
 impl State {
-    /// The store's clock. Its origin is its own affair: here it is that of the world.
+    /// The store's clock. Its origin does not matter; here it is that of the world.
     pub(super) fn store_time(&self, now: Moment) -> Time {
-        // If nobody is to expire, time stands still.
+        // If nothing may expire, time stands still.
         let stands_still = self.broken == Some(Broken::NoExpiry);
         Time::from_micros(if stands_still { 1 } else { now.micros() })
     }
 
-    /// Whether the store finds somebody to hear a wake-up of this id.
+    /// Whether the store finds a client that receives a wake-up for this id.
     fn reaches(&self, id: AcquisitionId) -> bool {
         let client = &self.clients[slot(id)];
         if client.own_id == id.client() { client.connected } else { client.half_open }
@@ -192,7 +193,7 @@ impl State {
         let mut call = Circumstances { from, now, confirm_within, wake, effects: &mut effects };
         let mut command = self.command(world, ask, id);
         if ask == Ask::ReleaseHolder {
-            // As the scripts do it: they do not look for a holder among the waiters.
+            // As in the scripts: they do not look for a holder among the waiters.
             if store.machine.position(id).is_some() {
                 command = Command::Sweep;
             }
@@ -229,7 +230,7 @@ impl State {
         self.store = Arc::new(store);
         let granted_at = self.now;
         for (id, held) in woken {
-            // A dead client hears nothing, whatever the store thinks.
+            // A dead client receives nothing, even if the store believes that it is connected.
             if self.living(id).is_some() && !world.is(Broken::NoBackstop) {
                 self.put(Message::WakeUp { id, held, granted_at });
             }
@@ -239,7 +240,7 @@ impl State {
         Answer { ask, id, outcome, granted, sent, over }
     }
 
-    /// An operator, who is no client, changes the limits.
+    /// An operator, which is not a client, changes the limits.
     pub(super) fn steer(&mut self, world: &World, steer: &Steer) {
         let before = self.store.clone();
         let mut store = Store::clone(&before);
@@ -262,7 +263,7 @@ impl State {
         self.store = Arc::new(store);
         let granted_at = self.now;
         for (id, held) in woken {
-            // A dead client hears nothing, whatever the store thinks.
+            // A dead client receives nothing, even if the store believes that it is connected.
             if self.living(id).is_some() {
                 self.put(Message::WakeUp { id, held, granted_at });
             }
@@ -275,7 +276,7 @@ impl State {
             Ask::Enqueue => {
                 let capacity = world.capacity + u32::from(world.is(Broken::OneTooMany));
                 let wait = true;
-                // What an operator has set stays.
+                // An operator's setting stays.
                 let mut declared = Declared::capacity(capacity, !world.operator);
                 declared.rate = world.rate.filter(|_| !world.is(Broken::NoRate));
                 let share = world.share(slot(id));
@@ -294,8 +295,8 @@ impl State {
         }
     }
 
-    /// Whether everyone who is gone will be forgotten, and every client answers for all of its ids that the store has.
-    /// Those that would expire are no exception, unless their client died.
+    /// Whether the store would forget every member that stays silent, and every living client answers for all of its
+    /// ids that the store has. An id that would expire anyway is no exception.
     pub(super) fn leaves_nothing(&self, world: &World) -> bool {
         let mut machine = self.store.machine.clone();
         let longest = world.terms.patience().unwrap_or(TICK);
@@ -318,7 +319,7 @@ impl State {
 }
 
 impl Machine {
-    /// Breaks the order: every waiter that fits is granted a permit, whether or not others wait before it.
+    /// Breaks the order: every waiter that fits is granted a permit, even if others wait ahead of it.
     fn let_the_light_overtake(&mut self, call: &mut Circumstances<'_>) {
         let order: Vec<_> = self.queue.iter().collect();
         for id in order {
@@ -329,7 +330,7 @@ impl Machine {
         }
     }
 
-    /// Breaks the order: whoever has just joined the queue goes to its head.
+    /// Breaks the order: a waiter that has just joined the queue moves to its head.
     fn let_the_last_be_first(&mut self, before: &Self) {
         let mut order: Vec<_> = self.queue.iter().collect();
         if order.last().is_none_or(|last| before.position(*last).is_some()) {

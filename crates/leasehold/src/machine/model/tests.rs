@@ -1,5 +1,6 @@
-//! Small worlds, gone through to their ends, and broken ones. `cargo test model -- --nocapture` shows how many states
-//! each has; `cargo test --release model -- --ignored --nocapture` goes through larger ones, which takes minutes.
+//! Small worlds that are searched completely, and broken worlds. `cargo test model -- --nocapture` shows how many
+//! states each world has. `cargo test --release model -- --ignored --nocapture` searches larger worlds, which takes
+//! minutes.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -87,10 +88,10 @@ impl World {
     }
 }
 
-/// Goes through all states of a world.
+/// Searches all states of a world.
 fn holds_in(world: World) {
     let what = world.describe();
-    // One client alone meets nobody.
+    // A single client never meets another one, so some states are impossible.
     let alone = world.in_flight.len() == 1;
     let started = Instant::now();
     let checker = world.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
@@ -152,7 +153,7 @@ fn permits_that_end_over_connections_that_break() {
     holds_in(world(1, &[0, 0]).with_crashes().with_cuts().with_ttl(3));
 }
 
-/// A server that could not be asked to close the old connection may still apply what it carried.
+/// A server that could not be asked to close the old connection may still apply the requests that it carried.
 #[test]
 fn requests_of_an_earlier_connection_are_applied_late() {
     holds_in(world(1, &[1]).with_stragglers(1));
@@ -199,7 +200,7 @@ fn a_broken_world_is_found_out() {
         (Broken::CountedFromAnswer, world(1, &[1, 0]), "6: self-fencing"),
         (Broken::OldWakeUp, two(), "6: self-fencing"),
         (Broken::NoOwnership, two(), "6: self-fencing"),
-        (Broken::ComesBack, world(1, &[2, 0]), "6: who believes holds"),
+        (Broken::ComesBack, world(1, &[2, 0]), "6: a client that believes holds"),
         (Broken::NoExpiry, two(), "7: no leak"),
         (Broken::LostCancel, two(), "7: no leak"),
         (Broken::ReleasedOnce, two(), "7: no leak"),
@@ -214,7 +215,7 @@ fn a_broken_world_is_found_out() {
         (Broken::NoRate, two().with_rate(2, 1), "1: rate"),
         (Broken::Returns, world(2, &[0, 0]).with_rate(2, 1), "1: rate"),
         (Broken::Unclaimed, two().with_rate(2, 1).with_crashes(), "1: rate"),
-        (Broken::NoBackstop, two(), "everyone who waits holds in the end"),
+        (Broken::NoBackstop, two(), "every waiter holds in the end"),
     ];
     let always = |property: &Property<World>| property.expectation == Expectation::Always;
     let properties = two().properties().into_iter().filter(always);

@@ -1,16 +1,17 @@
-//! What of a state decides about its future.
+//! The part of a state that decides its future.
 //!
-//! Everything that happens depends on differences of times, never on the time; on the order of ids and fences, never on
-//! their numbers; and on who a client is only as far as its own ids and messages go. So a state is written down as one
-//! list of small numbers a client, with times relative to now, and with ranks for ids, fences and places in the queue.
-//! What is over is over, however long it has been. The lists are sorted: it does not matter which client is which.
+//! What can happen depends on differences between times, never on the time itself. It depends on the order of ids and
+//! fences, never on their numbers. And it depends on the identity of a client only through the client's own ids and
+//! messages. So a state is written as one list of small numbers for each client. Times are relative to now, and ids,
+//! fences and places in the queue are ranks. A time in the past counts as now, however long ago it was. The lists are
+//! sorted, because it does not matter which client is which.
 //!
-//! This runs for every state that is generated, most of which are known already: hence the plain loops.
+//! This runs for every generated state, and most of these are known already. So it uses plain loops for speed.
 
 use super::client::{Release, Waiting};
 use super::*;
 
-/// What the parts of a state are measured by.
+/// The references for relative times and ranks.
 struct Scale<'a> {
     state: &'a State,
     present: Vec<(AcquisitionId, &'a Member<()>)>,
@@ -25,10 +26,10 @@ fn flags(flags: [bool; 4]) -> u8 {
     flags.into_iter().fold(0, |all, flag| all << 1 | u8::from(flag))
 }
 
-/// What a message begins with that goes over the current connection: this for a request, and one more for an answer.
+/// The first number of a request on the current connection. An answer begins with the next number.
 const ORDERED: u8 = 2;
 
-/// How many steps of the clock it is until then.
+/// The number of clock steps from `now` to `then`.
 fn steps(now: u64, then: u64) -> u8 {
     u8::try_from(then.saturating_sub(now).div_ceil(TICK.micros())).unwrap_or(u8::MAX)
 }
@@ -81,7 +82,7 @@ impl<'a> Scale<'a> {
         Self { state, present, fences }
     }
 
-    /// What the store knows of tokens, and the watcher of starts.
+    /// What the store knows about tokens, and the watcher about starts.
     fn rate(&self, view: &mut Vec<u8>) {
         let store = &self.state.store;
         let now = self.state.store_time(self.state.now);
@@ -94,7 +95,7 @@ impl<'a> Scale<'a> {
         for (fence, at) in &store.grants {
             let started = self.state.starts.iter().any(|(own, _)| own == fence);
             let age = steps(at.micros(), now.micros());
-            // Nobody can begin to believe in what nobody knows of.
+            // No client can start to believe in a permit that is known nowhere.
             if !started && self.rank(*fence) == 0 {
                 continue;
             }
@@ -142,7 +143,7 @@ impl<'a> Scale<'a> {
                 messages.push(self.message(message, &number));
             }
         }
-        // The order of those on the current connection matters.
+        // The order of messages on the current connection matters.
         messages.sort_by(|one, other| match (one[0], other[0]) {
             (here, there) if here == there && (here == ORDERED || here == ORDERED + 1) => {
                 std::cmp::Ordering::Equal
@@ -155,7 +156,7 @@ impl<'a> Scale<'a> {
         view
     }
 
-    /// What the store has of an id.
+    /// What the store has under an id.
     fn member(&self, id: AcquisitionId, view: &mut Vec<u8>) {
         let Some((_, member)) = self.present.iter().find(|(other, _)| *other == id) else {
             return view.push(0);
@@ -192,7 +193,7 @@ impl<'a> Scale<'a> {
         match message {
             Message::WakeUp { id, held, granted_at } => {
                 let good_for = self.good_until(held, *granted_at);
-                // One that is too old says nothing but to ask.
+                // A wake-up that is too old only makes the client ask.
                 let young = good_for > 0 || self.state.broken == Some(Broken::OldWakeUp);
                 let fence = if young { self.rank(held.fence) } else { 0 };
                 vec![1, number(*id), fence, good_for]
@@ -234,8 +235,8 @@ impl<'a> Scale<'a> {
         }
     }
 
-    /// For how long a request may still bring an answer that somebody wants to hear. A release may, if it grants
-    /// to another acquisition of the same client.
+    /// For how long a request may still lead to an answer that its client needs. A release may do so as well, if it
+    /// grants a permit to another acquisition of the same client.
     fn good_for(&self, ask: Ask, id: AcquisitionId, sent: Moment) -> u8 {
         let client = &self.state.clients[slot(id)];
         let others = self.state.ids > 1 && client.own_id == id.client();
@@ -245,8 +246,8 @@ impl<'a> Scale<'a> {
         if wanted { self.until(sent.micros() + lease + slack) } else { 0 }
     }
 
-    /// Until when a holder believes what it is told of a request that was sent then, or of a grant. What the margin takes
-    /// off, its slow clock adds.
+    /// Until when a holder believes an answer to a request that was sent at `sent`, or a wake-up for a grant at that
+    /// time. Its slow clock adds what the margin subtracts.
     fn good_until(&self, held: &Held, sent: Moment) -> u8 {
         let valid_for = held.valid_for.map_or(0, Span::micros);
         let no_margin = self.state.broken == Some(Broken::NoMargin);
@@ -254,7 +255,8 @@ impl<'a> Scale<'a> {
         self.until(sent.micros() + valid_for + slack)
     }
 
-    /// Only whether it was sent matters: what was sent is answered for until a release is answered.
+    /// Only whether the enqueue was sent matters: from then on, the client is responsible for the id until a release is
+    /// answered.
     fn life(&self, life: Life) -> u8 {
         match life {
             Life::Unsent => 0,

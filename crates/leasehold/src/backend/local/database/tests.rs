@@ -1,4 +1,5 @@
-//! A disk that is full: nothing is lost, and it goes on when there is room. Fences that are reserved before they are given out.
+//! On a full disk nothing is lost, and the store continues when there is space. Fences are reserved before they are
+//! granted.
 
 use testkit::local_store::LocalStore;
 
@@ -19,7 +20,7 @@ fn open(place: &LocalStore) -> Database {
     };
     let lifeline = OnceLock::new();
     let (store, _) = Database::open(settings, ClientId::from_bits(1), &lifeline).unwrap();
-    // Kept for as long as the process: this client does not die.
+    // Keep the lifeline for the life of the process, so that this client does not die.
     std::mem::forget(lifeline);
     store
 }
@@ -56,7 +57,7 @@ fn rows(store: &mut Database) -> u32 {
 fn a_full_disk_loses_nothing() {
     let place = LocalStore::new();
     let mut store = open(&place);
-    // The smallest there is: as many pages as there are now.
+    // SQLite raises the limit to the current number of pages.
     limit(&store, 1);
     let (mut told, mut last) = (0, 0);
     let error = loop {
@@ -97,7 +98,7 @@ fn no_fence_is_given_out_that_is_not_reserved() {
     let fence = fence_of(enqueue(&mut store, 0).unwrap());
     assert!(fence < first && !store.copy_back, "{fence}");
 
-    // As if a minute had passed.
+    // Simulate that a minute has passed.
     store.clock.horizon = fence;
     store
         .connection
@@ -108,7 +109,7 @@ fn no_fence_is_given_out_that_is_not_reserved() {
     let fence = fence_of(enqueue(&mut store, 1).unwrap());
     assert!(fence < reserved(&store), "{fence}");
     assert_eq!(reserved(&store), store.clock.horizon);
-    // Also if the log is lost.
+    // The reservation must survive the loss of the log.
     store.tidy_log();
     let copy = LocalStore::new();
     fs::copy(place.path(), copy.path()).unwrap();

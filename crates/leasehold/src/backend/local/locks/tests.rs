@@ -1,5 +1,5 @@
-//! The machine of the lock against its spelling in SQL: the same random operations, the same injected time, the same
-//! outcomes.
+//! Compares the lock machine with its implementation in SQL: the same random operations, the same injected time, the
+//! same outcomes.
 
 use proptest::prelude::*;
 
@@ -10,7 +10,7 @@ use crate::backend::differential::locks::{
 use crate::backend::local::schema;
 use crate::machine::lock::LockMachine;
 
-/// Without a clock for its fences they count, as those of the machine do.
+/// Fences are usually minted from the clock. With a clock of 0 they count, as those of the machine do.
 fn at(tx: &Connection, now: u64) -> Locks<'_> {
     Locks { tx, now, micros: 0 }
 }
@@ -49,7 +49,7 @@ fn the_machine_of_locks_and_sql_agree() {
             if let Step::Pass(millis) = step {
                 now += millis;
             }
-            // Here a record ceases to exist at its TTL, for everybody and at once.
+            // In SQL a record ceases to exist exactly at its TTL, for every client.
             machine.let_go(now);
             let expected = by_machine(&mut machine, step, now);
             prop_assert_eq!(by_sqlite(&tx, step, now), expected, "after {:?}", step);
@@ -60,7 +60,7 @@ fn the_machine_of_locks_and_sql_agree() {
     });
 }
 
-/// Nobody sees a record that is over, although nobody has come to remove it.
+/// No client sees an expired record, even before it is removed.
 #[test]
 fn a_record_ceases_to_exist_at_its_ttl() {
     let tx = schema::in_memory();
@@ -84,7 +84,7 @@ fn a_record_ceases_to_exist_at_its_ttl() {
     assert_eq!(at(&tx, 1500).release(id(0)).unwrap(), Verdict::NotFound);
 }
 
-/// Who waits for a key is told of it once, and only he.
+/// A client that waits for a key is notified of its release once, and no other client is.
 #[test]
 fn whoever_waits_finds_the_key_that_came_free() {
     let tx = schema::in_memory();
@@ -101,7 +101,7 @@ fn whoever_waits_finds_the_key_that_came_free() {
     assert_eq!(take_released(&tx, waiting).unwrap(), [key(0).as_str()]);
     assert_eq!(take_released(&tx, waiting).unwrap(), [""; 0]);
 
-    // And also when it came free by itself.
+    // The same holds when the record expires.
     locks.acquire(&key(1), id(1), 500, &holder(0)).unwrap();
     assert_eq!(at(&tx, 1499).let_go().unwrap(), []);
     assert_eq!(at(&tx, 1500).let_go().unwrap(), [other]);
@@ -121,13 +121,13 @@ fn fences_go_on_above_those_that_may_have_been_lost_with_the_power() {
     let (start, second) = (clock.now(), crate::clock::Span::from_millis(1000));
     let fences = [acquire(&tx, 0, start), acquire(&tx, 1, start + second)];
     assert!(fences[0] < fences[1] && clock.covers(start + second), "{fences:?}");
-    // The last that may have been given out, a minute later. What is in the table may be forgotten.
+    // No fence above the horizon was granted before. The rows in the table may be lost.
     let horizon: i64 = tx.query_row("SELECT horizon FROM meta", [], |row| row.get(0)).unwrap();
     tx.execute("DELETE FROM locks", []).unwrap();
     let clock = schema::clock(&mut tx, "the next start").unwrap();
     let next = acquire(&tx, 2, clock.now());
     assert!(next > horizon.cast_unsigned(), "{next} after {horizon}");
-    // The same start: nothing begins anew.
+    // Within the same boot the clock continues.
     let again = schema::clock(&mut tx, "the next start").unwrap();
     assert!(acquire(&tx, 3, again.now() + second) > next);
     assert!(again.now().since(clock.now()) < std::time::Duration::from_secs(60));

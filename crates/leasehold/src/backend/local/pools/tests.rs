@@ -1,5 +1,5 @@
-//! The machine of the pool against its spelling in SQL: the same random operations, the same injected time, the same
-//! statuses and counts.
+//! Compares the pool machine with its implementation in SQL: the same random operations, the same injected time, the
+//! same statuses and counts.
 
 use proptest::prelude::*;
 
@@ -40,7 +40,7 @@ fn the_machine_of_pools_and_sql_agree() {
     });
 }
 
-/// Renewed just before, at and after the TTL.
+/// Renewals just before, at and after the TTL.
 #[test]
 fn the_boundary_of_a_lease() {
     let (start, ttl) = (1_700_000_000_000_000, TTL_MS * 1000);

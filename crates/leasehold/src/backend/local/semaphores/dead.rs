@@ -1,4 +1,4 @@
-//! The dead, and who looks for them.
+//! Dead clients, and the clients that look for them.
 
 use rusqlite::{OptionalExtension, Result, params};
 
@@ -8,7 +8,7 @@ use crate::ClientId;
 use crate::clock::Time;
 
 impl Named<'_> {
-    /// What is due next, and whether the sender waits near the head.
+    /// Sets the next expiry and the next token, and whether the sender waits near the head.
     pub(super) fn look_ahead(&mut self, call: &Circumstances<'_>, asked: bool) -> Result<()> {
         if self.state.waiting == 0 {
             return Ok(());
@@ -28,8 +28,9 @@ impl Named<'_> {
         Ok(())
     }
 
-    /// Notifies the client of the first waiter, if that waits for a token and nothing else: it asks when the token comes. The
-    /// reply notifies the sender of this batch. Another client is woken, if the time has changed.
+    /// Notifies the client of the first waiter if that waiter waits for a token and nothing else. The client then asks
+    /// when the token comes. The reply notifies the sender of this batch; another client is woken if the time has
+    /// changed.
     pub(super) fn tell_the_first(&mut self, call: &Circumstances<'_>) -> Result<()> {
         let token = self.next_token(call.now)?;
         match token {
@@ -57,7 +58,8 @@ impl Named<'_> {
         Ok(first)
     }
 
-    /// Those whose death would let somebody else in: who hold, and who are first in line.
+    /// The clients whose death would let another waiter in: the holders, and the clients near the head. The sender is
+    /// left out.
     fn in_front(&self, call: &Circumstances<'_>) -> Result<Vec<ClientId>> {
         let mut select =
             self.tx.prepare_cached("SELECT DISTINCT client FROM holders WHERE semaphore = ?1")?;
@@ -72,7 +74,7 @@ impl Named<'_> {
         Ok(self.in_front(call)?.into_iter().any(|client| (call.is_dead)(client)))
     }
 
-    /// At most once a batch: nobody dies that often.
+    /// Looks for dead clients and buries them, at most once per batch.
     pub(super) fn bury_the_dead(&mut self, call: &mut Circumstances<'_>) -> Result<()> {
         if !std::mem::replace(&mut self.looked_for_dead, true) {
             for client in self.in_front(call)? {
@@ -84,7 +86,7 @@ impl Named<'_> {
         Ok(())
     }
 
-    /// Under this name. The rest of it is buried once this name is written.
+    /// Buries a client under this name. The other names follow once this one is written.
     pub(super) fn bury_here(&mut self, client: ClientId) -> Result<()> {
         self.remove_client(client)?;
         self.dead.push(client);

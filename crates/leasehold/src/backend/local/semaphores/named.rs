@@ -13,26 +13,26 @@ use crate::{AcquisitionId, ClientId, Fence};
 /// The row of a name.
 #[derive(Clone, Copy, PartialEq, Default)]
 pub(super) struct State {
-    /// By the newest declaration. Zero if nobody has declared one yet.
+    /// The newest declaration. Zero if no client has declared a capacity yet.
     pub(super) declared: u32,
-    /// The capacity that counts instead.
+    /// The capacity that overrides the declared one.
     pub(super) pinned: Option<u32>,
     /// Since when nothing is granted.
     pub(super) paused: Option<i64>,
-    /// How often permits are granted, if anybody has said so.
+    /// The rate at which permits are granted. `None` if nobody has declared or set one.
     pub(super) pace: Option<Pace>,
     pub(super) held: u32,
-    /// What they weigh.
+    /// The total weight of the holders.
     pub(super) units: u32,
     pub(super) waiting: u64,
     pub(super) next_place: i64,
     pub(super) last_fence: u64,
 }
 
-/// What somebody has said of the rate.
+/// What a client has declared, or an operator has set, as the rate.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Pace {
-    /// There is none.
+    /// Explicitly no rate.
     Free,
     Metered(Meter),
 }
@@ -44,14 +44,14 @@ pub(super) struct Named<'a> {
     stored: State,
     fence_lead: u64,
     pub(super) applied: Applied,
-    /// Nobody who waits before this place can be reached, as far as this batch goes.
+    /// In this batch, every waiter before this place has turned out to be out of reach.
     pub(super) first_place: i64,
     pub(super) out_of_reach: Vec<ClientId>,
     pub(super) passed_over: u32,
     pub(super) looked_for_dead: bool,
     pub(super) expired: bool,
     pub(super) dead: Vec<ClientId>,
-    /// What [`next_token`](Self::next_token) said when the batch began.
+    /// The result of [`next_token`](Self::next_token) when the batch began.
     pub(super) token_before: Option<(Time, ClientId)>,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct Waiter {
 #[derive(Clone, Copy)]
 pub(super) struct Holder {
     pub(super) fence: Fence,
-    /// By when the permit has to be claimed, if it was granted by another client.
+    /// The deadline for claiming the permit, if another client granted it.
     pub(super) claim_by: Option<Time>,
     pub(super) hold_until: Option<Time>,
     pub(super) weight: u32,
@@ -79,13 +79,13 @@ impl Holder {
         Held { slot_number, fence: self.fence, valid_for: self.ends().map(|ends| ends - now) }
     }
 
-    /// At the first of its deadlines.
+    /// Returns the earlier of its deadlines.
     fn ends(&self) -> Option<Time> {
         self.claim_by.into_iter().chain(self.hold_until).min()
     }
 }
 
-/// An id as it is stored: its client and its sequence.
+/// Returns an id as it is stored: its client and its sequence.
 pub(super) fn columns(id: AcquisitionId) -> (i64, i64) {
     (id.client().number().cast_signed(), id.sequence().cast_signed())
 }
@@ -94,7 +94,7 @@ pub(super) fn micros(time: Time) -> i64 {
     time.micros().cast_signed()
 }
 
-/// Of a row that begins as `select!` says.
+/// Reads the rate from a row with the columns of `select!`.
 fn pace(row: &Row<'_>) -> Result<Option<Pace>> {
     let said: Option<i64> = row.get(10)?;
     Ok(said
@@ -103,7 +103,7 @@ fn pace(row: &Row<'_>) -> Result<Option<Pace>> {
         .map(|meter| meter.map_or(Pace::Free, Pace::Metered)))
 }
 
-/// From the four columns of a row that begin with `rate_interval`.
+/// Reads a meter from the four columns that begin with `rate_interval`.
 pub(in crate::backend::local) fn meter_of(row: &Row<'_>, first: usize) -> Result<Option<Meter>> {
     let interval: Option<i64> = row.get(first)?;
     let Some(interval) = interval.filter(|interval| *interval > 0) else { return Ok(None) };
@@ -122,7 +122,7 @@ pub(super) fn client(row: &Row<'_>, column: usize) -> Result<ClientId> {
         .ok_or(rusqlite::Error::IntegralValueOutOfRange(column, number))
 }
 
-/// What is read of a name.
+/// The columns that are read of a name.
 macro_rules! select {
     () => {
         "SELECT id, capacity, held, waiting, next_place, last_fence, (SELECT fence_lead FROM meta), pinned, paused, units,
@@ -187,10 +187,10 @@ impl<'a> Named<'a> {
         statement.query_row([by], read).optional()
     }
 
-    /// Writes the counters back, or removes a name that was forgotten. Answers what came of the batch, and whom it found
-    /// dead.
+    /// Writes the counters back, or removes a name that was forgotten. Returns the result of the batch, and the clients
+    /// that it found dead.
     pub(super) fn save(self) -> Result<(Applied, Vec<ClientId>)> {
-        // Where somebody is still to be told that it was evicted, the row stays, and says nothing.
+        // While a client is still to be notified that it was evicted, the row stays, without content.
         let removed = self.state == State::default()
             && self
                 .tx
@@ -265,7 +265,7 @@ impl<'a> Named<'a> {
         }
     }
 
-    /// When the first in the queue is granted a permit, if it waits for a token and nothing else; and whose it is.
+    /// Returns when the first waiter gets its token, if it waits for nothing else, and the client of that waiter.
     pub(super) fn next_token(&self, now: Time) -> Result<Option<(Time, ClientId)>> {
         let Some(meter) = self.meter().filter(|meter| !meter.is_free(now)) else { return Ok(None) };
         let head = self.first_waiter_from(0)?.filter(|head| self.has_units(head.share.weight));
@@ -273,7 +273,7 @@ impl<'a> Named<'a> {
         Ok(head.map(|head| (meter.next_at(now, waiting), head.id.client())))
     }
 
-    /// From now on permits are granted at this rate.
+    /// Sets the rate from now on; `None` removes it.
     pub(super) fn set_rate(&mut self, rate: Option<Rate>, now: Time) {
         let last_fence = self.state.last_fence;
         match (&mut self.state.pace, rate) {
@@ -290,7 +290,7 @@ impl<'a> Named<'a> {
         }
     }
 
-    /// These tokens were taken for nothing.
+    /// Returns tokens that were taken by permits that were never used.
     pub(super) fn give_back(&mut self, unused: Vec<Fence>) {
         if let Some(Pace::Metered(meter)) = &mut self.state.pace {
             meter.give_all_back(unused, self.state.last_fence);
@@ -301,7 +301,7 @@ impl<'a> Named<'a> {
         self.state.pinned.unwrap_or(self.state.declared)
     }
 
-    /// What the capacity would be after this declaration.
+    /// Returns the capacity that would be in force after this declaration.
     pub(super) fn capacity_with(&self, declared: Declared) -> u32 {
         let counts = declared.is_new || self.state.declared == 0;
         self.state.pinned.unwrap_or(if counts { declared.capacity } else { self.state.declared })
@@ -353,7 +353,8 @@ impl<'a> Named<'a> {
             .optional()
     }
 
-    /// How many waiters are ahead of a waiter at most, because gaps in the queue count; none if it does not wait.
+    /// Returns an upper bound of the number of waiters ahead of `id`, because gaps in the queue count. `None` if `id`
+    /// does not wait.
     pub(super) fn ahead(&self, id: AcquisitionId) -> Result<Option<usize>> {
         let (client, sequence) = columns(id);
         let ahead: Option<i64> = self
@@ -388,7 +389,7 @@ impl<'a> Named<'a> {
             .optional()
     }
 
-    /// The lowest slot number that is free, if one is asked for.
+    /// Returns the lowest free slot number, if the permit is to have one.
     pub(super) fn slot_number(&self, share: Share) -> Result<Option<NonZeroU32>> {
         if !share.numbered {
             return Ok(None);

@@ -1,5 +1,5 @@
-//! The machine against its spelling in SQL: the same random commands, the same injected time, the same outcomes. And what
-//! the machine knows nothing of: the dead, and what it costs.
+//! Compares the machine with its implementation in SQL: the same random commands, the same injected time, the same
+//! outcomes. Also tests what the machine does not have: dead clients, and the cost of the SQL.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::machine::{self, Declared, Effects, Known, Machine, Meter, Share, Term
 
 const CLIENTS: u64 = 3;
 const CONFIRM_WITHIN: Span = Span::from_micros(5000);
-/// Of rates, to what passes in a step.
+/// The scale of rates, relative to the time that passes in a step.
 const SCALE: u64 = 200;
 const START: u64 = 1_700_000_000_000_000;
 
@@ -42,7 +42,7 @@ enum Step {
     Reach(usize, bool),
 }
 
-/// Of any kinds in any order, and about anybody's ids: a transaction is one after the other.
+/// Batches of any commands in any order, about ids of any client: a transaction applies one command after the other.
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let id = |from: u64| {
         let whose = prop_oneof![8 => Just(from), 1 => 0..CLIENTS];
@@ -79,17 +79,17 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     vec(step, 1..80)
 }
 
-/// What was seen of a batch.
+/// What a test observes of a batch.
 #[derive(PartialEq, Debug)]
 struct Seen {
     outcomes: Vec<Outcome>,
     granted: Vec<(AcquisitionId, Held)>,
     next_expiry: Option<Time>,
     next_token: Option<Time>,
-    /// Who holds, until when, with which fence, weight and slot number, in order of these; who waits, in order of the queue.
+    /// The holders, with deadline, fence, weight and slot number, sorted; the waiters, in the order of the queue.
     holders: Vec<Holds>,
     waiters: Vec<AcquisitionId>,
-    /// What is declared, what is pinned, since when it is paused, and the rate.
+    /// The declared capacity, the pinned one, the time of the pause, and the rate.
     limits: (u32, Option<u32>, Option<u64>, Option<Meter>),
 }
 
@@ -214,7 +214,7 @@ fn the_machine_and_sql_agree() {
                     commands_sent.set(commands_sent.get() + commands.len());
                     let expected = by_machine(&mut machine, from, &commands, at, &reached);
                     let mut seen = by_sqlite(&tx, from, &commands, at, &reached);
-                    // In SQL, gaps in the queue count.
+                    // In SQL, `ahead` is an upper bound, because gaps in the queue count.
                     for (own, expected) in seen.outcomes.iter_mut().zip(&expected.outcomes) {
                         if let (Outcome::Waiting { ahead: most }, Outcome::Waiting { ahead }) = (&own, expected) {
                             prop_assert!(most >= ahead, "{} of {}", ahead, most);
@@ -229,7 +229,7 @@ fn the_machine_and_sql_agree() {
     assert!(commands_sent.get() >= 100_000, "{} commands", commands_sent.get());
 }
 
-/// A permit that another client has granted is claimed in time, or not at all.
+/// A permit that another client granted can be claimed before its deadline only.
 #[test]
 fn a_permit_is_claimed_until_its_time_is_up_and_then_held_until_its_ttl_ends() {
     for (late, ttl) in [(false, None), (false, Some(Span::from_micros(9000))), (true, None)] {
@@ -249,12 +249,12 @@ fn a_permit_is_claimed_until_its_time_is_up_and_then_held_until_its_ttl_ends() {
     }
 }
 
-/// A store in which clients are dead, or heirs have their lifelines.
+/// A store in which a test declares clients dead, or their lifelines inherited.
 struct Graveyard {
     tx: Connection,
     dead: Vec<ClientId>,
     bequeathed: Vec<ClientId>,
-    /// How often anybody was looked at.
+    /// The number of checks whether a client is dead.
     looked: usize,
 }
 
@@ -323,7 +323,7 @@ fn the_dead_are_buried_under_every_name() {
     yard.enqueue("b", id(2, 0), true);
     yard.dead.push(client(0));
     let applied = yard.sweep("a", 1);
-    // Under the name that was asked about, the answer says so. Under the other he has to be woken.
+    // The reply reports the grant under the name that was asked about. For the other name the client must be woken.
     assert_eq!(applied.granted.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [id(1, 0)]);
     assert_eq!((applied.buried, applied.wake), (vec![client(0)], vec![client(1)]));
     let (holders, waiters) = rows(&yard.tx);
@@ -363,7 +363,7 @@ fn what_was_bequeathed_stays_and_its_queue_goes() {
     assert_eq!(yard.sweep("a", 1).granted, []);
     let (holders, waiters) = rows(&yard.tx);
     assert_eq!((holders.len(), waiters.len()), (1, 2), "nobody asked");
-    // Another permit: the heir cannot claim it, whoever comes next can.
+    // A second permit becomes free. The process that inherited the lifeline cannot claim it; the next waiter can.
     let grow = Command::Enqueue {
         id: id(2, 0),
         declared: Declared::capacity(2, true),
@@ -385,7 +385,7 @@ fn whoever_is_near_the_head_watches() {
         let applied = yard.enqueue("a", id(number, 0), true);
         assert_eq!(applied.watches, number < 8, "{number}");
     }
-    // A client with many waiters does not keep the next ones from watching.
+    // A client with many waiters does not keep the next clients from watching.
     for sequence in 0..50 {
         yard.enqueue("b", id(0, sequence), true);
     }
@@ -401,13 +401,13 @@ fn an_id_that_another_releases_is_found_by_its_own() {
     assert_eq!(applied.wake, [client(0)]);
     assert_eq!(take_evicted(&yard.tx, client(0)).unwrap(), [("a".to_owned(), id(0, 0))]);
     assert_eq!(take_evicted(&yard.tx, client(0)).unwrap(), [], "once");
-    // Its own release is no news to it.
+    // A client is not notified of its own release.
     yard.enqueue("a", id(0, 0), true);
     assert_eq!(yard.apply("a", 0, &[release]).wake, []);
     assert_eq!(take_evicted(&yard.tx, client(0)).unwrap(), []);
 }
 
-/// Without leases it would never find out by itself.
+/// Without leases the client would never find out by itself.
 #[test]
 fn whoever_was_evicted_is_told_although_the_name_was_forgotten() {
     let mut yard = Graveyard::new();
@@ -421,8 +421,8 @@ fn whoever_was_evicted_is_told_although_the_name_was_forgotten() {
     assert_eq!(yard.apply("a", 1, &[forget]).outcomes, [unknown]);
 }
 
-/// The steps that SQLite takes for one round: a newcomer queues, its client asks, somebody near the head asks, the holder
-/// releases, the next claims.
+/// Returns the number of steps that SQLite takes for one round: a newcomer queues, its client asks, a client near the
+/// head asks, the holder releases, the next waiter claims.
 fn steps_of_a_round(waiters: u64, clients: u64) -> u64 {
     let mut yard = Graveyard::new();
     let holder = id(1000, 0);
@@ -453,7 +453,7 @@ fn steps_of_a_round(waiters: u64, clients: u64) -> u64 {
         assert!(matches!(applied.outcomes[..], [Outcome::Held(_)]), "{applied:?}");
         next
     };
-    // Once for the statements to be prepared.
+    // Run one round first, so that the statements are prepared.
     let next = round(&mut yard, 0, holder);
     yard.tx.progress_handler(1, Some(count)).unwrap();
     round(&mut yard, 1, next);
@@ -465,7 +465,8 @@ fn what_it_costs_does_not_grow_with_the_queue() {
     let (short, long) = (steps_of_a_round(20, 10), steps_of_a_round(10_000, 10));
     assert!(short > 100, "{short} steps: nothing was counted");
     assert!(long <= short + short / 20, "{short} steps with 20 waiters, {long} with 10,000");
-    // Where one client has all of them, whoever looks for the others stops somewhere.
+    // If one client has all waiters, the search for other clients near the head must stop after a fixed number of
+    // places.
     let (short, long) = (steps_of_a_round(300, 1), steps_of_a_round(10_000, 1));
     assert!(long <= short + short / 20, "{short} steps with 300 waiters, {long} with 10,000");
 }

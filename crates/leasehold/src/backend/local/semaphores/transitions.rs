@@ -9,7 +9,7 @@ use crate::clock::{Span, Time};
 use crate::machine::{Command, Declared, Known, Outcome, Role, Share, Steer, Steered};
 use crate::{AcquisitionId, ClientId, Fence};
 
-/// Who asks for a permit.
+/// The sender of an enqueue.
 struct Newcomer<'a> {
     id: AcquisitionId,
     wait: bool,
@@ -25,7 +25,7 @@ impl Named<'_> {
             .exists(params![self.row, micros(now)])
     }
 
-    /// Once a batch: all of it happens at one time.
+    /// Removes expired holders, once per batch: the whole batch happens at one time.
     pub(super) fn expire(&mut self, call: &Circumstances<'_>) -> Result<()> {
         if std::mem::replace(&mut self.expired, true) {
             return Ok(());
@@ -37,8 +37,8 @@ impl Named<'_> {
         self.remove_holders(expired, micros(call.now))
     }
 
-    /// Removes the holders that a statement deletes, by this name and `which`, and answers: weight, fence, unclaimed. Tokens of those who never claimed
-    /// their permits go back.
+    /// Runs a statement that deletes holders of this name by `which` and returns their weight, fence and unclaimed
+    /// flag. Subtracts them from the counters. The tokens of unclaimed permits go back.
     pub(super) fn remove_holders(
         &mut self,
         mut delete: CachedStatement<'_>,
@@ -98,7 +98,8 @@ impl Named<'_> {
         Ok(true)
     }
 
-    /// The waiter becomes a holder: at once if the reply tells it, else it has to claim the permit in time.
+    /// Makes a waiter a holder. If it is the sender's own, the reply reports it. Otherwise its client must claim the
+    /// permit in time.
     fn promote(&mut self, waiter: &Waiter, own: bool, call: &Circumstances<'_>) -> Result<()> {
         self.tx
             .prepare_cached("DELETE FROM waiters WHERE semaphore = ?1 AND place = ?2")?
@@ -135,9 +136,9 @@ impl Named<'_> {
                     self.grant(call)?;
                     return Ok(Outcome::TooHeavy { capacity });
                 }
-                // First of all: if that makes room, it belongs to those who were here before.
+                // Declare first: if that makes room, the room belongs to earlier waiters.
                 self.declare(*declared, call.now);
-                // With room and nobody waiting, holders whose time is up do not matter.
+                // If there is room and nobody waits, expired holders do not matter.
                 let mut nobody_before = true;
                 if self.state.waiting > 0 || !self.fits(share.weight, call.now) || known.is_some() {
                     self.expire(call)?;
@@ -153,7 +154,7 @@ impl Named<'_> {
                 self.enqueue(&newcomer, nobody_before, call)
             }
             Command::Release { id, known } => {
-                // First of all: a waiter that leaves is not granted a permit on its way out.
+                // Remove first: a waiter that leaves must not be granted a permit on its way out.
                 let role = self.release(*id, *known, call)?;
                 if self.state.waiting > 0 {
                     self.expire(call)?;
@@ -169,7 +170,7 @@ impl Named<'_> {
             Command::Steer { capacity, steer } => {
                 self.expire(call)?;
                 self.grant(call)?;
-                // What is to be forgotten is not declared by the way.
+                // Forgetting a name must not declare a capacity for it first.
                 if let Some(capacity) = capacity.filter(|_| *steer != Steer::Forget) {
                     self.declare(Declared::capacity(capacity, false), call.now);
                 }
@@ -236,7 +237,7 @@ impl Named<'_> {
             return Ok(Outcome::TooHeavy { capacity: self.capacity() });
         }
         if self.state.waiting == 0 && !self.fits(share.weight, call.now) {
-            // Nobody else looks whether those who hold are alive.
+            // With an empty queue, no other client checks whether the holders are alive.
             self.bury_the_dead(call)?;
             nobody_before = true;
         }
@@ -278,7 +279,8 @@ impl Named<'_> {
         Ok(Outcome::Waiting { ahead })
     }
 
-    /// Without leases it is only a question, and claims a permit that another client has granted.
+    /// Claims a permit that another client has granted. Otherwise it changes nothing, because there are no leases to
+    /// renew.
     fn renew(&mut self, id: AcquisitionId, now: Time) -> Result<Outcome> {
         if self.holder(id)?.is_some_and(|holder| holder.claim_by.is_some()) {
             let (client, sequence) = columns(id);
@@ -292,7 +294,7 @@ impl Named<'_> {
         self.question(id, now)
     }
 
-    /// What is known of an id.
+    /// Returns the state of an id.
     pub(super) fn question(&self, id: AcquisitionId, now: Time) -> Result<Outcome> {
         if let Some(holder) = self.holder(id)? {
             return Ok(Outcome::Held(holder.held(now)));
@@ -337,7 +339,7 @@ impl Named<'_> {
             Role::Waiter
         };
         if call.from != Some(id.client()) {
-            // Without signs of life it would never find out by itself.
+            // There are no renewals, so its client would never find out by itself.
             self.tx
                 .prepare_cached(
                     "INSERT OR IGNORE INTO evicted (client, semaphore, sequence) VALUES (?1, ?2, ?3)",

@@ -1,5 +1,5 @@
-//! The machine of the lock against its spelling in Lua: the same random operations, the same injected time, the same
-//! outcomes. And the keys.
+//! Compares the lock machine with its implementation in Lua: the same random operations, the same injected time, the
+//! same outcomes. Also tests the keys.
 
 use proptest::prelude::*;
 use redis::Connection;
@@ -32,13 +32,13 @@ impl Both {
             load.exec(&mut connection).unwrap();
         }
         let calls = Calls::new(Prefix::default(), LockLayout::default(), "ns");
-        // Far ahead, so that no key expires by the server's own clock.
+        // Far in the future, so that no key expires by the server's own clock.
         let (machine, now) = (LockMachine::default(), 4_000_000_000_000);
         Self { machine, scripts, calls, connection, now, sent: 0 }
     }
 
     fn by_redis(&mut self, step: Step) -> Seen {
-        // Real expiry would come by another clock than the scripts': keys are kept, and let go by hand.
+        // Real expiry would follow another clock than the scripts'. So keys are persisted, and removed explicitly.
         redis::cmd("SET").arg(NOW).arg(self.now * 1000).exec(&mut self.connection).unwrap();
         let notify = NotifyWhen::IfLocked;
         let command = match step {
@@ -46,8 +46,11 @@ impl Both {
                 let (key, id, holder, expected) = (key(k), id(i), holder(h), self.expected(k));
                 LockCommand::Acquire { key, id, ttl, notify, holder, expected }
             }
-            Step::Release { id: i } => LockCommand::Release { id: id(i), held: self.held(id(i)) },
-            Step::Extend { id: i, ttl } => LockCommand::Extend { id: id(i), ttl },
+            Step::Release { id: i } => {
+                let key = self.held(id(i));
+                LockCommand::Release { id: id(i), held: key.is_some(), key }
+            }
+            Step::Extend { id: i, ttl } => LockCommand::Extend { id: id(i), key: None, ttl },
             Step::IsLocked { key: k, clean_up } => LockCommand::IsLocked { key: key(k), clean_up },
             Step::LookupKey { key: k } => LockCommand::Lookup(By::Key(key(k))),
             Step::LookupId { id: i } => LockCommand::Lookup(By::Id(id(i))),
@@ -75,7 +78,7 @@ impl Both {
         }
     }
 
-    /// The next fence, or now and then another or none.
+    /// Returns the next fence; sometimes another one, or none.
     fn expected(&mut self, number: usize) -> Option<Fence> {
         let counter = format!("syncguard:fence:{}", key(number).as_str());
         let last: Option<u64> = redis::cmd("GET").arg(counter).query(&mut self.connection).unwrap();
@@ -86,7 +89,8 @@ impl Both {
         }
     }
 
-    /// The key that a client holds with this id. If it holds none, now and then one that it is wrong about.
+    /// Returns the key that a client holds with this id. If it holds none, sometimes returns a key that it wrongly
+    /// believes to hold.
     fn held(&mut self, id: LockId) -> Option<Name> {
         let index = format!("syncguard:id:{id}");
         let key_held: Option<String> =
@@ -103,21 +107,21 @@ impl Both {
             .then_some(another)
     }
 
-    /// Beside other commands, as several share a script. The common cases are served at once up to the first command that
-    /// is another: one time in four this one comes after such a command.
+    /// Sends the command together with others, because several commands share a script call. The straight path serves
+    /// commands up to the first one that is not common. One time in four, this command comes after such a command.
     fn ask_in_company(&mut self, command: &LockCommand) -> LockOutcome {
         let (beside, held) = (Name::new("key", "beside").unwrap(), id(9));
         let (key, holder) = (beside.clone(), holder(1));
         let (ttl, notify) = (1000, NotifyWhen::Never);
         let expected = Some(Fence::new(1));
         let acquire = LockCommand::Acquire { key, id: held, ttl, notify, holder, expected };
-        let release = LockCommand::Release { id: held, held: Some(beside.clone()) };
+        let release = LockCommand::Release { id: held, key: Some(beside.clone()), held: true };
         let lookup = LockCommand::Lookup(By::Key(beside));
         self.sent += 1;
         let after_common = !self.sent.is_multiple_of(4);
         let before = if after_common { [&acquire, &release] } else { [&lookup, &lookup] };
         let commands = [before[0], before[1], command, &lookup];
-        let call = self.calls.apply(&self.scripts, ClientId::from_bits(1), &commands);
+        let call = self.calls.apply(&self.scripts, ClientId::from_bits(1), Slot::ONLY, &commands);
         let answers: Vec<Value> = call.query(&mut self.connection).unwrap();
         assert_eq!(answers.len(), commands.len());
         let decode = |(command, answer)| self.calls.decode(command, answer).unwrap();
@@ -130,7 +134,7 @@ impl Both {
         outcomes.swap_remove(2)
     }
 
-    /// Checks that a lock and its index end when the record says, and then lets neither end by itself.
+    /// Checks that a lock and its index expire when the record says, and then persists both.
     fn persist_all(&mut self) {
         for number in 0..KEYS {
             let lock = format!("syncguard:{}", key(number).as_str());
@@ -145,7 +149,7 @@ impl Both {
         }
     }
 
-    /// Negative if there is no such key, or if it stays.
+    /// Negative if the key does not exist or does not expire.
     fn expires_at(&mut self, key: &str) -> i64 {
         testkit::redis_server::expires_at(&mut self.connection, key)
     }
@@ -171,7 +175,7 @@ impl Both {
 fn the_machine_of_locks_and_lua_agree() {
     let server = RedisServer::start();
     let config = ProptestConfig { cases: 150, failure_persistence: None, ..Default::default() };
-    // The first acquire of a key is no common case: often all keys have been used before.
+    // The first acquire of a key is not a common case. So all keys are often used once beforehand.
     let used = (0..KEYS).flat_map(|key| {
         [Step::Acquire { key, id: 0, ttl: 1000, holder: 0 }, Step::Release { id: 0 }]
     });
@@ -215,7 +219,7 @@ fn storage_keys_are_cut_down_only_where_they_must_be() {
     assert_eq!(Prefix::new("p:").unwrap().storage_key("id:", "x"), "p:id:x");
     let longest = "k".repeat(998);
     assert_eq!(prefix.storage_key("", &longest), format!("p:{longest}"));
-    // SHA-256 of "p:" and 999 times "k", the first 16 bytes, in base64url.
+    // SHA-256 of "p:" and 999 times "k": the first 16 bytes, in base64url.
     let hash = Sha256::digest(format!("p:{}", "k".repeat(999)));
     let expected = format!("p:{}", URL_SAFE_NO_PAD.encode(&hash[..16]));
     assert_eq!(prefix.storage_key("", &"k".repeat(999)), expected);
@@ -225,6 +229,6 @@ fn storage_keys_are_cut_down_only_where_they_must_be() {
 fn a_prefix_must_leave_room() {
     assert!(Prefix::new(&"p".repeat(512)).is_ok());
     let error = Prefix::new(&"p".repeat(513)).unwrap_err().to_string();
-    assert_eq!(error, "invalid lock prefix: it has 513 bytes: at most 512");
+    assert_eq!(error, "invalid lock prefix: it is 513 bytes; the limit is 512");
     assert!(Prefix::new("").is_err());
 }

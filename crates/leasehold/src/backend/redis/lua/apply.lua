@@ -1,8 +1,9 @@
 -- The fair semaphore: serves one name after the other. `machine.rs` has the argument.
 --
--- Most requests are one acquire or one release of a name where nobody waits, or the question of a waiter for whom nothing
--- has changed. Those take a straight path here. Whatever it leaves undone, the whole machine (`machine.lua`) does. A script
--- pays for each function that it defines, not only for those it calls: so the machine is made when it is first needed.
+-- Most requests are one acquire or one release of a name without waiters, or the query of a waiter for which nothing
+-- has changed. These take a straight path here. The machine (`machine.lua`) does whatever the straight path leaves
+-- undone. A script pays for each function that it defines, even if it does not call it. So the machine is created only
+-- when it is first needed.
 --
 -- KEYS  of each name
 --       1 main     ZSET    holder -> renew_by
@@ -14,31 +15,33 @@
 --       7 info     HASH    id -> "fence since heartbeat ttl label" (microseconds; "-" is none). After the fence may follow
 --                          what is not ordinary of a permit: see `field_of`
 --       8 limits   STRING  what is not ordinary of the limits: see `read_capacity`. Never expires; mostly not there
+--       9 slots    STRING  a bit for each slot number that is taken
 -- ARGV  1 namespace
 --       2 client             the sender's
 --       3 confirm_within     in microseconds
 --       4 foreign_heartbeat  of members of other programs, in microseconds
+--       5 channel            how the channels of wake-ups end: "", or in a cluster ":" and a hash tag of the slot
 --       and for each name
---       5 name
---       6 capacity           what the sender declared last; 0 if it never did
---       7 declares           1 if that is news; 0 if it counts only where no capacity is known; and, if the sender says something
+--       6 name
+--       7 capacity           what the sender declared last; 0 if it never did
+--       8 declares           1 if that is news; 0 if it counts only where no capacity is known; and, if the sender says something
 --                            of the rate: 1 if that is news or 0, the interval in microseconds, the burst
---       8 arguments          how many follow that are about this name
+--       9 arguments          how many follow that are about this name
 --       and, for each transition of it
---       9 transition         its word
---      10 arguments          how many follow
---       and what the transition says
--- Also, by their names alone: {ns}:wake:{client} (PUBLISH), {ns}:acquisition_notification:{id} of members of
--- other programs, or of ours that such a program has granted, and {ns}:semaphore_slots:{name}, a STRING with a bit for each
--- slot number that is taken.
--- Result  the server's time in microseconds, 0 if nobody read the clock; and for each name, flat: for each id asked about
---       its outcome, as the transition says; the delay until the next expiry (-1: none); 1 if another program has members
---       here, else 0; if the first in the queue is the sender's, and waits for a token alone: the delay until it comes; for
---       each own waiter that was granted a permit its id, slot number, fence, valid_for. Or an error,
---       which leaves the other names alone.
+--      10 transition         its word
+--      11 arguments          how many follow
+--       and the arguments of the transition
+-- Also, without being declared in KEYS: the channels of wake-ups (see `tell`), and {ns}:acquisition_notification:{id} of
+-- members of other programs, or of ours that such a program has granted a permit. In a cluster these lists are in other
+-- slots, unless the namespace has a hash tag. Without one, their members cannot be notified, and are passed over.
+-- Result  the server's time in microseconds, 0 if the clock was not read; and for each name, flat: for each id its outcome,
+--       as the transition says; the delay until the next expiry (-1: none); 1 if another program has members here, else 0;
+--       if the first waiter is the sender's and waits only for a token, the delay until the token comes; for each waiter of
+--       the sender that was granted a permit its id, slot number, fence, valid_for. Or an error, which does not affect the
+--       other names.
 --
--- Lua does not roll back, so everything is read before anything is written: a key of the wrong type ends the
--- work on its name while nothing has happened.
+-- Lua does not roll back, so everything is read before anything is written. A key of the wrong type ends the work on its
+-- name before anything has changed.
 local call, try = redis.call, redis.pcall
 local NOW
 
@@ -47,37 +50,37 @@ local function now()
   return time[1] * 1000000 + time[2]
 end
 
--- Scores are seconds with microseconds. As text: Redis would print a number with seventeen digits, which takes longer than
--- what is done with it.
+-- Scores are seconds with microseconds. They are formatted as text here: Redis would print a number with seventeen
+-- digits, which takes longer than the command itself.
 local function stamp(micros)
   return string.format('%d.%06d', math.floor(micros / 1000000), micros % 1000000)
 end
 
--- Redis keeps what is small as a list, and searches it from its beginning. From so many members on a table is faster, and
--- a single member of more than 64 bytes makes it one, for good.
+-- Redis stores a small collection as a list, and searches it from the beginning. From this many members on, a table is
+-- faster. A single member of more than 64 bytes makes Redis convert it to a table, permanently.
 local CROWD = 24
 
 local function machine()
 -- MACHINE
 end
 
--- The machine's.
+-- The function of the machine that serves one name.
 local serve
 
-local results, at, keys = { 0 }, 5, 0
+local results, at, keys = { 0 }, 6, 0
 while at <= #ARGV do
   local outcomes, section, last = {}, at + 4, at + 3 + ARGV[at + 3]
   local main, ttls, waiting, info = KEYS[keys + 1], KEYS[keys + 2], KEYS[keys + 4], KEYS[keys + 7]
   local transition, delay = ARGV[section], -1
 
-  -- How many of these keys there are says most often who is there.
+  -- The number of these keys that exist usually tells which of them exist.
   local there = transition == 'enqueue' and call('EXISTS', main, ttls, waiting)
   if there or transition == 'release' and try('ZCARD', waiting) == 0 then
-    -- Holders leave, and nobody waits for their permits: whether somebody's time is up does not matter.
+    -- Holders release, and nobody waits for their permits. So expired holders do not matter.
     while section < last and ARGV[section] == 'release' do
       local known, stop = ARGV[section + 2], section + 1 + ARGV[section + 1]
       if known ~= 'held' and known ~= 'limited' then break end
-      -- First the hash and the TTLs: should they be of another type, nothing has happened.
+      -- First the hash and the TTLs: if one of them has the wrong type, nothing has changed yet.
       if type(try('HDEL', info, unpack(ARGV, section + 3, stop))) ~= 'number' then break end
       if known == 'limited' and type(try('ZREM', ttls, unpack(ARGV, section + 3, stop))) ~= 'number' then break end
       local removed, n = try('ZREM', main, ARGV[section + 3]), #outcomes
@@ -89,7 +92,7 @@ while at <= #ARGV do
       section = stop + 1
     end
 
-    -- There is room for all: so it does not matter whether there is more.
+    -- If there is room for all ids, expired holders do not matter: they could only make more room.
     if section < last and ARGV[section] == 'enqueue' then
       local heartbeat, ttl, stop = tonumber(ARGV[section + 3]), tonumber(ARGV[section + 4]), section + 1 + ARGV[section + 1]
       local first = section + 6
@@ -100,8 +103,8 @@ while at <= #ARGV do
       local known = held == 0 and 0 or 1
       local limited = there == known and 0 or try('ZCARD', ttls)
       if limited ~= 0 then known = known + 1 end
-      -- Nobody waits. With a TTL all of them or none: otherwise one may be left of a holder that another program has
-      -- removed.
+      -- `there == known` means that nobody waits. Either every holder has a TTL or none has. Otherwise a TTL may be
+      -- left of a holder that another program has removed.
       if type(held) == 'number' and there == known and limited == (ttl and held or 0) and not texts[3]
         and #ARGV[section + 2] == 1 and #ARGV[at + 2] == 1
         and (texts[1] == ARGV[at + 1] or ARGV[at + 2] == '0' and capacity and capacity % 1 == 0 and capacity < 4294967296)
@@ -111,7 +114,7 @@ while at <= #ARGV do
         NOW = NOW or now()
         local members, ends, infos = {}, {}, {}
         local renew_by, hold_until = stamp(NOW + heartbeat), ttl and stamp(NOW + ttl)
-        -- The same in more digits: see CROWD.
+        -- The same with more digits: see CROWD.
         local format = held + new < CROWD and '%d %d %s %s %s' or '%d %048d %s %s %s'
         fence = math.max(fence, NOW - 1)
         for i = 1, new do
@@ -121,7 +124,7 @@ while at <= #ARGV do
           infos[2 * i - 1] = id
           infos[2 * i] = string.format(format, fence + i, NOW, ARGV[section + 3], ARGV[section + 4], ARGV[section + 5])
         end
-        -- Whoever holds already asks again, which is the machine's.
+        -- An id that already holds asks again: the machine handles that.
         local scores = new > 1 and held > 0 and call('ZMSCORE', main, unpack(ARGV, first, stop)) or {}
         local is_new = true
         for i = 1, #scores do is_new = is_new and not scores[i] end
@@ -129,7 +132,7 @@ while at <= #ARGV do
           if (not ttl or type(try('ZADD', ttls, unpack(ends))) == 'number')
             and type(try('HSET', info, unpack(infos))) == 'number' then
             call('SET', KEYS[keys + 6], string.format('%d', fence + new))
-            -- An expiry only ever grows. Setting it is saved while it is still five seconds behind.
+            -- The expiry of a key only grows. To save calls, it is set only if it is more than five seconds short.
             local wanted = math.ceil(heartbeat / 1000) + 10000
             if held == 0 or call('PTTL', main) < wanted - 5000 then call('PEXPIRE', main, wanted) end
             if held == 0 or call('PTTL', info) < wanted - 5000 then call('PEXPIRE', info, wanted) end
@@ -151,7 +154,7 @@ while at <= #ARGV do
       end
     end
   elseif transition == 'renew' and last == section + 4 then
-    -- A waiter asks, and nothing is due: nobody's time is up, no permit is free, and no other program takes part.
+    -- A waiter asks, and nothing is due: nobody has expired, no permit is free, and no other program has members here.
     local id, rank = ARGV[last], try('ZRANK', waiting, ARGV[last])
     local held, texts = try('ZCARD', main), call('MGET', KEYS[keys + 3], KEYS[keys + 8])
     local capacity = tonumber(texts[1])
@@ -183,7 +186,7 @@ while at <= #ARGV do
     outcomes[n + 1], outcomes[n + 2] = delay, 0
     results[#results + 1] = outcomes
   end
-  at, keys = last + 1, keys + 8
+  at, keys = last + 1, keys + 9
 end
 results[1] = NOW or 0
 return results

@@ -1,4 +1,4 @@
--- A permit or a place in the queue, for each id in turn.
+-- Grants each id in turn a permit or a place in the queue.
 --
 -- ARGV    1 wait       1 or 0; and, unless each takes one unit and no number: its weight, and 1 if it asks for a number
 --         2 heartbeat  in microseconds
@@ -26,7 +26,7 @@ for i = 1, last - ids + 1 do known = known or scores[i] or places[i] or holding[
 local declared = read_capacity()
 if DECLARES and not limits.pinned then declared = tonumber(DECLARED) end
 local is_refused = not known and weight > declared
--- First of all: if that makes room, it belongs to those who were here before.
+-- Declare first: if that makes room, the room belongs to earlier waiters.
 if not is_refused then
   if DECLARES then declare(DECLARED) end
   if limits.is_unknown then max = DECLARED end
@@ -43,12 +43,13 @@ else
 end
 look()
 
--- Two waiters never share a score. A tail that is more than a second ahead is another program's clock.
+-- Two waiters never have the same score. A last score that is more than a second ahead comes from another program's
+-- clock, and is ignored.
 local function next_place()
   if place then
     place = place + 1
   else
-    -- Only to fail here, before anything is written, should it be of another type.
+    -- This call fails here, before anything is written, if the key has another type.
     call('ZCARD', ALIVE)
     local tail = call('ZRANGE', WAITING, -1, -1, 'WITHSCORES')[2]
     place = NOW

@@ -1,7 +1,7 @@
--- The machine of the fair semaphore: what the straight path of `apply.lua` does not do. Answers the function that serves
--- one name, from one of its transitions on.
+-- The machine of the fair semaphore: everything that the straight path of `apply.lua` does not do. Returns the function
+-- that serves one name, starting at one of its transitions.
 
--- Another program may write any score, also an infinite one. None is further away than a hundred years.
+-- Another program may write any score, even an infinite one. Scores are cut off at a hundred years from now.
 local FAR = NOW + 3155760000000000
 
 local NOW_STAMP = stamp(NOW)
@@ -9,48 +9,53 @@ local NOW_STAMP = stamp(NOW)
 -- See CROWD.
 local LONG = string.rep('-', 65)
 
--- At most this many ids in one call: `unpack` ends at 8000.
+-- The maximum number of ids in one call: `unpack` fails at about 8000.
 local PAGE = 1000
--- At most this many waiters are passed over in one script: reading them takes some milliseconds, in which the
+-- The maximum number of waiters that one script passes over. Reading them takes some milliseconds, during which the
 -- server serves nobody else.
 local OUT_OF_REACH = 10 * PAGE
 
--- All that follows is of the name that is being served.
+-- All variables below belong to the name that is being served.
 local NAME, MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS, SLOTS
--- The capacity that the sender declared last, whether that is news, and what it says of the rate.
+-- The capacity that the sender declared last, whether that declaration is new, and the rate that it declares, if any.
 local DECLARED, DECLARES, RATE
--- Whether a slot number was given just now.
+-- Whether a holder with a slot number was granted or renewed: then SLOTS must outlive it.
 local numbered
--- Who holds, who holds for a limited time, and who waits.
+-- The numbers of holders, of holders with a TTL, and of waiters.
 local held, limited, queued
--- Whether those whose time is up have been removed. All of a request happens at one time: once is enough.
+-- Whether expired members have been removed. A whole request happens at one time, so once is enough.
 local expired
 local held_before
--- The longest heartbeat that was asked for just now.
+-- The longest heartbeat that was asked for in this call.
 local longest
 local capacity, last_fence
--- What else there is to know of the limits, once `read_capacity` was called: what is `pinned`, and `declared` meanwhile; since
--- when it is `paused`, `by` whom and for what `reason`; how many units the holders weigh beside one each (`extra`); a token
--- comes in each `interval` (nothing: nobody has said so; 0: there is no rate), up to `burst` of them; all are there `full_at`,
--- and go back if their fence is one from which it `returns`; and whether any of that has `changed`: 'a little' if it is found
--- out again should it not be written, because the server is full.
+-- The other limits, once `read_capacity` was called:
+-- - `pinned`: the pinned capacity; `declared`: what is declared meanwhile
+-- - `paused`: since when; `by`: by whom; `reason`: why
+-- - `extra`: the units that the holders weigh beyond one each
+-- - `interval`: the time between two tokens (nil: nobody has declared or set a rate; 0: explicitly no rate); `burst`:
+--   the maximum number of tokens; `full_at`: when all tokens are back; `returns`: the first fence whose token can go
+--   back
+-- - `changed`: whether any of that has to be written; 'a little' if a later call would find out the same, so that the
+--   write may fail on a server that is full
 local limits
 -- Whether the time at which the first waiter gets its token may have changed.
 local news
--- Nobody was here before: then no key has a life of its own that would have to be looked at.
+-- Whether there were no holders and no waiters before. Then no expiry of a key has to be compared.
 local alone
--- What is to be written, gathered so that each key is written once; and what is answered.
+-- The values to write, gathered so that each key is written once; and the answer.
 local main, ttls, infos, max, waiting, alive
 local outcomes, granted
--- Where the last waiter was enqueued.
+-- The place of the waiter that was enqueued last.
 local place
--- The clients that did not hear of a permit, by what their ids begin with. Their waiters keep their places.
+-- The clients that could not be notified of a permit, by the prefix of their ids. Their waiters keep their places.
 local out_of_reach
--- Own waiters that were granted a permit just now: id -> its fence and terms.
+-- The sender's waiters that were granted a permit in this call: id -> its fence, slot number and TTL.
 local holding
 
--- The functions are made in one of their own. Lua finds a variable of the function around it at once, and one of the same
--- function by a search among all that are used so far, for each function that uses it: that would take twice as long.
+-- The functions are defined inside a function of their own. Lua captures a variable of the enclosing function at once.
+-- For a variable of the same function, it searches the list of all captured variables, for each function that uses it.
+-- That would take twice as long.
 return (function()
 
 local function micros(score)
@@ -66,18 +71,18 @@ local function is_capacity(number)
   return number and number >= 1 and number <= 4294967295 and number % 1 == 0
 end
 
--- How long it takes until all tokens are back.
+-- Returns the time until an empty bucket has all tokens.
 local function all_tokens()
   return limits.interval * limits.burst
 end
 
--- These are needed before they can be made.
+-- Declared here because functions above their definition use them.
 local is_metered, settle
 
--- Another program may let the capacity expire, or write what is none. Then it is what the sender declared last, and is
--- written again: nothing that is done to this key stops the queue. Reading it ends its expiry, or a client that declares
--- no capacity of its own would find none while others hold. Where a capacity is pinned, what another program writes is a
--- declaration that is kept for later.
+-- Another program may let the capacity expire, or write an invalid one. Then the capacity is what the sender declared
+-- last, and it is written again: nothing that happens to this key stops the queue. Reading the key removes its expiry.
+-- Otherwise a client that declares no capacity would find none while others hold. If a capacity is pinned, a value that
+-- another program writes is a declaration, which is kept for later.
 local function read_capacity()
   if capacity then return capacity end
   limits = { extra = 0 }
@@ -92,7 +97,7 @@ local function read_capacity()
     end
     limits.paused, limits.by, limits.reason = known[3] or nil, by, reason
     limits.extra = known[4] or 0
-    -- What nobody holds weighs nothing. Another program, or its expiry, may have ended the key of the holders.
+    -- Without holders there is no weight. Another program or an expiry may have removed the key of the holders.
     if held == 0 and limits.extra > 0 then limits.extra, limits.changed = 0, 'a little' end
     limits.interval, limits.burst = known[5] or nil, known[6] or 1
     limits.full_at, limits.returns = known[7] or 0, known[8] or 0
@@ -113,7 +118,7 @@ local function read_capacity()
   return capacity
 end
 
--- How many units are free.
+-- Returns the number of free units.
 local function room()
   read_capacity()
   return (limits.paused and 0 or capacity) - held - limits.extra
@@ -124,7 +129,7 @@ function is_metered()
   return limits.interval and limits.interval > 0
 end
 
--- No more than all tokens can be missing: not after a change of the rate, nor if the clock was set back.
+-- At most all tokens can be missing, also after a change of the rate, and if the clock was set back.
 function settle()
   if limits.interval and limits.interval > 0 and limits.full_at > NOW + all_tokens() then
     limits.full_at, limits.changed = NOW + all_tokens(), limits.changed or 'a little'
@@ -151,7 +156,8 @@ local function declare(text)
   end
 end
 
--- What was asked for, from "heartbeat ttl label". Read and formatted once a script: most ask for the same.
+-- Returns the terms in "heartbeat ttl label". They are parsed and formatted once per script, because most ids have the
+-- same terms.
 local known_terms = {}
 local function terms_of(text)
   local terms = known_terms[text]
@@ -165,7 +171,7 @@ local function terms_of(text)
       renew_by = heartbeat and stamp(NOW + heartbeat),
       hold_until = ttl and stamp(NOW + ttl),
       info = string.format(' %d ', NOW) .. text,
-      -- The same in more digits: see CROWD.
+      -- The same with more digits: see CROWD.
       long_info = string.format(' %048d ', NOW) .. text,
     }
     known_terms[text] = terms
@@ -177,7 +183,7 @@ local function info_of(terms)
   return held + queued < CROWD and terms.info or terms.long_info
 end
 
--- The last fence. A number is not exact from 2^53 on, and what is none cannot be counted.
+-- Reads the last fence. A Lua number is not exact from 2^53 on, and a value that is not a number cannot be counted up.
 local function read_fence()
   local fence = tonumber(call('GET', FENCE) or 0)
   if not fence or fence < 0 or not (fence < 9007199254740991) or fence % 1 ~= 0 then
@@ -190,7 +196,7 @@ local function last_known_fence()
   return last_fence or read_fence()
 end
 
--- From now on permits are granted at this rate; at none if `interval` is 0. What was taken stays taken.
+-- Sets the rate from now on; an `interval` of 0 removes it. Tokens that were taken stay taken.
 local function set_rate(interval, burst)
   if limits.interval == interval and limits.burst == burst then return end
   if not is_metered() then limits.full_at = 0 end
@@ -203,14 +209,15 @@ local function next_fence()
   return math.max(last_known_fence() + 1, NOW)
 end
 
--- The same here.
+-- Also declared here because functions above their definition use them.
 local parse, flush, is_gathered
 
--- What a permit takes: one unit and no number, unless what is known of it says more.
+-- An ordinary permit takes one unit and no slot number.
 local ORDINARY = { weight = 1, numbered = false }
 
--- What the holders weigh beside one unit each, and which slot numbers are taken, by what is known of each of them. It may be
--- something else than what was counted: another program has removed a holder, a key has expired, or the server was full.
+-- Computes again how much the holders weigh beyond one unit each, and which slot numbers are taken, from the info of
+-- every holder. The stored counts can be wrong: another program has removed a holder, a key has expired, or the server
+-- was full.
 local function count_anew()
   if is_gathered() then flush() end
   read_capacity()
@@ -227,17 +234,18 @@ local function count_anew()
     end
   end
   if extra ~= limits.extra then limits.extra, limits.changed = extra, true end
-  -- Until the next that is numbered says how long it is needed.
+  -- This is enough until the next permit with a number extends the expiry.
   if numbered then call('PEXPIRE', SLOTS, math.max(call('PTTL', MAIN), 10000)) end
 end
 
--- The lowest slot number that is free, if one is asked for.
+-- Returns the lowest free slot number if the permit is to have one, else 0.
 local function slot_for(share)
   if not share.numbered then return 0 end
-  -- What nobody holds has no number.
+  -- Without holders no number is taken.
   if held == 0 then call('DEL', SLOTS) end
   local slot = call('BITPOS', SLOTS, 0) + 1
-  -- There are fewer holders than that; or the key has expired, although somebody may have the number.
+  -- A number above the capacity cannot be right, because there are fewer holders. If the key has expired, a holder may
+  -- still have the number. In both cases count again.
   if slot > read_capacity() or slot == 1 and held > 0 and call('EXISTS', SLOTS) == 0 then
     count_anew()
     slot = call('BITPOS', SLOTS, 0) + 1
@@ -245,14 +253,14 @@ local function slot_for(share)
   return slot
 end
 
--- What comes before " since heartbeat ttl label" of a holder: its fence, and what is not ordinary of it: weight, slot number,
--- and 1 if it has to be claimed before it counts as used.
+-- Returns the first field of a holder's info, before " since heartbeat ttl label": its fence and, unless the permit is
+-- ordinary, its weight, its slot number, and 1 if it has to be claimed before it counts as used.
 local function field_of(fence, weight, slot, unclaimed)
   if weight == 1 and slot == 0 and unclaimed == 0 then return string.format('%d', fence) end
   return string.format('%d/%d/%d/%d', fence, weight, slot, unclaimed)
 end
 
--- Takes what a permit takes, but for its place among the holders.
+-- Takes the extra units, the slot number and the token of a permit. The caller adds the holder to MAIN.
 local function take(share, slot, fence)
   read_capacity()
   if share.weight > 1 then limits.extra, limits.changed = limits.extra + share.weight - 1, true end
@@ -266,7 +274,7 @@ local function take(share, slot, fence)
   end
 end
 
--- Gives a fence to a holder: all that is to be known of it.
+-- Records the fence, the info and the TTL of a holder.
 local function mint(id, terms, fence, share, slot, unclaimed)
   take(share, slot, fence)
   last_fence = fence
@@ -280,9 +288,9 @@ local function mint(id, terms, fence, share, slot, unclaimed)
   end
 end
 
--- Makes `id` a holder that the reply tells so. Answers its slot number, its fence and how long that is good for.
+-- Makes `id` a holder; the reply reports it. Returns its slot number, its fence and how long it is valid.
 local function hold(id, terms, share)
-  -- First what may fail: what is gathered is written whatever becomes of the rest.
+  -- First the steps that may fail: gathered values are written even if a later step fails.
   local fence, slot, n = next_fence(), slot_for(share), #main
   mint(id, terms, fence, share, slot)
   held, longest = held + 1, math.max(longest, terms.heartbeat)
@@ -290,7 +298,7 @@ local function hold(id, terms, share)
   return slot, fence, terms.valid_for
 end
 
--- What is known of an id: its fence if it was granted a permit, since when, and what it asked for.
+-- Parses the info of an id: its fence if it was granted a permit, since when, and its terms.
 function parse(info)
   if not info then return { share = ORDINARY, slot = 0 } end
   local first, since, text = string.match(info, '^(%S+) (%S+) (.*)$')
@@ -299,13 +307,13 @@ function parse(info)
   if fence then
     weight, slot = tonumber(weight), tonumber(slot)
     known.share = { weight = math.max(weight, 1), numbered = slot > 0 }
-    -- A waiter that asks for a number says 1.
+    -- For a waiter, 1 means that it wants a slot number.
     known.slot, known.unclaimed = known.fence and slot or 0, unclaimed == '1'
   end
   return known
 end
 
--- A holder has been removed from MAIN: what it took is free again.
+-- Frees what a holder took. Call it after the holder was removed from MAIN.
 local function give_up(known)
   if not known.fence then return end
   if known.share.weight > 1 then
@@ -313,12 +321,12 @@ local function give_up(known)
     limits.extra = math.max(limits.extra - known.share.weight + 1, 0)
     limits.changed = limits.changed or 'a little'
   end
-  -- A server that is full may refuse that: then the number stays taken for a while.
+  -- A server that is full may refuse the write. Then the number stays taken for a while.
   if known.slot > 0 and call('EXISTS', SLOTS) == 1 then try('SETBIT', SLOTS, known.slot - 1, 0) end
 end
 
--- The tokens of these grants were taken for nothing. The last first: then the most of them go back. `Meter::give_back` in
--- `rate.rs` has the argument.
+-- Returns the tokens of grants that were never used. The latest grant goes first, because then the most tokens go back.
+-- `Meter::give_back` in `rate.rs` has the argument.
 local function give_back(fences)
   if #fences == 0 or not is_metered() then return end
   table.sort(fences, function(one, other) return one > other end)
@@ -330,13 +338,14 @@ local function give_back(fences)
   end
 end
 
--- Whether what was counted is to be counted anew.
+-- Whether the permit is part of the counts that `count_anew` computes.
 local function is_special(known)
   return known.fence and (known.share.weight > 1 or known.slot > 0)
 end
 
--- Holders whose time is up. Tokens of those who never claimed their permits go back: their fences are added to `unused`.
--- Answers whether some of them had been removed from MAIN before, with what they took.
+-- Removes expired holders. The tokens of permits that were never claimed go back: their fences are added to
+-- `unused`. Returns whether another program had already removed some of these holders from MAIN, so that the counts are
+-- wrong.
 local function forget(ids, unused)
   local scores, removed = call('ZMSCORE', MAIN, unpack(ids)), false
   news = true
@@ -358,7 +367,7 @@ local function leave(ids)
   call('ZREM', ALIVE, unpack(ids))
 end
 
--- Another program removes a dead member of ours, and not what we know of it. Looks at these ids, or at all.
+-- Removes what we stored of members that another program has removed. Looks at these ids, or at all.
 local function forget_the_gone(some)
   local gone = {}
   local function look(ids)
@@ -369,7 +378,7 @@ local function forget_the_gone(some)
     end
   end
   look(some or call('ZRANGE', TTL, 0, PAGE - 1))
-  -- More than that are left to the expiry of the key.
+  -- If there are more, they are left to the expiry of the key.
   if not some and call('HLEN', INFO) <= OUT_OF_REACH then look(call('HKEYS', INFO)) end
   if #gone == 0 then return end
   local special = false
@@ -379,7 +388,7 @@ local function forget_the_gone(some)
   if special then count_anew() end
 end
 
--- Asked how many first: most often it is none, and that is the cheaper question.
+-- Returns expired members. Counts them first, because usually there is none, and counting is cheaper.
 local function due(key, members)
   if members == 0 or call('ZCOUNT', key, '-inf', NOW_STAMP) == 0 then return end
   return call('ZRANGEBYSCORE', key, '-inf', NOW_STAMP, 'LIMIT', 0, PAGE)
@@ -402,30 +411,47 @@ local function expire()
   if silent then leave(silent) end
 end
 
+-- Publishes a message about this name to a client, and returns whether the client listens. In a cluster every slot has
+-- its own channels, because a channel of another slot may belong to another node.
+--
+-- A message is replicated although nobody here receives it. A client whose connection stayed with a server that is a
+-- replica by now would receive it there, and believe in a permit that is not granted. So the script looks first.
+local function tell(client, text)
+  local in_cluster = ARGV[5] ~= ''
+  local channel = ARGV[1] .. ':wake:' .. client .. ARGV[5]
+  local listeners = try('PUBSUB', in_cluster and 'SHARDNUMSUB' or 'NUMSUB', channel)
+  if listeners[2] == 0 then return false end
+  local heard = try(in_cluster and 'SPUBLISH' or 'PUBLISH', channel, text)
+  return type(heard) == 'number' and heard > 0
+end
+
 -- Returns whether a newcomer may be granted a permit: every remaining waiter is out of reach.
 local function grant_to_queue()
   local NS, OWN = ARGV[1], ARGV[2] .. '-'
   local passed_over = 0
 
-  -- Of every member of ours something is known, or is about to be written.
+  -- Every member of ours has an info, which is stored or gathered.
   local foreign = call('HLEN', INFO) + #infos / 2 < held + queued
 
-  -- Tells another client that its waiter was granted a permit: what, when, and how long it has to claim it. False if
-  -- nobody heard it. Another program may have a clock that is ahead, and take away what is not claimed yet: where one
-  -- takes part the time is 0, and the client asks first. Also where there is a rate: a permit that was never claimed was never
-  -- used.
+  -- Wakes the client of a waiter that was granted a permit. The message says what was granted, when, and how long the
+  -- client has to claim it. Returns false if nobody received it. In two cases the time to claim it is 0, so that the
+  -- client asks first. If another program has members here, its clock may be ahead, and it may remove a permit that is
+  -- not claimed yet. Under a rate, a permit that was never claimed must never have been used.
   local function wake(id, prefix, fence, slot, claim)
     if foreign or is_metered() then claim = 0 end
     local told = string.format('%s %d %d %d %d %s', id, NOW, fence, slot, claim, NAME)
-    local heard = try('PUBLISH', NS .. ':wake:' .. string.sub(id, 1, 11), told)
-    if type(heard) == 'number' and heard > 0 then return true end
+    if tell(string.sub(id, 1, 11), told) then return true end
     out_of_reach[prefix] = true
     return false
   end
 
-  -- A member of another program waits on a list of its own. It has as long to claim its permit as it would have lived
-  -- without another sign of life, and not less than one of ours: it may be dead. Nothing if it cannot be told.
+  -- Notifies a member of another program, which waits on a list of its own. The member may be dead, so it must claim
+  -- its permit: in the time that it would have lived without another heartbeat, and not less than a member of ours has.
+  -- Returns that time, or nothing if the member cannot be notified.
   local function notify(id)
+    -- In a cluster the list is in the slot of the name only if the namespace has a hash tag. In another slot it may be
+    -- on this node by chance, and the fate of a waiter must not depend on that.
+    if ARGV[5] ~= '' and not string.find(NS, '{', 1, true) then return end
     local list = NS .. ':acquisition_notification:' .. id
     local alive_by = call('ZSCORE', ALIVE, id)
     local claim = alive_by and micros(alive_by) - NOW or 0
@@ -435,7 +461,7 @@ local function grant_to_queue()
     return claim
   end
 
-  -- Whether it could be given a permit.
+  -- Grants a permit to a waiter. Returns false if its client cannot be reached.
   local function give(id, prefix, known)
     local terms, claim, n = terms_of(known.text or ARGV[4] .. ' - '), nil, nil
     if prefix == OWN then
@@ -445,7 +471,7 @@ local function grant_to_queue()
       granted[n + 1], granted[n + 2], granted[n + 3], granted[n + 4] = id, slot, fence, valid_for
       return true
     end
-    -- One of ours: the eleven characters of a client, a dash and a number.
+    -- An id of ours: the eleven characters of a client, a dash and a number.
     if string.sub(prefix, 12) == '-' and string.match(id, '^%w+%-%d+$') then
       local fence, slot = next_fence(), slot_for(known.share)
       claim = math.min(tonumber(ARGV[3]), terms.heartbeat)
@@ -454,7 +480,7 @@ local function grant_to_queue()
     else
       claim = notify(id)
       if not claim then return false end
-      -- It starts, too, and has no fence by which its token could go back.
+      -- This grant takes a token, too. It has no fence, so its token cannot go back.
       take(ORDINARY, 0, last_known_fence() + 1)
     end
     held, n = held + 1, #main
@@ -464,8 +490,8 @@ local function grant_to_queue()
 
   local nobody_before = true
   while nobody_before and passed_over < OUT_OF_REACH and queued > passed_over do
-    -- As many as there is room for. But where some are out of reach there may be thousands, so as many again as
-    -- have been passed over: only their ids are read.
+    -- Read as many waiters as there is room for. If some are out of reach there may be thousands, so read as many again
+    -- as were passed over. For those only the ids are read.
     local size = math.max(math.min(room(), 100), math.min(passed_over, PAGE), 1)
     local last = passed_over + size - 1
     local heads = call('ZRANGE', WAITING, passed_over, last)
@@ -497,7 +523,7 @@ local function grant_to_queue()
   return nobody_before
 end
 
--- Writes what was gathered, and sees to the life of the keys that it writes, or of all.
+-- Writes the gathered values, and extends the expiry of the keys that it writes, or of all keys.
 function flush(all)
   local function write(command, key, list)
     for from = 1, #list, PAGE do
@@ -505,14 +531,15 @@ function flush(all)
     end
   end
 
-  -- An expiry only ever grows. Setting it is saved while it is still five seconds behind.
+  -- The expiry of a key only grows. To save calls, it is set only if it is more than five seconds short.
   local function outlive(key, last)
     local wanted = math.ceil((last - NOW) / 1000) + 10000
     if alone or call('PTTL', key) < wanted - 5000 then call('PEXPIRE', key, wanted) end
   end
 
-  -- Lets a key live until ten seconds after its last score, which it answers; 0 if there is none. Not the last
-  -- that we wrote, unless nobody else is there: another program may have shortened what others need.
+  -- Keeps a key until ten seconds after its last score, and returns that score; 0 if the key is empty. The score is
+  -- read from the key, unless nobody else is here: another program may have shortened an expiry that other members
+  -- need.
   local function keep(key, highest)
     if not highest then
       highest = call('ZRANGE', key, -1, -1, 'WITHSCORES')[2]
@@ -555,10 +582,10 @@ function flush(all)
   if all or alive then
     if alive then write('ZADD', ALIVE, alive) end
     alive_until = keep(ALIVE)
-    -- A place in the queue is good for as long as its waiter is.
+    -- A place in the queue must live as long as its waiter.
     if alive_until > 0 then outlive(WAITING, alive_until) end
   end
-  -- And what is known of an id for as long as the id.
+  -- The info of an id must live as long as the id.
   local last = math.max(held_until, alive_until)
   if last > 0 then
     outlive(INFO, last)
@@ -568,18 +595,19 @@ function flush(all)
   main, ttls, infos, max, waiting, alive = {}, {}, {}, nil, nil, nil
 end
 
--- The same, also where nobody waits.
+-- Like `grant_to_queue`, but also for a queue that is empty or whose first waiter cannot fit.
 local function grant()
   if queued == 0 then return true end
   if not fits(1) then return false end
-  -- Whoever has only just been enqueued is to be found.
+  -- Waiters that were only gathered must be found in the queue.
   if waiting then flush() end
   return grant_to_queue()
 end
 
--- How long until the first in the queue is granted a permit, if it waits for a token and nothing else: until there are as many
--- as it is worth a sweep (`Rate::worth_waiting_for`). If it is the sender's, the reply tells it. Otherwise it is told here, if
--- there is news: its client, or that of the first waiter behind it that can be reached.
+-- Returns the time until the first waiter is granted a permit, if it is the sender's and waits only for a token. That
+-- is when enough tokens are there to be worth a sweep (`Rate::worth_waiting_for`). If the first waiter is another
+-- client's, and the time may have changed, that client is notified here. If it cannot be reached, the client of the
+-- next waiter that can be is notified.
 local function next_token()
   if not is_metered() or has_token() then return end
   local heads, asked = call('ZRANGE', WAITING, 0, 9), {}
@@ -593,9 +621,7 @@ local function next_token()
     local client = string.sub(id, 1, 11)
     if not asked[client] and string.match(id, '^%w+%-%d+$') then
       asked[client] = true
-      local told = string.format('%s %d 0 0 %d %s', id, NOW, delay, NAME)
-      local heard = try('PUBLISH', ARGV[1] .. ':wake:' .. client, told)
-      if type(heard) == 'number' and heard > 0 then return end
+      if tell(client, string.format('%s %d 0 0 %d %s', id, NOW, delay, NAME)) then return end
     end
   end
 end
@@ -604,13 +630,13 @@ function is_gathered()
   return #main > 0 or #infos > 0 or max or alive or limits and limits.changed
 end
 
--- Writes what is left to write, and answers in the form that every name has.
+-- Writes what is left to write, and returns the answer for the name.
 local function finish()
   if is_gathered() then flush() end
   local delay, foreign, n = -1, 0, #outcomes
   local token = queued > 0 and next_token()
   if queued > 0 then
-    -- Of every member of ours something is known.
+    -- Every member of ours has an info.
     if call('HLEN', INFO) < held + queued then foreign = 1 end
     local first = math.huge
     local function consider(score)
@@ -631,24 +657,24 @@ local function finish()
   return outcomes
 end
 
--- Holders that ask again: what enqueue, confirm and renew share.
+-- The functions below serve ids that ask again; enqueue and renew share them.
 
--- Its heartbeat, anew.
+-- Renews the lease of a holder.
 local function renew(id, terms)
   local n = #main
   longest = math.max(longest, terms.heartbeat)
   main[n + 1], main[n + 2] = terms.renew_by, id
 end
 
--- One that this very script has granted a permit asks for it, too.
+-- Answers for an id that was granted a permit earlier in this same call.
 local function hold_again(id, terms)
   local fence, slot, ttl = holding[id].fence, holding[id].slot, holding[id].ttl
   renew(id, terms)
   return slot, fence, math.min(terms.heartbeat, ttl or terms.heartbeat)
 end
 
--- How long a holder may still hold, by its score in TTL. If another program has let the whole key expire, the
--- score is put back.
+-- Returns how long a holder may still hold, by its score in TTL. If another program has let the whole key expire, the
+-- score is restored.
 local function ttl_left(id, info, hold_until)
   if hold_until then return micros(hold_until) - NOW end
   local ttl = info.fence and tonumber(string.match(info.text, '^%S+ (%S+)'))
@@ -659,17 +685,17 @@ local function ttl_left(id, info, hold_until)
   return left
 end
 
--- Another program may have granted it once, and told it so.
+-- Removes the notification of another program that may have granted this id a permit.
 local function forget_notification(id)
   try('DEL', ARGV[1] .. ':acquisition_notification:' .. id)
 end
 
--- Renews a holder. `info` is what is known of it, `hold_until` its score in TTL. One without a fence was granted its permit
--- by another program, or another program has removed what was known of it.
+-- Renews a holder. `info` is its parsed info, `hold_until` its score in TTL. A holder without a fence was granted its
+-- permit by another program, or another program has removed its info.
 local function renew_holder(id, info, hold_until, terms)
   local fence, slot, left = info.fence, info.slot, ttl_left(id, info, hold_until)
   if not fence then
-    -- What it weighs, that program did not know.
+    -- The other program did not know its weight, so that is taken now.
     fence, slot, left = next_fence(), slot_for(info.share), terms.ttl
     mint(id, terms, fence, info.share, slot)
     forget_notification(id)
@@ -683,30 +709,31 @@ local function renew_holder(id, info, hold_until, terms)
   return slot, fence, math.min(terms.heartbeat, left or terms.heartbeat)
 end
 
--- The place of a waiter is good for two leases: `Terms::patience` says why.
+-- The place of a waiter is kept for two leases: `Terms::patience` says why.
 local function renew_waiter(id, terms)
   alive = alive or {}
   local n = #alive
   alive[n + 1], alive[n + 2] = stamp(NOW + 2 * terms.heartbeat), id
 end
 
--- Removes those whose time is up, and hands on what that sets free.
+-- Removes expired members, and grants the permits that this frees.
 local function tidy(asks)
   if not expired then
     expired = true
-    -- Who only asks comes by again and again, and so looks whether another program has left something behind.
+    -- Clients ask again and again, so a query also cleans up what another program has left behind.
     if limited > held or asks and call('HLEN', INFO) > held + queued then forget_the_gone() end
     expire()
     if asks then
       read_capacity()
-      -- See `count_anew`: who asks comes by again and again.
+      -- See `count_anew`. Clients ask again and again, so a query corrects the counts.
       if limits.extra > 0 and held <= PAGE then count_anew() end
     end
   end
   return grant()
 end
 
--- Reads what every transition needs. A function of its own: one may use no more than sixty variables of those around it.
+-- Reads what every transition needs. It is a separate function because a Lua function can capture no more than sixty
+-- variables.
 local function begin(at, keys, done)
   local declares = ARGV[at + 2]
   NAME, DECLARED, DECLARES, RATE = ARGV[at], ARGV[at + 1], string.sub(declares, 1, 1) == '1', nil
@@ -714,8 +741,8 @@ local function begin(at, keys, done)
     local is_new, interval, burst = string.match(declares, '^%d (%d) (%d+) (%d+)$')
     RATE = { is_new = is_new == '1', interval = tonumber(interval), burst = tonumber(burst) }
   end
-  SLOTS, numbered, news = ARGV[1] .. ':semaphore_slots:' .. NAME, false, false
-  MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS = unpack(KEYS, keys + 1, keys + 8)
+  numbered, news = false, false
+  MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS, SLOTS = unpack(KEYS, keys + 1, keys + 9)
   capacity, limits, last_fence, place, expired = nil, nil, nil, nil, false
   main, ttls, infos, max, waiting, alive = {}, {}, {}, nil, nil, nil
   outcomes, granted, holding, out_of_reach = done, {}, {}, {}
@@ -724,7 +751,8 @@ local function begin(at, keys, done)
   held_before, longest = held, 0
 end
 
--- Every command runs as expire, grant, the command, grant, but for what `machine.rs` says does not matter.
+-- Every command runs as expire, grant, the command, grant, except for the steps that `machine.rs` shows to be
+-- unnecessary.
 local function serve_name(at, keys, section, done)
   begin(at, keys, done)
   local stop = at + 3 + ARGV[at + 3]
@@ -740,10 +768,10 @@ end
 return function(at, keys, section, done)
   local served, result = pcall(serve_name, at, keys, section, done)
   if not served then
-    -- Whoever was granted a permit on the way, or enqueued, is not forgotten.
+    -- Keep the waiters that were granted a permit, or enqueued, before the error.
     if #main > 0 or waiting then pcall(flush) end
     if type(result) ~= 'table' then
-      -- Older servers say where it happened, and only then what.
+      -- Older servers put the location before the error.
       result = redis.error_reply(string.match(result, '%u%u%u+ .*') or result)
     end
   end

@@ -1,4 +1,4 @@
--- Signs of life, and the claims of permits that were granted with a wake-up. Never moves a waiter.
+-- Renews holders and waiters, and claims permits that were granted with a wake-up. Never moves a waiter.
 --
 -- ARGV    1 heartbeat  in microseconds
 --         2 ttl        in microseconds; "-": none
@@ -6,9 +6,10 @@
 -- Result  four for each id: "held", slot number, fence, valid_for | "waiting", waiters ahead, 0, 0 | "gone", 0, 0, 0
 tidy('asks')
 local terms, ids = terms_of(ARGV[first] .. ' ' .. ARGV[first + 1] .. ' '), first + 2
--- `ZADD XX CH` answers 0 for a member that keeps its score, so who is there is asked for.
+-- `ZADD XX CH` answers 0 for a member that keeps its score, so the scores are read first.
 local renew_by = call('ZMSCORE', MAIN, unpack(ARGV, ids, last))
--- By its place, not by its sign of life: another program's expiry may have ended either key.
+-- A waiter is recognised by its place, not by its score in `alive`: another program's expiry may have removed either
+-- key.
 local places = call('ZMSCORE', WAITING, unpack(ARGV, ids, last))
 local hold_until = call('ZMSCORE', TTL, unpack(ARGV, ids, last))
 local known = call('HMGET', INFO, unpack(ARGV, ids, last))
@@ -29,6 +30,6 @@ for i = 1, last - ids + 1 do
     answer('gone')
   end
 end
--- This one comes by again and again, and so sees to all that other programs' expiries would end too soon.
+-- Renewals come again and again, so they also extend all keys that other programs' expiries would end too soon.
 read_capacity()
 flush('all keys')

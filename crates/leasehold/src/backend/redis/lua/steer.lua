@@ -1,4 +1,4 @@
--- Changes the limits, for an operator.
+-- Changes the limits of a name, for an operator.
 --
 -- ARGV    1 what      "declare" | "pin" | "unpin" | "rate" | "pause" | "resume" | "forget"
 --         2 capacity  to declare or to pin; of a rate "interval burst", with an interval of 0 for none

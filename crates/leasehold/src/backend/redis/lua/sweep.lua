@@ -1,4 +1,4 @@
--- Nothing but what is done for every name.
+-- Removes expired members and grants permits, as every transition does, and nothing else.
 --
 -- ARGV    nothing
 -- Result  nothing

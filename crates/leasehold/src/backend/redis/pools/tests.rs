@@ -1,5 +1,5 @@
-//! The machine of the pool against its spelling in Lua: the same random operations, the same injected time, the same
-//! statuses and counts.
+//! Compares the pool machine with its implementation in Lua: the same random operations, the same injected time, the
+//! same statuses and counts.
 
 use proptest::prelude::*;
 use redis::Connection;
@@ -15,7 +15,7 @@ const NOW: &str = "test:now";
 struct Redis {
     scripts: Scripts,
     connection: Connection,
-    /// When the holder of each instance ends by the injected clock, which Redis does not know.
+    /// When the holder key of each instance expires by the injected clock, which Redis does not use.
     holders: [u64; 5],
 }
 
@@ -42,7 +42,8 @@ impl Redis {
             let verb = if self.holders[number] <= now { "DEL" } else { "PERSIST" };
             redis::cmd(verb).arg(holder).exec(&mut self.connection).unwrap();
         }
-        let answer: Value = call(&self.scripts, ask).query(&mut self.connection).unwrap();
+        let answer: Value =
+            call(&self.scripts, "encoders", ask).query(&mut self.connection).unwrap();
         let answer = decode(&answer).unwrap();
         let (PoolAction::Acquire { instance: touched, .. }
         | PoolAction::Renew { instance: touched }) = &ask.action
@@ -80,7 +81,7 @@ fn the_machine_of_pools_and_lua_agree() {
     });
 }
 
-/// Renewed just before, at and after the TTL, and with the holder gone before the member.
+/// Renewals and releases just before, at and after the TTL, and after the holder key was removed before its member.
 #[test]
 fn the_boundary_of_a_lease() {
     let server = RedisServer::start();

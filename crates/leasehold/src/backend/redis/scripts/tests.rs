@@ -1,4 +1,4 @@
-//! The header of each script against the one function that calls it: the same KEYS and ARGV, in the same order.
+//! Compares the header of each script with the function that calls it: the same KEYS and ARGV, in the same order.
 
 use super::*;
 use crate::AcquisitionId;
@@ -15,12 +15,12 @@ const DECLARED: Declared = Declared::capacity(CAPACITY, true);
 const BY: &str = "an operator";
 const REASON: &str = "a reason";
 
-/// Of these, each is a transition of its own.
+/// Whether every command of this kind is a group of its own.
 fn is_alone(transition: Transition) -> bool {
     matches!(transition, Transition::Sweep | Transition::Steer)
 }
 
-/// One line of a header: a position, what stands there, and what more is said of it.
+/// One line of a header: a position, the name of the argument there, and its description.
 #[derive(Debug)]
 struct Entry<'a> {
     position: usize,
@@ -28,13 +28,13 @@ struct Entry<'a> {
     more: &'a str,
 }
 
-/// The lines of one section of a header that begin with a position.
+/// Returns the lines of one section of a header that begin with a position.
 fn section<'a>(script: &'a str, title: &str) -> Vec<Entry<'a>> {
     let comment = script.lines().map_while(|line| line.strip_prefix("--"));
     let mut lines = comment.skip_while(|line| line.split_whitespace().next() != Some(title));
     let first = lines.next().and_then(|line| line.trim_start().strip_prefix(title));
     let first = first.unwrap_or_else(|| panic!("no {title} in the header of {script}"));
-    // What belongs to a section is indented further than its title.
+    // The lines of a section are indented further than its title.
     let rest = lines.take_while(|line| line.starts_with("   "));
     std::iter::once(first).chain(rest).filter_map(entry).collect()
 }
@@ -73,7 +73,7 @@ fn commands(transition: Transition) -> Vec<Command> {
     all
 }
 
-/// What is sent for what a header names.
+/// Returns the values that are sent for an argument of a header.
 fn expected(transition: Transition, name: &str) -> Vec<String> {
     let value = match (name, transition) {
         ("namespace", _) => NAMESPACE.to_owned(),
@@ -81,8 +81,8 @@ fn expected(transition: Transition, name: &str) -> Vec<String> {
         ("client", _) => client().to_string(),
         ("confirm_within", _) => CONFIRM_WITHIN.micros().to_string(),
         ("foreign_heartbeat", _) => FOREIGN_HEARTBEAT.micros().to_string(),
-        // A pause has none.
-        ("capacity", Transition::Steer) => String::new(),
+        // A single server has no channel suffix, and a pause has no capacity.
+        ("channel", _) | ("capacity", Transition::Steer) => String::new(),
         ("capacity", _) => CAPACITY.to_string(),
         ("what", _) => "pause".to_owned(),
         ("by", _) => BY.to_owned(),
@@ -98,10 +98,10 @@ fn expected(transition: Transition, name: &str) -> Vec<String> {
     vec![value]
 }
 
-/// KEYS and ARGV, as they are sent.
+/// Returns KEYS and ARGV as they are sent.
 fn sent(transition: Transition) -> (Vec<String>, Vec<String>) {
     let name = Name::new("name", NAME).unwrap();
-    let keys = Keys::new(NAMESPACE, &name, client(), CONFIRM_WITHIN, FOREIGN_HEARTBEAT);
+    let keys = Keys::new((NAMESPACE, NAME), &name, client(), CONFIRM_WITHIN, FOREIGN_HEARTBEAT);
     let call = Scripts::new().apply(&[(Arc::new(keys), DECLARED, &commands(transition))]);
     let mut arguments = call.args_iter().map(|argument| match argument {
         Arg::Simple(bytes) => String::from_utf8(bytes.to_vec()).unwrap(),
@@ -147,7 +147,7 @@ fn arguments_are_those_of_the_headers_in_their_order() {
             );
         }
         let [shared, own] = &headers;
-        let (for_all, of_a_name) = shared.split_at(4);
+        let (for_all, of_a_name) = shared.split_at(5);
         let value = |entry: &Entry<'_>| expected(transition, entry.name);
         let own: Vec<_> = own.iter().flat_map(value).collect();
         let mut whole: Vec<_> = for_all.iter().flat_map(value).collect();
@@ -163,7 +163,7 @@ fn arguments_are_those_of_the_headers_in_their_order() {
     }
 }
 
-/// Else a rule would be kept that was to be broken, and the torture test would be blamed for it.
+/// Otherwise a rule would be kept that was meant to be broken, and the torture test would be blamed for not noticing.
 #[cfg(feature = "broken")]
 #[test]
 fn what_is_to_be_broken_is_there() {

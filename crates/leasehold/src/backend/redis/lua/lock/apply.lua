@@ -1,18 +1,20 @@
--- Serves one command after the other, from the first that `straight.lua` has not served. An error of one command leaves
--- the others alone.
+-- Applies one command after the other, starting with the first that `straight.lua` has not served. An error of one
+-- command does not affect the others.
 --
--- KEYS    of each command, as it says
+-- KEYS    of each command, as it says. In a cluster the index of a lock id is in another slot than the lock. So it is left
+--         out there, and a command that needs only the index gets the lock instead
 -- ARGV    1 prefix     what locks begin with
 --         2 namespace
 --         3 client     the sender's
 --         4 layout     "syncguard-1" | "syncguard-2"
+--         5 channel    how the channels of wake-ups end: "", or in a cluster ":" and a hash tag of the slot
 --         and for each command
 --         1 command    its word
 --         and its ARGV
--- Result  for each command what it says, or an error
+-- Result  for each command its result, or an error
 local function serve()
   local command, first = ARGV[at], at + 1
-  -- The client has said that it holds the lock, but it is no common case: then its id decides.
+  -- The client believes that it holds the lock, but this is not the common case. So the id decides.
   if command == 'release_held' then command = 'release' end
   -- COMMANDS
 end
@@ -20,14 +22,18 @@ end
 while at <= last do
   local served, result = pcall(serve)
   if not served and type(result) ~= 'table' then
-    -- Older servers say where it happened, and only then what.
+    -- Older servers put the location before the error.
     result = redis.error_reply(string.match(result, '%u%u%u+ .*') or result)
   end
   results[#results + 1] = result
-  -- An acquire has four keys and six arguments, an extension one and two, a release of what is held three and one, and
-  -- the others have one of each.
   local command = ARGV[at]
-  keys = keys + (command == 'acquire' and 4 or command == 'release_held' and 3 or 1)
-  at = at + (command == 'acquire' and 7 or command == 'extend' and 3 or 2)
+  if command == 'acquire' then
+    keys, at = beside + 4, at + 7
+  elseif command == 'release_held' or command == 'release' and CLUSTER then
+    keys, at = beside + 2, at + 2
+  else
+    keys, at = keys + 1, at + (command == 'extend' and 3 or 2)
+  end
+  beside = CLUSTER and keys or keys + 1
 end
 return results

@@ -1,21 +1,21 @@
--- Lets a lock that is held end so long from now, whatever was left of its TTL.
+-- Makes a held lock expire one TTL from now, whatever was left of its old TTL.
 --
--- KEYS    1 index of the lock id
+-- KEYS    1 index of the lock id; in a cluster the lock
 -- ARGV    1 lock id, 2 TTL in milliseconds
--- Also    the lock that the index leads to
--- Result  1, expires at | 0, 0 another's | -1, 0 not found | -2, 0 over
-local rest, misplaced = get(KEYS[keys + 1])
-if not rest then return misplaced or { -1, 0 } end
-local lock = lock_of(rest)
+-- Also    the lock that the index points to
+-- Result  1, expires at | 0, 0 held by another id | -1, 0 not found | -2, 0 expired
+local lock, misplaced, rest = find(KEYS[keys + 1])
+if not lock then return misplaced or { -1, 0 } end
 local record, broken = read(lock)
 if broken then return broken end
 if not record then return { -1, 0 } end
 if not is_live(record) then
-  call('DEL', lock, KEYS[keys + 1], PREFIX .. 'id:' .. record.lockId)
+  call('DEL', lock, KEYS[keys + 1])
+  forget_index(record)
   return { -2, 0 }
 end
 if record.lockId ~= ARGV[first] then return { 0, 0 } end
 record.expiresAtMs = NOW + tonumber(ARGV[first + 1])
 call('SET', lock, cjson.encode(record), 'PXAT', record.expiresAtMs)
-call('SET', KEYS[keys + 1], rest, 'PXAT', record.expiresAtMs)
+if not CLUSTER then call('SET', KEYS[keys + 1], rest, 'PXAT', record.expiresAtMs) end
 return { 1, record.expiresAtMs }

@@ -1,18 +1,21 @@
--- The fenced lock: what every script of it shares. `machine/lock.rs` has the argument.
+-- The fenced lock: the functions that all its commands share. `machine/lock.rs` has the argument.
 --
--- A lock is two keys that expire together, when its record says: {prefix}:{key} with the JSON {lockId, expiresAtMs,
--- acquiredAtMs, key, fence}, and {prefix}:id:{lock id}, which holds what follows "{prefix}:" in the first. Records of ours
--- also have host, pid and label, of which no script knows: whoever extends a lock writes back all that it has read.
--- {prefix}:fence:{key} counts, and stays.
--- TOLERANCE_MS stands before this: there is one for all stores. So does `straight.lua`.
+-- A lock has two keys that expire together, when its record says. {prefix}:{key} holds the record, the JSON {lockId,
+-- expiresAtMs, acquiredAtMs, key, fence}. {prefix}:id:{lock id}, the index, holds the part of the first key that
+-- follows "{prefix}:". Our records also have host, pid and label, which no script uses: an extension writes back all
+-- fields that it has read. {prefix}:fence:{key} is the fence counter, which never expires.
 --
--- That is the layout of SyncGuard 1. In that of SyncGuard 2 the index holds the whole storage key, the counter is
--- {prefix}:fence:{prefix}:{key}, and a fence has 15 digits instead of 19. Whoever mixed the two would exclude each other and
--- count apart, so a record or a counter of the other layout is refused.
+-- Two things come before this in the script: TOLERANCE_MS, which is the same for all stores, and `straight.lua`. That
+-- defines CLUSTER, which says whether the server is a node of a cluster. In a cluster the client itself writes the
+-- index, after the lock, and reads it before it calls a script that needs the lock.
+--
+-- This is the layout of SyncGuard 1. In the layout of SyncGuard 2 the index holds the whole storage key, the counter is
+-- {prefix}:fence:{prefix}:{key}, and a fence has 15 digits instead of 19. Clients of the two layouts would exclude each
+-- other but count fences separately. So a record or a counter of the other layout is refused.
 local PREFIX, NAMESPACE, CLIENT = ARGV[1], ARGV[2], ARGV[3]
 local DIGITS = IS_LAYOUT_2 and 15 or 19
 
--- Where an index leads, and what it holds.
+-- The lock that an index points to, and the value of a lock's index.
 local function lock_of(index)
   return IS_LAYOUT_2 and index or PREFIX .. index
 end
@@ -27,7 +30,8 @@ end
 
 NOW = NOW or now()
 
--- The text in a key, if there is any. A key of another type is not ours: then an error that names it.
+-- Returns the text in a key, if there is any. A key of another type is not ours; then it returns an error that names
+-- the key.
 local function get(key)
   local text = redis.pcall('GET', key)
   if type(text) ~= 'table' then return text end
@@ -35,12 +39,25 @@ local function get(key)
   return nil, text
 end
 
--- Whether it can be a time in milliseconds: before the year 5138.
+-- Returns the lock of a command, by the first key of the command, and the value of its index. Returns nothing if there
+-- is none, with an error if the value is not ours.
+local function find(key)
+  if CLUSTER then return key end
+  local rest, misplaced = get(key)
+  if not rest then return nil, misplaced end
+  return lock_of(rest), nil, rest
+end
+
+local function forget_index(record)
+  if not CLUSTER then call('DEL', PREFIX .. 'id:' .. record.lockId) end
+end
+
+-- Whether a number can be a time in milliseconds: before the year 5138.
 local function is_time(number)
   return type(number) == 'number' and number >= 0 and number < 100000000000000
 end
 
--- The record of a lock, if there is one. If what is there is not ours, an error that says so, and nothing is touched.
+-- Returns the record of a lock, if there is one. If the value is not ours, it returns an error and changes nothing.
 local function read(lock)
   local text, broken = get(lock)
   if not text then return nil, broken end

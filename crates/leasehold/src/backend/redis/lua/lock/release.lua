@@ -1,17 +1,17 @@
 -- Releases a lock by its id, and notifies the clients that wait for it.
 --
--- KEYS    1 index of the lock id; of "release_held" also 2 lock, 3 SET of its waiting clients (for `straight.lua` alone)
+-- KEYS    1 index of the lock id; of "release_held", and in a cluster, also 2 lock, 3 SET of its waiting clients
 -- ARGV    1 lock id
--- Also    the lock that the index leads to, the SET of its waiting clients, and their channels
--- Result  1 released | 0 another's | -1 not found | -2 over
-local rest, misplaced = get(KEYS[keys + 1])
-if not rest then return misplaced or -1 end
-local lock = lock_of(rest)
+-- Also    the lock that the index points to, the SET of its waiting clients, and their channels
+-- Result  1 released | 0 held by another id | -1 not found | -2 expired
+local lock, misplaced = find(KEYS[keys + 1])
+if not lock then return misplaced or -1 end
 local record, broken = read(lock)
 if broken then return broken end
 if not record then return -1 end
 if not is_live(record) then
-  call('DEL', lock, KEYS[keys + 1], PREFIX .. 'id:' .. record.lockId)
+  call('DEL', lock, KEYS[keys + 1])
+  forget_index(record)
   return -2
 end
 if record.lockId ~= ARGV[first] then return 0 end
@@ -21,7 +21,8 @@ local waiting = redis.pcall('SMEMBERS', waiting_key)
 if #waiting > 0 then
   call('DEL', waiting_key)
   for _, client in ipairs(waiting) do
-    redis.pcall('PUBLISH', NAMESPACE .. ':wake:' .. client, 'lock ' .. record.key)
+    local publish = CLUSTER and 'SPUBLISH' or 'PUBLISH'
+    redis.pcall(publish, NAMESPACE .. ':wake:' .. client .. ARGV[5], 'lock ' .. record.key)
   end
 end
 return 1

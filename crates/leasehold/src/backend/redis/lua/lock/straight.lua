@@ -1,13 +1,16 @@
--- The common cases, with few calls and before the functions that the others need: a script pays for every function that
--- it defines. This serves one command after the other, as long as each acquires a lock that is free, or releases a lock
--- that its client holds and nobody waits for. The rest of the script serves the first command that is another, and all
--- that follow; for these nothing has been changed.
+-- The straight path: serves the common cases with few calls. It comes before the functions that the other cases need,
+-- because a script pays for every function that it defines. It serves one command after the other, as long as each
+-- acquires a free lock, or releases a lock that its client holds and nobody waits for. The rest of the script serves
+-- the first other command and all that follow; for these nothing has been changed.
 --
--- `acquire.lua` and `release.lua` say what the KEYS, ARGV and results are, and `prelude.lua` what is stored.
+-- `acquire.lua` and `release.lua` describe KEYS, ARGV and results, and `prelude.lua` describes the stored values.
 local call, try = redis.call, redis.pcall
 local IS_LAYOUT_2 = ARGV[4] == 'syncguard-2'
 local FENCE = IS_LAYOUT_2 and '%015d' or '%019d'
-local results, at, keys, last = {}, 5, 0, #ARGV
+local CLUSTER = ARGV[5] ~= ''
+local results, at, keys, last = {}, 6, 0, #ARGV
+-- The number of keys before those that follow the index. The index is the first key, or left out.
+local beside = CLUSTER and keys or keys + 1
 
 local function now()
   local time = call('TIME')
@@ -19,49 +22,51 @@ local NOW
 while at <= last do
   local command, id, result = ARGV[at], ARGV[at + 1], nil
   if command == 'acquire' then
-    local lock, ttl = KEYS[keys + 1], ARGV[at + 2]
+    local lock, ttl = KEYS[beside + 1], ARGV[at + 2]
     local expected = ARGV[at + 6]
     if ARGV[at + 4] == 'always' or expected == '-' then break end
     NOW = NOW or now()
-    -- As text, and once: Redis and Lua spell a number as a fraction, which takes several times as long.
+    -- As text, and only once: Redis and Lua format a number as a fraction, which takes several times as long.
     local ends = string.format('%d', NOW + ttl)
     local head = '{"lockId":"' .. id .. '","expiresAtMs":' .. ends .. ',"acquiredAtMs":' .. string.format('%d', NOW)
       .. ',"key":' .. ARGV[at + 3] .. ',"fence":"'
     local tail = '"' .. ARGV[at + 5] .. '}'
-    -- The record is written before the fence is counted, with the fence that the client expects: so no question is asked
-    -- whether the lock is free, and nothing is counted if it is not.
+    -- The record is written first, with the fence that the client expects, and then the fence is counted. So no call is
+    -- needed to check whether the lock is free, and nothing is counted if it is not.
     result = try('SET', lock, head .. expected .. tail, 'NX', 'PXAT', ends)
     if not result or result.err then break end
-    local counted = redis.pcall('INCR', KEYS[keys + 3])
-    -- What cannot be counted, the first count, one that is no count, and one that a Lua number cannot hold.
+    local counted = redis.pcall('INCR', KEYS[beside + 2])
+    -- Undo the acquire if the counter cannot be incremented, or if this is its first count, not a valid count, or more
+    -- than a Lua number can hold exactly.
     if type(counted) == 'table' or counted < 2 or counted >= 9007199254740992 then
       call('DEL', lock)
-      if type(counted) == 'number' then call('DECR', KEYS[keys + 3]) end
+      if type(counted) == 'number' then call('DECR', KEYS[beside + 2]) end
       break
     end
     local fence = string.format(FENCE, counted)
     if fence ~= expected then result = try('SET', lock, head .. fence .. tail, 'PXAT', ends) end
-    if not result.err then
+    if not result.err and not CLUSTER then
       local leads_to = IS_LAYOUT_2 and lock or string.sub(lock, #ARGV[1] + 1)
-      result = try('SET', KEYS[keys + 2], leads_to, 'PXAT', ends)
+      result = try('SET', KEYS[keys + 1], leads_to, 'PXAT', ends)
     end
     if not result.err then result = { 1, fence, tonumber(ends), tonumber(ttl) } end
-    keys, at = keys + 4, at + 7
+    keys, at = beside + 4, at + 7
   elseif command == 'release_held' then
-    -- The client knows that its lease has not ended, so the clock is not asked: a record that is there is live.
-    local lock = KEYS[keys + 2]
+    -- The client knows that its lease has not ended, so the clock is not read: a record that exists is live.
+    local lock = KEYS[beside + 1]
     local record = try('GET', lock)
-    -- Only a record of this id, and as an acquire of ours writes it: whoever extends it may change the order.
+    -- Only a record of this id, in the form that our acquire writes: an extension may change the order of the fields.
     local owned = '{"lockId":"' .. id .. '",'
     if type(record) ~= 'string' or string.sub(record, 1, #owned) ~= owned then break end
-    if try('SCARD', KEYS[keys + 3]) ~= 0 then break end
+    if try('SCARD', KEYS[beside + 2]) ~= 0 then break end
     result = try('DEL', lock, KEYS[keys + 1])
     if type(result) == 'number' then result = 1 end
-    keys, at = keys + 3, at + 2
+    keys, at = beside + 2, at + 2
   else
     break
   end
   results[#results + 1] = result
+  beside = CLUSTER and keys or keys + 1
 end
 if at > last then return results end
 

@@ -1,4 +1,4 @@
--- A lease, if there is one. Whoever has one already renews it.
+-- Acquires a lease if the pool is not full. An instance that already has a lease renews it.
 --
 -- ARGV    2 instance id, 3 capacity
 -- Result  1, "acquired" | 0, "capacity_full"; and the counts

@@ -1,7 +1,7 @@
--- The lease pool: what every script of it shares. `machine/pool.rs` has the argument.
+-- The lease pool: the code that all its scripts share. `machine/pool.rs` has the argument.
 --
--- KEYS    1 ZSET instance id -> server seconds of its last acquire or renewal; 2 (but for count) the instance's holder
--- ARGV    1 TTL in milliseconds; from 2 on what the script says
+-- KEYS    1 ZSET instance id -> server seconds of its last acquire or renewal; 2 (not for count) the instance's holder key
+-- ARGV    1 TTL in milliseconds; from 2 on as each script says
 -- Result  success (1 or 0), status, current_count, expired_count; of count only the last two
 local call = redis.call
 local MEMBERS, HOLDER, TTL = KEYS[1], KEYS[2], tonumber(ARGV[1])
@@ -18,7 +18,8 @@ local function stamp(micros)
   return string.format('%d.%06d', math.floor(micros / 1000000), micros % 1000000)
 end
 
--- First of all, whoever was silent for a TTL is removed: by the caller's own, which should be everybody's.
+-- First of all, every member that was silent for a TTL is removed. The TTL is the caller's, which should be that of all
+-- clients.
 local expired = call('ZREMRANGEBYSCORE', MEMBERS, '-inf', stamp(NOW - TTL * 1000))
 
 local function touch(instance)

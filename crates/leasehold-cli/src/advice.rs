@@ -1,0 +1,100 @@
+//! What to do about a store that cannot be reached or denies access. The cause decides: a server that is loading its data
+//! does not have to be started.
+
+use leasehold::Error;
+
+use crate::failure::text;
+
+/// What to do about this error, for one server. `None` if the error itself says it, or if nothing is known.
+pub(crate) fn advice(error: &Error) -> Option<&'static str> {
+    match error {
+        Error::Unavailable { timed_out, .. } => Some(unavailable(&text(error), *timed_out)),
+        Error::Refused { what, .. } => refused(what),
+        _ => None,
+    }
+}
+
+fn unavailable(says: &str, timed_out: bool) -> &'static str {
+    let has = |words: &[&str]| words.iter().any(|word| says.contains(word));
+    let is_url = says.contains("://");
+    if has(&["LOADING", "BusyLoading", "loading the dataset"]) {
+        "wait until it has loaded its data"
+    } else if has(&["CLUSTERDOWN", "no node serves"]) {
+        "start the nodes that are down; see `redis-cli --cluster check`"
+    } else if has(&["MASTERDOWN", "replica"]) {
+        "wait until the failover has ended, or give the primary as --store"
+    } else if has(&["NOREPLICAS", "Not enough good replicas"]) {
+        "start the replicas that are missing, or lower min-replicas-to-write"
+    } else if has(&["BUSY"]) {
+        "end the script that runs on it: SCRIPT KILL"
+    } else if has(&["max number of clients"]) {
+        "raise its maxclients, or end some clients"
+    } else if has(&["lookup address", "no address", "Name or service not known"]) {
+        "correct the host in --store: its name has no address"
+    } else if is_tls(says) {
+        "start it, or correct the host and port in --store: does the server use TLS? redis:// does not"
+    } else if has(&["Connection refused", "os error 111"]) {
+        "start it, or correct the host and port in --store: nothing listens there"
+    } else if has(&["reset by peer", "Broken pipe", "broken pipe", "unexpected end of file"]) {
+        "see the server's log: it closed the connection; does it expect TLS (rediss://)?"
+    } else if is_url && timed_out {
+        "is it running, and does a firewall drop the packets? else correct the host and port in --store"
+    } else if is_url {
+        "start it, or correct the host and port in --store"
+    } else if timed_out {
+        "is a process stopped that was writing to it?"
+    } else {
+        "correct --store"
+    }
+}
+
+fn refused(says: &str) -> Option<&'static str> {
+    let has = |word: &str| says.contains(word);
+    if has("protected mode") {
+        Some(
+            "connect from its own host, or give it a password (requirepass) and put that into the URL",
+        )
+    } else if has(": use redis") {
+        Some("give that URL as --store")
+    } else if has("authority") {
+        Some("give its certificate as --ca-certificate")
+    } else if has("out of memory") {
+        Some("raise its maxmemory, or remove keys")
+    } else if has("replica") {
+        Some("give the primary as --store")
+    } else if has("does not answer as Redis") {
+        Some("correct the port in --store")
+    } else if has("password") {
+        Some("correct the user and password in --store, or ask the operator of the server")
+    } else {
+        None
+    }
+}
+
+/// Whether this text contains the URL of a store over TLS.
+fn is_tls(text: &str) -> bool {
+    ["rediss://", "rediss-cluster://", "rediss-sentinel://"].iter().any(|own| text.contains(own))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cause_decides() {
+        let at = "connecting to redis://host:6379: the store cannot be reached";
+        for (cause, advised) in [
+            ("LOADING: Redis is loading the dataset in memory", "loaded its data"),
+            ("CLUSTERDOWN: The cluster is down", "--cluster check"),
+            ("Connection refused (os error 111)", "nothing listens there"),
+            ("failed to lookup address information: Name or service not known", "no address"),
+            ("Connection reset by peer (os error 104)", "closed the connection"),
+            ("something else", "start it, or correct"),
+        ] {
+            let says = unavailable(&format!("{at} ({cause})"), false);
+            assert!(says.contains(advised), "{cause}: {says}");
+        }
+        let denied = "DENIED Redis is running in protected mode because no password is set";
+        assert!(refused(denied).unwrap().contains("from its own host"));
+    }
+}

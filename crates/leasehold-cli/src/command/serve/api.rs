@@ -1,0 +1,229 @@
+//! The same data as JSON, in the shapes of `ls --json` and `show --json`. docs/console.md describes each.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::http::request::Parts;
+use axum::response::Response;
+use leasehold::SemaphoreStats;
+use serde_json::{Value, json};
+
+use super::actions::{Asked, check_caller, perform};
+use super::clients::{client_json, clients as clients_of};
+use super::console::{Console, Rendering, State as Current};
+use super::details::{Details, SHOWN};
+use super::pages::{caller, missing};
+use super::reply::{self, Refusal};
+use super::request::{self, Fields};
+use crate::command::ls::{lock_json, pool_json, semaphore_json};
+use crate::command::show::member_json;
+use crate::monitor::{Event, Sample, Snapshot};
+use crate::output::{seconds, timestamp};
+
+type Shared = State<Arc<Console>>;
+
+pub(super) async fn overview(State(console): Shared, request: Parts) -> Response {
+    answer(&console, &request, &[], async {
+        let (state, version) = (console.state(), console.version());
+        let latest = state.monitor.latest();
+        let all = latest.map_or(&[][..], |latest| &latest.semaphores);
+        let outage = state
+            .monitor
+            .outage()
+            .map(|outage| json!({ "since": timestamp(outage.since), "problem": outage.problem }));
+        Ok(json!({
+            "store": console.place,
+            "version": version,
+            "read_at": latest.map(|latest| timestamp(latest.at)),
+            "read_took_seconds": seconds(latest.map(|latest| latest.took)),
+            "outage": outage,
+            "semaphores": all.len(),
+            "held_units": all.iter().map(|one| u64::from(one.units())).sum::<u64>(),
+            "waiting": all.iter().map(SemaphoreStats::waiting).sum::<usize>(),
+            "locks": latest.map_or(0, |latest| latest.locks.len()),
+            "pools": latest.map_or(0, |latest| latest.pools.len()),
+            "hidden": latest.map(|latest| latest.hidden.clone()).unwrap_or_default(),
+            "actions": console.access.has_token(),
+        }))
+    })
+    .await
+}
+
+pub(super) async fn semaphores(State(console): Shared, request: Parts) -> Response {
+    // Some names, such as `..`, cannot be a part of a path.
+    if let Some(name) = Fields::of_query(&request.uri).get("name") {
+        return one(&console, &request, name).await;
+    }
+    of_snapshot(&console, &request, |latest| {
+        json!({ "semaphores": latest.semaphores.iter().map(semaphore_json).collect::<Value>() })
+    })
+    .await
+}
+
+pub(super) async fn semaphore(State(console): Shared, request: Parts) -> Response {
+    let name = request.uri.path().trim_start_matches("/api/semaphores/");
+    match percent_encoding::percent_decode_str(name).decode_utf8() {
+        Ok(name) => one(&console, &request, &name).await,
+        Err(_) => Refusal::new(StatusCode::BAD_REQUEST, "The name is not UTF-8.").json(),
+    }
+}
+
+async fn one(console: &Console, request: &Parts, name: &str) -> Response {
+    answer(console, request, &["name"], async {
+        let Some(detail) = Details::of(console, name).await else {
+            return Err(missing("semaphore", name));
+        };
+        let stats = match &*detail {
+            Ok(stats) => stats,
+            Err(problem) => {
+                let sentence = format!("The queue cannot be read: {problem}.");
+                return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, sentence));
+            }
+        };
+        let mut value = semaphore_json(stats);
+        value["kind"] = "semaphore".into();
+        value["why"] = super::why::why(stats).into();
+        value["holders"] = stats.holders().iter().map(member_json).collect();
+        value["waiters"] = stats.waiters().iter().take(SHOWN).map(member_json).collect();
+        value["waiters_left_off"] = stats.waiters().len().saturating_sub(SHOWN).into();
+        Ok(value)
+    })
+    .await
+}
+
+pub(super) async fn locks(State(console): Shared, request: Parts) -> Response {
+    of_snapshot(&console, &request, |latest| {
+        let one = |lock| {
+            let mut value = lock_json(lock);
+            value["host"] = lock.info.host.clone().into();
+            value["pid"] = lock.info.pid.into();
+            value["label"] = lock.info.label.clone().into();
+            value
+        };
+        json!({ "locks": latest.locks.iter().map(one).collect::<Value>() })
+    })
+    .await
+}
+
+pub(super) async fn pools(State(console): Shared, request: Parts) -> Response {
+    of_snapshot(
+        &console,
+        &request,
+        |latest| json!({ "pools": latest.pools.iter().map(pool_json).collect::<Value>() }),
+    )
+    .await
+}
+
+pub(super) async fn clients(State(console): Shared, request: Parts) -> Response {
+    of_snapshot(&console, &request, |latest| {
+        json!({ "clients": clients_of(latest).iter().map(client_json).collect::<Value>() })
+    })
+    .await
+}
+
+pub(super) async fn events(State(console): Shared, request: Parts) -> Response {
+    let after = Fields::of_query(&request.uri).number("after");
+    answer(&console, &request, &["after"], async {
+        let state = console.state();
+        let new = state.monitor.events().iter();
+        let new = new.filter(|event| after.is_none_or(|after| event.number > after));
+        Ok(json!({ "events": new.map(event_json).collect::<Value>() }))
+    })
+    .await
+}
+
+fn event_json(event: &Event) -> Value {
+    json!({
+        "number": event.number,
+        "at": timestamp(event.at),
+        "event": event.change.as_str(),
+        "kind": event.subject.as_ref().map(|(kind, _)| kind.as_str()),
+        "name": event.subject.as_ref().map(|(_, name)| name),
+        "text": event.change.describe(),
+    })
+}
+
+pub(super) async fn history(State(console): Shared, request: Parts) -> Response {
+    let fields = Fields::of_query(&request.uri);
+    answer(&console, &request, &["name"], async {
+        let (state, name) = (console.state(), fields.get("name"));
+        let history = match name {
+            None => Some(state.monitor.total()),
+            Some(name) => state.monitor.history(name),
+        };
+        let history = history.ok_or_else(|| missing("semaphore", name.unwrap_or_default()))?;
+        let sample = |sample: &Sample| {
+            json!({
+                "at": timestamp(sample.at),
+                "held": sample.held,
+                "waiting": sample.waiting,
+                "grants": sample.grants,
+            })
+        };
+        let samples: Value = history.hour().map(sample).collect();
+        let rate = history.grants_per_second();
+        Ok(json!({ "name": name, "step_seconds": 10, "grants_per_second": rate, "samples": samples }))
+    })
+    .await
+}
+
+pub(super) async fn act(State(console): Shared, request: Request) -> Response {
+    let (request, body) = request.into_parts();
+    let done = async {
+        check_caller(&console, caller(&request))?;
+        let body = request::body(&request, body).await?;
+        let fields = serde_json::from_slice(&body).ok().and_then(|value| Fields::of_json(&value));
+        let fields = fields.ok_or_else(|| {
+            let sentence = "The body is not a JSON object of texts and numbers.";
+            Refusal::new(StatusCode::BAD_REQUEST, sentence)
+        })?;
+        let asked = Asked::parse(&fields)?;
+        let what = perform(&console, &asked, &request).await?;
+        let effect = asked.action.effect(&asked.name);
+        Ok(json!({ "name": asked.name, "done": what, "effect": effect }))
+    };
+    match done.await {
+        Ok(value) => reply::json_value(StatusCode::OK, &value),
+        Err(refusal) => Refusal::json(&refusal),
+    }
+}
+
+async fn of_snapshot(
+    console: &Console,
+    request: &Parts,
+    make: impl FnOnce(&Snapshot) -> Value,
+) -> Response {
+    answer(console, request, &[], async {
+        let state = console.state();
+        snapshot(&state).map(make)
+    })
+    .await
+}
+
+fn snapshot(state: &Current) -> Result<&Snapshot, Refusal> {
+    state.monitor.latest().ok_or_else(|| {
+        let sentence = "The store has not been read yet.";
+        Refusal::new(StatusCode::SERVICE_UNAVAILABLE, sentence)
+    })
+}
+
+/// Returns an answer that is made once per version, path and fields.
+async fn answer(
+    console: &Console,
+    request: &Parts,
+    fields: &[&str],
+    make: impl Future<Output = Result<Value, Refusal>>,
+) -> Response {
+    console.is_asked();
+    // Unknown fields are ignored, so that they do not cause new answers to be made.
+    let key = request.uri.path().to_owned() + &Fields::of_query(&request.uri).key(fields);
+    let rendering = console.rendered(&key, async {
+        let body = format!("{:#}\n", make.await?).into();
+        Ok::<_, Refusal>(Rendering { title: String::new(), body })
+    });
+    match rendering.await {
+        Ok(rendering) => reply::of(StatusCode::OK, reply::JSON, rendering.body.clone()),
+        Err(refusal) => refusal.json(),
+    }
+}

@@ -1,0 +1,247 @@
+//! The state that all requests share: the monitor of the store, its version, and the answers made from it.
+
+use std::collections::{HashMap, HashSet};
+use std::future::Future;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::body::Bytes;
+use leasehold::{Client, Error, SemaphoreStats};
+use tokio::sync::{Notify, watch};
+
+use super::access::Access;
+use super::details::Details;
+use crate::monitor::{Change, Kind, Monitor, Snapshot};
+use crate::store::Store;
+
+/// The largest number of cached answers, and their largest total size. All are dropped when the version changes.
+const MOST_RENDERED: usize = 256;
+const MOST_BYTES: usize = 16 * 1024 * 1024;
+/// A client whose last request is more recent than this counts as present.
+const ATTENTION: Duration = Duration::from_secs(60);
+/// The largest number of streams of events.
+const MOST_STREAMS: usize = 256;
+
+/// The shared state: see the module.
+pub(super) struct Console {
+    /// A read-only client.
+    pub(super) client: Client,
+    /// For actions.
+    pub(super) store: Store,
+    /// The URL of the store without secrets.
+    pub(super) place: String,
+    pub(super) access: Access,
+    pub(super) details: Details,
+    state: Mutex<State>,
+    /// The version, which grows with every change of the data.
+    version: watch::Sender<u64>,
+    closing: watch::Sender<bool>,
+    streams: AtomicUsize,
+    /// Notified when the first client connects.
+    looked: Notify,
+    /// Notified after an action, so that the store is read again.
+    acted: Notify,
+}
+
+/// The changing state. It is locked only briefly, never across an await.
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) monitor: Monitor,
+    /// Permits granted since the start, as far as polls have seen them, by semaphore.
+    pub(super) grants: HashMap<String, u64>,
+    pub(super) polls: u64,
+    pub(super) failures: u64,
+    /// How long the newest poll took, and the pause after it.
+    pub(super) took: Duration,
+    pub(super) rest: Duration,
+    /// The time of the last successful poll.
+    pub(super) read: Option<Instant>,
+    /// Semaphores that are being drained, and the operators who drain them.
+    draining: HashMap<String, String>,
+    rendered: Rendered,
+    asked: Option<Instant>,
+}
+
+/// Answers made from one version of the monitor.
+#[derive(Default)]
+struct Rendered {
+    version: u64,
+    bytes: usize,
+    kept: HashMap<String, Arc<Rendering>>,
+}
+
+/// A part of a page, or an answer of the API.
+#[derive(Clone, Debug)]
+pub(super) struct Rendering {
+    pub(super) title: String,
+    pub(super) body: Bytes,
+}
+
+impl Console {
+    pub(super) fn new(client: Client, store: Store, access: Access) -> Self {
+        Self {
+            client,
+            place: store.place(),
+            store,
+            access,
+            details: Details::default(),
+            state: Mutex::default(),
+            version: watch::Sender::new(0),
+            closing: watch::Sender::new(false),
+            streams: AtomicUsize::new(0),
+            looked: Notify::new(),
+            acted: Notify::new(),
+        }
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn version(&self) -> u64 {
+        *self.version.borrow()
+    }
+
+    pub(super) fn versions(&self) -> watch::Receiver<u64> {
+        self.version.subscribe()
+    }
+
+    pub(super) fn closing(&self) -> watch::Receiver<bool> {
+        self.closing.subscribe()
+    }
+
+    /// Ends all streams of events.
+    pub(super) fn close(&self) {
+        self.closing.send_replace(true);
+    }
+
+    /// Adds the result of a poll. `rest` is the pause after it.
+    pub(super) fn record(&self, read: Result<Snapshot, Error>, took: Duration, rest: Duration) {
+        let mut state = self.state();
+        let state = &mut *state;
+        state.polls += 1;
+        (state.took, state.rest) = (took, rest);
+        let read_something = read.is_ok();
+        state.monitor.record(read);
+        if read_something {
+            state.read = Some(Instant::now());
+            state.count_grants();
+            state.see_drained();
+        } else {
+            state.failures += 1;
+        }
+        self.version.send_modify(|version| *version += 1);
+    }
+
+    /// Records an action of an operator, and causes the store to be read again.
+    pub(super) fn note(&self, kind: Kind, name: &str, what: String, by: String) {
+        let change = Change::Acted { what, by };
+        self.state().monitor.events_mut().add(kind, name, change);
+        self.version.send_modify(|version| *version += 1);
+        self.acted.notify_one();
+    }
+
+    /// Records a drain. An event follows when nothing is held any more.
+    pub(super) fn watch_draining(&self, name: &str, by: String) {
+        self.state().draining.insert(name.to_owned(), by);
+    }
+
+    /// Records a request for data.
+    pub(super) fn is_asked(&self) {
+        self.state().asked = Some(Instant::now());
+        self.looked.notify_one();
+    }
+
+    /// Whether a page is open, or data was requested recently.
+    pub(super) fn is_watched(&self) -> bool {
+        let asked = self.state().asked.is_some_and(|asked| asked.elapsed() < ATTENTION);
+        asked || self.streams.load(Ordering::Acquire) > 0
+    }
+
+    pub(super) async fn looked(&self) {
+        self.looked.notified().await;
+    }
+
+    pub(super) async fn acted(&self) {
+        self.acted.notified().await;
+    }
+
+    /// Adds a stream of events. Returns `None` if there are too many.
+    pub(super) fn stream(self: &Arc<Self>) -> Option<Stream> {
+        let more = |streams| (streams < MOST_STREAMS).then_some(streams + 1);
+        self.streams.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+        Some(Stream(self.clone()))
+    }
+
+    /// Returns the result of `make`, which is called once per version and key, however many browsers there are.
+    pub(super) async fn rendered<E>(
+        &self,
+        key: &str,
+        make: impl Future<Output = Result<Rendering, E>>,
+    ) -> Result<Arc<Rendering>, E> {
+        let version = self.version();
+        if let Some(found) = self.state().rendered.get(version, key) {
+            return Ok(found);
+        }
+        let rendering = Arc::new(make.await?);
+        self.state().rendered.keep(version, key, &rendering);
+        Ok(rendering)
+    }
+}
+
+impl State {
+    fn count_grants(&mut self) {
+        let Some(snapshot) = self.monitor.latest() else { return };
+        let names: HashSet<_> = snapshot.semaphores.iter().map(SemaphoreStats::name).collect();
+        self.grants.retain(|name, _| names.contains(name.as_str()));
+        for name in names {
+            let newest =
+                self.monitor.history(name).and_then(|history| history.recent().next_back());
+            let Some(newest) = newest else { continue };
+            *self.grants.entry(name.to_owned()).or_default() += u64::from(newest.grants);
+        }
+    }
+
+    fn see_drained(&mut self) {
+        let Some(snapshot) = self.monitor.latest() else { return };
+        let mut drained = Vec::new();
+        self.draining.retain(|name, by| {
+            let Some(one) = snapshot.semaphore(name).filter(|one| one.paused().is_some()) else {
+                return false;
+            };
+            if one.held() == 0 {
+                drained.push((name.clone(), by.clone()));
+            }
+            one.held() > 0
+        });
+        for (name, by) in drained {
+            let what = "drained: nothing is held any more".to_owned();
+            self.monitor.events_mut().add(Kind::Semaphore, &name, Change::Acted { what, by });
+        }
+    }
+}
+
+impl Rendered {
+    fn get(&self, version: u64, key: &str) -> Option<Arc<Rendering>> {
+        self.kept.get(key).filter(|_| self.version == version).cloned()
+    }
+
+    fn keep(&mut self, version: u64, key: &str, made: &Arc<Rendering>) {
+        let bytes = self.bytes + made.body.len();
+        if self.version != version || self.kept.len() >= MOST_RENDERED || bytes > MOST_BYTES {
+            *self = Self { version, ..Self::default() };
+        }
+        self.bytes += made.body.len();
+        self.kept.insert(key.to_owned(), made.clone());
+    }
+}
+
+/// One of the streams of events; it no longer counts when dropped.
+pub(super) struct Stream(Arc<Console>);
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.0.streams.fetch_sub(1, Ordering::AcqRel);
+    }
+}

@@ -1,0 +1,305 @@
+//! Small mistakes and odd stores: each is refused, or reported with its cause, and leaves nothing behind.
+
+use std::fs;
+use std::net::UdpSocket;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use testkit::redis_server::RedisServer;
+
+use crate::support::{Looker, Running, Store, ended, leasehold, run, until};
+
+fn refused(store: &str) -> String {
+    let ended = run(store, &["run", "it", "--", "true"]);
+    assert_eq!(ended.code, 64, "{store}: {ended:?}");
+    ended.stderr
+}
+
+#[test]
+fn a_database_is_a_parameter_or_the_path() {
+    let server = RedisServer::start();
+    let with = format!("{}?db=1", server.url());
+    let mut held =
+        Running::start(&with, &["run", "it", "--", "sh", "-c", "echo up; exec sleep 1000"]);
+    assert_eq!(held.line(), "up");
+    let listed = |store: &str| run(store, &["ls"]).stdout.contains("it ");
+    assert!(listed(&with) && listed(&format!("{}/1", server.url())));
+    assert!(!listed(&server.url()), "database 0 has nothing of it");
+    let said = refused(&format!("{}?timeout=5", server.url()));
+    assert!(said.contains("the parameter \"timeout\" is unknown"), "{said}");
+    let said = refused("redis://127.0.0.1:99999");
+    assert!(said.contains("the port 99999 is not a number from 1 to 65535"), "{said}");
+}
+
+#[test]
+fn a_store_that_is_no_url_gets_a_hint() {
+    let said = refused("/var/tmp/x.db");
+    assert!(said.contains("for a file write sqlite:/var/tmp/x.db"), "{said}");
+    let said = refused("foo");
+    assert!(!said.contains("memory:"), "{said}");
+    let said = refused("localhost:6379");
+    assert!(said.contains("for a Redis server write redis://localhost:6379"), "{said}");
+    assert!(!refused("hunter2@host").contains("hunter2"));
+}
+
+#[test]
+fn a_tilde_is_the_home_directory() {
+    let home = tempfile::tempdir().unwrap();
+    let here = tempfile::tempdir().unwrap();
+    let mut command = leasehold("sqlite:~/x.db");
+    command.env("HOME", home.path()).current_dir(here.path());
+    let ended = ended(command.args(["run", "-v", "it", "--", "true"]).output().unwrap());
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert!(home.path().join("x.db").exists());
+    assert!(names(here.path()).is_empty(), "no directory named ~");
+    let says = format!("the store is sqlite:{}/x.db\n", home.path().display());
+    assert!(ended.stderr.contains(&says), "{ended:?}");
+}
+
+#[test]
+fn the_default_store_is_named_as_such() {
+    let home = tempfile::tempdir().unwrap();
+    let at_home = |arguments: &[&str]| {
+        let mut command = leasehold("");
+        command.env("HOME", home.path()).env_remove("LEASEHOLD_STORE").args(arguments);
+        ended(command.output().unwrap())
+    };
+    let says = "store.db (the default, one for each user)\n";
+    for words in [["run", "-v", "it", "--", "true"], ["lock", "-v", "it", "--", "true"]] {
+        let ended = at_home(&words);
+        assert!(ended.stderr.contains(says), "{ended:?}");
+    }
+    assert!(at_home(&["doctor"]).stdout.contains(says));
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn what_is_refused_gets_nothing_beside_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let url = |name: &str| format!("sqlite:{}", path(name).display());
+    std::os::unix::fs::symlink("/dev/null", path("null")).unwrap();
+    fs::create_dir(path("folder")).unwrap();
+    fs::write(path("open"), "").unwrap();
+    fs::set_permissions(path("open"), PermissionsExt::from_mode(0o644)).unwrap();
+    // Another program uses it: what it has written is still in the log.
+    let other = rusqlite::Connection::open(path("other")).unwrap();
+    other.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(())).unwrap();
+    other.execute_batch("CREATE TABLE notes (text)").unwrap();
+    let before = names(directory.path());
+    for (name, code, says) in [
+        ("null", 64, "is not a regular file: choose another path"),
+        ("folder", 64, "is not a regular file: choose another path"),
+        ("open", 77, "is open to other users (mode 644)"),
+        ("other", 64, "is a database of another program: choose another path"),
+    ] {
+        for words in [&["run", "it", "--", "true"][..], &["ls"]] {
+            let ended = run(&url(name), words);
+            assert_eq!(ended.code, code, "{ended:?}");
+            assert!(ended.stderr.contains(says), "{ended:?}");
+            assert!(says.contains("other users") || !ended.stderr.contains("chmod"), "{ended:?}");
+        }
+    }
+    assert_eq!(names(directory.path()), before);
+    assert!(!Path::new("/dev/null.clients").exists());
+}
+
+/// Two servers that answer, but not with what is asked for, and one that is not there.
+#[test]
+fn the_doctor_names_the_cause() {
+    let doctor = |store: &str| {
+        let ended = run(store, &["doctor"]);
+        assert_eq!(ended.code, 69, "{ended:?}");
+        ended.stdout
+    };
+    let said = doctor("redis://127.0.0.1:1");
+    assert!(said.contains("(Connection refused (os error 111))"), "{said}");
+    assert!(said.contains("nothing listens there"), "{said}");
+    let said = doctor("redis://no-such-host.invalid");
+    assert!(said.contains("its name has no address"), "{said}");
+    // It takes seconds to load its data, and answers meanwhile.
+    let slow = ["--key-load-delay 1000", "--loading-process-events-interval-bytes 1024"];
+    let server = RedisServer::start_with(&slow);
+    let mut redis = server.connection();
+    let fill = "for i = 1, 8000 do redis.call('set', 'k' .. i, i) end";
+    redis::cmd("EVAL").arg(fill).arg(0).exec(&mut redis).unwrap();
+    redis::cmd("SAVE").exec(&mut redis).unwrap();
+    drop(redis);
+    let loading = std::thread::scope(|scope| {
+        let restart = scope.spawn(|| server.crash());
+        let mut said = String::new();
+        until(|| {
+            said = run(&server.url(), &["doctor"]).stdout;
+            said.contains("BusyLoading") || restart.is_finished()
+        });
+        said
+    });
+    assert!(loading.contains("-> wait until it has loaded its data"), "{loading}");
+}
+
+/// A server without a password accepts nobody from elsewhere. It is asked at an address of this host that is not loopback.
+#[test]
+fn a_server_in_protected_mode_says_so() {
+    let probe = UdpSocket::bind("0.0.0.0:0").unwrap();
+    // Nothing is sent. A host without a network has no such address.
+    let Ok(()) = probe.connect("192.0.2.1:9") else { return };
+    let address = probe.local_addr().unwrap().ip();
+    let server = RedisServer::start();
+    for (setting, value) in [("protected-mode", "yes"), ("bind", "0.0.0.0")] {
+        let mut set = redis::cmd("CONFIG");
+        set.arg("SET").arg(setting).arg(value).exec(&mut server.connection()).unwrap();
+    }
+    let ended = run(&format!("redis://{address}:{}", server.port()), &["doctor"]);
+    assert_eq!(ended.code, 77, "{ended:?}");
+    assert!(ended.stdout.contains("protected mode"), "{ended:?}");
+    assert!(
+        ended.stdout.contains("-> connect from its own host, or give it a password"),
+        "{ended:?}"
+    );
+}
+
+#[test]
+fn a_command_that_does_not_exist_does_not_wait() {
+    for store in Store::both() {
+        let looker = Looker::new(&store.url());
+        let _held = looker.hold("it");
+        let ended = run(&store.url(), &["run", "it", "--", "no-such-program"]);
+        let says = "leasehold: \"no-such-program\" could not be run: No such file or directory (os error 2)\n";
+        assert_eq!((ended.code, &*ended.stderr), (127, says));
+        let ended = run(&store.url(), &["lock", "it", "--", "/etc/passwd"]);
+        let says = "leasehold: \"/etc/passwd\" could not be run: Permission denied (os error 13)\n";
+        assert_eq!((ended.code, &*ended.stderr), (126, says));
+    }
+}
+
+#[test]
+fn a_name_inside_itself_is_refused() {
+    let own = env!("CARGO_BIN_EXE_leasehold");
+    for store in Store::both() {
+        for kind in ["run", "lock"] {
+            // Another name between them makes no difference. The limit ends a command that is not refused.
+            let inner = [own, kind, "--wait", "5s", "it", "--", "true"];
+            let words = [&[kind, "it", "--", own, "run", "other", "--"], &inner[..]].concat();
+            let ended = run(&store.url(), &words);
+            assert_eq!(ended.code, 64, "{ended:?}");
+            assert!(
+                ended.stderr.contains("\"it\" is held by a command around this one"),
+                "{ended:?}"
+            );
+        }
+        // A lock and a semaphore of the same name are different things.
+        let words = ["run", "it", "--", own, "lock", "it", "--", "true"];
+        assert_eq!(run(&store.url(), &words).code, 0);
+    }
+    // What has outlived its lease may acquire it again.
+    let store = Store::local();
+    let id = run(&store.url(), &["run", "it", "--", "sh", "-c", "echo $LEASEHOLD_ID"]).stdout;
+    let mut later = leasehold(&store.url());
+    later.env("LEASEHOLD_ID", id.trim()).env("LEASEHOLD_NAME", "it");
+    assert_eq!(ended(later.args(["run", "it", "--", "true"]).output().unwrap()).code, 0);
+}
+
+/// Without a terminal, and without -v.
+#[test]
+fn a_job_says_once_that_it_waits_and_for_whom() {
+    for store in Store::both() {
+        let looker = Looker::new(&store.url());
+        let held = looker.hold("it");
+        let lock = looker.client.lock("it").label("nightly").build().unwrap();
+        let guard = looker.block_on(lock.acquire()).unwrap();
+        let waiting =
+            ["run", "lock"].map(|kind| Running::start(&store.url(), &[kind, "it", "--", "true"]));
+        for waiting in &waiting {
+            waiting.says(&format!(" pid {} \"nightly\" for ", std::process::id()));
+        }
+        looker.block_on(held.release()).unwrap();
+        looker.block_on(guard.release()).unwrap();
+        for waiting in waiting {
+            let ended = waiting.end();
+            assert_eq!((ended.code, ended.stderr.lines().count()), (0, 1), "{ended:?}");
+        }
+    }
+}
+
+#[test]
+fn a_variable_makes_both_verbose() {
+    let store = Store::local();
+    for (kind, what) in [("run", " of \"it\""), ("lock", "lock \"it\"")] {
+        let said = |value: &str| {
+            let mut command = leasehold(&store.url());
+            command.env("LEASEHOLD_VERBOSE", value).args([kind, "it", "--", "true"]);
+            ended(command.output().unwrap()).stderr
+        };
+        let told = said("1");
+        assert!(told.contains(&format!("{what} acquired after ")), "{told}");
+        assert!(
+            told.contains(", with fence ") && told.ends_with(&format!("{what} released\n")),
+            "{told}"
+        );
+        assert_eq!(said("0"), "");
+    }
+}
+
+/// In a mount namespace of its own, where that is allowed.
+#[test]
+fn a_disk_that_cannot_be_written_can_be_looked_at() {
+    let unshare = ["--mount", "--map-root-user", "true"];
+    if !Command::new("unshare").args(unshare).status().is_ok_and(|status| status.success()) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    // The permit is held by a process that goes on while the disk is full or read-only.
+    let script = r#"
+        set -e
+        mount -t tmpfs -o size=1m,nr_inodes=30,mode=700 none "$1"
+        export LEASEHOLD_STORE="sqlite:$1/store"
+        mkfifo "$1/go"
+        "$2" run --label busy held -- sh -c 'echo up > "$0/go"; exec sleep 1000' "$1" & pid=$!
+        read up < "$1/go"
+        if [ "$3" = full ]; then
+            cat /dev/zero > "$1/fill" 2> /dev/null || true
+            i=0; while touch "$1/$i" 2> /dev/null; do i=$((i + 1)); done
+        else
+            mount --bind "$1" "$1"; mount -o remount,bind,ro "$1"
+        fi
+        "$2" ls; "$2" show held; "$2" lookup none || echo "lookup: $?"
+        "$2" run other -- true || echo "run: $?"
+        kill -9 $pid
+    "#;
+    for how in ["full", "read-only"] {
+        let mut command = leasehold("");
+        let own = command.get_program().to_owned();
+        let mut unshare = Command::new("unshare");
+        unshare.args([
+            "--mount",
+            "--map-root-user",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "sh",
+            "-c",
+            script,
+            "sh",
+        ]);
+        command = unshare;
+        command.arg(directory.path()).arg(own).arg(how);
+        let ended = ended(command.output().unwrap());
+        assert!(
+            ended.stdout.contains("held ") && ended.stdout.contains("busy"),
+            "{how}: {ended:?}"
+        );
+        assert!(
+            ended.stdout.contains("lookup: 1\n") && ended.stdout.contains("run: 77\n"),
+            "{how}: {ended:?}"
+        );
+        assert!(
+            ended.stderr.contains("reading only, because the store cannot be written"),
+            "{how}: {ended:?}"
+        );
+    }
+}

@@ -1,0 +1,119 @@
+//! A client that only reads. It writes nothing at all, so it works on a full disk and on a read-only file system: it has
+//! no lifeline, no row in the store, and every question opens the database anew.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::database::Reader;
+use super::{locks, pools, stats};
+use crate::backend::{
+    Answer, Answers, Destination, Event, Later, Part, Profile, RemoteBackend, Report,
+};
+use crate::lock::TimeAuthority;
+use crate::machine::lock::Record;
+use crate::machine::{Command, Steered};
+use crate::name::Name;
+use crate::pool::{PoolStats, Which};
+use crate::stats::{Query, SemaphoreStats};
+use crate::{AcquisitionId, ClientId, ClientInfo, Error};
+
+pub(crate) struct ReadOnly {
+    path: PathBuf,
+    address: String,
+    answer_timeout: Duration,
+}
+
+impl ReadOnly {
+    pub(crate) fn new(path: PathBuf, answer_timeout: Duration) -> Self {
+        let address = path.display().to_string();
+        Self { path, address, answer_timeout }
+    }
+
+    /// Fails with the reason if the store cannot be read.
+    pub(crate) fn opened(&self) -> Later<()> {
+        self.read(|_| Ok(()))
+    }
+
+    /// Runs a query on a thread for blocking work, bounded by the answer time-out.
+    fn read<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Reader) -> Result<T, Error> + Send + 'static,
+    ) -> Later<T> {
+        let (limit, what) = (self.answer_timeout, format!("reading {}", self.address));
+        let path = self.path.clone();
+        Box::pin(async move {
+            let reading = tokio::task::spawn_blocking(move || question(&Reader::open(&path)?));
+            match tokio::time::timeout(limit, reading).await {
+                Ok(Ok(read)) => read,
+                Ok(Err(error)) => Err(Error::internal(error.to_string())),
+                Err(_) => Err(Error::unavailable(what, true, None)),
+            }
+        })
+    }
+}
+
+fn refused<T: Send + 'static>() -> Later<T> {
+    Box::pin(std::future::ready(Err(only_reads())))
+}
+
+fn only_reads() -> Error {
+    let what = "this client only reads: open one without read_only to change something";
+    Error::Refused { what: what.to_owned() }
+}
+
+impl RemoteBackend for ReadOnly {
+    fn profile(&self) -> Profile {
+        Profile { kind: "local", needs_renewals: false, time_authority: TimeAuthority::Host }
+    }
+
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    fn start(&self, _client: ClientId, report: Report) {
+        report(Event::Connected { to: Destination::ONLY, again: false, stragglers: false });
+    }
+
+    fn apply(&self, _to: Destination, request: &Arc<[Part]>) -> Later<Answers> {
+        let request = request.clone();
+        self.read(move |store| {
+            store.read(|tx, now, _| {
+                let mut answers = Vec::with_capacity(request.len());
+                for part in &*request {
+                    answers.push(match part {
+                        Part::Lock(command) if locks::only_asks(command) => {
+                            locks::Locks::new(tx, now).ask(command)?.map(Answer::Lock)
+                        }
+                        _ => Err(only_reads()),
+                    });
+                }
+                Ok(answers)
+            })
+        })
+    }
+
+    fn position(&self, _name: &Name, _id: AcquisitionId) -> Later<Option<usize>> {
+        refused()
+    }
+
+    fn steer(&self, _name: &Name, _steer: Command) -> Later<Steered> {
+        refused()
+    }
+
+    fn stats(&self, query: Query) -> Later<Vec<SemaphoreStats>> {
+        self.read(move |store| stats::fetch(store, &query))
+    }
+
+    fn list_locks(&self, limit: usize) -> Later<Vec<Record>> {
+        self.read(move |store| locks::list(store, limit))
+    }
+
+    fn list_pools(&self, which: Which) -> Later<Vec<PoolStats>> {
+        self.read(move |store| store.read(|tx, now, _| pools::list(tx, &which, now)))
+    }
+
+    fn list_clients(&self, limit: usize) -> Later<Vec<ClientInfo>> {
+        self.read(move |store| stats::clients(store, limit))
+    }
+}

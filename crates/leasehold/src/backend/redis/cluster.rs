@@ -1,0 +1,408 @@
+//! A cluster: which primary serves which slot, and a link to each primary.
+//!
+//! The client asks for the map at the start, when a node answers that a slot is elsewhere, when a connection is lost or
+//! silent, and every 30 seconds. It asks several nodes at once and believes the first one whose cluster state is ok. So
+//! a node that hangs, or is cut off from the others, does not mislead the client. If there is no such node, a map
+//! replaces the current one only if it is at least as good: see [`round`].
+//!
+//! A node that does not serve a slot answers `MOVED` with the address of the node that does, and applies nothing. The
+//! client sends the command there. If a second node contradicts the first within 20 ms, the command is postponed for a
+//! moment.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{
+    Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
+};
+use std::time::Duration;
+
+use redis::ConnectionInfo;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::RedisSettings;
+use super::connect::introduction;
+use super::deployment::at;
+use super::link::{INTRODUCE_EVERY, Link, Server};
+use super::scripts::Scripts;
+use super::slots::SLOTS;
+use crate::backend::{Destination, Event, Report, Slot};
+use crate::clock::{Moment, Span};
+use crate::engine::foreign::event;
+use crate::{ClientId, Error};
+
+mod map;
+mod nodes;
+mod redirect;
+mod round;
+
+use map::Map;
+use nodes::{Node, State};
+pub(super) use redirect::Redirect;
+
+/// The destination of slots that no known node serves. Requests wait there.
+const NOWHERE: Destination = Destination(0);
+
+/// The delay between two rounds of questions for the map: while something is wrong, at first and later; and while all
+/// is well.
+const IN_TROUBLE: Duration = Duration::from_millis(100);
+const IN_LONG_TROUBLE: Duration = Duration::from_millis(500);
+const IN_ORDER: Duration = Duration::from_secs(30);
+
+/// If the map was not doubted for this long, an earlier trouble is over.
+const CALM: Duration = Duration::from_secs(1);
+
+/// If a slot was moved less than this ago, the answer of one node does not move it again.
+const SETTLED_AFTER: Span = Span::from_millis(20);
+
+/// A host and a port.
+type Address = (String, u16);
+
+pub(super) struct Cluster {
+    settings: Arc<RedisSettings>,
+    scripts: Arc<Scripts>,
+    seeds: Vec<ConnectionInfo>,
+    state: RwLock<State>,
+    /// Notified when the map is found to be wrong.
+    outdated: Notify,
+    /// The result of the first attempt to get the map.
+    first_map: watch::Sender<Option<Result<(), Error>>>,
+    /// The result of the first attempt to connect to the primaries.
+    first: watch::Sender<Option<Result<(), Error>>>,
+    /// Rotates which nodes are asked next.
+    turn: AtomicUsize,
+    /// The nodes that did not write the last index of a lock in time.
+    late_indexes: Mutex<HashSet<Destination>>,
+    running: OnceLock<Running>,
+    this: Weak<Self>,
+}
+
+/// What is known once the engine's thread runs.
+struct Running {
+    client: ClientId,
+    report: Report,
+    runtime: Handle,
+}
+
+impl Cluster {
+    pub(super) fn new(
+        settings: Arc<RedisSettings>,
+        scripts: Arc<Scripts>,
+        seeds: Vec<ConnectionInfo>,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            settings,
+            scripts,
+            seeds,
+            state: RwLock::new(State::new()),
+            outdated: Notify::new(),
+            first_map: watch::Sender::new(None),
+            first: watch::Sender::new(None),
+            turn: AtomicUsize::new(0),
+            late_indexes: Mutex::default(),
+            running: OnceLock::new(),
+            this: this.clone(),
+        })
+    }
+
+    /// Starts the background tasks. Called once, in the runtime of the engine's thread.
+    pub(super) fn start(self: &Arc<Self>, client: ClientId, report: Report) {
+        let _ = self.running.set(Running { client, report, runtime: Handle::current() });
+        tokio::spawn(Self::keep_map(self.this.clone()));
+        tokio::spawn(Self::connect(self.this.clone()));
+        if !self.settings.only_reads() {
+            tokio::spawn(Self::introduce(self.this.clone(), client));
+        }
+    }
+
+    /// Waits for the first attempt to get the map and to connect to the primaries, and returns its result.
+    pub(super) async fn connected(&self) -> Result<(), Error> {
+        decided(&self.first).await
+    }
+
+    /// Makes the first attempt to connect. It ends when the time to connect has passed.
+    async fn connect(this: Weak<Self>) {
+        let Some(cluster) = this.upgrade() else { return };
+        let until = Instant::now() + cluster.settings.connect_timeout;
+        let connected = match decided(&cluster.first_map).await {
+            Ok(()) => {
+                let connected = cluster.reach_one();
+                tokio::time::timeout_at(until, connected).await.unwrap_or_else(|_| {
+                    let what = format!("connecting to {}", cluster.address());
+                    Err(Error::unavailable(what, true, None))
+                })
+            }
+            Err(error) => Err(error),
+        };
+        cluster.first.send_replace(Some(connected));
+    }
+
+    /// Waits until one primary is connected. One is enough: the others may come back.
+    async fn reach_one(&self) -> Result<(), Error> {
+        let mut connecting = JoinSet::new();
+        for link in self.primaries() {
+            connecting.spawn(async move { link.connected().await });
+        }
+        let mut result = Ok(());
+        while let Some(connected) = connecting.join_next().await {
+            match connected {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(error)) => result = Err(error),
+                Err(error) => result = Err(Error::internal(error.to_string())),
+            }
+        }
+        result
+    }
+
+    pub(super) fn destination(&self, slot: Slot) -> Destination {
+        self.state().slots.get(usize::from(slot.0)).copied().unwrap_or(NOWHERE)
+    }
+
+    pub(super) fn link(&self, to: Destination) -> Option<Arc<Link>> {
+        self.state().nodes.get(&to).map(|node| node.link.clone())
+    }
+
+    /// Returns the link to a node that a slot is being moved to. Adds one if there is none: the node may not serve any
+    /// slot yet.
+    pub(super) fn link_to(&self, address: &Address) -> Option<Arc<Link>> {
+        let mut state = self.state_mut();
+        let to = state.find(address).or_else(|| self.add(&mut state, address))?;
+        let node = state.nodes.get_mut(&to)?;
+        node.asked = Some(Moment::now());
+        Some(node.link.clone())
+    }
+
+    /// Returns the links to all nodes that serve slots.
+    pub(super) fn primaries(&self) -> Vec<Arc<Link>> {
+        let state = self.state();
+        let primaries = state.nodes.values().filter(|node| node.serves);
+        primaries.map(|node| node.link.clone()).collect()
+    }
+
+    pub(super) fn answer_timeout(&self) -> Duration {
+        self.settings.answer_timeout
+    }
+
+    pub(super) fn address(&self) -> &str {
+        &self.settings.address
+    }
+
+    pub(super) fn is_index_late(&self, to: Destination) -> bool {
+        self.late_indexes().contains(&to)
+    }
+
+    pub(super) fn set_index_late(&self, to: Destination, is_late: bool) {
+        let mut late = self.late_indexes();
+        if is_late {
+            late.insert(to)
+        } else {
+            late.remove(&to)
+        };
+    }
+
+    fn late_indexes(&self) -> MutexGuard<'_, HashSet<Destination>> {
+        self.late_indexes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks for the map soon, because it may be wrong.
+    pub(super) fn doubt(&self) {
+        self.outdated.notify_one();
+    }
+
+    /// Records that a node says a slot is elsewhere. Returns false if another node has just said something else.
+    pub(super) fn moved(&self, slot: Slot, address: &Address) -> bool {
+        let mut state = self.state_mut();
+        // Under the lock, so that the next map to be adopted reports the change made here.
+        self.doubt();
+        let known = state.find(address);
+        if known == Some(state.slots[usize::from(slot.0)]) {
+            return true;
+        }
+        let now = Moment::now();
+        if state.moved.get(&slot).is_some_and(|last| now < *last + SETTLED_AFTER) {
+            return false;
+        }
+        let Some(to) = known.or_else(|| self.add(&mut state, address)) else { return false };
+        state.moved.insert(slot, now);
+        state.slots[usize::from(slot.0)] = to;
+        if let Some(node) = state.nodes.get_mut(&to) {
+            node.serves = true;
+        }
+        true
+    }
+
+    /// Adds a link to a node that was not known before.
+    fn add(&self, state: &mut State, address: &Address) -> Option<Destination> {
+        let (running, seed) = (self.running.get()?, self.seeds.first()?);
+        state.last += 1;
+        let to = Destination(state.last);
+        let info = at(seed, &address.0, address.1);
+        let link = Link::new(self.settings.clone(), self.scripts.clone(), Server::Node(info), to);
+        let (weak, report) = (self.this.clone(), running.report.clone());
+        let report: Report = Arc::new(move |event| {
+            if matches!(event, Event::Disconnected(..) | Event::Missed(_))
+                && let Some(cluster) = weak.upgrade()
+            {
+                cluster.doubt();
+            }
+            report(event);
+        });
+        let task = running.runtime.spawn(link.clone().keep_up(running.client, report));
+        let (task, address) = (task.abort_handle(), address.clone());
+        let node = Node { address, link, task, serves: false, asked: None };
+        state.nodes.insert(to, node);
+        Some(to)
+    }
+
+    async fn keep_map(this: Weak<Self>) {
+        let (mut trouble_since, mut others_asked) = (Instant::now(), None);
+        loop {
+            let Some(cluster) = this.upgrade() else { return };
+            let learnt = cluster.ask(&mut others_asked).await;
+            let is_sure = learnt.as_ref().is_ok_and(|map| map.is_sure);
+            let learnt = learnt.map(|map| cluster.adopt(&map));
+            if let Err(error) = &learnt {
+                event!(debug, %error, "no node returned the slot map of the cluster");
+                // If the map is known, the links report what is wrong.
+                let is_unknown = cluster.state().slots.contains(&NOWHERE);
+                if is_unknown {
+                    cluster.lose(error.clone());
+                }
+            }
+            cluster.first_map.send_if_modified(|first| {
+                let news = first.is_none();
+                first.get_or_insert(learnt);
+                news
+            });
+            let asked = Instant::now();
+            // A round follows a doubt at once if there was none lately. During a trouble there are many doubts: the
+            // longer it lasts, the longer is the delay.
+            let delay = trouble_since.elapsed() / 20;
+            tokio::time::sleep(delay.clamp(IN_TROUBLE, IN_LONG_TROUBLE)).await;
+            if is_sure && cluster.is_in_order() {
+                let _ = tokio::time::timeout(IN_ORDER, cluster.outdated.notified()).await;
+            }
+            if asked.elapsed() > CALM {
+                trouble_since = Instant::now();
+            }
+        }
+    }
+
+    async fn introduce(this: Weak<Self>, client: ClientId) {
+        let mut interval = tokio::time::interval(INTRODUCE_EVERY);
+        loop {
+            interval.tick().await;
+            let Some(cluster) = this.upgrade() else { return };
+            let _ = cluster.connected().await;
+            let introduction = introduction(&cluster.settings.namespace, client);
+            // Only statistics need it, so a failure does not matter.
+            let _ = super::servers::ask(&cluster, Slot::ONLY, introduction.into()).await;
+        }
+    }
+
+    /// Runs `work` in the background.
+    pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        if let Some(running) = self.running.get() {
+            running.runtime.spawn(work);
+        }
+    }
+
+    fn is_in_order(&self) -> bool {
+        let state = self.state();
+        let all_are_up = state.nodes.values().all(|node| node.link.is_up() || !node.serves);
+        all_are_up && !state.slots.contains(&NOWHERE)
+    }
+
+    /// Turns for [`round`]: other nodes are asked first each time.
+    fn next_turn(&self) -> usize {
+        self.turn.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn adopt(&self, map: &Map) {
+        let mut state = self.state_mut();
+        if !map.is_sure && map.rank() < state.rank {
+            return;
+        }
+        let mut slots = vec![NOWHERE; usize::from(SLOTS)];
+        let known = state.nodes.iter().map(|(to, node)| (node.address.clone(), *to));
+        let mut known: HashMap<Address, Destination> = known.collect();
+        let mut used = HashSet::new();
+        for (first, last, address) in &map.ranges {
+            let to = match known.get(address) {
+                Some(to) => *to,
+                None => match self.add(&mut state, address) {
+                    Some(to) => *known.entry(address.clone()).or_insert(to),
+                    None => return,
+                },
+            };
+            used.insert(to);
+            slots[usize::from(*first)..=usize::from(*last)].fill(to);
+        }
+        let is_gone =
+            |(to, node): &(&Destination, &Node)| !used.contains(to) && !node.is_expected();
+        let gone: Vec<_> = state.nodes.iter().filter(is_gone).map(|(to, _)| *to).collect();
+        for to in &gone {
+            if let Some(node) = state.nodes.remove(to) {
+                node.task.abort();
+                node.link.leave();
+            }
+        }
+        for (to, node) in &mut state.nodes {
+            node.serves = used.contains(to);
+        }
+        let complete = !slots.contains(&NOWHERE);
+        // An outage of all nodes ends even if the map is the same as before.
+        let is_found = complete && std::mem::take(&mut state.is_lost);
+        let changed =
+            slots != state.slots || !gone.is_empty() || !state.moved.is_empty() || is_found;
+        state.moved.clear();
+        (state.slots, state.rank) = (slots, map.rank());
+        state.remember(map);
+        drop(state);
+        if !complete {
+            let what = format!("{}: no node serves some of the slots", self.settings.address);
+            self.lose(Error::unavailable(what, false, None));
+        }
+        if changed {
+            let gone = if complete { [gone, vec![NOWHERE]].concat() } else { gone };
+            self.tell(Event::Rerouted { gone });
+        }
+    }
+
+    /// Reports that no node serves some of the slots, or that no node returns the map.
+    fn lose(&self, error: Error) {
+        self.state_mut().is_lost = true;
+        self.tell(Event::Disconnected(NOWHERE, error));
+    }
+
+    fn tell(&self, event: Event) {
+        if let Some(running) = self.running.get() {
+            (running.report)(event);
+        }
+    }
+
+    fn state(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn state_mut(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Waits for the result of a first attempt.
+async fn decided(first: &watch::Sender<Option<Result<(), Error>>>) -> Result<(), Error> {
+    let mut first = first.subscribe();
+    let decided = first.wait_for(Option::is_some).await.map_err(|_| Error::Closed)?.clone();
+    decided.unwrap_or(Ok(()))
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for node in self.state().nodes.values() {
+            node.task.abort();
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! The map from slots to primaries, as one node returns it.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use redis::{Cmd, ConnectionInfo, RedisError, Value, cmd};
+
+use super::Address;
+use crate::Error;
+use crate::backend::redis::RedisSettings;
+use crate::backend::redis::connect::Connection;
+use crate::backend::redis::deployment::{self, host_and_port};
+use crate::backend::redis::errors::{code, translate};
+use crate::backend::redis::link::{Link, Server};
+use crate::backend::redis::slots::SLOTS;
+
+/// The primaries with their ranges of slots (first and last), and the replicas.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Map {
+    pub(super) ranges: Vec<(u16, u16, Address)>,
+    pub(super) replicas: Vec<Address>,
+    /// Whether the cluster state of the node that returned it is ok.
+    pub(super) is_sure: bool,
+    /// The newest epoch of the cluster that this node knows.
+    pub(super) epoch: u64,
+}
+
+impl Map {
+    /// The number of slots that a node serves, and the epoch. Of two doubtful maps, the one with the higher rank is
+    /// better.
+    pub(super) fn rank(&self) -> (usize, u64) {
+        let served = self.ranges.iter().map(|(first, last, _)| usize::from(last - first) + 1);
+        (served.sum(), self.epoch)
+    }
+}
+
+/// A node to ask for the map: over its link, or over a connection made for this query.
+#[derive(Clone)]
+pub(super) enum Whom {
+    Link(Arc<Link>),
+    Node(Box<ConnectionInfo>),
+}
+
+/// Returns the map as one node knows it.
+pub(super) async fn ask_one(settings: Arc<RedisSettings>, whom: Whom) -> Result<Map, Error> {
+    let question = |word: &str| {
+        let mut question = cmd("CLUSTER");
+        question.arg(word);
+        question
+    };
+    let questions: [Cmd; 2] = [question("SLOTS"), question("INFO")];
+    let asking = async {
+        match &whom {
+            Whom::Link(link) => {
+                let answers = link.request(&questions).await?;
+                let translate = |error: RedisError| link.translate(&error);
+                let answers: Result<Vec<_>, _> = answers.into_iter().collect();
+                answers.map_err(translate)
+            }
+            Whom::Node(info) => {
+                let what = format!("request to {}", deployment::address(info));
+                let failed = |error: RedisError| not_a_cluster(&what, info, &error);
+                let connection = Connection::open(&settings, info).await.map_err(failed)?;
+                let answers = connection.ask(&questions).await.map_err(failed)?;
+                let answers: Result<Vec<_>, _> =
+                    answers.into_iter().map(Value::extract_error).collect();
+                answers.map_err(failed)
+            }
+        }
+    };
+    let info = match &whom {
+        Whom::Link(link) => match &link.server {
+            Server::Node(info) => info,
+            _ => return Err(Error::internal("a link of a cluster does not lead to a node")),
+        },
+        Whom::Node(info) => info,
+    };
+    let answers = tokio::time::timeout(settings.connect_timeout, asking).await;
+    let mut answers = answers.unwrap_or_else(|_| {
+        let what = format!("request to {}", deployment::address(info));
+        Err(Error::unavailable(what, true, None))
+    })?;
+    let state: String = redis::from_redis_value(answers.pop().unwrap_or_default())
+        .map_err(|error| Error::internal(error.to_string()))?;
+    let map = read_map(answers.pop().unwrap_or_default(), &host_and_port(info).0);
+    let map =
+        map.ok_or_else(|| Error::internal("the answer to CLUSTER SLOTS could not be read"))?;
+    let epoch = state.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:"));
+    let epoch = epoch.and_then(|epoch| epoch.trim().parse().ok()).unwrap_or_default();
+    Ok(Map { is_sure: state.contains("cluster_state:ok"), epoch, ..map })
+}
+
+fn not_a_cluster(what: &str, info: &ConnectionInfo, error: &RedisError) -> Error {
+    let (_, detail) = code(error);
+    if detail.contains("cluster support disabled") {
+        let problem =
+            format!("the server is not a cluster node: use {}", deployment::address(info));
+        return Error::Refused { what: format!("{what}: {problem}") };
+    }
+    translate(what, error)
+}
+
+/// Reads the answer to `CLUSTER SLOTS` of the node at `host`.
+fn read_map(answer: Value, host: &str) -> Option<Map> {
+    let Value::Array(ranges) = answer else { return None };
+    let (mut map, mut replicas) = (Map::default(), HashSet::new());
+    for range in ranges {
+        let Value::Array(fields) = range else { return None };
+        let mut fields = fields.into_iter();
+        let mut slot = || match fields.next()? {
+            Value::Int(slot) => u16::try_from(slot).ok().filter(|slot| *slot < SLOTS),
+            _ => None,
+        };
+        let (first, last) = (slot()?, slot()?);
+        if first > last {
+            return None;
+        }
+        let mut nodes = fields.filter_map(|node| read_node(node, host));
+        map.ranges.push((first, last, nodes.next()?));
+        replicas.extend(nodes);
+    }
+    map.replicas = replicas.into_iter().collect();
+    Some(map)
+}
+
+fn read_node(node: Value, host: &str) -> Option<Address> {
+    let Value::Array(fields) = node else { return None };
+    let [endpoint, Value::Int(port), ..] = &fields[..] else { return None };
+    let endpoint = match endpoint {
+        // The node does not know its address, or is configured not to return it.
+        Value::Nil => String::new(),
+        Value::BulkString(text) => String::from_utf8(text.clone()).ok()?,
+        _ => return None,
+    };
+    let endpoint = if matches!(&*endpoint, "" | "?") { host.to_owned() } else { endpoint };
+    Some((endpoint, u16::try_from(*port).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> Value {
+        Value::BulkString(text.into())
+    }
+
+    #[test]
+    fn a_map_is_read_whatever_it_leaves_out() {
+        let node = |host: Value, port| Value::Array(vec![host, Value::Int(port), text("id")]);
+        let range = |first, last, nodes: Vec<Value>| {
+            let slots = [first, last].map(Value::Int);
+            Value::Array(slots.into_iter().chain(nodes).collect())
+        };
+        let answer = Value::Array(vec![
+            range(0, 99, vec![node(text("10.0.0.1"), 1), node(text("10.0.0.2"), 2)]),
+            range(100, 16383, vec![node(Value::Nil, 3), node(text(""), 4)]),
+        ]);
+        let map = read_map(answer, "asked").unwrap();
+        assert_eq!(map.ranges[0], (0, 99, ("10.0.0.1".to_owned(), 1)));
+        assert_eq!(map.ranges[1], (100, 16383, ("asked".to_owned(), 3)));
+        let mut replicas = map.replicas;
+        replicas.sort();
+        assert_eq!(replicas, [("10.0.0.2".to_owned(), 2), ("asked".to_owned(), 4)]);
+        let backwards = Value::Array(vec![range(5, 4, vec![node(text("a"), 1)])]);
+        assert_eq!(read_map(backwards, "asked"), None);
+    }
+
+    #[test]
+    fn of_two_doubtful_maps_the_more_complete_is_better_and_then_the_newer() {
+        let map = |last, epoch| Map {
+            ranges: vec![(0, 99, ("a".to_owned(), 1)), (100, last, ("b".to_owned(), 1))],
+            epoch,
+            ..Map::default()
+        };
+        assert_eq!(map(16383, 7).rank(), (16384, 7));
+        assert!(map(16383, 1).rank() > map(16382, 9).rank());
+        assert!(map(16383, 2).rank() > map(16383, 1).rank());
+        assert!(Map::default().rank() < map(100, 0).rank());
+    }
+}

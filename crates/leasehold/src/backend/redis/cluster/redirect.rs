@@ -1,0 +1,44 @@
+//! The answers `MOVED` and `ASK`, with which a node names another one.
+
+use redis::RedisError;
+
+use super::Address;
+use crate::backend::Slot;
+use crate::backend::redis::deployment::host_and_port;
+use crate::backend::redis::errors::code;
+use crate::backend::redis::link::{Link, Server};
+use crate::backend::redis::slots::SLOTS;
+
+/// The answer of a node about a slot that it does not serve.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(in crate::backend::redis) enum Redirect {
+    /// The slot belongs to the node at this address.
+    Moved(Slot, Address),
+    /// The slot is being moved to the node at this address, which serves the keys that have arrived.
+    Ask(Slot, Address),
+}
+
+impl Redirect {
+    /// Reads a redirect from the error of a command, if it is one. `from` is the node that answered.
+    pub(in crate::backend::redis) fn of(error: &RedisError, from: &Link) -> Option<Self> {
+        let (code, detail) = code(error);
+        let redirect = match code {
+            "MOVED" => Self::Moved,
+            "ASK" => Self::Ask,
+            _ => return None,
+        };
+        let (slot, address) = detail.split_once(' ')?;
+        let (host, port) = address.rsplit_once(':')?;
+        let slot = slot.parse().ok().filter(|slot| *slot < SLOTS)?;
+        Some(redirect(Slot(slot), (host_or(host, from), port.parse().ok()?)))
+    }
+}
+
+/// Returns the host of a redirect. A node that does not know its own address leaves it out; then it is the host of the
+/// node that answered.
+fn host_or(host: &str, from: &Link) -> String {
+    match &from.server {
+        Server::Node(info) if matches!(host, "" | "?") => host_and_port(info).0,
+        _ => host.to_owned(),
+    }
+}

@@ -1,0 +1,125 @@
+//! One round of questions for the map: which nodes are asked, how long for, and whose map is used.
+//!
+//! The client asks a few nodes at once: first those that it is connected to, then the others. Nodes that hang or cannot
+//! be reached do not hold it up: a moment later it asks the next few as well. The first map from a node whose cluster
+//! state is ok ends the round.
+//!
+//! During a failover there may be no such node. The best of the other maps is used then: the one with most slots, and of
+//! these the one with the newest epoch. A node that has left the cluster and still runs has an empty map.
+
+use std::time::Duration;
+
+use redis::ConnectionInfo;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::map::{Map, Whom, ask_one};
+use super::{Address, Cluster};
+use crate::Error;
+use crate::backend::redis::deployment::{at, host_and_port};
+use crate::backend::redis::link::Server;
+
+/// How many nodes are asked at once.
+const ASKED_AT_ONCE: usize = 4;
+
+/// How long the client waits for these before it asks the next ones.
+const NEXT_AFTER: Duration = Duration::from_millis(100);
+
+/// How often nodes that the client is not connected to are asked, if it is connected to others.
+const OTHERS_EVERY: Duration = Duration::from_millis(500);
+
+impl Cluster {
+    /// Asks for the map. `others_asked` is when nodes without a link were last asked.
+    pub(super) async fn ask(&self, others_asked: &mut Option<Instant>) -> Result<Map, Error> {
+        let began = Instant::now();
+        let until = began + self.settings.connect_timeout;
+        let mut whom = self.whom(others_asked).into_iter();
+        let (mut asked, mut first_after) = (JoinSet::new(), None);
+        let (mut doubtful, mut problem): (Option<Map>, _) = (None, None);
+        loop {
+            for one in whom.by_ref().take(ASKED_AT_ONCE) {
+                asked.spawn(ask_one(self.settings.clone(), one));
+            }
+            let is_last = whom.len() == 0;
+            let started = Instant::now();
+            loop {
+                // The first map shows how fast the nodes can be. If there is none, the last nodes have all the time
+                // that is left.
+                let patience = match first_after {
+                    _ if !is_last => NEXT_AFTER,
+                    Some(after) => NEXT_AFTER.max(4 * after),
+                    None => self.settings.connect_timeout,
+                };
+                let answered = asked.join_next();
+                let answered = tokio::time::timeout_at((started + patience).min(until), answered);
+                let Ok(Some(answer)) = answered.await else { break };
+                match answer.unwrap_or_else(|error| Err(Error::internal(error.to_string()))) {
+                    Ok(map) if map.is_sure => return Ok(map),
+                    Ok(map) => {
+                        first_after.get_or_insert_with(|| began.elapsed());
+                        let is_better = |best: &Map| map.rank() > best.rank();
+                        if doubtful.as_ref().is_none_or(is_better) {
+                            doubtful = Some(map);
+                        }
+                    }
+                    // A permanent error explains the failure better than a temporary one.
+                    Err(error) if problem.is_none() || !error.may_pass() => problem = Some(error),
+                    Err(_) => {}
+                }
+            }
+            if is_last || Instant::now() >= until {
+                break;
+            }
+        }
+        let silence = || Error::unavailable(format!("asking {}", self.address()), true, None);
+        doubtful.ok_or_else(|| problem.unwrap_or_else(silence))
+    }
+
+    /// The nodes to ask, in that order. No node is asked twice.
+    fn whom(&self, others_asked: &mut Option<Instant>) -> Vec<Whom> {
+        let mut links = self.primaries();
+        links.retain(|link| link.is_up());
+        let recently = others_asked.is_some_and(|at| at.elapsed() < OTHERS_EVERY);
+        let others = if recently && !links.is_empty() {
+            Vec::new()
+        } else {
+            *others_asked = Some(Instant::now());
+            self.others()
+        };
+        let mut asked: Vec<Address> = Vec::new();
+        let mut is_new = |info: &ConnectionInfo| {
+            let address = host_and_port(info);
+            let is_new = !asked.contains(&address);
+            asked.push(address);
+            is_new
+        };
+        for link in &links {
+            if let Server::Node(info) = &link.server {
+                is_new(info);
+            }
+        }
+        let mut others: Vec<_> = others.into_iter().filter(|info| is_new(info)).collect();
+        let turn = self.next_turn();
+        rotate(&mut links, turn);
+        rotate(&mut others, turn);
+        let others = others.into_iter().map(|info| Whom::Node(Box::new(info)));
+        links.into_iter().map(Whom::Link).chain(others).collect()
+    }
+
+    /// The nodes of the URL, and those that the maps have named.
+    fn others(&self) -> Vec<ConnectionInfo> {
+        let mut others = self.seeds.clone();
+        if let Some(seed) = self.seeds.first() {
+            let known = &self.state().known;
+            others.extend(known.iter().map(|(host, port)| at(seed, host, *port)));
+        }
+        others
+    }
+}
+
+/// Rotates the nodes, so that others are asked first each time.
+fn rotate<T>(all: &mut [T], turn: usize) {
+    if !all.is_empty() {
+        all.rotate_left(turn % all.len());
+    }
+}

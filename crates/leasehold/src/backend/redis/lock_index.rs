@@ -1,0 +1,81 @@
+//! The index of lock ids in a cluster. It is in another slot than the lock, so the client writes it.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Cmd;
+use tokio::sync::oneshot;
+
+use super::cluster::Cluster;
+use super::locks::Calls;
+use super::servers;
+use super::slots::slot_of;
+use crate::backend::{Answer, Answers, Destination, Part, Slot};
+use crate::engine::foreign::event;
+
+/// How long an answer waits for the index to be written. A guard does not need the index.
+const INDEX_WITHIN: Duration = Duration::from_millis(200);
+
+/// Writes the indexes of locks that were acquired or extended, and removes those of released locks. A guard does not
+/// need the index, so an answer waits for it only briefly.
+///
+/// The engine's runtime does the work. This future may be polled on a thread without a runtime: the answer can arrive
+/// before the thread that sent the request first polls for it.
+pub(super) async fn keep(
+    cluster: &Arc<Cluster>,
+    locks: &Calls,
+    request: &[Part],
+    answers: &Answers,
+) {
+    let both = request.iter().zip(answers);
+    let both = both.filter_map(|(part, answer)| match (part, answer) {
+        (Part::Lock(command), Ok(Answer::Lock(outcome))) => locks.index_after(command, outcome),
+        _ => None,
+    });
+    let (write, remove): (Vec<_>, Vec<_>) = both.partition(|change| change.is_kept);
+    let [write, remove] = [write, remove].map(|own| own.into_iter().map(|own| own.command));
+    let (write, remove): (Vec<_>, Vec<_>) = (write.collect(), remove.collect());
+    if !remove.is_empty() {
+        let asked = cluster.clone();
+        cluster.spawn(async move { drop(servers::ask(&asked, Slot::ONLY, remove).await) });
+    }
+    let mut by_node: BTreeMap<Destination, Vec<Cmd>> = BTreeMap::new();
+    for command in write {
+        let to = servers::key_of(&command).map_or(Slot::ONLY, slot_of);
+        by_node.entry(cluster.destination(to)).or_default().push(command);
+    }
+    let writing = by_node.into_iter().map(|(to, write)| write_at(cluster, to, write));
+    for written in writing.collect::<Vec<_>>() {
+        // This returns an error, because the sender is dropped and never sends.
+        let _ = written.await;
+    }
+}
+
+/// Writes indexes to one node. The channel is closed when they are written, or late. After an index that was late, no
+/// answer waits for this node until it writes one again.
+fn write_at(
+    cluster: &Arc<Cluster>,
+    to: Destination,
+    write: Vec<Cmd>,
+) -> oneshot::Receiver<Infallible> {
+    let (asked, (done, written)) = (cluster.clone(), oneshot::channel());
+    cluster.spawn(async move {
+        let mut writing = pin!(servers::ask(&asked, Slot::ONLY, write));
+        let limit = if asked.is_index_late(to) { Duration::ZERO } else { INDEX_WITHIN };
+        let in_time = tokio::time::timeout(limit, &mut writing).await;
+        asked.set_index_late(to, in_time.is_err());
+        drop(done);
+        let result = match in_time {
+            Ok(result) => result,
+            Err(_) => writing.await,
+        };
+        asked.set_index_late(to, result.is_err());
+        if let Err(error) = result {
+            event!(debug, %error, "the index of a lock was not written: the lock cannot be found by its id");
+        }
+    });
+    written
+}

@@ -1,0 +1,163 @@
+//! Reads statistics over separate connections and on a separate thread. So a long listing delays neither the commands
+//! nor the engine's thread, and its replies are decoded where nothing waits. The thread and the connections exist only
+//! while they are used.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+
+use super::locks::Calls;
+use super::scripts::Scripts;
+use super::servers::Servers;
+use super::settings::{Purpose, RedisSettings};
+use crate::backend::{Answer, Answers, Later, Part, Report};
+use crate::machine::lock::{By, LockCommand, LockOutcome};
+use crate::{ClientId, Error};
+
+/// How long the thread and its connections stay after the last query.
+const IDLE: Duration = Duration::from_secs(30);
+
+type Job = Box<dyn FnOnce(Servers) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send>;
+
+pub(super) struct Reading {
+    settings: Arc<RedisSettings>,
+    scripts: Arc<Scripts>,
+    thread: Arc<Mutex<Thread>>,
+}
+
+/// The sender of jobs while the thread runs. The thread removes it under this lock when it ends, so that no job is
+/// lost.
+type Thread = Option<mpsc::UnboundedSender<Job>>;
+
+impl Reading {
+    pub(super) fn new(settings: &RedisSettings, scripts: &Arc<Scripts>) -> Self {
+        let settings = Arc::new(RedisSettings { purpose: Purpose::Reading, ..settings.clone() });
+        Self { settings, scripts: scripts.clone(), thread: Arc::default() }
+    }
+
+    /// Runs a query on the thread, which is started if it does not run.
+    pub(super) fn ask<T: Send + 'static, F: Future<Output = Result<T, Error>> + Send + 'static>(
+        &self,
+        client: ClientId,
+        question: impl FnOnce(Servers) -> F + Send + 'static,
+    ) -> Later<T> {
+        let (mut answer, answered) = oneshot::channel();
+        let job: Job = Box::new(move |servers| {
+            Box::pin(async move {
+                let asked = question(servers);
+                // The caller may drop the future in the middle of a long listing.
+                tokio::select! {
+                    done = asked => drop(answer.send(done)),
+                    () = answer.closed() => {}
+                }
+            })
+        });
+        let sent = self.send(client, job);
+        Box::pin(async move {
+            sent?;
+            answered.await.unwrap_or_else(|_| Err(Error::Closed))
+        })
+    }
+
+    fn send(&self, client: ClientId, job: Job) -> Result<(), Error> {
+        let mut thread = lock(&self.thread);
+        // The thread may have ended by a panic.
+        if thread.as_ref().is_none_or(mpsc::UnboundedSender::is_closed) {
+            *thread = Some(self.start(client)?);
+        }
+        let sent = thread.as_ref().map(|jobs| jobs.send(job));
+        match sent {
+            Some(Ok(())) => Ok(()),
+            _ => Err(Error::internal("the thread that reads statistics has ended")),
+        }
+    }
+
+    fn start(&self, client: ClientId) -> Result<mpsc::UnboundedSender<Job>, Error> {
+        let (sender, jobs) = mpsc::unbounded_channel();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let failed = |error: std::io::Error| {
+            Error::internal(format!(
+                "the thread that reads statistics could not be started: {error}"
+            ))
+        };
+        let (runtime, thread) = (runtime.map_err(failed)?, self.thread.clone());
+        let (settings, scripts) = (self.settings.clone(), self.scripts.clone());
+        let work = move || {
+            runtime.block_on(async {
+                let servers = Servers::new(&settings, &scripts);
+                let report: Report = Arc::new(|_| {});
+                servers.start(client, report);
+                serve(jobs, &servers, &thread).await;
+            });
+        };
+        let spawned = std::thread::Builder::new().name("leasehold-stats".into()).spawn(work);
+        spawned.map_err(failed)?;
+        Ok(sender)
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        // The thread ends when its channel closes.
+        *lock(&self.thread) = None;
+    }
+}
+
+/// Runs jobs until the thread has been idle for [`IDLE`], or the channel closes.
+async fn serve(mut jobs: mpsc::UnboundedReceiver<Job>, servers: &Servers, thread: &Mutex<Thread>) {
+    let mut running = JoinSet::new();
+    loop {
+        tokio::select! {
+            job = jobs.recv() => match job {
+                Some(job) => _ = running.spawn(job(servers.clone())),
+                None => return,
+            },
+            Some(_) = running.join_next() => {}
+            () = tokio::time::sleep(IDLE), if running.is_empty() => {
+                let mut thread = lock(thread);
+                if jobs.is_empty() {
+                    *thread = None;
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// [`Error::Refused`] if the client only reads.
+pub(super) fn check(servers: &Servers) -> Result<(), Error> {
+    if servers.settings().only_reads() {
+        let what = "this client is read-only: to make changes, open a client without read_only";
+        return Err(Error::Refused { what: what.to_owned() });
+    }
+    Ok(())
+}
+
+/// Answers a request of a client that only reads: it can look up locks by key, and nothing else.
+pub(super) async fn answers(servers: &Servers, locks: &Calls, request: &[Part]) -> Answers {
+    let mut answers = Vec::with_capacity(request.len());
+    for part in request {
+        let answer = match part {
+            Part::Lock(LockCommand::Lookup(By::Key(key))) => {
+                locks.find(servers, key).await.map(LockOutcome::Lookup)
+            }
+            Part::Lock(LockCommand::IsLocked { key, .. }) => {
+                let found = locks.find(servers, key).await;
+                found.map(|found| LockOutcome::IsLocked(found.is_some()))
+            }
+            _ => {
+                answers.push(check(servers).map(|()| Answer::NotNow));
+                continue;
+            }
+        };
+        answers.push(answer.map(Answer::Lock));
+    }
+    answers
+}
+
+fn lock(thread: &Mutex<Thread>) -> MutexGuard<'_, Thread> {
+    thread.lock().unwrap_or_else(PoisonError::into_inner)
+}

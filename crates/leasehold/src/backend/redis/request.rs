@@ -1,0 +1,201 @@
+//! One request: its commands, the parts that each command serves, and how the answers are read.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use redis::{Cmd, Value};
+
+use super::link::Link;
+use super::locks::Calls;
+use super::pools;
+use super::scripts::{self, Keys};
+use crate::Error;
+use crate::backend::{Answer, Answers, Part};
+use crate::clock::Time;
+use crate::machine::Command;
+use crate::machine::lock::{Acquired, LockCommand, LockOutcome};
+
+/// The parts that one command of a request serves.
+pub(super) struct Served {
+    pub(super) kind: Kind,
+    /// The indexes of these parts in the request.
+    pub(super) parts: Vec<usize>,
+}
+
+/// The kind of a command.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    Semaphores,
+    Locks,
+    Pool,
+}
+
+/// An encoded request.
+#[derive(Default)]
+pub(super) struct Encoded {
+    pub(super) commands: Vec<Cmd>,
+    /// The parts that each command serves.
+    pub(super) served: Vec<Served>,
+    /// In a cluster, the channels to subscribe to first, each with the parts that depend on it.
+    pub(super) channels: BTreeMap<String, Vec<usize>>,
+    /// For each part, its keys if it is a semaphore.
+    pub(super) keys: Vec<Option<Arc<Keys>>>,
+}
+
+/// Whether a client that sends this command must be able to receive wake-ups.
+pub(super) fn listens(command: &Command) -> bool {
+    matches!(command, Command::Enqueue { wait: true, .. } | Command::Renew { .. })
+}
+
+/// Whether a client that got this answer must be able to receive wake-ups.
+///
+/// It need not if the script was not applied because the slot has moved. It need not for a lock that was acquired: an
+/// error instead would leave the lock held without a guard. It must for a permit: its renewals would be refused as
+/// well, so the acquire fails and the permit is released at once.
+pub(super) fn needs_wake_ups(answer: &Result<Answer, Error>) -> bool {
+    !matches!(
+        answer,
+        Ok(Answer::Elsewhere
+            | Answer::NotNow
+            | Answer::Lock(LockOutcome::Acquire(Acquired::Held { .. })))
+    )
+}
+
+pub(super) fn locks_in<'a>(request: &'a [Part], parts: &[usize]) -> Vec<&'a LockCommand> {
+    let lock = |at: &usize| match &request[*at] {
+        Part::Lock(command) => Some(command),
+        _ => None,
+    };
+    parts.iter().filter_map(lock).collect()
+}
+
+/// Decodes the answers to the commands of [`Redis::encode`](super::Redis::encode) into one answer for each part.
+pub(super) struct Reader<'a> {
+    link: &'a Link,
+    locks: &'a Calls,
+    request: &'a [Part],
+    answers: Vec<Option<Result<Answer, Error>>>,
+    /// The server's time, if a script returned it.
+    pub(super) time: Option<Time>,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(link: &'a Link, locks: &'a Calls, request: &'a [Part]) -> Self {
+        let answers = request.iter().map(|_| None).collect();
+        Self { link, locks, request, answers, time: None }
+    }
+
+    pub(super) fn unserved(&mut self, served: &Served, answer: impl Fn() -> Answer) {
+        for at in &served.parts {
+            self.answers[*at] = Some(Ok(answer()));
+        }
+    }
+
+    pub(super) fn read(&mut self, served: &Served, said: Result<Value, Error>) {
+        if served.kind == Kind::Pool {
+            for at in &served.parts {
+                self.answers[*at] = Some(self.pool(&self.request[*at], &said));
+            }
+            return;
+        }
+        let mut values = Parts::of(self.link, said);
+        if served.kind == Kind::Semaphores {
+            self.time = values.time().or(self.time);
+        }
+        for at in &served.parts {
+            let value = values.next();
+            let answer = value.and_then(|value| match &self.request[*at] {
+                Part::Semaphore { commands, .. } => decode_semaphore(commands, value),
+                Part::Lock(command) => decode_lock(self.locks, command, &value),
+                Part::Pool(_) => Err(unexpected(&value)),
+            });
+            self.answers[*at] = Some(answer);
+        }
+    }
+
+    fn pool(&self, part: &Part, said: &Result<Value, Error>) -> Result<Answer, Error> {
+        match (said, part) {
+            (Ok(value), _) => pools::decode(value).map(Answer::Pool).map_err(Error::internal),
+            (Err(Error::InvalidArgument { .. }), Part::Pool(command)) => {
+                Err(pools::misplaced(self.link, command))
+            }
+            (Err(error), _) => Err(error.clone()),
+        }
+    }
+
+    pub(super) fn done(self) -> (Answers, Option<Time>) {
+        let missing = || Err(unexpected(&Value::Nil));
+        let answers = self.answers.into_iter().map(|answer| answer.unwrap_or_else(missing));
+        (answers.collect(), self.time)
+    }
+}
+
+fn decode_semaphore(commands: &[Command], value: Value) -> Result<Answer, Error> {
+    scripts::decode(commands, value).map(Answer::Semaphore).map_err(Error::internal)
+}
+
+fn decode_lock(locks: &Calls, command: &LockCommand, value: &Value) -> Result<Answer, Error> {
+    locks.decode(command, value).map(Answer::Lock)
+}
+
+pub(super) fn unexpected(value: &Value) -> Error {
+    Error::internal(format!("unexpected answer of a script: {value:?}"))
+}
+
+/// The answers of one script to several parts, or one error for all of them.
+struct Parts<'a> {
+    link: &'a Link,
+    values: Result<std::vec::IntoIter<Value>, Error>,
+}
+
+impl<'a> Parts<'a> {
+    fn of(link: &'a Link, answer: Result<Value, Error>) -> Self {
+        let values = match answer {
+            Ok(Value::Array(values)) => Ok(values.into_iter()),
+            Ok(other) => Err(unexpected(&other)),
+            Err(error) => Err(error),
+        };
+        Self { link, values }
+    }
+
+    /// Returns the server's time, which is the first value in the answer of the semaphore script.
+    fn time(&mut self) -> Option<Time> {
+        match self.values.as_mut().ok()?.next()? {
+            Value::Int(time @ 1..) => Some(Time::from_micros(time.cast_unsigned())),
+            _ => None,
+        }
+    }
+
+    fn next(&mut self) -> Result<Value, Error> {
+        match &mut self.values {
+            Ok(values) => {
+                let value = values.next().ok_or_else(|| unexpected(&Value::Nil))?;
+                value.extract_error().map_err(|error| self.link.translate(&error))
+            }
+            Err(error) => Err(error.clone()),
+        }
+    }
+}
+
+/// Replaces errors about a key of the wrong type by errors that name the key. Redis does not say which key it is, so
+/// the types of all keys of these names are read in one pipeline.
+pub(super) async fn name_misplaced(link: &Link, keys: &[Option<Arc<Keys>>], answers: &mut Answers) {
+    let is_misplaced = |at: usize| matches!(answers[at], Err(Error::InvalidArgument { .. }));
+    let misplaced = keys.iter().enumerate().filter(|(at, _)| is_misplaced(*at));
+    let misplaced: Vec<_> = misplaced.filter_map(|(at, keys)| Some((at, keys.as_ref()?))).collect();
+    let calls: Vec<_> = misplaced.iter().flat_map(|(_, keys)| keys.types()).collect();
+    if calls.is_empty() {
+        return;
+    }
+    let Ok(types) = link.request(&calls).await else { return };
+    let mut types = types.into_iter().map(|own| own.unwrap_or(Value::Nil));
+    for (at, keys) in misplaced {
+        let own = types.by_ref().take(keys.types().len()).collect();
+        if let Some(key) = keys.misplaced(own) {
+            let problem =
+                format!("the key {key:?} on {} does not belong to leasehold", link.address);
+            answers[at] =
+                Err(Error::invalid("name", problem + ": choose another name or namespace"));
+        }
+    }
+}

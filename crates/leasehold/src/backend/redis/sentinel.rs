@@ -1,0 +1,405 @@
+//! Sentinels, which know which server is the primary.
+//!
+//! Before every connection the client asks all known sentinels at once. A sentinel may be behind the others, or cut off
+//! from them together with an old primary that still reports `role:master`. Sentinels number their configurations. So
+//! the client waits a moment for the others, and believes the newest configuration. The server that it names must also
+//! report that it is the primary.
+//!
+//! Once connected, the client listens to all known sentinels. When one of them announces another primary, the client
+//! drops its connection at once, even if the old primary still answers. A sentinel that hangs, or that is cut off
+//! together with the old primary, does not matter while another one announces. A sentinel whose configuration is older
+//! than the one that the client has connected by is ignored.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use redis::{Cmd, ConnectionInfo, PushInfo, PushKind, RedisError, Value, cmd};
+use tokio::sync::{Notify, watch};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::Instant;
+
+use super::RedisSettings;
+use super::connect::{Connection, Identity};
+use super::deployment::{self, SentinelSettings, at, host_and_port};
+use super::errors::{code, translate};
+use super::link::Link;
+use crate::engine::foreign::event;
+use crate::{ClientId, Error};
+
+/// The channel on which sentinels announce another primary.
+const SWITCHES: &str = "+switch-master";
+
+/// How long the client keeps one connection to a sentinel, which may be half open, and how long it waits before the next.
+const LISTEN_FOR: Duration = Duration::from_secs(60);
+const LISTEN_AGAIN: Duration = Duration::from_millis(500);
+
+/// How long the client refuses to follow an older configuration than the newest that it has seen. It must end, because
+/// operators may set up new sentinels, which count from 0 again.
+const REFUSE_OLDER_FOR: Duration = Duration::from_secs(60);
+
+/// How long the client waits for the other sentinels after the first answer.
+const OTHERS_WITHIN: Duration = Duration::from_millis(100);
+
+/// A host and a port.
+type Address = (String, u16);
+
+/// A primary that a sentinel names.
+#[derive(Clone, Debug)]
+struct Announcement {
+    primary: Address,
+    /// The number of the sentinel's configuration, if it is known.
+    epoch: Option<u64>,
+}
+
+/// Receives the last primary that was announced.
+pub(super) struct Announced {
+    receiver: watch::Receiver<Option<Announcement>>,
+    /// The configuration by which the client has connected.
+    epoch: u64,
+}
+
+pub(super) struct Sentinels {
+    settings: Arc<RedisSettings>,
+    own: SentinelSettings,
+    /// All known sentinels. The one that answered last comes first.
+    known: Mutex<Vec<ConnectionInfo>>,
+    /// Notified when `known` changes, and when this is dropped.
+    changed: Arc<Notify>,
+    /// The last primary that was announced.
+    announced: watch::Sender<Option<Announcement>>,
+    /// The newest configuration that a sentinel had, and when a sentinel last had it.
+    newest: Mutex<(u64, Instant)>,
+}
+
+impl Sentinels {
+    pub(super) fn new(settings: Arc<RedisSettings>, own: SentinelSettings) -> Arc<Self> {
+        let (known, announced) = (Mutex::new(own.sentinels.clone()), watch::Sender::new(None));
+        let newest = Mutex::new((0, Instant::now()));
+        Arc::new(Self { settings, own, known, changed: Arc::default(), announced, newest })
+    }
+
+    /// Connects the link to the primary that the sentinels name.
+    pub(super) async fn connect(
+        &self,
+        link: &Link,
+        client: ClientId,
+        before: Option<&Identity>,
+    ) -> Result<Connection, Error> {
+        // Subscribe first, so that no announcement is missed meanwhile.
+        let receiver = self.announced.subscribe();
+        // A server that a sentinel names may be unreachable.
+        let limit = self.settings.connect_timeout / 2;
+        let mut asked = JoinSet::new();
+        for sentinel in self.known().iter().cloned() {
+            let (settings, service) = (self.settings.clone(), self.own.service.clone());
+            asked.spawn(async move {
+                let answer = ask(&settings, &sentinel, &service).await;
+                (sentinel, answer)
+            });
+        }
+        let mut newest = Newest { epoch: self.newest_epoch(), ..Newest::default() };
+        let (mut others_until, mut problem) = (None, None);
+        // A temporary error is the one to report, because a retry may succeed.
+        let mut failed = |error: Error| {
+            if problem.is_none() || error.may_pass() {
+                problem = Some(error);
+            }
+        };
+        loop {
+            let answer = match others_until.filter(|_| !newest.untried.is_empty()) {
+                None => asked.join_next().await,
+                Some(until) => {
+                    tokio::time::timeout_at(until, asked.join_next()).await.unwrap_or(None)
+                }
+            };
+            match answer {
+                Some(Ok((sentinel, Ok(view)))) => {
+                    self.note(&view);
+                    self.learn(&sentinel, &view.others);
+                    if !newest.hear(view) {
+                        let what = deployment::address(&sentinel);
+                        let what = format!("the sentinel {what} names a primary of the past");
+                        failed(Error::unavailable(what, false, None));
+                    }
+                    others_until.get_or_insert_with(|| Instant::now() + OTHERS_WITHIN);
+                    continue;
+                }
+                Some(Ok((_, Err(error)))) => {
+                    failed(error);
+                    continue;
+                }
+                Some(Err(_)) => continue,
+                None => {}
+            }
+            let Some(address) = newest.untried.pop() else { break };
+            event!(debug, host = address.0, port = address.1, "a sentinel named this primary");
+            let info = at(&self.own.server, &address.0, address.1);
+            let what = format!("connecting to {}", deployment::address(&info));
+            let connected = link.connect_to(&info, client, before);
+            match tokio::time::timeout(limit, connected).await {
+                Ok(Ok(mut connection)) => {
+                    connection.announced = Some(Announced { receiver, epoch: newest.epoch });
+                    return Ok(connection);
+                }
+                Ok(Err(error)) => failed(error),
+                Err(_) => failed(Error::unavailable(what, true, None)),
+            }
+        }
+        Err(problem.unwrap_or_else(|| Error::internal("the list of sentinels is empty")))
+    }
+
+    /// Resolves when a sentinel announces a primary.
+    pub(super) async fn announcement(&self) {
+        let _ = self.announced.subscribe().changed().await;
+    }
+
+    /// Listens to all known sentinels, until this is dropped.
+    pub(super) async fn listen(this: Weak<Self>) {
+        let mut listeners = JoinSet::new();
+        let mut listening: HashMap<Address, AbortHandle> = HashMap::new();
+        loop {
+            let Some(own) = this.upgrade() else { return };
+            let (known, changed) = (own.known().clone(), own.changed.clone());
+            drop(own);
+            let addresses: HashSet<_> = known.iter().map(host_and_port).collect();
+            listening.retain(|address, listener| {
+                let is_known = addresses.contains(address);
+                if !is_known {
+                    listener.abort();
+                }
+                is_known
+            });
+            for sentinel in known {
+                let listen = || listeners.spawn(Self::listen_to(this.clone(), sentinel.clone()));
+                listening.entry(host_and_port(&sentinel)).or_insert_with(listen);
+            }
+            changed.notified().await;
+        }
+    }
+
+    /// Listens to one sentinel, over one connection after the other.
+    async fn listen_to(this: Weak<Self>, sentinel: ConnectionInfo) {
+        loop {
+            let Some(own) = this.upgrade() else { return };
+            let timeout = own.settings.connect_timeout;
+            let opened = tokio::time::timeout(timeout, own.subscribe(&sentinel)).await;
+            drop(own);
+            if let Ok(Some(mut connection)) = opened {
+                let heard = Self::hear(&this, &sentinel, &mut connection);
+                let _ = tokio::time::timeout(LISTEN_FOR, heard).await;
+            }
+            tokio::time::sleep(LISTEN_AGAIN).await;
+        }
+    }
+
+    /// Connects to a sentinel, and returns a connection that receives its announcements.
+    async fn subscribe(&self, sentinel: &ConnectionInfo) -> Option<Connection> {
+        let connection = Connection::open(&self.settings, sentinel).await.ok()?;
+        let mut subscribe = cmd("SUBSCRIBE");
+        subscribe.arg(SWITCHES);
+        connection.ask_one(subscribe).await.ok()?;
+        // Announcements made before the subscription were missed, so ask.
+        let View { primary, epoch, .. } = self.ask(sentinel).await.ok()?;
+        self.announced.send_replace(Some(Announcement { primary, epoch }));
+        Some(connection)
+    }
+
+    /// Asks a sentinel, and notes how new its configuration is.
+    async fn ask(&self, sentinel: &ConnectionInfo) -> Result<View, Error> {
+        let view = ask(&self.settings, sentinel, &self.own.service).await?;
+        self.note(&view);
+        Ok(view)
+    }
+
+    fn note(&self, view: &View) {
+        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_expired = newest.1.elapsed() >= REFUSE_OLDER_FOR;
+        if let Some(epoch) = view.epoch.filter(|epoch| *epoch >= newest.0 || is_expired) {
+            *newest = (epoch, Instant::now());
+        }
+    }
+
+    /// Returns the oldest configuration that the client follows.
+    fn newest_epoch(&self) -> u64 {
+        let newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        if newest.1.elapsed() < REFUSE_OLDER_FOR { newest.0 } else { 0 }
+    }
+
+    async fn hear(this: &Weak<Self>, sentinel: &ConnectionInfo, connection: &mut Connection) {
+        while let Some(push) = connection.wake_ups.recv().await {
+            let Some(own) = this.upgrade() else { return };
+            match push {
+                PushInfo { kind: PushKind::Message, data } => {
+                    let Some(primary) = switch(&data, &own.own.service) else { continue };
+                    event!(debug, host = primary.0, port = primary.1, "another primary");
+                    // The message has no epoch. A sentinel that catches up announces switches of the past.
+                    let timeout = own.settings.connect_timeout;
+                    let asked = tokio::time::timeout(timeout, own.ask(sentinel)).await;
+                    let announcement = match asked {
+                        Ok(Ok(View { primary, epoch, .. })) => Announcement { primary, epoch },
+                        _ => Announcement { primary, epoch: None },
+                    };
+                    own.announced.send_replace(Some(announcement));
+                }
+                PushInfo { kind: PushKind::Disconnection, .. } => return,
+                _ => {}
+            }
+        }
+    }
+
+    /// Records the sentinel that answered and the others that it named. Sentinels learnt earlier are dropped, because
+    /// sentinels come and go; those in the URL stay.
+    fn learn(&self, answered: &ConnectionInfo, others: &[Address]) {
+        let others = others.iter().map(|(host, port)| at(answered, host, *port));
+        let all = [answered.clone()].into_iter().chain(others);
+        let mut known: Vec<ConnectionInfo> = Vec::new();
+        for sentinel in all.chain(self.own.sentinels.iter().cloned()) {
+            if known.iter().all(|own| host_and_port(own) != host_and_port(&sentinel)) {
+                known.push(sentinel);
+            }
+        }
+        let before = std::mem::replace(&mut *self.known(), known.clone());
+        let addresses =
+            |all: &[ConnectionInfo]| -> HashSet<_> { all.iter().map(host_and_port).collect() };
+        if addresses(&before) != addresses(&known) {
+            self.changed.notify_one();
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Vec<ConnectionInfo>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Sentinels {
+    fn drop(&mut self) {
+        self.changed.notify_one();
+    }
+}
+
+/// What one sentinel knows.
+struct View {
+    primary: Address,
+    /// The number of its configuration, if the sentinel returns it.
+    epoch: Option<u64>,
+    /// The other sentinels.
+    others: Vec<Address>,
+}
+
+/// The primaries of the newest configuration. There is one, unless sentinels do not return its number.
+#[derive(Default)]
+struct Newest {
+    epoch: u64,
+    named: HashSet<Address>,
+    untried: Vec<Address>,
+}
+
+impl Newest {
+    /// Returns false if a newer configuration is known. A configuration without a number counts as new.
+    fn hear(&mut self, View { primary, epoch, .. }: View) -> bool {
+        let epoch = epoch.unwrap_or(self.epoch);
+        if epoch > self.epoch {
+            *self = Self { epoch, ..Self::default() };
+        }
+        if epoch == self.epoch && self.named.insert(primary.clone()) {
+            self.untried.push(primary);
+        }
+        epoch == self.epoch
+    }
+}
+
+/// Resolves when a sentinel announces a primary other than this one, by a configuration that is not older than the one
+/// by which the client has connected.
+pub(super) async fn moved_from(connected: &ConnectionInfo, announced: Option<Announced>) {
+    let Some(Announced { mut receiver, epoch }) = announced else {
+        return std::future::pending().await;
+    };
+    let connected = host_and_port(connected);
+    let is_elsewhere = |to: &Announcement| {
+        to.primary != connected && to.epoch.is_none_or(|announced| announced >= epoch)
+    };
+    // Earlier announcements may be outdated.
+    while receiver.changed().await.is_ok() {
+        if receiver.borrow_and_update().as_ref().is_some_and(is_elsewhere) {
+            return;
+        }
+    }
+    std::future::pending::<()>().await;
+}
+
+/// Asks one sentinel.
+async fn ask(
+    settings: &RedisSettings,
+    sentinel: &ConnectionInfo,
+    service: &str,
+) -> Result<View, Error> {
+    let what = format!("request to the sentinel {}", deployment::address(sentinel));
+    let failed = |error: RedisError| match code(&error) {
+        ("ERR", detail) if detail.contains("unknown command") => {
+            let problem = "the server is not a sentinel: use redis:// for a single server";
+            Error::Refused { what: format!("{what}: {problem}") }
+        }
+        ("ERR", detail) if detail.contains("No such master") => unknown(&what, service),
+        _ => translate(&what, &error),
+    };
+    let connection = Connection::open(settings, sentinel).await.map_err(failed)?;
+    let question = |word: &str| {
+        let mut question = cmd("SENTINEL");
+        question.arg(word).arg(service);
+        question
+    };
+    let questions: [Cmd; 3] =
+        [question("GET-MASTER-ADDR-BY-NAME"), question("SENTINELS"), question("MASTER")];
+    let mut answers = connection.ask(&questions).await.map_err(failed)?.into_iter();
+    let mut next = || answers.next().unwrap_or_default().extract_error();
+    let primary: Option<Address> = redis::from_redis_value(next().map_err(failed)?)
+        .map_err(|error| Error::internal(format!("{what}: {error}")))?;
+    let primary = primary.ok_or_else(|| unknown(&what, service))?;
+    let others = next().map(sentinels).unwrap_or_default();
+    // ACL rules may forbid this command; then the epoch is unknown.
+    let described: HashMap<String, String> =
+        next().ok().and_then(|own| redis::from_redis_value(own).ok()).unwrap_or_default();
+    let epoch = described.get("config-epoch").and_then(|epoch| epoch.parse().ok());
+    Ok(View { primary, epoch, others })
+}
+
+fn unknown(what: &str, service: &str) -> Error {
+    let problem =
+        format!("the sentinel knows no primary {service:?}: use the name from its configuration");
+    Error::Refused { what: format!("{what}: {problem}") }
+}
+
+/// Reads the addresses from the answer to `SENTINEL SENTINELS`.
+fn sentinels(answer: Value) -> Vec<Address> {
+    let described: Vec<HashMap<String, String>> =
+        redis::from_redis_value(answer).unwrap_or_default();
+    let address = |own: &HashMap<String, String>| {
+        Some((own.get("ip")?.clone(), own.get("port")?.parse().ok()?))
+    };
+    described.iter().filter_map(address).collect()
+}
+
+/// Reads the new primary from an announcement: "name old-host old-port new-host new-port".
+fn switch(data: &[Value], service: &str) -> Option<Address> {
+    let [_, Value::BulkString(text)] = data else { return None };
+    let text = std::str::from_utf8(text).ok()?;
+    let [name, _, _, host, port] = text.split(' ').collect::<Vec<_>>()[..] else { return None };
+    (name == service).then_some((host.to_owned(), port.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_announcement_names_the_new_primary() {
+        let data = |text: &str| {
+            [Value::BulkString(SWITCHES.into()), Value::BulkString(text.as_bytes().to_vec())]
+        };
+        let announced = data("mymaster 127.0.0.1 6379 127.0.0.1 6380");
+        assert_eq!(switch(&announced, "mymaster"), Some(("127.0.0.1".to_owned(), 6380)));
+        assert_eq!(switch(&announced, "other"), None);
+        assert_eq!(switch(&data("mymaster"), "mymaster"), None);
+    }
+}

@@ -1,0 +1,386 @@
+//! The servers of a store: one server, or the primaries of a cluster. Queries go to the server that has their key.
+
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Arg, Cmd, RedisError, Value};
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+
+use super::cluster::{Cluster, Redirect};
+use super::errors::code;
+use super::link::{Link, Said, Server};
+use super::scripts::Scripts;
+use super::sentinel::Sentinels;
+use super::slots::slot_of;
+use super::{Deployment, RedisSettings};
+use crate::backend::{Destination, Report, Slot};
+use crate::clock::Moment;
+use crate::{ClientId, Error};
+
+/// How long a command may take on the server that its slot is being moved to: this many times as long as on the server
+/// that its slot is being moved from, within these limits. The answers to other commands wait for it.
+const TIMES_AS_LONG: u32 = 3;
+const AT_LEAST: Duration = Duration::from_millis(150);
+const AT_MOST: Duration = Duration::from_secs(1);
+
+/// The delay before a query is repeated that no server has answered, because its slot is being moved.
+const ASK_AGAIN: Duration = Duration::from_millis(20);
+
+#[derive(Clone)]
+pub(super) enum Servers {
+    /// One server, with its sentinels if it has any.
+    One(Arc<Link>, Option<Arc<Sentinels>>),
+    Cluster(Arc<Cluster>, Arc<RedisSettings>),
+}
+
+/// The fate of a command that a server did not apply.
+#[derive(Debug)]
+pub(super) enum Unapplied {
+    /// Another server has its slot now.
+    Elsewhere,
+    /// The slot is being moved. This is the answer of the server that it is being moved to.
+    There(Said),
+    /// The slot is being moved. The command can be applied when the move is complete.
+    NotNow(Error),
+    /// The cluster is down.
+    Later(Error),
+}
+
+impl Servers {
+    pub(super) fn new(settings: &Arc<RedisSettings>, scripts: &Arc<Scripts>) -> Self {
+        let (own, scripts) = (settings.clone(), scripts.clone());
+        let one = |server| Link::new(own.clone(), scripts.clone(), server, Destination::ONLY);
+        match &settings.deployment {
+            Deployment::Server(info) => Self::One(one(Server::Only(info.clone())), None),
+            Deployment::Sentinel(sentinels) => {
+                let sentinels = Sentinels::new(own.clone(), sentinels.clone());
+                Self::One(one(Server::Primary(sentinels.clone())), Some(sentinels))
+            }
+            Deployment::Cluster(seeds) => {
+                Self::Cluster(Cluster::new(own.clone(), scripts, seeds.clone()), own)
+            }
+        }
+    }
+
+    /// Connects, in the runtime of this thread, and stays connected.
+    pub(super) fn start(&self, client: ClientId, report: Report) {
+        match self {
+            Self::One(link, sentinels) => {
+                tokio::spawn(link.clone().keep_up(client, report));
+                if let Some(sentinels) = sentinels {
+                    tokio::spawn(Sentinels::listen(Arc::downgrade(sentinels)));
+                }
+            }
+            Self::Cluster(cluster, _) => cluster.start(client, report),
+        }
+    }
+
+    pub(super) fn settings(&self) -> &RedisSettings {
+        match self {
+            Self::One(link, _) => &link.settings,
+            Self::Cluster(_, settings) => settings,
+        }
+    }
+
+    /// Returns the slot of a key. Without a cluster there is only one.
+    pub(super) fn slot(&self, key: &str) -> Slot {
+        match self {
+            Self::One(..) => Slot::ONLY,
+            Self::Cluster(..) => slot_of(key),
+        }
+    }
+
+    pub(super) fn destination(&self, slot: Slot) -> Destination {
+        match self {
+            Self::One(..) => Destination::ONLY,
+            Self::Cluster(cluster, _) => cluster.destination(slot),
+        }
+    }
+
+    pub(super) fn link(&self, to: Destination) -> Option<Arc<Link>> {
+        match self {
+            Self::One(link, _) => Some(link.clone()),
+            Self::Cluster(cluster, _) => cluster.link(to),
+        }
+    }
+
+    /// Returns every server that has keys. In a cluster that the client is still connecting to, waits until they are
+    /// known.
+    pub(super) async fn primaries(&self) -> Result<Vec<Arc<Link>>, Error> {
+        let cluster = match self {
+            Self::One(link, _) => return Ok(vec![link.clone()]),
+            Self::Cluster(cluster, _) => cluster,
+        };
+        let known = async {
+            loop {
+                let primaries = cluster.primaries();
+                if !primaries.is_empty() {
+                    return primaries;
+                }
+                tokio::time::sleep(ASK_AGAIN).await;
+            }
+        };
+        match tokio::time::timeout(cluster.answer_timeout(), known).await {
+            Ok(primaries) => Ok(primaries),
+            // Return the reason, if it is known.
+            Err(_) => Err(cluster.connected().await.err().unwrap_or_else(|| self.silence())),
+        }
+    }
+
+    fn silence(&self) -> Error {
+        Error::unavailable(format!("request to {}", self.settings().address), true, None)
+    }
+
+    /// Returns the answer to each query, or the first error.
+    pub(super) async fn ask(&self, home: Slot, questions: Vec<Cmd>) -> Result<Vec<Value>, Error> {
+        self.ask_each(home, questions).await?.into_iter().collect()
+    }
+
+    /// Returns the answer to each query. The first argument of a query is its key; a query without arguments goes to
+    /// the server of `home`. A query whose outcome is unknown is sent again until the answer time-out has passed.
+    pub(super) async fn ask_each(
+        &self,
+        home: Slot,
+        questions: Vec<Cmd>,
+    ) -> Result<Vec<Result<Value, Error>>, Error> {
+        match self {
+            Self::One(link, _) => link.send_each(questions).await,
+            Self::Cluster(cluster, _) => ask(cluster, home, questions).await,
+        }
+    }
+
+    /// Calls a script on the server of this slot. The call is sent again only if it was not applied.
+    pub(super) async fn call(&self, slot: Slot, call: Cmd) -> Result<(Value, Arc<Link>), Error> {
+        let calling = async {
+            loop {
+                let link = self.link(self.destination(slot));
+                if let Some(refusal) = link.as_ref().and_then(|link| link.refusal()) {
+                    return Err(refusal);
+                }
+                let Some(link) = link.filter(|link| link.is_up()) else {
+                    tokio::time::sleep(ASK_AGAIN).await;
+                    continue;
+                };
+                let (calls, sent) = (std::slice::from_ref(&call), Moment::now());
+                let mut said = link.request(calls).await?;
+                let unapplied = self.unapplied(&said, &link, calls, sent).await.pop().flatten();
+                match unapplied {
+                    None => {
+                        let said = said.pop().unwrap_or(Ok(Value::Nil));
+                        return Ok((said.map_err(|error| link.translate(&error))?, link));
+                    }
+                    Some(Unapplied::There(said)) => {
+                        return Ok((said.map_err(|error| link.translate(&error))?, link));
+                    }
+                    Some(Unapplied::Elsewhere) => {}
+                    Some(Unapplied::NotNow(_) | Unapplied::Later(_)) => {
+                        tokio::time::sleep(ASK_AGAIN).await;
+                    }
+                }
+            }
+        };
+        let called = tokio::time::timeout(self.settings().answer_timeout, calling).await;
+        called.unwrap_or_else(|_| Err(self.silence()))
+    }
+
+    /// Returns the fate of each command that the server did not apply because it does not serve the slot, or not at
+    /// the moment. The fate of every other command is `None`. Returns nothing if all commands were applied.
+    pub(super) async fn unapplied(
+        &self,
+        said: &[Said],
+        from: &Link,
+        commands: &[Cmd],
+        sent: Moment,
+    ) -> Vec<Option<Unapplied>> {
+        match self {
+            Self::One(..) => Vec::new(),
+            Self::Cluster(cluster, _) => unapplied(cluster, said, from, commands, sent).await,
+        }
+    }
+}
+
+/// See [`Servers::unapplied`].
+async fn unapplied(
+    cluster: &Cluster,
+    said: &[Said],
+    from: &Link,
+    commands: &[Cmd],
+    sent: Moment,
+) -> Vec<Option<Unapplied>> {
+    if said.iter().all(Result::is_ok) {
+        return Vec::new();
+    }
+    let took = Moment::now().saturating_since(sent);
+    let limit = (took * TIMES_AS_LONG).clamp(AT_LEAST, AT_MOST);
+    // All commands are sent to where their slots are being moved, before any is waited for.
+    let fates = said.iter().zip(commands).map(|(said, command)| {
+        let error = said.as_ref().err()?;
+        Some((fate(cluster, error, from, command, limit)?, error))
+    });
+    let mut all = Vec::new();
+    for fate in fates.collect::<Vec<_>>() {
+        let unapplied = match fate {
+            None => None,
+            Some((Fate::Known(unapplied), _)) => Some(unapplied),
+            Some((Fate::Asked(answer), error)) => match answer.await {
+                Ok(Err(error)) if is_on_its_way(&error) => {
+                    Some(Unapplied::NotNow(from.translate(&error)))
+                }
+                Ok(said) => Some(Unapplied::There(said)),
+                // The outcome is unknown, so the command is sent again.
+                Err(_) => Some(Unapplied::NotNow(from.translate(error))),
+            },
+        };
+        all.push(unapplied);
+    }
+    all
+}
+
+enum Fate {
+    Known(Unapplied),
+    /// The command was sent to the server that its slot is being moved to.
+    Asked(oneshot::Receiver<Said>),
+}
+
+fn fate(
+    cluster: &Cluster,
+    error: &RedisError,
+    from: &Link,
+    command: &Cmd,
+    limit: Duration,
+) -> Option<Fate> {
+    let not_now = || Unapplied::NotNow(from.translate(error));
+    let fate = match Redirect::of(error, from) {
+        Some(Redirect::Moved(slot, address)) if cluster.moved(slot, &address) => {
+            Unapplied::Elsewhere
+        }
+        Some(Redirect::Moved(..)) => not_now(),
+        Some(Redirect::Ask(_, address)) => {
+            match cluster.link_to(&address).filter(|link| link.is_up() && !link.is_late()) {
+                Some(link) => return Some(Fate::Asked(ask_there(cluster, link, command, limit))),
+                None => not_now(),
+            }
+        }
+        None if is_on_its_way(error) => not_now(),
+        None if code(error).0 == "CLUSTERDOWN" => {
+            cluster.doubt();
+            Unapplied::Later(from.translate(error))
+        }
+        None => return None,
+    };
+    Some(Fate::Known(fate))
+}
+
+/// Sends a command to the server that its slot is being moved to. If that server does not answer within `limit`, no
+/// other command is sent to it in this way until it does.
+///
+/// The engine's runtime does the work, because the caller may have none.
+fn ask_there(
+    cluster: &Cluster,
+    link: Arc<Link>,
+    command: &Cmd,
+    limit: Duration,
+) -> oneshot::Receiver<Said> {
+    let (answer, answered) = oneshot::channel();
+    let request = [redis::cmd("ASKING"), command.clone()];
+    cluster.spawn(async move {
+        let mut asking = pin!(link.request(&request));
+        let said = tokio::time::timeout(limit, &mut asking).await;
+        let Ok(said) = said else {
+            link.set_late(true);
+            drop(answer);
+            let _ = asking.await;
+            return link.set_late(false);
+        };
+        if let Some(said) = said.ok().and_then(|mut said| said.pop()) {
+            let _ = answer.send(said);
+        }
+    });
+    answered
+}
+
+/// Whether the slot is being moved.
+fn is_on_its_way(error: &RedisError) -> bool {
+    matches!(code(error).0, "TRYAGAIN" | "MOVED" | "ASK")
+}
+
+/// See [`Servers::ask_each`].
+pub(super) async fn ask(
+    cluster: &Arc<Cluster>,
+    home: Slot,
+    questions: Vec<Cmd>,
+) -> Result<Vec<Result<Value, Error>>, Error> {
+    let mut answers: Vec<Option<Result<Value, Error>>> = questions.iter().map(|_| None).collect();
+    let mut problem = None;
+    let asking = async {
+        while answers.iter().any(Option::is_none) {
+            let open = answers.iter().enumerate().filter(|(_, answer)| answer.is_none());
+            let mut groups: BTreeMap<Destination, Vec<usize>> = BTreeMap::new();
+            for (at, _) in open {
+                let to = cluster.destination(key_of(&questions[at]).map_or(home, slot_of));
+                groups.entry(to).or_default().push(at);
+            }
+            let (mut asked, mut again_at_once) = (JoinSet::new(), true);
+            for (to, group) in groups {
+                let Some(link) = cluster.link(to) else {
+                    again_at_once = false;
+                    continue;
+                };
+                let commands: Vec<_> = group.iter().map(|at| questions[*at].clone()).collect();
+                asked.spawn(async move {
+                    let sent = Moment::now();
+                    let said = link.request(&commands).await;
+                    (link, group, commands, said, sent)
+                });
+            }
+            while let Some(done) = asked.join_next().await {
+                let Ok((link, group, commands, said, sent)) = done else { continue };
+                let said = match said {
+                    Ok(said) => said,
+                    Err(error) => {
+                        (problem, again_at_once) = (Some(error), false);
+                        continue;
+                    }
+                };
+                let unapplied = unapplied(cluster, &said, &link, &commands, sent).await;
+                let mut unapplied = unapplied.into_iter();
+                for (at, said) in group.into_iter().zip(said) {
+                    let said = match unapplied.next().flatten() {
+                        None => said,
+                        Some(Unapplied::There(said)) => said,
+                        Some(Unapplied::Elsewhere) => continue,
+                        Some(Unapplied::NotNow(error) | Unapplied::Later(error)) => {
+                            (problem, again_at_once) = (Some(error), false);
+                            continue;
+                        }
+                    };
+                    answers[at] = Some(said.map_err(|error| link.translate(&error)));
+                }
+            }
+            if answers.iter().any(Option::is_none) && !again_at_once {
+                tokio::time::sleep(ASK_AGAIN).await;
+            } else {
+                tokio::task::yield_now().await;
+            }
+        }
+    };
+    let limit = cluster.answer_timeout();
+    let in_time = tokio::time::timeout(limit, asking).await.is_ok();
+    if !in_time {
+        let silence =
+            || Error::unavailable(format!("request to {}", cluster.address()), true, None);
+        return Err(problem.unwrap_or_else(silence));
+    }
+    Ok(answers.into_iter().flatten().collect())
+}
+
+/// Returns the first argument of a command.
+pub(super) fn key_of(command: &Cmd) -> Option<&str> {
+    match command.args_iter().nth(1)? {
+        Arg::Simple(key) => std::str::from_utf8(key).ok(),
+        _ => None,
+    }
+}

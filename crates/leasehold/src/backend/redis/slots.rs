@@ -1,0 +1,220 @@
+//! How names are written in keys, and the slots of keys in a cluster.
+//!
+//! Redis hashes a key to one of 16384 slots. If the key has a *hash tag*, the text between its first `{` and the next
+//! `}`, only the tag is hashed. A script serves keys of one slot, so in a cluster all keys of a name have the same tag:
+//!
+//! | prefix | name | key |
+//! |---|---|---|
+//! | `adv-sem` | `api` | `adv-sem:semaphore_main:{api}`: the name is the tag |
+//! | `adv-sem` | `eu{api}` | `adv-sem:semaphore_main:eu{api}`: the name has its own tag |
+//! | `{adv-sem}` | `api` | `{adv-sem}:semaphore_main:api`: everything under the prefix is in one slot |
+//!
+//! Two names never have the same keys: a name that consists of a tag only, such as `{api}`, is refused.
+
+use std::sync::LazyLock;
+
+use crate::Error;
+use crate::backend::Slot;
+
+/// The number of slots of a cluster.
+pub(super) const SLOTS: u16 = 16384;
+
+/// Returns the slot of a key.
+pub(super) fn slot_of(key: &str) -> Slot {
+    let hashed = tag(key).unwrap_or(key);
+    Slot(crc16(hashed.as_bytes()) % SLOTS)
+}
+
+/// Returns the hash tag of a key, unless it has none or an empty one.
+fn tag(key: &str) -> Option<&str> {
+    let (_, rest) = key.split_once('{')?;
+    let (tag, _) = rest.split_once('}')?;
+    (!tag.is_empty()).then_some(tag)
+}
+
+/// CRC-16/XMODEM.
+fn crc16(bytes: &[u8]) -> u16 {
+    const TABLE: [u16; 256] = {
+        let (mut table, mut byte) = ([0; 256], 0);
+        while byte < 256 {
+            #[allow(clippy::cast_possible_truncation)] // below 256
+            let (mut crc, mut bit) = ((byte as u16) << 8, 0);
+            while bit < 8 {
+                crc = if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
+                bit += 1;
+            }
+            table[byte] = crc;
+            byte += 1;
+        }
+        table
+    };
+    let step = |crc: u16, byte: &u8| (crc << 8) ^ TABLE[usize::from((crc >> 8) ^ u16::from(*byte))];
+    bytes.iter().fold(0, step)
+}
+
+/// Returns the end of the names of wake-up channels of a slot: a hash tag that hashes to the slot.
+pub(super) fn channel_end(slot: Slot) -> String {
+    /// For each slot, the smallest number whose base-36 form hashes to it.
+    static NUMBERS: LazyLock<Vec<u32>> = LazyLock::new(|| {
+        const NONE: u32 = u32::MAX;
+        let mut numbers = vec![NONE; usize::from(SLOTS)];
+        let mut missing = numbers.len();
+        for number in 0..NONE {
+            let own = &mut numbers[usize::from(crc16(Base36::of(number).bytes()) % SLOTS)];
+            if *own == NONE {
+                *own = number;
+                missing -= 1;
+            }
+            if missing == 0 {
+                break;
+            }
+        }
+        numbers
+    });
+    let tag = Base36::of(NUMBERS[usize::from(slot.0)]);
+    format!(":{{{}}}", String::from_utf8_lossy(tag.bytes()))
+}
+
+/// A number in base 36.
+struct Base36([u8; 7], usize);
+
+impl Base36 {
+    fn of(mut number: u32) -> Self {
+        const DIGITS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
+        let (mut bytes, mut first) = ([0; 7], 7);
+        loop {
+            first -= 1;
+            bytes[first] = DIGITS[number as usize % 36];
+            number /= 36;
+            if number == 0 {
+                return Self(bytes, first);
+            }
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.0[self.1..]
+    }
+}
+
+/// How the names below one prefix are written in keys.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Spelling {
+    /// Unchanged: there is one server, or the prefix has a hash tag.
+    Plain,
+    /// With a hash tag.
+    Tagged,
+}
+
+impl Spelling {
+    /// Returns how names below this prefix are written in a cluster.
+    pub(super) fn below(what: &'static str, prefix: &str) -> Result<Self, Error> {
+        if tag(prefix).is_some() {
+            return Ok(Self::Plain);
+        }
+        if prefix.contains(['{', '}']) {
+            let problem = format!("{prefix:?} has a brace that is not part of a hash tag");
+            let advice =
+                "in a cluster, leave the braces out, or use one hash tag, as in \"{adv-sem}\"";
+            return Err(Error::invalid(what, format!("{problem}: {advice}")));
+        }
+        Ok(Self::Tagged)
+    }
+
+    /// [`Error::InvalidArgument`] if this name cannot be written in a key.
+    pub(super) fn check(self, what: &'static str, name: &str) -> Result<(), Error> {
+        if self == Self::Plain || !name.contains(['{', '}']) {
+            return Ok(());
+        }
+        let Some(tag) = tag(name) else {
+            let problem = format!("{name:?} has a brace that is not part of a hash tag");
+            let advice =
+                "in a cluster, leave the braces out, or put one part in braces, as in \"eu{api}\"";
+            return Err(Error::invalid(what, format!("{problem}: {advice}")));
+        };
+        if name.len() == tag.len() + 2 {
+            let problem =
+                format!("{name:?} is only a hash tag, which is how {tag:?} is stored in a cluster");
+            return Err(Error::invalid(what, format!("{problem}: use {tag:?}")));
+        }
+        Ok(())
+    }
+
+    /// Returns the name as it is written in a key.
+    pub(super) fn spell(self, name: &str) -> String {
+        match self {
+            Self::Tagged if !name.contains(['{', '}']) => format!("{{{name}}}"),
+            _ => name.to_owned(),
+        }
+    }
+
+    /// Returns the name that is written like this in a key.
+    pub(super) fn read(self, spelled: &str) -> &str {
+        let bare = spelled.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
+        match (self, bare) {
+            (Self::Tagged, Some(name)) if !name.is_empty() && !name.contains(['{', '}']) => name,
+            _ => spelled,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first value is the check value of the algorithm. The others are answers of a server to `CLUSTER KEYSLOT`.
+    #[test]
+    fn slots_are_those_of_redis() {
+        assert_eq!(crc16(b"123456789"), 0x31c3);
+        let cases = [
+            ("foo", 12182),
+            ("bar", 5061),
+            ("adv-sem:semaphore_main:{foo}", 12182),
+            ("{user1000}.following", 3443),
+            ("foo{}{bar}", 8363),
+            ("foo{{bar}}zap", 4015),
+            ("foo{bar}{zap}", 5061),
+            ("", 0),
+        ];
+        for (key, slot) in cases {
+            assert_eq!(slot_of(key), Slot(slot), "{key}");
+        }
+    }
+
+    #[test]
+    fn every_slot_has_channels() {
+        for slot in (0..SLOTS).map(Slot) {
+            let channel = format!("adv-sem:wake:00000000001{}", channel_end(slot));
+            assert_eq!(slot_of(&channel), slot, "{channel}");
+        }
+    }
+
+    #[test]
+    fn every_kind_of_key_of_a_name_is_in_one_slot() {
+        for name in ["api", "eu{api}", "a name with spaces", "{a}{b}", "x{y}z{"] {
+            Spelling::Tagged.check("name", name).unwrap();
+            let spelled = Spelling::Tagged.spell(name);
+            let slot = slot_of(&format!("adv-sem:semaphore_main:{spelled}"));
+            for kind in ["adv-sem:semaphore_waiting_heartbeat:", "adv-sem:wake:00000000001:", ""] {
+                assert_eq!(slot_of(&format!("{kind}{spelled}")), slot, "{kind}{spelled}");
+            }
+            assert_eq!(Spelling::Tagged.read(&spelled), name);
+        }
+    }
+
+    #[test]
+    fn names_that_cannot_be_spelled_are_refused() {
+        let error = |name| Spelling::Tagged.check("name", name).unwrap_err().to_string();
+        assert_eq!(
+            error("{api}"),
+            "invalid name: \"{api}\" is only a hash tag, which is how \"api\" is stored in a cluster: use \"api\""
+        );
+        for name in ["{", "}", "a{", "}{", "{}", "a{}b", "{}{b}"] {
+            assert!(error(name).contains("leave the braces out"), "{name}");
+        }
+        assert!(Spelling::Plain.check("name", "{").is_ok());
+        assert_eq!(Spelling::below("namespace", "adv-sem").unwrap(), Spelling::Tagged);
+        assert_eq!(Spelling::below("namespace", "{adv-sem}").unwrap(), Spelling::Plain);
+        assert!(Spelling::below("namespace", "adv{sem").is_err());
+    }
+}

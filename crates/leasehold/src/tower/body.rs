@@ -1,0 +1,74 @@
+//! The body of a response that holds its permit.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+
+use super::BoxError;
+use super::limit::Held;
+
+pin_project! {
+    /// The body of a limited response. It holds the permit until it has ended or is dropped, and fails with
+    /// [`Error::Lost`](crate::Error::Lost) if the permit is lost: see the [module](super) and
+    /// [`Limited`](super::Limited) for an example.
+    #[derive(Debug)]
+    pub struct LimitedBody<B> {
+        #[pin]
+        body: B,
+        hold: Hold,
+    }
+}
+
+#[derive(Debug)]
+enum Hold {
+    Nothing,
+    // Boxed, because a body that has none is moved around, too.
+    Held(Box<Held>),
+    /// The body has ended because its permit was lost.
+    Lost,
+}
+
+impl<B> LimitedBody<B> {
+    pub(super) fn new(body: B, held: Option<Held>) -> Self {
+        Self { body, hold: held.map_or(Hold::Nothing, |held| Hold::Held(Box::new(held))) }
+    }
+}
+
+impl<B: Body<Error: Into<BoxError>>> Body for LimitedBody<B> {
+    type Data = B::Data;
+    type Error = BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, BoxError>>> {
+        let this = self.project();
+        match this.hold {
+            Hold::Nothing => {}
+            Hold::Held(held) => {
+                // First the loss, so that nothing is produced after it.
+                if let Poll::Ready(error) = held.poll_lost(cx) {
+                    *this.hold = Hold::Lost;
+                    return Poll::Ready(Some(Err(error.into())));
+                }
+            }
+            Hold::Lost => return Poll::Ready(None),
+        }
+        let frame = ready!(this.body.poll_frame(cx));
+        if frame.is_none() {
+            // The server may keep the body although it has ended.
+            *this.hold = Hold::Nothing;
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(B::Error::into)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self.hold, Hold::Lost) || self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,125 @@
+//! The limit of one request, and what holds it.
+
+use std::fmt;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use crate::{Acquire, Error, Lock, LockGuard, Lost, Permit, Semaphore, TryAcquire};
+
+/// What a request has to acquire before it runs. See [`LimitLayer::new`](super::LimitLayer::new) for an example.
+///
+/// | made from | the request |
+/// |---|---|
+/// | [`Acquire`], [`Semaphore`] | waits for a permit, in the order of arrival |
+/// | [`TryAcquire`] | is refused at once with [`Error::TimedOut`] if no permit is free |
+/// | [`Lock`] | waits for the lock, in no particular order |
+/// | [`Limit::none`] | is not limited |
+///
+/// A rate is a semaphore: see [`Client::rate`](crate::Client::rate). Set a time limit, such as
+/// [`Acquire::within`], because clients do not wait forever either. Build a lock with
+/// [`auto_extend`](crate::LockBuilder::auto_extend): otherwise a request that takes longer than the lease loses its lock.
+pub struct Limit(Acquiring);
+
+enum Acquiring {
+    Nothing,
+    Permit(Acquire),
+    Try(TryAcquire),
+    Lock(Pin<Box<dyn Future<Output = Result<LockGuard, Error>> + Send>>),
+}
+
+impl Limit {
+    /// Returns a limit that limits nothing, for example for health checks.
+    #[must_use]
+    pub fn none() -> Self {
+        Self(Acquiring::Nothing)
+    }
+
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Held>, Error>> {
+        let guard = match &mut self.0 {
+            Acquiring::Nothing => return Poll::Ready(Ok(None)),
+            Acquiring::Permit(acquire) => Guard::Permit(ready!(Pin::new(acquire).poll(cx))?),
+            Acquiring::Try(acquire) => {
+                let name = acquire.0.name().to_owned();
+                match ready!(Pin::new(acquire).poll(cx))? {
+                    Some(permit) => Guard::Permit(permit),
+                    None => return Poll::Ready(Err(full(name))),
+                }
+            }
+            Acquiring::Lock(acquire) => Guard::Lock(ready!(acquire.as_mut().poll(cx))?),
+        };
+        Poll::Ready(Ok(Some(Held::new(guard))))
+    }
+}
+
+fn full(name: String) -> Error {
+    Error::TimedOut { what: "permit", name, limit: Duration::ZERO, full: None }
+}
+
+impl From<Acquire> for Limit {
+    fn from(acquire: Acquire) -> Self {
+        Self(Acquiring::Permit(acquire))
+    }
+}
+
+impl From<TryAcquire> for Limit {
+    fn from(acquire: TryAcquire) -> Self {
+        Self(Acquiring::Try(acquire))
+    }
+}
+
+impl From<Semaphore> for Limit {
+    fn from(semaphore: Semaphore) -> Self {
+        semaphore.acquire().into()
+    }
+}
+
+impl From<Lock> for Limit {
+    fn from(lock: Lock) -> Self {
+        Self(Acquiring::Lock(Box::pin(async move { lock.acquire().await })))
+    }
+}
+
+impl fmt::Debug for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Limit")
+            .field(&match &self.0 {
+                Acquiring::Nothing => "none",
+                Acquiring::Permit(_) => "permit",
+                Acquiring::Try(_) => "permit, without waiting",
+                Acquiring::Lock(_) => "lock",
+            })
+            .finish()
+    }
+}
+
+/// A permit or a lock that a request holds. Dropping it releases it in the background.
+#[derive(Debug)]
+pub(super) struct Held {
+    lost: Lost,
+    guard: Guard,
+}
+
+#[derive(Debug)]
+enum Guard {
+    Permit(Permit),
+    Lock(LockGuard),
+}
+
+impl Held {
+    fn new(guard: Guard) -> Self {
+        let lost = match &guard {
+            Guard::Permit(permit) => permit.lost(),
+            Guard::Lock(guard) => guard.lost(),
+        };
+        Self { lost, guard }
+    }
+
+    /// Ready with an error if it was lost.
+    pub(super) fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
+        Pin::new(&mut self.lost).poll(cx).map(|reason| match &self.guard {
+            Guard::Permit(permit) => permit.lost_error(reason),
+            Guard::Lock(guard) => guard.lost_error(reason),
+        })
+    }
+}

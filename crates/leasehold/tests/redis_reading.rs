@@ -1,0 +1,265 @@
+//! Statistics on Redis: read over connections of their own, page by page, also by a user who may only read.
+
+#![cfg(feature = "redis")]
+
+use std::time::Duration;
+
+use leasehold::{Client, Error};
+use testkit::by_hand::ByHand;
+use testkit::redis_cluster::RedisCluster;
+use testkit::redis_server::RedisServer;
+use testkit::users::{PASSWORD, add_users};
+use testkit::wait::{deadline, eventually};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// More than two pages of replies.
+const CROWD: usize = 1200;
+
+async fn connect(url: &str) -> Client {
+    deadline(Client::redis(url)).await.unwrap()
+}
+
+async fn connect_to_read(url: &str) -> Client {
+    deadline(Client::redis_builder(url).read_only().open()).await.unwrap()
+}
+
+/// A holder, a waiter, a lock and a pool, and what a user who may only read sees of them.
+async fn a_reader_sees_all(user: &str, reader: &str) {
+    let client = connect(user).await;
+    let semaphore = client.semaphore("api", 1).label("mails").build().unwrap();
+    let held = deadline(semaphore.acquire()).await.unwrap();
+    let mut waits = ByHand::new(semaphore.acquire());
+    assert!(waits.poll().is_none());
+    let lock = deadline(client.lock("invoice").lease(MINUTE).build().unwrap().acquire()).await;
+    let pool = client.pool("encoders", 2).build().unwrap();
+    deadline(pool.acquire("worker-1")).await.unwrap();
+
+    let reading = connect_to_read(reader).await;
+    let stats = || reading.stats().names(["api"]).waiters();
+    eventually(async || deadline(stats().fetch()).await.unwrap()[0].waiting() == 1).await;
+    let stats = deadline(stats().fetch()).await.unwrap().pop().unwrap();
+    assert_eq!((stats.held(), stats.waiting(), stats.waiters().len()), (1, 1, 1));
+    assert_eq!(stats.holders()[0].label(), Some("mails"));
+    let all = deadline(reading.stats().fetch()).await.unwrap();
+    assert_eq!(all.iter().map(leasehold::SemaphoreStats::name).collect::<Vec<_>>(), ["api"]);
+    let locks = deadline(reading.locks().list_raw(10)).await.unwrap();
+    assert_eq!(locks.iter().map(|lock| lock.key.as_str()).collect::<Vec<_>>(), ["invoice"]);
+    let found = deadline(reading.locks().lookup("invoice")).await.unwrap();
+    assert_eq!(found.map(|info| info.fence), Some(lock.as_ref().unwrap().fence()));
+    assert!(deadline(reading.locks().is_locked("invoice")).await.unwrap());
+    assert!(deadline(reading.locks().lookup("another")).await.unwrap().is_none());
+    let pools = deadline(reading.pools().list(10)).await.unwrap();
+    assert_eq!((pools.len(), pools[0].members[0].instance_id.as_str()), (1, "worker-1"));
+    let clients = async || deadline(reading.clients(10)).await.unwrap();
+    eventually(async || clients().await.iter().any(|one| one.id == client.id().to_string())).await;
+    assert_eq!(clients().await.len(), 1, "one that only reads does not introduce itself");
+
+    let refused =
+        |what: Result<(), Error>| assert!(matches!(what, Err(Error::Refused { .. })), "{what:?}");
+    let own = reading.semaphore("api", 1).build().unwrap();
+    refused(deadline(own.acquire()).await.map(drop));
+    refused(deadline(own.try_acquire()).await.map(drop));
+    refused(deadline(own.pause().into_future()).await);
+    refused(deadline(own.set_capacity(5)).await);
+    refused(deadline(own.release(&held.id())).await.map(drop));
+    refused(deadline(reading.lock("other").build().unwrap().try_acquire()).await.map(drop));
+    refused(deadline(reading.pool("encoders", 2).build().unwrap().acquire("me")).await.map(drop));
+    // It reports the release that was refused.
+    refused(deadline(reading.close()).await);
+    assert!(held.check().is_ok());
+}
+
+#[tokio::test]
+async fn a_user_who_may_only_read_sees_all_and_changes_nothing() {
+    let server = RedisServer::start();
+    add_users(&mut server.connection());
+    let (user, reader) = ("leasehold", "leasehold-reader");
+    let url = |user| server.url_with(user, PASSWORD);
+    a_reader_sees_all(&url(user), &url(reader)).await;
+
+    let reader = redis::Client::open(url(reader)).unwrap();
+    let mut connection = reader.get_connection().unwrap();
+    for forbidden in [
+        &["SET", "adv-sem:x", "1"][..],
+        &["EVAL", "return 1", "0"],
+        &["GET", "another key"],
+        &["SUBSCRIBE", "adv-sem:wake:x"],
+        &["FLUSHALL"],
+        &["KEYS", "*"],
+    ] {
+        let done = redis::cmd(forbidden[0]).arg(&forbidden[1..]).exec(&mut connection);
+        assert_eq!(done.unwrap_err().code(), Some("NOPERM"), "{forbidden:?}");
+    }
+    let user = redis::Client::open(url(user)).unwrap();
+    let mut connection = user.get_connection().unwrap();
+    for forbidden in [&["SET", "another key", "1"][..], &["FLUSHALL"], &["CONFIG", "GET", "*"]] {
+        let done = redis::cmd(forbidden[0]).arg(&forbidden[1..]).exec(&mut connection);
+        assert_eq!(done.unwrap_err().code(), Some("NOPERM"), "{forbidden:?}");
+    }
+}
+
+#[tokio::test]
+async fn so_they_do_in_a_cluster() {
+    let cluster = RedisCluster::start();
+    let (user, reader) = cluster
+        .blocking(|cluster| {
+            for node in cluster.nodes() {
+                add_users(&mut node.connection());
+            }
+            let url = |user| cluster.url_with(user, PASSWORD);
+            (url("leasehold"), url("leasehold-reader"))
+        })
+        .await;
+    a_reader_sees_all(&user, &reader).await;
+}
+
+#[tokio::test]
+async fn statistics_have_a_connection_and_a_thread_of_their_own() {
+    let server = RedisServer::start();
+    let client = connect(&server.url()).await;
+    let held = deadline(client.semaphore("api", 1).build().unwrap().acquire()).await.unwrap();
+    let before = server.client_list();
+    deadline(client.stats().fetch()).await.unwrap();
+    deadline(client.locks().list_raw(10)).await.unwrap();
+    deadline(client.pools().list(10)).await.unwrap();
+    let after = server.client_list();
+    assert_eq!(after.len(), before.len() + 1, "{after:?}");
+    let id = |line: &String| line.split(' ').next().map(str::to_owned);
+    let old: Vec<_> = before.iter().map(id).collect();
+    let asks = |line: &&String| {
+        ["zrange", "scan", "time", "get"].iter().any(|own| line.contains(&format!("cmd={own} ")))
+    };
+    let asked: Vec<_> = after.iter().filter(asks).map(id).collect();
+    assert!(asked.iter().all(|id| !old.contains(id)), "{after:?}");
+    #[cfg(target_os = "linux")]
+    assert!(threads().contains(&"leasehold-stats".to_owned()), "{:?}", threads());
+    // With its client both end.
+    drop((held, client));
+    eventually(async || server.client_list().len() < before.len()).await;
+}
+
+#[cfg(target_os = "linux")]
+fn threads() -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm"));
+    tasks.filter_map(|task| name(task.ok()?).ok()).map(|name| name.trim().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn a_long_queue_is_read_in_pages() {
+    let server = RedisServer::start();
+    let client = connect(&server.url()).await;
+    let semaphore = client.semaphore("api", 1).build().unwrap();
+    let held = deadline(semaphore.acquire()).await.unwrap();
+    let mut waiters: Vec<_> = (0..CROWD).map(|_| ByHand::new(semaphore.acquire())).collect();
+    assert!(waiters.iter_mut().all(|waiter| waiter.poll().is_none()));
+    let asked = || client.stats().names(["api"]);
+    eventually(async || deadline(asked().fetch()).await.unwrap()[0].waiting() == CROWD).await;
+    let ids = async |places| {
+        let stats = deadline(asked().waiters_in(places).fetch()).await.unwrap().pop().unwrap();
+        stats.waiters().iter().map(|waiter| waiter.id().to_owned()).collect::<Vec<_>>()
+    };
+    let all = ids(0..usize::MAX).await;
+    assert_eq!(all.len(), CROWD);
+    assert_eq!(ids(490..1010).await, all[490..1010]);
+    assert_eq!(ids(CROWD - 1..CROWD + 5).await, all[CROWD - 1..]);
+    drop((waiters, held));
+}
+
+#[tokio::test]
+async fn more_holders_than_a_page_are_all_counted() {
+    let server = RedisServer::start();
+    let client = connect(&server.url()).await;
+    let semaphore = client.semaphore("api", 2000).build().unwrap();
+    let mut held = Vec::new();
+    for acquire in (0..CROWD).map(|_| semaphore.acquire()).collect::<Vec<_>>() {
+        held.push(deadline(acquire).await.unwrap());
+    }
+    let stats = deadline(semaphore.stats()).await.unwrap();
+    assert_eq!((stats.held() as usize, stats.units() as usize), (CROWD, CROWD));
+}
+
+/// After an outage the same client reads again.
+#[tokio::test]
+async fn statistics_are_read_again_after_an_outage() {
+    let server = RedisServer::start();
+    let client = connect(&server.url()).await;
+    deadline(client.stats().fetch()).await.unwrap();
+    server.kill();
+    let builder = Client::redis_builder(&server.url()).read_only();
+    let error = deadline(builder.open()).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    server.restart_empty();
+    eventually(async || deadline(client.stats().fetch()).await.is_ok()).await;
+}
+
+/// Another program's keys neither hide what is ours nor make a listing fail.
+#[tokio::test]
+async fn what_other_programs_write_does_not_end_a_listing() {
+    let server = RedisServer::start();
+    let client = connect(&server.url()).await;
+    let held = deadline(client.semaphore("api", 1).build().unwrap().acquire()).await.unwrap();
+    let pool = client.pool("encoders", 2).build().unwrap();
+    deadline(pool.acquire("worker-1")).await.unwrap();
+    let introduced = format!("adv-sem:client:{}", client.id());
+    let mut connection = server.connection();
+    let mut run = |command: &str, arguments: &[&[u8]]| {
+        redis::cmd(command).arg(arguments).exec(&mut connection).unwrap();
+    };
+    run("ZADD", &[b"semaphores:foreign", b"1", b"\xff\xfe"]);
+    run("SET", &[b"semaphores:text", b"x"]);
+    run("DEL", &[introduced.as_bytes()]);
+    run("SET", &[introduced.as_bytes(), b"x"]);
+    let all = deadline(client.stats().fetch()).await.unwrap();
+    assert_eq!(all.iter().map(|one| (one.name(), one.held())).collect::<Vec<_>>(), [("api", 1)]);
+    let pools = deadline(client.pools().list(10)).await.unwrap();
+    assert_eq!(pools.iter().map(|one| &*one.name).collect::<Vec<_>>(), ["encoders", "foreign"]);
+    assert_eq!(pools[1].members[0].instance_id, "\u{fffd}\u{fffd}");
+    drop(held);
+}
+
+/// What a user may not read is refused, and not taken for empty.
+#[tokio::test]
+async fn what_a_user_may_not_read_is_refused() {
+    let server = RedisServer::start();
+    let client = connect(&server.url()).await;
+    deadline(client.pool("encoders", 2).build().unwrap().acquire("worker-1")).await.unwrap();
+    let rules = ["on", ">secret", "~other:*", "+@read", "+@connection", "+info", "+time"];
+    let mut user = redis::cmd("ACL");
+    user.arg("SETUSER").arg("narrow").arg(&rules).exec(&mut server.connection()).unwrap();
+    let reading = connect_to_read(&server.url_with("narrow", "secret")).await;
+    let pools = deadline(reading.pools().list(10)).await;
+    assert!(matches!(pools, Err(Error::Refused { .. })), "{pools:?}");
+    let clients = async || deadline(reading.clients(10)).await;
+    eventually(async || matches!(clients().await, Err(Error::Refused { .. }))).await;
+}
+
+/// Renewed holders move to the end, and all others move up meanwhile.
+#[tokio::test]
+async fn holders_that_are_renewed_between_two_pages_are_all_counted() {
+    let server = RedisServer::start();
+    let client = connect(&server.url()).await;
+    let (key, far) = ("adv-sem:semaphore_main:api", 9_000_000_000_usize);
+    let renew = move |holder: usize, score: usize| {
+        redis::cmd("ZADD").arg(key).arg(score).arg(format!("other{holder}")).to_owned()
+    };
+    let mut connection = server.connection();
+    for holder in 0..CROWD {
+        renew(holder, far + holder).exec(&mut connection).unwrap();
+    }
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let renewing = std::thread::spawn(move || {
+        let mut at = CROWD;
+        while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+            renew(at % CROWD, far + at).exec(&mut connection).unwrap();
+            at += 1;
+        }
+    });
+    for _ in 0..10 {
+        let stats = deadline(client.stats().names(["api"]).fetch()).await.unwrap();
+        assert_eq!(stats[0].held() as usize, CROWD);
+    }
+    drop(stop);
+    renewing.join().unwrap();
+}
