@@ -1,0 +1,28 @@
+"""An API that allows 5 calls at a time and 100 calls per minute, for all processes together."""
+
+import asyncio
+
+import leasehold
+
+client = leasehold.Client()  # $LEASEHOLD_STORE, for example redis://localhost:6379
+calls = client.semaphore("llm", 5, rate=(100, 60), burst=20, label="summaries")
+
+
+async def complete(prompt: str) -> str:
+    # The first to ask is the first to be served. A call that cannot begin within 30 s raises leasehold.TimedOut.
+    async with calls.permit(within=30):
+        return await call_the_model(prompt)
+
+
+async def call_the_model(prompt: str) -> str:
+    await asyncio.sleep(0.05)  # the request
+    return prompt.upper()
+
+
+async def main() -> None:
+    answers = await asyncio.gather(*(complete(f"prompt {number}") for number in range(12)))
+    print(len(answers), "answers;", answers[0])
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,79 @@
+"""The exceptions. Each also derives from the built-in class that Python programs expect, where there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+if sys.version_info >= (3, 11):
+    _TimeoutError = TimeoutError
+else:
+
+    class _TimeoutError(TimeoutError, asyncio.TimeoutError):
+        """Both kinds of time-outs that there are before Python 3.11."""
+
+
+class Error(Exception):
+    """The base class of all exceptions of this package."""
+
+
+class InvalidArgument(Error, ValueError):
+    """The call itself was wrong, and nothing has happened. Correct it."""
+
+    #: The argument that was wrong, if it is known.
+    what: str | None = None
+
+
+class TimedOut(Error, _TimeoutError):
+    """Nothing became free within the time limit."""
+
+    #: What was waited for: ``"permit"``, ``"lock"``, ``"lease"`` or ``"drain"``.
+    what: str = ""
+    #: The name of the semaphore or pool, or the key of the lock.
+    name: str = ""
+    #: The longest wait, in seconds.
+    limit: float = 0.0
+
+
+class Lost(Error):
+    """The permit, lock or lease is no longer held. Stop what is done under it."""
+
+    #: What was lost: ``"permit"``, ``"lock"`` or ``"lease"``.
+    what: str = ""
+    #: The name of the semaphore or pool, or the key of the lock.
+    name: str = ""
+    #: The id in the store, if it is known. Do not log a lock's id: it releases the lock.
+    id: str = ""
+    #: ``"ttl-ended"``, ``"not-renewed"``, ``"gone"``, ``"released"`` or ``"closed"``.
+    reason: str = ""
+
+
+class Closed(Error):
+    """The client was closed. Create another one."""
+
+
+class Unavailable(Error, ConnectionError):
+    """The store cannot be reached, or does not answer. Try again later."""
+
+    #: Whether the store was reached, but did not answer in time.
+    timed_out: bool = False
+    #: How long the store has not answered, in seconds, if that is known.
+    silent_for: float | None = None
+    #: What the operating system says, if anything.
+    detail: str | None = None
+
+
+class Refused(Error, PermissionError):
+    """The store denies access, or does not allow this."""
+
+
+class Stopped(Error, RuntimeError):
+    """The client's background thread does not run. Create another client."""
+
+
+class Forked(Error, RuntimeError):
+    """An object of the parent process was used in a forked child."""
+
+
+class Internal(Error):
+    """A bug in this package. Report it."""

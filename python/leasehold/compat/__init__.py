@@ -1,0 +1,1 @@
+"""Modules with the public interface of other packages, on leasehold's engine."""

@@ -1,0 +1,124 @@
+//! Errors, as Python sees them.
+
+use leasehold::{Error, LossReason};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyModule;
+
+static EXCEPTIONS: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+
+/// What an operation of this package can fail with.
+#[derive(Clone, Debug)]
+pub(crate) enum Failure {
+    /// The engine's error.
+    Engine(Error),
+    /// An argument that the engine never sees.
+    Invalid(String),
+    /// An object of the parent process was used.
+    Forked(&'static str),
+    /// Lost for this reason, and no more is known of it.
+    Lost(&'static str),
+    /// Somebody has released it through this object before.
+    Released { what: &'static str, name: String },
+}
+
+/// An object of the parent process was used in a forked child.
+pub(crate) const INHERITED: Failure = Failure::Forked(
+    "this object belongs to the parent process, which still holds what it stands for: acquire another one in this process",
+);
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Engine(error)
+    }
+}
+
+impl From<Failure> for PyErr {
+    fn from(failure: Failure) -> Self {
+        Python::attach(|py| failure.raise(py).unwrap_or_else(|error| error))
+    }
+}
+
+/// The reason as the attribute `reason` of `leasehold.Lost` has it.
+pub(crate) fn reason(reason: LossReason) -> &'static str {
+    match reason {
+        LossReason::TtlEnded => "ttl-ended",
+        LossReason::NotRenewed => "not-renewed",
+        LossReason::Gone => "gone",
+        LossReason::Released => "released",
+        LossReason::Closed => "closed",
+        _ => "unknown",
+    }
+}
+
+/// Imports the exceptions, so that raising one later runs no Python code.
+pub(crate) fn prepare(py: Python<'_>) -> PyResult<()> {
+    let module = py.import("leasehold._exceptions")?.unbind();
+    EXCEPTIONS.get_or_init(py, || module);
+    Ok(())
+}
+
+fn exception<'py>(py: Python<'py>, name: &str, message: &str) -> PyResult<Bound<'py, PyAny>> {
+    let module = EXCEPTIONS
+        .get_or_try_init(py, || Ok::<_, PyErr>(py.import("leasehold._exceptions")?.unbind()))?;
+    module.bind(py).getattr(name)?.call1((message,))
+}
+
+impl Failure {
+    fn raise(&self, py: Python<'_>) -> PyResult<PyErr> {
+        let exception = match self {
+            Self::Forked(what) => exception(py, "Forked", what)?,
+            Self::Invalid(what) => exception(py, "InvalidArgument", what)?,
+            Self::Lost(reason) => {
+                let raised = exception(py, "Lost", "what this block held was lost")?;
+                raised.setattr("reason", reason)?;
+                raised
+            }
+            Self::Released { what, name } => {
+                let raised =
+                    exception(py, "Lost", &format!("the {what} of {name:?} was released"))?;
+                raised.setattr("what", what)?;
+                raised.setattr("name", name)?;
+                raised.setattr("reason", "released")?;
+                raised
+            }
+            Self::Engine(error) => {
+                let message = error.to_string();
+                match error {
+                    Error::InvalidArgument { what, .. } => {
+                        let raised = exception(py, "InvalidArgument", &message)?;
+                        raised.setattr("what", what)?;
+                        raised
+                    }
+                    Error::TimedOut { what, name, limit, .. } => {
+                        let raised = exception(py, "TimedOut", &message)?;
+                        raised.setattr("what", what)?;
+                        raised.setattr("name", name)?;
+                        raised.setattr("limit", limit.as_secs_f64())?;
+                        raised
+                    }
+                    Error::Lost { what, name, id, reason: why, .. } => {
+                        let raised = exception(py, "Lost", &message)?;
+                        raised.setattr("what", what)?;
+                        raised.setattr("name", name)?;
+                        raised.setattr("id", id)?;
+                        raised.setattr("reason", reason(*why))?;
+                        raised
+                    }
+                    Error::Unavailable { timed_out, silent_for, source, .. } => {
+                        let raised = exception(py, "Unavailable", &message)?;
+                        raised.setattr("timed_out", timed_out)?;
+                        raised.setattr("silent_for", silent_for.map(|span| span.as_secs_f64()))?;
+                        raised.setattr("detail", source.as_ref().map(ToString::to_string))?;
+                        raised
+                    }
+                    Error::Closed => exception(py, "Closed", &message)?,
+                    Error::Refused { .. } => exception(py, "Refused", &message)?,
+                    Error::Stopped { .. } => exception(py, "Stopped", &message)?,
+                    _ => exception(py, "Internal", &message)?,
+                }
+            }
+        };
+        Ok(PyErr::from_value(exception))
+    }
+}

@@ -1,0 +1,461 @@
+//! Permits, locks and leases that are held, as Python sees them.
+
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use leasehold::{LockGuard as EngineGuard, Lost, Permit as EnginePermit, PoolLease as EngineLease};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+
+use crate::context::Watch;
+use crate::failure::{Failure, INHERITED, reason};
+use crate::lock::DeclaredLock;
+use crate::pending::{BoxFuture, Pending, Value};
+use crate::pool::DeclaredPool;
+use crate::process::PerProcess;
+use crate::seconds::Seconds;
+use crate::semaphore::Declared;
+use crate::values;
+use crate::wake::lock;
+
+/// Something that is held, of the engine, with the declaration that it was acquired by.
+pub(crate) enum Held {
+    Permit(EnginePermit, Arc<Declared>),
+    /// Shared with an extension that is under way.
+    Lock(Arc<EngineGuard>, Arc<DeclaredLock>),
+    Lease(EngineLease, Arc<DeclaredPool>),
+}
+
+impl Held {
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        match self {
+            Self::Permit(permit, _) => permit.check()?,
+            Self::Lock(guard, _) => guard.check()?,
+            Self::Lease(lease, _) => lease.check()?,
+        }
+        Ok(())
+    }
+
+    pub(crate) fn lost(&self) -> Lost {
+        match self {
+            Self::Permit(permit, _) => permit.lost(),
+            Self::Lock(guard, _) => guard.lost(),
+            Self::Lease(lease, _) => lease.lost(),
+        }
+    }
+
+    /// True if it was held until now. It goes on if the future is dropped.
+    pub(crate) fn release(self) -> BoxFuture {
+        // The declaration keeps the client until then.
+        match self {
+            Self::Permit(permit, declared) => Box::pin(async move {
+                let released = permit.release().await?;
+                drop(declared);
+                Ok(Value::Bool(released))
+            }),
+            Self::Lock(guard, declared) => Box::pin(async move {
+                let released = match Arc::try_unwrap(guard) {
+                    Ok(guard) => guard.release().await?,
+                    // While it is being extended: the last owner drops a guard that holds nothing any more.
+                    Err(guard) => {
+                        declared.client().opened().await?.locks().release(&guard.id()).await?
+                    }
+                };
+                drop(declared);
+                Ok(Value::Bool(released))
+            }),
+            Self::Lease(lease, declared) => Box::pin(async move {
+                let released = lease.release().await?;
+                drop(declared);
+                Ok(Value::Bool(released))
+            }),
+        }
+    }
+
+    pub(crate) fn into_py(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        Ok(match self.guard(py)? {
+            Guarded::Permit(permit) => permit.into_any(),
+            Guarded::Lock(guard) => guard.into_any(),
+            Guarded::Lease(lease) => lease.into_any(),
+        })
+    }
+
+    /// The Python object that holds it.
+    pub(crate) fn guard(self, py: Python<'_>) -> PyResult<Guarded> {
+        Ok(match self {
+            Self::Permit(permit, declared) => {
+                Guarded::Permit(Py::new(py, Permit::new(permit, declared))?)
+            }
+            Self::Lock(guard, declared) => {
+                Guarded::Lock(Py::new(py, LockGuard::new(guard, declared))?)
+            }
+            Self::Lease(lease, declared) => {
+                Guarded::Lease(Py::new(py, PoolLease::new(lease, declared))?)
+            }
+        })
+    }
+}
+
+/// The Python object of something that is held.
+pub(crate) enum Guarded {
+    Permit(Py<Permit>),
+    Lock(Py<LockGuard>),
+    Lease(Py<PoolLease>),
+}
+
+impl Guarded {
+    pub(crate) fn slot(&self) -> &Slot {
+        match self {
+            Self::Permit(permit) => &permit.get().slot,
+            Self::Lock(guard) => &guard.get().slot,
+            Self::Lease(lease) => &lease.get().slot,
+        }
+    }
+
+    pub(crate) fn object(&self, py: Python<'_>) -> Py<PyAny> {
+        match self {
+            Self::Permit(permit) => permit.clone_ref(py).into_any(),
+            Self::Lock(guard) => guard.clone_ref(py).into_any(),
+            Self::Lease(lease) => lease.clone_ref(py).into_any(),
+        }
+    }
+}
+
+/// What a Python object holds, until it is released or detached.
+pub(crate) struct Slot {
+    held: Mutex<Option<PerProcess<Held>>>,
+    /// Who cancels the body of a block when this is lost.
+    watch: OnceLock<Weak<Watch>>,
+}
+
+impl Slot {
+    fn new(held: Held) -> Self {
+        Self { held: Mutex::new(Some(PerProcess::new(held))), watch: OnceLock::new() }
+    }
+
+    pub(crate) fn watched_by(&self, watch: &Arc<Watch>) {
+        let _ = self.watch.set(Arc::downgrade(watch));
+    }
+
+    /// Calls `look` with it; None if it was released or detached.
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&Held) -> T) -> Result<Option<T>, Failure> {
+        match &*lock(&self.held) {
+            None => Ok(None),
+            Some(held) => held.get().map(look).map(Some).ok_or(INHERITED),
+        }
+    }
+
+    /// None if it was released or detached.
+    pub(crate) fn take(&self) -> Result<Option<Held>, Failure> {
+        let mut slot = lock(&self.held);
+        if slot.as_ref().is_some_and(|held| !held.is_ours()) {
+            return Err(INHERITED);
+        }
+        let held = slot.take().and_then(PerProcess::take);
+        drop(slot);
+        // That its own holder releases it is no loss.
+        if let Some(watch) = self.watch.get().and_then(Weak::upgrade) {
+            watch.stop();
+        }
+        Ok(held)
+    }
+
+    fn check(&self, what: &'static str, name: &str) -> Result<(), Failure> {
+        match self.look(Held::check)? {
+            Some(checked) => checked,
+            None => Err(released(what, name)),
+        }
+    }
+
+    fn lost(&self, name: &'static str) -> Result<Pending, Failure> {
+        let lost = self.look(Held::lost)?;
+        Ok(Pending::of(name, async move {
+            Ok(Value::Text(match lost {
+                Some(lost) => reason(lost.await),
+                None => "released",
+            }))
+        }))
+    }
+
+    /// The release is sent when it is awaited. If it never is, the guard has been dropped by then.
+    fn release(&self, name: &'static str) -> Result<Pending, Failure> {
+        let held = self.take()?;
+        Ok(Pending::of(name, async move {
+            match held {
+                Some(held) => held.release().await,
+                None => Ok(Value::Bool(false)),
+            }
+        }))
+    }
+}
+
+fn released(what: &'static str, name: &str) -> Failure {
+    Failure::Released { what, name: name.to_owned() }
+}
+
+/// Seconds from now on; negative values are 0.
+fn seconds_until(moment: Instant) -> f64 {
+    moment.saturating_duration_since(Instant::now()).as_secs_f64()
+}
+
+/// A permit of a semaphore. It is held until it is released or garbage-collected.
+#[pyclass(frozen, weakref, module = "leasehold")]
+pub(crate) struct Permit {
+    slot: Slot,
+    id: leasehold::AcquisitionId,
+    fence: u64,
+    slot_number: Option<u32>,
+    waited: Duration,
+    declared: Arc<Declared>,
+}
+
+impl Permit {
+    fn new(permit: EnginePermit, declared: Arc<Declared>) -> Self {
+        let (id, fence, slot_number) = (permit.id(), permit.fence().get(), permit.slot_number());
+        let waited = permit.waited();
+        let slot = Slot::new(Held::Permit(permit, declared.clone()));
+        Self { slot, id, fence, slot_number, waited, declared }
+    }
+}
+
+#[pymethods]
+impl Permit {
+    /// The id of the permit in the store. `Semaphore.release` takes it.
+    #[getter]
+    fn id(&self) -> String {
+        self.id.to_string()
+    }
+
+    /// A number that is larger than the fence of every permit of this name that was granted before.
+    #[getter]
+    fn fence(&self) -> u64 {
+        self.fence
+    }
+
+    /// The lowest number from 1 to the capacity that no other live permit has; None unless the semaphore is numbered.
+    #[getter]
+    fn slot_number(&self) -> Option<u32> {
+        self.slot_number
+    }
+
+    /// How long the acquire waited, in seconds.
+    #[getter]
+    fn waited(&self) -> f64 {
+        self.waited.as_secs_f64()
+    }
+
+    /// The name of the semaphore.
+    #[getter]
+    fn name(&self) -> &str {
+        self.declared.name()
+    }
+
+    /// For how many seconds the permit is valid without another renewal; None if it does not expire by itself.
+    #[getter]
+    fn valid_for(&self) -> PyResult<Option<f64>> {
+        let valid_until = |held: &Held| match held {
+            Held::Permit(permit, _) => permit.valid_until().map(seconds_until),
+            _ => None,
+        };
+        Ok(self.slot.look(valid_until)?.unwrap_or(Some(0.0)))
+    }
+
+    /// Raises Lost if the permit was lost or released.
+    fn check(&self) -> PyResult<()> {
+        Ok(self.slot.check("permit", self.declared.name())?)
+    }
+
+    /// Resolves with the reason when the permit is lost.
+    fn lost(&self) -> PyResult<Pending> {
+        Ok(self.slot.lost("Permit.lost")?)
+    }
+
+    /// Releases the permit, and resolves when the store has done so. False if it had been lost or released.
+    fn release(&self) -> PyResult<Pending> {
+        Ok(self.slot.release("Permit.release")?)
+    }
+
+    /// Keeps the permit held, and renewed, after this object is gone, and returns its id. `Semaphore.release` releases it.
+    fn detach(&self) -> PyResult<String> {
+        match self.slot.take()? {
+            Some(Held::Permit(permit, _)) => Ok(permit.detach().to_string()),
+            _ => Err(released("permit", self.declared.name()).into()),
+        }
+    }
+
+    fn __repr__(&self) -> String {
+        let slot =
+            self.slot_number.map(|number| format!(" slot_number={number}")).unwrap_or_default();
+        format!(
+            "<leasehold.Permit {} of {:?} fence={}{slot}>",
+            self.id,
+            self.declared.name(),
+            self.fence
+        )
+    }
+}
+
+/// A lock that is held until it is released or garbage-collected, or until its lease ends.
+#[pyclass(frozen, weakref, module = "leasehold")]
+pub(crate) struct LockGuard {
+    slot: Slot,
+    id: leasehold::LockId,
+    fence: u64,
+    declared: Arc<DeclaredLock>,
+}
+
+impl LockGuard {
+    fn new(guard: Arc<EngineGuard>, declared: Arc<DeclaredLock>) -> Self {
+        let (id, fence) = (guard.id(), guard.fence().get());
+        Self { slot: Slot::new(Held::Lock(guard, declared.clone())), id, fence, declared }
+    }
+
+    fn guard<T>(&self, look: impl FnOnce(&Arc<EngineGuard>) -> T) -> Result<T, Failure> {
+        let looked = self.slot.look(|held| match held {
+            Held::Lock(guard, _) => Some(look(guard)),
+            _ => None,
+        })?;
+        looked.flatten().ok_or_else(|| released("lock", self.declared.key()))
+    }
+}
+
+#[pymethods]
+impl LockGuard {
+    /// The key of the lock.
+    #[getter]
+    fn key(&self) -> &str {
+        self.declared.key()
+    }
+
+    /// The lock id. Whoever has it can extend and release the lock: do not log it.
+    #[getter]
+    fn id(&self) -> String {
+        self.id.to_string()
+    }
+
+    /// A number that is larger than the fence of every earlier holder of this key.
+    #[getter]
+    fn fence(&self) -> u64 {
+        self.fence
+    }
+
+    /// When the lock ends unless it is extended, in seconds since 1970 by the clock of the store.
+    #[getter]
+    fn expires_at(&self) -> PyResult<f64> {
+        Ok(self.guard(|guard| values::timestamp(guard.expires_at()))?)
+    }
+
+    /// For how many seconds the lock is held without another extension.
+    #[getter]
+    fn valid_for(&self) -> PyResult<f64> {
+        match self.guard(|guard| seconds_until(guard.valid_until())) {
+            Err(Failure::Released { .. }) => Ok(0.0),
+            seconds => Ok(seconds?),
+        }
+    }
+
+    /// Raises Lost if the lock was lost or released.
+    fn check(&self) -> PyResult<()> {
+        Ok(self.slot.check("lock", self.declared.key())?)
+    }
+
+    /// Resolves with the reason when the lock is lost.
+    fn lost(&self) -> PyResult<Pending> {
+        Ok(self.slot.lost("LockGuard.lost")?)
+    }
+
+    /// Lets the lock end so many seconds from now, whatever was left of its lease. Raises Lost if it was lost.
+    fn extend(&self, ttl: Seconds) -> PyResult<Pending> {
+        let guard = self.guard(Arc::clone)?;
+        Ok(Pending::of("LockGuard.extend", async move {
+            guard.extend(ttl.0).await?;
+            Ok(Value::None)
+        }))
+    }
+
+    /// Extends the lock in the background from now on, at a third of its lease.
+    fn auto_extend(&self) -> PyResult<()> {
+        Ok(self.guard(|guard| guard.auto_extend())?)
+    }
+
+    /// Releases the lock, and resolves when the store has done so. False if it had been lost or released.
+    fn release(&self) -> PyResult<Pending> {
+        Ok(self.slot.release("LockGuard.release")?)
+    }
+
+    /// Keeps the lock after this object is gone, until its lease ends, and returns its lock id. `Locks.release` releases it.
+    fn detach(&self) -> PyResult<String> {
+        match self.slot.take()? {
+            Some(Held::Lock(guard, _)) => match Arc::try_unwrap(guard) {
+                Ok(guard) => Ok(guard.detach().id.to_string()),
+                Err(_) => Err(PyRuntimeError::new_err(
+                    "the lock is being extended: await that before you detach it",
+                )),
+            },
+            _ => Err(released("lock", self.declared.key()).into()),
+        }
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<leasehold.LockGuard of {:?} fence={}>", self.declared.key(), self.fence)
+    }
+}
+
+/// A lease of a pool, which renews itself. It is held until it is released or garbage-collected.
+#[pyclass(frozen, weakref, module = "leasehold")]
+pub(crate) struct PoolLease {
+    slot: Slot,
+    instance_id: String,
+    declared: Arc<DeclaredPool>,
+}
+
+impl PoolLease {
+    fn new(lease: EngineLease, declared: Arc<DeclaredPool>) -> Self {
+        let instance_id = lease.instance_id().to_owned();
+        Self { slot: Slot::new(Held::Lease(lease, declared.clone())), instance_id, declared }
+    }
+}
+
+#[pymethods]
+impl PoolLease {
+    /// The name of the pool.
+    #[getter]
+    fn pool(&self) -> &str {
+        self.declared.name()
+    }
+
+    /// The instance that holds the lease.
+    #[getter]
+    fn instance_id(&self) -> &str {
+        &self.instance_id
+    }
+
+    /// For how many seconds the lease is valid without another renewal.
+    #[getter]
+    fn valid_for(&self) -> PyResult<f64> {
+        let valid_until = |held: &Held| match held {
+            Held::Lease(lease, _) => seconds_until(lease.valid_until()),
+            _ => 0.0,
+        };
+        Ok(self.slot.look(valid_until)?.unwrap_or(0.0))
+    }
+
+    /// Raises Lost if the lease was lost or released.
+    fn check(&self) -> PyResult<()> {
+        Ok(self.slot.check("lease", self.declared.name())?)
+    }
+
+    /// Resolves with the reason when the lease is lost.
+    fn lost(&self) -> PyResult<Pending> {
+        Ok(self.slot.lost("PoolLease.lost")?)
+    }
+
+    /// Releases the lease, and resolves when the store has done so. False if it had been lost or released.
+    fn release(&self) -> PyResult<Pending> {
+        Ok(self.slot.release("PoolLease.release")?)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<leasehold.PoolLease of {:?} by {:?}>", self.declared.name(), self.instance_id)
+    }
+}

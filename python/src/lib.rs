@@ -1,0 +1,81 @@
+//! The Python package of leasehold: the extension module `leasehold._leasehold`.
+//!
+//! - `pending`: operations that may wait, as awaitables and as blocking calls; `wake`: how they are woken.
+//! - `client`, `semaphore`, `lock`, `pool`: what is declared; `guard`: what is held; `context`: `async with` and `with`.
+//! - `process`: forks. `failure`: exceptions. `values`: statistics. `log`: logging. `seconds`: durations.
+//!
+//! # Locks and the GIL
+//! A lock of this crate is held for a few instructions, and no Python code runs meanwhile. The engine calls wakers outside of its own
+//! locks, and a waker takes only the lock of a loop's queue. So nobody waits for the GIL while others wait for a lock.
+//!
+//! Futures are polled with the GIL held. A fork, which happens with the GIL held too, therefore never finds a lock of a client or a
+//! declaration taken.
+
+// Python calls these functions, and its users read their documentation.
+#![allow(clippy::doc_markdown, clippy::needless_pass_by_value)]
+
+use std::time::Duration;
+
+use pyo3::prelude::*;
+
+mod client;
+mod context;
+mod failure;
+mod guard;
+mod lock;
+mod log;
+mod pending;
+mod pool;
+mod process;
+mod seconds;
+mod semaphore;
+mod values;
+mod wake;
+
+/// How long the end of the interpreter waits for the store.
+const CLOSING: Duration = Duration::from_secs(5);
+
+/// To be called when the package was imported, and in a forked child, with the number of the main thread.
+#[pyfunction]
+fn _begin(py: Python<'_>, main_thread: u64) -> PyResult<()> {
+    pending::set_main_thread(main_thread);
+    failure::prepare(py)
+}
+
+/// To be called in a forked child. Returns the descriptors that it has to close.
+#[pyfunction]
+fn _after_fork_in_child(py: Python<'_>) -> Vec<std::os::fd::RawFd> {
+    let lifelines = client::inherited_lifelines();
+    process::forked();
+    log::forked();
+    wake::forget_loops(py);
+    lifelines
+}
+
+/// To be called when the interpreter ends: releases what this process holds.
+#[pyfunction]
+fn _at_exit(py: Python<'_>) {
+    // First: that leases end because the interpreter does is no news.
+    log::stop(py);
+    client::close_all(py, CLOSING);
+}
+
+#[pymodule]
+fn _leasehold(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
+    log::install(py);
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<client::Client>()?;
+    module.add_class::<context::Context>()?;
+    module.add_class::<guard::LockGuard>()?;
+    module.add_class::<guard::Permit>()?;
+    module.add_class::<guard::PoolLease>()?;
+    module.add_class::<lock::Lock>()?;
+    module.add_class::<lock::Locks>()?;
+    module.add_class::<pending::Pending>()?;
+    module.add_class::<pool::Pool>()?;
+    module.add_class::<semaphore::Semaphore>()?;
+    module.add_function(wrap_pyfunction!(_after_fork_in_child, module)?)?;
+    module.add_function(wrap_pyfunction!(_begin, module)?)?;
+    module.add_function(wrap_pyfunction!(_at_exit, module)?)?;
+    Ok(())
+}

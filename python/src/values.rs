@@ -1,0 +1,188 @@
+//! What the store reports, as the dataclasses of `leasehold._types`.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use leasehold::{
+    ClientInfo, HeldLock, Member, Outage, PoolStats, RawLockInfo, SemaphoreStats, WaitsFor,
+};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyModule};
+
+use crate::failure::Failure;
+
+static TYPES: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+
+/// Makes an instance of a dataclass.
+fn make<'py>(py: Python<'py>, class: &str, fields: &Bound<'py, PyDict>) -> PyResult<Py<PyAny>> {
+    let types = TYPES
+        .get_or_try_init(py, || Ok::<_, PyErr>(py.import("leasehold._types")?.unbind()))?
+        .bind(py);
+    Ok(types.getattr(class)?.call((), Some(fields))?.unbind())
+}
+
+/// The fields of a dataclass, by name.
+macro_rules! fields {
+    ($py:expr, $($name:ident: $value:expr),* $(,)?) => {{
+        let fields = PyDict::new($py);
+        $(fields.set_item(stringify!($name), $value)?;)*
+        fields
+    }};
+}
+
+fn list(items: impl Iterator<Item = PyResult<Py<PyAny>>>) -> PyResult<Vec<Py<PyAny>>> {
+    items.collect()
+}
+
+fn any(py: Python<'_>, items: Vec<Py<PyAny>>) -> PyResult<Py<PyAny>> {
+    Ok(items.into_pyobject(py)?.unbind())
+}
+
+fn seconds(duration: Option<Duration>) -> Option<f64> {
+    duration.map(|duration| duration.as_secs_f64())
+}
+
+/// Seconds since 1970.
+pub(crate) fn timestamp(time: SystemTime) -> f64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+fn member(py: Python<'_>, member: &Member) -> PyResult<Py<PyAny>> {
+    let fields = fields!(py,
+        id: member.id(),
+        label: member.label(),
+        host: member.host(),
+        pid: member.pid(),
+        age: seconds(member.age()),
+        ends_in: seconds(member.ends_in()),
+        fence: member.fence().map(leasehold::Fence::get),
+        weight: member.weight(),
+        slot_number: member.slot_number(),
+    );
+    make(py, "Member", &fields)
+}
+
+pub(crate) fn stats(py: Python<'_>, stats: &SemaphoreStats) -> PyResult<Py<PyAny>> {
+    let paused = stats.paused().map(|paused| {
+        let fields = fields!(py, lasts: paused.lasts().as_secs_f64(), by: paused.by(), reason: paused.reason());
+        make(py, "Paused", &fields)
+    });
+    let rate = stats.rate().map(|rate| {
+        let fields = fields!(py, interval: rate.interval().as_secs_f64(), burst: rate.burst());
+        make(py, "RateLimit", &fields)
+    });
+    let waits_for = stats.waits_for().map(|waits_for| match waits_for {
+        WaitsFor::Room => "room",
+        WaitsFor::Rate => "rate",
+        WaitsFor::Resume => "resume",
+        WaitsFor::Capacity => "capacity",
+        WaitsFor::Client => "client",
+        _ => "unknown",
+    });
+    let fields = fields!(py,
+        name: stats.name(),
+        capacity: stats.capacity(),
+        declared: stats.declared(),
+        pinned: stats.pinned(),
+        paused: paused.transpose()?,
+        held: stats.held(),
+        units: stats.units(),
+        waiting: stats.waiting(),
+        waits_for: waits_for,
+        rate: rate.transpose()?,
+        next_token: seconds(stats.next_token()),
+        oldest_hold: seconds(stats.oldest_hold()),
+        oldest_wait: seconds(stats.oldest_wait()),
+        holders: list(stats.holders().iter().map(|holder| member(py, holder)))?,
+        waiters: list(stats.waiters().iter().map(|waiter| member(py, waiter)))?,
+    );
+    make(py, "SemaphoreStats", &fields)
+}
+
+pub(crate) fn all_stats(py: Python<'_>, all: &[SemaphoreStats]) -> PyResult<Py<PyAny>> {
+    any(py, list(all.iter().map(|one| stats(py, one)))?)
+}
+
+pub(crate) fn clients(py: Python<'_>, clients: &[ClientInfo]) -> PyResult<Py<PyAny>> {
+    let client = |client: &ClientInfo| {
+        let fields = fields!(py,
+            id: &client.id,
+            host: &client.host,
+            pid: client.pid,
+            program: &client.program,
+            since: client.since.map(timestamp),
+        );
+        make(py, "ClientInfo", &fields)
+    };
+    any(py, list(clients.iter().map(client))?)
+}
+
+pub(crate) fn outage(py: Python<'_>, outage: &Outage) -> PyResult<Py<PyAny>> {
+    let lasts = Instant::now().saturating_duration_since(outage.since);
+    let error = PyErr::from(Failure::from(outage.error.clone()));
+    let fields = fields!(py, lasts: lasts.as_secs_f64(), error: error);
+    make(py, "Outage", &fields)
+}
+
+pub(crate) fn held_lock(py: Python<'_>, held: &HeldLock) -> PyResult<Py<PyAny>> {
+    let fields = fields!(py,
+        id: held.id.to_string(),
+        fence: held.fence.get(),
+        expires_at: timestamp(held.expires_at),
+    );
+    make(py, "HeldLock", &fields)
+}
+
+pub(crate) fn lock_info(py: Python<'_>, raw: &RawLockInfo) -> PyResult<Py<PyAny>> {
+    let info = &raw.info;
+    let fields = fields!(py,
+        key: &raw.key,
+        lock_id: raw.lock_id.to_string(),
+        key_hash: &info.key_hash,
+        lock_id_hash: &info.lock_id_hash,
+        acquired_at: timestamp(info.acquired_at),
+        expires_at: timestamp(info.expires_at),
+        fence: info.fence.get(),
+        host: &info.host,
+        pid: info.pid,
+        label: &info.label,
+    );
+    make(py, "LockInfo", &fields)
+}
+
+pub(crate) fn lock_infos(py: Python<'_>, all: &[RawLockInfo]) -> PyResult<Py<PyAny>> {
+    any(py, list(all.iter().map(|one| lock_info(py, one)))?)
+}
+
+pub(crate) fn pool_answer(
+    py: Python<'_>,
+    status: &str,
+    current: u64,
+    expired: u64,
+) -> PyResult<Py<PyAny>> {
+    make(
+        py,
+        "PoolAnswer",
+        &fields!(py, status: status, current_count: current, expired_count: expired),
+    )
+}
+
+pub(crate) fn pool_count(py: Python<'_>, current: u64, expired: u64) -> PyResult<Py<PyAny>> {
+    make(py, "PoolCount", &fields!(py, current_count: current, expired_count: expired))
+}
+
+pub(crate) fn pools(py: Python<'_>, pools: &[PoolStats]) -> PyResult<Py<PyAny>> {
+    let pool = |pool: &PoolStats| {
+        let member = |member: &leasehold::PoolMember| {
+            let fields = fields!(py,
+                instance_id: &member.instance_id,
+                silent_for: member.silent_for.as_secs_f64(),
+                ends_in: seconds(member.ends_in),
+            );
+            make(py, "PoolMember", &fields)
+        };
+        let fields = fields!(py, name: &pool.name, members: list(pool.members.iter().map(member))?);
+        make(py, "PoolStats", &fields)
+    };
+    any(py, list(pools.iter().map(pool))?)
+}
