@@ -11,7 +11,7 @@ const WARM_UP: Duration = Duration::from_secs(30);
 
 /// The contenders of a scenario, one process each. A contender that fails is reported, and left out until the next
 /// measurement.
-pub(crate) struct Crew {
+pub(crate) struct ContenderSet {
     members: Vec<Member>,
 }
 
@@ -22,7 +22,7 @@ struct Member {
     failed_at: String,
 }
 
-impl Crew {
+impl ContenderSet {
     pub(crate) fn new(contenders: &[&'static Contender]) -> Self {
         let member = |contender: &&'static Contender| Member {
             contender,

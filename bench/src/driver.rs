@@ -83,7 +83,7 @@ impl Driver {
             .map(|_| match numbers(&self.line(patience)?)?[..] {
                 [waiter, asked, 0, _] => Ok(Wait { waiter, asked, granted: None }),
                 [waiter, asked, granted, _] => Ok(Wait { waiter, asked, granted: Some(granted) }),
-                ref other => Err(format!("told of a wait as {other:?}")),
+                ref other => Err(format!("reported a wait as {other:?}")),
             })
             .collect()
     }

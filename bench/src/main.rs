@@ -7,7 +7,7 @@
 mod bars;
 mod bench;
 mod contender;
-mod crew;
+mod contender_set;
 mod driver;
 mod host;
 mod plot;
@@ -39,7 +39,7 @@ struct Arguments {
     /// Where to write CSV, Markdown and SVG
     #[arg(long, value_name = "DIR", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/results"))]
     out: PathBuf,
-    /// Say what scenarios there are, and end
+    /// List the scenarios, and exit
     #[arg(long)]
     list: bool,
     /// Which scenarios to run; all of them if none is named

@@ -9,7 +9,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::sample::told;
 
-/// Ours, theirs, and what is physically possible. The colours also differ in print and for colour-blind readers.
+/// Our figures, those of peers, and physical limits. The colours also differ in print and for colour-blind readers.
 const OURS: RGBColor = RGBColor(0, 90, 160);
 const THEIRS: RGBColor = RGBColor(200, 95, 0);
 const LIMIT: RGBColor = RGBColor(110, 110, 110);
@@ -56,7 +56,7 @@ pub(crate) struct Line {
     pub(crate) points: Vec<(f64, f64)>,
 }
 
-/// A title that says what to see, and axes that say what is measured.
+/// A plot whose title states the result, with axes that state what is measured.
 #[derive(Debug)]
 pub(crate) struct Plot {
     pub(crate) file: &'static str,

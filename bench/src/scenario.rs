@@ -210,7 +210,7 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
 pub(crate) fn parse(name: &str) -> Result<&'static Scenario, String> {
     SCENARIOS.iter().find(|scenario| scenario.name == name).ok_or_else(|| {
         let names: Vec<_> = SCENARIOS.iter().map(|scenario| scenario.name).collect();
-        format!("there are {}", names.join(", "))
+        format!("the scenarios are {}", names.join(", "))
     })
 }
 

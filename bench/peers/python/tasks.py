@@ -1,6 +1,6 @@
-"""Semaphores of the Python world for asyncio, driven by a line protocol on stdin and stdout (see ../PROTOCOL.md).
+"""Semaphores for asyncio, driven by a line protocol on stdin and stdout (see ../PROTOCOL.md).
 
-tasks.py PEER URL, where PEER is one of the classes' keys below. One event loop, and one asyncio task for each task.
+Usage: tasks.py PEER URL, where PEER is a key of PEERS below. There is one event loop, and each task is an asyncio task.
 """
 
 import asyncio
@@ -8,7 +8,7 @@ import gc
 import sys
 import time
 
-LEASE = 10.0  # seconds; nobody is meant to reach it
+LEASE = 10.0  # seconds; longer than anything is held, so that no lease ends
 
 
 class Leasehold:
@@ -43,7 +43,7 @@ class LeaseholdMemory(Leasehold):
 
 
 class AdvancedSemaphores:
-    """asyncio-advanced-semaphores on Redis: waits in BLPOP for a second at a time, then looks itself."""
+    """asyncio-advanced-semaphores on Redis: waits in BLPOP for a second at a time, then asks on its own."""
 
     def __init__(self, url):
         from asyncio_advanced_semaphores import RedisConfig
@@ -116,7 +116,7 @@ class Driver:
         self.granted_at = asyncio.get_running_loop().create_future()
 
     def start(self, coroutine):
-        """Runs it in the background. What goes wrong there is told instead of an answer."""
+        """Runs the coroutine in the background. If it fails, its error is printed as the answer."""
 
         async def run():
             try:
@@ -144,7 +144,7 @@ class Driver:
             connected.release()
             while not ends:
                 for semaphore in semaphores:
-                    # In memory nothing suspends the task; others must run sometimes.
+                    # In memory nothing suspends the task, but others must run sometimes.
                     for _ in range(50):
                         async with held(semaphore):
                             pass
@@ -231,7 +231,7 @@ class Driver:
         return "ok"
 
     async def wait(self, name, count, lease_ms, _patience_ms):
-        # What a run of the collector frees would be counted as well.
+        # Otherwise memory that the collector frees later would be counted as well.
         gc.collect()
         semaphore = self.peer.open(name, 1, int(lease_ms) / 1000)
 
@@ -242,7 +242,7 @@ class Driver:
 
         for _ in range(int(count)):
             self.start(work())
-        # Every task runs up to where it waits.
+        # Lets every task run until it waits.
         await asyncio.sleep(0)
         return "ok"
 

@@ -145,11 +145,11 @@ impl Server {
                 let at = *first.wait_for(|at| *at > 0).await.expect("the sender is ours");
                 Ok(Some(format!("ok {at}")))
             }
-            _ => Err(format!("what is {line:?}?")),
+            _ => Err(format!("unknown request {line:?}")),
         }
     }
 
-    /// Waits in a task of its own; without a limit if the patience is 0.
+    /// Waits in its own task; without a limit if the patience is 0.
     fn wait(&self, gate: Gate, patience: u64) {
         match gate {
             // As a user would write it, with nothing in the task that only the bench needs.

@@ -77,7 +77,7 @@ fn tools(bench: &mut Bench, folder: &Path) -> Vec<Tool> {
                 bench.trouble(OURS, format!("not built yet ({status})"));
             }
             Ok(status) => bench.trouble(tool.name, format!("does not work: {status}")),
-            Err(why) => bench.trouble(tool.name, format!("could not be had: {why}")),
+            Err(why) => bench.trouble(tool.name, format!("could not be run: {why}")),
         }
     }
     there

@@ -15,7 +15,7 @@ use crate::sample::{Sample, count};
 
 const COMMANDS: usize = 400;
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What a command does right after joining is not what it does while it waits.
+/// A command behaves differently right after joining and while it waits.
 const SETTLE: Duration = Duration::from_secs(2);
 
 pub(super) fn run(bench: &mut Bench) {

@@ -8,7 +8,7 @@ use crate::host;
 
 /// The starts of the waiters are spread over this time. Otherwise all waiters that poll would poll at the same moment.
 const SPREAD: Duration = Duration::from_millis(250);
-/// The time from the last start until everyone waits.
+/// The time from the last start until every task waits.
 pub(super) const SETTLE: Duration = Duration::from_millis(300);
 
 /// Starts two processes of one contender.

@@ -18,7 +18,7 @@ const PROCESSES: usize = 4;
 /// The lease, in milliseconds.
 const LEASE_MS: u64 = 180_000;
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What a client asks right after joining is not what it asks while it waits.
+/// A client asks differently right after joining and while it waits.
 const SETTLE: Duration = Duration::from_secs(3);
 
 pub(super) fn run(bench: &mut Bench) {

@@ -1,5 +1,5 @@
-//! How long nobody is granted a permit when a primary is killed, behind sentinels and in a cluster. Also the time that
-//! the servers themselves take until all of them name another primary.
+//! How long no permit is granted when a primary is killed, behind sentinels and in a cluster. Also
+//! the time that the servers themselves take until all of them name another primary.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! One permit and many waiters that want it again and again: how many grants there are, and who gets them.
+//! One permit and many waiters that acquire it repeatedly: how many grants there are, and how they are distributed.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -9,7 +9,7 @@ use crate::driver::Driver;
 use crate::sample::count;
 use crate::server_time::ServerTime;
 
-/// Large enough that nobody has to wait.
+/// Large enough that no client has to wait.
 const CAPACITY: usize = 256;
 /// The limit for warming up all processes together.
 const WARM_UP: Duration = Duration::from_secs(120);

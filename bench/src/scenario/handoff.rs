@@ -75,7 +75,7 @@ fn add(bench: &mut Bench, contender: &'static Contender, waiters: u64, ring: &Ri
     note_few(bench, "handoff", contender, waiters, ring);
 }
 
-/// Says so if there were too few hand-offs.
+/// Adds a note if there were too few hand-offs.
 pub(super) fn note_few(
     bench: &mut Bench,
     scenario: &'static str,
@@ -130,7 +130,7 @@ pub(super) fn ring(
         if side != holder {
             delays.0.push(contention::between(released, granted));
         }
-        // A slow one has more time for its first that counts.
+        // A slow contender has more time for its first hand-off that counts.
         if Instant::now() > until && (!delays.is_empty() || until.elapsed() > PATIENCE) {
             break;
         }
@@ -164,5 +164,5 @@ fn next_of(sides: &mut [Driver; 2]) -> Result<(usize, String, u64), String> {
         // The lines contain their times, so it does not matter when they are read.
         std::thread::sleep(Duration::from_micros(100));
     }
-    Err(format!("nobody was granted within {PATIENCE:?}"))
+    Err(format!("no waiter was granted the permit within {PATIENCE:?}"))
 }

@@ -8,7 +8,7 @@ use redis::aio::MultiplexedConnection;
 use super::{NANOS, RATE};
 use crate::bench::Bench;
 use crate::contender::{EVALSHA, PING};
-use crate::crew::Crew;
+use crate::contender_set::ContenderSet;
 use crate::sample::{Sample, count};
 use crate::scenario::pairs;
 
@@ -26,10 +26,10 @@ pub(super) fn run(bench: &mut Bench) {
         bench.add("round trip, p50", PING, NANOS, pings.median());
         bench.add("round trip, p99", PING, NANOS, pings.quantile(0.99));
     }
-    let mut crew = Crew::new(&[&EVALSHA]);
+    let mut set = ContenderSet::new(&[&EVALSHA]);
     for tasks in [1, 50, 256] {
         let what = format!("calls of `return 1`, {tasks} at once");
-        crew.measure(bench, &what, RATE, |driver, bench| {
+        set.measure(bench, &what, RATE, |driver, bench| {
             // Redis's own tool, with one connection per caller, in the same round.
             match redis_benchmark(bench, tasks) {
                 Ok(rate) => bench.add(&what, "redis-benchmark", RATE, rate),

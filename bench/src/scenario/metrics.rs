@@ -7,7 +7,7 @@ use crate::contender::{
     Contender, MEMORY, MEMORY_EXPORTED, MEMORY_METERED, SEMAPHORE, SEMAPHORE_EXPORTED,
     SEMAPHORE_METERED,
 };
-use crate::crew::Crew;
+use crate::contender_set::ContenderSet;
 use crate::report::Better;
 
 pub(super) fn run(bench: &mut Bench) {
@@ -20,8 +20,8 @@ pub(super) fn run(bench: &mut Bench) {
 
 /// Measures all three, and reports those with the feature as a share of the one without, round by round.
 fn compare(bench: &mut Bench, what: &str, contenders: [&'static Contender; 3], tasks: usize) {
-    let mut crew = Crew::new(&contenders);
-    crew.measure(bench, what, RATE, |driver, bench| ask(driver, bench, tasks, 1, 256));
+    let mut set = ContenderSet::new(&contenders);
+    set.measure(bench, what, RATE, |driver, bench| ask(driver, bench, tasks, 1, 256));
     let [without, with @ ..] = contenders;
     for contender in with {
         let share = bench.sample(what, contender.name).over(&bench.sample(what, without.name));

@@ -8,13 +8,13 @@ use crate::contender::{
     EVALSHA, LOCK, POTTERY, PYTHON_REDIS_LOCK, REDIS_MUTEX, REDIS_PY, REDIS_SEMAPHORE, REDLOCK,
     RSLOCK, SEMAPHORE,
 };
-use crate::crew::Crew;
+use crate::contender_set::ContenderSet;
 use crate::driver::Driver;
 use crate::report::Better;
 use crate::sample::count;
 
 pub(super) fn semaphores(bench: &mut Bench) {
-    let mut crew = Crew::new(&[&SEMAPHORE, &EVALSHA, &REDIS_SEMAPHORE]);
+    let mut set = ContenderSet::new(&[&SEMAPHORE, &EVALSHA, &REDIS_SEMAPHORE]);
     for (what, tasks, names, capacity) in [
         ("1 task, 1 name", 1, 1, 256),
         ("50 tasks, 1 name", 50, 1, 256),
@@ -27,7 +27,7 @@ pub(super) fn semaphores(bench: &mut Bench) {
         if bench.quick && tasks == 50 {
             continue;
         }
-        crew.measure(bench, what, RATE, |driver, bench| ask(driver, bench, tasks, names, capacity));
+        set.measure(bench, what, RATE, |driver, bench| ask(driver, bench, tasks, names, capacity));
     }
     for (bar, what, other) in [
         ("pairs/1/peer", "1 task, 1 name", &REDIS_SEMAPHORE),
@@ -42,7 +42,7 @@ pub(super) fn semaphores(bench: &mut Bench) {
 }
 
 pub(super) fn locks(bench: &mut Bench) {
-    let mut crew = Crew::new(&[
+    let mut set = ContenderSet::new(&[
         &LOCK,
         &EVALSHA,
         &RSLOCK,
@@ -57,7 +57,7 @@ pub(super) fn locks(bench: &mut Bench) {
             continue;
         }
         let what = if tasks == 1 { "1 task".to_owned() } else { format!("{tasks} tasks") };
-        crew.measure(bench, &what, RATE, |driver, bench| ask(driver, bench, tasks, tasks, 1));
+        set.measure(bench, &what, RATE, |driver, bench| ask(driver, bench, tasks, tasks, 1));
     }
     bench.judge_ratio("locks/200", "200 tasks", LOCK.name, EVALSHA.name);
     bench.judge_ratio("locks/200/peer", "200 tasks", LOCK.name, RSLOCK.name);
@@ -87,7 +87,7 @@ pub(super) fn ask_during(
     // A slow contender may take a while to finish its last round.
     match driver.ask(&request, window * 2 + Duration::from_secs(15))?[..] {
         [pairs, nanos, _] if pairs > 0 => Ok(count(pairs) / count(nanos) * 1e9),
-        [0, ..] => Err("did not get anything done within the window".to_owned()),
+        [0, ..] => Err("completed no pair within the window".to_owned()),
         ref other => Err(format!("answered {other:?}")),
     }
 }

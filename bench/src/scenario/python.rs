@@ -1,7 +1,7 @@
-//! The Python package against what Python has otherwise.
+//! The Python package against other Python libraries.
 //!
-//! Pairs are measured twice: with a name for each task, which locks can do as well, and with one name for all, which is
-//! what semaphores are for. Nobody has to wait in either.
+//! Pairs are measured twice: with a name for each task, which locks can do as well, and with one
+//! name for all, which is what semaphores are for. No task has to wait in either.
 
 use super::footprint::each;
 use super::handoff::{note_few, ring};
@@ -12,7 +12,7 @@ use crate::contender::{
     ADVANCED_MEMORY, ADVANCED_SEMAPHORES, ASYNCIO, Contender, FOR_PYTHON, FOR_PYTHON_MEMORY,
     FOR_PYTHON_THREADS, POTTERY, PYTHON_REDIS_LOCK, REDIS_PY,
 };
-use crate::crew::Crew;
+use crate::contender_set::ContenderSet;
 use crate::sample::Sample;
 
 const ALL: [&Contender; 6] = [
@@ -23,9 +23,9 @@ const ALL: [&Contender; 6] = [
     &PYTHON_REDIS_LOCK,
     &POTTERY,
 ];
-/// These ask again until they get it. python-redis-lock is woken up.
+/// These poll until they acquire. python-redis-lock is woken up.
 const POLLING: [&Contender; 3] = [&ADVANCED_SEMAPHORES, &REDIS_PY, &POTTERY];
-/// More than there are tasks, so that nobody has to wait.
+/// More than the number of tasks, so that no task has to wait.
 const CAPACITY: usize = 256;
 
 pub(super) fn run(bench: &mut Bench) {
@@ -37,13 +37,13 @@ pub(super) fn run(bench: &mut Bench) {
 
 fn memory(bench: &mut Bench) {
     let what = "in memory, 1 task: uncontended pairs";
-    let mut crew = Crew::new(&[&FOR_PYTHON_MEMORY, &ASYNCIO, &ADVANCED_MEMORY]);
-    crew.measure(bench, what, RATE, |driver, bench| ask(driver, bench, 1, 1, CAPACITY));
+    let mut set = ContenderSet::new(&[&FOR_PYTHON_MEMORY, &ASYNCIO, &ADVANCED_MEMORY]);
+    set.measure(bench, what, RATE, |driver, bench| ask(driver, bench, 1, 1, CAPACITY));
     bench.judge_ratio("python/memory/pair", what, ASYNCIO.name, FOR_PYTHON_MEMORY.name);
 }
 
 fn pairs(bench: &mut Bench) {
-    let mut locks = Crew::new(&ALL);
+    let mut locks = ContenderSet::new(&ALL);
     for (what, tasks) in
         [("1 task", 1), ("50 tasks, a name each", 50), ("200 tasks, a name each", 200)]
     {
@@ -52,7 +52,7 @@ fn pairs(bench: &mut Bench) {
             ask_during(driver, bench, (tasks, tasks, 1), window)
         });
     }
-    let mut semaphores = Crew::new(&[&FOR_PYTHON, &ADVANCED_SEMAPHORES]);
+    let mut semaphores = ContenderSet::new(&[&FOR_PYTHON, &ADVANCED_SEMAPHORES]);
     for (what, tasks) in [("50 tasks, one name", 50), ("200 tasks, one name", 200)] {
         let window = bench.window() * longer(tasks);
         semaphores.measure(bench, what, RATE, |driver, bench| {
@@ -68,8 +68,8 @@ fn pairs(bench: &mut Bench) {
     }
 }
 
-/// How many times as long to measure. The tasks of the slowest peer take turns, and 200 of them need most of a second for
-/// one pair each.
+/// Returns the factor by which the window is longer. The tasks of the slowest peer take turns, and
+/// 200 of them need most of a second for one pair each.
 fn longer(tasks: usize) -> u32 {
     if tasks > 50 { 4 } else { 1 }
 }
@@ -117,7 +117,7 @@ fn footprint(bench: &mut Bench) {
         for contender in ALL {
             waiting(bench, contender, 200);
         }
-        // Two hundred of ours hardly show among the pages that a process has anyway.
+        // Two hundred of our waiters hardly show among the pages that a process has anyway.
         waiting(bench, &FOR_PYTHON, 10_000);
     }
 }

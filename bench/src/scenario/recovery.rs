@@ -17,7 +17,7 @@ pub(super) fn run(bench: &mut Bench) {
     let mut round = 0;
     while bench.again(round) {
         bench.step(&format!("round {}", round + 1));
-        // At different moments of a lease.
+        // Killed at different moments of a lease.
         let into = LEASE * u32::try_from(round % 4).expect("few") / 5 + Duration::from_millis(100);
         // This is mostly waiting, so all contenders do it at once.
         let names: Vec<_> = WAITING.iter().map(|_| bench.name()).collect();
@@ -58,7 +58,7 @@ fn recover(
     let killed = holder.kill();
     let granted = other.ask("granted", PATIENCE)?.first().copied().unwrap_or(0);
     if granted < killed {
-        return Err("somebody else was let in while the holder lived".to_owned());
+        return Err("another waiter was granted the permit while the holder was alive".to_owned());
     }
     Ok(count(granted - killed))
 }

@@ -1,4 +1,4 @@
-//! Writes what `leasehold top` draws as an SVG.
+//! Writes the screen of `leasehold top` as an SVG.
 //!
 //! ```text
 //! cargo build -p leasehold-cli
@@ -22,7 +22,7 @@ use leasehold::{Client, Error, Semaphore};
 use pty::{Pty, Size};
 use tokio::time::sleep;
 
-/// Sparklines need some history.
+/// How long the demo store is in use before the picture, because sparklines need some history.
 const ACTIVITY: Duration = Duration::from_secs(25);
 const CELL: (f32, f32) = (8.4, 18.0);
 const MARGIN: f32 = 10.0;
@@ -66,7 +66,7 @@ fn binary() -> Result<PathBuf, Box<dyn std::error::Error>> {
     Ok(target.join("leasehold"))
 }
 
-/// A store with some of everything, in use.
+/// Fills a store with holders, waiters, locks and pools, and keeps it busy.
 async fn demo(url: String) -> Result<(), Error> {
     let client = Client::open(&url).await?;
     let work = |name: &str, capacity: u32, label: &str| {
@@ -102,7 +102,7 @@ async fn demo(url: String) -> Result<(), Error> {
     Ok(())
 }
 
-/// Acquires and releases, again and again, holding for about so many milliseconds.
+/// Acquires and releases repeatedly, and holds for about `millis` milliseconds each time.
 fn keep_busy(semaphore: Semaphore, millis: u64) {
     tokio::spawn(async move {
         while let Ok(permit) = semaphore.acquire().await {
@@ -112,7 +112,7 @@ fn keep_busy(semaphore: Semaphore, millis: u64) {
     });
 }
 
-/// The screen as an SVG, one text element for each run of cells that look the same.
+/// Returns the screen as an SVG, with one text element for each run of cells that look the same.
 fn svg(screen: &vt100::Screen) -> String {
     let (rows, columns) = screen.size();
     let (rows, columns) = (rows.get(), columns.get());
@@ -138,7 +138,7 @@ fn svg(screen: &vt100::Screen) -> String {
     svg + "</g>\n</svg>\n"
 }
 
-/// The text of each cell, with another name for this host.
+/// Returns the text of each cell, with another name in place of this host's.
 fn without_host(cells: &[&vt100::Cell]) -> Vec<String> {
     let mut texts: Vec<_> = cells.iter().map(|cell| cell.contents().to_owned()).collect();
     let uname = rustix::system::uname();
@@ -148,7 +148,7 @@ fn without_host(cells: &[&vt100::Cell]) -> Vec<String> {
         return texts;
     }
     for at in 0..texts.len() {
-        // It may be cut.
+        // The name of the host may be cut off.
         let same = texts[at..].iter().zip(&host).take_while(|(text, own)| text == own).count();
         if same >= 5.min(host.len()) {
             let cut = usize::from(same < host.len());

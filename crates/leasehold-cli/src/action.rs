@@ -142,7 +142,7 @@ impl Action {
         done.map_err(|failure| match failure.code {
             // The store may have applied it before the answer was lost.
             UNAVAILABLE | INTERNAL => {
-                let problem = format!("it may have been done or not: {}", failure.message());
+                let problem = format!("it is not known whether it was done: {}", failure.message());
                 Failure::new(failure.code, problem)
             }
             _ => nothing(failure),

@@ -42,7 +42,7 @@ fn unavailable(says: &str, timed_out: bool) -> &'static str {
     } else if is_url {
         "start it, or correct the host and port in --store"
     } else if timed_out {
-        "is a process stopped that was writing to it?"
+        "see whether a process that was writing to it is stopped, and continue or end it"
     } else {
         "correct --store"
     }

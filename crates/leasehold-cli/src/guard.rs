@@ -54,14 +54,14 @@ use wire::{News, Order};
 /// How often to check whether a group has ended after its leader or its guard has. The kernel does not report it.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// How long to wait for a killed group, because another process may have to reap its members.
-pub(crate) const BURIAL: Duration = Duration::from_secs(1);
+pub(crate) const REAP_WITHIN: Duration = Duration::from_secs(1);
 
 /// The name of a guard in `ps`, and of a launcher, which is forked from it.
 const NAME: &str = "leasehold-guard";
 
 /// The job of a guard.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Charge<'a> {
+pub(crate) struct GuardJob<'a> {
     /// The command line of the child.
     pub(crate) command: &'a [OsString],
     pub(crate) grace: Duration,
@@ -70,8 +70,8 @@ pub(crate) struct Charge<'a> {
 }
 
 /// Runs the guard until its child has ended, or until the command has ended without a child.
-fn run(charge: &Charge<'_>, control: UnixStream) -> u8 {
-    match watch(charge, control) {
+fn run(job: &GuardJob<'_>, control: UnixStream) -> u8 {
+    match watch(job, control) {
         Ok(code) => code,
         Err(error) => {
             complain(&format!("the guard failed: {error}"));
@@ -80,7 +80,7 @@ fn run(charge: &Charge<'_>, control: UnixStream) -> u8 {
     }
 }
 
-fn watch(charge: &Charge<'_>, control: UnixStream) -> io::Result<u8> {
+fn watch(job: &GuardJob<'_>, control: UnixStream) -> io::Result<u8> {
     signals::block_all()?;
     setpgid(None, None)?;
     let _ = std::fs::write("/proc/self/comm", NAME);
@@ -91,7 +91,7 @@ fn watch(charge: &Charge<'_>, control: UnixStream) -> io::Result<u8> {
     let deaths = signals::deaths()?;
     let Some((start, _lifeline)) = Start::receive(&control)? else { return Ok(0) };
     control.set_nonblocking(true)?;
-    let mut ward = Ward {
+    let mut supervised = SupervisedGroup {
         control: Some(control),
         incoming: Incoming::default(),
         outgoing: Outgoing::default(),
@@ -99,24 +99,24 @@ fn watch(charge: &Charge<'_>, control: UnixStream) -> io::Result<u8> {
         approved: false,
         group: None,
         deadline: start.until,
-        grace: charge.grace,
-        nested: charge.nested,
+        grace: job.grace,
+        nested: job.nested,
         kill_at: None,
         killed_at: None,
         ended: None,
     };
-    match Launcher::start(charge.command, &start, &mut ward.control) {
+    match Launcher::start(job.command, &start, &mut supervised.control) {
         Ok(Started::Launcher(group, launcher)) => {
             if start.foreground {
                 terminal::give_to(group);
             }
-            (ward.group, ward.launcher) = (Some(group), Some(launcher));
-            ward.tell(News::Started(group.as_raw_pid()));
+            (supervised.group, supervised.launcher) = (Some(group), Some(launcher));
+            supervised.tell(News::Started(group.as_raw_pid()));
         }
         Ok(Started::Ended(code)) => return Ok(code),
-        Err(error) => ward.ended = Some(not_started(&error)),
+        Err(error) => supervised.ended = Some(not_started(&error)),
     }
-    ward.watch(&deaths)?;
+    supervised.watch(&deaths)?;
     Ok(0)
 }
 
@@ -148,7 +148,7 @@ pub(crate) fn has_adopted_one_of_ours() -> bool {
 }
 
 /// The child's process group, as its guard supervises it.
-struct Ward {
+struct SupervisedGroup {
     /// `None` after the command has ended.
     control: Option<UnixStream>,
     incoming: Incoming,
@@ -170,7 +170,7 @@ struct Ward {
     ended: Option<News>,
 }
 
-impl Ward {
+impl SupervisedGroup {
     fn watch(&mut self, deaths: &UnixStream) -> io::Result<()> {
         let timer = Timer::new()?;
         loop {
@@ -316,9 +316,10 @@ impl Ward {
 
     fn is_over(&self) -> Option<News> {
         let ended = self.ended?;
-        let buried = self.killed_at.is_some_and(|at| Moment::now() >= at.plus(BURIAL));
+        let waited_long_enough =
+            self.killed_at.is_some_and(|at| Moment::now() >= at.plus(REAP_WITHIN));
         let gone = self.group.is_none_or(is_gone) && !has_adopted_one_of_ours();
-        (buried || gone).then_some(ended)
+        (waited_long_enough || gone).then_some(ended)
     }
 
     fn next_look(&self) -> Moment {

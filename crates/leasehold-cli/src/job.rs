@@ -27,7 +27,7 @@ pub(crate) struct Job {
     pub(crate) at_least: Option<Duration>,
 }
 
-/// What became of a lease at the end of its job.
+/// What happened to a lease at the end of its job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Released {
     Yes,

@@ -1,4 +1,4 @@
-//! `leasehold`: share scarce things fairly from the shell.
+//! `leasehold`: shares scarce resources fairly from the shell.
 
 use std::process::ExitCode;
 

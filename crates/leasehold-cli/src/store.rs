@@ -285,7 +285,7 @@ pub(crate) fn without_secrets(url: &str) -> String {
     Deployment::parse(url).map_or_else(|_| format!("{scheme}:…"), |deployment| deployment.address())
 }
 
-/// Runs a future to its end on this thread. The library renews leases on a thread of its own.
+/// Runs a future to its end on this thread. The library renews leases on its own thread.
 pub(crate) fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|error| Failure::internal("no runtime", error))?.block_on(future)

@@ -21,7 +21,7 @@ use crate::failure::{self, Failure, complain};
 use crate::guard::mailbox::{Incoming, Outgoing};
 use crate::guard::spare::Spare;
 use crate::guard::wire::{News, Order};
-use crate::guard::{self, BURIAL, LOOK_AGAIN, Start};
+use crate::guard::{self, LOOK_AGAIN, REAP_WITHIN, Start};
 use crate::job::{Held, Job};
 use crate::program;
 use crate::signals::Signals;
@@ -243,7 +243,7 @@ impl Guard {
     /// Waits until the guard has ended, and reaps it. A guard that does not end by itself is killed.
     async fn reap(&mut self) {
         let ended = async { while self.news().await.is_some() {} };
-        if timeout(BURIAL, ended).await.is_err() {
+        if timeout(REAP_WITHIN, ended).await.is_err() {
             self.kill();
         }
         let _ = processes::waitpid(Some(self.pid), WaitOptions::empty());
@@ -396,10 +396,10 @@ impl Watch {
             self.backstop.due = self.backstop.due.min(Moment::now());
             until_gone(group, self.backstop.due.plus(self.backstop.grace)).await;
             let _ = kill_process_group(group, processes::Signal::KILL);
-            until_gone(group, Moment::now().plus(BURIAL)).await;
+            until_gone(group, Moment::now().plus(REAP_WITHIN)).await;
         }
         // A launcher whose guard has died ends by itself, and so does the guard of a nested command.
-        let by = Moment::now().plus(BURIAL);
+        let by = Moment::now().plus(REAP_WITHIN);
         while guard::has_adopted_one_of_ours() && Moment::now() < by {
             reap();
             sleep(LOOK_AGAIN).await;

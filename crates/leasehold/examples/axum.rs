@@ -4,8 +4,7 @@
 //!     cargo run --example axum --features tower
 //!     for i in 1 2 3 4; do curl -si -H 'x-tenant: acme' localhost:3000 & done; wait
 //!
-//! With a store that several instances of the service share, such as `redis://localhost`, the limit is one for all of
-//! them:
+//! Instances of the service that use the same store, such as `redis://localhost`, share the limit:
 //!
 //!     cargo run --example axum --features tower -- redis://localhost
 
@@ -48,7 +47,7 @@ async fn work() -> &'static str {
 
 fn refused(error: &Error) -> Response<Body> {
     let status = match error {
-        // The header was no valid name.
+        // The header is not a valid name.
         Error::InvalidArgument { .. } => StatusCode::BAD_REQUEST,
         // The limit was reached, or the store cannot be reached, or the permit was lost.
         _ => StatusCode::SERVICE_UNAVAILABLE,

@@ -1,4 +1,5 @@
-//! Two deploys at a time in a whole fleet. Run this in several terminals, with the URL of one Redis server.
+//! Runs at most two deploys at a time in a whole fleet. Run this in several terminals, with the URL of one Redis
+//! server.
 
 use std::time::Duration;
 

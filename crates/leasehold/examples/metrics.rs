@@ -9,8 +9,8 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Install the recorder first: what is built before that is not recorded. `PrometheusBuilder::install` would also
-    // serve the metrics over HTTP.
+    // Install the recorder first: semaphores, locks and pools that are built before it record nothing.
+    // `PrometheusBuilder::install` would also serve the metrics over HTTP.
     let buckets = [0.001, 0.01, 0.1, 1.0];
     let exporter = PrometheusBuilder::new().set_buckets(&buckets)?.install_recorder()?;
 

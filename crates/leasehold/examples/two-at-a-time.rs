@@ -1,4 +1,4 @@
-//! Six jobs, two at a time, first come, first served.
+//! Runs six jobs, two at a time, first come, first served.
 
 use std::time::Duration;
 

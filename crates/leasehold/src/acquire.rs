@@ -197,7 +197,7 @@ impl Acquire {
                     return Poll::Pending;
                 }
                 Entered::Waiting(ticket) => {
-                    // The guard comes first, because the waker is foreign code and may panic.
+                    // Create the guard first, because the waker is foreign code and may panic.
                     let ticket = self.pending.begin(ticket, watched, wait);
                     // The waker is registered outside the name's lock. If the permit was granted in between, the next
                     // poll finds it.
@@ -280,15 +280,15 @@ impl Future for TryAcquire {
     }
 }
 
-/// A place in the queue, or a permit that the future has not returned yet. Unless it is taken out, dropping this gives
-/// it up.
+/// A place in the queue, or a permit that the future has not returned yet. Dropping this releases it, unless it was
+/// taken out before.
 #[derive(Debug, Default)]
 struct Pending(Option<Place>);
 
 #[derive(Debug)]
 struct Place {
     ticket: Arc<Ticket>,
-    /// Dropped after the place is given up, because `Pending::drop` runs before its fields are dropped.
+    /// Dropped after the place is released, because `Pending::drop` runs before its fields are dropped.
     watched: Option<Acquiring>,
 }
 

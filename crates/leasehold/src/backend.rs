@@ -39,7 +39,7 @@ pub(crate) type Later<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>
 pub(crate) struct Profile {
     /// The kind of store in one word, for users.
     pub(crate) kind: &'static str,
-    /// Whether a holder can die without the store noticing. Then its lease has to be renewed.
+    /// Whether a holder can die without the store noticing. If so, leases have to be renewed.
     pub(crate) needs_renewals: bool,
     /// The clock that decides when something expires.
     pub(crate) time_authority: TimeAuthority,
@@ -135,9 +135,9 @@ pub(crate) struct Reply {
     /// One outcome for each command, in the same order.
     pub(crate) outcomes: Vec<Outcome>,
     pub(crate) effects: Effects,
-    /// If anybody waits: the time until the next lease ends in the store. A query is worthwhile then.
+    /// The time until the next lease ends in the store, if anybody waits. The client queries the store at that time.
     pub(crate) next_expiry: Option<Span>,
-    /// If the first waiter belongs to the sender and waits only for a token: the time until the token arrives.
+    /// The time until the first waiter gets its token, if that waiter belongs to the sender and waits for nothing else.
     pub(crate) next_token: Option<Span>,
     /// Whether another program holds or waits under this name. It passes permits on without waking this client.
     pub(crate) foreign: bool,
@@ -154,7 +154,7 @@ pub(crate) trait RemoteBackend: Send + Sync {
     /// sends its events to `report`.
     fn start(&self, client: ClientId, report: Report);
 
-    /// Returns the slot in which the store keeps this.
+    /// Returns the slot in which the store keeps this name, key or id.
     fn slot(&self, _subject: Subject<'_>) -> Slot {
         Slot::ONLY
     }
@@ -186,8 +186,8 @@ pub(crate) trait RemoteBackend: Send + Sync {
     /// Reports that the destination has been silent for too long. The store replaces the connection, if there is one.
     fn suspect(&self, _destination: Destination) {}
 
-    /// Reports that the destination is unusually silent. The store checks whether another server has taken its place, if
-    /// that is possible, and keeps the connection. Called again and again while the silence lasts.
+    /// Reports that the destination is unusually silent. The store checks whether another server has taken its place,
+    /// if that is possible, and keeps the connection. Called again and again while the silence lasts.
     fn doubt(&self, _destination: Destination) {}
 
     /// Returns the number of waiters ahead of `id`. This query, like those that follow, fails with
@@ -203,8 +203,8 @@ pub(crate) trait RemoteBackend: Send + Sync {
     /// are granted a permit by it are woken like all others.
     fn steer(&self, name: &Name, steer: Command) -> Later<Steered>;
 
-    /// Looks up the key of the lock that this id holds. Returns `None` if the store finds the key in the same step as
-    /// the command that needs it.
+    /// Looks up the key of the lock that this id holds. Returns `None` if no lookup is needed, because the store finds
+    /// the key when it applies the command.
     fn key_of_lock(&self, _id: LockId) -> Option<Later<Option<Name>>> {
         None
     }
@@ -230,8 +230,8 @@ pub(crate) trait RemoteBackend: Send + Sync {
 /// An event that a store reports by itself.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// This waiter was granted this permit, at this moment or later. `None` if the store cannot tell how long ago that
-    /// was; then the client has to query the store.
+    /// This waiter was granted this permit, at this moment or later. Without the permit and the moment, the age of the
+    /// grant is unknown, and the client has to query the store.
     Granted(Name, AcquisitionId, Option<(Held, Moment)>),
     /// The first waiter belongs to this client and waits for a token, which arrives after this time.
     Token(Name, Span),

@@ -30,17 +30,18 @@
 //! }
 //! ```
 //!
-//! A waiting thread sleeps. It needs no runtime, because each client renews and sends on a background thread of its own.
+//! A waiting thread sleeps. It needs no runtime, because each client renews and sends on a background thread of its
+//! own.
 //!
 //! # Inside a runtime
 //!
-//! A thread of a Tokio runtime must not block: the tasks of the runtime would stop, and if one of them holds the permit,
-//! forever. So on such a thread `wait` fails with [`Error::InvalidArgument`] and sends
-//! nothing.
+//! A thread of a Tokio runtime must not block, because the tasks of the runtime would stop. If one of them held the
+//! permit, they would stop forever. So on such a thread `wait` fails with [`Error::InvalidArgument`] and sends nothing.
 //!
-//! The threads of [`tokio::task::spawn_blocking`] may block, but nothing that Tokio offers tells them from the others:
-//! `wait` fails there, too, unless the call is inside [`allow`]. The same holds for `tokio::task::block_in_place`, and
-//! for a thread on which [`tokio::runtime::Handle::enter`] was called. Threads of other runtimes are not recognised.
+//! The threads of [`tokio::task::spawn_blocking`] may block, but Tokio offers no way to distinguish them from the
+//! others. So `wait` fails there, too, unless the call is inside [`allow`]. The same holds for
+//! `tokio::task::block_in_place`, and for a thread on which [`tokio::runtime::Handle::enter`] was called. Threads of
+//! other runtimes are not recognised.
 
 use std::cell::Cell;
 use std::future::IntoFuture;
@@ -166,8 +167,8 @@ impl Acquire {
 }
 
 impl Lock {
-    /// Acquires the lock, blocks the thread until it is free, and runs `work` under it: [`with`](Self::with) for threads
-    /// without a runtime. See [`blocking`](self).
+    /// Acquires the lock, blocks the thread until it is free, and runs `work` under it: [`with`](Self::with) for
+    /// threads without a runtime. See [`blocking`](self).
     ///
     /// A function cannot be stopped from outside. If the lock is lost, `work` runs to its end, and its output is
     /// dropped. Call [`LockGuard::check`] in `work` to end earlier.
@@ -213,8 +214,8 @@ fn block_on<F: Future>(future: F) -> F::Output {
         if let Poll::Ready(output) = future.as_mut().poll(&mut cx) {
             return output;
         }
-        // The flag and not only the thread's token: code that the future calls may park this thread, too, and use up
-        // the token.
+        // Check the flag, because the thread's park token is not enough: code that the future calls may park this
+        // thread, too, and use up the token.
         while !parked.woken.swap(false, Ordering::Acquire) {
             thread::park();
         }
@@ -232,7 +233,7 @@ impl Wake for Parked {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // In this order: the thread looks at the flag whenever it is unparked.
+        // Set the flag before unparking, because the thread checks the flag whenever it is unparked.
         self.woken.store(true, Ordering::Release);
         self.thread.unpark();
     }

@@ -91,7 +91,7 @@ pub(crate) const IN_LUA: [(&str, &str, &str); 21] = [
     ),
 ];
 
-/// Returns a part of a script. If the rule to break is kept in it, the rule is broken.
+/// Returns this part of a script, changed so that the rule to break is broken.
 pub(crate) fn in_lua(part: &str) -> String {
     let broken = IN_LUA.iter().filter(|(rule, _, _)| is(rule));
     broken.fold(part.to_owned(), |part, (_, stands, instead)| part.replace(stands, instead))

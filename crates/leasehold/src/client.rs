@@ -21,16 +21,14 @@ mod local;
 mod path;
 #[cfg(feature = "redis")]
 mod redis;
+mod url;
 pub use info::ClientInfo;
 #[cfg(all(feature = "local", target_os = "linux"))]
 pub use local::LocalBuilder;
 pub use path::sqlite_path;
 #[cfg(feature = "redis")]
 pub use redis::RedisBuilder;
-
-/// The URLs that [`Client::open`] accepts, for its error messages.
-const EXPECTED: &str = "expected memory:, sqlite:/path/to/a/file, redis://host:port, redis-sentinel://host:port/name or \
-                        redis-cluster://host:port";
+pub use url::StoreUrl;
 
 static GLOBAL: LazyLock<Client> = LazyLock::new(Client::memory);
 
@@ -99,25 +97,12 @@ impl Client {
         allow(clippy::unused_async)
     )]
     pub async fn open(url: &str) -> Result<Self, Error> {
-        // Errors repeat only the scheme, because the rest of the URL may contain a password.
-        let scheme = url.split_once(':').map(|(scheme, _)| scheme);
-        match scheme {
-            Some("memory") => Ok(Self::memory()),
+        match StoreUrl::parse(url)? {
+            StoreUrl::Memory => Ok(Self::memory()),
             #[cfg(all(feature = "local", target_os = "linux"))]
-            Some("sqlite") => Self::local(path::sqlite_path(url)?).await,
+            StoreUrl::File(path) => Self::local(path).await,
             #[cfg(feature = "redis")]
-            Some(
-                "redis" | "rediss" | "unix" | "valkey" | "valkeys" | "redis+unix"
-                | "redis-sentinel" | "rediss-sentinel" | "redis-cluster" | "rediss-cluster",
-            ) => Self::redis(url).await,
-            Some(scheme) => {
-                let problem = format!("this build supports no store \"{scheme}:\"");
-                Err(Error::invalid("store", format!("{problem}: {EXPECTED}")))
-            }
-            None => {
-                let problem = "it is not a URL, and the path of a file needs sqlite: before it";
-                Err(Error::invalid("store", format!("{problem}: {EXPECTED}")))
-            }
+            StoreUrl::Redis => Self::redis(url).await,
         }
     }
 
@@ -313,7 +298,7 @@ impl fmt::Debug for Client {
 ///
 /// ```
 /// use leasehold::Client;
-/// use std::time::{Duration, Instant};
+/// use std::time::Duration;
 ///
 /// let client = Client::memory_builder().idle(Duration::from_secs(5)).build()?;
 /// # Ok::<(), leasehold::Error>(())
@@ -336,7 +321,7 @@ impl MemoryBuilder {
         self
     }
 
-    /// Makes the client take the time from this clock, for tests: see [`ManualClock`]. Time then passes only when
+    /// Makes the client use this clock, for tests: see [`ManualClock`]. Time then passes only when
     /// [`ManualClock::advance`] is called.
     pub fn manual_clock(mut self, clock: &ManualClock) -> Self {
         self.clock = Clock::manual(clock.clone());

@@ -6,7 +6,7 @@
 //! - [`sender`]: packs commands for a remote store into requests. [`in_flight`]: sends them. [`life`]: how far a
 //!   command has come.
 //! - [`call`]: one command for a lock or a pool. [`lease`]: what such a command acquires.
-//! - [`timing`]: when to renew. [`timers`]: what is due when.
+//! - [`timing`]: when to renew. [`timers`]: the timers that the thread fires.
 //! - [`thread`]: the engine's thread, which runs all of that.
 //! - [`watch`]: reports to metrics, observers and `tracing`. [`meters`]: the metrics.
 //! - [`background`]: work that outlives its caller. [`lock_waiters`]: the tasks that wait for a lock. [`foreign`]:
@@ -26,7 +26,7 @@ use crate::backend::{Answer, Destination, Later, Part, Profile, RemoteBackend, S
 use crate::clock::{Moment, Span};
 use crate::manual_clock::Clock;
 use crate::name::Name;
-use crate::pool::Seats;
+use crate::pool::SharedInstances;
 use crate::{AcquisitionId, ClientId, Error, LockId, LossReason};
 
 mod alarm;
@@ -65,13 +65,13 @@ use store::Store;
 use thread::Message;
 use timers::{Timed, Timers};
 
-/// What every client, semaphore, future and guard keeps alive. When the last of them is dropped, the names are dropped,
-/// and after the names the thread ends.
+/// The engine of one client. Every client handle, semaphore, future and guard keeps it alive. When the last of them is
+/// dropped, the names are dropped, and then the thread ends.
 pub(crate) struct Engine {
     core: Arc<Core>,
 }
 
-/// What the names of one client share.
+/// The state that all names, locks and pools of one client share.
 pub(crate) struct Core {
     pub(crate) client: ClientId,
     pub(crate) clock: Clock,
@@ -80,8 +80,8 @@ pub(crate) struct Core {
     remote: Option<Arc<dyn RemoteBackend>>,
     pub(crate) sender: Sender,
     outbox: Outbox,
-    /// Whether the engine's thread knows that something is in line, or will notice before it sleeps.
-    told: AtomicBool,
+    /// Whether the engine's thread was asked to look at the line and has not done so yet.
+    look_requested: AtomicBool,
     pub(crate) timers: Timers,
     sequence: AtomicU64,
     closed: AtomicBool,
@@ -91,8 +91,8 @@ pub(crate) struct Core {
     pub(crate) lock_waiters: Arc<LockWaiters>,
     /// The locks and pool leases that are held, by their addresses.
     leases: Mutex<FxHashMap<usize, Weak<Lease>>>,
-    /// The guards that share the lease of one instance id.
-    pub(crate) seats: Seats,
+    /// The pool instance ids in use, each with the guards that share its lease.
+    pub(crate) pool_instances: SharedInstances,
     pub(crate) meters: ClientMeters,
     background: Background,
     thread: OnceLock<Result<mpsc::UnboundedSender<Message>, Error>>,
@@ -155,7 +155,7 @@ impl Engine {
             remote,
             sender: Sender::default(),
             outbox: Outbox::default(),
-            told: AtomicBool::new(false),
+            look_requested: AtomicBool::new(false),
             timers: Timers::default(),
             sequence: AtomicU64::new(0),
             closed: AtomicBool::new(false),
@@ -163,7 +163,7 @@ impl Engine {
             names: Mutex::default(),
             lock_waiters: Arc::default(),
             leases: Mutex::default(),
-            seats: Seats::default(),
+            pool_instances: SharedInstances::default(),
             meters: ClientMeters::new(kind, this.clone()),
             background: Background::default(),
             thread: OnceLock::new(),
@@ -229,7 +229,7 @@ impl Core {
         drop(names);
         if first && !self.clock.is_manual() {
             // The thread removes names that are no longer used. Without a thread, they stay.
-            let _ = self.tell(Message::Look);
+            let _ = self.send_message(Message::Look);
         }
         Ok(new)
     }
@@ -280,7 +280,7 @@ impl Core {
         self.closing.notify_waiters();
         // Every release is started before the first is awaited, so that one that fails does not delay the others.
         self.held_leases().iter().for_each(Lease::close);
-        // One deadline for all of them together, which is that of a single release.
+        // All releases together have the deadline of a single one.
         let until = self.now() + self.settings.answer_timeout;
         let mut result = self.background_done(until).await;
         for named in all {
@@ -318,8 +318,8 @@ impl Core {
 
     // Requests to the store.
 
-    /// Sends one command for a lock or a pool. It fails if the store has not answered by `until`. `undo` releases what
-    /// the store may have granted when nobody waits for the answer any more.
+    /// Sends one command for a lock or a pool. It fails if the store has not answered by `until`. If nobody waits for
+    /// the answer any more, `undo` releases what the store may have granted.
     pub(crate) fn ask(self: &Arc<Self>, part: Part, until: Moment, undo: Option<Undo>) -> Asked {
         self.store.ask(self, part, until, undo)
     }
@@ -396,11 +396,11 @@ impl Core {
             return Ok(done);
         }
         let asked = self.now();
-        let done = timers::Alarm::new(self, until).unless(work).await;
+        let done = timers::Deadline::new(self, until).unless(work).await;
         done.ok_or_else(|| self.unavailable(None, asked, self.now()))
     }
 
-    /// Returns the slot in which the store keeps this.
+    /// Returns the slot in which the store keeps this name, key or id.
     pub(crate) fn slot(&self, subject: Subject<'_>) -> Slot {
         self.remote.as_ref().map_or(Slot::ONLY, |remote| remote.slot(subject))
     }
@@ -410,8 +410,8 @@ impl Core {
         self.remote.as_ref().map_or(Destination::ONLY, |remote| remote.destination(slot))
     }
 
-    /// Looks up the key of the lock that this id holds. Returns `None` if the store finds the key in the same step as
-    /// the command that needs it.
+    /// Looks up the key of the lock that this id holds. Returns `None` if no lookup is needed, because the store finds
+    /// the key when it applies the command.
     pub(crate) fn key_of_lock(&self, id: LockId) -> Option<Later<Option<Name>>> {
         self.remote.as_ref()?.key_of_lock(id)
     }
@@ -461,7 +461,7 @@ impl Core {
     // The engine's thread.
 
     /// Sends a message to the engine's thread. Never blocks.
-    fn tell(&self, message: Message) -> Result<(), Error> {
+    fn send_message(&self, message: Message) -> Result<(), Error> {
         if let Some(error) = self.stopped() {
             return Err(error);
         }
@@ -508,7 +508,7 @@ impl Core {
         self.lock_waiters.wake_all();
     }
 
-    /// Puts a source in line that the store could not serve just now. It rests before it is sent again.
+    /// Puts a source in line that the store could not serve just now. The source rests before it is sent again.
     fn send_later(&self, source: Arc<dyn Source>, urgency: Urgency) -> Result<(), Error> {
         self.sender.enqueue_later(source, urgency);
         self.look()?;
@@ -553,9 +553,13 @@ impl Core {
     /// Makes the engine's thread look at the line. If the thread is awake, it looks before it sleeps. Each side first
     /// writes its own flag and then reads the other's, so at least one of the two sees the other.
     fn look(&self) -> Result<(), Error> {
-        let told = self.told.swap(true, Ordering::SeqCst);
+        let told = self.look_requested.swap(true, Ordering::SeqCst);
         let awake = self.sleeping_until.load(Ordering::SeqCst) == 0;
-        if told || awake && self.thread.get().is_some() { Ok(()) } else { self.tell(Message::Look) }
+        if told || awake && self.thread.get().is_some() {
+            Ok(())
+        } else {
+            self.send_message(Message::Look)
+        }
     }
 
     /// Replaces the timer of `target`.
@@ -566,7 +570,7 @@ impl Core {
         at: Option<Moment>,
     ) -> Result<(), Error> {
         self.timers.set(target.clone(), before, at);
-        // A clock that is moved by hand fires the timers itself.
+        // A manual clock fires the timers itself.
         if at.is_none() || self.clock.is_manual() {
             return Ok(());
         }
@@ -578,9 +582,9 @@ impl Core {
         // the two sees the other.
         match at {
             Some(at) if at.micros() < self.sleeping_until.load(Ordering::SeqCst) => {
-                self.tell(Message::Look)
+                self.send_message(Message::Look)
             }
-            Some(_) if self.thread.get().is_none() => self.tell(Message::Look),
+            Some(_) if self.thread.get().is_none() => self.send_message(Message::Look),
             _ => Ok(()),
         }
     }
@@ -591,7 +595,7 @@ impl Core {
 
     /// Runs a future in the background, on the engine's thread.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        if let Err(error) = self.tell(Message::Run(Box::pin(work))) {
+        if let Err(error) = self.send_message(Message::Run(Box::pin(work))) {
             event!(warn, %error, "background work could not be started");
         }
     }
@@ -599,7 +603,7 @@ impl Core {
     /// Runs a query on the engine's thread. The store limits the time of each step.
     pub(crate) fn run<T: Send + 'static>(&self, work: Later<T>) -> Later<T> {
         let (answer, answered) = oneshot::channel();
-        let told = self.tell(Message::Run(Box::pin(async move {
+        let told = self.send_message(Message::Run(Box::pin(async move {
             let done = work.await;
             foreign::guarded(|| drop(answer.send(done)));
         })));

@@ -70,9 +70,9 @@ pub use backend::redis::{Deployment, SentinelSettings};
 pub use client::LocalBuilder;
 #[cfg(feature = "redis")]
 pub use client::RedisBuilder;
-#[doc(hidden)]
-pub use client::sqlite_path;
 pub use client::{Client, ClientInfo, MemoryBuilder, Outage};
+#[doc(hidden)]
+pub use client::{StoreUrl, sqlite_path};
 pub use engine::timing::shortest_lease;
 pub use error::{Error, ErrorKind, LossReason};
 pub use fence::{Fence, FenceGate, StaleFence};

@@ -10,7 +10,7 @@ use crate::clock::{Moment, Span};
 use crate::engine::lease::Keep;
 use crate::engine::lock_waiters::LockWaiters;
 use crate::engine::meters::Kind;
-use crate::engine::timers::Alarm;
+use crate::engine::timers::Deadline;
 use crate::engine::watch::{Id, Watch};
 use crate::machine::lock::{Acquired, Holder, LockCommand, NotifyWhen};
 use crate::name::{Name, millis};
@@ -318,7 +318,7 @@ impl LockBuilder {
         let inner = Definition {
             watch: Watch::new(Kind::Lock, key.clone(), meters, None, clock),
             key,
-            ttl: millis("ttl", self.ttl)?,
+            ttl: millis("lease", self.ttl)?,
             locks: self.locks,
             retry: self.retry,
             auto_extend: self.auto_extend,
@@ -428,8 +428,8 @@ impl Definition {
             // The record of an expired lock may stay in the store for a while. The shortest pause prevents a busy loop
             // until it is removed.
             let over = now + Span::from_duration(remaining.max(SHORTEST_PAUSE));
-            let alarm = Alarm::new(core, again.min(over).min(give_up_at));
-            let woken = alarm.unless(woken).await.is_some();
+            let deadline = Deadline::new(core, again.min(over).min(give_up_at));
+            let woken = deadline.unless(woken).await.is_some();
             wake_up.used = !woken;
             if let Some(error) = core.stopped() {
                 return Err(error);
@@ -440,7 +440,7 @@ impl Definition {
                 again_at = None;
             }
             last = now >= give_up_at;
-            // If the lock is being released just now, one more attempt is worthwhile.
+            // If the lock was released just now, or its lease has just ended, make one last attempt.
             if last && !woken && now < over {
                 return Err(timed_out(now));
             }

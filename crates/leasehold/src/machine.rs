@@ -39,8 +39,8 @@
 //! 1. **Limit.** A permit is granted only if its weight and those of all holders together do not exceed the capacity.
 //!    It is never granted during a pause, and never without a token: in any period, grants are no more frequent than
 //!    the rate allows. After the capacity shrinks, nothing is granted until there is room. No two holders have the same
-//!    slot number. (Only `grant` and `enqueue` add holders, and both check `fits`. A token is given back only if nobody
-//!    has seen the permit: see [`Meter::give_back`].)
+//!    slot number. (Only `grant` and `enqueue` add holders, and both check `fits`. A token is returned only if no
+//!    caller has seen the permit: see [`Meter::return_token`].)
 //! 2. **Order.** Reachable waiters are granted permits in the order in which they were enqueued, even within one
 //!    microsecond and one batch, and whatever their weight. (Places in the queue are numbers, not times. A newcomer is
 //!    granted a permit at once only if `grant` has just gone through the whole queue, so no reachable waiter is left.)
@@ -156,7 +156,7 @@ impl<T> Member<T> {
         }
     }
 
-    /// Returns the permit as its holder learns of it; `None` for a waiter.
+    /// Returns the permit as it is reported to its holder; `None` for a waiter.
     #[inline]
     fn held(&self, now: Time) -> Option<Held> {
         let Stage::Holding { fence, slot_number, .. } = self.stage else { return None };
@@ -242,8 +242,8 @@ impl<T: Clone> Machine<T> {
         outcome
     }
 
-    /// `keep` makes the data that is kept with the acquisition. It receives the permit, or `None` if the acquisition
-    /// waits.
+    /// See [`Command::Enqueue`]. `keep` creates the data that is kept with the acquisition. It receives the permit, or
+    /// `None` if the acquisition waits.
     #[inline]
     #[allow(clippy::too_many_arguments)] // the fields of the command
     pub(crate) fn enqueue(
@@ -326,7 +326,7 @@ impl<T: Clone> Machine<T> {
         known: Known,
         call: &mut Circumstances<'_, T>,
     ) -> (Role, Option<T>) {
-        // The removal comes first, so that a waiter that leaves is not granted a permit.
+        // Remove first: a waiter that is being removed must not be granted a permit.
         let removed = self.remove(id, known);
         if !self.queue.is_empty() {
             self.expire(call);
@@ -357,14 +357,15 @@ impl<T: Clone> Machine<T> {
         }
         if let Some(meter) = self.limits.meter_mut() {
             meter.settle(call.now);
-            meter.give_all_back(unused, self.last_fence);
+            meter.return_tokens(unused, self.last_fence);
         }
         while let Some(id) = pop_due(&mut self.waiter_ends, call.now) {
             self.remove(id, Known::Nothing);
         }
     }
 
-    /// Returns whether a newcomer may be granted a permit, because no reachable waiter is left.
+    /// Grants permits to waiters, in order, as long as they fit. Returns whether a newcomer may be granted a permit,
+    /// because no reachable waiter is left.
     #[inline]
     fn grant(&mut self, call: &mut Circumstances<'_, T>) -> bool {
         self.queue.is_empty() || self.fits(1, call.now) && self.grant_in_order(call)
@@ -471,7 +472,7 @@ impl<T: Clone> Machine<T> {
                 if known == Known::Unused
                     && let Some(meter) = self.limits.meter_mut()
                 {
-                    meter.give_back(fence, self.last_fence);
+                    meter.return_token(fence, self.last_fence);
                 }
                 reschedule(&mut self.holder_ends, id, ended, None);
                 Role::Holder

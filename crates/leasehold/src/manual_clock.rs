@@ -1,4 +1,4 @@
-//! A clock that a test moves forward, and the choice between it and the system's clocks.
+//! A clock that a test advances, and the choice between it and the system's clocks.
 //!
 //! A client with such a clock has no timers of its own: nothing becomes due between two calls of
 //! [`ManualClock::advance`]. That function goes from one due moment to the next, sets the clock to each of them, and
@@ -16,9 +16,9 @@ use crate::engine::Core;
 
 /// A clock for tests, which stands still until it is [advanced](Self::advance).
 ///
-/// A client in memory that is built with it takes the time from it: for TTLs and leases, rates, time limits of acquires,
-/// ages in statistics, and the removal of unused names. Other clients, and `tokio::time`, are not affected. Clones are
-/// the same clock, and several clients may share one.
+/// A client in memory that is built with it takes the time from it: for TTLs and leases, rates, time limits of
+/// acquires, ages in statistics, and the removal of unused names. Other clients, and `tokio::time`, are not affected.
+/// Clones are the same clock, and several clients may share one.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -53,7 +53,7 @@ struct Inner {
     /// Microseconds since the origin that the clock is moved to.
     target: AtomicU64,
     clients: Mutex<Vec<Client>>,
-    /// The thread that moves the clock now.
+    /// The thread that is moving the clock.
     mover: Mutex<Option<ThreadId>>,
     /// Held by the thread that moves the clock.
     turn: Mutex<()>,
@@ -65,7 +65,7 @@ const LATEST: u64 = u64::MAX / 4;
 /// A client that uses the clock.
 struct Client {
     core: Weak<Core>,
-    /// When its unused names were last looked for.
+    /// When its unused names were last removed.
     tidied: Moment,
 }
 
@@ -94,7 +94,7 @@ impl ManualClock {
         Self::default()
     }
 
-    /// Returns by how much the clock was advanced so far.
+    /// Returns how far the clock has been advanced in total.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         Duration::from_micros(self.0.elapsed.load(Ordering::SeqCst))
@@ -177,8 +177,8 @@ impl ManualClock {
         fired || self.now() < self.moment(self.0.target.load(Ordering::SeqCst))
     }
 
-    /// Looks for names that have become unused, as often as the engine's thread would. Nothing changes before `until`,
-    /// so of a long time only the end matters.
+    /// Removes unused names, as often as the engine's thread would. Nothing else changes before `until`, so after a
+    /// long time only the last intervals matter.
     fn tidy(&self, core: &Arc<Core>, until: Moment) {
         let (idle, interval) = (core.settings.idle, core.tidy_interval());
         let known = Arc::downgrade(core);
@@ -205,14 +205,14 @@ impl ManualClock {
         Moment::from_micros(self.0.origin.saturating_add(elapsed))
     }
 
-    /// Never back.
+    /// Sets the clock, but never back.
     fn set(&self, moment: Moment) {
         let elapsed = moment.micros().saturating_sub(self.0.origin);
         self.0.elapsed.fetch_max(elapsed, Ordering::SeqCst);
     }
 }
 
-/// Ends the turn of a thread, also if something panics that it fires.
+/// Ends the turn of a thread, even if a timer that it fires panics.
 struct Moving<'a>(&'a Inner);
 
 impl Drop for Moving<'_> {
@@ -240,7 +240,7 @@ impl Clock {
         self.0.is_some()
     }
 
-    /// Lets the clock fire the timers of this client, if the clock is moved by hand.
+    /// Makes a manual clock fire the timers of this client.
     pub(crate) fn serve(&self, core: &Weak<Core>) {
         if let Some(clock) = &self.0 {
             let mut clients = lock(&clock.0.clients);
@@ -249,7 +249,7 @@ impl Clock {
         }
     }
 
-    /// Returns the moment by which the client's timers and leases are judged.
+    /// Returns the moment that the client's timers and leases are compared with.
     #[inline]
     pub(crate) fn now(&self) -> Moment {
         self.0.as_ref().map_or_else(Moment::now, ManualClock::now)
@@ -277,7 +277,7 @@ impl Clock {
 }
 
 impl ManualClock {
-    /// The same scale as that of [`Self::now`].
+    /// Returns the time, on the same scale as [`Self::now`].
     fn time(&self) -> Time {
         Time::from_micros(self.now().micros())
     }

@@ -1,7 +1,7 @@
 //! The metrics of this library, recorded through the facade of the `metrics` crate. Requires the feature `metrics`.
 //!
 //! Install a recorder before you build the first semaphore, lock or pool of a client: for example an exporter for
-//! Prometheus, StatsD or OpenTelemetry. What was built before that is not recorded. The example `metrics` shows this
+//! Prometheus, StatsD or OpenTelemetry. Objects that were built before record nothing. The example `metrics` shows this
 //! with `metrics-exporter-prometheus`.
 //!
 //! | metric | type | labels | meaning |

@@ -1,4 +1,4 @@
-//! Names, keys and durations that users give, checked in one place.
+//! Checks the names, keys and durations that users pass.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::clock::Span;
 /// The longest name or key, in bytes. The key of a lock is measured after normalisation.
 pub(crate) const MAX_NAME_BYTES: usize = 512;
 
-/// The longest TTL of a lock or a lease: some 300 years. The stores keep 14 digits of a timestamp in milliseconds.
+/// The longest TTL of a lock or a lease: about 317 years. The stores keep 14 digits of a timestamp in milliseconds.
 const MAX_TTL_MS: u64 = 10_000_000_000_000;
 
 /// A name that has been checked.
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_nobody_could_see_are_refused() {
+    fn empty_names_and_control_characters_are_refused() {
         assert!(Name::new("name", "").is_err());
         let error = Name::new("key", "a\nb").unwrap_err().to_string();
         assert_eq!(error, r#"invalid key: "a\nb" contains the control character '\n': remove it"#);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::watch::{Happening, Id, Operation, Tell};
+use crate::engine::watch::{Callback, Id, ObservedEvent, Operation};
 use crate::{AcquisitionId, ErrorKind, LockEvent, LossReason};
 
 /// A function that is called with every event of the locks, the semaphore or the pool that it observes: see
@@ -32,19 +32,19 @@ use crate::{AcquisitionId, ErrorKind, LockEvent, LossReason};
 /// # }
 /// ```
 pub struct Observer<E = LockEvent> {
-    tell: Arc<dyn Fn(&E) + Send + Sync>,
+    function: Arc<dyn Fn(&E) + Send + Sync>,
     pub(crate) raw: bool,
 }
 
 impl<E> Observer<E> {
     /// Creates an observer that calls this function.
-    pub fn new(tell: impl Fn(&E) + Send + Sync + 'static) -> Self {
-        Self { tell: Arc::new(tell), raw: false }
+    pub fn new(function: impl Fn(&E) + Send + Sync + 'static) -> Self {
+        Self { function: Arc::new(function), raw: false }
     }
 
     /// Calls the function, which may panic.
-    pub(crate) fn tell(&self, event: &E) {
-        (self.tell)(event);
+    pub(crate) fn notify(&self, event: &E) {
+        (self.function)(event);
     }
 }
 
@@ -58,7 +58,7 @@ impl Observer<LockEvent> {
 
 impl<E> Clone for Observer<E> {
     fn clone(&self) -> Self {
-        Self { tell: self.tell.clone(), raw: self.raw }
+        Self { function: self.function.clone(), raw: self.raw }
     }
 }
 
@@ -150,9 +150,9 @@ pub struct PoolEvent {
 }
 
 impl Observer<SemaphoreEvent> {
-    pub(crate) fn into_tell(self) -> Tell {
-        Box::new(move |happening: &Happening<'_>| {
-            let Happening { operation, result, name, id, waited, held_for } = *happening;
+    pub(crate) fn into_callback(self) -> Callback {
+        Box::new(move |event: &ObservedEvent<'_>| {
+            let ObservedEvent { operation, result, name, id, waited, held_for } = *event;
             let operation = match operation {
                 Operation::Acquire => SemaphoreOperation::Acquire,
                 Operation::Release => SemaphoreOperation::Release,
@@ -162,15 +162,15 @@ impl Observer<SemaphoreEvent> {
             };
             let Id::Permit(id) = *id else { return };
             let name = name.to_string();
-            self.tell(&SemaphoreEvent { operation, result, name, id, waited, held_for });
+            self.notify(&SemaphoreEvent { operation, result, name, id, waited, held_for });
         })
     }
 }
 
 impl Observer<PoolEvent> {
-    pub(crate) fn into_tell(self) -> Tell {
-        Box::new(move |happening: &Happening<'_>| {
-            let Happening { operation, result, name, id, waited, held_for } = *happening;
+    pub(crate) fn into_callback(self) -> Callback {
+        Box::new(move |event: &ObservedEvent<'_>| {
+            let ObservedEvent { operation, result, name, id, waited, held_for } = *event;
             let operation = match operation {
                 Operation::Acquire => PoolOperation::Acquire,
                 Operation::Renew => PoolOperation::Renew,
@@ -179,7 +179,7 @@ impl Observer<PoolEvent> {
             };
             let Id::Instance(id) = id else { return };
             let (name, instance_id) = (name.to_string(), id.to_string());
-            self.tell(&PoolEvent { operation, result, name, instance_id, waited, held_for });
+            self.notify(&PoolEvent { operation, result, name, instance_id, waited, held_for });
         })
     }
 }

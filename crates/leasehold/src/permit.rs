@@ -55,7 +55,7 @@ impl Permit {
         ticket: Option<Arc<Ticket>>,
         watched: Option<Acquiring>,
     ) -> Self {
-        // The guard is made first, because a tracing subscriber may panic.
+        // Create the guard first, because a tracing subscriber may panic.
         let mut permit = Self { semaphore: Some(semaphore), id, grant, ticket };
         if let Some(watched) = watched {
             permit.watch(watched);
@@ -63,8 +63,8 @@ impl Permit {
         permit
     }
 
-    /// Records in the permit's ticket what has to be reported when the permit ends. If there is no ticket yet, this
-    /// makes one.
+    /// Reports the acquire, and makes the permit's ticket report the end of the permit. If there is no ticket yet, this
+    /// creates one.
     #[cold]
     fn watch(&mut self, watched: Acquiring) {
         let (id, grant) = (self.id, self.grant);
@@ -228,7 +228,7 @@ impl Drop for Permit {
     #[inline]
     fn drop(&mut self) {
         if let Some(semaphore) = self.semaphore.take() {
-            // The ticket is dropped first: if nobody else has it, the engine has nobody to notify.
+            // Drop the ticket first: if nothing else has it, the engine has no task to notify.
             self.ticket = None;
             semaphore.named.end(self.id, Known::Nothing);
         }

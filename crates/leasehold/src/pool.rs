@@ -10,7 +10,7 @@ use crate::engine::Engine;
 use crate::engine::foreign::event;
 use crate::engine::lease::Keep;
 use crate::engine::meters::Kind;
-use crate::engine::timers::Alarm;
+use crate::engine::timers::Deadline;
 use crate::engine::watch::{Id, Watch};
 use crate::machine::pool::{PoolAction, PoolCommand, PoolOutcome, Status};
 use crate::name::Name;
@@ -18,12 +18,12 @@ use crate::{Error, Observer, PoolEvent, Retry};
 
 mod answer;
 mod lease;
-mod seat;
+mod shared_instance;
 mod stats;
 
 pub use answer::{AcquireStatus, PoolAnswer, PoolCount, ReleaseStatus, RenewStatus};
 pub use lease::PoolLease;
-pub(crate) use seat::Seats;
+pub(crate) use shared_instance::SharedInstances;
 pub(crate) use stats::Which;
 pub use stats::{PoolMember, PoolStats, Pools};
 
@@ -111,7 +111,7 @@ impl Pool {
         if let Some(watched) = watched {
             match &answer {
                 Ok(PoolAnswer { status: AcquireStatus::Acquired, .. }) => {
-                    watched.acquired_for_good();
+                    watched.acquired_without_guard();
                 }
                 Ok(_) => watched.refused(),
                 Err(error) => watched.failed(error),
@@ -348,13 +348,13 @@ impl PoolBuilder {
         }
         if self.ttl < MIN_TTL {
             let problem = format!("it is {:?}; the minimum is {MIN_TTL:?}", self.ttl);
-            return Err(Error::invalid("ttl", problem));
+            return Err(Error::invalid("lease", problem));
         }
-        let ttl = Span::from_millis(crate::name::millis("ttl", self.ttl)?);
+        let ttl = Span::from_millis(crate::name::millis("lease", self.ttl)?);
         self.retry.check()?;
         let (engine, capacity, retry) = (self.engine, self.capacity, self.retry);
         let meters = engine.core().meters.of(Kind::Pool, self.name_in_metrics.then_some(&name));
-        let observer = self.observer.map(Observer::<PoolEvent>::into_tell);
+        let observer = self.observer.map(Observer::<PoolEvent>::into_callback);
         let watch =
             Watch::new(Kind::Pool, name.clone(), meters, observer, engine.core().clock.clone());
         Ok(Pool { inner: Arc::new(Definition { engine, name, capacity, ttl, retry, watch }) })
@@ -399,7 +399,7 @@ impl Definition {
         let core = self.engine.core();
         core.check_open()?;
         let holding = Arc::new(Holding::new(self.clone(), instance.clone()));
-        let mut turn = core.until(until, holding.seat.turn()).await?;
+        let mut turn = core.until(until, holding.user.turn()).await?;
         turn.begin();
         let undo = holding.clone();
         let action = PoolAction::Acquire { instance: instance.clone(), capacity: self.capacity };
@@ -446,8 +446,8 @@ impl Definition {
                 });
             }
             let pause = self.retry.pause(nth).min(limit.saturating_sub(so_far));
-            let alarm = Alarm::new(core, core.now() + Span::from_duration(pause));
-            alarm.unless(closing).await;
+            let deadline = Deadline::new(core, core.now() + Span::from_duration(pause));
+            deadline.unless(closing).await;
             if let Some(error) = core.stopped() {
                 return Err(error);
             }
@@ -465,7 +465,7 @@ fn outcome(answer: Answer) -> Result<PoolOutcome, Error> {
     }
 }
 
-/// Returns the name, unless it begins with a prefix under which other things are stored.
+/// Returns the name. Fails if it begins with a prefix under which other things are stored.
 fn name_of(text: &str) -> Result<Name, Error> {
     let name = Name::new("name", text)?;
     if name.as_str().starts_with("holders:") {

@@ -1,4 +1,4 @@
-//! The host and the process that this client runs in, as others see them.
+//! The host and the process that this client runs in, as other clients see them.
 
 use std::sync::{Arc, LazyLock};
 

@@ -32,15 +32,15 @@ pub struct Retry {
     within: Duration,
 }
 
-/// How much of a delay is random, so that callers that were refused together do not retry together.
+/// How much of a delay is random. Randomness keeps callers that were refused together from retrying together.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Jitter {
-    /// Half of it: between half the delay and all of it.
+    /// Half of the delay is random: the result is between half the delay and the whole delay.
     Equal,
-    /// All of it: between zero and the whole delay.
+    /// All of the delay is random: the result is between zero and the whole delay.
     Full,
-    /// None of it: always the whole delay.
+    /// Nothing is random: the result is always the whole delay.
     None,
 }
 
@@ -129,7 +129,7 @@ impl Retry {
     }
 }
 
-/// Returns a random number between 0 and 1. It need not be secret, so 0.5 will do if the source of randomness fails.
+/// Returns a random number between 0 and 1. It need not be secret, so it is 0.5 if the source of randomness fails.
 fn chance() -> f64 {
     getrandom::u32().map_or(0.5, |bits| f64::from(bits) / f64::from(u32::MAX))
 }

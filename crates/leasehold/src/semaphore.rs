@@ -19,7 +19,7 @@ use crate::{AcquisitionId, Error, Observer, Permit, SemaphoreEvent};
 
 /// The default lease: how long a holder or waiter may be silent before it is considered dead.
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
-/// With a shorter lease, a renewal that is slightly late would lose the permit.
+/// The shortest lease. With a shorter one, a renewal that is slightly late would lose the permit.
 const MIN_LEASE: Duration = Duration::from_millis(300);
 /// The shortest TTL on a store that is not on this host. A shorter one could end before the holder learns of its
 /// permit.
@@ -33,9 +33,9 @@ const MAX_PERIOD: Span = Span::from_micros(100 * 31_557_600 * 1_000_000);
 
 /// A fair counting semaphore with a name.
 ///
-/// Permits are granted in the order in which they were requested. Semaphores of one client with the same name share
-/// their permits, and so do clones. A permit is released when its guard, a [`Permit`], is dropped. Any task or thread
-/// may drop it, inside or outside a runtime.
+/// Permits are granted in the order in which they were requested. Semaphores with the same name in the same store share
+/// their permits. A permit is released when its guard, a [`Permit`], is dropped. Any task or thread may drop it, inside
+/// or outside a runtime.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -58,7 +58,7 @@ pub struct Semaphore {
     pub(crate) inner: Arc<Handle>,
 }
 
-/// What every handle, future and guard holds: the declaration, and the client that made it.
+/// The declaration of a semaphore, and the client that made it. Every handle, future and guard has one.
 pub(crate) struct Handle {
     pub(crate) declaration: Arc<Declaration>,
     /// Keeps the client's names and its thread alive.
@@ -122,8 +122,7 @@ impl Semaphore {
     /// - [`Error::Closed`] after [`Client::close`](crate::Client::close).
     ///
     /// # Cancel safety
-    /// Dropping the future gives up the place in the queue. If the permit has already been granted, it is released in
-    /// the background.
+    /// Dropping the future cancels the wait. If the permit has already been granted, it is released in the background.
     ///
     /// [`max_acquire_time`]: SemaphoreBuilder::max_acquire_time
     #[inline]
@@ -403,8 +402,8 @@ impl SemaphoreBuilder {
     /// the newest declaration applies to everybody. A semaphore that is built without a rate declares none, and follows
     /// the rate that already exists.
     ///
-    /// The rate counts grants, whatever their weight. An acquire that gives up takes no token. A permit that was
-    /// granted but never returned to a caller gives its token back.
+    /// The rate counts grants, whatever their weight. An acquire that gives up takes no token. If a permit was granted
+    /// but no caller received it, its token is returned.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -427,8 +426,8 @@ impl SemaphoreBuilder {
     }
 
     /// Sets how many permits may be granted at once after a quiet period, with a [`rate`](Self::rate): 1 by default. In
-    /// any period, at most this many permits are granted in addition to what the rate allows. Tokens that nobody takes
-    /// are kept up to this number. With a burst of 1, a start that comes late is not made up for.
+    /// any period, at most this many permits are granted in addition to what the rate allows. Up to this many unused
+    /// tokens are kept. With a burst of 1, grants are always at least one interval apart, even after a late one.
     pub fn burst(mut self, starts: u32) -> Self {
         self.burst = Some(starts);
         self
@@ -511,7 +510,7 @@ impl SemaphoreBuilder {
         let (declares, numbered) = (self.declares, self.numbered);
         let is_plain = terms == Terms::default() && label.is_none() && !numbered;
         let meters = core.meters.of(Kind::Semaphore, self.name_in_metrics.then_some(&name));
-        let observer = self.observer.map(Observer::<SemaphoreEvent>::into_tell);
+        let observer = self.observer.map(Observer::<SemaphoreEvent>::into_callback);
         let watch = Watch::new(Kind::Semaphore, name, meters, observer, core.clock.clone());
         let declaration = Declaration {
             named,

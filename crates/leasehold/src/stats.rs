@@ -110,7 +110,7 @@ impl SemaphoreStats {
         self.waiting
     }
 
-    /// Returns how long the longest held permit has been held.
+    /// Returns how long the longest-held permit has been held.
     #[must_use]
     pub fn oldest_hold(&self) -> Option<Duration> {
         self.holders.iter().filter_map(Member::age).max()
@@ -351,8 +351,8 @@ impl Member {
         self.ends_in
     }
 
-    /// Returns the fence of the permit; `None` for a waiter, for a permit that was not claimed yet, and for other
-    /// programs.
+    /// Returns the fence of the permit; `None` for a waiter. On Redis also `None` for other programs, and for a permit
+    /// that another program has granted and that is not claimed yet.
     #[must_use]
     pub fn fence(&self) -> Option<Fence> {
         self.fence
@@ -390,7 +390,7 @@ pub(crate) struct Query {
 }
 
 impl Query {
-    /// Keeps what the query asks for, and sorts it by usage, the most used name first.
+    /// Keeps only the names that the query asks for, and sorts them by usage, the most used name first.
     pub(crate) fn narrow(&self, stats: &mut Vec<SemaphoreStats>) {
         stats.retain(|one| self.unused || one.is_used());
         stats.sort_by(|a, b| {

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use crate::clock::{Moment, Span};
-use crate::engine::timers::Alarm;
+use crate::engine::timers::Deadline;
 use crate::machine::{Steer, Steered};
 use crate::name::{Name, positive};
 use crate::semaphore::rate_of;
@@ -310,8 +310,8 @@ impl Drain {
                 let limit = self.within.unwrap_or_default();
                 return Err(Error::TimedOut { what, name, limit, full: None });
             }
-            let alarm = Alarm::new(core, until.min(now + ASK_AGAIN));
-            let _ = alarm.unless(std::future::pending::<()>()).await;
+            let deadline = Deadline::new(core, until.min(now + ASK_AGAIN));
+            let _ = deadline.unless(std::future::pending::<()>()).await;
         }
         Ok(())
     }

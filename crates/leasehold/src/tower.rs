@@ -35,16 +35,16 @@
 //! # How long a permit is held
 //!
 //! A permit is held from its grant until the body of the response has been produced, or dropped because the connection
-//! was closed. A response whose body is a stream holds its permit as long as the stream lasts. After an upgrade, such as
-//! to a WebSocket, the body has ended, and the permit is released.
+//! was closed. A response whose body is a stream holds its permit as long as the stream lasts. After an upgrade, such
+//! as to a WebSocket, the body has ended, and the permit is released.
 //!
 //! # If a permit is lost
 //!
 //! - *Before the response:* the future of the inner service is dropped without being polled again, and the request is
 //!   refused with [`Error::Lost`].
-//! - *During its body:* the body ends with that error. An HTTP server then closes the connection, so that the client does
-//!   not take the part that it received for the whole. The body notices the loss when the server polls it: if the client
-//!   does not read, that may be late.
+//! - *During its body:* the body ends with that error. An HTTP server then closes the connection, so that the client
+//!   notices that the response is incomplete. The body notices the loss when the server polls it: if the client does
+//!   not read, that may be late.
 //!
 //! # If a permit is not granted
 //!
@@ -76,7 +76,7 @@ type BoxError = Box<dyn StdError + Send + Sync>;
 
 /// A layer that limits the requests of a service: see the [module](self).
 ///
-/// `F` is the function that returns the limit of a request. `R` says what happens to a request that is refused.
+/// `F` is the function that returns the limit of a request. `R` determines what happens to a request that is refused.
 pub struct LimitLayer<F, R = Fail> {
     limit: Arc<F>,
     refuse: R,
@@ -146,8 +146,8 @@ impl<S, F, R: Clone> Layer<S> for LimitLayer<F, R> {
 
 /// A service whose requests are limited: see [`LimitLayer`].
 ///
-/// It is ready when the inner service is. Requests wait for their permits in the futures of their responses, so one that
-/// waits does not delay the others.
+/// It is ready when the inner service is. Requests wait for their permits in the futures of their responses, so one
+/// that waits does not delay the others.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -225,8 +225,8 @@ where
     }
 
     /// # Cancel safety
-    /// Dropping the future drops the inner service's future. It gives up the place in the queue, or releases the permit
-    /// in the background.
+    /// Dropping the future drops the inner service's future. This also cancels the wait, or releases the permit in the
+    /// background.
     fn call(&mut self, request: Request) -> Self::Future {
         let limit = (self.limit)(&request).map(L::into);
         // The future takes the service that is ready. The clone has to become ready first.
@@ -267,7 +267,7 @@ pub trait Refuse<B, E>: sealed::Sealed {
     /// Returns the result of a request that is refused.
     ///
     /// # Errors
-    /// [`Fail`] returns the error that it is given. [`Respond`] never fails.
+    /// [`Fail`] returns `error`. [`Respond`] never fails.
     fn refuse(&self, error: Error) -> Result<Response<B>, Self::Error>;
 }
 

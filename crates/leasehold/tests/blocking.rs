@@ -17,7 +17,7 @@ fn has_waiters(semaphore: &Semaphore, expected: usize) {
     });
 }
 
-/// Two at most of eight threads, each with a client of its own if the store allows that.
+/// At most two of eight threads hold a permit. Each thread has its own client if the store allows that.
 fn threads_share_permits(open: &(impl Fn() -> Client + Sync)) {
     let (running, most, runs) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0));
     thread::scope(|scope| {
@@ -38,14 +38,14 @@ fn threads_share_permits(open: &(impl Fn() -> Client + Sync)) {
         }
     });
     assert_eq!(runs.into_inner(), 40);
-    assert!(most.into_inner() <= 2, "more than two at once");
+    assert!(most.into_inner() <= 2, "more than two permits at once");
 }
 
 fn a_thread_waits_its_turn(open: &(impl Fn() -> Client + Sync)) {
     let here = open().semaphore("turn", 3).build().unwrap();
     let held = here.acquire().weight(2).wait().unwrap();
     assert!(here.try_acquire().weight(2).wait().unwrap().is_none());
-    // Long enough for the store to answer: otherwise the error would be another one.
+    // Long enough for the store to answer; otherwise the error would be `Unavailable`.
     let limit = Duration::from_millis(500);
     let error = here.acquire().weight(2).within(limit).wait().unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
@@ -65,7 +65,7 @@ fn a_thread_waits_its_turn(open: &(impl Fn() -> Client + Sync)) {
     });
 }
 
-/// A thread that looped instead of sleeping would be running, or waiting for a processor, at every look.
+/// Waits until the thread sleeps. A thread that polled in a loop would be runnable at every look.
 fn is_asleep(thread: &std::path::Path) {
     until("the waiting thread sleeps", PATIENCE, || {
         let stat = std::fs::read_to_string(thread.join("stat")).unwrap();
@@ -170,7 +170,7 @@ fn on_redis() {
 }
 
 fn assert_refused<T>(result: Result<T, Error>) {
-    let Err(error) = result else { panic!("it must not block here") };
+    let Err(error) = result else { panic!("the call blocked the runtime") };
     assert!(matches!(error, Error::InvalidArgument { what: "wait", .. }), "{error}");
     for hint in ["belongs to a Tokio runtime", "await the future", "leasehold::blocking::allow"] {
         assert!(error.to_string().contains(hint), "{error}");
@@ -187,7 +187,7 @@ async fn a_thread_of_a_runtime_is_refused() {
     let lock = Client::memory().lock("runtime").build().unwrap();
     assert_refused(lock.blocking_with(|_| panic!("it must not run")));
 
-    // Nothing was acquired, and what was held is released although nobody waits for it.
+    // Nothing was acquired, and the held permit is released although the call was refused.
     let permit = semaphore.try_acquire().await.unwrap().expect("it is free");
     assert_refused(permit.release().wait());
     eventually(async || semaphore.try_acquire().await.unwrap().is_some()).await;
@@ -202,7 +202,7 @@ async fn it_works_where_a_thread_of_a_runtime_may_block() {
     let waiting = tokio::task::spawn_blocking(move || {
         assert_refused(there.acquire().wait());
         let fence = blocking::allow(|| there.blocking_with(Permit::fence));
-        // Not longer than it was allowed, also after a panic.
+        // Blocking is refused again after `allow` returns, even if its closure panicked.
         assert_refused(there.acquire().wait());
         let panics = || blocking::allow(|| std::panic::resume_unwind(Box::new("on purpose")));
         assert!(catch_unwind(panics).map(|(): ()| ()).is_err());

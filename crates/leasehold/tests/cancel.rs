@@ -1,7 +1,7 @@
-//! Cancellation: whatever is dropped, at whatever await point, and whatever happens at the same time, it
-//! leaves nothing behind (invariant 7 of `docs/algorithm.md`).
+//! Cancellation: a future that is dropped at any await point, during any event, leaves nothing
+//! behind (invariant 7 of `docs/algorithm.md`).
 //!
-//! Nothing here runs in a runtime: futures are polled by hand, exactly as often as the test says.
+//! Nothing here runs in a runtime: futures are polled by hand, only when the test says so.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, mpsc};
@@ -15,12 +15,12 @@ use testkit::census::{assert_all_are_free, census};
 
 const NAME: &str = "cancelled";
 const CAPACITY: u32 = 2;
-/// As short as an engine can tell.
+/// The shortest time that the engine can measure.
 const MOMENT: Duration = Duration::from_millis(1);
-/// Marks what is not the operation's own, in statistics.
+/// The label of the permits and waiters that do not belong to the operation.
 const OTHERS: &str = "others";
 
-/// What is dropped half-way.
+/// The operation that is dropped half-way.
 #[derive(Clone, Copy, Debug)]
 enum Operation {
     Acquire,
@@ -67,17 +67,17 @@ impl Operation {
     }
 }
 
-/// What happens at the same time.
+/// What happens while the operation runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Event {
     Nothing,
-    /// Somebody gives a permit back, so that a waiter is granted one.
+    /// Another holder releases its permit, so that a waiter is granted one.
     Grant,
-    /// The operation has waited long enough.
+    /// The operation's time-out passes.
     Timeout,
-    /// Those who held permits before lose them: their TTL ends.
+    /// The permits that others held before expire: their TTL ends.
     OthersExpire,
-    /// The operation's own permit ends, even before it is seen.
+    /// The operation's own permit expires, even before the operation has received it.
     Expiry,
     /// The operation's own permit is released by its id.
     ReleaseById,
@@ -89,7 +89,7 @@ const EVENTS: [Event; 7] = {
     [Nothing, Grant, Timeout, OthersExpire, Expiry, ReleaseById, Close]
 };
 
-/// One way for it to go: so many polls, an event, more polls, another event, more polls, and the end.
+/// One order of events: some polls, an event, more polls, another event, more polls, and the drop.
 #[derive(Clone, Copy, Debug)]
 struct Script {
     operation: Operation,
@@ -99,7 +99,7 @@ struct Script {
 }
 
 impl Script {
-    /// All that there are. No operation needs more than four polls from one end to the other.
+    /// Returns all scripts. No operation needs more than four polls from start to end.
     fn all() -> impl Iterator<Item = Self> {
         let polls = (0..=3).flat_map(|first| {
             (0..=2).flat_map(move |second| (0..=1).map(move |third| [first, second, third]))
@@ -125,7 +125,7 @@ impl Script {
         let mut stage = Stage::set(self);
         let mut operation = self.operation.begin(&stage.own);
         poll(&mut operation, self.polls[0]);
-        // From here on somebody waits behind it, who must not be forgotten.
+        // From here on another waiter is queued behind the operation, and must not be forgotten.
         let mut rival = ByHand::new(stage.others.acquire());
         let mut served = rival.poll();
         for (event, polls) in self.events.into_iter().zip(&self.polls[1..]) {
@@ -138,7 +138,7 @@ impl Script {
         let served = served.take().unwrap_or_else(|| rival.finish());
         match served {
             Ok(permit) => drop(permit),
-            // Granted, but closed before it saw the permit.
+            // The waiter was granted the permit, but the client closed before it received it.
             Err(Error::Closed | Error::Lost { reason: LossReason::Closed, .. }) if stage.closed => {
             }
             Err(error) => panic!("{error}"),
@@ -182,7 +182,7 @@ impl Stage {
         Self { client, own, others, held_by_others, closed: false }
     }
 
-    /// Makes it happen, and returns when it has.
+    /// Makes the event happen, and returns when it has.
     fn happen(&mut self, event: Event) {
         match event {
             Event::Nothing => {}
@@ -205,7 +205,7 @@ impl Stage {
         }
     }
 
-    /// What the operation holds, whether or not it has seen it.
+    /// Returns the permits that the operation holds, whether or not it has received them.
     fn own_ids(&self) -> Vec<AcquisitionId> {
         let stats = block_on(self.own.stats()).unwrap();
         let own = stats.holders().iter().filter(|holder| holder.label().is_none());
@@ -213,7 +213,7 @@ impl Stage {
     }
 }
 
-/// At once: in memory there is nothing to drain.
+/// Does not wait: in memory there is nothing to drain.
 fn check_nothing_is_left(semaphore: &Semaphore, closed: bool) {
     if closed {
         assert_eq!(block_on(census(semaphore)), (0, 0));
@@ -224,7 +224,7 @@ fn check_nothing_is_left(semaphore: &Semaphore, closed: bool) {
 
 #[test]
 fn whatever_is_dropped_at_any_await_point_leaves_nothing_behind() {
-    // Many at a time: most of the time they wait for time to pass.
+    // Many threads, because a script mostly waits for time to pass.
     let (scripts, played) = (Mutex::new(Script::all()), AtomicUsize::new(0));
     let next = || scripts.lock().unwrap().next();
     thread::scope(|scope| {
@@ -242,7 +242,7 @@ fn whatever_is_dropped_at_any_await_point_leaves_nothing_behind() {
     assert_eq!(played.into_inner(), 6 * 2 * (4 * 3 * 2) * (7 * 7));
 }
 
-/// Says which script failed.
+/// Reports the script that failed.
 struct Unfinished(Script);
 
 impl Drop for Unfinished {
@@ -269,7 +269,7 @@ fn a_grant_that_nobody_sees_goes_to_the_next() {
         assert!(waiter.poll().is_none());
     }
     drop(held);
-    // Each is granted the permit, is woken, and is gone before it looks.
+    // Each waiter is granted the permit, is woken, and is dropped before it is polled again.
     let last = waiters.pop().unwrap();
     for waiter in waiters {
         assert!(waiter.is_woken_within(Duration::ZERO));
@@ -286,7 +286,7 @@ fn whoever_polled_last_is_woken() {
     let held = block_on(semaphore.acquire()).unwrap();
     let mut lost = held.lost();
     let mut acquire = semaphore.acquire();
-    // As when a future moves from one task to another.
+    // Polled with two wakers in turn, as when a future moves from one task to another.
     assert!(ByHand::new(&mut lost).poll().is_none());
     assert!(ByHand::new(&mut acquire).poll().is_none());
     let mut lost = ByHand::new(&mut lost);
@@ -301,7 +301,7 @@ fn whoever_polled_last_is_woken() {
     drop(acquire.finish().unwrap());
 }
 
-/// Drops operations of many kinds half-way, on many threads at once, all of one name.
+/// Drops operations of many kinds half-way, on many threads at once, all on one name.
 fn scramble(seed: u64, closes: bool) {
     const THREADS: u64 = 4;
     const ROUNDS: u32 = 300;
@@ -315,7 +315,7 @@ fn scramble(seed: u64, closes: bool) {
         builder.clone().ttl(MOMENT).max_acquire_time(MOMENT).build().unwrap(),
     ];
     thread::scope(|scope| {
-        // What one thread polled, another drops.
+        // A future polled by one thread is dropped by another.
         let (hand_over, handed_over) = mpsc::channel();
         scope.spawn(move || handed_over.into_iter().for_each(drop));
         for thread in 0..THREADS {

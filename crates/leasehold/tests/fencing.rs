@@ -1,5 +1,5 @@
-//! A holder that is paused past its lease, and three resources that refuse what it writes too late. Without the fence,
-//! each of them would have been overwritten. The recipes are those of docs/fencing.md, word for word.
+//! A holder is paused past its lease, and three resources refuse its late writes. Without the fence, each of them would
+//! be overwritten. The recipes are those of docs/fencing.md, word for word.
 
 #![cfg(feature = "redis")]
 
@@ -15,7 +15,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 const KEY: &str = "invoice:42";
 const LEASE: Duration = Duration::from_secs(1);
 
-/// The way into the process of the holder that is paused.
+/// The entry point of the process of the paused holder.
 #[test]
 fn child() {
     child::play(|resource, arguments| {
@@ -24,25 +24,25 @@ fn child() {
     });
 }
 
-/// Has checked its lock and is about to write when it is paused.
+/// In the child: checks its lock, and is paused before it writes.
 async fn hold(resource: &str, arguments: &[&str]) {
     let mut told = child::told();
     let client = Client::redis(arguments[0]).await.unwrap();
     let guard = client.lock(KEY).ttl(LEASE).build().unwrap().acquire().await.unwrap();
     guard.check().unwrap();
     child::say(&guard.fence().to_string());
-    // Between the check and the write: here no lock in the world can help.
+    // Between the check and the write. No lock can help here.
     told.recv().await;
     match resource {
         "gate" => child::say(&format!("write {}", guard.fence())),
         "sql" => write_late_to_sql(arguments[1], &guard, &mut told).await.unwrap(),
         "redis" => write_late_to_redis(arguments[0], &guard, &mut told).await.unwrap(),
-        _ => unreachable!("nobody knows {resource}"),
+        _ => unreachable!("unknown resource {resource:?}"),
     }
     std::future::pending::<()>().await;
 }
 
-/// The holder that is paused, and the one after it.
+/// The paused holder, and the one after it.
 struct Holders {
     paused: Child,
     paused_fence: Fence,
@@ -50,14 +50,14 @@ struct Holders {
 }
 
 impl Holders {
-    /// Returns while the first is paused, and the second holds the lock.
+    /// Returns when the first holder is paused and the second holds the lock.
     async fn start(server: &RedisServer, resource: &str, path: &str) -> Self {
         let mut paused = Child::start(resource, &[&server.url(), path]);
         let paused_fence = paused.says().await.parse().unwrap();
         paused.stop();
-        // It is there to be read as soon as it goes on.
+        // The child reads this as soon as it continues.
         paused.tell("write");
-        // Nobody released the lock: it is free because its TTL has ended.
+        // The lock was not released: it is free because its TTL has ended.
         let client = deadline(Client::redis(&server.url())).await.unwrap();
         let next = deadline(client.lock(KEY).build().unwrap().acquire()).await.unwrap();
         assert!(next.fence() > paused_fence);
@@ -99,9 +99,9 @@ const UPDATE: &str = "\
 UPDATE invoice SET value = ?1, fence = ?2
  WHERE id = ?3 AND fence <= ?2";
 
-/// True if it was written.
+/// Returns true if the value was written.
 fn write_row(db: &Connection, value: &str, fence: Fence) -> rusqlite::Result<bool> {
-    // Fences of locks end at 2^63 - 1, and so do the numbers of a database.
+    // Fences of locks, like the integers of a database, are at most 2^63 - 1.
     let fence = i64::try_from(fence.get()).expect("a fence of a lock");
     Ok(db.execute(UPDATE, params![value, fence, 42])? == 1)
 }
@@ -135,7 +135,7 @@ async fn an_sql_row_refuses_a_holder_that_was_paused() -> rusqlite::Result<()> {
     let mut holders = Holders::start(&RedisServer::start(), "sql", path).await;
     let next = holders.next.fence();
     assert!(write_row(&db, "of the next holder", next)?);
-    assert!(write_row(&db, "also of the next holder", next)?, "as often as it likes");
+    assert!(write_row(&db, "also of the next holder", next)?, "the same fence may write again");
 
     holders.paused.go_on();
     assert_eq!(holders.paused.says().await, "with its fence: false");
@@ -153,7 +153,7 @@ if (redis.call('GET', KEYS[2]) or '') > ARGV[2] then return 0 end
 redis.call('MSET', KEYS[1], ARGV[1], KEYS[2], ARGV[2])
 return 1";
 
-/// True if it was written.
+/// Returns true if the value was written.
 fn write_value(db: &mut redis::Connection, value: &str, fence: Fence) -> redis::RedisResult<bool> {
     let (script, fence) = (redis::Script::new(WRITE), fence.to_string());
     script.key("{invoice:42}").key("{invoice:42}:fence").arg(value).arg(fence).invoke(db)
@@ -181,7 +181,10 @@ async fn a_redis_value_refuses_a_holder_that_was_paused() -> redis::RedisResult<
     let mut look = server.connection();
     let mut value = || redis::cmd("GET").arg("{invoice:42}").query::<String>(&mut look);
     assert!(write_value(&mut db, "of the next holder", next)?);
-    assert!(write_value(&mut db, "also of the next holder", next)?, "as often as it likes");
+    assert!(
+        write_value(&mut db, "also of the next holder", next)?,
+        "the same fence may write again"
+    );
 
     holders.paused.go_on();
     assert_eq!(holders.paused.says().await, "with its fence: false");
@@ -190,7 +193,7 @@ async fn a_redis_value_refuses_a_holder_that_was_paused() -> redis::RedisResult<
     assert_eq!(holders.paused.says().await, "without: true");
     assert_eq!(value()?, "of the paused holder", "a plain lock would not have helped");
 
-    // Fences are compared as text: as numbers in Lua, these two would be the same.
+    // Fences are compared as text: as Lua numbers, these two would be equal.
     assert!(write_value(&mut db, "newer", Fence::new((1 << 62) + 2))?);
     assert!(!write_value(&mut db, "older", Fence::new((1 << 62) + 1))?);
     assert_eq!(value()?, "newer");

@@ -1,5 +1,5 @@
-//! Threads and runtimes that hammer one name: never more holders than permits, always in order, and
-//! nothing left at the end, however a runtime ends.
+//! Threads and runtimes that use one name heavily: never more holders than permits, always in
+//! order, and nothing left behind, however a runtime ends.
 
 use std::future::{pending, poll_fn};
 use std::pin::pin;
@@ -33,7 +33,7 @@ fn current_thread() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// Counts who holds at the same time.
+/// Counts how many hold at the same time.
 #[derive(Default)]
 struct Counter {
     now: AtomicU32,
@@ -49,7 +49,7 @@ impl Counter {
     }
 }
 
-/// Goes before the permit goes: to be dropped first.
+/// Counted as a holder while it exists. It must be dropped before the permit.
 struct Inside<'a>(&'a Counter);
 
 impl Drop for Inside<'_> {
@@ -58,7 +58,7 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// Acquires and gives back in every way there is.
+/// Acquires and releases in every possible way.
 async fn hammer(semaphore: Semaphore, counter: Arc<Counter>, seed: u64) -> Result<(), Error> {
     let mut rng = Rng::with_seed(seed);
     for _ in 0..ROUNDS {
@@ -98,20 +98,20 @@ async fn hammer(semaphore: Semaphore, counter: Arc<Counter>, seed: u64) -> Resul
                 drop(inside);
                 assert!(semaphore.release(&id).await?);
             }
-            // Gives up while it waits, or just when it is granted.
+            // Gives up while it waits, or when it has just been granted the permit.
             _ => once(semaphore.acquire()).await,
         }
     }
     Ok(())
 }
 
-/// Polls a future once, for real, and lets go of it.
+/// Polls a future once, and drops it.
 async fn once<F: Future>(future: F) {
     let mut future = pin!(future);
     poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_ready())).await;
 }
 
-/// Runs tasks to their end, and panics if one of them did, or has none.
+/// Runs tasks to their end. Panics if one of them panics or takes too long.
 async fn run_all<T: Send + 'static>(
     tasks: impl IntoIterator<Item = impl Future<Output = T> + Send + 'static>,
 ) -> Vec<T> {
@@ -139,19 +139,23 @@ fn never_do_more_hold_than_there_are_permits() {
                 }
             });
         }
-        // And threads that have no runtime at all.
+        // Threads without a runtime.
         for task in hammers(1000..1004) {
             scope.spawn(move || block_on(task).unwrap());
         }
     });
     assert_eq!(counter.now.load(Ordering::SeqCst), 0);
-    assert_eq!(counter.most.load(Ordering::SeqCst), CAPACITY, "they never were all in use");
+    assert_eq!(
+        counter.most.load(Ordering::SeqCst),
+        CAPACITY,
+        "all permits were never in use at once"
+    );
     block_on(assert_all_are_free(&semaphore));
 }
 
 #[test]
 fn permits_are_granted_in_the_order_in_which_they_were_asked_for() {
-    /// Draws a ticket and polls for the first time, in one step. Fences tell the order of the grants.
+    /// Draws a ticket and polls for the first time in one step. The fence shows the order of the grants.
     async fn ticketed(semaphore: &Semaphore, tickets: &Mutex<u64>) -> (u64, Permit) {
         let mut acquire = pin!(semaphore.acquire());
         let mut ticket = None;
@@ -197,7 +201,7 @@ fn permits_are_granted_in_the_order_in_which_they_were_asked_for() {
     block_on(assert_all_are_free(&semaphore));
 }
 
-/// Lets a runtime end while its tasks hold every permit and others of its tasks wait.
+/// Ends a runtime while its tasks hold every permit and more of its tasks wait.
 fn check_end_of_runtime(runtime: Runtime, drive: fn(&Runtime), end: fn(Runtime)) {
     let semaphore = semaphore();
     for number in 0..CAPACITY {
@@ -222,7 +226,7 @@ fn check_end_of_runtime(runtime: Runtime, drive: fn(&Runtime), end: fn(Runtime))
     drive(&runtime);
     until(|| block_on(census(&semaphore)) == (CAPACITY, 15));
 
-    // Behind them all, elsewhere.
+    // Behind them all, outside the runtime.
     let mut outsider = ByHand::new(semaphore.acquire());
     assert!(outsider.poll().is_none());
     end(runtime);
@@ -233,7 +237,7 @@ fn check_end_of_runtime(runtime: Runtime, drive: fn(&Runtime), end: fn(Runtime))
     block_on(assert_all_are_free(&semaphore));
 }
 
-/// A runtime of this thread does nothing until it is told to.
+/// Drives the tasks: a current-thread runtime runs only inside `block_on`.
 fn turn(runtime: &Runtime) {
     runtime.block_on(async {
         for _ in 0..100 {
@@ -262,7 +266,7 @@ fn a_permit_outlives_the_runtime_that_acquired_it() {
     let permit = runtime.block_on(semaphore.acquire()).unwrap();
     drop(runtime);
     permit.check().unwrap();
-    // The engine's thread is its own: nobody's runtime is needed for a lease to end.
+    // The engine has its own thread: a lease ends without a runtime.
     block_on(permit.lost());
     until(|| block_on(census(&semaphore)) == (0, 0));
     assert!(!block_on(permit.release()).unwrap());

@@ -1,4 +1,4 @@
-//! Everything on one host: the conformance suite, on a file. Every client is a new one.
+//! The conformance suite on the local store: a file, and a new client each time.
 
 #![cfg(all(feature = "local", target_os = "linux"))]
 
@@ -10,7 +10,7 @@ struct Local(LocalStore);
 
 impl Store for Local {
     async fn client(&self) -> Client {
-        Client::local(self.0.path()).await.expect("a new store")
+        Client::local(self.0.path()).await.expect("the store can be opened")
     }
 }
 

@@ -1,5 +1,5 @@
-//! The clock for users' tests: what is due follows it, in order, and is applied when `advance` returns. No test here
-//! depends on the system's clock: the times are hours, and nothing is waited for.
+//! The clock for users' tests: timers follow it, in order, and have been applied when `advance`
+//! returns. No test here depends on the system clock: the times are hours, and nothing sleeps.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -23,7 +23,7 @@ fn client() -> (ManualClock, Client) {
     (clock, client)
 }
 
-/// An acquire that waits in the queue.
+/// Polls an acquire once, so that it is queued.
 fn queued(acquire: Acquire) -> ByHand<'static, Result<Permit, Error>> {
     let mut waiting = ByHand::new(acquire);
     assert!(waiting.poll().is_none());
@@ -32,7 +32,7 @@ fn queued(acquire: Acquire) -> ByHand<'static, Result<Permit, Error>> {
 
 #[track_caller]
 fn ready<T>(waiting: &mut ByHand<'_, T>) -> T {
-    waiting.poll().expect("it was due")
+    waiting.poll().expect("the future is ready")
 }
 
 fn was_woken<T>(waiting: &ByHand<'_, T>) -> bool {
@@ -50,7 +50,7 @@ async fn a_ttl_ends_when_the_clock_says_so() {
 
     clock.advance(just_under(HOUR));
     permit.check().unwrap();
-    assert!(!was_woken(&lost) && !was_woken(&waiting), "a microsecond is left");
+    assert!(!was_woken(&lost) && !was_woken(&waiting), "woken a microsecond too early");
 
     clock.advance(Duration::from_micros(1));
     assert!(permit.check().is_err());
@@ -76,7 +76,8 @@ async fn one_long_step_is_as_good_as_many_short_ones() {
     let watched = client.semaphore("api", 1).ttl(HOUR).observer(observer).build().unwrap();
     let first = watched.acquire().await.unwrap();
     let mut queue: Vec<_> = (0..3).map(|_| queued(semaphore.acquire())).collect();
-    // Each is granted when the one before it ends, and ends an hour later. All of that happens in one step.
+    // Each waiter is granted the permit when the one before it expires, and expires an hour later.
+    // All of that happens in one step.
     clock.advance(HOUR * 3 + HOUR / 2);
     assert_eq!(*events.lock().unwrap(), [Some(HOUR)]);
     assert!(first.check().is_err());
@@ -147,14 +148,14 @@ async fn locks_expire_and_are_extended_with_the_clock() {
     let next = ready(&mut waiting).unwrap();
     assert!(next.fence() > guard.fence());
 
-    // Renewed in time however far the clock goes in one step, and as soon as it stands still, still valid.
+    // Extended in time, however far the clock advances in one step, and valid afterwards.
     clock.advance(HOUR * 100);
     kept.check().unwrap();
     assert!(kept.expires_at() > before + HOUR * 100);
     assert!(client.locks().is_locked("kept").await.unwrap());
     assert!(!client.locks().is_locked("plain").await.unwrap());
 
-    // A shorter extension than its lease counts, too.
+    // An extension that is shorter than the lease applies, too.
     let short = client.lock("short").lease(HOUR).build().unwrap().acquire().await.unwrap();
     let mut lost = ByHand::new(short.lost());
     assert!(lost.poll().is_none());
@@ -201,14 +202,14 @@ async fn it_stands_still_otherwise_and_clients_may_share_it() {
     let short = Duration::from_millis(1);
     let here = one.semaphore("api", 1).ttl(short).build().unwrap().acquire().await.unwrap();
     let there = two.semaphore("api", 1).ttl(short).build().unwrap().acquire().await.unwrap();
-    // On the system's clock both would be over by now.
+    // On the system clock both would have expired by now.
     tokio::time::sleep(short * 20).await;
     here.check().unwrap();
     there.check().unwrap();
     assert_eq!(clock.elapsed(), Duration::ZERO);
     clock.advance(short);
     assert!(here.check().is_err() && there.check().is_err());
-    // A client that is gone does not matter.
+    // A dropped client does not affect the clock.
     drop((here, one));
     clock.advance(Duration::MAX);
     clock.advance(Duration::MAX);

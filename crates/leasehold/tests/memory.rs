@@ -1,4 +1,4 @@
-//! The semaphore in memory: the conformance suite, and what only memory does.
+//! The semaphore in memory: the conformance suite, and what is specific to memory.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use testkit::events::{self, Told};
 use testkit::wait::{deadline, eventually};
 use tracing::Level;
 
-/// Nobody but a clone shares with a client in memory.
+/// In memory only clones of a client share its semaphores.
 struct Memory(Client);
 
 impl Store for Memory {
@@ -72,7 +72,7 @@ async fn a_dropped_guard_notifies_whoever_waits_for_its_loss() {
     let waiting = tokio::spawn(semaphore.acquire());
     eventually(async || semaphore.stats().await.unwrap().waiting() == 1).await;
     let (lost, watched) = (at_once.lost(), tokio::spawn(at_once.lost()));
-    // On one thread the other task runs before this one does again.
+    // On one thread the other task runs before this one continues.
     tokio::task::yield_now().await;
     drop(at_once);
     assert_eq!(deadline(watched).await.unwrap(), LossReason::Released);
@@ -110,7 +110,7 @@ mod idle {
         !client.stats().names([name]).unused().fetch().await.unwrap().is_empty()
     }
 
-    /// Waits until names that nobody uses, and nobody used before this, are gone.
+    /// Waits until every name that was unused before this call is removed.
     async fn tidied(client: &Client) {
         drop(client.semaphore("canary", 1).build().unwrap());
         assert!(is_known(client, "canary").await);
@@ -141,7 +141,7 @@ mod idle {
         let held = acquire(&build("held")).await;
         let detached = acquire(&build("detached")).await.detach();
         let handle = build("handle");
-        // The holder's guard is let go of: what keeps the name is the waiter alone.
+        // The holder is detached, and released below: only the waiter keeps the name.
         let evicted = acquire(&build("waiter")).await.detach();
         let mut waiter = ByHand::new(build("waiter").acquire());
         assert!(waiter.poll().is_none());
@@ -158,7 +158,7 @@ mod idle {
         let granted = waiter.poll().expect("the permit is free").unwrap();
         granted.check().unwrap();
 
-        // And go when they are not.
+        // They are removed when they are no longer used.
         drop((held, granted, handle));
         for name in ["held", "detached", "handle", "waiter"] {
             eventually(async || !is_known(&client, name).await).await;
@@ -239,7 +239,7 @@ mod told {
         drop((ended, by_hand, closed));
         let reasons = [LossReason::TtlEnded, LossReason::Released, LossReason::Closed];
         for (id, reason) in ids.iter().zip(reasons) {
-            // The engine's thread tells it, perhaps a moment after the guard knows.
+            // The engine's thread logs it, perhaps a moment after the guard has noticed.
             let lost = || {
                 let mut told = events::about("told: lost");
                 told.retain(|t| t.message == "permit lost" && t.fields["id"] == *id);
@@ -370,7 +370,7 @@ mod types {
     }
 }
 
-/// Locks are kept to whole milliseconds: the holder must not count the part of one that the store has cut off.
+/// Locks are stored in whole milliseconds: the holder must not count the fraction that the store has cut off.
 #[tokio::test]
 async fn a_lock_is_over_for_its_holder_before_another_has_it() {
     let lock = Client::memory().lock("short").ttl(Duration::from_millis(3)).build().unwrap();
@@ -381,12 +381,12 @@ async fn a_lock_is_over_for_its_holder_before_another_has_it() {
                 break next;
             }
         };
-        assert!(first.check().is_err(), "both have it in round {round}");
+        assert!(first.check().is_err(), "two holders in round {round}");
         next.release().await.unwrap();
     }
 }
 
-/// They protect what outlives this process, so those of the next one have to be larger.
+/// Fences protect resources that outlive this process, so those of the next process have to be larger.
 #[tokio::test]
 async fn fences_of_locks_begin_at_the_wall_clock_and_grow_over_all_keys() {
     let began = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();

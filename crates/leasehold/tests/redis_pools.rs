@@ -1,4 +1,4 @@
-//! Pools on Redis: shared with another program, kept in the keys that it knows, and what faults do to them.
+//! Pools on Redis: sharing them with another program, their keys, and their behaviour under faults.
 
 #![cfg(feature = "redis")]
 
@@ -32,7 +32,7 @@ async fn another_program_shares_a_pool_with_us() {
         (encoders(&server.url(), 2).await, Seed002::new(server.async_connection().await));
     assert_eq!(ours.acquire("a").await.unwrap().status, AcquireStatus::Acquired);
     assert_eq!(theirs.acquire("encoders", "b", 2, 30).await.unwrap(), told(true, "acquired", 2, 0));
-    // Each is full for the other.
+    // The pool is full for either program.
     assert_eq!(ours.acquire("c").await.unwrap().status, AcquireStatus::CapacityFull);
     let full = told(false, "capacity_full", 2, 0);
     assert_eq!(theirs.acquire("encoders", "c", 2, 30).await.unwrap(), full);
@@ -41,7 +41,7 @@ async fn another_program_shares_a_pool_with_us() {
     assert_eq!(ours.renew("b").await.unwrap().status, RenewStatus::Renewed);
     assert_eq!(theirs.count("encoders", 30).await.unwrap(), (2, 0));
     assert_eq!(ours.count().await.unwrap().current_count, 2);
-    // And gives it back.
+    // Each releases what the other holds.
     assert_eq!(theirs.release("encoders", "a", 30).await.unwrap(), told(true, "released", 1, 0));
     assert_eq!(ours.release("a").await.unwrap().status, ReleaseStatus::NotHeld);
     assert_eq!(ours.release("b").await.unwrap().status, ReleaseStatus::Released);
@@ -62,7 +62,7 @@ async fn both_mean_the_same_by_expired() {
         let key = format!("semaphores:holders:encoders:{holder}");
         assert_eq!(redis::cmd("DEL").arg(key).query(&mut redis), Ok(1), "{holder}");
     }
-    // The holder is gone before the member: whoever asks is told, and is no longer counted.
+    // The holder key is gone before the member: the call reports the expiry, and removes the member.
     let answer = ours.renew("their a").await.unwrap();
     assert_eq!((answer.status, answer.current_count), (RenewStatus::Expired, 3));
     assert_eq!(theirs.renew("encoders", "a", 30).await.unwrap().status, "expired");
@@ -94,7 +94,7 @@ async fn it_is_kept_in_the_keys_that_others_know() {
     assert_eq!(keys(&mut redis), [""; 0]);
 }
 
-/// All but who we are, which is written when there is time.
+/// Returns all keys except the records of clients, which are written in the background.
 fn keys(redis: &mut redis::Connection) -> Vec<String> {
     let mut keys: Vec<String> = redis::cmd("KEYS").arg("*").query(redis).unwrap();
     keys.retain(|key| !key.contains(":client:"));
@@ -105,7 +105,7 @@ fn keys(redis: &mut redis::Connection) -> Vec<String> {
 async fn a_call_is_one_command() {
     let server = RedisServer::start();
     let pool = encoders(&server.url(), 4).await;
-    // Whatever connecting does is done.
+    // All requests of the connect have been sent.
     pool.count().await.unwrap();
     let before = server.command_count("evalsha");
     pool.acquire("a").await.unwrap();
@@ -142,7 +142,7 @@ async fn a_lease_whose_reply_was_lost_is_taken_once() {
     assert_eq!(other.count().await.unwrap().current_count, 0);
 }
 
-/// The holder is told before anybody else gets its lease.
+/// The holder is notified before another instance gets its lease.
 #[tokio::test]
 async fn who_is_cut_off_is_told_in_time() {
     let server = RedisServer::start();
@@ -198,7 +198,7 @@ async fn a_primary_that_became_a_replica_is_left() {
     .await;
 }
 
-/// The other program takes an instance for dead that has been silent for its own TTL, whatever ours is.
+/// The other program considers an instance dead that has been silent for that program's own TTL, whatever ours is.
 #[tokio::test]
 async fn a_lease_with_the_defaults_is_renewed_well_within_the_other_programs_ttl() {
     let server = RedisServer::start();
@@ -207,7 +207,7 @@ async fn a_lease_with_the_defaults_is_renewed_well_within_the_other_programs_ttl
     let lease = pool.lease("a").await.unwrap();
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(TTL_SECONDS) {
-        // As if their TTL were shorter by a third: well within.
+        // With a TTL that is shorter than theirs by a third.
         assert_eq!(theirs.count("encoders", TTL_SECONDS * 2 / 3).await.unwrap(), (1, 0));
         tokio::time::sleep(Duration::from_millis(200)).await;
     }

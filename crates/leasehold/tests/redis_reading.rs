@@ -1,4 +1,4 @@
-//! Statistics on Redis: read over connections of their own, page by page, also by a user who may only read.
+//! Statistics on Redis: read over their own connections, page by page, even by a user who may only read.
 
 #![cfg(feature = "redis")]
 
@@ -24,7 +24,7 @@ async fn connect_to_read(url: &str) -> Client {
     deadline(Client::redis_builder(url).read_only().open()).await.unwrap()
 }
 
-/// A holder, a waiter, a lock and a pool, and what a user who may only read sees of them.
+/// Sets up a holder, a waiter, a lock and a pool, and checks what a user who may only read sees of them.
 async fn a_reader_sees_all(user: &str, reader: &str) {
     let client = connect(user).await;
     let semaphore = client.semaphore("api", 1).label("mails").build().unwrap();
@@ -53,7 +53,7 @@ async fn a_reader_sees_all(user: &str, reader: &str) {
     assert_eq!((pools.len(), pools[0].members[0].instance_id.as_str()), (1, "worker-1"));
     let clients = async || deadline(reading.clients(10)).await.unwrap();
     eventually(async || clients().await.iter().any(|one| one.id == client.id().to_string())).await;
-    assert_eq!(clients().await.len(), 1, "one that only reads does not introduce itself");
+    assert_eq!(clients().await.len(), 1, "a client that only reads has no record");
 
     let refused =
         |what: Result<(), Error>| assert!(matches!(what, Err(Error::Refused { .. })), "{what:?}");
@@ -65,7 +65,7 @@ async fn a_reader_sees_all(user: &str, reader: &str) {
     refused(deadline(own.release(&held.id())).await.map(drop));
     refused(deadline(reading.lock("other").build().unwrap().try_acquire()).await.map(drop));
     refused(deadline(reading.pool("encoders", 2).build().unwrap().acquire("me")).await.map(drop));
-    // It reports the release that was refused.
+    // The close reports the release that was refused.
     refused(deadline(reading.close()).await);
     assert!(held.check().is_ok());
 }
@@ -134,7 +134,7 @@ async fn statistics_have_a_connection_and_a_thread_of_their_own() {
     assert!(asked.iter().all(|id| !old.contains(id)), "{after:?}");
     #[cfg(target_os = "linux")]
     assert!(threads().contains(&"leasehold-stats".to_owned()), "{:?}", threads());
-    // With its client both end.
+    // Both end with their client.
     drop((held, client));
     eventually(async || server.client_list().len() < before.len()).await;
 }
@@ -194,7 +194,7 @@ async fn statistics_are_read_again_after_an_outage() {
     eventually(async || deadline(client.stats().fetch()).await.is_ok()).await;
 }
 
-/// Another program's keys neither hide what is ours nor make a listing fail.
+/// Keys of other programs neither hide ours nor make a listing fail.
 #[tokio::test]
 async fn what_other_programs_write_does_not_end_a_listing() {
     let server = RedisServer::start();
@@ -219,7 +219,7 @@ async fn what_other_programs_write_does_not_end_a_listing() {
     drop(held);
 }
 
-/// What a user may not read is refused, and not taken for empty.
+/// What a user may not read is refused, and not reported as empty.
 #[tokio::test]
 async fn what_a_user_may_not_read_is_refused() {
     let server = RedisServer::start();
@@ -235,7 +235,7 @@ async fn what_a_user_may_not_read_is_refused() {
     eventually(async || matches!(clients().await, Err(Error::Refused { .. }))).await;
 }
 
-/// Renewed holders move to the end, and all others move up meanwhile.
+/// Renewed holders move to the end, and the others move up meanwhile.
 #[tokio::test]
 async fn holders_that_are_renewed_between_two_pages_are_all_counted() {
     let server = RedisServer::start();

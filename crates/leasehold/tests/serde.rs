@@ -1,4 +1,4 @@
-//! Fences on their way through JSON.
+//! Fences in JSON.
 
 #![cfg(feature = "serde")]
 
@@ -17,7 +17,7 @@ fn a_fence_is_a_text_of_19_digits() {
     }
 }
 
-/// A number may have been rounded on its way, so that it is not taken for a fence.
+/// A JSON number may have been rounded on its way, so it is not accepted as a fence.
 #[test]
 fn what_is_not_such_a_text_is_refused() {
     for json in ["7", "\"\"", "\"-1\"", "\"1e3\"", "\" 7\"", "\"99999999999999999999\"", "null"] {

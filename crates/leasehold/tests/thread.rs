@@ -1,5 +1,5 @@
-//! The engine's thread lives no longer than its client. Alone in its file, because it counts the threads of
-//! the process.
+//! The engine's thread lives no longer than its client. This test is alone in its file, because it
+//! counts the threads of the process.
 
 #![cfg(target_os = "linux")]
 
@@ -15,7 +15,7 @@ fn engines() -> usize {
     tasks.flatten().filter_map(|task| named(task).ok()).filter(|name| name == "leasehold\n").count()
 }
 
-/// Uses a semaphore of a new client, lets go of everything, and waits until the thread has ended.
+/// Uses a semaphore of a new client, drops everything, and waits until the thread has ended.
 #[track_caller]
 fn check(
     declare: impl FnOnce(SemaphoreBuilder) -> SemaphoreBuilder,
@@ -48,7 +48,7 @@ fn the_engine_ends_with_its_client() {
             drop((waiter, held));
         },
     );
-    // A detached permit is held until its client goes. It must not keep the client.
+    // A detached permit is held until its client is dropped. It must not keep the client alive.
     check(|plain| plain, detach);
     check(|plain| plain.ttl(LONG), detach);
     check(|plain| plain.label("detached"), detach);

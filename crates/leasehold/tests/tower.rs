@@ -1,4 +1,4 @@
-//! The tower layer, below a real axum server on loopback, with clients that speak HTTP over a socket.
+//! The tower layer in a real axum server on loopback, with clients that send HTTP over a socket.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -25,10 +25,10 @@ use tower_service::Service;
 /// What the handlers share with the test.
 #[derive(Default)]
 struct World {
-    /// How many requests are in a handler, and the most there ever were.
+    /// How many requests are in a handler, and the highest number so far.
     running: AtomicU32,
     most: AtomicU32,
-    /// A request for `/work` ends with a token from here.
+    /// A request for `/work` waits for a token from here.
     go: Option<tokio::sync::Semaphore>,
     /// The body of the next request for `/stream`.
     stream: Mutex<Option<mpsc::Receiver<Bytes>>>,
@@ -72,7 +72,7 @@ async fn work(State(world): State<Arc<World>>) -> &'static str {
 }
 
 async fn stream(State(world): State<Arc<World>>) -> Body {
-    Body::new(Chunks(world.stream.lock().await.take().expect("the test has put one there")))
+    Body::new(Chunks(world.stream.lock().await.take().expect("a body set by the test")))
 }
 
 fn world() -> Arc<World> {
@@ -104,7 +104,7 @@ impl Server {
         Self(address)
     }
 
-    /// Sends a request over a connection of its own.
+    /// Sends a request over its own connection.
     async fn send(&self, path: &str, tenant: &str) -> Connection {
         let mut stream = deadline(TcpStream::connect(self.0)).await.unwrap();
         let request = format!(
@@ -125,7 +125,7 @@ impl Connection {
         String::from_utf8_lossy(&self.read)
     }
 
-    /// Reads until this text has come.
+    /// Reads until this text has arrived.
     async fn until(&mut self, text: &str) {
         while !self.text().contains(text) {
             let read = deadline(self.stream.read_buf(&mut self.read)).await.unwrap();
@@ -135,7 +135,7 @@ impl Connection {
 
     /// Reads until the server closes the connection.
     async fn all(mut self) -> String {
-        // A connection that is reset ends, too.
+        // A reset ends the connection as well.
         let _ = deadline(self.stream.read_to_end(&mut self.read)).await;
         self.text().into_owned()
     }
@@ -337,7 +337,7 @@ impl Service<Request<()>> for Picky {
     fn call(&mut self, _: Request<()>) -> Self::Future {
         let ready = std::mem::take(&mut self.ready);
         self.unready_calls.fetch_add(usize::from(!ready), Ordering::SeqCst);
-        std::future::ready(Err(std::io::Error::other("of its own")))
+        std::future::ready(Err(std::io::Error::other("an error of the service")))
     }
 }
 
@@ -358,7 +358,7 @@ async fn the_service_that_was_ready_is_the_one_that_is_called() {
     drop(held);
     for call in calls {
         let error = deadline(call).await.unwrap().unwrap_err();
-        assert_eq!(error.to_string(), "of its own");
+        assert_eq!(error.to_string(), "an error of the service");
     }
     assert_eq!(unready_calls.load(Ordering::SeqCst), 0);
     is(&api, 0, 0).await;

@@ -1,4 +1,4 @@
-//! Observers of semaphores and pools, and spans: who watches learns everything once, and disturbs nobody.
+//! Observers of semaphores and pools, and spans: they report everything once, and disturb nothing.
 
 #![cfg(all(feature = "redis", feature = "local", target_os = "linux"))]
 
@@ -19,7 +19,7 @@ use tracing::{Subscriber, span};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
-/// A TTL, or a lease, where one has to be waited for.
+/// A TTL or a lease that a test waits for.
 const SHORT: Duration = Duration::from_millis(400);
 
 /// The stores, each with a client.
@@ -33,7 +33,7 @@ async fn clients() -> (Vec<Client>, (LocalStore, RedisServer)) {
     (clients, (local, redis))
 }
 
-/// An observer, and the events that it was told.
+/// Returns an observer, and the events that it has received.
 fn listener<E: Clone + Send + 'static>() -> (Observer<E>, Arc<Mutex<Vec<E>>>) {
     let events = Arc::new(Mutex::new(Vec::new()));
     let list = events.clone();
@@ -44,7 +44,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap()
 }
 
-/// What was told of one acquisition.
+/// Returns the events of one acquisition.
 fn of(
     events: &Mutex<Vec<SemaphoreEvent>>,
     id: AcquisitionId,
@@ -181,7 +181,7 @@ impl Visit for Seen {
     }
 }
 
-/// The spans that were seen, by their ids.
+/// The spans by their ids.
 #[derive(Clone, Default)]
 struct Spans(Arc<Mutex<BTreeMap<u64, Seen>>>);
 
@@ -208,7 +208,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Spans {
     }
 
     fn on_close(&self, id: span::Id, _: Context<'_, S>) {
-        // Its number is used again.
+        // The registry reuses the id of a closed span.
         let mut all = locked(&self.0);
         if let Some(mut seen) = all.remove(&id.into_u64()) {
             seen.closed = true;
@@ -219,7 +219,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Spans {
 }
 
 impl Spans {
-    /// The spans of that name, with these fields.
+    /// Returns the spans of that name with these fields.
     fn find(&self, span: &str, fields: &[(&str, &str)]) -> Vec<Seen> {
         let all = locked(&self.0);
         let matches = |seen: &&Seen| {
@@ -232,7 +232,7 @@ impl Spans {
     }
 }
 
-/// On the memory store, where everything but a TTL happens on the thread that asks.
+/// On the memory store, where everything except the end of a TTL happens on the calling thread.
 #[tokio::test]
 async fn an_acquire_and_a_hold_are_a_span_each() {
     let spans = Spans::default();

@@ -9,9 +9,9 @@ use std::io;
 /// The process in which [`fork`] has returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fork {
-    /// The original, with the process id of the copy, which the original has to reap.
+    /// The original process, with the process id of the copy. The original must reap the copy.
     Original(i32),
-    /// The copy.
+    /// The copied process.
     Copy,
 }
 

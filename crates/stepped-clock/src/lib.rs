@@ -16,7 +16,7 @@ use libc::{clockid_t, time_t, timespec, timeval};
 
 const MICROS: i64 = 1_000_000;
 
-/// Returns by how much the clock is ahead, or 0 without a file.
+/// Returns by how many microseconds the clock is ahead, or 0 without a file.
 ///
 /// Some allocators read the clock before they can allocate, and would read it again if this function allocated. So
 /// nothing here allocates. The file is mapped, because a descriptor would not survive in a process that closes all
@@ -35,7 +35,7 @@ fn ahead() -> i64 {
 
 static NONE: AtomicI64 = AtomicI64::new(0);
 
-/// If two threads do this at once, there are two mappings of the same file.
+/// Maps the file. If two threads do this at once, there are two mappings of the same file.
 fn map() -> Option<*mut AtomicI64> {
     // SAFETY: the name ends with a zero.
     let path = unsafe { libc::getenv(c"STEPPED_CLOCK".as_ptr()) };

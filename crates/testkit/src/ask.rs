@@ -1,8 +1,8 @@
-//! What the tests of this crate ask a server by hand.
+//! Commands that the tests of this crate send to a server directly.
 
 use redis::{Connection, FromRedisValue};
 
-/// A command, its words between single blanks.
+/// Sends a command, written as words separated by single spaces, and returns its reply.
 #[track_caller]
 pub(crate) fn ask<T: FromRedisValue>(connection: &mut Connection, command: &str) -> T {
     let mut words = command.split(' ');

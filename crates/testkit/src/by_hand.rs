@@ -1,4 +1,4 @@
-//! Futures without a runtime: polled when the test says so.
+//! Polls futures without a runtime, only when the test says so.
 
 use std::panic::Location;
 use std::pin::{Pin, pin};
@@ -11,66 +11,66 @@ use crate::wait::{PATIENCE, late};
 
 /// A waker that a thread can wait for.
 #[derive(Debug, Default)]
-struct Bell {
-    rung: Mutex<bool>,
-    heard: Condvar,
+struct ThreadWaker {
+    woken: Mutex<bool>,
+    changed: Condvar,
 }
 
-impl Bell {
-    /// False if it was not rung in that time.
+impl ThreadWaker {
+    /// Waits until the waker is called. Returns false if that does not happen within `patience`.
     fn wait(&self, patience: Duration) -> bool {
-        let rung = self.rung.lock().unwrap();
-        let (mut rung, _) = self.heard.wait_timeout_while(rung, patience, |rung| !*rung).unwrap();
-        std::mem::take(&mut rung)
+        let woken = self.woken.lock().unwrap();
+        let (mut woken, _) =
+            self.changed.wait_timeout_while(woken, patience, |woken| !*woken).unwrap();
+        std::mem::take(&mut woken)
     }
 }
 
-impl Wake for Bell {
+impl Wake for ThreadWaker {
     fn wake(self: Arc<Self>) {
-        *self.rung.lock().unwrap() = true;
-        self.heard.notify_all();
+        *self.woken.lock().unwrap() = true;
+        self.changed.notify_all();
     }
 }
 
-/// A future that is polled exactly as often as the test says.
+/// A future that is polled only when the test says so.
 #[must_use]
 pub struct ByHand<'a, T> {
-    /// None once it is done.
+    /// `None` once the future is ready.
     future: Option<Pin<Box<dyn Future<Output = T> + Send + 'a>>>,
-    bell: Arc<Bell>,
+    waker: Arc<ThreadWaker>,
 }
 
 impl<'a, T> ByHand<'a, T> {
     pub fn new(future: impl Future<Output = T> + Send + 'a) -> Self {
-        Self { future: Some(Box::pin(future)), bell: Arc::default() }
+        Self { future: Some(Box::pin(future)), waker: Arc::default() }
     }
 
-    /// None if it is not done yet, and also once it has been done.
+    /// Polls once. Returns `None` if the future is pending, and after it has been ready.
     pub fn poll(&mut self) -> Option<T> {
-        let waker = Waker::from(self.bell.clone());
+        let waker = Waker::from(self.waker.clone());
         let poll = self.future.as_mut()?.as_mut().poll(&mut Context::from_waker(&waker));
         let Poll::Ready(output) = poll else { return None };
         self.future = None;
         Some(output)
     }
 
-    /// Whether it was woken, or is within that time.
+    /// Returns whether the future was woken already, or is woken within `patience`.
     #[must_use]
     pub fn is_woken_within(&self, patience: Duration) -> bool {
-        self.bell.wait(patience)
+        self.waker.wait(patience)
     }
 
-    /// Polls when it is woken, and only then, until it is done: a wake-up that was lost is not made
-    /// good for.
+    /// Polls until the future is ready, and only when it is woken. A lost wake-up fails the test.
     #[must_use]
     #[track_caller]
     pub fn finish(mut self) -> T {
         loop {
-            assert!(self.future.is_some(), "it is done already");
+            assert!(self.future.is_some(), "the future has been ready before");
             if let Some(output) = self.poll() {
                 return output;
             }
-            if !self.bell.wait(PATIENCE) {
+            if !self.waker.wait(PATIENCE) {
                 late(Location::caller());
             }
         }
@@ -86,20 +86,20 @@ impl<T> std::fmt::Debug for ByHand<'_, T> {
 /// Runs a future on a thread without a runtime, for no longer than [`PATIENCE`].
 #[track_caller]
 pub fn block_on<F: Future>(future: F) -> F::Output {
-    let bell = Arc::new(Bell::default());
-    let waker = Waker::from(bell.clone());
+    let thread_waker = Arc::new(ThreadWaker::default());
+    let waker = Waker::from(thread_waker.clone());
     let mut future = pin!(future);
     loop {
         if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
             return output;
         }
-        if !bell.wait(PATIENCE) {
+        if !thread_waker.wait(PATIENCE) {
             late(Location::caller());
         }
     }
 }
 
-/// Asks again and again until it is so, on a thread without a runtime.
+/// Polls `condition` until it returns true, on a thread without a runtime.
 #[track_caller]
 pub fn until(mut condition: impl FnMut() -> bool) {
     let begun = Instant::now();
@@ -111,7 +111,7 @@ pub fn until(mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Lets everybody else go first, so many times.
+/// Yields to the other tasks this many times.
 pub async fn step_aside(times: u32) {
     let mut left = times;
     std::future::poll_fn(|cx| {

@@ -1,6 +1,7 @@
-//! Processes of a test's own: the test binary once more, playing a part.
+//! Child processes of a test: the test binary, started again to play a part.
 //!
-//! A test file that needs them has one test which is no test but the way in. Run as a test, it does nothing:
+//! A test file that needs such processes defines a test named `child` as their entry point. Run as
+//! a test, it does nothing:
 //!
 //! ```text
 //! #[test]
@@ -9,8 +10,8 @@
 //! }
 //! ```
 //!
-//! The two talk in lines, over standard input and output. A child ends, at the latest, when it is dropped or
-//! when its standard input ends, which it does with the process that holds it.
+//! The test and the child exchange lines over the child's standard input and output. A child ends when its handle is
+//! dropped or its standard input is closed. The kernel closes that input when the test process ends.
 
 use std::env;
 use std::io::{self, BufRead, BufReader, Write};
@@ -23,13 +24,13 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::wait::deadline;
 
-/// Which part to play, and with what.
+/// The environment variables that name the part and its arguments.
 const PART: &str = "LEASEHOLD_TEST_PART";
 const ARGUMENTS: &str = "LEASEHOLD_TEST_ARGUMENTS";
-/// The test harness writes lines too.
+/// The prefix of the lines that the child sends. The test harness writes lines as well.
 const MARK: &str = "child says: ";
 
-/// A process that plays a part. Killed, by its own pid, when dropped.
+/// A process that plays a part. It is killed when dropped.
 #[derive(Debug)]
 pub struct Child {
     process: Process,
@@ -38,14 +39,15 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts this very test binary again, at its test `child`.
+    /// Starts this test binary again, at its test `child`.
     #[must_use]
     pub fn start(part: &str, arguments: &[&str]) -> Self {
         let process = command(part, arguments).spawn().expect("the test binary can be run");
         Self::of(process)
     }
 
-    /// The same as another user, who has no rights. None if he may not run the test binary, or we may not be him.
+    /// As [`start`](Self::start), as an unprivileged user. Returns `None` if this process may not
+    /// become that user, or that user may not run the test binary.
     #[must_use]
     pub fn start_as(user: u32, part: &str, arguments: &[&str]) -> Option<Self> {
         command(part, arguments).uid(user).gid(user).spawn().ok().map(Self::of)
@@ -56,7 +58,7 @@ impl Child {
         let (sender, lines) = unbounded_channel();
         thread::spawn(move || {
             for line in output.lines().map_while(Result::ok) {
-                // Not always at the beginning: the harness leaves its own first line open.
+                // Not always at the beginning of a line: the harness does not end its own first line.
                 if let Some((_, said)) = line.split_once(MARK) {
                     let _ = sender.send(said.to_owned());
                 }
@@ -66,34 +68,35 @@ impl Child {
         Self { process, input, lines }
     }
 
-    /// What it says next.
+    /// Returns the next line of the child.
     ///
     /// # Panics
     ///
-    /// If it ends without a word, or takes too long.
+    /// If the child ends without another line, or takes longer than
+    /// [`PATIENCE`](crate::wait::PATIENCE).
     pub async fn says(&mut self) -> String {
         deadline(self.lines.recv()).await.expect("the child has ended")
     }
 
-    /// What it has said and nobody has heard yet.
+    /// Returns the next line that has already arrived.
     pub fn said(&mut self) -> Option<String> {
         self.lines.try_recv().ok()
     }
 
-    /// Says a line to it. It is there for the child to read even while it is stopped.
+    /// Sends a line to the child. A stopped child reads it after [`go_on`](Self::go_on).
     pub fn tell(&mut self, line: &str) {
         let input = self.input.as_mut().expect("only the end takes the input");
         writeln!(input, "{line}").expect("the child reads");
     }
 
-    /// Ends it with SIGKILL, and returns when it has ended.
+    /// Kills the child with SIGKILL, and returns when it has ended.
     pub fn kill(&mut self) {
-        // Not by pid: once it has been reaped, that may be somebody else's.
+        // Not by pid: after the child is reaped, its pid may belong to another process.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 
-    /// Stops it with SIGSTOP, and returns when the kernel says that it is stopped.
+    /// Stops the child with SIGSTOP, and returns when the kernel reports it as stopped.
     pub fn stop(&self) {
         let pid = Pid::from_child(&self.process);
         kill_process(pid, Signal::STOP).expect("the child runs");
@@ -102,7 +105,7 @@ impl Child {
         assert!(status.is_some_and(|status| status.stopped()), "the child ended when stopped");
     }
 
-    /// Lets it go on.
+    /// Continues a stopped child with SIGCONT.
     pub fn go_on(&self) {
         kill_process(Pid::from_child(&self.process), Signal::CONT).expect("the child runs");
     }
@@ -123,19 +126,20 @@ impl Drop for Child {
     }
 }
 
-/// In the child: plays the part that it was started for; nothing if it was not started by [`Child::start`].
+/// In the child: plays the part it was started for. Does nothing if [`Child::start`] did not start this process.
 pub fn play(parts: impl FnOnce(&str, &[&str])) {
     let (Ok(part), Ok(arguments)) = (env::var(PART), env::var(ARGUMENTS)) else { return };
     parts(&part, &arguments.lines().collect::<Vec<_>>());
 }
 
-/// In the child: says a line.
+/// In the child: sends a line to the test.
 pub fn say(line: &str) {
     println!("{MARK}{line}");
     io::stdout().flush().expect("the test listens");
 }
 
-/// In the child: the lines that the test says. When there are no more, the process ends: the test has.
+/// In the child: the lines that the test sends. When standard input is closed, the test has ended,
+/// and so this process exits.
 #[must_use]
 pub fn told() -> UnboundedReceiver<String> {
     let (sender, lines) = unbounded_channel();

@@ -1,7 +1,7 @@
-//! The conformance suite: what semaphores, locks and pools do, whatever store they are kept in.
+//! The conformance suite: what semaphores, locks and pools do on every store.
 //!
-//! A case is an async function of a [`Store`]. A store's test file says once how a client of that store is
-//! made, and [`conformance!`](crate::conformance!) makes a test of every case:
+//! A case is an async function of a [`Store`]. A store's test file implements `Store` once, and
+//! [`conformance!`](crate::conformance!) makes a test of every case:
 //!
 //! ```text
 //! struct Redis(Server);
@@ -15,8 +15,8 @@
 //! testkit::conformance!(Redis(Server::start().await));
 //! ```
 //!
-//! Times are long enough for a store at the other end of a network, and nothing sleeps to let something
-//! happen: it waits for it, and fails when it has waited too long.
+//! The times are long enough for a store across a network. Nothing sleeps to let something happen:
+//! a case waits for it, and fails when it has waited too long.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -45,14 +45,14 @@ pub mod steering;
 pub mod weights;
 pub mod with;
 
-/// Where the semaphores and locks of a case are kept.
+/// The store on which a case runs.
 pub trait Store {
-    /// One more client that shares its permits and locks with those made before. Where only a client itself can
-    /// do that, as in memory, a clone of it.
+    /// Returns another client that shares its permits and locks with the earlier ones. In memory,
+    /// where only one client can do that, it is a clone of it.
     fn client(&self) -> impl Future<Output = Client> + Send;
 }
 
-/// Makes a test of every case, on the store that the expression makes anew for each. It may await.
+/// Makes a test of every case. The expression makes a new store for each test, and may await.
 #[macro_export]
 macro_rules! conformance {
     ($store:expr) => {
@@ -246,7 +246,7 @@ macro_rules! conformance {
     (@ $store:expr; $($module:ident: $($case:ident),+;)+) => {
         mod conformance {
             $(mod $module {
-                #[allow(unused_imports)] // what the expression needs
+                #[allow(unused_imports)] // imports for the expression
                 use super::super::*;
 
                 $(#[tokio::test]
@@ -258,18 +258,18 @@ macro_rules! conformance {
     };
 }
 
-/// Short for a person, long for a store and its network.
+/// Short for a person, long for a store across a network.
 const SHORT: Duration = Duration::from_millis(400);
 
-/// A name that no other case uses, nor another run on the same store.
+/// Returns a name that no other case uses, nor another run on the same store.
 fn unique(about: &str) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let (process, next) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    // Padded, so that they sort in the order in which they were made.
+    // Padded, so that names sort in the order in which they were made.
     format!("{about} {process}.{next:06}")
 }
 
-/// A semaphore of a new client, with a name of its own.
+/// Returns a semaphore of a new client, with a unique name.
 async fn semaphore(store: &impl Store, about: &str, capacity: u32) -> Semaphore {
     declare(&store.client().await, &unique(about), capacity)
 }
@@ -294,25 +294,25 @@ async fn release_by_id(semaphore: &Semaphore, id: AcquisitionId) -> bool {
     deadline(semaphore.release(&id)).await.unwrap()
 }
 
-/// How many hold, and how many wait.
+/// Returns the number of holders and the number of waiters.
 async fn census(semaphore: &Semaphore) -> (u32, usize) {
     deadline(crate::census::census(semaphore)).await
 }
 
-/// Fails unless every permit comes free and can be had.
+/// Fails unless every permit becomes free and can be acquired.
 async fn all_are_free(semaphore: &Semaphore) {
     eventually(async || census(semaphore).await == (0, 0)).await;
     deadline(assert_all_are_free(semaphore)).await;
 }
 
-/// An acquire in the queue, waiting in a task of its own.
+/// An acquire in the queue, waiting in its own task.
 struct Waiter {
     id: AcquisitionId,
     task: JoinHandle<Result<Permit, Error>>,
 }
 
 impl Waiter {
-    /// Returns when it is in the queue.
+    /// Starts an acquire, and returns when it is in the queue.
     async fn join(semaphore: &Semaphore) -> Self {
         Self::join_with(semaphore, semaphore.acquire()).await
     }

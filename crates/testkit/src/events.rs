@@ -1,4 +1,4 @@
-//! What the library tells whoever listens with `tracing`.
+//! Collects the `tracing` events of the library.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -18,16 +18,16 @@ pub struct Told {
 
 static EVERYTHING: Mutex<Vec<Told>> = Mutex::new(Vec::new());
 
-/// Listens from now on, for the whole process: the engine's thread has something to say too.
+/// Collects events from now on, of the whole process, because the engine logs on its own thread.
 pub fn listen() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let subscriber = tracing_subscriber::registry().with(Listener);
-        tracing::subscriber::set_global_default(subscriber).expect("nobody else listens");
+        tracing::subscriber::set_global_default(subscriber).expect("no other subscriber");
     });
 }
 
-/// What was told about this name since we [listen].
+/// Returns the events about this name since [`listen`].
 #[must_use]
 pub fn about(name: &str) -> Vec<Told> {
     let everything = EVERYTHING.lock().unwrap();
@@ -35,7 +35,7 @@ pub fn about(name: &str) -> Vec<Told> {
     everything.iter().filter(about).cloned().collect()
 }
 
-/// What was told in words like these since we [listen].
+/// Returns the events since [`listen`] whose message contains `words`.
 #[must_use]
 pub fn saying(words: &str) -> Vec<Told> {
     let everything = EVERYTHING.lock().unwrap();

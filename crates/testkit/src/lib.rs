@@ -1,7 +1,7 @@
-//! What the tests of leasehold share.
+//! Fixtures and checks that the tests of leasehold share.
 
-#![allow(missing_docs)] // read by us alone
-#![allow(clippy::missing_panics_doc)] // that is how a test fails
+#![allow(missing_docs)] // not published
+#![allow(clippy::missing_panics_doc)] // a test fails by panicking
 
 #[cfg(test)]
 mod ask;

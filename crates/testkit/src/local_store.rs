@@ -1,4 +1,4 @@
-//! A place for a store on this host, in a directory of its own that goes with it.
+//! A path for a local store, in a temporary directory that is removed when dropped.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ pub struct LocalStore {
 }
 
 impl LocalStore {
-    /// Nothing is there yet.
+    /// Makes the directory. The store itself does not exist yet.
     #[must_use]
     pub fn new() -> Self {
         let directory = tempfile::Builder::new().prefix("leasehold-").tempdir();
@@ -27,7 +27,7 @@ impl LocalStore {
         self.directory.path()
     }
 
-    /// The directory beside the file, where the clients have theirs.
+    /// The directory beside the store where each client has its own directory.
     #[must_use]
     pub fn clients(&self) -> PathBuf {
         self.directory.path().join("store.clients")

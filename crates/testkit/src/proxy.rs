@@ -1,8 +1,8 @@
-//! A TCP proxy between a client and a Redis server that does what networks do.
+//! A TCP proxy between a client and a Redis server that injects network faults.
 //!
-//! It runs on a thread and a runtime of its own, so that it goes on while the test's runtime is
-//! blocked, and its controls are plain functions that may be called from anywhere, at any time. A
-//! control that has returned holds for every byte sent afterwards.
+//! It runs on its own thread and runtime, so that it continues while the test's runtime is blocked.
+//! Its controls are plain functions that may be called from anywhere, at any time. Once a control
+//! has returned, it applies to every byte sent afterwards.
 //!
 //! What a proxy on loopback cannot do: the client's kernel always sees a living peer, so keepalive
 //! and `TCP_USER_TIMEOUT` never fire. A client notices silence only by its own timeouts.
@@ -24,7 +24,7 @@ use tokio::task::LocalSet;
 
 use state::{Live, Lost, Shared, lock};
 
-/// How long the proxy may take to do as told, and how long [`FaultProxy::until`] waits.
+/// How long the proxy may take to apply a control, and how long [`FaultProxy::until`] waits.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// How a connection is cut.
@@ -43,21 +43,21 @@ pub enum Cut {
 pub struct Traffic {
     /// Connections open now.
     pub connections: usize,
-    /// Connections taken on since the start.
+    /// Connections accepted since the start.
     pub accepted: u64,
-    /// Connections turned away since the start.
+    /// Connections refused since the start.
     pub refused: u64,
-    /// Requests passed on to the server, each command of a pipeline counted.
+    /// Requests forwarded to the server, each command of a pipeline counted.
     pub requests: u64,
-    /// Bytes passed on to the server.
+    /// Bytes forwarded to the server.
     pub bytes_to_server: u64,
-    /// Bytes passed on to clients.
+    /// Bytes forwarded to clients.
     pub bytes_to_client: u64,
     /// Requests and replies lost on purpose.
     pub lost: u64,
 }
 
-/// A proxy on loopback in front of one server; it ends, with its connections, when dropped.
+/// A proxy on loopback in front of one server. Dropping it closes its connections.
 #[derive(Debug)]
 pub struct FaultProxy {
     shared: Arc<Shared>,
@@ -70,7 +70,7 @@ impl FaultProxy {
     ///
     /// # Panics
     ///
-    /// If there is no port or thread to be had.
+    /// If no port or thread is available.
     #[must_use]
     pub fn start(upstream_port: u16) -> Self {
         let listener =
@@ -112,12 +112,11 @@ impl FaultProxy {
 
     /// Closes all current connections, and returns when they are closed. New ones are served.
     ///
-    /// A connection counts once the proxy has taken it on, which a client knows from its first
-    /// reply.
+    /// It includes a connection once the proxy has accepted it, which a client knows from its first reply.
     ///
     /// # Panics
     ///
-    /// If the proxy does not follow.
+    /// If the proxy does not close them in time.
     pub fn cut(&self) {
         self.cut_with(Cut::Close);
     }
@@ -126,7 +125,7 @@ impl FaultProxy {
     ///
     /// # Panics
     ///
-    /// If the proxy does not follow.
+    /// If the proxy does not close them in time.
     pub fn cut_with(&self, how: Cut) {
         let live = lock(&self.shared.live);
         let before = live.next;
@@ -140,7 +139,7 @@ impl FaultProxy {
         assert!(!waited.timed_out(), "the proxy did not cut its connections in {DEADLINE:?}");
     }
 
-    /// New connections go to the server on this loopback port, as when a name is pointed at a replica.
+    /// Connects new connections to the server on this loopback port, as when a name is pointed at a replica.
     /// Current ones stay where they are until they are [cut](Self::cut).
     pub fn redirect(&self, upstream_port: u16) {
         self.shared.upstream.store(upstream_port, Ordering::SeqCst);
@@ -151,7 +150,7 @@ impl FaultProxy {
         self.shared.control.send_modify(|control| control.refusing = refuse);
     }
 
-    /// Packets vanish, both ways, and no socket closes: neither side is told of anything.
+    /// Makes packets vanish in both directions while no socket closes: neither side notices.
     ///
     /// Current connections are dead for good, as behind a router that forgot them; only
     /// [`cut`](Self::cut) closes them towards the server, even if their client has closed. A new
@@ -160,7 +159,7 @@ impl FaultProxy {
         self.shared.void(true);
     }
 
-    /// As [`half_open`](Self::half_open) for the current connections; new ones work at once.
+    /// As [`half_open`](Self::half_open) for the current connections; new ones work.
     pub fn forget_connections(&self) {
         self.shared.void(false);
     }
@@ -176,7 +175,7 @@ impl FaultProxy {
         self.shared.control.send_modify(|control| control.delay = delay);
     }
 
-    /// Ends every fault that lasts, and forgets those still to come. What is dead stays dead.
+    /// Ends every fault that lasts, and cancels those still to come. Dead connections stay dead.
     pub fn heal(&self) {
         lock(&self.shared.losses).clear();
         self.shared.control.send_modify(|control| {
@@ -184,45 +183,45 @@ impl FaultProxy {
         });
     }
 
-    /// Passes the next request on, whoever sends it, swallows its reply and cuts the connection:
-    /// the reply was lost after its command ran.
+    /// Forwards the next request of any client, drops its reply and cuts the connection: the reply
+    /// is lost after its command ran.
     pub fn drop_next_reply(&self) {
         self.lose_reply_to(b"");
     }
 
     /// As [`drop_next_reply`](Self::drop_next_reply) for the next request that contains these bytes.
     ///
-    /// Replies to earlier requests on that connection are delivered, later requests are not passed
-    /// on. Several such orders may wait at once; each is obeyed once. Not for TLS.
+    /// Replies to earlier requests on that connection are delivered; later requests are not
+    /// forwarded. Several such orders may be pending; each applies once. Does not work with TLS.
     pub fn lose_reply_to(&self, needle: &[u8]) {
         lock(&self.shared.losses).push((needle.to_vec(), Lost::Reply));
     }
 
-    /// Cuts the connection instead of passing on the next request that contains these bytes: to the
-    /// client it looks the same as a lost reply, but the command never ran.
+    /// Cuts the connection instead of forwarding the next request that contains these bytes. To the
+    /// client it looks like a lost reply, but the command never ran.
     pub fn lose_request(&self, needle: &[u8]) {
         lock(&self.shared.losses).push((needle.to_vec(), Lost::Request));
     }
 
-    /// How many connections are open.
+    /// Returns the number of open connections.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.traffic().connections
     }
 
-    /// How many requests were passed on to the server.
+    /// Returns the number of requests forwarded to the server.
     #[must_use]
     pub fn requests(&self) -> u64 {
         self.traffic().requests
     }
 
-    /// How many bytes were passed on, both ways.
+    /// Returns the number of bytes forwarded in both directions.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.traffic().bytes_to_server + self.traffic().bytes_to_client
     }
 
-    /// Everything that is counted, at one moment.
+    /// Returns all counters, read at one moment.
     #[must_use]
     pub fn traffic(&self) -> Traffic {
         *self.shared.traffic.borrow()
@@ -240,7 +239,7 @@ impl FaultProxy {
     pub async fn until(&self, expected: impl FnMut(&Traffic) -> bool) -> Traffic {
         let mut traffic = self.shared.traffic.subscribe();
         let seen = tokio::time::timeout(DEADLINE, traffic.wait_for(expected)).await;
-        let seen = seen.map(|seen| *seen.expect("the proxy lives as long as we"));
+        let seen = seen.map(|seen| *seen.expect("the proxy lives as long as its handle"));
         seen.unwrap_or_else(|_| panic!("not seen in {DEADLINE:?}; now {:?}", self.traffic()))
     }
 }
@@ -248,7 +247,7 @@ impl FaultProxy {
 impl Drop for FaultProxy {
     fn drop(&mut self) {
         self.shared.control.send_modify(|control| control.stop = true);
-        // A thread that panicked has already said why.
+        // If the thread panicked, its message has already been printed.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }

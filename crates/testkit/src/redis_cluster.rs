@@ -295,7 +295,7 @@ impl RedisCluster {
             }
             match &agreed {
                 Some(first) if !first.agrees(&view, runs) => {
-                    return complain(&format!("not the same is seen as in\n{first:?}\nbut this"));
+                    return complain(&format!("this view\n{first:?}\nis not shared"));
                 }
                 Some(_) => {}
                 None => agreed = Some(view),

@@ -15,7 +15,7 @@
 //! Sentinels do some things more often than they do by default; see `PERIODS` in `members.rs`. This
 //! shortens the start, and the time until the sentinels demote an old primary that comes back.
 //!
-//! A failover takes about two seconds. If two sentinels start one at the same time and neither gets
+//! A failover takes about three seconds. If two sentinels start one at the same time and neither gets
 //! enough votes, they try again after six more seconds.
 //!
 //! Replicas and sentinels log in as the user of the fixture. So they work whatever passwords the
@@ -46,7 +46,8 @@ pub struct Options<'a> {
     pub password: Option<&'a str>,
     /// The password of the sentinels.
     pub sentinel_password: Option<&'a str>,
-    /// How long a server may be silent before a sentinel considers it down.
+    /// How long a server may be silent before a sentinel considers it down. Longer than a busy
+    /// machine makes a server wait: otherwise the sentinels fail over without being asked to.
     pub down_after_ms: u32,
     /// How long a failover may take; a sentinel waits twice as long before it tries another.
     pub failover_timeout_ms: u32,
@@ -59,7 +60,7 @@ impl Default for Options<'_> {
         Self {
             password: None,
             sentinel_password: None,
-            down_after_ms: 600,
+            down_after_ms: 1500,
             failover_timeout_ms: 3000,
             server_options: &[],
         }

@@ -2,21 +2,21 @@
 //!
 //! The environment variable `LEASEHOLD_TEST_REDIS_SERVER` names the server program; the default is `redis-server`.
 //!
-//! Nothing here sleeps. A server is ready when it says so in its log and then answers `PING`; it
-//! is paused when the kernel reports it stopped; it has ended when its output is closed. All of
-//! these waits have a deadline and panic past it.
+//! Nothing here sleeps. A server is ready when its log says so and it then answers `PING`. It is
+//! paused when the kernel reports it as stopped. It has ended when its output is closed. Each of
+//! these waits has a deadline and panics when it is exceeded.
 //!
 //! # Ports
 //!
-//! A restarted server must come back on its port while clients hammer it. Ports are therefore taken
-//! from below the kernel's ephemeral range: otherwise a reconnecting client may be given the very
-//! port as its own source port, and TCP then connects that client to itself. Fixtures keep out of
-//! each other's way, also between processes, by holding the UDP port of the same number.
+//! A restarted server must get its port back while clients reconnect constantly. Ports are
+//! therefore chosen below the kernel's ephemeral range: otherwise a reconnecting client may get
+//! that port as its own source port, and TCP then connects that client to itself. A fixture claims
+//! its port, also against other processes, by holding the UDP port of the same number.
 //!
-//! # Looking without being seen
+//! # How the fixture inspects a server
 //!
-//! The fixture looks through a Unix socket as an ACL user of its own. So it works whatever
-//! passwords, users or TLS the test asked for, and its own traffic is taken out of every count.
+//! The fixture connects through a Unix socket as its own ACL user. So it works with whatever
+//! passwords, users or TLS the test asked for, and its own traffic is subtracted from every count.
 
 mod launch;
 mod look;
@@ -43,7 +43,7 @@ pub(crate) use tls::Certificate;
 /// The ACL user of the fixture, and its password.
 pub(crate) const FIXTURE: &str = "fixture";
 
-/// A Redis server on loopback with a directory of its own; both are gone when it is dropped.
+/// A Redis server on loopback with its own directory. Dropping it stops the server and removes the directory.
 #[derive(Debug)]
 pub struct RedisServer {
     // Before `dir`: the server must not write into a directory that is being removed.
@@ -53,7 +53,7 @@ pub struct RedisServer {
     args: Vec<String>,
     ca_certificate: Option<String>,
     looker: Mutex<Looker>,
-    /// The port of the cluster bus, and what claims it.
+    /// The port of the cluster bus, and the socket that claims it.
     bus: Option<(u16, UdpSocket)>,
     _claim: UdpSocket,
 }
@@ -63,7 +63,7 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// If `redis-server` is not installed or does not come up.
+    /// If `redis-server` is not installed or does not start.
     #[must_use]
     pub fn start() -> Self {
         Self::start_with(&[])
@@ -71,7 +71,7 @@ impl RedisServer {
 
     /// Starts a server with more options, one per element and each as in `redis.conf` with two
     /// dashes: `["--requirepass secret", "--user alice on >pw ~* +@all"]`. An element without
-    /// blanks is passed on as it is; a value cannot have blanks in it.
+    /// spaces is passed on as it is; a value cannot contain spaces.
     ///
     /// The fixture adds an ACL user named `fixture`; Redis refuses that together with `--aclfile`.
     ///
@@ -129,7 +129,7 @@ impl RedisServer {
         panic!("no free port in {PORTS:?} after {ATTEMPTS} attempts")
     }
 
-    /// The TCP port, the same over restarts.
+    /// The TCP port, which a restart does not change.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
@@ -140,7 +140,7 @@ impl RedisServer {
         self.bus.as_ref().expect("a node of a cluster").0
     }
 
-    /// The process id of the server that runs now.
+    /// The process id of the running server.
     #[must_use]
     pub fn pid(&self) -> u32 {
         lock(&self.process).pid()
@@ -152,14 +152,14 @@ impl RedisServer {
         format!("{}://127.0.0.1:{}", self.scheme(), self.port)
     }
 
-    /// The URL with credentials; an empty user is the default user.
+    /// The URL with credentials; an empty user means the default user.
     #[must_use]
     pub fn url_with(&self, user: &str, password: &str) -> String {
         let (user, password) = (escape(user), escape(password));
         format!("{}://{user}:{password}@127.0.0.1:{}", self.scheme(), self.port)
     }
 
-    /// The URL of the Unix socket on which the server listens as well.
+    /// The URL of the Unix socket on which the server also listens.
     #[must_use]
     pub fn unix_url(&self) -> String {
         format!("redis+unix://{}", self.socket().display())
@@ -186,11 +186,11 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// If it does not come up again.
+    /// If it does not start again.
     pub fn restart_empty(&self) {
         let mut process = lock(&self.process);
         process.kill();
-        // What is not data stays: the certificates.
+        // The certificates are kept: they are not data.
         for data in ["dump.rdb", "appendonly.aof"] {
             let _ = fs::remove_file(self.dir.path().join(data));
         }
@@ -198,23 +198,23 @@ impl RedisServer {
         self.respawn(process);
     }
 
-    /// Kills the server with SIGKILL and starts it on its port with what it had written down by then:
-    /// everything it had answered, if it was started with `--appendonly yes`, and nothing otherwise.
+    /// Kills the server with SIGKILL and starts it on its port with the data on disk: everything it
+    /// had acknowledged if it was started with `--appendonly yes`, and nothing otherwise.
     ///
     /// # Panics
     ///
-    /// If it does not come up again.
+    /// If it does not start again.
     pub fn crash(&self) {
         let mut process = lock(&self.process);
         process.kill();
         self.respawn(process);
     }
 
-    /// Shuts the server down with its data saved and starts it on its port with them.
+    /// Shuts the server down after saving its data, and starts it on its port with that data.
     ///
     /// # Panics
     ///
-    /// If it is paused, does not end, or does not come up again.
+    /// If it is paused, does not end, or does not start again.
     pub fn restart(&self) {
         let mut process = lock(&self.process);
         let mut connection = self.connection();
@@ -248,7 +248,7 @@ impl RedisServer {
         lock(&self.process).stop();
     }
 
-    /// Lets a paused server go on.
+    /// Continues a paused server.
     ///
     /// # Panics
     ///
@@ -266,12 +266,12 @@ impl RedisServer {
     }
 }
 
-/// A fixture stays usable after a test that panicked while it held a lock, if only to be dropped.
+/// Locks a mutex even after a test panicked while it held it. The fixture must at least be droppable.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Percent-encodes what could end the user or the password early in a URL.
+/// Percent-encodes the characters that would end the user or the password in a URL.
 pub(crate) fn escape(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     text.bytes()

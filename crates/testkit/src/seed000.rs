@@ -1,17 +1,18 @@
 //! Another program's client of the fair semaphore, written from documents 000 and 001 alone.
 //!
-//! It shares no code with leasehold: its keys, scripts and flow are those of the documents, so that
-//! a test in which the two share one semaphore proves that any program following the documents can.
-//! Where leasehold does better than the documents (the server's clock, a release that wakes the
-//! next, expiries that only grow), this client keeps to the documents.
+//! It shares no code with leasehold: its keys, scripts and steps are those of the documents. So a
+//! test in which the two share one semaphore shows that any program that follows the documents can.
+//! Where leasehold deviates from the documents (the server's clock, a release that wakes the next
+//! waiter, expiries that only grow), this client follows the documents.
 //!
 //! # Where the documents leave a choice
 //!
-//! The program that they describe (asyncio-advanced-semaphores 0.0.9) decides, however inconvenient that is for others:
+//! It follows the program that they describe (asyncio-advanced-semaphores 0.0.9), even where that harms other clients:
 //!
-//! - A sorted set that is queued in, granted from or pinged expires ten seconds after the caller's TTL, whatever others need. So does
-//!   `semaphore_max`. A confirmation lengthens the life of no set but that of the TTLs. A notification expires ten seconds
-//!   after the heartbeat.
+//! - Queueing, granting and pinging set the expiry of the sorted sets that they write to ten
+//!   seconds after the caller's TTL, regardless of what others need. The same holds for
+//!   `semaphore_max`. A confirmation extends only the set of TTLs. A notification expires ten
+//!   seconds after the heartbeat.
 //! - Without a TTL the `ttl` argument is [`NO_TTL`].
 //! - A client that dies leaves everything behind: see [`Seed000::stop_heartbeat`].
 //! - A notification is the list element `1`. A client pings three times per heartbeat interval.
@@ -38,9 +39,9 @@ pub use error::AcquireError;
 use wire::Line;
 pub use wire::Options;
 
-/// Document 001's default interval after which a silent client is dead.
+/// Document 001's default for the time after which a silent client counts as dead.
 pub const HEARTBEAT: Duration = Duration::from_secs(180);
-/// What stands for "no TTL": with the ten seconds more, the longest expiry that 31 bits can hold.
+/// The TTL that means "no TTL": plus ten seconds, it is the longest expiry that fits into 31 bits.
 pub const NO_TTL: Duration = Duration::from_secs(2_147_483_637);
 
 /// How long one `BLPOP` waits, and how long a client sleeps between two `LPOP`.
@@ -51,20 +52,20 @@ const POLL: Duration = Duration::from_secs(1);
 pub struct Acquired {
     /// The acquisition id, needed to release it: 32 lower-case hexadecimal digits.
     pub id: String,
-    /// How many slots were in use when this one had been confirmed.
+    /// How many slots were in use after this one had been confirmed.
     pub slot_number: u64,
 }
 
-/// How much of a semaphore is used.
+/// How many slots of a semaphore are in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stats {
-    /// Members of the semaphore, dead ones included until somebody takes their slots back.
+    /// Members of the semaphore, including dead ones until a client removes them.
     pub acquired_slots: u64,
     /// The limit that the latest confirmation declared.
     pub max_slots: Option<u64>,
 }
 
-/// The foreign client. Clones are the same client; when the last is dropped its heartbeats end, as
+/// The foreign client. Clones share its state. When the last one is dropped, its heartbeats end as
 /// if its process had died.
 #[derive(Clone)]
 pub struct Seed000 {
@@ -79,7 +80,7 @@ struct Inner {
     pinged: Mutex<HashMap<String, Pinged>>,
 }
 
-/// What a client knows of an acquisition of its own.
+/// What a client stores about one of its acquisitions.
 struct Pinged {
     heartbeat: Duration,
     ttl: Option<Duration>,
@@ -109,17 +110,17 @@ impl Seed000 {
         Ok(seed)
     }
 
-    /// Waits in line for a slot and keeps it alive until it is [released](Self::release).
+    /// Waits in the queue for a slot and keeps it alive until it is [released](Self::release).
     ///
     /// `heartbeat` is shortened to `ttl` if that is shorter.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it leaves the queue, and gives back the slot, in the background.
+    /// Dropping it leaves the queue and releases the slot in the background.
     ///
     /// # Errors
     ///
-    /// See [`AcquireError`]. Nothing is left behind, unless Redis cannot be reached for that either.
+    /// See [`AcquireError`]. Nothing is left behind, unless Redis is unreachable for the clean-up as well.
     pub async fn acquire(
         &self,
         name: &str,
@@ -155,7 +156,7 @@ impl Seed000 {
         ttl: Option<Duration>,
     ) -> Result<u64, AcquireError> {
         let begun = Instant::now();
-        // Of its own, as a blocked connection serves nobody else.
+        // Its own connection, because one that is blocked by `BLPOP` serves nothing else.
         let line = Line::default();
         self.queue(name, id, heartbeat, ttl).await?;
         loop {
@@ -167,7 +168,7 @@ impl Seed000 {
             } else if self.pop_notification(&line, id, None).await? {
                 break;
             } else {
-                // The documents' short polling: there is no event to wait for.
+                // The documents prescribe short polling: there is no event to wait for.
                 tokio::time::sleep(POLL).await;
             }
         }
@@ -177,8 +178,8 @@ impl Seed000 {
         }
     }
 
-    /// Ends the heartbeat of an acquisition and removes it, waiting or holding. Answers how many
-    /// slots that freed: 0 or 1. Nobody is woken; that is for the next in line to do.
+    /// Ends the heartbeat of an acquisition and removes it, waiting or holding. Returns the number
+    /// of slots this freed: 0 or 1. It wakes nobody; the next waiter finds the free slot itself.
     ///
     /// # Errors
     ///
@@ -189,7 +190,7 @@ impl Seed000 {
         self.remove(name, id).await
     }
 
-    /// Pings for an acquisition from now on, until it is released or found dead.
+    /// Pings for an acquisition from now on, until it is released or the server reports it dead.
     ///
     /// # Panics
     ///
@@ -205,7 +206,7 @@ impl Seed000 {
         let task = tokio::spawn(async move {
             loop {
                 tokio::time::sleep(heartbeat / 3).await;
-                // Held weakly, or the heartbeat would keep alive the client it speaks for.
+                // Weak, because the heartbeat must not keep the client alive that it reports as alive.
                 let Some(inner) = weak.upgrade() else { return };
                 if let Ok((0, 0)) = (Seed000 { inner }).ping(&name, &owned).await {
                     return;
@@ -216,7 +217,7 @@ impl Seed000 {
         lock(&self.inner.pinged).insert(id.to_owned(), pinged);
     }
 
-    /// Stops pinging for an acquisition, as if the client had died; its slot or place stays.
+    /// Stops pinging for an acquisition, as if the client had died. Its slot or its place in the queue stays.
     pub fn stop_heartbeat(&self, id: &str) {
         let task = lock(&self.inner.pinged).get_mut(id).and_then(|pinged| pinged.task.take());
         if let Some(task) = task {
@@ -225,7 +226,7 @@ impl Seed000 {
     }
 }
 
-/// An acquire that was neither finished nor given up: undone if it is dropped.
+/// Undoes an acquire when dropped, unless it was disarmed.
 struct Undo<'a> {
     seed: &'a Seed000,
     name: &'a str,
@@ -259,7 +260,7 @@ impl fmt::Debug for Seed000 {
 ///
 /// # Panics
 ///
-/// Where there is no `/dev/urandom`.
+/// If there is no `/dev/urandom`.
 #[must_use]
 pub fn new_id() -> String {
     let mut bytes = [0; 16];

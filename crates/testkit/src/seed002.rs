@@ -1,20 +1,20 @@
 //! Another program's client of the pool, written from document 002 alone.
 //!
 //! It shares no code with leasehold: its scripts have the document's names, keys, arguments and
-//! results, so that a test in which the two share one pool proves that any program following the
-//! document can. They are run by their SHA and loaded when the server lacks them.
+//! results. So a test in which the two share one pool shows that any program that follows the
+//! document can. The scripts are run by their SHA, and loaded when the server lacks them.
 //!
 //! # Where the document leaves a choice
 //!
 //! - The keys have the names that leasehold's documents give: `semaphores:{key}` and
 //!   `semaphores:holders:{key}:{instance id}`.
 //! - A score has microseconds. An entry has expired when its score is at most `now - ttl`, by the
-//!   TTL of whoever looks: there is one TTL per pool, and a caller with a shorter one evicts others.
-//! - The sorted set has no expiry: the sweep that comes first in every script empties it.
-//! - A holder key has the value `1`. A sweep leaves it alone, as the script does not know its name.
-//! - An instance that acquires again is renewed, also in a full pool and without its holder key.
-//! - `expired` and `already_expired`: the sweep left the entry, but its holder key is gone. The entry
-//!   is removed, and counts as one of those that were cleaned up.
+//!   TTL of the caller: there is one TTL per pool, and a caller with a shorter one evicts others.
+//! - The sorted set has no expiry: the sweep at the start of every script empties it.
+//! - A holder key has the value `1`. A sweep leaves it alone, because the script does not know its name.
+//! - An acquire by a holding instance is a renewal, even in a full pool and without its holder key.
+//! - `expired` and `already_expired`: the sweep kept the entry, but its holder key no longer
+//!   exists. The entry is removed, and counts as cleaned up.
 
 #[cfg(test)]
 mod tests;
@@ -27,23 +27,23 @@ const COUNT: &str = include_str!("seed002/count_semaphore.lua");
 const RENEW: &str = include_str!("seed002/renew_semaphore.lua");
 const RELEASE: &str = include_str!("seed002/release_semaphore.lua");
 
-/// After how long a silent instance is dead unless the program's user says otherwise.
+/// The program's default for the time after which a silent instance counts as dead.
 pub const TTL_SECONDS: u64 = 10;
 
-/// What a script answered.
+/// The result of a script.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
     pub success: bool,
     /// Of an acquire `acquired` or `capacity_full`; of a renewal `renewed`, `not_held` or `expired`;
     /// of a release `released`, `not_held` or `already_expired`.
     pub status: String,
-    /// How many hold after it.
+    /// The number of holders after the call.
     pub current_count: i64,
-    /// How many had expired and were cleaned up.
+    /// The number of expired entries that were removed.
     pub expired_count: i64,
 }
 
-/// The foreign client. It renews nothing by itself: a test says when.
+/// The foreign client. It renews nothing on its own: the test calls [`renew`](Self::renew).
 #[derive(Debug, Clone)]
 pub struct Seed002 {
     connection: MultiplexedConnection,
@@ -55,7 +55,7 @@ impl Seed002 {
         Self { connection }
     }
 
-    /// Takes a place for an instance, or renews the one that it has.
+    /// Acquires a place for an instance, or renews the one that it has.
     ///
     /// # Errors
     ///
@@ -70,7 +70,7 @@ impl Seed002 {
         self.about(key, instance_id, ACQUIRE, &[capacity, ttl_seconds]).await
     }
 
-    /// Lets an instance keep its place for the whole TTL from now on.
+    /// Renews the place of an instance for a whole TTL.
     ///
     /// # Errors
     ///
@@ -84,7 +84,7 @@ impl Seed002 {
         self.about(key, instance_id, RENEW, &[ttl_seconds]).await
     }
 
-    /// Gives back the place of an instance.
+    /// Releases the place of an instance.
     ///
     /// # Errors
     ///
@@ -98,8 +98,8 @@ impl Seed002 {
         self.about(key, instance_id, RELEASE, &[ttl_seconds]).await
     }
 
-    /// How many hold, and how many had expired and were cleaned up: `(current_count,
-    /// expired_count)`.
+    /// Returns the number of holders, and the number of expired entries that were removed:
+    /// `(current_count, expired_count)`.
     ///
     /// # Errors
     ///
@@ -109,7 +109,7 @@ impl Seed002 {
         script.key(pool(key)).arg(ttl_seconds).invoke_async(&mut self.connection.clone()).await
     }
 
-    /// Runs a script about one instance, which comes before the numbers in its arguments.
+    /// Runs a script about one instance, whose id precedes the numbers in the arguments.
     async fn about(
         &self,
         key: &str,

@@ -1,24 +1,24 @@
 //! Another program's client of the fenced lock, written from document 003 alone.
 //!
-//! It shares no code with leasehold: its keys, records, scripts and codes are those of the document,
-//! so that a test in which the two share one lock proves that any program following the document
-//! can. Scripts are run by their SHA and loaded when the server lacks them. Where leasehold does
-//! better than the document, this client keeps to the document:
+//! It shares no code with leasehold: its keys, records, scripts and codes are those of the
+//! document. So a test in which the two share one lock shows that any program that follows the
+//! document can. Scripts are run by their SHA, and loaded when the server lacks them. Where
+//! leasehold deviates from the document, this client follows the document:
 //!
-//! - A lock id that acquires its own lock again is told that it is held.
-//! - An acquire over a record that has expired deletes the index of the *new* lock id, which it
-//!   then writes. That of the old one is left to its expiry.
+//! - A lock id that acquires its own lock again gets the answer that the lock is held.
+//! - An acquire over an expired record deletes the index of the *new* lock id, which it then
+//!   writes. The index of the old one stays until it expires.
 //! - A fence goes through a Lua number, which is exact up to 2^53.
 //!
 //! # Where the document leaves a choice
 //!
-//! - An acquirer is to learn when its lock expires, but the script does not answer that. Here it is
-//!   one more element at the end of the answer.
+//! - An acquirer should learn when its lock expires, but the script does not return it. Here it is
+//!   one more element at the end of the reply.
 //! - A lock id is 16 random bytes in base64url, 22 characters.
-//! - Keys and lock ids are taken as they come: not normalised, not checked, not truncated. A prefix
+//! - Keys and lock ids are used as they are: not normalised, not checked, not truncated. A prefix
 //!   has no colon at its end.
-//! - Asking whether a key is locked never cleans up, as is the document's default.
-//! - A lookup answers the record as it is stored. Hashing it is between a program and its users.
+//! - The query whether a key is locked never cleans up, which is the document's default.
+//! - A lookup returns the record as it is stored. Hashing it is left to the program.
 
 #[cfg(test)]
 mod tests;
@@ -32,10 +32,10 @@ const ACQUIRE: &str = include_str!("seed003/acquire.lua");
 const RELEASE_OR_EXTEND: &str = include_str!("seed003/release_or_extend.lua");
 const LOOKUP: &str = include_str!("seed003/lookup.lua");
 
-/// How long a lock is held unless the program's user says otherwise.
+/// The program's default TTL of a lock.
 pub const TTL_MS: u64 = 30_000;
 
-/// For how long after its end the document takes a record for alive.
+/// For how long after its expiry the document considers a record alive.
 pub const TOLERANCE_MS: u64 = 1000;
 
 /// A lock that was acquired.
@@ -74,8 +74,8 @@ impl Seed003 {
         Self { connection, prefix: prefix.to_owned(), tolerance_ms: TOLERANCE_MS, version: 1 }
     }
 
-    /// The same client in the layout of version 2: the index holds the whole key of the lock, fences are counted under that
-    /// key, and have 15 digits.
+    /// The same client in the layout of version 2: the index holds the whole storage key of the
+    /// lock, the fence counter is named after that key, and fences have 15 digits.
     #[must_use]
     pub fn version_2(self) -> Self {
         Self { version: 2, ..self }
@@ -87,7 +87,7 @@ impl Seed003 {
         Self { tolerance_ms, ..self }
     }
 
-    /// Takes the lock under a new lock id; none if somebody holds it.
+    /// Acquires the lock under a new lock id. Returns `None` if it is held.
     ///
     /// # Errors
     ///
@@ -96,7 +96,7 @@ impl Seed003 {
         self.acquire_as(&new_lock_id(), key, ttl_ms).await
     }
 
-    /// Takes the lock under a lock id of the caller's; none if somebody holds it, be it that id.
+    /// Acquires the lock under a lock id of the caller. Returns `None` if it is held, even by that id.
     ///
     /// # Errors
     ///
@@ -120,8 +120,8 @@ impl Seed003 {
         Ok(Some(Acquired { lock_id: lock_id.to_owned(), fence, expires_at_ms }))
     }
 
-    /// Gives a lock back. Answers the script's code: 1 for done, 0 for a lock that is another's, -1
-    /// for none, -2 for one that was found expired and removed.
+    /// Releases a lock. Returns the script's code: 1 for success, 0 if another id holds the lock,
+    /// -1 if there is no lock, -2 if it had expired and was removed.
     ///
     /// # Errors
     ///
@@ -131,8 +131,8 @@ impl Seed003 {
         self.script(RELEASE_OR_EXTEND, &keys, &[lock_id, &self.tolerance_ms.to_string()]).await
     }
 
-    /// Lets a lock end so long from now, be that later or sooner than before. Answers the codes of
-    /// [`release`](Self::release).
+    /// Makes a lock expire `ttl_ms` from now, be that later or earlier than before. Returns the
+    /// codes of [`release`](Self::release).
     ///
     /// # Errors
     ///
@@ -143,7 +143,7 @@ impl Seed003 {
         self.script(RELEASE_OR_EXTEND, &keys, &[lock_id, &tolerance, &ttl]).await
     }
 
-    /// Whether somebody holds the lock.
+    /// Returns whether the lock is held.
     ///
     /// # Errors
     ///
@@ -152,7 +152,7 @@ impl Seed003 {
         Ok(self.lookup_by_key(key).await?.is_some())
     }
 
-    /// The record of whoever holds the lock.
+    /// Returns the record of the lock's holder.
     ///
     /// # Errors
     ///
@@ -171,7 +171,7 @@ impl Seed003 {
         Ok(record.filter(|record| record.expires_at_ms + self.tolerance_ms > now))
     }
 
-    /// The record of the lock that this lock id holds.
+    /// Returns the record of the lock that this lock id holds.
     ///
     /// # Errors
     ///
@@ -197,7 +197,7 @@ impl Seed003 {
         script.key(keys).arg(args).invoke_async(&mut self.connection.clone()).await
     }
 
-    /// What stands before what an index holds.
+    /// The prefix that makes the content of an index a storage key.
     fn found_under(&self) -> String {
         if self.version == 2 { String::new() } else { self.prefix.clone() }
     }
@@ -212,8 +212,7 @@ impl Seed003 {
 }
 
 impl LockData {
-    /// Strict about types, as a program in a language with types is: times are whole numbers, a
-    /// fence is a string.
+    /// Parses strictly, as a program in a typed language does: times are whole numbers, a fence is a string.
     ///
     /// # Panics
     ///
@@ -239,7 +238,7 @@ impl LockData {
 ///
 /// # Panics
 ///
-/// If the system has no random bytes to give.
+/// If the system provides no random bytes.
 #[must_use]
 pub fn new_lock_id() -> String {
     let mut bytes = [0; 16];

@@ -1,15 +1,15 @@
-//! The users of a Redis server that docs/guarantees.md recommends, exactly as it spells them.
+//! The Redis users that docs/guarantees.md recommends, read from that page.
 
-/// The page with their lines.
+/// The page that contains the `ACL SETUSER` lines.
 const PAGE: &str = include_str!("../../../docs/guarantees.md");
 
-/// What is put in the place of the password there.
+/// Replaces the placeholder for the password in those lines.
 pub const PASSWORD: &str = "a password for tests";
 
-/// The arguments of each line that adds a user.
+/// Returns the arguments of each line that adds a user.
 ///
 /// # Panics
-/// If the page has another number of lines than two.
+/// If the page does not have two such lines.
 #[must_use]
 pub fn lines() -> Vec<Vec<String>> {
     let lines = PAGE.lines().filter(|line| line.starts_with("ACL SETUSER "));
@@ -17,14 +17,14 @@ pub fn lines() -> Vec<Vec<String>> {
         line.split(' ').map(|word| word.replace("PASSWORD", PASSWORD)).collect::<Vec<_>>()
     };
     let lines: Vec<_> = lines.map(words).collect();
-    assert_eq!(lines.len(), 2, "one user to share, one to read");
+    assert_eq!(lines.len(), 2, "one user that shares, one that reads");
     lines
 }
 
 /// Adds `leasehold` and `leasehold-reader`.
 ///
 /// # Panics
-/// If the server does not understand a line.
+/// If the server refuses a line.
 pub fn add_users(connection: &mut redis::Connection) {
     for line in lines() {
         let mut command = redis::cmd(&line[0]);

@@ -1,14 +1,14 @@
-//! Waiting in tests: for something, never just for a while, and never for ever.
+//! Waiting in tests: always for an event, never for a fixed time, and never forever.
 
 use std::panic::Location;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long anything may take before a test fails. Far more than it should.
+/// How long anything may take before a test fails. Far more than it should take.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// The future, but not for longer than [`PATIENCE`].
+/// Awaits the future, but fails the test after [`PATIENCE`].
 #[track_caller]
 pub fn deadline<F: Future>(future: F) -> impl Future<Output = F::Output> {
     let caller = Location::caller();
@@ -18,7 +18,7 @@ pub fn deadline<F: Future>(future: F) -> impl Future<Output = F::Output> {
     }
 }
 
-/// Asks again and again until it is so.
+/// Calls `condition` until it returns true.
 #[track_caller]
 pub fn eventually(mut condition: impl AsyncFnMut() -> bool) -> impl Future<Output = ()> {
     deadline(async move {
@@ -28,7 +28,7 @@ pub fn eventually(mut condition: impl AsyncFnMut() -> bool) -> impl Future<Outpu
     })
 }
 
-/// Calls a function that blocks on a thread of its own, and returns its result.
+/// Calls a blocking function on its own thread, and returns its result.
 ///
 /// # Panics
 ///
@@ -56,7 +56,7 @@ pub fn until<T>(what: &str, within: Duration, mut probe: impl FnMut() -> Result<
     }
 }
 
-/// Fails the test on behalf of whoever waited in vain.
+/// Fails the test, naming the caller that waited.
 pub(crate) fn late(caller: &Location<'_>) -> ! {
-    panic!("what {caller} waits for has not happened within {PATIENCE:?}")
+    panic!("the condition at {caller} did not hold within {PATIENCE:?}")
 }

@@ -125,7 +125,7 @@ struct Show {
     changed: Condvar,
     log: Mutex<Log>,
     broken: Option<String>,
-    /// No worker may notice what this clock shows.
+    /// The wall clock of the workers. It must not affect them.
     workers_clock: Option<Wall>,
     /// When the server's clock may first be set. Before that, the fence of a permit tells when it was granted.
     clock_from: Duration,

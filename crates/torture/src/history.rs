@@ -224,12 +224,12 @@ fn parse<T: FromStr>(word: &str) -> Result<T, String> {
 
 /// The file to which a process writes its history.
 #[derive(Debug)]
-pub struct Diary {
+pub struct HistoryFile {
     file: File,
     last_op: AtomicU64,
 }
 
-impl Diary {
+impl HistoryFile {
     /// # Errors
     /// An [`io::Error`] if the file cannot be opened.
     pub fn open(path: &Path) -> io::Result<Self> {

@@ -151,7 +151,7 @@ mod tests {
         let path = dir.path().join("record");
         let (early, late) = (Record::open(&path).unwrap(), Record::open(&path).unwrap());
         assert_eq!(early.read(1).unwrap(), Step::Done(State { floor: 1, ..State::default() }));
-        let Step::Done(read) = late.read(2).unwrap() else { panic!("nobody was here before") };
+        let Step::Done(read) = late.read(2).unwrap() else { panic!("no newer fence was used") };
         // The second holder has read, so the first may not write any more.
         assert_eq!(early.write(1, 1, sum(0, 1, 1)).unwrap(), Step::Refused { floor: 2 });
         let new = sum(read.sum, 1, 2);

@@ -16,7 +16,7 @@ use leasehold::{AcquisitionId, Client, Error, LockLayout};
 use tokio::sync::watch;
 
 use crate::clock::{self, MILLISECOND, Micros, SECOND};
-use crate::history::{Diary, Event, How, OpId};
+use crate::history::{Event, HistoryFile, How, OpId};
 use crate::plan::{CONFIRM, Kind, SOCKET_TIMEOUT, THINGS};
 use crate::record::Record;
 
@@ -28,7 +28,7 @@ mod pools;
 mod semaphores;
 
 pub(crate) use child::{COMMAND, ONLY_OP};
-use holding::Hands;
+use holding::TaskContext;
 
 const CLIENTS: usize = 2;
 const TASKS: usize = 7;
@@ -48,7 +48,7 @@ pub(crate) const SIGN_OF_LIFE: Micros = 500 * MILLISECOND;
 /// How often a task checks whether a client can reach the store.
 const LOOK: Duration = Duration::from_millis(3);
 /// How long after an outage acquires are cancelled.
-const SHAKEN: Micros = SECOND;
+const CANCELLED_AFTER_OUTAGE: Micros = SECOND;
 
 /// The arguments of a worker.
 #[derive(clap::Args, Clone, Debug)]
@@ -100,7 +100,7 @@ pub fn record_path(dir: &Path, thing: usize) -> PathBuf {
 
 /// The state that the tasks of a worker share.
 struct Shared {
-    diary: Arc<Diary>,
+    history_file: Arc<HistoryFile>,
     clients: Vec<Client>,
     finish: watch::Receiver<bool>,
     /// Permits that have been released, to be released again.
@@ -157,9 +157,9 @@ impl Shared {
     }
 
     /// Whether a client was unable to reach the store a moment ago.
-    fn is_shaken(&self) -> bool {
+    fn had_outage_recently(&self) -> bool {
         let now = clock::now();
-        self.outages.iter().any(|seen| now < seen.load(Ordering::Relaxed) + SHAKEN)
+        self.outages.iter().any(|seen| now < seen.load(Ordering::Relaxed) + CANCELLED_AFTER_OUTAGE)
     }
 
     async fn watch_for_outages(&self) {
@@ -177,20 +177,21 @@ impl Shared {
 /// Runs the worker until the driver asks it to finish, or kills it.
 #[must_use]
 pub fn run(settings: &Settings) -> ExitCode {
-    let diary = Diary::open(&history_path(&settings.dir, settings.index, settings.life));
-    let diary = Arc::new(diary.expect("a directory for the history"));
-    watch_the_clock(diary.clone());
+    let history_file =
+        HistoryFile::open(&history_path(&settings.dir, settings.index, settings.life));
+    let history_file = Arc::new(history_file.expect("a directory for the history"));
+    watch_the_clock(history_file.clone());
     let finish = listen();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.expect("a runtime").block_on(async {
         if settings.foreign {
-            foreign::play(settings, &diary, finish).await;
+            foreign::play(settings, &history_file, finish).await;
         } else {
-            play(settings, &diary, finish).await;
+            play(settings, &history_file, finish).await;
         }
     });
-    diary.note(Event::Done);
+    history_file.note(Event::Done);
     ExitCode::SUCCESS
 }
 
@@ -210,17 +211,17 @@ fn listen() -> watch::Receiver<bool> {
 }
 
 /// Records when this process did not run although it was not stopped. Then long delays mean nothing.
-fn watch_the_clock(diary: Arc<Diary>) {
+fn watch_the_clock(history_file: Arc<HistoryFile>) {
     thread::spawn(move || {
-        let mut last = diary.note(Event::Tick);
+        let mut last = history_file.note(Event::Tick);
         let mut said = last;
         loop {
             thread::sleep(TICK);
             let now = clock::now();
             if now - last > GAP {
-                diary.note(Event::Gap { since: last });
+                history_file.note(Event::Gap { since: last });
             } else if now - said > SIGN_OF_LIFE {
-                said = diary.note(Event::Tick);
+                said = history_file.note(Event::Tick);
             }
             last = now;
         }
@@ -243,7 +244,7 @@ async fn connect(settings: &Settings) -> Result<Client, Error> {
         .await
 }
 
-async fn play(settings: &Settings, diary: &Arc<Diary>, finish: watch::Receiver<bool>) {
+async fn play(settings: &Settings, history_file: &Arc<HistoryFile>, finish: watch::Receiver<bool>) {
     let mut clients = Vec::new();
     while clients.len() < CLIENTS {
         match connect(settings).await {
@@ -255,20 +256,20 @@ async fn play(settings: &Settings, diary: &Arc<Diary>, finish: watch::Receiver<b
         }
     }
     let names: Vec<_> = clients.iter().map(|client| client.id().to_string()).collect();
-    diary.note(Event::Begin { clients: names.join(",") });
+    history_file.note(Event::Begin { clients: names.join(",") });
     let (spent, outages) = (Mutex::default(), Default::default());
     let mut replicated = ["redis-cluster:", "redis-sentinel:"].into_iter();
     let fails_over = replicated.any(|scheme| settings.store.starts_with(scheme));
-    let diary = diary.clone();
-    let shared = Arc::new(Shared { diary, clients, finish, spent, fails_over, outages });
+    let history_file = history_file.clone();
+    let shared = Arc::new(Shared { history_file, clients, finish, spent, fails_over, outages });
     let watcher = {
         let shared = shared.clone();
         tokio::spawn(async move { shared.watch_for_outages().await })
     };
-    let hands = |task| Hands::new(shared.clone(), settings, task);
-    let working = (0..TASKS).map(|task| tokio::spawn(work(hands(task))));
-    let cancelling = (TASKS..TASKS + CANCELLING).map(|task| tokio::spawn(cancel(hands(task))));
-    let patient = (0..PATIENT).map(|task| tokio::spawn(wait(hands(TASKS + CANCELLING + task))));
+    let context = |task| TaskContext::new(shared.clone(), settings, task);
+    let working = (0..TASKS).map(|task| tokio::spawn(work(context(task))));
+    let cancelling = (TASKS..TASKS + CANCELLING).map(|task| tokio::spawn(cancel(context(task))));
+    let patient = (0..PATIENT).map(|task| tokio::spawn(wait(context(TASKS + CANCELLING + task))));
     let tasks: Vec<_> = working.chain(cancelling).chain(patient).collect();
     for task in tasks {
         task.await.expect("a task that does not panic");
@@ -281,38 +282,38 @@ async fn play(settings: &Settings, diary: &Arc<Diary>, finish: watch::Receiver<b
     }
 }
 
-async fn work(mut hands: Hands) {
-    while !hands.finishing() {
-        let thing = hands.rng.usize(..THINGS.len());
+async fn work(mut context: TaskContext) {
+    while !context.finishing() {
+        let thing = context.rng.usize(..THINGS.len());
         match THINGS[thing].kind {
-            Kind::Semaphore => hands.use_semaphore(thing).await,
-            Kind::Lock => hands.use_lock(thing).await,
-            Kind::Pool => hands.use_pool(thing).await,
+            Kind::Semaphore => context.use_semaphore(thing).await,
+            Kind::Lock => context.use_lock(thing).await,
+            Kind::Pool => context.use_pool(thing).await,
         }
-        let pause = hands.rng.u64(0..60);
-        hands.unless_finishing(tokio::time::sleep(Duration::from_millis(pause))).await;
+        let pause = context.rng.u64(0..60);
+        context.unless_finishing(tokio::time::sleep(Duration::from_millis(pause))).await;
     }
 }
 
-async fn cancel(mut hands: Hands) {
-    while !hands.finishing() {
-        if hands.shared.is_shaken() {
-            hands.cancel().await;
+async fn cancel(mut context: TaskContext) {
+    while !context.finishing() {
+        if context.shared.had_outage_recently() {
+            context.cancel().await;
         }
-        let pause = hands.millis(0..30);
-        hands.unless_finishing(tokio::time::sleep(pause)).await;
+        let pause = context.millis(0..30);
+        context.unless_finishing(tokio::time::sleep(pause)).await;
     }
 }
 
-async fn wait(mut hands: Hands) {
+async fn wait(mut context: TaskContext) {
     let passes_on_soon = |thing: &usize| {
         let thing = &THINGS[*thing];
         thing.kind == Kind::Semaphore && thing.lease <= 2 * SECOND
     };
     let things: Vec<_> = (0..THINGS.len()).filter(passes_on_soon).collect();
-    while !hands.finishing() {
-        let thing = things[hands.rng.usize(..things.len())];
-        hands.wait_for_semaphore(thing).await;
+    while !context.finishing() {
+        let thing = things[context.rng.usize(..things.len())];
+        context.wait_for_semaphore(thing).await;
     }
 }
 
@@ -343,13 +344,13 @@ enum Waited<T> {
 
 impl Shared {
     fn ask(&self, thing: usize, client: &str) -> OpId {
-        let op = self.diary.next_op();
+        let op = self.history_file.next_op();
         let (thing, client) = (THINGS[thing].name.to_owned(), client.to_owned());
-        self.diary.note(Event::Ask { op, thing, client });
+        self.history_file.note(Event::Ask { op, thing, client });
         op
     }
 
     fn end(&self, op: OpId, how: How) {
-        self.diary.note(Event::End { op, how });
+        self.history_file.note(Event::End { op, how });
     }
 }

@@ -166,7 +166,7 @@ pub(super) const RELEASE: &str = "\
 Examples:
   leasehold release deploy 7Vd3kQ0aZx1-0
 
-Its holder is notified and its child is stopped. The next one may start before that.";
+The holder is notified, and its child is stopped. The next waiter may start before that.";
 
 pub(super) const LOOKUP: &str = "\
 Examples:

@@ -99,7 +99,7 @@ impl Bench {
     async fn measure(mut self) -> Result<Vec<Figure>, Error> {
         let one = self.semaphore("one", 1)?;
         let question = async || one.locked().await.map(drop);
-        self.each("question", "a question, the least that can be asked", question).await?;
+        self.each("question", "a query, the cheapest request", question).await?;
         let pair = async || pair(&one).await;
         self.each("pair", "a semaphore: acquire and release", pair).await?;
         let lock = self.clients[0].lock(&Self::name("lock")).build()?;
@@ -316,16 +316,16 @@ fn reading(figures: &[Figure], needs_renewals: bool) -> Vec<String> {
     let trip = question.median();
     let mut says = vec![
         format!(
-            "A permit costs {} in all, {:.1} times a question; it is worth having around work that takes longer than that.",
+            "A permit costs {} in all, {:.1} times as much as a query. Use it for work that takes longer than that.",
             short(pair.median()),
             times(pair.median(), trip)
         ),
         format!(
-            "One semaphore can be acquired and released {:.0} times a second from one process like this one.",
+            "One process like this one can acquire and release a semaphore {:.0} times a second.",
             hot.a_second()
         ),
         format!(
-            "A permit that is released runs elsewhere after {}, and in 99 of 100 cases after {}: {:.1} and {:.1} times a question.",
+            "After a release, the next holder runs after {}, and in 99 of 100 cases within {}: {:.1} and {:.1} times as long as a query.",
             short(few.median()),
             short(few.quantile(99).unwrap_or_default()),
             times(few.median(), trip),
@@ -334,14 +334,14 @@ fn reading(figures: &[Figure], needs_renewals: bool) -> Vec<String> {
     ];
     let longer = times(many.median(), few.median());
     says.push(if longer < 2.0 {
-        format!("A long queue does not slow it down: {MANY} waiters or {FEW}, it is much the same.")
+        format!("A long queue does not slow it down: {MANY} waiters take about as long as {FEW}.")
     } else {
         format!(
-            "With {MANY} waiters in this one process it takes {longer:.1} times as long as with {FEW}: that is this process, not the store."
+            "With {MANY} waiters in this one process it takes {longer:.1} times as long as with {FEW}: this process is the cause, not the store."
         )
     });
     let p99 = question.quantile(99).unwrap_or_default();
-    says.push(format!("A question takes up to {} in 99 of 100 cases.", short(p99)));
+    says.push(format!("A query takes at most {} in 99 of 100 cases.", short(p99)));
     if needs_renewals {
         says.push(format!(
             "So do not set a lease below {} in a program, or --lease below {}: a shorter one is lost with its connection.",
@@ -350,7 +350,7 @@ fn reading(figures: &[Figure], needs_renewals: bool) -> Vec<String> {
         ));
     }
     if times(p99, trip) > 10.0 {
-        says.push("That is far more than usual: the store or the way to it is uneven, or this machine is busy.".to_owned());
+        says.push("One query in a hundred takes far longer than the median: the store, the network or this machine is busy at times.".to_owned());
     }
     says
 }

@@ -23,7 +23,7 @@ const TRIAL: &str = "leasehold-doctor";
 /// More than the number of doctors that run at once.
 const CROWD: u32 = 1000;
 const SHORT: Duration = Duration::from_secs(5);
-const FAREWELL: Duration = Duration::from_millis(500);
+const CLOSE_WITHIN: Duration = Duration::from_millis(500);
 const QUESTIONS: usize = 20;
 /// A round trip of more than this makes every acquire slow.
 const SLOW: Duration = Duration::from_millis(50);
@@ -57,7 +57,7 @@ async fn examine(store: &Store) -> Report {
             report.ok("reachable", format!("yes, after {}", output::ago(opening.elapsed())));
             try_everything(&client, &mut report).await;
             // Leases that were not released expire, so a store that does not answer is not waited for.
-            let _ = tokio::time::timeout(FAREWELL, client.close()).await;
+            let _ = tokio::time::timeout(CLOSE_WITHIN, client.close()).await;
             true
         }
         Err(error) => {

@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 
 use crate::args::Patience;
 use crate::failure::{Failure, UNAVAILABLE, by_signal, complain};
-use crate::guard::Charge;
+use crate::guard::GuardJob;
 use crate::guard::launcher::outer_ids;
 use crate::guard::spare::{Spare, Started};
 use crate::job::{Held, Job, Released};
@@ -19,9 +19,9 @@ use crate::store::Store;
 use crate::supervise::{self, End};
 
 /// How long the release may take. After that the command exits without it, and the lease expires.
-const FAREWELL: Duration = Duration::from_secs(5);
+const RELEASE_WITHIN: Duration = Duration::from_secs(5);
 /// The same, if nothing was acquired.
-const BRIEF_FAREWELL: Duration = Duration::from_millis(500);
+const END_WITHIN: Duration = Duration::from_millis(500);
 /// How long the store may take to answer with `--no-wait`.
 const NO_WAIT: Duration = Duration::from_secs(5);
 
@@ -98,7 +98,7 @@ pub(super) fn begin(command: &[OsString], grace: Duration) -> Result<Begun, Fail
     let deaf = |error| Failure::internal("signals cannot be handled", error);
     let blocked = Blocked::new().map_err(deaf)?;
     let nested = std::env::var_os("LEASEHOLD_ID").is_some();
-    match Spare::start(&Charge { command, grace, nested }) {
+    match Spare::start(&GuardJob { command, grace, nested }) {
         Ok(Started::Command(spare)) => Ok(Begun::Command(spare, blocked.listen().map_err(deaf)?)),
         Ok(Started::Guard(code)) => Ok(Begun::Guard(code)),
         Err(error) => Err(Failure::internal("the guard of the child could not be started", error)),
@@ -128,7 +128,7 @@ pub(super) fn taken(code: u8, what: &str) -> Failure {
 /// Waits until the store has applied all releases and cancellations, if it answers in time.
 pub(super) async fn farewell(client: &Client, ended: &Result<u8, Failure>, signals: &mut Signals) {
     // After a time-out or an interruption, the command does not wait long for this either.
-    let limit = if ended.is_ok() { FAREWELL } else { BRIEF_FAREWELL };
+    let limit = if ended.is_ok() { RELEASE_WITHIN } else { END_WITHIN };
     tokio::select! {
         _ = client.close() => {}
         () = tokio::time::sleep(limit) => {}
@@ -155,7 +155,7 @@ pub(super) fn is_nested() -> bool {
     !outer_ids().is_empty()
 }
 
-/// Runs the job, and releases what it ran under. `waited` is how long it took to acquire it.
+/// Runs the job, and releases its lease. `waited` is how long it took to acquire it.
 pub(super) async fn under(
     client: &Client,
     job: &Job,
@@ -180,7 +180,7 @@ pub(super) async fn under(
     }
     let released = tokio::select! {
         released = held.release(started) => released.map_err(|error| error.to_string()),
-        () = tokio::time::sleep(FAREWELL) => Err("no answer in time".to_owned()),
+        () = tokio::time::sleep(RELEASE_WITHIN) => Err("no answer in time".to_owned()),
         _ = signals.next_to_end() => Err("interrupted".to_owned()),
     };
     match released {
@@ -204,7 +204,7 @@ pub(super) async fn under(
     Ok(ended?.end.code(job))
 }
 
-/// Holds it as long as `--at-least` says, unless it is lost. Returns the signal that ended this early.
+/// Holds the lease for as long as `--at-least` says, unless it is lost. Returns the signal that ended this early.
 async fn hold_on(
     job: &Job,
     held: &impl Held,

@@ -141,7 +141,7 @@ async fn acquire(
     let locks = client.locks();
     let granted = tokio::select! {
         granted = lock.acquire() => granted,
-        () = waiting.show_lock(&locks, lock.key()) => unreachable!("it goes on until we have it"),
+        () = waiting.show_lock(&locks, lock.key()) => unreachable!("show_lock never returns"),
         signal = signals.next_to_end() => return Err(signalled(signal)),
     };
     match granted {

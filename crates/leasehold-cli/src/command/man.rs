@@ -22,8 +22,8 @@ const VARIABLES: [(&str, &str, &str); 6] = [
         "store",
         "The store. A URL on the command line is visible to other users in ps; this variable is not. The child inherits it.",
     ),
-    ("LEASEHOLD_NAMESPACE", "namespace", "What the keys of semaphores begin with, on Redis."),
-    ("LEASEHOLD_LOCK_PREFIX", "lock_prefix", "What the keys of locks begin with, on Redis."),
+    ("LEASEHOLD_NAMESPACE", "namespace", "The prefix of the keys of semaphores, on Redis."),
+    ("LEASEHOLD_LOCK_PREFIX", "lock_prefix", "The prefix of the keys of locks, on Redis."),
     (
         "LEASEHOLD_LOCK_LAYOUT",
         "lock_layout",

@@ -26,7 +26,7 @@ pub(crate) fn run(arguments: &ReleaseArgs) -> Result<u8, Failure> {
         };
         let Some(released) = released else {
             let message = format!(
-                "{:?} does not hold {:?}: see `leasehold show {}`, or of a lock `leasehold lookup --raw {}`",
+                "{:?} does not hold {:?}: see `leasehold show {}`, or for a lock `leasehold lookup --raw {}`",
                 arguments.id, arguments.name, arguments.name, arguments.name
             );
             return Err(Failure::new(NOTHING_THERE, message));
@@ -63,7 +63,7 @@ impl Id {
         let permit = text.parse().map(Self::Permit);
         let lock = || text.parse().map(Self::Lock);
         permit.or_else(|_| lock()).map_err(|_| {
-            let problem = "is not an id: take one that `leasehold show NAME` prints, or of a lock \
+            let problem = "is not an id: take one that `leasehold show NAME` prints, or for a lock \
                            `leasehold lookup --raw KEY`";
             Failure::usage(format!("{text:?} {problem}"))
         })

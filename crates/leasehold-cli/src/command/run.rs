@@ -213,7 +213,7 @@ async fn acquire(
     let id = acquire.id();
     let granted = tokio::select! {
         granted = acquire => granted,
-        () = waiting.show_queue(semaphore, id) => unreachable!("it goes on until we have a permit"),
+        () = waiting.show_queue(semaphore, id) => unreachable!("show_queue never returns"),
         signal = signals.next_to_end() => return Err(signalled(signal)),
     };
     match granted {

@@ -43,7 +43,7 @@ use connections::Connections;
 use console::Console;
 
 /// How long requests in progress may take after a signal.
-const FAREWELL: Duration = Duration::from_secs(1);
+const FINISH_WITHIN: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(arguments: &ServeArgs) -> Result<u8, Failure> {
     let token = arguments.token_file.as_deref().map(access::read_token).transpose()?;
@@ -82,8 +82,8 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<u8, Failure> {
             signal = signals.next_to_end() => signal,
         };
         console.close();
-        let _ = tokio::time::timeout(FAREWELL, connections.idle()).await;
-        let _ = tokio::time::timeout(FAREWELL, console.client.close()).await;
+        let _ = tokio::time::timeout(FINISH_WITHIN, connections.idle()).await;
+        let _ = tokio::time::timeout(FINISH_WITHIN, console.client.close()).await;
         Ok(by_signal(signal as i32))
     })
 }

@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use lone_fork::{Fork, fork};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-use super::{Charge, Start};
+use super::{GuardJob, Start};
 
 /// The command's handle to a guard that has no child yet. Dropping it ends the guard.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub(crate) enum Started {
 
 impl Spare {
     /// Starts the guard. Call it before there is a second thread, and with signals blocked.
-    pub(crate) fn start(charge: &Charge<'_>) -> io::Result<Started> {
+    pub(crate) fn start(job: &GuardJob<'_>) -> io::Result<Started> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
         Ok(match fork()? {
@@ -41,7 +41,7 @@ impl Spare {
             }
             Fork::Copy => {
                 drop(ours);
-                Started::Guard(super::run(charge, theirs))
+                Started::Guard(super::run(job, theirs))
             }
         })
     }

@@ -1,4 +1,4 @@
-//! Many commands at once, of which a third do not live long.
+//! Many commands at once, a third of which are killed.
 
 use std::ffi::OsString;
 
@@ -24,7 +24,7 @@ fn crowd(store: &Store, size: usize) {
     let line: Vec<_> = line.collect();
     let mut crowd: Vec<_> = (0..size).map(|_| Running::start(&store.url(), &line)).collect();
 
-    // Each at a moment of its own, while the others get on.
+    // Each is killed at a random moment, while the others make progress.
     let done = || std::fs::read_to_string(directory.path().join("done")).unwrap_or_default();
     for victim in 0..size / 3 {
         let so_far = done().lines().count();
@@ -38,15 +38,18 @@ fn crowd(store: &Store, size: usize) {
             one.signal(Signal::KILL);
         }
         drop(one);
-        assert!(!directory.path().join("too many").exists(), "after {victim} were killed");
+        assert!(
+            !directory.path().join("too many").exists(),
+            "more than three children at once, after {victim} kills"
+        );
     }
     for one in crowd {
         let ended = one.end();
         let waits = |line: &str| line.starts_with("leasehold: waiting for \"it\" (");
         assert!(ended.code == 0 && ended.stderr.lines().all(waits), "{ended:?}");
     }
-    assert!(!directory.path().join("too many").exists(), "a fourth at once");
-    assert!(done().lines().count() >= size - size / 3, "the rest all ran");
+    assert!(!directory.path().join("too many").exists(), "more than three children at once");
+    assert!(done().lines().count() >= size - size / 3, "not all of the others ran");
     let looker = Looker::new(&store.url());
     until(|| looker.census("it") == (0, 0));
 }

@@ -12,10 +12,10 @@ use crate::support::{Ended, Looker, PATIENCE, Running, run, until};
 /// The name that `doctor` acquires.
 const TRIAL: &str = "leasehold-doctor";
 
-/// Shared by tests that break nothing: each has names of its own.
+/// Shared by tests that break nothing: each uses its own names.
 static CLUSTER: LazyLock<RedisCluster> = LazyLock::new(|| RedisCluster::start_with(5000, &[]));
 
-/// A name that this node of a cluster serves.
+/// Returns a name that this node of a cluster serves.
 fn name_on(cluster: &RedisCluster, node: usize, prefix: &str) -> String {
     let mut names = (0..).map(|number| format!("{prefix}-{number}"));
     names.find(|name| cluster.primary_of_key(name) == node).unwrap()
@@ -36,7 +36,7 @@ fn json(store: &str, arguments: &[&str]) -> Value {
 #[track_caller]
 fn examine(store: &str, expected: &[&str]) -> Ended {
     let mut last = run(store, &["doctor"]);
-    // A node learns of the failure of another one a moment later.
+    // A node learns of the failure of another a moment later.
     until(|| {
         let complete = expected.iter().all(|text| last.stdout.contains(text));
         if !complete {
@@ -144,7 +144,7 @@ fn a_healthy_cluster() {
     assert_eq!((&nodes[4]["slots"][0], &nodes[5]["link"]), (&"10922-16383".into(), &"up".into()));
 }
 
-/// The waiter keeps its place, `doctor` lists what is down, and the names of other primaries go on.
+/// The waiter keeps its place, `doctor` lists what is down, and the names of other primaries are served.
 #[test]
 fn a_command_waits_through_a_failover_of_a_cluster() {
     let cluster = RedisCluster::start_with(1000, &["--cluster-require-full-coverage no"]);
@@ -165,7 +165,7 @@ fn a_command_waits_through_a_failover_of_a_cluster() {
     assert!(looker.block_on(held.release()).unwrap());
     let ended = waiting.end();
     assert_eq!((ended.code, &*ended.stdout), (0, "ran\n"), "{ended:?}");
-    // It may be over before it is worth a line.
+    // The outage may be too short to be reported.
     let told = format!("redis://{} of {url} cannot be reached: ", cluster.addresses()[primary]);
     let outages = ended.stderr.lines().filter(|line| line.contains("cannot be reached"));
     assert!(outages.clone().all(|line| line.contains(&told)), "{ended:?}");
@@ -186,7 +186,7 @@ fn a_command_waits_through_a_failover_of_a_cluster() {
     assert_eq!(run(&url, &["run", TRIAL, "--", "true"]).code, 0);
     let ended = run(&url, &["run", "--wait", "1s", &name, "--", "true"]);
     assert_eq!(ended.code, 69, "{ended:?}");
-    // A list without its names would look complete.
+    // A list without the names of the lost slots would look complete.
     let ended = run(&url, &["ls"]);
     assert_eq!((ended.code, &*ended.stdout), (69, ""), "{ended:?}");
     assert!(ended.stderr.contains(&addresses[promoted]), "{ended:?}");
@@ -338,7 +338,7 @@ fn a_cluster_over_tls_with_users() {
     assert_eq!(stranger.code, 77, "{}", stranger.stdout);
     assert!(stranger.stdout.contains("-> give its certificate as --ca-certificate\n"));
 
-    // Alice may use the store, but not ask about it.
+    // Alice may use the store, but not inspect it.
     let url = cluster.url_with("alice", "pw");
     let examined = run(&url, &[&["doctor"], &trust[..]].concat());
     assert_eq!(examined.code, 0, "{}", examined.stdout);

@@ -87,7 +87,7 @@ fn what_is_refused_gets_nothing_beside_it() {
     fs::create_dir(path("folder")).unwrap();
     fs::write(path("open"), "").unwrap();
     fs::set_permissions(path("open"), PermissionsExt::from_mode(0o644)).unwrap();
-    // Another program uses it: what it has written is still in the log.
+    // Another program uses this database, and its writes are still in the log.
     let other = rusqlite::Connection::open(path("other")).unwrap();
     other.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(())).unwrap();
     other.execute_batch("CREATE TABLE notes (text)").unwrap();
@@ -109,7 +109,7 @@ fn what_is_refused_gets_nothing_beside_it() {
     assert!(!Path::new("/dev/null.clients").exists());
 }
 
-/// Two servers that answer, but not with what is asked for, and one that is not there.
+/// Servers that are unreachable or still load their data.
 #[test]
 fn the_doctor_names_the_cause() {
     let doctor = |store: &str| {
@@ -142,11 +142,12 @@ fn the_doctor_names_the_cause() {
     assert!(loading.contains("-> wait until it has loaded its data"), "{loading}");
 }
 
-/// A server without a password accepts nobody from elsewhere. It is asked at an address of this host that is not loopback.
+/// A server without a password refuses clients of other hosts. The command connects to an address
+/// of this host that is not loopback.
 #[test]
 fn a_server_in_protected_mode_says_so() {
     let probe = UdpSocket::bind("0.0.0.0:0").unwrap();
-    // Nothing is sent. A host without a network has no such address.
+    // This sends nothing, and fails on a host without a network.
     let Ok(()) = probe.connect("192.0.2.1:9") else { return };
     let address = probe.local_addr().unwrap().ip();
     let server = RedisServer::start();
@@ -182,7 +183,7 @@ fn a_name_inside_itself_is_refused() {
     let own = env!("CARGO_BIN_EXE_leasehold");
     for store in Store::both() {
         for kind in ["run", "lock"] {
-            // Another name between them makes no difference. The limit ends a command that is not refused.
+            // Another name between them makes no difference. `--wait` ends a command that is not refused.
             let inner = [own, kind, "--wait", "5s", "it", "--", "true"];
             let words = [&[kind, "it", "--", own, "run", "other", "--"], &inner[..]].concat();
             let ended = run(&store.url(), &words);
@@ -196,7 +197,7 @@ fn a_name_inside_itself_is_refused() {
         let words = ["run", "it", "--", own, "lock", "it", "--", "true"];
         assert_eq!(run(&store.url(), &words).code, 0);
     }
-    // What has outlived its lease may acquire it again.
+    // A child that outlives its lease may acquire it again.
     let store = Store::local();
     let id = run(&store.url(), &["run", "it", "--", "sh", "-c", "echo $LEASEHOLD_ID"]).stdout;
     let mut later = leasehold(&store.url());
@@ -245,7 +246,7 @@ fn a_variable_makes_both_verbose() {
     }
 }
 
-/// In a mount namespace of its own, where that is allowed.
+/// Runs in its own mount namespace, where that is allowed.
 #[test]
 fn a_disk_that_cannot_be_written_can_be_looked_at() {
     let unshare = ["--mount", "--map-root-user", "true"];
@@ -253,7 +254,7 @@ fn a_disk_that_cannot_be_written_can_be_looked_at() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    // The permit is held by a process that goes on while the disk is full or read-only.
+    // The permit is held by a process that continues while the disk is full or read-only.
     let script = r#"
         set -e
         mount -t tmpfs -o size=1m,nr_inodes=30,mode=700 none "$1"

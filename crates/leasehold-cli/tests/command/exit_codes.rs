@@ -1,4 +1,4 @@
-//! Every row of the table.
+//! Every row of the table of exit codes in the README.
 
 use rustix::process::{Pid, Signal, kill_process};
 use testkit::redis_server::RedisServer;
@@ -15,7 +15,7 @@ fn the_childs_own() {
                 assert_eq!((ended.code, ended.stderr.as_str()), (code, ""), "{kind} {script}");
             }
         }
-        assert_eq!(Looker::new(&store.url()).census("it"), (0, 0), "it was given back");
+        assert_eq!(Looker::new(&store.url()).census("it"), (0, 0), "the permit was not released");
     }
 }
 
@@ -32,13 +32,13 @@ fn nothing_there_is_1() {
     assert_eq!((ended.code, &*ended.stderr), (1, "leasehold: the lock \"nothing\" is not held\n"));
     for id in ["7Vd3kQ0aZx1-42", "AAECAwQFBgcICQoLDA0ODw"] {
         let ended = run(&server.url(), &["release", "nothing", id]);
-        let said = "does not hold \"nothing\": see `leasehold show nothing`, or of a lock `leasehold \
+        let said = "does not hold \"nothing\": see `leasehold show nothing`, or for a lock `leasehold \
                     lookup --raw nothing`\n";
         assert_eq!((ended.code, ended.stderr), (1, format!("leasehold: {id:?} {said}")));
     }
 }
 
-/// People do not always know which of the two it was.
+/// Users do not always know whether a name is a lock or a semaphore.
 #[test]
 fn a_lock_is_no_semaphore_and_a_semaphore_no_lock() {
     for store in Store::both() {
@@ -52,7 +52,7 @@ fn a_lock_is_no_semaphore_and_a_semaphore_no_lock() {
         let ended = run(&store.url(), &["lookup", "it"]);
         let said = "the lock \"it\" is not held; for the semaphore see `leasehold show it`";
         assert_eq!((ended.code, ended.stderr), (1, format!("leasehold: {said}\n")));
-        // They cannot be a lock's and a pool's.
+        // Names that a lock and a pool cannot have.
         for name in ["fence:it", "holders:it"] {
             assert_eq!(run(&store.url(), &["show", name]).code, 1, "{name}");
             let _held = looker.hold(name);
@@ -67,7 +67,7 @@ fn bad_usage_is_64() {
     assert_eq!(run("", &["run", "-n", "0", "it", "--", "true"]).code, 64);
 }
 
-/// Nobody can make a directory there, not even root.
+/// No user can create a directory there, not even root.
 #[test]
 fn a_store_whose_directory_cannot_be_made() {
     let ended = run("sqlite:/proc/nowhere/store.db", &["run", "it", "--", "true"]);
@@ -94,7 +94,7 @@ fn a_store_that_refuses_us_is_77() {
     }
 }
 
-/// Nobody but root or the same user can do that.
+/// Only root or the same user can kill the guard.
 #[test]
 fn our_own_fault_is_70_and_the_child_does_not_outlive_its_guard() {
     let server = RedisServer::start();
@@ -102,22 +102,22 @@ fn our_own_fault_is_70_and_the_child_does_not_outlive_its_guard() {
         Running::start(&server.url(), &["run", "it", "--", "sh", "-c", "echo $$; exec sleep 1000"]);
     let pid = running.line();
     let guard = running.guard();
-    // The child may run a moment before its guard has said so.
+    // The child may run a moment before its guard has reported it.
     until(|| is_asleep(guard));
     kill_process(guard, Signal::KILL).unwrap();
     let ended = running.end();
     assert_eq!(ended.code, 70);
     let said = "leasehold: the guard of the child was killed; the child was stopped\n";
     assert_eq!(ended.stderr, said);
-    // Gone, or dead and nobody's to bury.
+    // The child is gone, or it is a zombie that nobody reaps.
     until(|| {
         std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.is_empty())
             || !exists(&pid)
     });
-    assert_eq!(Looker::new(&server.url()).census("it"), (0, 0), "it was given back");
+    assert_eq!(Looker::new(&server.url()).census("it"), (0, 0), "the permit was not released");
 }
 
-/// Whether a process waits for something.
+/// Returns whether a process sleeps.
 fn is_asleep(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid()));
     let state = stat.unwrap_or_default();
@@ -155,7 +155,7 @@ fn not_acquired_is_75_or_what_was_asked_for() {
     assert_eq!(late.stderr, "leasehold: no permit of \"it\" was acquired within 50ms\n");
     let refused = run(&url, &["lock", "--no-wait", "it", "--", "true"]);
     assert_eq!(refused.stderr, "leasehold: the lock \"it\" is held by another process\n");
-    assert_eq!(looker.census("it"), (1, 0), "nobody is left in the queue");
+    assert_eq!(looker.census("it"), (1, 0), "a waiter is left in the queue");
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn a_lost_lease_is_124() {
     }
 }
 
-/// Not when its lease ends, which is extended meanwhile. It is free as soon as the child has ended.
+/// At its TTL, not at its lease, which is extended meanwhile. The lock is free as soon as the child has ended.
 #[test]
 fn a_child_under_a_lock_that_runs_for_too_long_is_124() {
     for store in Store::both() {
@@ -212,7 +212,7 @@ fn a_child_that_cannot_be_run_is_126_or_127() {
     assert_eq!(ended.code, 127);
     let said = "could not be run: No such file or directory (os error 2)\n";
     assert_eq!(ended.stderr, format!("leasehold: \"no-such-command\" {said}"));
-    assert_eq!(Looker::new(&server.url()).census("it"), (0, 0), "it was given back");
+    assert_eq!(Looker::new(&server.url()).census("it"), (0, 0), "the permit was not released");
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn a_signal_while_waiting_is_128_and_more() {
         running.signal(signal);
         let ended = running.end();
         assert_eq!((ended.code, &*ended.stderr), (code, ""));
-        assert_eq!(looker.census("it"), (1, 0), "it has left the queue");
+        assert_eq!(looker.census("it"), (1, 0), "the waiter is still in the queue");
     }
     let running = Running::start(&server.url(), &["lock", "-v", "it", "--", "true"]);
     running.says("waiting for the lock");

@@ -1,4 +1,4 @@
-//! Bad input: one line that says what to do, and 64.
+//! Invalid input: one line with advice, and exit code 64.
 
 use std::io::{Read, Write};
 
@@ -6,24 +6,24 @@ use testkit::redis_server::RedisServer;
 
 use crate::support::{Looker, Running, Store, ended, leasehold, run, until};
 
-/// What is said, without the name of the command.
+/// Returns the error of a command line, without the prefix.
 fn refused(arguments: &[&str]) -> String {
     let store = Store::local();
-    // One that is there: some commands do not make it.
+    // A store that exists, because some commands do not create one.
     assert_eq!(run(&store.url(), &["run", "it", "--", "true"]).code, 0);
     let ended = run(&store.url(), arguments);
     assert_eq!((ended.code, &*ended.stdout), (64, ""), "{arguments:?}: {}", ended.stderr);
-    let line = ended.stderr.strip_prefix("leasehold: ").expect("it says who speaks");
+    let line = ended.stderr.strip_prefix("leasehold: ").expect("the prefix");
     let line = line.strip_suffix('\n').expect("a whole line");
     assert!(!line.contains('\n'), "one line: {line:?}");
     line.to_owned()
 }
 
-/// Each command line with what is said of it.
+/// Returns each command line with its error.
 fn all_refused(lines: &[&[&str]]) -> String {
     let said = lines.iter().map(|words| {
         let line = words.join(" ").escape_debug().to_string();
-        // Too long to be read.
+        // Shortened for the snapshot.
         let line = line.replace(&"x".repeat(513), "xxx…");
         format!("leasehold {line}\n  {}\n", refused(words))
     });
@@ -70,7 +70,7 @@ fn stores_that_are_none() {
     assert!(!odd.contains("secret"), "{odd}");
 }
 
-/// Who says `--store "$URL"` means some store, whatever is in `URL`.
+/// A user who writes `--store "$URL"` means some store, even if `URL` is empty.
 #[test]
 fn stores_that_would_exclude_nobody() {
     let command = || {
@@ -110,7 +110,7 @@ fn a_file_of_somebody_else_is_left_alone() {
     let ended = run(&format!("sqlite:{}", file.display()), &["run", "it", "--", "true"]);
     assert_eq!(ended.code, 64, "{ended:?}");
     assert!(ended.stderr.contains("is not a leasehold store"), "{ended:?}");
-    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1, "something was put beside it");
+    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1, "a file was created beside it");
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn a_server_that_is_not_redis() {
     serve.join().unwrap();
 }
 
-/// It would only queue again.
+/// A waiter would only queue again.
 #[test]
 fn who_only_waits_is_not_released() {
     let store = Store::redis();
@@ -152,7 +152,7 @@ fn who_only_waits_is_not_released() {
     waiting.kill();
 }
 
-/// What somebody else has put in the place of one name is no reason not to show the others.
+/// A foreign value in the place of one name does not hide the other names.
 #[test]
 fn a_key_that_is_not_ours_does_not_spoil_the_list() {
     let server = RedisServer::start();
@@ -203,7 +203,7 @@ fn numbers_and_durations() {
     ]));
 }
 
-/// Only where permits are renewed. Nobody listens there: it is refused before the store is asked.
+/// Only where permits are renewed. Nothing listens at this address: the refusal precedes the connection.
 #[test]
 fn a_grace_that_leaves_no_time_for_renewals() {
     let words = ["run", "--lease", "5s", "--grace", "2s", "it", "--", "true"];

@@ -1,4 +1,4 @@
-//! Limits that are changed from the shell, while they are in use.
+//! Limits that are changed by commands while they are in use.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
@@ -16,7 +16,7 @@ fn ok(store: &Store, arguments: &[&str]) -> String {
     ended.stdout
 }
 
-/// Fails with this code, in one line that says all of this.
+/// Fails unless the command ends with this code and one line that contains all of these.
 fn fails(store: &Store, arguments: &[&str], code: i32, says: &[&str]) {
     let ended = run(&store.url(), arguments);
     assert_eq!((ended.code, &*ended.stdout), (code, ""), "{arguments:?}: {ended:?}");
@@ -35,7 +35,7 @@ fn a_limit_is_shown_changed_and_pinned() {
         ok(&store, &["run", "-n", "3", "it", "--", "true"]);
         assert_eq!(ok(&store, &["limit", "it"]), "it: 3 permits\n");
         assert_eq!(ok(&store, &["limit", "it", "1"]), "it: 1 permit\n");
-        // Who gives no number changes none.
+        // A command without `-n` does not change the limit.
         ok(&store, &["run", "it", "--", "true"]);
         assert_eq!(ok(&store, &["limit", "it"]), "it: 1 permit\n");
         assert_eq!(
@@ -93,7 +93,7 @@ fn a_pause_keeps_the_queue_and_tells_why() {
         waits.says(": a move");
         ok(&store, &["resume", "it"]);
         assert_eq!(waits.end().stdout, "ran\n");
-        // Twice is harmless.
+        // Resuming again does nothing.
         ok(&store, &["resume", "it"]);
     }
 }
@@ -142,7 +142,7 @@ fn a_lock_has_no_limit() {
     }
 }
 
-/// They leave no semaphore behind.
+/// Both leave no semaphore behind.
 #[test]
 fn doctor_and_bench_forget_their_names() {
     for store in Store::both() {
@@ -153,7 +153,7 @@ fn doctor_and_bench_forget_their_names() {
     }
 }
 
-/// A shell takes a number that begins with 0 for an octal one.
+/// A shell reads a number that begins with 0 as octal.
 #[test]
 fn the_fence_is_a_number_for_the_shell() {
     let store = Store::local();
@@ -224,7 +224,7 @@ fn a_rate_is_declared_shown_and_changed() {
     }
 }
 
-/// A line of the README, without its prompt and its remark.
+/// Returns a line of the README, without its prompt and its comment.
 fn of_the_readme(begins: &str) -> String {
     let readme = include_str!("../../../../README.md");
     let line = readme.lines().find_map(|line| line.strip_prefix("$ ")?.strip_prefix(begins));
@@ -233,7 +233,7 @@ fn of_the_readme(begins: &str) -> String {
     format!("{begins}{line}")
 }
 
-/// Runs a line in a directory, in which `script` is what it calls.
+/// Runs a command line in a directory that contains the script it calls.
 fn start_in(directory: &Path, store: &Store, line: &str) -> Running {
     let leasehold = Path::new(env!("CARGO_BIN_EXE_leasehold")).parent().unwrap();
     let path = format!("{}:{}", leasehold.display(), std::env::var("PATH").unwrap());
@@ -254,7 +254,7 @@ fn the_readme_gives_each_job_its_own_gpu() {
     let line = of_the_readme("leasehold run -n 4 gpu");
     for store in Store::both() {
         let directory = tempfile::tempdir().unwrap();
-        // A second job on the same device finds its directory there.
+        // A second job on the same device would find its directory.
         let train =
             "mkdir gpu-$CUDA_VISIBLE_DEVICES || exit 9; sleep 0.2; rmdir gpu-$CUDA_VISIBLE_DEVICES
                      echo $CUDA_VISIBLE_DEVICES";
@@ -277,7 +277,7 @@ fn the_readme_calls_an_api_five_at_a_time_and_a_hundred_times_per_minute() {
     let line = of_the_readme("leasehold run -n 5 --rate 100/1m");
     for store in Store::both() {
         let directory = tempfile::tempdir().unwrap();
-        // A call that finds none of the five places free is a sixth one.
+        // A call that finds none of the five places free is the sixth at a time.
         let call = "for place in 1 2 3 4 5; do
                       if mkdir place-$place 2> /dev/null; then date +%s%N; sleep 0.1; rmdir place-$place; exit; fi
                     done; exit 9";
@@ -292,7 +292,7 @@ fn the_readme_calls_an_api_five_at_a_time_and_a_hundred_times_per_minute() {
             starts.push(ended.stdout.trim().parse().unwrap());
         }
         starts.sort_unstable();
-        // Ten at once, and one every 600 ms. A child begins a little after its grant, be it the first or the last.
+        // Ten start at once, then one every 600 ms. A child starts a little later than its grant.
         let took = Duration::from_nanos(starts[13] - starts[0]);
         assert!(took > Duration::from_secs(2), "{took:?}");
     }

@@ -1,4 +1,4 @@
-//! The command, as people and scripts use it, on a real Redis server.
+//! The command, as people and scripts use it, on real stores.
 
 mod crowd;
 mod deployments;
@@ -19,12 +19,12 @@ mod support;
 mod terminal;
 mod top;
 
-// The command's own, for a part that panics while it has the terminal.
+// The command's own module, for the part that panics while it draws on the terminal.
 #[path = "../../src/command/top/terminal.rs"]
 #[allow(dead_code)]
 mod screen;
 
-/// Not a test, but the way in for the children that the tests let the command run.
+/// Not a test, but the entry point of the children that the command runs in tests.
 #[test]
 fn child() {
     testkit::child::play(parts::play);

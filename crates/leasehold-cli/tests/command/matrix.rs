@@ -1,7 +1,7 @@
 //! Whatever happens to the command and its guard, and whenever: never two children at once, and no process is left.
 //!
-//! The child takes a lock of the kernel's, which is free again when the child is dead, and reports if another one has it.
-//! The cells are independent of each other and run side by side.
+//! The child takes a file lock, which the kernel releases when the child dies, and reports if
+//! another child has it. The cells are independent of each other and run concurrently.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -14,11 +14,11 @@ use tempfile::TempDir;
 use crate::parts::part;
 use crate::support::{Looker, Running, Store, run, until};
 
-/// How many cells run at a time: mostly they wait.
+/// How many cells run at a time. They mostly wait.
 const SIDE_BY_SIDE: usize = 8;
 /// A lease of 1.2 s, a grace of 200 ms and their margin.
 const LEASE: [&str; 4] = ["--lease", "1200ms", "--grace", "200ms"];
-/// Longer than all of that.
+/// Longer than the lease, the grace and the margin.
 const LEASE_IS_OVER: Duration = Duration::from_millis(2200);
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -32,7 +32,7 @@ enum Whom {
 enum Fate {
     Killed,
     Stopped,
-    /// After more than a lease.
+    /// It continues after more than a lease.
     StoppedThenContinued,
     /// The guard is stopped, and then the command is killed.
     CommandKilled,
@@ -90,7 +90,7 @@ impl Cell {
         cells
     }
 
-    /// What docs/guarantees.md exempts: nobody is left who could stop the child in time.
+    /// Returns whether docs/guarantees.md exempts this cell: no process is left that could stop the child in time.
     fn is_exempt(self) -> bool {
         self.place == Place::Redis
             && self.whom == Whom::Both
@@ -99,7 +99,7 @@ impl Cell {
     }
 }
 
-/// One run of the command, and where its child reports.
+/// One run of the command, and the directory where its child reports.
 struct Scene {
     name: String,
     url: String,
@@ -126,7 +126,7 @@ impl Scene {
         Running::start(&self.url, &self.line(&[], &[], child))
     }
 
-    /// The same, and the child has begun.
+    /// As [`start`](Self::start), but returns when the child has begun.
     fn start_and_begin(&self, deaf: bool) -> Running {
         for _ in 0..3 {
             let mut running = self.start(deaf);
@@ -134,19 +134,19 @@ impl Scene {
             if self.has("begun") {
                 return running;
             }
-            // On a busy machine the store may not answer in time, or the lease ends before the child has begun.
+            // On a busy machine the store may not answer in time, or the lease may end before the child has begun.
             let ended = running.end();
             assert!([69, 124].contains(&ended.code), "{ended:?}");
         }
         panic!("the child has not begun");
     }
 
-    /// Runs the next child, which reports if it is not alone. The exit code is 0, or 75 if the permit was not released, or
-    /// 69 if the store does not answer.
+    /// Runs the next child, which reports if it is not alone. Returns the exit code: 0, or 75 if
+    /// the permit was not released, or 69 if the store does not answer.
     fn next(&self, wait: &str) -> i32 {
         let line = self.line(&["--wait", wait], &[], "pass by");
         let mut ended = run(&self.url, &line);
-        // On a busy machine the store may not answer in time, and then nobody knows; or the short lease is lost.
+        // On a busy machine the store may not answer in time, or the short lease may be lost.
         for _ in 0..3 {
             if [69, 124].contains(&ended.code) {
                 ended = run(&self.url, &line);
@@ -156,7 +156,7 @@ impl Scene {
         ended.code
     }
 
-    /// Every process that has to do with this scene: each of them knows its directory.
+    /// Returns every process of this scene: their command lines or environments contain its directory.
     fn processes(&self) -> Vec<u32> {
         let directory = self.directory.path().to_str().unwrap().as_bytes();
         let knows = |path: &Path| {
@@ -177,26 +177,26 @@ fn pid(number: u32) -> Pid {
     Pid::from_raw(i32::try_from(number).unwrap()).unwrap()
 }
 
-/// The children of a process, as the kernel lists them.
+/// Returns the children of a process.
 fn children(of: Pid) -> Vec<Pid> {
     let of = of.as_raw_pid();
     let text = std::fs::read_to_string(format!("/proc/{of}/task/{of}/children"));
     text.unwrap_or_default().split_whitespace().map(|child| pid(child.parse().unwrap())).collect()
 }
 
-/// Asks without a pause, because what it waits for is over soon.
+/// Polls without a pause, because the awaited state does not last long.
 fn soon<T>(mut ask: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
         if let Some(answer) = ask() {
             return answer;
         }
-        assert!(begun.elapsed() < crate::support::PATIENCE, "this has not happened");
+        assert!(begun.elapsed() < crate::support::PATIENCE, "the condition did not hold in time");
     }
 }
 
 fn play(cell: Cell, number: usize, redis: &Store) {
-    // A store of its own, where a command that is stopped in the middle of a transaction is in nobody else's way.
+    // Its own store, so that a command stopped in the middle of a transaction does not block other cells.
     let local = Store::local();
     let store = if cell.place == Place::OneHost { &local } else { redis };
     let scene = Scene::new(format!("cell-{number}"), &store.url());
@@ -230,7 +230,7 @@ fn play(cell: Cell, number: usize, redis: &Store) {
             Some(guard)
         }
     };
-    // What has ended in the meantime cannot be hit.
+    // A process that has already ended cannot be signalled.
     let hit_command = |signal| {
         if cell.whom != Whom::Guard {
             let _ = kill_process(running.pid(), signal);
@@ -264,11 +264,11 @@ fn play(cell: Cell, number: usize, redis: &Store) {
         std::thread::sleep(LEASE_IS_OVER);
         hit(Signal::CONT);
     }
-    // A command on one host that is stopped keeps its permit, and may have been stopped in the middle of a transaction.
+    // A stopped command on the local store keeps its permit, and may have stopped in the middle of a transaction.
     let code = scene.next("4s");
     let is_killed = matches!(cell.fate, Fate::Killed | Fate::CommandKilled);
     let may_keep = !is_killed && cell.place == Place::OneHost || cell.is_exempt();
-    // The child of a command that is left alone, or goes on, may go on too.
+    // If the command is not hit, or continues, its child may continue as well.
     let lives = cell.fate == Fate::StoppedThenContinued || cell.whom == Whom::Guard;
     assert!(code == 0 || may_keep || lives, "{cell:?}: the permit did not pass on");
     assert!(!scene.has("two at once") || cell.is_exempt(), "{cell:?}: two children at once");
@@ -286,7 +286,7 @@ fn play(cell: Cell, number: usize, redis: &Store) {
     assert_eq!(scene.next("10s"), 0, "{cell:?}: the permit is still held");
 }
 
-/// Runs all of them, so many at a time, and reports every failure.
+/// Runs all cells, several at a time, and reports every failure.
 fn side_by_side<T: Copy + Send + Sync>(cells: &[T], work: impl Fn(T, usize) + Sync) {
     let (rest, failures) = (Mutex::new(cells.iter().copied().enumerate()), Mutex::new(0));
     std::thread::scope(|scope| {
@@ -314,7 +314,7 @@ fn never_two_children_and_no_process_left_in_any_state() {
     side_by_side(&Cell::all(), |cell, number| play(cell, number, &redis));
 }
 
-/// The guard is killed as soon as the child is there.
+/// The guard is killed as soon as the child exists.
 #[test]
 fn a_guard_that_is_killed_early_leaves_no_child() {
     let redis = Store::redis();
@@ -335,7 +335,7 @@ fn a_guard_that_is_killed_early_leaves_no_child() {
     side_by_side(&cells, |cell, number| play(cell, number, &redis));
 }
 
-/// The command is stopped and cannot read, and the guard has a lot to report.
+/// The command is stopped and cannot read, while the guard has much to report.
 #[test]
 fn a_guard_that_nobody_listens_to_ends_its_child_in_time() {
     let redis = Store::redis();
@@ -346,7 +346,7 @@ fn a_guard_that_nobody_listens_to_ends_its_child_in_time() {
         let child = soon(|| children(guard).first().copied());
         running.signal(Signal::STOP);
         for _ in 0..1500 {
-            // The guard has to see each of them.
+            // The guard reports each of these.
             let _ = kill_process(child, Signal::STOP);
             std::thread::sleep(Duration::from_micros(300));
             let _ = kill_process(child, Signal::CONT);
@@ -359,7 +359,7 @@ fn a_guard_that_nobody_listens_to_ends_its_child_in_time() {
     });
 }
 
-/// When it goes on, it has new deadlines to read before it judges the old one.
+/// When the guard continues, it must read the new deadlines before it acts on the old one.
 #[test]
 fn a_guard_that_was_stopped_leaves_a_child_alone_whose_lease_is_valid() {
     let redis = Store::redis();
@@ -377,7 +377,7 @@ fn a_guard_that_was_stopped_leaves_a_child_alone_whose_lease_is_valid() {
     });
 }
 
-/// The guard is stopped, and the permit is released by hand: the command ends the child.
+/// The guard is stopped, and the permit is released by hand: the command kills the child.
 #[test]
 fn a_guard_that_is_stopped_is_not_trusted() {
     let (local, redis) = (Store::local(), Store::redis());
@@ -393,13 +393,13 @@ fn a_guard_that_is_stopped_is_not_trusted() {
         let line = ["release", &scene.name, &id];
         assert_eq!(run(&store.url(), &line).code, 0);
         assert_eq!(running.end().code, 124);
-        // It learns of that at once or with the next renewal; then come the grace and the slack.
+        // The command learns of the release at once or at its next renewal; the grace and the slack follow.
         assert!(released.elapsed() < Duration::from_secs(10), "{:?}", released.elapsed());
         assert_eq!(scene.processes(), Vec::<u32>::new(), "no process is left");
     });
 }
 
-/// As the first process of many containers does.
+/// The first process of many containers does not reap either.
 #[test]
 fn a_parent_that_does_not_reap_is_left_no_zombies() {
     let store = Store::local();
@@ -414,7 +414,7 @@ fn a_parent_that_does_not_reap_is_left_no_zombies() {
     assert_eq!(std::fs::read_to_string(report).unwrap(), "0");
 }
 
-/// The child of a nested command ends with the outer lease, whatever the inner grace is.
+/// The child of a nested command ends with the outer lease, whatever the inner grace.
 #[test]
 fn a_nested_child_ends_with_the_outer_lease() {
     let redis = Store::redis();

@@ -17,10 +17,10 @@ use crate::support::{Looker, Running, Store, run, until};
 
 /// How much longer than its bound a command may take.
 const SLACK: Duration = Duration::from_secs(1);
-/// Of so many attempts one has to. On a busy machine the others may have been kept from running.
+/// One of this many attempts must stay within the bound. On a busy machine the others may be late.
 const ATTEMPTS: usize = 4;
 
-/// Runs commands that have to end with 69, all at once, each within its bound.
+/// Runs commands that must end with 69, all at once, each within its bound.
 fn all_unreachable(store: &str) {
     all_end_with(69, store);
 }
@@ -57,7 +57,7 @@ fn a_server_that_hangs_is_69() {
     server.resume();
 }
 
-/// It hangs when the command is in the queue already.
+/// The server hangs after the command has queued.
 #[test]
 fn a_wait_that_ends_while_the_server_hangs_is_69() {
     let server = RedisServer::start();
@@ -93,7 +93,7 @@ fn an_interrupt_ends_a_command_whose_store_hangs() {
     let opening =
         ["run", "lock"].map(|kind| Running::start(&server.url(), &[kind, "it", "--", "true"]));
     let all: Vec<_> = opening.into_iter().chain([in_the_queue]).collect();
-    // By then each has blocked the signal.
+    // By then each command has blocked the signal.
     for running in &all {
         until(|| {
             let status =
@@ -116,7 +116,7 @@ fn an_interrupt_ends_a_command_whose_store_hangs() {
     server.resume();
 }
 
-/// What another process does that is stopped in the middle of a transaction.
+/// Blocks the store, as a process that is stopped in the middle of a transaction does.
 fn block(store: &Store) -> File {
     let path = store.url().strip_prefix("sqlite:").unwrap().to_owned();
     let turn = File::open(format!("{path}.clients/turn")).unwrap();
@@ -152,7 +152,7 @@ fn a_file_whose_writer_is_stopped_is_69() {
     assert_eq!(run(&store.url(), &["run", "it", "--", "true"]).code, 0);
 }
 
-/// Nobody answers there, not even with a refusal: the queue of connections is full.
+/// Nothing answers there, not even with a refusal: the backlog of the socket is full.
 #[test]
 fn an_address_that_drops_packets_is_69() {
     let listener = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
@@ -189,7 +189,7 @@ fn a_full_disk_is_77() {
     }
 }
 
-/// It is running, and says why it does not serve us.
+/// The server runs, and reports why it refuses the connection.
 #[test]
 fn a_server_that_is_full_is_69_and_quoted() {
     let server = RedisServer::start();
@@ -238,7 +238,7 @@ fn an_outage_during_a_wait_is_reported_and_so_is_its_end() {
     }
 }
 
-/// The permit is granted as soon as the connection is back, maybe before anybody has looked whether it is.
+/// The permit is granted as soon as the client has reconnected, perhaps before the command has noticed that.
 #[test]
 fn an_outage_that_ends_with_a_grant_is_reported_as_ended() {
     let server = RedisServer::start();

@@ -6,7 +6,7 @@ use testkit::redis_server::RedisServer;
 
 use crate::support::{Looker, Running, Store, leasehold, run, until};
 
-/// The same for tables. They are drawn around their contents: what replaces them has the same width.
+/// Replaces values that differ from run to run. A replacement has the same width, because tables fit their contents.
 fn steady(text: &str, known: &[(&str, &str)]) -> String {
     let mut text = text.to_owned();
     for (found, replacement) in known {
@@ -59,9 +59,9 @@ fn completions_and_the_manual_page() {
         let ended = run("", &["completions", shell]);
         assert_eq!(ended.code, 0);
         assert!(ended.stdout.contains("leasehold") && ended.stdout.contains("--lease"));
-        // But for the prefix of locks.
+        // Except in the prefix of locks.
         let shown = ended.stdout.replace("syncguard", "");
-        assert!(!shown.contains("guard"), "{shell} shows what is hidden");
+        assert!(!shown.contains("guard"), "{shell} completes a hidden command");
     }
     let page = run("", &["man"]);
     assert_eq!(page.code, 0);
@@ -164,7 +164,7 @@ fn a_semaphore_in_use() {
     insta::assert_snapshot!("ls_json", format!("{:#}", masked(listed)));
 }
 
-/// A table without its ages, and the blanks around them.
+/// Returns a table without its ages and the spaces around them.
 fn ageless(text: &str) -> String {
     let is_age = |word: &str| {
         let unit = word.trim_start_matches(|c: char| c.is_ascii_digit());
@@ -179,7 +179,7 @@ fn ageless(text: &str) -> String {
     text.lines().map(plain).collect()
 }
 
-/// With everything that differs from run to run replaced by what it is.
+/// Replaces every value that differs from run to run by its name.
 fn masked(mut value: serde_json::Value) -> serde_json::Value {
     match &mut value {
         serde_json::Value::Object(fields) => {
@@ -245,7 +245,7 @@ fn a_lock_in_use() {
     assert_eq!(run(&server.url(), &["lookup", "invoice:42"]).code, 1);
     drop(guard);
 
-    // Another program does not say who it is.
+    // Another program does not record who holds the lock.
     let record = format!(
         r#"{{"lockId":"{id}","key":"invoice:42","fence":"{fence}","expiresAtMs":9999999999999,"acquiredAtMs":1}}"#
     );
@@ -329,7 +329,7 @@ fn only_host(looker: &Looker) -> String {
     found.host.unwrap()
 }
 
-/// What we may not look at hides nothing that we may.
+/// What the user may not read does not hide the rest.
 #[test]
 fn a_user_who_may_see_semaphores_only() {
     let user = "--user alice on >pw ~adv-sem:* &* +@all";
@@ -356,7 +356,7 @@ fn what_others_have_stored_does_not_reach_the_terminal() {
     let listed = run(&server.url(), &["ls"]).stdout;
     assert!(listed.contains("a\\u{1b}[2Jb"), "{listed:?}");
 
-    // Neither what cannot be seen, nor what turns a line around; and a pid need not be a number.
+    // Invisible characters and those that reverse text are escaped, and a pid may not be a number.
     let looker = Looker::new(&server.url());
     let semaphore = looker.client.semaphore("it\u{200b}", 1).label("\u{202e}gnp").build().unwrap();
     let _held = looker.block_on(semaphore.acquire()).unwrap();
@@ -421,7 +421,7 @@ fn a_healthy_server() {
         "buffer",
     ];
     assert_eq!(checks, expected);
-    // This machine may be busy.
+    // These depend on how busy this machine is.
     let measured = ["round trip", "lease"];
     assert!(
         verdicts.iter().all(|(check, verdict)| verdict == "ok" || measured.contains(&&**check))
@@ -450,7 +450,7 @@ fn a_server_with_a_small_buffer_for_wake_ups() {
     }
 }
 
-/// Neither where the store is, nor what is wrong with it, nor what is wrong with the command line.
+/// Neither with the URL of the store, nor with its errors, nor with errors in the command line.
 #[test]
 fn no_secret_is_printed() {
     let nowhere = tempfile::tempdir().unwrap();
@@ -489,7 +489,7 @@ fn no_secret_is_printed() {
     }
 }
 
-/// What cannot be read as text is no reason to panic.
+/// An argument that is not UTF-8 must not cause a panic.
 #[test]
 fn a_mistake_in_a_line_that_is_not_utf8() {
     use std::os::unix::ffi::OsStrExt;
@@ -511,7 +511,7 @@ fn servers_on_which_leases_are_in_danger() {
     until(|| verdict(&server.url(), "replication") == "warning");
 }
 
-/// Warnings are no reason to stop a deployment.
+/// Warnings do not fail a deployment: the exit code is 0.
 #[test]
 fn a_server_with_warnings_only() {
     let server = RedisServer::start();
@@ -520,7 +520,7 @@ fn a_server_with_warnings_only() {
     assert_eq!(ended.code, 0, "{}", ended.stdout);
 }
 
-/// What was mistyped would otherwise be made, and found to be well.
+/// Otherwise a mistyped path would be created, and reported as good.
 #[test]
 fn the_doctor_makes_no_store() {
     let place = tempfile::tempdir().unwrap();
@@ -529,7 +529,7 @@ fn the_doctor_makes_no_store() {
     assert_eq!((ended.code, &*ended.stderr), (69, ""));
     let said = format!("\nbad   reachable    there is no store at {}\n", path.display());
     assert!(ended.stdout.contains(&said), "{}", ended.stdout);
-    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0, "something was made");
+    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0, "a file was created");
     let store = Store::local();
     assert_eq!(run(&store.url(), &["run", "it", "--", "true"]).code, 0);
     assert_eq!(run(&store.url(), &["doctor"]).code, 0);

@@ -1,4 +1,4 @@
-//! What the children do that the command runs for a test: this very binary once more.
+//! The parts that children of the command play in tests: this test binary, started again.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -13,10 +13,10 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::support::{PATIENCE, now};
 
-/// Between two signs of life.
+/// The pause between two beats.
 const BEAT: Duration = Duration::from_millis(1);
 
-/// The command line of a child that plays this part.
+/// Returns the command line of a child that plays this part.
 pub(crate) fn part(part: &str, arguments: &[&Path]) -> Vec<OsString> {
     let program = std::env::current_exe().expect("the test binary knows its own path");
     let arguments: Vec<_> = arguments.iter().map(|path| path.to_str().unwrap()).collect();
@@ -39,40 +39,40 @@ pub(crate) fn play(part: &str, arguments: &[&str]) {
         "writer" => write_forever(arguments[0], Path::new(arguments[1])),
         "panic on a screen" => panic_on_a_screen(),
         "init" => be_a_careless_init(arguments),
-        _ => unreachable!("nobody plays {part}"),
+        _ => unreachable!("unknown part {part:?}"),
     }
 }
 
-/// Panics while it has the terminal.
+/// Panics while it draws on the terminal.
 fn panic_on_a_screen() {
     let mut screen = crate::screen::Screen::open().unwrap();
     screen.draw(|frame| frame.render_widget("drawn", frame.area())).unwrap();
     let _ = screen.draw(|_| panic!("a panic to be read"));
 }
 
-/// Whether it goes on after SIGTERM.
+/// Whether the child ignores SIGTERM.
 #[derive(Clone, Copy, PartialEq)]
 enum GoesOn {
     Yes,
     No,
 }
 
-/// Writes the time into a file, again and again.
+/// Writes the time into a file repeatedly.
 fn beat(file: &str, goes_on: GoesOn) {
     if goes_on == GoesOn::Yes {
         ignore_sigterm();
     }
     let mut file = OpenOptions::new().append(true).create(true).open(file).unwrap();
-    // Should everybody who could end it be gone, it ends by itself.
+    // Ends on its own, in case nothing is left that could end it.
     let begun = Instant::now();
     while begun.elapsed() < 2 * PATIENCE {
-        // In one piece: others write into the same file.
+        // In one write: others append to the same file.
         file.write_all(format!("{} {}\n", std::process::id(), now()).as_bytes()).unwrap();
         std::thread::sleep(BEAT);
     }
 }
 
-/// A child with a child of its own in the same group, both of which do not heed SIGTERM.
+/// A child with its own child in the same group, both of which ignore SIGTERM.
 fn family(file: &str) {
     let line = part("beat on", &[Path::new(file)]);
     let mut grandchild = Command::new(&line[0]).args(&line[1..]).spawn().unwrap();
@@ -80,7 +80,7 @@ fn family(file: &str) {
     beat(file, GoesOn::Yes);
 }
 
-/// Takes one of three slots, which the kernel gives back if it dies, and writes down that there was none if so.
+/// Takes one of three slots, which the kernel releases when this process dies, and reports if none is free.
 fn take_a_slot(directory: &Path) {
     let slot = |number| {
         let file = File::create(directory.join(format!("slot-{number}"))).unwrap();
@@ -96,8 +96,8 @@ fn take_a_slot(directory: &Path) {
     drop(slot);
 }
 
-/// Takes the one slot, which the kernel frees when this process dies, and reports if another process has it. Runs until the
-/// file `end` is there.
+/// Takes the only slot, which the kernel releases when this process dies, and reports if another
+/// process has it. Runs until the file `end` exists.
 fn be_alone(directory: &Path, goes_on: GoesOn) {
     if goes_on == GoesOn::Yes {
         ignore_sigterm();
@@ -124,8 +124,8 @@ fn ignore_sigterm() {
     signal_hook::flag::register(signal_hook::consts::SIGTERM, nobody).unwrap();
 }
 
-/// Adopts orphans as the first process of a container does, and never reaps them. Runs a command, and writes down how many
-/// zombies are left of it.
+/// Adopts orphans as the first process of a container does, and never reaps them. Runs a command,
+/// and reports how many zombies it leaves behind.
 fn be_a_careless_init(arguments: &[&str]) {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
     let (report, line) = (Path::new(arguments[0]), &arguments[1..]);

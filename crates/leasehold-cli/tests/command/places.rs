@@ -1,4 +1,4 @@
-//! Where on a Redis server: what a program chooses for itself, the command can choose as well.
+//! Where data is on a Redis server: the command can choose all that a program can choose.
 
 use leasehold::Client;
 use testkit::redis_server::RedisServer;
@@ -8,7 +8,7 @@ use crate::support::{Ended, Looker, Store, ended, leasehold, run};
 const PLACE: [(&str, &str); 2] =
     [("LEASEHOLD_NAMESPACE", "billing"), ("LEASEHOLD_LOCK_PREFIX", "bill:")];
 
-/// The same with variables.
+/// Runs the command with environment variables.
 fn run_with(store: &str, variables: &[(&str, &str)], arguments: &[&str]) -> Ended {
     let variables = variables.iter().copied();
     ended(leasehold(store).envs(variables).args(arguments).output().unwrap())
@@ -41,12 +41,12 @@ fn a_namespace_and_a_lock_prefix() {
     }
     let listed = run_with(&url, &PLACE, &["ls"]).stdout;
     assert!(listed.contains("\nit ") && listed.contains("\nk1 "), "{listed}");
-    // The command line is stronger.
+    // An option overrides the variable.
     let elsewhere = run_with(&url, &PLACE, &["show", "--namespace", "other", "it"]);
     assert_eq!(elsewhere.code, 1, "{elsewhere:?}");
     let empty = run(&url, &["ls", "--namespace", ""]);
     assert_eq!(empty.code, 64, "{empty:?}");
-    // A variable that is set to nothing is not set.
+    // An empty variable counts as unset.
     assert_eq!(run_with(&url, &[("LEASEHOLD_NAMESPACE", "")], &["ls"]).code, 0);
 }
 
@@ -87,7 +87,7 @@ fn an_authority_of_ones_own() {
     assert_eq!(stranger.code, 77, "{stranger:?}");
     assert!(stranger.stdout.contains("as --ca-certificate\n"), "{}", stranger.stdout);
 
-    // Where there is no TLS, the option is a mistake; the variable may be meant for other stores.
+    // Without TLS the option is a mistake, but the variable may be meant for other stores.
     let plain = RedisServer::start();
     let mistaken = run(&plain.url(), &words);
     assert_eq!(mistaken.code, 64, "{mistaken:?}");
@@ -99,7 +99,7 @@ fn an_authority_of_ones_own() {
     assert!(missing.stderr.starts_with(said), "{missing:?}");
 }
 
-/// It takes as long as connecting may take: a server that hears no end of a line waits for it.
+/// This takes as long as the connect time-out: the server waits for the end of a line.
 #[test]
 fn a_server_without_tls() {
     let server = RedisServer::start();

@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
+use rustix::process::Pid;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
+use rustix::termios::{Termios, Winsize, tcgetattr, tcgetpgrp, tcsetwinsize};
 
 /// How long anything may take before it fails. Far more than it should.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -144,8 +145,25 @@ impl Pty {
         self.keyboard = File::open("/dev/null").unwrap();
     }
 
-    pub(crate) fn pid(&self) -> rustix::process::Pid {
-        rustix::process::Pid::from_child(&self.child)
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// Waits until this process group is in the foreground, and so reads the keys that are typed next.
+    ///
+    /// A shell takes the foreground back when its job has stopped or ended. Before that, the job may still read keys,
+    /// although it has restored the screen.
+    #[track_caller]
+    pub(crate) fn foreground(&self, group: Pid) {
+        let begun = Instant::now();
+        while tcgetpgrp(&self.keyboard) != Ok(group) {
+            assert!(
+                begun.elapsed() < PATIENCE,
+                "{group:?} is not in the foreground:\n{}",
+                self.text()
+            );
+            std::thread::sleep(PAUSE);
+        }
     }
 
     /// Whether the terminal has the modes from before, is on its main screen and shows its cursor.

@@ -1,4 +1,4 @@
-//! What the child sees: everything as if nobody stood between.
+//! What the child sees: the same as without leasehold.
 
 use std::io::Write;
 use std::process::Stdio;
@@ -102,7 +102,7 @@ fn it_can_be_stopped_and_goes_on() {
     assert_eq!((ended.code, &*ended.stdout), (0, "and on\n"));
 }
 
-/// As `nohup` and a shell's background jobs do.
+/// As `nohup` and a shell's background jobs ignore signals.
 #[test]
 fn what_was_to_be_ignored_is_ignored_by_all() {
     let server = RedisServer::start();
@@ -159,14 +159,14 @@ fn without_a_number_it_uses_the_capacity_that_there_is() {
 fn whoever_is_left_behind_ends_before_the_permit_is_given_back() {
     let server = RedisServer::start();
     let looker = Looker::new(&server.url());
-    // It closes what it was given, so that nobody waits for it but the guard.
+    // The left process closes its output, so that only the guard waits for it.
     let script = "sleep 1000 >/dev/null 2>&1 & echo $!; exit 6";
     let arguments = ["run", "--grace", "300ms", "it", "--", "sh", "-c", script];
     let ended = run(&server.url(), &arguments);
     assert_eq!((ended.code, &*ended.stderr), (6, ""));
     let left: i32 = ended.stdout.trim().parse().unwrap();
     let left = rustix::process::Pid::from_raw(left).unwrap();
-    assert!(rustix::process::test_kill_process(left).is_err(), "it is gone");
+    assert!(rustix::process::test_kill_process(left).is_err(), "the process was not killed");
     assert_eq!(looker.census("it"), (0, 0));
 }
 
@@ -184,7 +184,7 @@ fn being_verbose_it_says_what_it_does() {
     assert!(ended.stderr.ends_with(" of \"it\" released\n"), "{}", ended.stderr);
 }
 
-/// Once for each holder, and not each time that it has held for another second.
+/// Reported once per holder, not once per second.
 #[test]
 fn being_verbose_it_says_who_has_the_lock() {
     let server = RedisServer::start();
@@ -194,7 +194,7 @@ fn being_verbose_it_says_who_has_the_lock() {
     let running = Running::start(&server.url(), &["lock", "-v", "it", "--", "true"]);
     let pid = std::process::id();
     running.says(&format!(" pid {pid} \"nightly\" for "));
-    // It looks again after a second.
+    // The command looks again after a second.
     std::thread::sleep(std::time::Duration::from_millis(2500));
     assert!(looker.block_on(guard.release()).unwrap());
     let ended = running.end();
@@ -202,7 +202,7 @@ fn being_verbose_it_says_who_has_the_lock() {
     let waiting = ended.stderr.lines().filter(|line| line.contains("waiting for the lock"));
     assert_eq!(waiting.count(), 1, "{}", ended.stderr);
 
-    // Another program does not say who it is.
+    // Another program does not record who holds the lock.
     let record = r#"{"lockId":"AAECAwQFBgcICQoLDA0ODw","key":"it","fence":"0000000000000000007","expiresAtMs":9999999999999,"acquiredAtMs":1}"#;
     let set = redis::cmd("SET").arg("syncguard:it").arg(record).exec(&mut server.connection());
     set.unwrap();
@@ -210,7 +210,7 @@ fn being_verbose_it_says_who_has_the_lock() {
     running.says("locked with fence 0000000000000000007; held for ");
 }
 
-/// Where permits need no renewal, a short lease is no reason for a short grace.
+/// Where permits need no renewal, a short lease does not shorten the grace.
 #[test]
 fn a_short_lease_shortens_the_grace_only_where_it_counts() {
     let script = "trap 'sleep 0.5; echo done; exit' TERM; sleep 1000";
@@ -223,19 +223,19 @@ fn a_short_lease_shortens_the_grace_only_where_it_counts() {
     }
 }
 
-/// In a container nobody else would.
+/// In a container no other process would reap.
 #[test]
 fn as_the_first_process_it_reaps() {
     let server = RedisServer::start();
     let mut command = std::process::Command::new("unshare");
     command.args(["--pid", "--fork", "--mount-proc", "--map-root-user", "--user"]);
     if !command.arg("true").output().is_ok_and(|output| output.status.success()) {
-        eprintln!("this system lets nobody make a pid namespace: not tested");
+        eprintln!("not tested: pid namespaces are not permitted");
         return;
     }
     let mut command = std::process::Command::new("unshare");
     command.args(["--pid", "--fork", "--mount-proc", "--map-root-user", "--user"]);
-    // An orphan that has left its group ends; somebody has to bury it.
+    // An orphan that has left its group ends, and must be reaped.
     let script = "orphan=$(setsid sh -c 'sleep 0.05 >/dev/null & echo $!'); \
                   while [ -d /proc/$orphan ]; do sleep 0.01; done; exit 3";
     let binary = env!("CARGO_BIN_EXE_leasehold");
@@ -244,7 +244,7 @@ fn as_the_first_process_it_reaps() {
     assert_eq!((ended.code, &*ended.stdout, &*ended.stderr), (3, "", ""));
 }
 
-/// Another program shares the semaphore, and its process is gone.
+/// Another program shares the semaphore, and its process has died.
 #[test]
 fn a_permit_of_another_program_is_released_by_its_id() {
     let server = testkit::redis_server::RedisServer::start();

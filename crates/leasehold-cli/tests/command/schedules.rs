@@ -1,4 +1,4 @@
-//! Jobs that a clock starts on several hosts: `run --at-least` and `lock --once-per`.
+//! Jobs that are scheduled on several hosts: `run --at-least` and `lock --once-per`.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ fn a_quick_job_is_held_at_least_that_long() {
         assert_eq!(ended.code, 5, "{ended:?}");
         assert!(begun.elapsed() >= Duration::from_secs(2));
         assert_eq!(looker.census("it"), (0, 0));
-        // A signal ends it, and the permit is released.
+        // A signal ends the hold, and the permit is released.
         let words = ["run", "-v", "--at-least", "1h", "it", "--", "true"];
         let long = Running::start(&store.url(), &words);
         long.says("the child has ended; the permit ");
@@ -48,18 +48,20 @@ fn a_job_runs_once_in_a_period_although_nobody_is_there() {
             let words = [&["lock", "--once-per", period, "it", "--"], command].concat();
             run(&store.url(), &words)
         };
-        // A failure counts as well.
+        // A program that does not exist does not count.
+        assert_eq!(once("1h", &["no-such-program"]).code, 127);
+        // A run that fails counts as well.
         assert_eq!(once("1h", &["false"]).code, 1);
         let again = once("1h", &["echo", "twice"]);
         assert_eq!((again.code, &*again.stdout), (75, ""), "{again:?}");
         let says = "leasehold: \"it\" is running, or has run within --once-per 1h; the lock expires in 59m ";
         assert!(again.stderr.starts_with(says), "{again:?}");
-        // After the period, and at once for a command that could not be started.
+        // After the period the job runs again.
         let raw = looker.block_on(looker.client.locks().lookup_raw("it")).unwrap().unwrap();
         assert!(looker.block_on(looker.client.locks().release(&raw.lock_id)).unwrap());
         assert_eq!(once("1s", &["true"]).code, 0);
         until(|| once("1s", &["echo", "again"]).stdout == "again\n");
-        // A job that takes longer than the period leaves nothing locked.
+        // A job that takes longer than the period leaves no lock behind.
         assert!(looker.block_on(async {
             let locks = looker.client.locks();
             while locks.is_locked("it").await.unwrap() {

@@ -1,6 +1,6 @@
-//! A child is dead before its lease passes on, whatever becomes of the command.
+//! A child is dead before its lease passes on, whatever happens to the command.
 //!
-//! The child writes the time into a file every millisecond. When the next holder has its permit, there is no later one.
+//! The child writes the time into a file every millisecond. None of these times is later than the next holder's grant.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -13,13 +13,13 @@ use testkit::redis_server::RedisServer;
 use crate::parts::part;
 use crate::support::{Looker, Running, Store, leasehold, now, run, until};
 
-/// What becomes of the command.
+/// What happens to the command.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Fate {
     Killed,
     Stopped,
     CutOff,
-    /// Nothing: its time is up.
+    /// Nothing: its TTL ends.
     Late,
 }
 
@@ -29,14 +29,14 @@ enum Kind {
     Lock,
 }
 
-/// When each process was last alive.
+/// Returns the pids and times in the file.
 fn beats(file: &Path) -> Vec<(u32, i64)> {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     let beat = |line: &str| {
         let (pid, at) = line.split_once(' ')?;
         Some((pid.parse().ok()?, at.parse().ok()?))
     };
-    // The last line may have been cut short by SIGKILL.
+    // SIGKILL may have cut the last line short.
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
     whole.lines().filter_map(beat).collect()
 }
@@ -59,7 +59,7 @@ fn command(kind: Kind, fate: Fate, child: Vec<OsString>) -> Vec<OsString> {
     line.chain(child).collect()
 }
 
-/// Both of them ignore SIGTERM in a family.
+/// The child `family` is two processes that ignore SIGTERM.
 fn dies_in_time(kind: Kind, fate: Fate, child: &str) {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.port());
@@ -67,7 +67,7 @@ fn dies_in_time(kind: Kind, fate: Fate, child: &str) {
     dies_in_time_on((&proxy.url(), &server.url()), kind, fate, child, cut_off);
 }
 
-/// Nobody is cut off from a file.
+/// On a file no command can be cut off.
 fn dies_in_time_on_one_host(kind: Kind, fate: Fate, child: &str) {
     let store = Store::local();
     dies_in_time_on((&store.url(), &store.url()), kind, fate, child, || unreachable!());
@@ -114,9 +114,9 @@ fn dies_in_time_on(
     };
     let beats = beats(&file);
     let last = beats.iter().map(|(_, at)| *at).max().unwrap();
-    assert!(last < granted, "alive {} µs after the next one's grant", last - granted);
+    assert!(last < granted, "alive {} µs after the next grant", last - granted);
     if fate != Fate::Killed && fate != Fate::Late {
-        assert!(last > fated, "it was not stopped before there was a reason to");
+        assert!(last > fated, "stopped too early");
     }
     let mut pids: Vec<_> = beats.iter().map(|(pid, _)| *pid).collect();
     pids.dedup();
@@ -223,7 +223,7 @@ fn on_one_host_when_the_holder_of_a_lock_is_stopped() {
     dies_in_time_on_one_host(Kind::Lock, Fate::Stopped, "family");
 }
 
-/// The kernel knows that it is alive: nothing has to be renewed.
+/// The kernel knows that the command is alive, so nothing needs renewal.
 #[test]
 fn on_one_host_a_command_that_is_stopped_keeps_its_permit() {
     let store = Store::local();
@@ -243,7 +243,7 @@ fn on_one_host_a_command_that_is_stopped_keeps_its_permit() {
     assert_eq!(running.end().code, 6);
 }
 
-/// The command and its guard are killed, and with them the child. What the child has started holds the permit.
+/// The command, its guard and so the child are killed. The grandchild still holds the permit.
 #[test]
 fn on_one_host_a_permit_passes_on_only_when_the_whole_group_is_gone() {
     let store = Store::local();
@@ -255,7 +255,7 @@ fn on_one_host_a_permit_passes_on_only_when_the_whole_group_is_gone() {
     let mut running = Running::start(&store.url(), &line);
     until(|| processes(&file) == 2);
     let guard = running.guard();
-    // The guard first, and at once: it would end the group when the command is gone, and the command would when it is.
+    // Both at once, the guard first: each would kill the group when the other ends.
     running.signal(Signal::STOP);
     until(|| running.state() == 'T');
     kill_process(guard, Signal::KILL).unwrap();
@@ -277,7 +277,7 @@ fn on_one_host_a_permit_passes_on_only_when_the_whole_group_is_gone() {
     assert_eq!(looker.census("it"), (0, 0));
 }
 
-/// Renewals come in time, many times over.
+/// The lease is renewed in time, many times over.
 #[test]
 fn a_child_whose_command_lives_is_left_alone() {
     let server = RedisServer::start();

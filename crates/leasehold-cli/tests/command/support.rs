@@ -1,4 +1,4 @@
-//! Starting the command, and waiting for what it does.
+//! Starts the command, and waits for what it does.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -12,7 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 use tempfile::TempDir;
 use testkit::redis_server::RedisServer;
 
-/// How long anything may take before a test fails. Far more than it should.
+/// How long anything may take before a test fails. Far more than it should take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) const PAUSE: Duration = Duration::from_millis(5);
 
@@ -22,17 +22,17 @@ pub(crate) fn now() -> i64 {
     time.tv_sec * 1_000_000 + time.tv_nsec / 1000
 }
 
-/// Asks again and again until it is so.
+/// Polls `condition` until it returns true.
 #[track_caller]
 pub(crate) fn until(mut condition: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !condition() {
-        assert!(begun.elapsed() < PATIENCE, "this has not happened within {PATIENCE:?}");
+        assert!(begun.elapsed() < PATIENCE, "the condition did not hold within {PATIENCE:?}");
         std::thread::sleep(PAUSE);
     }
 }
 
-/// The command, with nothing of the environment that could change what it does.
+/// The command, without the environment variables that would change its behaviour.
 pub(crate) fn leasehold(store: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
     let ours = [
@@ -55,7 +55,7 @@ pub(crate) fn leasehold(store: &str) -> Command {
     command
 }
 
-/// A store that is gone when it is dropped.
+/// A store that is removed when dropped.
 #[derive(Debug)]
 pub(crate) enum Store {
     Local(TempDir),
@@ -84,7 +84,7 @@ impl Store {
     }
 }
 
-/// What came of a command that has ended.
+/// The result of a command that has ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Ended {
     pub(crate) code: i32,
@@ -99,11 +99,11 @@ pub(crate) fn run<S: AsRef<OsStr>>(store: &str, arguments: &[S]) -> Ended {
 
 pub(crate) fn ended(output: Output) -> Ended {
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    let code = output.status.code().expect("the command is not to be killed");
+    let code = output.status.code().expect("the command was not killed");
     Ended { code, stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
-/// A command that runs. Killed, by its own pid, when dropped; its guard sees to the rest.
+/// A running command. It is killed when dropped, and its guard cleans up.
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Child,
@@ -149,15 +149,15 @@ impl Running {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Waits for its end. The output is what was not read before.
+    /// Waits for its end. The output is what has not been read before.
     pub(crate) fn end(mut self) -> Ended {
         until(|| self.has_ended());
-        let code = self.child.wait().unwrap().code().expect("the command is not to be killed");
+        let code = self.child.wait().unwrap().code().expect("the command was not killed");
         let stdout = self.stdout.all().split_off(self.read);
         Ended { code, stdout, stderr: self.stderr.all() }
     }
 
-    /// The next line of its output.
+    /// Returns the next line of its output.
     pub(crate) fn line(&mut self) -> String {
         let mut line = None;
         until(|| {
@@ -170,13 +170,13 @@ impl Running {
         line
     }
 
-    /// Waits until it has said that on stderr.
+    /// Waits until its stderr contains `expected`.
     #[track_caller]
     pub(crate) fn says(&self, expected: &str) {
         until(|| self.stderr.so_far().contains(expected));
     }
 
-    /// How the kernel calls what it does.
+    /// Returns the state of the process, as in `/proc/PID/stat`.
     pub(crate) fn state(&self) -> char {
         let status = std::fs::read_to_string(format!("/proc/{}/stat", self.pid().as_raw_pid()));
         let status = status.unwrap();
@@ -184,7 +184,7 @@ impl Running {
         rest.chars().next().unwrap()
     }
 
-    /// The guard of its child, once there is one.
+    /// Waits for the guard of its child, and returns its pid.
     pub(crate) fn guard(&self) -> Pid {
         let pid = self.pid().as_raw_pid();
         let mut guard = None;
@@ -203,7 +203,7 @@ impl Drop for Running {
     }
 }
 
-/// What came through a pipe or a terminal so far.
+/// What has arrived through a pipe or a terminal so far.
 #[derive(Clone, Debug)]
 pub(crate) struct Heard {
     bytes: Arc<Mutex<Vec<u8>>>,
@@ -234,7 +234,7 @@ impl Heard {
     }
 }
 
-/// What the library says of a store, while a command is at work on it.
+/// A client of the library that inspects a store while commands use it.
 pub(crate) struct Looker {
     runtime: tokio::runtime::Runtime,
     pub(crate) client: leasehold::Client,
@@ -249,10 +249,10 @@ impl Looker {
 
     pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
         let future = async { tokio::time::timeout(PATIENCE, future).await };
-        self.runtime.block_on(future).expect("this takes too long")
+        self.runtime.block_on(future).expect("the call took too long")
     }
 
-    /// How many hold, and how many wait.
+    /// Returns the number of holders and the number of waiters.
     pub(crate) fn census(&self, name: &str) -> (u32, usize) {
         let stats = self.block_on(self.client.stats().names([name]).fetch()).unwrap();
         stats.first().map_or((0, 0), |one| (one.held(), one.waiting()))
@@ -263,7 +263,7 @@ impl Looker {
         stats[0].holders()[0].clone()
     }
 
-    /// Takes the only permit of a name.
+    /// Acquires the only permit of a name.
     pub(crate) fn hold(&self, name: &str) -> leasehold::Permit {
         let semaphore = self.client.semaphore(name, 1).label("nightly").build().unwrap();
         self.block_on(semaphore.acquire()).unwrap()

@@ -1,4 +1,4 @@
-//! On a terminal: the waiting line, the keyboard's signals, the foreground.
+//! On a terminal: the waiting line, signals from the keyboard, the foreground.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -18,7 +18,7 @@ const CTRL_C: &str = "\x03";
 const CTRL_D: &str = "\x04";
 const CTRL_Z: &str = "\x1a";
 
-/// A pseudo-terminal with somebody at work in it.
+/// A pseudo-terminal with a running program.
 struct Terminal {
     keyboard: File,
     screen: Heard,
@@ -27,12 +27,12 @@ struct Terminal {
 }
 
 impl Terminal {
-    /// Starts a program that has this terminal, and no other.
+    /// Starts a program on this terminal.
     fn start(store: &str, program: &[&str]) -> Self {
         Self::start_in(120, store, program)
     }
 
-    /// The same in a terminal of so many columns.
+    /// As [`start`](Self::start), in a terminal with this many columns.
     fn start_in(columns: u16, store: &str, program: &[&str]) -> Self {
         let master =
             openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
@@ -57,14 +57,14 @@ impl Terminal {
         Self { keyboard, screen, child, seen: 0 }
     }
 
-    /// The command itself.
+    /// Starts the command itself.
     fn leasehold(store: &str, arguments: &[&str]) -> Self {
         let program: Vec<_> =
             [env!("CARGO_BIN_EXE_leasehold")].iter().chain(arguments).copied().collect();
         Self::start(store, &program)
     }
 
-    /// Waits until the screen shows this, after what was seen before.
+    /// Waits until the screen shows this after what was seen before.
     #[track_caller]
     fn shows(&mut self, expected: &str) {
         let begun = Instant::now();
@@ -84,7 +84,7 @@ impl Terminal {
         self.keyboard.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// As a shell would say it.
+    /// Waits for the end of the program, and returns its exit code as a shell does.
     fn code(&mut self) -> i32 {
         until(|| self.child.try_wait().unwrap().is_some());
         let status = self.child.wait().unwrap();
@@ -117,7 +117,7 @@ fn who_waits_sees_his_place_and_who_is_ahead() {
     assert_eq!(terminal.code(), 0);
 }
 
-/// The label is what people know a job by.
+/// A job is known by its label.
 #[test]
 fn on_a_narrow_terminal_the_label_is_cut_last() {
     let server = RedisServer::start();
@@ -180,8 +180,8 @@ fn the_child_has_the_terminal() {
     assert_eq!(terminal.code(), 0);
 }
 
-/// `less` has to have the terminal while the child writes to it. They ask one after the other: of two who read from one
-/// terminal at a time, each gets some of the letters.
+/// `less` needs the terminal while the child writes to it. The two read one after the other: if two
+/// processes read from one terminal at a time, each gets some of the characters.
 #[test]
 fn a_child_in_a_pipeline_has_the_terminal_only_when_it_asks() {
     let server = RedisServer::start();
@@ -257,7 +257,7 @@ fn ctrl_z_stops_who_waits() {
     assert_eq!(shell.code(), 0);
 }
 
-/// Nobody could continue it: there is no shell.
+/// Without a shell nothing could continue the command.
 #[test]
 fn ctrl_z_without_a_shell_stops_nobody() {
     let server = RedisServer::start();

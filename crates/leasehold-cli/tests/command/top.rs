@@ -28,7 +28,7 @@ fn top(store: &str, size: Size) -> Pty {
     Pty::start(size, &mut leasehold(store, &["top"]))
 }
 
-/// Someone who queues for a name until it is dropped.
+/// Waiters that queue for a name until this is dropped.
 struct Queue {
     task: tokio::task::JoinHandle<()>,
     _runtime: tokio::runtime::Runtime,
@@ -74,7 +74,7 @@ fn it_draws_what_is_held_and_how_many_wait_in_every_size() {
             top.shows_line(&["NAME", "HELD", "OF", "WAITING", "OLDEST WAIT", "GRANTS/s", "STATE"]);
             top.shows_line(&["> deploy", " 1 ", " 1 ", " 3 ", "s ", " 0.0"]);
             top.shows_line(&["1 held  3 waiting"]);
-            // A new holder appears without a key.
+            // A new holder appears without a key press.
             let other = looker.hold("zebra");
             top.shows_line(&["  zebra", " 1 ", " 1 ", " 0 ", " - "]);
             let text = top.shows_line(&["2 held  3 waiting"]);
@@ -141,7 +141,7 @@ fn enter_opens_a_name_with_its_holders_and_its_queue() {
             top.shows_line(&["> held", "nightly", &pid]);
             top.shows_line(&["1.", "patient", &pid]);
             top.shows_line(&["2.", "patient", &pid]);
-            // Those of this library who wait cannot be released.
+            // Waiters of this library cannot be released.
             top.types("jx");
             top.shows("only waits: end its process instead");
             top.types("\x1b");
@@ -225,7 +225,7 @@ fn an_outage_keeps_the_last_numbers_and_ends_by_itself() {
     server.kill();
     let text = top.shows_line(&["store unreachable since ", ":", ":", " UTC: "]);
     assert!(text.contains("> deploy"), "{text}");
-    // Keys still work, and an action fails in the status line.
+    // Keys still work, and a failed action is shown in the status line.
     top.types("?");
     top.shows("a lower bound");
     top.types(" ");
@@ -269,7 +269,7 @@ fn without_utf_8_everything_is_ascii() {
     let mut top = Pty::start(LARGE, ascii.env("LANG", "C"));
     top.shows("> d\\u{e9}ploy-\\u{591c}");
     top.types("p");
-    let text = top.shows("Reason, which");
+    let text = top.shows("Reason, shown");
     assert!(text.is_ascii() && text.contains("+---"), "{text}");
 }
 
@@ -285,7 +285,7 @@ fn one_name_is_watched() {
         watch.shows_line(&["1.", "patient"]);
         drop(queue);
         watch.hides("patient");
-        // It only looks.
+        // It only shows: these keys do nothing.
         watch.types("pxld\r");
         watch.types("?");
         watch.shows("any key: close");
@@ -317,7 +317,7 @@ fn what_it_needs_is_said() {
     let mut dumb = Pty::start(SMALL, dumb.env("TERM", "dumb"));
     assert_eq!(dumb.code(), 64);
     dumb.shows("top needs a terminal that can move its cursor");
-    // An error at the start is printed where the shell was.
+    // An error at the start is printed on the main screen.
     let mut missing = top(&store.url(), SMALL);
     assert_eq!(missing.code(), 69);
     missing.shows("there is no store at ");

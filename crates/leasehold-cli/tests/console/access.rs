@@ -1,4 +1,4 @@
-//! Who may read and act, and what is refused.
+//! Who may read and act, and which requests are refused.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -27,7 +27,7 @@ fn refused(reply: &Reply, status: u16, says: &str) {
     assert!(reply.body.contains(says), "{reply:?} does not say {says:?}");
 }
 
-/// Logs in. Returns the header with the cookie.
+/// Logs in, and returns the header with the cookie.
 fn log_in(console: &Console) -> String {
     let origin = format!("Origin: http://127.0.0.1:{}\r\n", console.port);
     let reply = console.ask("POST", "/login", &origin, &format!("token={TOKEN}"));
@@ -83,7 +83,7 @@ fn actions_need_the_token_and_come_from_here() {
     assert!(page.body.contains("it: paused."), "{page:?}");
     assert!(limit(&store).contains("paused"), "{}", limit(&store));
     let again = console.ask("GET", "/semaphore?name=it", &session, "");
-    assert!(!again.body.contains("it: paused."), "it is said once");
+    assert!(!again.body.contains("it: paused."), "the message is shown once");
 
     let out = console.ask("POST", "/logout", &session, "");
     assert_eq!(out.status, 303);
@@ -166,7 +166,7 @@ fn holders_are_released_by_hand() {
     drop((permit, guard, lease));
 }
 
-/// The console does not know the lease of a pool. Two instances that have been silent for an hour have a day here.
+/// The console does not know the lease of a pool. Here it is a day, and two instances have been silent for an hour.
 #[test]
 fn a_released_lease_leaves_the_others_of_its_pool() {
     let server = testkit::redis_server::RedisServer::start();
@@ -209,7 +209,7 @@ fn only_known_hosts_are_answered() {
     refused(&ask(&format!("{own}\r\nHost: evil.example")), 421, "--host NAME");
 }
 
-/// A page on another port of the same host sends our cookies with its requests.
+/// A browser sends our cookies also with requests of a page on another port of the same host.
 #[test]
 fn a_page_on_another_port_of_the_same_host_is_refused() {
     let store = store();
@@ -226,7 +226,7 @@ fn a_page_on_another_port_of_the_same_host_is_refused() {
     refused(&ask(&direct, &format!("Origin: {other}\r\n")), 403, "another site");
     let same_site = format!("Origin: {own}\r\nSec-Fetch-Site: same-site\r\n");
     refused(&ask(&direct, &same_site), 403, "another site");
-    // Behind a proxy, which passes the name on or replaces it.
+    // Behind a proxy, which forwards the name or replaces it.
     let page = format!("Origin: https://{name}\r\n");
     let same_origin = format!("{page}Sec-Fetch-Site: same-origin\r\n");
     assert_eq!(ask(name, &page).status, 303);

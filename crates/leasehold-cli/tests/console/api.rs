@@ -1,4 +1,4 @@
-//! What scripts, Prometheus and supervisors get, and names of all kinds.
+//! What scripts, Prometheus and supervisors receive, and names of all kinds.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use testkit::redis_server::RedisServer;
 use crate::client::Console;
 use crate::support::{Looker, Store, run, until};
 
-/// Names that a path, a query, a page or a label could take for something else.
+/// Names that could be misread in a path, a query, a page or a label.
 const NAMES: [&str; 12] = [
     "a/b",
     "a b",
@@ -46,13 +46,13 @@ fn any_name_has_a_page_an_address_and_metrics() {
         assert_eq!(shown.status, 200, "{name}");
         let by_query = console.json(&format!("/api/semaphores?name={}", encoded(name)));
         assert_eq!(by_query["name"], name);
-        // A client may resolve dots before it asks.
+        // A client may resolve dots before it sends the request.
         let path = encoded(name).replace('+', "%20").replace('.', "%2E");
         assert_eq!(console.json(&format!("/api/semaphores/{path}"))["name"], name);
         assert_eq!(console.json(&format!("/api/history?name={}", encoded(name)))["name"], name);
     }
     assert!(!page.contains("<b>x</b>"));
-    assert!(page.contains("bi\\u{202e}di</bdi>"), "what turns text around is shown");
+    assert!(page.contains("bi\\u{202e}di</bdi>"), "characters that reverse text are escaped");
     assert_eq!(console.get("/semaphore?name=unknown").status, 404);
     assert_eq!(console.get("/semaphore").status, 404);
     assert_eq!(console.get("/api/semaphores/%ff").status, 400);
@@ -72,7 +72,7 @@ fn any_name_has_a_page_an_address_and_metrics() {
     drop(held);
 }
 
-/// Prometheus' own tool finds nothing wrong.
+/// Checks the metrics with Prometheus's own tool.
 fn promtool(metrics: &str) {
     let mut command = Command::new("promtool");
     command.args(["check", "metrics"]).stdin(Stdio::piped());

@@ -1,4 +1,5 @@
-//! Clients that are slow, many, greedy or rude: memory is bounded, answers are clear, and nobody else is delayed.
+//! Clients that are slow, many, greedy or malicious: memory is bounded, errors are clear, and no
+//! other client is delayed.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -9,9 +10,9 @@ use rustix::process::{Resource, Signal, getrlimit, setrlimit};
 use crate::client::{Console, Reply, TOKEN, bearer, read_for};
 use crate::support::{Store, run, until};
 
-/// The memory that rude clients may cost, in KiB.
+/// How much memory such clients may cost, in KiB.
 const MOST_MEMORY: u64 = 64 * 1024;
-/// Far more than an answer should take, on a slow machine.
+/// Far more than a reply should take, even on a slow machine.
 const PROMPTLY: Duration = Duration::from_secs(5);
 
 fn store() -> Store {
@@ -40,7 +41,7 @@ fn what_is_too_large_is_refused() {
         assert!(reply.body.contains("16384"), "{reply:?}");
     }
     assert_eq!(console.ask("POST", "/login", "", &large).status, 413);
-    // A body that nobody asked for is not read.
+    // A body that is not needed is not read.
     let huge = format!(
         "POST /act HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nContent-Length: 99999999999\r\nConnection: close\r\n\r\n",
         console.port
@@ -72,7 +73,7 @@ fn a_thousand_connections_and_slow_clients_delay_nobody() {
     let console = Console::with_token(&store.url());
     let before = console.memory();
 
-    // Bytes of a request that come one at a time, a body that does not come, and answers that nobody reads.
+    // Requests that arrive byte by byte, a body that does not arrive, and replies that are not read.
     let mut dribbles: Vec<_> = (0..20).map(|_| console.connect()).collect();
     for stream in &mut dribbles {
         stream.write_all(b"GET / HTTP/1.1\r\nHost: 127").unwrap();
@@ -99,10 +100,10 @@ fn a_thousand_connections_and_slow_clients_delay_nobody() {
         serves_promptly(&console);
     }
     assert!(console.memory() < before + MOST_MEMORY, "{} KiB", console.memory());
-    // The oldest had to make room, and ended.
+    // The oldest connections were closed to make room.
     until(|| idle.iter().filter(|stream| is_closed(stream)).count() >= 450);
 
-    // Slow bodies are answered, slow heads and slow readers are cut off.
+    // Slow bodies get an error; slow heads and slow readers are disconnected.
     for stream in &mut bodies {
         let reply = String::from_utf8_lossy(&read_for(stream, PROMPTLY * 4)).into_owned();
         assert!(reply.starts_with("HTTP/1.1 408") || reply.is_empty(), "{reply:?}");
@@ -119,7 +120,7 @@ fn slow_clients_are_cut_off() {
     let console = Console::start(&store.url());
     let mut dribble = console.connect();
     dribble.write_all(b"GET / HTTP/1.1\r\nHost: 127").unwrap();
-    // It asks on and on, and never reads. The next write reports that it was cut off.
+    // Sends requests forever, and never reads. The next write reports that it was disconnected.
     let asked = format!("GET / HTTP/1.1\r\nHost: 127.0.0.1:{}\r\n\r\n", console.port).repeat(500);
     let mut greedy = console.connect();
     let greedy = std::thread::spawn(move || while greedy.write_all(asked.as_bytes()).is_ok() {});
@@ -129,7 +130,7 @@ fn slow_clients_are_cut_off() {
     serves_promptly(&console);
 }
 
-/// Whether the server has closed it.
+/// Returns whether the server has closed the connection.
 fn is_closed(stream: &TcpStream) -> bool {
     stream.set_nonblocking(true).unwrap();
     let mut byte = [0; 256];
@@ -178,7 +179,7 @@ fn streams_are_bounded_and_end_with_the_server() {
     assert!(began.elapsed() < PROMPTLY, "{:?}", began.elapsed());
 }
 
-/// More than there are places for, and none of them is answered or a stream.
+/// More than the limit of connections, none of which is a stream or waits for a reply.
 #[test]
 fn slow_bodies_and_streams_without_a_body_are_displaced() {
     let mut limit = getrlimit(Resource::Nofile);

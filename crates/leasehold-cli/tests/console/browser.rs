@@ -7,7 +7,7 @@ use crate::client::{Console, TOKEN};
 use crate::support::{Looker, Running, run, until};
 use crate::webdriver::Browser;
 
-/// As `WebDriver` names the key.
+/// The Tab key, as `WebDriver` encodes it.
 const TAB: &str = "\u{e004}";
 const SCRIPT: &str = "<script>alert(1)</script>";
 
@@ -28,7 +28,7 @@ fn a_browser_sees_what_happens_and_acts() {
     assert_eq!(policy.count(), 0, "{complaints:?}");
 }
 
-/// Each field has a label, each page one heading, and the focus outlives updates.
+/// Each field has a label, each page one heading, and the focus survives updates.
 fn can_be_used_without_a_mouse(browser: &Browser, console: &Console) {
     for path in ["/", "/semaphore?name=demo", "/locks", "/pools", "/clients", "/events", "/login"] {
         browser.go(&console.url(path));
@@ -52,14 +52,14 @@ fn focused(browser: &Browser, property: &str) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// Until a page that is open must have been updated.
+/// Waits until an open page must have been updated.
 fn wait_for_an_update(console: &Console) {
     let version = || console.json("/api/overview")["version"].as_u64();
     let before = version();
     until(|| version() > before.map(|before| before + 2));
 }
 
-/// A mark that a reload would remove.
+/// Sets a mark that a reload would remove.
 fn mark(browser: &Browser) {
     browser.run("window.mark = 1");
 }
@@ -92,7 +92,7 @@ fn appears_and_disappears(browser: &Browser, console: &Console, store: &str, loo
     second.signal(Signal::TERM);
     browser.shows("Nobody holds a permit.");
     assert!(is_marked(browser));
-    // Who lost and who was granted is in the events.
+    // The events show the loss and the grant.
     browser.go(&console.url("/events?kind=granted"));
     browser.shows("granted to job-two");
     first.end();
@@ -113,7 +113,7 @@ fn acts(browser: &Browser, console: &Console, store: &str) {
 
     browser.go(&console.url("/semaphore?name=demo"));
     browser.type_into("#limit", "3");
-    // What is being typed outlives updates.
+    // Text that is being typed survives updates.
     wait_for_an_update(console);
     assert_eq!(browser.run("return document.querySelector('#limit').value"), "3");
     browser.click("button[value='limit']");
@@ -166,7 +166,7 @@ fn survives_an_outage(browser: &Browser, console: &Console, server: &RedisServer
     server.kill();
     browser.shows("Store unreachable since");
     browser.shows("Showing what was read at");
-    assert!(browser.text().contains("demo"), "what was read last stays");
+    assert!(browser.text().contains("demo"), "the last data stays visible");
     assert_eq!(console.get("/healthz").status, 503);
     server.crash();
     browser.shows_no_more("Store unreachable");

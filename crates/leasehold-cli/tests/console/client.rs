@@ -1,4 +1,4 @@
-//! The console as a process, and requests to it that say exactly what they say.
+//! The console as a process, and a client that sends requests byte for byte.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use crate::support::{PATIENCE, Running};
 
 pub(crate) const TOKEN: &str = "a-token-of-some-length";
 
-/// A `leasehold serve` on a free port. Killed, by its own pid, when dropped.
+/// A `leasehold serve` on a free port. It is killed when dropped.
 pub(crate) struct Console {
     pub(crate) running: Running,
     pub(crate) port: u16,
@@ -20,12 +20,12 @@ pub(crate) struct Console {
 }
 
 impl Console {
-    /// Read-only.
+    /// Starts a read-only console.
     pub(crate) fn start(store: &str) -> Self {
         Self::start_with(store, false, &["--listen", "127.0.0.1:0"])
     }
 
-    /// With [`TOKEN`].
+    /// Starts a console with [`TOKEN`].
     pub(crate) fn with_token(store: &str) -> Self {
         Self::start_with(store, true, &["--listen", "127.0.0.1:0"])
     }
@@ -61,7 +61,7 @@ impl Console {
         stream
     }
 
-    /// Sends these bytes, and returns the answer.
+    /// Sends these bytes, and returns the reply.
     pub(crate) fn raw(&self, bytes: &[u8]) -> Reply {
         let mut stream = self.connect();
         // A server that has read enough may close before all is written.
@@ -69,7 +69,7 @@ impl Console {
         Reply::read(&mut stream)
     }
 
-    /// A request with these further headers.
+    /// Sends a request with these additional headers.
     pub(crate) fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Reply {
         let (port, length) = (self.port, body.len());
         self.raw(
@@ -96,7 +96,7 @@ impl Console {
         self.ask("POST", "/api/act", &bearer(TOKEN), &body.to_string())
     }
 
-    /// The memory that it uses, in KiB.
+    /// The memory that the console uses, in KiB.
     pub(crate) fn memory(&self) -> u64 {
         let pid = self.running.pid().as_raw_pid();
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -111,7 +111,7 @@ pub(crate) fn bearer(token: &str) -> String {
 
 #[derive(Debug)]
 pub(crate) struct Reply {
-    /// Zero if the connection ended without an answer.
+    /// Zero if the connection ended without a reply.
     pub(crate) status: u16,
     pub(crate) head: String,
     pub(crate) body: String,
@@ -140,7 +140,7 @@ impl Reply {
     }
 }
 
-/// Reads as much as comes within this time, or to the end.
+/// Reads what arrives within this time, or to the end.
 pub(crate) fn read_for(stream: &mut TcpStream, time: Duration) -> Vec<u8> {
     let (began, mut all, mut bytes) = (Instant::now(), Vec::new(), [0; 4096]);
     while let Some(left) = time.checked_sub(began.elapsed()).filter(|left| !left.is_zero()) {

@@ -1,4 +1,4 @@
-//! What a page costs with 1,000 names and 10,000 waiters; docs/console.md has the numbers.
+//! The cost of a page with 1,000 names and 10,000 waiters; docs/console.md has the numbers.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -11,9 +11,9 @@ use crate::support::Looker;
 
 const NAMES: usize = 1000;
 const WAITERS: usize = 10_000;
-/// The name with the long queue, which is watched.
+/// The name with the long queue, whose page is open.
 const LONG: &str = "name-0000";
-/// Long enough for some polls, which are rare on a store of this size.
+/// Long enough for several polls, which are rare on a store of this size.
 const MEASURED: Duration = Duration::from_secs(30);
 
 #[test]
@@ -30,7 +30,7 @@ fn a_thousand_names_with_ten_thousand_waiters() {
     println!("one poll takes {} s; {} wait", overview["read_took_seconds"], overview["waiting"]);
     let long = format!("/semaphore?name={LONG}");
     for path in ["/?", "/?page=3", &*long, "/clients?", "/metrics?", "/api/semaphores?"] {
-        // An address that nobody has asked for is not answered from memory. The first of a queue is read from the store.
+        // A new address is not answered from the cache. The head of a queue is read from the store.
         let times: Vec<_> =
             (0..5).map(|number| answer(&console, &format!("{path}&{number}"))).collect();
         println!("{path}: {times:.0?}");
@@ -53,7 +53,7 @@ fn a_thousand_names_with_ten_thousand_waiters() {
     drop((browsers, held, waiting));
 }
 
-/// One holder and a share of the waiters for each name; one name has a tenth of all waiters.
+/// Adds one holder and some waiters to each name; one name has a tenth of all waiters.
 async fn prepare(
     client: &leasehold::Client,
 ) -> (Vec<leasehold::Permit>, Vec<tokio::task::JoinHandle<()>>) {
@@ -92,7 +92,7 @@ fn polls(console: &Console) -> u64 {
     line.unwrap().parse().unwrap()
 }
 
-/// The time of a core that the server spends on one poll, without what the waiters cost it meanwhile.
+/// Returns the CPU time that the server spends on one poll, without that of the waiters.
 fn cost_of_a_poll(server: &RedisServer, looker: &Looker) -> Duration {
     let (before, began) = (ticks(server.pid()), Instant::now());
     for _ in 0..10 {
@@ -106,7 +106,7 @@ fn cost_of_a_poll(server: &RedisServer, looker: &Looker) -> Duration {
     Duration::from_secs_f64(((spent - others) / 1000.0).max(0.0))
 }
 
-/// The time of a core that a process has used, in hundredths of a second, as Linux counts it.
+/// Returns the CPU time that a process has used, in hundredths of a second, as Linux counts it.
 fn ticks(pid: u32) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let (_, rest) = stat.rsplit_once(") ").unwrap();
@@ -114,7 +114,7 @@ fn ticks(pid: u32) -> f64 {
     fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()
 }
 
-/// How busy processes are, in percent of one core.
+/// Returns how busy processes are, in percent of one core.
 fn shares<const N: usize>(pids: [u32; N]) -> [f64; N] {
     let (before, began) = (pids.map(ticks), Instant::now());
     std::thread::sleep(MEASURED);
@@ -122,7 +122,7 @@ fn shares<const N: usize>(pids: [u32; N]) -> [f64; N] {
     std::array::from_fn(|at| (after[at] - before[at]) / began.elapsed().as_secs_f64())
 }
 
-/// What the script of a page does: it reads the stream, and fetches the page after each event.
+/// Does what the script of a page does: reads the stream, and fetches the page after each event.
 struct Watching(TcpStream);
 
 impl Watching {

@@ -1,4 +1,4 @@
-//! Pictures for docs/console.md, of a store on which real commands are at work.
+//! Pictures for docs/console.md, of a store that real commands use.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,13 +10,13 @@ use crate::client::{Console, TOKEN};
 use crate::support::{Looker, Running, leasehold, run, until};
 use crate::webdriver::Browser;
 
-/// How long the chart is filled.
+/// How long the chart is filled with data.
 const FILLED: Duration = Duration::from_secs(75);
 
 /// Longer pages are cut at the bottom.
 const TALLEST: u32 = 3000;
 
-/// What each picture is called, what it shows, how wide it is, and whether it is dark.
+/// The file name of each picture, the page, its width, and whether it is dark.
 const PICTURES: [(&str, &str, u32, bool); 13] = [
     ("semaphores-light-1600", "/", 1600, false),
     ("semaphores-dark-1600", "/", 1600, true),
@@ -150,7 +150,7 @@ impl Demo {
         Self { store: store.to_owned(), _running: running, _held: held }
     }
 
-    /// Short jobs come and go.
+    /// Starts and ends short jobs for this time.
     fn work_for(&self, time: Duration) {
         let (began, mut jobs) = (Instant::now(), Vec::new());
         while began.elapsed() < time {

@@ -1,7 +1,7 @@
 //! A headless Chromium, driven through `chromedriver`.
 //!
-//! `WebDriver` is JSON over HTTP, and the tests need a dozen of its commands. The crates that speak all of it depend on some
-//! thirty others.
+//! `WebDriver` is JSON over HTTP, and the tests need a dozen of its commands. The crates that
+//! implement all of it have some thirty dependencies.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -29,7 +29,7 @@ const FLAGS: [&str; 10] = [
 /// The name under which `WebDriver` returns an element.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 
-/// A browser with one page. It ends when dropped.
+/// A browser with one page. It is closed when dropped.
 pub(crate) struct Browser {
     driver: Child,
     port: u16,
@@ -46,7 +46,7 @@ impl Browser {
             let line = line.ok()?;
             line.split_once("successfully on port ")?.1.trim_end_matches('.').parse().ok()
         });
-        // It writes more, and would be stopped by a pipe that nobody reads.
+        // Drains the output: a full pipe that nobody reads would block the driver.
         std::thread::spawn(move || lines.for_each(drop));
         let profile = tempfile::tempdir().unwrap();
         let mut flags: Vec<_> = FLAGS.iter().map(|flag| (*flag).to_owned()).collect();
@@ -62,7 +62,7 @@ impl Browser {
         browser
     }
 
-    /// One command. The error is the one that `WebDriver` names.
+    /// Sends one command. The error is the one that `WebDriver` names.
     fn send(&self, method: &str, path: &str, body: &Value) -> Result<Value, String> {
         let body = if method == "POST" { body.to_string() } else { String::new() };
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).map_err(|e| e.to_string())?;
@@ -73,7 +73,7 @@ impl Browser {
              Content-Length: {length}\r\n\r\n{body}"
         );
         stream.write_all(request.as_bytes()).map_err(|error| error.to_string())?;
-        // Not to the end of the connection: the browser inherits it, and keeps it open.
+        // Not to the end of the connection: the browser inherits it and keeps it open.
         let (mut reply, mut length) = (BufReader::new(stream), 0);
         loop {
             let mut line = String::new();
@@ -104,12 +104,12 @@ impl Browser {
         self.post("/url", &json!({ "url": url })).unwrap();
     }
 
-    /// What a script returns.
+    /// Runs a script, and returns its value.
     pub(crate) fn run(&self, script: &str) -> Value {
         self.post("/execute/sync", &json!({ "script": script, "args": [] })).unwrap()
     }
 
-    /// The text of the page as people see it.
+    /// Returns the text of the page as people see it.
     pub(crate) fn text(&self) -> String {
         self.run("return document.body.innerText").as_str().unwrap_or_default().to_owned()
     }
@@ -134,7 +134,7 @@ impl Browser {
         Ok(element[ELEMENT].as_str().unwrap_or_default().to_owned())
     }
 
-    /// Tries until the element is there and can be clicked.
+    /// Retries until the element exists and can be clicked.
     #[track_caller]
     pub(crate) fn click(&self, selector: &str) {
         until(|| {
@@ -157,25 +157,25 @@ impl Browser {
         self.post("/actions", &json!({ "actions": keyboard })).unwrap();
     }
 
-    /// Whether a script of the page has opened an alert.
+    /// Returns whether a script of the page has opened an alert.
     pub(crate) fn has_alert(&self) -> bool {
         let path = format!("/session/{}/alert/text", self.session);
         self.send("GET", &path, &Value::Null).is_ok()
     }
 
-    /// What the browser has complained of since it was asked last.
+    /// Returns the errors and warnings that the browser has logged since the last call.
     pub(crate) fn complaints(&self) -> Vec<String> {
         let log = self.post("/se/log", &json!({ "type": "browser" })).unwrap();
         let lines = log.as_array().into_iter().flatten();
         lines.filter_map(|line| line["message"].as_str().map(str::to_owned)).collect()
     }
 
-    /// A command of the `DevTools` protocol.
+    /// Sends a command of the `DevTools` protocol.
     pub(crate) fn devtools(&self, command: &str, parameters: &Value) -> Value {
         self.post("/goog/cdp/execute", &json!({ "cmd": command, "params": parameters })).unwrap()
     }
 
-    /// A picture of what the window shows.
+    /// Returns a picture of what the window shows.
     pub(crate) fn screenshot(&self) -> Vec<u8> {
         let asked = json!({ "format": "png", "captureBeyondViewport": false });
         let taken = self.devtools("Page.captureScreenshot", &asked);

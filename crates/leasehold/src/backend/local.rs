@@ -20,7 +20,7 @@
 //! removed, and fences continue. All processes read the same clock, so a holder's own TTL ends before the store's.
 //!
 //! The kernel reports whether a client is alive (see [`lifeline`]), so there are no heartbeats. A stopped holder keeps
-//! its permit. A dead holder loses it within 250 ms. Neither costs any work in between.
+//! its permit. A dead holder loses it within 250 ms. Neither case costs any work in the meantime.
 //!
 //! A release writes the grant and then wakes the client that was granted the permit. If the wake-up is lost, the
 //! client's periodic query finds the permit within a second.
@@ -119,7 +119,7 @@ impl Local {
         })
     }
 
-    /// `what` names the attempt in the error, as in "asking".
+    /// `what` names the attempt in the error, as in "opening".
     fn bounded<T: Send + 'static>(
         &self,
         what: &str,
@@ -146,7 +146,7 @@ impl RemoteBackend for Local {
     fn start(&self, client: ClientId, report: Report) {
         let (socket, bound) = oneshot::channel();
         self.worker.start(self.settings.clone(), client, socket);
-        // The file can always be asked. If something is wrong with it, the answer to the first request says so.
+        // A file needs no connection. If it cannot be used, the first request fails with the reason.
         report(Event::Connected { to: Destination::ONLY, again: false, stragglers: false });
         tokio::spawn(listen(bound, Arc::downgrade(&self.worker), report));
     }
@@ -258,7 +258,7 @@ fn apply(store: &mut Database, request: &[Part]) -> Result<Answers, Error> {
 }
 
 fn apply_together(store: &mut Database, request: &[Part]) -> Result<Answers, Error> {
-    // A query usually finds nothing to write, and then it does not need the write lock.
+    // A query usually has nothing to write, and then it does not need the write lock.
     if request.iter().all(only_asks)
         && let Some(answers) = ask(store, request)?
     {
@@ -270,13 +270,13 @@ fn apply_together(store: &mut Database, request: &[Part]) -> Result<Answers, Err
         let locks = Locks::new(tx, now);
         let mut unlocked = Vec::new();
         if request.iter().any(|part| matches!(part, Part::Lock(_))) {
-            unlocked = locks.let_go()?;
+            unlocked = locks.remove_expired()?;
         }
         let (mut answers, mut all) = (Vec::with_capacity(request.len()), Vec::new());
         for part in request {
             answers.push(match part {
                 Part::Semaphore { name, commands, .. } => {
-                    let (mut reach, mut is_dead) = around.senses();
+                    let (mut reach, mut is_dead) = around.probes();
                     let (reach, is_dead) = (&mut reach, &mut is_dead);
                     let mut call = Circumstances { from, now, confirm_within, reach, is_dead };
                     let applied = semaphores::apply(tx, name, commands, &mut call)?;
@@ -305,7 +305,7 @@ fn apply_together(store: &mut Database, request: &[Part]) -> Result<Answers, Err
 fn change_limits(store: &mut Database, name: &Name, steer: Command) -> Result<Steered, Error> {
     let (from, confirm_within) = (None, store.settings.confirm_within);
     let mut applied = store.write(|tx, now, around| {
-        let (mut reach, mut is_dead) = around.senses();
+        let (mut reach, mut is_dead) = around.probes();
         let (reach, is_dead) = (&mut reach, &mut is_dead);
         let mut call = Circumstances { from, now, confirm_within, reach, is_dead };
         semaphores::apply(tx, name, &[steer], &mut call)
@@ -332,7 +332,7 @@ fn only_asks(part: &Part) -> bool {
     }
 }
 
-/// Answers a request that only asks. Returns `None` if something has to be written.
+/// Answers a request that consists of queries only. Returns `None` if something has to be written.
 fn ask(store: &mut Database, request: &[Part]) -> Result<Option<Answers>, Error> {
     let (from, confirm_within) = (Some(store.client), store.settings.confirm_within);
     store.read(|tx, now, around| {
@@ -340,7 +340,7 @@ fn ask(store: &mut Database, request: &[Part]) -> Result<Option<Answers>, Error>
         for part in request {
             answers.push(match part {
                 Part::Semaphore { name, commands, .. } => {
-                    let (mut reach, mut is_dead) = around.senses();
+                    let (mut reach, mut is_dead) = around.probes();
                     let (reach, is_dead) = (&mut reach, &mut is_dead);
                     let mut call = Circumstances { from, now, confirm_within, reach, is_dead };
                     let asked = semaphores::ask(tx, name, commands, &mut call)?;

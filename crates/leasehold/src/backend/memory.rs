@@ -50,7 +50,7 @@ impl Memory {
     fn locks(&self) -> (MutexGuard<'_, LockMachine>, u64) {
         let mut machine = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.clock.steady_wall_micros() / 1000;
-        machine.let_go(now);
+        machine.remove_expired(now);
         (machine, now)
     }
 

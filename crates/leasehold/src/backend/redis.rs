@@ -1,9 +1,10 @@
 //! The store on Redis or Valkey: the machine in Lua, over one multiplexed connection to each primary.
 //!
-//! - [`deployment`]: the kinds of deployments; [`url`]: parses their URLs; [`sentinel`]: finds the primary; [`cluster`]: the map from slots to nodes;
-//!   [`slots`]: the map from keys to slots; [`servers`]: the common interface to one server, Sentinel and Cluster.
-//! - [`link`]: keeps the connection to one server up; [`connect`]: makes a connection; [`wire`]: its socket; [`resp`]:
-//!   its protocol.
+//! - [`deployment`]: the kinds of deployments; [`url`]: parses their URLs; [`sentinel`]: finds the primary;
+//!   [`cluster`]: the map from slots to nodes; [`slots`]: the map from keys to slots; [`servers`]: the common interface
+//!   to one server, Sentinel and Cluster.
+//! - [`link`]: keeps the connection to one server up; [`connect`]: makes a connection; [`wire`]: the socket; [`resp`]:
+//!   the protocol.
 //! - [`settings`]: the settings of a client; [`request`]: encodes the commands of one request and decodes its answers.
 //! - [`scripts`]: the transitions, one Lua file each, and their typed calls.
 //! - [`locks`], [`pools`]: the same for locks and pools; [`lock_index`]: the index of lock ids, which the client
@@ -66,7 +67,7 @@ use servers::{Servers, Unapplied};
 pub(crate) use settings::{Purpose, RedisSettings};
 use slots::{Spelling, slot_of};
 
-/// How many names have their keys cached.
+/// The number of names whose keys are cached.
 const REMEMBERED_NAMES: usize = 10_000;
 
 /// The lease of another program's member when we grant it a permit. It is that program's own default.
@@ -278,7 +279,7 @@ impl RemoteBackend for Redis {
                 return Ok(request.iter().map(|_| Ok(Answer::Elsewhere)).collect());
             };
             let (sent, clock) = (Moment::now(), link.clock());
-            let (said, deaf) = if channels.is_empty() {
+            let (said, refused) = if channels.is_empty() {
                 (link.request(&commands).await?, Vec::new())
             } else {
                 link.request_listening(channels.keys(), &commands).await?
@@ -289,9 +290,9 @@ impl RemoteBackend for Redis {
             for (served, said) in served.iter().zip(said) {
                 match unapplied.next().flatten() {
                     None => reader.read(served, said.map_err(|error| link.translate(&error))),
-                    Some(Unapplied::There(said)) => {
+                    Some(Unapplied::There(answer)) => {
                         let time = reader.time;
-                        reader.read(served, said.map_err(|error| link.translate(&error)));
+                        reader.read(served, answer);
                         // The time of the other server says nothing about the clock of this one.
                         reader.time = time;
                     }
@@ -304,7 +305,7 @@ impl RemoteBackend for Redis {
             if let (Some(clock), Some(time)) = (clock, time) {
                 clock.learn(sent, time);
             }
-            for (channel, error) in deaf {
+            for (channel, error) in refused {
                 let error = connect::no_wake_ups(&channel, &error);
                 for at in channels.get(&channel).into_iter().flatten() {
                     if !error.may_pass() && request::needs_wake_ups(&answers[*at]) {

@@ -17,7 +17,8 @@ impl Client {
     /// its parent directories.
     ///
     /// This store is available on Linux only. It behaves like Redis, but permits need no renewal, because the kernel
-    /// reports dead processes: the next waiter has the permit within 250 ms. docs/guarantees.md describes the rest.
+    /// reports dead processes: the next waiter is granted the permit within 250 ms. docs/guarantees.md describes the
+    /// other differences.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -100,9 +101,9 @@ impl LocalBuilder {
     }
 
     /// Makes the client read-only. It can fetch statistics, and look up locks with
-    /// [`Locks::lookup`](crate::Locks::lookup) and similar functions. Everything else fails with [`Error::Refused`]. The
-    /// client writes nothing, so it works on a full disk and on a read-only file system. The store must exist and must
-    /// have been used since the machine was booted.
+    /// [`Locks::lookup`](crate::Locks::lookup) and similar functions. Everything else fails with [`Error::Refused`].
+    /// The client writes nothing, so it works on a full disk and on a read-only file system. The store must exist and
+    /// must have been used since the machine was booted.
     pub fn read_only(mut self) -> Self {
         self.read_only = true;
         self

@@ -1,8 +1,8 @@
-//! The alarm clock of the engine's thread.
+//! The timer of the engine's thread.
 //!
-//! Tokio's timers cost no system call, so they are used for moments that are near. But they stand still while the
-//! machine is suspended, and the clock of the leases does not. So a kernel timer that also runs in suspend is used for
-//! moments that are further away. Where there is no such timer, the thread wakes up every second to look.
+//! Tokio's timers cost no system call, so they are used for moments that are near. But they stop while the machine is
+//! suspended, and the clock of the leases does not. So a kernel timer that also runs in suspend is used for moments
+//! that are further away. Where there is no such timer, the thread wakes up every second to check the clock.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -30,7 +30,7 @@ impl Alarm {
         Self { set_for: None, near: Box::pin(tokio::time::sleep(NEAR)), far: far::Timer::default() }
     }
 
-    /// Pending until `until`. It may return early; then poll it again.
+    /// Resolves at `until`. It may resolve early; then poll it again.
     pub(super) fn poll(&mut self, until: Moment, now: Moment, cx: &mut Context<'_>) -> Poll<()> {
         if until == Moment::NEVER {
             return Poll::Pending;
@@ -43,12 +43,12 @@ impl Alarm {
                 self.near.as_mut().reset(tokio::time::Instant::now() + left.min(NEAR));
             }
         }
-        let rings = if self.far.is_set() { self.far.poll(cx) } else { self.near.as_mut().poll(cx) };
-        if rings.is_ready() {
+        let fired = if self.far.is_set() { self.far.poll(cx) } else { self.near.as_mut().poll(cx) };
+        if fired.is_ready() {
             // If this is too early, the next poll sets the timer again.
             self.set_for = None;
         }
-        rings
+        fired
     }
 }
 
@@ -109,8 +109,8 @@ mod far {
             let Some(fd) = &self.fd else { return Poll::Ready(()) };
             loop {
                 let Ok(mut ready) = ready!(fd.poll_read_ready(cx)) else { return Poll::Ready(()) };
-                let mut rung = [0; 8];
-                let read = ready.try_io(|fd| Ok(rustix::io::read(fd, &mut rung)?));
+                let mut expirations = [0; 8];
+                let read = ready.try_io(|fd| Ok(rustix::io::read(fd, &mut expirations)?));
                 // An error means that the readiness is stale: the timer was set again since.
                 if read.is_ok() {
                     return Poll::Ready(());
@@ -155,10 +155,9 @@ mod tests {
     use crate::clock::Span;
 
     #[tokio::test]
-    async fn it_rings_at_the_moment_that_was_asked_for_last() {
+    async fn it_fires_at_the_moment_that_was_set_last() {
         let mut alarm = Alarm::new();
-        // Each time, the alarm is set for 1200 ms and then again for one of these: near, far, nearer than before, and
-        // far.
+        // Each time, the alarm is set for 1200 ms, and then for one of these: near, far, nearer than before, and far.
         for millis in [300, 1300, 20, 1100] {
             let begun = Moment::now();
             let (first, until) =

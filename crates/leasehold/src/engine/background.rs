@@ -46,7 +46,7 @@ impl Background {
     }
 }
 
-/// Background work that lasts until this is dropped. It keeps the client alive, and so the engine's thread.
+/// Background work that lasts until this is dropped. It keeps the client and the engine's thread alive.
 pub(crate) struct UnderWay(Arc<Core>);
 
 impl UnderWay {

@@ -40,7 +40,7 @@ impl Outbox {
         self.thread.get_or_init(|| waker.clone());
     }
 
-    /// Sends everything that may be sent. Returns whether that was anything.
+    /// Sends everything that may be sent. Returns whether it sent anything.
     pub(super) fn send_all(&self, core: &Core, backend: &dyn RemoteBackend) -> bool {
         let (mut any, sender) = (false, &core.sender);
         // Check again after each turn: in the meantime another thread may have found the turn taken, and left its

@@ -50,7 +50,7 @@ impl InProcess {
             }
             Part::Pool(command) => Ok(Answer::Pool(self.0.apply_pool(command))),
             Part::Semaphore { .. } => {
-                Err(Error::internal("a semaphore received a command for a lock"))
+                Err(Error::internal("a command for a semaphore was sent as a lock or pool command"))
             }
         }
     }
@@ -224,13 +224,13 @@ impl InProcessName {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `work` under the lock. Then sets the timer, and wakes the tasks that `work` has notified.
+    /// Runs `work` under the lock, and then sets the timer and wakes the tasks that `work` has notified.
     #[inline]
     fn locked<T>(&self, work: impl FnOnce(&mut State, &mut After) -> T) -> T {
         self.go_on(self.state(), work)
     }
 
-    /// The same, with a lock that is already held.
+    /// Like [`locked`](Self::locked), with a lock that is already held.
     #[inline]
     fn go_on<T>(
         &self,
@@ -347,7 +347,7 @@ impl NameState for InProcessName {
         within: Option<Span>,
         waker: &Waker,
     ) -> Entered {
-        // Mostly a permit is free. Then the acquire needs neither a waker nor a ticket.
+        // Usually a permit is free, and then the acquire needs neither a waker nor a ticket.
         let queued = self.queued.load(Ordering::Relaxed);
         if !semaphore.is_plain || weight != 1 {
             if !wait || !queued {

@@ -1,8 +1,8 @@
-//! A lease of one holder in this process: what the guards of locks and pools have in common.
+//! A lease that this process holds: the common part of the guards of locks and pools.
 //!
 //! The validity follows the same rule as that of a permit. It is counted from before the request was sent, minus a
-//! margin, on a clock that runs in suspend. If the lease is renewed, or a task waits for its loss, a *keeper* task on
-//! the engine's thread looks after it.
+//! margin, on a clock that runs in suspend. If the lease is renewed, or if a task waits for its loss, a task on the
+//! engine's thread renews it and watches its validity: its *keeper*.
 
 use std::fmt;
 use std::pin::pin;
@@ -27,7 +27,7 @@ use crate::{Error, LossReason};
 
 mod manual;
 
-/// The longest sleep of the keeper, because tokio's timers stand still while the machine is suspended.
+/// The longest sleep of the keeper, because tokio's timers stop while the machine is suspended.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// The operations of a store on one lease.
@@ -62,9 +62,9 @@ pub(crate) struct Lease {
     /// In microseconds of [`Moment`].
     valid_until: AtomicU64,
     state: Mutex<State>,
-    /// Tells the keeper, which may be asleep, that something is due earlier than before.
+    /// Wakes the keeper, because something is due earlier than before.
     earlier: Arc<Notify>,
-    /// The keeper, if the client's clock is moved by hand.
+    /// The keeper, if the client has a manual clock.
     keeper: OnceLock<Arc<manual::Keeper>>,
     /// See [`Self::turn`].
     turn: Arc<tokio::sync::Mutex<()>>,
@@ -75,7 +75,7 @@ pub(crate) struct Lease {
 struct State {
     phase: Phase,
     watchers: Watchers,
-    /// Whether a keeper looks after the lease, and whether the keeper renews it.
+    /// Whether the lease has a keeper, and whether the keeper renews it.
     kept: bool,
     renewed: bool,
     /// When the last request was sent from which the validity counts.
@@ -155,7 +155,7 @@ impl Lease {
     /// The store has answered, to a request sent at `sent`, that the lease is valid for `valid_for`.
     pub(crate) fn extend(&self, sent: Moment, valid_for: Span) {
         let mut state = self.state();
-        // Two answers may overtake each other. The answer to the last request counts.
+        // One answer may overtake another. The answer to the last request counts.
         if sent >= state.asked {
             state.asked = sent;
             // While the keeper renews the lease, its renewal may reach the store after this request. That renewal is
@@ -166,21 +166,21 @@ impl Lease {
             let until = if crate::broken::is("margin") { until + valid_for } else { until };
             self.valid_until.store(until.micros(), Ordering::Release);
             drop(state);
-            self.tell_keeper();
+            self.wake_keeper();
         }
     }
 
-    /// Called before the store is asked to let the lease end `valid_for` from now. That may be earlier than the current
-    /// end. If the answer never arrives, the holder must not believe longer than that.
+    /// Called before the store is asked to let the lease end `valid_for` from now, which may be earlier than its
+    /// current end. If the answer never arrives, the holder must not rely on the lease after the new end.
     pub(crate) fn about_to_extend(&self, sent: Moment, valid_for: Span) {
         let until = self.end_of(sent, valid_for);
         if self.valid_until.fetch_min(until.micros(), Ordering::AcqRel) > until.micros() {
-            self.tell_keeper();
+            self.wake_keeper();
         }
     }
 
-    /// Tells the keeper, if there is one, that something may be due at another moment than before.
-    fn tell_keeper(&self) {
+    /// Wakes the keeper, if there is one, because something may be due at another moment than before.
+    fn wake_keeper(&self) {
         guarded(|| self.earlier.notify_one());
         if let Some(keeper) = self.keeper.get() {
             keeper.look(self);
@@ -191,8 +191,8 @@ impl Lease {
         (sent + valid_for).minus(self.core.profile().margin(valid_for))
     }
 
-    /// Returns the right to ask the store for an extension, which the caller keeps until the answer arrives. If two
-    /// requests overtook each other, the store would use the last one it applied, and the client another one.
+    /// Returns the exclusive right to ask the store for an extension. The caller keeps it until the answer arrives. If
+    /// one request overtook another, the store would use the last one that it applied, and the client another one.
     pub(crate) async fn turn(&self) -> OwnedMutexGuard<()> {
         self.turn.clone().lock_owned().await
     }
@@ -290,7 +290,7 @@ impl Lease {
         held
     }
 
-    /// The lease stays held, but this client no longer looks after it.
+    /// Keeps the lease held in the store, but no longer tracks it in this client.
     pub(crate) fn detach(&self) {
         if let Some(hold) = self.end().1 {
             hold.detached();
@@ -353,7 +353,7 @@ impl Lease {
         }
     }
 
-    /// The client is being closed: notifies the holder, and releases the lease.
+    /// Notifies the holder and releases the lease, because the client is being closed.
     pub(crate) fn close(self: &Arc<Self>) {
         if self.lose(LossReason::Closed) {
             self.keep.release_later();
@@ -373,11 +373,11 @@ impl Lease {
                 self.core.spawn(keep(Arc::downgrade(self), self.earlier.clone()));
             }
         } else if begins {
-            self.tell_keeper();
+            self.wake_keeper();
         }
     }
 
-    /// Polled by every task that waits for the loss. `key` is `None` at first, and the caller keeps it.
+    /// Polls the loss. Called by every task that waits for it. `key` is `None` at first, and the caller keeps it.
     pub(crate) fn poll_lost(
         self: &Arc<Self>,
         key: &mut Option<u64>,
@@ -505,7 +505,7 @@ async fn keep(lease: Weak<Lease>, earlier: Arc<Notify>) {
     }
 }
 
-/// Returns whether the validity of the lease has ended. Then its guard is notified.
+/// Returns whether the validity of the lease has ended. If it has, the guard is notified.
 fn is_lost(lease: &Lease, now: Moment) -> bool {
     if now < lease.valid_until() {
         return false;
@@ -517,7 +517,8 @@ fn is_lost(lease: &Lease, now: Moment) -> bool {
     true
 }
 
-/// Renews the lease once, and judges silence in the meantime. Returns when to try again, if it failed.
+/// Renews the lease once, and decides meanwhile whether silence makes the connection suspect. Returns when to try
+/// again, if it failed.
 async fn renew(lease: &Lease, asked: Moment) -> Option<Moment> {
     lease.about_to_extend(asked, lease.ttl);
     let valid_until = lease.valid_until();

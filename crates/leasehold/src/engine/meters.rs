@@ -209,7 +209,7 @@ mod on {
         traffic: OnceLock<Traffic>,
     }
 
-    /// What the client sends for all of its objects.
+    /// The metrics of the requests that the client sends for all of its objects.
     struct Traffic {
         requests: Counter,
         batch: Histogram,
@@ -356,8 +356,7 @@ mod on {
             guarded(|| self.0.held.increment(1));
         }
 
-        /// Something is no longer held. `held_for` is `None` if the holder keeps it, but this client no longer looks
-        /// after it.
+        /// Something is no longer held. `held_for` is `None` if it stays held but this client no longer tracks it.
         pub(crate) fn holds_no_more(&self, held_for: Option<Duration>) {
             guarded(|| {
                 self.0.held.decrement(1);
@@ -386,8 +385,8 @@ mod on {
         /// Records the age of the oldest waiter.
         ///
         /// The recorder is called without a lock. So each thread checks afterwards whether its value is still right,
-        /// and records again if it is not. The last thread to record is right.
-        fn say_age(&self) {
+        /// and records again if it is not. The last value that is recorded is therefore right.
+        fn record_age(&self) {
             loop {
                 let (version, oldest) = self.0.waiters.oldest();
                 let age = oldest.map_or(Duration::ZERO, |at| Moment::now().saturating_since(at));
@@ -457,12 +456,12 @@ mod on {
             let first = self.meters.0.waiters.remove(self.key);
             guarded(|| self.meters.0.waiting.decrement(1));
             if first {
-                self.meters.say_age();
+                self.meters.record_age();
             }
         }
     }
 
-    /// Since when it waits, and a number that distinguishes waits that began at the same moment.
+    /// The start of a wait, and a number that distinguishes waits that began at the same moment.
     type Key = (Moment, u64);
 
     /// All waits under the same labels, in all clients of this process.
@@ -560,7 +559,7 @@ mod on {
                 // This comes first: a wait that begins from here on adds the meters to the list again.
                 meters.0.ticks.store(false, Ordering::SeqCst);
                 if meters.0.waiters.oldest().1.is_some() {
-                    meters.say_age();
+                    meters.record_age();
                     self.follow(&meters);
                 }
             }

@@ -57,10 +57,11 @@ pub(crate) trait NameState: Send + Sync + fmt::Debug {
     /// released.
     fn abandon(&self);
 
-    /// The engine's thread has stopped: every wait fails with this error.
+    /// Called when the engine's thread has stopped. Every wait fails with this error.
     fn stop(&self, error: &Error);
 
-    /// The first waiter in the queue belongs to this client. It is granted a permit if the client asks after this time.
+    /// Called when the first waiter in the queue belongs to this client and waits for a token. It is granted a permit
+    /// if the client asks after this time.
     fn token_comes(&self, _after: Span) {}
 
     /// Whether this client holds nothing, waits for nothing, and has nothing to send or in flight under this name.
@@ -75,27 +76,28 @@ pub(crate) trait NameState: Send + Sync + fmt::Debug {
     /// has declared.
     fn steer(&self, steer: Steer, declares: bool) -> Later<Steered>;
 
-    /// The number of waiters ahead of `id`.
+    /// Returns the number of waiters ahead of `id`.
     fn position(&self, id: AcquisitionId) -> Later<Option<usize>>;
 
     fn stats(&self, waiters: Range<usize>) -> Later<SemaphoreStats>;
 
-    /// The store has granted a permit to this waiter: see [`Event::Granted`](crate::backend::Event::Granted).
-    fn granted(&self, _id: AcquisitionId, _told: Option<(Held, Moment)>) {}
+    /// Called when the store has granted a permit to this waiter: see
+    /// [`Event::Granted`](crate::backend::Event::Granted).
+    fn granted(&self, _id: AcquisitionId, _grant: Option<(Held, Moment)>) {}
 
-    /// Another client has released this id.
+    /// Called when another client has released this id.
     fn evicted(&self, _id: AcquisitionId) {}
 
-    /// The connection to this destination is new, so answers and wake-ups may have been missed.
+    /// Called when the connection to this destination is new, so that answers and wake-ups may have been missed.
     fn reconnected(&self, _to: Destination) {}
 
-    /// Wake-ups for names in this slot may have been missed.
+    /// Called when wake-ups for names in this slot may have been missed.
     fn wake_ups_missed(&self, _slot: Slot) {}
 
-    /// Another destination may serve the name now.
+    /// Called when another destination may serve the name.
     fn rerouted(&self) {}
 
-    /// This destination refuses all requests, and waiting does not help.
+    /// Called when this destination refuses all requests, and waiting does not help.
     fn refused(&self, _from: Destination, _error: &Error) {}
 }
 
@@ -123,8 +125,8 @@ impl dyn NameState {
 pub(crate) struct Common {
     pub(crate) name: Name,
     pub(crate) core: Arc<Core>,
-    /// The newest declaration of this client, with [`UNHEARD`] until the store has received it. Or the capacity that
-    /// this client assumes, with [`ASSUMED`].
+    /// The capacity that this client has declared last, with the flag [`UNHEARD`] until the store has received it. Or
+    /// the capacity that this client assumes, with the flag [`ASSUMED`].
     declared: AtomicU64,
     capacity_changed: AtomicBool,
     /// The newest rate that this client declared, and whether the store has not received it yet.
@@ -237,7 +239,7 @@ impl Common {
     }
 
     /// Declares a capacity. The newest declaration wins; repeating the same number is not a new declaration. A change
-    /// is logged as a warning, once for each name, because it mostly means that two parts of a program disagree.
+    /// is logged as a warning, once for each name, because it usually means that two parts of a program disagree.
     pub(crate) fn declare(&self, capacity: u32) {
         let known = self.declared.load(Ordering::Relaxed);
         if known & !UNHEARD == u64::from(capacity) {

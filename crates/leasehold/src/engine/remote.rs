@@ -5,9 +5,11 @@
 //! order; and its timers. [`outcomes`] applies the store's answers. [`renewals`] keeps leases and places in the queue
 //! alive.
 //!
-//! Whatever happens to a request, every id that the store may know is always in one of three states (invariant 7). Its
-//! ticket holds or waits. Or its release is repeated until it is answered. Or so much time has passed that the store
-//! must have expired it.
+//! Whatever happens to a request, one of these is always true of every id that the store may know (invariant 7):
+//!
+//! - its ticket holds or waits;
+//! - its release is repeated until it is answered;
+//! - so much time has passed that the store must have expired it.
 
 use std::fmt;
 use std::ops::Range;
@@ -24,7 +26,7 @@ use super::name_state::{Common, Entered, NameState, Release, ReleasedBy};
 use super::sender::{Source, Taken, Urgency};
 use super::store::Store;
 use super::ticket::{After, Ticket};
-use super::timers::{Alarm, Timed};
+use super::timers::{Deadline, Timed};
 use crate::backend::{Answer, Destination, Later, Part, Profile, RemoteBackend, Slot, Subject};
 use crate::clock::{Moment, Span};
 use crate::machine::lock::{LockCommand, Record};
@@ -117,7 +119,7 @@ impl RemoteName {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `work` under the lock. Then sets the timer, joins the sender's line if there is something to send, and
+    /// Runs `work` under the lock, and then sets the timer, joins the sender's line if there is something to send, and
     /// wakes the tasks that `work` has notified.
     fn locked<T>(&self, work: impl FnOnce(&mut State, &mut After) -> T) -> T {
         let mut after = After::default();
@@ -383,7 +385,7 @@ impl NameState for RemoteName {
 
     fn drained(self: Arc<Self>, until: Moment) -> Later<()> {
         let asked = Moment::now();
-        let alarm = Alarm::new(&self.common.core, until);
+        let deadline = Deadline::new(&self.common.core, until);
         Box::pin(async move {
             loop {
                 let settled = self.settled.notified();
@@ -393,7 +395,7 @@ impl NameState for RemoteName {
                         return state.failed_release.take().map_or(Ok(()), Err);
                     }
                 }
-                if alarm.unless(settled).await.is_none() {
+                if deadline.unless(settled).await.is_none() {
                     let core = &self.common.core;
                     return Err(core.unavailable(Some(self.destination()), asked, Moment::now()));
                 }
@@ -453,8 +455,8 @@ impl NameState for RemoteName {
         })
     }
 
-    fn granted(&self, id: AcquisitionId, told: Option<(Held, Moment)>) {
-        self.locked(|state, after| state.woken(id, told, after));
+    fn granted(&self, id: AcquisitionId, grant: Option<(Held, Moment)>) {
+        self.locked(|state, after| state.woken(id, grant, after));
     }
 
     fn token_comes(&self, after: Span) {

@@ -54,7 +54,7 @@ impl Urgency {
     fn longest_pause(self) -> Duration {
         match self {
             Self::Ordinary => Duration::from_millis(500),
-            // A permit may depend on it.
+            // A permit may depend on the renewal.
             Self::Renewals => Duration::from_millis(50),
         }
     }
@@ -104,13 +104,13 @@ impl Request {
     }
 }
 
-/// The calling thread sends its own request if the previous request had at most this many ids. After a larger request more
-/// tasks are about to ask, and the engine's thread, which takes a moment to wake up, sends them together.
+/// The calling thread sends its own request if the previous request had at most this many ids. After a larger request,
+/// more tasks are about to ask. The engine's thread takes a moment to wake up, and then sends their commands together.
 const FEW: usize = 4;
 
 #[derive(Default)]
 pub(crate) struct Sender {
-    lanes: Mutex<BTreeMap<Destination, Lane>>,
+    states: Mutex<BTreeMap<Destination, DestinationState>>,
 }
 
 /// What has to happen after a source has joined the line.
@@ -120,7 +120,7 @@ pub(super) enum Next {
     Send,
     /// The engine's thread has to look at the line.
     Look,
-    /// The most requests are in flight. The next answer makes the engine's thread look at the line.
+    /// As many requests are in flight as allowed. The next answer makes the engine's thread look at the line.
     Answer,
 }
 
@@ -129,14 +129,14 @@ pub(super) enum Next {
 pub(super) enum Ending {
     Answered,
     /// It was answered with an error that may pass.
-    Trouble,
+    TemporaryError,
     /// It was not answered.
-    Silence,
+    Unanswered,
 }
 
-/// The lines and the state of one destination.
+/// The state of one destination, with its two lines of sources.
 #[derive(Default)]
-struct Lane {
+struct DestinationState {
     ordinary: Line,
     renewals: Line,
     reach: Reachability,
@@ -217,7 +217,7 @@ impl RoundTrip {
     }
 }
 
-impl Lane {
+impl DestinationState {
     fn line(&mut self, urgency: Urgency) -> &mut Line {
         match urgency {
             Urgency::Ordinary => &mut self.ordinary,
@@ -246,19 +246,19 @@ impl Sender {
     /// Adds a source that the store could not serve just now. It rests before it joins the line, and must not be in
     /// line already.
     pub(super) fn enqueue_later(&self, source: Arc<dyn Source>, urgency: Urgency) {
-        let mut lanes = self.lanes();
-        let lane = lanes.entry(source.destination()).or_default();
-        lane.line(urgency).resting.push_back((Moment::now() + REST, source));
+        let mut states = self.states();
+        let state = states.entry(source.destination()).or_default();
+        state.line(urgency).resting.push_back((Moment::now() + REST, source));
     }
 
     /// Adds a source to the line. It must not be in line already.
     pub(super) fn enqueue(&self, source: Arc<dyn Source>, urgency: Urgency) -> Next {
-        let mut lanes = self.lanes();
+        let mut states = self.states();
         // Read under the lock. Otherwise the source could join the line of a destination that `reroute` has just
         // emptied.
-        let lane = lanes.entry(source.destination()).or_default();
-        let up = matches!(lane.reach, Reachability::Up);
-        let own = lane.line(urgency);
+        let state = states.entry(source.destination()).or_default();
+        let up = matches!(state.reach, Reachability::Up);
+        let own = state.line(urgency);
         let (first, in_flight) = (own.waiting.is_empty(), own.in_flight.len());
         own.waiting.push_back(source);
         let paused = own.is_paused(Moment::now());
@@ -273,15 +273,15 @@ impl Sender {
 
     /// Whether a request can be sent now.
     pub(super) fn can_send(&self, now: Moment) -> bool {
-        let may_send = |lane: &mut Lane| {
-            lane.may_send(Urgency::Renewals, now) || lane.may_send(Urgency::Ordinary, now)
+        let may_send = |state: &mut DestinationState| {
+            state.may_send(Urgency::Renewals, now) || state.may_send(Urgency::Ordinary, now)
         };
-        self.lanes().values_mut().any(may_send)
+        self.states().values_mut().any(may_send)
     }
 
     /// Returns the next request that may be sent, to any destination. Only one thread at a time may call this.
     pub(super) fn next_request(&self, now: Moment) -> Option<Request> {
-        let destinations: Vec<_> = self.lanes().keys().copied().collect();
+        let destinations: Vec<_> = self.states().keys().copied().collect();
         let both = [Urgency::Renewals, Urgency::Ordinary];
         let lines = destinations.into_iter().flat_map(|to| both.map(|urgency| (to, urgency)));
         lines.into_iter().find_map(|(to, urgency)| self.pack(to, urgency, now))
@@ -293,12 +293,12 @@ impl Sender {
         let (mut parts, mut sources, mut room) = (Vec::new(), Vec::new(), MAX_IDS);
         while parts.is_empty() {
             let mut in_line: VecDeque<_> = {
-                let mut lanes = self.lanes();
-                let lane = lanes.get_mut(&to)?;
-                if !lane.may_send(urgency, now) {
+                let mut states = self.states();
+                let state = states.get_mut(&to)?;
+                if !state.may_send(urgency, now) {
                     return None;
                 }
-                let waiting = &mut lane.line(urgency).waiting;
+                let waiting = &mut state.line(urgency).waiting;
                 let most = waiting.len().min(MAX_PARTS);
                 waiting.drain(..most).collect()
             };
@@ -316,18 +316,18 @@ impl Sender {
                     sources.push(source);
                 }
             }
-            let mut lanes = self.lanes();
+            let mut states = self.states();
             // Sources for which there was no room go back to the front of the line. Their destination may have changed
             // since.
             for source in in_line.into_iter().rev() {
-                let lane = lanes.entry(source.destination()).or_default();
-                lane.line(urgency).waiting.push_front(source);
+                let state = states.entry(source.destination()).or_default();
+                state.line(urgency).waiting.push_front(source);
             }
             for source in again {
-                let lane = lanes.entry(source.destination()).or_default();
-                lane.line(urgency).waiting.push_back(source);
+                let state = states.entry(source.destination()).or_default();
+                state.line(urgency).waiting.push_back(source);
             }
-            let line = lanes.entry(to).or_default().line(urgency);
+            let line = states.entry(to).or_default().line(urgency);
             if !parts.is_empty() {
                 line.last = MAX_IDS - room;
                 line.in_flight.push_back(now);
@@ -337,21 +337,23 @@ impl Sender {
     }
 
     /// Removes a request that is no longer in flight.
-    pub(super) fn settled(&self, request: &Request, verdict: Ending) {
-        let mut lanes = self.lanes();
-        let Some(lane) = lanes.get_mut(&request.to) else { return };
+    pub(super) fn settled(&self, request: &Request, ending: Ending) {
+        let mut states = self.states();
+        let Some(state) = states.get_mut(&request.to) else { return };
         let now = Moment::now();
-        let own = lane.line(request.urgency);
+        let own = state.line(request.urgency);
         if let Some(at) = own.in_flight.iter().position(|sent| *sent == request.sent) {
             own.in_flight.remove(at);
         }
-        match verdict {
+        match ending {
             Ending::Answered => own.pause = Duration::ZERO,
-            Ending::Trouble | Ending::Silence => own.pause(request.urgency.longest_pause(), now),
+            Ending::TemporaryError | Ending::Unanswered => {
+                own.pause(request.urgency.longest_pause(), now);
+            }
         }
-        if verdict != Ending::Silence {
-            lane.heard = Some(now);
-            lane.round_trip.learn(now.saturating_since(request.sent));
+        if ending != Ending::Unanswered {
+            state.heard = Some(now);
+            state.round_trip.learn(now.saturating_since(request.sent));
         }
     }
 
@@ -361,18 +363,18 @@ impl Sender {
             let rested = line.resting.front().map(|(at, _)| *at);
             rested.into_iter().chain(line.paused_until.filter(|_| !line.waiting.is_empty())).min()
         };
-        let lanes = self.lanes();
+        let states = self.states();
         let all =
-            lanes.values().flat_map(|lane| [resumes(&lane.ordinary), resumes(&lane.renewals)]);
+            states.values().flat_map(|state| [resumes(&state.ordinary), resumes(&state.renewals)]);
         all.flatten().filter(|until| now < *until).min()
     }
 
     pub(super) fn set_reach(&self, to: Destination, reach: Reachability) {
-        let mut lanes = self.lanes();
-        let lane = lanes.entry(to).or_default();
-        lane.ordinary.paused_until = None;
-        lane.renewals.paused_until = None;
-        lane.reach = match (&lane.reach, reach) {
+        let mut states = self.states();
+        let state = states.entry(to).or_default();
+        state.ordinary.paused_until = None;
+        state.renewals.paused_until = None;
+        state.reach = match (&state.reach, reach) {
             // The first failure says since when the destination is down.
             (Reachability::Down { since, .. }, Reachability::Down { error, .. }) => {
                 Reachability::Down { since: *since, error }
@@ -381,24 +383,24 @@ impl Sender {
         };
     }
 
-    /// Some sources have a new destination. Each source joins the line of its current destination, in the same order as
-    /// before. Destinations that are `gone` are removed.
+    /// Moves each source to the line of its current destination, in the same order as before. Removes the destinations
+    /// that are `gone`.
     pub(super) fn reroute(&self, gone: &[Destination]) {
-        let mut lanes = self.lanes();
+        let mut states = self.states();
         for urgency in [Urgency::Renewals, Urgency::Ordinary] {
-            let all = lanes.values_mut().flat_map(|lane| {
-                let line = lane.line(urgency);
+            let all = states.values_mut().flat_map(|state| {
+                let line = state.line(urgency);
                 let resting = std::mem::take(&mut line.resting).into_iter().map(|(_, own)| own);
                 std::mem::take(&mut line.waiting).into_iter().chain(resting)
             });
             let sources: Vec<_> = all.collect();
             for source in sources {
-                let lane = lanes.entry(source.destination()).or_default();
-                lane.line(urgency).waiting.push_back(source);
+                let state = states.entry(source.destination()).or_default();
+                state.line(urgency).waiting.push_back(source);
             }
         }
-        lanes.retain(|to, lane| {
-            let is_empty = lane.ordinary.waiting.is_empty() && lane.renewals.waiting.is_empty();
+        states.retain(|to, state| {
+            let is_empty = state.ordinary.waiting.is_empty() && state.renewals.waiting.is_empty();
             !(is_empty && gone.contains(to))
         });
     }
@@ -416,35 +418,35 @@ impl Sender {
         let busy = |line: &Line| {
             !line.waiting.is_empty() || !line.resting.is_empty() || !line.in_flight.is_empty()
         };
-        self.lanes().values().any(|lane| busy(&lane.ordinary) || busy(&lane.renewals))
+        self.states().values().any(|state| busy(&state.ordinary) || busy(&state.renewals))
     }
 
-    /// Fails the calls in line whose deadline has passed, and removes sources that are no longer wanted. A destination
-    /// that has answered lately serves its line soon, unless the line is paused; there only resting sources are
-    /// checked. A source takes its own lock before the sender's, so the lines are taken out in the meantime. Called
-    /// only on the engine's thread.
+    /// Fails the calls in line whose deadline has passed, and removes sources that are no longer wanted. If a
+    /// destination has answered recently and its line is not paused, it serves the line soon, so only its resting
+    /// sources are checked. A source takes its own lock before the sender's, so the lines are taken out in the
+    /// meantime. Called only on the engine's thread.
     pub(super) fn expire(&self, now: Moment) {
         let both = [Urgency::Renewals, Urgency::Ordinary];
-        let destinations: Vec<_> = self.lanes().keys().copied().collect();
+        let destinations: Vec<_> = self.states().keys().copied().collect();
         for (to, urgency) in destinations.into_iter().flat_map(|to| both.map(|own| (to, own))) {
             let is_silent = self.is_silent(to, now);
-            let take = |lane: &mut Lane| {
-                let line = lane.line(urgency);
+            let take = |state: &mut DestinationState| {
+                let line = state.line(urgency);
                 let waits = is_silent || line.is_paused(now);
                 let waiting =
                     if waits { std::mem::take(&mut line.waiting) } else { VecDeque::new() };
                 (waiting, std::mem::take(&mut line.resting))
             };
             let (mut waiting, mut resting) =
-                self.lanes().get_mut(&to).map(take).unwrap_or_default();
+                self.states().get_mut(&to).map(take).unwrap_or_default();
             let stays = |source: &Arc<dyn Source>| {
                 source.expire(now);
                 !source.leave_if_unwanted(urgency)
             };
             waiting.retain(stays);
             resting.retain(|(_, source)| stays(source));
-            let mut lanes = self.lanes();
-            let line = lanes.entry(to).or_default().line(urgency);
+            let mut states = self.states();
+            let line = states.entry(to).or_default().line(urgency);
             waiting.append(&mut line.waiting);
             resting.append(&mut line.resting);
             (line.waiting, line.resting) = (waiting, resting);
@@ -453,28 +455,28 @@ impl Sender {
 
     /// Whether the destination has not answered for [`CHECK_CALLS`], the interval between two checks of deadlines.
     pub(super) fn is_silent(&self, to: Destination, now: Moment) -> bool {
-        let lanes = self.lanes();
-        let heard = lanes.get(&to).and_then(|lane| lane.heard);
+        let states = self.states();
+        let heard = states.get(&to).and_then(|state| state.heard);
         heard.is_none_or(|heard| heard + CHECK_CALLS <= now)
     }
 
     /// Removes everything, because the engine has stopped.
     pub(super) fn clear(&self) {
-        let lanes = std::mem::take(&mut *self.lanes());
-        drop(lanes);
+        let states = std::mem::take(&mut *self.states());
+        drop(states);
     }
 
     fn in_line(&self, to: Option<Destination>) -> Vec<Arc<dyn Source>> {
-        let lanes = self.lanes();
-        let own = lanes.iter().filter(|(own, _)| to.is_none_or(|to| to == **own));
-        let both = own.flat_map(|(_, lane)| [&lane.renewals, &lane.ordinary]);
+        let states = self.states();
+        let own = states.iter().filter(|(own, _)| to.is_none_or(|to| to == **own));
+        let both = own.flat_map(|(_, state)| [&state.renewals, &state.ordinary]);
         let sources = both
             .flat_map(|line| line.waiting.iter().chain(line.resting.iter().map(|(_, own)| own)));
         sources.cloned().collect()
     }
 
     pub(crate) fn round_trip(&self, to: Destination) -> Duration {
-        self.lanes().get(&to).map_or(Duration::ZERO, |lane| lane.round_trip.slowest())
+        self.states().get(&to).map_or(Duration::ZERO, |state| state.round_trip.slowest())
     }
 
     /// Returns since when the destination has not answered, if that is longer than normal, and the reason, if it is
@@ -484,43 +486,44 @@ impl Sender {
         to: Destination,
         now: Moment,
     ) -> Option<(Moment, Option<Error>)> {
-        let lanes = self.lanes();
-        let lane = lanes.get(&to)?;
-        if let Reachability::Down { since, error } = &lane.reach {
+        let states = self.states();
+        let state = states.get(&to)?;
+        if let Reachability::Down { since, error } = &state.reach {
             return Some((*since, Some(error.clone())));
         }
-        let sent = lane.ordinary.in_flight.iter().chain(&lane.renewals.in_flight);
+        let sent = state.ordinary.in_flight.iter().chain(&state.renewals.in_flight);
         let oldest = *sent.min()?;
-        let silent = oldest.max(lane.heard.unwrap_or(oldest));
-        let limit = timing::silence(lane.round_trip.slowest());
+        let silent = oldest.max(state.heard.unwrap_or(oldest));
+        let limit = timing::silence(state.round_trip.slowest());
         (now.saturating_since(silent) >= limit).then_some((silent, None))
     }
 
     /// Whether the destination has not answered since that moment.
     pub(crate) fn heard_nothing_since(&self, to: Destination, moment: Moment) -> bool {
-        self.lanes().get(&to).is_none_or(|lane| lane.heard.is_none_or(|heard| heard < moment))
+        self.states().get(&to).is_none_or(|state| state.heard.is_none_or(|heard| heard < moment))
     }
 
     /// Returns why the store refuses all requests to this destination, if it does. Then waiting does not help.
     pub(crate) fn refusal(&self, to: Destination) -> Option<Error> {
-        match &self.lanes().get(&to)?.reach {
+        match &self.states().get(&to)?.reach {
             Reachability::Down { error, .. } if !error.may_pass() => Some(error.clone()),
             _ => None,
         }
     }
 
-    /// Returns since when a destination is unreachable, and why. If there are several, the one that failed first.
+    /// Returns since when a destination is unreachable, and why. If there are several, it returns the one that failed
+    /// first.
     pub(crate) fn outage(&self) -> Option<(Moment, Error)> {
-        let lanes = self.lanes();
-        lanes.values().filter_map(Lane::down).min_by_key(|(since, _)| *since)
+        let states = self.states();
+        states.values().filter_map(DestinationState::down).min_by_key(|(since, _)| *since)
     }
 
     /// Returns since when this destination is unreachable, and why.
     pub(crate) fn down(&self, to: Destination) -> Option<(Moment, Error)> {
-        self.lanes().get(&to)?.down()
+        self.states().get(&to)?.down()
     }
 
-    fn lanes(&self) -> MutexGuard<'_, BTreeMap<Destination, Lane>> {
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn states(&self) -> MutexGuard<'_, BTreeMap<Destination, DestinationState>> {
+        self.states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

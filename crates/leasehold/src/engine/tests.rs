@@ -1,4 +1,4 @@
-//! The engine with a simulated remote store, and everything that can go wrong between them.
+//! Tests of the engine with a simulated remote store, and of everything that can go wrong between them.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -147,7 +147,7 @@ async fn a_release_hands_over_to_another_client() {
 }
 
 #[tokio::test]
-async fn a_wake_up_that_is_lost_is_found_by_the_backstop() {
+async fn a_lost_wake_up_is_found_by_the_periodic_query() {
     let store = Simulated::default();
     let (here, there) = (client(&store), client(&store));
     let held = deadline(semaphore(&here, 1).acquire()).await.unwrap();
@@ -193,7 +193,7 @@ fn what_has_ended_stays_ended_whatever_the_store_says_later() {
 }
 
 #[tokio::test]
-async fn a_release_that_overtakes_a_renewal_is_told_its_outcome() {
+async fn a_release_that_overtakes_a_renewal_receives_its_outcome() {
     let store = Simulated::default();
     let client = client(&store);
     let permit = deadline(semaphore(&client, 1).acquire()).await.unwrap();
@@ -280,7 +280,7 @@ async fn a_ttl_ends_a_permit_however_well_it_is_renewed() {
 }
 
 #[tokio::test]
-async fn closing_tells_everyone_and_leaves_nothing() {
+async fn closing_notifies_everyone_and_leaves_nothing() {
     let store = Simulated::default();
     let client = client(&store);
     let semaphore = semaphore(&client, 1);
@@ -315,7 +315,7 @@ fn a_runtime_that_ends_takes_no_permit_with_it() {
 }
 
 #[test]
-fn the_thread_ends_with_the_last_that_uses_it() {
+fn the_thread_ends_when_its_last_user_is_dropped() {
     let store = Simulated::default();
     let client = client(&store);
     let semaphore = semaphore(&client, 1);
@@ -382,7 +382,7 @@ async fn a_try_whose_answer_came_too_late_asks_again() {
 
 /// The permit is no longer held. A renewal would have no time to be answered.
 #[tokio::test]
-async fn what_is_being_released_gives_no_signs_of_life() {
+async fn a_permit_that_is_being_released_is_not_renewed() {
     let store = Simulated::default();
     let client = client(&store);
     let permit = deadline(semaphore(&client, 1).acquire()).await.unwrap();
@@ -397,7 +397,7 @@ async fn what_is_being_released_gives_no_signs_of_life() {
 }
 
 #[tokio::test]
-async fn a_close_gives_back_what_was_granted_without_our_knowing() {
+async fn a_close_releases_what_was_granted_without_our_knowledge() {
     let store = Simulated::default();
     let client = client(&store);
     store.world().lose_answers = usize::MAX;
@@ -504,7 +504,7 @@ async fn timers_do_not_accumulate() {
 
 /// A name whose only work is a release is not forgotten before the release is done.
 #[tokio::test]
-async fn what_could_not_be_given_back_is_given_back_later() {
+async fn a_release_that_failed_is_repeated_later() {
     let store = Simulated::default();
     let idle = Span::from_millis(100);
     let client = Client::on(Arc::new(store.clone()), Settings { idle, ..settings() });
@@ -548,9 +548,9 @@ async fn a_wait_for_a_lock_ends_while_wake_ups_keep_coming() {
     assert!(Moment::now() < until, "it ended when it was not told any more");
 }
 
-/// As if the process had been forked from the one that started the thread.
+/// The process id differs, as if the process had been forked from the one that started the thread.
 #[test]
-fn a_forked_process_is_told_to_make_a_client_of_its_own() {
+fn a_forked_process_is_told_to_open_its_own_client() {
     let engine = Engine::in_process(
         crate::backend::memory::Memory::new(crate::manual_clock::Clock::default()),
         Settings::default(),
@@ -559,5 +559,5 @@ fn a_forked_process_is_told_to_make_a_client_of_its_own() {
     let error = engine.core().stopped().expect("it cannot work");
     assert!(matches!(error, Error::Stopped { .. }), "{error:?}");
     assert!(error.to_string().contains("forked"), "{error}");
-    assert!(engine.core().tell(super::Message::Look).is_err());
+    assert!(engine.core().send_message(super::Message::Look).is_err());
 }

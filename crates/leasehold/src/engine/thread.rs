@@ -28,7 +28,7 @@ use crate::backend::{Answers, Destination, Event, RemoteBackend, Report};
 use crate::clock::{Moment, Span};
 
 /// How often calls are checked for deadlines while the store does not answer. After the last answer the thread wakes up
-/// once more after this time. So a thread that sends in the meantime need not wake it.
+/// once more, after this time. So another thread that sends in the meantime need not wake it.
 pub(super) const CHECK_CALLS: Span = Span::from_millis(50);
 
 /// A destination that has not answered a request for this long may have been replaced by another server.
@@ -46,18 +46,18 @@ pub(crate) enum Message {
 
 /// Starts the thread. Fails with [`Error::Stopped`] if it cannot be started.
 pub(super) fn start(core: &Core) -> Result<mpsc::UnboundedSender<Message>, Error> {
-    let (tell, messages) = mpsc::unbounded_channel();
+    let (sender, messages) = mpsc::unbounded_channel();
     let (this, backend) = (core.this.clone(), core.remote.clone());
     // Weak, so that the store does not keep the thread alive.
-    let weak = tell.downgrade();
+    let weak = sender.downgrade();
     let report: Report = Arc::new(move |event| {
-        weak.upgrade().map(|tell| tell.send(Message::Store(event)));
+        weak.upgrade().map(|sender| sender.send(Message::Store(event)));
     });
     let client = core.client;
     let work = move || {
         let run = catch_unwind(AssertUnwindSafe(|| {
-            // Created on the thread: if the thread does not start, a runtime would be dropped inside another one, which
-            // panics.
+            // Create the runtime on the thread. If it was created before and the thread did not start, it would be
+            // dropped inside another runtime, which panics.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime =
                 runtime.map_err(|error| format!("its runtime could not be started: {error}"))?;
@@ -84,7 +84,7 @@ pub(super) fn start(core: &Core) -> Result<mpsc::UnboundedSender<Message>, Error
     let thread = std::thread::Builder::new().name("leasehold".into());
     let started = thread.spawn(work);
     let what = |error| format!("the client's background thread could not be started: {error}");
-    started.map(|_| tell).map_err(|error| Error::Stopped { what: what(error) })
+    started.map(|_| sender).map_err(|error| Error::Stopped { what: what(error) })
 }
 
 struct Thread {
@@ -127,7 +127,7 @@ impl Thread {
             let Some(core) = self.core.upgrade() else { return Poll::Ready(()) };
             // A source that joins the line from here on notifies the thread again. So this comes before the line is
             // looked at.
-            core.told.store(false, Ordering::SeqCst);
+            core.look_requested.store(false, Ordering::SeqCst);
             progress |= self.poll_answers(&core, cx);
             progress |= self.do_what_is_due(&core, Moment::now());
             if let Some(backend) = &self.backend {
@@ -181,7 +181,7 @@ impl Thread {
                 let may_pass =
                     |answer: &Result<_, Error>| answer.as_ref().is_err_and(Error::may_pass);
                 let trouble = answers.iter().any(may_pass);
-                let verdict = if trouble { Ending::Trouble } else { Ending::Answered };
+                let verdict = if trouble { Ending::TemporaryError } else { Ending::Answered };
                 core.sender.settled(request, verdict);
                 answers
             }
@@ -191,7 +191,7 @@ impl Thread {
                     |_| Error::internal("the store's answer is incomplete"),
                 );
                 event!(debug, %error, "a request failed");
-                core.sender.settled(request, Ending::Silence);
+                core.sender.settled(request, Ending::Unanswered);
                 parts.iter().map(|_| Err(error.clone())).collect()
             }
         };
@@ -222,7 +222,7 @@ impl Thread {
             let silent = silent.filter(|request| core.sender.is_silent(request.to, now));
             silent.flat_map(|request| &request.sources).for_each(|source| source.expire(now));
             core.sender.expire(now);
-            self.doubt_the_silent(core, now);
+            self.report_silent_destinations(core, now);
             let answered = std::mem::take(&mut self.answered);
             let again = answered && (core.sends_from_any_thread() || core.sender.is_busy());
             self.check_calls_at = again.then(|| now + CHECK_CALLS);
@@ -234,8 +234,8 @@ impl Thread {
         progress
     }
 
-    /// Tells the store which destinations leave requests unanswered.
-    fn doubt_the_silent(&self, core: &Core, now: Moment) {
+    /// Reports to the store which destinations leave requests unanswered.
+    fn report_silent_destinations(&self, core: &Core, now: Moment) {
         let Some(backend) = &self.backend else { return };
         let is_silent = |to: &Destination| {
             let silent = core.sender.silent_since(*to, now);
@@ -245,7 +245,7 @@ impl Thread {
         all.into_iter().filter(is_silent).for_each(|to| backend.doubt(to));
     }
 
-    /// Pending until something is due.
+    /// Resolves when something is due.
     fn poll_sleep(&mut self, core: &Core, cx: &mut Context<'_>) -> Poll<()> {
         let now = Moment::now();
         let timer = core.timers.next();
@@ -253,9 +253,9 @@ impl Thread {
         let next = others.into_iter().flatten().chain(timer).min();
         let until = next.filter(|_| !core.clock.is_manual()).unwrap_or(Moment::NEVER);
         core.sleeps_until(until);
-        // Before another thread could see until when this one sleeps, it may have set a timer or added a source. So
-        // look once more.
-        if core.timers.next() != timer || core.told.load(Ordering::SeqCst) {
+        // Another thread may have set a timer or added a source before it could see until when this one sleeps. So
+        // check once more.
+        if core.timers.next() != timer || core.look_requested.load(Ordering::SeqCst) {
             return Poll::Ready(());
         }
         self.alarm.poll(until, now, cx)
@@ -280,9 +280,9 @@ fn apply(core: &Arc<Core>, event: Event) {
     match event {
         #[cfg(feature = "broken")]
         Event::Granted(..) if crate::broken::is("wakeup") => {}
-        Event::Granted(name, id, told) => {
+        Event::Granted(name, id, grant) => {
             if let Some(named) = core.known(&name) {
-                named.granted(id, told);
+                named.granted(id, grant);
             }
         }
         Event::Token(name, after) => {

@@ -1,6 +1,6 @@
 //! One acquisition, shared by its future or guard and the engine.
 //!
-//! The engine moves a ticket forward, under the ticket's own small lock, and never back:
+//! The engine moves a ticket forward, under the ticket's own lock, and never back:
 //!
 //! ```text
 //! Waiting ──► Granted ──► Held ──► Releasing ──► Released
@@ -31,7 +31,7 @@ use crate::{AcquisitionId, Error, ErrorKind, Fence, LossReason};
 /// Work that is done after all locks are released, because it runs foreign code: wakers are woken or dropped, and
 /// losses are logged.
 ///
-/// Mostly this is one waker or nothing. That case needs no allocation, and dropping it costs nothing.
+/// Usually this is one waker or nothing. That case needs no allocation, and dropping it costs nothing.
 #[derive(Default)]
 pub(crate) struct After {
     waker: Option<Waker>,
@@ -239,7 +239,7 @@ pub(crate) struct Ticket {
     pub(crate) queues: bool,
     /// When the acquire gives up.
     pub(crate) gives_up_at: Option<Moment>,
-    /// Until when the holder may believe that it holds, in microseconds of [`Moment`].
+    /// Until when the holder may rely on the permit, in microseconds of [`Moment`].
     valid_until: AtomicU64,
     /// Whether `valid_until` is limited by the TTL.
     limited_by_ttl: AtomicBool,
@@ -354,7 +354,7 @@ impl Ticket {
         true
     }
 
-    /// The future or guard was dropped. From now on nothing is granted or lost, but an earlier loss stays.
+    /// Handles a future or guard that was dropped. From now on nothing is granted or lost, but an earlier loss stays.
     pub(crate) fn cancel(&self, after: &mut After) {
         let mut state = self.state();
         match &mut *state {
@@ -431,8 +431,8 @@ impl Ticket {
         hold.lost_before(self.loss());
     }
 
-    /// A renewal was answered: the holder may continue until `valid_until`. Answers may overtake each other, and the
-    /// latest time counts.
+    /// Extends the validity until `valid_until`, because a renewal was answered. One answer may overtake another, and
+    /// the latest time counts.
     ///
     /// A permit whose validity has ended stays lost, even if the holder has not noticed yet. The answer may belong to
     /// an enqueue that was sent twice and granted again, and then another client may have held the permit in between.
@@ -462,7 +462,7 @@ impl Ticket {
         Moment::from_micros(self.valid_until.load(Ordering::Acquire))
     }
 
-    /// Checks whether the holder may still believe that it holds.
+    /// Checks whether the holder may still rely on the permit.
     pub(crate) fn check(&self) -> Result<(), LossReason> {
         let valid_until = self.valid_until();
         if valid_until == Moment::NEVER || self.now() < valid_until {
@@ -501,7 +501,7 @@ impl Ticket {
         }
     }
 
-    /// Polled by the acquire.
+    /// Polls the grant. Called by the future of the acquire.
     pub(crate) fn poll_granted(&self, cx: &mut Context<'_>) -> Poll<Result<Option<Grant>, Error>> {
         let mut state = self.state();
         match &*state {
@@ -529,7 +529,7 @@ impl Ticket {
         true
     }
 
-    /// The result of an acquire that no longer waits.
+    /// Returns the result of an acquire that no longer waits.
     fn settled(&self, mut state: MutexGuard<'_, State>) -> Result<Option<Grant>, Error> {
         match &mut *state {
             State::Granted { slot_number, fence } => {
@@ -548,7 +548,7 @@ impl Ticket {
         }
     }
 
-    /// Polled by every task that waits for the loss. `key` is `None` at first, and the caller keeps it.
+    /// Polls the loss. Called by every task that waits for it. `key` is `None` at first, and the caller keeps it.
     pub(crate) fn poll_lost(
         &self,
         key: &mut Option<u64>,
@@ -583,7 +583,7 @@ impl Ticket {
         drop(unused);
     }
 
-    /// Polled by the release.
+    /// Polls the outcome of the release. Called by its future.
     pub(crate) fn poll_released(&self, cx: &mut Context<'_>) -> Poll<Result<bool, Error>> {
         let released = |state: &State| match state {
             State::Released(outcome) => outcome.clone().map_err(|error| *error),

@@ -71,26 +71,26 @@ impl Timers {
     }
 }
 
-/// A future that resolves at a moment, in any runtime.
-pub(crate) struct Alarm {
+/// A deadline that a task can wait for in any runtime. The engine's thread fires it.
+pub(crate) struct Deadline {
     core: Arc<Core>,
-    bell: Arc<Bell>,
+    state: Arc<DeadlineState>,
     at: Moment,
 }
 
 #[derive(Default)]
-struct Bell(Mutex<(bool, Option<Waker>)>);
+struct DeadlineState(Mutex<(bool, Option<Waker>)>);
 
-impl Bell {
-    fn state(&self) -> MutexGuard<'_, (bool, Option<Waker>)> {
+impl DeadlineState {
+    fn lock(&self) -> MutexGuard<'_, (bool, Option<Waker>)> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Timed for Bell {
+impl Timed for DeadlineState {
     fn fire(&self, _now: Moment) {
         let waker = {
-            let mut state = self.state();
+            let mut state = self.lock();
             state.0 = true;
             state.1.take()
         };
@@ -100,21 +100,21 @@ impl Timed for Bell {
     }
 }
 
-impl Alarm {
+impl Deadline {
     pub(crate) fn new(core: &Arc<Core>, at: Moment) -> Self {
-        let bell = Arc::new(Bell::default());
-        let target = Arc::downgrade(&bell) as Weak<dyn Timed>;
-        // Without the engine's thread, the alarm rings at once.
+        let state = Arc::new(DeadlineState::default());
+        let target = Arc::downgrade(&state) as Weak<dyn Timed>;
+        // Without the engine's thread, the deadline passes at once.
         let _ = core.set_timer(target, None, Some(at));
-        Self { core: core.clone(), bell, at }
+        Self { core: core.clone(), state, at }
     }
 
-    pub(crate) fn poll_rung(&self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.bell.state().0 || self.core.stopped().is_some() {
+    pub(crate) fn poll_passed(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.state.lock().0 || self.core.stopped().is_some() {
             return Poll::Ready(());
         }
         let waker = cx.waker().clone();
-        let mut state = self.bell.state();
+        let mut state = self.state.lock();
         if state.0 {
             return Poll::Ready(());
         }
@@ -125,21 +125,21 @@ impl Alarm {
     }
 }
 
-impl Alarm {
-    /// Returns the result of `work`, or `None` if the alarm rings first.
+impl Deadline {
+    /// Returns the result of `work`, or `None` if the deadline passes first.
     pub(crate) async fn unless<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         let mut work = pin!(work);
         poll_fn(|cx| match work.as_mut().poll(cx) {
             Poll::Ready(done) => Poll::Ready(Some(done)),
-            Poll::Pending => self.poll_rung(cx).map(|()| None),
+            Poll::Pending => self.poll_passed(cx).map(|()| None),
         })
         .await
     }
 }
 
-impl Drop for Alarm {
+impl Drop for Deadline {
     fn drop(&mut self) {
-        let target = Arc::downgrade(&self.bell) as Weak<dyn Timed>;
+        let target = Arc::downgrade(&self.state) as Weak<dyn Timed>;
         self.core.timers.set(target, Some(self.at), None);
     }
 }

@@ -83,12 +83,12 @@ pub(crate) fn plan(situation: Situation) -> Option<Plan> {
 
 /// How often a client whose first waiter is at the head of the queue queries whether a wake-up was lost.
 ///
-/// A longer interval would be too long, because the answer also says when the next lease ends. That lease may have been
-/// granted since the last answer, for a shorter time than all others, as to a waiter that never claims its permit.
-/// Until the client queries again, it does not know when that lease ends.
+/// The interval must not be longer, because the answer also says when the next lease ends. A lease that was granted
+/// since the last answer may end before all others: for example that of a waiter which never claims its permit. The
+/// client learns of such a lease only with its next query.
 const ASK_AT_THE_HEAD: Span = Span::from_millis(1000);
 
-/// The delay of a query, in microseconds, for each waiter ahead. So only few clients query often, however many wait.
+/// The delay of a query for each waiter ahead, in microseconds. So only a few clients query often, however many wait.
 const ASK_LATER: u64 = 500_000;
 
 /// The delay of a query after the end of a lease, in microseconds, for each waiter ahead. So the waiters that are ahead
@@ -106,8 +106,8 @@ pub(crate) struct Place {
 
 /// Returns the time until a client sends its next periodic query about its first waiter.
 ///
-/// A wake-up can only be lost for a waiter that has reached the head. Waiters further back query to learn that they
-/// have moved, at the latest when they may be half-way to the head at the current pace. They also query in order to
+/// A wake-up can only be lost for a waiter that has reached the head. Waiters further back query to learn whether they
+/// have moved: at the latest when they would be half-way to the head at the current pace. They also query in order to
 /// take over if every waiter ahead of them has died. Another program does not wake our clients. So where one takes part
 /// (`foreign`), every client queries often.
 pub(crate) fn question(place: Place, foreign: bool, next_expiry: Option<Span>) -> Span {
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_further_back_asks_less_often() {
+    fn waiters_further_back_query_less_often() {
         let still = |ahead| {
             let place = Place { ahead, moved: Some((0, Duration::from_secs(9))) };
             question(place, false, None).duration().as_millis()

@@ -1,8 +1,8 @@
 //! Reports the events of semaphores, locks and pools: to metrics, to an observer, and as spans of `tracing`.
 //!
-//! An acquire that is watched has an [`Acquiring`] from its first poll on, and what it acquires has a [`Hold`] until it
-//! is released or lost. Both end by being dropped, so gauges are exact wherever a future is cancelled. If nothing
-//! watches, neither is created, which costs an acquire two comparisons.
+//! An acquire that is watched has an [`Acquiring`] from its first poll on. The permit, lock or lease that it acquires
+//! has a [`Hold`] until it is released or lost. Both end when they are dropped, so gauges are exact wherever a future
+//! is cancelled. If nothing watches, neither is created, which costs an acquire two comparisons.
 //!
 //! All of this runs foreign code. It is never called while a lock is held.
 
@@ -48,7 +48,7 @@ pub(crate) enum Operation {
 }
 
 /// The data that an observer receives.
-pub(crate) struct Happening<'a> {
+pub(crate) struct ObservedEvent<'a> {
     pub(crate) operation: Operation,
     pub(crate) result: EventResult,
     pub(crate) name: &'a Name,
@@ -57,14 +57,14 @@ pub(crate) struct Happening<'a> {
     pub(crate) held_for: Option<Duration>,
 }
 
-pub(crate) type Tell = Box<dyn Fn(&Happening<'_>) + Send + Sync>;
+pub(crate) type Callback = Box<dyn Fn(&ObservedEvent<'_>) + Send + Sync>;
 
 /// Everything that watches one semaphore, lock or pool.
 pub(crate) struct Watch {
     kind: Kind,
     name: Name,
     pub(crate) meters: Meters,
-    observer: Option<Tell>,
+    observer: Option<Callback>,
     clock: Clock,
     /// Whether there are metrics or an observer, so that events are reported even without a `tracing` subscriber.
     always: bool,
@@ -75,7 +75,7 @@ impl Watch {
         kind: Kind,
         name: Name,
         meters: Meters,
-        observer: Option<Tell>,
+        observer: Option<Callback>,
         clock: Clock,
     ) -> Arc<Self> {
         let always = Meters::ON || observer.is_some();
@@ -122,16 +122,16 @@ impl Watch {
         span
     }
 
-    fn tell(
+    fn notify_observer(
         &self,
         operation: Operation,
         result: EventResult,
         id: &Id,
         (waited, held_for): (Option<Duration>, Option<Duration>),
     ) {
-        if let Some(tell) = &self.observer {
+        if let Some(callback) = &self.observer {
             let name = &self.name;
-            guarded(|| tell(&Happening { operation, result, name, id, waited, held_for }));
+            guarded(|| callback(&ObservedEvent { operation, result, name, id, waited, held_for }));
         }
     }
 
@@ -152,7 +152,12 @@ impl Watch {
         };
         self.meters.lost(reason);
         if self.observer.is_some() {
-            self.tell(Operation::Lose, EventResult::Lost(reason), &id(), (None, held_for));
+            self.notify_observer(
+                Operation::Lose,
+                EventResult::Lost(reason),
+                &id(),
+                (None, held_for),
+            );
         }
     }
 
@@ -173,7 +178,7 @@ impl Watch {
         };
         self.meters.renewed(outcome, self.clock.now().saturating_since(sent));
         if self.observer.is_some() {
-            self.tell(Operation::Renew, result, &id(), (None, None));
+            self.notify_observer(Operation::Renew, result, &id(), (None, None));
         }
     }
 
@@ -185,7 +190,7 @@ impl Watch {
                 Ok(false) => EventResult::NotHeld,
                 Err(error) => EventResult::Error(error.kind()),
             };
-            self.tell(Operation::Release, result, &id(), (None, None));
+            self.notify_observer(Operation::Release, result, &id(), (None, None));
         }
     }
 }
@@ -214,7 +219,7 @@ impl Acquiring {
     /// The acquire waits from now on.
     pub(crate) fn waits(&mut self) {
         if self.0.waiting.is_none() {
-            // The gauge is shared with other clients, so it is on the system's clock in any case.
+            // The gauge is shared with other clients, so it always uses the system's clock.
             let is_manual = self.0.watch.clock.is_manual();
             let since = if is_manual { Moment::now() } else { self.0.started };
             self.0.waiting = Some(self.0.watch.meters.waits(since));
@@ -235,8 +240,8 @@ impl Acquiring {
         Hold(Box::new(Held { watch, id, span, since, ended: false }))
     }
 
-    /// The acquire has acquired something without a guard.
-    pub(crate) fn acquired_for_good(mut self) {
+    /// The acquire has succeeded, and returns no guard.
+    pub(crate) fn acquired_without_guard(mut self) {
         self.end(Outcome::Acquired, EventResult::Ok);
     }
 
@@ -258,7 +263,7 @@ impl Acquiring {
         self.0.waiting = None;
         let waited = self.0.watch.clock.now().saturating_since(self.0.started);
         self.0.watch.meters.ended(outcome, waited);
-        self.0.watch.tell(Operation::Acquire, result, &self.0.id, (Some(waited), None));
+        self.0.watch.notify_observer(Operation::Acquire, result, &self.0.id, (Some(waited), None));
         close(&mut self.0.span, "outcome", outcome.as_str());
     }
 }
@@ -299,7 +304,7 @@ impl Hold {
         self.lost(reason);
     }
 
-    /// It stays held, but this client no longer looks after it.
+    /// It stays held, but this client no longer tracks it.
     pub(crate) fn detached(mut self) {
         self.0.ended = true;
         self.0.watch.meters.holds_no_more(None);
@@ -318,7 +323,12 @@ impl Drop for Hold {
             guarded(|| self.0.span.in_scope(|| event!(debug, name, %id, "permit released")));
         }
         self.0.watch.meters.holds_no_more(Some(held_for));
-        self.0.watch.tell(Operation::Release, EventResult::Ok, id, (None, Some(held_for)));
+        self.0.watch.notify_observer(
+            Operation::Release,
+            EventResult::Ok,
+            id,
+            (None, Some(held_for)),
+        );
         close(&mut self.0.span, "ended", "released");
     }
 }

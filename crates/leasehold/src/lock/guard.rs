@@ -55,7 +55,7 @@ pub(super) struct Holding {
     /// The moment by which the store must have expired the lock, whatever happened to our requests, in microseconds of
     /// [`Moment`].
     over_by: Arc<AtomicU64>,
-    /// Until when the lock is held as it was acquired, in microseconds of [`Moment`]; 0 once an extension was
+    /// The end of the lease with which the lock was acquired, in microseconds of [`Moment`]; 0 once an extension was
     /// requested.
     held_until: Arc<AtomicU64>,
 }
@@ -73,15 +73,15 @@ impl LockGuard {
         let (engine, ttl) = (&definition.locks.engine, Span::from_millis(definition.ttl));
         let (key, id) = (definition.key.clone(), holding.id.to_string());
         let slot = engine.core().slot(Subject::Lock(&key));
-        let told = (holding.clone() as Arc<dyn Keep>, definition.watch.clone());
-        let lease = Lease::new(engine, ("lock", slot), key, id, ttl, told, valid);
+        let (keep, watch) = (holding.clone() as Arc<dyn Keep>, definition.watch.clone());
+        let lease = Lease::new(engine, ("lock", slot), key, id, ttl, (keep, watch), valid);
         if definition.auto_extend {
             lease.keep(true);
         }
         Self { lease, holding, fence }
     }
 
-    /// Records what has to be reported when the lock ends.
+    /// Reports the acquire, and observes the lock until it ends.
     pub(super) fn watch(&self, watched: Acquiring) {
         self.lease.watch(watched.acquired(Some(self.fence), || {}));
     }
@@ -170,11 +170,11 @@ impl LockGuard {
     /// - [`Error::Refused`] if the store denies the request.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     ///
-    /// After `Unavailable`, the store may or may not have extended the lock. The guard then counts on the earlier of
+    /// After `Unavailable`, the store may or may not have extended the lock. The guard then relies on the earlier of
     /// the old and the new end.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the store may or may not have extended the lock. The guard then counts on the earlier
+    /// If the future is dropped, the store may or may not have extended the lock. The guard then relies on the earlier
     /// of the old and the new end.
     pub async fn extend(&self, ttl: Duration) -> Result<(), Error> {
         let ttl = millis("ttl", ttl)?;
@@ -314,8 +314,8 @@ impl Holding {
         holding
     }
 
-    /// Records that the store is about to be asked to let the lock last `ttl` milliseconds. The store may apply the
-    /// request until the client gives it up, and the lock lasts `ttl` from then on.
+    /// Records that the client is about to ask the store to let the lock last `ttl` milliseconds. The store may apply
+    /// the request until the client gives up on it, and the lock may last `ttl` from then on.
     fn asked_for(&self, ttl: u64) {
         let core = self.locks.engine.core();
         let over_by = core.now() + core.settings.answer_timeout + Span::from_millis(ttl);

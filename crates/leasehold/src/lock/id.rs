@@ -92,7 +92,8 @@ impl fmt::Debug for LockId {
     }
 }
 
-/// Returns what may be shown of a key or an id: 24 hexadecimal digits of its hash, which distinguish it from others.
+/// Returns the first 24 hexadecimal digits of the hash of a key or an id. They may be shown, and distinguish it from
+/// others.
 pub(crate) fn hash(text: &str) -> String {
     use fmt::Write;
     let mut hash = String::with_capacity(24);

@@ -13,7 +13,8 @@ use crate::machine::lock::{Acquired, By, LockCommand, LockOutcome, NotifyWhen, R
 use crate::name::{Name, millis};
 use crate::{Error, LockId, Observer, process};
 
-/// The locks of a store, without guards. This API is for callers that have a loop of their own and keep the lock id.
+/// The locks of a store, by key and by lock id, without guards. This API is for callers that have a loop of their own
+/// and keep the lock id.
 ///
 /// Each call is a single attempt and one round trip. (In a Redis cluster, a call by lock id looks up the key first.)
 /// For a guard that releases the lock when dropped, see [`Client::lock`](crate::Client::lock).
@@ -41,7 +42,7 @@ pub struct Locks {
     clean_up: bool,
 }
 
-/// What a store can do, for code that finds out at run time. That every lock has a fence is known at compile time:
+/// What a store can do, for code that checks this at run time. That every lock has a fence is known at compile time:
 /// [`LockGuard::fence`](crate::LockGuard::fence) is not optional.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
@@ -219,7 +220,7 @@ impl Locks {
         let (id, ttl) = (*id, millis("ttl", ttl)?);
         let command = |key| LockCommand::Extend { id, key, ttl };
         let asked = self.ask_by_id(id, command, extended, Verdict::NotFound).await;
-        let (verdict, _) = self.told(LockOperation::Extend, (None, Some(id)), asked)?;
+        let (verdict, _) = self.reported(LockOperation::Extend, (None, Some(id)), asked)?;
         Ok(matches!(verdict, Verdict::Done(_)))
     }
 
@@ -301,7 +302,7 @@ impl Locks {
         // The key may belong to another holder by now.
         let found = |answer| found(answer).map(|record| record.filter(|record| record.id == *id));
         let asked = self.ask_by_id(*id, by, found, None).await;
-        let (found, _) = self.told(LockOperation::Lookup, (None, Some(*id)), asked)?;
+        let (found, _) = self.reported(LockOperation::Lookup, (None, Some(*id)), asked)?;
         Ok(found.as_ref().map(raw))
     }
 
@@ -342,7 +343,7 @@ impl Locks {
     }
 
     /// Sends one command and notifies the observer. Also returns the moment when the answered request was sent.
-    async fn ask<T: super::observer::Telling>(
+    async fn ask<T: super::observer::Reportable>(
         &self,
         operation: LockOperation,
         (key, id): (Option<&Name>, Option<LockId>),
@@ -351,11 +352,11 @@ impl Locks {
     ) -> Result<(T, Moment), Error> {
         let asked = self.engine.core().ask_now(Part::Lock(command)).await;
         let asked = asked.and_then(|(answer, sent)| Ok((read(answer)?, sent)));
-        self.told(operation, (key, id), asked)
+        self.reported(operation, (key, id), asked)
     }
 
-    /// Sends one command about a lock of which the caller knows only the id. Some stores have to look up the key first:
-    /// if there is none, the answer is `missing`.
+    /// Sends one command about a lock of which the caller knows only the id. Some stores have to look up the key first;
+    /// if there is no key, this returns `missing`.
     async fn ask_by_id<T>(
         &self,
         id: LockId,
@@ -376,7 +377,7 @@ impl Locks {
     }
 
     /// Notifies the observer of an answer.
-    fn told<T: super::observer::Telling>(
+    fn reported<T: super::observer::Reportable>(
         &self,
         operation: LockOperation,
         (key, id): (Option<&Name>, Option<LockId>),
@@ -430,7 +431,7 @@ fn found(answer: Answer) -> Result<Option<Record>, Error> {
     }
 }
 
-/// Returns the key, unless it begins with a prefix under which other things are stored.
+/// Returns the key. Fails if it begins with a prefix under which other things are stored.
 pub(super) fn key_of(text: &str, engine: &Engine) -> Result<Name, Error> {
     let key = Name::normalised("key", text)?;
     if let Some(taken) = ["fence:", "id:"].into_iter().find(|taken| key.as_str().starts_with(taken))

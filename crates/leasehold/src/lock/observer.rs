@@ -80,12 +80,12 @@ pub struct LockEvent {
 }
 
 /// An answer of the store that can be reported to an observer.
-pub(super) trait Telling {
-    fn tell(&self) -> LockResult;
+pub(super) trait Reportable {
+    fn result(&self) -> LockResult;
 }
 
-impl Telling for Acquired {
-    fn tell(&self) -> LockResult {
+impl Reportable for Acquired {
+    fn result(&self) -> LockResult {
         match self {
             Self::Held { .. } => LockResult::Ok,
             Self::Locked { .. } => LockResult::Fail(LockReason::Locked),
@@ -93,8 +93,8 @@ impl Telling for Acquired {
     }
 }
 
-impl<T> Telling for Verdict<T> {
-    fn tell(&self) -> LockResult {
+impl<T> Reportable for Verdict<T> {
+    fn result(&self) -> LockResult {
         match self {
             Self::Done(_) => LockResult::Ok,
             Self::NotOwner | Self::NotFound => LockResult::Fail(LockReason::NotFound),
@@ -103,20 +103,20 @@ impl<T> Telling for Verdict<T> {
     }
 }
 
-impl Telling for bool {
-    fn tell(&self) -> LockResult {
+impl Reportable for bool {
+    fn result(&self) -> LockResult {
         LockResult::Ok
     }
 }
 
-impl<T> Telling for Option<T> {
-    fn tell(&self) -> LockResult {
+impl<T> Reportable for Option<T> {
+    fn result(&self) -> LockResult {
         self.as_ref().map_or(LockResult::Fail(LockReason::NotFound), |_| LockResult::Ok)
     }
 }
 
 /// Notifies the observer, if there is one, and emits a `tracing` event. If nobody listens, this costs two comparisons.
-pub(super) fn report<T: Telling>(
+pub(super) fn report<T: Reportable>(
     observer: Option<&Observer>,
     operation: LockOperation,
     answer: &Result<T, Error>,
@@ -125,7 +125,7 @@ pub(super) fn report<T: Telling>(
     if observer.is_none() && !tracing::enabled!(tracing::Level::DEBUG) {
         return;
     }
-    let result = answer.as_ref().map_or_else(|error| LockResult::Error(error.kind()), T::tell);
+    let result = answer.as_ref().map_or_else(|error| LockResult::Error(error.kind()), T::result);
     let raw = observer.is_some_and(|observer| observer.raw);
     let event = LockEvent {
         operation,
@@ -138,6 +138,6 @@ pub(super) fn report<T: Telling>(
     let (key_hash, lock_id_hash) = (event.key_hash.as_deref(), event.lock_id_hash.as_deref());
     event!(debug, ?operation, ?result, key_hash, lock_id_hash, "lock");
     if let Some(observer) = observer {
-        guarded(|| observer.tell(&event));
+        guarded(|| observer.notify(&event));
     }
 }

@@ -11,8 +11,8 @@ use crate::{AcquisitionId, ClientId, Fence};
 /// The times that an acquisition asks for.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(crate) struct Terms {
-    /// How long the holder or waiter may be silent before it expires. `None` in memory, where no holder dies alone, and
-    /// on one host, where the kernel reports dead processes.
+    /// How long the holder or waiter may be silent before it expires. `None` in memory, where a holder dies only with
+    /// the store, and on one host, where the kernel reports dead processes.
     pub(crate) lease: Option<Span>,
     /// The longest time that the permit may be held.
     pub(crate) ttl: Option<Span>,
@@ -150,7 +150,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Returns the moment until which the holder may believe that it holds (invariant 6). It is counted from before the
+    /// Returns the moment until which the holder may rely on the permit (invariant 6). It is counted from before the
     /// request was sent, minus a margin for clocks that run at different speeds.
     pub(crate) fn valid_until(&self, terms: Terms, sent: Moment) -> Moment {
         let Some(valid_for) = self.valid_for else { return Moment::NEVER };

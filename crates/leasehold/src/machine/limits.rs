@@ -52,7 +52,7 @@ pub(crate) enum Steer {
     Unpin,
     /// Sets the rate at which permits are granted. `None` grants them as often as there is room.
     Rate(Option<Rate>),
-    /// Stops all grants. A second pause replaces who paused and why, but not since when.
+    /// Stops all grants. A second pause replaces `by` and `reason`, but not the start of the pause.
     Pause {
         by: Arc<str>,
         reason: Option<Arc<str>>,
@@ -120,8 +120,8 @@ impl Limits {
         }
     }
 
-    /// Returns whether nothing here has to be remembered while the name is unused: programs declare it again when they
-    /// come back, and no token is missing.
+    /// Returns whether the limits can be forgotten while the name is unused: programs declare them again when they use
+    /// the name, and no token is missing.
     pub(crate) fn can_be_forgotten(&self, now: Time) -> bool {
         let by_operator = self.pinned.is_some() || self.paused.is_some() || self.pace == Pace::Free;
         !by_operator && self.meter().is_none_or(|meter| meter.is_full(now))
@@ -186,7 +186,8 @@ impl<T: Clone> Machine<T> {
         &self.limits
     }
 
-    /// `capacity` is what the sender has declared, if it has. A name that has never been used starts with it.
+    /// Applies a change. `capacity` is the capacity that the sender has declared, if any. A name that has never been
+    /// used starts with it.
     pub(super) fn steer(&mut self, capacity: Option<u32>, steer: &Steer, now: Time) -> Steered {
         if *steer != Steer::Forget {
             if let Some(capacity) = capacity {

@@ -7,8 +7,8 @@
 //! - `fences`: the last fence of each key, or one last fence for all keys. It outlives every record.
 //!
 //! Time is the store's, in milliseconds since the epoch. A store removes a record when its TTL ends
-//! ([`let_go`](LockMachine::let_go)). If a command still finds a record past its TTL, [`is_live`] decides whether it
-//! counts.
+//! ([`remove_expired`](LockMachine::remove_expired)). If a command still finds a record past its TTL, [`is_live`]
+//! decides whether it counts.
 //!
 //! # Transitions
 //!
@@ -82,7 +82,7 @@ pub(crate) enum Acquired {
 pub(crate) enum Verdict<T> {
     /// 1: the lock was released or extended.
     Done(T),
-    /// 0: the id points at a lock that another id holds.
+    /// 0: the index of the id points to a lock that another id holds.
     NotOwner,
     /// -1: no lock has this id.
     NotFound,
@@ -251,7 +251,7 @@ impl LockMachine {
     }
 
     /// Removes every record whose TTL has ended.
-    pub(crate) fn let_go(&mut self, now: u64) {
+    pub(crate) fn remove_expired(&mut self, now: u64) {
         while let Some((expires_at, key)) = self.timetable.first().cloned()
             && expires_at <= now
         {
@@ -267,8 +267,8 @@ impl LockMachine {
         }
     }
 
-    /// Points an id at a key, whatever id holds that key. A store that lost one of its two entries can be in this
-    /// state.
+    /// Makes the index of an id point to a key, whatever id holds that key. A store that has lost one of its two
+    /// entries can be in this state.
     #[cfg(test)]
     pub(crate) fn mislead(&mut self, id: LockId, key: &Name) {
         self.index.insert(id, key.clone());

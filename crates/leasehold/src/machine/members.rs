@@ -70,7 +70,7 @@ impl<V> Members<V> {
         self.unlink(*id)?.take()
     }
 
-    /// Takes a free entry into the chain of `id`. Returns its value, which is `None`.
+    /// Adds a free entry to the chain of `id`. Returns its value, which is `None`.
     fn link(&mut self, id: AcquisitionId) -> &mut Option<V> {
         if self.len == self.heads.len() {
             self.grow();
@@ -90,7 +90,7 @@ impl<V> Members<V> {
         &mut entry.value
     }
 
-    /// Takes the entry of `id` out of its chain. Returns its value, which the caller must take.
+    /// Removes the entry of `id` from its chain. Returns its value, which the caller must take.
     fn unlink(&mut self, id: AcquisitionId) -> Option<&mut Option<V>> {
         let head = self.head(id);
         let (mut at, mut before) = (*self.heads.get(head)?, END);

@@ -8,11 +8,11 @@
 //!
 //! # What is real, and what is modelled
 //!
-//! The store is the code of `machine.rs`, under injected time. How long a holder believes is the engine's own rule,
-//! [`Held::valid_until`]. The rest of a client ([`client`]) is written by hand after `engine/remote`. A client has one
-//! acquisition at a time and mints its id before it sends anything. It believes a wake-up while the wake-up is young.
-//! It repeats commands whose outcome is unknown. It releases every id that was sent, and repeats the release until it
-//! is answered.
+//! The store is the code of `machine.rs`, under injected time. How long a holder believes that it holds is the engine's
+//! own rule, [`Held::valid_until`]. The rest of a client ([`client`]) is written by hand after `engine/remote`. A
+//! client has one acquisition at a time and mints its id before it sends anything. It believes a wake-up while the
+//! wake-up is young. It repeats commands whose outcome is unknown. It releases every id that was sent, and repeats the
+//! release until it is answered.
 //!
 //! The connection is modelled after `engine/sender.rs` and the remote stores. Over one connection, no request overtakes
 //! another; only wake-ups may arrive at any time or be lost. When a connection breaks, everything in flight becomes
@@ -22,7 +22,7 @@
 //! that was applied so late has expired: it waited for at most two leases, and then left its permit unclaimed.
 //!
 //! Every client has the worst clock that the margin allows for: while a permit is valid, the clock falls behind by the
-//! whole margin. And a client believes a wake-up until the last moment at which that can be right.
+//! whole margin. A client believes a wake-up until the last moment at which the wake-up can be right.
 //!
 //! # Why the search ends
 //!
@@ -34,9 +34,10 @@
 //!
 //! # What is checked
 //!
-//! The invariants of `machine.rs`, by their numbers, in every state. And liveness: from every state, if nothing goes
-//! wrong any more, every waiter holds in the end ([`calm`]). A checker that finds nothing might be blind. So it must
-//! also find states that are known to be possible, and a fault in each world that is [`Broken`].
+//! In every state, the search checks the invariants of `machine.rs`, by their numbers. It also checks liveness: from
+//! every state, if nothing goes wrong any more, every waiter holds in the end ([`liveness`]). A checker that finds
+//! nothing may itself be wrong. So it must also find states that are known to be possible, and a fault in each world
+//! that is [`Broken`].
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -47,8 +48,8 @@ use super::*;
 use crate::ClientId;
 use crate::clock::{Moment, Span};
 
-mod calm;
 mod client;
+mod liveness;
 mod properties;
 mod state;
 mod store;
@@ -91,7 +92,7 @@ struct World {
     rate: Option<Rate>,
     broken: Option<Broken>,
     /// The states from which every waiter is known to hold in the end.
-    calm: Mutex<HashSet<u64>>,
+    shown_live: Mutex<HashSet<u64>>,
 }
 
 /// A rule that is broken on purpose, to see whether the checker notices.
@@ -131,8 +132,8 @@ enum Broken {
     NoAgain,
     /// A release is not repeated after its answer, although an earlier request may still be applied.
     NoRepeat,
-    /// Two renewals are answered `Gone`, and each of them makes the client enqueue the id again. A holder that is told
-    /// that it waits ignores it.
+    /// Two renewals are answered `Gone`, and each of them makes the client enqueue the id again. A holder ignores an
+    /// answer that it waits.
     EnqueuedTwice,
     /// A pause has no effect.
     NoPause,
@@ -144,7 +145,7 @@ enum Broken {
     SlotsByCount,
     /// A rate has no effect.
     NoRate,
-    /// Every token that was taken for nothing is returned, even if the bucket has been full since.
+    /// The token of every unused grant is returned, even if the bucket has been full since.
     Returns,
     /// A permit that was granted with a wake-up is used before it is claimed, although there is a rate.
     Unclaimed,
@@ -157,7 +158,7 @@ enum Action {
     /// A request that is sent and served in one step.
     Trip(usize, Ask, AcquisitionId, Fate),
     /// The user releases the permit or gives up waiting, or the permit was lost and the engine releases it.
-    LetGo(usize),
+    End(usize),
     Deliver(Message),
     /// A wake-up or a straggler is lost.
     Lose(Message),
@@ -168,7 +169,7 @@ enum Action {
     /// The client stops repeating a release, because the store must have expired the id by now.
     Forget(usize, AcquisitionId),
     Cut(usize),
-    Mend(usize),
+    Restore(usize),
     /// The client dies, and another client takes its place. The store still believes that the dead client is connected.
     Crash(usize),
     /// The store notices that the dead client is disconnected.
@@ -265,7 +266,7 @@ impl Model for World {
                     }
                 }
                 ClientStage::Waiting(_) | ClientStage::Held { .. } => {
-                    actions.push(Action::LetGo(slot));
+                    actions.push(Action::End(slot));
                 }
             }
             let current = state.on_the_way(slot, Over::Current);
@@ -273,7 +274,7 @@ impl Model for World {
                 for (ask, id, _) in client.asks(self) {
                     let trip = |fate| Action::Trip(slot, ask, id, fate);
                     actions.extend([Fate::Answered, Fate::AnswerLost].map(trip));
-                    if client.minds_loss(self, ask, id) {
+                    if client.is_changed_by_loss(self, ask, id) {
                         actions.push(trip(Fate::RequestLost));
                     }
                 }
@@ -295,7 +296,7 @@ impl Model for World {
                 }
             }
             if self.cuts && !client.connected {
-                actions.push(Action::Mend(slot));
+                actions.push(Action::Restore(slot));
             } else if self.cuts && room {
                 actions.push(Action::Cut(slot));
             }
@@ -340,7 +341,7 @@ impl Model for World {
                     }
                 }
             }
-            Action::LetGo(slot) => next.clients[slot].let_go(self, state.now),
+            Action::End(slot) => next.clients[slot].end(self, state.now),
             Action::Deliver(message) => {
                 next.take(&message);
                 self.deliver(&mut next, message);
@@ -353,7 +354,7 @@ impl Model for World {
                 next.disconnect(self, slot);
                 next.clients[slot].connected = false;
             }
-            Action::Mend(slot) => next.clients[slot].connected = true,
+            Action::Restore(slot) => next.clients[slot].connected = true,
             Action::Crash(slot) => next.crash(slot),
             Action::Notice(slot) => next.clients[slot].half_open = false,
             Action::Steer(steer) => next.steer(self, &steer),

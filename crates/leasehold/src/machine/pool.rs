@@ -127,7 +127,7 @@ impl PoolMachine {
         PoolOutcome { status, current, expired }
     }
 
-    /// The members of each pool. The pools are ordered by name.
+    /// Returns the members of each pool. The pools are ordered by name.
     pub(crate) fn list(&self, which: &Which, now: Time) -> Vec<PoolStats> {
         let pools: Vec<_> = match which {
             Which::First(limit) => {

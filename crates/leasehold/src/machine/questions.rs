@@ -42,7 +42,7 @@ impl<T> Machine<T> {
         self.units
     }
 
-    /// The client's data that is kept with a holder or a waiter.
+    /// Returns the client's data that is kept with a holder or a waiter.
     pub(crate) fn kept(&self, id: AcquisitionId) -> Option<&T> {
         self.members.get(&id).map(|member| &member.kept)
     }
@@ -59,7 +59,7 @@ impl<T> Machine<T> {
         self.members.get(&id).is_some_and(Member::is_holder)
     }
 
-    /// Whether the id holds a permit with a TTL.
+    /// Returns whether the id holds a permit with a TTL.
     #[cfg(all(test, feature = "redis"))]
     pub(crate) fn is_limited(&self, id: AcquisitionId) -> bool {
         let stage = self.members.get(&id).map(|member| &member.stage);
@@ -87,12 +87,12 @@ impl<T> Machine<T> {
         }
     }
 
-    /// The waiters, in order.
+    /// Returns the waiters, in order.
     pub(crate) fn waiters(&self) -> impl Iterator<Item = Row<'_, T>> {
         self.queue.iter().map(|id| self.row(id))
     }
 
-    /// The holders. The one that has held for the longest time comes first.
+    /// Returns the holders. The one that has held for the longest time comes first.
     pub(crate) fn holders(&self) -> Vec<Row<'_, T>> {
         let holders = self.members.iter().filter(|(_, member)| member.is_holder());
         let mut rows: Vec<_> = holders.map(|(id, _)| self.row(*id)).collect();

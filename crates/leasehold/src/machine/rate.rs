@@ -8,8 +8,8 @@
 //! than `burst` − 1 intervals ahead. So in any time *W* no more than `burst` + *W* / `interval` permits are granted,
 //! not counting those whose token is returned.
 //!
-//! A token that was taken for nothing is returned, but only if every later grant would have happened in the same way
-//! without it. [`Meter::give_back`] explains when that is known.
+//! The token of a grant that was never used is returned, but only if every later grant would have happened in the same
+//! way without it. [`Meter::return_token`] explains when that is known.
 
 use crate::Fence;
 use crate::clock::{Span, Time};
@@ -24,13 +24,13 @@ pub(crate) struct Rate {
 }
 
 impl Rate {
-    /// The time in which an empty bucket becomes full.
+    /// Returns the time in which an empty bucket becomes full.
     fn all(self) -> Span {
         Span::from_micros(self.interval.micros().saturating_mul(u64::from(self.burst)))
     }
 
-    /// How many tokens beyond the next one a sweep may wait for. At a fast rate, this avoids one request for each
-    /// token.
+    /// Returns how many tokens beyond the next one a sweep may wait for. At a fast rate, this avoids one request for
+    /// each token.
     fn worth_waiting_for(self, waiting: usize) -> u64 {
         let in_time = TOGETHER.micros() / self.interval.micros();
         let kept = u64::from(self.burst - 1) / 2;
@@ -113,10 +113,10 @@ impl Meter {
     ///
     /// Afterwards the meter is as if the grant had never been made, so that no period has more starts than without the
     /// grant. That is known only if every later grant found at least one more token missing. Otherwise the bucket has
-    /// overflowed since then, and the returned token would be one too many. Once a token other than the last has been
-    /// returned, this is no longer known of the other grants, except the last.
+    /// overflowed since then, and the returned token would be one too many. Once the token of a grant other than the
+    /// last has been returned, this is known only of the last grant.
     #[cold]
-    pub(crate) fn give_back(&mut self, fence: Fence, last_fence: u64) {
+    pub(crate) fn return_token(&mut self, fence: Fence, last_fence: u64) {
         if fence.get() >= self.returns_from {
             self.full_at = self.full_at.minus(self.rate.interval);
             if fence.get() != last_fence {
@@ -126,10 +126,10 @@ impl Meter {
     }
 
     /// Returns several tokens. It starts with the last one, because that order returns the most tokens.
-    pub(crate) fn give_all_back(&mut self, mut unused: Vec<Fence>, last_fence: u64) {
+    pub(crate) fn return_tokens(&mut self, mut unused: Vec<Fence>, last_fence: u64) {
         unused.sort_unstable();
         for fence in unused.into_iter().rev() {
-            self.give_back(fence, last_fence);
+            self.return_token(fence, last_fence);
         }
     }
 }

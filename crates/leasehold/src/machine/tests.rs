@@ -1,9 +1,9 @@
 //! Checks the invariants of the machine on random histories under injected time.
 //!
-//! A [`World`] sends commands of several clients, lets time pass, and makes clients unreachable. It watches the machine
-//! from outside, through outcomes and queries. It keeps its own record of the order of the queue and of what each
-//! holder was promised. `scripts/break-the-rules` breaks one rule after the other and shows that the test of its
-//! invariant fails.
+//! A [`World`] sends commands of several clients, lets time pass, and makes clients unreachable. It observes the
+//! machine only through outcomes and queries. It keeps its own record of the order of the queue and of what each holder
+//! was promised. `scripts/break-the-rules` breaks one rule after the other and shows that the test of its invariant
+//! fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -405,7 +405,7 @@ proptest! {
     }
 
     #[test]
-    fn invariant_2_who_can_be_reached_is_granted_in_order(steps in vec(step(), 1..120)) {
+    fn invariant_2_reachable_waiters_are_granted_in_order(steps in vec(step(), 1..120)) {
         // The world's own record of the queue. It follows the `Waiting` outcomes, not the machine's queue.
         let mut queue: Vec<AcquisitionId> = Vec::new();
         watch(steps, |world, seen| {
@@ -518,7 +518,7 @@ proptest! {
     }
 
     #[test]
-    fn invariant_6_a_holder_is_not_let_down_before_the_time_it_was_promised(
+    fn invariant_6_a_holder_keeps_its_permit_for_the_promised_time(
         steps in vec(step(), 1..120),
     ) {
         let mut promised: BTreeMap<AcquisitionId, Option<Time>> = BTreeMap::new();
@@ -572,7 +572,7 @@ proptest! {
     }
 
     #[test]
-    fn who_is_granted_is_told_exactly_once(steps in vec(step(), 1..120)) {
+    fn each_grant_is_reported_exactly_once(steps in vec(step(), 1..120)) {
         watch(steps, |_, seen| {
             let mut told: Vec<_> = seen.woken.iter().map(|(id, _)| *id).collect();
             told.extend(seen.effects.granted.iter().map(|(id, ..)| *id));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Instant;
 
-use super::seat::Use;
+use super::shared_instance::InstanceUser;
 use super::{Definition, outcome};
 use crate::Error;
 use crate::backend::{Later, Subject};
@@ -47,13 +47,15 @@ pub struct PoolLease {
 pub(super) struct Holding {
     pool: Arc<Definition>,
     instance: Name,
-    pub(super) seat: Arc<Use>,
+    pub(super) user: Arc<InstanceUser>,
 }
 
 impl Holding {
     pub(super) fn new(pool: Arc<Definition>, instance: Name) -> Self {
-        let seat = Arc::new(Use::of(pool.engine.core().seats.seat(&pool.name, &instance)));
-        Self { pool, instance, seat }
+        let user = Arc::new(InstanceUser::of(
+            pool.engine.core().pool_instances.get(&pool.name, &instance),
+        ));
+        Self { pool, instance, user }
     }
 }
 
@@ -200,7 +202,7 @@ impl Keep for Holding {
 
 impl Holding {
     async fn release_until(self, until: Moment) -> Result<bool, Error> {
-        let mut turn = self.pool.engine.core().until(until, self.seat.turn()).await?;
+        let mut turn = self.pool.engine.core().until(until, self.user.turn()).await?;
         if !turn.end() {
             // Another guard still holds the lease.
             return Ok(true);

@@ -13,37 +13,37 @@ use crate::name::Name;
 /// A pool and an instance id.
 type Key = (Name, Name);
 
-/// All seats in use. A seat is one instance id of one pool.
+/// The instance ids in use, each with the tasks of this client that share its lease.
 #[derive(Default)]
-pub(crate) struct Seats(Arc<Mutex<HashMap<Key, Weak<Seat>>>>);
+pub(crate) struct SharedInstances(Arc<Mutex<HashMap<Key, Weak<SharedInstance>>>>);
 
-pub(super) struct Seat {
+pub(super) struct SharedInstance {
     key: Key,
-    /// The number of tasks that share the seat. A task holds this lock while it asks the store to change anything.
+    /// The number of tasks that share the lease. A task holds this lock while it asks the store to change the lease.
     users: tokio::sync::Mutex<usize>,
     all: Arc<Mutex<HashMap<Key, Weak<Self>>>>,
 }
 
-impl Seats {
-    pub(super) fn seat(&self, pool: &Name, instance: &Name) -> Arc<Seat> {
+impl SharedInstances {
+    pub(super) fn get(&self, pool: &Name, instance: &Name) -> Arc<SharedInstance> {
         let key = (pool.clone(), instance.clone());
-        let mut seats = lock(&self.0);
-        if let Some(seat) = seats.get(&key).and_then(Weak::upgrade) {
-            return seat;
+        let mut instances = lock(&self.0);
+        if let Some(instance) = instances.get(&key).and_then(Weak::upgrade) {
+            return instance;
         }
         let (users, all) = (tokio::sync::Mutex::new(0), self.0.clone());
-        let seat = Arc::new(Seat { key: key.clone(), users, all });
-        seats.insert(key, Arc::downgrade(&seat));
-        seat
+        let instance = Arc::new(SharedInstance { key: key.clone(), users, all });
+        instances.insert(key, Arc::downgrade(&instance));
+        instance
     }
 }
 
-impl Drop for Seat {
+impl Drop for SharedInstance {
     fn drop(&mut self) {
-        let mut seats = lock(&self.all);
-        // Another seat may have been put in its place.
-        if seats.get(&self.key).is_some_and(|seat| seat.strong_count() == 0) {
-            seats.remove(&self.key);
+        let mut instances = lock(&self.all);
+        // The id may be in use again, with another entry.
+        if instances.get(&self.key).is_some_and(|instance| instance.strong_count() == 0) {
+            instances.remove(&self.key);
         }
     }
 }
@@ -52,28 +52,28 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One user of a seat: an attempt, and the guard that results from it.
-pub(super) struct Use {
-    seat: Arc<Seat>,
+/// One user of an instance id: an attempt, and the guard that results from it.
+pub(super) struct InstanceUser {
+    instance: Arc<SharedInstance>,
     over: AtomicBool,
 }
 
-/// The exclusive right to ask the store about a seat.
+/// The exclusive right to ask the store about an instance id.
 pub(super) struct Turn<'a> {
     users: tokio::sync::MutexGuard<'a, usize>,
     over: &'a AtomicBool,
-    /// Whether this is an attempt that has not ended yet. It shares the seat only if it succeeds.
+    /// Whether this is an attempt that has not ended yet. It shares the lease only if it succeeds.
     attempt: bool,
 }
 
-impl Use {
-    /// Makes a user that does not share the seat yet: see [`Turn::begin`].
-    pub(super) fn of(seat: Arc<Seat>) -> Self {
-        Self { seat, over: AtomicBool::new(true) }
+impl InstanceUser {
+    /// Creates a user that does not share the lease yet: see [`Turn::begin`].
+    pub(super) fn of(instance: Arc<SharedInstance>) -> Self {
+        Self { instance, over: AtomicBool::new(true) }
     }
 
     pub(super) async fn turn(&self) -> Turn<'_> {
-        Turn { users: self.seat.users.lock().await, over: &self.over, attempt: false }
+        Turn { users: self.instance.users.lock().await, over: &self.over, attempt: false }
     }
 }
 
@@ -88,7 +88,7 @@ impl Turn<'_> {
         self.attempt = false;
     }
 
-    /// Ends the use of the seat. Repeating it is harmless. Returns whether nobody shares the seat any more.
+    /// Stops sharing the lease. Repeating it is harmless. Returns whether no task shares the lease any more.
     pub(super) fn end(&mut self) -> bool {
         *self.users -= usize::from(!self.over.swap(true, Ordering::AcqRel));
         *self.users == 0

@@ -33,7 +33,7 @@ pub struct Pools {
 pub struct PoolStats {
     /// The name of the pool.
     pub name: String,
-    /// The members, the one that was silent longest first.
+    /// The members. The one that has been silent for the longest time comes first.
     pub members: Vec<PoolMember>,
 }
 

@@ -24,7 +24,7 @@ pin_project! {
 #[derive(Debug)]
 enum Hold {
     Nothing,
-    // Boxed, because a body that has none is moved around, too.
+    // Boxed, because a body without a permit is moved around, too.
     Held(Box<Held>),
     /// The body has ended because its permit was lost.
     Lost,
@@ -48,7 +48,7 @@ impl<B: Body<Error: Into<BoxError>>> Body for LimitedBody<B> {
         match this.hold {
             Hold::Nothing => {}
             Hold::Held(held) => {
-                // First the loss, so that nothing is produced after it.
+                // Check the loss first, so that nothing is produced after it.
                 if let Poll::Ready(error) = held.poll_lost(cx) {
                     *this.hold = Hold::Lost;
                     return Poll::Ready(Some(Err(error.into())));

@@ -16,8 +16,8 @@ pin_project! {
     /// The future of a limited response. It acquires, and then runs the inner service: see [`Limited`](super::Limited).
     ///
     /// # Cancel safety
-    /// Dropping the future drops the inner service's future. It gives up the place in the queue, or releases the permit
-    /// in the background.
+    /// Dropping the future drops the inner service's future. This also cancels the wait, or releases the permit in the
+    /// background.
     #[must_use = "a request is not handled until its future is awaited"]
     pub struct ResponseFuture<S, Request, R>
     where
@@ -33,7 +33,7 @@ pin_project! {
     #[project = Projected]
     enum State<S, Request, F> {
         Acquiring { limit: Result<Limit, Error>, call: Option<(S, Request)> },
-        // In this order: the work ends before its permit is released.
+        // The order of the fields matters: the work is dropped before its permit is released.
         Running { #[pin] future: F, held: Option<Held> },
         Done,
     }
@@ -82,7 +82,7 @@ where
                     this.state.set(State::Running { future, held });
                 }
                 Projected::Running { future, held } => {
-                    // First the loss, so that the work is never polled after it.
+                    // Check the loss first, so that the work is never polled after it.
                     if let Some(Poll::Ready(error)) = held.as_mut().map(|held| held.poll_lost(cx)) {
                         this.state.set(State::Done);
                         let refused = this.refuse.refuse(error);

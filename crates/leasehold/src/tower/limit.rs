@@ -1,4 +1,4 @@
-//! The limit of one request, and what holds it.
+//! The limit of one request, and the guard that the request holds.
 
 use std::fmt;
 use std::pin::Pin;
@@ -16,9 +16,9 @@ use crate::{Acquire, Error, Lock, LockGuard, Lost, Permit, Semaphore, TryAcquire
 /// | [`Lock`] | waits for the lock, in no particular order |
 /// | [`Limit::none`] | is not limited |
 ///
-/// A rate is a semaphore: see [`Client::rate`](crate::Client::rate). Set a time limit, such as
-/// [`Acquire::within`], because clients do not wait forever either. Build a lock with
-/// [`auto_extend`](crate::LockBuilder::auto_extend): otherwise a request that takes longer than the lease loses its lock.
+/// A rate is a semaphore: see [`Client::rate`](crate::Client::rate). Set a time limit, such as [`Acquire::within`],
+/// because clients do not wait forever. Build a lock with [`auto_extend`](crate::LockBuilder::auto_extend): otherwise a
+/// request that takes longer than the lease loses its lock.
 pub struct Limit(Acquiring);
 
 enum Acquiring {
@@ -115,7 +115,7 @@ impl Held {
         Self { lost, guard }
     }
 
-    /// Ready with an error if it was lost.
+    /// Resolves with an error if the permit or lock was lost.
     pub(super) fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         Pin::new(&mut self.lost).poll(cx).map(|reason| match &self.guard {
             Guard::Permit(permit) => permit.lost_error(reason),

@@ -14,7 +14,7 @@ use super::{MINUTES, PROMPT, acquire, ask, connect, connect_with, one, only_when
 const LOCK: &str = "syncguard:k";
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// A server behind a proxy that refuses connections from now on.
+/// Makes the server unreachable: the proxy refuses new connections and cuts the current ones.
 fn out_of_reach(proxy: &FaultProxy) {
     proxy.refuse(true);
     proxy.cut();
@@ -36,13 +36,13 @@ async fn a_close_during_an_outage_does_not_wait_for_what_was_never_sent() {
     assert!(matches!(waits.poll(), Some(Err(Error::Closed))));
 }
 
-/// The answer is here, and nobody has looked at it.
+/// The reply has arrived, but the acquire has not been polled since.
 #[tokio::test]
 async fn a_close_that_crosses_a_grant_leaves_no_lock() {
     let server = RedisServer::start();
     let client = connect(&server.url()).await;
     let lock = client.lock("k").auto_extend().lease(MINUTES).build().unwrap();
-    // The answer can be here before the first poll returns.
+    // The reply may arrive before the first poll returns; then this tries again.
     let waits = loop {
         let mut waits = ByHand::new(lock.acquire());
         let Some(guard) = waits.poll() else { break waits };
@@ -97,7 +97,7 @@ async fn an_extension_is_bounded_while_the_lock_extends_itself() {
     let lock = client.lock("k").lease(Duration::from_secs(9)).auto_extend().build().unwrap();
     let guard = deadline(lock.acquire()).await.unwrap();
     out_of_reach(&proxy);
-    // Its own extension is due after a third.
+    // The automatic extension is due after a third of the lease.
     tokio::time::sleep(Duration::from_millis(3200)).await;
     let begun = Instant::now();
     deadline(guard.extend(MINUTES)).await.unwrap_err();
@@ -114,7 +114,7 @@ async fn an_extended_lock_that_is_dropped_during_an_outage_is_released_after_it(
     deadline(guard.extend(MINUTES)).await.unwrap();
     out_of_reach(&proxy);
     drop(guard);
-    // Longer than its declared lease.
+    // Longer than the declared lease.
     tokio::time::sleep(Duration::from_millis(1500)).await;
     proxy.refuse(false);
     eventually(async || !ask::<bool>(&server, &["EXISTS", LOCK])).await;
@@ -137,7 +137,7 @@ async fn a_wake_up_passes_on_if_the_woken_waiter_is_dropped() {
         let before = asked();
         eventually(async || asked() > before).await;
         assert!(deadline(held.release()).await.unwrap());
-        // It learns of the release, and is dropped before it could ask; or the other one was quicker.
+        // The first waiter learns of the release, and is dropped before it asks; or the second was quicker.
         eventually(async || second.is_finished() || first.poll().is_some() || waiting() == 0).await;
         let _ = first.poll();
         drop(first);
@@ -146,7 +146,7 @@ async fn a_wake_up_passes_on_if_the_woken_waiter_is_dropped() {
     }
 }
 
-/// That somebody stops waiting for an answer says nothing about the connection.
+/// A caller that stops waiting for a reply says nothing about the health of the connection.
 #[tokio::test]
 async fn questions_that_are_given_up_do_not_cost_the_connection() {
     let server = RedisServer::start();
@@ -154,7 +154,7 @@ async fn questions_that_are_given_up_do_not_cost_the_connection() {
     let client = connect(&proxy.url()).await;
     let semaphore = one(&client);
     let held = acquire(&semaphore).await;
-    // Statistics have a connection of their own.
+    // Statistics have their own connection.
     deadline(semaphore.stats()).await.unwrap();
     let before = proxy.traffic().accepted;
     proxy.delay(Duration::from_millis(25));
@@ -167,7 +167,7 @@ async fn questions_that_are_given_up_do_not_cost_the_connection() {
     assert!(deadline(held.release()).await.unwrap());
 }
 
-/// Tens of thousands who wait, and as many who have given up, cost an uninvolved permit nothing.
+/// Thousands of waiters, and as many cancelled ones, do not delay an unrelated permit.
 #[tokio::test]
 async fn a_crowd_that_waits_for_locks_during_an_outage_holds_up_nobody() {
     const CROWD: usize = 10_000;
@@ -196,7 +196,7 @@ async fn a_crowd_that_waits_for_locks_during_an_outage_holds_up_nobody() {
     assert!(begun.elapsed() < 3 * PROMPT, "it took {:?}", begun.elapsed());
 }
 
-/// One row that is damaged is the trouble of its own name.
+/// A damaged row affects only its own name.
 #[tokio::test]
 async fn a_name_that_cannot_be_read_on_one_host_leaves_the_others_alone() {
     let store = LocalStore::new();

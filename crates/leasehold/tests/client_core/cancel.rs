@@ -1,4 +1,4 @@
-//! Acquires that are dropped while the connection is made anew.
+//! Acquires that are dropped while the client reconnects.
 
 use std::time::{Duration, Instant};
 
@@ -12,13 +12,13 @@ use super::{census, connect};
 
 const NAMES: usize = 24;
 const ROUNDS: usize = 12;
-/// How soon a name must be free once the connection is back. Its lease would be 180 s.
+/// How soon a name must be free after the client has reconnected. The lease is 30 s.
 const FREE_WITHIN: Duration = Duration::from_secs(3);
-/// Part of what an acquire sends, and of nothing else.
+/// Part of every acquire request, and of no other request.
 const LABEL: &str = "acquires-of-this-test";
 
-/// An acquire and its release are sent over the new connection, the acquire runs, and its reply is lost with that
-/// connection as well. Whatever the order in which the two ran, nobody holds the permit.
+/// An acquire and its release are sent over the new connection. The acquire runs, and its reply is
+/// lost with that connection as well. In whatever order the two ran, the permit is not held.
 #[tokio::test]
 async fn acquires_dropped_while_reconnecting_leave_nothing_held() {
     let server = RedisServer::start();
@@ -31,7 +31,7 @@ async fn acquires_dropped_while_reconnecting_leave_nothing_held() {
         (0..NAMES).map(|nth| other.semaphore(&name(nth), 1).build().unwrap()).collect();
     let mut rng = Rng::with_seed(0x5eed);
     for round in 0..ROUNDS {
-        // Connecting takes several round trips, and so about 80 ms: acquires begin and end in that time.
+        // Connecting takes several round trips, about 80 ms: acquires begin and end in that time.
         proxy.delay(Duration::from_millis(10));
         proxy.lose_reply_to(LABEL.as_bytes());
         let before = proxy.traffic();
@@ -42,14 +42,14 @@ async fn acquires_dropped_while_reconnecting_leave_nothing_held() {
         for nth in order {
             let mut acquire = ByHand::new(semaphores[nth].acquire());
             assert!(acquire.poll().is_none(), "there is no connection");
-            // What has been handed to the connection by then, and by the next, is what the rounds are about.
+            // The random pauses vary which requests have reached the connection at each drop.
             tokio::time::sleep(Duration::from_micros(rng.u64(0..1500))).await;
             drop(acquire);
             if rng.bool() {
                 tokio::time::sleep(Duration::from_micros(rng.u64(0..1500))).await;
             }
         }
-        // One that is not dropped before its reply is lost, so that there is one in every round.
+        // This acquire waits until a reply is lost, so that every round loses one.
         let kept = tokio::spawn(semaphores[round].acquire());
         eventually(async || proxy.traffic().lost > before.lost).await;
         kept.abort();
@@ -60,7 +60,7 @@ async fn acquires_dropped_while_reconnecting_leave_nothing_held() {
         for (nth, semaphore) in seen.iter().enumerate() {
             while census(semaphore).await != (0, 0) {
                 let late = healed.elapsed() > FREE_WITHIN;
-                assert!(!late, "round {round}: {} is held by nobody", name(nth));
+                assert!(!late, "round {round}: {} is held without a holder", name(nth));
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         }

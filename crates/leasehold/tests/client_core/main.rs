@@ -1,5 +1,5 @@
-//! The client core as users see it: cancellation, panics in foreign code, renewals on a slow link, outages, refusals and
-//! wakers that call back. Everything goes through the public API, against real servers and real files.
+//! The client core through the public API, against real servers and real files: cancellation,
+//! panics in foreign code, renewals on a slow link, outages, refusals and wakers that call back.
 
 #![cfg(all(feature = "redis", feature = "local", target_os = "linux"))]
 
@@ -24,7 +24,7 @@ mod supervision;
 mod unanswered;
 mod wakers;
 
-/// The way into the processes that [`supervision`] starts.
+/// The entry point of the processes that [`supervision`] starts.
 #[test]
 fn child() {
     testkit::child::play(supervision::play);
@@ -33,7 +33,7 @@ fn child() {
 const NAME: &str = "x";
 /// Longer than any test may take.
 const MINUTES: Duration = Duration::from_secs(300);
-/// The longest that anything may take when nothing is wrong, on a machine that is busy.
+/// The longest that anything may take without a fault, on a busy machine.
 const PROMPT: Duration = Duration::from_secs(1);
 
 /// A client on Redis with default settings. Every test connects here or in [`connect_with`].
@@ -41,7 +41,7 @@ async fn connect(url: &str) -> Client {
     deadline(Client::redis_builder(url).open()).await.expect("the server that was just started")
 }
 
-/// The same, with another time-out for answers.
+/// As [`connect`], with another answer time-out.
 async fn connect_with(url: &str, answer_timeout: Duration) -> Client {
     let builder = Client::redis_builder(url).answer_timeout(answer_timeout);
     deadline(builder.open()).await.expect("the server that was just started")
@@ -60,41 +60,41 @@ async fn release(permit: Permit) -> bool {
     deadline(permit.release()).await.unwrap()
 }
 
-/// Returns how many hold, and how many wait.
+/// Returns the number of holders and the number of waiters.
 async fn census(semaphore: &Semaphore) -> (u32, usize) {
     deadline(testkit::census::census(semaphore)).await
 }
 
-/// The future, but not for longer than `limit`.
+/// Awaits the future, but fails the test after `limit`.
 #[track_caller]
 fn within<F: Future>(limit: Duration, future: F) -> impl Future<Output = F::Output> {
     let caller = Location::caller();
     async move {
         let Ok(output) = tokio::time::timeout(limit, future).await else {
-            panic!("what {caller} waits for is not there after {limit:?}")
+            panic!("the future at {caller} was not ready within {limit:?}")
         };
         output
     }
 }
 
-/// Asks for a lock or a lease again after minutes only, so that a waiter that gets an answer earlier was notified.
+/// Retries only after minutes, so that a waiter that gets a lock or a lease earlier was notified.
 fn only_when_notified() -> Retry {
     let retry = Retry::default().delay(MINUTES).max_delay(MINUTES).times(1000);
     retry.jitter(Jitter::None).within(2 * MINUTES)
 }
 
-/// Asks again at least twice a second, for minutes.
+/// Retries at least twice a second, for minutes.
 fn persistent() -> Retry {
     Retry::default().times(10_000).max_delay(Duration::from_millis(500)).within(MINUTES)
 }
 
-/// An acquire in the queue, in a task of its own, with the moment of its end.
+/// An acquire in the queue, in its own task, that records when it ended.
 struct Waiter {
     task: JoinHandle<(Instant, Result<Permit, Error>)>,
 }
 
 impl Waiter {
-    /// Returns when it is in the queue.
+    /// Starts an acquire, and returns when it is in the queue.
     async fn join(semaphore: &Semaphore) -> Self {
         let acquire = semaphore.acquire();
         let id: AcquisitionId = acquire.id();
@@ -106,13 +106,13 @@ impl Waiter {
         Self { task }
     }
 
-    /// What came of it, and when.
+    /// Returns its result, and when it ended.
     async fn answered(self) -> (Instant, Result<Permit, Error>) {
         deadline(self.task).await.unwrap()
     }
 }
 
-/// Asks a server past the library.
+/// Sends a command to the server without the library.
 #[track_caller]
 fn ask<T: redis::FromRedisValue>(server: &RedisServer, command: &[&str]) -> T {
     let answer = redis::cmd(command[0]).arg(&command[1..]).query(&mut server.connection());

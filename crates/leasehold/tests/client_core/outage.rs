@@ -1,4 +1,4 @@
-//! Outages: what was begun while the server was away, and what happens as soon as it is back.
+//! Outages: calls that began during one, and what happens when it ends.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use testkit::wait::{deadline, eventually};
 
 use super::{NAME, PROMPT, Waiter, acquire, census, connect, one, persistent, release, within};
 
-/// How soon after the link is up everything that waited for it is done.
+/// How soon after the reconnect everything that waited for it must be done.
 const SOON: Duration = Duration::from_millis(1500);
 
 fn begin(proxy: &FaultProxy) {
@@ -25,7 +25,7 @@ async fn end(proxy: &FaultProxy) -> Instant {
     Instant::now()
 }
 
-/// Begun one after the other: how long the outage lasts after that must not matter to any of them.
+/// The releases begin one after the other. How long the outage lasts afterwards must not matter to any of them.
 #[tokio::test]
 async fn releases_begun_during_an_outage_are_done_as_soon_as_it_ends() {
     const BEGUN_EVERY: Duration = Duration::from_millis(350);
@@ -41,7 +41,7 @@ async fn releases_begun_during_an_outage_are_done_as_soon_as_it_ends() {
 
     begin(&proxy);
     for (nth, permit) in held.into_iter().enumerate() {
-        // What the test is about: it goes on for a while, and releases come at any moment of it.
+        // The outage lasts for a while, and releases begin throughout it.
         tokio::time::sleep(BEGUN_EVERY).await;
         if nth % 2 == 0 {
             drop(permit);
@@ -72,13 +72,13 @@ async fn a_release_that_is_awaited_during_an_outage_succeeds_as_soon_as_it_ends(
     tokio::time::sleep(Duration::from_millis(3500)).await;
     let up = end(&proxy).await;
     let (at, outcome) = deadline(released).await.unwrap();
-    assert!(outcome.unwrap(), "it was held until then");
+    assert!(outcome.unwrap(), "the permit was held until the release");
     let took = at.saturating_duration_since(up);
     assert!(took < SOON, "it took {took:?}");
 }
 
-/// Each is granted a permit and woken, and cannot claim it: it holds for the time to claim it, and is notified before the
-/// store lets another in.
+/// Each waiter is granted a permit and woken, but cannot claim it. It holds for the time to claim,
+/// and is notified before the store grants the permit to another client.
 #[tokio::test]
 async fn who_is_woken_just_before_an_outage_is_notified_in_time() {
     const WAITERS: usize = 4;
@@ -96,7 +96,8 @@ async fn who_is_woken_just_before_an_outage_is_notified_in_time() {
         waiters.push(Waiter::join(&client.semaphore(&name, 1).build().unwrap()).await);
     }
 
-    // Current connections stay, so that they are woken. What they send next is lost, and new ones are refused.
+    // Current connections stay open, so that the waiters are woken. Their next request is lost, and
+    // new connections are refused.
     proxy.refuse(true);
     proxy.lose_request(b"EVALSHA");
     let released = Instant::now();
@@ -136,15 +137,15 @@ async fn a_waiter_for_a_lock_outlives_an_outage() {
     tokio::time::sleep(Duration::from_secs(8)).await;
     end(&proxy).await;
     assert!(deadline(held.release()).await.unwrap());
-    let guard = deadline(waiter).await.unwrap().expect("it waits until it is served");
+    let guard = deadline(waiter).await.unwrap().expect("the waiter keeps waiting");
     assert!(deadline(guard.release()).await.unwrap());
 }
 
-/// What was never sent need not be taken back.
+/// An acquire that was never sent need not be released.
 #[tokio::test]
 async fn acquires_that_end_during_an_outage_do_not_delay_what_comes_after_it() {
     const ENDED: usize = 20_000;
-    /// Far less than an id for each of them takes.
+    /// Far less than one id per acquire.
     const FEW_BYTES: u64 = 200_000;
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.port());

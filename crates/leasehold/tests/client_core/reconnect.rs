@@ -1,7 +1,7 @@
-//! What a client with many waiters asks when it is connected again.
+//! What a client with many waiters asks after a reconnect.
 //!
-//! A connection that subscribes is closed by the server when more than its limit waits to be read. What the client asks
-//! must not be answered by more than that at a time, or it loses every connection that it makes.
+//! Redis closes a subscribed connection when more than its output buffer limit waits to be read. So the client's
+//! questions must not cause more replies than that at a time, or it loses every connection that it makes.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use tokio::task::JoinSet;
 use super::{NAME, acquire, ask, connect, one, release};
 
 const WAITERS: u32 = 2000;
-/// How often a client may connect before it has recovered.
+/// How often a client may connect until it has recovered.
 const RECOVERED: u64 = 4;
 
-/// A server with a limit of 64 KiB, one permit that `other` holds, and a client behind a proxy with many waiters.
+/// A server with a limit of 64 KiB, a permit that `other` holds, and a client behind a proxy with many waiters.
 struct Crowd {
     server: RedisServer,
     proxy: FaultProxy,
@@ -45,7 +45,7 @@ impl Crowd {
         crowd
     }
 
-    /// Past the library: statistics of so many holders are more than the limit as well.
+    /// Reads the keys directly, because the statistics of so many holders exceed the limit as well.
     fn census(&self) -> (u32, u32) {
         let count = |kind| {
             let key = format!("adv-sem:semaphore_{kind}:{NAME}");
@@ -61,7 +61,7 @@ async fn a_small_output_buffer_does_not_make_a_client_with_many_waiters_reconnec
     let before = crowd.proxy.traffic().accepted;
     crowd.proxy.cut();
     crowd.proxy.until(|traffic| traffic.accepted > before).await;
-    // This one watches for a while: a connection that is lost again and again is made anew within a second.
+    // Watches for a while: a client that keeps losing its connection reconnects within a second.
     tokio::time::sleep(Duration::from_secs(3)).await;
     let made = crowd.proxy.traffic().accepted - before;
     assert!(made <= RECOVERED, "connected {made} times");
@@ -70,14 +70,14 @@ async fn a_small_output_buffer_does_not_make_a_client_with_many_waiters_reconnec
     assert!(release(first).await);
 }
 
-/// All waiters are granted their permits at once, so that their wake-ups alone are more than the limit. After that the
-/// client asks about every one of them.
+/// All waiters are granted their permits at once, so that their wake-ups alone exceed the limit.
+/// Afterwards the client asks about every one of them.
 #[tokio::test]
 async fn wake_ups_beyond_the_output_buffer_do_not_make_a_client_reconnect_forever() {
     let mut crowd = Crowd::gather().await;
     let before = crowd.proxy.traffic().accepted;
     let room_for_all = WAITERS + 2;
-    // Declared by both, so that this declaration is the newest one, whichever client asks next.
+    // Both clients declare it, so that this capacity is the newest, whichever client asks next.
     let _declared = crowd.client.semaphore(NAME, room_for_all).build().unwrap();
     let wider = crowd.other.semaphore(NAME, room_for_all).build().unwrap();
     let more = acquire(&wider).await;
@@ -85,15 +85,15 @@ async fn wake_ups_beyond_the_output_buffer_do_not_make_a_client_reconnect_foreve
     let permits = tokio::time::timeout(Duration::from_secs(10), waiters.join_all()).await;
     let made = crowd.proxy.traffic().accepted - before;
     assert!(made <= RECOVERED, "connected {made} times");
-    for permit in permits.expect("all are granted") {
+    for permit in permits.expect("every waiter is granted a permit") {
         permit.unwrap().check().unwrap();
     }
     assert!(release(more).await);
     eventually(async || crowd.census() == (1, 0)).await;
 }
 
-/// After a restart the server counts its connections anew, and another client may have the number of our old one. A client
-/// that may not ask which run of the server it talks to must not close that one.
+/// A restarted server numbers its connections anew, so another client may get the id of our old
+/// connection. A client that may not ask for the server's run id must not close that connection.
 #[tokio::test]
 async fn a_client_that_does_not_know_the_run_of_the_server_closes_no_other() {
     let server = RedisServer::start_with(&["--user app on nopass ~* &* +@all -info"]);
@@ -105,7 +105,7 @@ async fn a_client_that_does_not_know_the_run_of_the_server_closes_no_other() {
     proxy.refuse(true);
     proxy.cut();
     server.restart_empty();
-    // Innocent ones have every number that our client may have had.
+    // Other connections have every id that our client may have had.
     let mut innocent: Vec<_> = (0..newest + 5).map(|_| server.connection()).collect();
     let ids: Vec<u64> =
         innocent.iter_mut().map(|one| redis::cmd("CLIENT").arg("ID").query(one).unwrap()).collect();
@@ -113,10 +113,13 @@ async fn a_client_that_does_not_know_the_run_of_the_server_closes_no_other() {
     let before = proxy.traffic().accepted;
     proxy.heal();
     eventually(async || proxy.traffic().accepted > before).await;
-    // It works again, so that it has closed whatever it wanted to close.
+    // The client works again, so it has already closed whatever it was going to close.
     let again = acquire(&client.semaphore("another", 1).build().unwrap()).await;
     for one in &mut innocent {
-        assert!(redis::cmd("PING").query::<String>(one).is_ok(), "an innocent client was closed");
+        assert!(
+            redis::cmd("PING").query::<String>(one).is_ok(),
+            "another client's connection was closed"
+        );
     }
     release(again).await;
 }

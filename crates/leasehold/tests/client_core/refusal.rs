@@ -1,4 +1,4 @@
-//! A store that refuses its clients for good: waiting acquires fail at once.
+//! A store that refuses its clients permanently: waiting acquires fail at once.
 
 use std::fs;
 use std::path::Path;
@@ -13,10 +13,10 @@ use tokio::time::timeout;
 
 use super::{MINUTES, NAME, Waiter, acquire, ask, connect, one, only_when_notified, open};
 
-/// How soon a waiter is notified.
+/// How soon a waiter must get its error.
 const NOTIFIED: Duration = Duration::from_secs(3);
 
-/// Begins to wait for what another client holds, and does something to the files.
+/// Waits for a permit and a lock that another client holds, and damages the files meanwhile.
 async fn is_refused_after(harm: impl FnOnce(&LocalStore)) {
     let store = LocalStore::new();
     let (client, other) = (open(&store).await, open(&store).await);
@@ -34,7 +34,7 @@ async fn is_refused_after(harm: impl FnOnce(&LocalStore)) {
     drop((held, guard));
 }
 
-/// Fails unless both are refused, and soon.
+/// Fails unless both waiters are refused in time.
 async fn are_refused(waiter: Waiter, lock_waiter: JoinHandle<Result<LockGuard, Error>>) {
     let semaphore = async { waiter.task.await.unwrap().1.map(drop) };
     let lock = async { lock_waiter.await.unwrap().map(drop) };
@@ -69,7 +69,7 @@ async fn waiters_are_refused_when_the_directory_is_removed() {
     is_refused_after(|store| fs::remove_dir_all(store.directory()).unwrap()).await;
 }
 
-/// Redis closes the connections of a user that is deleted, and does not let it in again.
+/// Redis closes the connections of a deleted user, and refuses new ones.
 #[tokio::test]
 async fn waiters_are_refused_when_their_redis_user_is_deleted() {
     let server = RedisServer::start_with(&["--user app on >secret ~* &* +@all"]);

@@ -1,4 +1,4 @@
-//! Renewals on a link with some latency: a deadline that is near costs nobody the connection.
+//! Renewals on a link with latency: a deadline that is near does not cost the connection.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use testkit::wait::deadline;
 
 use super::{NAME, acquire, connect};
 
-/// Every permit is renewed until its TTL ends, and some of them when there is hardly any time left.
+/// Every permit is renewed until its TTL ends, some of them shortly before that.
 #[tokio::test]
 async fn a_ttl_that_ends_does_not_cost_the_connection() {
     const PERMITS: u32 = 24;
@@ -31,7 +31,7 @@ async fn a_ttl_that_ends_does_not_cost_the_connection() {
     }
 }
 
-/// The permit may be lost on a machine that is too busy to renew it in time, but the connection may not.
+/// On a machine too busy to renew in time the permit may be lost, but not the connection.
 #[tokio::test]
 async fn the_shortest_heartbeat_is_kept_at_twenty_milliseconds_a_round_trip() {
     const ATTEMPTS: u32 = 3;

@@ -1,4 +1,4 @@
-//! Statistics of long queues, beside everything else that a client does.
+//! Statistics of long queues do not delay other work of the client.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use super::{NAME, PROMPT, acquire, ask, connect, one, release};
 
 const WAITERS: usize = 100_000;
 
-/// Puts so many waiters of a client that is elsewhere into the queue.
+/// Adds `WAITERS` waiters of another client to the queue.
 fn queue_up(server: &RedisServer) {
     let mut connection = server.connection();
     let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut connection).unwrap();
@@ -38,7 +38,7 @@ async fn listing_a_hundred_thousand_waiters_holds_up_nobody() {
     let client = connect(&server.url()).await;
     let held = acquire(&one(&client)).await;
     queue_up(&server);
-    // Statistics have a connection of their own.
+    // Statistics have their own connection.
     deadline(client.stats().names([NAME]).fetch()).await.unwrap();
     let before = connections(&server);
 

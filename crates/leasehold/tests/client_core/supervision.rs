@@ -1,4 +1,4 @@
-//! Foreign code that panics, and threads that cannot be started: what is not affected goes on, and nothing hangs.
+//! Foreign code that panics, and threads that cannot be started: everything else continues, and nothing hangs.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -20,13 +20,13 @@ use tracing::{Event, Level, Metadata, Subscriber, span};
 
 use super::{NAME, acquire, census, connect, one, open, release, within};
 
-/// The longest that a call takes which is neither answered nor fails.
+/// A call that takes longer than this hangs.
 const HUNG: Duration = Duration::from_secs(4);
 const MOMENT: Duration = Duration::from_millis(50);
-/// Somebody without any rights.
+/// An unprivileged user.
 const NOBODY: u32 = 65534;
 
-/// In the child.
+/// In the child: plays the named part.
 pub(crate) fn play(part: &str, arguments: &[&str]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -34,7 +34,7 @@ pub(crate) fn play(part: &str, arguments: &[&str]) {
             "listener" => under_a_panicking_listener(arguments[0]).await,
             "reconnecting" => reconnect_under_a_panicking_listener(arguments[0]).await,
             "no threads" => without_threads(arguments).await,
-            _ => unreachable!("nobody plays {part}"),
+            _ => unreachable!("unknown part {part:?}"),
         }
         std::future::pending::<()>().await;
     });
@@ -52,8 +52,8 @@ impl Wake for Panicking {
     }
 }
 
-/// Polls an acquire once, and waits until its waker has panicked: because it was granted the permit that `other` held, or
-/// because it ran out of time.
+/// Polls an acquire once, and waits until its waker has panicked: because the acquire was granted
+/// the permit that `other` held, or because it timed out.
 async fn panic_once(client: &Client, other: &Client, granted: bool) {
     let held = acquire(&one(other)).await;
     let panicking = Arc::new(Panicking::default());
@@ -68,12 +68,12 @@ async fn panic_once(client: &Client, other: &Client, granted: bool) {
     eventually(async || panicking.woken.load(Ordering::SeqCst) > 0).await;
 }
 
-/// `other` shares the store with `client`, whose wakers panic.
+/// Checks that `client`, whose wakers panic, still works. `other` shares its store.
 async fn survives_panicking_wakers(client: &Client, other: &Client, granted: bool) {
     const HEARTBEAT: Duration = Duration::from_secs(2);
     let kept = client.semaphore("kept", 1).heartbeat_max_interval(HEARTBEAT);
     let kept = acquire(&kept.build().unwrap()).await;
-    // More often than batches of one name are sent at a time.
+    // More panics than the number of batches that one name has in flight.
     for _ in 0..3 {
         panic_once(client, other, granted).await;
     }
@@ -121,7 +121,7 @@ async fn wakers_that_panic_at_a_grant_on_one_host_affect_nobody_else() {
     survives_panicking_wakers(&client, &other, true).await;
 }
 
-/// Somebody else waits for the same loss.
+/// Another task waits for the same loss.
 #[tokio::test]
 async fn a_waker_that_panics_at_a_loss_does_not_keep_others_from_being_notified() {
     let client = Client::memory();
@@ -140,7 +140,7 @@ async fn a_waker_that_panics_at_a_loss_does_not_keep_others_from_being_notified(
     drop(held);
 }
 
-/// Panics at every event that does not come from the thread that made it.
+/// A subscriber that panics at every event from another thread than the one that created it.
 struct PanickingListener {
     spared: ThreadId,
     events: Arc<AtomicU32>,
@@ -171,15 +171,15 @@ impl Subscriber for PanickingListener {
     fn exit(&self, _: &span::Id) {}
 }
 
-/// In the child. The count of events at which the listener has panicked.
+/// In the child: installs the subscriber, and returns the number of events at which it panicked.
 fn listen() -> Arc<AtomicU32> {
     let events = Arc::new(AtomicU32::new(0));
     let listener = PanickingListener { spared: thread::current().id(), events: events.clone() };
-    tracing::subscriber::set_global_default(listener).expect("nobody else listens");
+    tracing::subscriber::set_global_default(listener).expect("no other subscriber");
     events
 }
 
-/// In the child: what a future answers, in one word or a few.
+/// In the child: describes the outcome of a future in a word or two.
 async fn outcome<T>(future: impl Future<Output = Result<T, Error>>) -> String {
     match tokio::time::timeout(HUNG, future).await {
         Ok(Ok(_)) => "done".to_owned(),
@@ -236,7 +236,7 @@ async fn a_listener_that_panics_when_the_connection_is_lost_does_not_keep_it_fro
     assert_eq!(child.says().await, "panicked: true");
 }
 
-/// In the child: nobody can start a thread, and says what comes of every call.
+/// In the child: reports the outcome of every call while no thread can be started.
 async fn without_threads(arguments: &[&str]) {
     let _told = child::told();
     let limit = Rlimit { current: Some(1), maximum: Some(1) };
@@ -274,7 +274,7 @@ async fn without_threads(arguments: &[&str]) {
     child::say("end");
 }
 
-/// In a task of its own, so that a panic can be told of.
+/// Runs the call in its own task, so that a panic can be reported.
 async fn say_outcome<T: Send + 'static>(
     what: &str,
     call: impl Future<Output = Result<T, Error>> + Send + 'static,
@@ -293,7 +293,7 @@ async fn nothing_hangs_or_panics_if_no_thread_can_be_started() {
     fs::set_permissions(&own, Permissions::from_mode(0o700)).unwrap();
     let (url, path) = (server.url(), own.join("store"));
     let arguments = [url.as_str(), path.to_str().unwrap()];
-    // The limit does not hold for root.
+    // The limit does not apply to root.
     let child = if rustix::process::geteuid().is_root() {
         chown(&own, Some(NOBODY), Some(NOBODY)).unwrap();
         Child::start_as(NOBODY, "no threads", &arguments)
@@ -301,7 +301,7 @@ async fn nothing_hangs_or_panics_if_no_thread_can_be_started() {
         Some(Child::start("no threads", &arguments))
     };
     let Some(mut child) = child else {
-        return eprintln!("nobody else may run this test: skipped");
+        return eprintln!("skipped: no other user may run this test");
     };
     let mut said = Vec::new();
     loop {

@@ -1,4 +1,4 @@
-//! A server that accepts connections and does not answer is unavailable. That is not the same as a permit that is held.
+//! A server that accepts connections and does not answer is unavailable, which is not contention.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use testkit::redis_server::RedisServer;
 use super::{acquire, connect, one, release, within};
 
 const LIMIT: Duration = Duration::from_secs(2);
-/// More than an answer may take.
+/// Longer than the answer time-out.
 const PATIENCE: Duration = Duration::from_secs(6);
 
 #[tokio::test]
@@ -50,7 +50,7 @@ async fn a_try_that_a_stopped_server_does_not_answer_is_unavailable() {
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
 }
 
-/// The time-out of a client that allows less counts for a try as well.
+/// A shorter answer time-out of the client also bounds a try.
 #[tokio::test]
 async fn a_try_is_given_up_after_the_time_that_an_answer_may_take() {
     let server = RedisServer::start();

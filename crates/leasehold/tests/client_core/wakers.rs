@@ -1,6 +1,6 @@
-//! Wakers that own a permit, and so release it when they are dropped, wherever the library drops them.
+//! Wakers that own a permit, and so release it wherever the library drops them.
 //!
-//! Nothing here runs in a runtime, and everything runs on a thread that is given up if it does not come back.
+//! Nothing here runs in a runtime. Each test runs on its own thread, which is abandoned if it deadlocks.
 
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, mpsc};
@@ -14,10 +14,10 @@ use testkit::redis_server::RedisServer;
 
 use super::{MINUTES, connect, one};
 
-/// How long a call may take that only deadlocks if it takes long.
+/// A call that takes longer than this has deadlocked.
 const STUCK: Duration = Duration::from_secs(5);
 
-/// A waker with something in it.
+/// A waker that owns a value.
 struct Owner<T> {
     _owned: Mutex<T>,
 }
@@ -26,19 +26,19 @@ impl<T: Send> Wake for Owner<T> {
     fn wake(self: Arc<Self>) {}
 }
 
-/// The only reference to what it owns: dropping the waker drops that.
+/// Returns a waker with the only reference to the value, so that dropping the waker drops it.
 fn owning<T: Send + 'static>(owned: T) -> Waker {
     Waker::from(Arc::new(Owner { _owned: Mutex::new(owned) }))
 }
 
-/// Polls once. The waker that stays is the clone that the future has made.
+/// Polls once. Afterwards only the future's clone of the waker is left.
 fn poll_with<F: Future>(future: Pin<&mut F>, waker: Waker) -> Poll<F::Output> {
     let polled = future.poll(&mut Context::from_waker(&waker));
     drop(waker);
     polled
 }
 
-/// Runs it for a client in memory and for one on Redis, each on a thread of its own.
+/// Runs the test with a client in memory and with one on Redis, each on its own thread.
 fn on_memory_and_redis(test: impl Fn(&Client) + Copy + Send + 'static) {
     let server = RedisServer::start();
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -113,7 +113,7 @@ fn a_waker_may_release_the_awaited_permit_when_its_acquire_times_out() {
         let held = block_on(semaphore.acquire()).unwrap();
         let mut acquire = pin!(semaphore.acquire().within(Duration::from_millis(200)));
         assert!(poll_with(acquire.as_mut(), owning(held)).is_pending());
-        // With the time-out the waker goes, and with it the permit.
+        // The time-out drops the waker, and the waker drops the permit.
         until(|| block_on(testkit::census::census(&semaphore)) == (0, 0));
         assert!(matches!(block_on(acquire).unwrap_err(), Error::TimedOut { .. }));
         all_are_free(&semaphore);

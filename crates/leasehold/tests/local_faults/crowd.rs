@@ -1,4 +1,5 @@
-//! Many processes at once: never more than the capacity, everybody runs, and nothing is left behind.
+//! Many processes at once: never more holders than the capacity, every process makes progress, and
+//! nothing is left behind.
 
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -17,8 +18,7 @@ const PROCESSES: usize = 12;
 const ROUNDS: usize = 15;
 const CROWD: &str = "hammered";
 
-/// Slots that the kernel frees when their process dies, so that a process that is killed while it works is no
-/// longer inside.
+/// File locks, one per permit. The kernel frees the lock of a process that is killed while it works.
 struct Slots(PathBuf);
 
 impl Slots {
@@ -34,17 +34,17 @@ impl Slots {
         self.0.join(format!("slot {number}"))
     }
 
-    /// Fails if all are taken: then somebody is inside who should not be.
+    /// Locks a free slot. Fails if there is none: then more processes work than the capacity allows.
     fn enter(&self) -> File {
         let taken = (0..CAPACITY).find_map(|number| {
             let slot = OpenOptions::new().write(true).open(self.path(number)).unwrap();
             flock(&slot, FlockOperation::NonBlockingLockExclusive).ok().map(|()| slot)
         });
-        taken.expect("more work at once than there are permits")
+        taken.expect("no more workers than permits")
     }
 }
 
-/// In the child.
+/// In the child: acquires and releases.
 pub(crate) async fn play(arguments: &[&str]) {
     let _told = child::told();
     let slots = Slots(PathBuf::from(arguments[1]));
@@ -57,7 +57,7 @@ pub(crate) async fn play(arguments: &[&str]) {
         for _ in 0..rng.u32(0..4) {
             tokio::task::yield_now().await;
         }
-        // Another acquire that gives up while it waits, or just when it is granted.
+        // Another acquire that gives up while it waits, or when it has just been granted the permit.
         let mut other = Box::pin(semaphore.acquire());
         let _ =
             tokio::time::timeout(std::time::Duration::from_micros(rng.u64(0..2000)), &mut other)
@@ -91,7 +91,7 @@ async fn many_processes_share_and_some_are_killed() {
         .enumerate()
         .map(|(number, mut child)| {
             tokio::spawn(async move {
-                // Every third is killed in the middle of its work.
+                // Every third process is killed in the middle of its work.
                 let last = if number % 3 == 0 {
                     format!("did {}", number % ROUNDS)
                 } else {
@@ -123,7 +123,7 @@ async fn many_processes_share_and_some_are_killed() {
     expected.sort();
     assert_eq!(files, expected);
 
-    // And it goes with the last who has it.
+    // Its record is removed with the last handle.
     drop(semaphore);
     drop(client);
     eventually(async || count(&store, "clients") == 0).await;

@@ -1,4 +1,4 @@
-//! Files that are not what they should be: each is refused with a word about what to do, and left as it is.
+//! Files that are not what they should be: each is refused with advice, and left as it is.
 
 use std::fs::{self, Permissions};
 use std::io::Write;
@@ -14,10 +14,10 @@ use testkit::wait::{deadline, eventually};
 
 use super::{NOTICED, Waiter, acquire, look, one, open, release};
 
-/// Somebody without any rights.
+/// An unprivileged user.
 pub(crate) const NOBODY: u32 = 65534;
 
-/// In the child: opens a store, and says what comes of it.
+/// In the child: opens a store, and reports the outcome.
 pub(crate) async fn play(arguments: &[&str]) {
     child::say(&match Client::local(arguments[0]).await {
         Ok(_) => "opened".to_owned(),
@@ -27,7 +27,7 @@ pub(crate) async fn play(arguments: &[&str]) {
 }
 
 pub(crate) async fn refused(path: &Path) -> Error {
-    deadline(Client::local(path)).await.expect_err("it is not a store")
+    deadline(Client::local(path)).await.expect_err("the store is refused")
 }
 
 #[track_caller]
@@ -90,7 +90,11 @@ async fn another_programs_database_is_left_alone() {
         let error = refused(&store.path()).await;
         assert_says(&error, ErrorKind::InvalidArgument, &store.path(), &["another program"]);
         assert_eq!(fs::read(store.path()).unwrap(), before);
-        assert_eq!(fs::read_dir(store.directory()).unwrap().count(), 1, "nothing is put beside it");
+        assert_eq!(
+            fs::read_dir(store.directory()).unwrap().count(),
+            1,
+            "no file was created beside it"
+        );
     }
 }
 
@@ -103,7 +107,7 @@ async fn a_newer_schema_is_not_touched() {
     assert_says(&error, ErrorKind::AuthFailed, &store.path(), &["schema 1000", "newer leasehold"]);
 }
 
-/// Nothing in it is lost. What its records do not say is unknown.
+/// Nothing in it is lost. What its records do not contain is reported as unknown.
 #[tokio::test]
 async fn a_store_of_the_first_version_is_opened() {
     let store = LocalStore::new();
@@ -115,7 +119,7 @@ async fn a_store_of_the_first_version_is_opened() {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     let (id, now) = (testkit::seed003::new_lock_id(), 1_700_000_000_000_i64);
     old.execute("INSERT INTO meta VALUES (1, ?1, ?2, 0)", (boot.trim(), now * 1000)).unwrap();
-    // For longer than the machine has been on.
+    // Later than any time since the machine was started.
     let ends = now + 100 * 365 * 86_400_000;
     let insert = "INSERT INTO locks VALUES ('invoice:42', 7, ?1, ?2, ?3)";
     old.execute(insert, (&id, now, ends)).unwrap();
@@ -123,7 +127,7 @@ async fn a_store_of_the_first_version_is_opened() {
     old.execute("INSERT INTO semaphores VALUES (1, 'x', 3, 0, 0, 0, 9)", []).unwrap();
     drop(old);
 
-    // Twice: the second client finds it as the first has left it.
+    // Twice: the second client finds the store as the first has upgraded it.
     for _ in 0..2 {
         let client = open(&store).await;
         let info = deadline(client.locks().lookup("invoice:42")).await.unwrap().unwrap();
@@ -151,7 +155,7 @@ async fn a_damaged_file_is_told() {
     look(&store).query_row(checkpoint, [], |_| Ok(())).unwrap();
     let page: u32 = look(&store).pragma_query_value(None, "page_size", |row| row.get(0)).unwrap();
     drop(client);
-    // Behind its first page, which says what it is.
+    // After its first page, which identifies it as a store.
     let mut content = fs::read(store.path()).unwrap();
     content[page as usize..].fill(0xa5);
     write_private(&store.path(), &content);
@@ -214,7 +218,7 @@ async fn urls_name_a_path() {
     }
 }
 
-/// A socket's own path has 107 bytes at most, a store's may be longer.
+/// The path of a socket is limited to 107 bytes; the path of a store may be longer.
 #[tokio::test]
 async fn a_long_path_and_a_link_are_one_store_and_wake_each_other() {
     let store = LocalStore::new();
@@ -225,7 +229,7 @@ async fn a_long_path_and_a_link_are_one_store_and_wake_each_other() {
     let there = Client::local(&link).await.unwrap();
     let mut took = Vec::new();
     while took.iter().filter(|took| **took < NOTICED / 2).count() < 2 {
-        assert!(took.len() < 6, "nobody was woken: it took {took:?}");
+        assert!(took.len() < 6, "the waiter was not woken: it took {took:?}");
         let held = acquire(&one(&here)).await;
         let waiter = Waiter::join(&one(&there)).await;
         let released = Instant::now();
@@ -244,12 +248,12 @@ async fn a_file_that_is_taken_away_is_noticed() {
     fs::rename(store.path(), store.directory().join("elsewhere")).unwrap();
     let error = deadline(one(&client).acquire()).await.unwrap_err();
     assert_says(&error, ErrorKind::AuthFailed, &store.path(), &["was removed or replaced"]);
-    // Back again, nothing is lost.
+    // After the file is moved back, nothing is lost.
     fs::rename(store.directory().join("elsewhere"), store.path()).unwrap();
     assert!(release(held).await);
 }
 
-/// The files that SQLite keeps beside the database belong to the old one: a new one must not use them.
+/// SQLite's files beside the database belong to the old one: a new one must not use them.
 #[tokio::test]
 async fn a_database_that_is_removed_under_a_client_is_the_reason_that_is_told() {
     for replaced in [false, true] {
@@ -267,9 +271,9 @@ async fn a_database_that_is_removed_under_a_client_is_the_reason_that_is_told() 
         assert_says(&refused(&store.path()).await, ErrorKind::AuthFailed, &store.path(), &words);
         let error = deadline(one(&client).try_acquire()).await.unwrap_err();
         assert_says(&error, ErrorKind::AuthFailed, &store.path(), &["was removed or replaced"]);
-        assert!(replaced || !store.path().exists(), "nothing was made in its place");
+        assert!(replaced || !store.path().exists(), "a new file was created in its place");
 
-        // Once nobody uses the old one, there can be a new one.
+        // Once no client uses the old database, a new one can be created.
         drop((held, client));
         eventually(async || Client::local(store.path()).await.is_ok()).await;
         let client = open(&store).await;
@@ -289,13 +293,13 @@ async fn a_log_that_is_removed_under_a_client_is_the_reason_that_is_told() {
         assert_says(&error, ErrorKind::AuthFailed, &file, &["was removed or replaced"]);
         let error = refused(&store.path()).await;
         assert_says(&error, ErrorKind::AuthFailed, &file, &["was removed or replaced", "1 client"]);
-        assert!(!file.exists(), "nothing was made in its place");
+        assert!(!file.exists(), "a new file was created in its place");
         drop((held, client));
         eventually(async || Client::local(store.path()).await.is_ok()).await;
     }
 }
 
-/// What SQLite says of it is "file is not a database".
+/// SQLite itself reports "file is not a database".
 #[tokio::test]
 async fn a_damaged_log_is_told() {
     let store = LocalStore::new();
@@ -308,17 +312,17 @@ async fn a_damaged_log_is_told() {
     let words = ["write-ahead log is damaged", "remove"];
     assert_says(&refused(&store.path()).await, ErrorKind::AuthFailed, &log, &words);
 
-    // The same when nobody has it open, and SQLite would begin a new log.
+    // The same when no process has the log open, and SQLite would begin a new one.
     client_is_gone(&store, client).await;
     assert_says(&refused(&store.path()).await, ErrorKind::AuthFailed, &log, &words);
-    // The advice helps, and fences still grow.
+    // The advice of the error works, and fences still grow.
     fs::remove_file(&log).unwrap();
     fs::remove_file(store.path().with_file_name("store-shm")).unwrap();
     let next = acquire(&one(&open(&store).await)).await.fence();
     assert!(next > last, "{next} after {last}");
 }
 
-/// After a power cut that is how it may be, and everybody is gone anyway.
+/// A power cut may damage the log, and no process has survived it.
 #[tokio::test]
 async fn a_damaged_log_is_dropped_after_a_start_of_the_machine() {
     let store = LocalStore::new();
@@ -330,7 +334,7 @@ async fn a_damaged_log_is_dropped_after_a_start_of_the_machine() {
     assert!(release(acquire(&one(&client)).await).await);
 }
 
-/// Ends a client, and waits until its lifeline says so.
+/// Drops a client, and waits until the lock of its lifeline is released.
 pub(crate) async fn client_is_gone(store: &LocalStore, client: Client) {
     let file = store.clients().join(client.id().to_string());
     drop(client);
@@ -341,7 +345,7 @@ pub(crate) async fn client_is_gone(store: &LocalStore, client: Client) {
     .await;
 }
 
-/// A client whose file is gone is not dead for that.
+/// A client whose file was removed is not considered dead.
 #[tokio::test]
 async fn a_missing_lifeline_proves_nothing() {
     let store = LocalStore::new();
@@ -354,7 +358,7 @@ async fn a_missing_lifeline_proves_nothing() {
     assert!(release(held).await);
 }
 
-/// A client that cannot be woken asks by itself.
+/// A client that cannot be woken asks on its own.
 #[tokio::test]
 async fn a_missing_socket_costs_a_second() {
     let store = LocalStore::new();
@@ -369,7 +373,7 @@ async fn a_missing_socket_costs_a_second() {
     assert!(release(permit).await);
 }
 
-/// Somebody who is not root, whatever we are: root may do anything.
+/// Opens the store as another user than root, because root may do anything.
 async fn as_nobody(path: &Path) -> Option<String> {
     let arguments = [path.to_str().unwrap()];
     let root = rustix::process::geteuid().is_root();
@@ -381,7 +385,7 @@ async fn as_nobody(path: &Path) -> Option<String> {
     Some(child?.says().await)
 }
 
-/// Gives a path to whom [`as_nobody`] runs as.
+/// Gives a path to the user as which [`as_nobody`] runs.
 fn give(path: &Path, mode: u32) {
     if rustix::process::geteuid().is_root() {
         chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
@@ -397,11 +401,11 @@ async fn what_may_not_be_written_is_refused() {
     fs::create_dir(&own).unwrap();
     give(&own, 0o500);
     let Some(said) = as_nobody(&own.join("store")).await else {
-        return eprintln!("nobody else may run this test: skipped");
+        return eprintln!("skipped: no other user may run this test");
     };
     assert!(said.starts_with("AuthFailed: ") && said.contains("that you can write to"), "{said}");
     assert!(said.contains(own.to_str().unwrap()), "{said}");
-    // A directory that he may not even enter.
+    // A directory that the user may not even enter.
     let closed = store.directory().join("closed");
     fs::create_dir(&closed).unwrap();
     fs::set_permissions(&closed, Permissions::from_mode(0o000)).unwrap();
@@ -418,7 +422,7 @@ async fn what_may_not_be_written_is_refused() {
 #[tokio::test]
 async fn a_store_of_another_user_is_refused() {
     if !rustix::process::geteuid().is_root() {
-        return eprintln!("only root can give a file away: skipped");
+        return eprintln!("skipped: only root can give a file away");
     }
     let store = LocalStore::new();
     drop(open(&store).await);
@@ -427,13 +431,13 @@ async fn a_store_of_another_user_is_refused() {
     assert_says(&error, ErrorKind::AuthFailed, &store.path(), &["belongs to user 65534"]);
 }
 
-/// What was there before a power cut in the middle of everything, or the killing of a process, is there afterwards.
+/// What was committed before a power cut or a kill is still there afterwards.
 #[tokio::test]
 async fn what_was_not_copied_back_from_the_log_is_not_lost() {
     let store = LocalStore::new();
     let client = open(&store).await;
     let fence = acquire(&one(&client)).await.fence();
-    // A copy of what is on the disk, taken while it is in use.
+    // Copies the files while they are in use, as a power cut would leave them.
     let copy = LocalStore::new();
     for suffix in ["", "-wal"] {
         let from = format!("{}{suffix}", store.path().display());
@@ -447,7 +451,7 @@ async fn what_was_not_copied_back_from_the_log_is_not_lost() {
     assert_eq!(copied.cast_unsigned(), fence.get());
 }
 
-/// The next to open the store alone would have to read all of it.
+/// Otherwise the next client to open the store would have to read the whole log.
 #[tokio::test]
 async fn a_log_that_is_not_yet_full_is_copied_back_when_nobody_asks_for_anything() {
     let store = LocalStore::new();
@@ -455,7 +459,7 @@ async fn a_log_that_is_not_yet_full_is_copied_back_when_nobody_asks_for_anything
     let semaphore = one(&client);
     let modified = || std::fs::metadata(store.path()).unwrap().modified().unwrap();
     let before = modified();
-    // Some pages each: enough to be worth it, and far from the 1000 that are copied in any case.
+    // A few pages each: enough to be copied back, and far from the 1000 pages at which that happens in any case.
     for _ in 0..60 {
         assert!(release(acquire(&semaphore).await).await);
     }

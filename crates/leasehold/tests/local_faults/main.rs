@@ -1,4 +1,4 @@
-//! What the store on one host survives: processes that die and that stand still, files that are not what they should be.
+//! What the local store survives: processes that die or stop, and files that are not what they should be.
 
 #![cfg(all(feature = "local", target_os = "linux"))]
 
@@ -17,7 +17,7 @@ mod owners;
 mod processes;
 mod reboot;
 
-/// The way into the processes that the tests start.
+/// The entry point of the processes that the tests start.
 #[test]
 fn child() {
     testkit::child::play(|part, arguments| {
@@ -35,12 +35,12 @@ fn child() {
 
 const NAME: &str = "x";
 
-/// How soon the death of a process is noticed, and what a busy machine may add to that.
+/// How soon the death of a process must be noticed, and how much a busy machine may add to that.
 const NOTICED: Duration = Duration::from_millis(250);
 const SLACK: Duration = Duration::from_millis(250);
 
 async fn open(store: &LocalStore) -> Client {
-    Client::local(store.path()).await.expect("a store of our own")
+    Client::local(store.path()).await.expect("the store can be opened")
 }
 
 /// The semaphore of the test, with one permit.
@@ -56,12 +56,12 @@ async fn release(permit: Permit) -> bool {
     deadline(permit.release()).await.unwrap()
 }
 
-/// How many hold, and how many wait.
+/// Returns the number of holders and the number of waiters.
 async fn census(semaphore: &Semaphore) -> (u32, usize) {
     deadline(testkit::census::census(semaphore)).await
 }
 
-/// What the test sees of the file, past the library.
+/// Opens the database directly, without the library.
 fn look(store: &LocalStore) -> Connection {
     Connection::open(store.path()).unwrap()
 }
@@ -71,14 +71,14 @@ fn count(store: &LocalStore, table: &str) -> u32 {
     look(store).query_row(&count, [], |row| row.get(0)).unwrap()
 }
 
-/// An acquire in the queue, in a task of its own, that notes when it was granted.
+/// An acquire in the queue, in its own task, that records when it was granted.
 struct Waiter {
     id: AcquisitionId,
     task: JoinHandle<(Instant, Result<Permit, Error>)>,
 }
 
 impl Waiter {
-    /// Returns when it is in the queue.
+    /// Starts an acquire, and returns when it is in the queue.
     async fn join(semaphore: &Semaphore) -> Self {
         let acquire = semaphore.acquire();
         let id = acquire.id();
@@ -90,7 +90,7 @@ impl Waiter {
         Self { id, task }
     }
 
-    /// The permit, and when it came.
+    /// Returns the permit, and when it was granted.
     async fn granted(self) -> (Instant, Permit) {
         let (at, result) = deadline(self.task).await.unwrap();
         let permit = result.unwrap();

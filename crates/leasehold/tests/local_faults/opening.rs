@@ -1,4 +1,4 @@
-//! Opening a store that somebody else blocks: it is bounded, can be given up, and does not disturb other stores.
+//! Opening a store that another process blocks: it is bounded, can be cancelled, and does not delay other stores.
 
 use std::fs::{self, File};
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use testkit::wait::{deadline, eventually};
 use super::{acquire, count, look, one, open, release};
 
 const LIMIT: Duration = Duration::from_millis(300);
-/// What a busy machine may add.
+/// How much a busy machine may add.
 const SLACK: Duration = Duration::from_secs(2);
 
-/// In the child.
+/// In the child: plays the named part.
 pub(crate) async fn play(part: &str, arguments: &[&str]) {
     let _told = child::told();
     if part == "blocker" {
@@ -35,7 +35,7 @@ pub(crate) async fn play(part: &str, arguments: &[&str]) {
     child::say(&threads().to_string());
 }
 
-/// How many threads of stores this process has.
+/// Returns the number of store threads in this process.
 fn threads() -> usize {
     let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
     let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
@@ -66,13 +66,13 @@ async fn opening_is_bounded_while_a_process_is_stopped_in_its_transaction() {
     assert_timed_out(&deadline(builder.open()).await.unwrap_err(), &store);
     assert!(began.elapsed() >= LIMIT && began.elapsed() < LIMIT + SLACK, "{:?}", began.elapsed());
 
-    // The default is 5 s; the caller may give up before.
+    // The default time-out is 5 s; the caller may give up earlier.
     let began = Instant::now();
     let url = format!("sqlite:{}", store.path().display());
-    tokio::time::timeout(LIMIT, Client::open(&url)).await.expect_err("nobody can open it");
+    tokio::time::timeout(LIMIT, Client::open(&url)).await.expect_err("the store is blocked");
     assert!(began.elapsed() < LIMIT + SLACK, "{:?}", began.elapsed());
 
-    // Another store in this process is not held up.
+    // Another store in this process is not delayed.
     let began = Instant::now();
     assert!(release(acquire(&one(&open(&other).await)).await).await);
     assert!(began.elapsed() < SLACK, "{:?}", began.elapsed());
@@ -80,11 +80,11 @@ async fn opening_is_bounded_while_a_process_is_stopped_in_its_transaction() {
     blocker.kill();
     let client = open(&store).await;
     assert!(release(acquire(&one(&client)).await).await);
-    // A caller that gave up leaves nothing behind.
+    // The callers that gave up left nothing behind.
     eventually(async || count(&store, "clients") == 1).await;
 }
 
-/// Not one of ours, so that it does not stand in our line.
+/// Another program does not take turns with our clients through the `turn` file.
 #[tokio::test]
 async fn opening_is_bounded_while_another_program_has_the_database_locked() {
     let store = LocalStore::new();
@@ -99,7 +99,7 @@ async fn opening_is_bounded_while_another_program_has_the_database_locked() {
     assert!(release(acquire(&one(&open(&store).await)).await).await);
 }
 
-/// Who tries again and again must not collect threads that wait.
+/// Repeated attempts must not accumulate waiting threads.
 #[tokio::test]
 async fn attempts_that_were_given_up_do_not_pile_up() {
     let store = LocalStore::new();

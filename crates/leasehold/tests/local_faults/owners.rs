@@ -1,4 +1,4 @@
-//! Files beside the database that other users made or can open: each is refused, and the error names it.
+//! Files beside the database that other users created or can open: each is refused, and the error names it.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
@@ -10,7 +10,7 @@ use testkit::local_store::LocalStore;
 use super::files::{NOBODY, assert_says, mode, refused, write_private};
 use super::{acquire, one, open, release};
 
-/// What SQLite keeps beside the database.
+/// The files that SQLite creates beside the database.
 const SUFFIXES: [&str; 3] = ["-wal", "-shm", "-journal"];
 
 fn beside(store: &LocalStore, suffix: &str) -> PathBuf {
@@ -20,12 +20,12 @@ fn beside(store: &LocalStore, suffix: &str) -> PathBuf {
 fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
-        eprintln!("only root can give a file to another user: skipped");
+        eprintln!("skipped: only root can give a file to another user");
     }
     root
 }
 
-/// A store in a directory like /tmp: everybody can make files there, and remove only their own.
+/// A store in a directory like /tmp: every user can create files there, and remove only their own.
 fn in_public() -> LocalStore {
     let store = LocalStore::new();
     fs::set_permissions(store.directory(), Permissions::from_mode(0o1777)).unwrap();
@@ -40,7 +40,7 @@ async fn works(store: &LocalStore) {
     assert!(release(acquire(&one(&open(store).await)).await).await);
 }
 
-/// Another user who makes the log before us could read every lock id in it.
+/// Another user who creates the log before us could read every lock id in it.
 #[tokio::test]
 async fn a_file_that_another_user_made_before_us_is_refused() {
     if !is_root() {
@@ -123,7 +123,7 @@ async fn a_link_in_the_place_of_a_log_is_refused() {
     }
 }
 
-/// SQLite has no use for a journal once there is a log. It would look at one all the same.
+/// SQLite needs no journal once there is a log, but it still reads one.
 #[tokio::test]
 async fn a_journal_beside_a_store_that_has_a_log_is_looked_at() {
     let store = LocalStore::new();

@@ -1,4 +1,4 @@
-//! Processes that die, or stand still.
+//! Processes that die or are stopped.
 
 use std::future::pending;
 use std::process::Command;
@@ -14,7 +14,7 @@ use super::{NOTICED, SLACK, Waiter, acquire, census, count, one, open, release};
 /// A semaphore with a rate.
 const RATED: &str = "rated";
 
-/// In the child.
+/// In the child: plays the named part.
 pub(crate) async fn play(part: &str, arguments: &[&str]) {
     let mut told = child::told();
     let client = Client::local(arguments[0]).await.unwrap();
@@ -50,7 +50,7 @@ pub(crate) async fn play(part: &str, arguments: &[&str]) {
         }
         "rated waiter" => {
             let permit = client.semaphore(RATED, 1).build().unwrap().acquire().await;
-            unreachable!("{permit:?} was granted to who stands still");
+            unreachable!("{permit:?} was granted to a stopped process");
         }
         "parent" => {
             let permit = acquire(&semaphore).await;
@@ -61,7 +61,7 @@ pub(crate) async fn play(part: &str, arguments: &[&str]) {
             drop(permit);
             heir.wait().unwrap();
         }
-        _ => unreachable!("nobody plays {part}"),
+        _ => unreachable!("unknown part {part:?}"),
     }
 }
 
@@ -69,7 +69,7 @@ fn start(store: &LocalStore, part: &str) -> Child {
     Child::start(part, &[store.path().to_str().unwrap()])
 }
 
-/// Of four, two in time are enough: a machine that is busy may be late itself.
+/// Two of four in time are enough, because a busy machine may be late itself.
 async fn mostly_within(limit: Duration, mut took: impl AsyncFnMut() -> Duration) {
     let mut all = Vec::new();
     while all.iter().filter(|took| **took <= limit).count() < 2 {
@@ -105,13 +105,13 @@ async fn whoever_comes_after_a_killed_holder_does_not_wait() {
     holder.says().await;
     assert!(deadline(one(&client).try_acquire()).await.unwrap().is_none());
     holder.kill();
-    assert_eq!(census(&one(&client)).await, (0, 0), "the dead are not counted");
+    assert_eq!(census(&one(&client)).await, (0, 0), "dead holders are not counted");
     let permit = deadline(one(&client).try_acquire()).await.unwrap();
-    assert!(release(permit.expect("nobody holds it")).await);
-    assert_eq!(count(&store, "clients"), 1, "it was buried");
+    assert!(release(permit.expect("the permit is free")).await);
+    assert_eq!(count(&store, "clients"), 1, "the record of the dead client was removed");
 }
 
-/// Also where nobody is at the head to notice.
+/// Even if the waiter at the head of the queue is dead as well.
 #[tokio::test]
 async fn the_next_waiter_follows_a_process_that_held_and_waited() {
     let store = LocalStore::new();
@@ -159,7 +159,7 @@ async fn a_stopped_holder_keeps_its_permit() {
     holder.says().await;
     let waiter = Waiter::join(&one(&client)).await;
     holder.stop();
-    // Time enough to be taken for dead, several times.
+    // Long enough to be considered dead several times over.
     let late = one(&client).acquire().within(NOTICED * 6);
     deadline(late).await.expect_err("the holder is alive");
     holder.go_on();
@@ -191,15 +191,15 @@ async fn a_waiter_that_is_stopped_when_its_turn_comes_is_passed_over() {
     assert!(took < limit + Duration::from_secs(2), "it took {took:?}");
     let fence = permit.fence();
     stopped.go_on();
-    assert_eq!(stopped.said(), None, "it is not its turn any more");
+    assert_eq!(stopped.said(), None, "its grant has expired");
     assert!(release(permit).await);
-    // It queues again, and is granted a permit of its own.
+    // It queues again, and is granted another permit.
     let granted = stopped.says().await;
     let later = granted.strip_prefix("granted ").unwrap().parse().unwrap();
     assert!(fence < later, "{fence} before {later}");
 }
 
-/// What the command does: a permit passes on only when the child is gone as well.
+/// As the command does it: a permit passes on only when the child process has ended as well.
 #[tokio::test]
 async fn whoever_inherits_the_lifeline_keeps_the_permit() {
     let store = LocalStore::new();
@@ -218,7 +218,7 @@ async fn whoever_inherits_the_lifeline_keeps_the_permit() {
     eventually(async || count(&store, "clients") == 1).await;
 }
 
-/// The same if the client ends in order, and leaves behind what it held.
+/// The same after an orderly end of the client, which leaves its detached permit behind.
 #[tokio::test]
 async fn a_client_that_ends_leaves_its_permits_to_whoever_inherits_its_lifeline() {
     let store = LocalStore::new();
@@ -227,7 +227,7 @@ async fn a_client_that_ends_leaves_its_permits_to_whoever_inherits_its_lifeline(
     let _held = acquire(&one(&client)).await.detach();
     let lifeline = client.lifeline().unwrap().try_clone_to_owned().unwrap();
     drop(client);
-    // Nobody wakes it any more.
+    // Its socket is closed: the client can no longer be woken.
     let socket = store.clients().join(format!("{mine}.wake"));
     let sender = std::os::unix::net::UnixDatagram::unbound().unwrap();
     eventually(async || sender.send_to(&[], &socket).is_err()).await;
@@ -240,7 +240,7 @@ async fn a_client_that_ends_leaves_its_permits_to_whoever_inherits_its_lifeline(
     assert!(!store.clients().join(mine).exists());
 }
 
-/// A process that is stopped in the middle of a transaction stops everybody, but nobody's timers.
+/// A process that is stopped in the middle of a transaction blocks all requests, but no client's timers.
 #[tokio::test]
 async fn nobody_hangs_while_somebody_is_stopped_in_his_turn() {
     let store = LocalStore::new();
@@ -257,14 +257,14 @@ async fn nobody_hangs_while_somebody_is_stopped_in_his_turn() {
     let error = deadline(held.release()).await.unwrap_err();
     assert_eq!(error.kind(), leasehold::ErrorKind::NetworkTimeout, "{error}");
 
-    // What could not be given back is given back later.
+    // The release that failed is sent later.
     drop(turn);
     eventually(async || census(&one(&client)).await == (0, 0)).await;
     assert!(release(acquire(&one(&client)).await).await);
 }
 
-/// With two starts an hour, nobody would see the end of this test if the token were lost. The one that was granted it stands
-/// still, or is dead.
+/// The process that was granted the token is stopped or dead. With two starts an hour, this test
+/// would time out if the token were lost.
 #[tokio::test]
 async fn the_token_of_a_permit_that_is_never_claimed_goes_back() {
     for dies in [false, true] {
@@ -280,14 +280,14 @@ async fn the_token_of_a_permit_that_is_never_claimed_goes_back() {
         let other = open(&store).await.semaphore(RATED, 1).build().unwrap();
         let waiter = Waiter::join(&other).await;
         stopped.stop();
-        // The second token is taken for the one that stands still.
+        // The second token goes to the stopped process.
         assert!(release(held).await);
         if dies {
             stopped.kill();
         }
         let (_, permit) = waiter.granted().await;
         let stats = semaphore.stats().await.unwrap();
-        assert!(stats.next_token().is_some(), "the third is not there");
+        assert!(stats.next_token().is_some(), "there is no third token");
         assert!(release(permit).await);
         stopped.kill();
     }

@@ -1,4 +1,4 @@
-//! The machine was started anew: everybody is gone, fences go on.
+//! After a restart of the machine: no holder is left, and fences continue.
 
 use std::time::Duration;
 
@@ -34,14 +34,14 @@ async fn after_a_start_of_the_machine_everybody_is_gone() {
     let pool = after.pool("pool", 1).ttl(Duration::from_secs(60)).build().unwrap();
     assert_eq!(deadline(pool.count()).await.unwrap().current_count, 0);
 
-    // In the same start of the machine, nobody goes.
+    // Without a restart, every holder stays.
     let permit = acquire(&one(&after)).await;
     let again = open(&store).await;
     assert_eq!(census(&one(&again)).await, (1, 0));
     assert!(release(permit).await);
 }
 
-/// A clock that is set back before the machine is started again.
+/// The clock is set back before the machine restarts.
 #[tokio::test]
 async fn fences_grow_whatever_the_clock_says() {
     let store = LocalStore::new();
@@ -58,7 +58,7 @@ async fn fences_grow_whatever_the_clock_says() {
     assert!(release(next).await);
 }
 
-/// The store as a power cut may leave it: what was only in the log is lost.
+/// Returns the store as a power cut may leave it: what was only in the log is lost.
 fn without_its_log(store: &LocalStore) -> LocalStore {
     let copy = LocalStore::new();
     std::fs::copy(store.path(), copy.path()).unwrap();
@@ -95,7 +95,7 @@ fn assert_above(after: &[(u64, u64)], before: &[(u64, u64)]) {
     assert!(grow, "{after:?} after {before:?}");
 }
 
-/// Also a second time, and a third, without anything having been copied back from the log.
+/// The same a second and a third time, without anything copied back from the log.
 #[tokio::test]
 async fn fences_grow_after_a_power_cut_that_took_the_log() {
     let mut store = LocalStore::new();
@@ -103,20 +103,20 @@ async fn fences_grow_after_a_power_cut_that_took_the_log() {
     for start in ["second", "third", "fourth"] {
         store = without_its_log(&store);
         let boot = look(&store).execute("UPDATE meta SET boot = ?1", [start]);
-        assert_eq!(boot.unwrap_or(0), 1, "it is a store, with everything that a store has");
+        assert_eq!(boot.unwrap_or(0), 1, "the store is complete");
         let after = fences(&store).await;
         assert_above(&after, &before);
         before = after;
     }
 }
 
-/// A machine without a clock of its own starts in 1970. What was given out before is known all the same.
+/// A machine without a battery-backed clock starts in 1970. The store still knows which fences it has granted.
 #[tokio::test]
 async fn fences_grow_after_a_power_cut_that_took_the_log_and_the_time() {
     const YEAR: i64 = 365 * 24 * 3600 * 1_000_000;
     let store = LocalStore::new();
     drop(open(&store).await);
-    // Until now the clock was ahead.
+    // Until the restart, the clock was ahead.
     look(&store).execute("UPDATE meta SET origin = origin + ?1", [YEAR]).unwrap();
     let before = fences(&store).await;
     let store = without_its_log(&store);
@@ -132,7 +132,7 @@ async fn fences_grow_if_the_log_is_lost_without_a_start_of_the_machine() {
     assert_above(&fences(&store).await, &before);
 }
 
-/// A file of the first version, whose locks had fences that count.
+/// A file of schema version 1, whose lock fences were counters.
 #[tokio::test]
 async fn a_store_of_the_first_version_goes_on() {
     let store = LocalStore::new();

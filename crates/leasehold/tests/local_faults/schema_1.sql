@@ -1,4 +1,4 @@
--- The schema of a store on one host in version 1, as it was published.
+-- The schema of a local store in version 1, as it was published.
 CREATE TABLE meta (
     one INTEGER PRIMARY KEY CHECK (one = 1), boot TEXT NOT NULL, origin INTEGER NOT NULL,
     lock_floor INTEGER NOT NULL

@@ -22,18 +22,18 @@ async fn every_outcome_is_counted() {
         assert!(deadline(semaphore.try_acquire()).await.unwrap().is_none());
         let timed_out = deadline(semaphore.acquire().within(Duration::from_millis(20))).await;
         assert!(matches!(timed_out, Err(Error::TimedOut { .. })));
-        deadline(semaphore.acquire().weight(2)).await.expect_err("it is too heavy");
+        deadline(semaphore.acquire().weight(2)).await.expect_err("the weight is refused");
         let guard = deadline(lock.try_acquire()).await.unwrap().unwrap();
         assert!(deadline(lock.try_acquire()).await.unwrap().is_none());
         let lease = deadline(pool.try_lease("one")).await.unwrap().unwrap();
         assert!(deadline(pool.try_lease("two")).await.unwrap().is_none());
-        deadline(pool.lease("two")).await.expect_err("it is full");
-        // Without a guard.
+        deadline(pool.lease("two")).await.expect_err("the pool is full");
+        // Calls without a guard are counted, but do not change the gauges.
         deadline(pool.acquire("two")).await.unwrap();
         assert_eq!(deadline(pool.renew("two")).await.unwrap().status, RenewStatus::NotHeld);
         assert_eq!(recorded.gauges("pool"), (1, 0));
         deadline(client.close()).await.unwrap();
-        deadline(semaphore.acquire()).await.expect_err("it is closed");
+        deadline(semaphore.acquire()).await.expect_err("the client is closed");
 
         for (kind, outcome, times) in [
             ("semaphore", "acquired", 1),
@@ -59,7 +59,7 @@ async fn every_outcome_is_counted() {
         let here = [("store", store.label())];
         assert_eq!(recorded.count("leasehold_acquires_total", &here), 11, "{}", store.label());
         assert_eq!(recorded.count("leasehold_wait_seconds_count", &here), 3);
-        // What was held when the client was closed was lost, and held until then.
+        // What was held when the client was closed is counted as lost, and its hold time is recorded.
         assert_eq!(recorded.count("leasehold_hold_seconds_count", &here), 3);
         drop((permit, guard, lease));
         assert_eq!(recorded.count("leasehold_losses_total", &[("reason", "closed")]), 3);

@@ -40,7 +40,7 @@ async fn an_acquire_that_is_cancelled_in_the_queue_waits_no_more() {
         let recorded = Recorded::new();
         let (_client, semaphore) = one(&store, &recorded).await;
         let held = deadline(semaphore.acquire()).await.unwrap();
-        // Dropped before it was polled, it was nothing.
+        // An acquire that was never polled is not counted.
         drop(semaphore.acquire());
         let acquire = semaphore.acquire();
         let id = acquire.id();
@@ -66,7 +66,7 @@ async fn an_acquire_that_is_cancelled_when_it_was_granted_holds_nothing() {
         let mut waiting = ByHand::new(semaphore.acquire());
         assert!(waiting.poll().is_none());
         deadline(held.release()).await.unwrap();
-        // Woken: it was granted, and has not seen it.
+        // Woken: the waiter was granted the permit, and has not received it.
         eventually(async || waiting.is_woken_within(SHORT)).await;
         assert_eq!(recorded.gauges(KIND), (0, 1), "{}", store.label());
         drop(waiting);
@@ -214,7 +214,7 @@ async fn locks_and_leases_are_counted_as_permits_are() {
     }
 }
 
-/// Nobody looks after it, nobody asks, and its guard stays.
+/// No task waits for the loss, none checks, and the guard is kept.
 #[tokio::test]
 async fn a_lock_whose_ttl_ends_is_lost_once_and_not_held_any_more() {
     for store in Store::all() {
@@ -223,11 +223,11 @@ async fn a_lock_whose_ttl_ends_is_lost_once_and_not_held_any_more() {
         let lock = recorded.declare(|| client.lock(NAME).ttl(SHORT).build().unwrap());
         let guard = deadline(lock.acquire()).await.unwrap();
         assert_eq!(recorded.gauges("lock"), (1, 0), "{}", store.label());
-        // It ends later than it was going to.
+        // The extension postpones the end.
         deadline(guard.extend(SHORT * 2)).await.unwrap();
         recorded.come_to("lock", 0, 0).await;
         assert_eq!(recorded.lost("lock", "ttl_ended"), 1, "{}", store.label());
-        assert!(guard.check().is_err(), "{}: it was not over", store.label());
+        assert!(guard.check().is_err(), "{}: the lock is still valid", store.label());
         drop(guard);
         assert_eq!((recorded.losses("lock"), recorded.gauges("lock")), (1, (0, 0)));
     }

@@ -1,6 +1,6 @@
-//! What is counted, on every store: the tests record with a real exporter and read what it renders.
+//! The metrics on every store: the tests record with a real exporter and read what it renders.
 //!
-//! Each test has a recorder of its own, which counts what is declared under [`Recorded::declare`].
+//! Each test has its own recorder, which counts what is declared under [`Recorded::declare`].
 
 #![cfg(all(feature = "redis", feature = "local", target_os = "linux"))]
 
@@ -20,10 +20,10 @@ mod traffic;
 const NAME: &str = "x";
 /// Longer than any test may take.
 const MINUTES: Duration = Duration::from_secs(300);
-/// A TTL, or a lease, where one has to be waited for.
+/// A TTL or a lease that a test waits for.
 const SHORT: Duration = Duration::from_millis(400);
 
-/// A recorder, and what it has recorded.
+/// A recorder, and a handle for reading it.
 struct Recorded {
     recorder: PrometheusRecorder,
     handle: PrometheusHandle,
@@ -37,12 +37,12 @@ impl Recorded {
         Self { recorder, handle }
     }
 
-    /// What is declared meanwhile is recorded here.
+    /// Declares semaphores, locks or pools whose metrics are recorded here.
     fn declare<T>(&self, declare: impl FnOnce() -> T) -> T {
         metrics::with_local_recorder(&self.recorder, declare)
     }
 
-    /// The sum of a metric, over all series that have all these labels.
+    /// Returns the sum of a metric over all series that have all these labels.
     fn sum(&self, metric: &str, labels: &[(&str, &str)]) -> f64 {
         let labels: Vec<_> =
             labels.iter().map(|(key, value)| format!("{key}=\"{value}\"")).collect();
@@ -55,7 +55,7 @@ impl Recorded {
             .sum()
     }
 
-    /// The same of something that comes in whole numbers.
+    /// As [`sum`](Self::sum), for whole numbers.
     fn count(&self, metric: &str, labels: &[(&str, &str)]) -> i64 {
         #[allow(clippy::cast_possible_truncation)] // small numbers
         let sum = self.sum(metric, labels).round() as i64;
@@ -74,20 +74,20 @@ impl Recorded {
         self.count("leasehold_losses_total", &[("kind", kind), ("reason", reason)])
     }
 
-    /// How many of this kind are held, and how many wait.
+    /// Returns how many of this kind are held, and how many wait.
     fn gauges(&self, kind: &str) -> (i64, i64) {
         let kind = [("kind", kind)];
         (self.count("leasehold_held", &kind), self.count("leasehold_waiting", &kind))
     }
 
-    /// Fails unless the gauges come to this.
+    /// Fails unless the gauges reach these values.
     #[track_caller]
     fn come_to(&self, kind: &str, held: i64, waiting: i64) -> impl Future<Output = ()> {
         eventually(async move || self.gauges(kind) == (held, waiting))
     }
 }
 
-/// The stores, one after the other.
+/// The stores on which a test runs, one after the other.
 enum Store {
     Memory,
     Local(LocalStore),

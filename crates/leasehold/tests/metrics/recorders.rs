@@ -1,4 +1,4 @@
-//! A recorder is foreign code: one that panics or calls back disturbs nobody.
+//! A recorder is foreign code: one that panics or calls back does not disturb the client.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -12,7 +12,7 @@ use testkit::wait::{deadline, eventually};
 
 use super::{NAME, SHORT, Store};
 
-/// Calls this function whenever anything is recorded.
+/// A recorder that calls this function for every record.
 struct Calls(Arc<dyn Fn() + Send + Sync>);
 
 struct Handle(Arc<dyn Fn() + Send + Sync>);
@@ -57,7 +57,7 @@ impl Recorder for Calls {
     }
 }
 
-/// Acquires, waits, renews, releases, loses, closes.
+/// Acquires, waits, renews, releases, loses and closes.
 async fn everything(store: &Store, recorder: &Calls, share: impl FnOnce(&Semaphore)) {
     let client = store.client().await;
     let (semaphore, lock, pool) = metrics::with_local_recorder(recorder, || {
@@ -97,7 +97,8 @@ async fn a_recorder_that_panics_disturbs_nobody() {
     }
 }
 
-/// It asks the semaphore of which it is told. If a lock of ours were held, it would wait for itself.
+/// The recorder acquires the semaphore whose metric it records. If the library held an internal
+/// lock, this would deadlock.
 #[tokio::test]
 async fn a_recorder_that_calls_back_finds_no_lock_held() {
     for store in Store::all() {
@@ -107,7 +108,7 @@ async fn a_recorder_that_calls_back_finds_no_lock_held() {
         let count = calls.clone();
         let recorder = Calls(Arc::new(move || {
             thread_local!(static CALLED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) });
-            // What it does itself is recorded, too.
+            // The acquire below is recorded as well: do not recurse.
             if !CALLED.replace(true) {
                 if let Some(semaphore) = known.get() {
                     let mut acquire = testkit::by_hand::ByHand::new(semaphore.acquire());

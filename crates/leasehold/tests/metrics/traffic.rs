@@ -26,7 +26,7 @@ async fn requests_and_their_sizes_are_counted() {
         if matches!(store, Store::Memory) {
             assert_eq!((requests, ids), (0, 0));
         } else {
-            // Each is enqueued and released, and many of them together.
+            // Each permit is enqueued and released, and many of them share a request.
             assert!(requests > 0 && requests < 100, "{requests} on {}", store.label());
             assert!(ids >= 200, "{ids} on {}", store.label());
         }
@@ -47,7 +47,7 @@ async fn renewals_are_counted_with_their_latency() {
         let measured = recorded.count("leasehold_renewal_seconds_count", &[("kind", kind)]);
         assert!(measured >= 2, "{kind}: {measured}");
     }
-    // The store forgets everything.
+    // The server loses all data.
     let Store::Redis(server) = &store else { unreachable!() };
     let _: () = redis::cmd("FLUSHALL").query(&mut server.connection()).unwrap();
     for kind in ["semaphore", "lock"] {
@@ -78,7 +78,7 @@ async fn a_reconnect_is_counted() {
     assert_eq!(recorded.losses("semaphore"), 0);
 }
 
-/// The holder cannot renew, and is told so before anybody else is granted the permit.
+/// The holder cannot renew, and is notified before another client is granted the permit.
 #[tokio::test]
 async fn a_permit_that_cannot_be_renewed_is_lost_once() {
     let server = RedisServer::start();

@@ -1,4 +1,4 @@
-//! Nodes that die, stand still, change their roles, join and leave.
+//! Nodes that die, hang, change their roles, join and leave.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -14,7 +14,7 @@ use super::{acquire, connect, main_key, semaphore};
 /// Far longer than a failover takes.
 const WITHIN: Duration = Duration::from_secs(30);
 
-/// A name whose keys the node with this index has.
+/// Returns a name whose keys are on the node with this index.
 pub(super) fn name_on(cluster: &RedisCluster, node: usize, about: &str) -> String {
     let mut names = (0..1000).map(|number| format!("{about} {number}"));
     names.find(|name| cluster.primary_of_key(&main_key(name)) == node).expect("a name on each node")
@@ -52,7 +52,7 @@ impl Load {
                         tokio::task::yield_now().await;
                         holding.fetch_sub(1, Ordering::SeqCst);
                         grants.fetch_add(1, Ordering::SeqCst);
-                        // During a failover it may go on in the background.
+                        // During a failover the release may continue in the background.
                         let _ = permit.release().await;
                     }
                 });
@@ -67,7 +67,7 @@ impl Load {
         eventually(async || self.grants.load(Ordering::SeqCst) > before + 100).await;
     }
 
-    /// How many held at once at most.
+    /// Stops the tasks, and returns the highest number of concurrent holders.
     pub(super) async fn end(self) -> u32 {
         self.stop.store(true, Ordering::Relaxed);
         deadline(self.tasks.join_all()).await;
@@ -75,7 +75,7 @@ impl Load {
     }
 }
 
-/// A permit is handed from one client to another by a wake-up: the waiter listens at the primary of the name.
+/// Checks that a wake-up hands a permit from one client to another: the waiter listens at the primary of the name.
 pub(super) async fn hands_over(
     cluster: &RedisCluster,
     one: &Semaphore,
@@ -112,7 +112,7 @@ async fn a_primary_that_is_killed_is_replaced_by_its_replica() {
     let waiter = tokio::spawn(waiter);
     let looking = semaphore(&one, &dead, 1);
     eventually(async || looking.position(&id).await.unwrap().is_some()).await;
-    // So that nothing of this is lost.
+    // So that nothing of this is lost in the failover.
     let replicated = cluster.clone();
     testkit::wait::blocking(move || {
         let count: u32 =
@@ -122,7 +122,7 @@ async fn a_primary_that_is_killed_is_replaced_by_its_replica() {
     .await;
 
     cluster.kill(0);
-    // The other primaries serve their names, as long as the cluster lets them.
+    // The other primaries serve their names for as long as the cluster is not down.
     let began = semaphore(&one, &safe, 1).acquire().within(WITHIN);
     deadline(began).await.unwrap().release().await.unwrap();
     cluster.blocking(|cluster| cluster.wait_failover(0, WITHIN)).await;
@@ -154,7 +154,7 @@ async fn a_manual_failover_keeps_the_limit() {
     hands_over(&cluster, &semaphore(&one, &name, 1), &semaphore(&other, &name, 1), &other).await;
 }
 
-/// The replica copies nothing from now on: its primary does not let it in.
+/// Stops replication: the replica gets a wrong password for its primary.
 async fn cut_off(cluster: &RedisCluster, replica: usize) {
     let cut_off = move |cluster: &RedisCluster| {
         let mut connection = cluster.connection(replica);
@@ -164,7 +164,7 @@ async fn cut_off(cluster: &RedisCluster, replica: usize) {
     cluster.blocking(cut_off).await;
 }
 
-/// A holder of a permit that nobody copied learns that it has lost it, and waiters queue again.
+/// The holder of a permit that was not replicated learns that it has lost it, and waiters queue again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_replica_has_not_copied_is_lost() {
     let cluster = RedisCluster::start();
@@ -186,13 +186,13 @@ async fn what_a_replica_has_not_copied_is_lost() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_stands_still_is_waited_for() {
-    // So long that no replica takes over.
+    // A node timeout so long that no replica takes over.
     let cluster = RedisCluster::start_with(60_000, &[]);
     let client = connect(&cluster).await;
     let (still, other) = (name_on(&cluster, 0, "still"), name_on(&cluster, 1, "other"));
     let held = acquire(&semaphore(&client, &still, 1)).await;
     cluster.pause(0);
-    // The others go on, and the one that is paused is not taken for contention.
+    // The other nodes work, and the paused one is reported as an outage, not as contention.
     for _ in 0..10 {
         acquire(&semaphore(&client, &other, 1)).await.release().await.unwrap();
     }
@@ -205,7 +205,7 @@ async fn a_node_that_stands_still_is_waited_for() {
     acquire(&semaphore(&client, &still, 1)).await.release().await.unwrap();
 }
 
-/// Calls to a node that does not answer fail in time, although other nodes answer all the time.
+/// Calls to a node that does not answer fail in time, although other nodes keep answering.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_stands_still_keeps_no_call_beyond_its_limit() {
     let cluster = RedisCluster::start_with(60_000, &[]);

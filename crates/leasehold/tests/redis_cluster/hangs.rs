@@ -11,8 +11,8 @@ use super::faults::name_on;
 use super::recovery::lock_on;
 use super::{acquire, connect, semaphore};
 
-/// The slot of a lock moves to a node that hangs. Calls about the lock share requests with other names of the node that
-/// the slot moves from, and these names go on.
+/// The slot of a lock moves to a node that hangs. Calls about the lock share requests with other
+/// names of the source node, and these names are not delayed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_on_its_way_to_a_node_that_hangs_holds_up_no_other_name() {
     let cluster = RedisCluster::start_with(60_000, &[]);
@@ -53,8 +53,8 @@ async fn a_slot_on_its_way_to_a_node_that_hangs_holds_up_no_other_name() {
     drop(guard);
 }
 
-/// The client writes the index of a lock to another node than the lock. If that node hangs, one acquire waits for it,
-/// and the next ones do not.
+/// The client writes the index of a lock to another node than the lock. If that node hangs, one
+/// acquire waits for it, and the later ones do not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_index_on_a_node_that_hangs_delays_few_locks() {
     let cluster = RedisCluster::start_with(60_000, &[]);
@@ -62,7 +62,7 @@ async fn an_index_on_a_node_that_hangs_delays_few_locks() {
     let lock = client.lock(&lock_on(&cluster, 0)).build().unwrap();
     cluster.pause(2);
     let mut slow = Vec::new();
-    // Each has an id of its own, so a third of the indexes are on the node that hangs.
+    // Each acquire has a new lock id, so a third of the indexes are on the node that hangs.
     for _ in 0..60 {
         let asked = Instant::now();
         let guard = deadline(lock.acquire()).await.unwrap();

@@ -1,4 +1,4 @@
-//! How names are spelled in a cluster, and what the URLs of other deployments say.
+//! How names are spelled in a cluster, and the errors for URLs of other deployments.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use testkit::wait::{deadline, eventually};
 
 use super::{CLUSTER, acquire, connect, semaphore};
 
-/// Every key on every primary that contains this text.
+/// Returns every key on the primaries that contains this text.
 async fn keys_with(text: &'static str) -> Vec<String> {
     CLUSTER
         .blocking(move |cluster| {
@@ -73,7 +73,7 @@ async fn names_that_cannot_be_spelled_are_refused() {
     assert!(error.contains("the limit in a cluster is 1000"), "{error}");
 }
 
-/// Other programs can share everything that is below a namespace with a hash tag: it is all in one slot.
+/// Other programs can share everything below a namespace with a hash tag: it is all in one slot.
 #[tokio::test]
 async fn a_namespace_with_a_hash_tag_is_one_slot() {
     let builder =
@@ -117,7 +117,7 @@ async fn a_lock_is_found_by_its_id_and_verified_at_its_key() {
         .await;
     assert_eq!(found, "{by id}");
 
-    // An index that leads to the lock of another releases nothing.
+    // An index that leads to a lock with another id releases nothing.
     let wrong = LockId::random();
     let index = format!("syncguard:id:{wrong}");
     let node = CLUSTER.primary_of_key(&index);

@@ -17,7 +17,7 @@ mod recovery;
 mod sharing;
 mod slots;
 
-/// Shared by the tests that break nothing: each has names of its own.
+/// Shared by the tests that break nothing: each uses its own names.
 static CLUSTER: LazyLock<RedisCluster> = LazyLock::new(|| RedisCluster::start_with(5000, &[]));
 
 struct Cluster;
@@ -42,7 +42,7 @@ async fn acquire(semaphore: &Semaphore) -> Permit {
     deadline(semaphore.acquire()).await.unwrap()
 }
 
-/// The key that every name has while somebody holds it.
+/// The key that every name has while it is held.
 fn main_key(name: &str) -> String {
     format!("adv-sem:semaphore_main:{{{name}}}")
 }

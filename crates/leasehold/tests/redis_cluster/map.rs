@@ -23,8 +23,8 @@ fn remove(cluster: &RedisCluster, node: usize) {
     redis::cmd("CLUSTER").arg(&["RESET", "HARD"]).exec(&mut cluster.connection(node)).unwrap();
 }
 
-/// A node that has left the cluster knows no other node. While the others are in doubt as well, the client does not
-/// prefer its empty map.
+/// A node that has left the cluster knows no other node. The client does not prefer its empty map,
+/// even while no other node is sure of its map.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_has_left_the_cluster_misleads_no_client() {
     let cluster = RedisCluster::start_primaries(3);
@@ -46,7 +46,7 @@ async fn a_node_that_has_left_the_cluster_misleads_no_client() {
     eventually(async || client.outage().is_none()).await;
 }
 
-/// The connections that a node has accepted, and its `CLUSTER SLOTS`, since it was started.
+/// Returns how many connections, and how many `CLUSTER SLOTS`, a node has received since it was started.
 fn asked(node: &RedisServer) -> (u64, u64) {
     let mut connection = node.connection();
     let info: String = redis::cmd("INFO").arg("stats").query(&mut connection).unwrap();
@@ -54,7 +54,7 @@ fn asked(node: &RedisServer) -> (u64, u64) {
     (made.unwrap().trim().parse().unwrap(), node.command_count("cluster|slots"))
 }
 
-/// While the cluster is down, a client asks its nodes for the map now and then, over the connections that it has.
+/// While the cluster is down, a client asks its nodes for the map occasionally, over its existing connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_that_is_down_is_asked_at_a_moderate_rate() {
     let cluster = RedisCluster::start_primaries(3);
@@ -65,7 +65,7 @@ async fn a_cluster_that_is_down_is_asked_at_a_moderate_rate() {
     cluster.kill(0);
     eventually(async || refusals(&cluster, 1, "CLUSTERDOWN").await > 3).await;
     let count = async || cluster.blocking(|cluster| asked(&cluster.node(1))).await;
-    // What counting itself costs.
+    // The counting itself makes connections.
     let (first, second) = (count().await, count().await);
     let own = second.0 - first.0;
     let (began, before) = (Instant::now(), count().await);
@@ -82,7 +82,7 @@ async fn a_cluster_that_is_down_is_asked_at_a_moderate_rate() {
     waiter.abort();
 }
 
-/// A node that hangs does not delay the question to the others, also while all of them are in doubt.
+/// A node that hangs does not delay the requests to the others, even while none of them is sure of its map.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_hangs_does_not_delay_the_map() {
     let cluster = RedisCluster::start_primaries(3);

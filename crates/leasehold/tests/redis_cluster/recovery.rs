@@ -1,4 +1,4 @@
-//! What a client does during a fault and after it: deadlines, outages that end, subscriptions that are renewed.
+//! What a client does during and after a fault: deadlines, the end of outages, renewed subscriptions.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use super::{CLUSTER, acquire, connect, main_key, semaphore};
 
 const SHORT: Duration = Duration::from_millis(300);
 
-/// An outage of all nodes ends when they answer again, although the map of the cluster is the same as before.
+/// An outage of all nodes ends when they answer again, although the map of the cluster has not changed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_outage_of_all_nodes_ends() {
     let cluster = RedisCluster::start_with(60_000, &[]);
@@ -20,17 +20,17 @@ async fn an_outage_of_all_nodes_ends() {
     let name = name_on(&cluster, 0, "outage");
     acquire(&semaphore(&client, &name, 1)).await.release().await.unwrap();
     (0..6).for_each(|node| cluster.pause(node));
-    // The waiter makes the silence noticed.
+    // The waiter makes the client notice the outage.
     let waiter = tokio::spawn(semaphore(&client, &name, 1).acquire());
     eventually(async || client.outage().is_some()).await;
-    // By then every node has been asked for the map in vain.
+    // By then the client has asked every node for the map in vain.
     tokio::time::sleep(10 * SHORT).await;
     (0..6).for_each(|node| cluster.resume(node));
     deadline(waiter).await.unwrap().unwrap().release().await.unwrap();
     eventually(async || client.outage().is_none()).await;
 }
 
-/// A user who may not subscribe cannot wait. What an attempt has acquired all the same is not kept from others.
+/// A user who may not subscribe cannot wait. An attempt that still acquires a permit releases it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_user_without_channels_leaves_nothing_behind() {
     let add = |cluster: &RedisCluster| {
@@ -55,14 +55,14 @@ async fn a_user_without_channels_leaves_nothing_behind() {
     drop(acquire(&semaphore(&looks, "without channels", 1)).await);
 }
 
-/// A lock whose key the node with this index has.
+/// Returns a lock key on the node with this index.
 pub(super) fn lock_on(cluster: &RedisCluster, node: usize) -> String {
     let mut keys = (0..1000).map(|number| format!("lock {number}"));
     let is_there = |key: &String| cluster.primary_of(slot_of(&format!("{{{key}}}"))) == node;
     keys.find(is_there).expect("a lock on each node")
 }
 
-/// How often a node has refused something with this error.
+/// Returns how often a node has refused something with this error.
 pub(super) async fn refusals(cluster: &RedisCluster, node: usize, error: &'static str) -> u32 {
     let count = move |cluster: &RedisCluster| {
         let mut connection = cluster.connection(node);
@@ -74,7 +74,7 @@ pub(super) async fn refusals(cluster: &RedisCluster, node: usize, error: &'stati
     cluster.blocking(count).await
 }
 
-/// Asks about a lock, and returns how long it took until that failed.
+/// Asks about a lock, and returns how long the call took to fail.
 async fn fails_after(client: &Client, key: &str) -> Duration {
     let asked = Instant::now();
     let answer = deadline(client.locks().is_locked(key)).await;
@@ -82,7 +82,7 @@ async fn fails_after(client: &Client, key: &str) -> Duration {
     asked.elapsed()
 }
 
-/// A cluster that answers only that it is down keeps no call beyond its deadline, however often it answers that.
+/// A cluster that only answers that it is down delays no call beyond its deadline, however often it answers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_end_in_time_while_the_cluster_is_down() {
     let cluster = RedisCluster::start_primaries(3);
@@ -93,7 +93,7 @@ async fn calls_end_in_time_while_the_cluster_is_down() {
     let held = acquire(&own).await;
     assert!(!client.locks().is_locked(&key).await.unwrap());
     cluster.kill(0);
-    // Its renewal is due, and is refused again and again.
+    // The renewal is due, and is refused repeatedly.
     eventually(async || refusals(&cluster, 1, "CLUSTERDOWN").await > 10).await;
     for _ in 0..3 {
         let after = fails_after(&client, &key).await;
@@ -102,7 +102,7 @@ async fn calls_end_in_time_while_the_cluster_is_down() {
     drop(held);
 }
 
-/// A node that is silent keeps no call beyond its deadline, however much the others answer.
+/// A silent node delays no call beyond its deadline, however much the others answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_to_a_silent_node_end_in_time_while_others_answer() {
     let cluster = RedisCluster::start_with(60_000, &[]);
@@ -170,7 +170,8 @@ fn wait_for<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// A client that is far from the head asks seldom. It listens at the new primary of its name all the same.
+/// Fails unless the client listens at the current primary of the name. A client far from the head
+/// asks rarely, but must still listen there.
 async fn listens_at(cluster: &RedisCluster, client: &Client, name: &str) {
     let channel = format!("adv-sem:wake:{}", client.id());
     let key = main_key(name);
@@ -183,7 +184,7 @@ async fn listens_at(cluster: &RedisCluster, client: &Client, name: &str) {
     listening.await.expect("the client listens");
 }
 
-/// A waiter with so many ahead asks once in thirty seconds.
+/// A waiter with this many ahead of it asks once in thirty seconds.
 const AHEAD: u32 = 60;
 
 async fn waits_far_behind(
@@ -207,7 +208,7 @@ async fn waits_far_behind(
     let id = waiter.id();
     waiting.push(tokio::spawn(async move { drop(waiter.await) }));
     eventually(async || first.position(&id).await.unwrap().is_some()).await;
-    // The question after a second tells how many are ahead.
+    // After a second the client asks again, and learns how many are ahead.
     tokio::time::sleep(Duration::from_millis(1500)).await;
     waiting
 }
@@ -219,7 +220,7 @@ async fn a_waiter_far_behind_listens_where_its_slot_has_moved() {
     let name = name_on(&cluster, 0, "far behind");
     let waiting = waits_far_behind(&one, &other, &name).await;
     let slot = slot_of(&main_key(&name));
-    // It comes back to a node that the client is connected to all the time, and that has ended the subscription.
+    // The slot moves back to a node to which the client is still connected, and which has ended the subscription.
     for (from, to) in [(0, 1), (1, 0)] {
         cluster.blocking(move |cluster| cluster.move_slot(slot, from, to)).await;
         listens_at(&cluster, &other, &name).await;
@@ -239,7 +240,7 @@ async fn a_waiter_far_behind_listens_at_the_next_primary() {
     waiting.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
-/// A connection that is lost, of a node that stays.
+/// The connection is lost, and the node stays.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waiter_far_behind_listens_over_its_next_connection() {
     let cluster = RedisCluster::start_with(5000, &[]);
@@ -257,7 +258,7 @@ async fn a_waiter_far_behind_listens_over_its_next_connection() {
     waiting.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
-/// A name whose slot is on its way is asked for now and then, and not as fast as the node refuses it.
+/// The client asks about a name in a moving slot occasionally, not as fast as the node refuses it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_on_its_way_is_not_asked_for_in_a_circle() {
     let cluster = RedisCluster::start_with(5000, &[]);
@@ -280,7 +281,7 @@ async fn a_slot_on_its_way_is_not_asked_for_in_a_circle() {
     deadline(waiter).await.unwrap().unwrap().release().await.unwrap();
 }
 
-/// A waiter that runs out of time while its slot is on its way could not be served: that is no contention.
+/// A waiter that times out while its slot moves could not be served: that is an outage, not contention.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waiter_whose_slot_is_on_its_way_is_not_served() {
     let cluster = RedisCluster::start_with(5000, &[]);

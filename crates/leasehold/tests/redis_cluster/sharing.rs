@@ -11,14 +11,14 @@ use super::{CLUSTER, acquire, connect, semaphore};
 
 const HEARTBEAT: Duration = Duration::from_secs(60);
 
-/// The other program, connected to the node that has this key.
+/// Returns the other program, connected to the node that has this key.
 async fn other_program(key: &str, namespace: &str) -> Seed000 {
     let node = CLUSTER.primary_of(slot_of(key));
     let url = format!("redis://{}", CLUSTER.addresses()[node]);
     Seed000::connect(&url, namespace).await.unwrap()
 }
 
-/// Under a namespace with a hash tag everything is in one slot, and both wait in one queue.
+/// Below a namespace with a hash tag everything is in one slot, and both programs wait in one queue.
 #[tokio::test]
 async fn both_wait_in_one_queue_below_a_namespace_with_a_tag() {
     let namespace = "{shared queue}";
@@ -29,7 +29,7 @@ async fn both_wait_in_one_queue_below_a_namespace_with_a_tag() {
     let held = acquire(&ours).await;
     let waiting = tokio::spawn(async move {
         let acquired = theirs.acquire("both", 1, HEARTBEAT, None, None).await;
-        (theirs, acquired.expect("our release hands over to it"))
+        (theirs, acquired.expect("our release hands the permit over to it"))
     });
     eventually(async || ours.stats().await.unwrap().waiting() == 1).await;
     held.release().await.unwrap();
@@ -41,7 +41,8 @@ async fn both_wait_in_one_queue_below_a_namespace_with_a_tag() {
     deadline(waiter).await.unwrap().unwrap().release().await.unwrap();
 }
 
-/// Under the spelling of a single name it holds and is counted. Its waiters cannot be notified: they are passed over.
+/// Under the spelling of a single name the other program can hold, and is counted. Its waiters
+/// cannot be notified, so they are skipped.
 #[tokio::test]
 async fn a_name_is_shared_under_its_spelling() {
     let client = connect(&CLUSTER).await;

@@ -9,7 +9,7 @@ use testkit::wait::{blocking, deadline, eventually};
 use super::faults::{Load, hands_over, name_on};
 use super::{acquire, connect, main_key, semaphore};
 
-/// Nothing is lost when a slot moves: the limit holds all the time.
+/// Nothing is lost when a slot moves: the limit holds throughout.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_moves_under_load() {
     let cluster = RedisCluster::start_with(5000, &[]);
@@ -26,7 +26,7 @@ async fn a_slot_moves_under_load() {
     hands_over(&cluster, &semaphore(&one, &name, 1), &semaphore(&other, &name, 1), &other).await;
 }
 
-/// A waiter that was there before the move is granted its permit after it, and listens at the new node.
+/// A waiter that queued before the move is granted its permit after it, and listens at the new node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holders_and_waiters_move_with_their_slot() {
     let cluster = RedisCluster::start_with(5000, &[]);
@@ -56,8 +56,8 @@ async fn holders_and_waiters_move_with_their_slot() {
     hands_over(&cluster, &semaphore(&one, &name, 1), &semaphore(&other, &name, 1), &other).await;
 }
 
-/// While a slot is on its way its names cannot be used. That is an outage and not contention, and other names of the same
-/// nodes are not affected.
+/// While a slot moves, its names cannot be used. That is an outage and not contention, and other
+/// names on the same nodes are not affected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_that_is_on_its_way_is_out_of_reach() {
     let cluster = RedisCluster::start_with(5000, &[]);
@@ -83,7 +83,7 @@ async fn a_slot_that_is_on_its_way_is_out_of_reach() {
     deadline(waiter).await.unwrap().unwrap().release().await.unwrap();
 }
 
-/// A lock and a lease that are held are renewed while their slot moves, and are found afterwards.
+/// A held lock and a held lease are renewed while their slots move, and are found afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn locks_and_leases_move_with_their_slots() {
     let cluster = RedisCluster::start_with(5000, &[]);
@@ -105,7 +105,7 @@ async fn locks_and_leases_move_with_their_slots() {
     drop(deadline(lock.acquire()).await.unwrap());
 }
 
-/// The first slot of a new node: a lock whose key has arrived there is renewed before the node has the slot.
+/// The first slot of a new node: a lock whose key has arrived there is renewed before the node owns the slot.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_is_renewed_while_it_moves_to_a_node_without_slots() {
     let cluster = RedisCluster::start_with(5000, &[]);

@@ -26,9 +26,9 @@ async fn a_holder_that_was_cut_off_is_told_before_anyone_else_is_granted() {
     let asked = Instant::now();
     let own = held.valid_until().expect("a lease").saturating_duration_since(asked);
     let mut keys = Keys::of(&server);
-    let renew_by = keys.renew_by(held.id()).expect("it still holds");
+    let renew_by = keys.renew_by(held.id()).expect("the permit is still held");
     let left = Duration::from_secs_f64(renew_by - keys.now()) + asked.elapsed();
-    // A tenth of the heartbeat interval, for clocks that do not run alike.
+    // The margin is a tenth of the heartbeat interval, for clocks that run at different speeds.
     assert!(
         left + Duration::from_millis(1) >= own + LEASE / 10,
         "{left:?} in the store, {own:?} here"
@@ -40,9 +40,9 @@ async fn a_holder_that_was_cut_off_is_told_before_anyone_else_is_granted() {
     held.check().expect_err("another holds");
     let (reason, told) = deadline(told).await.unwrap();
     assert_eq!(reason, LossReason::NotRenewed);
-    assert!(told < granted, "told {:?} too late", told - granted);
+    assert!(told < granted, "notified {:?} too late", told - granted);
 
-    // Back again, it takes nothing from anybody.
+    // After it reconnects, the client does not disturb the new holder.
     drop(held);
     proxy.heal();
     proxy.until(|traffic| traffic.connections > 0).await;
@@ -62,8 +62,9 @@ async fn a_holder_that_was_cut_off_for_a_moment_keeps_its_permit() {
     let mut keys = Keys::of(&server);
     for _ in 0..3 {
         proxy.cut();
-        let renew_by = keys.renew_by(held.id()).expect("it still holds");
-        eventually(async || keys.renew_by(held.id()).expect("it still holds") > renew_by).await;
+        let renew_by = keys.renew_by(held.id()).expect("the permit is still held");
+        eventually(async || keys.renew_by(held.id()).expect("the permit is still held") > renew_by)
+            .await;
     }
     held.check().unwrap();
     assert!(release(held).await);
@@ -72,7 +73,7 @@ async fn a_holder_that_was_cut_off_for_a_moment_keeps_its_permit() {
 
 #[tokio::test]
 async fn a_half_open_waiter_costs_no_more_than_the_time_to_confirm() {
-    // More than the second after which every waiter asks for itself.
+    // More than the second after which every waiter asks on its own.
     let limit = Duration::from_millis(1500);
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.port());
@@ -90,7 +91,7 @@ async fn a_half_open_waiter_costs_no_more_than_the_time_to_confirm() {
     assert!(took >= limit, "it had {took:?} to confirm");
     assert!(took <= limit + Duration::from_millis(300), "it took {took:?}");
 
-    // Once it is back it is behind the others, and loses nothing else.
+    // After it reconnects, the waiter is behind the others, and loses nothing else.
     proxy.heal();
     proxy.cut();
     eventually(async || one(&other).position(&unheard.id).await.unwrap().is_some()).await;
@@ -99,10 +100,10 @@ async fn a_half_open_waiter_costs_no_more_than_the_time_to_confirm() {
     all_are_free(&one(&other)).await;
 }
 
-/// A wake-up that was held back for longer than the time to claim the permit is not believed: by then another one holds.
+/// A wake-up that arrives after the time to claim has passed grants nothing: by then another client holds the permit.
 #[tokio::test]
 async fn a_wake_up_that_comes_too_late_is_not_believed() {
-    // Less than the second after which the waiter would ask, and the connection be suspect.
+    // Less than the second after which the waiter would ask and the client would suspect the connection.
     let limit = Duration::from_millis(300);
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.port());
@@ -115,7 +116,7 @@ async fn a_wake_up_that_comes_too_late_is_not_believed() {
     proxy.stall();
     assert!(release(held).await);
     let (_, permit) = waiter.granted().await;
-    // Now the wake-up arrives. What is asked of the store comes after it, and so does its answer.
+    // Now the wake-up arrives. The position below is asked for after it.
     proxy.heal();
     eventually(async || one(&other).position(&late.id).await.unwrap().is_some()).await;
     assert!(!late.task.is_finished(), "two hold one permit");
@@ -125,7 +126,7 @@ async fn a_wake_up_that_comes_too_late_is_not_believed() {
     all_are_free(&one(&other)).await;
 }
 
-/// Neither side is told of anything, so that only an answer that does not come can tell.
+/// Neither side notices a half-open connection. Only the missing reply reveals it.
 #[tokio::test]
 async fn a_half_open_connection_heals_and_leaves_nothing_on_the_server() {
     let server = RedisServer::start();
@@ -137,21 +138,21 @@ async fn a_half_open_connection_heals_and_leaves_nothing_on_the_server() {
 
     proxy.forget_connections();
     let permit = acquire(&one(&client)).await;
-    // The old one would be told of wake-ups that nobody reads, for as long as the server believes in it.
+    // Otherwise the old connection would receive wake-ups that nobody reads, until the server gives it up.
     eventually(async || !keys.connections().contains_key(&before[0])).await;
     assert_eq!(keys.connections().len(), 1);
     assert!(release(permit).await);
     all_are_free(&one(&client)).await;
 }
 
-/// Renewals of several names are under way when it happens, and not one of them is answered: they run out of time one
-/// after the other, and what they went over is replaced once.
+/// Renewals of several names are under way, and none of them is answered. They time out one after
+/// the other, but the connection is replaced once.
 #[tokio::test]
 async fn a_half_open_connection_is_replaced_once() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.port());
     let client = connect(&proxy.url()).await;
-    // Long enough for a third of what is left of it to be enough on a machine that is busy.
+    // Long enough that a third of the rest suffices on a busy machine.
     let lease = 2 * LEASE;
     let mut held = Vec::new();
     for number in 0..12 {
@@ -163,11 +164,11 @@ async fn a_half_open_connection_is_replaced_once() {
     proxy.forget_connections();
     let begun = Instant::now();
     for permit in &held {
-        // What was renewed over the old one is not valid for so long.
+        // A renewal over the old connection is not valid for that long.
         let renewed = || permit.valid_until().is_some_and(|until| until > begun + lease);
         eventually(async || renewed()).await;
     }
-    // This one watches for a while: until nobody waits for an answer over the old one any longer.
+    // Watches for a while, until no request waits for a reply over the old connection.
     tokio::time::sleep(lease / 3).await;
     assert_eq!(proxy.traffic().accepted, 2);
     for permit in held {
@@ -198,8 +199,9 @@ async fn killed_connections_cost_neither_the_permit_nor_the_place_in_the_queue()
         held.check().unwrap();
     }
     // Renewed over the new connection.
-    let renew_by = keys.renew_by(held.id()).expect("it still holds");
-    eventually(async || keys.renew_by(held.id()).expect("it still holds") > renew_by).await;
+    let renew_by = keys.renew_by(held.id()).expect("the permit is still held");
+    eventually(async || keys.renew_by(held.id()).expect("the permit is still held") > renew_by)
+        .await;
     assert_eq!(one(&other).position(&first.id).await.unwrap(), Some(0));
 
     let released = Instant::now();
@@ -219,7 +221,7 @@ async fn a_wake_up_that_was_lost_with_its_connection_is_made_good_for() {
     let held = acquire(&one(&holder)).await;
     let waiter = Waiter::join(&one(&other)).await;
 
-    // The server has told it, and it will never hear.
+    // The server sends the wake-up, and it never arrives.
     proxy.forget_connections();
     assert!(release(held).await);
     assert_eq!(census(&one(&holder)).await, (1, 0), "granted to the waiter");
@@ -231,7 +233,7 @@ async fn a_wake_up_that_was_lost_with_its_connection_is_made_good_for() {
     all_are_free(&one(&holder)).await;
 }
 
-/// Asking again and again at once would keep a core busy for as long as the server is away.
+/// Retrying without a pause would keep a core busy during the whole outage.
 #[tokio::test]
 async fn waiters_do_not_spin_while_the_server_is_away() {
     let name = "waiters do not spin";
@@ -246,7 +248,7 @@ async fn waiters_do_not_spin_while_the_server_is_away() {
     proxy.cut();
     eventually(async || other.outage().is_some()).await;
     let before = proxy.traffic().refused;
-    // This one watches for a while.
+    // Watches for a while.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let tried = proxy.traffic().refused - before;
     assert!((1..=20).contains(&tried), "tried to connect {tried} times within a second");
@@ -256,7 +258,7 @@ async fn waiters_do_not_spin_while_the_server_is_away() {
     assert!(release(waiter.permit().await).await);
 }
 
-/// It had an hour left, and only the connection was gone.
+/// The TTL had an hour left; only the connection was lost.
 #[tokio::test]
 async fn whoever_was_cut_off_did_not_reach_the_end_of_its_ttl() {
     let server = RedisServer::start();

@@ -1,4 +1,4 @@
-//! What is sent when all is well.
+//! What a client sends when there is no fault.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ async fn an_acquire_is_one_round_trip_and_so_is_a_release() {
     let proxy = FaultProxy::start(server.port());
     let client = connect(&proxy.url()).await;
     let semaphore = one(&client);
-    // What connecting sends may still be on its way: it ends with the expiry of who we are.
+    // Requests of the connect may still be under way. The last one sets the expiry of the client's record.
     eventually(async || server.command_count("expire") == 1).await;
     let count = || (proxy.requests(), server.command_count("evalsha"));
 
@@ -41,7 +41,7 @@ async fn a_thousand_waiters_share_a_connection_and_hardly_use_it() {
     eventually(async || census(&one(&other)).await == (1, 1000)).await;
     assert!(proxy.connections() <= 2, "{} connections", proxy.connections());
 
-    // This one watches for a while.
+    // Watches for a while.
     let before = proxy.requests();
     tokio::time::sleep(Duration::from_secs(3)).await;
     let sent = proxy.requests() - before;

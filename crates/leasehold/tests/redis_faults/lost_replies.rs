@@ -13,7 +13,7 @@ use super::{Waiter, acquire, all_are_free, census, connect, one, release};
 
 const SCRIPT: &[u8] = b"EVALSHA";
 
-/// Asked again at once, and asked about first: both find out what became of it.
+/// The client sends the acquire again after the lost reply, and learns that it was granted.
 #[tokio::test]
 async fn a_permit_whose_reply_was_lost_is_granted_once() {
     let server = RedisServer::start();
@@ -28,7 +28,7 @@ async fn a_permit_whose_reply_was_lost_is_granted_once() {
         assert!(deadline(one(&other).try_acquire()).await.unwrap().is_none());
 
         proxy.lose_reply_to(SCRIPT);
-        // Whether it was held until now is not known, but it is free.
+        // The result is unknown after a lost reply, but the permit is free.
         release(permit).await;
         assert_eq!(proxy.traffic().lost, 2 * round + 2);
         all_are_free(&one(&other)).await;
@@ -48,7 +48,7 @@ async fn a_place_in_the_queue_whose_reply_was_lost_is_taken_once() {
     let second = Waiter::join(&one(&other)).await;
     assert_eq!(census(&one(&other)).await, (1, 2));
 
-    // What is lost next is the claim, or a question that happens to come first.
+    // The next lost reply is that of the claim, or of a query that happens to come first.
     proxy.lose_reply_to(SCRIPT);
     assert!(release(held).await);
     let permit = first.permit().await;

@@ -1,4 +1,4 @@
-//! What the semaphore on Redis survives: each fault a test, against a real server.
+//! What the semaphore on Redis survives: one test per fault, against a real server.
 
 #![cfg(feature = "redis")]
 
@@ -18,19 +18,19 @@ mod resp2;
 mod runtime;
 mod server;
 
-/// The way into the processes that [`processes`] starts.
+/// The entry point of the processes that [`processes`] starts.
 #[test]
 fn child() {
     testkit::child::play(processes::play);
 }
 
 const NAME: &str = "x";
-/// The heartbeat interval where one has to be waited for: short, but not for a machine that is busy.
+/// A heartbeat interval that a test waits for: short, but long enough for a busy machine.
 const LEASE: Duration = Duration::from_secs(2);
-/// Far less than it takes to notice anything by asking: whoever is as quick as this was told.
+/// Far less than polling takes: what happens this quickly was notified.
 const AT_ONCE: Duration = Duration::from_millis(500);
 
-/// A client, with settings to choose.
+/// A builder for clients with other settings.
 fn builder(url: &str) -> RedisBuilder {
     Client::redis_builder(url)
 }
@@ -57,32 +57,32 @@ async fn release(permit: Permit) -> bool {
     deadline(permit.release()).await.unwrap()
 }
 
-/// How many hold, and how many wait.
+/// Returns the number of holders and the number of waiters.
 async fn census(semaphore: &Semaphore) -> (u32, usize) {
     deadline(testkit::census::census(semaphore)).await
 }
 
-/// Fails unless every permit comes free and can be had.
+/// Fails unless every permit becomes free and can be acquired.
 async fn all_are_free(semaphore: &Semaphore) {
     eventually(async || census(semaphore).await == (0, 0)).await;
     deadline(testkit::census::assert_all_are_free(semaphore)).await;
 }
 
-/// An acquire in the queue, in a task of its own, that notes when it was granted.
+/// An acquire in the queue, in its own task, that records when it was granted.
 struct Waiter {
     id: AcquisitionId,
     task: JoinHandle<(Instant, Result<Permit, Error>)>,
 }
 
 impl Waiter {
-    /// Returns when it is in the queue.
+    /// Starts an acquire, and returns when it is in the queue.
     async fn join(semaphore: &Semaphore) -> Self {
         let waiter = Self::begin(semaphore);
         eventually(async || semaphore.position(&waiter.id).await.unwrap().is_some()).await;
         waiter
     }
 
-    /// Returns before it is in the queue.
+    /// Starts an acquire, and returns before it is in the queue.
     fn begin(semaphore: &Semaphore) -> Self {
         let acquire = semaphore.acquire();
         let id = acquire.id();
@@ -93,7 +93,7 @@ impl Waiter {
         Self { id, task }
     }
 
-    /// The permit, and when it came.
+    /// Returns the permit, and when it was granted.
     async fn granted(self) -> (Instant, Permit) {
         let (at, result) = deadline(self.task).await.unwrap();
         (at, result.unwrap())
@@ -104,7 +104,7 @@ impl Waiter {
     }
 }
 
-/// What the test sees of one name on the server, past the library.
+/// The keys of one name, read without the library.
 struct Keys(redis::Connection);
 
 impl Keys {
@@ -120,7 +120,7 @@ impl Keys {
         redis::cmd(command).arg(arguments).query(&mut self.0).unwrap()
     }
 
-    /// When the lease of a holder ends, on the server's clock.
+    /// Returns when the lease of a holder ends, by the server's clock.
     fn renew_by(&mut self, id: AcquisitionId) -> Option<f64> {
         self.ask("ZSCORE", &[&Self::key("main"), &id.to_string()])
     }
@@ -130,12 +130,12 @@ impl Keys {
         seconds + micros / 1e6
     }
 
-    /// In how many milliseconds a key expires: -1 for never, -2 if it is not there.
+    /// Returns in how many milliseconds a key expires: -1 for never, -2 if it does not exist.
     fn expires_in(&mut self, kind: &str) -> i64 {
         self.ask("PTTL", &[&Self::key(kind)])
     }
 
-    /// The connections of leasehold's clients: what each subscribes to, by its id on the server.
+    /// Returns whether each connection of leasehold's clients is subscribed, by its id on the server.
     fn connections(&mut self) -> BTreeMap<u64, bool> {
         let list: String = self.ask("CLIENT", &["LIST"]);
         let field = |line: &str, name: &str| {

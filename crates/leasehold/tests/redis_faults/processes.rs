@@ -1,4 +1,4 @@
-//! Clients that die, or stand still.
+//! Clients that die or are stopped.
 
 use std::cell::Cell;
 use std::future::{pending, poll_fn};
@@ -20,10 +20,10 @@ use super::{
 /// A semaphore with a rate.
 const RATED: &str = "rated";
 
-/// More than a script reads at once.
+/// More waiters than a script reads at once.
 const CROWD: usize = 1500;
 
-/// In the child.
+/// In the child: plays the named part.
 pub(crate) fn play(part: &str, arguments: &[&str]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -35,9 +35,9 @@ pub(crate) fn play(part: &str, arguments: &[&str]) {
             "worker" => work(&client, arguments[1]).await,
             "waiter" => {
                 let permit = client.semaphore(RATED, 1).build().unwrap().acquire().await;
-                unreachable!("{permit:?} was granted to who stands still");
+                unreachable!("{permit:?} was granted to a stopped process");
             }
-            _ => unreachable!("nobody plays {part}"),
+            _ => unreachable!("unknown part {part:?}"),
         }
     });
 }
@@ -56,7 +56,7 @@ async fn crowd(client: &Client) {
     pending::<()>().await;
 }
 
-/// Does a step of its work for every byte that comes, and says so when it waits for the next.
+/// Does one step of work for every byte it receives, and reports when it waits for the next.
 async fn work(client: &Client, address: &str) {
     let mut bytes = TcpStream::connect(address).await.unwrap();
     let semaphore = one_beating(client, LEASE);
@@ -67,7 +67,7 @@ async fn work(client: &Client, address: &str) {
             child::say(&format!("did {step}"));
         }
     }));
-    // Said from out here: whoever is stopped in the middle of a step goes on in the middle of it.
+    // Reported outside the work, because a process that is stopped within a step continues within it.
     let result = poll_fn(|cx| {
         let polled = working.as_mut().poll(cx);
         if polled.is_pending() {
@@ -83,7 +83,7 @@ async fn work(client: &Client, address: &str) {
     pending::<()>().await;
 }
 
-/// What `check` says at the moment when the work is taken away.
+/// Records what `check` returns when the work is dropped.
 struct CheckOnDrop<'a>(&'a leasehold::Permit, &'a Cell<Option<bool>>);
 
 impl Drop for CheckOnDrop<'_> {
@@ -92,7 +92,7 @@ impl Drop for CheckOnDrop<'_> {
     }
 }
 
-/// Twice in time is enough, of four: a machine that is busy may be late itself.
+/// Two of four in time are enough, because a busy machine may be late itself.
 #[tokio::test]
 async fn the_next_waiter_follows_a_killed_holder_within_the_heartbeat_interval() {
     let server = RedisServer::start();
@@ -108,7 +108,7 @@ async fn the_next_waiter_follows_a_killed_holder_within_the_heartbeat_interval()
     all_are_free(&one(&client)).await;
 }
 
-/// How long it took from the kill to the grant.
+/// Returns the time from the kill to the grant.
 async fn follow_a_killed_holder(server: &RedisServer, client: &Client) -> Duration {
     let mut holder = Child::start("holder", &[&server.url()]);
     let id = holder.says().await.parse().unwrap();
@@ -123,7 +123,7 @@ async fn follow_a_killed_holder(server: &RedisServer, client: &Client) -> Durati
 
     let (at, permit) = waiter.granted().await;
     let took = at - killed;
-    assert!(took >= LEASE / 2, "its lease had not ended after {took:?}");
+    assert!(took >= LEASE / 2, "granted after {took:?}, before its lease ended");
     assert!(release(permit).await);
     took
 }
@@ -151,7 +151,7 @@ async fn a_crowd_of_killed_waiters_does_not_hold_up_the_next() {
     release(permit).await;
 }
 
-/// What killed clients leave in the queue.
+/// Queues waiters as killed clients leave them.
 fn leave_behind(keys: &mut Keys, ids: &[String], heartbeat: Duration) {
     let now = keys.now();
     for (kind, score) in [("waiting", now), ("waiting_heartbeat", now + heartbeat.as_secs_f64())] {
@@ -180,7 +180,7 @@ async fn a_crowd_of_killed_clients_does_not_hold_up_the_next() {
     assert_eq!(census(&one(&client)).await, (0, ids.len()), "they keep their places");
 }
 
-/// So many that a script would keep the server from serving others.
+/// So many that a script that skipped them all would block the server.
 #[tokio::test]
 async fn a_crowd_that_is_too_large_to_pass_over_holds_up_the_next_until_its_heartbeats_are_over() {
     let server = RedisServer::start();
@@ -213,16 +213,16 @@ async fn a_client_that_was_stopped_past_its_lease_knows_when_it_goes_on() {
     worker.stop();
     let client = connect(&server.url()).await;
     let permit = acquire(&one_beating(&client, LEASE)).await;
-    // It has work to do when it goes on, and must not do it.
+    // It has work to do when it continues, and must not do it.
     steps.write_u8(2).await.unwrap();
     worker.go_on();
     assert_eq!(worker.says().await, "lost: NotRenewed");
     assert_eq!(worker.says().await, "check failed: Some(true)");
-    permit.check().expect("the other holds");
+    permit.check().expect("the other client holds the permit");
     assert!(release(permit).await);
 }
 
-/// With two starts an hour, nobody would see the end of this test if the token were lost.
+/// With two starts an hour, this test would time out if the token were lost.
 #[tokio::test]
 async fn the_token_of_a_permit_that_is_never_claimed_goes_back() {
     let limit = Duration::from_millis(500);
@@ -236,11 +236,11 @@ async fn the_token_of_a_permit_that_is_never_claimed_goes_back() {
     let other = connect(&server.url()).await.semaphore(RATED, 1).build().unwrap();
     let waiter = Waiter::join(&other).await;
     stopped.stop();
-    // The second token is taken for the one that stands still.
+    // The second token goes to the stopped process.
     assert!(release(held).await);
     assert!(census(&semaphore).await.1 > 0);
     let (_, permit) = waiter.granted().await;
-    assert!(semaphore.stats().await.unwrap().next_token().is_some(), "the third is not there");
+    assert!(semaphore.stats().await.unwrap().next_token().is_some(), "there is no third token");
     assert!(release(permit).await);
     stopped.kill();
 }

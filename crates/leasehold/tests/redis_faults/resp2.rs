@@ -1,4 +1,4 @@
-//! Servers, and proxies before them, that speak RESP2 only.
+//! Servers and proxies that support only RESP2.
 
 use std::time::Instant;
 
@@ -35,8 +35,8 @@ async fn killed_connections_are_made_anew_without_resp3() {
     let server = RedisServer::start_with(&WITHOUT_HELLO);
     let (holder, other) = (connect(&server.url()).await, connect(&server.url()).await);
     let mut keys = Keys::of(&server);
-    // First those that hear wake-ups, then those that ask. That one of these is gone is noticed when it is
-    // asked, which a holder does with every renewal and a waiter once a second.
+    // First the connections that receive wake-ups, then those that send requests. The loss of the latter is noticed at
+    // the next request: a holder sends one with every renewal, a waiter once a second.
     for which in [true, false] {
         let held = acquire(&one_beating(&holder, LEASE)).await;
         let waiter = Waiter::join(&one(&other)).await;
@@ -53,7 +53,7 @@ async fn killed_connections_are_made_anew_without_resp3() {
         .await;
         assert!(release(held).await);
         assert!(release(waiter.permit().await).await);
-        // Who looks has connections of its own.
+        // Checked by another client with its own connections.
         all_are_free(&one(&connect(&server.url()).await)).await;
         eventually(async || keys.connections().len() == 4).await;
     }

@@ -21,7 +21,7 @@ fn a_runtime_that_shuts_down_leaves_neither_waiters_nor_permits() {
     looking.block_on(eventually(async || server.connected_clients() <= 2));
 }
 
-/// Holds, and waits, until it is dropped.
+/// Holds and waits until it is dropped.
 async fn live(url: String) {
     let client: Client = connect(&url).await;
     let _held = acquire(&one(&client)).await;

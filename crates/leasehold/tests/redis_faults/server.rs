@@ -1,4 +1,4 @@
-//! What a server does: it restarts, forgets scripts, refuses, and lets keys expire.
+//! What a server may do: restart, forget scripts, refuse commands, and expire keys.
 
 use std::time::{Duration, Instant};
 
@@ -55,13 +55,13 @@ async fn a_server_that_comes_back_with_its_data_ends_nothing() {
     all_are_free(&one(&looking)).await;
 }
 
-/// A client that is back ends its old connection on the server. The number of that means another one, of
-/// somebody else, on a server that began to count anew.
+/// A client that reconnects closes its old connection by its id. A restarted server counts ids
+/// anew, so that id may belong to another client's connection.
 #[tokio::test]
 async fn the_connections_of_others_outlive_a_restart() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.port());
-    // So that the number is high enough to be reached again by others.
+    // So that the id is high enough for others to get it again.
     let others: Vec<_> = (0..5).map(|_| server.connection()).collect();
     let client = connect(&proxy.url()).await;
     let (before, _) = Keys::of(&server).connections().pop_first().unwrap();
@@ -83,7 +83,7 @@ async fn the_connections_of_others_outlive_a_restart() {
     assert!(release(acquire(&one(&client)).await).await);
     for mut other in others {
         let alive: redis::RedisResult<String> = redis::cmd("PING").query(&mut other);
-        assert!(alive.is_ok(), "somebody else's connection was ended");
+        assert!(alive.is_ok(), "another client's connection was closed");
     }
 }
 
@@ -159,7 +159,7 @@ async fn a_short_ttl_beside_others_shortens_nothing() {
     assert!(release(waiter.permit().await).await);
 }
 
-/// Whoever is renewed must not lose the keys that it is stored in.
+/// A member that is renewed must not lose the keys in which it is stored.
 #[tokio::test]
 async fn keys_do_not_expire_while_their_members_are_renewed() {
     let server = RedisServer::start();
@@ -168,7 +168,7 @@ async fn keys_do_not_expire_while_their_members_are_renewed() {
     let held = acquire(&semaphore).await;
     let waiter = Waiter::join(&semaphore).await;
     let mut keys = Keys::of(&server);
-    // As if nothing but renewals had come for some seconds.
+    // As if only renewals had arrived for some seconds.
     let kinds = ["main", "info", "waiting", "waiting_heartbeat"];
     for kind in kinds {
         let _: u64 = keys.ask("PEXPIRE", &[&Keys::key(kind), "3000"]);
@@ -179,7 +179,7 @@ async fn keys_do_not_expire_while_their_members_are_renewed() {
     };
     while !short(&mut keys).is_empty() {
         let late = begun.elapsed() > Duration::from_millis(2500);
-        assert!(!late, "{:?} will expire under who holds and waits", short(&mut keys));
+        assert!(!late, "{:?} will expire while they have members", short(&mut keys));
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     held.check().unwrap();
@@ -190,7 +190,7 @@ async fn keys_do_not_expire_while_their_members_are_renewed() {
     assert!(release(permit).await);
 }
 
-/// One name is told what is wrong with it. The others, in the same script, are none the worse.
+/// The name with the wrong key gets the error. The other names in the same script are not affected.
 #[tokio::test]
 async fn a_key_of_another_type_spoils_one_name_alone() {
     let server = RedisServer::start();
@@ -207,7 +207,7 @@ async fn a_key_of_another_type_spoils_one_name_alone() {
     }
 }
 
-/// Whoever was the primary is a replica, and its connections are left as they are.
+/// The primary became a replica, and keeps its connections open.
 #[tokio::test]
 async fn a_primary_that_became_a_replica_is_left() {
     let (old, new) = (RedisServer::start(), RedisServer::start());
@@ -228,7 +228,7 @@ async fn a_primary_that_became_a_replica_is_left() {
     .await;
 }
 
-/// The server says why, and hangs up.
+/// The server sends the reason, and closes the connection.
 #[tokio::test]
 async fn a_server_that_is_full_says_so() {
     let server = RedisServer::start();
@@ -245,7 +245,7 @@ async fn a_server_that_is_full_says_so() {
             assert!(error.to_string().contains("max number of clients reached"), "{error}");
         }
     }
-    // So does a client that loses its connection, and goes on once there is room.
+    // A client that loses its connection gets the same error, and continues once there is room.
     for kind in ["normal", "pubsub"] {
         redis::cmd("CLIENT").arg("KILL").arg("TYPE").arg(kind).exec(&mut keeper).unwrap();
     }
@@ -257,8 +257,8 @@ async fn a_server_that_is_full_says_so() {
     assert!(release(acquire(&one(&client)).await).await);
 }
 
-/// A server becomes a replica and keeps its connections. Its new primary grants a permit and finds nobody there who
-/// listens for the first waiter. Redis copies the message to the replica all the same, where that waiter listens.
+/// A server becomes a replica and keeps its connections. Its new primary grants a permit to the first waiter, which
+/// does not listen there. Redis still replicates the message to the replica, where that waiter listens.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_that_a_replica_passes_on_grants_nothing() {
     let options = ["--repl-diskless-sync-delay 0"];
@@ -276,12 +276,12 @@ async fn a_message_that_a_replica_passes_on_grants_nothing() {
     let proxy = FaultProxy::start(old.port());
     let (holder, other) = (connect(&proxy.url()).await, connect(&proxy.url()).await);
     let held = acquire(&one(&holder)).await;
-    // Far behind in the queue, the client of the waiter asks seldom. So it does not notice that its server is a replica.
+    // Far back in the queue, the waiter's client asks rarely, so it does not notice that its server became a replica.
     let ahead: Vec<_> = (0..60).map(|_| tokio::spawn(one(&holder).acquire())).collect();
     eventually(async || census(&one(&holder)).await == (1, 60)).await;
     let waiter = tokio::spawn(one(&other).acquire());
     eventually(async || census(&one(&holder)).await == (1, 61)).await;
-    // The client of a new waiter asks once more after a second, and then seldom.
+    // The client of a new waiter asks once more after a second, and then rarely.
     tokio::time::sleep(Duration::from_millis(2500)).await;
     for one in ahead {
         one.abort();

@@ -1,4 +1,4 @@
-//! What the semaphore on Redis says to input, and to servers, that cannot be; and what input can be.
+//! How the semaphore on Redis handles invalid input and unsuitable servers, and which input is valid.
 
 #![cfg(feature = "redis")]
 
@@ -13,9 +13,9 @@ use testkit::wait::{deadline, eventually};
 
 mod tls;
 
-/// Not to be seen anywhere.
+/// Must not appear in any message.
 const SECRET: &str = "hunter2";
-/// Far less than it takes to notice anything by asking: whoever is as quick as this was told.
+/// Far less than polling takes: what happens this quickly was notified.
 const AT_ONCE: Duration = Duration::from_millis(500);
 
 async fn refused(url: &str) -> Error {
@@ -42,7 +42,7 @@ async fn release(permit: Permit) {
     assert!(deadline(permit.release()).await.unwrap());
 }
 
-/// One permit goes from one client to the other, by a wake-up.
+/// Hands a permit from one client to the other by a wake-up.
 async fn hand_over(from: &Client, to: &Client, name: &str) {
     let held = acquire(&one(from, name)).await;
     let semaphore = one(to, name);
@@ -59,7 +59,7 @@ async fn hand_over(from: &Client, to: &Client, name: &str) {
 
 #[tokio::test]
 async fn a_server_that_is_not_there_is_told_of_at_once() {
-    // Nobody listens on a port that was free a moment ago.
+    // No process listens on a port that was free a moment ago.
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     drop(listener);
@@ -186,7 +186,7 @@ async fn settings_that_cannot_be_are_refused_by_name() {
     }
 }
 
-/// Everything on the server but who we are.
+/// Returns every key of the server with its content, except the records of clients.
 fn dump(server: &RedisServer) -> BTreeMap<String, Vec<u8>> {
     let mut connection = server.connection();
     let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut connection).unwrap();
@@ -207,10 +207,10 @@ async fn a_key_of_another_type_in_our_place_is_named_and_nothing_is_written() {
         let name = format!("in the place of {kind}");
         let key = format!("adv-sem:semaphore_{kind}:{name}");
         let semaphore = one(&client, &name);
-        // These are needed only where one has to wait.
+        // These keys matter only when an acquire has to wait.
         let waits = ["ttl", "waiting", "waiting_heartbeat"].contains(&kind);
         let held = if waits { Some(acquire(&semaphore).await) } else { None };
-        // Neither of the types that we use: those are ZSET, HASH and STRING.
+        // A type that leasehold does not use: it uses ZSET, HASH and STRING.
         let mut connection = server.connection();
         let _: u64 = redis::cmd("RPUSH").arg(&key).arg("ours").query(&mut connection).unwrap();
         let before = dump(&server);
@@ -226,7 +226,7 @@ async fn a_key_of_another_type_in_our_place_is_named_and_nothing_is_written() {
         }
         release(acquire(&semaphore).await).await;
     }
-    // Neither the others nor the client have come to harm.
+    // Other names and the client itself still work.
     hand_over(&client, &connect(&server.url()).await, "x").await;
 }
 
@@ -274,7 +274,7 @@ async fn names_are_opaque_to_the_scripts() {
     names.extend([format!("{long}1"), format!("{long}2"), "🦀".repeat(128)]);
     let server = RedisServer::start();
     let (client, other) = (connect(&server.url()).await, connect(&server.url()).await);
-    // All at once: two that are the same to the server would wait for each other.
+    // All held together: two names that the server took for one would exclude each other.
     let mut held = Vec::new();
     for name in &names {
         let permit = deadline(one(&client, name).try_acquire()).await.unwrap();
@@ -287,7 +287,7 @@ async fn names_are_opaque_to_the_scripts() {
         hand_over(&client, &other, name).await;
     }
     let known = deadline(client.stats().unused().limit(1000).fetch()).await.unwrap();
-    assert_eq!(known.len(), names.len(), "one for each");
+    assert_eq!(known.len(), names.len(), "one entry per name");
 }
 
 #[tokio::test]
@@ -302,7 +302,7 @@ async fn a_socket_is_as_good_as_a_port() {
     release(acquire(&one(&fourth, "x")).await).await;
 }
 
-/// A TTL that is over before its holder knows of it would be asked for again and again.
+/// A TTL that ends before its holder learns of the grant would be acquired again and again.
 #[tokio::test]
 async fn a_ttl_is_long_enough_to_be_had() {
     let server = RedisServer::start();

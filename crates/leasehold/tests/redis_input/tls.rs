@@ -1,4 +1,4 @@
-//! Whom we trust over TLS, and whom we do not.
+//! Which certificates the client trusts.
 
 use std::time::Instant;
 
@@ -24,7 +24,7 @@ async fn an_authority_of_our_own_vouches_for_the_server() {
     hand_over(&client, &other, "x").await;
     hand_over(&other, &client, "x").await;
 
-    // Each connection anew.
+    // The client reconnects with TLS.
     server.restart();
     let held = acquire(&one(&client, "x")).await;
     assert!(deadline(one(&other, "x").try_acquire()).await.unwrap().is_none());
@@ -40,7 +40,7 @@ async fn an_authority_may_be_one_of_several() {
     release(acquire(&one(&client, "x")).await).await;
 }
 
-/// Refused at once: asking again would not make it trusted.
+/// Refused at once: a retry would not make it trusted.
 #[tokio::test]
 async fn a_certificate_that_nobody_vouches_for_is_refused() {
     let (server, stranger) = (RedisServer::start_tls(&[]), RedisServer::start_tls(&[]));

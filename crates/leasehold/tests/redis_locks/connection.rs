@@ -1,4 +1,4 @@
-//! Connections that are cut, and servers that are away.
+//! Connections that are cut, and servers that are unreachable.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::{
     lock, release, try_acquire,
 };
 
-/// Short, but not for a machine that is busy.
+/// Short, but long enough for a busy machine.
 const LEASE: Duration = Duration::from_secs(2);
 
 async fn start() -> (Server, FaultProxy, Client, Client) {
@@ -44,10 +44,10 @@ async fn a_holder_that_is_cut_off_is_told_before_anybody_else_is_granted() {
         guard.check().unwrap_err();
         let (reason, told) = deadline(lost).await.unwrap();
         assert_eq!(reason, LossReason::NotRenewed);
-        assert!(told < at, "told {:?} too late", told - at);
+        assert!(told < at, "notified {:?} too late", told - at);
         assert!(next.fence() > guard.fence());
         proxy.heal();
-        // It does not take away what is another's by now.
+        // The old guard does not release the lock of the next holder.
         assert!(!release(guard).await);
         assert!(deadline(other.locks().owns(&next.id())).await.unwrap());
         assert!(release(next).await);
@@ -68,7 +68,7 @@ async fn a_holder_that_is_connected_again_in_time_keeps_its_lock() {
     assert!(release(guard).await);
 }
 
-/// Its wake-up went to a connection that was gone.
+/// Its wake-up was sent to a connection that was cut.
 #[tokio::test]
 async fn a_waiter_that_is_connected_again_finds_what_it_missed() {
     let (server, proxy, client, other) = start().await;
@@ -114,7 +114,10 @@ async fn a_release_that_fails_is_told_to_the_hook_and_the_answer_stays() {
     });
     assert_eq!(deadline(answer).await.unwrap(), "the answer");
     assert_eq!(*errors.lock().unwrap(), [ErrorKind::ServiceUnavailable]);
-    assert!(server.ask::<bool>(&["EXISTS", "syncguard:invoice:42"]), "it ends by itself");
+    assert!(
+        server.ask::<bool>(&["EXISTS", "syncguard:invoice:42"]),
+        "the lock stays until it expires"
+    );
 }
 
 #[tokio::test]
@@ -138,7 +141,7 @@ async fn a_close_that_cannot_reach_the_server_tells_every_holder() {
     }
 }
 
-/// The releases are on their way as soon as the close was polled once.
+/// The releases are sent as soon as the close has been polled once.
 #[tokio::test]
 async fn a_close_that_is_dropped_goes_on() {
     let (server, _proxy, client, _) = start().await;
@@ -156,13 +159,13 @@ async fn a_close_that_is_dropped_goes_on() {
     assert!(server.keys().iter().all(|key| key.starts_with("syncguard:fence:")));
 }
 
-/// Shorter than the least that an extension is given.
+/// An answer time-out shorter than the minimum that an extension gets.
 #[tokio::test]
 async fn a_short_socket_timeout_does_not_keep_a_holder_in_the_dark() {
     let server = Server::start();
     let proxy = FaultProxy::start(server.port());
     let short = builder(&proxy.url()).answer_timeout(Duration::from_millis(8));
-    // On a busy machine that is also too short to open and to acquire at the first attempt.
+    // On a busy machine it is also too short to open and to acquire at the first attempt.
     let guard = deadline(async {
         loop {
             let Ok(client) = short.clone().open().await else { continue };
@@ -178,7 +181,7 @@ async fn a_short_socket_timeout_does_not_keep_a_holder_in_the_dark() {
     assert_eq!(deadline(lost).await.unwrap(), LossReason::NotRenewed);
 }
 
-/// Others use the connection too.
+/// Other calls share the connection.
 #[tokio::test]
 async fn whoever_gives_up_costs_nobody_the_connection() {
     let (_server, proxy, client, _other) = start().await;
@@ -211,7 +214,7 @@ async fn a_close_waits_for_what_is_under_way() {
     tokio::task::yield_now().await;
     let mut close = tokio::spawn(async move { client.close().await });
     let early = tokio::time::timeout(Duration::from_millis(200), &mut close).await;
-    assert!(early.is_err(), "nobody could be told");
+    assert!(early.is_err(), "the releases could not be sent");
     proxy.heal();
     deadline(close).await.unwrap().unwrap();
     assert!(!other.locks().is_locked(KEY).await.unwrap());

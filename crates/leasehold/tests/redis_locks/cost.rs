@@ -1,4 +1,4 @@
-//! What is sent when all is well.
+//! What a client sends when there is no fault.
 
 use testkit::proxy::FaultProxy;
 use testkit::wait::eventually;
@@ -10,7 +10,7 @@ async fn each_operation_is_one_round_trip() {
     let server = Server::start();
     let proxy = FaultProxy::start(server.port());
     let client = connect(&proxy.url()).await;
-    // What connecting sends may still be on its way: it ends with the expiry of who we are.
+    // Requests of the connect may still be under way. The last one sets the expiry of the client's record.
     eventually(async || server.command_count("expire") == 1).await;
     let (locks, lock) = (client.locks(), lock(&client, MINUTES));
     let sent = |what: &str, before: u64| assert_eq!(proxy.requests(), before + 1, "{what}");
@@ -31,19 +31,19 @@ async fn each_operation_is_one_round_trip() {
         assert!(release(guard).await);
         sent("release", before + 6);
     }
-    assert_eq!(server.command_count("publish"), 0, "nobody waits, so nobody is told");
-    assert_eq!(server.command_count("sadd"), 0, "nobody waits, so nobody is noted");
+    assert_eq!(server.command_count("publish"), 0, "without waiters nothing is published");
+    assert_eq!(server.command_count("sadd"), 0, "without waiters none is recorded");
 }
 
-/// Two scripts, and seven calls by them. What the client knows saves three: the next fence, its key, and that its lease
-/// has not ended.
+/// Two scripts, and the seven calls that they make. What the client knows saves three calls: the
+/// next fence, its key, and that its lease has not ended.
 #[tokio::test]
 async fn a_pair_is_nine_calls() {
     let server = Server::start();
     let client = connect(&server.url()).await;
     eventually(async || server.command_count("expire") == 1).await;
     let lock = lock(&client, MINUTES);
-    // The first fence of a key is counted with care.
+    // The first acquire of a key needs more calls, because its fence counter is new.
     assert!(release(acquire(&lock).await).await);
     for _ in 0..3 {
         let before = server.total_commands_processed();
@@ -64,11 +64,11 @@ async fn waiting_costs_nothing() {
     ];
     eventually(async || server.command_count("evalsha") == 3).await;
     let before = proxy.requests();
-    // This one watches for a while.
+    // Watches for a while.
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(proxy.requests(), before, "nothing is asked while nothing happens");
     assert!(release(held).await);
-    // Both at once: nobody knows which of them is first.
+    // Both together, because either may be granted first.
     let [one, two] = waiters.map(|waiter| async { release(waiter.granted().await.1).await });
     assert_eq!(tokio::join!(one, two), (true, true));
 }

@@ -77,7 +77,7 @@ async fn a_counter_that_cannot_grow_is_named_and_nothing_is_written() {
     assert!(try_acquire(&client).await.is_some());
 }
 
-/// What is wrong with the server is not blamed on the counter.
+/// An error of the server is not reported as an error of the counter.
 #[tokio::test]
 async fn a_server_that_is_full_is_not_taken_for_a_bad_counter() {
     let (server, client) = start().await;

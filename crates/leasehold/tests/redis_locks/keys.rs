@@ -80,7 +80,7 @@ async fn a_prefix_is_followed_by_one_colon() {
         for key in keys {
             assert!(server.ask::<bool>(&["EXISTS", &key]), "{key} is not in {:?}", server.keys());
         }
-        // The first two are the same prefix, and so the same counter.
+        // The first two have the same prefix, and so share a counter.
         let fence = if turn == 2 { 2 } else { 1 };
         assert_eq!(server.ask::<u64>(&["GET", &format!("{begins}fence:{KEY}")]), fence);
         assert!(deadline(client.locks().owns(&guard.id())).await.unwrap());
@@ -96,18 +96,18 @@ async fn with_long_prefix(server: &Server) -> Client {
     builder(&server.url()).lock_prefix(&"p".repeat(500)).open().await.unwrap()
 }
 
-/// Everything there is to a lock, with storage keys that are too long to be themselves.
+/// All operations of a lock whose storage keys are so long that they are hashed.
 #[tokio::test]
 async fn keys_that_are_cut_down_are_locks_like_any_other() {
     let server = Server::start();
     let (here, there) = (with_long_prefix(&server).await, with_long_prefix(&server).await);
-    // The second differs at its end only; of the third, only the fence's storage key is cut down.
+    // The second key differs only at its end; of the third, only the storage key of the fence is hashed.
     let keys = ["k".repeat(512), format!("{}l", "k".repeat(511)), "k".repeat(496)];
     let mut held = Vec::new();
     for key in &keys {
         let lock = here.lock(key).ttl(MINUTES).retry(only_when_told()).build().unwrap();
         let guard = acquire(&lock).await;
-        assert_eq!(guard.fence().get(), 1, "its counter is its own");
+        assert_eq!(guard.fence().get(), 1, "each key has its own counter");
         assert!(deadline(there.locks().is_locked(key)).await.unwrap());
         let raw = deadline(there.locks().lookup_id_raw(&guard.id())).await.unwrap().unwrap();
         assert_eq!((&raw.key, raw.lock_id), (key, guard.id()));

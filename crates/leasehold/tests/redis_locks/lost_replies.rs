@@ -22,7 +22,7 @@ async fn start() -> (Server, FaultProxy, Client, Client) {
     (server, proxy, client, other)
 }
 
-/// Fails unless the lock comes free, and nothing is left of it.
+/// Fails unless the lock becomes free, and only its fence counter is left.
 async fn is_free(server: &Server, other: &Client) {
     eventually(async || server.keys().iter().all(|key| key.starts_with("syncguard:fence:"))).await;
     assert!(release(try_acquire(other).await.expect("it is free")).await);
@@ -36,10 +36,10 @@ async fn a_lock_whose_reply_was_lost_is_granted_once() {
         let guard = if round % 2 == 0 {
             acquire(&lock(&client, MINUTES)).await
         } else {
-            try_acquire(&client).await.expect("it is ours, be it by the second try")
+            try_acquire(&client).await.expect("the second attempt finds it granted")
         };
         assert_eq!(proxy.traffic().lost, 3 * round + 1);
-        // One was counted, and it is the one that was answered.
+        // One fence was counted, and it is the one in the reply.
         assert_eq!(server.ask::<u64>(&["GET", "syncguard:fence:invoice:42"]), 2 * round + 1);
         assert_eq!(guard.fence().get(), 2 * round + 1);
         assert!(try_acquire(&other).await.is_none());
@@ -51,7 +51,7 @@ async fn a_lock_whose_reply_was_lost_is_granted_once() {
         assert_eq!((info.expires_at, info.fence), (guard.expires_at(), guard.fence()));
 
         proxy.lose_reply_to(SCRIPT);
-        // Whether it was held until now is not known, but it is free.
+        // The result is unknown after a lost reply, but the lock is free.
         release(guard).await;
         assert_eq!(proxy.traffic().lost, 3 * round + 3);
         is_free(&server, &other).await;
@@ -93,7 +93,7 @@ async fn an_acquire_that_is_given_up_while_its_outcome_is_unknown_leaves_nothing
     }
 }
 
-/// The server has granted it, and the answer is still on its way when nobody wants it any more.
+/// The server has granted the lock, and the reply is still under way when the acquire is dropped.
 #[tokio::test]
 async fn an_acquire_that_is_dropped_while_its_reply_is_held_back_leaves_nothing() {
     let (server, proxy, client, other) = start().await;
@@ -165,12 +165,12 @@ async fn whatever_reply_is_lost_there_is_one_holder() {
     }
     fences.sort_unstable();
     fences.dedup();
-    assert_eq!(fences.len(), 100, "every holder has a fence of its own");
+    assert_eq!(fences.len(), 100, "every holder has its own fence");
     assert!(proxy.traffic().lost >= 3, "only {} were lost", proxy.traffic().lost);
     is_free(&server, &other).await;
 }
 
-/// What goes on in the background must not undo what was asked for later.
+/// A retry in the background must not undo a later extension.
 #[tokio::test]
 async fn an_extension_that_was_given_up_does_not_end_a_later_one() {
     let server = Server::start();
@@ -182,7 +182,7 @@ async fn an_extension_that_was_given_up_does_not_end_a_later_one() {
     let _ = tokio::time::timeout(Duration::from_millis(100), given_up).await;
     eventually(async || proxy.traffic().lost == 1).await;
     deadline(guard.extend(2 * MINUTES)).await.unwrap();
-    // Whatever was to be sent again has been by now.
+    // By now a retry would have been sent.
     tokio::time::sleep(Duration::from_millis(600)).await;
     let left = server.ask::<u64>(&["PTTL", "syncguard:invoice:42"]);
     assert!(left > 500_000, "{left} ms are left in the store");

@@ -1,4 +1,4 @@
-//! Locks on Redis: what is stored, who shares it, what it costs, and what it survives.
+//! Locks on Redis: their keys, their cost, sharing them with other programs, and the faults they survive.
 
 #![cfg(feature = "redis")]
 
@@ -19,7 +19,7 @@ mod not_ours;
 mod processes;
 mod sharing;
 
-/// The way into the processes that [`processes`] starts.
+/// The entry point of the processes that [`processes`] starts.
 #[test]
 fn child() {
     testkit::child::play(processes::play);
@@ -29,7 +29,7 @@ const KEY: &str = "invoice:42";
 /// Longer than any test may take.
 const MINUTES: Duration = Duration::from_secs(300);
 
-/// A client, with settings to choose.
+/// A builder for clients with other settings.
 fn builder(url: &str) -> RedisBuilder {
     Client::redis_builder(url)
 }
@@ -38,7 +38,7 @@ async fn connect(url: &str) -> Client {
     deadline(builder(url).open()).await.expect("the server that was just started")
 }
 
-/// Asks again after minutes, and so learns of a release by being told, or when the holder's lease ends.
+/// Retries only after minutes. So a waiter acquires when it is notified of a release, or when the holder's lease ends.
 fn only_when_told() -> Retry {
     let retry = Retry::default().delay(MINUTES).max_delay(MINUTES);
     retry.jitter(Jitter::None).within(2 * MINUTES)
@@ -60,13 +60,13 @@ async fn release(guard: LockGuard) -> bool {
     deadline(guard.release()).await.unwrap()
 }
 
-/// An acquire that waits in a task of its own, and notes when it was granted.
+/// An acquire that waits in its own task, and records when it was granted.
 struct Waiter {
     task: JoinHandle<(Instant, Result<LockGuard, Error>)>,
 }
 
 impl Waiter {
-    /// Returns when the server knows that this client waits.
+    /// Starts an acquire, and returns when the server has recorded that this client waits.
     async fn join(server: &Server, client: &Client, lock: &Lock) -> Self {
         let waiter = Self::begin(lock);
         let waiting = format!("adv-sem:lock_waiting:syncguard:{}", lock.key());
@@ -90,7 +90,7 @@ impl Waiter {
     }
 }
 
-/// A server, and what the test sees of it past the library.
+/// A server, and a connection to inspect it without the library.
 struct Server {
     server: RedisServer,
     look: std::sync::Mutex<redis::Connection>,
@@ -110,7 +110,7 @@ impl Server {
         Self { server, look }
     }
 
-    /// Asks it.
+    /// Sends a command to the server.
     #[track_caller]
     fn ask<T: redis::FromRedisValue>(&self, command: &[&str]) -> T {
         let mut look = self.look.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -118,7 +118,8 @@ impl Server {
         answer.unwrap_or_else(|error| panic!("{command:?}: {error}"))
     }
 
-    /// When a key ends, in milliseconds of the server's clock; negative if it has no expiry or is not there.
+    /// Returns when a key expires, in milliseconds of the server's clock; negative if it does not
+    /// expire or does not exist.
     #[track_caller]
     fn ends(&self, key: &str) -> i64 {
         let mut look = self.look.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -129,7 +130,7 @@ impl Server {
         let _: () = self.ask(&["SET", key, value]);
     }
 
-    /// Every key with what it holds and how long it lasts, but for who we are.
+    /// Returns every key with its content and its expiry, except the records of clients.
     fn dump(&self) -> BTreeMap<String, (Vec<u8>, i64)> {
         let keys: Vec<String> = self.ask(&["KEYS", "*"]);
         keys.into_iter()

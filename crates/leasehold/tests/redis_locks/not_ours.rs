@@ -1,4 +1,4 @@
-//! What somebody else has put where our locks are.
+//! Foreign values under the storage keys of locks.
 
 use leasehold::{Error, ErrorKind};
 
@@ -10,7 +10,7 @@ use super::{
 const MAIN: &str = "syncguard:invoice:42";
 const WAITING: &str = "adv-sem:lock_waiting:syncguard:invoice:42";
 
-/// What every operation that comes across the key says.
+/// Returns the error of every operation that reads the key.
 async fn by_key(client: &Client) -> [Error; 5] {
     let locks = client.locks().cleanup_in_is_locked(true);
     [
@@ -68,7 +68,7 @@ async fn a_value_that_is_not_ours_is_named_and_left_alone() {
         assert_eq!(server.dump(), before, "{value}");
     }
     server.ask::<u64>(&["DEL", MAIN]);
-    assert!(try_acquire(&client).await.is_some(), "nobody has come to harm");
+    assert!(try_acquire(&client).await.is_some(), "the lock works again");
 }
 
 #[tokio::test]
@@ -91,7 +91,7 @@ async fn a_key_of_another_type_is_named_and_left_alone() {
     assert_eq!(server.dump(), before);
 }
 
-/// Their lock is a lock, whatever they call it; only what we would have to show of it cannot be shown.
+/// A foreign record excludes others, whatever its lock id is. Only a lookup fails, because it cannot return such an id.
 #[tokio::test]
 async fn a_holder_with_an_id_that_cannot_be_ours_excludes_us() {
     let server = Server::start();
@@ -104,7 +104,8 @@ async fn a_holder_with_an_id_that_cannot_be_ours_excludes_us() {
     assert_eq!(server.ask::<String>(&["GET", MAIN]), record);
 }
 
-/// What the layout does not know of may be anything. Then it is unknown, and the rest is shown.
+/// Members of a record that the layout does not define may have any value. An unusable one is
+/// reported as unknown; the rest is shown.
 #[tokio::test]
 async fn a_holder_that_cannot_be_ours_is_unknown() {
     let server = Server::start();
@@ -144,7 +145,7 @@ async fn a_holder_that_cannot_be_ours_is_unknown() {
     }
 }
 
-/// Somebody else's key where we note who waits: then nobody is told, and nothing else is wrong.
+/// A foreign key in the place of the record of waiters: waiters are not notified, and everything else works.
 #[tokio::test]
 async fn something_in_the_place_of_the_waiting_is_left_alone() {
     let server = Server::start();
@@ -158,14 +159,14 @@ async fn something_in_the_place_of_the_waiting_is_left_alone() {
     let before = server.command_count("evalsha");
     testkit::wait::eventually(async || server.command_count("evalsha") > before + 4).await;
     assert!(release(held).await);
-    // Both at once: nobody knows which of them is first.
+    // Both together, because either may be granted first.
     let [one, two] = waiters.map(|waiter| async { release(waiter.granted().await.1).await });
     assert_eq!(tokio::join!(one, two), (true, true));
     assert_eq!(server.ask::<String>(&["GET", WAITING]), "theirs");
     assert_eq!(server.ask::<i64>(&["TTL", WAITING]), -1);
 }
 
-/// A record that outlived its time, as after a restore: not locked any more, but its fence counts on.
+/// A record that outlived its expiry, as after a restore: the lock is free, but its fence still counts.
 #[tokio::test]
 async fn a_record_that_is_over_is_no_lock_and_cleaned_up_only_when_asked() {
     let server = Server::start();
@@ -185,7 +186,7 @@ async fn a_record_that_is_over_is_no_lock_and_cleaned_up_only_when_asked() {
     let before = server.dump();
     assert!(!deadline(locks.is_locked(KEY)).await.unwrap());
     assert_eq!(deadline(locks.lookup(KEY)).await.unwrap(), None);
-    assert_eq!(server.dump(), before, "to ask changes nothing");
+    assert_eq!(server.dump(), before, "queries change nothing");
     assert!(!deadline(locks.clone().cleanup_in_is_locked(true).is_locked(KEY)).await.unwrap());
     assert_eq!(server.keys(), ["syncguard:fence:invoice:42"]);
 

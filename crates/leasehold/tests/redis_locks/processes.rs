@@ -9,7 +9,7 @@ use super::{Duration, Instant, KEY, MINUTES, Server, Waiter, acquire, connect, l
 
 const LEASE: Duration = Duration::from_secs(2);
 
-/// In the child: holds the lock, and extends it for as long as it lives.
+/// In the child: holds the lock, and extends it while it lives.
 pub(crate) fn play(part: &str, arguments: &[&str]) {
     assert_eq!(part, "holder");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -22,7 +22,7 @@ pub(crate) fn play(part: &str, arguments: &[&str]) {
     });
 }
 
-/// Twice in time is enough, of four: a machine that is busy may be late itself.
+/// Two of four in time are enough, because a busy machine may be late itself.
 #[tokio::test]
 async fn the_next_waiter_follows_a_killed_holder_when_its_ttl_ends() {
     let server = Server::start();
@@ -43,7 +43,11 @@ async fn the_next_waiter_follows_a_killed_holder_when_its_ttl_ends() {
         holder.kill();
         let killed = Instant::now();
         let (at, guard) = waiter.granted().await;
-        assert!(at - killed >= LEASE / 2, "its lease had not ended after {:?}", at - killed);
+        assert!(
+            at - killed >= LEASE / 2,
+            "granted after {:?}, before its lease ended",
+            at - killed
+        );
         assert!(guard.fence().to_string() > fence);
         took.push(at - killed);
         assert!(release(guard).await);

@@ -1,6 +1,6 @@
 //! One lock, shared with a program that follows seed document 003.
 //!
-//! Theirs is [`testkit::seed003`]: written from the document alone, with none of our code.
+//! Theirs is [`testkit::seed003`], which is written from the document alone and shares none of our code.
 
 use leasehold::LockLayout;
 use testkit::seed003::{LockData, Seed003, TTL_MS};
@@ -60,7 +60,7 @@ async fn they_find_extend_and_release_ours_by_its_id() {
     let info = deadline(ours.locks().lookup_id(&guard.id())).await.unwrap().unwrap();
     assert!(info.expires_at > guard.expires_at() + MINUTES);
     assert_eq!(info.fence, guard.fence());
-    // They do not know what we say about the holder, and keep it.
+    // They do not know the members that describe the holder, and keep them.
     assert!(info.host.is_some());
     assert_eq!((info.pid, info.label.as_deref()), (Some(std::process::id()), Some(LABEL)));
     assert_eq!(theirs.release(&id).await.unwrap(), 1);
@@ -93,7 +93,7 @@ async fn we_find_extend_and_release_theirs_by_its_id() {
     assert!(theirs.acquire(KEY, TTL_MS).await.unwrap().is_some());
 }
 
-/// They tell nobody of a release: it is found at the next retry, and the end of their lease without one.
+/// They publish no release: a waiter finds it at its next retry, but finds the end of their lease without one.
 #[tokio::test]
 async fn we_wait_for_theirs() {
     let (server, ours, theirs) = both().await;
@@ -157,7 +157,7 @@ async fn with_version_2_each_excludes_the_other_and_fences_go_on() {
     }
 }
 
-/// They would exclude each other, and count apart.
+/// Otherwise the two versions would exclude each other with separate fence counters.
 #[tokio::test]
 async fn a_lock_or_a_fence_of_the_other_version_is_refused() {
     for two in [false, true] {
@@ -173,7 +173,7 @@ async fn a_lock_or_a_fence_of_the_other_version_is_refused() {
         let lock = lock(&ours, MINUTES);
         refused(deadline(lock.try_acquire()).await.unwrap_err());
         refused(deadline(ours.locks().lookup(KEY)).await.unwrap_err());
-        // Nor when only its counter is left.
+        // Also refused when only its counter is left.
         assert_eq!(theirs.release(&held.lock_id).await.unwrap(), 1);
         refused(deadline(lock.try_acquire()).await.unwrap_err());
         let next = theirs.acquire(KEY, TTL_MS).await.unwrap().expect("it is free");

@@ -1,4 +1,4 @@
-//! Primaries and sentinels that die, stand still and change their roles.
+//! Primaries and sentinels that die, hang and change their roles.
 
 use std::time::{Duration, Instant};
 
@@ -8,10 +8,10 @@ use testkit::wait::{blocking, deadline, eventually};
 
 use super::{acquire, connect, one};
 
-/// Far longer than a failover takes, also if the sentinels vote twice.
+/// Far longer than a failover takes, even if the sentinels vote twice.
 const WITHIN: Duration = Duration::from_secs(30);
 
-/// Waits until a replica has all that was written so far.
+/// Waits until a replica has everything written so far.
 async fn replicated(servers: &RedisSentinel) {
     let servers = servers.clone();
     blocking(move || {
@@ -62,7 +62,7 @@ async fn a_holder_and_a_waiter_outlive_their_primary() {
     hands_over(&connect(&servers.url()).await, &other).await;
 }
 
-/// A holder of a permit that no replica has copied learns that it has lost it.
+/// The holder of a permit that was not replicated learns that it has lost it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_no_replica_has_copied_is_lost() {
     let servers = RedisSentinel::start();
@@ -88,8 +88,8 @@ async fn what_no_replica_has_copied_is_lost() {
     assert!(permit.fence() > held.fence());
 }
 
-/// The old primary still answers for a while, and accepts writes that will be lost. The announcement of the sentinels ends
-/// that.
+/// The old primary keeps answering for a while, and accepts writes that will be lost. The
+/// sentinels' announcement ends that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_announcement_is_enough_to_leave_a_primary() {
     let servers = RedisSentinel::start();
@@ -112,13 +112,13 @@ async fn a_primary_that_stands_still_is_left() {
     replicated(&servers).await;
     let (paused, old) = (Instant::now(), servers.pause_primary());
     servers.blocking(move |own| own.wait_failover(old, paused, WITHIN)).await;
-    // Nothing closes the old connections, and nothing answers there.
+    // Nothing closes the old connections, and nothing answers on them.
     hands_over(&holder, &other).await;
     servers.resume(old);
     hands_over(&holder, &other).await;
 }
 
-/// One sentinel after the other dies. The last one is enough for those that are connected, and for those that come.
+/// The sentinels die one after the other. The last one suffices for connected clients and for new ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sentinels_may_die_one_by_one() {
     let servers = RedisSentinel::start();
@@ -135,7 +135,7 @@ async fn sentinels_may_die_one_by_one() {
         servers.revive_sentinel(sentinel);
     }
     servers.blocking(RedisSentinel::wait_ready).await;
-    // Clients listen to one of them again, and follow it.
+    // Clients subscribe to one of them again, and follow it.
     servers.blocking(RedisSentinel::failover).await;
     hands_over(&holder, &other).await;
 }

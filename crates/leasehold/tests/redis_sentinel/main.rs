@@ -13,7 +13,7 @@ mod access;
 mod faults;
 mod roles;
 
-/// Shared by the tests that break nothing: each has names of its own.
+/// Shared by the tests that break nothing: each uses its own names.
 static SERVERS: LazyLock<RedisSentinel> = LazyLock::new(RedisSentinel::start);
 
 struct Sentinel;

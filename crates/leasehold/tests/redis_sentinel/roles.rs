@@ -1,4 +1,4 @@
-//! Servers that are not what a sentinel says, or do not do what it says.
+//! Servers whose role differs from what a sentinel says.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use testkit::wait::{deadline, eventually};
 
 use super::{acquire, connect, one};
 
-/// A replica that lets itself be written to is not the primary: what is written there is lost.
+/// A replica that accepts writes is not the primary: what is written there is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replica_that_can_be_written_to_is_not_the_primary() {
     let options = Options { server_options: &["--replica-read-only no"], ..Options::default() };
@@ -21,7 +21,8 @@ async fn a_replica_that_can_be_written_to_is_not_the_primary() {
     acquire(&one(&connect(&servers.url_of(&[stale, 0])).await)).await.release().await.unwrap();
 }
 
-/// This sentinel makes another server the primary, and cannot demote the old one: it goes on as if it were the primary.
+/// Makes another server the primary through a sentinel that cannot demote the old one, which
+/// therefore continues as a primary.
 async fn fail_over_without_demotion(servers: &RedisSentinel, by: usize) {
     let fail_over = move |own: &RedisSentinel| {
         let old = own.named_by(by);
@@ -48,7 +49,7 @@ async fn is_listened_to(servers: &RedisSentinel, sentinel: usize) {
     eventually(async || servers.blocking(listens).await).await;
 }
 
-/// The old primary answers, accepts writes and closes no connection. Only the announcement says that it is to be left.
+/// The old primary answers, accepts writes and closes no connection. Only the announcement tells clients to leave it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_that_is_not_demoted_is_left() {
     let servers = RedisSentinel::start();
@@ -61,7 +62,8 @@ async fn a_primary_that_is_not_demoted_is_left() {
     assert!(deadline(held.release()).await.unwrap());
 }
 
-/// One sentinel still names the old primary, which says of itself that it is the primary. The others know better.
+/// One sentinel still names the old primary, which considers itself the primary. The other
+/// sentinels have a newer configuration.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_newest_configuration_names_the_primary() {
     let servers = RedisSentinel::start();
@@ -77,8 +79,8 @@ async fn the_newest_configuration_names_the_primary() {
     assert!(deadline(held.release()).await.unwrap());
 }
 
-/// The sentinels that know the new primary die, and one that still names the old primary stays. The client is connected
-/// by a newer configuration, and does not go back.
+/// The sentinels that know the new primary die, and one that names the old primary is left. The
+/// client knows a newer configuration, and does not go back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stale_sentinel_does_not_end_a_good_connection() {
     let servers = RedisSentinel::start();

@@ -1,4 +1,4 @@
-//! A server, a client of ours and one of theirs.
+//! A server, one of our clients and one of theirs.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -14,12 +14,12 @@ use tokio::task::JoinHandle;
 pub(crate) const NAME: &str = "shared";
 /// The namespace of both, by default.
 pub(crate) const NAMESPACE: &str = "adv-sem";
-/// Theirs. Another than the one that we give to members of other programs, so that their confirm always
-/// changes a score.
+/// The heartbeat interval of their members. It differs from the one that we give them, so that
+/// their confirm always changes a score.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(60);
-/// A wait for what must come by itself: long before anybody's heartbeat is due.
+/// How long to wait for what must happen without a heartbeat: shorter than any heartbeat interval.
 pub(crate) const SOON: Duration = Duration::from_secs(15);
-/// The backstop's second, and far more than it takes on a busy machine.
+/// The second after which a waiting client asks on its own (the backstop), and ample time on a busy machine.
 pub(crate) const BACKSTOP: Duration = Duration::from_secs(5);
 
 pub(crate) struct Both {
@@ -29,7 +29,7 @@ pub(crate) struct Both {
     look: Mutex<redis::Connection>,
 }
 
-/// One of ours in the queue.
+/// One of our waiters in the queue.
 pub(crate) struct Waiter {
     pub(crate) id: String,
     task: JoinHandle<Result<Permit, Error>>,
@@ -40,7 +40,7 @@ impl Waiter {
         deadline(self.task).await.expect("a task that does not panic").expect("a permit")
     }
 
-    /// Drops the acquire, or the permit if it has just come.
+    /// Drops the acquire, or its permit if it has just been granted.
     pub(crate) fn cancel(self) {
         self.task.abort();
     }
@@ -51,7 +51,7 @@ impl Both {
         Self::start_with_skew(0.0).await
     }
 
-    /// Their clock is so many seconds ahead.
+    /// Starts with their clock this many seconds ahead.
     pub(crate) async fn start_with_skew(clock_skew: f64) -> Self {
         let server = RedisServer::start();
         let ours = Client::redis(&server.url()).await.expect("the server that was just started");
@@ -71,7 +71,7 @@ impl Both {
         self.ours.semaphore(NAME, capacity).build().unwrap()
     }
 
-    /// One of ours joins the queue.
+    /// Queues one of our waiters.
     pub(crate) async fn we_queue(&self, semaphore: &Semaphore) -> Waiter {
         let acquire = semaphore.acquire();
         let id = acquire.id().to_string();
@@ -80,14 +80,14 @@ impl Both {
         Waiter { id, task }
     }
 
-    /// One of theirs joins the queue.
+    /// Queues one of their waiters.
     pub(crate) async fn they_queue(&self) -> String {
         let id = new_id();
         self.theirs.queue(NAME, &id, HEARTBEAT, None).await.unwrap();
         id
     }
 
-    /// One of theirs holds a permit, at once.
+    /// Lets one of theirs acquire a permit that is free.
     pub(crate) async fn they_hold(&self, limit: u64) -> String {
         let id = self.they_queue().await;
         assert_eq!(self.they_wake(limit).await, 1);
@@ -111,7 +111,7 @@ impl Both {
         assert!(card <= limit, "{card} of {limit}");
     }
 
-    /// Asks the server.
+    /// Sends a command to the server.
     pub(crate) fn ask<T: FromRedisValue>(&self, command: &[&str]) -> T {
         let mut look = self.look.lock().unwrap_or_else(PoisonError::into_inner);
         let answer = redis::cmd(command[0]).arg(&command[1..]).query(&mut *look);
@@ -139,24 +139,24 @@ impl Both {
         self.ask(&["EXISTS", key])
     }
 
-    /// What is left of a key's life, in milliseconds; negative if it has no expiry or is not there.
+    /// Returns the time until a key expires, in milliseconds; negative if it does not expire or does not exist.
     pub(crate) fn left(&self, kind: &str) -> i64 {
         self.ask(&["PTTL", &key(kind)])
     }
 
-    /// When a key ends, in milliseconds of the server's clock.
+    /// Returns when a key expires, in milliseconds of the server's clock.
     pub(crate) fn ends(&self, kind: &str) -> i64 {
         let mut look = self.look.lock().unwrap_or_else(PoisonError::into_inner);
         expires_at(&mut look, &key(kind))
     }
 
-    /// The server's clock, in seconds.
+    /// Returns the server's clock, in seconds.
     pub(crate) fn now(&self) -> f64 {
         let (seconds, micros): (f64, f64) = self.ask(&["TIME"]);
         seconds + micros / 1e6
     }
 
-    /// Nobody holds, nobody waits, and no notification is left behind.
+    /// Fails unless nothing is held, nothing waits, and no notification is left behind.
     pub(crate) async fn is_left_clean(&self) {
         for kind in ["main", "ttl", "waiting", "waiting_heartbeat", "info"] {
             eventually(async || !self.exists(&key(kind))).await;

@@ -9,9 +9,9 @@ use testkit::seed000::Seed000;
 
 use crate::both::{NAME, NAMESPACE};
 
-/// Of each process, whichever program it runs.
+/// The heartbeat interval of every process, whichever program it runs.
 const HEARTBEAT: Duration = Duration::from_secs(3);
-/// A TTL makes the other program's keys expire, the capacity among them.
+/// With a TTL, the other program sets an expiry on its keys, including the capacity.
 const TTL: Duration = Duration::from_secs(6);
 const CAPACITY: u32 = 3;
 const PROCESSES: usize = 8;
@@ -19,7 +19,7 @@ const LASTS: Duration = Duration::from_secs(40);
 const BETWEEN_KILLS: Duration = Duration::from_secs(1);
 const HELD: Duration = Duration::from_millis(30);
 
-/// In the child: acquires and releases until it is killed, and says so each time.
+/// In the child: acquires and releases until it is killed, and reports each grant.
 pub(crate) fn play(part: &str, arguments: &[&str]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -27,7 +27,7 @@ pub(crate) fn play(part: &str, arguments: &[&str]) {
         match part {
             "ours" => our_program(arguments[0]).await,
             "theirs" => their_program(arguments[0]).await,
-            _ => unreachable!("nobody plays {part}"),
+            _ => unreachable!("unknown part {part:?}"),
         }
     });
 }
@@ -47,7 +47,7 @@ async fn their_program(url: &str) {
     let client = Seed000::connect(url, NAMESPACE).await.unwrap();
     loop {
         let acquire = client.acquire(NAME, u64::from(CAPACITY), HEARTBEAT, Some(TTL), None);
-        // It was taken for dead: the document has it begin anew.
+        // The slot was considered dead. The document says to start again.
         let Ok(acquired) = acquire.await else { continue };
         child::say("theirs");
         tokio::time::sleep(HELD).await;
@@ -84,9 +84,9 @@ async fn killed_processes_of_either_program_stop_the_queue_for_no_longer_than_tw
         }
     }
     println!(
-        "{} grants of ours, {} of theirs, longest standstill {longest:?}",
+        "{} grants of ours, {} of theirs, longest time without a grant {longest:?}",
         grants[0], grants[1]
     );
     assert!(grants.iter().all(|grants| *grants > 20), "{grants:?}");
-    assert!(longest <= 2 * HEARTBEAT, "nobody was granted a permit for {longest:?}");
+    assert!(longest <= 2 * HEARTBEAT, "no permit was granted for {longest:?}");
 }

@@ -1,4 +1,5 @@
-//! Values that no program should have written: they are named, cost no holder of ours its permit, and stop no other name.
+//! Values that no program should write: errors name them, no holder of ours loses its permit, and
+//! no other name is affected.
 
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ fn invalid<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     }
 }
 
-/// How many names the statistics list.
+/// Returns the number of names in the statistics.
 async fn listed(client: &Client) -> usize {
     deadline(client.stats().fetch()).await.unwrap().len()
 }
@@ -70,14 +71,14 @@ async fn a_fence_that_cannot_be_counted_is_named() {
         let error = invalid(deadline(semaphore.acquire()).await);
         assert!(error.contains(&key("fence")), "{fence}: {error}");
         assert_eq!(both.ask::<String>(&["GET", &key("fence")]), fence, "it is not overwritten");
-        // A holder goes on.
+        // The holder is still renewed.
         let before = permit.valid_until();
         eventually(async || permit.valid_until() > before).await;
         assert!(deadline(permit.release()).await.unwrap(), "{fence}");
     }
 }
 
-/// As `leasehold show`, and `run` without `-n`, ask.
+/// As `leasehold show`, and `run` without `-n`, read them.
 #[tokio::test]
 async fn what_the_statistics_of_a_name_cannot_read_is_named() {
     let both = Both::start().await;
@@ -98,7 +99,7 @@ async fn a_holder_of_whom_nothing_is_known_any_more_goes_on() {
     let permit = semaphore.acquire().await.unwrap();
     let waiter = both.we_queue(&semaphore).await;
     both.ask::<()>(&["DEL", &key("info")]);
-    // Longer than its lease.
+    // For longer than its lease.
     let first = permit.valid_until().unwrap();
     eventually(async || permit.valid_until().unwrap() > first + SHORT).await;
     permit.check().unwrap();
@@ -125,8 +126,8 @@ async fn a_lock_that_ends_at_no_time_is_named() {
     }
 }
 
-/// Writes any value of any type into the keys of a name while it is in use. Another name does not notice, and when the keys
-/// are removed, the name works again.
+/// Writes random values of every type into the keys of a name while it is in use. Another name is
+/// not affected, and the name works again after its keys are removed.
 #[tokio::test]
 async fn whatever_is_written_into_its_keys_a_name_recovers_and_no_other_is_hit() {
     let both = Both::start().await;
@@ -178,7 +179,7 @@ async fn whatever_is_written_into_its_keys_a_name_recovers_and_no_other_is_hit()
             5 => redis::cmd("PEXPIRE").arg(&key).arg(random.u32(1..50)).to_owned(),
             _ => redis::cmd("DEL").arg(&key).to_owned(),
         };
-        // A key of another type refuses it.
+        // A key of another type makes this fail.
         let _ = damage.query::<redis::Value>(&mut redis);
         if random.bool() {
             let _ = deadline(both.ours.stats().waiters().fetch()).await;

@@ -1,4 +1,4 @@
-//! The dead are swept, whoever they belonged to.
+//! Dead members are removed by either program, whichever they belong to.
 
 use std::time::{Duration, Instant};
 
@@ -21,14 +21,14 @@ async fn a_dead_holder_of_theirs_is_swept_by_us_with_all_that_it_left() {
     assert!(died.elapsed() < SOON, "{:?}", died.elapsed());
     assert_eq!(both.members("main"), [permit.id().to_string()]);
     assert_eq!(both.members("ttl"), Vec::<String>::new(), "an orphan");
-    // It comes back from the dead, and is told so.
+    // The dead holder continues, and learns that it has lost its permit.
     assert_eq!(both.theirs.ping(NAME, &holder).await.unwrap(), (0, 0));
     assert_eq!(both.theirs.release(NAME, &holder).await.unwrap(), 0);
     permit.release().await.unwrap();
     both.is_left_clean().await;
 }
 
-/// Their sweep leaves the end of a TTL without its holder. It goes when that time has come.
+/// Their sweep leaves the entry of a TTL without its holder. It is removed when that TTL ends.
 #[tokio::test]
 async fn an_orphan_that_their_sweep_leaves_goes_with_its_time() {
     let both = Both::start().await;
@@ -42,8 +42,8 @@ async fn an_orphan_that_their_sweep_leaves_goes_with_its_time() {
     drop((permit, second));
 }
 
-/// By their rule `semaphore_ttl` itself ends when their TTL does, so that there is nothing left to enforce it by,
-/// while their holder goes on giving signs of life. Our backstop lets the key live on: a TTL that is longer than the
+/// By their rule the key `semaphore_ttl` expires with their TTL, while their holder keeps renewing.
+/// Then nothing would enforce the TTL. Our backstop extends the key, so that a TTL longer than the
 /// backstop's second is enforced.
 #[tokio::test]
 async fn a_holder_of_theirs_whose_ttl_is_over_is_swept_by_us() {
@@ -73,7 +73,7 @@ async fn a_dead_waiter_of_theirs_holds_up_nobody() {
 #[tokio::test]
 async fn a_dead_holder_of_ours_is_swept_by_them() {
     let both = Both::start().await;
-    // What a client of ours leaves behind that was killed two seconds after its last renewal was due.
+    // What a killed client of ours leaves behind, two seconds after its lease ended.
     let (dead, gone) = ("00000000001-7", format!("{:.6}", both.now() - 2.0));
     let later = format!("{:.6}", both.now() + 600.0);
     both.ask::<()>(&["SET", &key("max"), "1"]);
@@ -84,7 +84,7 @@ async fn a_dead_holder_of_ours_is_swept_by_them() {
     assert_eq!(both.members("main"), [theirs.as_str()]);
     assert_eq!(both.theirs.card(NAME).await.unwrap(), 1);
     both.theirs.release(NAME, &theirs).await.unwrap();
-    // Their sweep leaves what we know of it. It goes with the next script of ours.
+    // Their sweep leaves our record of it. Our next script removes the record.
     assert_eq!(both.members("ttl"), [dead]);
     let permit = both.semaphore(1).acquire().await.unwrap();
     assert_eq!(both.members("main"), [permit.id().to_string()]);
@@ -92,7 +92,7 @@ async fn a_dead_holder_of_ours_is_swept_by_them() {
     assert_eq!(both.ask::<Vec<String>>(&["HKEYS", &key("info")]), [permit.id().to_string()]);
 }
 
-/// The same without a TTL: a holder that renews finds it.
+/// The same without a TTL: the renewal of another holder removes the record.
 #[tokio::test]
 async fn what_is_known_of_one_that_they_removed_goes_with_a_renewal() {
     let both = Both::start().await;
@@ -116,7 +116,7 @@ async fn a_dead_waiter_of_ours_is_swept_by_them() {
     assert_eq!(both.members("waiting"), Vec::<String>::new());
 }
 
-/// They take a stopped client of ours for dead: it is told when it next renews.
+/// They consider a stopped client of ours dead: it learns of it at its next renewal.
 #[tokio::test]
 async fn a_holder_of_ours_that_they_removed_is_told() {
     let both = Both::start().await;
@@ -128,7 +128,7 @@ async fn a_holder_of_ours_that_they_removed_is_told() {
     assert!(permit.check().is_err());
 }
 
-/// It is granted a permit when it is dead already, because its last sign of life still counts.
+/// The waiter is granted a permit although it is dead, because its last heartbeat is still valid.
 #[tokio::test]
 async fn a_waiter_of_theirs_that_died_holds_a_permit_no_longer_than_its_heartbeat() {
     let both = Both::start().await;
@@ -142,11 +142,8 @@ async fn a_waiter_of_theirs_that_died_holds_a_permit_no_longer_than_its_heartbea
     assert!(both.holds(&dead));
     let claim = both.score("main", &dead).unwrap() - both.now();
     let left = alive_by - both.now();
-    // As long as it would have lived, and as long as one of ours has to claim a permit.
-    assert!(
-        claim < left.max(5.0) + 0.1,
-        "it may hold for {claim} s, and would have lived for {left} s"
-    );
+    // The rest of its heartbeat interval, or the time that our waiters have to claim a permit.
+    assert!(claim < left.max(5.0) + 0.1, "the grant lasts {claim} s, and its heartbeat {left} s");
     let waiter = both.we_queue(&semaphore).await;
     waiter.permit().await.release().await.unwrap();
 }

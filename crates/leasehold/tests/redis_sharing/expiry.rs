@@ -1,9 +1,10 @@
-//! The life of the keys that both share.
+//! The expiry of the keys that both programs share.
 //!
-//! Their rule: whoever writes a key sets its expiry to its own TTL, however long the others still need it. Ours:
-//! an expiry only grows.
+//! Their rule: a script that writes a key sets its expiry to the caller's TTL, however long others
+//! still need the key. Our rule: an expiry only grows.
 //!
-//! Theirs end ten seconds after their TTL, and no key of ours is left without a script of ours for longer than eight.
+//! Their keys expire ten seconds after their TTL, and one of our scripts renews every key of ours
+//! at least every eight seconds.
 
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ fn with_heartbeat(both: &Both, heartbeat: Duration) -> Semaphore {
     both.ours.semaphore(NAME, 1).heartbeat_max_interval(heartbeat).build().unwrap()
 }
 
-/// One of theirs with a short TTL queues, gives a sign of life and leaves.
+/// One of their waiters with a short TTL queues, renews and leaves.
 async fn they_pass_by(both: &Both, ttl: Duration) {
     let id = new_id();
     both.theirs.queue(NAME, &id, HEARTBEAT, Some(ttl)).await.unwrap();
@@ -38,9 +39,9 @@ async fn their_short_ttl_does_not_outlast_our_renewals() {
     }
     they_pass_by(&both, Duration::from_secs(1)).await;
     for kind in SHARED {
-        // At most eleven seconds are left, then a renewal, at most two later, has made it more.
+        // At most eleven seconds are left. A renewal within two seconds extends that.
         eventually(async || both.left(kind) > 11_000 || !both.exists(&key(kind))).await;
-        assert!(both.exists(&key(kind)), "semaphore_{kind} went with their TTL");
+        assert!(both.exists(&key(kind)), "semaphore_{kind} expired with their TTL");
     }
     permit.check().unwrap();
     assert_eq!(both.place(&waiter.id), Some(0));
@@ -49,7 +50,7 @@ async fn their_short_ttl_does_not_outlast_our_renewals() {
     both.is_left_clean().await;
 }
 
-/// Whatever its lease is, a holder of ours renews before the ten seconds are over that theirs leave to a key.
+/// Whatever its lease, a holder of ours renews within the ten seconds that their scripts leave to a key.
 #[tokio::test]
 async fn a_lone_holder_with_a_long_lease_survives_their_shortest_ttl() {
     let both = Both::start().await;
@@ -57,12 +58,12 @@ async fn a_lone_holder_with_a_long_lease_survives_their_shortest_ttl() {
     they_pass_by(&both, Duration::from_secs(1)).await;
     assert!(both.left("main") <= 11_000, "their rule has changed: {} ms", both.left("main"));
     eventually(async || both.left("main") > 11_000 || !both.exists(&key("main"))).await;
-    assert!(both.exists(&key("main")), "semaphore_main went with their TTL");
+    assert!(both.exists(&key("main")), "semaphore_main expired with their TTL");
     permit.check().unwrap();
     permit.release().await.unwrap();
 }
 
-/// They removed it: ours is notified.
+/// They removed the permit: our holder is notified.
 #[tokio::test]
 async fn a_holder_whose_key_ended_is_notified() {
     let both = Both::start().await;
@@ -73,7 +74,7 @@ async fn a_holder_whose_key_ended_is_notified() {
     assert!(permit.check().is_err());
 }
 
-/// A place that is no longer there is not waited for.
+/// A waiter whose place is gone queues again.
 #[tokio::test]
 async fn a_waiter_whose_queue_ended_by_their_ttl_queues_again() {
     let both = Both::start().await;
@@ -104,7 +105,7 @@ async fn a_waiter_whose_sign_of_life_ended_by_their_ttl_keeps_its_place() {
     both.is_left_clean().await;
 }
 
-/// They set the expiry of `semaphore_ttl` too, and then the end of our TTL is forgotten.
+/// They also set the expiry of `semaphore_ttl`. When it expires, Redis forgets when our TTL ends.
 #[tokio::test]
 async fn a_ttl_of_ours_ends_though_theirs_made_redis_forget_it() {
     let both = Both::start().await;
@@ -120,7 +121,7 @@ async fn a_ttl_of_ours_ends_though_theirs_made_redis_forget_it() {
     assert!(now < ends + 1.0, "{} s late", now - ends);
 }
 
-/// While holders and waiters renew, every key in which they stand lives on.
+/// While holders and waiters renew, the keys that contain them do not expire.
 #[tokio::test]
 async fn no_key_of_ours_ends_before_those_who_stand_in_it() {
     let both = Both::start().await;
@@ -148,7 +149,7 @@ async fn a_short_ttl_of_ours_shortens_no_life() {
 
     let other = both.another().await;
     let short = other.semaphore(NAME, 2).ttl(Duration::from_secs(1)).build().unwrap();
-    // One waits and gives up, one waits, holds and gives back.
+    // One waiter gives up; another acquire holds and releases.
     let gives_up = both.we_queue(&short).await;
     let place = gives_up.id.clone();
     gives_up.cancel();
@@ -162,20 +163,20 @@ async fn a_short_ttl_of_ours_shortens_no_life() {
 
     for (kind, before) in kinds.iter().zip(before) {
         let now = both.ends(kind);
-        // A key that is gone because nobody stands in it any more has not been shortened.
+        // A key that was removed because it has no members any more has not been shortened.
         assert!(now >= before || now == -2, "semaphore_{kind}: {} ms earlier", before - now);
     }
 }
 
-/// A renewal gives every key the life that all members need, in time: what another program sets is ten seconds at least,
-/// and a renewal comes within eight.
+/// A renewal extends every key to what all its members need, in time: the other program leaves at
+/// least ten seconds, and a renewal comes within eight.
 #[tokio::test]
 async fn a_renewal_of_ours_gives_back_the_life_that_theirs_took() {
     let both = Both::start().await;
     let _long = both.semaphore(3).acquire().await.unwrap();
     they_pass_by(&both, Duration::from_secs(3)).await;
     assert!(both.left("main") <= 13_000);
-    // Another of ours, that needs the key for a second only, does not shorten its life further.
+    // Another client of ours, which needs the key only for a second, does not shorten its expiry further.
     let other = both.another().await;
     let short = other.semaphore(NAME, 3).ttl(Duration::from_secs(1)).build().unwrap();
     short.acquire().await.unwrap().release().await.unwrap();
@@ -189,7 +190,8 @@ async fn a_renewal_of_ours_gives_back_the_life_that_theirs_took() {
     assert!(least > 2_000, "{least} ms were left to a holder with a lease of 30 s");
 }
 
-/// They let the capacity expire, or write what is none. Nobody declares it again: all have asked already.
+/// They let the capacity expire, or write an invalid one. No client declares it again, because all
+/// have declared it already.
 #[tokio::test]
 async fn whatever_they_do_to_the_capacity_the_queue_goes_on() {
     let max = key("max");
@@ -219,7 +221,7 @@ async fn whatever_they_do_to_the_capacity_the_queue_goes_on() {
     }
 }
 
-/// The holder who could restore it is theirs, and its release is theirs, too.
+/// The only holder, which could restore the capacity, is theirs, and it is released by their script.
 #[tokio::test]
 async fn a_waiter_of_ours_restores_a_capacity_that_they_let_expire() {
     let both = Both::start().await;
@@ -231,18 +233,18 @@ async fn a_waiter_of_ours_restores_a_capacity_that_they_let_expire() {
     assert_eq!(both.ask::<String>(&["GET", &key("max")]), "1");
 }
 
-/// Or a client that comes without a capacity of its own, as `leasehold run` without `-n`, would find none and declare 1.
+/// Otherwise a client without a capacity of its own, like `leasehold run` without `-n`, would find none and declare 1.
 #[tokio::test]
 async fn the_capacity_does_not_expire_while_one_of_ours_is_there() {
     let both = Both::start().await;
     let max = key("max");
     let expiry = || both.ask::<i64>(&["PTTL", &max]);
-    // What they leave behind: the same capacity as ours.
+    // As they leave it behind: the same capacity as ours, with an expiry.
     both.ask::<()>(&["SET", &max, "1", "EX", "11"]);
     let semaphore = with_heartbeat(&both, Duration::from_secs(3));
     let permit = semaphore.acquire().await.unwrap();
     assert_eq!(expiry(), -1, "after an acquire");
-    // What they do at every acquire while ours holds.
+    // As they write it at every acquire while ours is held.
     both.ask::<()>(&["SET", &max, "1", "EX", "11"]);
     eventually(async || expiry() < 0).await;
     assert_eq!(expiry(), -1, "after a renewal");

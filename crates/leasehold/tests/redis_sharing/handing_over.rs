@@ -1,4 +1,4 @@
-//! From theirs to ours and from ours to theirs, each step of theirs driven by hand.
+//! Permits handed from theirs to ours and from ours to theirs, with their steps run one by one.
 
 use std::time::{Duration, Instant};
 
@@ -7,15 +7,15 @@ use testkit::wait::{deadline, eventually};
 
 use crate::both::{BACKSTOP, Both, HEARTBEAT, NAME, SOON, Waiter, notification};
 
-/// Theirs holds the only permit, ours waits for it.
+/// Returns their holder of the only permit, and our waiter behind it.
 async fn ours_behind_theirs(both: &Both, semaphore: &Semaphore) -> (String, Waiter) {
     let holder = both.they_hold(1).await;
     let waiter = both.we_queue(semaphore).await;
     (holder, waiter)
 }
 
-/// Their script grants our waiter. If our backstop comes between their release and their script, that
-/// round proves nothing and is played again.
+/// Lets their script grant a permit to our waiter. If our backstop comes between their release and
+/// their script, the round is repeated.
 async fn granted_by_theirs(both: &Both, semaphore: &Semaphore, heartbeat: Duration) -> Waiter {
     for _ in 0..10 {
         let (holder, waiter) = ours_behind_theirs(both, semaphore).await;
@@ -49,7 +49,7 @@ async fn what_we_release_is_theirs_at_once() {
     let theirs = both.they_queue().await;
     assert_eq!(both.they_wake(1).await, 0);
 
-    // They block on their list before it is there.
+    // They block on their list before it exists.
     let (client, id) = (both.theirs.clone(), theirs.clone());
     let blocked = tokio::spawn(async move { client.wait_notification(&id, SOON).await });
     eventually(async || both.ask::<String>(&["CLIENT", "LIST"]).contains("cmd=blpop")).await;
@@ -91,11 +91,11 @@ async fn their_notification_is_a_one_in_a_list_that_does_not_stay_for_ever() {
     assert_eq!(both.ask::<Vec<String>>(&["LRANGE", &list, "0", "-1"]), ["1"]);
     let left: i64 = both.ask(&["PTTL", &list]);
     assert!((1..=190_000).contains(&left), "{left} ms");
-    // Until they confirm, they have what was left of their own heartbeat.
+    // Until they confirm, the grant lasts for the rest of their own heartbeat interval.
     let given = both.score("main", &theirs).unwrap() - both.now();
     let heartbeat = HEARTBEAT.as_secs_f64();
     assert!((heartbeat - 10.0..=heartbeat).contains(&given), "{given} s");
-    // A look (`LPOP`) finds it too.
+    // `LPOP` finds it as well.
     assert!(both.theirs.wait_notification(&theirs, Duration::ZERO).await.unwrap());
     both.they_confirm(&theirs, 1).await;
 }
@@ -109,7 +109,7 @@ async fn what_their_script_grants_to_ours_is_confirmed_with_a_fence() {
 
     let rung = both.server.command_count("rpush");
     let waiter = granted_by_theirs(&both, &semaphore, HEARTBEAT).await;
-    assert!(both.server.command_count("rpush") > rung, "they told nobody");
+    assert!(both.server.command_count("rpush") > rung, "they notified no waiter");
     assert!(both.holds(&waiter.id) && both.place(&waiter.id).is_none());
     let id = waiter.id.clone();
     let granted = Instant::now();
@@ -141,7 +141,7 @@ async fn what_their_script_grants_to_ours_goes_on_when_ours_is_cancelled() {
     both.is_left_clean().await;
 }
 
-/// They grant ours for less time than it takes us to notice: then it is gone, and queues again.
+/// They grant our waiter a permit for less time than we need to notice: it expires, and the waiter queues again.
 #[tokio::test]
 async fn a_notification_of_ours_that_nobody_read_in_time_does_not_stay() {
     let both = Both::start().await;
@@ -157,14 +157,14 @@ async fn a_notification_of_ours_that_was_cancelled_too_late_does_not_stay() {
     let both = Both::start().await;
     let waiter = granted_by_theirs(&both, &both.semaphore(1), Duration::from_millis(1)).await;
     let list = notification(&waiter.id);
-    // Theirs sweeps it, so that our cancel finds nobody; unless our backstop was first.
+    // Their sweep removes the grant, so that our cancel finds nothing, unless our backstop came first.
     let swept = async || both.theirs.card(NAME).await.unwrap() == 0;
     eventually(async || swept().await || !both.exists(&list)).await;
     waiter.cancel();
     eventually(async || !both.exists(&list)).await;
 }
 
-/// The backstop asks the first of ours in the queue, and that need not be the one who asked first.
+/// The backstop asks about our first waiter in the queue, which need not be the oldest acquire.
 #[tokio::test]
 async fn what_their_script_grants_to_ours_is_found_though_an_older_one_had_to_queue_again() {
     let both = Both::start().await;
@@ -172,7 +172,7 @@ async fn what_their_script_grants_to_ours_is_found_though_an_older_one_had_to_qu
     let _holder = both.they_hold(1).await;
     let older = both.we_queue(&semaphore).await;
     let younger = both.we_queue(&semaphore).await;
-    // They take it for dead, and it goes to the end of the queue.
+    // They consider it dead, and it moves to the end of the queue.
     both.theirs.release(NAME, &older.id).await.unwrap();
     eventually(async || both.place(&older.id) == Some(1)).await;
     assert_eq!(both.they_wake(2).await, 1);

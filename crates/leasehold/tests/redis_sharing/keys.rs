@@ -1,4 +1,4 @@
-//! What both see of each other: keys, scores and statistics.
+//! What both programs see of each other: keys, scores and statistics.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ async fn keys_have_the_names_and_types_of_the_seed() {
         ("max", "string"),
         ("waiting", "zset"),
         ("waiting_heartbeat", "zset"),
-        // What only we have:
+        // The keys that only we have:
         ("fence", "string"),
         ("info", "hash"),
     ];
@@ -57,11 +57,11 @@ async fn scores_are_seconds_of_the_servers_clock_with_microseconds() {
         ("waiting_heartbeat", &waiter.id, 60.0),
     ] {
         let score = both.score(kind, id).unwrap() - ahead;
-        // Half a microsecond is what a score of this size can be off.
+        // A score of this size is exact to half a microsecond.
         let expected = before - 1e-6..=after + 1e-6;
         assert!(expected.contains(&score), "semaphore_{kind}: {score} is not in {expected:?}");
     }
-    // Six digits at most: nothing was lost on the way, and nothing made up.
+    // A score has whole microseconds: nothing was rounded away or added.
     let text: String = both.ask(&["ZSCORE", &key("waiting"), &waiter.id]);
     let micros = text.parse::<f64>().unwrap() * 1e6;
     assert!((micros - micros.round()).abs() < 0.3, "{text}");
@@ -111,7 +111,7 @@ async fn our_statistics_see_theirs() {
     drop(waiter);
 }
 
-/// What is stored about a client may have been written by anybody. Then it is unknown, and the rest is told.
+/// Any program may have written the record of a client. Unusable values are reported as unknown; the rest is shown.
 #[tokio::test]
 async fn a_client_that_cannot_be_described_is_unknown() {
     let both = Both::start().await;
@@ -140,7 +140,7 @@ async fn a_semaphore_of_theirs_alone_is_in_our_statistics() {
     assert_eq!(one.holders()[0].id(), held);
 }
 
-/// They declare a capacity only when they confirm: until then it is not known.
+/// They declare a capacity only when they confirm; until then it is unknown.
 #[tokio::test]
 async fn a_semaphore_whose_capacity_they_have_not_declared_is_in_our_statistics() {
     let both = Both::start().await;
@@ -155,7 +155,7 @@ async fn a_semaphore_whose_capacity_they_have_not_declared_is_in_our_statistics(
     assert_eq!((one.name(), one.capacity(), one.held(), one.waiting()), (NAME, 0, 1, 0));
     assert_eq!(one.holders()[0].id(), id);
 
-    // Once, although each of their keys tells of it.
+    // It is listed once, although several of their keys contain its name.
     let _waiting = both.they_queue().await;
     both.they_confirm(&id, 3).await;
     let all = both.ours.stats().fetch().await.unwrap();
@@ -163,7 +163,7 @@ async fn a_semaphore_whose_capacity_they_have_not_declared_is_in_our_statistics(
     assert_eq!((one.name(), one.capacity(), one.held(), one.waiting()), (NAME, 3, 1, 1));
 }
 
-/// The newest declaration wins, whoever makes it; they make theirs when they confirm.
+/// The newest declaration wins, whichever program makes it; they declare when they confirm.
 #[tokio::test]
 async fn the_capacity_that_they_declare_is_the_capacity_by_which_we_grant() {
     let both = Both::start().await;
@@ -171,7 +171,7 @@ async fn the_capacity_that_they_declare_is_the_capacity_by_which_we_grant() {
     let permit = semaphore.acquire().await.unwrap();
     let waiter = both.we_queue(&semaphore).await;
     let theirs = both.they_queue().await;
-    // They let in two, both by their limit of three: ours first, it was there before.
+    // They grant two permits, by their limit of three: the first to our waiter, which came before theirs.
     assert_eq!(both.they_wake(3).await, 2);
     both.they_were_notified(&theirs).await;
     both.they_confirm(&theirs, 3).await;

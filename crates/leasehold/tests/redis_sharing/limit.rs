@@ -1,4 +1,4 @@
-//! Never more than the capacity, however ours and theirs are mixed.
+//! Never more holders than the capacity, however our clients and theirs are mixed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -14,7 +14,7 @@ use crate::both::{Both, HEARTBEAT, NAME, key};
 
 const CAPACITY: u32 = 3;
 
-/// Who has a permit now, as its holders know it.
+/// Counts the holders, as they know it themselves.
 #[derive(Default)]
 struct Crowd {
     inside: AtomicU64,
@@ -36,7 +36,7 @@ async fn we_work(semaphore: Semaphore, crowd: Arc<Crowd>) {
     for _ in 0..40 {
         let permit = semaphore.acquire().await.unwrap();
         crowd.work(&crowd.of_ours).await;
-        permit.check().expect("nobody took it away");
+        permit.check().expect("the permit is still valid");
         assert!(permit.release().await.unwrap());
     }
 }
@@ -83,7 +83,7 @@ async fn the_limit_holds(skew: f64) {
 
     let (most, looks) = watcher.join().unwrap();
     assert!(most <= CAPACITY, "{most} members of semaphore_main at once");
-    assert!(looks > 100, "only {looks} looks: that proves nothing");
+    assert!(looks > 100, "only {looks} looks, which is too few");
     assert!(crowd.most.load(SeqCst) <= CAPACITY.into(), "{} at once", crowd.most.load(SeqCst));
     assert_eq!((crowd.of_ours.load(SeqCst), crowd.of_theirs.load(SeqCst)), (2 * 4 * 40, 3 * 8));
     both.is_left_clean().await;

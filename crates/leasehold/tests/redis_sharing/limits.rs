@@ -1,4 +1,5 @@
-//! What the other program does not know: weights, slot numbers, rates and pauses. docs/guarantees.md says what follows.
+//! What the other program does not know: weights, slot numbers, rates and pauses.
+//! docs/guarantees.md states the consequences.
 
 use std::time::Duration;
 
@@ -14,18 +15,18 @@ async fn they_count_holders_and_we_count_units() {
     let both = Both::start().await;
     let semaphore = both.semaphore(3);
     let heavy = semaphore.acquire().weight(3).await.unwrap();
-    // To them one of three is held, and they let one of theirs in.
+    // For them one unit of three is held, so they grant a permit to one of theirs.
     let theirs = both.they_hold(3).await;
     let stats = semaphore.stats().await.unwrap();
     assert_eq!((stats.units(), stats.held()), (4, 2));
-    // Ours grant nothing until it fits again.
+    // Our scripts grant nothing until there is room again.
     assert!(semaphore.try_acquire().await.unwrap().is_none());
     assert_eq!(both.theirs.release(NAME, &theirs).await.unwrap(), 1);
     assert!(semaphore.try_acquire().await.unwrap().is_none(), "3 of 3 are held");
     assert!(heavy.release().await.unwrap());
     assert!(semaphore.acquire().weight(3).await.unwrap().release().await.unwrap());
     both.is_left_clean().await;
-    assert!(!both.exists(&key("limits")), "nobody weighs more than one unit");
+    assert!(!both.exists(&key("limits")), "no permit has more than one unit");
 }
 
 #[tokio::test]
@@ -36,7 +37,7 @@ async fn a_heavy_waiter_that_they_let_in_weighs_what_it_weighs() {
     let waiter = tokio::spawn(semaphore.acquire().weight(3));
     testkit::wait::eventually(async || !both.members("waiting").is_empty()).await;
     assert_eq!(semaphore.stats().await.unwrap().waits_for(), Some(WaitsFor::Room));
-    // Two are free to them, and ours is the first in the queue.
+    // For them two units are free, and our waiter is the first in the queue.
     assert_eq!(both.they_wake(3).await, 1);
     let permit = deadline(waiter).await.unwrap().unwrap();
     assert_eq!(permit.slot_number(), Some(1));
@@ -53,7 +54,7 @@ async fn a_dead_holder_that_they_remove_takes_its_units_with_it() {
     let both = Both::start().await;
     let semaphore = both.ours.semaphore(NAME, 3).numbered().build().unwrap();
     let id = semaphore.acquire().weight(3).await.unwrap().detach().to_string();
-    // As their sweep removes it: what we know of it stays.
+    // As their sweep removes it: our record of it stays.
     assert_eq!(both.ask::<u64>(&["ZREM", &key("main"), &id]), 1);
     let _other = both.ours.semaphore("another", 1).build().unwrap().acquire().await.unwrap();
     let permit = deadline(semaphore.acquire().weight(3)).await.unwrap();
@@ -69,7 +70,7 @@ async fn their_starts_take_a_token_only_if_ours_grant_them() {
     let semaphore = both.ours.semaphore(NAME, 3).rate(1, HOUR).build().unwrap();
     let first = semaphore.acquire().await.unwrap();
     let theirs = both.they_hold(3).await;
-    assert!(semaphore.try_acquire().await.unwrap().is_none(), "they have taken no token of ours");
+    assert!(semaphore.try_acquire().await.unwrap().is_none(), "their permit took no token");
     let waiting = both.they_queue().await;
     first.release().await.unwrap();
     assert!(both.place(&waiting).is_some(), "there is room, and no token");
@@ -101,7 +102,7 @@ async fn they_do_not_know_of_a_pause() {
     both.is_left_clean().await;
 }
 
-/// As after a server that was full, and so could not write down that they are free again.
+/// As after a server that ran out of memory, and so could not record that they are free again.
 #[tokio::test]
 async fn units_and_numbers_that_nobody_has_are_found_out() {
     let both = Both::start().await;
@@ -120,7 +121,7 @@ async fn units_and_numbers_that_nobody_has_are_found_out() {
     both.is_left_clean().await;
 }
 
-/// What is known of a dead holder may outlive the key of the holders. It does not count twice.
+/// The record of a dead holder may outlive the key of the holders. It is not counted twice.
 #[tokio::test]
 async fn a_key_of_holders_that_has_expired_takes_nothing_from_who_came_after() {
     let both = Both::start().await;
@@ -135,7 +136,7 @@ async fn a_key_of_holders_that_has_expired_takes_nothing_from_who_came_after() {
     slots.sort_unstable();
     assert_eq!(slots, [Some(1), Some(2)]);
     drop(next);
-    // Those who ask find what is left of the dead one.
+    // Later requests find the record of the dead holder.
     let light = both.semaphore(8);
     for _ in 0..3 {
         let wide = light.try_acquire().weight(4).await.unwrap();
@@ -147,7 +148,7 @@ async fn a_key_of_holders_that_has_expired_takes_nothing_from_who_came_after() {
     assert_ne!(other.slot_number(), held.slot_number());
     drop((held, other));
     both.is_left_clean().await;
-    assert!(!both.exists(&key("slots")) || both.left("slots") > 0, "it never expires");
+    assert!(!both.exists(&key("slots")) || both.left("slots") > 0, "the key never expires");
 }
 
 #[tokio::test]
@@ -157,7 +158,7 @@ async fn who_is_removed_by_them_is_not_subtracted_twice() {
     let first = semaphore.acquire().weight(5).await.unwrap().detach().to_string();
     let second = semaphore.acquire().weight(3).await.unwrap();
     assert_eq!(both.ask::<u64>(&["ZREM", &key("main"), &first]), 1);
-    // An operator's change looks for what they have left behind.
+    // An operator's change cleans up what they have left behind.
     semaphore.set_capacity(8).await.unwrap();
     assert!(semaphore.try_acquire().weight(7).await.unwrap().is_none(), "3 and 7 of 8");
     let third = semaphore.acquire().weight(5).await.unwrap();
@@ -166,7 +167,8 @@ async fn who_is_removed_by_them_is_not_subtracted_twice() {
     both.is_left_clean().await;
 }
 
-/// The key of the numbers may end before that of the holders: those who take no number do not keep it.
+/// The key of the slot numbers may expire before that of the holders, because acquires without a
+/// number do not extend it.
 #[tokio::test]
 async fn numbers_whose_key_has_expired_are_still_taken() {
     let both = Both::start().await;

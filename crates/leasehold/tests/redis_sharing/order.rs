@@ -1,4 +1,4 @@
-//! First come, first served, across both.
+//! First in, first out, across both programs.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use testkit::wait::eventually;
 
 use crate::both::{Both, NAME};
 
-/// Two of ours, from two clients, and two of theirs take turns. Whoever holds gives back in its own way:
-/// our release hands over, theirs is found by our backstop.
+/// Two of our waiters, from two clients, and two of theirs take turns. Each releases in its own
+/// way: our release hands over, and our backstop finds theirs.
 #[tokio::test]
 async fn the_order_is_kept_when_we_do_the_granting() {
     let both = Both::start().await;
@@ -39,8 +39,8 @@ async fn the_order_is_kept_when_we_do_the_granting() {
     both.is_left_clean().await;
 }
 
-/// All that is released here is released by their script, which grants nothing, and all that is granted is
-/// granted by their script, unless our backstop comes first: the order is the same.
+/// All permits are released by their script, which grants nothing. They are granted by their script
+/// too, unless our backstop comes first. The order is the same.
 #[tokio::test]
 async fn the_order_is_kept_when_they_do_the_granting() {
     let both = Both::start().await;
@@ -92,7 +92,7 @@ async fn a_batch_of_ours_queues_in_the_order_in_which_it_asked() {
     both.is_left_clean().await;
 }
 
-/// A clock of theirs that is less than a second ahead does not let ours overtake.
+/// A clock of theirs that is less than a second ahead does not let our waiters overtake theirs.
 #[tokio::test]
 async fn ours_queue_behind_a_tail_that_is_a_little_ahead() {
     let both = Both::start_with_skew(0.7).await;
@@ -103,7 +103,7 @@ async fn ours_queue_behind_a_tail_that_is_a_little_ahead() {
     let ours = both.we_queue(&semaphore).await;
     let ours_too = both.we_queue(&semaphore).await;
     assert_eq!(both.members("waiting"), [theirs.clone(), ours.id.clone(), ours_too.id.clone()]);
-    // A microsecond behind, unless so much time went by that the server's clock has come as far.
+    // A microsecond behind, unless the server's clock has passed that time meanwhile.
     let place = both.score("waiting", &ours.id).unwrap();
     assert!(place > tail && (place - tail < 2e-6 || place <= both.now()), "{place} after {tail}");
 

@@ -1,9 +1,9 @@
-//! Their clock is not ours.
+//! Their clock differs from the server's.
 //!
-//! What they write is by their clock: the places of their waiters, and until when their members are alive.
-//! What we promise is that ours keep their order among themselves, and lose neither place nor permit, for as long
-//! as the skew is less than what is left of our leases (a third of the heartbeat interval) and, for a waiter
-//! that was granted and has not claimed its permit yet, less than `confirm_within`.
+//! They write times of their own clock: the places of their waiters, and until when their members are alive. We promise
+//! that our waiters keep their order among themselves, and that ours lose neither place nor permit. This holds while
+//! the skew is less than what is left of our leases (a third of the heartbeat interval) and, for a granted waiter that
+//! has not claimed its permit, less than `confirm_within`.
 
 use crate::both::{Both, NAME};
 
@@ -15,11 +15,11 @@ async fn theirs_that_are_ahead_take_nothing_from_ours() {
     let ours = both.we_queue(&semaphore).await;
     let theirs = both.they_queue().await;
     let ours_too = both.we_queue(&semaphore).await;
-    // Theirs says that it comes in five seconds. That is more than a second: ours does not queue behind it.
+    // By its place their waiter comes in five seconds. That is more than a second, so ours does not queue behind it.
     let order = [ours.id.clone(), ours_too.id.clone(), theirs.clone()];
     assert_eq!(both.members("waiting"), order);
 
-    // They sweep by their clock, and nobody of ours is dead by it.
+    // They sweep by their clock, by which none of our members is dead.
     assert_eq!(both.they_wake(1).await, 0);
     assert_eq!(both.theirs.card(NAME).await.unwrap(), 1);
     assert_eq!(both.members("waiting"), order);
@@ -46,7 +46,7 @@ async fn theirs_that_are_behind_are_neither_dead_nor_able_to_take_from_ours() {
     let ours = both.we_queue(&semaphore).await;
     let ours_too = both.we_queue(&semaphore).await;
     let theirs = both.they_queue().await;
-    // Theirs says that it came five seconds ago, and so it is first: their rule. Ours keep their order.
+    // By its place their waiter came five seconds ago, so by their rule it is first. Ours keep their order.
     let order = [theirs.clone(), ours.id.clone(), ours_too.id.clone()];
     assert_eq!(both.members("waiting"), order);
     assert_eq!(both.they_wake(1).await, 0);
@@ -54,7 +54,7 @@ async fn theirs_that_are_behind_are_neither_dead_nor_able_to_take_from_ours() {
     permit.release().await.unwrap();
     both.they_were_notified(&theirs).await;
     both.they_confirm(&theirs, 1).await;
-    // By our clock it has five seconds less, and is alive.
+    // By the server's clock it has five seconds less, and is still alive.
     assert!(semaphore.try_acquire().await.unwrap().is_none());
     assert_eq!(both.members("main"), [theirs.as_str()]);
     assert_eq!(both.members("waiting"), order[1..]);

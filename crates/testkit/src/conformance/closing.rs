@@ -1,4 +1,4 @@
-//! The end of a client.
+//! Closing a client.
 
 use leasehold::{Client, Error, ErrorKind, LossReason};
 use tokio::task::yield_now;
@@ -24,7 +24,7 @@ pub async fn waiters_are_told_of_the_close(store: &impl Store) {
     }
     let own = semaphore.clone();
     let work = tokio::spawn(async move { own.with(async |_| ()).await });
-    // One turn for it to begin to wait; without it the close is still what it is told.
+    // One turn, so that the work usually waits already. It gets the same error if it does not wait yet.
     yield_now().await;
 
     close(&client).await;
@@ -40,7 +40,7 @@ pub async fn waiters_are_told_of_the_close(store: &impl Store) {
 pub async fn waiters_are_told_of_the_close_in_whatever_order_they_came(store: &impl Store) {
     let (client, name) = (store.client().await, unique("closed in order"));
     let semaphore = declare(&client, &name, 1);
-    // Made first, polled last: the order of ids is not that of the queue.
+    // Created first and polled last, so that the order of the ids is not that of the queue.
     let [last, middle, first] = [(); 3].map(|()| semaphore.acquire());
     let held = deadline(first).await.unwrap();
     let middle = Waiter::join_with(&semaphore, middle).await;
@@ -49,7 +49,7 @@ pub async fn waiters_are_told_of_the_close_in_whatever_order_they_came(store: &i
     close(&client).await;
     for waiter in [middle, last] {
         let error = waiter.error().await;
-        assert!(matches!(error, Error::Closed), "a waiter was told that {error}");
+        assert!(matches!(error, Error::Closed), "a waiter got {error}");
     }
     held.check().unwrap_err();
 }
@@ -118,7 +118,7 @@ pub async fn a_closed_client_changes_no_limits(store: &impl Store) {
     for error in errors {
         assert!(matches!(error, Error::Closed), "{error}");
     }
-    // In memory there are no others: both are the client that was closed.
+    // In memory both clients are the one that was closed.
     if other.id() != client.id() {
         held.check().unwrap();
         let stats = deadline(theirs.stats()).await.unwrap();
@@ -152,7 +152,7 @@ pub async fn what_a_closed_client_held_is_free_for_others(store: &impl Store) {
     waiter.error().await;
 
     if other.id() == client.id() {
-        // In memory there are no others: both are the client that was closed.
+        // In memory both clients are the one that was closed.
         let stats = deadline(semaphore.stats()).await.unwrap();
         assert_eq!((stats.held(), stats.waiting()), (0, 0));
     } else {

@@ -1,4 +1,4 @@
-//! What a semaphore may be called, and what is refused.
+//! Valid names, labels and numbers, and those that are refused.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use leasehold::{Client, Error, ErrorKind, Semaphore, SemaphoreBuilder};
 use super::{Store, acquire, all_are_free, declare, release, semaphore, try_acquire, unique};
 use crate::wait::deadline;
 
-/// What a name may be, at most.
+/// The longest name, and the longest label.
 const MAX_BYTES: usize = 512;
 
 async fn check_name(client: &Client, name: &str) {
@@ -66,7 +66,7 @@ pub async fn names_that_differ_are_two_semaphores(store: &impl Store) {
     }
 }
 
-/// Refused, with an error that says what, and has these words in it.
+/// Fails unless the error names `argument` and contains these words.
 #[track_caller]
 fn assert_refused(built: Result<Semaphore, Error>, argument: &str, words: &[&str]) {
     let error = built.expect_err("it is refused");
@@ -103,7 +103,7 @@ pub async fn numbers_that_cannot_be_are_refused(store: &impl Store) {
     let short = with(|b| b.heartbeat_max_interval(Duration::from_millis(299)));
     assert_refused(short, "lease", &["299ms", "300ms"]);
 
-    // What was refused has left nothing behind, and the bounds themselves are good.
+    // Refused values leave nothing behind, and the limits themselves are accepted.
     let semaphore = with(|b| b.heartbeat_max_interval(Duration::from_millis(300))).unwrap();
     assert_eq!(semaphore.capacity(), 1);
     all_are_free(&semaphore).await;

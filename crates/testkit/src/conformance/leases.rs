@@ -1,4 +1,4 @@
-//! Leases: they are renewed, they end, and their holders are told.
+//! Leases: they are renewed, they expire, and their holders are notified.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use leasehold::{Client, Error, ErrorKind, LossReason, Semaphore};
 use super::{SHORT, Store, Waiter, acquire, all_are_free, census, declare, release, unique};
 use crate::wait::{deadline, eventually};
 
-/// How much earlier than the store a holder may stop to believe in its permit.
+/// How much earlier than the store a holder may consider its permit lost.
 const MARGIN: Duration = Duration::from_millis(150);
 
 fn with_ttl(client: &Client, name: &str, capacity: u32) -> Semaphore {
@@ -25,7 +25,7 @@ pub async fn a_permit_ends_with_its_ttl_and_goes_to_the_next(store: &impl Store)
     let queued = Instant::now();
 
     let next = waiter.permit().await;
-    // Whoever gets the permit next, gets it after its last holder has stopped to believe in it.
+    // The next holder gets the permit only after the previous one considers it lost.
     let error = permit.check().unwrap_err();
     assert!(begun.elapsed() + MARGIN >= SHORT, "granted after {:?}", begun.elapsed());
     assert_eq!(error.kind(), ErrorKind::Aborted);
@@ -37,7 +37,7 @@ pub async fn a_permit_ends_with_its_ttl_and_goes_to_the_next(store: &impl Store)
     assert!(next.waited() >= least, "{:?} is less than {least:?}", next.waited());
     assert!(next.waited() <= begun.elapsed());
 
-    // There is nothing left to release, least of all what the next one has.
+    // Releasing the lost permit does nothing, and does not release the permit of the next holder.
     assert!(!release(permit).await);
     next.check().unwrap();
     assert!(release(next).await);
@@ -49,7 +49,7 @@ pub async fn a_permit_that_was_waited_for_has_its_whole_ttl(store: &impl Store) 
     let held = acquire(&declare(&client, &name, 1)).await;
     let semaphore = with_ttl(&client, &name, 1);
     let waiter = Waiter::join(&semaphore).await;
-    // The wait does not count.
+    // The time spent waiting does not count.
     deadline(semaphore.acquire().within(SHORT)).await.unwrap_err();
     let begun = Instant::now();
     release(held).await;
@@ -78,7 +78,7 @@ pub async fn everyone_who_asked_is_told_of_a_loss(store: &impl Store) {
     for lost in told {
         assert_eq!(deadline(lost).await.unwrap(), LossReason::TtlEnded);
     }
-    // The guard is still there, its permit is not.
+    // The guard still exists, but its permit has expired.
     eventually(async || census(&semaphore).await == (0, 0)).await;
     drop(permit);
     all_are_free(&semaphore).await;
@@ -103,7 +103,7 @@ pub async fn a_holder_and_a_waiter_outlive_their_heartbeats(store: &impl Store) 
     let held = acquire(&semaphore).await;
     let patient = Waiter::join(&semaphore).await;
 
-    // Long enough for anybody who is silent to be taken for dead.
+    // Long enough for a holder or waiter that is not renewed to expire.
     deadline(semaphore.acquire().within(heartbeat * 4)).await.unwrap_err();
     held.check().unwrap();
     assert_eq!(deadline(semaphore.position(&patient.id)).await.unwrap(), Some(0));
@@ -114,7 +114,7 @@ pub async fn a_holder_and_a_waiter_outlive_their_heartbeats(store: &impl Store) 
 
 pub async fn renewals_do_not_extend_a_ttl(store: &impl Store) {
     let (client, name) = (store.client().await, unique("renewed"));
-    // Long enough that a machine that stands still for half a second loses no renewal.
+    // Long enough that a machine that pauses for half a second loses no renewal.
     let (heartbeat, ttl) = (Duration::from_millis(900), Duration::from_millis(2500));
     let builder = client.semaphore(&name, 1).heartbeat_max_interval(heartbeat).ttl(ttl);
     let semaphore = builder.build().unwrap();

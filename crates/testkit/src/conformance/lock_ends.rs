@@ -1,4 +1,4 @@
-//! Work under a lock, and the end of a client that has some.
+//! Work under a lock, and closing a client that holds locks.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -25,12 +25,12 @@ pub async fn the_answer_of_the_work_is_the_answer(store: &impl Store) {
     }));
     let fence = answer.await.unwrap();
     assert_eq!(borrowed, "what the work borrows");
-    // At once: the release is part of it.
+    // Without waiting: `with` returns after the release.
     assert!(!is_locked(&client, &key).await);
     assert!(acquire(&lock).await.fence() > fence);
 }
 
-/// Work that goes on for ever, and must not be polled under a lock that is gone.
+/// Work that never ends, and must not be polled after its lock is lost.
 async fn endless(guard: &LockGuard, stray: &AtomicBool) {
     poll_fn(|_| {
         stray.fetch_or(guard.check().is_err(), Ordering::Relaxed);
@@ -45,7 +45,7 @@ pub async fn work_stops_when_the_ttl_ends(store: &impl Store) {
     let work = lock.with(async |guard| endless(guard, &stray).await);
     let error = deadline(work).await.unwrap_err();
     assert!(matches!(error, Error::Lost { reason: LossReason::TtlEnded, .. }), "{error}");
-    assert!(!stray.into_inner(), "the work was polled after its lock was gone");
+    assert!(!stray.into_inner(), "the work was polled after its lock was lost");
     is_free(&client, &key).await;
 }
 
@@ -62,7 +62,7 @@ pub async fn work_stops_when_its_lock_is_released_by_id(store: &impl Store) {
     let (result, ()) = deadline(async { tokio::join!(work, take_away) }).await;
     let error = result.unwrap_err();
     assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "{error}");
-    assert!(!stray.into_inner(), "the work was polled after its lock was gone");
+    assert!(!stray.into_inner(), "the work was polled after its lock was lost");
     is_free(&client, &key).await;
 }
 
@@ -105,7 +105,7 @@ pub async fn waiters_are_told_of_the_close(store: &impl Store) {
     held.check().unwrap_err();
 }
 
-/// Whatever they are about just then: nobody waits on, and nobody has a lock afterwards.
+/// In whatever state an acquire is when its client closes, it does not wait on, and no lock stays held.
 pub async fn a_close_finds_everyone(store: &impl Store) {
     for round in 0..15 {
         let (client, other) = (store.client().await, store.client().await);
@@ -133,7 +133,7 @@ pub async fn a_close_finds_everyone(store: &impl Store) {
             eventually(async || !is_locked(&other, key).await).await;
         }
         if other.id() == client.id() {
-            // In memory there are no others: one round has closed the only client there is.
+            // In memory both clients are the same, and the first round has closed it.
             return;
         }
     }
@@ -153,7 +153,7 @@ pub async fn holders_are_told_of_the_close(store: &impl Store) {
         let error = guard.check().unwrap_err();
         assert!(matches!(error, Error::Lost { reason: LossReason::Closed, .. }), "{error}");
         assert_eq!(deadline(guard.lost()).await, LossReason::Closed);
-        // At once: the close has told the store.
+        // Without waiting: the close has released the locks in the store.
         assert!(!is_locked(&client, guard.key()).await);
         assert!(!release(guard).await);
     }
@@ -182,7 +182,7 @@ pub async fn what_a_closed_client_held_is_free_for_others(store: &impl Store) {
     let (client, other, key) = (store.client().await, store.client().await, unique("left"));
     let held = Arc::new(acquire(&lock(&client, &key)).await);
     if other.id() == client.id() {
-        // In memory there are no others.
+        // In memory both clients are the same.
         deadline(client.close()).await.unwrap();
         assert!(!is_locked(&client, &key).await);
     } else {

@@ -1,4 +1,4 @@
-//! What is known of locks, who is told, and what is refused.
+//! What the store records of locks, what observers receive, and what is refused.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub async fn asking_again_with_the_same_id_answers_the_same_lock(store: &impl St
     let stranger: LockId = "AAECAwQFBgcICQoLDA0ODw".parse().unwrap();
     assert_eq!(deadline(other.locks().acquire_as(&stranger, &key, SHORT)).await.unwrap(), None);
     assert!(deadline(client.locks().release(&first.id)).await.unwrap());
-    // Once it is over, the same id is one more holder.
+    // After the release, the same id acquires the lock anew.
     let anew = deadline(client.locks().acquire_as(&first.id, &key, SHORT)).await.unwrap().unwrap();
     assert!(anew.id == first.id && anew.fence > first.fence);
     assert!(deadline(client.locks().release(&anew.id)).await.unwrap());
@@ -39,7 +39,7 @@ pub async fn whether_a_key_is_locked_can_be_asked(store: &impl Store) {
     eventually(async || !is_locked(&other, &key).await).await;
     assert!(!deadline(clean.is_locked(&key)).await.unwrap());
     assert!(!deadline(client.locks().owns(&held.id)).await.unwrap());
-    // Cleaning up never takes the fence along.
+    // Cleaning up an expired lock keeps its fence counter.
     assert!(acquire(&lock(&client, &key)).await.fence() > held.fence);
 }
 
@@ -67,7 +67,7 @@ pub async fn a_lookup_shows_no_secrets_unless_asked_to(store: &impl Store) {
     assert_eq!(Some(&raw), deadline(locks.lookup_id_raw(&held.id)).await.unwrap().as_ref());
     assert_eq!((&raw.key, raw.lock_id, &raw.info), (&key, held.id, &by_key));
 
-    // The same key has the same hash, whoever holds it; another holding has another id.
+    // An extension changes neither the time of the acquisition nor the fence.
     assert!(deadline(client.locks().extend(&held.id, SHORT * 100)).await.unwrap());
     let extended = deadline(locks.lookup(&key)).await.unwrap().unwrap();
     assert_eq!((extended.acquired_at, extended.fence), (by_key.acquired_at, by_key.fence));
@@ -82,14 +82,18 @@ pub async fn a_lookup_shows_no_secrets_unless_asked_to(store: &impl Store) {
     let next = deadline(locks.lookup(&key)).await.unwrap().unwrap();
     assert_eq!(next.key_hash, by_key.key_hash);
     assert_ne!(next.lock_id_hash, by_key.lock_id_hash);
-    assert_eq!(deadline(locks.lookup_id(&held.id)).await.unwrap(), None, "it is another's");
+    assert_eq!(
+        deadline(locks.lookup_id(&held.id)).await.unwrap(),
+        None,
+        "another lock id holds the key"
+    );
     assert!(!deadline(locks.owns(&held.id)).await.unwrap());
     assert!(release(guard).await);
 }
 
 pub async fn a_lookup_names_the_holder(store: &impl Store) {
     let (client, other, key) = (store.client().await, store.client().await, unique("holder"));
-    // In whatever script, and with what JSON and SQL have to escape.
+    // Not only ASCII, and with the characters that JSON and SQL escape.
     let label = "nightly \"backup\", 'é' \\ / 夜";
     let labelled = client.lock(&key).label(label).ttl(MINUTES).build().unwrap();
     let guard = acquire(&labelled).await;
@@ -103,18 +107,18 @@ pub async fn a_lookup_names_the_holder(store: &impl Store) {
     let listed = deadline(locks.list_raw(1000)).await.unwrap();
     let listed = listed.into_iter().find(|one| one.key == key).unwrap();
     assert_eq!(of(listed.info), expected);
-    // An extension changes the end and nothing else, and so does one by somebody who knows the id.
+    // An extension changes only the expiry, be it by the guard or by a client that knows the id.
     deadline(guard.extend(MINUTES * 2)).await.unwrap();
     assert!(deadline(locks.extend(&guard.id(), MINUTES)).await.unwrap());
     assert_eq!(by_key().await, expected);
-    // Whoever is refused, or asks again with the same id, changes nothing.
+    // A refused acquire, and a repeated one with the same id, change nothing.
     assert!(deadline(lock(&other, &key).try_acquire()).await.unwrap().is_none());
     let again = deadline(locks.acquire_as(&guard.id(), &key, MINUTES)).await.unwrap();
     assert!(again.is_some());
     assert_eq!(by_key().await, expected);
     assert!(release(guard).await);
 
-    // Nothing of it is left for the next holder, also if a lease has ended by itself.
+    // The next holder inherits nothing of it, even after the lease expired.
     let plain = (Some(host()), Some(std::process::id()), None);
     let guard = acquire(&lock_of(&client, &key, MINUTES)).await;
     assert_eq!(by_key().await, plain);
@@ -152,7 +156,7 @@ pub async fn a_store_says_what_it_can_do(store: &impl Store) {
         "memory" => TimeAuthority::Process,
         "local" => TimeAuthority::Host,
         "redis" => TimeAuthority::Server,
-        other => panic!("nobody knows the store {other:?}"),
+        other => panic!("unknown store {other:?}"),
     };
     assert_eq!(capabilities.time_authority, expected);
 }
@@ -205,7 +209,7 @@ pub async fn an_observer_is_told_what_was_done(store: &impl Store) {
     assert!(hashes.clone().all(|hash| is_a_hash(hash)));
     assert!(told.iter().all(|event| event.key.is_none() && event.lock_id.is_none()), "{told:?}");
 
-    // Guards tell as well, of all they do, and what is asked of a guard is asked about its key.
+    // Guards report all that they do as well, with the hashes of both key and id.
     let lock = locks.lock(&key).ttl(SHORT).auto_extend().build().unwrap();
     let guard = acquire(&lock).await;
     deadline(guard.extend(SHORT)).await.unwrap();
@@ -249,7 +253,7 @@ pub async fn an_observer_that_panics_is_in_nobodys_way(store: &impl Store) {
     is_free(&client, &key).await;
 }
 
-/// Refused, with an error that says what, and has these words in it.
+/// Fails unless the error names `argument` and contains these words.
 #[track_caller]
 fn assert_refused<T>(result: Result<T, Error>, argument: &str, words: &[&str]) {
     let error = result.err().expect("it is refused");
@@ -281,7 +285,7 @@ pub async fn keys_that_cannot_be_are_refused(store: &impl Store) {
         assert_refused(deadline(locks.lookup(key)).await, "key", words);
         assert_refused(deadline(locks.lookup_raw(key)).await, "key", words);
     }
-    // These only look like it, and the longest is good.
+    // These only resemble reserved keys, and a key of the maximum length is accepted.
     let longest = format!("{:x<512}", unique("longest"));
     for key in [&longest, "fence", "ids:", "Fence:", ":id:"] {
         assert!(release(acquire(&lock(&client, key)).await).await, "{key}");
@@ -299,7 +303,7 @@ pub async fn times_that_cannot_be_are_refused(store: &impl Store) {
         (Duration::from_millis(10_000_000_000_001), &["the limit is 10000000000s"]),
         (Duration::MAX, &[]),
     ] {
-        assert_refused(client.lock(&key).ttl(ttl).build(), "ttl", words);
+        assert_refused(client.lock(&key).ttl(ttl).build(), "lease", words);
         assert_refused(deadline(locks.acquire(&key, ttl)).await, "ttl", words);
         assert_refused(deadline(locks.extend(&guard.id(), ttl)).await, "ttl", words);
         assert_refused(deadline(guard.extend(ttl)).await, "ttl", words);
@@ -323,7 +327,7 @@ pub async fn lock_ids_that_cannot_be_are_refused(store: &impl Store) {
     ] {
         assert_refused(text.parse::<LockId>(), "lock id", &["22 characters"]);
     }
-    // One that nobody has is not an error.
+    // An id that holds nothing is not an error.
     let (locks, id) = (store.client().await.locks(), "AAECAwQFBgcICQoLDA0OD_".parse().unwrap());
     assert!(!deadline(locks.release(&id)).await.unwrap());
     assert!(!deadline(locks.extend(&id, SHORT)).await.unwrap());
@@ -341,7 +345,7 @@ pub async fn retries_that_cannot_be_are_refused(store: &impl Store) {
     for multiplier in [0.0, 0.99, -1.0, f64::NAN, f64::INFINITY] {
         assert_refused(with(retry.multiplier(multiplier)), "retry multiplier", &["at least 1"]);
     }
-    // As long as can be said: whoever waits like this still hears of a release.
+    // The longest delays that can be expressed: a waiter is still notified of a release.
     let endless = retry.delay(Duration::MAX).max_delay(Duration::MAX).within(Duration::MAX);
     let endless = endless.multiplier(f64::MAX).times(u32::MAX).jitter(Jitter::None);
     let (locks, events) = observed(&client, false);

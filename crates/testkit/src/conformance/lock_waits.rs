@@ -1,4 +1,4 @@
-//! Waiting for a lock: told of its release, sure of its end, and gone without a trace.
+//! Waiting for a lock: a release or the end of a TTL ends the wait, and a cancelled wait leaves nothing behind.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -123,14 +123,14 @@ pub async fn a_lock_is_asked_for_again_as_often_as_was_said(store: &impl Store) 
         let took = begun.elapsed();
         assert_eq!(asked.load(Ordering::Relaxed), times + 1);
         assert!(took >= whole && took < whole + SHORT, "{times} retries took {took:?}");
-        // It says how long it did wait, not how long it might have.
+        // The error reports how long the acquire waited, not how long it was allowed to wait.
         let Error::TimedOut { limit, .. } = error else { panic!("{error}") };
         assert!(limit >= whole && limit <= took, "{limit:?} of {took:?}");
     }
     assert!(release(held).await);
 }
 
-/// A holder that does not tell us, as a foreign one does not, is found out by asking again.
+/// A foreign holder publishes no release, so a waiter learns of it by asking again.
 pub async fn a_wait_may_end_by_asking_again(store: &impl Store) {
     let (client, key) = (store.client().await, unique("asks"));
     let held = acquire(&lock(&client, &key)).await;
@@ -143,7 +143,7 @@ pub async fn a_wait_may_end_by_asking_again(store: &impl Store) {
     assert!(release(deadline(task).await.unwrap().unwrap()).await);
 }
 
-/// Every wake-up is for one of them; if it got lost, the rest would wait for minutes.
+/// Every release wakes one waiter. If its wake-up were lost, the others would wait for minutes.
 pub async fn a_crowd_is_served_one_after_the_other(store: &impl Store) {
     let (here, there, key) = (store.client().await, store.client().await, unique("crowd"));
     for clients in [[&here, &here], [&here, &there]] {
@@ -168,7 +168,7 @@ pub async fn a_crowd_is_served_one_after_the_other(store: &impl Store) {
     }
 }
 
-/// Whoever has been woken and no longer cares leaves the lock to the others.
+/// A waiter that is cancelled after its wake-up leaves the lock to the others.
 pub async fn a_waiter_that_leaves_takes_no_wake_up_with_it(store: &impl Store) {
     let (client, key, mut random) = (store.client().await, unique("leaves"), Rng::with_seed(4));
     for _ in 0..20 {
@@ -217,7 +217,7 @@ pub async fn an_acquire_that_nobody_polls_does_nothing(store: &impl Store) {
     assert!(!is_locked(&client, &key).await);
 }
 
-/// The caller's executor need not be tokio's.
+/// The caller may use another executor than tokio's.
 pub async fn locks_work_without_a_runtime(store: &impl Store) {
     let (client, key) = (store.client().await, unique("no runtime"));
     let lock = lock_of(&client, &key, MINUTES);

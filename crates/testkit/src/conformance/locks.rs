@@ -1,4 +1,4 @@
-//! Locks: one holder, told from all before by its fence, and gone when it is released or its time is up.
+//! Locks: one holder, identified by its fence, until it releases the lock or its TTL ends.
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,10 +17,11 @@ use super::{SHORT, Store, unique};
 use crate::by_hand::step_aside;
 use crate::wait::{deadline, eventually};
 
-/// Longer than any test may take: what comes sooner has not been waited for like this.
+/// Longer than any test may take. Whatever happens sooner did not wait for this time.
 pub(super) const MINUTES: Duration = Duration::from_secs(300);
 
-/// Asks again after minutes, and so learns of a release by being told, or when the holder's lease ends.
+/// Asks again only after minutes. So a waiter acquires when it is notified of a release, or when
+/// the holder's lease ends.
 pub(super) fn only_when_told() -> Retry {
     let retry = Retry::default().delay(MINUTES).max_delay(MINUTES);
     retry.jitter(Jitter::None).within(2 * MINUTES)
@@ -50,8 +51,8 @@ pub(super) async fn is_locked(client: &Client, key: &str) -> bool {
     deadline(client.locks().is_locked(key)).await.unwrap()
 }
 
-/// Fails unless the lock comes free and can be had. Not the first time, perhaps: an acquire that was dropped may have it
-/// for as long as it takes to notice that nobody wants it any more.
+/// Fails unless the lock becomes free and can be acquired. This may take several attempts: a
+/// dropped acquire may hold the lock until its client has noticed the drop.
 pub(super) async fn is_free(client: &Client, key: &str) {
     let lock = lock(client, key);
     eventually(async || match try_acquire(&lock).await {
@@ -61,7 +62,7 @@ pub(super) async fn is_free(client: &Client, key: &str) {
     .await;
 }
 
-/// Waits for longer than that, by the lease of another lock.
+/// Waits for longer than `time`: until another lock with that TTL is lost.
 pub(super) async fn outlast(client: &Client, time: Duration) {
     let canary = lock_of(client, &unique("canary"), time);
     let guard = acquire(&canary).await;
@@ -72,13 +73,13 @@ pub(super) fn lock_of(client: &Client, key: &str, ttl: Duration) -> Lock {
     declare(client, key).ttl(ttl).build().unwrap()
 }
 
-/// An acquire that found the lock taken, and waits in a task of its own. It notes when it was granted.
+/// An acquire that found the lock held, and waits in its own task. It records when it was granted.
 pub(super) struct Waiter {
     pub(super) task: JoinHandle<(Instant, Result<LockGuard, Error>)>,
 }
 
 impl Waiter {
-    /// Returns when it has been told that the lock is taken.
+    /// Starts an acquire, and returns when the store has answered that the lock is held.
     pub(super) async fn join(client: &Client, key: &str) -> Self {
         let (tell, mut told) = unbounded_channel();
         let observer = Observer::new(move |event: &LockEvent| {
@@ -210,14 +211,17 @@ pub async fn a_lock_is_released_once(store: &impl Store) {
     assert!(!deadline(client.locks().extend(&id, MINUTES)).await.unwrap());
 
     let held = deadline(client.locks().acquire(&key, MINUTES)).await.unwrap().unwrap();
-    assert!(!deadline(client.locks().release(&id)).await.unwrap(), "that was another's");
+    assert!(
+        !deadline(client.locks().release(&id)).await.unwrap(),
+        "that id released another holder's lock"
+    );
     assert!(deadline(client.locks().owns(&held.id)).await.unwrap());
     assert!(deadline(client.locks().release(&held.id)).await.unwrap());
     assert!(!deadline(client.locks().release(&held.id)).await.unwrap());
     is_free(&client, &key).await;
 }
 
-/// Whoever releases by id is believed at once; the guard learns of it when it next asks the store.
+/// A release by id takes effect at once. The guard learns of it at its next request to the store.
 pub async fn a_guard_learns_at_its_next_extension_that_its_id_was_released(store: &impl Store) {
     let (client, other, key) = (store.client().await, store.client().await, unique("by id"));
     let plain = acquire(&lock(&client, &key)).await;
@@ -233,7 +237,7 @@ pub async fn a_guard_learns_at_its_next_extension_that_its_id_was_released(store
     assert_eq!(deadline(extended.lost()).await, LossReason::Gone);
     extended.check().unwrap_err();
 
-    // Neither of them takes away what is another's by now.
+    // Neither guard releases the lock of the next holder.
     let next = acquire(&lock(&other, &key)).await;
     assert!(!release(plain).await);
     drop(extended);
@@ -251,7 +255,7 @@ pub async fn a_dropped_lock_is_free_again(store: &impl Store) {
     std::thread::spawn(move || drop(guard)).join().unwrap();
     is_free(&client, &key).await;
 
-    // Not awaited, not even polled: it is given back all the same.
+    // The release is not even polled; dropping it releases the lock all the same.
     drop(acquire(&lock(&client, &key)).await.release());
     is_free(&client, &key).await;
 }
@@ -266,14 +270,14 @@ pub async fn an_extension_replaces_what_was_left(store: &impl Store) {
     guard.check().unwrap();
     assert!(try_acquire(&lock(&other, &key)).await.is_none());
 
-    // Also for less: and whoever waits to be told of the end is told then.
+    // An extension may shorten the time left, and notifies a waiting `lost` accordingly.
     let lost = tokio::spawn(guard.lost());
     outlast(&client, Duration::from_millis(50)).await;
     let begun = Instant::now();
     deadline(guard.extend(Duration::from_millis(100))).await.unwrap();
     assert!(guard.expires_at() < before + MINUTES / 2);
     assert_eq!(deadline(lost).await.unwrap(), LossReason::TtlEnded);
-    assert!(begun.elapsed() < Duration::from_millis(800), "told after {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_millis(800), "notified after {:?}", begun.elapsed());
     guard.check().unwrap_err();
     is_free(&other, &key).await;
     let error = deadline(guard.extend(MINUTES)).await.unwrap_err();
@@ -288,7 +292,7 @@ pub async fn a_lock_ends_with_its_ttl(store: &impl Store) {
     let lost = tokio::spawn(guard.lost());
     let waiter = Waiter::join(&other, &key).await;
     let (at, next) = waiter.granted().await;
-    // Whoever gets the lock next, gets it after its last holder has stopped to believe in it.
+    // The next holder gets the lock only after the previous one considers it lost.
     let error = guard.check().unwrap_err();
     assert!(matches!(error, Error::Lost { reason: LossReason::TtlEnded, .. }), "{error}");
     assert_eq!(error.to_string(), format!("the lock {key:?} was lost: its TTL ended"));
@@ -301,7 +305,7 @@ pub async fn a_lock_ends_with_its_ttl(store: &impl Store) {
     assert!(release(next).await);
 }
 
-/// Nobody listens to `lost` here: `check` knows by itself.
+/// Without a task that waits on `lost`, `check` still notices the end.
 pub async fn a_guard_that_nobody_watches_knows_when_it_is_over(store: &impl Store) {
     let (client, key) = (store.client().await, unique("unwatched"));
     let guard = acquire(&lock_of(&client, &key, Duration::from_millis(100))).await;
@@ -323,14 +327,14 @@ pub async fn a_lock_that_extends_itself_outlives_its_ttl(store: &impl Store) {
     assert!(try_acquire(&lock(&other, &key)).await.is_none());
     assert!(release(guard).await);
     assert!(!is_locked(&other, &key).await);
-    // Nobody brings it back.
+    // No late extension revives it.
     let next = acquire(&lock(&other, &key)).await;
     outlast(&other, SHORT).await;
     next.check().unwrap();
     assert!(!deadline(other.locks().owns(&id)).await.unwrap());
 }
 
-/// However late it is asked for, and whoever watches already.
+/// Even late, and while a task already waits on `lost`.
 pub async fn a_guard_may_begin_to_extend_itself_later(store: &impl Store) {
     let (client, key) = (store.client().await, unique("later"));
     let ttl = Duration::from_secs(1);
@@ -345,7 +349,7 @@ pub async fn a_guard_may_begin_to_extend_itself_later(store: &impl Store) {
         () = outlasting => {}
     }
     guard.check().unwrap();
-    // An extension by hand, be it for less than what is left, does not end that.
+    // A manual extension does not stop the automatic ones, even if it shortens the time left.
     deadline(guard.extend(Duration::from_millis(300))).await.unwrap();
     outlast(&client, ttl).await;
     guard.check().unwrap();
@@ -353,7 +357,7 @@ pub async fn a_guard_may_begin_to_extend_itself_later(store: &impl Store) {
     assert_eq!(deadline(lost).await.unwrap(), LossReason::Released);
 }
 
-/// The answer may never come, and the store has shortened it all the same.
+/// The reply may never arrive although the store has shortened the lease.
 pub async fn an_earlier_end_is_believed_before_it_is_answered(store: &impl Store) {
     let (client, key) = (store.client().await, unique("earlier end"));
     let guard = acquire(&declare(&client, &key).ttl(MINUTES).build().unwrap()).await;
@@ -365,7 +369,7 @@ pub async fn an_earlier_end_is_believed_before_it_is_answered(store: &impl Store
     deadline(guard.release()).await.unwrap();
 }
 
-/// A renewal for its own TTL may come to the store after the extension.
+/// An automatic extension with the guard's own TTL may reach the store after the manual one.
 pub async fn who_extends_itself_believes_its_own_ttl_at_most(store: &impl Store) {
     let (client, key) = (store.client().await, unique("own TTL"));
     let guard = acquire(&declare(&client, &key).ttl(SHORT).auto_extend().build().unwrap()).await;
@@ -378,7 +382,7 @@ pub async fn a_guard_knows_what_it_holds(store: &impl Store) {
     let (client, key) = (store.client().await, unique("known"));
     let before = SystemTime::now();
     let guard = acquire(&lock_of(&client, &key, MINUTES)).await;
-    // The store's clock is this machine's here, but for what two readings of it may differ.
+    // The store uses the clock of this machine, but two readings of it may differ.
     let ends = guard.expires_at() + Duration::from_millis(2);
     assert!(ends >= before + MINUTES && ends <= SystemTime::now() + MINUTES + SHORT, "{ends:?}");
     let raw = deadline(client.locks().lookup_raw(&key)).await.unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! Permits: how many there are, how they end, what they know.
+//! Permits: their number, their release, and what they report.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -90,7 +90,7 @@ pub async fn a_detached_permit_is_held_until_its_id_is_released(store: &impl Sto
     assert!(try_acquire(&semaphore).await.is_none());
     assert_eq!(census(&semaphore).await, (1, 0));
 
-    // What is kept of the id may be its text.
+    // The id may be stored as text.
     let id: AcquisitionId = id.to_string().parse().unwrap();
     let waiter = Waiter::join(&semaphore).await;
     assert!(release_by_id(&declare(&there, &name, 1), id).await);
@@ -98,7 +98,7 @@ pub async fn a_detached_permit_is_held_until_its_id_is_released(store: &impl Sto
     all_are_free(&semaphore).await;
 }
 
-/// Both are the first acquisition of their clients, and so have the same number.
+/// Both permits are the first of their clients, so their ids have the same sequence number.
 pub async fn releasing_anothers_id_leaves_ones_own_alone(store: &impl Store) {
     let (here, there, name) = (store.client().await, store.client().await, unique("same number"));
     let id = acquire(&declare(&here, &name, 1)).await.detach();
@@ -137,7 +137,7 @@ pub async fn a_guard_is_told_when_its_id_is_released_by_hand(store: &impl Store)
 
 pub async fn a_guard_is_told_when_another_client_releases_its_id(store: &impl Store) {
     let (here, there, name) = (store.client().await, store.client().await, unique("taken"));
-    // It learns of it when it renews, if not before.
+    // The guard learns of the release at its next renewal at the latest.
     let heartbeat = Duration::from_millis(600);
     let mine = here.semaphore(&name, 1).heartbeat_max_interval(heartbeat).build().unwrap();
     let permit = acquire(&mine).await;

@@ -10,7 +10,7 @@ use leasehold::{
 use super::{Store, unique};
 use crate::wait::{deadline, eventually};
 
-/// The shortest TTL that there is.
+/// The shortest TTL that is allowed.
 const TTL: Duration = Duration::from_secs(1);
 
 fn declare(client: &Client, name: &str, capacity: u32) -> Pool {
@@ -69,7 +69,7 @@ pub async fn an_instance_that_acquires_again_takes_no_second_lease(store: &impl 
     assert_eq!(acquire(&pool, "a").await, (AcquireStatus::Acquired, 1, 0));
     assert_eq!(acquire(&pool, "a").await, (AcquireStatus::Acquired, 1, 0));
     assert_eq!(acquire(&pool, "b").await, (AcquireStatus::Acquired, 2, 0));
-    // Also where the pool is full.
+    // The same holds in a full pool.
     assert_eq!(acquire(&pool, "a").await, (AcquireStatus::Acquired, 2, 0));
     assert_eq!(release(&pool, "a").await, (ReleaseStatus::Released, 1, 0));
     assert_eq!(release(&pool, "a").await, (ReleaseStatus::NotHeld, 1, 0));
@@ -93,7 +93,7 @@ pub async fn a_lease_ends_with_its_ttl(store: &impl Store) {
         taken.is_some()
     })
     .await;
-    // Whoever found that it was over removed it.
+    // The acquire that found the expired lease removed it.
     assert_eq!(taken, Some(1));
     assert_eq!(renew(&pool, "a").await, (RenewStatus::NotHeld, 1, 0));
 }
@@ -104,7 +104,7 @@ pub async fn whoever_renews_keeps_its_lease(store: &impl Store) {
     assert_eq!(acquire(&pool, "a").await.0, AcquireStatus::Acquired);
     let begun = std::time::Instant::now();
     let mut renewed = 0;
-    // For longer than a TTL.
+    // Renew for longer than the TTL.
     eventually(async || {
         assert_eq!(renew(&pool, "a").await.0, RenewStatus::Renewed);
         renewed += 1;
@@ -145,7 +145,7 @@ pub async fn a_guard_is_told_when_its_lease_is_gone(store: &impl Store) {
     let lease = lease(&pool, "a").await;
     let lost = lease.lost();
     assert_eq!(release(&pool, "a").await.0, ReleaseStatus::Released);
-    // At the next renewal.
+    // The guard learns of it at its next renewal.
     assert_eq!(deadline(lost).await, LossReason::Gone);
     let error = lease.check().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Aborted);
@@ -205,7 +205,7 @@ pub async fn a_closed_client_gives_its_leases_back(store: &impl Store) {
     assert_eq!(deadline(lease.lost()).await, LossReason::Closed);
     assert!(matches!(deadline(pool.lease("b")).await, Err(Error::Closed)));
     assert!(matches!(deadline(pool.acquire("b")).await, Err(Error::Closed)));
-    // In memory the other client is the same one.
+    // In memory both clients are the same.
     if there.id() != here.id() {
         assert_eq!(acquire(&declare(&there, &name, 1), "b").await.0, AcquireStatus::Acquired);
     }
@@ -226,11 +226,11 @@ pub async fn pools_that_cannot_be_are_refused(store: &impl Store) {
     );
     refused(
         client.pool("a", 1).ttl(Duration::from_millis(999)),
-        "invalid ttl: it is 999ms; the minimum is 1s",
+        "invalid lease: it is 999ms; the minimum is 1s",
     );
     refused(
         client.pool("a", 1).ttl(Duration::from_micros(1_000_500)),
-        "invalid ttl: it is 1.0005s; it must be a whole number of milliseconds",
+        "invalid lease: it is 1.0005s; it must be a whole number of milliseconds",
     );
     refused(
         client.pool("a", 1).retry(Retry::default().multiplier(0.5)),
@@ -261,13 +261,13 @@ pub async fn what_was_given_up_takes_nothing_from_whoever_came_after(store: &imp
     for round in 0..40 {
         let given_up = here.lease("w");
         if round % 2 == 0 {
-            // While it is on its way.
+            // Dropped while its request is under way.
             let _ = tokio::time::timeout(Duration::ZERO, given_up).await;
         } else {
             drop(deadline(given_up).await.unwrap());
         }
         let own = lease(&here, "w").await;
-        // Whatever was to be given back has been: the instance asks the store in its turn.
+        // This lease comes after every pending release of the instance, so those have been sent by now.
         drop(lease(&here, "w").await);
         assert_eq!(acquire(&there, "x").await, (AcquireStatus::CapacityFull, 1, 0), "{round}");
         own.check().unwrap();

@@ -1,4 +1,4 @@
-//! The queue: first come, first served, and nobody stays who does not want to.
+//! The queue: first in, first out, and cancelled waiters leave it.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::wait::{deadline, eventually};
 
-/// Queues up behind a permit, one by one, at each of the handles in turn, and sees who is served when.
+/// Queues waiters behind a held permit, at each of the handles in turn, and checks the order in which they are granted.
 async fn check_order(handles: &[Semaphore], waiters: usize) {
     let held = acquire(&handles[0]).await;
     let served = Arc::new(Mutex::new(Vec::new()));
@@ -21,7 +21,7 @@ async fn check_order(handles: &[Semaphore], waiters: usize) {
         let id = acquire.id();
         tasks.push(tokio::spawn(async move {
             let permit = acquire.await.unwrap();
-            // There is one permit: whoever has it writes alone.
+            // There is one permit, so only its holder writes.
             served.lock().unwrap().push(number);
             release(permit).await;
         }));
@@ -56,7 +56,7 @@ pub async fn nobody_is_told_that_a_permit_is_free_while_others_wait(store: &impl
     let waiter = Waiter::join(&one).await;
     assert!(try_acquire(&one).await.is_none());
 
-    // Room for one more: it belongs to whoever waits, not to whoever tries.
+    // There is room for one more permit, and it is for the waiter, not for a later `try_acquire`.
     let two = declare(&client, &name, 2);
     assert!(try_acquire(&two).await.is_none());
     let second = waiter.permit().await;
@@ -109,7 +109,7 @@ pub async fn a_semaphore_may_limit_every_wait(store: &impl Store) {
 
     eventually(async || census(&semaphore).await == (1, 0)).await;
     release(held).await;
-    // The limit is for waiting, not for holding.
+    // The limit applies to waiting, not to holding.
     let permit = acquire(&semaphore).await;
     deadline(semaphore.acquire()).await.unwrap_err();
     permit.check().unwrap();
@@ -124,7 +124,7 @@ pub async fn a_limit_of_one_wait_goes_before_that_of_the_semaphore(store: &impl 
     let shorter = deadline(semaphore.acquire().within(SHORT / 2)).await.unwrap_err();
     assert_timed_out(&shorter, &semaphore, SHORT / 2);
 
-    // Whoever waits as long as the semaphore says has come after it, and goes before it.
+    // This waiter has the semaphore's limit. It comes after `longer`, and gives up before it.
     let usual = deadline(semaphore.acquire()).await.unwrap_err();
     assert_timed_out(&usual, &semaphore, SHORT);
     release(held).await;

@@ -14,7 +14,7 @@ async fn rated(store: &impl Store, name: &str, starts: u64, period: Duration) ->
     store.client().await.semaphore(name, 5).rate(starts, period).build().unwrap()
 }
 
-/// Fails unless everything is given back. It cannot be acquired all at once: there is a rate.
+/// Fails unless everything is released. The rate forbids acquiring all permits at once, which [`all_are_free`] does.
 async fn nobody_is_left(semaphore: &Semaphore) {
     eventually(async || census(semaphore).await == (0, 0)).await;
 }
@@ -41,7 +41,7 @@ pub async fn a_start_needs_room_and_a_token(store: &impl Store) {
     assert_eq!((rate.interval(), rate.burst()), (HOUR / 2, 2));
     let next = stats.next_token().expect("there is no token");
     assert!(next + 60 * SECOND > HOUR / 2 && next <= HOUR / 2, "{next:?}");
-    // Until it is removed.
+    // The rate applies until it is removed.
     deadline(there.clear_rate()).await.unwrap();
     drop(waiter.permit().await);
     assert!(deadline(semaphore.stats()).await.unwrap().rate().is_none());
@@ -52,7 +52,7 @@ pub async fn a_start_needs_room_and_a_token(store: &impl Store) {
 pub async fn starts_are_as_far_apart_as_the_rate_says(store: &impl Store) {
     let name = unique("spread");
     let interval = SECOND / 25;
-    // Of two clients in turn: the client of the first waiter asks for the token.
+    // Two clients take turns: the client of the first waiter asks for the token.
     let both = [rated(store, &name, 25, SECOND).await, rated(store, &name, 25, SECOND).await];
     let begun = Instant::now();
     let mut waiters = Vec::new();
@@ -92,7 +92,7 @@ pub async fn who_gives_up_takes_no_token(store: &impl Store) {
         Waiter::join(&semaphore).await.leave().await;
     }
     nobody_is_left(&semaphore).await;
-    // The token that nobody has taken.
+    // None of the cancelled waiters has taken this token.
     drop(acquire(&rated(store, &name, 1, 2 * SECOND).await).await);
     assert!(granted.elapsed() < Duration::from_millis(3700), "{:?}", granted.elapsed());
 }
@@ -104,7 +104,7 @@ pub async fn a_rate_alone_limits_nothing_else(store: &impl Store) {
     assert!(try_acquire(&rate).await.is_none());
     assert_eq!(deadline(rate.stats()).await.unwrap().capacity(), u32::MAX);
     drop(held);
-    // A limit that somebody else declares counts.
+    // A capacity that another client declares applies.
     let both = store.client().await.semaphore(&name, 1).rate(3000, HOUR).burst(3000).build();
     let held = acquire(&both.unwrap()).await;
     assert!(try_acquire(&rate).await.is_none());

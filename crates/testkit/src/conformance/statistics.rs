@@ -1,4 +1,4 @@
-//! What is held, and who waits.
+//! Statistics of holders and waiters.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use leasehold::{Client, Error, SemaphoreStats};
 use super::{SHORT, Store, Waiter, acquire, declare, release, unique};
 use crate::wait::deadline;
 
-/// Ages are told to a few milliseconds.
+/// Ages are exact to a few milliseconds.
 const ROUGHLY: Duration = Duration::from_millis(50);
 /// More names than any store has while the suite runs on it.
 const EVERY: usize = 100_000;
@@ -55,7 +55,7 @@ pub async fn holders_are_told_in_the_order_in_which_they_came(store: &impl Store
     let (client, name) = (store.client().await, unique("stats in order"));
     let plain = declare(&client, &name, 5);
     let timed = client.semaphore(&name, 5).ttl(SHORT * 10).build().unwrap();
-    // A store may tell the time less exactly while nothing ends by itself.
+    // A store may record times less precisely while no permit has a TTL.
     let ends_first = acquire(&timed).await;
     let mut held = vec![acquire(&plain).await, acquire(&plain).await];
     release(ends_first).await;
@@ -155,7 +155,7 @@ pub async fn unused_names_are_told_when_asked_for(store: &impl Store) {
     assert!(names(&all).contains(&name.as_str()));
 }
 
-/// Three names, the least used first, with what makes them used.
+/// Returns three names, the least used first, and the permits and waiters that use them.
 async fn three_names(client: &Client) -> ([String; 3], impl Sized) {
     let names = ["half", "full", "crowded"].map(unique);
     let half = acquire(&declare(client, &names[0], 2)).await;
@@ -181,7 +181,7 @@ pub async fn no_more_than_the_limit_are_told(store: &impl Store) {
     assert_eq!(names(&stats), [&crowded, &full], "the most used of them");
     assert_eq!(deadline(client.stats().limit(1).fetch()).await.unwrap().len(), 1);
 
-    // A hundred, unless told otherwise.
+    // The default limit is a hundred.
     let crowd = unique("one of many");
     let mut held = Vec::new();
     for number in 0..101 {

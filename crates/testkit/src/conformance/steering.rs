@@ -1,4 +1,4 @@
-//! Limits that are changed while permits are held and waited for.
+//! Limits, pins and pauses that change while permits are held and waited for.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::wait::deadline;
 
-/// A handle that takes the capacity as it is.
+/// A handle that declares a capacity only if there is none.
 async fn as_it_is(store: &impl Store, name: &str) -> Semaphore {
     store.client().await.semaphore(name, 1).unless_declared().build().unwrap()
 }
@@ -32,7 +32,7 @@ pub async fn a_limit_that_grows_lets_waiters_in_at_once(store: &impl Store) {
     let held = acquire(&narrow).await;
     let waiters = [Waiter::join(&narrow).await, Waiter::join(&narrow).await];
     let last = Waiter::join(&narrow).await;
-    // By whoever knows the name.
+    // Any client that knows the name may change the capacity.
     deadline(as_it_is(store, narrow.name()).await.set_capacity(3)).await.unwrap();
     for waiter in waiters {
         let _ = waiter.permit().await.detach();
@@ -44,7 +44,10 @@ pub async fn a_limit_that_grows_lets_waiters_in_at_once(store: &impl Store) {
     assert_eq!((capacity(&narrow).await, narrow.capacity()), (1, 1));
     let stats = deadline(narrow.stats()).await.unwrap();
     for holder in stats.holders() {
-        assert!(deadline(narrow.release_member(holder.id())).await.unwrap(), "nobody is evicted");
+        assert!(
+            deadline(narrow.release_member(holder.id())).await.unwrap(),
+            "a holder was evicted"
+        );
     }
     all_are_free(&narrow).await;
 }
@@ -72,7 +75,7 @@ pub async fn whoever_takes_the_capacity_as_it_is_changes_nothing(store: &impl St
     let held = acquire(&client.semaphore(&name, 1).unless_declared().build().unwrap()).await;
     assert_eq!(capacity(&wide).await, 3);
     drop(held);
-    // The same client may declare what it has assumed.
+    // The same client may declare a capacity after a handle that declared none.
     drop(acquire(&declare(&client, &name, 1)).await);
     assert_eq!(capacity(&wide).await, 1);
     all_are_free(&declare(&client, &name, 1)).await;
@@ -110,10 +113,10 @@ pub async fn a_pin_and_a_pause_stay_when_everybody_has_gone(store: &impl Store) 
         deadline(semaphore.pause().into_future()).await.unwrap();
     }
     let semaphore = declare(&store.client().await, &name, 3);
-    assert!(try_acquire(&semaphore).await.is_none(), "the pause has gone");
+    assert!(try_acquire(&semaphore).await.is_none(), "the pause was lost");
     deadline(semaphore.resume()).await.unwrap();
     let held = acquire(&semaphore).await;
-    assert!(try_acquire(&semaphore).await.is_none(), "the pin has gone");
+    assert!(try_acquire(&semaphore).await.is_none(), "the pin was lost");
     drop(held);
     deadline(semaphore.unpin()).await.unwrap();
     all_are_free(&semaphore).await;
@@ -137,12 +140,12 @@ pub async fn during_a_pause_nothing_is_granted_and_places_are_kept(store: &impl 
     let paused = stats.paused().expect("it is paused");
     assert_eq!((paused.by(), paused.reason()), ("an operator", Some("a move")));
     assert!(paused.lasts() < Duration::from_secs(60), "{:?}", paused.lasts());
-    // Who pauses it again says why.
+    // A second pause replaces the author and the reason.
     deadline(semaphore.pause().by("another").into_future()).await.unwrap();
     let stats = deadline(semaphore.stats()).await.unwrap();
     let again = stats.paused().expect("it is paused");
     assert_eq!((again.by(), again.reason()), ("another", None));
-    assert!(again.lasts() >= paused.lasts(), "it has been paused for as long as before");
+    assert!(again.lasts() >= paused.lasts(), "the second pause restarted the time");
 
     deadline(semaphore.resume()).await.unwrap();
     let permits = [first.permit().await, second.permit().await];
@@ -201,7 +204,7 @@ pub async fn what_nobody_has_declared_cannot_be_steered(store: &impl Store) {
     assert_refused(deadline(semaphore.unpin()).await, &["no capacity"]);
     assert_refused(deadline(semaphore.pause().into_future()).await, &["no capacity"]);
     assert_refused(deadline(semaphore.resume()).await, &["no capacity"]);
-    // Who declares a capacity begins with it.
+    // A handle that declares a capacity creates the semaphore with its first change.
     let semaphore = declare(&store.client().await, semaphore.name(), 3);
     deadline(semaphore.pin(1)).await.unwrap();
     let stats = deadline(semaphore.stats()).await.unwrap();

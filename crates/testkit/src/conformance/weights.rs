@@ -54,7 +54,7 @@ pub async fn nobody_overtakes_a_heavy_waiter(store: &impl Store) {
     let held = [acquire(&semaphore).await, acquire(&semaphore).await];
     let heavy = Waiter::join_with(&semaphore, semaphore.acquire().weight(3)).await;
     assert_eq!(waits_for(&semaphore).await, Some(WaitsFor::Room));
-    assert!(try_acquire(&semaphore).await.is_none(), "one is free, and not for who comes later");
+    assert!(try_acquire(&semaphore).await.is_none(), "the free unit is not for a later acquire");
     let light = Waiter::join(&semaphore).await;
     let [first, second] = held;
     release(first).await;
@@ -88,7 +88,7 @@ pub async fn what_weighs_more_than_there_is_is_refused_at_once(store: &impl Stor
         let text = error.to_string();
         assert!(text.contains("weight: it is 3") && text.contains('2'), "{text}");
     }
-    // Who is refused declares nothing.
+    // A refused acquire declares nothing.
     let narrow = declare(&store.client().await, semaphore.name(), 1);
     let error = deadline(narrow.acquire().weight(2)).await.unwrap_err();
     assert!(error.to_string().contains("weight: it is 2"), "{error}");

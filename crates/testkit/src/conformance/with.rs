@@ -28,7 +28,7 @@ pub async fn the_permit_is_free_when_the_work_is_done(store: &impl Store) {
     let semaphore = semaphore(store, "done", 1).await;
     let during = deadline(semaphore.with(async |_| census(&semaphore).await)).await.unwrap();
     assert_eq!(during, (1, 0));
-    // At once: the release is part of it.
+    // Without waiting: `with` returns after the release.
     assert_eq!(census(&semaphore).await, (0, 0));
     all_are_free(&semaphore).await;
 }
@@ -42,7 +42,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Work that goes on for ever, and must not be polled under a permit that is gone.
+/// Work that never ends, and must not be polled after its permit is lost.
 async fn endless(permit: &Permit, ended: &AtomicBool, stray: &AtomicBool) {
     let _ends = Ends(ended);
     poll_fn(|_| {
@@ -61,7 +61,7 @@ pub async fn work_stops_when_the_ttl_ends(store: &impl Store) {
     let error = deadline(work).await.unwrap_err();
     assert!(matches!(error, Error::Lost { reason: LossReason::TtlEnded, .. }), "{error}");
     assert!(ended.into_inner(), "the work was not dropped");
-    assert!(!stray.into_inner(), "the work was polled after its permit was gone");
+    assert!(!stray.into_inner(), "the work was polled after its permit was lost");
     all_are_free(&semaphore).await;
 }
 
@@ -85,7 +85,7 @@ pub async fn work_stops_when_its_permit_is_released_by_hand(store: &impl Store) 
 }
 
 pub async fn work_that_is_given_up_ends_before_its_permit(store: &impl Store) {
-    /// Whether the permit was still there when the work ended.
+    /// Records whether the permit was still valid when the work was dropped.
     struct Witness<'a>(&'a Permit, &'a AtomicBool);
     impl Drop for Witness<'_> {
         fn drop(&mut self) {

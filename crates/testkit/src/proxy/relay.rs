@@ -1,9 +1,9 @@
-//! One connection through the proxy: bytes both ways, and the faults that befall them.
+//! One connection through the proxy: bytes in both directions, and the faults that apply to them.
 //!
-//! Each direction is a reader and a writer with a queue between them. The reader cuts messages and
-//! notes when each is due; the writer decides what becomes of it, at the moment it would be passed
-//! on. So a delay adds latency without lowering throughput, and a fault called for now also befalls
-//! what is under way.
+//! Each direction is a reader and a writer with a queue between them. The reader splits the stream
+//! into messages and notes when each is due. The writer decides the fate of a message at the moment
+//! when it would be forwarded. So a delay adds latency without lowering throughput, and a fault
+//! also applies to what is already under way.
 
 use std::cell::Cell;
 use std::future::pending;
@@ -22,18 +22,18 @@ use super::Cut;
 use super::resp::{Framer, Message, confirms_subscription, is_push, is_subscription};
 use super::state::{Lost, Shared};
 
-/// What becomes of one message.
+/// What happens to one message.
 enum Fate {
     Pass,
-    /// Passed on, and nothing after it in this direction.
+    /// Forwarded, and nothing after it in this direction.
     PassAsLast,
-    /// Not passed on; the connection ends.
+    /// Not forwarded; the connection ends.
     Lose,
 }
 
-/// Which message of the server is to be lost on this connection.
+/// The message of the server to be lost on this connection.
 #[derive(Clone, Copy)]
-enum Doomed {
+enum MessageToLose {
     /// The answer to the request of this number.
     Reply(u64),
     /// The confirmation of a subscription, which is a push and has no number.
@@ -43,11 +43,11 @@ enum Doomed {
 struct Relay<'a> {
     shared: &'a Shared,
     id: u64,
-    /// Requests passed on that have one reply each, and the replies so far. The server answers in
-    /// order, so equal numbers belong together.
+    /// The number of forwarded requests that have one reply each, and the number of replies so far.
+    /// The server answers in order, so equal numbers belong together.
     asked: Cell<u64>,
     answered: Cell<u64>,
-    doomed: Cell<Option<Doomed>>,
+    doomed: Cell<Option<MessageToLose>>,
 }
 
 /// Serves one accepted connection until it ends, by itself or by a fault.
@@ -57,7 +57,7 @@ pub(super) async fn serve(shared: &Shared, id: u64, mut client: TcpStream) {
         how = shared.cut_of(id) => how,
         how = converse(shared, id, &mut client) => how,
     };
-    // Errors mean that the client closed first, which is as good.
+    // An error means that the client closed first, which has the same effect.
     match how {
         Cut::Reset => {
             let _ = client.set_zero_linger();
@@ -75,7 +75,7 @@ async fn converse(shared: &Shared, id: u64, client: &mut TcpStream) -> Cut {
     let upstream = (Ipv4Addr::LOCALHOST, shared.upstream.load(Ordering::SeqCst));
     let Ok(mut server) = TcpStream::connect(upstream).await else { return Cut::Reset };
     for socket in [&*client, &server] {
-        // A proxy must not add Nagle's delay; it cannot fail on a connected socket that matters.
+        // A proxy must not add Nagle's delay. This fails only on a connection that is already broken.
         let _ = socket.set_nodelay(true);
     }
     let (from_client, to_client) = client.split();
@@ -84,7 +84,7 @@ async fn converse(shared: &Shared, id: u64, client: &mut TcpStream) -> Cut {
         Relay { shared, id, asked: Cell::new(0), answered: Cell::new(0), doomed: Cell::new(None) };
     let up = relay.pump(from_client, to_server, |message| relay.request(message));
     let down = relay.pump(from_server, to_client, |message| relay.reply(message));
-    // Both directions ended: closed. One broke: the other has nobody to talk to.
+    // `Ok` means that both directions ended in order. After an error in one, the other is useless.
     match tokio::try_join!(up, down) {
         Ok(_) => Cut::Close,
         Err(how) => how,
@@ -115,7 +115,7 @@ impl Relay<'_> {
             let due = Instant::now() + self.shared.delay();
             let rest = if count == 0 { framer.rest() } else { None };
             for message in framer.push(&chunk[..count]).into_iter().chain(rest) {
-                // The writer outlives the reader, or the connection has ended.
+                // This fails only after the connection has ended, because the writer outlives the reader.
                 let _ = queue.send((due, message));
             }
             if count == 0 {
@@ -145,7 +145,7 @@ impl Relay<'_> {
                 pending::<()>().await;
             }
         }
-        // The end of the stream is a packet too: it is lost or held like the others.
+        // The end of the stream is lost or held back like any message.
         self.shared.open(self.id).await;
         to.shutdown().await.map_err(|_| Cut::Reset)
     }
@@ -167,8 +167,8 @@ impl Relay<'_> {
         if loss.is_none() {
             return Fate::Pass;
         }
-        let reply = Doomed::Reply(self.asked.get());
-        self.doomed.set(Some(if subscription { Doomed::Confirmation } else { reply }));
+        let reply = MessageToLose::Reply(self.asked.get());
+        self.doomed.set(Some(if subscription { MessageToLose::Confirmation } else { reply }));
         Fate::PassAsLast
     }
 
@@ -179,8 +179,8 @@ impl Relay<'_> {
         }
         let lost = match self.doomed.get() {
             None => false,
-            Some(Doomed::Reply(number)) => !push && number == self.answered.get(),
-            Some(Doomed::Confirmation) => push && confirms_subscription(&message.bytes),
+            Some(MessageToLose::Reply(number)) => !push && number == self.answered.get(),
+            Some(MessageToLose::Confirmation) => push && confirms_subscription(&message.bytes),
         };
         self.shared.traffic.send_modify(|traffic| {
             traffic.lost += u64::from(lost);

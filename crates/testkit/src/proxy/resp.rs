@@ -1,18 +1,18 @@
-//! Where one message of the Redis protocol ends and the next begins, RESP2 and RESP3.
+//! Splits RESP2 and RESP3 streams into messages.
 //!
-//! A fault is about one request or one reply, and TCP knows neither: a chunk may hold half of one or
-//! a whole pipeline. An aggregate only says how many elements follow, so counting the elements still
-//! to come finds its end without a stack; no message is scanned twice.
+//! A fault applies to one request or one reply, but TCP delivers chunks: a chunk may contain half a
+//! message or a whole pipeline. An aggregate only says how many elements follow. So counting the
+//! elements still to come finds its end without a stack, and no message is scanned twice.
 
 /// One request or one reply, with its framing.
 #[derive(Debug, PartialEq)]
 pub(super) struct Message {
     pub(super) bytes: Vec<u8>,
-    /// Bytes that are not of the protocol (TLS, or cut off at the end): passed on, never counted.
+    /// The bytes are not RESP (TLS, or truncated at the end): forwarded, never counted.
     pub(super) opaque: bool,
 }
 
-/// Cuts one direction of a connection into messages.
+/// Splits one direction of a connection into messages.
 #[derive(Debug)]
 pub(super) struct Framer {
     pending: Vec<u8>,
@@ -28,7 +28,7 @@ impl Framer {
         Self { pending: Vec::new(), scanned: 0, elements: 1, opaque: false }
     }
 
-    /// Takes bytes in and gives out the messages that they complete.
+    /// Adds bytes and returns the messages that they complete.
     pub(super) fn push(&mut self, bytes: &[u8]) -> Vec<Message> {
         self.pending.extend_from_slice(bytes);
         let mut messages = Vec::new();
@@ -46,14 +46,14 @@ impl Framer {
         messages
     }
 
-    /// What is left when the stream ends in the middle of a message.
+    /// Returns what is left when the stream ends in the middle of a message.
     pub(super) fn rest(&mut self) -> Option<Message> {
         let bytes = std::mem::take(&mut self.pending);
         self.scanned = 0;
         (!bytes.is_empty()).then_some(Message { bytes, opaque: true })
     }
 
-    /// Steps over one element; `None` if it is not there yet or is no element at all.
+    /// Skips one element. Returns `None` if it is incomplete or not an element at all.
     fn element(&mut self) -> Option<()> {
         let unread = &self.pending[self.scanned..];
         if unread.first().is_some_and(|kind| !kind.is_ascii_graphic()) {
@@ -89,23 +89,23 @@ impl Framer {
     }
 }
 
-/// Whether a request is answered by messages of publish/subscribe instead of one reply.
+/// Returns whether a request is answered by publish/subscribe messages instead of one reply.
 pub(super) fn is_subscription(request: &[u8]) -> bool {
     first_word(request).is_some_and(|word| word.ends_with(b"subscribe"))
 }
 
-/// Whether what a server sent is no reply but a message of publish/subscribe, or another push.
+/// Returns whether a message of the server is no reply but a publish/subscribe message or another push.
 pub(super) fn is_push(sent: &[u8]) -> bool {
     let pubsub = |word: Vec<u8>| word.ends_with(b"subscribe") || word.ends_with(b"message");
     sent.starts_with(b">") || first_word(sent).is_some_and(pubsub)
 }
 
-/// Whether what a server sent confirms a subscription.
+/// Returns whether a message of the server confirms a subscription.
 pub(super) fn confirms_subscription(sent: &[u8]) -> bool {
     first_word(sent).is_some_and(|word| word.ends_with(b"subscribe"))
 }
 
-/// The first string of an aggregate, in lower case.
+/// Returns the first string of an aggregate, in lower case.
 fn first_word(message: &[u8]) -> Option<Vec<u8>> {
     let mut lines = message.split(|byte| *byte == b'\n');
     let aggregate = lines.next()?.first().is_some_and(|kind| b"*>".contains(kind));

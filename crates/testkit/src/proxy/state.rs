@@ -1,4 +1,4 @@
-//! What the controls and the connections of a proxy share, and the loop that takes connections on.
+//! The state that the controls and the connections of a proxy share, and the accept loop.
 
 use std::collections::BTreeSet;
 use std::future::pending;
@@ -22,7 +22,7 @@ pub(super) struct Shared {
     pub(super) left: Condvar,
 }
 
-/// Connections are numbered, so that a fault befalls those before it and none after.
+/// The open connections. They are numbered, so that a fault applies to those before it and none after.
 #[derive(Debug, Default)]
 pub(super) struct Live {
     pub(super) next: u64,
@@ -59,7 +59,7 @@ impl Shared {
         self.control.borrow().delay
     }
 
-    /// Returns when messages of this connection may pass; never for one that is dead.
+    /// Returns when messages of this connection may pass; never if the connection is dead.
     pub(super) async fn open(&self, id: u64) {
         let passes = |control: &Control| !control.stalled && id >= control.void_before;
         if self.control.subscribe().wait_for(passes).await.is_err() {
@@ -67,7 +67,7 @@ impl Shared {
         }
     }
 
-    /// Returns when this connection is to be cut.
+    /// Returns when this connection has to be cut.
     pub(super) async fn cut_of(&self, id: u64) -> Cut {
         let mut control = self.control.subscribe();
         match control.wait_for(|control| id < control.cut_before).await {
@@ -76,7 +76,7 @@ impl Shared {
         }
     }
 
-    /// Takes the first order that this request fulfils.
+    /// Removes and returns the first pending loss that this request matches.
     pub(super) fn loss_of(&self, request: &[u8]) -> Option<Lost> {
         let mut losses = lock(&self.losses);
         let holds = |needle: &[u8]| {
@@ -101,7 +101,7 @@ impl Shared {
     pub(super) fn leave(&self, id: u64) {
         let mut live = lock(&self.live);
         live.ids.remove(&id);
-        // Under the lock: whoever saw the connection go also sees it counted.
+        // Under the lock, so that the count is right for every thread that sees the connection removed.
         self.traffic.send_modify(|traffic| traffic.connections -= 1);
         self.left.notify_all();
     }
@@ -123,7 +123,7 @@ pub(super) async fn accept(shared: Arc<Shared>, listener: std::net::TcpListener)
             biased;
             _ = control.changed() => {}
             accepted = listener.accept(), if !stalled => {
-                // An error is the client's, who has already gone.
+                // An error means that the client has already closed.
                 let Ok((client, _)) = accepted else { continue };
                 if refusing {
                     let _ = client.set_zero_linger();

@@ -1,4 +1,4 @@
-//! Blocking clients on the test's own single-threaded runtime, on purpose: a proxy that needed that
+//! The clients block on the test's single-threaded runtime on purpose: a proxy that needed that
 //! runtime would hang here.
 
 use std::io::{ErrorKind, Read, Write};
@@ -26,7 +26,7 @@ fn connect(proxy: &FaultProxy) -> Connection {
     connection
 }
 
-/// A socket without a client library, for what a library hides.
+/// A plain socket, for what a client library hides.
 fn socket(proxy: &FaultProxy) -> TcpStream {
     let socket = TcpStream::connect(("127.0.0.1", proxy.port())).unwrap();
     socket.set_read_timeout(Some(DEADLINE)).unwrap();

@@ -27,7 +27,7 @@ impl RedisCluster {
         self.node(index).pause();
     }
 
-    /// Lets a paused node go on. It may believe for a moment that it still has its old role;
+    /// Continues a paused node. It may believe for a moment that it still has its old role;
     /// [`wait_ready`](Self::wait_ready) waits until it knows better.
     pub fn resume(&self, index: usize) {
         self.node(index).resume();

@@ -93,8 +93,8 @@ impl SlotMove {
         let Self { cluster, slot, from, to } = self;
         let target = cluster.at(to).id;
         let slot_text = slot.to_string();
-        // The target first: otherwise nobody serves the slot for a while, and if the source died
-        // then, nobody would ever.
+        // The target first: otherwise no node serves the slot for a while, and if the source died
+        // then, none ever would.
         let others = cluster.running().into_iter().map(|(index, _)| index);
         let others = others.filter(|&index| index != to && index != from && cluster.serves(index));
         for index in [to, from].into_iter().chain(others) {

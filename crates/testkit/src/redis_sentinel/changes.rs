@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::members::shorten_periods;
-use super::{MASTER_NAME, PATIENCE, RedisSentinel, call, until};
+use super::{Fields, MASTER_NAME, PATIENCE, RedisSentinel, RedisServer, call, field, until};
 
 impl RedisSentinel {
     /// Kills the primary with SIGKILL. Returns its index.
@@ -92,12 +92,31 @@ impl RedisSentinel {
     pub fn failover(&self) -> usize {
         let from = self.primary();
         let (_, sentinel) = self.current_sentinels().swap_remove(0);
-        // A sentinel refuses while it knows no healthy replica, or if a failover is under way.
-        until("a failover that starts", PATIENCE, || {
-            call::<()>(&sentinel, &["SENTINEL", "FAILOVER", MASTER_NAME])
+        until("a failover by hand", PATIENCE, || {
+            self.request_failover(from, &sentinel)?;
+            match self.agreed()? {
+                primary if primary == from => Err(format!("all name server {from}")),
+                _ => Ok(()),
+            }
         });
-        let (to, _) = self.wait_failover(from, Instant::now(), PATIENCE);
         self.wait_ready();
-        to
+        self.primary()
+    }
+
+    /// Sends `SENTINEL FAILOVER`, unless this sentinel has replaced the primary `from` or is doing
+    /// so.
+    ///
+    /// A sentinel refuses the command while it knows no healthy replica. It also aborts a failover
+    /// that it has begun if the replica does not answer in time, as on a busy machine. The command
+    /// is therefore repeated. While a sentinel neither replaces `from` nor names another primary,
+    /// no failover is under way that a second command could undo.
+    fn request_failover(&self, from: usize, sentinel: &RedisServer) -> Result<(), String> {
+        let master: Fields = call(sentinel, &["SENTINEL", "MASTER", MASTER_NAME])?;
+        let in_progress = field(&master, "flags").contains("failover_in_progress");
+        let is_over = field(&master, "port") != self.server(from).port().to_string();
+        if in_progress || is_over {
+            return Ok(());
+        }
+        call(sentinel, &["SENTINEL", "FAILOVER", MASTER_NAME])
     }
 }

@@ -8,8 +8,21 @@ use super::{Kind, MASTER_NAME, QUORUM, RedisSentinel, RedisServer};
 /// second, it would consider the primary down by then, and the sentinels would fail over again.
 /// Five times `ping-period` must be more than a second, because a sentinel promotes only a replica
 /// that it has looked at within that time.
-const PERIODS: [&str; 8] =
-    ["SENTINEL", "DEBUG", "publish-period", "200", "info-period", "1000", "ping-period", "300"];
+///
+/// A sentinel that the machine has not run for two seconds acts on nothing for `tilt-period`. The
+/// default of 30 s is longer than a test waits.
+const PERIODS: [&str; 10] = [
+    "SENTINEL",
+    "DEBUG",
+    "publish-period",
+    "200",
+    "info-period",
+    "1000",
+    "ping-period",
+    "300",
+    "tilt-period",
+    "2000",
+];
 
 /// Commands that a stale sentinel may not send, and `PING` in their place.
 ///

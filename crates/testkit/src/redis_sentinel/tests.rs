@@ -53,6 +53,8 @@ fn a_failover_by_hand_with_passwords_and_a_stale_sentinel() {
     let options = Options {
         password: Some("secret"),
         sentinel_password: Some("other"),
+        // Nothing fails, so the sentinels must not fail over by themselves, however slow the machine.
+        down_after_ms: 10_000,
         ..Options::default()
     };
     let set = RedisSentinel::start_with(options);

@@ -7,11 +7,11 @@ use std::path::Path;
 
 use super::FIXTURE;
 
-/// Below 32768, where Linux' ephemeral ports begin, and above the ports of common services.
+/// Below 32768, where Linux's ephemeral ports begin, and above the ports of common services.
 pub(super) const PORTS: std::ops::Range<u16> = 20_000..32_000;
 pub(super) const ATTEMPTS: usize = 100;
 
-/// What the server program is started as.
+/// The role in which the server program is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A server with all its options on the command line.
@@ -43,7 +43,7 @@ pub(super) fn server_args(extra: &[&str], port: u16, dir: &Path) -> Vec<String> 
             args.push((*option).to_owned());
         }
     }
-    // Last, hence stronger than what the test asked for: the fixture depends on these.
+    // Last, so that they override the options of the test: the fixture depends on these.
     let (port, dir) = (port.to_string(), dir.display().to_string());
     let socket = format!("{dir}/redis.sock");
     let own = ["--bind", "127.0.0.1", "--port", &port, "--dir", &dir, "--unixsocket", &socket];

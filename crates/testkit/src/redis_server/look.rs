@@ -1,4 +1,4 @@
-//! What a test can see of a server: its data, its commands, its clients.
+//! What a test can inspect of a server: its data, its commands, its clients.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,10 +13,10 @@ use redis::{
 use super::{FIXTURE, RedisServer, lock};
 use crate::wait::PATIENCE;
 
-/// So that looking at a paused server fails the test instead of hanging it.
+/// Makes a query to a paused server fail the test instead of hanging it.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// PEXPIRETIME for Redis 6.2, which lacks it. A PTTL between two equal readings of the clock is exact.
+/// `PEXPIRETIME` for Redis 6.2, which lacks it. A `PTTL` between two equal readings of the clock is exact.
 const EXPIRES_AT: &str = "
     local function now()
       local time = redis.call('TIME')
@@ -26,7 +26,7 @@ const EXPIRES_AT: &str = "
     repeat before, left = now(), redis.call('PTTL', KEYS[1]) until now() == before
     return left < 0 and left or before + left";
 
-/// The fixture's own connection, and how often it called what, to be taken out of the counts.
+/// The fixture's own connection, and its calls per command, which are subtracted from the counts.
 #[derive(Default)]
 pub(super) struct Looker {
     connection: Option<redis::Connection>,
@@ -34,18 +34,18 @@ pub(super) struct Looker {
 }
 
 impl RedisServer {
-    /// A blocking connection for looking inside, as an all-powerful user, on the Unix socket.
+    /// A blocking connection for inspecting the server, as a user with all rights, on the Unix socket.
     ///
     /// Its reads time out after ten seconds. [`connected_clients`](Self::connected_clients) leaves
-    /// it out; the counts of commands do not, as nobody can tell its commands from a client's.
+    /// it out; the counts of commands do not, because its commands cannot be told from a client's.
     ///
     /// # Panics
     ///
-    /// If the server does not let it in.
+    /// If the server refuses the connection.
     #[must_use]
     pub fn connection(&self) -> redis::Connection {
         let connection = self.try_connection();
-        connection.unwrap_or_else(|error| panic!("cannot look into redis-server: {error}"))
+        connection.unwrap_or_else(|error| panic!("cannot inspect redis-server: {error}"))
     }
 
     fn try_connection(&self) -> RedisResult<redis::Connection> {
@@ -61,12 +61,12 @@ impl RedisServer {
         Ok(connection)
     }
 
-    /// A connection as any program has one, at [`url`](Self::url) and without credentials. It waits
-    /// longer for an answer than redis-rs does by default, as tests share their machine.
+    /// A connection as any program makes it: to [`url`](Self::url), without credentials. It waits
+    /// longer for a reply than redis-rs does by default, because the tests share their machine.
     ///
     /// # Panics
     ///
-    /// If the server does not let it in.
+    /// If the server refuses the connection.
     pub async fn async_connection(&self) -> MultiplexedConnection {
         let config = AsyncConnectionConfig::new()
             .set_response_timeout(Some(PATIENCE))
@@ -76,10 +76,9 @@ impl RedisServer {
         connection.unwrap_or_else(|error| panic!("cannot connect to redis-server: {error}"))
     }
 
-    /// How often each command was called since the start, by lower-case name (`config|set` for
-    /// subcommands; Redis 6.2 counts all of them as `config`). Calls made by a script count under
-    /// the command that the script called, beside the script's own `evalsha`; commands refused
-    /// before they ran do not count.
+    /// Returns how often each command was called since the start, by lower-case name (`config|set` for subcommands;
+    /// Redis 6.2 counts all of them as `config`). A call made by a script counts under the called command, in addition
+    /// to the script's own `evalsha`. Commands refused before they ran do not count.
     #[must_use]
     pub fn commandstats(&self) -> BTreeMap<String, u64> {
         let (info, own): (String, _) = self.look(&["INFO", "commandstats"]);
@@ -91,18 +90,18 @@ impl RedisServer {
             .collect()
     }
 
-    /// How often `command` was called since the start, with any subcommand; see
+    /// Returns how often `command` was called since the start, with any subcommand; see
     /// [`commandstats`](Self::commandstats).
     #[must_use]
     pub fn command_count(&self, command: &str) -> u64 {
         calls_of(&self.commandstats(), &command.to_lowercase())
     }
 
-    /// How many commands ran since the start, those called by scripts included.
+    /// Returns how many commands ran since the start, including those called by scripts.
     ///
     /// # Panics
     ///
-    /// If the server does not say.
+    /// If the server does not report it.
     #[must_use]
     pub fn total_commands_processed(&self) -> u64 {
         let (info, own): (String, BTreeMap<String, u64>) = self.look(&["INFO", "stats"]);
@@ -111,7 +110,7 @@ impl RedisServer {
         total - own.values().sum::<u64>()
     }
 
-    /// How many connections there are that are neither the fixture's nor for replication.
+    /// Returns the number of connections that are neither the fixture's nor for replication.
     #[must_use]
     pub fn connected_clients(&self) -> usize {
         self.client_list().len()
@@ -158,8 +157,8 @@ impl RedisServer {
             .unwrap_or_else(|error| panic!("{command:?} of redis-server: {error}"))
     }
 
-    /// Calls a command on the fixture's connection, and answers with it how often the fixture
-    /// called what *before* this call, which is what a reply about counts contains.
+    /// Calls a command on the fixture's connection. With the reply it returns how often the fixture
+    /// called each command *before* this call, because that is what a reply about counts contains.
     fn try_look<T: FromRedisValue>(
         &self,
         command: &[&str],
@@ -183,7 +182,8 @@ impl RedisServer {
     }
 }
 
-/// Returns when `key` expires, in milliseconds of the server's clock; -1 if it does not expire, -2 if there is no such key.
+/// Returns when `key` expires, in milliseconds of the server's clock; -1 if it does not expire, -2
+/// if it does not exist.
 #[track_caller]
 pub fn expires_at(connection: &mut redis::Connection, key: &str) -> i64 {
     let answer = redis::cmd("EVAL").arg(EXPIRES_AT).arg(1).arg(key).query(connection);

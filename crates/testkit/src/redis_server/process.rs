@@ -1,4 +1,4 @@
-//! One run of the server program: spawned, awaited, signalled, ended.
+//! One run of the server program: start, signals, end.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, ErrorKind, PipeReader};
@@ -16,19 +16,19 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// Environment variable naming another server program, for instance `valkey-server`.
 const PROGRAM: &str = "LEASEHOLD_TEST_REDIS_SERVER";
 
-/// What runs when this process ends without dropping its server: killed, aborted, or the server
-/// sits in a `static`. The shell's standard input is a pipe that only we hold, so our end, however
-/// it comes, is its end of file.
+/// The shell script that cleans up when this process ends without dropping its server: because it
+/// was killed or aborted, or because the server is in a `static`. Only this process holds the write
+/// end of the shell's standard input, so `read` returns when this process ends for any reason.
 const WATCHDOG: &str = r#"read -r _; kill -9 "$1" 2>/dev/null; rm -rf -- "$2""#;
 
 /// The log line of a server, or of a sentinel, that accepts connections.
 const READY: [&str; 2] = ["eady to accept connections", "Sentinel ID is"];
 
-/// Why a server did not come up.
+/// Why a server did not start.
 pub(super) enum SpawnError {
-    /// Somebody else listens on the port; another one may work.
+    /// Another process listens on the port; another port may work.
     PortTaken,
-    /// Anything that trying again does not help, with what the server said.
+    /// A failure that a retry does not fix, with the server's output.
     Failed(String),
 }
 
@@ -40,19 +40,19 @@ pub(super) enum State {
     Ended,
 }
 
-/// A server that accepted connections once; killed when dropped.
+/// A server that has accepted connections. It is killed when dropped.
 #[derive(Debug)]
 pub(super) struct Process {
     child: Child,
     watchdog: Child,
     state: State,
-    /// Never yields after the start; its disconnection says that the server closed its output,
-    /// which is the event "it ended" without polling.
+    /// Receives nothing after the start. It is disconnected when the server closes its output,
+    /// which signals the end of the server without polling.
     output: Receiver<String>,
 }
 
 impl Process {
-    /// Runs the server in `dir` and returns when it says that it accepts connections.
+    /// Runs the server in `dir` and returns when its log says that it accepts connections.
     pub(super) fn spawn(args: &[String], dir: &Path) -> Result<Self, SpawnError> {
         let program = std::env::var_os(PROGRAM).unwrap_or_else(|| OsString::from("redis-server"));
         let (reader, writer) = io::pipe().expect("a pipe for the server's output");
@@ -107,24 +107,24 @@ impl Process {
         self.state
     }
 
-    /// Ends the server with SIGKILL, also a stopped one. Twice is harmless.
+    /// Kills the server with SIGKILL, even if it is stopped. Calling it again does nothing.
     pub(super) fn kill(&mut self) {
         self.state = State::Ended;
-        // The watchdog first: once the server is reaped its pid may be somebody else's.
+        // The watchdog first: once the server is reaped, its pid may belong to another process.
         for child in [&mut self.watchdog, &mut self.child] {
-            // An error means that it has already been reaped.
+            // An error means that the child has already been reaped.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 
-    /// Ends the server with SIGKILL. Its directory stays, and is still removed if this process ends.
+    /// Kills the server with SIGKILL. Its directory stays, but is still removed if this process ends.
     pub(super) fn kill_for_now(&mut self, dir: &Path) {
         self.kill();
         self.watchdog = watch("", dir);
     }
 
-    /// Waits until the server ended by itself.
+    /// Waits until the server has ended on its own.
     pub(super) fn wait_ended(&mut self) {
         let deadline = Instant::now() + DEADLINE;
         loop {
@@ -140,18 +140,18 @@ impl Process {
         self.kill();
     }
 
-    /// What happens to the server when this whole process ends without a word.
+    /// Simulates the sudden end of this process: lets the watchdog clean up, and waits for it.
     #[cfg(test)]
     pub(super) fn abandon(&mut self) {
         drop(self.watchdog.stdin.take());
         self.watchdog.wait().expect("the watchdog is our child");
     }
 
-    /// Stops the server and returns once the kernel says that it is stopped.
+    /// Stops the server and returns when the kernel reports it as stopped.
     pub(super) fn stop(&mut self) {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, Signal::STOP).expect("the server runs");
-        // NOWAIT and EXITED: should it have died instead, we learn of it, and `Child` still reaps it.
+        // `EXITED` reports a server that died instead, and `NOWAIT` leaves it for `Child` to reap.
         let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         let status = waitid(WaitId::Pid(pid), options).expect("the server is our child");
         assert!(status.is_some_and(|status| status.stopped()), "redis-server ended when paused");
@@ -182,12 +182,12 @@ fn watch(pid: &str, dir: &Path) -> Child {
         .expect("a shell to watch over the server")
 }
 
-/// Drains the server's output for as long as it lives, so that a full pipe never blocks it.
+/// Drains the server's output until the server ends, so that a full pipe never blocks it.
 fn follow(reader: PipeReader) -> Receiver<String> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
         for line in BufReader::new(reader).split(b'\n').map_while(Result::ok) {
-            // The receiver goes away with a dropped `Process`; draining goes on to the end.
+            // The receiver is dropped with its `Process`; draining continues to the end.
             let _ = sender.send(String::from_utf8_lossy(&line).into_owned());
         }
     });

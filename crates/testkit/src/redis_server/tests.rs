@@ -136,7 +136,7 @@ fn an_expiry_is_read_to_the_millisecond() {
     assert_eq!(expires_at(&mut connection, "x"), -2);
     set(&mut connection, "x", "1");
     assert_eq!(expires_at(&mut connection, "x"), -1);
-    // So often that some readings meet the end of a millisecond.
+    // Often enough that some readings fall on the end of a millisecond.
     for end in 4_000_000_000_000..4_000_000_001_000 {
         assert_eq!(ask::<u64>(&mut connection, &format!("PEXPIREAT x {end}")), 1);
         assert_eq!(expires_at(&mut connection, "x"), end);
@@ -196,7 +196,7 @@ async fn speaks_tls() {
     assert!(stranger.get_multiplexed_async_connection().await.is_err());
 }
 
-/// Stands for a test process that is killed: the watchdog sees the end of its input.
+/// Simulates a test process that is killed: the watchdog reads the end of its input.
 #[tokio::test]
 async fn the_watchdog_ends_what_an_abandoned_server_left() {
     let server = RedisServer::start();

@@ -1,4 +1,4 @@
-//! Certificates for servers that speak TLS, made anew for each test.
+//! Certificates for servers that use TLS, made for each test.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose,
 };
 
-/// A certificate for loopback, and the authority that signed it and nothing else.
+/// A certificate for loopback, and the authority that signed it and no other certificate.
 ///
 /// The nodes of a cluster share one, because each node verifies the certificates of the others.
 #[derive(Debug)]

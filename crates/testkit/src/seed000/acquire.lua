@@ -1,4 +1,4 @@
--- Confirms a slot after a notification; only an id that still has it.
+-- Confirms a slot after a notification, if the id still has it.
 -- KEYS: semaphore, ttl, max
 -- ARGV: id, limit, heartbeat, ttl, now
 -- Returns {changed, card}.

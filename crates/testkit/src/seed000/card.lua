@@ -1,4 +1,4 @@
--- Counts the slots in use, after taking back those that ran out.
+-- Counts the slots in use, after removing those that expired.
 -- KEYS: semaphore, ttl
 -- ARGV: now
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', ARGV[1])) do

@@ -1,4 +1,4 @@
-//! Why the foreign client acquired nothing.
+//! Errors of the foreign client.
 
 use std::fmt;
 
@@ -7,9 +7,9 @@ use redis::RedisError;
 /// Why nothing was acquired.
 #[derive(Debug)]
 pub enum AcquireError {
-    /// `max_acquire_time` went by.
+    /// `max_acquire_time` has passed.
     Timeout,
-    /// The slot was taken away between the notification and its confirmation.
+    /// The slot was removed between the notification and its confirmation.
     Stale,
     /// Redis failed, after all attempts.
     Redis(RedisError),
@@ -19,7 +19,7 @@ impl fmt::Display for AcquireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Timeout => "no slot within max_acquire_time",
-            Self::Stale => "the slot was taken away before it was confirmed",
+            Self::Stale => "the slot was removed before it was confirmed",
             Self::Redis(_) => "redis failed",
         })
     }

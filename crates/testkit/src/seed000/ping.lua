@@ -1,4 +1,4 @@
--- Says that an id is alive, waiting or holding; never moves it in the queue.
+-- Renews an id, waiting or holding; never moves it in the queue.
 -- KEYS: waiting, waiting heartbeat, semaphore
 -- ARGV: id, heartbeat, ttl, now
 -- Returns {changed_waiting, changed_semaphore}.

@@ -1,4 +1,4 @@
--- Joins both waiting queues: one for the order, one for who is alive.
+-- Joins both waiting queues: one keeps the order, the other the heartbeats.
 -- KEYS: waiting, waiting heartbeat
 -- ARGV: id, heartbeat, ttl, now
 redis.call('ZADD', KEYS[1], ARGV[4], ARGV[1])

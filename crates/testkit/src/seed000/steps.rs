@@ -1,4 +1,4 @@
-//! The single steps of the documents, one script each, for a test to drive by hand.
+//! The single steps of the documents, one script each, for tests that run them one by one.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -17,7 +17,7 @@ const CARD: &str = include_str!("card.lua");
 
 const PLACEHOLDER: &str = "@@@ACQUISITION_ID@@@";
 
-/// How many semaphores are reported if none is named.
+/// How many semaphores are reported if no names are given.
 const STATS_LIMIT: usize = 100;
 
 /// The keys of one semaphore.
@@ -30,7 +30,7 @@ struct Keys {
 }
 
 impl Seed000 {
-    /// Joins the queue with an id of the caller's (see [`new_id`](super::new_id)).
+    /// Joins the queue with an id of the caller (see [`new_id`](super::new_id)).
     ///
     /// # Errors
     ///
@@ -52,9 +52,9 @@ impl Seed000 {
         self.script(QUEUE, &[keys.waiting, keys.alive], &args).await
     }
 
-    /// Takes back what ran out, lets in whom there is room for, and answers how many that were.
+    /// Removes what has expired, grants free slots to the next waiters, and returns how many it granted.
     ///
-    /// Those let in get the *caller's* heartbeat interval until they confirm.
+    /// They have the *caller's* heartbeat interval until they confirm.
     ///
     /// # Errors
     ///
@@ -73,12 +73,12 @@ impl Seed000 {
         self.script(WAKE_UP_NEXTS, &keys, &args).await
     }
 
-    /// Waits for the notification of an id; whether there was one. With a timeout of zero it only
-    /// looks (`LPOP`).
+    /// Waits for the notification of an id, and returns whether there was one. With a timeout of
+    /// zero it does not wait (`LPOP`).
     ///
     /// # Cancel safety
     ///
-    /// None: a notification that arrives as it is dropped may be lost.
+    /// None: a notification that arrives while the future is dropped may be lost.
     ///
     /// # Errors
     ///
@@ -101,7 +101,7 @@ impl Seed000 {
         Ok(popped != redis::Value::Nil)
     }
 
-    /// Confirms the slot of a notified id (`acquire.lua`); answers `(changed, card)`.
+    /// Confirms the slot of a notified id (`acquire.lua`). Returns `(changed, card)`.
     ///
     /// `changed` is 0 for an id that has no slot, and for one whose score happens to stay the same.
     ///
@@ -128,9 +128,8 @@ impl Seed000 {
         self.script(RELEASE, &keys, &[id.to_owned()]).await
     }
 
-    /// Says that an id is alive; answers `(changed_waiting, changed_semaphore)`, both 0 if it was
-    /// taken for dead. An id of this client is pinged on the terms it queued with, any other on the
-    /// documents' defaults.
+    /// Renews an id. Returns `(changed_waiting, changed_semaphore)`, both 0 if the id has expired. An id of this client
+    /// is renewed with the times it queued with, any other with the documents' defaults.
     ///
     /// # Errors
     ///
@@ -143,7 +142,7 @@ impl Seed000 {
         self.script(PING, &[keys.waiting, keys.alive, keys.main], &args).await
     }
 
-    /// Counts the slots in use, after taking back those that ran out.
+    /// Counts the slots in use, after removing those that expired.
     ///
     /// # Errors
     ///
@@ -153,7 +152,7 @@ impl Seed000 {
         self.script(CARD, &[keys.main, keys.ttl], &[self.now()]).await
     }
 
-    /// Slots in use and limits, of the semaphores named or, for `None`, of the first hundred found.
+    /// Returns the slots in use and the limits of the named semaphores or, for `None`, of the first hundred found.
     ///
     /// # Errors
     ///
@@ -173,7 +172,7 @@ impl Seed000 {
         Ok(stats)
     }
 
-    /// Ends because `SCAN` does: its cursor comes back to 0 however the keys change.
+    /// Returns the names of all semaphores. `SCAN` returns to cursor 0 however the keys change, so this ends.
     async fn names(&self) -> RedisResult<Vec<String>> {
         let prefix = self.keys("").main;
         let pattern = format!("{}*", escape_glob(&prefix));

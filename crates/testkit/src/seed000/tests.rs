@@ -12,13 +12,13 @@ async fn start() -> (RedisServer, Seed000) {
     (server, seed)
 }
 
-/// The same program on a machine whose clock is ahead: what is to come has come for it.
+/// The same program on a machine whose clock is ahead, so that timeouts have already passed for it.
 async fn ahead(server: &RedisServer, clock_skew: f64) -> Seed000 {
     let options = Options { clock_skew, ..Options::default() };
     Seed000::connect_with(&server.url(), "ns", options).await.unwrap()
 }
 
-/// Asks again, one round trip after the other, until the answer is the expected one.
+/// Calls `holds` until it returns true.
 fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
@@ -187,7 +187,7 @@ async fn polls_without_blocking_after_a_while() {
     assert_eq!((server.command_count("blpop"), server.command_count("lpop")), (0, 1));
 }
 
-/// The program's rule, kept with its fault: one client's TTL, and ten seconds, is set on everybody's keys.
+/// The program's rule, kept with its flaw: one client's TTL plus ten seconds becomes the expiry of shared keys.
 #[tokio::test]
 async fn a_short_ttl_shortens_the_life_of_shared_keys() {
     let (server, seed) = start().await;

@@ -1,4 +1,4 @@
--- Fills free slots from the head of the queue and notifies whom it lets in.
+-- Grants free slots from the head of the queue and notifies the granted waiters.
 -- KEYS: semaphore, ttl, waiting, waiting heartbeat
 -- ARGV: limit, heartbeat, ttl, now, notification key with a placeholder for the id
 -- Returns how many were notified.
@@ -11,7 +11,7 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', ttls, '-inf', now)) do
 end
 redis.call('ZREMRANGEBYSCORE', semaphore, '-inf', now)
 
--- The dead stay in the queue while there is no room.
+-- Dead waiters stay in the queue while there is no free slot.
 local available = ARGV[1] - redis.call('ZCARD', semaphore)
 if available <= 0 then
   return 0

@@ -1,4 +1,4 @@
-//! How the foreign client reaches Redis: its settings, its connections, its retries.
+//! How the foreign client connects to Redis: its settings, its connections, its retries.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ const RETRY_MULTIPLIER: Duration = Duration::from_secs(2);
 const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// What a test may want different from the documents' defaults.
+/// What a test may change of the documents' defaults.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
     /// Seconds by which this client's wall clock is ahead of the machine's; negative for behind.
     pub clock_skew: f64,
-    /// How long an acquire waits with `BLPOP` before it turns to `LPOP` once a second.
+    /// How long an acquire waits with `BLPOP` before it falls back to one `LPOP` per second.
     pub long_polling: Duration,
     /// How often an operation is tried before its error is returned.
     pub attempts: u32,
@@ -32,12 +32,12 @@ impl Default for Options {
     }
 }
 
-/// A connection made when first used, and made anew after it broke.
+/// A connection that is made on first use, and again after it broke.
 #[derive(Default)]
 pub(super) struct Line(Mutex<Option<MultiplexedConnection>>);
 
 impl Line {
-    /// Sends a command, again after an error: after *any* error, as document 001 has it.
+    /// Sends a command, and sends it again after *any* error, as document 001 prescribes.
     pub(super) async fn call<T: FromRedisValue>(
         &self,
         client: &Client,
@@ -63,7 +63,7 @@ impl Line {
             Some(connection) => connection,
             None => connect(client).await?,
         };
-        // Shared at once: others need not wait for this command's answer.
+        // Stored before the reply arrives, so that other calls can use the connection meanwhile.
         *slot = Some(connection.clone());
         drop(slot);
         let outcome = command.query_async(&mut connection).await;

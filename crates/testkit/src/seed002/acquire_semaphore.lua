@@ -1,4 +1,4 @@
--- Takes a place, if one is free or the instance has one already.
+-- Acquires a place, if one is free or the instance has one already.
 -- KEYS: pool, holder
 -- ARGV: instance id, capacity, ttl in seconds
 -- Returns {success, status, current count, expired count}.

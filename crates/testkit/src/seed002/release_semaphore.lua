@@ -1,4 +1,4 @@
--- Gives a place back.
+-- Releases a place.
 -- KEYS: pool, holder
 -- ARGV: instance id, ttl in seconds
 -- Returns {success, status, current count, expired count}.

@@ -1,4 +1,4 @@
--- Keeps a place for another TTL.
+-- Renews a place for another TTL.
 -- KEYS: pool, holder
 -- ARGV: instance id, ttl in seconds
 -- Returns {success, status, current count, expired count}.

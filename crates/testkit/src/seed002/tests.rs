@@ -4,7 +4,7 @@ use super::*;
 use crate::ask::ask;
 use crate::redis_server::RedisServer;
 
-/// So long that nothing expires in a test that does not make it.
+/// Long enough that nothing expires unless a test makes it expire.
 const TTL: u64 = 1000;
 
 async fn start() -> (RedisServer, redis::Connection, Seed002) {
@@ -25,7 +25,7 @@ fn now(look: &mut redis::Connection) -> f64 {
     seconds + micros / 1e6
 }
 
-/// Moves the last sign of life of an instance so many seconds back.
+/// Moves the last renewal of an instance into the past by so many seconds.
 fn age(look: &mut redis::Connection, id: &str, seconds: u32) {
     let score = now(look) - f64::from(seconds);
     assert_eq!(ask::<u64>(look, &format!("ZADD semaphores:k XX CH {score} {id}")), 1);
@@ -107,7 +107,7 @@ async fn every_script_first_cleans_up_what_has_expired() {
     }
     let mut dead = async |id: &str| {
         seed.acquire("k", id, 3, TTL).await.unwrap();
-        // Old, but not too old.
+        // Old, but not expired.
         age(&mut look, "a", 900);
         age(&mut look, id, 1001);
     };
@@ -120,7 +120,7 @@ async fn every_script_first_cleans_up_what_has_expired() {
     is(&seed.renew("k", "b", TTL).await.unwrap(), "renewed", 2, 1);
     dead("x").await;
     is(&seed.release("k", "b", TTL).await.unwrap(), "released", 1, 1);
-    // The dead one itself is not held any more, though its holder key is still there.
+    // The expired instance itself no longer holds, though its holder key still exists.
     dead("x").await;
     is(&seed.renew("k", "x", TTL).await.unwrap(), "not_held", 1, 1);
     dead("x").await;
@@ -149,7 +149,7 @@ async fn who_does_not_hold_is_told_why() {
     assert_eq!(server.keys(), ["semaphores:holders:k:b", "semaphores:k"]);
 }
 
-/// The document's rule, kept with its fault: everybody sweeps with a TTL of their own.
+/// The document's rule, kept with its flaw: every caller sweeps with its own TTL.
 #[tokio::test]
 async fn a_caller_with_a_short_ttl_evicts_others() {
     let (_server, mut look, seed) = start().await;

@@ -1,7 +1,7 @@
--- Takes a lock that nobody alive holds, with the next fence.
+-- Acquires a lock that is free or expired, with the next fence.
 -- KEYS: lock, index of the lock id, fence counter
 -- ARGV: lock id, ttl in ms, tolerance in ms, key, digits of a fence, what the index holds
--- Returns 0 if it is held, else {1, fence, fence as a number, when it expires in ms}.
+-- Returns 0 if it is held, else {1, fence, fence as a number, expiry in ms}.
 local lock, index, counter = KEYS[1], KEYS[2], KEYS[3]
 local lock_id, ttl, tolerance, key = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 

@@ -1,7 +1,7 @@
 -- Finds the lock that a lock id holds.
--- KEYS: index of the lock id, prefix (no key itself: the lock's is made from it; empty in version 2)
+-- KEYS: index of the lock id, prefix of the lock's storage key (not a key itself; empty in version 2)
 -- ARGV: lock id, tolerance in ms
--- Returns the record, or nothing if there is none, it is another's or it has expired.
+-- Returns the record, or nothing if there is none, another id holds the lock or it has expired.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 

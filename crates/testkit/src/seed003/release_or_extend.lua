@@ -1,7 +1,7 @@
--- Gives a lock back or, with a TTL, lets it end so long from now.
--- KEYS: index of the lock id, prefix (no key itself: the lock's is made from it; empty in version 2)
+-- Releases a lock or, with a TTL, makes it expire that long from now.
+-- KEYS: index of the lock id, prefix of the lock's storage key (not a key itself; empty in version 2)
 -- ARGV: lock id, tolerance in ms, ttl in ms or nothing
--- Returns 1 if done, 0 if the lock is another's, -1 if there is none, -2 if it has expired.
+-- Returns 1 for success, 0 if another id holds the lock, -1 if there is none, -2 if it has expired.
 local index, prefix = KEYS[1], KEYS[2]
 local lock_id, tolerance, ttl = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 
@@ -18,7 +18,7 @@ if not found then
   return -1
 end
 
--- In the document's order, so an expired record goes whoever's it is.
+-- The document checks the expiry before the owner. So an expired record is removed, whatever id it has.
 local record = cjson.decode(found)
 if record.expiresAtMs <= now - tolerance then
   redis.call('DEL', lock, index)

@@ -7,9 +7,9 @@ use super::*;
 use crate::ask::ask;
 use crate::redis_server::{RedisServer, expires_at};
 
-/// So long that nothing expires in a test that does not make it.
+/// Long enough that nothing expires unless a test makes it expire.
 const TTL: u64 = 1_000_000;
-/// Their lock ids, where a test writes keys by hand.
+/// Lock ids for keys that a test writes itself.
 const A: &str = "AAAAAAAAAAAAAAAAAAAAAA";
 const B: &str = "BBBBBBBBBBBBBBBBBBBBBB";
 
@@ -25,7 +25,7 @@ fn now(look: &mut Connection) -> u64 {
     seconds * 1000 + micros / 1000
 }
 
-/// Each key's expiry is a reading of the clock of its own, between that before the script and that after it.
+/// Each key's expiry is set from its own reading of the clock, between the readings before and after the script.
 #[track_caller]
 fn end_within(look: &mut Connection, keys: &[&str], expected: &RangeInclusive<u64>) {
     for key in keys {
@@ -34,7 +34,7 @@ fn end_within(look: &mut Connection, keys: &[&str], expected: &RangeInclusive<u6
     }
 }
 
-/// Writes the record of a lock on `k` that ended so long ago but is still there.
+/// Writes the record of a lock on `k` that expired `ago_ms` ago but still exists.
 fn write_ended(look: &mut Connection, lock_id: &str, ago_ms: u64) {
     let ended = now(look) - ago_ms;
     let times = format!(r#""acquiredAtMs":{},"expiresAtMs":{ended}"#, ended - TTL);
@@ -127,7 +127,7 @@ async fn whose_lock_it_is_not_is_told_why() {
         assert_eq!(code(A).await, -1, "there is no lock");
 
         seed.acquire_as(B, "k", TTL).await.unwrap().unwrap();
-        assert_eq!(code(A).await, 0, "the index leads to another's lock");
+        assert_eq!(code(A).await, 0, "the index leads to another id's lock");
         assert_eq!(seed.lookup_by_id(A).await.unwrap(), None);
         assert_eq!(seed.lookup_by_id(B).await.unwrap(), seed.lookup_by_key("k").await.unwrap());
 
@@ -183,7 +183,7 @@ async fn an_expired_record_is_taken_over() {
     write_ended(&mut look, A, 30_000);
     let acquired = seed.acquire_as(B, "k", TTL).await.unwrap().unwrap();
     assert_eq!(acquired.fence, format!("{:019}", 8));
-    // The document leaves the old index to its own expiry. Its owner gets nothing by it.
+    // The document leaves the old index until it expires. It is of no use to its owner.
     let all = ["p:fence:k".to_owned(), format!("p:id:{A}"), format!("p:id:{B}"), "p:k".to_owned()];
     assert_eq!(server.keys(), all);
     assert_eq!((seed.release(A).await.unwrap(), seed.release(B).await.unwrap()), (0, 1));

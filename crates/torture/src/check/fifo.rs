@@ -31,8 +31,8 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
         for &((seen, until), waiter) in before.filter(|((_, until), _)| *until > later.asked) {
             let overtook = overtaken(waiter, later, granted.at, known.capacity);
             let calm = |until: Micros| {
-                // The other program grants by its own clock. So if it stands still, one of our waiters may lose its
-                // turn.
+                // The other program grants by its own clock. So if it does not run, one of our
+                // waiters may lose its turn.
                 let whose = case.foreign.iter().filter(|_| known.shared).chain([&waiter.worker]);
                 let touched = |worker: &usize| case.touched.of(*worker, thing);
                 whose.into_iter().all(|worker| !touched(worker).meets((seen, until)))

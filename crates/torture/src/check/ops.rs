@@ -20,7 +20,7 @@ pub(super) struct Granted {
     pub(super) weight: u32,
 }
 
-/// A write that was about to be made.
+/// A write that the holder announced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Write {
     pub(super) fence: u64,

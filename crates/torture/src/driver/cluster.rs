@@ -12,7 +12,9 @@ use fastrand::Rng;
 use testkit::redis_cluster::{RedisCluster, Reset, slot_of};
 use testkit::wait::PATIENCE;
 
-use super::server::{Deck, client_kill, client_pause, forget_fences, forget_fences_later};
+use super::server::{
+    ShuffledFaults, client_kill, client_pause, forget_fences, forget_fences_later,
+};
 use super::stage::ask;
 use super::{CALM, Show, lock, millis};
 use crate::fault::{Kind, Scope};
@@ -71,13 +73,13 @@ const FAULTS: [Fault; 15] = [
 
 pub(super) fn lane(show: &Show, cluster: &Cluster) {
     let mut rng = show.rng(u64::MAX);
-    let (mut deck, mut next) = (Deck::new(&FAULTS), CALM);
+    let (mut faults, mut next) = (ShuffledFaults::new(&FAULTS), CALM);
     thread::scope(|later| {
         while show.next(next) {
             if cluster.find_homes() != *lock(&cluster.homes) {
                 show.doubt("the cluster failed over by itself".to_owned());
             }
-            let lost = cluster.suffer(show, deck.draw(&mut rng), &mut rng);
+            let lost = cluster.suffer(show, faults.draw(&mut rng), &mut rng);
             *lock(&cluster.homes) = cluster.find_homes();
             forget_fences_later(show, later, lost);
             next = millis(&mut rng, 300..2500);

@@ -21,7 +21,7 @@ use super::stage::Stage;
 use super::{Life, LifeEnd, PATIENCE, Phase, Show, lock, millis, said};
 use crate::clock::{self, Micros};
 use crate::fault::{Kind, Scope};
-use crate::history::{Diary, Event, How};
+use crate::history::{Event, HistoryFile, How};
 use crate::plan::{self, THINGS, Thing};
 use crate::worker::{COMMAND, ONLY_OP, history_path, lock_layout};
 
@@ -59,11 +59,11 @@ impl Job<'_> {
         let fits = |thing: &&Thing| thing.is_for_the_command() && (any || thing.capacity == 1);
         let usable: Vec<_> = THINGS.iter().filter(fits).collect();
         let thing = *rng.choice(&usable).expect("things for the command");
-        let diary = Diary::open(&history_path(&self.show.dir, self.index, self.life));
-        let diary = diary.expect("a directory for the history");
-        diary.note(Event::Begin { clients: COMMAND.to_owned() });
+        let history_file = HistoryFile::open(&history_path(&self.show.dir, self.index, self.life));
+        let history_file = history_file.expect("a directory for the history");
+        history_file.note(Event::Begin { clients: COMMAND.to_owned() });
         let (op, client) = (ONLY_OP, COMMAND.to_owned());
-        diary.note(Event::Ask { op, thing: thing.name.to_owned(), client });
+        history_file.note(Event::Ask { op, thing: thing.name.to_owned(), client });
         let mut process = self.start(binary, &stage.url(self.index), thing);
         let killed = self.suffer(&mut process, stage, rng);
         let Some(status) = wait(&mut process) else { return LifeEnd::Stuck(clock::now()) };
@@ -72,8 +72,8 @@ impl Job<'_> {
         }
         let known = ENDS.iter().find(|(code, _)| status.code() == Some(*code));
         let Some((_, how)) = known else { return LifeEnd::Broke(said(Some(status))) };
-        diary.note(Event::End { op, how: *how });
-        diary.note(Event::Done);
+        history_file.note(Event::End { op, how: *how });
+        history_file.note(Event::Done);
         LifeEnd::Done
     }
 

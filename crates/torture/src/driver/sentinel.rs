@@ -11,7 +11,9 @@ use testkit::redis_sentinel::{Options, RedisSentinel};
 use testkit::redis_server::RedisServer;
 use testkit::wait::PATIENCE;
 
-use super::server::{Deck, client_kill, client_pause, forget_fences, forget_fences_later};
+use super::server::{
+    ShuffledFaults, client_kill, client_pause, forget_fences, forget_fences_later,
+};
 use super::stage::ask;
 use super::{CALM, Show, millis};
 use crate::fault::{Kind, Scope};
@@ -58,14 +60,14 @@ const FAULTS: [Fault; 11] = [
 
 pub(super) fn lane(show: &Show, sentinel: &Sentinel) {
     let mut rng = show.rng(u64::MAX);
-    let (mut deck, mut next) = (Deck::new(&FAULTS), CALM);
+    let (mut faults, mut next) = (ShuffledFaults::new(&FAULTS), CALM);
     show.fault(Kind::StaleSentinel, Scope::Nobody, || {
         thread::scope(|later| {
             while show.next(next) {
                 if sentinel.set.primary() != sentinel.primary.load(Ordering::SeqCst) {
                     show.doubt("the sentinels chose another primary by themselves".to_owned());
                 }
-                let lost = sentinel.suffer(show, deck.draw(&mut rng), &mut rng);
+                let lost = sentinel.suffer(show, faults.draw(&mut rng), &mut rng);
                 sentinel.primary.store(sentinel.set.primary(), Ordering::SeqCst);
                 forget_fences_later(show, later, lost);
                 next = millis(&mut rng, 300..2500);

@@ -17,13 +17,13 @@ use crate::worker::record_path;
 /// After this time the last lease from before has ended.
 const LAST_LEASE: Duration = Duration::from_micros(EXTENSION + SECOND);
 
-/// A deck of faults. Each fault comes once before any comes again, so that a short run has all of them.
-pub(super) struct Deck<T: 'static> {
+/// Faults in random order. Each fault comes once before any comes again, so that a short run has all of them.
+pub(super) struct ShuffledFaults<T: 'static> {
     all: &'static [T],
     left: Vec<T>,
 }
 
-impl<T: Copy> Deck<T> {
+impl<T: Copy> ShuffledFaults<T> {
     pub(super) fn new(all: &'static [T]) -> Self {
         Self { all, left: Vec::new() }
     }
@@ -33,7 +33,7 @@ impl<T: Copy> Deck<T> {
             self.left = self.all.to_vec();
             rng.shuffle(&mut self.left);
         }
-        self.left.pop().expect("a deck that is not empty")
+        self.left.pop().expect("a list that is not empty")
     }
 }
 

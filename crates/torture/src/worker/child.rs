@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::history_path;
 use crate::clock;
-use crate::history::{Diary, Event, OpId};
+use crate::history::{Event, HistoryFile, OpId};
 
 /// The client of its acquisition, in the histories.
 pub(crate) const COMMAND: &str = "command";
@@ -30,16 +30,17 @@ pub struct Settings {
 /// Runs for the given time.
 #[must_use]
 pub fn run(settings: &Settings) -> ExitCode {
-    let diary = Diary::open(&history_path(&settings.dir, settings.index, settings.life));
-    let diary = diary.expect("a directory for the history");
+    let history_file =
+        HistoryFile::open(&history_path(&settings.dir, settings.index, settings.life));
+    let history_file = history_file.expect("a directory for the history");
     let op = ONLY_OP;
     let fence = std::env::var("LEASEHOLD_FENCE").ok().and_then(|fence| fence.parse().ok());
-    let mut now = diary.note(Event::Grant { op, fence, slot: 0, weight: 1 });
+    let mut now = history_file.note(Event::Grant { op, fence, slot: 0, weight: 1 });
     let until = now + 1000 * settings.millis;
     while now < until {
-        now = diary.note(Event::Hold { op, since: clock::now() });
+        now = history_file.note(Event::Hold { op, since: clock::now() });
         std::thread::sleep(BEAT);
     }
-    diary.note(Event::Ending { op });
+    history_file.note(Event::Ending { op });
     ExitCode::SUCCESS
 }

@@ -21,7 +21,7 @@ use tokio::time::{sleep, timeout};
 
 use super::{Settings, Shared};
 use crate::clock::{self, MILLISECOND, Micros, SECOND};
-use crate::history::{Diary, Event, How, OpId};
+use crate::history::{Event, HistoryFile, How, OpId};
 use crate::plan::{self, THINGS, Thing};
 
 const STEP: Duration = Duration::from_millis(1500);
@@ -39,11 +39,15 @@ struct Other {
     url: String,
 }
 
-pub(super) async fn play(settings: &Settings, diary: &Arc<Diary>, finish: watch::Receiver<bool>) {
-    diary.note(Event::Begin { clients: "-".to_owned() });
+pub(super) async fn play(
+    settings: &Settings,
+    history_file: &Arc<HistoryFile>,
+    finish: watch::Receiver<bool>,
+) {
+    history_file.note(Event::Begin { clients: "-".to_owned() });
     let clients = Vec::new();
     let shared = Shared {
-        diary: diary.clone(),
+        history_file: history_file.clone(),
         clients,
         finish,
         fails_over: false,
@@ -89,7 +93,7 @@ impl Other {
             if since >= good_until {
                 return;
             }
-            self.shared.diary.note(Event::Hold { op, since });
+            self.shared.history_file.note(Event::Hold { op, since });
             if left == 0 || self.finishing() {
                 return;
             }
@@ -101,7 +105,7 @@ impl Other {
 
     fn granted(&self, op: OpId, fence: Option<u64>, slot: u64) {
         let slot = u32::try_from(slot).unwrap_or(u32::MAX);
-        self.shared.diary.note(Event::Grant { op, fence, slot, weight: 1 });
+        self.shared.history_file.note(Event::Grant { op, fence, slot, weight: 1 });
     }
 
     async fn connection(&self) -> Option<MultiplexedConnection> {
@@ -180,7 +184,7 @@ impl Other {
         if self.rng.bool() && step(seed.ping(thing.name, id)).await?.1 == 1 {
             self.hold(op, sent + thing.lease - CAUTION).await;
         }
-        self.shared.diary.note(Event::Ending { op });
+        self.shared.history_file.note(Event::Ending { op });
         Some(How::Released)
     }
 
@@ -228,7 +232,7 @@ impl Other {
                     if renewed.is_some_and(|renewed| renewed.success) {
                         self.hold(op, sent + thing.lease - CAUTION).await;
                     }
-                    self.shared.diary.note(Event::Ending { op });
+                    self.shared.history_file.note(Event::Ending { op });
                     if self.dies() {
                         self.shared.end(op, How::Failed);
                         continue;
@@ -268,7 +272,7 @@ impl Other {
                 Some(Some(lock)) => {
                     self.granted(op, lock.fence.parse().ok(), 1);
                     self.hold(op, sent + thing.lease - CAUTION).await;
-                    self.shared.diary.note(Event::Ending { op });
+                    self.shared.history_file.note(Event::Ending { op });
                     let released = step(locks.release(&lock.lock_id)).await;
                     released.map_or(How::Failed, |_| How::Released)
                 }

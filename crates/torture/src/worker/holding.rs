@@ -12,14 +12,14 @@ use crate::plan::{Kind, LONG, THINGS, Thing};
 use crate::record::{Record, State, Step, sum};
 
 /// A task, with its random numbers and its own open file for each record.
-pub(super) struct Hands {
+pub(super) struct TaskContext {
     pub(super) shared: Arc<Shared>,
     pub(super) task: usize,
     pub(super) rng: Rng,
     records: Vec<Option<Record>>,
 }
 
-impl Hands {
+impl TaskContext {
     pub(super) fn new(shared: Arc<Shared>, settings: &Settings, task: usize) -> Self {
         let records = (0..THINGS.len()).map(|thing| record(&settings.dir, thing)).collect();
         Self { shared, task, rng: settings.rng(task), records }
@@ -138,7 +138,7 @@ impl Hands {
         let since = clock::now();
         let fine = check();
         if fine {
-            self.shared.diary.note(Event::Hold { op, since });
+            self.shared.history_file.note(Event::Hold { op, since });
         }
         fine
     }
@@ -146,17 +146,17 @@ impl Hands {
     async fn read(&mut self, op: OpId, thing: usize, fence: u64) -> Option<State> {
         let state = self.step(op, thing, fence, |record| record.read(fence)).await?;
         let State { version, sum, .. } = state;
-        self.shared.diary.note(Event::Read { op, fence, version, sum });
+        self.shared.history_file.note(Event::Read { op, fence, version, sum });
         Some(state)
     }
 
     async fn write(&mut self, op: OpId, thing: usize, fence: u64, read: State) {
         let (before, version) = (read.sum, read.version + 1);
         let sum = sum(before, version, fence);
-        self.shared.diary.note(Event::Intend { op, fence, version, before, sum });
+        self.shared.history_file.note(Event::Intend { op, fence, version, before, sum });
         let since = clock::now();
         if self.step(op, thing, fence, |record| record.write(fence, version, sum)).await.is_some() {
-            self.shared.diary.note(Event::Wrote { op, since, version });
+            self.shared.history_file.note(Event::Wrote { op, since, version });
         }
     }
 
@@ -174,11 +174,11 @@ impl Hands {
             match step(record).expect("a record that can be read") {
                 Step::Done(state) => return Some(state),
                 Step::Refused { floor } => {
-                    self.shared.diary.note(Event::Refused { op, fence, floor });
+                    self.shared.history_file.note(Event::Refused { op, fence, floor });
                     return None;
                 }
                 Step::Conflict { version } => {
-                    self.shared.diary.note(Event::Conflict { op, fence, version });
+                    self.shared.history_file.note(Event::Conflict { op, fence, version });
                     return None;
                 }
                 Step::Busy => {

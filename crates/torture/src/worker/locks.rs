@@ -5,14 +5,14 @@ use std::time::Duration;
 use leasehold::{Lock, LockGuard, Retry};
 
 use super::semaphores::released_how;
-use super::{Hands, Patience, how};
+use super::{Patience, TaskContext, how};
 use crate::clock::SECOND;
 use crate::history::{Event, How, OpId};
 use crate::plan::{EXTENSION, THINGS};
 
 const LONGEST: Duration = Duration::from_secs(20);
 
-impl Hands {
+impl TaskContext {
     pub(super) async fn use_lock(&mut self, thing: usize) {
         let client = self.rng.usize(..self.shared.clients.len());
         let Some(lock) = self.lock(thing, client) else { return };
@@ -67,7 +67,7 @@ impl Hands {
 
     async fn keep_lock(&mut self, op: OpId, thing: usize, guard: LockGuard) {
         let fence = guard.fence().get();
-        self.shared.diary.note(Event::Grant { op, fence: Some(fence), slot: 1, weight: 1 });
+        self.shared.history_file.note(Event::Grant { op, fence: Some(fence), slot: 1, weight: 1 });
         let mut held = self.hold(op, thing, Some(fence), || guard.check().is_ok()).await;
         if held && self.chance(15) {
             // Extended explicitly, to a time that is shorter or longer than before.
@@ -75,7 +75,7 @@ impl Hands {
             held = guard.extend(lease).await.is_ok()
                 && self.hold(op, thing, None, || guard.check().is_ok()).await;
         }
-        self.shared.diary.note(Event::Ending { op });
+        self.shared.history_file.note(Event::Ending { op });
         if !held || self.chance(25) {
             drop(guard);
             self.shared.end(op, if held { How::Dropped } else { How::Lost });
@@ -90,7 +90,7 @@ impl Hands {
             self.unless_finishing(tokio::time::sleep(pause)).await;
             let client = self.rng.usize(..self.shared.clients.len());
             if let Ok(released) = self.shared.clients[client].locks().release(&id).await {
-                self.shared.diary.note(Event::Stale { thing: key.to_owned(), released });
+                self.shared.history_file.note(Event::Stale { thing: key.to_owned(), released });
             }
         }
     }
@@ -100,9 +100,14 @@ impl Hands {
         let worked = lock
             .with(async |guard| {
                 let fence = guard.fence().get();
-                self.shared.diary.note(Event::Grant { op, fence: Some(fence), slot: 1, weight: 1 });
+                self.shared.history_file.note(Event::Grant {
+                    op,
+                    fence: Some(fence),
+                    slot: 1,
+                    weight: 1,
+                });
                 let held = self.hold(op, thing, Some(fence), || guard.check().is_ok()).await;
-                self.shared.diary.note(Event::Ending { op });
+                self.shared.history_file.note(Event::Ending { op });
                 held
             })
             .await;

@@ -5,12 +5,12 @@ use std::time::Duration;
 use leasehold::{AcquireStatus, Pool, PoolLease, RenewStatus, Retry};
 
 use super::semaphores::released_how;
-use super::{Hands, Patience, how};
+use super::{Patience, TaskContext, how};
 use crate::clock::{self, Micros, SECOND};
 use crate::history::{Event, How, OpId};
 use crate::plan::THINGS;
 
-impl Hands {
+impl TaskContext {
     pub(super) async fn use_pool(&mut self, thing: usize) {
         let client = self.rng.usize(..self.shared.clients.len());
         let Some(pool) = self.pool(thing, client) else { return };
@@ -82,9 +82,9 @@ impl Hands {
     }
 
     async fn keep_lease(&mut self, op: OpId, thing: usize, lease: PoolLease) -> How {
-        self.shared.diary.note(Event::Grant { op, fence: None, slot: 1, weight: 1 });
+        self.shared.history_file.note(Event::Grant { op, fence: None, slot: 1, weight: 1 });
         let held = self.hold(op, thing, None, || lease.check().is_ok()).await;
-        self.shared.diary.note(Event::Ending { op });
+        self.shared.history_file.note(Event::Ending { op });
         let ended = if !held || self.chance(30) {
             drop(lease);
             if held { How::Dropped } else { How::Lost }
@@ -119,7 +119,7 @@ impl Hands {
     ) -> How {
         let ttl = THINGS[thing].lease;
         let mut good_until = sent + ttl - SECOND / 10;
-        self.shared.diary.note(Event::Grant { op, fence: None, slot: 1, weight: 1 });
+        self.shared.history_file.note(Event::Grant { op, fence: None, slot: 1, weight: 1 });
         let mut held = self.hold(op, thing, None, || clock::now() < good_until).await;
         if held {
             let sent = clock::now();
@@ -130,7 +130,7 @@ impl Hands {
                 held = self.hold(op, thing, None, || clock::now() < good_until).await;
             }
         }
-        self.shared.diary.note(Event::Ending { op });
+        self.shared.history_file.note(Event::Ending { op });
         match pool.release(instance).await {
             Ok(_) if held => How::Released,
             Ok(_) => How::Lost,

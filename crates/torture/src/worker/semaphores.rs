@@ -7,7 +7,7 @@ use std::time::Duration;
 use leasehold::{Acquire, Error, Permit, Semaphore};
 use tokio::time::sleep;
 
-use super::{Hands, Patience, Waited, how};
+use super::{Patience, TaskContext, Waited, how};
 use crate::clock;
 use crate::history::{Event, How, OpId};
 use crate::plan::THINGS;
@@ -15,7 +15,7 @@ use crate::plan::THINGS;
 /// The longest wait: a task that waits does nothing else.
 const LONGEST: Duration = Duration::from_secs(25);
 
-impl Hands {
+impl TaskContext {
     pub(super) async fn use_semaphore(&mut self, thing: usize) {
         let client = self.rng.usize(..self.shared.clients.len());
         let Some(semaphore) = self.semaphore(thing, client) else { return };
@@ -132,7 +132,7 @@ impl Hands {
                 _ = finish.wait_for(|finish| *finish) => return Waited::Ended(How::Cancelled),
                 () = &mut over => return Waited::Ended(How::Cancelled),
                 (since, position) = ask => if let Ok(Some(position)) = position {
-                    self.shared.diary.note(Event::Queue { op, since, position: position as u64 });
+                    self.shared.history_file.note(Event::Queue { op, since, position: position as u64 });
                 },
             }
             pause = self.millis(60..160);
@@ -153,7 +153,7 @@ impl Hands {
     async fn keep(&mut self, op: OpId, thing: usize, permit: Permit, weight: u32) {
         let fence = self.granted(op, &permit, weight);
         let held = self.hold(op, thing, Some(fence), || permit.check().is_ok()).await;
-        self.shared.diary.note(Event::Ending { op });
+        self.shared.history_file.note(Event::Ending { op });
         match self.rng.u32(..100) {
             _ if !held => {
                 drop(permit);
@@ -177,7 +177,7 @@ impl Hands {
 
     fn granted(&self, op: OpId, permit: &Permit, weight: u32) -> u64 {
         let (fence, slot) = (permit.fence().get(), permit.slot_number().unwrap_or(0));
-        self.shared.diary.note(Event::Grant { op, fence: Some(fence), slot, weight });
+        self.shared.history_file.note(Event::Grant { op, fence: Some(fence), slot, weight });
         fence
     }
 
@@ -186,7 +186,7 @@ impl Hands {
     /// continue to renew the permit.
     async fn detach(&mut self, op: OpId, thing: usize, permit: Permit) {
         let id = permit.detach();
-        self.shared.diary.note(Event::Detach { op });
+        self.shared.history_file.note(Event::Detach { op });
         let pause = self.millis(0..300);
         self.unless_finishing(sleep(pause)).await;
         let any = self.rng.usize(..self.shared.clients.len());
@@ -212,7 +212,7 @@ impl Hands {
             .with(async |permit| {
                 let fence = self.granted(op, permit, weight);
                 let held = self.hold(op, thing, Some(fence), || permit.check().is_ok()).await;
-                self.shared.diary.note(Event::Ending { op });
+                self.shared.history_file.note(Event::Ending { op });
                 held
             })
             .await;
@@ -240,7 +240,7 @@ impl Hands {
         let Some(semaphore) = self.semaphore(thing, client) else { return };
         if let Ok(released) = semaphore.release(&id).await {
             let thing = THINGS[thing].name.to_owned();
-            self.shared.diary.note(Event::Stale { thing, released });
+            self.shared.history_file.note(Event::Stale { thing, released });
         }
     }
 }

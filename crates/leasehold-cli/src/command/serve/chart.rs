@@ -86,7 +86,7 @@ fn lines(
     data
 }
 
-/// How much of the capacity is held.
+/// Draws how much of the capacity is held.
 pub(super) fn bar(one: &SemaphoreStats) -> Markup {
     let (units, capacity) = (one.units(), one.capacity());
     let width = 100.0 * (f64::from(units) / f64::from(capacity.max(1))).min(1.0);

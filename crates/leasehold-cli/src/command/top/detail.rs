@@ -198,7 +198,7 @@ fn lock_holder(lock: &RawLockInfo) -> Entry {
 fn pool_member(one: &PoolMember) -> Entry {
     let instance = one.instance_id.clone();
     let cells =
-        vec![instance.clone(), ago(one.silent_for), one.ends_in.map_or("over".to_owned(), ago)];
+        vec![instance.clone(), ago(one.silent_for), one.ends_in.map_or("expired".to_owned(), ago)];
     let action = Action::ReleaseLease { instance: instance.clone() };
     Entry { id: instance.clone(), cells, release: Ok((action, instance)) }
 }

@@ -69,7 +69,8 @@ impl Dialog {
                 *problem = None;
                 match key.code {
                     KeyCode::Enter => match text.parse::<u32>() {
-                        Ok(capacity) if capacity > 0 => {
+                        // The largest number means that there is no limit.
+                        Ok(capacity) if (1..u32::MAX).contains(&capacity) => {
                             let action = if *pins {
                                 Action::Pin { capacity }
                             } else {
@@ -77,7 +78,7 @@ impl Dialog {
                             };
                             return confirm(name, action);
                         }
-                        _ => *problem = Some("enter a number from 1 to 4294967295"),
+                        _ => *problem = Some("enter a number from 1 to 4294967294"),
                     },
                     KeyCode::Tab | KeyCode::Char('p') => *pins = !*pins,
                     KeyCode::Char('u') if *pinned => return confirm(name, Action::Unpin),

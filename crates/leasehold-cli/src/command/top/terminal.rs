@@ -19,7 +19,7 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr}
 /// A frame of a large terminal is written at once.
 const BUFFER: usize = 64 * 1024;
 
-/// The modes before raw mode. `None` while the terminal is as it was.
+/// The modes before raw mode. `None` while the terminal is unchanged.
 static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
 
 /// A terminal to draw on. Restores it when dropped.
@@ -31,8 +31,8 @@ pub(crate) struct Screen {
 }
 
 impl Screen {
-    /// Takes the terminal of stdin and stdout, unless another process group has it: then with the first [`enter`](Self::enter)
-    /// after that.
+    /// Takes the terminal of stdin and stdout. While another process group has it, this only
+    /// prepares the screen, and a later [`enter`](Self::enter) takes the terminal.
     pub(crate) fn open() -> io::Result<Self> {
         restore_on_panic();
         let output = BufWriter::with_capacity(BUFFER, io::stdout());
@@ -75,7 +75,7 @@ impl Screen {
         self.entered
     }
 
-    /// Returns the terminal as it was, until the next [`enter`](Self::enter).
+    /// Restores the terminal until the next [`enter`](Self::enter).
     pub(crate) fn leave(&mut self) {
         self.entered = false;
         restore();
@@ -96,7 +96,7 @@ impl Drop for Screen {
     }
 }
 
-/// Leaves the alternate screen, shows the cursor, and sets the modes from before. Does nothing the second time.
+/// Leaves the alternate screen, shows the cursor, and restores the modes. Does nothing the second time.
 ///
 /// Errors are ignored: after a hang-up nothing can be written.
 pub(crate) fn restore() {

@@ -26,7 +26,7 @@ fn pausing_asks_first_and_pauses_for_everybody() {
         top.shows("> deploy");
         for refusal in ["n", "\x1b", "q"] {
             top.types("p");
-            top.shows("Reason, which commands that wait show");
+            top.shows("Reason, shown by waiting commands");
             top.types("disk\r");
             top.shows("No more permits of deploy are granted until it is resumed.");
             top.shows("Reason: disk");
@@ -62,10 +62,13 @@ fn a_limit_is_changed_pinned_and_unpinned() {
         let mut top = top(&store.url(), size);
         top.shows("> deploy");
         top.types("l\r");
-        top.shows("enter a number from 1 to 4294967295");
+        top.shows("enter a number from 1 to 4294967294");
         top.types("0\r");
-        top.shows("enter a number from 1 to 4294967295");
-        top.types("\x7fx5\r");
+        top.shows("enter a number from 1 to 4294967294");
+        top.types("\x7f4294967295\r");
+        top.shows("enter a number from 1 to 4294967294");
+        top.types(&"\x7f".repeat(10));
+        top.types("x5\r");
         top.shows("deploy gets a limit of 5, until a program declares another.");
         assert_eq!(looker.capacity("deploy"), (1, None));
         top.types("y");

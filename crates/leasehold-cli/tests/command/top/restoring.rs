@@ -54,17 +54,23 @@ fn it_ends_with_its_terminal() {
     }
 }
 
-/// The id of the job in the foreground of a shell.
-fn job(shell: &Pty) -> Pid {
+/// Starts `top` in a shell, and returns its process id when it shows the list.
+fn start_in(shell: &mut Pty) -> Pid {
+    shell.types(&format!("{BINARY} top\r"));
+    shell.until("the list", |text| text.starts_with("leasehold top") && text.contains("> deploy"));
     let shell = shell.pid().as_raw_pid();
-    let mut job = None;
-    until(|| {
-        let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children"));
-        let child = children.unwrap().split_whitespace().next().map(|pid| pid.parse().unwrap());
-        job = child.and_then(Pid::from_raw);
-        job.is_some()
+    let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children"));
+    let child = children.unwrap().split_whitespace().next().map(|pid| pid.parse().unwrap());
+    child.and_then(Pid::from_raw).unwrap()
+}
+
+/// Continues `top` in the foreground, and returns when it shows the list.
+fn continue_in(shell: &mut Pty, top: Pid) {
+    shell.types("fg\n");
+    shell.foreground(top);
+    shell.until("the list again", |text| {
+        text.starts_with("leasehold top") && text.contains("> deploy")
     });
-    job.unwrap()
 }
 
 #[test]
@@ -76,47 +82,46 @@ fn it_is_suspended_and_continued() {
     let mut shell = Pty::start(SMALL, command.arg("-i").env("LEASEHOLD_STORE", store.url()));
     shell.shows("ready$");
     shell.restores();
-    shell.types(&format!("{BINARY} top\r"));
-    shell.shows("> deploy");
+    let top = start_in(&mut shell);
     for by_signal in [false, true] {
         assert!(!shell.is_restored());
         if by_signal {
-            kill_process_group(job(&shell), Signal::TSTP).unwrap();
+            kill_process_group(top, Signal::TSTP).unwrap();
         } else {
             shell.types("\x1a");
         }
-        shell.shows("Stopped");
+        shell.foreground(shell.pid());
         shell.restores();
-        shell.types("echo back in the $((1+1))shell\r");
-        shell.shows("back in the 2shell");
-        shell.types("fg\r");
-        shell.until("the list again", |text| {
-            text.starts_with("leasehold top") && text.contains("> deploy")
-        });
-        assert!(shell.parser().screen().hide_cursor());
+        shell.shows("Stopped");
+        let number = 1 + i32::from(by_signal);
+        shell.types(&format!("echo back in the $(({number}+1))shell\r"));
+        shell.shows(&format!("back in the {}shell", number + 1));
+        continue_in(&mut shell, top);
+        shell.until("no cursor", |_| shell.parser().screen().hide_cursor());
     }
-    // After SIGSTOP nobody could restore anything, but what a shell has changed is set again.
-    kill_process(job(&shell), Signal::STOP).unwrap();
+    // After SIGSTOP no process restores the terminal. `top` sets again what the shell has changed.
+    kill_process(top, Signal::STOP).unwrap();
+    shell.foreground(shell.pid());
     shell.shows("Stopped");
-    shell.types("\nfg\n");
-    shell.until("the list again", |text| {
-        text.starts_with("leasehold top") && text.contains("> deploy")
-    });
+    // The terminal is still in raw mode, in which only a line feed ends a line.
+    shell.types("printf '\\033[2J\\033[H'\n");
+    shell.until("an empty screen", |text| text.trim() == "ready$");
+    continue_in(&mut shell, top);
     shell.types("q");
-    shell.shows("ready$");
+    shell.foreground(shell.pid());
     shell.restores();
     shell.types("echo code=$?\r");
     shell.shows("code=0");
 
     // A job in the background ends without the terminal.
-    shell.types(&format!("{BINARY} top\r"));
-    shell.until("the list", |text| text.starts_with("leasehold top"));
+    let top = start_in(&mut shell);
     shell.types("\x1a");
+    shell.foreground(shell.pid());
     shell.restores();
-    let job = job(&shell).as_raw_pid();
     shell.types("kill %1; kill -CONT %1\r");
+    let top = top.as_raw_pid();
     until(|| {
-        let stat = std::fs::read_to_string(format!("/proc/{job}/stat"));
+        let stat = std::fs::read_to_string(format!("/proc/{top}/stat"));
         stat.map_or(true, |stat| stat.contains(") Z "))
     });
     shell.types("wait %1; echo code=$?\r");

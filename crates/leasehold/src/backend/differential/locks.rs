@@ -40,7 +40,7 @@ pub(crate) enum Step {
     },
     Pass(u64),
     /// Removes records whose TTL has ended, as Redis does.
-    LetGo,
+    RemoveExpired,
     /// Makes the index of an id point to the wrong lock.
     Mislead {
         id: usize,
@@ -50,7 +50,7 @@ pub(crate) enum Step {
 
 pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
     let (key, id) = (|| 0..KEYS, || 0..IDS);
-    // Sometimes so short that a record has expired but still exists.
+    // Some TTLs are so short that a record has expired but still exists.
     let ttl = || prop_oneof![1 => 1..500_u64, 3 => 1..5000_u64];
     let step = prop_oneof![
         6 => (key(), id(), ttl(), 0..HOLDERS)
@@ -61,7 +61,7 @@ pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => key().prop_map(|key| Step::LookupKey { key }),
         2 => id().prop_map(|id| Step::LookupId { id }),
         3 => (0..3000_u64).prop_map(Step::Pass),
-        2 => Just(Step::LetGo),
+        2 => Just(Step::RemoveExpired),
         1 => (id(), key()).prop_map(|(id, key)| Step::Mislead { id, key }),
     ];
     vec(step, 1..60)
@@ -119,8 +119,8 @@ pub(crate) fn by_machine(machine: &mut LockMachine, step: Step, now: u64) -> See
         }
         Step::LookupKey { key: k } => Seen::Found(machine.lookup(&By::Key(key(k)), now).cloned()),
         Step::LookupId { id: i } => Seen::Found(machine.lookup(&By::Id(id(i)), now).cloned()),
-        Step::LetGo => {
-            machine.let_go(now);
+        Step::RemoveExpired => {
+            machine.remove_expired(now);
             Seen::Nothing
         }
         Step::Mislead { id: i, key: k } => {

@@ -27,14 +27,15 @@ mod tests;
 /// The file in which the kernel publishes the id of the current boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// The log is copied back when it has this many pages (4 MB).
+/// The log is copied back into the database when it has this many pages (4 MB).
 const LOG_PAGES: i32 = 1000;
-/// When the log has this many pages, an idle client copies it back. The first client to open a store reads the whole log,
-/// which takes two microseconds a page.
+/// When the log has this many pages, an idle client copies it back. The first client to open a store reads the whole
+/// log, which takes two microseconds a page.
 const PAGES_TO_READ: i32 = 128;
-pub(super) const MOMENT: Duration = Duration::from_millis(1);
+/// How long a client must be idle before it copies such a log back.
+pub(super) const IDLE: Duration = Duration::from_millis(1);
 
-/// How many other clients a new client checks for being dead.
+/// How many other clients a new client checks.
 const LOOKED_AT: u32 = 1000;
 
 pub(super) struct Database {
@@ -45,7 +46,7 @@ pub(super) struct Database {
     connection: Connection,
     clock: StoreClock,
     log_pages: Arc<AtomicI32>,
-    /// Copy the log back, however short it is.
+    /// Whether to copy the log back, however short it is.
     copy_back: bool,
 }
 
@@ -84,21 +85,26 @@ impl Database {
             let (line, socket) = lifeline::enter(place, client)?;
             // The lifeline exists before the client's row does, and is removed after it.
             let _ = lifeline.set(line);
-            let entered = introduce(&tx, client, clock.now()).and_then(|()| {
+            let entered = insert_client(&tx, client, clock.now()).and_then(|()| {
                 let around = Surroundings { place, clients: &clients };
                 let dead = others(&tx, client)?;
                 let dead = dead.into_iter().filter(|client| lifeline::is_dead(place, *client));
-                let buried =
-                    bury(&tx, dead.collect(), clock.now(), settings.confirm_within, &around)?;
+                let removed = remove_dead_clients(
+                    &tx,
+                    dead.collect(),
+                    clock.now(),
+                    settings.confirm_within,
+                    &around,
+                )?;
                 tx.commit()?;
-                Ok(buried)
+                Ok(removed)
             });
-            let buried =
+            let removed =
                 entered.inspect_err(|_| lifeline::remove_files(place, client)).map_err(failed)?;
             connection.busy_timeout(schema::BUSY).map_err(failed)?;
-            Ok((connection, clock, socket, buried))
+            Ok((connection, clock, socket, removed))
         })?;
-        let (connection, clock, socket, buried) = opened;
+        let (connection, clock, socket, removed) = opened;
         let store = Self {
             client,
             settings,
@@ -109,7 +115,7 @@ impl Database {
             log_pages,
             copy_back: false,
         };
-        store.follow_up(&buried);
+        store.follow_up(&removed);
         Ok((store, socket))
     }
 
@@ -152,9 +158,10 @@ impl Database {
         done.map_err(|error| self.place.explain("writing", error))
     }
 
-    /// Notifies the clients that a batch affected. Call it after the commit: a client that is woken earlier reads the old state.
+    /// Removes the files of removed clients, and wakes the clients that a batch affected. Call it after the commit: a
+    /// client that is woken earlier reads the old state.
     pub(super) fn follow_up(&self, applied: &Applied) {
-        for client in &applied.buried {
+        for client in &applied.removed_clients {
             lifeline::remove_files(&self.place, *client);
         }
         self.wake(&applied.wake);
@@ -187,7 +194,7 @@ impl Database {
         }
     }
 
-    /// Ends the client in the way that others would if its process had died. If another process has inherited the
+    /// Removes the client, as other clients would if its process had died. If another process has inherited the
     /// lifeline, the client's permits stay held.
     pub(super) fn leave(mut self, lifeline: Arc<OnceLock<OwnedFd>>) {
         drop(lifeline);
@@ -196,8 +203,10 @@ impl Database {
             return;
         }
         let confirm_within = self.settings.confirm_within;
-        match self.write(|tx, now, around| bury(tx, vec![client], now, confirm_within, around)) {
-            Ok(buried) => self.follow_up(&buried),
+        match self.write(|tx, now, around| {
+            remove_dead_clients(tx, vec![client], now, confirm_within, around)
+        }) {
+            Ok(removed) => self.follow_up(&removed),
             Err(error) => event!(debug, %error, "the client could not remove its rows on exit"),
         }
     }
@@ -248,26 +257,27 @@ fn read<T>(
     done.map_err(|error| place.explain("request to", error))
 }
 
-/// What a transition can observe outside of the database.
+/// What a transition can observe outside of the database: whether other clients are alive.
 pub(super) struct Surroundings<'a> {
     place: &'a Location,
     clients: &'a Clients,
 }
 
 impl Surroundings<'_> {
-    /// Returns two functions: how to reach a client, and whether a client is dead.
-    pub(super) fn senses(
+    /// Returns two functions: one checks how a client can be reached, the other whether a client is dead.
+    pub(super) fn probes(
         &self,
     ) -> (impl FnMut(ClientId) -> Reach + '_, impl FnMut(ClientId) -> bool + '_) {
-        (
-            |client| self.clients.reach(self.place, client),
-            |client| lifeline::is_dead(self.place, client),
-        )
+        (|client| self.clients.reach(self.place, client), |client| self.is_dead(client))
+    }
+
+    pub(super) fn is_dead(&self, client: ClientId) -> bool {
+        lifeline::is_dead(self.place, client)
     }
 }
 
-/// Removes all permits and waiters of these clients, and of other clients that are found dead on the way.
-fn bury(
+/// Removes all permits and waiters of these clients, and of other clients that turn out to be dead.
+fn remove_dead_clients(
     tx: &Transaction<'_>,
     mut dead: Vec<ClientId>,
     now: Time,
@@ -275,18 +285,18 @@ fn bury(
     around: &Surroundings<'_>,
 ) -> rusqlite::Result<Applied> {
     let mut applied = Applied::default();
-    let (mut reach, mut is_dead) = around.senses();
+    let (mut reach, mut is_dead) = around.probes();
     let (reach, is_dead) = (&mut reach, &mut is_dead);
     let mut call = Circumstances { from: None, now, confirm_within, reach, is_dead };
     while let Some(client) = dead.pop() {
-        if !applied.buried.contains(&client) {
-            dead.extend(semaphores::bury(tx, client, &mut call, &mut applied)?);
+        if !applied.removed_clients.contains(&client) {
+            dead.extend(semaphores::remove_dead_client(tx, client, &mut call, &mut applied)?);
         }
     }
     Ok(applied)
 }
 
-fn introduce(tx: &Connection, client: ClientId, now: Time) -> rusqlite::Result<()> {
+fn insert_client(tx: &Connection, client: ClientId, now: Time) -> rusqlite::Result<()> {
     let host = process::host().unwrap_or_default();
     let program = std::env::args().next().unwrap_or_default();
     let program = program.rsplit('/').next().unwrap_or_default();

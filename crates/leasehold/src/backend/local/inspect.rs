@@ -14,8 +14,8 @@ use super::location::with_suffix;
 use super::{log, schema};
 use crate::Error;
 
-/// Fails if there is something at the path that cannot be a store of ours. The kind of file is checked before its
-/// permissions: it would be wrong to advise `chmod` for another program's file.
+/// Fails if the file at the path cannot be a store of ours. The kind of file is checked before its permissions: it
+/// would be wrong to advise `chmod` for another program's file.
 pub(super) fn check_existing(path: &Path) -> Result<(), Error> {
     match fs::symlink_metadata(path) {
         Ok(metadata) => {
@@ -27,7 +27,7 @@ pub(super) fn check_existing(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Fails if the file belongs to something else.
+/// Fails if the file is not a database, or is a database of another program.
 fn check_kind(path: &Path, metadata: &Metadata) -> Result<(), Error> {
     const DATABASE: &[u8] = b"SQLite format 3\0";
     if !metadata.is_file() || metadata.len() == 0 || is_recorded(path, metadata) {
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_behind_fuse_is_known_by_its_name() {
+    fn fuse_file_systems_are_recognised_by_name() {
         let mounts = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
                       40 22 0:50 / /mnt/far rw,nosuid - fuse.sshfs me@there:/home rw\n\
                       41 22 0:51 / /mnt/near rw - fuse.fuse-overlayfs fuse-overlayfs rw\n\

@@ -5,8 +5,8 @@
 //! every process that inherited the descriptor. Pids play no part, so neither pid reuse nor pid namespaces of
 //! containers matter. A missing lifeline proves nothing, so its client is not removed.
 //!
-//! A client is woken by an empty datagram, which means *look*. A full socket buffer therefore loses nothing: a client
-//! with one unread datagram will look, and find everything.
+//! An empty datagram wakes a client, which then reads the store to find out what has changed. So a full socket buffer
+//! loses nothing: a client with one unread datagram reads the store, and finds every change.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -33,7 +33,7 @@ pub(super) enum Reach {
     Silent,
     /// Its process has ended, but another process has inherited its lifeline. It keeps its permits; its waiters are
     /// passed over.
-    Bequeathed,
+    Inherited,
     Dead,
 }
 
@@ -61,7 +61,7 @@ impl Clients {
         match error.kind() {
             _ if is_dead(place, client) => Reach::Dead,
             // The socket file exists, but no process has it open.
-            ErrorKind::ConnectionRefused => Reach::Bequeathed,
+            ErrorKind::ConnectionRefused => Reach::Inherited,
             _ => Reach::Silent,
         }
     }
@@ -90,7 +90,8 @@ pub(super) fn is_dead(place: &Location, client: ClientId) -> bool {
     held(place, client) == Some(false)
 }
 
-/// Whether a process holds the lifeline. `None` if that cannot be known: the file does not exist, or is not ours.
+/// Returns whether a process holds the lifeline. `None` if that cannot be known: the file does not exist, or is not
+/// ours.
 fn held(place: &Location, client: ClientId) -> Option<bool> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let lifeline = openat(&place.directory, client.to_string(), flags, Mode::empty()).ok()?;

@@ -7,8 +7,8 @@
 //! | `PATH.clients/{client id}` | the client's lifeline, locked by it for as long as it lives |
 //! | `PATH.clients/{client id}.wake` | the socket that wakes it |
 //!
-//! This module never opens a database that this process already has open: closing any descriptor of the file would release
-//! the locks that SQLite holds on it in this process.
+//! This module never opens a database that this process already has open: closing any descriptor of the file would
+//! release the locks that SQLite holds on it in this process.
 //!
 //! # Other users
 //!
@@ -57,15 +57,15 @@ pub(super) struct Location {
 /// The write lock. No other client writes until it is dropped.
 pub(super) struct WriteLock(Arc<File>);
 
-/// What `prepare` found out about the store before it calls `then`.
+/// What `prepare` has found out about the store before it calls `then`.
 pub(super) struct Found {
     /// The header of the log is damaged, as a power cut may leave it.
     pub(super) bad_log: bool,
 }
 
 impl Location {
-    /// Creates what is missing, and then calls `then` while it holds the store's lock: other clients that open the store wait
-    /// until `then` returns. Fails if it gets the lock only after `until`.
+    /// Creates what is missing, and then calls `then` while it holds the store's lock: other clients that open the
+    /// store wait until `then` returns. Fails if it gets the lock only after `until`.
     pub(super) fn prepare<T>(
         path: &Path,
         until: Instant,

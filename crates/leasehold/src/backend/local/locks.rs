@@ -18,8 +18,8 @@ use crate::{ClientId, Error, Fence, LockId};
 #[cfg(test)]
 mod tests;
 
-/// How many expired records one transaction removes at most.
-const LET_GO: u32 = 64;
+/// The most expired records that one transaction removes.
+const REMOVED_AT_ONCE: u32 = 64;
 
 /// A record as it is stored.
 pub(super) struct Stored {
@@ -31,7 +31,7 @@ pub(super) struct Stored {
     holder: Holder,
 }
 
-/// In the order in which [`Stored::read`] reads them.
+/// The columns of a record, in the order in which [`Stored::read`] reads them.
 const COLUMNS: &str = "key, id, acquired_at, expires_at, fence, host, pid, label";
 
 impl Stored {
@@ -55,7 +55,7 @@ impl Stored {
     }
 }
 
-/// The locks at one moment, in milliseconds.
+/// The locks at the moment `now`, in milliseconds.
 pub(super) struct Locks<'a> {
     pub(super) tx: &'a Connection,
     pub(super) now: u64,
@@ -89,7 +89,7 @@ impl<'a> Locks<'a> {
                 let acquired = self.acquire(key, *id, *ttl, holder)?;
                 let locked = matches!(acquired, Acquired::Locked { .. });
                 if *notify == NotifyWhen::Always || *notify == NotifyWhen::IfLocked && locked {
-                    self.want(key, client)?;
+                    self.register_waiter(key, client)?;
                 }
                 LockOutcome::Acquire(acquired)
             }
@@ -97,7 +97,7 @@ impl<'a> Locks<'a> {
                 let verdict = self.release(*id)?;
                 // The store wakes every client that waits, the releasing one included.
                 let wake = match &verdict {
-                    Verdict::Done(key) => self.came_free(key)?,
+                    Verdict::Done(key) => self.wake_waiters(key)?,
                     _ => Vec::new(),
                 };
                 return Ok((Ok(LockOutcome::Release(verdict.map(|_| None))), wake));
@@ -237,7 +237,7 @@ impl<'a> Locks<'a> {
         }
     }
 
-    /// Returns the locks that are held, by key, at most `limit` of them.
+    /// Returns the held locks, ordered by key, at most `limit` of them.
     pub(super) fn list(&self, limit: usize) -> Result<Vec<Stored>> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         self.tx
@@ -250,15 +250,16 @@ impl<'a> Locks<'a> {
     }
 
     /// Removes expired records. Returns the clients that wait for their keys.
-    pub(super) fn let_go(&self) -> Result<Vec<ClientId>> {
+    pub(super) fn remove_expired(&self) -> Result<Vec<ClientId>> {
         let mut select = self.tx.prepare_cached(
             "SELECT key FROM locks WHERE id IS NOT NULL AND expires_at <= ?1 ORDER BY expires_at LIMIT ?2",
         )?;
-        let over = select.query_map(params![self.now.cast_signed(), LET_GO], |row| row.get(0))?;
+        let over =
+            select.query_map(params![self.now.cast_signed(), REMOVED_AT_ONCE], |row| row.get(0))?;
         let mut wake = Vec::new();
         for key in over.collect::<Result<Vec<String>>>()? {
             self.remove(&key)?;
-            wake.extend(self.came_free(&key)?);
+            wake.extend(self.wake_waiters(&key)?);
         }
         Ok(wake)
     }
@@ -281,7 +282,7 @@ impl<'a> Locks<'a> {
     }
 
     /// Registers this client to be woken when the key is released.
-    fn want(&self, key: &Name, client: ClientId) -> Result<()> {
+    fn register_waiter(&self, key: &Name, client: ClientId) -> Result<()> {
         self.tx
             .prepare_cached(
                 "INSERT OR REPLACE INTO lock_waiters (key, client, woken) VALUES (?1, ?2, 0)",
@@ -290,8 +291,9 @@ impl<'a> Locks<'a> {
             .map(drop)
     }
 
-    /// Marks the clients that wait for the key as woken, and returns them. Each finds the key when it looks.
-    fn came_free(&self, key: &str) -> Result<Vec<ClientId>> {
+    /// Marks the clients that wait for the key as woken, and returns them. Each client then reads which key was
+    /// released.
+    fn wake_waiters(&self, key: &str) -> Result<Vec<ClientId>> {
         let mut update = self
             .tx
             .prepare_cached("UPDATE lock_waiters SET woken = 1 WHERE key = ?1 RETURNING client")?;

@@ -1,7 +1,7 @@
 //! Reads a write-ahead log of SQLite without SQLite: detects a damaged one, and finds the newest header in it.
 //!
-//! SQLite itself does not report it. When it first opens a log, it ignores frames without a valid checksum; after that
-//! it does not check checksums at all, so that a damaged page looks like a file that is not a database. The format is
+//! SQLite does not report damage. When it first opens a log, it ignores frames without a valid checksum; after that it
+//! does not check checksums at all, so that a damaged page looks like a file that is not a database. The format is
 //! described in <https://www.sqlite.org/fileformat2.html#walformat>. All numbers in it are big-endian. The checksums
 //! are computed over words in the byte order that the magic number selects.
 

@@ -10,7 +10,7 @@ use crate::pool::{PoolMember, PoolStats, Which};
 #[cfg(test)]
 mod tests;
 
-/// Returns the pools that have members, by name.
+/// Returns the pools that have members, ordered by name.
 pub(super) fn list(tx: &Connection, which: &Which, now: Time) -> Result<Vec<PoolStats>> {
     let (name, limit) = match which {
         Which::First(limit) => (None, i64::try_from(*limit).unwrap_or(i64::MAX)),

@@ -1,5 +1,5 @@
-//! A client that only reads. It writes nothing at all, so it works on a full disk and on a read-only file system: it has
-//! no lifeline, no row in the store, and every question opens the database anew.
+//! A client that only reads. It writes nothing at all, so it works on a full disk and on a read-only file system: it
+//! has no lifeline and no row in the store, and it opens the database anew for every query.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ fn refused<T: Send + 'static>() -> Later<T> {
 }
 
 fn only_reads() -> Error {
-    let what = "this client only reads: open one without read_only to change something";
+    let what = "this client is read-only: to make changes, open a client without read_only";
     Error::Refused { what: what.to_owned() }
 }
 

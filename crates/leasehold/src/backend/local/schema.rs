@@ -32,7 +32,7 @@ const MARGIN: u64 = 1_000_000;
 ///
 /// - `held` and `waiting` are the numbers of rows in `holders` and `waiters`, and `units` is the total weight of the
 ///   holders. So no query has to count.
-/// - `capacity` is the newest declaration, `pinned` overrides it, and `paused` is the time since when nothing is
+/// - `capacity` is the newest declaration, `pinned` overrides it, and `paused` is the time since which nothing is
 ///   granted.
 /// - `rate_interval` is NULL if nobody has declared or set a rate, and 0 if an operator has removed it. `rate_full_at`
 ///   and `rate_returns_from` are those of a [`Meter`](crate::machine::Meter).
@@ -170,14 +170,16 @@ pub(super) fn open_to_read(place: &Location) -> Result<Connection, Error> {
     Ok(connection)
 }
 
-/// Returns the clock of a store that is not to be written. Fails if nothing in it can be read as it is: the schema is
-/// older, or the machine was booted since.
+/// Returns the clock of a store that must not be written. Fails if the store would have to be written first: its schema
+/// is older, or the host was booted since it was last used.
 pub(super) fn clock_to_read(place: &Location, boot: &str) -> Result<StoreClock, Error> {
     let connection = open_to_read(place)?;
     let path = place.file.display();
     let refused = |problem: &str| Err(Error::Refused { what: format!("{path} {problem}") });
     if check(&connection, place)? != VERSION {
-        return refused("was made by an earlier version: it can be read after it was written once");
+        return refused(
+            "was made by an earlier version: open it once without read_only, which migrates it",
+        );
     }
     match StoreClock::read(&connection).map_err(|error| place.explain("reading", error))? {
         Some((known, clock)) if known == boot => Ok(clock),
@@ -303,7 +305,7 @@ impl StoreClock {
         connection.query_row(known, [], read).optional()
     }
 
-    /// Raises the horizon if necessary. Call it under the write lock.
+    /// Raises the horizon, unless it covers the current time. Call it under the write lock.
     pub(super) fn reserve(&mut self, connection: &mut Connection) -> rusqlite::Result<()> {
         if let Some((_, known)) = Self::read(connection)? {
             // Another client may have raised it.

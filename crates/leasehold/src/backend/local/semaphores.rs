@@ -7,10 +7,9 @@
 //!
 //! - There are no heartbeats. A holder's deadline is the end of its TTL, or, until it has claimed its permit, the
 //!   deadline for claiming it. A waiter has no deadline.
-//! - A client that is found [dead](super::lifeline) is *buried*: all its permits and waiters are removed, under every
-//!   name, in one transaction. Two kinds of clients look for dead ones: a newcomer that would be the first waiter
-//!   checks the holders, and clients that wait near the head of the queue check the holders and each other every
-//!   [`WATCH`].
+//! - When a client is found [dead](super::lifeline), one transaction removes all its permits and waiters, under every
+//!   name. Two kinds of clients look for dead ones: a newcomer that would be the first waiter checks the holders, and
+//!   clients that wait near the head of the queue check the holders and each other every [`WATCH`].
 
 use std::num::NonZeroU32;
 
@@ -38,10 +37,10 @@ pub(super) const WATCH: Span = Span::from_millis(225);
 const WATCHERS: usize = 8;
 const WATCHED_PLACES: u32 = 256;
 
-/// How many unreachable waiters a batch passes over at most: see docs/guarantees.md.
+/// The most unreachable waiters that a batch passes over: see docs/guarantees.md.
 const PASSED_OVER: u32 = 10_000;
 
-/// The circumstances of a batch.
+/// The context of a batch: its sender, the time, and how to check other clients.
 pub(super) struct Circumstances<'a> {
     /// The sender. `None` if no client is the sender; then every grant has to be claimed.
     pub(super) from: Option<ClientId>,
@@ -65,8 +64,8 @@ pub(super) struct Applied {
     pub(super) watches: bool,
     /// The clients to wake after the commit.
     pub(super) wake: Vec<ClientId>,
-    /// The clients that were buried. Their files can be removed after the commit.
-    pub(super) buried: Vec<ClientId>,
+    /// The dead clients that were removed. Their files can be removed after the commit.
+    pub(super) removed_clients: Vec<ClientId>,
 }
 
 /// Applies a batch. Call it in a transaction that may write.
@@ -86,7 +85,7 @@ pub(super) fn apply(
     let asks =
         commands.iter().any(|command| matches!(command, Command::Sweep | Command::Renew { .. }));
     if asks && named.state.waiting > 0 {
-        named.bury_the_dead(call)?;
+        named.remove_dead_clients(call)?;
     }
     for command in commands {
         let outcome = named.command(command, call)?;
@@ -97,14 +96,14 @@ pub(super) fn apply(
     named.look_ahead(call, !releases)?;
     let (mut applied, mut dead) = named.save()?;
     while let Some(client) = dead.pop() {
-        if !applied.buried.contains(&client) {
-            dead.extend(bury(tx, client, call, &mut applied)?);
+        if !applied.removed_clients.contains(&client) {
+            dead.extend(remove_dead_client(tx, client, call, &mut applied)?);
         }
     }
     Ok(applied)
 }
 
-/// Answers a batch that only asks, without writing. Returns `None` if something has to be written.
+/// Answers a batch of queries without writing. Returns `None` if something has to be written.
 pub(super) fn ask(
     tx: &Connection,
     name: &Name,
@@ -151,7 +150,7 @@ fn nobody(commands: &[Command]) -> Applied {
 
 /// Removes a dead client under every name, and grants the permits that this frees. Returns other clients that it found
 /// dead.
-pub(super) fn bury(
+pub(super) fn remove_dead_client(
     tx: &Connection,
     client: ClientId,
     call: &mut Circumstances<'_>,
@@ -173,7 +172,7 @@ pub(super) fn bury(
         named.expire(call)?;
         named.remove_client(client)?;
         named.grant(call)?;
-        named.tell_the_first(call)?;
+        named.notify_first_waiter(call)?;
         let (more, also) = named.save()?;
         applied.wake.extend(more.wake);
         dead.extend(also);
@@ -182,7 +181,7 @@ pub(super) fn bury(
     tx.prepare_cached("DELETE FROM evicted WHERE client = ?1")?.execute([number])?;
     tx.prepare_cached("DELETE FROM lock_waiters WHERE client = ?1")?.execute([number])?;
     tx.prepare_cached("DELETE FROM clients WHERE client = ?1")?.execute([number])?;
-    applied.buried.push(client);
+    applied.removed_clients.push(client);
     Ok(dead)
 }
 
@@ -210,7 +209,7 @@ pub(super) fn claim(
     update.query_map(params![client.number().cast_signed(), micros(now)], read)?.collect()
 }
 
-/// Returns the names under which this client has the first waiter and that waiter waits for a token, and when the token
+/// Returns the names whose first waiter belongs to this client and waits for a token, each with the time when the token
 /// comes.
 pub(super) fn tokens(tx: &Connection, client: ClientId, now: Time) -> Result<Vec<(String, Time)>> {
     let mut select = tx.prepare_cached(

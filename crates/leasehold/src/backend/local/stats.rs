@@ -23,13 +23,13 @@ pub(super) fn fetch(
     })
 }
 
-/// Returns the clients that are alive, by id.
+/// Returns the clients that are alive, ordered by id.
 pub(super) fn clients(store: &Reader, limit: usize) -> std::result::Result<Vec<ClientInfo>, Error> {
     store.read(|tx, _, around| {
         let mut select = tx.prepare("SELECT client, host, pid, program, since FROM clients")?;
         let (mut rows, mut clients) = (select.query([])?, Vec::new());
         while let Some(row) = rows.next()? {
-            let Some(client) = client(row)?.filter(|client| !(around.senses().1)(*client)) else {
+            let Some(client) = client(row)?.filter(|client| !around.is_dead(*client)) else {
                 continue;
             };
             clients.push(ClientInfo {
@@ -108,7 +108,7 @@ impl Reading<'_, '_> {
         let holders = self.holders(row)?;
         let units = holders.iter().map(Member::weight).fold(0, u32::saturating_add);
         let (waiting, oldest_wait) = self.queue(row)?;
-        // Some of the earlier waiters may be dead and have no place, so all of them are read.
+        // Earlier waiters may be dead, and then do not count. So all of them are read.
         let mut waiters =
             if places.is_empty() { Vec::new() } else { self.waiters(row, places.end)? };
         waiters.drain(..places.start.min(waiters.len()));
@@ -128,8 +128,8 @@ impl Reading<'_, '_> {
         })
     }
 
-    /// Returns the holders, longest-held first. They are sorted by fence, which is exact; holders without a fence come
-    /// last.
+    /// Returns the holders, longest-held first. They are sorted by fence, because fences are issued in the order of the
+    /// grants.
     fn holders(&mut self, semaphore: i64) -> Result<Vec<Member>> {
         let mut select = self.tx.prepare_cached(
             "SELECT h.client, h.sequence, h.since, h.ends, h.label, c.host, c.pid, h.fence, h.weight, h.slot
@@ -199,7 +199,7 @@ impl Reading<'_, '_> {
 
     fn is_dead(&mut self, client: ClientId) -> bool {
         let around = self.around;
-        *self.dead.entry(client).or_insert_with(|| (around.senses().1)(client))
+        *self.dead.entry(client).or_insert_with(|| around.is_dead(client))
     }
 
     fn since(&self, micros: i64) -> Duration {

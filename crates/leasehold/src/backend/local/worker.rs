@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use tokio::sync::oneshot;
 
 use super::LocalSettings;
-use super::database::{Database, MOMENT};
+use super::database::{Database, IDLE};
 use crate::backend::Later;
 use crate::engine::foreign::event;
 use crate::{ClientId, Error};
@@ -21,8 +21,8 @@ type Job = Box<dyn FnOnce(&mut Result<Database, Error>) + Send>;
 /// A handle to the thread. It accepts jobs once the thread is started.
 #[derive(Default)]
 pub(super) struct Worker {
-    /// Declared before `jobs`, because fields are dropped in order: when `jobs` closes, the thread ends, and must then
-    /// hold the last reference.
+    /// Declared before `jobs`, because fields are dropped in the order of their declaration. When `jobs` closes, the
+    /// thread ends, and then it must have the last reference to the lifeline.
     lifeline: Arc<OnceLock<OwnedFd>>,
     jobs: OnceLock<Sender<Job>>,
 }
@@ -96,12 +96,12 @@ fn work(
     }
 }
 
-/// Returns the next job. If the thread is idle for [`MOMENT`] and the log is long, the log is copied back first.
+/// Returns the next job. If the thread is idle for [`IDLE`] and the log is long, the log is copied back first.
 fn next(jobs: &Receiver<Job>, store: &mut Result<Database, Error>) -> Option<Job> {
     if let Ok(store) = store
         && store.has_a_long_log()
     {
-        match jobs.recv_timeout(MOMENT) {
+        match jobs.recv_timeout(IDLE) {
             Err(RecvTimeoutError::Timeout) => store.copy_log_back(),
             job => return job.ok(),
         }

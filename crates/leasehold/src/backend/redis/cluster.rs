@@ -23,9 +23,9 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::RedisSettings;
-use super::connect::introduction;
+use super::connect::client_record;
 use super::deployment::at;
-use super::link::{INTRODUCE_EVERY, Link, Server};
+use super::link::{Link, RECORD_CLIENT_EVERY, Server};
 use super::scripts::Scripts;
 use super::slots::SLOTS;
 use crate::backend::{Destination, Event, Report, Slot};
@@ -45,14 +45,14 @@ pub(super) use redirect::Redirect;
 /// The destination of slots that no known node serves. Requests wait there.
 const NOWHERE: Destination = Destination(0);
 
-/// The delay between two rounds of questions for the map: while something is wrong, at first and later; and while all
-/// is well.
-const IN_TROUBLE: Duration = Duration::from_millis(100);
-const IN_LONG_TROUBLE: Duration = Duration::from_millis(500);
-const IN_ORDER: Duration = Duration::from_secs(30);
+/// The delays between two rounds of queries for the map. While there is a problem, the delay grows from
+/// [`SHORTEST_DELAY`] to [`LONGEST_DELAY`]. Otherwise it is [`REFRESH_EVERY`].
+const SHORTEST_DELAY: Duration = Duration::from_millis(100);
+const LONGEST_DELAY: Duration = Duration::from_millis(500);
+const REFRESH_EVERY: Duration = Duration::from_secs(30);
 
-/// If the map was not doubted for this long, an earlier trouble is over.
-const CALM: Duration = Duration::from_secs(1);
+/// If the map was not doubted for this long, an earlier problem counts as solved.
+const SOLVED_AFTER: Duration = Duration::from_secs(1);
 
 /// If a slot was moved less than this ago, the answer of one node does not move it again.
 const SETTLED_AFTER: Span = Span::from_millis(20);
@@ -73,13 +73,13 @@ pub(super) struct Cluster {
     first: watch::Sender<Option<Result<(), Error>>>,
     /// Rotates which nodes are asked next.
     turn: AtomicUsize,
-    /// The nodes that did not write the last index of a lock in time.
+    /// The nodes that were late to write the last index of a lock.
     late_indexes: Mutex<HashSet<Destination>>,
     running: OnceLock<Running>,
     this: Weak<Self>,
 }
 
-/// What is known once the engine's thread runs.
+/// The parts that exist once the engine's thread runs.
 struct Running {
     client: ClientId,
     report: Report,
@@ -113,7 +113,7 @@ impl Cluster {
         tokio::spawn(Self::keep_map(self.this.clone()));
         tokio::spawn(Self::connect(self.this.clone()));
         if !self.settings.only_reads() {
-            tokio::spawn(Self::introduce(self.this.clone(), client));
+            tokio::spawn(Self::record_client(self.this.clone(), client));
         }
     }
 
@@ -122,7 +122,7 @@ impl Cluster {
         decided(&self.first).await
     }
 
-    /// Makes the first attempt to connect. It ends when the time to connect has passed.
+    /// Makes the first attempt to connect, which ends at the connect timeout.
     async fn connect(this: Weak<Self>) {
         let Some(cluster) = this.upgrade() else { return };
         let until = Instant::now() + cluster.settings.connect_timeout;
@@ -139,7 +139,7 @@ impl Cluster {
         cluster.first.send_replace(Some(connected));
     }
 
-    /// Waits until one primary is connected. One is enough: the others may come back.
+    /// Waits until one primary is connected. One is enough: the others may recover later.
     async fn reach_one(&self) -> Result<(), Error> {
         let mut connecting = JoinSet::new();
         for link in self.primaries() {
@@ -214,7 +214,7 @@ impl Cluster {
     /// Records that a node says a slot is elsewhere. Returns false if another node has just said something else.
     pub(super) fn moved(&self, slot: Slot, address: &Address) -> bool {
         let mut state = self.state_mut();
-        // Under the lock, so that the next map to be adopted reports the change made here.
+        // Under the lock, so that the next map that is adopted reports the change made here.
         self.doubt();
         let known = state.find(address);
         if known == Some(state.slots[usize::from(slot.0)]) {
@@ -257,7 +257,7 @@ impl Cluster {
     }
 
     async fn keep_map(this: Weak<Self>) {
-        let (mut trouble_since, mut others_asked) = (Instant::now(), None);
+        let (mut problem_since, mut others_asked) = (Instant::now(), None);
         loop {
             let Some(cluster) = this.upgrade() else { return };
             let learnt = cluster.ask(&mut others_asked).await;
@@ -277,28 +277,28 @@ impl Cluster {
                 news
             });
             let asked = Instant::now();
-            // A round follows a doubt at once if there was none lately. During a trouble there are many doubts: the
-            // longer it lasts, the longer is the delay.
-            let delay = trouble_since.elapsed() / 20;
-            tokio::time::sleep(delay.clamp(IN_TROUBLE, IN_LONG_TROUBLE)).await;
+            // If the map has not been doubted recently, a doubt starts a round at once. During a problem the map is
+            // doubted often, so the delay grows with the duration of the problem.
+            let delay = problem_since.elapsed() / 20;
+            tokio::time::sleep(delay.clamp(SHORTEST_DELAY, LONGEST_DELAY)).await;
             if is_sure && cluster.is_in_order() {
-                let _ = tokio::time::timeout(IN_ORDER, cluster.outdated.notified()).await;
+                let _ = tokio::time::timeout(REFRESH_EVERY, cluster.outdated.notified()).await;
             }
-            if asked.elapsed() > CALM {
-                trouble_since = Instant::now();
+            if asked.elapsed() > SOLVED_AFTER {
+                problem_since = Instant::now();
             }
         }
     }
 
-    async fn introduce(this: Weak<Self>, client: ClientId) {
-        let mut interval = tokio::time::interval(INTRODUCE_EVERY);
+    async fn record_client(this: Weak<Self>, client: ClientId) {
+        let mut interval = tokio::time::interval(RECORD_CLIENT_EVERY);
         loop {
             interval.tick().await;
             let Some(cluster) = this.upgrade() else { return };
             let _ = cluster.connected().await;
-            let introduction = introduction(&cluster.settings.namespace, client);
+            let record = client_record(&cluster.settings.namespace, client);
             // Only statistics need it, so a failure does not matter.
-            let _ = super::servers::ask(&cluster, Slot::ONLY, introduction.into()).await;
+            let _ = super::servers::ask(&cluster, Slot::ONLY, record.into()).await;
         }
     }
 
@@ -315,7 +315,7 @@ impl Cluster {
         all_are_up && !state.slots.contains(&NOWHERE)
     }
 
-    /// Turns for [`round`]: other nodes are asked first each time.
+    /// Returns a number that grows with each [`round`], so that other nodes are asked first each time.
     fn next_turn(&self) -> usize {
         self.turn.fetch_add(1, Ordering::Relaxed)
     }
@@ -367,17 +367,17 @@ impl Cluster {
         }
         if changed {
             let gone = if complete { [gone, vec![NOWHERE]].concat() } else { gone };
-            self.tell(Event::Rerouted { gone });
+            self.report(Event::Rerouted { gone });
         }
     }
 
     /// Reports that no node serves some of the slots, or that no node returns the map.
     fn lose(&self, error: Error) {
         self.state_mut().is_lost = true;
-        self.tell(Event::Disconnected(NOWHERE, error));
+        self.report(Event::Disconnected(NOWHERE, error));
     }
 
-    fn tell(&self, event: Event) {
+    fn report(&self, event: Event) {
         if let Some(running) = self.running.get() {
             (running.report)(event);
         }

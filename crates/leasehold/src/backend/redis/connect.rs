@@ -1,5 +1,5 @@
 //! How a connection to Redis is made. The steps, in this order: connect, load the scripts, subscribe to our wake-ups,
-//! and close the previous connection on the server. Without the subscription, a waiter would find its permit only by
+//! and close the previous connection on the server. Without the subscription, a waiter would find its permit only with
 //! the query once a second. The previous connection must be closed because it may be half open: it would still receive
 //! wake-ups that nobody reads, and requests that it carried might still be applied. A connection that only reads needs
 //! the first step only.
@@ -30,8 +30,9 @@ use crate::{ClientId, Error, process};
 const OLDEST: (u32, u32) = (6, 2);
 const OLDEST_NODE: (u32, u32) = (7, 0);
 
-/// How long the server keeps an introduction: a little longer than three intervals between them.
-const INTRODUCED_FOR: Duration = Duration::from_secs(200);
+/// How long the server keeps the record of a client: a little longer than three of the intervals at which it is
+/// written.
+const CLIENT_RECORD_TTL: Duration = Duration::from_secs(200);
 
 /// How long we wait for the server to say why it closed the connection.
 const LISTEN: Duration = Duration::from_millis(200);
@@ -42,7 +43,7 @@ pub(super) struct Connection {
     /// The server that it leads to.
     pub(super) info: ConnectionInfo,
     pub(super) wake_ups: mpsc::UnboundedReceiver<PushInfo>,
-    /// Announcements of another primary by the sentinels, since before this connection was made.
+    /// Receives the primaries that the sentinels announce, since before this connection was made.
     pub(super) announced: Option<Announced>,
     _reader: AbortOnDrop,
     /// The task that reads wake-ups from a second connection, if the server speaks only RESP2.
@@ -223,8 +224,8 @@ pub(super) fn no_wake_ups(channel: &str, error: &RedisError) -> Error {
     translate(&format!("subscribing to the wake-up channel {channel:?}"), error)
 }
 
-/// Returns the commands that describe this client in the store, for statistics.
-pub(super) fn introduction(namespace: &str, client: ClientId) -> [Cmd; 3] {
+/// Returns the commands that write the record of this client, which statistics show.
+pub(super) fn client_record(namespace: &str, client: ClientId) -> [Cmd; 3] {
     let key = format!("{namespace}:client:{client}");
     let program = std::env::args().next().unwrap_or_default();
     let program = program.rsplit(['/', '\\']).next().unwrap_or_default().to_owned();
@@ -234,7 +235,7 @@ pub(super) fn introduction(namespace: &str, client: ClientId) -> [Cmd; 3] {
     let mut since = redis::cmd("HSETNX");
     since.arg(&key).arg("since").arg(crate::clock::wall_micros() / 1_000_000);
     let mut expire = redis::cmd("EXPIRE");
-    expire.arg(&key).arg(INTRODUCED_FOR.as_secs());
+    expire.arg(&key).arg(CLIENT_RECORD_TTL.as_secs());
     [who, since, expire]
 }
 
@@ -453,7 +454,7 @@ fn check_role(what: &str, info: &str, may_change: bool, may_be_written: bool) ->
 /// Reads the error that a server sends before it closes the connection.
 async fn refusal(stream: impl AsyncRead + Unpin) -> Option<RedisError> {
     let mut said = Vec::new();
-    // Whatever ends the read, `said` has what was read before.
+    // If the read fails, `said` still has what was read before.
     let _ = stream.take(1000).read_to_end(&mut said).await;
     let line = said.split(|byte| *byte == b'\r').next().filter(|line| line.starts_with(b"-"))?;
     let line = String::from_utf8_lossy(line);

@@ -75,7 +75,7 @@ impl Deployment {
         }
     }
 
-    /// Changes how every server and every sentinel is connected to.
+    /// Applies `change` to the connection settings of every server and every sentinel.
     pub(super) fn change(
         &mut self,
         change: impl Fn(ConnectionInfo) -> Result<ConnectionInfo, Error>,
@@ -103,7 +103,7 @@ impl Deployment {
 }
 
 impl SentinelSettings {
-    /// Sets how the sentinels are connected to.
+    /// Applies the settings for connections to the sentinels.
     pub(super) fn reach_by(&mut self, access: &SentinelAccess) {
         for info in &mut self.sentinels {
             let mut redis = info.redis_settings().clone();

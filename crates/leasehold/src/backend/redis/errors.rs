@@ -115,7 +115,7 @@ mod tests {
 
     /// The wording of Redis 6.2, next to that of 7.0.
     #[test]
-    fn the_error_that_a_script_met_is_found_in_its_wrapping() {
+    fn the_error_of_a_script_is_found_inside_its_wrapping() {
         let wrapped = "ERR Error running script (call to f_6b1bf486c81ceb7edf3c093f4c48582e38c0e791): \
                        @user_script:7: @user_script: 7: -READONLY You can't write against a read only replica.";
         let cases = [

@@ -15,7 +15,7 @@ use redis::{Cmd, ConnectionInfo, PushInfo, PushKind, RedisError, ServerErrorKind
 use tokio::sync::watch;
 
 use super::RedisSettings;
-use super::connect::{Connection, Identity, introduction, lost, pack};
+use super::connect::{Connection, Identity, client_record, lost, pack};
 use super::deployment;
 use super::errors::{code, translate};
 use super::scripts::Scripts;
@@ -33,8 +33,8 @@ use crate::{ClientId, Error, Fence};
 #[cfg(test)]
 mod tests;
 
-/// How often this client refreshes its introduction.
-pub(super) const INTRODUCE_EVERY: Duration = Duration::from_secs(60);
+/// How often this client writes its record, which statistics show.
+pub(super) const RECORD_CLIENT_EVERY: Duration = Duration::from_secs(60);
 
 /// The delay between attempts to connect, if the first one fails. It doubles from the shortest to the longest.
 const SHORTEST_DELAY: Duration = Duration::from_millis(10);
@@ -63,7 +63,7 @@ pub(super) struct Link {
     clock: Mutex<Arc<ServerClock>>,
     /// The number of the last connection that is suspect.
     suspected: watch::Sender<u64>,
-    /// Whether a command is unanswered for too long that was sent here because its slot is being moved here.
+    /// Whether a command that was sent here because its slot is being moved here has been unanswered for too long.
     is_late: AtomicBool,
 }
 
@@ -383,9 +383,9 @@ impl Link {
         let mut suspected = self.suspected.subscribe();
         let info = live.info.clone();
         let mut moved = pin!(moved_from(&info, live.announced.take()));
-        let mut introduce = tokio::time::interval(INTRODUCE_EVERY);
-        // In a cluster, another node may serve the slot of the introduction: see `Cluster::introduce`.
-        let introduces = !matches!(self.server, Server::Node(_)) && !self.settings.only_reads();
+        let mut interval = tokio::time::interval(RECORD_CLIENT_EVERY);
+        // In a cluster, another node may serve the slot of the record: see `Cluster::record_client`.
+        let writes_record = !matches!(self.server, Server::Node(_)) && !self.settings.only_reads();
         loop {
             tokio::select! {
                 push = live.wake_ups.recv() => match push {
@@ -416,10 +416,10 @@ impl Link {
                     live.commands.end(&io::Error::from(io::ErrorKind::TimedOut).into());
                     return;
                 }
-                _ = introduce.tick(), if introduces => {
+                _ = interval.tick(), if writes_record => {
                     // Only statistics need it, so a failure does not matter.
-                    let introduction = introduction(&self.settings.namespace, client);
-                    drop(live.commands.send(&pack(&introduction), introduction.len()));
+                    let record = client_record(&self.settings.namespace, client);
+                    drop(live.commands.send(&pack(&record), record.len()));
                 }
             }
         }
@@ -427,8 +427,8 @@ impl Link {
 }
 
 /// Reads a wake-up. For a semaphore it has these fields: id, time of the grant, fence, slot number (0: none), time to
-/// claim the permit (0: ask first), name. With a fence of 0 it says instead that the first waiter waits for a token;
-/// the last number is the time until the token comes.
+/// claim the permit (0: ask first), name. If the fence is 0, the first waiter waits for a token, and the last number is
+/// the time until the token comes.
 fn read_wake_up(data: &[Value], clock: &ServerClock) -> Option<Event> {
     let [_, Value::BulkString(payload)] = data else { return None };
     let (id, name) = std::str::from_utf8(payload).ok()?.split_once(' ')?;

@@ -22,8 +22,8 @@ const INDEX_WITHIN: Duration = Duration::from_millis(200);
 /// Writes the indexes of locks that were acquired or extended, and removes those of released locks. A guard does not
 /// need the index, so an answer waits for it only briefly.
 ///
-/// The engine's runtime does the work. This future may be polled on a thread without a runtime: the answer can arrive
-/// before the thread that sent the request first polls for it.
+/// The engine's runtime does the work, because this future may be polled on a thread without a runtime: if the answer
+/// arrives early, the thread that sent the request polls it.
 pub(super) async fn keep(
     cluster: &Arc<Cluster>,
     locks: &Calls,
@@ -54,8 +54,8 @@ pub(super) async fn keep(
     }
 }
 
-/// Writes indexes to one node. The channel is closed when they are written, or late. After an index that was late, no
-/// answer waits for this node until it writes one again.
+/// Writes indexes to one node. The channel closes when they are written, or when they are late. After a late index, no
+/// answer waits for this node until it has written one again.
 fn write_at(
     cluster: &Arc<Cluster>,
     to: Destination,

@@ -32,16 +32,16 @@ const MAX_KEY_BYTES: usize = 1000;
 #[cfg(test)]
 const HASH_BYTES: usize = 22;
 
-/// Above this, a fence counter is close to its end at 2^63.
+/// Above this number, a fence counter is close to its maximum of 2^63.
 const FENCE_WARNING: u64 = 9_000_000_000_000_000_000;
 
 /// How much longer than its lock an index is kept in a cluster, in milliseconds. It is written later than the lock, and
 /// expires by another server's clock.
 const INDEX_LONGER: u64 = 1000;
 
-/// The beginning of the script: the straight path for common commands, and the functions that all commands share.
+/// The beginning of the script: the fast path for the common cases, and the functions that all commands share.
 pub(super) const PRELUDE: &str =
-    concat!(include_str!("lua/lock/straight.lua"), include_str!("lua/lock/prelude.lua"));
+    concat!(include_str!("lua/lock/fast_path.lua"), include_str!("lua/lock/prelude.lua"));
 
 /// The end of the script: it applies one command after the other.
 const APPLY: &str = include_str!("lua/lock/apply.lua");
@@ -163,7 +163,7 @@ impl Calls {
         Ok(Self { namespace, cluster, ..self })
     }
 
-    /// [`Error::InvalidArgument`] if this key cannot be stored.
+    /// Returns [`Error::InvalidArgument`] if this key cannot be stored.
     pub(super) fn check(&self, key: &Name) -> Result<(), Error> {
         let Some(spelling) = self.cluster else { return Ok(()) };
         spelling.check("key", key.as_str())?;
@@ -405,7 +405,7 @@ impl Calls {
         })
     }
 
-    /// Returns the locks that are held, by key.
+    /// Returns the held locks, ordered by key.
     pub(super) async fn list(&self, servers: &Servers, limit: usize) -> Result<Vec<Record>, Error> {
         let prefix = &self.prefix.0;
         let mut keys = stats::scan(servers, &format!("{}*", stats::escaped(prefix))).await?;
@@ -426,8 +426,7 @@ impl Calls {
         Ok(records)
     }
 
-    /// Returns the lock with this key, if it is held. It is read without a script, so that a user with only read
-    /// permission can ask for it.
+    /// Returns the lock with this key, if it is held. It is read without a script, so read permission is enough.
     pub(super) async fn find(
         &self,
         servers: &Servers,

@@ -60,7 +60,7 @@ pub(super) fn misplaced(link: &Link, command: &PoolCommand) -> Error {
     Error::invalid("name", problem + ": choose another name")
 }
 
-/// Returns the pools that have members, by name.
+/// Returns the pools that have members, ordered by name.
 pub(super) async fn list(
     servers: &Servers,
     spelling: Spelling,

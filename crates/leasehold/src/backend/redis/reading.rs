@@ -127,7 +127,7 @@ async fn serve(mut jobs: mpsc::UnboundedReceiver<Job>, servers: &Servers, thread
     }
 }
 
-/// [`Error::Refused`] if the client only reads.
+/// Returns [`Error::Refused`] if the client only reads.
 pub(super) fn check(servers: &Servers) -> Result<(), Error> {
     if servers.settings().only_reads() {
         let what = "this client is read-only: to make changes, open a client without read_only";

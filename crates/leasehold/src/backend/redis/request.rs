@@ -49,9 +49,9 @@ pub(super) fn listens(command: &Command) -> bool {
 
 /// Whether a client that got this answer must be able to receive wake-ups.
 ///
-/// It need not if the script was not applied because the slot has moved. It need not for a lock that was acquired: an
-/// error instead would leave the lock held without a guard. It must for a permit: its renewals would be refused as
-/// well, so the acquire fails and the permit is released at once.
+/// It need not if the script was not applied, because the slot has moved. It need not if a lock was acquired: an error
+/// would leave the lock held without a guard. It must if a permit was granted: its renewals would be refused as well,
+/// so the acquire fails and the permit is released at once.
 pub(super) fn needs_wake_ups(answer: &Result<Answer, Error>) -> bool {
     !matches!(
         answer,

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_resp_is_refused() {
+    fn invalid_resp_is_refused() {
         let deep = "*1\r\n".repeat(DEEPEST + 2);
         for bytes in ["HTTP/1.1 400\r\n", ":x\r\n", "$1\r\nab\r\n", "\r\n", ">0\r\n", &deep] {
             assert!(read(bytes.as_bytes()).is_err(), "{bytes:?}");

@@ -168,7 +168,7 @@ impl Scripts {
         eval
     }
 
-    /// Returns the call for some commands of each of some names, all sent by one client.
+    /// Returns the call that applies the commands of one client to one or more names.
     pub(super) fn apply(&self, parts: &[(Arc<Keys>, Declared, &[Command])]) -> Cmd {
         let mut cmd = redis::cmd("EVALSHA");
         cmd.arg(&self.semaphores.hash).arg(parts.len() * KINDS.len());
@@ -188,7 +188,7 @@ impl Scripts {
 
     /// Returns the call that removes an id which may belong to another program.
     pub(super) fn release_member(&self, keys: &Keys, id: &str) -> Cmd {
-        let mut cmd = self.by_nobody(keys);
+        let mut cmd = self.without_sender(keys);
         let release = [Transition::Release.word(), "2", "unknown", id];
         cmd.arg(keys.name.as_str()).arg(0).arg(0).arg(release.len()).arg(&release);
         cmd
@@ -196,7 +196,7 @@ impl Scripts {
 
     /// Returns the call that changes the limits of a name.
     pub(super) fn steer(&self, keys: &Keys, steer: &Command) -> Cmd {
-        let mut cmd = self.by_nobody(keys);
+        let mut cmd = self.without_sender(keys);
         let capacity = match steer {
             Command::Steer { capacity, .. } => capacity.unwrap_or_default(),
             _ => 0,
@@ -207,7 +207,7 @@ impl Scripts {
 
     /// Returns the beginning of a call without a sender: our own waiters are woken, instead of being granted in the
     /// reply.
-    fn by_nobody(&self, keys: &Keys) -> Cmd {
+    fn without_sender(&self, keys: &Keys) -> Cmd {
         let mut cmd = redis::cmd("EVALSHA");
         cmd.arg(&self.semaphores.hash).arg(KINDS.len()).arg(&keys.all);
         cmd.arg(&keys.namespace).arg("-");

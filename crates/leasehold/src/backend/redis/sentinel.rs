@@ -30,7 +30,8 @@ use crate::{ClientId, Error};
 /// The channel on which sentinels announce another primary.
 const SWITCHES: &str = "+switch-master";
 
-/// How long the client keeps one connection to a sentinel, which may be half open, and how long it waits before the next.
+/// How long the client keeps one connection to a sentinel, because it may be half open; and how long it waits before it
+/// opens the next one.
 const LISTEN_FOR: Duration = Duration::from_secs(60);
 const LISTEN_AGAIN: Duration = Duration::from_millis(500);
 
@@ -68,7 +69,7 @@ pub(super) struct Sentinels {
     changed: Arc<Notify>,
     /// The last primary that was announced.
     announced: watch::Sender<Option<Announcement>>,
-    /// The newest configuration that a sentinel had, and when a sentinel last had it.
+    /// The number of the newest configuration, and when a sentinel last named it.
     newest: Mutex<(u64, Instant)>,
 }
 
@@ -119,7 +120,7 @@ impl Sentinels {
                     self.learn(&sentinel, &view.others);
                     if !newest.hear(view) {
                         let what = deployment::address(&sentinel);
-                        let what = format!("the sentinel {what} names a primary of the past");
+                        let what = format!("the sentinel {what} names an outdated primary");
                         failed(Error::unavailable(what, false, None));
                     }
                     others_until.get_or_insert_with(|| Instant::now() + OTHERS_WITHIN);
@@ -205,7 +206,7 @@ impl Sentinels {
         Some(connection)
     }
 
-    /// Asks a sentinel, and notes how new its configuration is.
+    /// Asks a sentinel, and records how new its configuration is.
     async fn ask(&self, sentinel: &ConnectionInfo) -> Result<View, Error> {
         let view = ask(&self.settings, sentinel, &self.own.service).await?;
         self.note(&view);
@@ -220,7 +221,8 @@ impl Sentinels {
         }
     }
 
-    /// Returns the oldest configuration that the client follows.
+    /// Returns the number of the newest known configuration, or 0 after [`REFUSE_OLDER_FOR`]. The client follows no
+    /// older one.
     fn newest_epoch(&self) -> u64 {
         let newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
         if newest.1.elapsed() < REFUSE_OLDER_FOR { newest.0 } else { 0 }
@@ -232,7 +234,12 @@ impl Sentinels {
             match push {
                 PushInfo { kind: PushKind::Message, data } => {
                     let Some(primary) = switch(&data, &own.own.service) else { continue };
-                    event!(debug, host = primary.0, port = primary.1, "another primary");
+                    event!(
+                        debug,
+                        host = primary.0,
+                        port = primary.1,
+                        "a sentinel announced another primary"
+                    );
                     // The message has no epoch. A sentinel that catches up announces switches of the past.
                     let timeout = own.settings.connect_timeout;
                     let asked = tokio::time::timeout(timeout, own.ask(sentinel)).await;

@@ -1,4 +1,4 @@
-//! Bounds the age of a wake-up without asking the server, by what is known of the server's clock.
+//! Bounds the age of a wake-up from what is known about the server's clock, without asking the server.
 //!
 //! A reply carries the server's time *S*. The server read it after the request had been sent, at *L* of our clock. So
 //! when our clock shows *L + t*, the server's clock shows at most *S + t*, plus a drift if it runs faster. Conversely,
@@ -16,7 +16,7 @@ use crate::clock::{Moment, Time};
 /// by one in two thousand.
 const DRIFT: u64 = 100;
 
-/// What the replies of one connection tell about the server's clock.
+/// What is known about the server's clock from the replies of one connection.
 #[derive(Debug, Default)]
 pub(super) struct ServerClock(Mutex<Option<Sample>>);
 

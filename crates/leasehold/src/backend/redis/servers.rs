@@ -26,7 +26,7 @@ const TIMES_AS_LONG: u32 = 3;
 const AT_LEAST: Duration = Duration::from_millis(150);
 const AT_MOST: Duration = Duration::from_secs(1);
 
-/// The delay before a query is repeated that no server has answered, because its slot is being moved.
+/// The delay before a query that no server could answer is repeated.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
 
 #[derive(Clone)]
@@ -42,7 +42,7 @@ pub(super) enum Unapplied {
     /// Another server has its slot now.
     Elsewhere,
     /// The slot is being moved. This is the answer of the server that it is being moved to.
-    There(Said),
+    There(Result<Value, Error>),
     /// The slot is being moved. The command can be applied when the move is complete.
     NotNow(Error),
     /// The cluster is down.
@@ -172,9 +172,7 @@ impl Servers {
                         let said = said.pop().unwrap_or(Ok(Value::Nil));
                         return Ok((said.map_err(|error| link.translate(&error))?, link));
                     }
-                    Some(Unapplied::There(said)) => {
-                        return Ok((said.map_err(|error| link.translate(&error))?, link));
-                    }
+                    Some(Unapplied::There(answer)) => return Ok((answer?, link)),
                     Some(Unapplied::Elsewhere) => {}
                     Some(Unapplied::NotNow(_) | Unapplied::Later(_)) => {
                         tokio::time::sleep(ASK_AGAIN).await;
@@ -215,7 +213,7 @@ async fn unapplied(
     }
     let took = Moment::now().saturating_since(sent);
     let limit = (took * TIMES_AS_LONG).clamp(AT_LEAST, AT_MOST);
-    // All commands are sent to where their slots are being moved, before any is waited for.
+    // All redirected commands are sent before the first answer is awaited.
     let fates = said.iter().zip(commands).map(|(said, command)| {
         let error = said.as_ref().err()?;
         Some((fate(cluster, error, from, command, limit)?, error))
@@ -225,11 +223,14 @@ async fn unapplied(
         let unapplied = match fate {
             None => None,
             Some((Fate::Known(unapplied), _)) => Some(unapplied),
-            Some((Fate::Asked(answer), error)) => match answer.await {
-                Ok(Err(error)) if is_on_its_way(&error) => {
+            Some((Fate::Asked(there, answer), error)) => match answer.await {
+                Ok(Err(error)) if is_being_moved(&error) => {
                     Some(Unapplied::NotNow(from.translate(&error)))
                 }
-                Ok(said) => Some(Unapplied::There(said)),
+                Ok(said) => {
+                    let answer = said.map_err(|error| there.translate(&error));
+                    Some(Unapplied::There(answer))
+                }
                 // The outcome is unknown, so the command is sent again.
                 Err(_) => Some(Unapplied::NotNow(from.translate(error))),
             },
@@ -242,7 +243,7 @@ async fn unapplied(
 enum Fate {
     Known(Unapplied),
     /// The command was sent to the server that its slot is being moved to.
-    Asked(oneshot::Receiver<Said>),
+    Asked(Arc<Link>, oneshot::Receiver<Said>),
 }
 
 fn fate(
@@ -260,11 +261,14 @@ fn fate(
         Some(Redirect::Moved(..)) => not_now(),
         Some(Redirect::Ask(_, address)) => {
             match cluster.link_to(&address).filter(|link| link.is_up() && !link.is_late()) {
-                Some(link) => return Some(Fate::Asked(ask_there(cluster, link, command, limit))),
+                Some(link) => {
+                    let answer = ask_there(cluster, link.clone(), command, limit);
+                    return Some(Fate::Asked(link, answer));
+                }
                 None => not_now(),
             }
         }
-        None if is_on_its_way(error) => not_now(),
+        None if is_being_moved(error) => not_now(),
         None if code(error).0 == "CLUSTERDOWN" => {
             cluster.doubt();
             Unapplied::Later(from.translate(error))
@@ -303,7 +307,7 @@ fn ask_there(
 }
 
 /// Whether the slot is being moved.
-fn is_on_its_way(error: &RedisError) -> bool {
+fn is_being_moved(error: &RedisError) -> bool {
     matches!(code(error).0, "TRYAGAIN" | "MOVED" | "ASK")
 }
 
@@ -348,16 +352,16 @@ pub(super) async fn ask(
                 let unapplied = unapplied(cluster, &said, &link, &commands, sent).await;
                 let mut unapplied = unapplied.into_iter();
                 for (at, said) in group.into_iter().zip(said) {
-                    let said = match unapplied.next().flatten() {
-                        None => said,
-                        Some(Unapplied::There(said)) => said,
+                    let answer = match unapplied.next().flatten() {
+                        None => said.map_err(|error| link.translate(&error)),
+                        Some(Unapplied::There(answer)) => answer,
                         Some(Unapplied::Elsewhere) => continue,
                         Some(Unapplied::NotNow(error) | Unapplied::Later(error)) => {
                             (problem, again_at_once) = (Some(error), false);
                             continue;
                         }
                     };
-                    answers[at] = Some(said.map_err(|error| link.translate(&error)));
+                    answers[at] = Some(answer);
                 }
             }
             if answers.iter().any(Option::is_none) && !again_at_once {

@@ -31,7 +31,7 @@ pub(crate) struct RedisSettings {
 /// The purpose of the connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
-    /// Commands. The scripts are loaded, the connection subscribes to wake-ups, and the client introduces itself.
+    /// Commands. The scripts are loaded, the connection subscribes to wake-ups, and the client writes its record.
     Commands,
     /// Queries only. A user without write permission can make them.
     Reading,

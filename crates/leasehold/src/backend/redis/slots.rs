@@ -121,7 +121,7 @@ impl Spelling {
         Ok(Self::Tagged)
     }
 
-    /// [`Error::InvalidArgument`] if this name cannot be written in a key.
+    /// Returns [`Error::InvalidArgument`] if this name cannot be written in a key.
     pub(super) fn check(self, what: &'static str, name: &str) -> Result<(), Error> {
         if self == Self::Plain || !name.contains(['{', '}']) {
             return Ok(());
@@ -148,7 +148,7 @@ impl Spelling {
         }
     }
 
-    /// Returns the name that is written like this in a key.
+    /// Returns the name, given how it is written in a key.
     pub(super) fn read(self, spelled: &str) -> &str {
         let bare = spelled.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
         match (self, bare) {

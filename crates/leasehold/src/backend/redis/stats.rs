@@ -52,8 +52,7 @@ impl Names<'_> {
         self.call("ZRANGE", kind, name).arg(places.start).arg(last).arg("WITHSCORES").to_owned()
     }
 
-    /// The call that returns at most `most` members from a score on, with their scores. It skips the first `skipped` of
-    /// them.
+    /// The call that returns at most `most` members, with their scores, that follow `after`.
     fn scored(&self, kind: &str, name: &str, after: After, most: usize) -> Cmd {
         let mut call = self.call("ZRANGEBYSCORE", kind, name);
         call.arg(after.score).arg("+inf").arg("WITHSCORES");
@@ -127,7 +126,7 @@ async fn one_by_one(
     Ok(stats)
 }
 
-/// Finds the key whose type is not ours. Redis does not say which one it is.
+/// Finds the key whose type is wrong. Redis does not say which one it is.
 async fn misplaced(own: Names<'_>, name: &str) -> Result<Option<String>, Error> {
     for (kind, expected) in KINDS {
         let found: String = own.one(own.call("TYPE", kind, name)).await?;
@@ -155,7 +154,7 @@ async fn all_names(own: Names<'_>) -> Result<BTreeSet<String>, Error> {
     Ok(keys.iter().filter_map(name_of).collect())
 }
 
-/// Returns the clients whose introduction has not expired, by id.
+/// Returns the clients whose record has not expired, ordered by id.
 pub(super) async fn clients(servers: &Servers, limit: usize) -> Result<Vec<ClientInfo>, Error> {
     let prefix = format!("{}:client:", servers.settings().namespace);
     let keys = scan(servers, &format!("{}*", escaped(&prefix))).await?;
@@ -203,7 +202,7 @@ pub(super) async fn scan(servers: &Servers, pattern: &str) -> Result<BTreeSet<St
     Ok(found)
 }
 
-/// Uses `SCAN`, so that the server can serve others meanwhile.
+/// Returns the keys that match on one server. Uses `SCAN`, so that the server can serve other clients meanwhile.
 async fn scan_one(link: &Link, pattern: &str) -> Result<BTreeSet<String>, Error> {
     let (mut found, mut cursor) = (BTreeSet::new(), 0_u64);
     loop {

@@ -146,7 +146,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     })
 }
 
-/// Removes weights, slot numbers and rates, because the straight paths of the script serve only names without them.
+/// Removes weights, slot numbers and rates, because the fast path of the script serves only names without them.
 fn made_plain(mut step: Step) -> Step {
     match &mut step {
         Step::Steer(_, steer) if matches!(steer, Steer::Rate(_)) => *steer = Steer::Resume,

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_certificate_that_is_not_accepted_is_told_from_other_failures() {
+    fn a_rejected_certificate_is_distinguished_from_other_failures() {
         let failed = |error: rustls::Error| {
             RedisError::from(io::Error::new(io::ErrorKind::InvalidData, error))
         };

@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_url_lacks_is_named() {
+    fn the_missing_part_of_a_url_is_named() {
         assert!(problem("redis-sentinel://one,two").contains("the name of the primary is missing"));
         assert!(problem("redis-sentinel://one/m/x").contains("the database \"x\" is not a number"));
         assert!(
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_be_ignored_is_refused() {
+    fn what_the_library_would_ignore_is_refused() {
         assert!(problem("redis://host?timeout=5").contains("the parameter \"timeout\" is unknown"));
         assert!(problem("unix:///a?password=x").contains("the parameter \"password\" is unknown"));
         assert!(problem("redis://host#insecure").contains("only #insecure may follow"));
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_cannot_be_is_named() {
+    fn an_invalid_port_is_named() {
         for url in [
             "redis://a:99999",
             "rediss://u:p@[::1]:99999",

@@ -172,8 +172,8 @@ impl Wire {
         }
     }
 
-    /// Reads what is available. Before it waits for more, it writes what is left to write, because over TLS the server
-    /// may wait for that.
+    /// Reads the available bytes. Before it waits for more, it writes what is left to write, because over TLS the
+    /// server may wait for that.
     fn poll_some(&self, room: &mut [u8], cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         loop {
             match self.try_read(room) {
@@ -181,14 +181,15 @@ impl Wire {
                 read => return Poll::Ready(read),
             }
             if let Poll::Ready(Err(error)) = self.poll_flush(cx) {
-                return self.poll_last_words(error, room, cx);
+                return self.poll_after_failed_write(error, room, cx);
             }
             ready!(self.socket.poll_read_ready(cx))?;
         }
     }
 
-    /// Handles a failed write. If the server has closed the connection, it may have sent the reason before.
-    fn poll_last_words(
+    /// Reads once more after a write has failed: if the server has closed the connection, it may have sent the reason
+    /// before.
+    fn poll_after_failed_write(
         &self,
         error: io::Error,
         room: &mut [u8],

@@ -1,5 +1,5 @@
-//! The keeper of a lease whose client has a clock that is moved by hand. It is a timer instead of a task, so that a
-//! renewal or a loss is done when [`ManualClock::advance`](crate::ManualClock::advance) returns.
+//! The keeper of a lease whose client has a manual clock. It is a timer instead of a task, so that every renewal and
+//! loss is applied when [`ManualClock::advance`](crate::ManualClock::advance) returns.
 //!
 //! Only the memory store has such a clock, and it answers at once. So a renewal is polled only once.
 

@@ -17,7 +17,7 @@ use crate::{AcquisitionId, Error, LossReason};
 const RELEASE_AGAIN: Span = Span::from_millis(1000);
 const RELEASE_AGAIN_AT_LATEST: u64 = 10;
 
-/// How long after a believed wake-up the permit is claimed. A permit that is released before then needs no request for
+/// How long after a trusted wake-up the permit is claimed. A permit that is released before then needs no request for
 /// the claim.
 const CLAIM_AFTER: Span = Span::from_millis(20);
 
@@ -87,8 +87,8 @@ impl State {
         }
     }
 
-    /// The connection was lost before the answer arrived. Commands that are still wanted are sent again, in the same
-    /// order.
+    /// Handles commands whose answer did not arrive before the connection was lost. Those that are still wanted are
+    /// sent again, in the same order.
     pub(super) fn outcome_unknown(&mut self, commands: &[Command]) {
         for command in commands.iter().rev() {
             match command {
@@ -129,7 +129,7 @@ impl State {
         }
     }
 
-    /// The store refuses these commands, and repeating them does not help.
+    /// Handles commands that the store refuses, where repeating them does not help.
     pub(super) fn apply_refusal(&mut self, commands: &[Command], error: &Error, after: &mut After) {
         for command in commands {
             match command {
@@ -165,7 +165,8 @@ impl State {
         }
     }
 
-    /// Repeats the release as long as the store may know the id. The cause may pass: a full disk may have room again.
+    /// Repeats the release as long as the store may know the id. The cause may be temporary: a full disk may have room
+    /// again.
     fn release_refused(&mut self, id: AcquisitionId, error: &Error, after: &mut After) {
         let Some(release) = self.releases.get_mut(&id) else { return };
         release.life = Life::Unknown;
@@ -225,7 +226,7 @@ impl State {
                 self.schedule_renewal(id, sent);
             }
             Outcome::Waiting { .. } => {
-                self.stand_in_line(id);
+                self.add_waiting(id);
                 self.schedule_renewal(id, sent);
             }
             // An earlier answer has settled the ticket.
@@ -246,7 +247,7 @@ impl State {
             Outcome::Gone if ticket.is_waiting() && own.life == Life::Sent => {}
             Outcome::Gone if ticket.is_waiting() => {
                 // The store expired the waiter, or lost its data. The waiter goes to the end of the queue.
-                self.leave_line(id);
+                self.remove_waiting(id);
                 self.want_enqueue(id);
             }
             Outcome::Gone => {
@@ -257,7 +258,7 @@ impl State {
         }
     }
 
-    /// The store has granted or renewed a permit, in answer to a request that was sent at `sent`.
+    /// Applies a grant or a renewal by the store, in answer to a request that was sent at `sent`.
     fn hold(
         &mut self,
         id: AcquisitionId,
@@ -273,7 +274,7 @@ impl State {
                 // claims it again. A try asks again, and is answered `Full` if another client has the permit by now.
                 return if ticket.queues { self.claim(id) } else { self.want_enqueue(id) };
             }
-            self.leave_line(id);
+            self.remove_waiting(id);
             self.cancel_timer(ticket.gives_up_at, Timer::GiveUp(id));
             ticket.grant(Grant::new(held), valid_until, after);
             self.warn_of_short_lease(ticket, after);
@@ -284,21 +285,21 @@ impl State {
         self.schedule_renewal(id, sent);
     }
 
-    /// A wake-up says that this waiter was granted a permit, at the moment `told.1` or later.
+    /// Handles a wake-up, which says that this waiter was granted a permit, at the moment in `grant` or later.
     ///
     /// If at least half of the time to claim it is left, the client holds the permit at once and claims it a little
     /// later. Otherwise, or if the age of the wake-up is not known, the client asks the store first.
     pub(super) fn woken(
         &mut self,
         id: AcquisitionId,
-        told: Option<(Held, Moment)>,
+        grant: Option<(Held, Moment)>,
         after: &mut After,
     ) {
         let ticket = self.acquisitions.get(&id).map(|own| own.ticket.clone());
         let Some(ticket) = ticket.filter(|ticket| ticket.is_waiting()) else { return };
         let Terms { lease, ttl } = ticket.semaphore.terms;
         let now = Moment::now();
-        let believed = told.and_then(|(mut held, granted_at)| {
+        let believed = grant.and_then(|(mut held, granted_at)| {
             #[cfg(feature = "broken")]
             let granted_at = if crate::broken::is("old-wakeup") { now } else { granted_at };
             let claim = held.valid_for;
@@ -332,9 +333,9 @@ impl State {
         }
     }
 
-    /// The store has answered that the id waits. If it did not wait before, it is behind all other waiters of this
+    /// Records that the id waits in the store. If it did not wait before, it is behind all other waiters of this
     /// client.
-    fn stand_in_line(&mut self, id: AcquisitionId) {
+    fn add_waiting(&mut self, id: AcquisitionId) {
         let Some(own) = self.acquisitions.get_mut(&id) else { return };
         if own.place.is_none() {
             self.last_place += 1;
@@ -348,7 +349,7 @@ impl State {
         self.waiting.first_key_value().is_some_and(|(_, first)| *first == id)
     }
 
-    pub(super) fn leave_line(&mut self, id: AcquisitionId) {
+    pub(super) fn remove_waiting(&mut self, id: AcquisitionId) {
         let own = self.acquisitions.get_mut(&id);
         if let Some(place) = own.and_then(|own| own.place.take()) {
             self.waiting.remove(&place);

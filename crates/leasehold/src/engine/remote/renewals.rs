@@ -13,7 +13,7 @@ use crate::engine::ticket::{After, Ticket};
 use crate::engine::timing::{self, Place, Situation};
 
 impl State {
-    /// A renewal is due, or the last one was not answered in time.
+    /// Handles the timer of a renewal: it is due, or the last one was not answered in time.
     pub(super) fn renew_due(&mut self, id: AcquisitionId, now: Moment) {
         let Some(own) = self.acquisitions.get_mut(&id) else { return };
         own.renew_at = None;
@@ -44,7 +44,7 @@ impl State {
         }
     }
 
-    /// Renews one id, unless its renewal is already waiting or in flight. [`timing`] judges its silence.
+    /// Renews one id, unless its renewal is already waiting or in flight. [`timing`] decides when silence is suspect.
     pub(super) fn renew(&mut self, id: AcquisitionId, now: Moment) {
         let Some(own) = self.acquisitions.get_mut(&id) else { return };
         if own.renewal.is_some() {
@@ -222,7 +222,7 @@ impl State {
     }
 }
 
-/// Delays by up to a tenth more, but at most 100 ms, so that not all clients ask at once.
+/// Adds a random delay of up to a tenth, but at most 100 ms, so that not all clients ask at once.
 fn jittered(delay: Span) -> Span {
     let most = (delay.micros() / 10).clamp(1, 100_000);
     Span::from_micros(delay.micros() + scatter(Moment::now().micros()) % most + 1)

@@ -15,12 +15,12 @@ use crate::machine::{Command, Declared, Known, Share, Terms};
 use crate::semaphore::Declaration;
 use crate::{AcquisitionId, Error};
 
-/// From this many commands on, those that are no longer wanted are removed from `unsent`.
-pub(super) const CROWD: usize = 1024;
+/// When `unsent` has this many commands, those that are no longer wanted are removed from it.
+pub(super) const CLEAN_UP_FROM: usize = 1024;
 
 pub(super) struct State {
     pub(super) core: Arc<Core>,
-    /// The server that serves the name, as far as this name has noticed.
+    /// The server that serves the name, as far as this client knows.
     pub(super) to: Destination,
     pub(super) closed: bool,
     pub(super) acquisitions: IdMap<AcquisitionId, Acquisition>,
@@ -109,7 +109,7 @@ pub(super) enum Want {
 pub(super) enum Timer {
     /// The acquire has reached its time limit.
     GiveUp(AcquisitionId),
-    /// The holder must not believe in its permit any longer.
+    /// The holder must no longer rely on its permit.
     End(AcquisitionId),
     /// A renewal is due, or was not answered.
     Renew(AcquisitionId),
@@ -177,7 +177,7 @@ impl State {
 
     /// Removes the acquisition from this client. Nothing is sent.
     pub(super) fn forget(&mut self, id: AcquisitionId) -> Option<Acquisition> {
-        self.leave_line(id);
+        self.remove_waiting(id);
         let acquisition = self.acquisitions.remove(&id)?;
         self.cancel_timer(acquisition.renew_at, Timer::Renew(id));
         self.cancel_timer(acquisition.ends_at, Timer::End(id));
@@ -220,7 +220,7 @@ impl State {
         self.want(Want::Release(id));
     }
 
-    /// Makes sure that a release follows, whatever was sent before. No task of this client waits for the id any more,
+    /// Makes sure that the id is released, whatever was sent before. No task of this client waits for the id any more,
     /// but the store may know it.
     pub(super) fn ensure_released(&mut self, id: AcquisitionId, doubtful: bool) {
         if let Some(release) = self.releases.get_mut(&id) {
@@ -247,7 +247,7 @@ impl State {
     pub(super) fn want(&mut self, want: Want) {
         self.unsent.push_back(want);
         // Acquires that are started and dropped during an outage must not accumulate here.
-        if self.unsent.len() >= CROWD && self.unsent.len().is_power_of_two() {
+        if self.unsent.len() >= CLEAN_UP_FROM && self.unsent.len().is_power_of_two() {
             self.forget_unwanted();
         }
     }

@@ -1,6 +1,6 @@
-//! One name without a store: what follows from each answer.
+//! Tests of one name without a store: what follows from each answer.
 
-use super::state::{CROWD, Want};
+use super::state::{CLEAN_UP_FROM, Want};
 use super::*;
 use crate::Client;
 use crate::backend::Reply;
@@ -39,7 +39,7 @@ fn a_claim_that_fails_after_another_was_answered_takes_nothing_away() {
 
 /// A script decides about all of its ids together, so a batch must not contain the same command twice.
 #[test]
-fn nobody_is_asked_for_twice_in_one_batch() {
+fn no_id_has_two_equal_commands_in_one_batch() {
     let (mut state, held) = holding();
     let id = held.semaphore.named.core().next_id();
     state.add(&Ticket::waiting(id, held.semaphore.clone(), Share::ONE, true, None), Life::Unsent);
@@ -65,8 +65,8 @@ fn a_waiter_that_is_gone_is_enqueued_once() {
     assert!(state.take(100, ONE).is_empty(), "a second enqueue");
 }
 
-/// The permit was released by its id and enqueued again, while an older wake-up was believed. So the release must also
-/// look in the queue.
+/// The permit was released by its id and enqueued again, while the client trusted an older wake-up. So the release must
+/// also look in the queue.
 #[test]
 fn a_holder_that_may_be_in_the_queue_is_looked_for_there() {
     let (mut state, ticket) = holding();
@@ -114,10 +114,10 @@ fn a_release_is_repeated_until_the_store_must_have_expired_the_id() {
 
 /// However many commands wait to be sent, only those that are no longer wanted are removed.
 #[test]
-fn no_release_of_a_crowd_is_forgotten() {
+fn no_release_is_forgotten_however_many_there_are() {
     let (mut state, held) = holding();
     let core = held.semaphore.named.core().clone();
-    for _ in 0..3 * CROWD {
+    for _ in 0..3 * CLEAN_UP_FROM {
         let id = core.next_id();
         state.add(
             &Ticket::waiting(id, held.semaphore.clone(), Share::ONE, true, None),
@@ -125,5 +125,5 @@ fn no_release_of_a_crowd_is_forgotten() {
         );
         state.end(id);
     }
-    assert_eq!(state.take(usize::MAX, ONE).len(), 3 * CROWD);
+    assert_eq!(state.take(usize::MAX, ONE).len(), 3 * CLEAN_UP_FROM);
 }

@@ -161,7 +161,7 @@ impl Client {
         });
     }
 
-    pub(super) fn let_go(&mut self, world: &World, now: Moment) {
+    pub(super) fn end(&mut self, world: &World, now: Moment) {
         match std::mem::replace(&mut self.stage, Stage::Idle) {
             Stage::Idle => {}
             Stage::Waiting(Waiting { id, life, doubtful, .. }) => {
@@ -244,7 +244,7 @@ impl Client {
     }
 
     /// Whether it makes a difference to the client that a request was sent and lost.
-    pub(super) fn minds_loss(&self, world: &World, ask: Ask, id: AcquisitionId) -> bool {
+    pub(super) fn is_changed_by_loss(&self, world: &World, ask: Ask, id: AcquisitionId) -> bool {
         let mut lost = self.clone();
         lost.sends(ask, id);
         lost.unanswered(world, ask, id, Moment::NEVER);
@@ -325,18 +325,18 @@ impl Client {
         } else {
             let known = matches!(outcome, Outcome::Held(_) | Outcome::Waiting { .. });
             if ask != Ask::Renew {
-                self.heard_of(world, id, known, now);
+                self.mark_answered(world, id, known, now);
             }
-            self.told(world, id, outcome, sent, now);
+            self.apply_outcome(world, id, outcome, sent, now);
         }
         for (id, held) in &answer.granted {
-            self.heard_of(world, *id, true, now);
-            self.told(world, *id, Outcome::Held(*held), sent, now);
+            self.mark_answered(world, *id, true, now);
+            self.apply_outcome(world, *id, Outcome::Held(*held), sent, now);
         }
     }
 
     /// The store has answered a request about this id, or has granted it a permit.
-    fn heard_of(&mut self, world: &World, id: AcquisitionId, known: bool, now: Moment) {
+    fn mark_answered(&mut self, world: &World, id: AcquisitionId, known: bool, now: Moment) {
         match &mut self.stage {
             Stage::Waiting(waiting) if waiting.id == id => waiting.life = Life::Answered,
             Stage::Held { id: own, life, .. } if *own == id => *life = Life::Answered,
@@ -360,15 +360,15 @@ impl Client {
         }
     }
 
-    fn told(
+    fn apply_outcome(
         &mut self,
         world: &World,
-        told_id: AcquisitionId,
+        id: AcquisitionId,
         outcome: Outcome,
         sent: Moment,
         now: Moment,
     ) {
-        if self.id() != Some(told_id) {
+        if self.id() != Some(id) {
             return;
         }
         match (&mut self.stage, outcome) {
@@ -405,7 +405,7 @@ impl Client {
             // applied, or may have been applied after this answer. So with stragglers the id is released.
             (Stage::Held { .. }, Outcome::Gone) | (Stage::Waiting(_), Outcome::TooHeavy { .. }) => {
                 if world.stragglers > 0 {
-                    self.let_go(world, now);
+                    self.end(world, now);
                 } else {
                     self.stage = Stage::Idle;
                 }

@@ -1,21 +1,21 @@
-//! What a state leads to if nothing goes wrong any more.
+//! Liveness: what a state leads to if nothing goes wrong any more.
 //!
-//! This is liveness, as far as a finite search can show it. From every reachable state, one orderly future is played to
-//! its end. Messages arrive, connections recover, holders release at once, no waiter gives up, and waiters renew in
-//! each step of the clock. First an operator ends a pause, and raises the capacity so that the heaviest permit fits.
-//! The future ends when every client is idle and no message is in flight. No waiter gives up, so each one became idle
-//! by holding. Dead clients stay dead, and the store may continue to believe that they are connected.
+//! A finite search can show only a part of liveness. From every reachable state, it plays one orderly future to its
+//! end. Messages arrive, connections recover, holders release at once, no waiter gives up, and waiters renew in each
+//! step of the clock. First an operator ends a pause, and raises the capacity so that the heaviest permit fits. The
+//! future ends when every client is idle and no message is in flight. No waiter gives up, so each one became idle by
+//! holding. Dead clients stay dead, and the store may continue to believe that they are connected.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::*;
 
-/// No orderly future takes more steps than this. One that does never ends.
+/// The most steps of an orderly future. One that takes more never ends.
 const LONGEST: usize = 300;
 
 impl World {
-    pub(super) fn calms_down(&self, state: &State) -> bool {
-        let known = || self.calm.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    pub(super) fn every_waiter_holds(&self, state: &State) -> bool {
+        let known = || self.shown_live.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut path = Vec::new();
         let mut state = state.clone();
         loop {
@@ -29,7 +29,7 @@ impl World {
             if path.len() > LONGEST {
                 return false;
             }
-            if !self.calm_step(&mut state) {
+            if !self.orderly_step(&mut state) {
                 // A release that still counts as sent was lost on its way.
                 let lost =
                     |client: &Client| client.releases.iter().any(|own| own.life == Life::Sent);
@@ -44,7 +44,7 @@ impl World {
     }
 
     /// Takes one step. Returns `false` if there is nothing left to do.
-    fn calm_step(&self, state: &mut State) -> bool {
+    fn orderly_step(&self, state: &mut State) -> bool {
         if state.store.machine.limits().paused().is_some() {
             state.steer(self, &Steer::Resume);
             return true;
@@ -72,7 +72,7 @@ impl World {
                 return true;
             }
             if matches!(client.stage, ClientStage::Held { .. }) {
-                client.let_go(self, now);
+                client.end(self, now);
                 return true;
             }
             let urgent = client.asks(self).into_iter().find(|(_, _, urgent)| *urgent);

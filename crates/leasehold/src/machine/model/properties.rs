@@ -29,7 +29,7 @@ pub(super) fn all(world: &World) -> Vec<Property<World>> {
             state.believers().all(|client| client.agrees_with(state))
         }),
         Property::always("7: no leak", |world, state: &State| state.leaves_nothing(world)),
-        Property::always("every waiter holds in the end", World::calms_down),
+        Property::always("every waiter holds in the end", World::every_waiter_holds),
         Property::sometimes(
             "as many clients believe as there are permits",
             |world: &World, state: &State| state.believed(world) == world.capacity,

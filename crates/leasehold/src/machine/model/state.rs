@@ -156,7 +156,7 @@ impl State {
         }
     }
 
-    /// The client learns that there will be no answer. A request may still be applied.
+    /// Lets the client learn that there will be no answer. A request may still be applied.
     pub(super) fn settle(&mut self, world: &World, message: &Message) {
         self.take(message);
         self.unanswered(world, message);
@@ -241,15 +241,15 @@ impl State {
         members.filter(move |(_, member)| lasts(member))
     }
 
-    /// Removes what makes no difference. That is a message that tells its client nothing, if no other message in flight
-    /// could change that. And it is the record that a dead client is still connected, once none of its ids is known any
-    /// more. A message can always be lost, so removing one creates no new behaviour.
+    /// Removes what makes no difference: a message that would not change its client, if no other message in flight
+    /// could change that; and the record that a dead client is still connected, once none of its ids is known any more.
+    /// A message can always be lost, so removing one creates no new behaviour.
     pub(super) fn tidy(&mut self, world: &World) {
         self.drop_late();
         self.drop_repeated(world);
         let wire = std::mem::take(&mut self.wire);
         for message in &wire {
-            if self.would_tell(world, message, &wire) {
+            if self.would_change_client(world, message, &wire) {
                 self.wire.push(message.clone());
             }
         }
@@ -293,7 +293,7 @@ impl State {
         });
     }
 
-    fn would_tell(&self, world: &World, message: &Message, wire: &[Message]) -> bool {
+    fn would_change_client(&self, world: &World, message: &Message, wire: &[Message]) -> bool {
         let client = &self.clients[slot(message.id())];
         let lives = client.own_id == message.id().client();
         match message {

@@ -23,7 +23,7 @@ fn world(capacity: u32, in_flight: &'static [usize]) -> World {
         heavy: false,
         rate: None,
         broken: None,
-        calm: Mutex::default(),
+        shown_live: Mutex::default(),
     }
 }
 
@@ -188,7 +188,7 @@ fn larger_worlds_with_weights_and_rates() {
 }
 
 #[test]
-fn a_broken_world_is_found_out() {
+fn every_broken_world_is_detected() {
     let two = || world(1, &[0, 0]);
     let table = [
         (Broken::OneTooMany, two(), "1: limit"),

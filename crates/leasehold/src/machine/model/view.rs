@@ -82,7 +82,7 @@ impl<'a> Scale<'a> {
         Self { state, present, fences }
     }
 
-    /// What the store knows about tokens, and the watcher about starts.
+    /// Adds what the store knows about tokens, and the watcher about starts.
     fn rate(&self, view: &mut Vec<u8>) {
         let store = &self.state.store;
         let now = self.state.store_time(self.state.now);
@@ -156,7 +156,7 @@ impl<'a> Scale<'a> {
         view
     }
 
-    /// What the store has under an id.
+    /// Adds what the store has under an id.
     fn member(&self, id: AcquisitionId, view: &mut Vec<u8>) {
         let Some((_, member)) = self.present.iter().find(|(other, _)| *other == id) else {
             return view.push(0);
@@ -235,8 +235,8 @@ impl<'a> Scale<'a> {
         }
     }
 
-    /// For how long a request may still lead to an answer that its client needs. A release may do so as well, if it
-    /// grants a permit to another acquisition of the same client.
+    /// Returns for how long a request may still lead to an answer that its client needs. A release may do so as well,
+    /// if it grants a permit to another acquisition of the same client.
     fn good_for(&self, ask: Ask, id: AcquisitionId, sent: Moment) -> u8 {
         let client = &self.state.clients[slot(id)];
         let others = self.state.ids > 1 && client.own_id == id.client();
@@ -246,8 +246,8 @@ impl<'a> Scale<'a> {
         if wanted { self.until(sent.micros() + lease + slack) } else { 0 }
     }
 
-    /// Until when a holder believes an answer to a request that was sent at `sent`, or a wake-up for a grant at that
-    /// time. Its slow clock adds what the margin subtracts.
+    /// Returns until when a holder believes an answer to a request that was sent at `sent`, or a wake-up for a grant at
+    /// that time. Its slow clock adds what the margin subtracts.
     fn good_until(&self, held: &Held, sent: Moment) -> u8 {
         let valid_for = held.valid_for.map_or(0, Span::micros);
         let no_margin = self.state.broken == Some(Broken::NoMargin);

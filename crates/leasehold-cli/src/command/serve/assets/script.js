@@ -5,8 +5,8 @@
   const dialog = document.getElementById("dialog");
   const fragmentOnly = { headers: { "leasehold-fragment": "1" }, cache: "no-store" };
 
-  // Makes `from` look like `to`. Elements stay where they can, and with them the focus, the place that is scrolled to, what
-  // is open, and what is being typed.
+  // Makes `from` look like `to`. Elements are kept where possible. So the focus, the scroll
+  // position, open details and text that is being typed are kept as well.
   const same = (a, b) =>
     a.nodeType === b.nodeType && a.nodeName === b.nodeName && key(a) === key(b);
   const key = (node) =>
@@ -48,7 +48,7 @@
   let fetching = false;
   let again = false;
   async function refresh() {
-    // One request at a time: a slow server is not asked twice.
+    // One request at a time, so that a slow server is not asked twice.
     if (fetching) {
       again = true;
       return;
@@ -62,7 +62,7 @@
       if (part) sync(document.getElementById("live"), part);
       else if (response.status === 404) say(fresh.querySelector("p").textContent);
     } catch {
-      // The stream says so as well, and starts the next attempt.
+      // The stream reports the error as well, and starts the next attempt.
     } finally {
       fetching = false;
       if (again) {
@@ -76,7 +76,7 @@
     if (connection.textContent !== text) connection.textContent = text;
   }
 
-  // Browsers allow few connections to one server: a tab that nobody sees has none.
+  // Browsers allow few connections to one server, so a hidden tab has none.
   let stream = null;
   let retry = 0;
   function connect() {
@@ -109,12 +109,12 @@
     addEventListener("pageshow", connect);
   }
 
-  // The question of an action, in a dialog instead of on a page of its own.
+  // Shows the confirmation of an action in a dialog instead of on its own page.
   document.addEventListener("submit", async (event) => {
     const form = event.target;
     if (!form.hasAttribute("data-confirm") || !dialog.showModal) return;
     event.preventDefault();
-    // Not `form.action`: that is the field of this name.
+    // Not `form.action`: that is the field of that name.
     const address = form.getAttribute("action") + "?" + new URLSearchParams(new FormData(form, event.submitter));
     try {
       const response = await fetch(address, fragmentOnly);

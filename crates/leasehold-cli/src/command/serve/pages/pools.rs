@@ -18,7 +18,7 @@ pub(super) fn content(state: &State, view: &View) -> Content {
         h1 { "Pools" }
         p.summary {
             strong { (pools.len()) } @if pools.len() == 1 { " pool, " } @else { " pools, " }
-            strong { (leases) } " leases. The store does not know how many leases a pool has: its programs do."
+            strong { (leases) } " leases. The store does not know the capacity of a pool; only its programs do."
         }
         (about_hidden(state, "pools"))
         (about_actions(view))
@@ -40,7 +40,7 @@ fn rows(pools: &[PoolStats], view: &View) -> Markup {
                     @if view.may_act { " " (release(pool, one)) }
                 }))
                 (number("Silent for", ago(one.silent_for)))
-                (number("Time left", one.ends_in.map_or_else(|| "over".to_owned(), ago)))
+                (number("Time left", one.ends_in.map_or_else(|| "expired".to_owned(), ago)))
             }
         }
     }

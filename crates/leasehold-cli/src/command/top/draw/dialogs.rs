@@ -99,7 +99,7 @@ fn content(dialog: &Dialog, look: &Look) -> (String, Vec<String>, &'static str) 
         Dialog::Reason { name, text, drains } => {
             let what = if *drains { "Drain" } else { "Pause" };
             let lines = vec![
-                "Reason, which commands that wait show (may stay empty):".to_owned(),
+                "Reason, shown by waiting commands (may be empty):".to_owned(),
                 format!("{}_", look.clean(text)),
             ];
             (format!("{what} {}", look.clean(name)), lines, "Enter: go on    Esc: cancel")

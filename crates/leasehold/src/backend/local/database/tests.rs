@@ -1,5 +1,4 @@
-//! On a full disk nothing is lost, and the store continues when there is space. Fences are reserved before they are
-//! granted.
+//! A full disk loses nothing, and the store continues when there is space. Fences are reserved before they are granted.
 
 use testkit::local_store::LocalStore;
 
@@ -59,10 +58,10 @@ fn a_full_disk_loses_nothing() {
     let mut store = open(&place);
     // SQLite raises the limit to the current number of pages.
     limit(&store, 1);
-    let (mut told, mut last) = (0, 0);
+    let (mut answered, mut last) = (0, 0);
     let error = loop {
         match enqueue(&mut store, last) {
-            Ok(_) => told += 1,
+            Ok(_) => answered += 1,
             Err(error) => break error,
         }
         last += 1;
@@ -74,19 +73,19 @@ fn a_full_disk_loses_nothing() {
         text.contains("the disk is full") && text.contains(place.path().to_str().unwrap()),
         "{text}"
     );
-    assert_eq!(rows(&mut store), told, "what was promised is there, and nothing else");
+    assert_eq!(rows(&mut store), answered, "every answered enqueue is stored, and nothing else");
 
     // A release needs no disk space, and frees some.
     let first = AcquisitionId::new(store.client, 0);
     apply(&mut store, Command::Release { id: first, known: Known::Nothing }).unwrap();
-    assert_eq!(rows(&mut store), told - 1);
+    assert_eq!(rows(&mut store), answered - 1);
     limit(&store, 1_000_000);
     assert!(matches!(enqueue(&mut store, last).unwrap(), Outcome::Waiting { .. }));
-    assert_eq!(rows(&mut store), told);
+    assert_eq!(rows(&mut store), answered);
 }
 
 #[test]
-fn no_fence_is_given_out_that_is_not_reserved() {
+fn no_fence_is_granted_that_is_not_reserved() {
     let place = LocalStore::new();
     let mut store = open(&place);
     let reserved = |store: &Database| {

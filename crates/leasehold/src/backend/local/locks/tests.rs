@@ -17,7 +17,7 @@ fn at(tx: &Connection, now: u64) -> Locks<'_> {
 
 fn by_sqlite(tx: &Connection, step: Step, now: u64) -> Seen {
     let locks = at(tx, now);
-    locks.let_go().unwrap();
+    locks.remove_expired().unwrap();
     let found = |by| locks.lookup(&by).unwrap().map(|stored| stored.checked().unwrap());
     match step {
         Step::Acquire { key: k, id: i, ttl, holder: h } => {
@@ -35,7 +35,7 @@ fn by_sqlite(tx: &Connection, step: Step, now: u64) -> Seen {
             tx.execute(mislead, [id(i).as_str(), key(k).as_str()]).unwrap();
             Seen::Nothing
         }
-        Step::LetGo | Step::Pass(_) => Seen::Nothing,
+        Step::RemoveExpired | Step::Pass(_) => Seen::Nothing,
     }
 }
 
@@ -50,7 +50,7 @@ fn the_machine_of_locks_and_sql_agree() {
                 now += millis;
             }
             // In SQL a record ceases to exist exactly at its TTL, for every client.
-            machine.let_go(now);
+            machine.remove_expired(now);
             let expected = by_machine(&mut machine, step, now);
             prop_assert_eq!(by_sqlite(&tx, step, now), expected, "after {:?}", step);
             let listed = at(&tx, now).list(10).unwrap();
@@ -86,25 +86,25 @@ fn a_record_ceases_to_exist_at_its_ttl() {
 
 /// A client that waits for a key is notified of its release once, and no other client is.
 #[test]
-fn whoever_waits_finds_the_key_that_came_free() {
+fn a_waiting_client_finds_the_key_that_was_released() {
     let tx = schema::in_memory();
     let (waiting, other) = (ClientId::from_bits(1), ClientId::from_bits(2));
     let locks = at(&tx, 1000);
     locks.acquire(&key(0), id(0), 500, &holder(0)).unwrap();
-    locks.want(&key(0), waiting).unwrap();
-    locks.want(&key(1), other).unwrap();
+    locks.register_waiter(&key(0), waiting).unwrap();
+    locks.register_waiter(&key(1), other).unwrap();
     assert_eq!(take_released(&tx, waiting).unwrap(), Vec::<String>::new());
 
     let Verdict::Done(freed) = locks.release(id(0)).unwrap() else { panic!("it was held") };
-    assert_eq!(locks.came_free(&freed).unwrap(), [waiting]);
+    assert_eq!(locks.wake_waiters(&freed).unwrap(), [waiting]);
     assert_eq!(take_released(&tx, other).unwrap(), Vec::<String>::new());
     assert_eq!(take_released(&tx, waiting).unwrap(), [key(0).as_str()]);
     assert_eq!(take_released(&tx, waiting).unwrap(), [""; 0]);
 
     // The same holds when the record expires.
     locks.acquire(&key(1), id(1), 500, &holder(0)).unwrap();
-    assert_eq!(at(&tx, 1499).let_go().unwrap(), []);
-    assert_eq!(at(&tx, 1500).let_go().unwrap(), [other]);
+    assert_eq!(at(&tx, 1499).remove_expired().unwrap(), []);
+    assert_eq!(at(&tx, 1500).remove_expired().unwrap(), [other]);
 }
 
 #[test]

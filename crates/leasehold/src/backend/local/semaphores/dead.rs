@@ -21,17 +21,16 @@ impl Named<'_> {
             .query_row([self.row], |row| row.get(0))
             .optional()?;
         self.applied.next_expiry = next.map(|next| Time::from_micros(next.cast_unsigned()));
-        self.tell_the_first(call)?;
+        self.notify_first_waiter(call)?;
         if let Some(from) = call.from.filter(|_| asked) {
             self.applied.watches = self.first_in_line()?.contains(&from);
         }
         Ok(())
     }
 
-    /// Notifies the client of the first waiter if that waiter waits for a token and nothing else. The client then asks
-    /// when the token comes. The reply notifies the sender of this batch; another client is woken if the time has
-    /// changed.
-    pub(super) fn tell_the_first(&mut self, call: &Circumstances<'_>) -> Result<()> {
+    /// Notifies the client of the first waiter, if that waiter waits only for a token. The client then asks when the
+    /// token comes. The reply notifies the sender of this batch; another client is woken if the time has changed.
+    pub(super) fn notify_first_waiter(&mut self, call: &Circumstances<'_>) -> Result<()> {
         let token = self.next_token(call.now)?;
         match token {
             Some((at, client)) if call.from == Some(client) => self.applied.next_token = Some(at),
@@ -74,20 +73,20 @@ impl Named<'_> {
         Ok(self.in_front(call)?.into_iter().any(|client| (call.is_dead)(client)))
     }
 
-    /// Looks for dead clients and buries them, at most once per batch.
-    pub(super) fn bury_the_dead(&mut self, call: &mut Circumstances<'_>) -> Result<()> {
+    /// Looks for dead clients and removes them, at most once per batch.
+    pub(super) fn remove_dead_clients(&mut self, call: &mut Circumstances<'_>) -> Result<()> {
         if !std::mem::replace(&mut self.looked_for_dead, true) {
             for client in self.in_front(call)? {
                 if !self.dead.contains(&client) && (call.is_dead)(client) {
-                    self.bury_here(client)?;
+                    self.remove_dead_client_here(client)?;
                 }
             }
         }
         Ok(())
     }
 
-    /// Buries a client under this name. The other names follow once this one is written.
-    pub(super) fn bury_here(&mut self, client: ClientId) -> Result<()> {
+    /// Removes a dead client under this name. It is removed under its other names after this name is written.
+    pub(super) fn remove_dead_client_here(&mut self, client: ClientId) -> Result<()> {
         self.remove_client(client)?;
         self.dead.push(client);
         Ok(())

@@ -29,7 +29,7 @@ pub(super) struct State {
     pub(super) last_fence: u64,
 }
 
-/// What a client has declared, or an operator has set, as the rate.
+/// The rate that a client has declared or an operator has set.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Pace {
     /// Explicitly no rate.
@@ -44,7 +44,7 @@ pub(super) struct Named<'a> {
     stored: State,
     fence_lead: u64,
     pub(super) applied: Applied,
-    /// In this batch, every waiter before this place has turned out to be out of reach.
+    /// The place from which waiters are still to be tried. In this batch, every waiter before it was out of reach.
     pub(super) first_place: i64,
     pub(super) out_of_reach: Vec<ClientId>,
     pub(super) passed_over: u32,
@@ -122,7 +122,7 @@ pub(super) fn client(row: &Row<'_>, column: usize) -> Result<ClientId> {
         .ok_or(rusqlite::Error::IntegralValueOutOfRange(column, number))
 }
 
-/// The columns that are read of a name.
+/// The columns of a name's row, in the order in which `Named::read` reads them.
 macro_rules! select {
     () => {
         "SELECT id, capacity, held, waiting, next_place, last_fence, (SELECT fence_lead FROM meta), pinned, paused, units,
@@ -290,10 +290,10 @@ impl<'a> Named<'a> {
         }
     }
 
-    /// Returns tokens that were taken by permits that were never used.
-    pub(super) fn give_back(&mut self, unused: Vec<Fence>) {
+    /// Returns to the meter the tokens of permits that were never used.
+    pub(super) fn return_tokens(&mut self, unused: Vec<Fence>) {
         if let Some(Pace::Metered(meter)) = &mut self.state.pace {
-            meter.give_all_back(unused, self.state.last_fence);
+            meter.return_tokens(unused, self.state.last_fence);
         }
     }
 

@@ -233,16 +233,16 @@ fn the_machine_and_sql_agree() {
 #[test]
 fn a_permit_is_claimed_until_its_time_is_up_and_then_held_until_its_ttl_ends() {
     for (late, ttl) in [(false, None), (false, Some(Span::from_micros(9000))), (true, None)] {
-        let mut yard = Graveyard::new();
-        yard.enqueue("a", id(0, 0), true);
+        let mut store = TestStore::new();
+        store.enqueue("a", id(0, 0), true);
         let terms = Terms { lease: None, ttl };
         let (declared, wait, label) = (Declared::capacity(1, true), true, None);
         let enqueue =
             Command::Enqueue { id: id(1, 0), declared, wait, terms, share: Share::ONE, label };
-        yard.apply("a", 1, &[enqueue]);
-        yard.apply("a", 0, &[Command::Release { id: id(0, 0), known: Known::Nothing }]);
+        store.apply("a", 1, &[enqueue]);
+        store.apply("a", 0, &[Command::Release { id: id(0, 0), known: Known::Nothing }]);
         let passed = if late { CONFIRM_WITHIN } else { Span::from_micros(4999) };
-        let claimed = claim(&yard.tx, client(1), Time::from_micros(START) + passed).unwrap();
+        let claimed = claim(&store.tx, client(1), Time::from_micros(START) + passed).unwrap();
         let valid_for = claimed.first().map(|(_, _, held)| held.valid_for);
         let left = ttl.map(|ttl| Span::from_micros(ttl.micros() - passed.micros()));
         assert_eq!(valid_for, (!late).then_some(left));
@@ -250,21 +250,21 @@ fn a_permit_is_claimed_until_its_time_is_up_and_then_held_until_its_ttl_ends() {
 }
 
 /// A store in which a test declares clients dead, or their lifelines inherited.
-struct Graveyard {
+struct TestStore {
     tx: Connection,
     dead: Vec<ClientId>,
-    bequeathed: Vec<ClientId>,
+    inherited: Vec<ClientId>,
     /// The number of checks whether a client is dead.
     looked: usize,
 }
 
-impl Graveyard {
+impl TestStore {
     fn new() -> Self {
-        Self { tx: schema::in_memory(), dead: Vec::new(), bequeathed: Vec::new(), looked: 0 }
+        Self { tx: schema::in_memory(), dead: Vec::new(), inherited: Vec::new(), looked: 0 }
     }
 
     fn apply(&mut self, name: &str, from: u64, commands: &[Command]) -> Applied {
-        let (dead, bequeathed) = (&self.dead, &self.bequeathed);
+        let (dead, inherited) = (&self.dead, &self.inherited);
         let looked = std::cell::Cell::new(0);
         let is_dead = |client: &ClientId| {
             looked.set(looked.get() + 1);
@@ -276,7 +276,7 @@ impl Graveyard {
             confirm_within: CONFIRM_WITHIN,
             reach: &mut |client| match () {
                 () if is_dead(&client) => Reach::Dead,
-                () if bequeathed.contains(&client) => Reach::Bequeathed,
+                () if inherited.contains(&client) => Reach::Inherited,
                 () => Reach::Reached,
             },
             is_dead: &mut |client| is_dead(&client),
@@ -300,68 +300,68 @@ impl Graveyard {
 }
 
 #[test]
-fn a_newcomer_buries_a_dead_holder_and_has_its_permit() {
+fn a_newcomer_removes_a_dead_holder_and_is_granted_its_permit() {
     for wait in [true, false] {
-        let mut yard = Graveyard::new();
-        yard.enqueue("a", id(0, 0), true);
-        assert!(!matches!(yard.enqueue("a", id(1, 0), false).outcomes[..], [Outcome::Held(_)]));
-        yard.dead.push(client(0));
-        let applied = yard.enqueue("a", id(1, 1), wait);
+        let mut store = TestStore::new();
+        store.enqueue("a", id(0, 0), true);
+        assert!(!matches!(store.enqueue("a", id(1, 0), false).outcomes[..], [Outcome::Held(_)]));
+        store.dead.push(client(0));
+        let applied = store.enqueue("a", id(1, 1), wait);
         assert!(matches!(applied.outcomes[..], [Outcome::Held(_)]), "{applied:?}");
-        assert_eq!(applied.buried, [client(0)]);
+        assert_eq!(applied.removed_clients, [client(0)]);
     }
 }
 
 #[test]
-fn the_dead_are_buried_under_every_name() {
-    let mut yard = Graveyard::new();
+fn dead_clients_are_removed_under_every_name() {
+    let mut store = TestStore::new();
     for name in ["a", "b"] {
-        yard.enqueue(name, id(0, 0), true);
-        yard.enqueue(name, id(0, 1), true);
-        yard.enqueue(name, id(1, 0), true);
+        store.enqueue(name, id(0, 0), true);
+        store.enqueue(name, id(0, 1), true);
+        store.enqueue(name, id(1, 0), true);
     }
-    yard.enqueue("b", id(2, 0), true);
-    yard.dead.push(client(0));
-    let applied = yard.sweep("a", 1);
+    store.enqueue("b", id(2, 0), true);
+    store.dead.push(client(0));
+    let applied = store.sweep("a", 1);
     // The reply reports the grant under the name that was asked about. For the other name the client must be woken.
     assert_eq!(applied.granted.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [id(1, 0)]);
-    assert_eq!((applied.buried, applied.wake), (vec![client(0)], vec![client(1)]));
-    let (holders, waiters) = rows(&yard.tx);
+    assert_eq!((applied.removed_clients, applied.wake), (vec![client(0)], vec![client(1)]));
+    let (holders, waiters) = rows(&store.tx);
     assert_eq!(holders.len(), 2);
     assert_eq!(waiters, [id(2, 0)]);
-    let claimed = claim(&yard.tx, client(1), Time::from_micros(START)).unwrap();
+    let claimed = claim(&store.tx, client(1), Time::from_micros(START)).unwrap();
     assert!(
         matches!(&claimed[..], [(name, own, _)] if name == "b" && *own == id(1, 0)),
         "{claimed:?}"
     );
-    assert_eq!(claim(&yard.tx, client(1), Time::from_micros(START)).unwrap(), [], "once");
+    assert_eq!(claim(&store.tx, client(1), Time::from_micros(START)).unwrap(), [], "once");
 }
 
 #[test]
 fn a_queue_of_the_dead_is_passed_at_once() {
-    let mut yard = Graveyard::new();
-    yard.enqueue("a", id(0, 0), true);
+    let mut store = TestStore::new();
+    store.enqueue("a", id(0, 0), true);
     for sequence in 0..100 {
-        yard.enqueue("a", id(1, sequence), true);
+        store.enqueue("a", id(1, sequence), true);
     }
-    yard.enqueue("a", id(2, 0), true);
-    yard.dead.push(client(1));
-    yard.looked = 0;
-    let applied = yard.apply("a", 0, &[Command::Release { id: id(0, 0), known: Known::Nothing }]);
-    assert_eq!((applied.wake, applied.buried), (vec![client(2)], vec![client(1)]));
-    assert!(yard.looked < 5, "one look is enough for all of them, not {}", yard.looked);
-    assert_eq!(rows(&yard.tx).1, []);
+    store.enqueue("a", id(2, 0), true);
+    store.dead.push(client(1));
+    store.looked = 0;
+    let applied = store.apply("a", 0, &[Command::Release { id: id(0, 0), known: Known::Nothing }]);
+    assert_eq!((applied.wake, applied.removed_clients), (vec![client(2)], vec![client(1)]));
+    assert!(store.looked < 5, "one look is enough for all of them, not {}", store.looked);
+    assert_eq!(rows(&store.tx).1, []);
 }
 
 #[test]
-fn what_was_bequeathed_stays_and_its_queue_goes() {
-    let mut yard = Graveyard::new();
-    yard.enqueue("a", id(0, 0), true);
-    yard.enqueue("a", id(0, 1), true);
-    yard.enqueue("a", id(1, 0), true);
-    yard.bequeathed.push(client(0));
-    assert_eq!(yard.sweep("a", 1).granted, []);
-    let (holders, waiters) = rows(&yard.tx);
+fn a_client_with_an_inherited_lifeline_keeps_its_permits_and_loses_its_waiters() {
+    let mut store = TestStore::new();
+    store.enqueue("a", id(0, 0), true);
+    store.enqueue("a", id(0, 1), true);
+    store.enqueue("a", id(1, 0), true);
+    store.inherited.push(client(0));
+    assert_eq!(store.sweep("a", 1).granted, []);
+    let (holders, waiters) = rows(&store.tx);
     assert_eq!((holders.len(), waiters.len()), (1, 2), "nobody asked");
     // A second permit becomes free. The process that inherited the lifeline cannot claim it; the next waiter can.
     let grow = Command::Enqueue {
@@ -372,63 +372,63 @@ fn what_was_bequeathed_stays_and_its_queue_goes() {
         share: Share::ONE,
         label: None,
     };
-    let applied = yard.apply("a", 2, &[grow]);
-    assert_eq!((applied.wake, applied.buried), (vec![client(1)], vec![]));
-    assert_eq!(rows(&yard.tx).1, [id(2, 0)]);
+    let applied = store.apply("a", 2, &[grow]);
+    assert_eq!((applied.wake, applied.removed_clients), (vec![client(1)], vec![]));
+    assert_eq!(rows(&store.tx).1, [id(2, 0)]);
 }
 
 #[test]
-fn whoever_is_near_the_head_watches() {
-    let mut yard = Graveyard::new();
-    yard.enqueue("a", id(100, 0), true);
+fn clients_near_the_head_watch() {
+    let mut store = TestStore::new();
+    store.enqueue("a", id(100, 0), true);
     for number in 0..20 {
-        let applied = yard.enqueue("a", id(number, 0), true);
+        let applied = store.enqueue("a", id(number, 0), true);
         assert_eq!(applied.watches, number < 8, "{number}");
     }
     // A client with many waiters does not keep the next clients from watching.
     for sequence in 0..50 {
-        yard.enqueue("b", id(0, sequence), true);
+        store.enqueue("b", id(0, sequence), true);
     }
-    assert!(yard.enqueue("b", id(1, 0), true).watches);
+    assert!(store.enqueue("b", id(1, 0), true).watches);
 }
 
 #[test]
-fn an_id_that_another_releases_is_found_by_its_own() {
-    let mut yard = Graveyard::new();
-    yard.enqueue("a", id(0, 0), true);
+fn a_client_finds_its_ids_that_another_client_released() {
+    let mut store = TestStore::new();
+    store.enqueue("a", id(0, 0), true);
     let release = Command::Release { id: id(0, 0), known: Known::Nothing };
-    let applied = yard.apply("a", 1, std::slice::from_ref(&release));
+    let applied = store.apply("a", 1, std::slice::from_ref(&release));
     assert_eq!(applied.wake, [client(0)]);
-    assert_eq!(take_evicted(&yard.tx, client(0)).unwrap(), [("a".to_owned(), id(0, 0))]);
-    assert_eq!(take_evicted(&yard.tx, client(0)).unwrap(), [], "once");
+    assert_eq!(take_evicted(&store.tx, client(0)).unwrap(), [("a".to_owned(), id(0, 0))]);
+    assert_eq!(take_evicted(&store.tx, client(0)).unwrap(), [], "once");
     // A client is not notified of its own release.
-    yard.enqueue("a", id(0, 0), true);
-    assert_eq!(yard.apply("a", 0, &[release]).wake, []);
-    assert_eq!(take_evicted(&yard.tx, client(0)).unwrap(), []);
+    store.enqueue("a", id(0, 0), true);
+    assert_eq!(store.apply("a", 0, &[release]).wake, []);
+    assert_eq!(take_evicted(&store.tx, client(0)).unwrap(), []);
 }
 
 /// Without leases the client would never find out by itself.
 #[test]
-fn whoever_was_evicted_is_told_although_the_name_was_forgotten() {
-    let mut yard = Graveyard::new();
-    yard.enqueue("a", id(0, 0), true);
-    yard.apply("a", 1, &[Command::Release { id: id(0, 0), known: Known::Nothing }]);
+fn an_evicted_client_is_notified_although_the_name_was_forgotten() {
+    let mut store = TestStore::new();
+    store.enqueue("a", id(0, 0), true);
+    store.apply("a", 1, &[Command::Release { id: id(0, 0), known: Known::Nothing }]);
     let forget = Command::Steer { capacity: None, steer: Steer::Forget };
     let done = Outcome::Steered(Steered::Done);
-    assert_eq!(yard.apply("a", 1, std::slice::from_ref(&forget)).outcomes, [done]);
-    assert_eq!(take_evicted(&yard.tx, client(0)).unwrap(), [("a".to_owned(), id(0, 0))]);
+    assert_eq!(store.apply("a", 1, std::slice::from_ref(&forget)).outcomes, [done]);
+    assert_eq!(take_evicted(&store.tx, client(0)).unwrap(), [("a".to_owned(), id(0, 0))]);
     let unknown = Outcome::Steered(Steered::Unknown);
-    assert_eq!(yard.apply("a", 1, &[forget]).outcomes, [unknown]);
+    assert_eq!(store.apply("a", 1, &[forget]).outcomes, [unknown]);
 }
 
 /// Returns the number of steps that SQLite takes for one round: a newcomer queues, its client asks, a client near the
 /// head asks, the holder releases, the next waiter claims.
 fn steps_of_a_round(waiters: u64, clients: u64) -> u64 {
-    let mut yard = Graveyard::new();
+    let mut store = TestStore::new();
     let holder = id(1000, 0);
-    yard.enqueue("a", holder, true);
+    store.enqueue("a", holder, true);
     for sequence in 0..waiters {
-        yard.enqueue("a", id(sequence % clients, sequence), true);
+        store.enqueue("a", id(sequence % clients, sequence), true);
     }
     let counter = Arc::new(AtomicU64::new(0));
     let steps = counter.clone();
@@ -436,32 +436,32 @@ fn steps_of_a_round(waiters: u64, clients: u64) -> u64 {
         steps.fetch_add(1, Ordering::Relaxed);
         false
     };
-    let round = |yard: &mut Graveyard, turn: u64, holder: AcquisitionId| {
+    let round = |store: &mut TestStore, turn: u64, holder: AcquisitionId| {
         let newcomer = id(2000 + turn, 0);
-        yard.enqueue("a", newcomer, true);
+        store.enqueue("a", newcomer, true);
         let renew = Command::Renew { id: newcomer, terms: Terms::default() };
-        yard.apply("a", 2000 + turn, &[renew, Command::Sweep]);
-        yard.sweep("a", turn);
-        yard.apply(
+        store.apply("a", 2000 + turn, &[renew, Command::Sweep]);
+        store.sweep("a", turn);
+        store.apply(
             "a",
             number(holder.client()) as u64,
             &[Command::Release { id: holder, known: Known::Nothing }],
         );
         let next = id(turn % clients, turn);
         let renew = Command::Renew { id: next, terms: Terms::default() };
-        let applied = yard.apply("a", turn % clients, &[renew]);
+        let applied = store.apply("a", turn % clients, &[renew]);
         assert!(matches!(applied.outcomes[..], [Outcome::Held(_)]), "{applied:?}");
         next
     };
     // Run one round first, so that the statements are prepared.
-    let next = round(&mut yard, 0, holder);
-    yard.tx.progress_handler(1, Some(count)).unwrap();
-    round(&mut yard, 1, next);
+    let next = round(&mut store, 0, holder);
+    store.tx.progress_handler(1, Some(count)).unwrap();
+    round(&mut store, 1, next);
     counter.load(Ordering::Relaxed)
 }
 
 #[test]
-fn what_it_costs_does_not_grow_with_the_queue() {
+fn the_cost_does_not_grow_with_the_queue() {
     let (short, long) = (steps_of_a_round(20, 10), steps_of_a_round(10_000, 10));
     assert!(short > 100, "{short} steps: nothing was counted");
     assert!(long <= short + short / 20, "{short} steps with 20 waiters, {long} with 10,000");

@@ -38,7 +38,7 @@ impl Named<'_> {
     }
 
     /// Runs a statement that deletes holders of this name by `which` and returns their weight, fence and unclaimed
-    /// flag. Subtracts them from the counters. The tokens of unclaimed permits go back.
+    /// flag. Subtracts them from the counters, and returns the tokens of unclaimed permits.
     pub(super) fn remove_holders(
         &mut self,
         mut delete: CachedStatement<'_>,
@@ -54,11 +54,12 @@ impl Named<'_> {
                 unused.push(Fence::new(fence.cast_unsigned()));
             }
         }
-        self.give_back(unused);
+        self.return_tokens(unused);
         Ok(())
     }
 
-    /// Returns whether a newcomer may be granted a permit: every remaining waiter is out of reach.
+    /// Grants permits to waiters, in order, as long as they fit. Returns whether a newcomer may be granted a permit,
+    /// because every remaining waiter is out of reach.
     pub(super) fn grant(&mut self, call: &mut Circumstances<'_>) -> Result<bool> {
         while self.state.waiting > 0 && self.passed_over < PASSED_OVER {
             if !self.fits(1, call.now) {
@@ -83,12 +84,12 @@ impl Named<'_> {
                         self.first_place = waiter.place + 1;
                         continue;
                     }
-                    Reach::Bequeathed => {
+                    Reach::Inherited => {
                         self.remove_waiters(client)?;
                         continue;
                     }
                     Reach::Dead => {
-                        self.bury_here(client)?;
+                        self.remove_dead_client_here(client)?;
                         continue;
                     }
                 }
@@ -154,7 +155,7 @@ impl Named<'_> {
                 self.enqueue(&newcomer, nobody_before, call)
             }
             Command::Release { id, known } => {
-                // Remove first: a waiter that leaves must not be granted a permit on its way out.
+                // Remove first: a waiter that is being removed must not be granted a permit.
                 let role = self.release(*id, *known, call)?;
                 if self.state.waiting > 0 {
                     self.expire(call)?;
@@ -186,7 +187,7 @@ impl Named<'_> {
 
     fn steer(&mut self, steer: &Steer, call: &mut Circumstances<'_>) -> Result<Steered> {
         if *steer == Steer::Forget {
-            self.bury_the_dead(call)?;
+            self.remove_dead_clients(call)?;
             let State { held, waiting, .. } = self.state;
             if held > 0 || waiting > 0 {
                 let waiting = usize::try_from(waiting).unwrap_or(usize::MAX);
@@ -238,7 +239,7 @@ impl Named<'_> {
         }
         if self.state.waiting == 0 && !self.fits(share.weight, call.now) {
             // With an empty queue, no other client checks whether the holders are alive.
-            self.bury_the_dead(call)?;
+            self.remove_dead_clients(call)?;
             nobody_before = true;
         }
         if nobody_before && self.fits(share.weight, call.now) {
@@ -279,7 +280,7 @@ impl Named<'_> {
         Ok(Outcome::Waiting { ahead })
     }
 
-    /// Claims a permit that another client has granted. Otherwise it changes nothing, because there are no leases to
+    /// Claims a permit that another client has granted. Changes nothing otherwise, because there are no leases to
     /// renew.
     fn renew(&mut self, id: AcquisitionId, now: Time) -> Result<Outcome> {
         if self.holder(id)?.is_some_and(|holder| holder.claim_by.is_some()) {
@@ -322,7 +323,7 @@ impl Named<'_> {
             self.state.held -= 1;
             self.state.units -= weight;
             if known == Known::Unused {
-                self.give_back(vec![Fence::new(fence.cast_unsigned())]);
+                self.return_tokens(vec![Fence::new(fence.cast_unsigned())]);
             }
             Role::Holder
         } else {

@@ -19,7 +19,7 @@ use crate::backend::redis::slots::SLOTS;
 pub(super) struct Map {
     pub(super) ranges: Vec<(u16, u16, Address)>,
     pub(super) replicas: Vec<Address>,
-    /// Whether the cluster state of the node that returned it is ok.
+    /// Whether the cluster state of the node that returned the map is ok.
     pub(super) is_sure: bool,
     /// The newest epoch of the cluster that this node knows.
     pub(super) epoch: u64,
@@ -36,13 +36,13 @@ impl Map {
 
 /// A node to ask for the map: over its link, or over a connection made for this query.
 #[derive(Clone)]
-pub(super) enum Whom {
+pub(super) enum MapSource {
     Link(Arc<Link>),
     Node(Box<ConnectionInfo>),
 }
 
 /// Returns the map as one node knows it.
-pub(super) async fn ask_one(settings: Arc<RedisSettings>, whom: Whom) -> Result<Map, Error> {
+pub(super) async fn ask_one(settings: Arc<RedisSettings>, source: MapSource) -> Result<Map, Error> {
     let question = |word: &str| {
         let mut question = cmd("CLUSTER");
         question.arg(word);
@@ -50,14 +50,14 @@ pub(super) async fn ask_one(settings: Arc<RedisSettings>, whom: Whom) -> Result<
     };
     let questions: [Cmd; 2] = [question("SLOTS"), question("INFO")];
     let asking = async {
-        match &whom {
-            Whom::Link(link) => {
+        match &source {
+            MapSource::Link(link) => {
                 let answers = link.request(&questions).await?;
                 let translate = |error: RedisError| link.translate(&error);
                 let answers: Result<Vec<_>, _> = answers.into_iter().collect();
                 answers.map_err(translate)
             }
-            Whom::Node(info) => {
+            MapSource::Node(info) => {
                 let what = format!("request to {}", deployment::address(info));
                 let failed = |error: RedisError| not_a_cluster(&what, info, &error);
                 let connection = Connection::open(&settings, info).await.map_err(failed)?;
@@ -68,12 +68,12 @@ pub(super) async fn ask_one(settings: Arc<RedisSettings>, whom: Whom) -> Result<
             }
         }
     };
-    let info = match &whom {
-        Whom::Link(link) => match &link.server {
+    let info = match &source {
+        MapSource::Link(link) => match &link.server {
             Server::Node(info) => info,
             _ => return Err(Error::internal("a link of a cluster does not lead to a node")),
         },
-        Whom::Node(info) => info,
+        MapSource::Node(info) => info,
     };
     let answers = tokio::time::timeout(settings.connect_timeout, asking).await;
     let mut answers = answers.unwrap_or_else(|_| {

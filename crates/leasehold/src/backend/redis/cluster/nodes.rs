@@ -74,7 +74,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Whether it serves no slot yet, and commands are sent to it all the same.
+    /// Whether commands are sent to it although it serves no slot yet.
     pub(super) fn is_expected(&self) -> bool {
         !self.serves && self.asked.is_some_and(|asked| Moment::now() < asked + EXPECTED_FOR)
     }

@@ -1,4 +1,4 @@
-//! The answers `MOVED` and `ASK`, with which a node names another one.
+//! The answers `MOVED` and `ASK`, which name another node.
 
 use redis::RedisError;
 

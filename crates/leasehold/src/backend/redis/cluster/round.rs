@@ -1,11 +1,11 @@
-//! One round of questions for the map: which nodes are asked, how long for, and whose map is used.
+//! One round of queries for the map: which nodes are asked, how long the client waits for them, and which map it uses.
 //!
 //! The client asks a few nodes at once: first those that it is connected to, then the others. Nodes that hang or cannot
-//! be reached do not hold it up: a moment later it asks the next few as well. The first map from a node whose cluster
+//! be reached do not delay it: a moment later it asks the next few as well. The first map from a node whose cluster
 //! state is ok ends the round.
 //!
-//! During a failover there may be no such node. The best of the other maps is used then: the one with most slots, and of
-//! these the one with the newest epoch. A node that has left the cluster and still runs has an empty map.
+//! During a failover there may be no such node. The best of the other maps is used then: the one with most slots, and
+//! of these the one with the newest epoch. A node that has left the cluster and still runs has an empty map.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use redis::ConnectionInfo;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::map::{Map, Whom, ask_one};
+use super::map::{Map, MapSource, ask_one};
 use super::{Address, Cluster};
 use crate::Error;
 use crate::backend::redis::deployment::{at, host_and_port};
@@ -22,7 +22,7 @@ use crate::backend::redis::link::Server;
 /// How many nodes are asked at once.
 const ASKED_AT_ONCE: usize = 4;
 
-/// How long the client waits for these before it asks the next ones.
+/// How long the client waits for the answers of these nodes before it asks the next ones.
 const NEXT_AFTER: Duration = Duration::from_millis(100);
 
 /// How often nodes that the client is not connected to are asked, if it is connected to others.
@@ -33,18 +33,18 @@ impl Cluster {
     pub(super) async fn ask(&self, others_asked: &mut Option<Instant>) -> Result<Map, Error> {
         let began = Instant::now();
         let until = began + self.settings.connect_timeout;
-        let mut whom = self.whom(others_asked).into_iter();
+        let mut sources = self.sources(others_asked).into_iter();
         let (mut asked, mut first_after) = (JoinSet::new(), None);
         let (mut doubtful, mut problem): (Option<Map>, _) = (None, None);
         loop {
-            for one in whom.by_ref().take(ASKED_AT_ONCE) {
+            for one in sources.by_ref().take(ASKED_AT_ONCE) {
                 asked.spawn(ask_one(self.settings.clone(), one));
             }
-            let is_last = whom.len() == 0;
+            let is_last = sources.len() == 0;
             let started = Instant::now();
             loop {
-                // The first map shows how fast the nodes can be. If there is none, the last nodes have all the time
-                // that is left.
+                // The time until the first map arrived shows how fast nodes answer. If no map has arrived, the last
+                // nodes get all the time that is left.
                 let patience = match first_after {
                     _ if !is_last => NEXT_AFTER,
                     Some(after) => NEXT_AFTER.max(4 * after),
@@ -71,12 +71,12 @@ impl Cluster {
                 break;
             }
         }
-        let silence = || Error::unavailable(format!("asking {}", self.address()), true, None);
+        let silence = || Error::unavailable(format!("request to {}", self.address()), true, None);
         doubtful.ok_or_else(|| problem.unwrap_or_else(silence))
     }
 
-    /// The nodes to ask, in that order. No node is asked twice.
-    fn whom(&self, others_asked: &mut Option<Instant>) -> Vec<Whom> {
+    /// Returns the nodes to ask, in this order. No node is asked twice.
+    fn sources(&self, others_asked: &mut Option<Instant>) -> Vec<MapSource> {
         let mut links = self.primaries();
         links.retain(|link| link.is_up());
         let recently = others_asked.is_some_and(|at| at.elapsed() < OTHERS_EVERY);
@@ -102,11 +102,11 @@ impl Cluster {
         let turn = self.next_turn();
         rotate(&mut links, turn);
         rotate(&mut others, turn);
-        let others = others.into_iter().map(|info| Whom::Node(Box::new(info)));
-        links.into_iter().map(Whom::Link).chain(others).collect()
+        let others = others.into_iter().map(|info| MapSource::Node(Box::new(info)));
+        links.into_iter().map(MapSource::Link).chain(others).collect()
     }
 
-    /// The nodes of the URL, and those that the maps have named.
+    /// Returns the nodes in the URL, and those that earlier maps have named.
     fn others(&self) -> Vec<ConnectionInfo> {
         let mut others = self.seeds.clone();
         if let Some(seed) = self.seeds.first() {

@@ -61,8 +61,8 @@ impl Both {
                 self.persist_all();
                 return Seen::Nothing;
             }
-            Step::LetGo => {
-                self.let_go();
+            Step::RemoveExpired => {
+                self.remove_expired();
                 return Seen::Nothing;
             }
             Step::Pass(_) => return Seen::Nothing,
@@ -78,7 +78,7 @@ impl Both {
         }
     }
 
-    /// Returns the next fence; sometimes another one, or none.
+    /// Returns the fence that the client expects: mostly the next one, sometimes another one or none.
     fn expected(&mut self, number: usize) -> Option<Fence> {
         let counter = format!("syncguard:fence:{}", key(number).as_str());
         let last: Option<u64> = redis::cmd("GET").arg(counter).query(&mut self.connection).unwrap();
@@ -107,7 +107,7 @@ impl Both {
             .then_some(another)
     }
 
-    /// Sends the command together with others, because several commands share a script call. The straight path serves
+    /// Sends the command together with others, because several commands share a script call. The fast path serves
     /// commands up to the first one that is not common. One time in four, this command comes after such a command.
     fn ask_in_company(&mut self, command: &LockCommand) -> LockOutcome {
         let (beside, held) = (Name::new("key", "beside").unwrap(), id(9));
@@ -159,7 +159,7 @@ impl Both {
         decode_record(&text).unwrap()
     }
 
-    fn let_go(&mut self) {
+    fn remove_expired(&mut self) {
         for number in 0..KEYS {
             let lock = format!("syncguard:{}", key(number).as_str());
             if let Some(record) = self.record(&lock).filter(|record| record.expires_at <= self.now)

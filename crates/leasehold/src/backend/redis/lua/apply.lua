@@ -1,9 +1,8 @@
 -- The fair semaphore: serves one name after the other. `machine.rs` has the argument.
 --
 -- Most requests are one acquire or one release of a name without waiters, or the query of a waiter for which nothing
--- has changed. These take a straight path here. The machine (`machine.lua`) does whatever the straight path leaves
--- undone. A script pays for each function that it defines, even if it does not call it. So the machine is created only
--- when it is first needed.
+-- has changed. These take a fast path here. The machine (`machine.lua`) handles everything else. Defining a function
+-- costs time, even if the function is not called. So the machine is created only when it is first needed.
 --
 -- KEYS  of each name
 --       1 main     ZSET    holder -> renew_by
@@ -12,33 +11,35 @@
 --       4 waiting  ZSET    waiter -> when it was enqueued
 --       5 alive    ZSET    waiter -> alive_by
 --       6 fence    STRING  the last fence; never expires
---       7 info     HASH    id -> "fence since heartbeat ttl label" (microseconds; "-" is none). After the fence may follow
---                          what is not ordinary of a permit: see `field_of`
---       8 limits   STRING  what is not ordinary of the limits: see `read_capacity`. Never expires; mostly not there
+--       7 info     HASH    id -> "fence since heartbeat ttl label" (microseconds; "-" is none). If the permit is not
+--                          ordinary, its weight and slot number follow the fence: see `field_of`
+--       8 limits   STRING  the pin, the pause, the rate and the extra weight, if any: see `read_capacity`. Never expires;
+--                          usually missing
 --       9 slots    STRING  a bit for each slot number that is taken
 -- ARGV  1 namespace
---       2 client             the sender's
+--       2 client             the sender
 --       3 confirm_within     in microseconds
 --       4 foreign_heartbeat  of members of other programs, in microseconds
---       5 channel            how the channels of wake-ups end: "", or in a cluster ":" and a hash tag of the slot
+--       5 channel            the end of the wake-up channels: "", or in a cluster ":" and a hash tag of the slot
 --       and for each name
 --       6 name
---       7 capacity           what the sender declared last; 0 if it never did
---       8 declares           1 if that is news; 0 if it counts only where no capacity is known; and, if the sender says something
---                            of the rate: 1 if that is news or 0, the interval in microseconds, the burst
---       9 arguments          how many follow that are about this name
---       and, for each transition of it
---      10 transition         its word
---      11 arguments          how many follow
+--       7 capacity           the newest declaration of the sender; 0 if it has declared none
+--       8 declares           1 if this declaration is new; 0 if it counts only where no capacity is known. If the sender also
+--                            declares a rate, these follow: 1 if the rate is new, else 0; the interval in microseconds; the
+--                            burst
+--       9 arguments          the number of arguments that follow for this name
+--       and for each transition of this name
+--      10 transition         its name
+--      11 arguments          the number of arguments that follow
 --       and the arguments of the transition
--- Also, without being declared in KEYS: the channels of wake-ups (see `tell`), and {ns}:acquisition_notification:{id} of
+-- Also, without being declared in KEYS: the channels of wake-ups (see `publish`), and {ns}:acquisition_notification:{id} of
 -- members of other programs, or of ours that such a program has granted a permit. In a cluster these lists are in other
 -- slots, unless the namespace has a hash tag. Without one, their members cannot be notified, and are passed over.
--- Result  the server's time in microseconds, 0 if the clock was not read; and for each name, flat: for each id its outcome,
---       as the transition says; the delay until the next expiry (-1: none); 1 if another program has members here, else 0;
---       if the first waiter is the sender's and waits only for a token, the delay until the token comes; for each waiter of
---       the sender that was granted a permit its id, slot number, fence, valid_for. Or an error, which does not affect the
---       other names.
+-- Result  the server's time in microseconds, or 0 if the clock was not read; and for each name one flat list, or an error,
+--       which does not affect the other names. The list has: for each id its outcome, as the transition says; the delay until
+--       the next expiry (-1: none); 1 if another program has members here, else 0; the delay until the next token, if the
+--       first waiter is the sender's and waits only for a token; for each waiter of the sender that was granted a permit its
+--       id, slot number, fence and valid_for.
 --
 -- Lua does not roll back, so everything is read before anything is written. A key of the wrong type ends the work on its
 -- name before anything has changed.
@@ -57,8 +58,8 @@ local function stamp(micros)
 end
 
 -- Redis stores a small collection as a list, and searches it from the beginning. From this many members on, a table is
--- faster. A single member of more than 64 bytes makes Redis convert it to a table, permanently.
-local CROWD = 24
+-- faster. A single member of more than 64 bytes makes Redis convert the list to a table, permanently.
+local TABLE_FROM = 24
 
 local function machine()
 -- MACHINE
@@ -73,7 +74,7 @@ while at <= #ARGV do
   local main, ttls, waiting, info = KEYS[keys + 1], KEYS[keys + 2], KEYS[keys + 4], KEYS[keys + 7]
   local transition, delay = ARGV[section], -1
 
-  -- The number of these keys that exist usually tells which of them exist.
+  -- The number of existing keys usually tells which of them exist.
   local there = transition == 'enqueue' and call('EXISTS', main, ttls, waiting)
   if there or transition == 'release' and try('ZCARD', waiting) == 0 then
     -- Holders release, and nobody waits for their permits. So expired holders do not matter.
@@ -103,19 +104,19 @@ while at <= #ARGV do
       local known = held == 0 and 0 or 1
       local limited = there == known and 0 or try('ZCARD', ttls)
       if limited ~= 0 then known = known + 1 end
-      -- `there == known` means that nobody waits. Either every holder has a TTL or none has. Otherwise a TTL may be
-      -- left of a holder that another program has removed.
+      -- `there == known` means that nobody waits. Either every holder has a TTL or none has. Otherwise the TTL of a
+      -- holder that another program has removed may be left.
       if type(held) == 'number' and there == known and limited == (ttl and held or 0) and not texts[3]
         and #ARGV[section + 2] == 1 and #ARGV[at + 2] == 1
         and (texts[1] == ARGV[at + 1] or ARGV[at + 2] == '0' and capacity and capacity % 1 == 0 and capacity < 4294967296)
         and held + new <= capacity
         and fence and fence >= 0 and fence < 9007199254740000 and fence % 1 == 0
-        and (held >= CROWD or held + new < CROWD) then
+        and (held >= TABLE_FROM or held + new < TABLE_FROM) then
         NOW = NOW or now()
         local members, ends, infos = {}, {}, {}
         local renew_by, hold_until = stamp(NOW + heartbeat), ttl and stamp(NOW + ttl)
-        -- The same with more digits: see CROWD.
-        local format = held + new < CROWD and '%d %d %s %s %s' or '%d %048d %s %s %s'
+        -- The same with more digits: see TABLE_FROM.
+        local format = held + new < TABLE_FROM and '%d %d %s %s %s' or '%d %048d %s %s %s'
         fence = math.max(fence, NOW - 1)
         for i = 1, new do
           local id = ARGV[first + i - 1]

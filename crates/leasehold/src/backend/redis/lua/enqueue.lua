@@ -1,6 +1,6 @@
--- Grants each id in turn a permit or a place in the queue.
+-- Grants a permit or a place in the queue to each id, in order.
 --
--- ARGV    1 wait       1 or 0; and, unless each takes one unit and no number: its weight, and 1 if it asks for a number
+-- ARGV    1 wait       1 or 0. If a permit is not ordinary, its weight follows, and 1 if it gets a slot number, else 0
 --         2 heartbeat  in microseconds
 --         3 ttl        in microseconds; "-": none
 --         4 label
@@ -36,10 +36,10 @@ local nobody_before = true
 if is_refused or queued > 0 then
   nobody_before = tidy()
 elseif limited > held then
-  forget_the_gone()
+  forget_removed_members()
 else
   local over = due(TTL, limited)
-  if over then forget_the_gone(over) end
+  if over then forget_removed_members(over) end
 end
 look()
 

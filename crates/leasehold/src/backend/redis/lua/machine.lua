@@ -1,4 +1,4 @@
--- The machine of the fair semaphore: everything that the straight path of `apply.lua` does not do. Returns the function
+-- The machine of the fair semaphore: everything that the fast path of `apply.lua` does not handle. Returns the function
 -- that serves one name, starting at one of its transitions.
 
 -- Another program may write any score, even an infinite one. Scores are cut off at a hundred years from now.
@@ -6,7 +6,7 @@ local FAR = NOW + 3155760000000000
 
 local NOW_STAMP = stamp(NOW)
 
--- See CROWD.
+-- See TABLE_FROM.
 local LONG = string.rep('-', 65)
 
 -- The maximum number of ids in one call: `unpack` fails at about 8000.
@@ -19,7 +19,7 @@ local OUT_OF_REACH = 10 * PAGE
 local NAME, MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS, SLOTS
 -- The capacity that the sender declared last, whether that declaration is new, and the rate that it declares, if any.
 local DECLARED, DECLARES, RATE
--- Whether a holder with a slot number was granted or renewed: then SLOTS must outlive it.
+-- Whether a permit with a slot number was granted or renewed. SLOTS must outlive it.
 local numbered
 -- The numbers of holders, of holders with a TTL, and of waiters.
 local held, limited, queued
@@ -30,14 +30,14 @@ local held_before
 local longest
 local capacity, last_fence
 -- The other limits, once `read_capacity` was called:
--- - `pinned`: the pinned capacity; `declared`: what is declared meanwhile
+-- - `pinned`: the pinned capacity; `declared`: the capacity that was declared since
 -- - `paused`: since when; `by`: by whom; `reason`: why
 -- - `extra`: the units that the holders weigh beyond one each
 -- - `interval`: the time between two tokens (nil: nobody has declared or set a rate; 0: explicitly no rate); `burst`:
---   the maximum number of tokens; `full_at`: when all tokens are back; `returns`: the first fence whose token can go
---   back
--- - `changed`: whether any of that has to be written; 'a little' if a later call would find out the same, so that the
---   write may fail on a server that is full
+--   the maximum number of tokens; `full_at`: when no token is missing any more; `returns`: the first fence whose token
+--   can be returned
+-- - `changed`: whether any of that has to be written. 'if possible' means that a later call would compute the same, so
+--   the write may fail on a server that is full
 local limits
 -- Whether the time at which the first waiter gets its token may have changed.
 local news
@@ -98,7 +98,7 @@ local function read_capacity()
     limits.paused, limits.by, limits.reason = known[3] or nil, by, reason
     limits.extra = known[4] or 0
     -- Without holders there is no weight. Another program or an expiry may have removed the key of the holders.
-    if held == 0 and limits.extra > 0 then limits.extra, limits.changed = 0, 'a little' end
+    if held == 0 and limits.extra > 0 then limits.extra, limits.changed = 0, 'if possible' end
     limits.interval, limits.burst = known[5] or nil, known[6] or 1
     limits.full_at, limits.returns = known[7] or 0, known[8] or 0
     settle()
@@ -129,10 +129,10 @@ function is_metered()
   return limits.interval and limits.interval > 0
 end
 
--- At most all tokens can be missing, also after a change of the rate, and if the clock was set back.
+-- No more than all tokens can be missing, even after a change of the rate, or if the clock was set back.
 function settle()
   if limits.interval and limits.interval > 0 and limits.full_at > NOW + all_tokens() then
-    limits.full_at, limits.changed = NOW + all_tokens(), limits.changed or 'a little'
+    limits.full_at, limits.changed = NOW + all_tokens(), limits.changed or 'if possible'
   end
 end
 
@@ -171,7 +171,7 @@ local function terms_of(text)
       renew_by = heartbeat and stamp(NOW + heartbeat),
       hold_until = ttl and stamp(NOW + ttl),
       info = string.format(' %d ', NOW) .. text,
-      -- The same with more digits: see CROWD.
+      -- The same with more digits: see TABLE_FROM.
       long_info = string.format(' %048d ', NOW) .. text,
     }
     known_terms[text] = terms
@@ -180,7 +180,7 @@ local function terms_of(text)
 end
 
 local function info_of(terms)
-  return held + queued < CROWD and terms.info or terms.long_info
+  return held + queued < TABLE_FROM and terms.info or terms.long_info
 end
 
 -- Reads the last fence. A Lua number is not exact from 2^53 on, and a value that is not a number cannot be counted up.
@@ -234,7 +234,7 @@ local function count_anew()
     end
   end
   if extra ~= limits.extra then limits.extra, limits.changed = extra, true end
-  -- This is enough until the next permit with a number extends the expiry.
+  -- This expiry is long enough until the next permit with a number extends it.
   if numbered then call('PEXPIRE', SLOTS, math.max(call('PTTL', MAIN), 10000)) end
 end
 
@@ -313,26 +313,26 @@ function parse(info)
   return known
 end
 
--- Frees what a holder took. Call it after the holder was removed from MAIN.
-local function give_up(known)
+-- Frees the extra units and the slot number of a holder. Call it after the holder was removed from MAIN.
+local function free_share(known)
   if not known.fence then return end
   if known.share.weight > 1 then
     read_capacity()
     limits.extra = math.max(limits.extra - known.share.weight + 1, 0)
-    limits.changed = limits.changed or 'a little'
+    limits.changed = limits.changed or 'if possible'
   end
   -- A server that is full may refuse the write. Then the number stays taken for a while.
   if known.slot > 0 and call('EXISTS', SLOTS) == 1 then try('SETBIT', SLOTS, known.slot - 1, 0) end
 end
 
--- Returns the tokens of grants that were never used. The latest grant goes first, because then the most tokens go back.
--- `Meter::give_back` in `rate.rs` has the argument.
-local function give_back(fences)
+-- Returns the tokens of grants that were never used. It starts with the latest grant, because that order returns the
+-- most tokens. `Meter::return_token` in `rate.rs` has the argument.
+local function return_tokens(fences)
   if #fences == 0 or not is_metered() then return end
   table.sort(fences, function(one, other) return one > other end)
   for _, fence in ipairs(fences) do
     if fence >= limits.returns then
-      limits.full_at, limits.changed = limits.full_at - limits.interval, limits.changed or 'a little'
+      limits.full_at, limits.changed = limits.full_at - limits.interval, limits.changed or 'if possible'
       if fence ~= last_known_fence() then limits.returns = last_known_fence() end
     end
   end
@@ -343,15 +343,15 @@ local function is_special(known)
   return known.fence and (known.share.weight > 1 or known.slot > 0)
 end
 
--- Removes expired holders. The tokens of permits that were never claimed go back: their fences are added to
--- `unused`. Returns whether another program had already removed some of these holders from MAIN, so that the counts are
--- wrong.
+-- Removes expired holders, and adds the fences of permits that were never claimed to `unused`, so that their tokens can
+-- be returned. Returns whether another program had already removed some of these holders from MAIN, so that the counts
+-- are wrong.
 local function forget(ids, unused)
   local scores, removed = call('ZMSCORE', MAIN, unpack(ids)), false
   news = true
   for i, info in ipairs(call('HMGET', INFO, unpack(ids))) do
     local known = parse(info)
-    if scores[i] then give_up(known) elseif is_special(known) then removed = true end
+    if scores[i] then free_share(known) elseif is_special(known) then removed = true end
     if known.unclaimed then unused[#unused + 1] = known.fence end
   end
   call('HDEL', INFO, unpack(ids))
@@ -360,15 +360,15 @@ local function forget(ids, unused)
   return removed
 end
 
-local function leave(ids)
+local function remove_waiters(ids)
   news = true
   call('HDEL', INFO, unpack(ids))
   queued = queued - call('ZREM', WAITING, unpack(ids))
   call('ZREM', ALIVE, unpack(ids))
 end
 
--- Removes what we stored of members that another program has removed. Looks at these ids, or at all.
-local function forget_the_gone(some)
+-- Removes what we have stored about members that another program has removed. Checks only the given ids, or all.
+local function forget_removed_members(some)
   local gone = {}
   local function look(ids)
     for _, id in ipairs(ids) do
@@ -407,25 +407,27 @@ local function expire()
     dead = due(MAIN, held)
   end
   if removed then count_anew() end
-  give_back(unused)
-  if silent then leave(silent) end
+  return_tokens(unused)
+  if silent then remove_waiters(silent) end
 end
 
 -- Publishes a message about this name to a client, and returns whether the client listens. In a cluster every slot has
 -- its own channels, because a channel of another slot may belong to another node.
 --
--- A message is replicated although nobody here receives it. A client whose connection stayed with a server that is a
--- replica by now would receive it there, and believe in a permit that is not granted. So the script looks first.
-local function tell(client, text)
+-- A message is replicated even if nobody here receives it. A client that is still connected to a former primary, now a
+-- replica, would receive it there, and believe that it holds a permit that was not granted. So the script first checks
+-- whether the client listens.
+local function publish(client, text)
   local in_cluster = ARGV[5] ~= ''
   local channel = ARGV[1] .. ':wake:' .. client .. ARGV[5]
   local listeners = try('PUBSUB', in_cluster and 'SHARDNUMSUB' or 'NUMSUB', channel)
   if listeners[2] == 0 then return false end
-  local heard = try(in_cluster and 'SPUBLISH' or 'PUBLISH', channel, text)
-  return type(heard) == 'number' and heard > 0
+  local receivers = try(in_cluster and 'SPUBLISH' or 'PUBLISH', channel, text)
+  return type(receivers) == 'number' and receivers > 0
 end
 
--- Returns whether a newcomer may be granted a permit: every remaining waiter is out of reach.
+-- Grants permits to waiters, in order, as long as they fit. Returns whether a newcomer may be granted a permit, because
+-- every remaining waiter is out of reach.
 local function grant_to_queue()
   local NS, OWN = ARGV[1], ARGV[2] .. '-'
   local passed_over = 0
@@ -436,21 +438,21 @@ local function grant_to_queue()
   -- Wakes the client of a waiter that was granted a permit. The message says what was granted, when, and how long the
   -- client has to claim it. Returns false if nobody received it. In two cases the time to claim it is 0, so that the
   -- client asks first. If another program has members here, its clock may be ahead, and it may remove a permit that is
-  -- not claimed yet. Under a rate, a permit that was never claimed must never have been used.
+  -- not claimed yet. If there is a rate, the client must not use a permit before it has claimed it.
   local function wake(id, prefix, fence, slot, claim)
     if foreign or is_metered() then claim = 0 end
-    local told = string.format('%s %d %d %d %d %s', id, NOW, fence, slot, claim, NAME)
-    if tell(string.sub(id, 1, 11), told) then return true end
+    local message = string.format('%s %d %d %d %d %s', id, NOW, fence, slot, claim, NAME)
+    if publish(string.sub(id, 1, 11), message) then return true end
     out_of_reach[prefix] = true
     return false
   end
 
   -- Notifies a member of another program, which waits on a list of its own. The member may be dead, so it must claim
-  -- its permit: in the time that it would have lived without another heartbeat, and not less than a member of ours has.
-  -- Returns that time, or nothing if the member cannot be notified.
+  -- its permit. It has the time until its heartbeat expires, but at least as long as a member of ours. Returns that
+  -- time, or nothing if the member cannot be notified.
   local function notify(id)
     -- In a cluster the list is in the slot of the name only if the namespace has a hash tag. In another slot it may be
-    -- on this node by chance, and the fate of a waiter must not depend on that.
+    -- on this node by chance, and a waiter must not depend on that.
     if ARGV[5] ~= '' and not string.find(NS, '{', 1, true) then return end
     local list = NS .. ':acquisition_notification:' .. id
     local alive_by = call('ZSCORE', ALIVE, id)
@@ -462,7 +464,7 @@ local function grant_to_queue()
   end
 
   -- Grants a permit to a waiter. Returns false if its client cannot be reached.
-  local function give(id, prefix, known)
+  local function grant_to(id, prefix, known)
     local terms, claim, n = terms_of(known.text or ARGV[4] .. ' - '), nil, nil
     if prefix == OWN then
       local slot, fence, valid_for = hold(id, terms, known.share)
@@ -480,7 +482,7 @@ local function grant_to_queue()
     else
       claim = notify(id)
       if not claim then return false end
-      -- This grant takes a token, too. It has no fence, so its token cannot go back.
+      -- This grant takes a token, too. It has no fence, so its token cannot be returned.
       take(ORDINARY, 0, last_known_fence() + 1)
     end
     held, n = held + 1, #main
@@ -508,7 +510,7 @@ local function grant_to_queue()
         info = parse(info)
         nobody_before = fits(info.share.weight)
         if not nobody_before then break end
-        if give(id, prefix, info) then
+        if grant_to(id, prefix, info) then
           leaving[#leaving + 1] = id
         else
           passed_over = passed_over + 1
@@ -538,8 +540,8 @@ function flush(all)
   end
 
   -- Keeps a key until ten seconds after its last score, and returns that score; 0 if the key is empty. The score is
-  -- read from the key, unless nobody else is here: another program may have shortened an expiry that other members
-  -- need.
+  -- read from the key, unless there are no other members: another program may have shortened an expiry that other
+  -- members need.
   local function keep(key, highest)
     if not highest then
       highest = call('ZRANGE', key, -1, -1, 'WITHSCORES')[2]
@@ -554,7 +556,7 @@ function flush(all)
   if last_fence then call('SET', FENCE, string.format('%d', last_fence)) end
   if max then call('SET', MAX, max) end
   if limits and limits.changed then
-    local set = limits.changed == 'a little' and try or call
+    local set = limits.changed == 'if possible' and try or call
     limits.changed = nil
     if limits.pinned or limits.paused or limits.extra > 0 or limits.interval then
       local numbers = {}
@@ -568,7 +570,7 @@ function flush(all)
     end
   end
   write('ZADD', MAIN, main)
-  if held >= CROWD and held_before < CROWD then
+  if held >= TABLE_FROM and held_before < TABLE_FROM then
     call('ZADD', MAIN, 0, LONG)
     call('ZREM', MAIN, LONG)
   end
@@ -605,9 +607,9 @@ local function grant()
 end
 
 -- Returns the time until the first waiter is granted a permit, if it is the sender's and waits only for a token. That
--- is when enough tokens are there to be worth a sweep (`Rate::worth_waiting_for`). If the first waiter is another
--- client's, and the time may have changed, that client is notified here. If it cannot be reached, the client of the
--- next waiter that can be is notified.
+-- is when enough tokens have arrived to be worth a sweep (`Rate::worth_waiting_for`). If the first waiter belongs to
+-- another client, and the time may have changed, this function notifies that client. If that client cannot be reached,
+-- it notifies the client of the next waiter that can.
 local function next_token()
   if not is_metered() or has_token() then return end
   local heads, asked = call('ZRANGE', WAITING, 0, 9), {}
@@ -621,7 +623,7 @@ local function next_token()
     local client = string.sub(id, 1, 11)
     if not asked[client] and string.match(id, '^%w+%-%d+$') then
       asked[client] = true
-      if tell(client, string.format('%s %d 0 0 %d %s', id, NOW, delay, NAME)) then return end
+      if publish(client, string.format('%s %d 0 0 %d %s', id, NOW, delay, NAME)) then return end
     end
   end
 end
@@ -657,7 +659,7 @@ local function finish()
   return outcomes
 end
 
--- The functions below serve ids that ask again; enqueue and renew share them.
+-- Enqueue and renew share the functions below, which serve ids that ask again.
 
 -- Renews the lease of a holder.
 local function renew(id, terms)
@@ -721,7 +723,7 @@ local function tidy(asks)
   if not expired then
     expired = true
     -- Clients ask again and again, so a query also cleans up what another program has left behind.
-    if limited > held or asks and call('HLEN', INFO) > held + queued then forget_the_gone() end
+    if limited > held or asks and call('HLEN', INFO) > held + queued then forget_removed_members() end
     expire()
     if asks then
       read_capacity()

@@ -1,7 +1,7 @@
 -- Removes ids, whether they hold or wait. Repeating it is harmless.
 --
--- ARGV    1 known  of all of them: "held": they held an ordinary permit; "limited": the same, with a TTL; "unknown"; "unused":
---                  the same, and nobody has seen their permits: their tokens go back
+-- ARGV    1 known  what is known about all of them: "held": they held ordinary permits; "limited": the same, with a TTL;
+--                  "unknown": nothing; "unused": nothing, but no caller has seen a permit, so tokens are returned
 --         2 ids    from here on
 -- Result  one for each id: "holder" | "waiter" | "nobody"
 local was_held, waited, n = ARGV[first] == 'held' or ARGV[first] == 'limited', queued > 0, #outcomes
@@ -18,7 +18,7 @@ for at = first + 1, last do
     held, holding[ARGV[at]], news = held - 1, nil, true
     if texts[at - first] then
       local known = parse(texts[at - first])
-      give_up(known)
+      free_share(known)
       if ARGV[first] == 'unused' then unused[#unused + 1] = known.fence end
     end
   -- An id that held does not wait again.
@@ -29,7 +29,7 @@ for at = first + 1, last do
     outcomes[n] = 'nobody'
   end
 end
-give_back(unused)
+return_tokens(unused)
 if limited > 0 then limited = limited - call('ZREM', TTL, unpack(ARGV, first + 1, last)) end
 if not was_held then
   if waited then call('ZREM', ALIVE, unpack(ARGV, first + 1, last)) end

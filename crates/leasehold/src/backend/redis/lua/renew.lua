@@ -30,6 +30,6 @@ for i = 1, last - ids + 1 do
     answer('gone')
   end
 end
--- Renewals come again and again, so they also extend all keys that other programs' expiries would end too soon.
+-- Renewals are repeated, so they also extend all keys whose expiry other programs have set too short.
 read_capacity()
 flush('all keys')

@@ -1,8 +1,8 @@
 -- Changes the limits of a name, for an operator.
 --
 -- ARGV    1 what      "declare" | "pin" | "unpin" | "rate" | "pause" | "resume" | "forget"
---         2 capacity  to declare or to pin; of a rate "interval burst", with an interval of 0 for none
---         3 by        who pauses it
+--         2 capacity  the capacity to declare or to pin; for a rate "interval burst", where an interval of 0 means none
+--         3 by        who pauses the name
 --         4 reason
 -- Result  four: "done" | "unknown": nobody has declared a capacity | "pinned", to what | "in use", holders, waiters
 tidy('asks')

@@ -5,7 +5,7 @@
 -- ARGV    1 lock id, 2 TTL in milliseconds, 3 key as JSON, 4 notify: whether the client wants to be notified of the next
 --         release: "if_locked" | "always" | "never", 5 holder: further members of the record as JSON, each after a comma,
 --         6 fence that the client expects, with all its digits, or "-" if it expects that the lock is held (only for
---         `straight.lua`)
+--         `fast_path.lua`)
 -- Also    the index of an expired record
 -- Result  1, fence, expires at, remaining | 0, 0, 0, remaining of the holder
 local lock, counter, waiting, other = unpack(KEYS, beside + 1, beside + 4)
@@ -16,15 +16,15 @@ local held = record and is_live(record)
 local remaining = held and math.max(record.expiresAtMs - NOW, 0) or tonumber(ARGV[first + 1])
 local own = held and record.lockId == id
 if notify == 'always' or notify == 'if_locked' and held and not own then
-  -- If another program has put something else there, the client is not notified, and asks again by itself. A client
-  -- that still waits when the lease ends asks again then.
+  -- If another program has stored another type in this key, the client is not notified, and asks again by itself. A
+  -- client that still waits when the lease ends asks again then.
   if type(redis.pcall('SADD', waiting, CLIENT)) ~= 'table' then call('PEXPIRE', waiting, remaining + 10000) end
 end
 -- The same id asks again, because the answer was lost. It holds the same lock.
 if own then return { 1, record.fence, record.expiresAtMs, remaining } end
 if held then return { 0, 0, 0, remaining } end
 
--- The counter is the first key to be written, and it may not be a counter.
+-- The counter is incremented before the record is written, because its value may not be a number.
 local counted = redis.pcall('INCR', counter)
 if type(counted) == 'table' then
   for _, words in ipairs({ 'WRONGTYPE', 'not an integer', 'overflow' }) do
@@ -41,7 +41,7 @@ if counted == 1 and call('EXISTS', other) == 1 then
   call('DEL', counter)
   return other_layout(other)
 end
--- A Lua number is not exact from 2^53 on; then the counter is read as text.
+-- From 2^53 on, Lua numbers are not exact, so the counter is read as text.
 local digits = counted < 9007199254740992 and string.format('%d', counted) or call('GET', counter)
 local fence = string.rep('0', DIGITS - #digits) .. digits
 local ends = NOW + remaining

@@ -1,17 +1,17 @@
--- Applies one command after the other, starting with the first that `straight.lua` has not served. An error of one
+-- Applies one command after the other, starting with the first that `fast_path.lua` has not served. An error of one
 -- command does not affect the others.
 --
--- KEYS    of each command, as it says. In a cluster the index of a lock id is in another slot than the lock. So it is left
---         out there, and a command that needs only the index gets the lock instead
--- ARGV    1 prefix     what locks begin with
+-- KEYS    the KEYS of each command. In a cluster the index of a lock id is in another slot than the lock. So it is left out
+--         there, and a command that needs only the index gets the lock instead
+-- ARGV    1 prefix     the prefix of the keys of locks
 --         2 namespace
---         3 client     the sender's
+--         3 client     the sender
 --         4 layout     "syncguard-1" | "syncguard-2"
---         5 channel    how the channels of wake-ups end: "", or in a cluster ":" and a hash tag of the slot
+--         5 channel    the end of the wake-up channels: "", or in a cluster ":" and a hash tag of the slot
 --         and for each command
---         1 command    its word
+--         1 command    its name
 --         and its ARGV
--- Result  for each command its result, or an error
+-- Result  the result of each command, or an error
 local function serve()
   local command, first = ARGV[at], at + 1
   -- The client believes that it holds the lock, but this is not the common case. So the id decides.

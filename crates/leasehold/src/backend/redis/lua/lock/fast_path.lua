@@ -1,7 +1,7 @@
--- The straight path: serves the common cases with few calls. It comes before the functions that the other cases need,
--- because a script pays for every function that it defines. It serves one command after the other, as long as each
--- acquires a free lock, or releases a lock that its client holds and nobody waits for. The rest of the script serves
--- the first other command and all that follow; for these nothing has been changed.
+-- The fast path: serves the common cases with few calls. It comes before the functions that the other cases need,
+-- because defining a function costs time. It serves one command after the other, as long as each acquires a free lock,
+-- or releases a lock that its client holds and nobody waits for. At the first other command it stops, and leaves
+-- nothing changed for it. The rest of the script serves that command and all that follow.
 --
 -- `acquire.lua` and `release.lua` describe KEYS, ARGV and results, and `prelude.lua` describes the stored values.
 local call, try = redis.call, redis.pcall
@@ -26,7 +26,7 @@ while at <= last do
     local expected = ARGV[at + 6]
     if ARGV[at + 4] == 'always' or expected == '-' then break end
     NOW = NOW or now()
-    -- As text, and only once: Redis and Lua format a number as a fraction, which takes several times as long.
+    -- Formatted once, as text: Redis and Lua would format the number as a fraction, which takes several times as long.
     local ends = string.format('%d', NOW + ttl)
     local head = '{"lockId":"' .. id .. '","expiresAtMs":' .. ends .. ',"acquiredAtMs":' .. string.format('%d', NOW)
       .. ',"key":' .. ARGV[at + 3] .. ',"fence":"'
@@ -55,7 +55,8 @@ while at <= last do
     -- The client knows that its lease has not ended, so the clock is not read: a record that exists is live.
     local lock = KEYS[beside + 1]
     local record = try('GET', lock)
-    -- Only a record of this id, in the form that our acquire writes: an extension may change the order of the fields.
+    -- Accept only a record of this id, in the form that our acquire writes: an extension may change the order of the
+    -- fields.
     local owned = '{"lockId":"' .. id .. '",'
     if type(record) ~= 'string' or string.sub(record, 1, #owned) ~= owned then break end
     if try('SCARD', KEYS[beside + 2]) ~= 0 then break end

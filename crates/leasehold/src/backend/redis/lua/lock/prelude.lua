@@ -5,7 +5,7 @@
 -- follows "{prefix}:". Our records also have host, pid and label, which no script uses: an extension writes back all
 -- fields that it has read. {prefix}:fence:{key} is the fence counter, which never expires.
 --
--- Two things come before this in the script: TOLERANCE_MS, which is the same for all stores, and `straight.lua`. That
+-- Two things come before this in the script: TOLERANCE_MS, which is the same for all stores, and `fast_path.lua`. That
 -- defines CLUSTER, which says whether the server is a node of a cluster. In a cluster the client itself writes the
 -- index, after the lock, and reads it before it calls a script that needs the lock.
 --
@@ -15,7 +15,7 @@
 local PREFIX, NAMESPACE, CLIENT = ARGV[1], ARGV[2], ARGV[3]
 local DIGITS = IS_LAYOUT_2 and 15 or 19
 
--- The lock that an index points to, and the value of a lock's index.
+-- `lock_of` returns the lock that an index points to; `index_of` returns the value of a lock's index.
 local function lock_of(index)
   return IS_LAYOUT_2 and index or PREFIX .. index
 end
@@ -30,8 +30,8 @@ end
 
 NOW = NOW or now()
 
--- Returns the text in a key, if there is any. A key of another type is not ours; then it returns an error that names
--- the key.
+-- Returns the text in a key, if there is any. If the key has another type, it is not ours, and the second result is an
+-- error that names the key.
 local function get(key)
   local text = redis.pcall('GET', key)
   if type(text) ~= 'table' then return text end
@@ -39,8 +39,8 @@ local function get(key)
   return nil, text
 end
 
--- Returns the lock of a command, by the first key of the command, and the value of its index. Returns nothing if there
--- is none, with an error if the value is not ours.
+-- Returns the lock of a command, given its first key, and the value of its index. If there is no lock, returns nil, and
+-- an error if the value of the index is not ours.
 local function find(key)
   if CLUSTER then return key end
   local rest, misplaced = get(key)
@@ -57,7 +57,7 @@ local function is_time(number)
   return type(number) == 'number' and number >= 0 and number < 100000000000000
 end
 
--- Returns the record of a lock, if there is one. If the value is not ours, it returns an error and changes nothing.
+-- Returns the record of a lock, if there is one. If the value is not ours, the second result is an error.
 local function read(lock)
   local text, broken = get(lock)
   if not text then return nil, broken end

@@ -18,8 +18,7 @@ local function stamp(micros)
   return string.format('%d.%06d', math.floor(micros / 1000000), micros % 1000000)
 end
 
--- First of all, every member that was silent for a TTL is removed. The TTL is the caller's, which should be that of all
--- clients.
+-- Every call first removes the members that were silent for the caller's TTL. All clients should use the same TTL.
 local expired = call('ZREMRANGEBYSCORE', MEMBERS, '-inf', stamp(NOW - TTL * 1000))
 
 local function touch(instance)
