@@ -151,7 +151,7 @@ def test_arguments_are_checked_before_anything_is_opened(url: str) -> None:
         (lambda: client.lock("key", retry=leasehold.Retry(jitter="some")), "jitter"),
         (lambda: client.lock("key", retry=leasehold.Retry(multiplier=0.5)), "multiplier"),
         (lambda: client.pool("pool", 0), "capacity"),
-        (lambda: client.pool("pool", 1, lease=0.5), "ttl"),
+        (lambda: client.pool("pool", 1, lease=0.5), "lease"),
     ]
     for call, problem in wrong:
         with pytest.raises(leasehold.InvalidArgument, match=problem) as raised:

@@ -9,6 +9,8 @@ use std::time::{Duration, SystemTime};
 
 use leasehold::{Client, Error, SemaphoreStats};
 
+use crate::failure::Failure;
+
 mod events;
 mod history;
 mod snapshot;
@@ -19,8 +21,12 @@ pub(crate) use snapshot::{MOST, Snapshot};
 
 /// The pause after a poll is this many times as long as the poll, so that polling takes less than 5 % of a server's time.
 const REST: u32 = 25;
-const SHORTEST_REST: Duration = Duration::from_secs(1);
+pub(crate) const SHORTEST_REST: Duration = Duration::from_secs(1);
 const LONGEST_REST: Duration = Duration::from_secs(60);
+
+/// A poll that takes longer than this fails if the client has lost its connection. Otherwise the poll would wait for the end
+/// of the outage, and the pause after it would be far too long.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The number of names whose histories are kept.
 const MOST_HISTORIES: usize = 2000;
@@ -35,6 +41,26 @@ pub(crate) struct Monitor {
     events: Events,
 }
 
+/// The store could not be read.
+#[derive(Clone, Debug)]
+pub(crate) struct ReadFailure {
+    pub(crate) error: Error,
+    /// When the client noticed.
+    since: SystemTime,
+}
+
+impl From<Error> for ReadFailure {
+    fn from(error: Error) -> Self {
+        Self { error, since: SystemTime::now() }
+    }
+}
+
+impl From<ReadFailure> for Failure {
+    fn from(failure: ReadFailure) -> Self {
+        failure.error.into()
+    }
+}
+
 /// An outage: the store cannot be read.
 #[derive(Clone, Debug)]
 pub(crate) struct Outage {
@@ -45,8 +71,8 @@ pub(crate) struct Outage {
 
 impl Monitor {
     /// Reads the store once. Returns how long to wait before the next poll.
-    pub(crate) async fn read(client: &Client) -> (Result<Snapshot, Error>, Duration) {
-        let snapshot = Snapshot::take(client).await;
+    pub(crate) async fn read(client: &Client) -> (Result<Snapshot, ReadFailure>, Duration) {
+        let snapshot = unless_lost(client, Snapshot::take(client)).await;
         let rest = match &snapshot {
             Ok(snapshot) => rest(snapshot.took),
             Err(_) => SHORTEST_REST,
@@ -55,10 +81,10 @@ impl Monitor {
     }
 
     /// Adds the result of a poll.
-    pub(crate) fn record(&mut self, read: Result<Snapshot, Error>) {
+    pub(crate) fn record(&mut self, read: Result<Snapshot, ReadFailure>) {
         match read {
             Ok(snapshot) => self.record_snapshot(snapshot),
-            Err(error) => self.record_failure(&error),
+            Err(failure) => self.record_failure(&failure),
         }
     }
 
@@ -92,13 +118,13 @@ impl Monitor {
         self.latest = Some(snapshot);
     }
 
-    fn record_failure(&mut self, error: &Error) {
-        let problem = crate::failure::text(error);
+    fn record_failure(&mut self, failure: &ReadFailure) {
+        let problem = crate::failure::text(&failure.error);
         if let Some(outage) = &mut self.outage {
             outage.problem = problem;
         } else {
             self.events.add_store(Change::StoreUnreachable { problem: problem.clone() });
-            self.outage = Some(Outage { since: SystemTime::now(), problem });
+            self.outage = Some(Outage { since: failure.since, problem });
         }
     }
 
@@ -126,6 +152,31 @@ impl Monitor {
 
     pub(crate) fn events_mut(&mut self) -> &mut Events {
         &mut self.events
+    }
+}
+
+/// Returns the result of reading the store. Fails early if the connection is lost: see [`PATIENCE`].
+pub(crate) async fn unless_lost<T>(
+    client: &Client,
+    read: impl Future<Output = Result<T, Error>>,
+) -> Result<T, ReadFailure> {
+    tokio::select! {
+        read = read => Ok(read?),
+        failure = lost_connection(client) => Err(failure),
+    }
+}
+
+/// Waits until the connection has been lost for [`PATIENCE`], and returns why.
+async fn lost_connection(client: &Client) -> ReadFailure {
+    loop {
+        tokio::time::sleep(PATIENCE).await;
+        if let Some(outage) = client.outage() {
+            let lasts = outage.since.elapsed();
+            if lasts >= PATIENCE {
+                let since = SystemTime::now().checked_sub(lasts).unwrap_or_else(SystemTime::now);
+                return ReadFailure { error: outage.error, since };
+            }
+        }
     }
 }
 

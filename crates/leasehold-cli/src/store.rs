@@ -210,16 +210,18 @@ fn read(file: &str) -> Result<Vec<u8>, Failure> {
 
 /// Returns the URL that the user gave: `--store`, else `LEASEHOLD_STORE`.
 fn asked_for(arguments: &StoreArgs) -> Result<Option<String>, Failure> {
-    // An empty variable counts as unset. But an empty `--store "$URL"` is a mistake: the user means some store.
-    let unset = env::var_os("LEASEHOLD_STORE").is_some_and(|url| url.is_empty());
+    // A user who gives an empty URL means some store, and not the default one, which only this host shares.
     match arguments.store.as_deref() {
-        Some("") if !unset => Err(Failure::usage("--store is empty: give a URL, or leave it out")),
+        Some("") if env::var_os("LEASEHOLD_STORE").is_some_and(|url| url.is_empty()) => {
+            let problem = "--store or LEASEHOLD_STORE is empty";
+            Err(Failure::usage(format!("{problem}: give a URL, or leave out both")))
+        }
+        Some("") => Err(Failure::usage("--store is empty: give a URL, or leave it out")),
         Some(url) if url.starts_with("memory:") => {
             let problem = "exists in one process only, so it would limit nothing: give sqlite:PATH or a Redis URL";
             Err(Failure::usage(format!("--store memory: {problem}")))
         }
-        Some(url) if !url.is_empty() => Ok(Some(url.to_owned())),
-        _ => Ok(None),
+        url => Ok(url.map(str::to_owned)),
     }
 }
 

@@ -19,7 +19,7 @@ Exit codes:
   69             store unreachable, also if --wait ends during an outage
   70             internal error
   75 (-E)        not acquired in time, or at once with --no-wait; drain, forget: the name is in use
-  77             access denied by the store
+  77             the store refuses: access denied, or a server of another kind than the URL says
   124            the lease was lost or its TTL ended, and the child was stopped
   126            the child could not be run
   127            the child was not found
@@ -140,7 +140,8 @@ Examples:
   leasehold pause deploy --reason 'release freeze'
   leasehold resume deploy
 
-Waiting commands show since when the name is paused, by whom and why. A pause has no time limit.";
+On a terminal, or with -v, waiting commands show since when the name is paused, by whom and why. A
+pause has no time limit.";
 
 pub(super) const RESUME: &str = "\
 Examples:
@@ -214,7 +215,7 @@ Exit codes:
   1   leases are not safe on this store
   64  --store is not the URL of a store
   69  the store is unreachable or does not exist
-  77  access denied by the store
+  77  the store refuses the client: access denied, or a server of another kind than the URL says
 
 It acquires and releases a semaphore, a lock and a pool named leasehold-doctor. The store keeps the
 last fence of the lock, and nothing of the semaphore and the pool.";

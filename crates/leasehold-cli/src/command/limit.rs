@@ -130,7 +130,8 @@ async fn missing(client: &Client, name: &str) -> Failure {
 /// Returns the acting user and host, as far as they are known.
 pub(crate) fn who() -> String {
     let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
-    let user = user.ok().filter(|user| !user.is_empty()).unwrap_or_else(|| "somebody".to_owned());
+    let user = user.ok().filter(|user| !user.is_empty());
+    let user = user.unwrap_or_else(|| format!("uid-{}", rustix::process::getuid().as_raw()));
     let host = rustix::system::uname();
     format!("{user}@{}", host.nodename().to_string_lossy())
 }

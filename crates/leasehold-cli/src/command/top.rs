@@ -33,7 +33,7 @@ use super::limit::who;
 use crate::action::Action;
 use crate::args::{StoreArgs, TopArgs};
 use crate::failure::{Failure, by_signal};
-use crate::monitor::{Kind, Monitor, Snapshot};
+use crate::monitor::{Kind, Monitor, ReadFailure, Snapshot};
 use crate::output;
 use crate::signals::{Blocked, Signals};
 use crate::store::{self, Store};
@@ -121,7 +121,7 @@ fn session(
 
 /// The result of a task.
 enum Answer {
-    Read { read: Result<Snapshot, Error>, rest: Duration },
+    Read { read: Result<Snapshot, ReadFailure>, rest: Duration },
     Detail { kind: Kind, name: String, read: Result<Option<Detail>, Error>, rest: Duration },
     Acted { name: String, action: Action, done: Result<(), Failure> },
 }

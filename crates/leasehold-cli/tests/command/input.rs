@@ -86,6 +86,11 @@ fn stores_that_would_exclude_nobody() {
     };
     assert_eq!(said(""), "leasehold: --store is empty: give a URL, or leave it out\n");
     assert!(said("memory:").contains("would limit nothing"), "{}", said("memory:"));
+    // As after `LEASEHOLD_STORE=$(cat FILE)` without that file.
+    let ended = run("", &["run", "it", "--", "true"]);
+    assert_eq!(ended.code, 64, "{ended:?}");
+    let problem = "leasehold: --store or LEASEHOLD_STORE is empty: give a URL, or leave out both\n";
+    assert_eq!(ended.stderr, problem);
 }
 
 #[test]

@@ -130,7 +130,7 @@ fn without_a_store_it_uses_a_file_in_the_state_directory() {
     let state = tempfile::tempdir().unwrap();
     let ls = |variable: &str, directory: &std::path::Path| {
         let mut command = leasehold("");
-        command.env("HOME", home.path()).env(variable, directory);
+        command.env_remove("LEASEHOLD_STORE").env("HOME", home.path()).env(variable, directory);
         ended(command.args(["run", "it", "--", "true"]).output().unwrap())
     };
     assert_eq!(ls("HOME", home.path()).code, 0);

@@ -173,4 +173,7 @@ fn survives_an_outage(browser: &Browser, console: &Console, server: &RedisServer
     browser.shows("demo");
     assert!(is_marked(browser));
     assert_eq!(console.get("/healthz").status, 200);
+    // The time of the outage does not count as the duration of a poll, so the next poll is soon.
+    assert_eq!(run(&server.url(), &["run", "afterwards", "--", "true"]).code, 0);
+    browser.shows("afterwards");
 }

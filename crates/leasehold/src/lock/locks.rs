@@ -132,6 +132,8 @@ impl Locks {
     /// # Cancel safety
     /// If the future is dropped, a lock that it may have been granted is released in the background.
     pub async fn acquire(&self, key: &str, ttl: Duration) -> Result<Option<HeldLock>, Error> {
+        // The builder would call it lease.
+        millis("ttl", ttl)?;
         Ok(self.lock(key).ttl(ttl).build()?.try_acquire().await?.map(LockGuard::detach))
     }
 

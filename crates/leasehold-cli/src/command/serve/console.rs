@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
-use leasehold::{Client, Error, SemaphoreStats};
+use leasehold::{Client, SemaphoreStats};
 use tokio::sync::{Notify, watch};
 
 use super::access::Access;
 use super::details::Details;
-use crate::monitor::{Change, Kind, Monitor, Snapshot};
+use crate::monitor::{Change, Kind, Monitor, ReadFailure, Snapshot};
 use crate::store::Store;
 
 /// The largest number of cached answers, and their largest total size. All are dropped when the version changes.
@@ -117,7 +117,12 @@ impl Console {
     }
 
     /// Adds the result of a poll. `rest` is the pause after it.
-    pub(super) fn record(&self, read: Result<Snapshot, Error>, took: Duration, rest: Duration) {
+    pub(super) fn record(
+        &self,
+        read: Result<Snapshot, ReadFailure>,
+        took: Duration,
+        rest: Duration,
+    ) {
         let mut state = self.state();
         let state = &mut *state;
         state.polls += 1;

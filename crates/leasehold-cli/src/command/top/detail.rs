@@ -43,17 +43,22 @@ impl Detail {
         name: &str,
     ) -> (Result<Option<Self>, Error>, Duration) {
         let began = Instant::now();
-        let detail = match kind {
-            Kind::Semaphore => {
-                let found = find_with(client, name, 0..LISTED).await;
-                found.map(|one| one.map(Box::new).map(Self::Semaphore))
-            }
-            Kind::Lock => {
-                client.locks().lookup_raw(name).await.map(|one| one.map(Box::new).map(Self::Lock))
-            }
-            Kind::Pool => client.pools().lookup(name).await.map(|one| one.map(Self::Pool)),
+        let read = monitor::unless_lost(client, Self::read(client, kind, name)).await;
+        let rest = match &read {
+            Ok(_) => monitor::rest(began.elapsed()),
+            Err(_) => monitor::SHORTEST_REST,
         };
-        (detail, monitor::rest(began.elapsed()))
+        (read.map_err(|failure| failure.error), rest)
+    }
+
+    async fn read(client: &Client, kind: Kind, name: &str) -> Result<Option<Self>, Error> {
+        Ok(match kind {
+            Kind::Semaphore => {
+                find_with(client, name, 0..LISTED).await?.map(Box::new).map(Self::Semaphore)
+            }
+            Kind::Lock => client.locks().lookup_raw(name).await?.map(Box::new).map(Self::Lock),
+            Kind::Pool => client.pools().lookup(name).await?.map(Self::Pool),
+        })
     }
 
     /// Returns the summary, line by line. The lines are not escaped.

@@ -12,7 +12,7 @@ use super::draw::utc;
 use super::list::{self, Sort};
 use crate::action::Action;
 use crate::failure;
-use crate::monitor::{Kind, Monitor, Snapshot};
+use crate::monitor::{Kind, Monitor, ReadFailure, Snapshot};
 
 /// The action of the main loop after a key.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -121,7 +121,7 @@ impl View {
         self.sorts[place(self.kind)]
     }
 
-    pub(super) fn record(&mut self, read: Result<Snapshot, Error>) {
+    pub(super) fn record(&mut self, read: Result<Snapshot, ReadFailure>) {
         self.monitor.record(read);
         self.arrange();
         let drained = self.draining.as_ref().filter(|name| {
