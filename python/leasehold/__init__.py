@@ -26,6 +26,7 @@ import atexit as _atexit
 import logging as _logging
 import os as _os
 import threading as _threading
+from typing import Any as _Any
 
 from ._exceptions import (
     Closed,
@@ -110,11 +111,43 @@ __all__ = [
 
 
 def _forked() -> None:
-    # The store counts the parent as alive for as long as anybody has these descriptors open.
+    # The store counts the parent as alive for as long as any process has these descriptors open.
     for descriptor in _after_fork_in_child():
         _os.close(descriptor)
     # The thread that has forked is the main thread now.
     _begin(_threading.get_ident())
+    _close_in_workers()
+
+
+def _close_in_workers() -> None:
+    """Makes workers of multiprocessing, and of Celery, close their clients when they end: they do not run atexit."""
+    for name in ("multiprocessing", "billiard"):
+        util = _sys.modules.get(f"{name}.util")
+        if util is None:
+            continue
+
+        def started(_: object, util: _Any = util) -> None:
+            util.Finalize(None, _end_of_worker, exitpriority=-100)
+
+        # A worker forgets the handlers of its parent when it starts, and then calls this.
+        util.register_after_fork(_end_of_worker, started)
+        if getattr(_sys.modules.get(f"{name}.process"), "_parent_process", None) is not None:
+            started(None)
+
+
+def _end_of_worker() -> None:
+    def close() -> None:
+        for thread in threads:
+            thread.join()
+        _at_exit()
+
+    # The worker joins its threads after this, and they may use their clients until then.
+    own = (_threading.current_thread(), _threading.main_thread())
+    threads = [thread for thread in _threading.enumerate() if thread not in own and not thread.daemon]
+    if threads:
+        _threading.Thread(target=close, name="leasehold-exit").start()
+    else:
+        close()
 
 
 _begin(_threading.main_thread().ident or 0)
@@ -122,3 +155,4 @@ _begin(_threading.main_thread().ident or 0)
 _logging.getLogger(__name__).addHandler(_logging.NullHandler())
 _os.register_at_fork(after_in_child=_forked)
 _atexit.register(_at_exit)
+_close_in_workers()

@@ -10,7 +10,7 @@ if sys.version_info >= (3, 11):
 else:
 
     class _TimeoutError(TimeoutError, asyncio.TimeoutError):
-        """Both kinds of time-outs that there are before Python 3.11."""
+        """Both time-out classes of Python before 3.11."""
 
 
 class Error(Exception):
@@ -18,16 +18,16 @@ class Error(Exception):
 
 
 class InvalidArgument(Error, ValueError):
-    """The call itself was wrong, and nothing has happened. Correct it."""
+    """An argument is invalid. Nothing was changed. Correct the call."""
 
-    #: The argument that was wrong, if it is known.
+    #: The name of the argument, if it is known.
     what: str | None = None
 
 
 class TimedOut(Error, _TimeoutError):
     """Nothing became free within the time limit."""
 
-    #: What was waited for: ``"permit"``, ``"lock"``, ``"lease"`` or ``"drain"``.
+    #: What the call waited for: ``"permit"``, ``"lock"``, ``"lease"`` or ``"drain"``.
     what: str = ""
     #: The name of the semaphore or pool, or the key of the lock.
     name: str = ""
@@ -36,7 +36,7 @@ class TimedOut(Error, _TimeoutError):
 
 
 class Lost(Error):
-    """The permit, lock or lease is no longer held. Stop what is done under it."""
+    """The permit, lock or lease is no longer held. Stop the work that depends on it."""
 
     #: What was lost: ``"permit"``, ``"lock"`` or ``"lease"``.
     what: str = ""
@@ -59,12 +59,12 @@ class Unavailable(Error, ConnectionError):
     timed_out: bool = False
     #: How long the store has not answered, in seconds, if that is known.
     silent_for: float | None = None
-    #: What the operating system says, if anything.
+    #: The underlying error, if there is one.
     detail: str | None = None
 
 
 class Refused(Error, PermissionError):
-    """The store denies access, or does not allow this."""
+    """The store denied access, or refused the request."""
 
 
 class Stopped(Error, RuntimeError):

@@ -42,13 +42,12 @@ class Pending(Generator[Any, Any, _T_co], Awaitable[_T_co], Generic[_T_co]):
     def wait(self) -> _T_co:
         """Blocks this thread until the operation is done, and returns its result.
 
-        Other threads run meanwhile. Ctrl-C raises KeyboardInterrupt and cancels the operation.
+        Other threads run in the meantime. Ctrl-C raises KeyboardInterrupt and cancels the operation.
         """
     @property
     def id(self) -> str | None:
-        """The id of the permit to come; None for other operations, and while the client is not open."""
+        """The id of the permit that an acquire waits for; None for other operations, and while the client is not open."""
 
-@final
 class HeldContext(Generic[_T]):
     """A block during which a permit, a lock or a lease is held. Use it with `async with` or `with`.
 
@@ -93,15 +92,15 @@ class Client:
     ) -> Client: ...
     @staticmethod
     def memory() -> Client:
-        """A client whose permits are shared by those who use this object. Another one shares nothing with it."""
+        """Returns a client in memory. The tasks and threads that use this object share its permits; other clients do not."""
     def open(self) -> Pending[Client]:
-        """Opens the store now, so that a store that cannot be reached is noticed early. Returns this client."""
+        """Opens the store now, to learn early whether it can be reached. Returns this client."""
     @property
     def id(self) -> str | None:
         """The client id, with which the ids of its permits begin; None while the store is not open."""
     @property
     def url(self) -> str:
-        """The URL of the store, without passwords."""
+        """The URL of the store, without the user and the password."""
     def semaphore(
         self,
         name: str,
@@ -131,7 +130,7 @@ class Client:
         burst: int | None = None,
         label: str | None = None,
     ) -> Semaphore:
-        """Declares a rate without a limit of how many hold a permit at once: `starts` in any `period` of so many seconds."""
+        """Declares a rate: at most `starts` permits in any `period` of seconds, however many are held at once."""
     def lock(
         self,
         key: str,
@@ -161,7 +160,7 @@ class Client:
     ) -> Pool:
         """Declares a pool of leases. `lease` is how long an instance may be silent, in seconds (30)."""
     def pools(self, limit: int = 100) -> Pending[list[PoolStats]]:
-        """The pools that have members, by name; at most `limit`."""
+        """Returns the pools that have members, sorted by name; at most `limit`."""
     def stats(
         self,
         names: Sequence[str] | None = None,
@@ -170,33 +169,34 @@ class Client:
         unused: bool = False,
         waiters: int = 0,
     ) -> Pending[list[SemaphoreStats]]:
-        """What is held and who waits, the most used name first.
+        """Returns the limits, holders and waiters of semaphores, the most used name first.
 
-        `unused` includes names that nobody holds or waits for. `waiters` is how many waiters of each name are listed.
+        `unused` includes names without holders and waiters. `waiters` is how many waiters of each name are listed.
         """
     def clients(self, limit: int = 100) -> Pending[list[ClientInfo]]:
-        """The clients that use the store, by id; at most `limit`."""
+        """Returns the clients of the store, sorted by id; at most `limit`."""
     def outage(self) -> Outage | None:
-        """The outage of the store, if it cannot be reached now; None otherwise, and while the store is not open."""
+        """Returns the current outage of the store; None if the store can be reached, or is not open yet."""
     def close(self) -> Pending[None]:
-        """Ends the client: those who wait get Closed, and what is held is released."""
+        """Closes the client: waiting acquires raise Closed, and all permits, locks and leases are released."""
     async def __aenter__(self) -> Client: ...
     async def __aexit__(self, *exception: object) -> None: ...
     def __enter__(self) -> Client: ...
     def __exit__(self, *exception: object) -> None: ...
 
 @final
-class Semaphore:
+class Semaphore(HeldContext[Permit]):
     """A fair counting semaphore: first come, first served.
 
-    Semaphores with the same name share their permits, in all programs that use the same store.
+    Semaphores with the same name share their permits, in all programs that use the same store. `async with semaphore` and
+    `with semaphore` hold one permit, as `semaphore.permit()` does.
     """
 
     @property
     def name(self) -> str: ...
     @property
     def capacity(self) -> int:
-        """The capacity by the newest declaration in this client."""
+        """The capacity that this client declared last."""
     def permit(
         self, *, within: _Seconds | None = None, weight: int = 1, cancel_on_loss: bool = True
     ) -> HeldContext[Permit]:
@@ -206,54 +206,40 @@ class Semaphore:
         `async with` is cancelled, and the block raises Lost. A body that cannot be cancelled, as that of a `with`, runs to its end,
         and then the block raises Lost. With `cancel_on_loss=False` neither happens.
         """
-    async def __aenter__(self) -> Permit: ...
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
-    def __enter__(self) -> Permit: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
     def acquire(self, *, within: _Seconds | None = None, weight: int = 1) -> Pending[Permit]:
         """Waits for a permit. `within` is the longest wait in seconds, and `weight` the number of units."""
     def try_acquire(self, *, weight: int = 1) -> Pending[Permit | None]:
-        """A permit if one is free and nobody waits for it; None otherwise."""
+        """Returns a permit if one is free and no acquire waits; None otherwise."""
     def release(self, id: str) -> Pending[bool]:
-        """Releases a permit by its id. True if it was held until now."""
+        """Releases a permit by its id. Returns whether it was held."""
     def release_member(self, id: str) -> Pending[bool]:
-        """Releases a holder or waiter by the id that the statistics show, also one of another program. True if it was there."""
+        """Removes a holder or a waiter by its id in the statistics, also one of another program. Returns whether it was there."""
     def position(self, id: str) -> Pending[int | None]:
-        """How many waiters come before this one; None if it does not wait. The id is that of an acquire."""
+        """Returns the number of waiters ahead of the acquire with this id; None if it does not wait."""
     def locked(self) -> Pending[bool]:
-        """Whether an acquire would have to wait now."""
+        """Returns whether an acquire would have to wait now."""
     def stats(self) -> Pending[SemaphoreStats]:
-        """What is held, and how many wait."""
+        """Returns how many permits are held, and how many acquires wait."""
     def set_capacity(self, capacity: int) -> Pending[None]:
-        """Declares another capacity, for everybody."""
+        """Declares another capacity, for all programs."""
     def pin(self, capacity: int) -> Pending[None]:
-        """Sets the capacity, for everybody, until `unpin`, whatever programs declare."""
+        """Sets the capacity for all programs, whatever they declare, until `unpin`."""
     def unpin(self) -> Pending[None]:
-        """Ends a `pin`: the newest declaration counts again."""
+        """Ends a `pin`: the newest declaration applies again."""
     def set_rate(self, starts: int, period: _Seconds, burst: int = 1) -> Pending[None]:
-        """Sets the rate, for everybody: so many starts in a period of so many seconds."""
+        """Sets the rate for all programs: at most `starts` permits in any `period` of seconds."""
     def clear_rate(self) -> Pending[None]:
-        """Removes the rate, for everybody."""
+        """Removes the rate, for all programs."""
     def pause(self, *, by: str | None = None, reason: str | None = None) -> Pending[None]:
-        """Grants no more permits until `resume`. Holders keep theirs, and waiters their places."""
+        """Stops granting permits until `resume`. Holders keep their permits, and waiters their places."""
     def resume(self) -> Pending[None]:
         """Ends a `pause`."""
     def drain(
         self, *, within: _Seconds | None = None, by: str | None = None, reason: str | None = None
     ) -> Pending[None]:
-        """Pauses the semaphore, and waits until nobody holds a permit, for at most `within` seconds. It stays paused."""
+        """Pauses the semaphore, and waits until no permit is held, for at most `within` seconds. The semaphore stays paused."""
     def forget(self) -> Pending[None]:
-        """Removes all that the store knows of the semaphore, if nobody holds a permit or waits for one."""
+        """Removes the semaphore from the store, if it has no holders and no waiters."""
 
 @final
 class Permit:
@@ -276,18 +262,18 @@ class Permit:
         """How long the acquire waited, in seconds."""
     @property
     def valid_for(self) -> float | None:
-        """For how many seconds the permit is valid without another renewal; None if it does not expire by itself."""
+        """How many seconds the permit stays valid without another renewal; None if it does not expire."""
     def check(self) -> None:
         """Raises Lost if the permit was lost or released."""
     def lost(self) -> Pending[Literal["ttl-ended", "not-renewed", "gone", "released", "closed"]]:
         """Resolves with the reason when the permit is lost."""
     def release(self) -> Pending[bool]:
-        """Releases the permit, and resolves when the store has done so. False if it had been lost or released."""
+        """Releases the permit. Resolves when the store has released it: False if it was lost or released before."""
     def detach(self) -> str:
-        """Keeps the permit held, and renewed, after this object is gone, and returns its id."""
+        """Returns the id of the permit, and keeps the permit held and renewed until `Semaphore.release` releases it."""
 
 @final
-class Lock:
+class Lock(HeldContext[LockGuard]):
     """An exclusive lock with a key. Every holder has a fence that is larger than those before.
 
     It is not fair: for order use a semaphore with a capacity of 1.
@@ -300,24 +286,10 @@ class Lock:
 
         `within` is the longest wait in seconds. For `cancel_on_loss` see `Semaphore.permit`.
         """
-    async def __aenter__(self) -> LockGuard: ...
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
-    def __enter__(self) -> LockGuard: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
     def acquire(self, *, within: _Seconds | None = None) -> Pending[LockGuard]:
         """Waits for the lock, for at most `within` seconds."""
     def try_acquire(self) -> Pending[LockGuard | None]:
-        """The lock if it is free; None otherwise."""
+        """Returns the lock if it is free; None otherwise."""
 
 @final
 class LockGuard:
@@ -327,7 +299,7 @@ class LockGuard:
     def key(self) -> str: ...
     @property
     def id(self) -> str:
-        """The lock id. Whoever has it can extend and release the lock: do not log it."""
+        """The lock id. It is enough to extend and release the lock, so do not log it."""
     @property
     def fence(self) -> int:
         """A number that is larger than the fence of every earlier holder of this key."""
@@ -336,40 +308,40 @@ class LockGuard:
         """When the lock ends unless it is extended, in seconds since 1970 by the clock of the store."""
     @property
     def valid_for(self) -> float:
-        """For how many seconds the lock is held without another extension."""
+        """How many seconds the lock stays held without another extension."""
     def check(self) -> None:
         """Raises Lost if the lock was lost or released."""
     def lost(self) -> Pending[Literal["ttl-ended", "not-renewed", "gone", "released", "closed"]]:
         """Resolves with the reason when the lock is lost."""
     def extend(self, ttl: _Seconds) -> Pending[None]:
-        """Lets the lock end so many seconds from now, whatever was left of its lease. Raises Lost if it was lost."""
+        """Makes the lock end `ttl` seconds from now, whatever was left of its lease. Raises Lost if the lock was lost."""
     def auto_extend(self) -> None:
         """Extends the lock in the background from now on, at a third of its lease."""
     def release(self) -> Pending[bool]:
-        """Releases the lock, and resolves when the store has done so. False if it had been lost or released."""
+        """Releases the lock. Resolves when the store has released it: False if it was lost or released before."""
     def detach(self) -> str:
-        """Keeps the lock after this object is gone, until its lease ends, and returns its lock id."""
+        """Returns the lock id, and keeps the lock held until its lease ends or `Locks.release` releases it."""
 
 @final
 class Locks:
     """All locks of a store, by key and by lock id. Each call is a single attempt."""
 
     def acquire(self, key: str, ttl: _Seconds) -> Pending[HeldLock | None]:
-        """The lock for so many seconds if it is free; None otherwise. Only its lock id extends or releases it."""
+        """Acquires the lock for `ttl` seconds if it is free; None otherwise. Only its lock id extends or releases it."""
     def release(self, lock_id: str) -> Pending[bool]:
-        """Releases a lock by its lock id. True if it was held until now."""
+        """Releases a lock by its lock id. Returns whether it was held."""
     def extend(self, lock_id: str, ttl: _Seconds) -> Pending[bool]:
-        """Lets a lock end so many seconds from now. False if it is not held any more."""
+        """Makes a lock end `ttl` seconds from now. Returns whether it was held."""
     def is_locked(self, key: str) -> Pending[bool]:
-        """Whether somebody holds the lock."""
+        """Returns whether the lock is held."""
     def owns(self, lock_id: str) -> Pending[bool]:
-        """Whether this lock id holds its lock."""
+        """Returns whether this lock id holds its lock."""
     def lookup(self, key: str) -> Pending[LockInfo | None]:
-        """What is known of the lock with this key; None if nobody holds it."""
+        """Returns the lock with this key; None if it is not held."""
     def lookup_id(self, lock_id: str) -> Pending[LockInfo | None]:
-        """What is known of the lock with this lock id; None if it is not held."""
+        """Returns the lock with this lock id; None if it is not held."""
     def list(self, limit: int = 100) -> Pending[list[LockInfo]]:
-        """The locks that are held, by key; at most `limit`."""
+        """Returns the locks that are held, sorted by key; at most `limit`."""
 
 @final
 class Pool:
@@ -380,13 +352,13 @@ class Pool:
     @property
     def capacity(self) -> int: ...
     def acquire(self, instance_id: str) -> Pending[PoolAnswer]:
-        """Takes a lease if there is one, or renews the lease that the instance has. Only `renew` renews it."""
+        """Acquires a lease for the instance if one is free, or renews its lease. After that, only `renew` renews it."""
     def renew(self, instance_id: str) -> Pending[PoolAnswer]:
         """Renews the lease of an instance."""
     def release(self, instance_id: str) -> Pending[PoolAnswer]:
         """Releases the lease of an instance."""
     def count(self) -> Pending[PoolCount]:
-        """How many leases are held, and how many were found to have expired."""
+        """Returns how many leases are held, and how many expired leases were removed."""
     def lease(
         self, instance_id: str, *, within: _Seconds | None = None, cancel_on_loss: bool = True
     ) -> HeldContext[PoolLease]:
@@ -395,7 +367,7 @@ class Pool:
         `within` is the longest wait in seconds. For `cancel_on_loss` see `Semaphore.permit`.
         """
     def try_lease(self, instance_id: str) -> Pending[PoolLease | None]:
-        """A lease that renews itself, if there is one now; None otherwise."""
+        """Returns a lease that renews itself if one is free; None otherwise."""
 
 @final
 class PoolLease:
@@ -407,10 +379,10 @@ class PoolLease:
     def instance_id(self) -> str: ...
     @property
     def valid_for(self) -> float:
-        """For how many seconds the lease is valid without another renewal."""
+        """How many seconds the lease stays valid without another renewal."""
     def check(self) -> None:
         """Raises Lost if the lease was lost or released."""
     def lost(self) -> Pending[Literal["ttl-ended", "not-renewed", "gone", "released", "closed"]]:
         """Resolves with the reason when the lease is lost."""
     def release(self) -> Pending[bool]:
-        """Releases the lease, and resolves when the store has done so. False if it had been lost or released."""
+        """Releases the lease. Resolves when the store has released it: False if it was lost or released before."""

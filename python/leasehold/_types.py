@@ -1,4 +1,4 @@
-"""What the store reports. All durations are in seconds, and all points in time are seconds since 1970."""
+"""Statistics and other reports of the store. All durations are in seconds, and all points in time are seconds since 1970."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ._exceptions import Error
 class Retry:
     """How an acquire of a lock or a pool asks again while it is taken.
 
-    A release by a program of this kind wakes a waiting lock at once; asking is for programs that do not notify.
+    A release by leasehold wakes a waiting lock at once. Asking again is for locks of programs that do not notify.
     """
 
-    #: How often to ask again before giving up.
+    #: How many times to ask again.
     times: int = 10
     #: How long to wait before the first time, in seconds.
     delay: float | timedelta = 0.1
-    #: By how much longer each time.
+    #: The factor by which the wait grows each time.
     multiplier: float = 2.0
     #: The longest wait before asking again, in seconds.
     max_delay: float | timedelta = 60.0
@@ -41,7 +41,7 @@ class Member:
     pid: int | None
     #: For how long it has held or waited; None for other programs on Redis.
     age: float | None
-    #: When it ends unless it is renewed; None if it does not end by itself.
+    #: In how many seconds it ends unless it is renewed; None if it does not end.
     ends_in: float | None
     #: The fence of its permit; None for a waiter.
     fence: int | None
@@ -57,7 +57,7 @@ class Paused:
 
     #: For how long it has lasted.
     lasts: float
-    #: Who has paused it.
+    #: The person or program that paused it.
     by: str
     #: Why, if a reason was given.
     reason: str | None
@@ -78,21 +78,21 @@ class SemaphoreStats:
     """One semaphore at one moment."""
 
     name: str
-    #: The capacity that counts. Zero if nobody has declared one yet.
+    #: The capacity that applies. Zero if none was declared yet.
     capacity: int
     #: The newest declaration.
     declared: int
     #: The capacity that was pinned, if one was.
     pinned: int | None
-    #: Since when, by whom and why no permits are granted, if so.
+    #: The pause, if the semaphore is paused.
     paused: Paused | None
     #: How many permits are held.
     held: int
     #: How much of the capacity is held: the sum of the weights.
     units: int
-    #: How many wait.
+    #: How many acquires wait.
     waiting: int
-    #: What the first in the queue waits for: ``"room"``, ``"rate"``, ``"resume"``, ``"capacity"`` or ``"client"``.
+    #: What the first waiter needs: ``"room"``, ``"rate"``, ``"resume"``, ``"capacity"`` or ``"client"``.
     waits_for: str | None
     #: How often permits are granted at most, if there is a rate.
     rate: RateLimit | None
@@ -100,7 +100,7 @@ class SemaphoreStats:
     next_token: float | None
     #: For how long the longest held permit has been held.
     oldest_hold: float | None
-    #: For how long the first in the queue has waited.
+    #: For how long the first waiter has waited.
     oldest_wait: float | None
     #: The holders, the longest first.
     holders: list[Member]
@@ -133,7 +133,7 @@ class Outage:
 
     #: For how long it has lasted.
     lasts: float
-    #: What was seen last.
+    #: The most recent error.
     error: Error
 
 
@@ -150,14 +150,14 @@ class HeldLock:
 
 @dataclass(frozen=True)
 class LockInfo:
-    """What is known of a lock that is held."""
+    """A lock that is held."""
 
     key: str
-    #: The lock id. Whoever has it can release the lock: do not log it.
+    #: The lock id. It is enough to release the lock, so do not log it.
     lock_id: str
-    #: 24 hexadecimal digits that tell the key from others, for logs.
+    #: A hash of the key, for logs: 24 hexadecimal digits.
     key_hash: str
-    #: 24 hexadecimal digits that tell the lock id from others, for logs.
+    #: A hash of the lock id, for logs: 24 hexadecimal digits.
     lock_id_hash: str
     acquired_at: float
     expires_at: float
@@ -169,14 +169,14 @@ class LockInfo:
 
 @dataclass(frozen=True)
 class PoolAnswer:
-    """What came of a call, and how full the pool is."""
+    """The result of a call, and how full the pool is."""
 
     #: ``acquire``: "acquired" or "capacity_full"; ``renew``: "renewed", "not_held" or "expired"; ``release``: "released",
     #: "not_held" or "already_expired".
     status: str
     #: How many leases are held after the call.
     current_count: int
-    #: How many the call found to have expired.
+    #: How many expired leases the call removed.
     expired_count: int
 
 

@@ -1,9 +1,12 @@
 //! Errors, as Python sees them.
 
 use leasehold::{Error, LossReason};
+use pyo3::exceptions::PySystemExit;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyModule;
+
+use crate::ending::are_we_left_behind;
 
 static EXCEPTIONS: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
 
@@ -16,15 +19,15 @@ pub(crate) enum Failure {
     Invalid(String),
     /// An object of the parent process was used.
     Forked(&'static str),
-    /// Lost for this reason, and no more is known of it.
+    /// Lost for this reason. Nothing else is known.
     Lost(&'static str),
-    /// Somebody has released it through this object before.
+    /// It was released through this object before.
     Released { what: &'static str, name: String },
 }
 
 /// An object of the parent process was used in a forked child.
 pub(crate) const INHERITED: Failure = Failure::Forked(
-    "this object belongs to the parent process, which still holds what it stands for: acquire another one in this process",
+    "this object belongs to the parent process, and only the parent can use it: acquire another one in this process",
 );
 
 impl From<Error> for Failure {
@@ -65,12 +68,29 @@ fn exception<'py>(py: Python<'py>, name: &str, message: &str) -> PyResult<Bound<
 }
 
 impl Failure {
+    /// Whether a client was closed because the interpreter ends, and this thread is left behind.
+    pub(crate) fn is_the_end(&self) -> bool {
+        are_we_left_behind() && self.is_closed()
+    }
+
+    fn is_closed(&self) -> bool {
+        match self {
+            Self::Engine(Error::Closed) => true,
+            Self::Engine(Error::Lost { reason, .. }) => *reason == LossReason::Closed,
+            Self::Lost(why) => *why == reason(LossReason::Closed),
+            _ => false,
+        }
+    }
+
     fn raise(&self, py: Python<'_>) -> PyResult<PyErr> {
+        if self.is_the_end() {
+            return Ok(PySystemExit::new_err(()));
+        }
         let exception = match self {
             Self::Forked(what) => exception(py, "Forked", what)?,
             Self::Invalid(what) => exception(py, "InvalidArgument", what)?,
             Self::Lost(reason) => {
-                let raised = exception(py, "Lost", "what this block held was lost")?;
+                let raised = exception(py, "Lost", "the lease of this block was lost")?;
                 raised.setattr("reason", reason)?;
                 raised
             }

@@ -7,20 +7,20 @@ use leasehold::{LockGuard as EngineGuard, Lost, Permit as EnginePermit, PoolLeas
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-use crate::context::Watch;
 use crate::failure::{Failure, INHERITED, reason};
 use crate::lock::DeclaredLock;
 use crate::pending::{BoxFuture, Pending, Value};
 use crate::pool::DeclaredPool;
 use crate::process::PerProcess;
 use crate::seconds::Seconds;
-use crate::semaphore::Declared;
+use crate::semaphore::DeclaredSemaphore;
 use crate::values;
 use crate::wake::lock;
+use crate::watch::Watch;
 
-/// Something that is held, of the engine, with the declaration that it was acquired by.
+/// A permit, lock or lease of the engine, with the declaration that it was acquired by.
 pub(crate) enum Held {
-    Permit(EnginePermit, Arc<Declared>),
+    Permit(EnginePermit, Arc<DeclaredSemaphore>),
     /// Shared with an extension that is under way.
     Lock(Arc<EngineGuard>, Arc<DeclaredLock>),
     Lease(EngineLease, Arc<DeclaredPool>),
@@ -44,7 +44,7 @@ impl Held {
         }
     }
 
-    /// True if it was held until now. It goes on if the future is dropped.
+    /// Resolves to whether it was held. The release continues if the future is dropped.
     pub(crate) fn release(self) -> BoxFuture {
         // The declaration keeps the client until then.
         match self {
@@ -56,7 +56,7 @@ impl Held {
             Self::Lock(guard, declared) => Box::pin(async move {
                 let released = match Arc::try_unwrap(guard) {
                     Ok(guard) => guard.release().await?,
-                    // While it is being extended: the last owner drops a guard that holds nothing any more.
+                    // It is being extended. The extension drops the guard, which holds nothing by then.
                     Err(guard) => {
                         declared.client().opened().await?.locks().release(&guard.id()).await?
                     }
@@ -96,7 +96,7 @@ impl Held {
     }
 }
 
-/// The Python object of something that is held.
+/// The Python object of a permit, lock or lease.
 pub(crate) enum Guarded {
     Permit(Py<Permit>),
     Lock(Py<LockGuard>),
@@ -121,10 +121,10 @@ impl Guarded {
     }
 }
 
-/// What a Python object holds, until it is released or detached.
+/// The permit, lock or lease of a Python object, until it is released or detached.
 pub(crate) struct Slot {
     held: Mutex<Option<PerProcess<Held>>>,
-    /// Who cancels the body of a block when this is lost.
+    /// Cancels the body of a block when this is lost.
     watch: OnceLock<Weak<Watch>>,
 }
 
@@ -153,7 +153,7 @@ impl Slot {
         }
         let held = slot.take().and_then(PerProcess::take);
         drop(slot);
-        // That its own holder releases it is no loss.
+        // A release by the holder is not a loss.
         if let Some(watch) = self.watch.get().and_then(Weak::upgrade) {
             watch.stop();
         }
@@ -177,7 +177,7 @@ impl Slot {
         }))
     }
 
-    /// The release is sent when it is awaited. If it never is, the guard has been dropped by then.
+    /// The release is sent when it is awaited, or else when it is dropped.
     fn release(&self, name: &'static str) -> Result<Pending, Failure> {
         let held = self.take()?;
         Ok(Pending::of(name, async move {
@@ -193,7 +193,7 @@ fn released(what: &'static str, name: &str) -> Failure {
     Failure::Released { what, name: name.to_owned() }
 }
 
-/// Seconds from now on; negative values are 0.
+/// Returns the seconds from now until this moment; 0 if it has passed.
 fn seconds_until(moment: Instant) -> f64 {
     moment.saturating_duration_since(Instant::now()).as_secs_f64()
 }
@@ -206,11 +206,11 @@ pub(crate) struct Permit {
     fence: u64,
     slot_number: Option<u32>,
     waited: Duration,
-    declared: Arc<Declared>,
+    declared: Arc<DeclaredSemaphore>,
 }
 
 impl Permit {
-    fn new(permit: EnginePermit, declared: Arc<Declared>) -> Self {
+    fn new(permit: EnginePermit, declared: Arc<DeclaredSemaphore>) -> Self {
         let (id, fence, slot_number) = (permit.id(), permit.fence().get(), permit.slot_number());
         let waited = permit.waited();
         let slot = Slot::new(Held::Permit(permit, declared.clone()));
@@ -250,7 +250,7 @@ impl Permit {
         self.declared.name()
     }
 
-    /// For how many seconds the permit is valid without another renewal; None if it does not expire by itself.
+    /// How many seconds the permit stays valid without another renewal; None if it does not expire.
     #[getter]
     fn valid_for(&self) -> PyResult<Option<f64>> {
         let valid_until = |held: &Held| match held {
@@ -270,12 +270,12 @@ impl Permit {
         Ok(self.slot.lost("Permit.lost")?)
     }
 
-    /// Releases the permit, and resolves when the store has done so. False if it had been lost or released.
+    /// Releases the permit. Resolves when the store has released it: False if it was lost or released before.
     fn release(&self) -> PyResult<Pending> {
         Ok(self.slot.release("Permit.release")?)
     }
 
-    /// Keeps the permit held, and renewed, after this object is gone, and returns its id. `Semaphore.release` releases it.
+    /// Returns the id of the permit, and keeps the permit held and renewed until `Semaphore.release` releases it.
     fn detach(&self) -> PyResult<String> {
         match self.slot.take()? {
             Some(Held::Permit(permit, _)) => Ok(permit.detach().to_string()),
@@ -315,7 +315,7 @@ impl LockGuard {
             Held::Lock(guard, _) => Some(look(guard)),
             _ => None,
         })?;
-        looked.flatten().ok_or_else(|| released("lock", self.declared.key()))
+        looked.flatten().ok_or_else(|| released("lock", self.declared.name()))
     }
 }
 
@@ -324,10 +324,10 @@ impl LockGuard {
     /// The key of the lock.
     #[getter]
     fn key(&self) -> &str {
-        self.declared.key()
+        self.declared.name()
     }
 
-    /// The lock id. Whoever has it can extend and release the lock: do not log it.
+    /// The lock id. It is enough to extend and release the lock, so do not log it.
     #[getter]
     fn id(&self) -> String {
         self.id.to_string()
@@ -345,7 +345,7 @@ impl LockGuard {
         Ok(self.guard(|guard| values::timestamp(guard.expires_at()))?)
     }
 
-    /// For how many seconds the lock is held without another extension.
+    /// How many seconds the lock stays held without another extension.
     #[getter]
     fn valid_for(&self) -> PyResult<f64> {
         match self.guard(|guard| seconds_until(guard.valid_until())) {
@@ -356,7 +356,7 @@ impl LockGuard {
 
     /// Raises Lost if the lock was lost or released.
     fn check(&self) -> PyResult<()> {
-        Ok(self.slot.check("lock", self.declared.key())?)
+        Ok(self.slot.check("lock", self.declared.name())?)
     }
 
     /// Resolves with the reason when the lock is lost.
@@ -364,7 +364,7 @@ impl LockGuard {
         Ok(self.slot.lost("LockGuard.lost")?)
     }
 
-    /// Lets the lock end so many seconds from now, whatever was left of its lease. Raises Lost if it was lost.
+    /// Makes the lock end `ttl` seconds from now, whatever was left of its lease. Raises Lost if the lock was lost.
     fn extend(&self, ttl: Seconds) -> PyResult<Pending> {
         let guard = self.guard(Arc::clone)?;
         Ok(Pending::of("LockGuard.extend", async move {
@@ -378,26 +378,30 @@ impl LockGuard {
         Ok(self.guard(|guard| guard.auto_extend())?)
     }
 
-    /// Releases the lock, and resolves when the store has done so. False if it had been lost or released.
+    /// Releases the lock. Resolves when the store has released it: False if it was lost or released before.
     fn release(&self) -> PyResult<Pending> {
         Ok(self.slot.release("LockGuard.release")?)
     }
 
-    /// Keeps the lock after this object is gone, until its lease ends, and returns its lock id. `Locks.release` releases it.
+    /// Returns the lock id, and keeps the lock held until its lease ends or `Locks.release` releases it.
     fn detach(&self) -> PyResult<String> {
+        // Before it is taken: a lock that cannot be detached stays held.
+        if self.guard(Arc::strong_count)? > 1 {
+            return Err(PyRuntimeError::new_err(
+                "the lock is being extended: await that before you detach it",
+            ));
+        }
         match self.slot.take()? {
-            Some(Held::Lock(guard, _)) => match Arc::try_unwrap(guard) {
-                Ok(guard) => Ok(guard.detach().id.to_string()),
-                Err(_) => Err(PyRuntimeError::new_err(
-                    "the lock is being extended: await that before you detach it",
-                )),
+            Some(Held::Lock(guard, _)) => match Arc::into_inner(guard) {
+                Some(guard) => Ok(guard.detach().id.to_string()),
+                None => Err(released("lock", self.declared.name()).into()),
             },
-            _ => Err(released("lock", self.declared.key()).into()),
+            _ => Err(released("lock", self.declared.name()).into()),
         }
     }
 
     fn __repr__(&self) -> String {
-        format!("<leasehold.LockGuard of {:?} fence={}>", self.declared.key(), self.fence)
+        format!("<leasehold.LockGuard of {:?} fence={}>", self.declared.name(), self.fence)
     }
 }
 
@@ -430,7 +434,7 @@ impl PoolLease {
         &self.instance_id
     }
 
-    /// For how many seconds the lease is valid without another renewal.
+    /// How many seconds the lease stays valid without another renewal.
     #[getter]
     fn valid_for(&self) -> PyResult<f64> {
         let valid_until = |held: &Held| match held {
@@ -450,7 +454,7 @@ impl PoolLease {
         Ok(self.slot.lost("PoolLease.lost")?)
     }
 
-    /// Releases the lease, and resolves when the store has done so. False if it had been lost or released.
+    /// Releases the lease. Resolves when the store has released it: False if it was lost or released before.
     fn release(&self) -> PyResult<Pending> {
         Ok(self.slot.release("PoolLease.release")?)
     }

@@ -1,12 +1,14 @@
 //! The Python package of leasehold: the extension module `leasehold._leasehold`.
 //!
 //! - `pending`: operations that may wait, as awaitables and as blocking calls; `wake`: how they are woken.
-//! - `client`, `semaphore`, `lock`, `pool`: what is declared; `guard`: what is held; `context`: `async with` and `with`.
-//! - `process`: forks. `failure`: exceptions. `values`: statistics. `log`: logging. `seconds`: durations.
+//! - `client`, `semaphore`, `lock`, `pool`: what is declared, and `declared` what they have in common.
+//! - `guard`: what is held. `context`: `async with` and `with`. `watch`: what happens to a block whose lease is lost.
+//! - `process`: forks. `ending`: the end of the interpreter. `interpreter`: the event loop, the task and the thread that run.
+//! - `failure`: exceptions. `values`: statistics. `log`: logging. `seconds`, `numbers`: arguments.
 //!
 //! # Locks and the GIL
-//! A lock of this crate is held for a few instructions, and no Python code runs meanwhile. The engine calls wakers outside of its own
-//! locks, and a waker takes only the lock of a loop's queue. So nobody waits for the GIL while others wait for a lock.
+//! A lock of this crate is held for a few instructions, and no Python code runs in between. The engine calls wakers outside of its own
+//! locks, and a waker takes only the lock of a loop's queue. So no thread waits for the GIL while it holds a lock.
 //!
 //! Futures are polled with the GIL held. A fork, which happens with the GIL held too, therefore never finds a lock of a client or a
 //! declaration taken.
@@ -20,10 +22,14 @@ use pyo3::prelude::*;
 
 mod client;
 mod context;
+mod declared;
+mod ending;
 mod failure;
 mod guard;
+mod interpreter;
 mod lock;
 mod log;
+mod numbers;
 mod pending;
 mod pool;
 mod process;
@@ -31,6 +37,10 @@ mod seconds;
 mod semaphore;
 mod values;
 mod wake;
+mod watch;
+
+/// How long the end of the interpreter waits for Python code that other threads run.
+const OTHER_THREADS: Duration = Duration::from_secs(1);
 
 /// How long the end of the interpreter waits for the store.
 const CLOSING: Duration = Duration::from_secs(5);
@@ -38,15 +48,16 @@ const CLOSING: Duration = Duration::from_secs(5);
 /// To be called when the package was imported, and in a forked child, with the number of the main thread.
 #[pyfunction]
 fn _begin(py: Python<'_>, main_thread: u64) -> PyResult<()> {
-    pending::set_main_thread(main_thread);
+    interpreter::set_main_thread(main_thread);
     failure::prepare(py)
 }
 
-/// To be called in a forked child. Returns the descriptors that it has to close.
+/// To be called in a forked child. Returns the descriptors that the child must close.
 #[pyfunction]
 fn _after_fork_in_child(py: Python<'_>) -> Vec<std::os::fd::RawFd> {
     let lifelines = client::inherited_lifelines();
     process::forked();
+    ending::forked();
     log::forked();
     wake::forget_loops(py);
     lifelines
@@ -55,7 +66,8 @@ fn _after_fork_in_child(py: Python<'_>) -> Vec<std::os::fd::RawFd> {
 /// To be called when the interpreter ends: releases what this process holds.
 #[pyfunction]
 fn _at_exit(py: Python<'_>) {
-    // First: that leases end because the interpreter does is no news.
+    ending::begin_exit(py, OTHER_THREADS);
+    // Before the clients are closed: leases that end with the interpreter are not worth a record.
     log::stop(py);
     client::close_all(py, CLOSING);
 }

@@ -1,26 +1,28 @@
 //! The engine's events, as records of Python's `logging`.
 //!
-//! An event never waits for the interpreter: it is queued, and a thread that is started for it and ends when the queue is empty hands
-//! the records to Python. So neither the GIL nor a slow handler delays a renewal, and a handler may use this package itself.
+//! An event never waits for the interpreter. It is queued, and a thread hands the records to Python. The thread is started for the first
+//! record and ends when the queue is empty. So neither the GIL nor a slow handler delays a renewal, and a handler may use this package itself.
 //!
 //! Warnings are always handed over, and Python's levels decide. Below that, the level is read when a client, semaphore, lock or
 //! pool is declared: an event that is disabled costs one load.
 
 use std::collections::VecDeque;
 use std::fmt::{Debug, Write};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
+use crate::ending::is_ending;
 use crate::wake::lock;
 
 /// How long the end of the interpreter waits for the handlers.
@@ -31,7 +33,6 @@ const ROOM: usize = 10_000;
 
 /// The records of this process. Replaced in a forked child: a thread that the child does not have may hold the lock of the old one.
 static RECORDS: LazyLock<ArcSwap<Records>> = LazyLock::new(ArcSwap::default);
-static EXITING: AtomicBool = AtomicBool::new(false);
 
 /// The lowest level, as Python has it, of the events that are handed over.
 static LEVEL: AtomicU8 = AtomicU8::new(WARNING);
@@ -49,8 +50,8 @@ struct Records {
 struct State {
     queue: VecDeque<Entry>,
     dropped: usize,
-    /// Whether a thread hands them over.
-    handed: bool,
+    /// Whether a thread runs that hands them over.
+    has_thread: bool,
 }
 
 struct Entry {
@@ -80,7 +81,7 @@ impl Subscriber for Logger {
     }
 
     fn event(&self, event: &Event<'_>) {
-        if EXITING.load(Ordering::Relaxed) {
+        if is_ending() {
             return;
         }
         let mut text = Text::default();
@@ -133,13 +134,13 @@ fn queue(entry: Entry) {
         return;
     }
     state.queue.push_back(entry);
-    let start = !std::mem::replace(&mut state.handed, true);
+    let start = !std::mem::replace(&mut state.has_thread, true);
     drop(state);
     if start {
         let thread = std::thread::Builder::new().name("leasehold-log".into());
         let handing = records.clone();
         if thread.spawn(move || hand_over(&handing)).is_err() {
-            lock(&records.state).handed = false;
+            lock(&records.state).has_thread = false;
         }
     }
 }
@@ -150,7 +151,7 @@ fn hand_over(records: &Records) {
         let entries = std::mem::take(&mut state.queue);
         let dropped = std::mem::take(&mut state.dropped);
         if entries.is_empty() {
-            state.handed = false;
+            state.has_thread = false;
             records.done.notify_all();
             return;
         }
@@ -205,17 +206,31 @@ fn number(level: tracing::Level) -> u8 {
     }
 }
 
+static LOGGER: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
 /// Reads the level of the logger `leasehold`.
 pub(crate) fn refresh(py: Python<'_>) {
-    let level = || -> PyResult<u8> {
-        let logger =
-            py.import("logging")?.call_method1(intern!(py, "getLogger"), ("leasehold",))?;
-        logger.call_method0(intern!(py, "getEffectiveLevel"))?.extract()
-    };
-    let level = level().unwrap_or(WARNING).min(WARNING);
+    let level = effective_level(py).map_or(WARNING, |level| level.min(WARNING));
     if LEVEL.swap(level, Ordering::Relaxed) != level {
         tracing::callsite::rebuild_interest_cache();
     }
+}
+
+/// As `Logger.getEffectiveLevel`, but without running Python code, so that the end of the interpreter cannot find a daemon thread there.
+fn effective_level(py: Python<'_>) -> PyResult<u8> {
+    let logger = LOGGER.get_or_try_init(py, || {
+        let logger = py.import("logging")?.call_method1("getLogger", ("leasehold",))?;
+        Ok::<_, PyErr>(logger.unbind())
+    })?;
+    let mut logger = logger.bind(py).clone();
+    while !logger.is_none() {
+        let level = logger.getattr(intern!(py, "level"))?;
+        if level.is_truthy()? {
+            return level.extract();
+        }
+        logger = logger.getattr(intern!(py, "parent"))?;
+    }
+    Ok(0)
 }
 
 pub(crate) fn install(py: Python<'_>) {
@@ -231,15 +246,14 @@ pub(crate) fn forked() {
     RECORDS.store(Arc::default());
 }
 
-/// Nothing is recorded any more. Returns when everything was handed over, or after a while.
+/// Stops recording. Returns when all records were handed over, or after [`FLUSHING`].
 ///
 /// When the interpreter ends, it unwinds the stack of every other thread that runs Python code. The thread that hands records over must
 /// not be one of them, because a stack with frames of Rust must not be unwound like that.
 pub(crate) fn stop(py: Python<'_>) {
-    EXITING.store(true, Ordering::Relaxed);
     py.detach(|| {
         let records = RECORDS.load_full();
         let state = lock(&records.state);
-        drop(records.done.wait_timeout_while(state, FLUSHING, |state| state.handed));
+        drop(records.done.wait_timeout_while(state, FLUSHING, |state| state.has_thread));
     });
 }

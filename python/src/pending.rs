@@ -8,28 +8,31 @@
 //! was granted, but before the task was resumed, gets the exception through `throw`, and dropping the future releases the permit.
 
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
 use leasehold::{Acquire, AcquisitionId};
-use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning, PyStopIteration};
+use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning, PyStopIteration, PySystemExit};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyAny, PyType};
 
 use crate::context::{Context, Exit};
+use crate::ending::{Inside, are_we_left_behind};
 use crate::failure::{Failure, INHERITED};
 use crate::guard::Held;
+use crate::interpreter::{is_main_thread, running_loop};
 use crate::process::PerProcess;
-use crate::semaphore::Declared;
-use crate::wake::{Parked, Waiter, lock, queue_of, running_loop};
+use crate::semaphore::DeclaredSemaphore;
+use crate::wake::{Parked, Waiter, lock, queue_of};
 
 /// How often a thread that waits looks for signals, such as Ctrl-C. Only the main thread receives them.
 const LOOK_FOR_SIGNALS: Duration = Duration::from_millis(50);
+
+/// How long a task that the end of the interpreter has left behind sleeps at a time.
+const UNTIL_THE_END: Duration = Duration::from_millis(50);
 
 type Make = dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send;
 
@@ -70,8 +73,8 @@ pub(crate) type BoxFuture = Pin<Box<dyn Future<Output = Outcome> + Send>>;
 
 /// The future of an operation.
 pub(crate) enum Work {
-    /// By far the most frequent one, without an allocation of its own.
-    Acquire(Acquire, Arc<Declared>),
+    /// By far the most frequent operation, so it is not boxed.
+    Acquire(Acquire, Arc<DeclaredSemaphore>),
     Boxed(BoxFuture),
 }
 
@@ -144,12 +147,15 @@ impl Pending {
         Self::new(Work::boxed(work), Then::Return(name), Id::None)
     }
 
-    /// Polls once. No Python code runs meanwhile, so that nobody else can be here.
+    /// Polls once. No Python code runs in between, so no other thread can poll at the same time.
     fn poll(&self, waker: &Waker) -> PyResult<Poll<Outcome>> {
         let mut state = lock(&self.state);
         state.begun = true;
         let Some(work) = &mut state.work else { return Err(awaited_twice()) };
-        let Some(ours) = work.get_mut() else { return Err(INHERITED.into()) };
+        let Some(ours) = work.get_mut() else {
+            drop(state);
+            return Err(INHERITED.into());
+        };
         let polled = ours.poll(&mut TaskContext::from_waker(waker));
         if polled.is_ready() {
             state.work = None;
@@ -158,6 +164,7 @@ impl Pending {
     }
 
     fn finish(&self, py: Python<'_>, outcome: Outcome) -> PyResult<Option<Py<PyAny>>> {
+        let _inside = Inside::enter();
         let then = lock(&self.state).then.take();
         match then {
             Some(Then::Enter(context)) => Context::entered(&context, py, outcome).map(Some),
@@ -166,7 +173,21 @@ impl Pending {
         }
     }
 
+    /// Refuses a second use. In a forked child, the poll refuses it for a better reason.
+    fn begin(&self) -> PyResult<()> {
+        let state = lock(&self.state);
+        let is_ours = state.work.as_ref().is_none_or(PerProcess::is_ours);
+        if state.begun && is_ours { Err(awaited_twice()) } else { Ok(()) }
+    }
+
     fn step(&self, py: Python<'_>) -> PyResult<Step> {
+        // A future has one waker: if a second task took it over, the first would wait forever.
+        if lock(&self.state).waiter.as_ref().is_some_and(|waiter| waiter.is_waiting()) {
+            return Err(awaited_twice());
+        }
+        if are_we_left_behind() {
+            return Ok(self.never(py));
+        }
         // Mostly it is ready, and then needs no waker.
         if let Poll::Ready(outcome) = self.poll(Waker::noop())? {
             return self.finish(py, outcome).map(Step::Value);
@@ -178,7 +199,15 @@ impl Pending {
         suspended
     }
 
+    /// A step of a task that is not resumed any more. None makes the loop ask again: to wait for a future would need Python code.
+    fn never(&self, py: Python<'_>) -> Step {
+        self.cancel();
+        py.detach(|| std::thread::sleep(UNTIL_THE_END));
+        Step::Suspend(py.None())
+    }
+
     fn suspend(&self, py: Python<'_>) -> PyResult<Step> {
+        let _inside = Inside::enter();
         let event_loop = running_loop(py)?;
         if event_loop.is_none() {
             return Err(PyRuntimeError::new_err(
@@ -189,6 +218,9 @@ impl Pending {
         let future = event_loop.call_method0(intern!(py, "create_future"))?;
         // As the future's own iterator does: a task takes only a future that says so.
         future.setattr(intern!(py, "_asyncio_future_blocking"), true)?;
+        if are_we_left_behind() {
+            return Ok(self.never(py));
+        }
         let waiter = Waiter::new(queue, future.clone().unbind());
         match self.poll(&waiter.clone().into()) {
             Ok(Poll::Pending) => {
@@ -206,34 +238,43 @@ impl Pending {
         }
     }
 
-    /// Drops the future: what it waits for, or was granted, is given up.
+    /// Drops the future. A waiter leaves the queue, and what was granted is released.
     fn cancel(&self) {
         let mut state = lock(&self.state);
         state.begun = true;
         let (work, then, waiter) = (state.work.take(), state.then.take(), state.waiter.take());
         drop(state);
-        // The waker may outlive this, and must not have to drop a Python object on another thread.
         drop(waiter.and_then(|waiter| waiter.forget()));
         drop(work);
         drop(then);
     }
 
+    /// Polls once, unless the end of the interpreter has left this thread behind.
+    fn poll_in_thread(&self, waker: &Waker) -> PyResult<Poll<Outcome>> {
+        if are_we_left_behind() {
+            self.cancel();
+            return Err(PySystemExit::new_err(()));
+        }
+        self.poll(waker)
+    }
+
     /// Blocks the thread. Polls with the GIL held, and releases it to wait.
     pub(crate) fn block(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        self.begin()?;
         if !running_loop(py)?.is_none() {
             self.cancel();
             return Err(PyRuntimeError::new_err(
                 "await it instead: .wait() would block the event loop of this thread",
             ));
         }
-        if let Poll::Ready(outcome) = self.poll(Waker::noop())? {
+        if let Poll::Ready(outcome) = self.poll_in_thread(Waker::noop())? {
             return self.finish(py, outcome);
         }
         let parked = Parked::new();
         let waker = parked.clone().into();
         let limit = is_main_thread(py)?.then_some(LOOK_FOR_SIGNALS);
         loop {
-            if let Poll::Ready(outcome) = self.poll(&waker)? {
+            if let Poll::Ready(outcome) = self.poll_in_thread(&waker)? {
                 return self.finish(py, outcome);
             }
             while !parked.take() {
@@ -270,9 +311,10 @@ impl Drop for Pending {
 
 #[cold]
 fn warn_never_awaited(py: Python<'_>, name: &str) {
+    let _inside = Inside::enter();
     let message = format!("leasehold.{name} was never awaited: await it, or call .wait()");
     let Ok(message) = std::ffi::CString::new(message) else { return };
-    // The exception that is being handled, if any, is not this one's business.
+    // An exception that is being handled must survive the warning.
     let handled = PyErr::take(py);
     let category = py.get_type::<PyRuntimeWarning>();
     if let Err(error) = PyErr::warn(py, &category, &message, 1) {
@@ -284,32 +326,15 @@ fn warn_never_awaited(py: Python<'_>, name: &str) {
 }
 
 fn awaited_twice() -> PyErr {
-    PyRuntimeError::new_err("it was awaited or waited for already: make another one")
-}
-
-/// The main thread, as Python numbers it.
-static MAIN_THREAD: AtomicU64 = AtomicU64::new(0);
-static GET_IDENT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-
-pub(crate) fn set_main_thread(number: u64) {
-    MAIN_THREAD.store(number, Ordering::Relaxed);
-}
-
-/// Whether this is the main thread, without running Python code.
-///
-/// When the interpreter ends, it ends every daemon thread that runs Python code by unwinding its stack, and a stack with frames of Rust
-/// must not be unwound like that. So a thread that waits calls only what is written in C.
-fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
-    let this: u64 = GET_IDENT.import(py, "_thread", "get_ident")?.call0()?.extract()?;
-    Ok(this == MAIN_THREAD.load(Ordering::Relaxed))
+    PyRuntimeError::new_err(
+        "this operation was awaited or waited for already: call the method again",
+    )
 }
 
 #[pymethods]
 impl Pending {
     fn __await__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
-        if lock(&slf.get().state).begun {
-            return Err(awaited_twice());
-        }
+        slf.get().begin()?;
         Ok(slf)
     }
 
@@ -326,16 +351,16 @@ impl Pending {
         }
     }
 
-    /// As of a generator: resumes it.
+    /// Resumes it, as the method of a generator does.
     fn send(&self, py: Python<'_>, value: Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
-        let _ = value;
+        drop(value);
         match self.step(py)? {
             Step::Suspend(future) => Ok(future),
             Step::Value(value) => Err(PyStopIteration::new_err((value,))),
         }
     }
 
-    /// As of a generator: cancels the operation, and raises the exception.
+    /// Cancels the operation and raises the exception, as the method of a generator does.
     #[pyo3(signature = (kind, value=None, traceback=None))]
     fn throw(
         &self,
@@ -356,19 +381,19 @@ impl Pending {
         Err(PyErr::from_value(exception))
     }
 
-    /// As of a generator: cancels the operation.
+    /// Cancels the operation, as the method of a generator does.
     fn close(&self) {
         self.cancel();
     }
 
     /// Blocks this thread until the operation is done, and returns its result.
     ///
-    /// Other threads run meanwhile. Ctrl-C raises KeyboardInterrupt and cancels the operation.
+    /// Other threads run in the meantime. Ctrl-C raises KeyboardInterrupt and cancels the operation.
     fn wait(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         self.block(py)
     }
 
-    /// The id of the permit to come; None for other operations, and while the client is not open yet.
+    /// The id of the permit that an acquire waits for; None for other operations, and while the client is not open.
     #[getter]
     fn id(&self) -> Option<String> {
         match &self.id {
@@ -386,9 +411,6 @@ impl Pending {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(state) = self.state.try_lock() else { return Ok(()) };
-        if let Some(waiter) = &state.waiter {
-            waiter.visit(&visit)?;
-        }
         match &state.then {
             Some(Then::Enter(context)) => visit.call(context),
             Some(Then::Exit(_) | Then::Return(_)) | None => Ok(()),

@@ -1,23 +1,23 @@
 //! The pool of leases.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::{Client as Engine, Pool as EnginePool};
+use leasehold::{Client as Engine, Pool as EnginePool, PoolAnswer};
 use pyo3::prelude::*;
 
 use crate::client::Shared;
 use crate::context::{Context, Source};
+use crate::declared::{Declared, Options};
 use crate::failure::Failure;
 use crate::guard::Held;
 use crate::lock::{Retrying, retry};
 use crate::pending::{Pending, Value, Work};
-use crate::process::PerProcess;
 use crate::seconds::{Seconds, given};
 use crate::values;
-use crate::wake::lock;
 
 /// How a pool was declared.
+#[derive(Clone)]
 pub(crate) struct PoolOptions {
     pub(crate) capacity: u32,
     pub(crate) lease: Option<Duration>,
@@ -25,57 +25,22 @@ pub(crate) struct PoolOptions {
     pub(crate) retry: Option<Retrying>,
 }
 
-/// A pool as it was declared.
-pub(crate) struct DeclaredPool {
-    client: Arc<Shared>,
-    name: String,
-    options: PoolOptions,
-    /// With the limit of the declaration. Only with the GIL held.
-    built: Mutex<Option<PerProcess<EnginePool>>>,
-}
+impl Options for PoolOptions {
+    type Built = EnginePool;
 
-impl DeclaredPool {
-    pub(crate) fn new(
-        client: Arc<Shared>,
-        name: String,
-        options: PoolOptions,
-    ) -> PyResult<Arc<Self>> {
-        let declared = Arc::new(Self { client, name, options, built: Mutex::new(None) });
-        match declared.client.now()? {
-            Some(engine) => drop(declared.keep(&engine)?),
-            None => drop(declared.build(&Engine::memory(), declared.options.within)?),
-        }
-        Ok(declared)
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn build(&self, engine: &Engine, within: Option<Duration>) -> Result<EnginePool, Failure> {
-        let options = &self.options;
-        let mut builder =
-            engine.pool(&self.name, options.capacity).retry(retry(options.retry, within));
-        if let Some(lease) = options.lease {
+    fn build(&self, engine: &Engine, name: &str) -> Result<EnginePool, Failure> {
+        let mut builder = engine.pool(name, self.capacity).retry(retry(self.retry, self.within));
+        if let Some(lease) = self.lease {
             builder = builder.lease(lease);
         }
         Ok(builder.build()?)
     }
+}
 
-    fn keep(&self, engine: &Engine) -> Result<EnginePool, Failure> {
-        let built = self.build(engine, self.options.within)?;
-        *lock(&self.built) = Some(PerProcess::new(built.clone()));
-        Ok(built)
-    }
+pub(crate) type DeclaredPool = Declared<PoolOptions>;
 
-    async fn opened(&self) -> Result<EnginePool, Failure> {
-        if let Some(built) = lock(&self.built).as_ref().and_then(PerProcess::get) {
-            return Ok(built.clone());
-        }
-        let engine = self.client.opened().await?;
-        self.keep(&engine)
-    }
-
+impl DeclaredPool {
+    /// With a limit of its own, or else that of the declaration.
     pub(crate) fn lease_within(
         self: &Arc<Self>,
         instance: String,
@@ -84,7 +49,10 @@ impl DeclaredPool {
         let declared = self.clone();
         Work::boxed(async move {
             let pool = match within {
-                Some(_) => declared.build(&declared.client.opened().await?, within)?,
+                Some(_) => {
+                    let options = PoolOptions { within, ..declared.options().clone() };
+                    declared.opened_with(options).await?
+                }
                 None => declared.opened().await?,
             };
             let lease = pool.lease(&instance).await?;
@@ -100,9 +68,18 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    pub(crate) fn new(declared: Arc<DeclaredPool>) -> Self {
-        Self { declared }
+    pub(crate) fn declared(
+        client: Arc<Shared>,
+        name: String,
+        options: PoolOptions,
+    ) -> PyResult<Self> {
+        Ok(Self { declared: Declared::new(client, name, options)? })
     }
+}
+
+fn answered<S>(status: &'static str, answer: &PoolAnswer<S>) -> Value {
+    let (current, expired) = (answer.current_count, answer.expired_count);
+    Value::made(move |py| values::pool_answer(py, status, current, expired))
 }
 
 #[pymethods]
@@ -116,47 +93,37 @@ impl Pool {
     /// The number of leases.
     #[getter]
     fn capacity(&self) -> u32 {
-        self.declared.options.capacity
+        self.declared.options().capacity
     }
 
-    /// Takes a lease if there is one, or renews the lease that the instance has. Nothing renews it but `renew`.
+    /// Acquires a lease for the instance if one is free, or renews its lease. After that, only `renew` renews it.
     fn acquire(&self, instance_id: String) -> Pending {
-        let declared = self.declared.clone();
-        Pending::of("Pool.acquire", async move {
-            let answer = declared.opened().await?.acquire(&instance_id).await?;
-            let (status, current, expired) =
-                (answer.status.as_str(), answer.current_count, answer.expired_count);
-            Ok(Value::made(move |py| values::pool_answer(py, status, current, expired)))
+        self.declared.operation("Pool.acquire", move |pool| async move {
+            let answer = pool.acquire(&instance_id).await?;
+            Ok(answered(answer.status.as_str(), &answer))
         })
     }
 
     /// Renews the lease of an instance.
     fn renew(&self, instance_id: String) -> Pending {
-        let declared = self.declared.clone();
-        Pending::of("Pool.renew", async move {
-            let answer = declared.opened().await?.renew(&instance_id).await?;
-            let (status, current, expired) =
-                (answer.status.as_str(), answer.current_count, answer.expired_count);
-            Ok(Value::made(move |py| values::pool_answer(py, status, current, expired)))
+        self.declared.operation("Pool.renew", move |pool| async move {
+            let answer = pool.renew(&instance_id).await?;
+            Ok(answered(answer.status.as_str(), &answer))
         })
     }
 
     /// Releases the lease of an instance.
     fn release(&self, instance_id: String) -> Pending {
-        let declared = self.declared.clone();
-        Pending::of("Pool.release", async move {
-            let answer = declared.opened().await?.release(&instance_id).await?;
-            let (status, current, expired) =
-                (answer.status.as_str(), answer.current_count, answer.expired_count);
-            Ok(Value::made(move |py| values::pool_answer(py, status, current, expired)))
+        self.declared.operation("Pool.release", move |pool| async move {
+            let answer = pool.release(&instance_id).await?;
+            Ok(answered(answer.status.as_str(), &answer))
         })
     }
 
-    /// How many leases are held, and how many were found to have expired.
+    /// Returns how many leases are held, and how many expired leases were removed.
     fn count(&self) -> Pending {
-        let declared = self.declared.clone();
-        Pending::of("Pool.count", async move {
-            let count = declared.opened().await?.count().await?;
+        self.declared.operation("Pool.count", move |pool| async move {
+            let count = pool.count().await?;
             Ok(Value::made(move |py| {
                 values::pool_count(py, count.current_count, count.expired_count)
             }))
@@ -175,11 +142,11 @@ impl Pool {
         )
     }
 
-    /// A lease that renews itself, if there is one now; None otherwise.
+    /// Returns a lease that renews itself if one is free; None otherwise.
     fn try_lease(&self, instance_id: String) -> Pending {
         let declared = self.declared.clone();
-        Pending::of("Pool.try_lease", async move {
-            let lease = declared.opened().await?.try_lease(&instance_id).await?;
+        self.declared.operation("Pool.try_lease", move |pool| async move {
+            let lease = pool.try_lease(&instance_id).await?;
             Ok(Value::Held(lease.map(|lease| Held::Lease(lease, declared))))
         })
     }

@@ -40,7 +40,7 @@ impl<'py> FromPyObject<'_, 'py> for Seconds {
     }
 }
 
-/// Without what comes of writing 0.3 as a binary fraction: locks take whole milliseconds.
+/// Rounds to microseconds: 0.3 is not exact as a binary fraction, and locks take whole milliseconds.
 fn whole_micros(duration: Duration) -> Duration {
     let micros = (duration.subsec_nanos() + 500) / 1000;
     Duration::from_secs(duration.as_secs()).saturating_add(Duration::from_micros(micros.into()))

@@ -1,4 +1,4 @@
-//! What the store reports, as the dataclasses of `leasehold._types`.
+//! Statistics and other reports of the store, as the dataclasses of `leasehold._types`.
 
 use std::time::{Duration, Instant, SystemTime};
 

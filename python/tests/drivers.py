@@ -59,7 +59,7 @@ class Driver:
         await self.until(waiting)
 
     async def until_free(self, semaphore: leasehold.Semaphore) -> None:
-        """Waits until nothing is held, and nobody waits."""
+        """Waits until there are no holders and no waiters."""
 
         async def free() -> bool:
             stats = await self.do(semaphore.stats())

@@ -1,7 +1,7 @@
 """A soak test: `python -m tests.soak MINUTES`, in the directory of the package.
 
 Tasks in two event loops and threads acquire, lose, time out, and are cancelled at random: on a Redis server, in a file and in memory.
-Meanwhile the connections of the server are killed, and the server is restarted. In the end memory must not have grown, no thread may
+At the same time the connections of the server are killed, and the server is restarted. In the end memory must not have grown, no thread may
 be left over, and nothing may be held.
 """
 

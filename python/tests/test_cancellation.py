@@ -1,8 +1,10 @@
-"""A task that is cancelled at any point leaves nothing held, and nobody waiting."""
+"""A task that is cancelled at any point leaves nothing held, and no waiter in the queue."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import socket
 import sys
 import threading
 import time
@@ -13,7 +15,7 @@ import pytest
 
 import leasehold
 from tests.conftest import RedisServer
-from tests.drivers import PATIENCE, Asyncio
+from tests.drivers import PATIENCE, Asyncio, Threads
 
 do = Asyncio()
 
@@ -244,7 +246,7 @@ def test_cancelled_just_after_it_failed(url: str, outcome: str) -> None:
 
 
 @pytest.mark.parametrize("point", ["queued", "body", "exit", "enter"])
-def test_cancelled_while_the_store_is_gone(own_redis: RedisServer, point: str) -> None:
+def test_cancelled_while_the_store_is_unreachable(own_redis: RedisServer, point: str) -> None:
     async def main() -> None:
         client = await leasehold.Client(own_redis.url, answer_timeout=0.5).open()
         api = client.semaphore("api", 1)
@@ -379,12 +381,11 @@ def test_a_coroutine_that_is_closed(url: str) -> None:
             inside = hold_forever(api.permit(), entered)
             # As a task that is destroyed while it waits.
             step = inside.__await__()
-
-            async def is_inside() -> bool:
-                next(step)
-                return entered.is_set()
-
-            await do.until(is_inside)
+            while True:
+                resumed = next(step)
+                if entered.is_set():
+                    break
+                await asyncio.wait_for(asyncio.wait([resumed]), PATIENCE)
             assert (await api.stats()).held == 1
             inside.close()
             await do.until_free(api)
@@ -445,10 +446,60 @@ def test_while_the_store_is_being_opened(shared_url: str) -> None:
             await asyncio.wait([first])
             if not first.cancelled():
                 await first.result().release()
-            # Whoever opened the store is gone: the other one opens it.
+            # The task that opened the store was cancelled: the other one still gets its permit.
             await (await asyncio.wait_for(second, PATIENCE)).release()
             del first
             await do.until_free(api)
             await client.close()
 
     asyncio.run(main())
+
+
+def test_a_loop_that_stands_still_while_it_opens_the_store(shared_url: str) -> None:
+    """Another thread that needs the store drives the attempt."""
+
+    async def main() -> None:
+        client = leasehold.Client(shared_url)
+        opening = asyncio.ensure_future(client.semaphore("api", 1).acquire())
+        await asyncio.sleep(0)
+        # From here on the loop does not run.
+        stats = Threads().start(client.stats(["api"], unused=True))
+        stats.result(PATIENCE)
+        await (await opening).release()
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_is_closed_while_it_opens_the_store(shared_url: str) -> None:
+    client = leasehold.Client(shared_url)
+    api = client.semaphore("api", 1)
+    loop = asyncio.new_event_loop()
+    opening = loop.create_task(api.acquire())
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    assert not opening.done()
+    Threads().start(client.open()).result(PATIENCE)
+    opening._log_destroy_pending = False  # type: ignore[attr-defined]
+    del opening, loop
+    gc.collect()
+    Threads().run(lambda do: do.until_free(api))
+    client.close().wait()
+
+
+def test_a_client_that_is_closed_while_it_opens_the_store() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+
+        async def main() -> None:
+            client = leasehold.Client(f"redis://127.0.0.1:{silent.getsockname()[1]}", connect_timeout=60)
+            waiting = [asyncio.ensure_future(client.semaphore("api", 1).acquire()) for _ in range(3)]
+            await asyncio.sleep(0)
+            await client.close()
+            results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), PATIENCE)
+            assert [type(result) for result in results] == [leasehold.Closed] * 3
+            with pytest.raises(leasehold.Closed):
+                await client.open()
+
+        asyncio.run(main())

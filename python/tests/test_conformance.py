@@ -46,7 +46,7 @@ def test_first_come_first_served(client: leasehold.Client, driver: Driver) -> No
             held = await do.result(started)
             assert held.waited > 0
             later = [other.done() for other in waiting[place + 1 :]]
-            assert not any(later), "somebody has overtaken"
+            assert not any(later), "a later waiter was served first"
         await do.do(held.release())
         await do.until_free(api)
 
@@ -135,6 +135,21 @@ def test_a_block_can_be_nested(client: leasehold.Client, driver: Driver) -> None
             with pytest.raises(leasehold.Lost):
                 inner.check()
         assert (await do.do(api.stats())).held == 0
+
+    driver.run(body)
+
+
+def test_a_lock_that_is_being_extended_is_not_detached(client: leasehold.Client, driver: Driver) -> None:
+    async def body(do: Driver) -> None:
+        guard = await do.do(client.lock("key", lease=10).acquire())
+        extension = guard.extend(20)
+        with pytest.raises(RuntimeError, match="being extended"):
+            guard.detach()
+        guard.check()
+        await do.do(extension)
+        del extension
+        lock_id = guard.detach()
+        assert await do.do(client.locks.release(lock_id))
 
     driver.run(body)
 

@@ -1,4 +1,4 @@
-"""Forks: a child opens the store anew, or is told what to do. It never touches what its parent holds."""
+"""Forks: a child opens the store again, or raises an error that says what to do. It never touches its parent's permits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.drivers import Threads
 # A fork in a process with threads is what is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
-#: Runs a function in a forked child, and prints what it returns. The child runs the interpreter's exit if it is told so.
+#: Runs a function in a forked child, and prints what it returns. With `exit=sys.exit` the child runs the interpreter's exit.
 PRELUDE = """
 import asyncio, gc, os, sys, threading, time, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
@@ -349,6 +349,53 @@ if __name__ == "__main__":
         cwd=tmp_path,
     )
     assert (done.stdout, done.stderr) == ("True 0\n", "")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("imported", ["by the parent", "by the child"])
+def test_a_worker_of_multiprocessing_releases_when_it_ends(
+    redis_server: RedisServer, tmp_path: pathlib.Path, method: str, imported: str
+) -> None:
+    """It ends without running the handlers of atexit. Its threads can use their permits until they end."""
+    redis_server.command("FLUSHALL")
+    imports = "import leasehold" if imported == "by the parent" else ""
+    main = tmp_path / "main.py"
+    main.write_text(
+        f"""
+import multiprocessing, sys, threading, time, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+{imports}
+
+def work(url):
+    global client, permit
+    import leasehold
+    client = leasehold.Client(url)
+    permit = client.semaphore("api", 1, lease=60).acquire(within=10).wait()
+    threading.Thread(target=goes_on).start()
+
+def goes_on():
+    time.sleep(0.2)
+    permit.check()
+    with client.semaphore("other", 1).permit(within=10):
+        print("works", flush=True)
+
+if __name__ == "__main__":
+    worker = multiprocessing.get_context(sys.argv[2]).Process(target=work, args=(sys.argv[1],))
+    worker.start()
+    worker.join()
+    print(worker.exitcode)
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, str(main), redis_server.url, method],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env=scripts.environment(),
+    )
+    assert (done.stdout, done.stderr) == ("works\n0\n", "")
+    with leasehold.Client(redis_server.url) as client:
+        assert client.semaphore("api", 1).stats().wait().held == 0
 
 
 def test_multiprocessing_with_a_file_and_spawn(tmp_path: pathlib.Path) -> None:

@@ -86,7 +86,7 @@ def test_a_body_is_cancelled_when_it_is_lost_otherwise(client: leasehold.Client,
     asyncio.run(main())
 
 
-def test_a_body_is_left_alone_if_told_so(client: leasehold.Client) -> None:
+def test_a_body_is_not_cancelled_if_that_is_disabled(client: leasehold.Client) -> None:
     async def main() -> None:
         api = client.semaphore("api", 1, ttl=0.2)
         async with api.permit(cancel_on_loss=False) as permit:
@@ -129,7 +129,7 @@ def test_a_foreign_cancellation_at_the_same_time_wins(client: leasehold.Client) 
                 try:
                     await forever()
                 finally:
-                    # The loss was delivered. Somebody else cancels the task before it has left the block.
+                    # The loss was delivered. The task is cancelled again before it has left the block.
                     stop.set()
                     await asyncio.sleep(60)
 
@@ -217,6 +217,37 @@ def test_nested_blocks_are_told_apart(client: leasehold.Client) -> None:
         assert (reached, raised.value.name) == ("outer", "outer")
         await do.until_free(outer)
         await do.until_free(inner)
+
+    asyncio.run(main())
+
+
+def test_a_loss_after_the_task_that_entered_has_ended(client: leasehold.Client) -> None:
+    """As in a fixture of pytest. Nothing was cancelled for the loss, so a cancellation of the other task stays one."""
+
+    async def main() -> None:
+        context = client.semaphore("api", 1, ttl=0.2).permit()
+        entering: asyncio.Task[leasehold.Permit] = asyncio.ensure_future(context.__aenter__())
+        permit = await entering
+        assert await permit.lost() == "ttl-ended"
+        await asyncio.sleep(0.05)
+
+        async def leave() -> None:
+            try:
+                await forever()
+            except BaseException as error:
+                await context.__aexit__(type(error), error, None)
+                raise
+
+        leaving = asyncio.ensure_future(leave())
+        await asyncio.sleep(0)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(leaving, PATIENCE)
+        # A block that ends normally raises Lost.
+        await asyncio.ensure_future(context.__aenter__())
+        await asyncio.sleep(0.3)
+        with pytest.raises(leasehold.Lost):
+            await context.__aexit__(None, None, None)
 
     asyncio.run(main())
 

@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import time
+import weakref
 from datetime import timedelta
 from typing import Any, Callable
 
@@ -19,7 +20,7 @@ import leasehold
 from leasehold import _leasehold
 from tests import scripts
 from tests.conftest import RedisServer
-from tests.drivers import PATIENCE
+from tests.drivers import PATIENCE, Threads
 
 
 @pytest.mark.parametrize(
@@ -28,29 +29,34 @@ from tests.drivers import PATIENCE
         ("zookeeper://somewhere", 'no store "zookeeper:"'),
         ("nothing", "it is not a URL"),
         ("sqlite:", "it has no path"),
-        ("sqlite://host/path", "names a host"),
+        ("sqlite://host/path", "followed by a host name"),
         ("sqlite::memory:", "memory:"),
-        ("memory:name", "has no path"),
+        ("sqlite:~user/path", "only ~/ is expanded"),
+        ("memory:name", "nothing may follow memory:"),
+        ("redis://", "it has no host"),
+        ("redis://host:port", "the port is not a number"),
+        ("redis://user:sec?ret@host", "write %2F for /, %3F for \\? and %23 for #"),
     ],
 )
-def test_urls_that_are_none(url: str, problem: str) -> None:
-    with pytest.raises(leasehold.InvalidArgument, match=problem):
+def test_invalid_urls(url: str, problem: str) -> None:
+    with pytest.raises(leasehold.InvalidArgument, match=problem) as raised:
         leasehold.Client(url)
+    assert "ret@host" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
         ("memory:", "memory:"),
-        ("redis://host:6379/0", "redis://host:6379/0"),
-        ("redis://user@host", "redis://user@host"),
-        ("redis://user:secret@host/0", "redis://user:***@host/0"),
-        ("redis://:secret@host", "redis://:***@host"),
-        ("redis://user:p@ss:word@host", "redis://user:***@host"),
-        ("unix:///path?db=1&user=me&pass=secret", "unix:///path?db=1&user=me&pass=***"),
+        ("redis://host:6379/0", "redis://host:6379"),
+        ("redis://user@host/3", "redis://host:6379/3"),
+        ("redis://user:secret@host/0", "redis://host:6379"),
+        ("redis://:secret@host", "redis://host:6379"),
+        ("redis://user:p@ss:word@host", "redis://host:6379"),
+        ("unix:///path?db=1&user=me&pass=secret", "unix:///path/1"),
         (
             "redis-sentinel://u:secret@a,b/m?sentinel_password=other",
-            "redis-sentinel://u:***@a,b/m?sentinel_password=***",
+            "redis-sentinel://a:26379,b:26379/m",
         ),
     ],
 )
@@ -64,7 +70,31 @@ def test_passwords_are_not_shown(url: str, shown: str) -> None:
 def test_the_store_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert leasehold.Client().url == "memory:"
     monkeypatch.setenv("LEASEHOLD_STORE", "redis://somewhere")
-    assert leasehold.Client().url == "redis://somewhere"
+    assert leasehold.Client().url == "redis://somewhere:6379"
+
+
+def test_the_path_of_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for directory in ("first", "second"):
+        (tmp_path / directory).mkdir()
+    monkeypatch.chdir(tmp_path / "first")
+    in_home, relative = leasehold.Client("sqlite:~/leases"), leasehold.Client("sqlite:leases")
+    # The directory of the declaration counts, not that of the first use.
+    monkeypatch.chdir(tmp_path / "second")
+    for client, path in ((in_home, tmp_path / "leases"), (relative, tmp_path / "first" / "leases")):
+        assert client.url == f"sqlite:{path}"
+        with client:
+            assert path.exists()
+    assert list((tmp_path / "second").iterdir()) == []
+
+
+def test_a_client_that_only_reads_a_file(tmp_path: pathlib.Path) -> None:
+    url = f"sqlite:{tmp_path / 'store'}"
+    writer, reader = leasehold.Client(url), leasehold.Client(url, read_only=True)
+    with writer, writer.semaphore("api", 1).permit():
+        assert reader.stats().wait()[0].held == 1
+        with pytest.raises(leasehold.Refused):
+            reader.semaphore("api", 1).try_acquire().wait()
 
 
 def test_a_store_that_cannot_be_reached() -> None:
@@ -152,6 +182,12 @@ def test_arguments_are_checked_before_anything_is_opened(url: str) -> None:
         (lambda: client.lock("key", retry=leasehold.Retry(multiplier=0.5)), "multiplier"),
         (lambda: client.pool("pool", 0), "capacity"),
         (lambda: client.pool("pool", 1, lease=0.5), "lease"),
+        (lambda: client.semaphore("api", -1), "-1; expected 0 to 4294967295"),
+        (lambda: client.semaphore("api", 2**32), "4294967296; expected"),
+        (lambda: client.semaphore("api", 1, rate=(-1, 1)), "-1; expected"),
+        (lambda: client.semaphore("api", 1).permit(weight=-1), "-1; expected"),
+        (lambda: client.lock("key", retry=leasehold.Retry(times=-1)), "-1; expected"),
+        (lambda: client.stats(limit=-1), "-1; expected"),
     ]
     for call, problem in wrong:
         with pytest.raises(leasehold.InvalidArgument, match=problem) as raised:
@@ -159,8 +195,8 @@ def test_arguments_are_checked_before_anything_is_opened(url: str) -> None:
         assert isinstance(raised.value, ValueError)
     with pytest.raises(TypeError, match="number of seconds or a timedelta, not str"):
         client.semaphore("api", 1, ttl="1s")  # type: ignore[arg-type]
-    with pytest.raises((TypeError, OverflowError)):
-        client.semaphore("api", -1)
+    with pytest.raises(TypeError):
+        client.semaphore("api", 1.5)  # type: ignore[arg-type]
 
 
 def test_a_capacity_that_others_have_declared(client: leasehold.Client) -> None:
@@ -235,6 +271,59 @@ def test_an_operation_is_awaited_once() -> None:
         assert pending.id is not None
 
     asyncio.run(main())
+
+
+def test_a_second_task_cannot_take_an_operation_over() -> None:
+    """The first would never be resumed."""
+
+    async def main() -> None:
+        api = leasehold.Client.memory().semaphore("api", 1)
+        held = await api.acquire()
+        pending = api.acquire()
+        first, second = asyncio.ensure_future(pending), asyncio.ensure_future(pending)
+        with pytest.raises(RuntimeError, match="already"):
+            await second
+        with pytest.raises(RuntimeError, match="already"):
+            await asyncio.get_running_loop().run_in_executor(None, pending.wait)
+        await held.release()
+        await (await asyncio.wait_for(first, PATIENCE)).release()
+
+    asyncio.run(main())
+
+
+def test_a_second_thread_cannot_take_an_operation_over() -> None:
+    api = leasehold.Client.memory().semaphore("api", 1)
+    held = api.acquire().wait()
+    pending = api.acquire()
+    first = Threads().start(pending)
+    Threads().run(lambda do: do.until_waiting(api, 1))
+    with pytest.raises(RuntimeError, match="already"):
+        pending.wait()
+    held.release().wait()
+    first.result(PATIENCE).release().wait()
+
+
+def test_annotations_at_run_time() -> None:
+    assert leasehold.Pending[int] is leasehold.Pending
+    assert leasehold.HeldContext[int] is leasehold.HeldContext
+
+
+def test_a_semaphore_and_a_lock_are_contexts() -> None:
+    client = leasehold.Client.memory()
+    declare: list[Callable[[], leasehold.Semaphore | leasehold.Lock]] = [
+        lambda: client.semaphore("api", 1),
+        lambda: client.lock("key"),
+    ]
+    for make in declare:
+        context = make()
+        assert isinstance(context, leasehold.HeldContext)
+        with context as held:
+            held.check()
+        with pytest.raises(leasehold.Lost):
+            held.check()
+        reference = weakref.ref(context)
+        del context
+        assert reference() is None
 
 
 def test_nothing_is_sent_before_it_is_awaited() -> None:

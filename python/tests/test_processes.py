@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import weakref
+from typing import Any
 
 import pytest
 
@@ -70,7 +71,7 @@ def test_ctrl_c_leaves_the_queue(shared_url: str) -> None:
         do.run(lambda do: do.until_waiting(api, 1))
         process.send_signal(signal.SIGINT)
         assert scripts.line(process) == "interrupted"
-        # The process lives on, and does not wait any more.
+        # The process still runs, but does not wait.
         do.run(lambda do: do.until_waiting(api, 0))
     held.release().wait()
     client.close().wait()
@@ -142,22 +143,19 @@ def test_the_end_of_the_interpreter_releases(shared_url: str, way: str) -> None:
 
 
 def test_the_end_of_the_interpreter_with_waiters(url: str) -> None:
-    """Daemon threads that wait or hold, a loop that was never closed, and permits in cycles: no noise, no hang."""
+    """Daemon threads and tasks that wait, a loop that was never closed, and permits in cycles: no noise, no hang."""
     code = """
         import asyncio, gc, sys, threading, leasehold
         client = leasehold.Client(sys.argv[1])
         api = client.semaphore("api", 1)
         held = api.acquire().wait()
         def wait():
-            try:
-                api.acquire().wait()
-            except leasehold.Closed:
-                pass
+            api.acquire().wait()
         for _ in range(5):
             threading.Thread(target=wait, daemon=True).start()
         def loop():
             async def main():
-                await asyncio.gather(*(api.acquire() for _ in range(3)), return_exceptions=True)
+                await asyncio.gather(*(api.acquire() for _ in range(3)))
             asyncio.run(main())
         threading.Thread(target=loop, daemon=True).start()
         while api.stats().wait().waiting < 8:
@@ -173,25 +171,34 @@ def test_the_end_of_the_interpreter_with_waiters(url: str) -> None:
     assert time.monotonic() - begun < 30
 
 
-def test_the_end_of_the_interpreter_while_a_daemon_thread_works(url: str) -> None:
+@pytest.mark.parametrize("work", ["permits", "stats", "tasks"])
+def test_the_end_of_the_interpreter_while_a_daemon_thread_works(url: str, work: str) -> None:
+    """The thread declares semaphores and reads statistics, for which Python code runs below the frames of the extension."""
     code = """
-        import sys, threading, leasehold
+        import asyncio, sys, threading, leasehold
         client = leasehold.Client(sys.argv[1])
-        api = client.semaphore("api", 2)
         begun = threading.Event()
-        def work():
-            try:
-                while True:
-                    with api.permit():
-                        begun.set()
-            except (leasehold.Closed, leasehold.Lost):
-                pass
+        async def block():
+            async with client.semaphore("api", 2).permit():
+                begun.set()
+        async def blocks():
+            while True:
+                await asyncio.gather(*(block() for _ in range(3)))
+        def permits():
+            while True:
+                with client.semaphore("api", 2).permit():
+                    begun.set()
+        def stats():
+            while True:
+                client.stats(unused=True).wait()
+                begun.set()
+        work = {"tasks": lambda: asyncio.run(blocks()), "permits": permits, "stats": stats}[sys.argv[2]]
         for _ in range(3):
             threading.Thread(target=work, daemon=True).start()
         begun.wait()
     """
     for _ in range(5):
-        assert scripts.succeed(code, url) == ""
+        assert scripts.succeed(code, url, work) == ""
 
 
 def test_the_end_of_asyncio_run_with_waiters(url: str) -> None:
@@ -219,7 +226,7 @@ def test_the_end_of_asyncio_run_with_waiters(url: str) -> None:
     assert scripts.succeed(code, url) == "free\n"
 
 
-def test_the_end_of_the_interpreter_with_the_store_gone(own_redis: object) -> None:
+def test_the_end_of_the_interpreter_while_the_store_is_unreachable(own_redis: object) -> None:
     code = """
         import sys, time, leasehold
         client = leasehold.Client(sys.argv[1])
@@ -256,6 +263,29 @@ def test_a_permit_that_is_collected_is_released(client: leasehold.Client) -> Non
     context.__enter__()
     del context
     do.run(lambda do: do.until_free(api))
+
+
+def test_a_task_that_only_the_loop_knows_is_not_collected(client: leasehold.Client) -> None:
+    """As with asyncio's own semaphore, a task may be started and forgotten."""
+
+    async def main() -> None:
+        do = Asyncio()
+        api = client.semaphore("api", 1)
+        done = asyncio.Event()
+
+        async def block() -> None:
+            async with api.permit():
+                done.set()
+
+        held = await api.acquire()
+        asyncio.ensure_future(block())  # noqa: RUF006
+        await do.until_waiting(api, 1)
+        gc.collect()
+        assert (await api.stats()).waiting == 1
+        await held.release()
+        await asyncio.wait_for(done.wait(), PATIENCE)
+
+    asyncio.run(main())
 
 
 def test_a_task_that_is_forgotten_while_it_waits_is_collected(client: leasehold.Client) -> None:
@@ -462,7 +492,7 @@ def test_a_wake_up_after_the_loop_was_closed() -> None:
         loop.run_until_complete(asyncio.sleep(0))
         loop.close()
         assert api.stats().wait().waiting == 1
-        held.release().wait()                      # grants it to a task that nobody runs
+        held.release().wait()                      # grants it to a task of a closed loop
         assert api.stats().wait().held == 1
         task._log_destroy_pending = False
         del task, loop
@@ -471,6 +501,42 @@ def test_a_wake_up_after_the_loop_was_closed() -> None:
         print("free")
     """
     assert scripts.succeed(code) == "free\n"
+
+
+class InterruptibleLoop(asyncio.SelectorEventLoop):
+    """A loop in which Ctrl-C comes while a future is resolved."""
+
+    interrupt = False
+
+    def create_future(self) -> asyncio.Future[Any]:
+        loop = self
+
+        class Future(asyncio.Future[Any]):
+            def set_result(self, result: object) -> None:
+                super().set_result(result)
+                if loop.interrupt:
+                    loop.interrupt = False
+                    raise KeyboardInterrupt
+
+        return Future(loop=self)
+
+
+def test_ctrl_c_while_tasks_are_resumed() -> None:
+    """All tasks that were granted a permit are resumed, although the first raises."""
+    api = leasehold.Client.memory().semaphore("api", 2)
+    held = [api.acquire().wait() for _ in range(2)]
+    loop = InterruptibleLoop()
+    tasks = [loop.create_task(api.acquire()) for _ in range(2)]
+    loop.run_until_complete(asyncio.sleep(0))
+    assert api.stats().wait().waiting == 2
+    for permit in held:
+        permit.release().wait()
+    loop.interrupt = True
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(asyncio.sleep(PATIENCE))
+    for task in tasks:
+        loop.run_until_complete(asyncio.wait_for(task, PATIENCE)).release().wait()
+    loop.close()
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks are new in 3.12")

@@ -83,7 +83,8 @@ class Subject:
     def queued(self, semaphore: Any) -> int:
         """How many wait, without asking the package."""
         if self.redis:
-            return int(self.redis.zcard(f"adv-sem:semaphore_waiting:{semaphore.name}"))
+            waiting: Any = self.redis.zcard(f"adv-sem:semaphore_waiting:{semaphore.name}")
+            return int(waiting)
         raise NotImplementedError("tasks in one loop wait as soon as they have run")
 
     async def start_waiting(self, semaphore: Any, waiter: Awaitable[Any]) -> asyncio.Future[Any]:

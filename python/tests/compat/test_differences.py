@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import pathlib
+import pickle
 import subprocess
 import sys
 from typing import Any
@@ -57,6 +59,41 @@ async def test_the_value_that_was_declared_last_counts(ours: Subject) -> None:
     assert (stats.acquired_slots, stats.max_slots) == (2, 2)
     for result in held:
         await small.release(result.acquisition_id)
+
+
+@in_loop
+async def test_what_earlier_versions_had(ours: Subject) -> None:
+    for semaphore in (ours.make(3), MemorySemaphore(name=ours.name, value=3)):
+        kind = type(semaphore)
+        query = {"config": ours.config()} if kind is RedisSemaphore else {}
+
+        async def held(kind: Any = kind, query: Any = query) -> int:
+            stats = await kind.get_acquisition_statistics(names=[ours.name], **query)
+            return int(stats[ours.name].acquired_slots)
+
+        same = dataclasses.replace(semaphore)
+        async with semaphore as outer, same as inner:
+            async with semaphore:
+                assert await held() == 3
+            assert await held() == 2
+            assert (outer.slot_number, inner.slot_number) == (1, 2)
+        assert await held() == 0
+
+        inside = asyncio.Event()
+
+        async def block(semaphore: Any = semaphore, inside: asyncio.Event = inside) -> None:
+            async with semaphore:
+                inside.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(block())
+        await inside.wait()
+        with pytest.raises(Exception, match="MISUSE"):
+            await semaphore.__aexit__(None, None, None)
+        assert await held() == 1
+        task.cancel()
+        await asyncio.wait([task])
+        assert await held() == 0
 
 
 HOLDER = """
@@ -145,6 +182,9 @@ async def test_a_refusal_is_also_one_of_the_package_redis(ours: Subject) -> None
         await ours.make(1, config=RedisConfig(url=url)).acquire()
     assert isinstance(raised.value, leasehold.Refused)
     assert isinstance(raised.value, PermissionError)
+    # A worker process can send it to its parent.
+    sent = pickle.loads(pickle.dumps(raised.value))
+    assert (type(sent), str(sent)) == (leasehold.Refused, str(raised.value))
 
 
 @in_loop

@@ -241,7 +241,7 @@ async def test_cancel_task_after_ttl(subject: Subject) -> None:
     assert task.cancelled()
     assert not await semaphore.locked()
 
-    # A slot that was released in time cancels nobody.
+    # The end of the TTL cancels no task if the slot was released before.
     async def in_time() -> str:
         async with semaphore.cm():
             pass

@@ -7,6 +7,9 @@ Change the import, and nothing else::
 Both packages can share one queue on Redis: they use the same keys. During a migration some processes run one package
 and some the other. The limit holds, and both make progress.
 
+`async with semaphore:` and `get_acquisition_statistics`, which earlier versions had instead of `cm` and
+`get_acquired_stats`, work as well.
+
 What differs from asyncio-advanced-semaphores:
 
 - Any event loop and any thread can use a semaphore. One connection and one thread per `RedisConfig` serve them all, so

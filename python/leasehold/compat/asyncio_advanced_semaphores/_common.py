@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Union
+from weakref import WeakKeyDictionary
+
+import leasehold
 
 Logger = Union[logging.Logger, "logging.LoggerAdapter[Any]"]
 DEFAULT_LOGGER = logging.getLogger("asyncio_advanced_semaphores")
@@ -134,6 +139,26 @@ class Semaphore(ABC):
         await self._release(acquisition_id)
         self._log(logging.INFO, "Release successful")
 
+    async def __aenter__(self) -> AcquisitionResult:
+        """Acquires one slot. The same task releases it at the end of its block; `cm` has no such condition."""
+        result = await self.acquire()
+        _entered_by_this_task().append((self, result.acquisition_id))
+        return result
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        entered = _entered_by_this_task()
+        innermost = next((pair for pair in reversed(entered) if pair[0] is self), None)
+        if innermost is None:
+            raise Exception("MISUSE: this task has not entered the semaphore: use cm() to leave it in another task")
+        # Before the await: if the release is cancelled, it goes on, and the block has ended.
+        entered.remove(innermost)
+        await self.release(innermost[1])
+
     def cm(self) -> AbstractAsyncContextManager[AcquisitionResult]:
         """Returns a context manager that holds one slot inside `async with`. Call it for each block."""
         return SemaphoreContextManager(self)
@@ -146,6 +171,11 @@ class Semaphore(ABC):
         `names` selects semaphores, also if none of their slots is held. Otherwise at most `limit` are returned.
         """
 
+    @classmethod
+    async def get_acquisition_statistics(cls, **query: Any) -> dict[str, SemaphoreStats]:
+        """Returns the same as `get_acquired_stats`, under its earlier name."""
+        return await cls.get_acquired_stats(**query)
+
     def _log(self, level: int, event: str, **fields: object) -> None:
         if self._logger.isEnabledFor(level):
             fields["semaphore_name"] = self.name
@@ -155,7 +185,24 @@ class Semaphore(ABC):
             self._logger.log(level, event, extra=fields)
 
 
-def most_used_first(stats: dict[str, SemaphoreStats], limit: int | None = None) -> dict[str, SemaphoreStats]:
-    """Returns the statistics sorted by the share of the slots that is held."""
+#: The blocks that each task has entered with `async with semaphore`, and the slots that it holds there.
+_entered: WeakKeyDictionary[asyncio.Task[Any], list[tuple[Semaphore, str]]] = WeakKeyDictionary()
+
+
+def _entered_by_this_task() -> list[tuple[Semaphore, str]]:
+    task = asyncio.current_task()
+    assert task is not None, "only a task can await"
+    return _entered.setdefault(task, [])
+
+
+def in_use(
+    found: Iterable[leasehold.SemaphoreStats], *, unused: bool, limit: int | None = None
+) -> dict[str, SemaphoreStats]:
+    """Returns the statistics by the share of the slots that is held, the largest first."""
+    stats = {
+        one.name: SemaphoreStats(acquired_slots=one.held, max_slots=one.capacity)
+        for one in found
+        if one.capacity and (one.held or unused)
+    }
     by_use = sorted(stats.items(), key=lambda item: item[1].acquired_percent, reverse=True)
     return dict(by_use[:limit])

@@ -16,7 +16,7 @@ from ._common import (
     Logger,
     Semaphore,
     SemaphoreStats,
-    most_used_first,
+    in_use,
 )
 
 
@@ -93,7 +93,7 @@ class MemorySemaphore(Semaphore):
         await (await self._open(check=False)).release_member(acquisition_id)
 
     async def _open(self, check: bool = True) -> leasehold.Semaphore:
-        """Returns the semaphore of the engine, made anew if an attribute has been changed."""
+        """Returns the semaphore of the engine, and makes another one if an attribute has changed."""
         wanted = (self.name, self.value, self.ttl)
         shared, opened = self._shared, self._opened
         if shared is None or opened is None or self._opened_for != wanted:
@@ -145,9 +145,4 @@ class MemorySemaphore(Semaphore):
         asked_for = names is not None
         # Names with waiters alone are left out below: the limit is applied after that.
         found = await _client.stats(names, limit=2**31, unused=asked_for)
-        stats = {
-            one.name: SemaphoreStats(acquired_slots=one.held, max_slots=one.capacity)
-            for one in found
-            if one.capacity and (one.held or asked_for)
-        }
-        return most_used_first(stats, limit)
+        return in_use(found, unused=asked_for, limit=limit)

@@ -19,7 +19,7 @@ from ._common import (
     Logger,
     Semaphore,
     SemaphoreStats,
-    most_used_first,
+    in_use,
 )
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class RedisConfig:
     """How to reach Redis. Semaphores with equal settings share one connection."""
 
     namespace: str = "adv-sem"
-    """What the name of every key begins with."""
+    """The prefix of every key."""
 
     url: str = "redis://localhost:6379"
     """The address of the server."""
@@ -48,7 +48,7 @@ class RedisConfig:
     """How often a request is sent, in all, if Redis is unreachable."""
 
     retry_multiplier: float = 2
-    """What the delay before the first repetition is multiplied by for each one after it."""
+    """The delay before the first repetition, in seconds. It doubles with each one."""
 
     retry_min_delay: float = 1
     """The shortest delay before a repetition, in seconds."""
@@ -181,11 +181,17 @@ def _as_redis_error(error: leasehold.Error) -> leasehold.Error:
     redis = sys.modules.get("redis.exceptions")
     if redis is None:
         return error
+    own = type(error)
     if isinstance(error, leasehold.Unavailable):
-        bases: tuple[type, ...] = (type(error), redis.ConnectionError, redis.TimeoutError)
+        bases: tuple[type, ...] = (own, redis.ConnectionError, redis.TimeoutError)
     else:
-        bases = (type(error), redis.AuthenticationError, redis.ResponseError)
-    both = type(type(error).__name__, bases, {"__module__": __name__, "__doc__": type(error).__doc__})
+        bases = (own, redis.AuthenticationError, redis.ResponseError)
+
+    def reduce(error: leasehold.Error) -> tuple[object, ...]:
+        # Pickle finds classes by their names, and this one has none: in another process, the error is ours alone.
+        return own, error.args, error.__dict__
+
+    both = type(own.__name__, bases, {"__module__": __name__, "__doc__": own.__doc__, "__reduce__": reduce})
     converted: leasehold.Error = both(*error.args)
     converted.__dict__.update(error.__dict__)
     return converted
@@ -282,7 +288,7 @@ class RedisSemaphore(Semaphore):
         await _attempts(self.config, self._logger, lambda _: self._open().release_member(acquisition_id))
 
     def _open(self) -> leasehold.Semaphore:
-        """Returns the semaphore of the engine, made anew if an attribute has been changed."""
+        """Returns the semaphore of the engine, and makes another one if an attribute has changed."""
         wanted = (self.name, self.value, self.ttl, self.heartbeat_max_interval, self.config)
         if self._opened is None or self._opened_for != wanted:
             self._opened = _client(self.config).semaphore(
@@ -315,9 +321,4 @@ class RedisSemaphore(Semaphore):
             DEFAULT_LOGGER,
             lambda _: client.stats(names, limit=2**31, unused=asked_for),
         )
-        stats = {
-            one.name: SemaphoreStats(acquired_slots=one.held, max_slots=one.capacity)
-            for one in found
-            if one.capacity and (one.held or asked_for)
-        }
-        return most_used_first(stats, None if asked_for else limit)
+        return in_use(found, unused=asked_for, limit=None if asked_for else limit)

@@ -1,0 +1,172 @@
+//! How a client was declared: the URL of its store, and its settings.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use leasehold::{Client as Engine, Deployment, StoreUrl};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString};
+
+use crate::failure::Failure;
+use crate::process;
+
+/// The settings that a client may have besides its URL.
+#[derive(Default)]
+pub(super) struct Options {
+    pub(super) namespace: Option<String>,
+    pub(super) lock_prefix: Option<String>,
+    /// As PEM.
+    pub(super) ca_certificate: Option<Vec<u8>>,
+    pub(super) connect_timeout: Option<Duration>,
+    pub(super) answer_timeout: Option<Duration>,
+    pub(super) confirm_within: Option<Duration>,
+    pub(super) read_only: bool,
+}
+
+/// The store of a client, and its settings.
+pub(crate) struct Settings {
+    url: String,
+    store: StoreUrl,
+    /// The URL without secrets.
+    address: String,
+    options: Options,
+}
+
+impl Settings {
+    /// Checks all that can be checked before the store is opened.
+    pub(super) fn new(url: String, options: Options) -> Result<Self, Failure> {
+        let store = match StoreUrl::parse(&url)? {
+            // The store is opened later, and the program may have changed its directory by then.
+            StoreUrl::File(path) => StoreUrl::File(std::path::absolute(&path).unwrap_or(path)),
+            store => store,
+        };
+        let address = match &store {
+            StoreUrl::Memory => "memory:".to_owned(),
+            StoreUrl::File(path) => format!("sqlite:{}", path.display()),
+            StoreUrl::Redis => Deployment::parse(&url)?.address(),
+        };
+        let settings = Self { url, store, address, options };
+        settings.check()?;
+        Ok(settings)
+    }
+
+    /// The URL without secrets.
+    pub(super) fn address(&self) -> &str {
+        &self.address
+    }
+
+    pub(super) fn is_memory(&self) -> bool {
+        self.store == StoreUrl::Memory
+    }
+
+    /// Settings that the store does not have are refused, not ignored.
+    fn check(&self) -> Result<(), Failure> {
+        let (redis, remote) = match self.store {
+            StoreUrl::Redis => (true, true),
+            StoreUrl::File(_) => (false, true),
+            StoreUrl::Memory => (false, false),
+        };
+        let options = &self.options;
+        let settings = [
+            ("namespace", options.namespace.is_some(), redis),
+            ("lock_prefix", options.lock_prefix.is_some(), redis),
+            ("ca_certificate", options.ca_certificate.is_some(), redis),
+            ("connect_timeout", options.connect_timeout.is_some(), redis),
+            ("read_only", options.read_only, remote),
+            ("answer_timeout", options.answer_timeout.is_some(), remote),
+            ("confirm_within", options.confirm_within.is_some(), remote),
+        ];
+        for (name, given, known) in settings {
+            if given && !known {
+                let address = &self.address;
+                return Err(Failure::Invalid(format!(
+                    "invalid {name}: the store {address} has no such setting"
+                )));
+            }
+        }
+        let durations = [
+            ("connect_timeout", options.connect_timeout),
+            ("answer_timeout", options.answer_timeout),
+            ("confirm_within", options.confirm_within),
+        ];
+        for (name, duration) in durations {
+            if duration.is_some_and(|duration| duration.is_zero()) {
+                return Err(Failure::Invalid(format!("invalid {name}: it must not be 0")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens the store.
+    pub(super) async fn open(&self) -> Result<Engine, Failure> {
+        let options = &self.options;
+        match &self.store {
+            StoreUrl::Memory => Ok(Engine::memory()),
+            StoreUrl::File(path) => {
+                process::open_file()?;
+                let mut builder = Engine::local_builder(path);
+                if let Some(timeout) = options.answer_timeout {
+                    builder = builder.answer_timeout(timeout);
+                }
+                if let Some(limit) = options.confirm_within {
+                    builder = builder.confirm_within(limit);
+                }
+                if options.read_only {
+                    builder = builder.read_only();
+                }
+                Ok(builder.open().await?)
+            }
+            StoreUrl::Redis => {
+                let mut builder = Engine::redis_builder(&self.url);
+                if let Some(namespace) = &options.namespace {
+                    builder = builder.namespace(namespace);
+                }
+                if let Some(prefix) = &options.lock_prefix {
+                    builder = builder.lock_prefix(prefix);
+                }
+                if let Some(pem) = &options.ca_certificate {
+                    builder = builder.ca_certificate(pem.clone());
+                }
+                if let Some(timeout) = options.connect_timeout {
+                    builder = builder.connect_timeout(timeout);
+                }
+                if let Some(timeout) = options.answer_timeout {
+                    builder = builder.answer_timeout(timeout);
+                }
+                if let Some(limit) = options.confirm_within {
+                    builder = builder.confirm_within(limit);
+                }
+                if options.read_only {
+                    builder = builder.read_only();
+                }
+                Ok(builder.open().await?)
+            }
+        }
+    }
+}
+
+/// The URL in `$LEASEHOLD_STORE`, or else `memory:`.
+pub(super) fn url_from_environment() -> Result<String, Failure> {
+    match std::env::var("LEASEHOLD_STORE") {
+        Ok(url) if !url.is_empty() => Ok(url),
+        Err(std::env::VarError::NotUnicode(_)) => {
+            Err(Failure::Invalid("invalid store: $LEASEHOLD_STORE is not UTF-8".to_owned()))
+        }
+        _ => Ok("memory:".to_owned()),
+    }
+}
+
+/// Reads a certificate that was given as PEM, in bytes or text, or as the path of a file.
+pub(super) fn certificate(given: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
+    if let Ok(bytes) = given.cast::<PyBytes>() {
+        return Ok(bytes.as_bytes().to_vec());
+    }
+    if let Ok(text) = given.cast::<PyString>() {
+        let text = text.to_string();
+        if text.contains("-----BEGIN") {
+            return Ok(text.into_bytes());
+        }
+    }
+    let path: PathBuf = given.extract()?;
+    Ok(std::fs::read(path)?)
+}
