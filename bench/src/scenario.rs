@@ -127,7 +127,7 @@ pub(crate) static SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "python",
         about: "the Python package against its peers, on Redis and in memory",
-        expected: (110, 540),
+        expected: (110, 900),
         steps: 18,
         repeated: true,
         run: python::run,

@@ -31,12 +31,16 @@ fn unavailable(says: &str, timed_out: bool) -> &'static str {
         "raise its maxclients, or end some clients"
     } else if has(&["lookup address", "no address", "Name or service not known"]) {
         "correct the host in --store: its name has no address"
-    } else if is_tls(says) {
-        "start it, or correct the host and port in --store: does the server use TLS? redis:// does not"
+    } else if has(&["InvalidContentType"]) {
+        "the server does not use TLS on this port: write redis instead of rediss in --store, or correct the port"
+    } else if says.contains("unix://") {
+        "start it, or correct the path of its socket in --store"
     } else if has(&["Connection refused", "os error 111"]) {
         "start it, or correct the host and port in --store: nothing listens there"
     } else if has(&["reset by peer", "Broken pipe", "broken pipe", "unexpected end of file"]) {
         "see the server's log: it closed the connection; does it expect TLS (rediss://)?"
+    } else if timed_out && says.contains("rediss") {
+        "if the server does not use TLS on this port, write redis instead of rediss in --store; else see whether it is running"
     } else if is_url && timed_out {
         "is it running, and does a firewall drop the packets? else correct the host and port in --store"
     } else if is_url {
@@ -65,15 +69,12 @@ fn refused(says: &str) -> Option<&'static str> {
     } else if has("does not answer as Redis") {
         Some("correct the port in --store")
     } else if has("password") {
-        Some("correct the user and password in --store, or ask the operator of the server")
+        Some(
+            "correct --store: redis://user:password@host, or redis://:password@host without a user",
+        )
     } else {
         None
     }
-}
-
-/// Whether this text contains the URL of a store over TLS.
-fn is_tls(text: &str) -> bool {
-    ["rediss://", "rediss-cluster://", "rediss-sentinel://"].iter().any(|own| text.contains(own))
 }
 
 #[cfg(test)]

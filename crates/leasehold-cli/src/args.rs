@@ -16,7 +16,7 @@ mod help;
 mod values;
 
 pub(crate) use values::{Rate, RateChange};
-use values::{duration, measurable, positive, rate, rate_or_none, socket_address};
+use values::{count, duration, measurable, positive, rate, rate_or_none, socket_address};
 
 /// Share scarce resources fairly between processes and machines: a limited number at once, first come first served.
 ///
@@ -151,16 +151,16 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
     /// How many may run at once. The latest -n for a name applies to all, unless `limit --pin` overrides it. Default: the current limit of the name; for a new name 1, or no limit with --rate
-    #[arg(short = 'n', value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'n', value_name = "N", value_parser = count)]
     pub(crate) capacity: Option<u32>,
     /// How many units of -n this command takes, all or nothing. Lighter commands do not overtake it
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count)]
     pub(crate) weight: u32,
     /// How many may start in a period, evenly spread, as in 100/1m. The latest rate for a name applies to all. Default: the current rate of the name
     #[arg(long, value_name = "N/D", value_parser = rate)]
     pub(crate) rate: Option<Rate>,
     /// With --rate: how many may start at once after an idle period [default: 1]
-    #[arg(long, value_name = "N", requires = "rate", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", requires = "rate", value_parser = count)]
     pub(crate) burst: Option<u32>,
     /// The longest time that the child may run
     #[arg(long, value_name = "D", value_parser = positive)]
@@ -274,12 +274,12 @@ pub(crate) struct LimitArgs {
     #[arg(long, value_name = "N/D", value_parser = rate_or_none)]
     pub(crate) rate: Option<RateChange>,
     /// With --rate: how many may start at once after an idle period [default: 1]
-    #[arg(long, value_name = "N", requires = "rate", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", requires = "rate", value_parser = count)]
     pub(crate) burst: Option<u32>,
     /// The semaphore's name
     pub(crate) name: String,
     /// The new limit
-    #[arg(value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_name = "N", value_parser = count)]
     pub(crate) capacity: Option<u32>,
 }
 

@@ -4,7 +4,7 @@ use std::env::{self, VarError};
 use std::future::Future;
 use std::path::{Path, PathBuf};
 
-use leasehold::{Client, Deployment, Error, LockLayout, RedisBuilder, sqlite_path};
+use leasehold::{Client, Deployment, Error, LockLayout, RedisBuilder, StoreUrl, sqlite_path};
 use redis::{ConnectionAddr, ConnectionInfo, TlsCertificates};
 
 use crate::args::StoreArgs;
@@ -211,8 +211,11 @@ fn read(file: &str) -> Result<Vec<u8>, Failure> {
 /// Returns the URL that the user gave: `--store`, else `LEASEHOLD_STORE`.
 fn asked_for(arguments: &StoreArgs) -> Result<Option<String>, Failure> {
     // A user who gives an empty URL means some store, and not the default one, which only this host shares.
-    match arguments.store.as_deref() {
-        Some("") if env::var_os("LEASEHOLD_STORE").is_some_and(|url| url.is_empty()) => {
+    match arguments.store.as_deref().map(str::trim) {
+        Some("")
+            if env::var_os("LEASEHOLD_STORE")
+                .is_some_and(|url| url.to_str().is_some_and(|url| url.trim().is_empty())) =>
+        {
             let problem = "--store or LEASEHOLD_STORE is empty";
             Err(Failure::usage(format!("{problem}: give a URL, or leave out both")))
         }
@@ -225,41 +228,44 @@ fn asked_for(arguments: &StoreArgs) -> Result<Option<String>, Failure> {
     }
 }
 
-/// Returns the URL if its scheme is known, with the path of a file expanded.
+/// Returns the URL if it names a store, with the path of a file expanded.
 fn checked(url: &str) -> Result<String, Failure> {
-    const SCHEMES: [&str; 10] = [
-        "redis",
-        "rediss",
-        "unix",
-        "redis-sentinel",
-        "rediss-sentinel",
-        "redis-cluster",
-        "rediss-cluster",
-        "valkey",
-        "valkeys",
-        "redis+unix",
-    ];
-    const EXPECTED: &str = "expected sqlite:PATH, redis://host:port, unix:///path, redis-sentinel://host:port/name or redis-cluster://host:port";
-    let invalid = |problem: String| Failure::usage(format!("invalid store: {problem}"));
-    let is_safe = !url.contains('@');
-    match url.split_once(':') {
-        Some(("sqlite", _)) => {
+    match StoreUrl::parse(url) {
+        Ok(_) if url.starts_with("sqlite:") => {
             let path = sqlite_path(url)?;
-            let path = path.to_str().ok_or_else(|| invalid("HOME is not UTF-8".to_owned()))?;
+            let path = path.to_str().ok_or_else(|| Failure::usage("HOME is not UTF-8"))?;
             Ok(format!("sqlite:{path}"))
         }
-        Some((scheme, _)) if SCHEMES.contains(&scheme) => Ok(url.to_owned()),
-        Some((_, port)) if is_safe && port.parse::<u16>().is_ok() => {
-            Err(invalid(format!("{url:?} is not a URL: for a Redis server write redis://{url}")))
+        Ok(_) => Ok(url.to_owned()),
+        Err(error) if url.starts_with("sqlite:") => Err(error.into()),
+        Err(_) => Err(Failure::usage(format!("invalid store: {}", not_a_store(url)))),
+    }
+}
+
+/// Returns what is wrong with a URL that names no store, and what to write. It repeats nothing that may be a password.
+fn not_a_store(url: &str) -> String {
+    const EXPECTED: &str = "expected sqlite:PATH, redis://host:port, unix:///path, redis-sentinel://host:port/name or redis-cluster://host:port";
+    let may_have_password = url.contains('@');
+    let not_a_url = |hint: &str| format!("{url:?} is not a URL: {hint}");
+    match url.split_once(':') {
+        Some((scheme, rest)) => {
+            let lower = scheme.to_ascii_lowercase();
+            if rest.parse::<u16>().is_ok() && !may_have_password {
+                not_a_url(&format!("for a Redis server write redis://{url}"))
+            } else if lower != scheme && StoreUrl::parse(&format!("{lower}:{rest}")).is_ok() {
+                format!("write \"{lower}:\" instead of \"{scheme}:\"")
+            } else {
+                format!("there is no store \"{scheme}:\": {EXPECTED}")
+            }
         }
-        Some((scheme, _)) => {
-            Err(invalid(format!("\"{scheme}:\" is not a store of this build: {EXPECTED}")))
+        None if may_have_password => format!("it is not a URL: {EXPECTED}"),
+        None if url.starts_with('/') => {
+            let socket = format!("for the socket of a Redis server unix://{url}");
+            not_a_url(&format!("for a file write sqlite:{url}, {socket}"))
         }
-        None if is_safe => {
-            let hint = format!("for a file write sqlite:{url}, for a Redis server redis://{url}");
-            Err(invalid(format!("{url:?} is not a URL: {hint}")))
+        None => {
+            not_a_url(&format!("for a file write sqlite:{url}, for a Redis server redis://{url}"))
         }
-        None => Err(invalid(format!("it is not a URL: {EXPECTED}"))),
     }
 }
 

@@ -177,7 +177,8 @@ impl Line {
             let who = describe_member(first);
             let more = match others.len() {
                 0 => String::new(),
-                more => format!(" and {more} more"),
+                1 => ", and by 1 other".to_owned(),
+                more => format!(", and by {more} others"),
             };
             let short = first.label().map(|label| format!("{label:?}"));
             let short = short.unwrap_or_else(|| who.clone());

@@ -119,3 +119,20 @@ struct GettingStarted;
 #[cfg(all(doctest, feature = "metrics", feature = "tower"))]
 #[doc = include_str!("../docs/how-to.md")]
 struct HowTo;
+
+#[cfg(test)]
+mod tests {
+    /// The pages whose examples run are symbolic links. Where they were copied as files, each contains only a path.
+    #[test]
+    fn the_pages_with_examples_are_pages() {
+        for page in [
+            include_str!("../README.md"),
+            include_str!("../docs/choosing.md"),
+            include_str!("../docs/fencing.md"),
+            include_str!("../docs/getting-started.md"),
+            include_str!("../docs/how-to.md"),
+        ] {
+            assert!(page.starts_with("# "), "not a page, but {page:?}");
+        }
+    }
+}

@@ -11,7 +11,7 @@ use std::time::Duration;
 use leasehold::{AcquisitionId, Client, Error, LossReason, Permit, Semaphore};
 use testkit::Rng;
 use testkit::by_hand::{ByHand, block_on, step_aside, until};
-use testkit::census::{assert_all_are_free, census};
+use testkit::counts::{assert_all_are_free, held_and_waiting};
 
 const NAME: &str = "cancelled";
 const CAPACITY: u32 = 2;
@@ -188,7 +188,7 @@ impl Stage {
             Event::Nothing => {}
             Event::Grant => drop(self.held_by_others.pop()),
             // The only other waiter has no limit.
-            Event::Timeout => until(|| block_on(census(&self.own)).1 <= 1),
+            Event::Timeout => until(|| block_on(held_and_waiting(&self.own)).1 <= 1),
             Event::OthersExpire => {
                 until(|| self.held_by_others.iter().all(|permit| permit.check().is_err()));
             }
@@ -216,7 +216,7 @@ impl Stage {
 /// Does not wait: in memory there is nothing to drain.
 fn check_nothing_is_left(semaphore: &Semaphore, closed: bool) {
     if closed {
-        assert_eq!(block_on(census(semaphore)), (0, 0));
+        assert_eq!(block_on(held_and_waiting(semaphore)), (0, 0));
     } else {
         block_on(assert_all_are_free(semaphore));
     }
@@ -255,7 +255,7 @@ impl Drop for Unfinished {
 fn a_release_that_is_never_polled_releases() {
     let semaphore = Client::memory().semaphore(NAME, CAPACITY).build().unwrap();
     let release = block_on(semaphore.acquire()).unwrap().release();
-    assert_eq!(block_on(census(&semaphore)), (1, 0));
+    assert_eq!(block_on(held_and_waiting(&semaphore)), (1, 0));
     drop(release);
     check_nothing_is_left(&semaphore, false);
 }

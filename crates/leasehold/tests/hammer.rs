@@ -12,7 +12,7 @@ use std::time::Duration;
 use leasehold::{Client, Error, Fence, Permit, Semaphore};
 use testkit::Rng;
 use testkit::by_hand::{ByHand, block_on, step_aside, until};
-use testkit::census::{assert_all_are_free, census};
+use testkit::counts::{assert_all_are_free, held_and_waiting};
 use testkit::wait::deadline;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
@@ -216,7 +216,7 @@ fn check_end_of_runtime(runtime: Runtime, drive: fn(&Runtime), end: fn(Runtime))
         });
     }
     drive(&runtime);
-    until(|| block_on(census(&semaphore)) == (CAPACITY, 0));
+    until(|| block_on(held_and_waiting(&semaphore)) == (CAPACITY, 0));
     for _ in 0..5 {
         runtime.spawn(semaphore.acquire());
         let own = semaphore.clone();
@@ -224,7 +224,7 @@ fn check_end_of_runtime(runtime: Runtime, drive: fn(&Runtime), end: fn(Runtime))
         runtime.spawn(semaphore.acquire().within(Duration::from_secs(60)));
     }
     drive(&runtime);
-    until(|| block_on(census(&semaphore)) == (CAPACITY, 15));
+    until(|| block_on(held_and_waiting(&semaphore)) == (CAPACITY, 15));
 
     // Behind them all, outside the runtime.
     let mut outsider = ByHand::new(semaphore.acquire());
@@ -233,7 +233,7 @@ fn check_end_of_runtime(runtime: Runtime, drive: fn(&Runtime), end: fn(Runtime))
     let permit = outsider.finish().unwrap();
     permit.check().unwrap();
     drop(permit);
-    until(|| block_on(census(&semaphore)) == (0, 0));
+    until(|| block_on(held_and_waiting(&semaphore)) == (0, 0));
     block_on(assert_all_are_free(&semaphore));
 }
 
@@ -268,7 +268,7 @@ fn a_permit_outlives_the_runtime_that_acquired_it() {
     permit.check().unwrap();
     // The engine has its own thread: a lease ends without a runtime.
     block_on(permit.lost());
-    until(|| block_on(census(&semaphore)) == (0, 0));
+    until(|| block_on(held_and_waiting(&semaphore)) == (0, 0));
     assert!(!block_on(permit.release()).unwrap());
 }
 

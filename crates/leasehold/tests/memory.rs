@@ -10,8 +10,8 @@ use leasehold::{
     SemaphoreStats, StaleFence, Stats,
 };
 use testkit::by_hand::ByHand;
-use testkit::census::census;
 use testkit::conformance::Store;
+use testkit::counts::held_and_waiting;
 use testkit::events::{self, Told};
 use testkit::wait::{deadline, eventually};
 use tracing::Level;
@@ -197,7 +197,7 @@ mod told {
         let first = acquire(&semaphore).await;
         let second = acquire(&semaphore).await;
         let third = tokio::spawn(semaphore.acquire());
-        eventually(async || census(&semaphore).await == (2, 1)).await;
+        eventually(async || held_and_waiting(&semaphore).await == (2, 1)).await;
         let (first_id, second_id) = (first.id().to_string(), second.id().to_string());
         first.release().await.unwrap();
         let third = deadline(third).await.unwrap().unwrap();

@@ -24,7 +24,7 @@ use std::time::Duration;
 use leasehold::{Acquire, AcquisitionId, Client, Error, Permit, Semaphore};
 use tokio::task::JoinHandle;
 
-use crate::census::assert_all_are_free;
+use crate::counts::assert_all_are_free;
 use crate::wait::{deadline, eventually};
 
 pub mod capacity;
@@ -295,13 +295,13 @@ async fn release_by_id(semaphore: &Semaphore, id: AcquisitionId) -> bool {
 }
 
 /// Returns the number of holders and the number of waiters.
-async fn census(semaphore: &Semaphore) -> (u32, usize) {
-    deadline(crate::census::census(semaphore)).await
+async fn held_and_waiting(semaphore: &Semaphore) -> (u32, usize) {
+    deadline(crate::counts::held_and_waiting(semaphore)).await
 }
 
 /// Fails unless every permit becomes free and can be acquired.
 async fn all_are_free(semaphore: &Semaphore) {
-    eventually(async || census(semaphore).await == (0, 0)).await;
+    eventually(async || held_and_waiting(semaphore).await == (0, 0)).await;
     deadline(assert_all_are_free(semaphore)).await;
 }
 

@@ -6,9 +6,9 @@
 #[cfg(test)]
 mod ask;
 pub mod by_hand;
-pub mod census;
 pub mod child;
 pub mod conformance;
+pub mod counts;
 pub mod events;
 pub mod local_store;
 pub mod proxy;

@@ -35,7 +35,7 @@ use tempfile::TempDir;
 
 pub(crate) use launch::Kind;
 use launch::{ATTEMPTS, PORTS, claim_port};
-use look::Looker;
+use look::Inspector;
 pub use look::expires_at;
 use process::{Process, SpawnError, State};
 pub(crate) use tls::Certificate;
@@ -52,7 +52,7 @@ pub struct RedisServer {
     port: u16,
     args: Vec<String>,
     ca_certificate: Option<String>,
-    looker: Mutex<Looker>,
+    inspector: Mutex<Inspector>,
     /// The port of the cluster bus, and the socket that claims it.
     bus: Option<(u16, UdpSocket)>,
     _claim: UdpSocket,
@@ -115,7 +115,7 @@ impl RedisServer {
                         port,
                         args: line,
                         ca_certificate: certificate.map(|made| made.authority.clone()),
-                        looker: Mutex::default(),
+                        inspector: Mutex::default(),
                         bus,
                         _claim: claim,
                     };
@@ -235,7 +235,7 @@ impl RedisServer {
             Err(SpawnError::Failed(why)) => panic!("{why}"),
         };
         drop(process);
-        *lock(&self.looker) = Looker::default();
+        *lock(&self.inspector) = Inspector::default();
         self.ping();
     }
 

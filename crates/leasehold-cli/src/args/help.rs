@@ -43,8 +43,9 @@ other child of that name has), LEASEHOLD_FENCE (a number) and LEASEHOLD_FENCE_PA
 On several hosts whose clocks differ by less than a minute, this cron job runs once:
   leasehold run --no-wait -E 0 --at-least 1m nightly -- ./nightly.sh
 
-A password in --store is visible to other users in ps. Put the URL into LEASEHOLD_STORE, for example
-with LEASEHOLD_STORE=$(cat /etc/leasehold/store). The child inherits that variable.
+A password in --store is visible to other users in ps. Read the URL from a file instead:
+  LEASEHOLD_STORE=$(cat /etc/leasehold/store) || exit; export LEASEHOLD_STORE
+The child inherits that variable.
 
 A command inside a command that holds the same name is refused: it would wait forever.
 
@@ -66,8 +67,9 @@ to should refuse an older fence.
 interval of the schedule. If this process is killed, the lock expires after --lease, and another
 host may run the job in the same period.
 
-A password in --store is visible to other users in ps. Put the URL into LEASEHOLD_STORE, for example
-with LEASEHOLD_STORE=$(cat /etc/leasehold/store). The child inherits that variable.
+A password in --store is visible to other users in ps. Read the URL from a file instead:
+  LEASEHOLD_STORE=$(cat /etc/leasehold/store) || exit; export LEASEHOLD_STORE
+The child inherits that variable.
 
 A command inside a command that holds the same lock is refused: it would wait forever.
 
@@ -91,6 +93,7 @@ Examples:
   leasehold show --json deploy | jq '., .also[] | select(.kind == \"lock\")'
 
 If a semaphore, a lock and a pool have the name, all of them are shown, each under a heading.
+ENDS IN is the time until a lease, or a waiter's place, expires unless it is renewed.
 
 --json prints one object with the fields kind (semaphore, lock or pool), name, held, holders and
 also. `also` is an array of the same objects for the other kinds of that name, usually empty.
@@ -159,9 +162,9 @@ pub(super) const FORGET: &str = "\
 Examples:
   leasehold forget old-name --yes
 
-The command refuses while the name has a holder or a waiter (exit code 75). Without the last fence,
-the next fence comes from the clock alone. A resource that compares fences accepts it only if that
-clock was not set back.";
+Without --yes the command only explains the effect (exit code 64). While the name has a holder or a
+waiter, it refuses (exit code 75). Without the last fence, the next fence comes from the clock
+alone. A resource that compares fences accepts it only if that clock was not set back.";
 
 pub(super) const RELEASE: &str = "\
 Examples:

@@ -13,6 +13,13 @@ pub(super) fn socket_address(text: &str) -> Result<SocketAddr, String> {
         .map_err(|_| "expected an address and a port, as in 127.0.0.1:7878 or [::1]:0".to_owned())
 }
 
+pub(super) fn count(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(count @ 1..) => Ok(count),
+        _ => Err(format!("expected a whole number from 1 to {}", u32::MAX)),
+    }
+}
+
 /// A number of starts in a period.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Rate {

@@ -145,14 +145,16 @@ async fn round_trip(client: &Client, report: &mut Report) {
         report.warn("round trip", says, "use a server closer to this host");
     }
     let (lease, option) = (shortest_lease(slowest), shortest_option(slowest));
-    let whose = if client.lifeline().is_some() { "of locks and pools, " } else { "" };
+    let is_file = client.lifeline().is_some();
+    let whose = if is_file { "of locks and pools, " } else { "" };
     let says = format!(
         "{whose}at least {} in a program, --lease {} for the command",
         lease_text(lease),
         lease_text(option)
     );
     if option <= LEASE {
-        report.ok("lease", says + ": that survives the loss of one connection");
+        let why = if is_file { "" } else { ": that survives the loss of one connection" };
+        report.ok("lease", says + why);
     } else {
         let advice = format!(
             "give --lease {} or longer, or use a server closer to this host",

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use rustix::process::Signal;
 
 use crate::parts::part;
-use crate::support::{Looker, Running, Store, until};
+use crate::support::{Inspector, Running, Store, until};
 
 #[test]
 fn on_redis_there_are_never_more_children_at_once_than_permits() {
@@ -50,6 +50,6 @@ fn crowd(store: &Store, size: usize) {
     }
     assert!(!directory.path().join("too many").exists(), "more than three children at once");
     assert!(done().lines().count() >= size - size / 3, "not all of the others ran");
-    let looker = Looker::new(&store.url());
-    until(|| looker.census("it") == (0, 0));
+    let inspector = Inspector::new(&store.url());
+    until(|| inspector.held_and_waiting("it") == (0, 0));
 }

@@ -7,7 +7,7 @@ use testkit::redis_cluster::RedisCluster;
 use testkit::redis_sentinel::{Options, RedisSentinel};
 use testkit::redis_server::RedisServer;
 
-use crate::support::{Ended, Looker, PATIENCE, Running, run, until};
+use crate::support::{Ended, Inspector, PATIENCE, Running, run, until};
 
 /// The name that `doctor` acquires.
 const TRIAL: &str = "leasehold-doctor";
@@ -95,7 +95,7 @@ fn every_command_works_on_a_cluster() {
     let id = json(&url, &["show", "--json", &names[1]])["holders"][0]["id"].clone();
     let released = run(&url, &["release", &names[1], id.as_str().unwrap()]);
     assert_eq!(released.code, 0, "{released:?}");
-    until(|| Looker::new(&url).census(&names[1]) == (0, 0));
+    until(|| Inspector::new(&url).held_and_waiting(&names[1]) == (0, 0));
     running.extend(locked);
     for one in &running {
         one.signal(rustix::process::Signal::TERM);
@@ -153,16 +153,16 @@ fn a_command_waits_through_a_failover_of_a_cluster() {
     let trial = cluster.primary_of_key(TRIAL);
     let primary = (trial + 1) % 3;
     let name = name_on(&cluster, primary, "it");
-    let looker = Looker::new(&url);
-    let held = looker.hold(&name);
+    let inspector = Inspector::new(&url);
+    let held = inspector.hold(&name);
     let waiting = Running::start(&url, &["run", "-v", &name, "--", "echo", "ran"]);
-    until(|| looker.census(&name) == (1, 1));
+    until(|| inspector.held_and_waiting(&name) == (1, 1));
     let replicated: u64 =
         redis::cmd("WAIT").arg((1, 10_000)).query(&mut cluster.connection(primary)).unwrap();
     assert_eq!(replicated, 1);
     cluster.kill(primary);
     let promoted = cluster.wait_failover(primary, PATIENCE);
-    assert!(looker.block_on(held.release()).unwrap());
+    assert!(inspector.block_on(held.release()).unwrap());
     let ended = waiting.end();
     assert_eq!((ended.code, &*ended.stdout), (0, "ran\n"), "{ended:?}");
     // The outage may be too short to be reported.
@@ -239,12 +239,12 @@ fn sentinels_that_fail_and_disagree() {
     assert_eq!(examine(&url, &[refuses]).code, 69);
     set_least(0);
 
-    let looker = Looker::new(&url);
-    let held = looker.hold("it");
+    let inspector = Inspector::new(&url);
+    let held = inspector.hold("it");
     let waiting = Running::start(&url, &["run", "-v", "it", "--", "echo", "ran"]);
-    until(|| looker.census("it") == (1, 1));
+    until(|| inspector.held_and_waiting("it") == (1, 1));
     let primary = set.failover();
-    assert!(looker.block_on(held.release()).unwrap());
+    assert!(inspector.block_on(held.release()).unwrap());
     let ended = waiting.end();
     assert_eq!((ended.code, &*ended.stdout), (0, "ran\n"), "{ended:?}");
     ok(&url, &["lock", "it", "--", "true"]);

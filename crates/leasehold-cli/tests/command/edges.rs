@@ -8,7 +8,7 @@ use std::process::Command;
 
 use testkit::redis_server::RedisServer;
 
-use crate::support::{Looker, Running, Store, ended, leasehold, run, until};
+use crate::support::{Inspector, Running, Store, ended, leasehold, run, until};
 
 fn refused(store: &str) -> String {
     let ended = run(store, &["run", "it", "--", "true"]);
@@ -167,8 +167,8 @@ fn a_server_in_protected_mode_says_so() {
 #[test]
 fn a_command_that_does_not_exist_does_not_wait() {
     for store in Store::both() {
-        let looker = Looker::new(&store.url());
-        let _held = looker.hold("it");
+        let inspector = Inspector::new(&store.url());
+        let _held = inspector.hold("it");
         let ended = run(&store.url(), &["run", "it", "--", "no-such-program"]);
         let says = "leasehold: \"no-such-program\" could not be run: No such file or directory (os error 2)\n";
         assert_eq!((ended.code, &*ended.stderr), (127, says));
@@ -209,17 +209,17 @@ fn a_name_inside_itself_is_refused() {
 #[test]
 fn a_job_says_once_that_it_waits_and_for_whom() {
     for store in Store::both() {
-        let looker = Looker::new(&store.url());
-        let held = looker.hold("it");
-        let lock = looker.client.lock("it").label("nightly").build().unwrap();
-        let guard = looker.block_on(lock.acquire()).unwrap();
+        let inspector = Inspector::new(&store.url());
+        let held = inspector.hold("it");
+        let lock = inspector.client.lock("it").label("nightly").build().unwrap();
+        let guard = inspector.block_on(lock.acquire()).unwrap();
         let waiting =
             ["run", "lock"].map(|kind| Running::start(&store.url(), &[kind, "it", "--", "true"]));
         for waiting in &waiting {
             waiting.says(&format!(" pid {} \"nightly\" for ", std::process::id()));
         }
-        looker.block_on(held.release()).unwrap();
-        looker.block_on(guard.release()).unwrap();
+        inspector.block_on(held.release()).unwrap();
+        inspector.block_on(guard.release()).unwrap();
         for waiting in waiting {
             let ended = waiting.end();
             assert_eq!((ended.code, ended.stderr.lines().count()), (0, 1), "{ended:?}");

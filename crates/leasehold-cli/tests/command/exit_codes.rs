@@ -3,7 +3,7 @@
 use rustix::process::{Pid, Signal, kill_process};
 use testkit::redis_server::RedisServer;
 
-use crate::support::{Looker, Running, Store, leasehold, run, until};
+use crate::support::{Inspector, Running, Store, leasehold, run, until};
 
 #[test]
 fn the_childs_own() {
@@ -15,7 +15,11 @@ fn the_childs_own() {
                 assert_eq!((ended.code, ended.stderr.as_str()), (code, ""), "{kind} {script}");
             }
         }
-        assert_eq!(Looker::new(&store.url()).census("it"), (0, 0), "the permit was not released");
+        assert_eq!(
+            Inspector::new(&store.url()).held_and_waiting("it"),
+            (0, 0),
+            "the permit was not released"
+        );
     }
 }
 
@@ -42,10 +46,10 @@ fn nothing_there_is_1() {
 #[test]
 fn a_lock_is_no_semaphore_and_a_semaphore_no_lock() {
     for store in Store::both() {
-        let looker = Looker::new(&store.url());
-        let lock = looker.client.lock("k1").build().unwrap();
-        let _locked = looker.block_on(lock.acquire()).unwrap();
-        let _held = looker.hold("it");
+        let inspector = Inspector::new(&store.url());
+        let lock = inspector.client.lock("k1").build().unwrap();
+        let _locked = inspector.block_on(lock.acquire()).unwrap();
+        let _held = inspector.hold("it");
         let ended = run(&store.url(), &["show", "k1"]);
         assert_eq!((ended.code, &*ended.stderr), (0, ""));
         assert!(ended.stdout.starts_with("k1: locked\n"), "{}", ended.stdout);
@@ -55,7 +59,7 @@ fn a_lock_is_no_semaphore_and_a_semaphore_no_lock() {
         // Names that a lock and a pool cannot have.
         for name in ["fence:it", "holders:it"] {
             assert_eq!(run(&store.url(), &["show", name]).code, 1, "{name}");
-            let _held = looker.hold(name);
+            let _held = inspector.hold(name);
             let ended = run(&store.url(), &["show", name]);
             assert_eq!((ended.code, &*ended.stderr), (0, ""), "{name}");
         }
@@ -114,7 +118,11 @@ fn our_own_fault_is_70_and_the_child_does_not_outlive_its_guard() {
         std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.is_empty())
             || !exists(&pid)
     });
-    assert_eq!(Looker::new(&server.url()).census("it"), (0, 0), "the permit was not released");
+    assert_eq!(
+        Inspector::new(&server.url()).held_and_waiting("it"),
+        (0, 0),
+        "the permit was not released"
+    );
 }
 
 /// Returns whether a process sleeps.
@@ -132,10 +140,10 @@ fn exists(pid: &str) -> bool {
 fn not_acquired_is_75_or_what_was_asked_for() {
     let server = RedisServer::start();
     let url = server.url();
-    let looker = Looker::new(&url);
-    let _held = looker.hold("it");
-    let lock = looker.client.lock("it").build().unwrap();
-    let _locked = looker.block_on(lock.acquire()).unwrap();
+    let inspector = Inspector::new(&url);
+    let _held = inspector.hold("it");
+    let lock = inspector.client.lock("it").build().unwrap();
+    let _locked = inspector.block_on(lock.acquire()).unwrap();
     for kind in ["run", "lock"] {
         for wait in [&["--no-wait"][..], &["--wait", "0s"], &["--wait", "50ms"]] {
             let line = |code: &[&str]| {
@@ -155,7 +163,7 @@ fn not_acquired_is_75_or_what_was_asked_for() {
     assert_eq!(late.stderr, "leasehold: no permit of \"it\" was acquired within 50ms\n");
     let refused = run(&url, &["lock", "--no-wait", "it", "--", "true"]);
     assert_eq!(refused.stderr, "leasehold: the lock \"it\" is held by another process\n");
-    assert_eq!(looker.census("it"), (1, 0), "a waiter is left in the queue");
+    assert_eq!(inspector.held_and_waiting("it"), (1, 0), "a waiter is left in the queue");
 }
 
 #[test]
@@ -187,11 +195,11 @@ fn a_child_under_a_lock_that_runs_for_too_long_is_124() {
 #[test]
 fn a_permit_that_was_released_by_hand_is_124() {
     let server = RedisServer::start();
-    let looker = Looker::new(&server.url());
+    let inspector = Inspector::new(&server.url());
     let arguments = ["run", "--lease", "600ms", "it", "--", "sleep", "1000"];
     let running = Running::start(&server.url(), &arguments);
-    until(|| looker.census("it") == (1, 0));
-    let id = looker.holder("it").id().to_owned();
+    until(|| inspector.held_and_waiting("it") == (1, 0));
+    let id = inspector.holder("it").id().to_owned();
     let released = run(&server.url(), &["release", "it", &id]);
     assert_eq!(released.code, 0);
     assert!(released.stderr.starts_with("leasehold: warning: the old holder may still be"));
@@ -212,25 +220,29 @@ fn a_child_that_cannot_be_run_is_126_or_127() {
     assert_eq!(ended.code, 127);
     let said = "could not be run: No such file or directory (os error 2)\n";
     assert_eq!(ended.stderr, format!("leasehold: \"no-such-command\" {said}"));
-    assert_eq!(Looker::new(&server.url()).census("it"), (0, 0), "the permit was not released");
+    assert_eq!(
+        Inspector::new(&server.url()).held_and_waiting("it"),
+        (0, 0),
+        "the permit was not released"
+    );
 }
 
 #[test]
 fn a_signal_while_waiting_is_128_and_more() {
     let server = RedisServer::start();
-    let looker = Looker::new(&server.url());
-    let _held = looker.hold("it");
-    let lock = looker.client.lock("it").build().unwrap();
-    let _locked = looker.block_on(lock.acquire()).unwrap();
+    let inspector = Inspector::new(&server.url());
+    let _held = inspector.hold("it");
+    let lock = inspector.client.lock("it").build().unwrap();
+    let _locked = inspector.block_on(lock.acquire()).unwrap();
     let signals =
         [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129), (Signal::USR1, 138)];
     for (signal, code) in signals {
         let running = Running::start(&server.url(), &["run", "it", "--", "true"]);
-        until(|| looker.census("it") == (1, 1));
+        until(|| inspector.held_and_waiting("it") == (1, 1));
         running.signal(signal);
         let ended = running.end();
         assert_eq!((ended.code, &*ended.stderr), (code, ""));
-        assert_eq!(looker.census("it"), (1, 0), "the waiter is still in the queue");
+        assert_eq!(inspector.held_and_waiting("it"), (1, 0), "the waiter is still in the queue");
     }
     let running = Running::start(&server.url(), &["lock", "-v", "it", "--", "true"]);
     running.says("waiting for the lock");

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 
 use testkit::redis_server::RedisServer;
 
-use crate::support::{Looker, Running, Store, ended, leasehold, run, until};
+use crate::support::{Inspector, Running, Store, ended, leasehold, run, until};
 
 /// Returns the error of a command line, without the prefix.
 fn refused(arguments: &[&str]) -> String {
@@ -53,7 +53,7 @@ fn without_arguments_it_says_what_it_can_do() {
 #[test]
 fn stores_that_are_none() {
     let unknown = refused(&["ls", "--store", "zookeeper://user:secret@host"]);
-    assert!(unknown.starts_with("invalid store: \"zookeeper:\" is not a store"), "{unknown}");
+    assert!(unknown.starts_with("invalid store: there is no store \"zookeeper:\""), "{unknown}");
     assert!(!unknown.contains("secret"), "{unknown}");
     let nowhere = refused(&["ls", "--store", "somewhere"]);
     assert!(
@@ -62,6 +62,18 @@ fn stores_that_are_none() {
         ),
         "{nowhere}"
     );
+    for (store, hint) in [
+        (
+            "/var/lib/x",
+            "for a file write sqlite:/var/lib/x, for the socket of a Redis server unix:///var/lib/x",
+        ),
+        ("host:6379", "for a Redis server write redis://host:6379"),
+        ("REDIS://user:secret@host", "write \"redis:\" instead of \"REDIS:\""),
+        ("  ", "--store is empty: give a URL, or leave it out"),
+    ] {
+        let said = refused(&["ls", "--store", store]);
+        assert!(said.contains(hint) && !said.contains("secret"), "{said}");
+    }
     let odd = refused(&["ls", "--store", "redis://user:secret@host:port"]);
     assert!(
         odd.starts_with("invalid url: the port is not a number from 1 to 65535: expected"),
@@ -143,17 +155,17 @@ fn a_server_that_is_not_redis() {
 #[test]
 fn who_only_waits_is_not_released() {
     let store = Store::redis();
-    let looker = Looker::new(&store.url());
-    let _held = looker.hold("it");
+    let inspector = Inspector::new(&store.url());
+    let _held = inspector.hold("it");
     let mut waiting = Running::start(&store.url(), &["run", "it", "--", "true"]);
-    until(|| looker.census("it") == (1, 1));
+    until(|| inspector.held_and_waiting("it") == (1, 1));
     let json = run(&store.url(), &["show", "--json", "it"]).stdout;
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     let id = json["waiters"][0]["id"].as_str().unwrap();
     let ended = run(&store.url(), &["release", "it", id]);
     assert_eq!(ended.code, 1, "{ended:?}");
     assert!(ended.stderr.contains("only waits for \"it\": end its process (pid "), "{ended:?}");
-    assert_eq!(looker.census("it"), (1, 1));
+    assert_eq!(inspector.held_and_waiting("it"), (1, 1));
     waiting.kill();
 }
 
@@ -161,7 +173,7 @@ fn who_only_waits_is_not_released() {
 #[test]
 fn a_key_that_is_not_ours_does_not_spoil_the_list() {
     let server = RedisServer::start();
-    let _held = Looker::new(&server.url()).hold("it");
+    let _held = Inspector::new(&server.url()).hold("it");
     let mut redis = server.connection();
     redis::cmd("SET").arg("adv-sem:semaphore_main:odd").arg("x").exec(&mut redis).unwrap();
     redis::cmd("SET").arg("adv-sem:semaphore_max:many").arg("lots").exec(&mut redis).unwrap();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::support::{Looker, Running, Store, run, until};
+use crate::support::{Inspector, Running, Store, run, until};
 
 fn ok(store: &Store, arguments: &[&str]) -> String {
     let ended = run(&store.url(), arguments);
@@ -61,10 +61,10 @@ fn a_limit_that_grows_starts_those_who_wait() {
     for store in Store::both() {
         let line = |word| ["run", "it", "--", "sh", "-c", word];
         let first = Running::start(&store.url(), &line("echo begun; exec sleep 60"));
-        let looker = Looker::new(&store.url());
-        until(|| looker.census("it") == (1, 0));
+        let inspector = Inspector::new(&store.url());
+        until(|| inspector.held_and_waiting("it") == (1, 0));
         let second = Running::start(&store.url(), &line("echo second"));
-        until(|| looker.census("it") == (1, 1));
+        until(|| inspector.held_and_waiting("it") == (1, 1));
         ok(&store, &["limit", "it", "2"]);
         assert_eq!(second.end().stdout, "second\n");
         first.signal(rustix::process::Signal::TERM);
@@ -101,14 +101,14 @@ fn a_pause_keeps_the_queue_and_tells_why() {
 #[test]
 fn a_drain_ends_when_nobody_holds() {
     for store in Store::both() {
-        let looker = Looker::new(&store.url());
-        let held = looker.hold("it");
+        let inspector = Inspector::new(&store.url());
+        let held = inspector.hold("it");
         let begun = Instant::now();
         let late = ["drain", "it", "--wait", "500ms"];
         fails(&store, &late, 75, &["not empty after 500ms", "1 held", "stays paused"]);
         assert!(begun.elapsed().as_secs() < 10, "{:?}", begun.elapsed());
         let drain = Running::start(&store.url(), &["drain", "it"]);
-        looker.block_on(held.release()).unwrap();
+        inspector.block_on(held.release()).unwrap();
         assert_eq!(drain.end().code, 0);
         fails(&store, &["run", "--no-wait", "it", "--", "true"], 75, &[]);
         ok(&store, &["resume", "it"]);
@@ -119,10 +119,10 @@ fn a_drain_ends_when_nobody_holds() {
 #[test]
 fn only_what_nobody_uses_is_forgotten_and_only_if_that_is_meant() {
     for store in Store::both() {
-        let looker = Looker::new(&store.url());
-        let held = looker.hold("it");
+        let inspector = Inspector::new(&store.url());
+        let held = inspector.hold("it");
         fails(&store, &["forget", "it", "--yes"], 75, &["in use", "1 held, 0 waiting"]);
-        looker.block_on(held.release()).unwrap();
+        inspector.block_on(held.release()).unwrap();
         fails(&store, &["forget", "it"], 64, &["last fence", "--yes"]);
         ok(&store, &["forget", "it", "--yes"]);
         fails(&store, &["forget", "it", "--yes"], 1, &["\"it\""]);
@@ -176,9 +176,9 @@ fn a_child_that_weighs_more_waits_for_all_of_it() {
         fails(&store, &["run", "--weight", "4", "it", "--", "true"], 64, &["weight: it is 4", "3"]);
         let no_wait = ["run", "--no-wait", "--weight", "3", "it", "--", "true"];
         fails(&store, &no_wait, 75, &["3 units of \"it\" are not free"]);
-        let looker = Looker::new(&store.url());
+        let inspector = Inspector::new(&store.url());
         let heavy = Running::start(&store.url(), &line("3", "echo heavy"));
-        until(|| looker.census("it") == (1, 1));
+        until(|| inspector.held_and_waiting("it") == (1, 1));
         fails(&store, &["run", "--no-wait", "it", "--", "true"], 75, &["no permit"]);
         let shown: Value = serde_json::from_str(&ok(&store, &["show", "--json", "it"])).unwrap();
         assert_eq!((&shown["units"], &shown["waits_for"]), (&1.into(), &"room".into()));

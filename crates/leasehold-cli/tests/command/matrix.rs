@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::parts::part;
-use crate::support::{Looker, Running, Store, run, until};
+use crate::support::{Inspector, Running, Store, run, until};
 
 /// How many cells run at a time. They mostly wait.
 const SIDE_BY_SIDE: usize = 8;
@@ -200,8 +200,8 @@ fn play(cell: Cell, number: usize, redis: &Store) {
     let local = Store::local();
     let store = if cell.place == Place::OneHost { &local } else { redis };
     let scene = Scene::new(format!("cell-{number}"), &store.url());
-    let looker = Looker::new(&store.url());
-    let held = (cell.when == When::Waiting).then(|| looker.hold(&scene.name));
+    let inspector = Inspector::new(&store.url());
+    let held = (cell.when == When::Waiting).then(|| inspector.hold(&scene.name));
     let mut running = match cell.when {
         When::ChildRunning | When::Releasing => scene.start_and_begin(cell.deaf),
         _ => scene.start(cell.deaf),
@@ -209,11 +209,11 @@ fn play(cell: Cell, number: usize, redis: &Store) {
     let guard = || soon(|| children(running.pid()).first().copied());
     let guard = match cell.when {
         When::Waiting => {
-            until(|| looker.census(&scene.name) == (1, 1));
+            until(|| inspector.held_and_waiting(&scene.name) == (1, 1));
             Some(guard())
         }
         When::Granted => {
-            until(|| looker.census(&scene.name).0 == 1);
+            until(|| inspector.held_and_waiting(&scene.name).0 == 1);
             (cell.whom != Whom::Command).then(guard)
         }
         When::ChildForked => {
@@ -258,7 +258,7 @@ fn play(cell: Cell, number: usize, redis: &Store) {
         }
     }
     if let Some(held) = held {
-        let _ = looker.block_on(held.release());
+        let _ = inspector.block_on(held.release());
     }
     if cell.fate == Fate::StoppedThenContinued {
         std::thread::sleep(LEASE_IS_OVER);
@@ -384,11 +384,11 @@ fn a_guard_that_is_stopped_is_not_trusted() {
     let cells: Vec<_> = [&local, &redis].into_iter().flat_map(|store| [store; 20]).collect();
     side_by_side(&cells, |store, number| {
         let scene = Scene::new(format!("trust-{number}"), &store.url());
-        let looker = Looker::new(&store.url());
+        let inspector = Inspector::new(&store.url());
         let running = scene.start_and_begin(true);
         let guard = soon(|| children(running.pid()).first().copied());
         kill_process(guard, Signal::STOP).unwrap();
-        let id = looker.holder(&scene.name).id().to_owned();
+        let id = inspector.holder(&scene.name).id().to_owned();
         let released = Instant::now();
         let line = ["release", &scene.name, &id];
         assert_eq!(run(&store.url(), &line).code, 0);

@@ -13,7 +13,7 @@ use testkit::proxy::FaultProxy;
 use testkit::redis_server::RedisServer;
 
 use crate::parts::part;
-use crate::support::{Looker, Running, Store, run, until};
+use crate::support::{Inspector, Running, Store, run, until};
 
 /// How much longer than its bound a command may take.
 const SLACK: Duration = Duration::from_secs(1);
@@ -61,14 +61,14 @@ fn a_server_that_hangs_is_69() {
 #[test]
 fn a_wait_that_ends_while_the_server_hangs_is_69() {
     let server = RedisServer::start();
-    let looker = Looker::new(&server.url());
-    let _held = looker.hold("it");
-    let lock = looker.client.lock("it").lease(Duration::from_secs(60)).build().unwrap();
-    let _locked = looker.block_on(lock.acquire()).unwrap();
+    let inspector = Inspector::new(&server.url());
+    let _held = inspector.hold("it");
+    let lock = inspector.client.lock("it").lease(Duration::from_secs(60)).build().unwrap();
+    let _locked = inspector.block_on(lock.acquire()).unwrap();
     let waiting = ["run", "lock"].map(|kind| {
         Running::start(&server.url(), &[kind, "-v", "--wait", "4s", "it", "--", "true"])
     });
-    until(|| looker.census("it") == (1, 1));
+    until(|| inspector.held_and_waiting("it") == (1, 1));
     for waiting in &waiting {
         waiting.says("waiting for ");
     }
@@ -85,10 +85,10 @@ fn a_wait_that_ends_while_the_server_hangs_is_69() {
 #[test]
 fn an_interrupt_ends_a_command_whose_store_hangs() {
     let server = RedisServer::start();
-    let looker = Looker::new(&server.url());
-    let _held = looker.hold("it");
+    let inspector = Inspector::new(&server.url());
+    let _held = inspector.hold("it");
     let in_the_queue = Running::start(&server.url(), &["run", "it", "--", "true"]);
-    until(|| looker.census("it") == (1, 1));
+    until(|| inspector.held_and_waiting("it") == (1, 1));
     server.pause();
     let opening =
         ["run", "lock"].map(|kind| Running::start(&server.url(), &[kind, "it", "--", "true"]));
@@ -205,10 +205,10 @@ fn a_server_that_is_full_is_69_and_quoted() {
 fn an_outage_during_a_wait_is_reported_and_so_is_its_end() {
     let server = RedisServer::start();
     let url = server.url();
-    let looker = Looker::new(&url);
-    let held = looker.hold("it");
-    let lock = looker.client.lock("it").lease(Duration::from_secs(600)).build().unwrap();
-    let locked = looker.block_on(lock.acquire()).unwrap();
+    let inspector = Inspector::new(&url);
+    let held = inspector.hold("it");
+    let lock = inspector.client.lock("it").lease(Duration::from_secs(600)).build().unwrap();
+    let locked = inspector.block_on(lock.acquire()).unwrap();
     let waiting =
         ["run", "lock"].map(|kind| Running::start(&url, &[kind, "-v", "it", "--", "true"]));
     // A command that is still opening its store would fail instead of waiting.
@@ -223,8 +223,8 @@ fn an_outage_during_a_wait_is_reported_and_so_is_its_end() {
     for waiting in &waiting {
         waiting.says("again");
     }
-    assert!(looker.block_on(held.release()).unwrap());
-    assert!(looker.block_on(locked.release()).unwrap());
+    assert!(inspector.block_on(held.release()).unwrap());
+    assert!(inspector.block_on(locked.release()).unwrap());
     for waiting in waiting {
         let ended = waiting.end();
         assert_eq!(ended.code, 0, "{ended:?}");
@@ -244,14 +244,14 @@ fn an_outage_that_ends_with_a_grant_is_reported_as_ended() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.port());
     let url = proxy.url();
-    let looker = Looker::new(&server.url());
-    let held = looker.hold("it");
+    let inspector = Inspector::new(&server.url());
+    let held = inspector.hold("it");
     let waiting = Running::start(&url, &["run", "it", "--", "true"]);
-    until(|| looker.census("it") == (1, 1));
+    until(|| inspector.held_and_waiting("it") == (1, 1));
     proxy.refuse(true);
     proxy.cut();
     waiting.says("\n");
-    assert!(looker.block_on(held.release()).unwrap());
+    assert!(inspector.block_on(held.release()).unwrap());
     proxy.heal();
     let ended = waiting.end();
     assert_eq!(ended.code, 0, "{ended:?}");

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use testkit::redis_server::RedisServer;
 
-use crate::support::{Looker, Running, Store, leasehold, run, until};
+use crate::support::{Inspector, Running, Store, leasehold, run, until};
 
 /// Replaces values that differ from run to run. A replacement has the same width, because tables fit their contents.
 fn steady(text: &str, known: &[(&str, &str)]) -> String {
@@ -118,13 +118,13 @@ fn an_empty_store() {
 #[test]
 fn a_semaphore_in_use() {
     let server = RedisServer::start();
-    let looker = Looker::new(&server.url());
-    let held = looker.hold("deploy");
+    let inspector = Inspector::new(&server.url());
+    let held = inspector.hold("deploy");
     let _waiting =
         Running::start(&server.url(), &["run", "--label", "a b", "deploy", "--", "true"]);
-    until(|| looker.census("deploy") == (1, 1));
-    let query = looker.client.stats().names(["deploy"]).waiters();
-    let stats = looker.block_on(query.fetch()).unwrap().remove(0);
+    until(|| inspector.held_and_waiting("deploy") == (1, 1));
+    let query = inspector.client.stats().names(["deploy"]).waiters();
+    let stats = inspector.block_on(query.fetch()).unwrap().remove(0);
     let (holder, waiter) = (&stats.holders()[0], &stats.waiters()[0]);
     let pids = [holder, waiter].map(|member| member.pid().unwrap().to_string());
     let fence = held.fence().to_string();
@@ -154,10 +154,10 @@ fn a_semaphore_in_use() {
         serde_json::from_str(&run(&server.url(), &["show", "--json", "deploy"]).stdout).unwrap();
     insta::assert_snapshot!("show_json", format!("{:#}", masked(json)));
 
-    let lock = looker.client.lock("invoice:42").build().unwrap();
-    let _locked = looker.block_on(lock.acquire()).unwrap();
-    let pool = looker.client.pool("workers", 3).build().unwrap();
-    looker.block_on(pool.acquire("worker-7")).unwrap();
+    let lock = inspector.client.lock("invoice:42").build().unwrap();
+    let _locked = inspector.block_on(lock.acquire()).unwrap();
+    let pool = inspector.client.pool("workers", 3).build().unwrap();
+    inspector.block_on(pool.acquire("worker-7")).unwrap();
     insta::assert_snapshot!("ls", ageless(&run(&server.url(), &["ls"]).stdout));
     let listed: serde_json::Value =
         serde_json::from_str(&run(&server.url(), &["ls", "--json"]).stdout).unwrap();
@@ -207,12 +207,12 @@ fn masked(mut value: serde_json::Value) -> serde_json::Value {
 #[test]
 fn a_lock_in_use() {
     let server = RedisServer::start();
-    let looker = Looker::new(&server.url());
-    let lock = looker.client.lock("invoice:42").label("a b").build().unwrap();
-    let guard = looker.block_on(lock.acquire()).unwrap();
+    let inspector = Inspector::new(&server.url());
+    let lock = inspector.client.lock("invoice:42").label("a b").build().unwrap();
+    let guard = inspector.block_on(lock.acquire()).unwrap();
     let (id, fence) = (guard.id().to_string(), guard.fence().to_string());
     assert_eq!(fence, "0000000000000000001");
-    let found = looker.block_on(looker.client.locks().lookup("invoice:42")).unwrap().unwrap();
+    let found = inspector.block_on(inspector.client.locks().lookup("invoice:42")).unwrap().unwrap();
 
     let clean = run(&server.url(), &["lookup", "invoice:42"]).stdout;
     assert!(!clean.contains("invoice") && !clean.contains(&id), "{clean}");
@@ -280,18 +280,18 @@ fn the_holder_of_a_lock_is_the_command() {
 #[test]
 fn whatever_has_the_name_is_shown() {
     for store in Store::both() {
-        let looker = Looker::new(&store.url());
+        let inspector = Inspector::new(&store.url());
         let lock = |key: &str| {
-            let lock = looker.client.lock(key).label("nightly").build().unwrap();
-            looker.block_on(lock.acquire()).unwrap()
+            let lock = inspector.client.lock(key).label("nightly").build().unwrap();
+            inspector.block_on(lock.acquire()).unwrap()
         };
         let pool = |name: &str| {
-            let pool = looker.client.pool(name, 3).build().unwrap();
-            looker.block_on(pool.acquire("worker-7")).unwrap();
+            let pool = inspector.client.pool(name, 3).build().unwrap();
+            inspector.block_on(pool.acquire("worker-7")).unwrap();
         };
         let only = lock("invoice:42");
         pool("workers");
-        let guards = (lock("it"), looker.hold("it"));
+        let guards = (lock("it"), inspector.hold("it"));
         pool("it");
         let show = |words: &[&str]| {
             let ended = run(&store.url(), &[&["show"], words].concat());
@@ -303,7 +303,7 @@ fn whatever_has_the_name_is_shown() {
             assert!(!shown.contains(&only.id().to_string()), "{shown}");
             masked(serde_json::from_str(&shown).unwrap())
         };
-        let (pid, host) = (std::process::id(), only_host(&looker));
+        let (pid, host) = (std::process::id(), only_host(&inspector));
         let fence = only.fence();
         let line = format!("{host} {pid} nightly AGE {fence}\n");
         let expected = format!("invoice:42: locked\n\nHOST PID LABEL FOR ENDS IN FENCE\n{line}");
@@ -324,8 +324,8 @@ fn whatever_has_the_name_is_shown() {
     }
 }
 
-fn only_host(looker: &Looker) -> String {
-    let found = looker.block_on(looker.client.locks().lookup("invoice:42")).unwrap().unwrap();
+fn only_host(inspector: &Inspector) -> String {
+    let found = inspector.block_on(inspector.client.locks().lookup("invoice:42")).unwrap().unwrap();
     found.host.unwrap()
 }
 
@@ -335,7 +335,7 @@ fn a_user_who_may_see_semaphores_only() {
     let user = "--user alice on >pw ~adv-sem:* &* +@all";
     let server = RedisServer::start_with(&[user]);
     let url = server.url_with("alice", "pw");
-    let _held = Looker::new(&url).hold("it");
+    let _held = Inspector::new(&url).hold("it");
     let ended = run(&url, &["show", "it"]);
     assert_eq!(ended.code, 0, "{ended:?}");
     assert!(ended.stdout.starts_with("it: 1 of 1 held, 0 waiting\n"), "{ended:?}");
@@ -357,12 +357,13 @@ fn what_others_have_stored_does_not_reach_the_terminal() {
     assert!(listed.contains("a\\u{1b}[2Jb"), "{listed:?}");
 
     // Invisible characters and those that reverse text are escaped, and a pid may not be a number.
-    let looker = Looker::new(&server.url());
-    let semaphore = looker.client.semaphore("it\u{200b}", 1).label("\u{202e}gnp").build().unwrap();
-    let _held = looker.block_on(semaphore.acquire()).unwrap();
-    let lock = looker.client.lock("key\u{2066}").label("\u{feff}\u{2028}").build().unwrap();
-    let _locked = looker.block_on(lock.acquire()).unwrap();
-    let client = format!("adv-sem:client:{}", looker.client.id());
+    let inspector = Inspector::new(&server.url());
+    let semaphore =
+        inspector.client.semaphore("it\u{200b}", 1).label("\u{202e}gnp").build().unwrap();
+    let _held = inspector.block_on(semaphore.acquire()).unwrap();
+    let lock = inspector.client.lock("key\u{2066}").label("\u{feff}\u{2028}").build().unwrap();
+    let _locked = inspector.block_on(lock.acquire()).unwrap();
+    let client = format!("adv-sem:client:{}", inspector.client.id());
     call(&mut connection, &["HSET", &client, "host", "web\u{200e}", "pid", "not a number"]);
     let words = [&["ls"][..], &["show", "it\u{200b}"], &["show", "key\u{2066}"]];
     let all: String = words.iter().map(|words| run(&server.url(), words).stdout).collect();

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use rustix::process::Signal;
 use testkit::redis_server::RedisServer;
 
-use crate::support::{Looker, Running, Store, ended, leasehold, run, until};
+use crate::support::{Inspector, Running, Store, ended, leasehold, run, until};
 
 #[test]
 fn it_is_told_what_it_holds() {
@@ -142,10 +142,10 @@ fn without_a_store_it_uses_a_file_in_the_state_directory() {
 #[test]
 fn without_a_number_it_uses_the_capacity_that_there_is() {
     let server = RedisServer::start();
-    let looker = Looker::new(&server.url());
+    let inspector = Inspector::new(&server.url());
     let capacity = |name: &str| {
-        let stats = looker.client.stats().names([name]).unused().fetch();
-        looker.block_on(stats).unwrap()[0].capacity()
+        let stats = inspector.client.stats().names([name]).unused().fetch();
+        inspector.block_on(stats).unwrap()[0].capacity()
     };
     assert_eq!(run(&server.url(), &["run", "-n", "4", "it", "--", "true"]).code, 0);
     assert_eq!(capacity("it"), 4);
@@ -158,7 +158,7 @@ fn without_a_number_it_uses_the_capacity_that_there_is() {
 #[test]
 fn whoever_is_left_behind_ends_before_the_permit_is_given_back() {
     let server = RedisServer::start();
-    let looker = Looker::new(&server.url());
+    let inspector = Inspector::new(&server.url());
     // The left process closes its output, so that only the guard waits for it.
     let script = "sleep 1000 >/dev/null 2>&1 & echo $!; exit 6";
     let arguments = ["run", "--grace", "300ms", "it", "--", "sh", "-c", script];
@@ -167,17 +167,17 @@ fn whoever_is_left_behind_ends_before_the_permit_is_given_back() {
     let left: i32 = ended.stdout.trim().parse().unwrap();
     let left = rustix::process::Pid::from_raw(left).unwrap();
     assert!(rustix::process::test_kill_process(left).is_err(), "the process was not killed");
-    assert_eq!(looker.census("it"), (0, 0));
+    assert_eq!(inspector.held_and_waiting("it"), (0, 0));
 }
 
 #[test]
 fn being_verbose_it_says_what_it_does() {
     let server = RedisServer::start();
-    let looker = Looker::new(&server.url());
-    let held = looker.hold("it");
+    let inspector = Inspector::new(&server.url());
+    let held = inspector.hold("it");
     let running = Running::start(&server.url(), &["run", "-v", "it", "--", "true"]);
     running.says("1st in the queue; held by ");
-    assert!(looker.block_on(held.release()).unwrap());
+    assert!(inspector.block_on(held.release()).unwrap());
     let ended = running.end();
     assert_eq!(ended.code, 0);
     assert!(ended.stderr.contains(" of \"it\" acquired after "), "{}", ended.stderr);
@@ -188,15 +188,15 @@ fn being_verbose_it_says_what_it_does() {
 #[test]
 fn being_verbose_it_says_who_has_the_lock() {
     let server = RedisServer::start();
-    let looker = Looker::new(&server.url());
-    let lock = looker.client.lock("it").label("nightly").build().unwrap();
-    let guard = looker.block_on(lock.acquire()).unwrap();
+    let inspector = Inspector::new(&server.url());
+    let lock = inspector.client.lock("it").label("nightly").build().unwrap();
+    let guard = inspector.block_on(lock.acquire()).unwrap();
     let running = Running::start(&server.url(), &["lock", "-v", "it", "--", "true"]);
     let pid = std::process::id();
     running.says(&format!(" pid {pid} \"nightly\" for "));
     // The command looks again after a second.
     std::thread::sleep(std::time::Duration::from_millis(2500));
-    assert!(looker.block_on(guard.release()).unwrap());
+    assert!(inspector.block_on(guard.release()).unwrap());
     let ended = running.end();
     assert_eq!(ended.code, 0);
     let waiting = ended.stderr.lines().filter(|line| line.contains("waiting for the lock"));
@@ -254,11 +254,11 @@ fn a_permit_of_another_program_is_released_by_its_id() {
     for words in [&hold[..], &["SET", "adv-sem:semaphore_max:it", "1"]] {
         redis::cmd(words[0]).arg(&words[1..]).exec(&mut redis).unwrap();
     }
-    let looker = Looker::new(&server.url());
-    assert_eq!(looker.census("it"), (1, 0));
+    let inspector = Inspector::new(&server.url());
+    assert_eq!(inspector.held_and_waiting("it"), (1, 0));
     let ended = run(&server.url(), &["release", "it", theirs]);
     assert_eq!(ended.code, 0, "{ended:?}");
-    assert_eq!(looker.census("it"), (0, 0));
+    assert_eq!(inspector.held_and_waiting("it"), (0, 0));
     let ended = run(&server.url(), &["release", "it", theirs]);
     assert_eq!(ended.code, 64, "{ended:?}");
 }

@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::support::{Looker, Running, Store, run, until};
+use crate::support::{Inspector, Running, Store, run, until};
 
 #[test]
 fn a_quick_job_is_held_at_least_that_long() {
     for store in Store::both() {
-        let looker = Looker::new(&store.url());
+        let inspector = Inspector::new(&store.url());
         let begun = Instant::now();
         let words = ["run", "--at-least", "2s", "it", "--", "sh", "-c", "echo ran; exit 5"];
         let mut first = Running::start(&store.url(), &words);
@@ -19,15 +19,15 @@ fn a_quick_job_is_held_at_least_that_long() {
         let ended = first.end();
         assert_eq!(ended.code, 5, "{ended:?}");
         assert!(begun.elapsed() >= Duration::from_secs(2));
-        assert_eq!(looker.census("it"), (0, 0));
+        assert_eq!(inspector.held_and_waiting("it"), (0, 0));
         // A signal ends the hold, and the permit is released.
         let words = ["run", "-v", "--at-least", "1h", "it", "--", "true"];
         let long = Running::start(&store.url(), &words);
         long.says("the child has ended; the permit ");
-        assert_eq!(looker.census("it"), (1, 0));
+        assert_eq!(inspector.held_and_waiting("it"), (1, 0));
         long.signal(Signal::TERM);
         assert_eq!(long.end().code, 128 + 15);
-        until(|| looker.census("it") == (0, 0));
+        until(|| inspector.held_and_waiting("it") == (0, 0));
     }
 }
 
@@ -43,7 +43,7 @@ fn at_least_is_not_longer_than_the_ttl() {
 #[test]
 fn a_job_runs_once_in_a_period_although_nobody_is_there() {
     for store in Store::both() {
-        let looker = Looker::new(&store.url());
+        let inspector = Inspector::new(&store.url());
         let once = |period: &str, command: &[&str]| {
             let words = [&["lock", "--once-per", period, "it", "--"], command].concat();
             run(&store.url(), &words)
@@ -57,19 +57,19 @@ fn a_job_runs_once_in_a_period_although_nobody_is_there() {
         let says = "leasehold: \"it\" is running, or has run within --once-per 1h; the lock expires in 59m ";
         assert!(again.stderr.starts_with(says), "{again:?}");
         // After the period the job runs again.
-        let raw = looker.block_on(looker.client.locks().lookup_raw("it")).unwrap().unwrap();
-        assert!(looker.block_on(looker.client.locks().release(&raw.lock_id)).unwrap());
+        let raw = inspector.block_on(inspector.client.locks().lookup_raw("it")).unwrap().unwrap();
+        assert!(inspector.block_on(inspector.client.locks().release(&raw.lock_id)).unwrap());
         assert_eq!(once("1s", &["true"]).code, 0);
         until(|| once("1s", &["echo", "again"]).stdout == "again\n");
         // A job that takes longer than the period leaves no lock behind.
-        assert!(looker.block_on(async {
-            let locks = looker.client.locks();
+        assert!(inspector.block_on(async {
+            let locks = inspector.client.locks();
             while locks.is_locked("it").await.unwrap() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             true
         }));
         assert_eq!(once("100ms", &["sleep", "0.2"]).code, 0);
-        assert!(!looker.block_on(looker.client.locks().is_locked("it")).unwrap());
+        assert!(!inspector.block_on(inspector.client.locks().is_locked("it")).unwrap());
     }
 }

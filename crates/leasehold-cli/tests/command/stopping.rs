@@ -11,7 +11,7 @@ use testkit::proxy::FaultProxy;
 use testkit::redis_server::RedisServer;
 
 use crate::parts::part;
-use crate::support::{Looker, Running, Store, leasehold, now, run, until};
+use crate::support::{Inspector, Running, Store, leasehold, now, run, until};
 
 /// What happens to the command.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -86,7 +86,7 @@ fn dies_in_time_on(
     let members = if child == "family" { 2 } else { 1 };
     until(|| processes(&file) == members);
 
-    let looker = Looker::new(ours);
+    let inspector = Inspector::new(ours);
     let fated = now();
     match fate {
         Fate::Killed => running.kill(),
@@ -96,19 +96,19 @@ fn dies_in_time_on(
     }
     let granted = match kind {
         Kind::Permit => {
-            let semaphore = looker.client.semaphore("it", 1).build().unwrap();
-            let permit = looker.block_on(semaphore.acquire()).unwrap();
+            let semaphore = inspector.client.semaphore("it", 1).build().unwrap();
+            let permit = inspector.block_on(semaphore.acquire()).unwrap();
             let granted = now();
-            assert!(looker.block_on(permit.release()).unwrap());
+            assert!(inspector.block_on(permit.release()).unwrap());
             granted
         }
         Kind::Lock => {
             let retry =
                 leasehold::Retry::default().times(u32::MAX).within(crate::support::PATIENCE);
-            let lock = looker.client.lock("it").retry(retry).build().unwrap();
-            let guard = looker.block_on(lock.acquire()).unwrap();
+            let lock = inspector.client.lock("it").retry(retry).build().unwrap();
+            let guard = inspector.block_on(lock.acquire()).unwrap();
             let granted = now();
-            assert!(looker.block_on(guard.release()).unwrap());
+            assert!(inspector.block_on(guard.release()).unwrap());
             granted
         }
     };
@@ -227,13 +227,13 @@ fn on_one_host_when_the_holder_of_a_lock_is_stopped() {
 #[test]
 fn on_one_host_a_command_that_is_stopped_keeps_its_permit() {
     let store = Store::local();
-    let looker = Looker::new(&store.url());
+    let inspector = Inspector::new(&store.url());
     let arguments = ["run", "--lease", "300ms", "it", "--", "sh", "-c", "read line; exit 6"];
     let mut command = leasehold(&store.url());
     command.args(arguments).stdin(Stdio::piped());
     let mut running = Running::of(command);
     let input = running.input();
-    until(|| looker.census("it") == (1, 0));
+    until(|| inspector.held_and_waiting("it") == (1, 0));
     running.signal(Signal::STOP);
     until(|| running.state() == 'T');
     let next = run(&store.url(), &["run", "--wait", "1s", "it", "--", "true"]);
@@ -247,7 +247,7 @@ fn on_one_host_a_command_that_is_stopped_keeps_its_permit() {
 #[test]
 fn on_one_host_a_permit_passes_on_only_when_the_whole_group_is_gone() {
     let store = Store::local();
-    let looker = Looker::new(&store.url());
+    let inspector = Inspector::new(&store.url());
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("beats");
     let line = ["run", "it", "--"].map(OsString::from).into_iter();
@@ -274,7 +274,7 @@ fn on_one_host_a_permit_passes_on_only_when_the_whole_group_is_gone() {
     kill_process(grandchild, Signal::KILL).unwrap();
     let next = run(&store.url(), &["run", "it", "--", "true"]);
     assert_eq!(next.code, 0, "{next:?}");
-    assert_eq!(looker.census("it"), (0, 0));
+    assert_eq!(inspector.held_and_waiting("it"), (0, 0));
 }
 
 /// The lease is renewed in time, many times over.

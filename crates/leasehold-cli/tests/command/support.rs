@@ -235,12 +235,12 @@ impl Heard {
 }
 
 /// A client of the library that inspects a store while commands use it.
-pub(crate) struct Looker {
+pub(crate) struct Inspector {
     runtime: tokio::runtime::Runtime,
     pub(crate) client: leasehold::Client,
 }
 
-impl Looker {
+impl Inspector {
     pub(crate) fn new(store: &str) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let client = runtime.block_on(leasehold::Client::open(store)).unwrap();
@@ -253,7 +253,7 @@ impl Looker {
     }
 
     /// Returns the number of holders and the number of waiters.
-    pub(crate) fn census(&self, name: &str) -> (u32, usize) {
+    pub(crate) fn held_and_waiting(&self, name: &str) -> (u32, usize) {
         let stats = self.block_on(self.client.stats().names([name]).fetch()).unwrap();
         stats.first().map_or((0, 0), |one| (one.held(), one.waiting()))
     }

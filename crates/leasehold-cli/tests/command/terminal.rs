@@ -12,7 +12,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use testkit::redis_server::RedisServer;
 
-use crate::support::{Heard, Looker, PATIENCE, PAUSE, until};
+use crate::support::{Heard, Inspector, PATIENCE, PAUSE, until};
 
 const CTRL_C: &str = "\x03";
 const CTRL_D: &str = "\x04";
@@ -102,8 +102,8 @@ impl Drop for Terminal {
 #[test]
 fn who_waits_sees_his_place_and_who_is_ahead() {
     let server = RedisServer::start();
-    let looker = Looker::new(&server.url());
-    let held = looker.hold("deploy");
+    let inspector = Inspector::new(&server.url());
+    let held = inspector.hold("deploy");
     let mut terminal =
         Terminal::leasehold(&server.url(), &["run", "deploy", "--", "echo", "it", "runs"]);
     terminal.shows("waiting for \"deploy\" (");
@@ -112,7 +112,7 @@ fn who_waits_sees_his_place_and_who_is_ahead() {
     terminal.shows(&pid);
     // It is drawn again as time passes.
     terminal.shows("waiting for \"deploy\" (");
-    assert!(looker.block_on(held.release()).unwrap());
+    assert!(inspector.block_on(held.release()).unwrap());
     terminal.shows("it runs\r\n");
     assert_eq!(terminal.code(), 0);
 }
@@ -121,13 +121,13 @@ fn who_waits_sees_his_place_and_who_is_ahead() {
 #[test]
 fn on_a_narrow_terminal_the_label_is_cut_last() {
     let server = RedisServer::start();
-    let looker = Looker::new(&server.url());
-    let held = looker.hold("deploy");
+    let inspector = Inspector::new(&server.url());
+    let held = inspector.hold("deploy");
     let program = [env!("CARGO_BIN_EXE_leasehold"), "run", "deploy", "--", "echo", "it", "runs"];
     let mut terminal = Terminal::start_in(40, &server.url(), &program);
     terminal.shows("\"deploy\" (");
     terminal.shows("): 1st; \"nightly\"");
-    assert!(looker.block_on(held.release()).unwrap());
+    assert!(inspector.block_on(held.release()).unwrap());
     terminal.shows("it runs\r\n");
     assert_eq!(terminal.code(), 0);
 }
@@ -135,14 +135,14 @@ fn on_a_narrow_terminal_the_label_is_cut_last() {
 #[test]
 fn who_waits_for_a_lock_sees_who_holds_it_and_for_how_long() {
     let server = RedisServer::start();
-    let looker = Looker::new(&server.url());
-    let lock = looker.client.lock("it").label("nightly").build().unwrap();
-    let guard = looker.block_on(lock.acquire()).unwrap();
+    let inspector = Inspector::new(&server.url());
+    let lock = inspector.client.lock("it").label("nightly").build().unwrap();
+    let guard = inspector.block_on(lock.acquire()).unwrap();
     let mut terminal = Terminal::leasehold(&server.url(), &["lock", "it", "--", "echo", "runs"]);
     terminal.shows("waiting for the lock \"it\" (");
     terminal.shows("s): locked with fence 0000000000000000001; held by ");
     terminal.shows(&format!(" pid {} \"nightly\" for ", std::process::id()));
-    assert!(looker.block_on(guard.release()).unwrap());
+    assert!(inspector.block_on(guard.release()).unwrap());
     terminal.shows("runs\r\n");
     assert_eq!(terminal.code(), 0);
 }
@@ -150,13 +150,13 @@ fn who_waits_for_a_lock_sees_who_holds_it_and_for_how_long() {
 #[test]
 fn ctrl_c_leaves_the_queue_at_once() {
     let server = RedisServer::start();
-    let looker = Looker::new(&server.url());
-    let _held = looker.hold("it");
+    let inspector = Inspector::new(&server.url());
+    let _held = inspector.hold("it");
     let mut terminal = Terminal::leasehold(&server.url(), &["run", "it", "--", "true"]);
     terminal.shows("1st in the queue");
     terminal.types(CTRL_C);
     assert_eq!(terminal.code(), 130);
-    assert_eq!(looker.census("it"), (1, 0));
+    assert_eq!(inspector.held_and_waiting("it"), (1, 0));
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn ctrl_c_goes_to_the_child() {
 fn the_child_has_the_terminal() {
     let server = RedisServer::start();
     let mut terminal = Terminal::leasehold(&server.url(), &["run", "it", "--", "head", "-n1"]);
-    until(|| Looker::new(&server.url()).census("it") == (1, 0));
+    until(|| Inspector::new(&server.url()).held_and_waiting("it") == (1, 0));
     terminal.types("a line\r");
     terminal.shows("a line\r\na line\r\n");
     assert_eq!(terminal.code(), 0);
@@ -196,8 +196,8 @@ fn a_child_in_a_pipeline_has_the_terminal_only_when_it_asks() {
     );
     let reader = format!("{{ read line < /dev/tty; echo \"typed $line\"; touch {turn}; cat; }}");
     shell.types(&format!("{binary} run it -- sh -c '{child}' | {reader}\r"));
-    let looker = Looker::new(&server.url());
-    until(|| looker.census("it") == (1, 0));
+    let inspector = Inspector::new(&server.url());
+    until(|| inspector.held_and_waiting("it") == (1, 0));
     shell.types("one\r");
     shell.shows("typed one\r\n");
     shell.types("two\r");
@@ -210,12 +210,12 @@ fn a_child_in_a_pipeline_has_the_terminal_only_when_it_asks() {
 #[test]
 fn ctrl_z_stops_the_job_and_the_shell_continues_it() {
     let server = RedisServer::start();
-    let looker = Looker::new(&server.url());
+    let inspector = Inspector::new(&server.url());
     let binary = env!("CARGO_BIN_EXE_leasehold");
     let mut shell = Terminal::start(&server.url(), &["sh", "-i"]);
     shell.shows("ready$ ");
     shell.types(&format!("{binary} run it -- cat\r"));
-    until(|| looker.census("it") == (1, 0));
+    until(|| inspector.held_and_waiting("it") == (1, 0));
     shell.types("one\r");
     shell.shows("one\r\none\r\n");
     for word in ["two", "three"] {
@@ -233,7 +233,7 @@ fn ctrl_z_stops_the_job_and_the_shell_continues_it() {
     shell.shows("ready$ ");
     shell.types("echo code=$?\r");
     shell.shows("code=0\r\n");
-    assert_eq!(looker.census("it"), (0, 0));
+    assert_eq!(inspector.held_and_waiting("it"), (0, 0));
     shell.types("exit\r");
     assert_eq!(shell.code(), 0);
 }
@@ -241,8 +241,8 @@ fn ctrl_z_stops_the_job_and_the_shell_continues_it() {
 #[test]
 fn ctrl_z_stops_who_waits() {
     let server = RedisServer::start();
-    let looker = Looker::new(&server.url());
-    let held = looker.hold("it");
+    let inspector = Inspector::new(&server.url());
+    let held = inspector.hold("it");
     let binary = env!("CARGO_BIN_EXE_leasehold");
     let mut shell = Terminal::start(&server.url(), &["sh", "-i"]);
     shell.shows("ready$ ");
@@ -251,7 +251,7 @@ fn ctrl_z_stops_who_waits() {
     shell.types(CTRL_Z);
     shell.shows("Stopped");
     shell.types("fg\r");
-    assert!(looker.block_on(held.release()).unwrap());
+    assert!(inspector.block_on(held.release()).unwrap());
     shell.shows("it runs\r\n");
     shell.types("exit\r");
     assert_eq!(shell.code(), 0);
@@ -274,8 +274,8 @@ fn ctrl_z_without_a_shell_stops_nobody() {
 #[test]
 fn colours_are_for_terminals() {
     let server = RedisServer::start();
-    let looker = Looker::new(&server.url());
-    let _held = looker.hold("deploy");
+    let inspector = Inspector::new(&server.url());
+    let _held = inspector.hold("deploy");
     let mut terminal = Terminal::leasehold(&server.url(), &["ls"]);
     terminal.shows("\x1b[1mSEMAPHORE");
     assert_eq!(terminal.code(), 0);

@@ -12,7 +12,7 @@ use testkit::redis_server::RedisServer;
 use testkit::users::{PASSWORD, add_users};
 
 use crate::pty::{Pty, Size, has};
-use crate::support::{Looker, Store, run, until};
+use crate::support::{Inspector, Store, run, until};
 
 const SMALL: Size = (80, 24);
 const LARGE: Size = (200, 50);
@@ -38,7 +38,7 @@ impl Queue {
     fn new(store: &str, name: &str, label: &str, length: usize) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = { runtime }.worker_threads(1).enable_all().build().unwrap();
-        let (url, store) = (store.to_owned(), Looker::new(store));
+        let (url, store) = (store.to_owned(), Inspector::new(store));
         let (name, label) = (name.to_owned(), label.to_owned());
         let queued = name.clone();
         let task = runtime.spawn(async move {
@@ -52,7 +52,7 @@ impl Queue {
             }
             waiting.join_all().await;
         });
-        until(|| store.census(&name).1 == length);
+        until(|| store.held_and_waiting(&name).1 == length);
         Self { task, _runtime: runtime }
     }
 }
@@ -66,8 +66,8 @@ impl Drop for Queue {
 #[test]
 fn it_draws_what_is_held_and_how_many_wait_in_every_size() {
     for store in Store::both() {
-        let looker = Looker::new(&store.url());
-        let _held = looker.hold("deploy");
+        let inspector = Inspector::new(&store.url());
+        let _held = inspector.hold("deploy");
         let _queue = Queue::new(&store.url(), "deploy", "patient", 3);
         for size in [SMALL, LARGE] {
             let mut top = top(&store.url(), size);
@@ -75,7 +75,7 @@ fn it_draws_what_is_held_and_how_many_wait_in_every_size() {
             top.shows_line(&["> deploy", " 1 ", " 1 ", " 3 ", "s ", " 0.0"]);
             top.shows_line(&["1 held  3 waiting"]);
             // A new holder appears without a key press.
-            let other = looker.hold("zebra");
+            let other = inspector.hold("zebra");
             top.shows_line(&["  zebra", " 1 ", " 1 ", " 0 ", " - "]);
             let text = top.shows_line(&["2 held  3 waiting"]);
             assert_eq!(text.contains("RATE"), size == LARGE, "{text}");
@@ -83,7 +83,7 @@ fn it_draws_what_is_held_and_how_many_wait_in_every_size() {
                 // One character of each sparkline for each poll.
                 top.shows_line(&["deploy", "█", "▁"]);
             }
-            assert!(looker.block_on(other.release()).unwrap());
+            assert!(inspector.block_on(other.release()).unwrap());
             top.types("q");
             assert_eq!(top.code(), 0);
             top.restores();
@@ -94,8 +94,8 @@ fn it_draws_what_is_held_and_how_many_wait_in_every_size() {
 #[test]
 fn it_is_drawn_again_in_a_new_size() {
     let store = Store::local();
-    let looker = Looker::new(&store.url());
-    let _held = looker.hold("deploy");
+    let inspector = Inspector::new(&store.url());
+    let _held = inspector.hold("deploy");
     let mut top = top(&store.url(), SMALL);
     top.shows("> deploy");
     assert!(!top.text().contains("OLDEST HOLD"));
@@ -126,8 +126,8 @@ fn it_is_drawn_again_in_a_new_size() {
 #[test]
 fn enter_opens_a_name_with_its_holders_and_its_queue() {
     for store in Store::both() {
-        let looker = Looker::new(&store.url());
-        let _held = looker.hold("deploy");
+        let inspector = Inspector::new(&store.url());
+        let _held = inspector.hold("deploy");
         let _queue = Queue::new(&store.url(), "deploy", "patient", 2);
         for size in [SMALL, LARGE] {
             let mut top = top(&store.url(), size);
@@ -155,8 +155,8 @@ fn enter_opens_a_name_with_its_holders_and_its_queue() {
 #[test]
 fn long_queues_are_listed_in_part() {
     let store = Store::local();
-    let looker = Looker::new(&store.url());
-    let _held = looker.hold("deploy");
+    let inspector = Inspector::new(&store.url());
+    let _held = inspector.hold("deploy");
     let _queue = Queue::new(&store.url(), "deploy", "patient", 503);
     let mut top = top(&store.url(), SMALL);
     top.shows_line(&["> deploy", " 503 "]);
@@ -173,10 +173,10 @@ fn long_queues_are_listed_in_part() {
 #[test]
 fn names_are_sorted_and_filtered() {
     let store = Store::local();
-    let looker = Looker::new(&store.url());
-    let _alpha = looker.hold("alpha");
-    let _beta = looker.hold("beta");
-    let _gamma = looker.hold("gamma");
+    let inspector = Inspector::new(&store.url());
+    let _alpha = inspector.hold("alpha");
+    let _beta = inspector.hold("beta");
+    let _gamma = inspector.hold("gamma");
     let _queue = Queue::new(&store.url(), "beta", "patient", 2);
     let _queue = Queue::new(&store.url(), "gamma", "patient", 1);
     let order = |text: &str| {
@@ -218,8 +218,8 @@ fn names_are_sorted_and_filtered() {
 #[test]
 fn an_outage_keeps_the_last_numbers_and_ends_by_itself() {
     let server = RedisServer::start();
-    let looker = Looker::new(&server.url());
-    let _held = looker.hold("deploy");
+    let inspector = Inspector::new(&server.url());
+    let _held = inspector.hold("deploy");
     let mut top = top(&server.url(), SMALL);
     top.shows("> deploy");
     server.kill();
@@ -241,8 +241,8 @@ fn an_outage_keeps_the_last_numbers_and_ends_by_itself() {
 #[test]
 fn without_colour_everything_is_said_in_text() {
     let store = Store::local();
-    let looker = Looker::new(&store.url());
-    let _held = looker.hold("deploy");
+    let inspector = Inspector::new(&store.url());
+    let _held = inspector.hold("deploy");
     let coloured = |top: &Pty| {
         let parser = top.parser();
         let (rows, columns) = parser.screen().size();
@@ -263,8 +263,8 @@ fn without_colour_everything_is_said_in_text() {
 #[test]
 fn without_utf_8_everything_is_ascii() {
     let store = Store::local();
-    let looker = Looker::new(&store.url());
-    let _held = looker.hold("déploy-夜");
+    let inspector = Inspector::new(&store.url());
+    let _held = inspector.hold("déploy-夜");
     let mut ascii = leasehold(&store.url(), &["top"]);
     let mut top = Pty::start(LARGE, ascii.env("LANG", "C"));
     top.shows("> d\\u{e9}ploy-\\u{591c}");
@@ -276,8 +276,8 @@ fn without_utf_8_everything_is_ascii() {
 #[test]
 fn one_name_is_watched() {
     for (store, size) in Store::both().into_iter().zip([SMALL, LARGE]) {
-        let looker = Looker::new(&store.url());
-        let _held = looker.hold("deploy");
+        let inspector = Inspector::new(&store.url());
+        let _held = inspector.hold("deploy");
         let mut watch =
             Pty::start(size, &mut leasehold(&store.url(), &["show", "--watch", "deploy"]));
         watch.shows_line(&["> held", "nightly"]);
@@ -297,7 +297,7 @@ fn one_name_is_watched() {
         watch.restores();
     }
     let store = Store::local();
-    let _ = Looker::new(&store.url());
+    let _ = Inspector::new(&store.url());
     let mut missing = Pty::start(SMALL, &mut leasehold(&store.url(), &["show", "--watch", "no"]));
     assert_eq!(missing.code(), 1);
     missing.shows("there is no semaphore, lock or pool \"no\"");
@@ -332,8 +332,8 @@ fn what_it_needs_is_said() {
 #[test]
 fn it_is_idle_between_polls() {
     let store = Store::local();
-    let looker = Looker::new(&store.url());
-    let _held = looker.hold("deploy");
+    let inspector = Inspector::new(&store.url());
+    let _held = inspector.hold("deploy");
     let mut top = top(&store.url(), SMALL);
     top.shows("> deploy");
     top.types("\r");
@@ -366,8 +366,8 @@ fn a_user_of_the_store_who_may_only_read_is_enough_to_look() {
     add_users(&mut server.connection());
     let (user, reader) = ("leasehold", "leasehold-reader");
     let [user, reader] = [user, reader].map(|user| server.url_with(user, PASSWORD));
-    let looker = Looker::new(&user);
-    let held = looker.hold("deploy");
+    let inspector = Inspector::new(&user);
+    let held = inspector.hold("deploy");
     for arguments in [&["ls"][..], &["show", "deploy"], &["ls", "--json"]] {
         let ended = run(&reader, arguments);
         assert_eq!((ended.code, &*ended.stderr), (0, ""), "{arguments:?}");

@@ -7,7 +7,7 @@ use testkit::redis_server::RedisServer;
 use testkit::users::{PASSWORD, add_users};
 
 use crate::client::{Console, Reply, TOKEN, bearer};
-use crate::support::{Looker, Store, run};
+use crate::support::{Inspector, Store, run};
 
 const PAUSE: &str = "action=pause&name=it";
 
@@ -140,13 +140,13 @@ fn every_action_works_through_the_api() {
 #[test]
 fn holders_are_released_by_hand() {
     let store = Store::redis();
-    let looker = crate::support::Looker::new(&store.url());
+    let inspector = crate::support::Inspector::new(&store.url());
     let console = Console::with_token(&store.url());
-    let permit = looker.hold("it");
-    let lock = looker.client.lock("key").build().unwrap();
-    let guard = looker.block_on(lock.acquire()).unwrap();
-    let pool = looker.client.pool("pool", 2).build().unwrap();
-    let lease = looker.block_on(pool.acquire("one")).unwrap();
+    let permit = inspector.hold("it");
+    let lock = inspector.client.lock("key").build().unwrap();
+    let guard = inspector.block_on(lock.acquire()).unwrap();
+    let pool = inspector.client.pool("pool", 2).build().unwrap();
+    let lease = inspector.block_on(pool.acquire("one")).unwrap();
     crate::support::until(|| console.json("/api/pools")["pools"][0]["held"] == 1);
     let page = console.get("/locks").body;
     let id = guard.id().to_string();
@@ -162,7 +162,7 @@ fn holders_are_released_by_hand() {
         assert!(reply.body.contains("two may run at once until the holder notices"), "{reply:?}");
         assert_eq!(console.act(&body).status, 404, "{body}");
     }
-    assert_eq!(looker.census("it"), (0, 0));
+    assert_eq!(inspector.held_and_waiting("it"), (0, 0));
     drop((permit, guard, lease));
 }
 
@@ -170,12 +170,12 @@ fn holders_are_released_by_hand() {
 #[test]
 fn a_released_lease_leaves_the_others_of_its_pool() {
     let server = testkit::redis_server::RedisServer::start();
-    let looker = crate::support::Looker::new(&server.url());
+    let inspector = crate::support::Inspector::new(&server.url());
     let day = std::time::Duration::from_secs(86_400);
-    let pool = looker.client.pool("pool", 2).lease(day).build().unwrap();
+    let pool = inspector.client.pool("pool", 2).lease(day).build().unwrap();
     let mut redis = server.connection();
     for instance in ["one", "two"] {
-        looker.block_on(pool.acquire(instance)).unwrap();
+        inspector.block_on(pool.acquire(instance)).unwrap();
         let hour = ["semaphores:pool", "-3600", instance];
         redis::cmd("ZINCRBY").arg(&hour).exec(&mut redis).unwrap();
     }
@@ -317,8 +317,8 @@ fn a_user_of_the_store_who_may_only_read_is_enough_to_look() {
     add_users(&mut server.connection());
     let (user, reader) = ("leasehold", "leasehold-reader");
     let [user, reader] = [user, reader].map(|user| server.url_with(user, PASSWORD));
-    let looker = Looker::new(&user);
-    let held = looker.hold("deploy");
+    let inspector = Inspector::new(&user);
+    let held = inspector.hold("deploy");
     let console = Console::with_token(&reader);
     assert!(console.get("/").body.contains("deploy"));
     assert_eq!(console.json("/api/semaphores/deploy")["held"], 1);

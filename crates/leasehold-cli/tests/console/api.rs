@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use testkit::redis_server::RedisServer;
 
 use crate::client::Console;
-use crate::support::{Looker, Store, run, until};
+use crate::support::{Inspector, Store, run, until};
 
 /// Names that could be misread in a path, a query, a page or a label.
 const NAMES: [&str; 12] = [
@@ -31,11 +31,11 @@ fn encoded(name: &str) -> String {
 #[test]
 fn any_name_has_a_page_an_address_and_metrics() {
     let store = Store::local();
-    let looker = Looker::new(&store.url());
+    let inspector = Inspector::new(&store.url());
     for name in NAMES {
         assert_eq!(run(&store.url(), &["run", "-n", "2", name, "--", "true"]).code, 0, "{name}");
     }
-    let held = looker.hold("bi\u{202e}di");
+    let held = inspector.hold("bi\u{202e}di");
     let console = Console::start(&store.url());
     let page = console.get("/").body;
     for name in NAMES {
@@ -88,11 +88,11 @@ fn promtool(metrics: &str) {
 #[test]
 fn the_api_tells_what_the_pages_do() {
     for store in Store::both() {
-        let looker = Looker::new(&store.url());
+        let inspector = Inspector::new(&store.url());
         let console = Console::start(&store.url());
-        let permit = looker.hold("it");
-        let lock = looker.client.lock("key").label("cron").build().unwrap();
-        let guard = looker.block_on(lock.acquire()).unwrap();
+        let permit = inspector.hold("it");
+        let lock = inspector.client.lock("key").label("cron").build().unwrap();
+        let guard = inspector.block_on(lock.acquire()).unwrap();
         until(|| console.json("/api/overview")["locks"] == 1);
         let overview = console.json("/api/overview");
         assert_eq!((&overview["semaphores"], &overview["held_units"]), (&1.into(), &1.into()));
@@ -129,12 +129,12 @@ fn the_api_tells_what_the_pages_do() {
 
 #[test]
 fn a_user_that_may_only_read_is_enough() {
-    let rights = "--user looker on >pw ~* resetchannels &adv-sem:* +@read +@connection +@pubsub +eval +evalsha +script|load \
+    let rights = "--user inspector on >pw ~* resetchannels &adv-sem:* +@read +@connection +@pubsub +eval +evalsha +script|load \
                   +time +info";
     let server = RedisServer::start_with(&[rights]);
-    let looker = Looker::new(&server.url());
-    let permit = looker.hold("it");
-    let console = Console::start(&server.url_with("looker", "pw"));
+    let inspector = Inspector::new(&server.url());
+    let permit = inspector.hold("it");
+    let console = Console::start(&server.url_with("inspector", "pw"));
     until(|| console.json("/api/overview")["semaphores"] == 1);
     assert_eq!(console.json("/api/semaphores/it")["held"], 1);
     drop(permit);
@@ -143,9 +143,9 @@ fn a_user_that_may_only_read_is_enough() {
 #[test]
 fn the_dashboard_shows_metrics_that_exist() {
     let store = Store::local();
-    let looker = Looker::new(&store.url());
-    let pool = looker.client.pool("pool", 1).build().unwrap();
-    let held = (looker.hold("it"), looker.block_on(pool.lease("one")).unwrap());
+    let inspector = Inspector::new(&store.url());
+    let pool = inspector.client.pool("pool", 1).build().unwrap();
+    let held = (inspector.hold("it"), inspector.block_on(pool.lease("one")).unwrap());
     let console = Console::start(&store.url());
     let metrics = console.get("/metrics").body;
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/grafana-dashboard.json");

@@ -4,7 +4,7 @@ use rustix::process::Signal;
 use testkit::redis_server::RedisServer;
 
 use crate::client::{Console, TOKEN};
-use crate::support::{Looker, Running, run, until};
+use crate::support::{Inspector, Running, run, until};
 use crate::webdriver::Browser;
 
 /// The Tab key, as `WebDriver` encodes it.
@@ -16,9 +16,9 @@ fn a_browser_sees_what_happens_and_acts() {
     let server = RedisServer::start_with(&["--appendonly yes"]);
     let store = server.url();
     let console = Console::with_token(&store);
-    let looker = Looker::new(&store);
+    let inspector = Inspector::new(&store);
     let browser = Browser::start();
-    appears_and_disappears(&browser, &console, &store, &looker);
+    appears_and_disappears(&browser, &console, &store, &inspector);
     acts(&browser, &console, &store);
     can_be_used_without_a_mouse(&browser, &console);
     is_inert(&browser, &console, &store);
@@ -68,7 +68,12 @@ fn is_marked(browser: &Browser) -> bool {
     browser.run("return window.mark") == 1
 }
 
-fn appears_and_disappears(browser: &Browser, console: &Console, store: &str, looker: &Looker) {
+fn appears_and_disappears(
+    browser: &Browser,
+    console: &Console,
+    store: &str,
+    inspector: &Inspector,
+) {
     browser.go(&console.url("/"));
     browser.shows("No semaphore has been used yet.");
     mark(browser);
@@ -88,7 +93,7 @@ fn appears_and_disappears(browser: &Browser, console: &Console, store: &str, loo
     browser.shows("Nobody waits.");
     browser.shows("job-two");
     assert!(!browser.text().contains("job-one"));
-    assert_eq!(looker.census("demo"), (1, 0));
+    assert_eq!(inspector.held_and_waiting("demo"), (1, 0));
     second.signal(Signal::TERM);
     browser.shows("Nobody holds a permit.");
     assert!(is_marked(browser));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use testkit::redis_server::RedisServer;
 
 use crate::client::Console;
-use crate::support::Looker;
+use crate::support::Inspector;
 
 const NAMES: usize = 1000;
 const WAITERS: usize = 10_000;
@@ -20,11 +20,11 @@ const MEASURED: Duration = Duration::from_secs(30);
 #[ignore = "measures for four minutes: cargo test --release -p leasehold-cli --test console -- --ignored --nocapture scale::"]
 fn a_thousand_names_with_ten_thousand_waiters() {
     let server = RedisServer::start();
-    let looker = Looker::new(&server.url());
+    let inspector = Inspector::new(&server.url());
     println!("preparing {NAMES} names with {WAITERS} waiters");
-    let (held, waiting) = looker.block_on(prepare(&looker.client));
+    let (held, waiting) = inspector.block_on(prepare(&inspector.client));
     println!("redis-server without a console: {:.2} % of a core", shares([server.pid()])[0]);
-    println!("a poll costs redis-server {:?} of a core", cost_of_a_poll(&server, &looker));
+    println!("a poll costs redis-server {:?} of a core", cost_of_a_poll(&server, &inspector));
     let console = Console::start(&server.url());
     let overview = console.json("/api/overview");
     println!("one poll takes {} s; {} wait", overview["read_took_seconds"], overview["waiting"]);
@@ -93,11 +93,11 @@ fn polls(console: &Console) -> u64 {
 }
 
 /// Returns the CPU time that the server spends on one poll, without that of the waiters.
-fn cost_of_a_poll(server: &RedisServer, looker: &Looker) -> Duration {
+fn cost_of_a_poll(server: &RedisServer, inspector: &Inspector) -> Duration {
     let (before, began) = (ticks(server.pid()), Instant::now());
     for _ in 0..10 {
-        let query = looker.client.stats().unused().limit(10_000);
-        assert_eq!(looker.block_on(query.fetch()).unwrap().len(), NAMES);
+        let query = inspector.client.stats().unused().limit(10_000);
+        assert_eq!(inspector.block_on(query.fetch()).unwrap().len(), NAMES);
     }
     let (spent, took) = (ticks(server.pid()) - before, began.elapsed());
     let before = ticks(server.pid());

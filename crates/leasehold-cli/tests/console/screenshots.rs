@@ -7,7 +7,7 @@ use serde_json::json;
 use testkit::redis_server::RedisServer;
 
 use crate::client::{Console, TOKEN};
-use crate::support::{Looker, Running, leasehold, run, until};
+use crate::support::{Inspector, Running, leasehold, run, until};
 use crate::webdriver::Browser;
 
 /// How long the chart is filled with data.
@@ -40,8 +40,8 @@ fn pictures_are_taken() {
     std::fs::create_dir_all(&directory).unwrap();
     let server = RedisServer::start();
     let store = server.url();
-    let looker = Looker::new(&store);
-    let demo = Demo::start(&store, &looker);
+    let inspector = Inspector::new(&store);
+    let demo = Demo::start(&store, &inspector);
     let console = Console::with_token(&store);
     demo.work_for(FILLED);
     for (action, capacity, reason) in
@@ -99,15 +99,15 @@ struct Demo {
 }
 
 impl Demo {
-    fn start(store: &str, looker: &Looker) -> Self {
+    fn start(store: &str, inspector: &Inspector) -> Self {
         let mut running = Vec::new();
         let mut start = |name: &str, label: &str, options: &[&str]| {
             let mut line = vec!["run", "--label", label];
             line.extend(options);
             line.extend([name, "--", "sleep", "600"]);
-            let before = looker.census(name);
+            let before = inspector.held_and_waiting(name);
             running.push(Running::start(store, &line));
-            until(|| looker.census(name) != before);
+            until(|| inspector.held_and_waiting(name) != before);
         };
         start("build", "frontend", &["-n", "3"]);
         for label in ["backend", "docs", "packages", "images"] {
@@ -143,9 +143,9 @@ impl Demo {
             ));
         }
         let mut held: Vec<Box<dyn std::any::Any>> = Vec::new();
-        let pool = looker.client.pool("licences", 5).build().unwrap();
+        let pool = inspector.client.pool("licences", 5).build().unwrap();
         for instance in ["cad-01", "cad-02", "cad-07"] {
-            held.push(Box::new(looker.block_on(pool.lease(instance)).unwrap()));
+            held.push(Box::new(inspector.block_on(pool.lease(instance)).unwrap()));
         }
         Self { store: store.to_owned(), _running: running, _held: held }
     }

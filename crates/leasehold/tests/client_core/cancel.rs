@@ -8,7 +8,7 @@ use testkit::proxy::FaultProxy;
 use testkit::redis_server::RedisServer;
 use testkit::wait::eventually;
 
-use super::{census, connect};
+use super::{connect, held_and_waiting};
 
 const NAMES: usize = 24;
 const ROUNDS: usize = 12;
@@ -58,7 +58,7 @@ async fn acquires_dropped_while_reconnecting_leave_nothing_held() {
 
         let healed = Instant::now();
         for (nth, semaphore) in seen.iter().enumerate() {
-            while census(semaphore).await != (0, 0) {
+            while held_and_waiting(semaphore).await != (0, 0) {
                 let late = healed.elapsed() > FREE_WITHIN;
                 assert!(!late, "round {round}: {} is held without a holder", name(nth));
                 tokio::time::sleep(Duration::from_millis(5)).await;

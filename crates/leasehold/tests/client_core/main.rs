@@ -61,8 +61,8 @@ async fn release(permit: Permit) -> bool {
 }
 
 /// Returns the number of holders and the number of waiters.
-async fn census(semaphore: &Semaphore) -> (u32, usize) {
-    deadline(testkit::census::census(semaphore)).await
+async fn held_and_waiting(semaphore: &Semaphore) -> (u32, usize) {
+    deadline(testkit::counts::held_and_waiting(semaphore)).await
 }
 
 /// Awaits the future, but fails the test after `limit`.

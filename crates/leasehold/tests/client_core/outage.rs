@@ -8,7 +8,9 @@ use testkit::proxy::FaultProxy;
 use testkit::redis_server::RedisServer;
 use testkit::wait::{deadline, eventually};
 
-use super::{NAME, PROMPT, Waiter, acquire, census, connect, one, persistent, release, within};
+use super::{
+    NAME, PROMPT, Waiter, acquire, connect, held_and_waiting, one, persistent, release, within,
+};
 
 /// How soon after the reconnect everything that waited for it must be done.
 const SOON: Duration = Duration::from_millis(1500);
@@ -52,7 +54,7 @@ async fn releases_begun_during_an_outage_are_done_as_soon_as_it_ends() {
     let up = end(&proxy).await;
     let mut took = Vec::new();
     for semaphore in &seen {
-        eventually(async || census(semaphore).await == (0, 0)).await;
+        eventually(async || held_and_waiting(semaphore).await == (0, 0)).await;
         took.push(up.elapsed());
     }
     assert!(took.iter().all(|took| *took < SOON), "they took {took:?}");
@@ -114,7 +116,7 @@ async fn who_is_woken_just_before_an_outage_is_notified_in_time() {
     end(&proxy).await;
     for semaphore in &seen {
         let next = acquire(semaphore).await;
-        assert_eq!(census(semaphore).await, (1, 0));
+        assert_eq!(held_and_waiting(semaphore).await, (1, 0));
         assert!(release(next).await);
     }
 }
@@ -176,7 +178,7 @@ async fn acquires_that_end_during_an_outage_do_not_delay_what_comes_after_it() {
     let elsewhere = client.semaphore("elsewhere", 1).build().unwrap();
     drop(within(PROMPT, elsewhere.acquire()).await.unwrap());
     assert!(release(permit).await);
-    eventually(async || census(&one(&other)).await == (0, 0)).await;
+    eventually(async || held_and_waiting(&one(&other)).await == (0, 0)).await;
     let sent = proxy.traffic().bytes_to_server - before;
     let few = took < PROMPT && sent < FEW_BYTES;
     assert!(few, "the first acquire took {took:?}, and {sent} bytes were sent until then");

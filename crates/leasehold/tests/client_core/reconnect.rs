@@ -41,12 +41,12 @@ impl Crowd {
             waiters.spawn(semaphore.acquire());
         }
         let crowd = Self { server, proxy, client, other, held, waiters };
-        eventually(async || crowd.census() == (1, WAITERS)).await;
+        eventually(async || crowd.held_and_waiting() == (1, WAITERS)).await;
         crowd
     }
 
     /// Reads the keys directly, because the statistics of so many holders exceed the limit as well.
-    fn census(&self) -> (u32, u32) {
+    fn held_and_waiting(&self) -> (u32, u32) {
         let count = |kind| {
             let key = format!("adv-sem:semaphore_{kind}:{NAME}");
             ask::<u32>(&self.server, &["ZCARD", &key])
@@ -89,7 +89,7 @@ async fn wake_ups_beyond_the_output_buffer_do_not_make_a_client_reconnect_foreve
         permit.unwrap().check().unwrap();
     }
     assert!(release(more).await);
-    eventually(async || crowd.census() == (1, 0)).await;
+    eventually(async || crowd.held_and_waiting() == (1, 0)).await;
 }
 
 /// A restarted server numbers its connections anew, so another client may get the id of our old

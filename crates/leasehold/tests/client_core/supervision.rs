@@ -18,7 +18,7 @@ use testkit::redis_server::RedisServer;
 use testkit::wait::{deadline, eventually};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
-use super::{NAME, acquire, census, connect, one, open, release, within};
+use super::{NAME, acquire, connect, held_and_waiting, one, open, release, within};
 
 /// A call that takes longer than this hangs.
 const HUNG: Duration = Duration::from_secs(4);
@@ -321,5 +321,5 @@ async fn nothing_hangs_or_panics_if_no_thread_can_be_started() {
     for needs_the_thread in ["connect", "local", "waiting acquire"] {
         assert_ne!(outcome(needs_the_thread), "done", "{said:?}");
     }
-    assert_eq!(census(&one(&connect(&url).await)).await, (0, 0));
+    assert_eq!(held_and_waiting(&one(&connect(&url).await)).await, (0, 0));
 }

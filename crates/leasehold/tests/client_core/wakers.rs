@@ -59,8 +59,8 @@ fn on_memory_and_redis(test: impl Fn(&Client) + Copy + Send + 'static) {
 }
 
 fn all_are_free(semaphore: &Semaphore) {
-    until(|| block_on(testkit::census::census(semaphore)) == (0, 0));
-    block_on(testkit::census::assert_all_are_free(semaphore));
+    until(|| block_on(testkit::counts::held_and_waiting(semaphore)) == (0, 0));
+    block_on(testkit::counts::assert_all_are_free(semaphore));
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn a_waker_may_release_the_awaited_permit_when_its_acquire_times_out() {
         let mut acquire = pin!(semaphore.acquire().within(Duration::from_millis(200)));
         assert!(poll_with(acquire.as_mut(), owning(held)).is_pending());
         // The time-out drops the waker, and the waker drops the permit.
-        until(|| block_on(testkit::census::census(&semaphore)) == (0, 0));
+        until(|| block_on(testkit::counts::held_and_waiting(&semaphore)) == (0, 0));
         assert!(matches!(block_on(acquire).unwrap_err(), Error::TimedOut { .. }));
         all_are_free(&semaphore);
     });

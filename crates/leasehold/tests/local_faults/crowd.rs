@@ -108,7 +108,7 @@ async fn many_processes_share_and_some_are_killed() {
 
     let client = open(&store).await;
     let semaphore = client.semaphore(CROWD, u32::try_from(CAPACITY).unwrap()).build().unwrap();
-    testkit::census::assert_all_are_free(&semaphore).await;
+    testkit::counts::assert_all_are_free(&semaphore).await;
     for table in ["holders", "waiters", "evicted"] {
         assert_eq!(count(&store, table), 0, "{table}");
     }

@@ -9,7 +9,7 @@ use testkit::child::{self, Child};
 use testkit::local_store::LocalStore;
 use testkit::wait::{deadline, eventually};
 
-use super::{NOTICED, SLACK, Waiter, acquire, census, count, one, open, release};
+use super::{NOTICED, SLACK, Waiter, acquire, count, held_and_waiting, one, open, release};
 
 /// A semaphore with a rate.
 const RATED: &str = "rated";
@@ -93,7 +93,7 @@ async fn the_next_waiter_follows_a_killed_holder_at_once() {
         at - killed
     })
     .await;
-    assert_eq!(census(&one(&client)).await, (0, 0));
+    assert_eq!(held_and_waiting(&one(&client)).await, (0, 0));
     eventually(async || count(&store, "clients") == 1).await;
 }
 
@@ -105,7 +105,7 @@ async fn whoever_comes_after_a_killed_holder_does_not_wait() {
     holder.says().await;
     assert!(deadline(one(&client).try_acquire()).await.unwrap().is_none());
     holder.kill();
-    assert_eq!(census(&one(&client)).await, (0, 0), "dead holders are not counted");
+    assert_eq!(held_and_waiting(&one(&client)).await, (0, 0), "dead holders are not counted");
     let permit = deadline(one(&client).try_acquire()).await.unwrap();
     assert!(release(permit.expect("the permit is free")).await);
     assert_eq!(count(&store, "clients"), 1, "the record of the dead client was removed");
@@ -119,7 +119,7 @@ async fn the_next_waiter_follows_a_process_that_held_and_waited() {
     mostly_within(NOTICED + SLACK, async || {
         let mut crowd = start(&store, "holder and crowd");
         crowd.says().await;
-        eventually(async || census(&one(&client)).await == (1, 100)).await;
+        eventually(async || held_and_waiting(&one(&client)).await == (1, 100)).await;
         let waiter = Waiter::join(&one(&client)).await;
         crowd.kill();
         let killed = Instant::now();
@@ -138,7 +138,7 @@ async fn a_crowd_of_killed_waiters_does_not_hold_up_the_next() {
     mostly_within(SLACK, async || {
         let held = acquire(&one(&client)).await;
         let mut crowd = start(&store, "crowd");
-        eventually(async || census(&one(&client)).await == (1, 100)).await;
+        eventually(async || held_and_waiting(&one(&client)).await == (1, 100)).await;
         let waiter = Waiter::join(&one(&other)).await;
         crowd.kill();
         let released = Instant::now();
@@ -178,7 +178,7 @@ async fn a_waiter_that_is_stopped_when_its_turn_comes_is_passed_over() {
     let held = acquire(&one(&client)).await;
     let mut stopped = start(&store, "waiter");
     assert_eq!(stopped.says().await, "waits");
-    eventually(async || census(&one(&client)).await == (1, 1)).await;
+    eventually(async || held_and_waiting(&one(&client)).await == (1, 1)).await;
     let waiter = Waiter::join(&one(&other)).await;
     stopped.stop();
     let released = Instant::now();
@@ -209,7 +209,7 @@ async fn whoever_inherits_the_lifeline_keeps_the_permit() {
     parent.kill();
     let late = one(&client).acquire().within(NOTICED * 4);
     deadline(late).await.expect_err("the child is alive");
-    assert_eq!(census(&one(&client)).await, (1, 0));
+    assert_eq!(held_and_waiting(&one(&client)).await, (1, 0));
 
     let waiter = Waiter::join(&one(&client)).await;
     let heir = rustix::process::Pid::from_raw(heir).unwrap();
@@ -232,7 +232,7 @@ async fn a_client_that_ends_leaves_its_permits_to_whoever_inherits_its_lifeline(
     let sender = std::os::unix::net::UnixDatagram::unbound().unwrap();
     eventually(async || sender.send_to(&[], &socket).is_err()).await;
     assert!(deadline(one(&other).try_acquire()).await.unwrap().is_none());
-    assert_eq!(census(&one(&other)).await, (1, 0));
+    assert_eq!(held_and_waiting(&one(&other)).await, (1, 0));
 
     let waiter = Waiter::join(&one(&other)).await;
     drop(lifeline);
@@ -259,7 +259,7 @@ async fn nobody_hangs_while_somebody_is_stopped_in_his_turn() {
 
     // The release that failed is sent later.
     drop(turn);
-    eventually(async || census(&one(&client)).await == (0, 0)).await;
+    eventually(async || held_and_waiting(&one(&client)).await == (0, 0)).await;
     assert!(release(acquire(&one(&client)).await).await);
 }
 
@@ -276,7 +276,7 @@ async fn the_token_of_a_permit_that_is_never_claimed_goes_back() {
         let semaphore = client.semaphore(RATED, 1).rate(2, hour).burst(2).build().unwrap();
         let held = acquire(&semaphore).await;
         let mut stopped = start(&store, "rated waiter");
-        eventually(async || census(&semaphore).await == (1, 1)).await;
+        eventually(async || held_and_waiting(&semaphore).await == (1, 1)).await;
         let other = open(&store).await.semaphore(RATED, 1).build().unwrap();
         let waiter = Waiter::join(&other).await;
         stopped.stop();

@@ -6,7 +6,7 @@ use testkit::local_store::LocalStore;
 use testkit::wait::deadline;
 
 use super::files::client_is_gone;
-use super::{Waiter, acquire, census, count, look, one, open, release};
+use super::{Waiter, acquire, count, held_and_waiting, look, one, open, release};
 
 #[tokio::test]
 async fn after_a_start_of_the_machine_everybody_is_gone() {
@@ -21,7 +21,7 @@ async fn after_a_start_of_the_machine_everybody_is_gone() {
 
     look(&store).execute("UPDATE meta SET boot = 'another start'", []).unwrap();
     let after = open(&store).await;
-    assert_eq!(census(&one(&after)).await, (0, 0));
+    assert_eq!(held_and_waiting(&one(&after)).await, (0, 0));
     for table in ["holders", "waiters", "leases", "lock_ids"] {
         assert_eq!(count(&store, table), 0, "{table}");
     }
@@ -37,7 +37,7 @@ async fn after_a_start_of_the_machine_everybody_is_gone() {
     // Without a restart, every holder stays.
     let permit = acquire(&one(&after)).await;
     let again = open(&store).await;
-    assert_eq!(census(&one(&again)).await, (1, 0));
+    assert_eq!(held_and_waiting(&one(&again)).await, (1, 0));
     assert!(release(permit).await);
 }
 

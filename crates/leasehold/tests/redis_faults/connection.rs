@@ -8,8 +8,8 @@ use testkit::redis_server::RedisServer;
 use testkit::wait::{deadline, eventually};
 
 use super::{
-    AT_ONCE, Keys, LEASE, NAME, Waiter, acquire, all_are_free, builder, census, connect, one,
-    one_beating, release,
+    AT_ONCE, Keys, LEASE, NAME, Waiter, acquire, all_are_free, builder, connect, held_and_waiting,
+    one, one_beating, release,
 };
 
 #[tokio::test]
@@ -224,7 +224,7 @@ async fn a_wake_up_that_was_lost_with_its_connection_is_made_good_for() {
     // The server sends the wake-up, and it never arrives.
     proxy.forget_connections();
     assert!(release(held).await);
-    assert_eq!(census(&one(&holder)).await, (1, 0), "granted to the waiter");
+    assert_eq!(held_and_waiting(&one(&holder)).await, (1, 0), "granted to the waiter");
     let cut = Instant::now();
     proxy.cut();
     let (at, permit) = waiter.granted().await;

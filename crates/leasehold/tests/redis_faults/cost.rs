@@ -6,7 +6,7 @@ use testkit::proxy::FaultProxy;
 use testkit::redis_server::RedisServer;
 use testkit::wait::eventually;
 
-use super::{acquire, census, connect, one, release};
+use super::{acquire, connect, held_and_waiting, one, release};
 
 #[tokio::test]
 async fn an_acquire_is_one_round_trip_and_so_is_a_release() {
@@ -38,7 +38,7 @@ async fn a_thousand_waiters_share_a_connection_and_hardly_use_it() {
     for _ in 0..1000 {
         waiters.spawn(one(&client).acquire());
     }
-    eventually(async || census(&one(&other)).await == (1, 1000)).await;
+    eventually(async || held_and_waiting(&one(&other)).await == (1, 1000)).await;
     assert!(proxy.connections() <= 2, "{} connections", proxy.connections());
 
     // Watches for a while.

@@ -9,7 +9,7 @@ use testkit::proxy::FaultProxy;
 use testkit::redis_server::RedisServer;
 use testkit::wait::{deadline, eventually};
 
-use super::{Waiter, acquire, all_are_free, census, connect, one, release};
+use super::{Waiter, acquire, all_are_free, connect, held_and_waiting, one, release};
 
 const SCRIPT: &[u8] = b"EVALSHA";
 
@@ -24,7 +24,7 @@ async fn a_permit_whose_reply_was_lost_is_granted_once() {
         proxy.lose_reply_to(SCRIPT);
         let permit = acquire(&one(&client)).await;
         assert_eq!(proxy.traffic().lost, 2 * round + 1);
-        assert_eq!(census(&one(&other)).await, (1, 0));
+        assert_eq!(held_and_waiting(&one(&other)).await, (1, 0));
         assert!(deadline(one(&other).try_acquire()).await.unwrap().is_none());
 
         proxy.lose_reply_to(SCRIPT);
@@ -46,7 +46,7 @@ async fn a_place_in_the_queue_whose_reply_was_lost_is_taken_once() {
     let first = Waiter::join(&one(&client)).await;
     proxy.until(|traffic| traffic.lost == 1).await;
     let second = Waiter::join(&one(&other)).await;
-    assert_eq!(census(&one(&other)).await, (1, 2));
+    assert_eq!(held_and_waiting(&one(&other)).await, (1, 2));
 
     // The next lost reply is that of the claim, or of a query that happens to come first.
     proxy.lose_reply_to(SCRIPT);
@@ -85,7 +85,7 @@ async fn an_acquire_that_is_given_up_while_its_outcome_is_unknown_leaves_nothing
     let limit = Duration::from_millis(300);
     let error = deadline(one(&impatient).acquire().within(limit)).await.unwrap_err();
     assert_eq!(error.kind(), leasehold::ErrorKind::ServiceUnavailable, "{error}");
-    assert_eq!(census(&one(&other)).await, (1, 0));
+    assert_eq!(held_and_waiting(&one(&other)).await, (1, 0));
     proxy.refuse(false);
     all_are_free(&one(&other)).await;
 }
@@ -100,7 +100,7 @@ async fn an_acquire_that_is_dropped_while_its_outcome_is_unknown_leaves_nothing(
     proxy.lose_reply_to(SCRIPT);
     let waiter = Waiter::begin(&one(&client));
     proxy.until(|traffic| traffic.lost == 1).await;
-    assert_eq!(census(&one(&other)).await, (1, 0));
+    assert_eq!(held_and_waiting(&one(&other)).await, (1, 0));
     waiter.task.abort();
     proxy.refuse(false);
     all_are_free(&one(&other)).await;

@@ -58,14 +58,14 @@ async fn release(permit: Permit) -> bool {
 }
 
 /// Returns the number of holders and the number of waiters.
-async fn census(semaphore: &Semaphore) -> (u32, usize) {
-    deadline(testkit::census::census(semaphore)).await
+async fn held_and_waiting(semaphore: &Semaphore) -> (u32, usize) {
+    deadline(testkit::counts::held_and_waiting(semaphore)).await
 }
 
 /// Fails unless every permit becomes free and can be acquired.
 async fn all_are_free(semaphore: &Semaphore) {
-    eventually(async || census(semaphore).await == (0, 0)).await;
-    deadline(testkit::census::assert_all_are_free(semaphore)).await;
+    eventually(async || held_and_waiting(semaphore).await == (0, 0)).await;
+    deadline(testkit::counts::assert_all_are_free(semaphore)).await;
 }
 
 /// An acquire in the queue, in its own task, that records when it was granted.

@@ -14,7 +14,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::{
-    AT_ONCE, Keys, LEASE, Waiter, acquire, all_are_free, census, connect, one, one_beating, release,
+    AT_ONCE, Keys, LEASE, Waiter, acquire, all_are_free, connect, held_and_waiting, one,
+    one_beating, release,
 };
 
 /// A semaphore with a rate.
@@ -135,14 +136,18 @@ async fn a_crowd_of_killed_waiters_does_not_hold_up_the_next() {
     let semaphore = one(&client);
     let held = acquire(&semaphore).await;
     let mut crowd = Child::start("crowd", &[&server.url()]);
-    eventually(async || census(&semaphore).await == (1, CROWD)).await;
+    eventually(async || held_and_waiting(&semaphore).await == (1, CROWD)).await;
     let other = connect(&server.url()).await;
     let waiter = Waiter::join(&one(&other)).await;
 
     crowd.kill();
     // Two clients, and the connection for statistics.
     eventually(async || server.connected_clients() <= 3).await;
-    assert_eq!(census(&semaphore).await, (1, CROWD + 1), "the crowd is still in the queue");
+    assert_eq!(
+        held_and_waiting(&semaphore).await,
+        (1, CROWD + 1),
+        "the crowd is still in the queue"
+    );
     let released = Instant::now();
     assert!(release(held).await);
 
@@ -177,7 +182,7 @@ async fn a_crowd_of_killed_clients_does_not_hold_up_the_next() {
     let (at, permit) = waiter.granted().await;
     assert!(at - released < AT_ONCE, "it took {:?}", at - released);
     assert!(release(permit).await);
-    assert_eq!(census(&one(&client)).await, (0, ids.len()), "they keep their places");
+    assert_eq!(held_and_waiting(&one(&client)).await, (0, ids.len()), "they keep their places");
 }
 
 /// So many that a script that skipped them all would block the server.
@@ -232,13 +237,13 @@ async fn the_token_of_a_permit_that_is_never_claimed_goes_back() {
     let semaphore = client.semaphore(RATED, 1).rate(2, hour).burst(2).build().unwrap();
     let held = acquire(&semaphore).await;
     let mut stopped = Child::start("waiter", &[&server.url()]);
-    eventually(async || census(&semaphore).await == (1, 1)).await;
+    eventually(async || held_and_waiting(&semaphore).await == (1, 1)).await;
     let other = connect(&server.url()).await.semaphore(RATED, 1).build().unwrap();
     let waiter = Waiter::join(&other).await;
     stopped.stop();
     // The second token goes to the stopped process.
     assert!(release(held).await);
-    assert!(census(&semaphore).await.1 > 0);
+    assert!(held_and_waiting(&semaphore).await.1 > 0);
     let (_, permit) = waiter.granted().await;
     assert!(semaphore.stats().await.unwrap().next_token().is_some(), "there is no third token");
     assert!(release(permit).await);

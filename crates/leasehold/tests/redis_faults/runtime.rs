@@ -5,7 +5,9 @@ use testkit::redis_server::RedisServer;
 use testkit::wait::eventually;
 use tokio::runtime::Runtime;
 
-use super::{Keys, LEASE, acquire, all_are_free, census, connect, one, one_beating, release};
+use super::{
+    Keys, LEASE, acquire, all_are_free, connect, held_and_waiting, one, one_beating, release,
+};
 
 #[test]
 fn a_runtime_that_shuts_down_leaves_neither_waiters_nor_permits() {
@@ -13,7 +15,7 @@ fn a_runtime_that_shuts_down_leaves_neither_waiters_nor_permits() {
     let (doomed, looking) = (Runtime::new().unwrap(), Runtime::new().unwrap());
     let other = looking.block_on(connect(&server.url()));
     doomed.spawn(live(server.url()));
-    looking.block_on(eventually(async || census(&one(&other)).await == (1, 10)));
+    looking.block_on(eventually(async || held_and_waiting(&one(&other)).await == (1, 10)));
 
     doomed.shutdown_background();
     looking.block_on(all_are_free(&one(&other)));

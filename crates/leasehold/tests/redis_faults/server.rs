@@ -8,7 +8,7 @@ use testkit::redis_server::RedisServer;
 use testkit::wait::{deadline, eventually};
 
 use super::{
-    AT_ONCE, Keys, LEASE, Waiter, acquire, all_are_free, builder, census, connect, one,
+    AT_ONCE, Keys, LEASE, Waiter, acquire, all_are_free, builder, connect, held_and_waiting, one,
     one_beating, release,
 };
 
@@ -46,7 +46,7 @@ async fn a_server_that_comes_back_with_its_data_ends_nothing() {
     server.restart();
 
     let looking = connect(&server.url()).await;
-    assert_eq!(census(&one(&looking)).await, (1, 1));
+    assert_eq!(held_and_waiting(&one(&looking)).await, (1, 1));
     held.check().unwrap();
     assert!(release(held).await);
     let permit = waiter.permit().await;
@@ -147,7 +147,7 @@ async fn a_short_ttl_beside_others_shortens_nothing() {
     let limit = Duration::from_millis(100);
     let error = deadline(short.acquire().within(limit)).await.unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
-    eventually(async || census(&short).await == (1, 1)).await;
+    eventually(async || held_and_waiting(&short).await == (1, 1)).await;
 
     for (kind, before) in kinds.into_iter().zip(before) {
         let now = keys.expires_in(kind);
@@ -278,15 +278,15 @@ async fn a_message_that_a_replica_passes_on_grants_nothing() {
     let held = acquire(&one(&holder)).await;
     // Far back in the queue, the waiter's client asks rarely, so it does not notice that its server became a replica.
     let ahead: Vec<_> = (0..60).map(|_| tokio::spawn(one(&holder).acquire())).collect();
-    eventually(async || census(&one(&holder)).await == (1, 60)).await;
+    eventually(async || held_and_waiting(&one(&holder)).await == (1, 60)).await;
     let waiter = tokio::spawn(one(&other).acquire());
-    eventually(async || census(&one(&holder)).await == (1, 61)).await;
+    eventually(async || held_and_waiting(&one(&holder)).await == (1, 61)).await;
     // The client of a new waiter asks once more after a second, and then rarely.
     tokio::time::sleep(Duration::from_millis(2500)).await;
     for one in ahead {
         one.abort();
     }
-    eventually(async || census(&one(&holder)).await == (1, 1)).await;
+    eventually(async || held_and_waiting(&one(&holder)).await == (1, 1)).await;
     redis::cmd("FAILOVER").exec(&mut old.connection()).unwrap();
     eventually(async || follows(&old)).await;
     proxy.redirect(new.port());

@@ -1,6 +1,8 @@
 //! Capacities change while permits are held.
 
-use super::{Store, Waiter, acquire, all_are_free, census, declare, release, try_acquire, unique};
+use super::{
+    Store, Waiter, acquire, all_are_free, declare, held_and_waiting, release, try_acquire, unique,
+};
 use crate::wait::deadline;
 
 pub async fn the_newest_capacity_wins(store: &impl Store) {
@@ -30,11 +32,11 @@ pub async fn shrinking_drains(store: &impl Store) {
     while let Some(permit) = held.pop() {
         permit.check().unwrap();
         assert!(try_acquire(&narrow).await.is_none(), "{} still hold", held.len() + 1);
-        assert_eq!(census(&narrow).await.1, 1);
+        assert_eq!(held_and_waiting(&narrow).await.1, 1);
         assert!(release(permit).await);
     }
     let permit = waiter.permit().await;
-    assert_eq!(census(&narrow).await, (1, 0));
+    assert_eq!(held_and_waiting(&narrow).await, (1, 0));
     assert!(try_acquire(&narrow).await.is_none());
     release(permit).await;
     all_are_free(&narrow).await;
@@ -50,7 +52,7 @@ pub async fn growing_lets_waiters_in_before_newcomers(store: &impl Store) {
     let wide = declare(&client, &name, 3);
     let newcomer = Waiter::join(&wide).await;
     let permits = [first.permit().await, second.permit().await];
-    assert_eq!(census(&wide).await, (3, 1));
+    assert_eq!(held_and_waiting(&wide).await, (3, 1));
     release(held).await;
     drop((newcomer.permit().await, permits));
     all_are_free(&wide).await;
@@ -62,7 +64,7 @@ pub async fn clients_need_not_agree_on_a_capacity(store: &impl Store) {
     let first = acquire(&here).await;
     let there = declare(&store.client().await, &name, 2);
     let second = acquire(&there).await;
-    assert_eq!(census(&here).await, (2, 0));
+    assert_eq!(held_and_waiting(&here).await, (2, 0));
     drop((first, second));
     all_are_free(&there).await;
 }

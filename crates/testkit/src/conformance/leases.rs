@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error, ErrorKind, LossReason, Semaphore};
 
-use super::{SHORT, Store, Waiter, acquire, all_are_free, census, declare, release, unique};
+use super::{
+    SHORT, Store, Waiter, acquire, all_are_free, declare, held_and_waiting, release, unique,
+};
 use crate::wait::{deadline, eventually};
 
 /// How much earlier than the store a holder may consider its permit lost.
@@ -79,7 +81,7 @@ pub async fn everyone_who_asked_is_told_of_a_loss(store: &impl Store) {
         assert_eq!(deadline(lost).await.unwrap(), LossReason::TtlEnded);
     }
     // The guard still exists, but its permit has expired.
-    eventually(async || census(&semaphore).await == (0, 0)).await;
+    eventually(async || held_and_waiting(&semaphore).await == (0, 0)).await;
     drop(permit);
     all_are_free(&semaphore).await;
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use leasehold::{AcquisitionId, Error, LossReason};
 
 use super::{
-    Store, Waiter, acquire, all_are_free, census, declare, release, release_by_id, semaphore,
-    try_acquire, unique,
+    Store, Waiter, acquire, all_are_free, declare, held_and_waiting, release, release_by_id,
+    semaphore, try_acquire, unique,
 };
 use crate::wait::deadline;
 
@@ -16,7 +16,7 @@ pub async fn there_are_as_many_permits_as_the_capacity_says(store: &impl Store) 
     let mut held = vec![acquire(&semaphore).await, acquire(&semaphore).await];
     held.push(try_acquire(&semaphore).await.expect("one is free"));
     assert!(try_acquire(&semaphore).await.is_none());
-    assert_eq!(census(&semaphore).await, (3, 0));
+    assert_eq!(held_and_waiting(&semaphore).await, (3, 0));
 
     assert!(release(held.swap_remove(1)).await);
     held.push(try_acquire(&semaphore).await.expect("one was released"));
@@ -36,7 +36,7 @@ pub async fn semaphores_of_one_name_share_their_permits(store: &impl Store) {
     let _second = acquire(&other_client).await;
     for handle in [&one, &one.clone(), &same_client, &other_client] {
         assert!(try_acquire(handle).await.is_none());
-        assert_eq!(census(handle).await, (2, 0));
+        assert_eq!(held_and_waiting(handle).await, (2, 0));
     }
 }
 
@@ -79,7 +79,7 @@ pub async fn an_id_that_nobody_knows_is_not_an_error(store: &impl Store) {
 
     let _held = acquire(&semaphore).await;
     assert!(!release_by_id(&semaphore, unknown).await);
-    assert_eq!(census(&semaphore).await, (1, 0));
+    assert_eq!(held_and_waiting(&semaphore).await, (1, 0));
     assert_eq!(deadline(semaphore.position(&unknown)).await.unwrap(), None);
 }
 
@@ -88,7 +88,7 @@ pub async fn a_detached_permit_is_held_until_its_id_is_released(store: &impl Sto
     let semaphore = declare(&here, &name, 1);
     let id = acquire(&semaphore).await.detach();
     assert!(try_acquire(&semaphore).await.is_none());
-    assert_eq!(census(&semaphore).await, (1, 0));
+    assert_eq!(held_and_waiting(&semaphore).await, (1, 0));
 
     // The id may be stored as text.
     let id: AcquisitionId = id.to_string().parse().unwrap();

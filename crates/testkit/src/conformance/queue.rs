@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use leasehold::{Error, ErrorKind, LossReason, Semaphore};
 
 use super::{
-    SHORT, Store, Waiter, acquire, all_are_free, census, declare, release, release_by_id,
+    SHORT, Store, Waiter, acquire, all_are_free, declare, held_and_waiting, release, release_by_id,
     semaphore, try_acquire, unique,
 };
 use crate::wait::{deadline, eventually};
@@ -69,7 +69,7 @@ pub async fn an_acquire_that_nobody_polls_does_not_wait(store: &impl Store) {
     let semaphore = semaphore(store, "not polled", 1).await;
     let not_polled = semaphore.acquire();
     let held = acquire(&semaphore).await;
-    assert_eq!(census(&semaphore).await, (1, 0));
+    assert_eq!(held_and_waiting(&semaphore).await, (1, 0));
     assert_eq!(deadline(semaphore.position(&not_polled.id())).await.unwrap(), None);
     release(held).await;
     drop(not_polled);
@@ -92,7 +92,7 @@ pub async fn a_wait_ends_when_its_time_is_up(store: &impl Store) {
 
     assert_timed_out(&impatient.error().await, &semaphore, SHORT);
     assert!(begun.elapsed() >= SHORT, "after {:?}", begun.elapsed());
-    eventually(async || census(&semaphore).await == (1, 1)).await;
+    eventually(async || held_and_waiting(&semaphore).await == (1, 1)).await;
     release(held).await;
     drop(patient.permit().await);
     all_are_free(&semaphore).await;
@@ -107,7 +107,7 @@ pub async fn a_semaphore_may_limit_every_wait(store: &impl Store) {
     let error = deadline(semaphore.with(async |_| ())).await.unwrap_err();
     assert_timed_out(&error, &semaphore, SHORT);
 
-    eventually(async || census(&semaphore).await == (1, 0)).await;
+    eventually(async || held_and_waiting(&semaphore).await == (1, 0)).await;
     release(held).await;
     // The limit applies to waiting, not to holding.
     let permit = acquire(&semaphore).await;
@@ -146,7 +146,7 @@ pub async fn whoever_stops_waiting_makes_room_for_the_next(store: &impl Store) {
     let first = Waiter::join(&semaphore).await;
     let second = Waiter::join(&semaphore).await;
     first.leave().await;
-    eventually(async || census(&semaphore).await == (1, 1)).await;
+    eventually(async || held_and_waiting(&semaphore).await == (1, 1)).await;
 
     release(held).await;
     drop(second.permit().await);
@@ -187,5 +187,5 @@ pub async fn a_waiter_is_told_when_its_id_is_released_by_hand(store: &impl Store
     let error = waiter.error().await;
     let Error::Lost { id, reason, .. } = error else { panic!("{error}") };
     assert_eq!((id, reason), (evicted.to_string(), LossReason::Released));
-    assert_eq!(census(&semaphore).await, (1, 0));
+    assert_eq!(held_and_waiting(&semaphore).await, (1, 0));
 }

@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use leasehold::{ErrorKind, Semaphore, WaitsFor};
 
-use super::{Store, Waiter, acquire, all_are_free, census, declare, release, try_acquire, unique};
+use super::{
+    Store, Waiter, acquire, all_are_free, declare, held_and_waiting, release, try_acquire, unique,
+};
 use crate::wait::{deadline, eventually};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -16,7 +18,7 @@ async fn rated(store: &impl Store, name: &str, starts: u64, period: Duration) ->
 
 /// Fails unless everything is released. The rate forbids acquiring all permits at once, which [`all_are_free`] does.
 async fn nobody_is_left(semaphore: &Semaphore) {
-    eventually(async || census(semaphore).await == (0, 0)).await;
+    eventually(async || held_and_waiting(semaphore).await == (0, 0)).await;
 }
 
 pub async fn a_start_needs_room_and_a_token(store: &impl Store) {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use leasehold::{Error, ErrorKind, Semaphore};
 
 use super::{
-    SHORT, Store, Waiter, acquire, all_are_free, census, declare, release, semaphore, try_acquire,
-    unique,
+    SHORT, Store, Waiter, acquire, all_are_free, declare, held_and_waiting, release, semaphore,
+    try_acquire, unique,
 };
 use crate::wait::deadline;
 
@@ -37,7 +37,7 @@ pub async fn a_limit_that_grows_lets_waiters_in_at_once(store: &impl Store) {
     for waiter in waiters {
         let _ = waiter.permit().await.detach();
     }
-    assert_eq!(census(&narrow).await, (3, 1));
+    assert_eq!(held_and_waiting(&narrow).await, (3, 1));
     release(held).await;
     drop(last.permit().await);
     deadline(narrow.set_capacity(1)).await.unwrap();
@@ -134,7 +134,7 @@ pub async fn during_a_pause_nothing_is_granted_and_places_are_kept(store: &impl 
     let second = Waiter::join(&semaphore).await;
     let third = Waiter::join(&semaphore).await;
     assert!(release(held).await);
-    assert_eq!(census(&semaphore).await, (0, 3));
+    assert_eq!(held_and_waiting(&semaphore).await, (0, 3));
 
     let stats = deadline(semaphore.stats()).await.unwrap();
     let paused = stats.paused().expect("it is paused");
@@ -167,7 +167,7 @@ pub async fn a_drain_waits_until_nobody_holds(store: &impl Store) {
     let waiter = Waiter::join(&semaphore).await;
     assert!(release(held).await);
     deadline(drain).await.unwrap().unwrap();
-    assert_eq!(census(&semaphore).await, (0, 1));
+    assert_eq!(held_and_waiting(&semaphore).await, (0, 1));
     deadline(semaphore.resume()).await.unwrap();
     drop(waiter.permit().await);
     all_are_free(&semaphore).await;

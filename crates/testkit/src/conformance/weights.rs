@@ -3,8 +3,8 @@
 use leasehold::{Error, ErrorKind, Member, Permit, Semaphore, WaitsFor};
 
 use super::{
-    SHORT, Store, Waiter, acquire, all_are_free, census, declare, release, semaphore, try_acquire,
-    unique,
+    SHORT, Store, Waiter, acquire, all_are_free, declare, held_and_waiting, release, semaphore,
+    try_acquire, unique,
 };
 use crate::wait::{deadline, eventually};
 
@@ -46,7 +46,7 @@ pub async fn units_may_be_many(store: &impl Store) {
     drop((most, last));
     let all = deadline(semaphore.acquire().weight(u32::MAX)).await.unwrap();
     drop(all);
-    eventually(async || census(&semaphore).await == (0, 0)).await;
+    eventually(async || held_and_waiting(&semaphore).await == (0, 0)).await;
 }
 
 pub async fn nobody_overtakes_a_heavy_waiter(store: &impl Store) {
@@ -58,10 +58,10 @@ pub async fn nobody_overtakes_a_heavy_waiter(store: &impl Store) {
     let light = Waiter::join(&semaphore).await;
     let [first, second] = held;
     release(first).await;
-    assert_eq!(census(&semaphore).await, (1, 2));
+    assert_eq!(held_and_waiting(&semaphore).await, (1, 2));
     release(second).await;
     let heavy = heavy.permit().await;
-    assert_eq!(census(&semaphore).await, (1, 1));
+    assert_eq!(held_and_waiting(&semaphore).await, (1, 1));
     release(heavy).await;
     drop(light.permit().await);
     all_are_free(&semaphore).await;
@@ -95,7 +95,7 @@ pub async fn what_weighs_more_than_there_is_is_refused_at_once(store: &impl Stor
     assert_eq!(deadline(semaphore.stats()).await.unwrap().capacity(), 2);
     let error = deadline(semaphore.acquire().weight(0)).await.unwrap_err();
     assert!(error.to_string().contains("weight: it is 0"), "{error}");
-    assert_eq!(census(&semaphore).await, (1, 0));
+    assert_eq!(held_and_waiting(&semaphore).await, (1, 0));
     drop(held);
     all_are_free(&semaphore).await;
 }
@@ -106,7 +106,7 @@ pub async fn a_limit_that_shrinks_below_a_weight_lets_it_wait(store: &impl Store
     let heavy = Waiter::join_with(&semaphore, semaphore.acquire().weight(3)).await;
     deadline(semaphore.set_capacity(2)).await.unwrap();
     release(held).await;
-    assert_eq!(census(&semaphore).await, (0, 1));
+    assert_eq!(held_and_waiting(&semaphore).await, (0, 1));
     assert_eq!(waits_for(&semaphore).await, Some(WaitsFor::Capacity));
     deadline(semaphore.set_capacity(3)).await.unwrap();
     drop(heavy.permit().await);

@@ -9,7 +9,8 @@ use std::task::Poll;
 use leasehold::{Error, LossReason, Permit, Semaphore};
 
 use super::{
-    SHORT, Store, acquire, all_are_free, census, release, release_by_id, semaphore, unique,
+    SHORT, Store, acquire, all_are_free, held_and_waiting, release, release_by_id, semaphore,
+    unique,
 };
 use crate::wait::{deadline, eventually};
 
@@ -26,10 +27,11 @@ pub async fn the_answer_of_the_work_is_the_answer(store: &impl Store) {
 
 pub async fn the_permit_is_free_when_the_work_is_done(store: &impl Store) {
     let semaphore = semaphore(store, "done", 1).await;
-    let during = deadline(semaphore.with(async |_| census(&semaphore).await)).await.unwrap();
+    let during =
+        deadline(semaphore.with(async |_| held_and_waiting(&semaphore).await)).await.unwrap();
     assert_eq!(during, (1, 0));
     // Without waiting: `with` returns after the release.
-    assert_eq!(census(&semaphore).await, (0, 0));
+    assert_eq!(held_and_waiting(&semaphore).await, (0, 0));
     all_are_free(&semaphore).await;
 }
 
@@ -100,7 +102,7 @@ pub async fn work_that_is_given_up_ends_before_its_permit(store: &impl Store) {
             let _witness = Witness(permit, &ended_under_permit);
             pending::<()>().await;
         }));
-        let begun = eventually(async || census(&semaphore).await == (1, 0));
+        let begun = eventually(async || held_and_waiting(&semaphore).await == (1, 0));
         tokio::select! {
             biased;
             done = &mut work => unreachable!("{done:?}"),
@@ -125,7 +127,7 @@ pub async fn work_does_not_begin_without_a_permit(store: &impl Store) {
     let begun = Arc::new(AtomicBool::new(false));
     let held = acquire(&semaphore).await;
     let task = tokio::spawn(set_under_permit(semaphore.clone(), begun.clone()));
-    eventually(async || census(&semaphore).await == (1, 1)).await;
+    eventually(async || held_and_waiting(&semaphore).await == (1, 1)).await;
     assert!(!begun.load(Ordering::Relaxed));
     release(held).await;
     deadline(task).await.unwrap().unwrap();

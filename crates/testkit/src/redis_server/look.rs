@@ -28,7 +28,7 @@ const EXPIRES_AT: &str = "
 
 /// The fixture's own connection, and its calls per command, which are subtracted from the counts.
 #[derive(Default)]
-pub(super) struct Looker {
+pub(super) struct Inspector {
     connection: Option<redis::Connection>,
     own: BTreeMap<String, u64>,
 }
@@ -163,20 +163,20 @@ impl RedisServer {
         &self,
         command: &[&str],
     ) -> RedisResult<(T, BTreeMap<String, u64>)> {
-        let mut looker = lock(&self.looker);
-        let kept = looker.connection.take();
+        let mut inspector = lock(&self.inspector);
+        let kept = inspector.connection.take();
         if kept.is_none() {
-            *looker.own.entry("auth".to_owned()).or_default() += 1;
+            *inspector.own.entry("auth".to_owned()).or_default() += 1;
         }
         let mut connection = kept.map_or_else(|| self.try_connection(), Ok)?;
-        let before = looker.own.clone();
+        let before = inspector.own.clone();
         let reply = redis::cmd(command[0]).arg(&command[1..]).query(&mut connection);
         // Redis does not count a command that it rejects, for instance while it loads data.
         if reply.is_ok() {
-            *looker.own.entry(counted_as(command)).or_default() += 1;
+            *inspector.own.entry(counted_as(command)).or_default() += 1;
         }
         if connection.is_open() {
-            looker.connection = Some(connection);
+            inspector.connection = Some(connection);
         }
         Ok((reply?, before))
     }
@@ -204,8 +204,8 @@ fn calls_of(counts: &BTreeMap<String, u64>, name: &str) -> u64 {
     counts.iter().filter(counted).map(|(_, calls)| calls).sum()
 }
 
-impl fmt::Debug for Looker {
+impl fmt::Debug for Inspector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Looker").field("own", &self.own).finish_non_exhaustive()
+        f.debug_struct("Inspector").field("own", &self.own).finish_non_exhaustive()
     }
 }

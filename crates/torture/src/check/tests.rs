@@ -8,9 +8,9 @@ use crate::record::sum;
 
 /// The events that one worker saw. Times are in milliseconds.
 #[derive(Default)]
-struct Story(Vec<Line>);
+struct Record(Vec<Line>);
 
-impl Story {
+impl Record {
     fn line(mut self, at: Micros, event: Event) -> Self {
         self.0.push(Line { at: at * MILLISECOND, event });
         self
@@ -66,11 +66,11 @@ impl Story {
 }
 
 /// Workers, numbered in this order, that share one thing.
-fn history(thing: Thing, stories: Vec<Story>) -> History {
-    let life = |(worker, story): (usize, Story)| {
-        (Life { worker, life: 1, foreign: false, end: LifeEnd::Done }, story.0)
+fn history(thing: Thing, records: Vec<Record>) -> History {
+    let life = |(worker, record): (usize, Record)| {
+        (Life { worker, life: 1, foreign: false, end: LifeEnd::Done }, record.0)
     };
-    let lives = stories.into_iter().enumerate().map(life).collect();
+    let lives = records.into_iter().enumerate().map(life).collect();
     History { things: vec![thing], lives, ended: 600 * SECOND, ..History::default() }
 }
 
@@ -97,10 +97,10 @@ fn kept(history: &History) {
 
 #[test]
 fn two_at_once_are_one_too_many() {
-    let overlap = || vec![Story::default().held(1, 100, 300), Story::default().held(1, 200, 400)];
+    let overlap = || vec![Record::default().held(1, 100, 300), Record::default().held(1, 200, 400)];
     broken(&history(semaphore(1), overlap()), &[Rule::Limit]);
     kept(&history(semaphore(2), overlap()));
-    let hand_over = vec![Story::default().held(1, 100, 200), Story::default().held(1, 200, 400)];
+    let hand_over = vec![Record::default().held(1, 100, 200), Record::default().held(1, 200, 400)];
     kept(&history(semaphore(1), hand_over));
 }
 
@@ -108,25 +108,25 @@ fn two_at_once_are_one_too_many() {
 /// recorded after that that it held.
 #[test]
 fn nobody_holds_but_between_two_instants_at_which_it_was_certain() {
-    let silent = Story::default().ask(100, 1).grant(100, 1, 100).holds(110, 150, 1);
+    let silent = Record::default().ask(100, 1).grant(100, 1, 100).holds(110, 150, 1);
     let silent = silent.end(9000, 1, How::Lost);
-    kept(&history(semaphore(1), vec![silent, Story::default().held(1, 160, 400)]));
-    let once = Story::default().ask(100, 1).grant(100, 1, 100).end(9000, 1, How::Lost);
-    kept(&history(semaphore(1), vec![once, Story::default().held(1, 160, 400)]));
+    kept(&history(semaphore(1), vec![silent, Record::default().held(1, 160, 400)]));
+    let once = Record::default().ask(100, 1).grant(100, 1, 100).end(9000, 1, How::Lost);
+    kept(&history(semaphore(1), vec![once, Record::default().held(1, 160, 400)]));
 }
 
 #[test]
 fn a_slot_beyond_the_last_is_one_too_many() {
     let told = Event::Grant { op: 1, fence: None, slot: 3, weight: 1 };
-    let story = Story::default().ask(1, 1).line(2, told).end(3, 1, How::Released);
-    broken(&history(semaphore(2), vec![story]), &[Rule::Limit]);
+    let record = Record::default().ask(1, 1).line(2, told).end(3, 1, How::Released);
+    broken(&history(semaphore(2), vec![record]), &[Rule::Limit]);
 }
 
 #[test]
 fn those_who_hold_weigh_no_more_than_there_is() {
     let case = |one, other, from| {
-        let first = Story::default().held_as(1, (100, 300), 1, one);
-        let second = Story::default().held_as(1, (from, 400), 2, other);
+        let first = Record::default().held_as(1, (100, 300), 1, one);
+        let second = Record::default().held_as(1, (from, 400), 2, other);
         history(semaphore(4).weighed(4), vec![first, second])
     };
     kept(&case(1, 3, 200));
@@ -137,8 +137,8 @@ fn those_who_hold_weigh_no_more_than_there_is() {
 #[test]
 fn no_two_have_one_slot_number() {
     let case = |thing, slot, from| {
-        let first = Story::default().held_as(1, (100, 300), 1, 1);
-        let second = Story::default().held_as(1, (from, 400), slot, 1);
+        let first = Record::default().held_as(1, (100, 300), 1, 1);
+        let second = Record::default().held_as(1, (from, 400), slot, 1);
         history(thing, vec![first, second])
     };
     let numbered = semaphore(2).numbered();
@@ -162,7 +162,7 @@ fn no_two_have_one_slot_number() {
 /// Acquisitions that are requested and granted at these times.
 fn paced(starts: &[(Micros, Micros)]) -> History {
     let started = |(op, (asked, granted)): (u64, &(Micros, Micros))| {
-        let begun = Story::default().ask(*asked, op).grant(*granted, op, *granted);
+        let begun = Record::default().ask(*asked, op).grant(*granted, op, *granted);
         begun.end(*granted, op, How::Released)
     };
     // One interval is 100 ms.
@@ -214,14 +214,14 @@ fn a_store_that_lost_its_data_or_its_time_may_start_a_burst_more() {
 
 /// An operator makes a change at 1000 ms, which the store answers at 1010 ms, if it does. From 2000 ms on another
 /// setting is in force.
-fn steered(stories: Vec<Story>, to: Steering, back: Steering, is_answered: bool) -> History {
+fn steered(records: Vec<Record>, to: Steering, back: Steering, is_answered: bool) -> History {
     let change = |to, asked: Micros, answered: Option<Micros>| Change {
         thing: 0,
         to,
         asked: asked * MILLISECOND,
         answered: answered.map(|at| at * MILLISECOND),
     };
-    let mut history = history(semaphore(3).steered(), stories);
+    let mut history = history(semaphore(3).steered(), records);
     history.changes.push(change(to, 1000, is_answered.then_some(1010)));
     history.changes.push(change(back, 2000, Some(2010)));
     history
@@ -230,9 +230,9 @@ fn steered(stories: Vec<Story>, to: Steering, back: Steering, is_answered: bool)
 #[test]
 fn a_capacity_that_was_set_counts_for_later_acquires() {
     let case = |asked, granted, is_answered| {
-        let older = Story::default().held(1, 100, 3000);
-        let other = Story::default().held(1, 200, 3000);
-        let later = Story::default().ask(asked, 1).grant(granted, 1, granted);
+        let older = Record::default().held(1, 100, 3000);
+        let other = Record::default().held(1, 200, 3000);
+        let later = Record::default().ask(asked, 1).grant(granted, 1, granted);
         let later = later.end(granted, 1, How::Released);
         let (to, back) = (Steering::Capacity(2), Steering::Capacity(3));
         steered(vec![older, other, later], to, back, is_answered)
@@ -253,28 +253,28 @@ fn a_capacity_that_was_set_counts_for_later_acquires() {
 
 #[test]
 fn who_held_before_a_shrink_stays() {
-    let holders = || (1..4).map(|n| Story::default().held(1, 100 * n, 1900)).collect();
+    let holders = || (1..4).map(|n| Record::default().held(1, 100 * n, 1900)).collect();
     let (to, back) = (Steering::Capacity(1), Steering::Capacity(3));
     kept(&steered(holders(), to, back, true));
     // A holder that may have released before the grant does not count.
-    let gone = Story::default().held(1, 100, 1500);
-    let next = Story::default().ask(1400, 1).grant(1600, 1, 1600).end(1700, 1, How::Released);
+    let gone = Record::default().held(1, 100, 1500);
+    let next = Record::default().ask(1400, 1).grant(1600, 1, 1600).end(1700, 1, How::Released);
     kept(&steered(vec![gone, next], to, back, true));
 }
 
 #[test]
 fn nothing_is_granted_during_a_pause() {
-    let case = |story: Story, is_answered| {
-        let story = story.end(2500, 1, How::Released);
-        steered(vec![story], Steering::Pause, Steering::Resume, is_answered)
+    let case = |record: Record, is_answered| {
+        let record = record.end(2500, 1, How::Released);
+        steered(vec![record], Steering::Pause, Steering::Resume, is_answered)
     };
-    let asked = |asked, granted| Story::default().ask(asked, 1).grant(granted, 1, granted);
+    let asked = |asked, granted| Record::default().ask(asked, 1).grant(granted, 1, granted);
     broken(&case(asked(1020, 1030), true), &[Rule::Pause]);
     kept(&case(asked(1005, 1030), true));
     kept(&case(asked(1020, 2001), true));
     kept(&case(asked(1020, 1030), false));
     // It was seen in the queue after the pause had begun.
-    let waits = Story::default().ask(900, 1).seen(1100, 1).grant(1200, 1, 1200);
+    let waits = Record::default().ask(900, 1).seen(1100, 1).grant(1200, 1, 1200);
     broken(&case(waits, true), &[Rule::Pause]);
     let mut lost = case(asked(1020, 1030), true);
     lost.faults.push(fault(Kind::RestartEmpty, Scope::Everybody, 1012, 1015));
@@ -291,8 +291,8 @@ fn a_store_with_more_holders_than_permits_is_seen() {
 #[test]
 fn a_store_that_came_back_empty_excuses_old_holders_until_they_are_connected() {
     let believes_until = |end| {
-        let old = Story::default().held(1, 1000, end);
-        let new = Story::default().held(1, 2100, 9000);
+        let old = Record::default().held(1, 1000, end);
+        let new = Record::default().held(1, 2100, 9000);
         let mut history = history(semaphore(1), vec![old, new]);
         history.faults.push(fault(Kind::RestartEmpty, Scope::Everybody, 2000, 2050));
         history
@@ -311,7 +311,7 @@ fn a_store_that_came_back_empty_excuses_old_holders_until_they_are_connected() {
     let mut both_new = believes_until(2000);
     both_new.lives.push((
         Life { worker: 2, life: 1, foreign: false, end: LifeEnd::Done },
-        Story::default().held_by(1, 2200, 2400, 2200).0,
+        Record::default().held_by(1, 2200, 2400, 2200).0,
     ));
     broken(&both_new, &[Rule::Limit]);
 }
@@ -319,8 +319,8 @@ fn a_store_that_came_back_empty_excuses_old_holders_until_they_are_connected() {
 #[test]
 fn a_failover_excuses_only_what_was_not_copied_and_only_until_it_is_renewed() {
     let case = |granted, end| {
-        let old = Story::default().held(1, granted, end);
-        let new = Story::default().held(1, 5100, 12_000);
+        let old = Record::default().held(1, granted, end);
+        let new = Record::default().held(1, 5100, 12_000);
         let mut history = history(semaphore(1), vec![old, new]);
         history.faults.push(fault(Kind::Promote, Scope::Everybody, 5000, 5050));
         history
@@ -335,8 +335,8 @@ fn a_failover_of_another_node_excuses_nothing() {
     let own = |things: &[usize]| Scope::Things(things.iter().copied().collect());
     for kind in [Kind::PrimaryKilled, Kind::PrimaryPaused, Kind::OldPrimary] {
         let case = |scope| {
-            let old = Story::default().held(1, 4500, 8000);
-            let new = Story::default().held(1, 5100, 12_000);
+            let old = Record::default().held(1, 4500, 8000);
+            let new = Record::default().held(1, 5100, 12_000);
             let mut history = history(semaphore(1), vec![old, new]);
             history.faults.push(fault(kind, scope, 5000, 5050));
             history
@@ -345,7 +345,7 @@ fn a_failover_of_another_node_excuses_nothing() {
         broken(&case(own(&[1])), &[Rule::Limit]);
     }
     let late = |scope| {
-        let released = |story: Story| story.end(1000, 1, How::Released);
+        let released = |record: Record| record.end(1000, 1, How::Released);
         let mut history = wait_for(released, LifeEnd::Done, 3700);
         history.faults.push(fault(Kind::SlotMoved, scope, 0, 20_000));
         history
@@ -358,8 +358,8 @@ fn a_failover_of_another_node_excuses_nothing() {
 #[test]
 fn a_second_primary_excuses_everybody_until_they_are_connected_to_the_first() {
     let case = |kind, granted, end| {
-        let old = Story::default().held(1, 1000, end);
-        let new = Story::default().held(1, granted, 12_000);
+        let old = Record::default().held(1, 1000, end);
+        let new = Record::default().held(1, granted, 12_000);
         let mut history = history(semaphore(1), vec![old, new]);
         history.faults.push(fault(kind, Scope::Everybody, 5000, 7000));
         history
@@ -376,8 +376,8 @@ fn a_second_primary_excuses_everybody_until_they_are_connected_to_the_first() {
 #[test]
 fn nothing_is_lost_by_a_failover_that_waits_or_by_a_slot_that_moves() {
     for kind in [Kind::ManualFailover, Kind::SlotMoved, Kind::ClusterDown, Kind::ReplicaReset] {
-        let old = Story::default().held(1, 1900, 3000);
-        let new = Story::default().held(1, 2100, 4000);
+        let old = Record::default().held(1, 1900, 3000);
+        let new = Record::default().held(1, 2100, 4000);
         let mut history = history(semaphore(1), vec![old, new]);
         history.faults.push(fault(kind, Scope::Everybody, 2000, 2050));
         broken(&history, &[Rule::Limit]);
@@ -387,8 +387,8 @@ fn nothing_is_lost_by_a_failover_that_waits_or_by_a_slot_that_moves() {
 #[test]
 fn a_restart_with_its_data_excuses_nobody_from_the_limit() {
     for kind in [Kind::Restart, Kind::Crash, Kind::Freeze, Kind::ClientKill, Kind::ScriptFlush] {
-        let old = Story::default().held(1, 1000, 3000);
-        let new = Story::default().held(1, 2100, 4000);
+        let old = Record::default().held(1, 1000, 3000);
+        let new = Record::default().held(1, 2100, 4000);
         let mut history = history(semaphore(1), vec![old, new]);
         history.faults.push(fault(kind, Scope::Everybody, 2000, 2050));
         broken(&history, &[Rule::Limit]);
@@ -398,8 +398,8 @@ fn a_restart_with_its_data_excuses_nobody_from_the_limit() {
 #[test]
 fn a_clock_that_is_set_forward_excuses_old_holders_for_a_lease() {
     let case = |kind, from, to| {
-        let old = Story::default().held(1, from, to);
-        let new = Story::default().held(1, 2100, 9000);
+        let old = Record::default().held(1, from, to);
+        let new = Record::default().held(1, 2100, 9000);
         let mut history = history(semaphore(1), vec![old, new]);
         history.faults.push(fault(kind, Scope::Everybody, 2000, 2001));
         history
@@ -415,8 +415,8 @@ fn a_clock_that_is_set_forward_excuses_old_holders_for_a_lease() {
 #[test]
 fn fences_begin_anew_if_data_are_lost_when_the_clock_was_set_back() {
     let case = |faults: &[(Kind, Micros)]| {
-        let first = Story::default().held_by(1, 100, 200, 50);
-        let second = Story::default().held_by(1, 300, 400, 49);
+        let first = Record::default().held_by(1, 100, 200, 50);
+        let second = Record::default().held_by(1, 300, 400, 49);
         let mut history = history(semaphore(1), vec![first, second]);
         let at = |(kind, at): &(Kind, Micros)| fault(*kind, Scope::Everybody, *at, at + 1);
         history.faults.extend(faults.iter().map(at));
@@ -431,8 +431,8 @@ fn fences_begin_anew_if_data_are_lost_when_the_clock_was_set_back() {
 #[test]
 fn fences_are_unique_and_grow() {
     let case = |fence, thing| {
-        let first = Story::default().held_by(1, 100, 200, 50);
-        let second = Story::default().held_by(1, 300, 400, fence);
+        let first = Record::default().held_by(1, 100, 200, 50);
+        let second = Record::default().held_by(1, 300, 400, fence);
         history(thing, vec![first, second])
     };
     kept(&case(51, semaphore(1)));
@@ -450,16 +450,17 @@ fn fences_are_unique_and_grow() {
 
 #[test]
 fn fences_of_those_who_asked_together_may_come_in_any_order() {
-    let first = Story::default().ask(100, 1).grant(300, 1, 300).end(301, 1, How::Released);
-    let second = Story::default().ask(200, 1).grant(299, 1, 250).end(299, 1, How::Released);
+    let first = Record::default().ask(100, 1).grant(300, 1, 300).end(301, 1, How::Released);
+    let second = Record::default().ask(200, 1).grant(299, 1, 250).end(299, 1, How::Released);
     kept(&history(semaphore(2), vec![first, second]));
 }
 
 /// One waits while another holds. A third asks later.
-fn queue(later: Story, capacity: u32) -> History {
-    let mut holders: Vec<_> =
-        (1..=u64::from(capacity)).map(|fence| Story::default().held_by(1, 1, 500, fence)).collect();
-    let waits = Story::default().ask(100, 1).seen(110, 1);
+fn queue(later: Record, capacity: u32) -> History {
+    let mut holders: Vec<_> = (1..=u64::from(capacity))
+        .map(|fence| Record::default().held_by(1, 1, 500, fence))
+        .collect();
+    let waits = Record::default().ask(100, 1).seen(110, 1);
     let waits = waits.grant(600, 1, 600).end(610, 1, How::Released);
     holders.extend([waits, later]);
     history(semaphore(capacity), holders)
@@ -468,14 +469,14 @@ fn queue(later: Story, capacity: u32) -> History {
 #[test]
 fn who_comes_later_is_served_later() {
     let later = |told, fence| {
-        Story::default().ask(200, 1).grant(told, 1, fence).end(told + 1, 1, How::Released)
+        Record::default().ask(200, 1).grant(told, 1, fence).end(told + 1, 1, How::Released)
     };
     kept(&queue(later(620, 620), 1));
     broken(&queue(later(550, 550), 1), &[Rule::Order]);
     // With two permits, fences are not compared.
     kept(&queue(later(590, 590), 2));
     // It asked before the first was seen in the queue.
-    let early = Story::default().ask(105, 1).grant(550, 1, 550).end(560, 1, How::Released);
+    let early = Record::default().ask(105, 1).grant(550, 1, 550).end(560, 1, How::Released);
     kept(&queue(early, 1));
     // The waiter that was skipped was out of reach.
     let mut cut_off = queue(later(550, 550), 1);
@@ -488,16 +489,16 @@ fn who_comes_later_is_served_later() {
 
 #[test]
 fn whoever_is_still_seen_in_the_queue_was_passed_over() {
-    let waits = Story::default().ask(100, 1).seen(110, 1).seen(300, 1);
+    let waits = Record::default().ask(100, 1).seen(110, 1).seen(300, 1);
     let waits = waits.end(310, 1, How::Cancelled);
-    let later = Story::default().ask(200, 1).grant(250, 1, 250).end(260, 1, How::Released);
+    let later = Record::default().ask(200, 1).grant(250, 1, 250).end(260, 1, How::Released);
     broken(&history(semaphore(5), vec![waits, later]), &[Rule::Order]);
 }
 
 /// One holds and ends as `end` says. Another waits from 200 ms on, until it gives up.
-fn wait_for(end: fn(Story) -> Story, life: LifeEnd, gives_up: Micros) -> History {
-    let held = end(Story::default().ask(100, 1).grant(100, 1, 100).holds(100, 990, 1));
-    let waits = Story::default().ask(200, 1).seen(210, 1).end(gives_up, 1, How::Cancelled);
+fn wait_for(end: fn(Record) -> Record, life: LifeEnd, gives_up: Micros) -> History {
+    let held = end(Record::default().ask(100, 1).grant(100, 1, 100).holds(100, 990, 1));
+    let waits = Record::default().ask(200, 1).seen(210, 1).end(gives_up, 1, How::Cancelled);
     let mut history = history(semaphore(1), vec![held, waits]);
     history.lives[0].0.end = life;
     history
@@ -505,10 +506,10 @@ fn wait_for(end: fn(Story) -> Story, life: LifeEnd, gives_up: Micros) -> History
 
 #[test]
 fn nobody_waits_for_a_permit_that_is_free() {
-    let released = |story: Story| story.end(1000, 1, How::Released);
+    let released = |record: Record| record.end(1000, 1, How::Released);
     broken(&wait_for(released, LifeEnd::Done, 3700), &[Rule::Waiting]);
     kept(&wait_for(released, LifeEnd::Done, 3500));
-    let dropped = |story: Story| story.end(1000, 1, How::Dropped);
+    let dropped = |record: Record| record.end(1000, 1, How::Dropped);
     kept(&wait_for(dropped, LifeEnd::Done, 3800));
     broken(&wait_for(dropped, LifeEnd::Done, 4000), &[Rule::Waiting]);
 }
@@ -516,8 +517,8 @@ fn nobody_waits_for_a_permit_that_is_free() {
 #[test]
 fn whether_a_heavy_one_fits_is_known_only_when_nobody_holds() {
     let case = |thing, held_until| {
-        let held = Story::default().held_as(1, (100, held_until), 1, 1);
-        let waits = Story::default().ask(200, 1).seen(210, 1).end(4700, 1, How::Cancelled);
+        let held = Record::default().held_as(1, (100, held_until), 1, 1);
+        let waits = Record::default().ask(200, 1).seen(210, 1).end(4700, 1, How::Cancelled);
         history(thing, vec![held, waits])
     };
     let weighed = semaphore(4).weighed(4);
@@ -533,14 +534,14 @@ fn a_dead_holder_keeps_its_permit_for_a_lease_and_no_longer() {
     let aftermath = semaphore(1).aftermath() / MILLISECOND;
     assert_eq!(aftermath, 3000 + CONFIRM.min(3 * SECOND) / MILLISECOND + 1500);
     let killed = LifeEnd::Killed(1000 * MILLISECOND);
-    kept(&wait_for(|story| story, killed.clone(), 1000 + aftermath + 2500));
-    broken(&wait_for(|story| story, killed, 1000 + aftermath + 2700), &[Rule::Waiting]);
+    kept(&wait_for(|record| record, killed.clone(), 1000 + aftermath + 2500));
+    broken(&wait_for(|record| record, killed, 1000 + aftermath + 2700), &[Rule::Waiting]);
 }
 
 /// One cancels an acquire at 2000 ms, while its connection flaps until 2100 ms. Another waits until it gives up.
 fn wait_for_cancelled(life: LifeEnd, gives_up: Micros) -> History {
-    let cancelled = Story::default().ask(1000, 1).end(2000, 1, How::Cancelled);
-    let waits = Story::default().ask(2200, 1).seen(2300, 1).end(gives_up, 1, How::Cancelled);
+    let cancelled = Record::default().ask(1000, 1).end(2000, 1, How::Cancelled);
+    let waits = Record::default().ask(2200, 1).seen(2300, 1).end(gives_up, 1, How::Cancelled);
     let thing = Thing::semaphore("x", 1, 8 * SECOND);
     let mut history = history(thing, vec![cancelled, waits]);
     history.lives[0].0.end = life;
@@ -563,8 +564,8 @@ fn what_was_cancelled_during_an_outage_is_released_after_it() {
 fn nobody_waits_for_a_lock_or_a_lease_that_is_free() {
     for thing in [Thing::lock("x", 8 * SECOND), Thing::pool("x", 1, 8 * SECOND)] {
         let waits_until = |end| {
-            let cancelled = Story::default().ask(900, 1).end(1000, 1, How::Cancelled);
-            let waits = Story::default().ask(1100, 1).end(end, 1, How::TimedOut);
+            let cancelled = Record::default().ask(900, 1).end(1000, 1, How::Cancelled);
+            let waits = Record::default().ask(1100, 1).end(end, 1, How::TimedOut);
             history(thing, vec![cancelled, waits])
         };
         kept(&waits_until(1300 + 500 + 2400));
@@ -575,9 +576,9 @@ fn nobody_waits_for_a_lock_or_a_lease_that_is_free() {
 /// The other program has something of this kind until 1000 ms, and ends as `how` says. One of our workers waits from
 /// 200 ms on.
 fn wait_for_the_other_program(thing: Thing, told: bool, how: How, gives_up: Micros) -> History {
-    let theirs = Story::default().ask(100, 1);
+    let theirs = Record::default().ask(100, 1);
     let theirs = if told { theirs.grant(100, 1, 100).holds(100, 990, 1) } else { theirs };
-    let waits = Story::default().ask(200, 1).seen(210, 1).end(gives_up, 1, How::Cancelled);
+    let waits = Record::default().ask(200, 1).seen(210, 1).end(gives_up, 1, How::Cancelled);
     let mut history = history(thing, vec![theirs.end(1000, 1, how), waits]);
     history.lives[0].0.foreign = true;
     history
@@ -614,7 +615,7 @@ fn the_other_programs_dead_are_waited_for_no_longer_than_its_heartbeat() {
 
 #[test]
 fn who_is_cut_off_has_to_wait() {
-    let released = |story: Story| story.end(1000, 1, How::Released);
+    let released = |record: Record| record.end(1000, 1, How::Released);
     let mut history = wait_for(released, LifeEnd::Done, 9000);
     history.faults.push(fault(Kind::Stall, Scope::Worker(1), 900, 4000));
     kept(&history);
@@ -627,9 +628,9 @@ fn who_is_cut_off_has_to_wait() {
 #[test]
 fn one_that_is_seen_in_the_queue_holds_nothing() {
     let case = |seen: &[Micros]| {
-        let released = |story: Story| story.end(1000, 1, How::Released);
+        let released = |record: Record| record.end(1000, 1, How::Released);
         let mut history = wait_for(released, LifeEnd::Done, 5000);
-        let mut other = Story::default().ask(300, 1);
+        let mut other = Record::default().ask(300, 1);
         for at in seen {
             other = other.seen(*at, 1);
         }
@@ -647,7 +648,7 @@ fn one_that_is_seen_in_the_queue_holds_nothing() {
 
 #[test]
 fn a_machine_that_stood_still_is_no_violation() {
-    let released = |story: Story| story.end(1000, 1, How::Released);
+    let released = |record: Record| record.end(1000, 1, How::Released);
     let mut history = wait_for(released, LifeEnd::Done, 3700);
     let gap = Event::Gap { since: 1500 * MILLISECOND };
     history.lives[1].1.insert(2, Line { at: 3000 * MILLISECOND, event: gap });
@@ -661,7 +662,7 @@ fn a_machine_that_stood_still_is_no_violation() {
 /// The process is stopped by someone else and never continues.
 #[test]
 fn one_that_never_says_a_word_again_stood_still() {
-    let released = |story: Story| story.end(1000, 1, How::Released);
+    let released = |record: Record| record.end(1000, 1, How::Released);
     let mut history = wait_for(released, LifeEnd::Done, 9000);
     history.lives[1].1.pop();
     history.lives[1].0.end = LifeEnd::Stuck(20 * SECOND);
@@ -680,11 +681,11 @@ fn one_that_never_says_a_word_again_stood_still() {
 fn an_update_that_is_lost_is_found() {
     let thing = Thing::lock("x", SECOND);
     let first = |version| {
-        let held = Story::default().ask(100, 1).grant(100, 1, 1);
+        let held = Record::default().ask(100, 1).grant(100, 1, 1);
         held.writes(150, 1, version, 1000, 0).end(200, 1, How::Released)
     };
     let second = |version, before| {
-        let held = Story::default().ask(300, 1).grant(300, 1, 2);
+        let held = Record::default().ask(300, 1).grant(300, 1, 2);
         held.writes(350, 1, version, 2000, before).end(400, 1, How::Released)
     };
     let sum_1 = sum(0, 1, 1000);
@@ -703,12 +704,12 @@ fn an_update_that_is_lost_is_found() {
 #[test]
 fn an_update_that_would_be_undone_is_found() {
     let case = || {
-        let first = Story::default().ask(100, 1).grant(100, 1, 1);
+        let first = Record::default().ask(100, 1).grant(100, 1, 1);
         let first = first.line(400, Event::Conflict { op: 1, fence: 1000, version: 7 });
-        let second = Story::default().ask(200, 1).grant(200, 1, 2).writes(300, 1, 7, 1000, 5);
-        let made_from = Story::default().ask(1, 1).writes(2, 1, 6, 1, 4);
-        let stories = vec![made_from, first, second];
-        let mut history = history(Thing::lock("x", SECOND), stories);
+        let second = Record::default().ask(200, 1).grant(200, 1, 2).writes(300, 1, 7, 1000, 5);
+        let made_from = Record::default().ask(1, 1).writes(2, 1, 6, 1, 4);
+        let records = vec![made_from, first, second];
+        let mut history = history(Thing::lock("x", SECOND), records);
         history.lives[0].1.retain(|line| !matches!(line.event, Event::Wrote { .. }));
         for line in &mut history.lives[0].1 {
             if let Event::Intend { sum, .. } = &mut line.event {
@@ -726,10 +727,10 @@ fn an_update_that_would_be_undone_is_found() {
 #[test]
 fn who_is_refused_must_not_believe_any_more() {
     let case = |believes: bool| {
-        let old = Story::default().ask(100, 1).grant(100, 1, 1).holds(110, 120, 1);
+        let old = Record::default().ask(100, 1).grant(100, 1, 1).holds(110, 120, 1);
         let old = old.line(400, Event::Refused { op: 1, fence: 1000, floor: 2000 });
         let old = if believes { old.holds(401, 410, 1) } else { old };
-        let new = Story::default().ask(300, 1).grant(300, 1, 2).end(320, 1, How::Released);
+        let new = Record::default().ask(300, 1).grant(300, 1, 2).end(320, 1, How::Released);
         history(Thing::lock("x", SECOND), vec![old.end(500, 1, How::Released), new])
     };
     kept(&case(false));
@@ -742,14 +743,14 @@ fn who_is_refused_must_not_believe_any_more() {
 #[test]
 fn what_is_spent_releases_nothing() {
     let again =
-        |released| Story::default().line(5, Event::Stale { thing: "x".to_owned(), released });
+        |released| Record::default().line(5, Event::Stale { thing: "x".to_owned(), released });
     kept(&history(semaphore(1), vec![again(false)]));
     broken(&history(semaphore(1), vec![again(true)]), &[Rule::Ownership]);
 }
 
 #[test]
 fn what_is_left_and_who_broke_is_told() {
-    let mut history = history(semaphore(1), vec![Story::default()]);
+    let mut history = history(semaphore(1), vec![Record::default()]);
     history.leftovers.push("the key x".to_owned());
     broken(&history, &[Rule::Leftovers]);
     history.leftovers.clear();
@@ -764,6 +765,6 @@ fn what_is_left_and_who_broke_is_told() {
 
 #[test]
 fn an_error_that_cannot_be_is_a_crash() {
-    let story = Story::default().ask(1, 1).end(2, 1, How::Internal);
-    broken(&history(semaphore(1), vec![story]), &[Rule::Crash]);
+    let record = Record::default().ask(1, 1).end(2, 1, How::Internal);
+    broken(&history(semaphore(1), vec![record]), &[Rule::Crash]);
 }

@@ -23,18 +23,18 @@ const PATIENTLY: Duration = Duration::from_secs(3);
 const SLOW: Micros = 300 * MILLISECOND;
 
 pub(super) fn lane(show: &Show, stage: &Stage) {
-    let mut looker = Looker::default();
+    let mut reader = Reader::default();
     let mut last = clock::now();
     while *lock(&show.phase) < Phase::Finish {
         std::thread::sleep(EVERY);
         // Repeatedly, because a server that cannot be reached now may be reachable later.
-        for (thing, held) in looker.look(show, stage) {
+        for (thing, held) in reader.look(show, stage) {
             if held > u64::from(THINGS[thing].capacity) {
                 lock(&show.log).crowded.push(Crowded { at: clock::now(), thing, held });
             }
         }
         let now = clock::now();
-        if now - last - std::mem::take(&mut looker.waited) > SLOW {
+        if now - last - std::mem::take(&mut reader.waited) > SLOW {
             is_slow(show, Scope::Everybody, last, now);
         }
         last = now;
@@ -51,7 +51,7 @@ fn semaphores() -> impl Iterator<Item = usize> {
 
 /// The open connections to the store.
 #[derive(Default)]
-struct Looker {
+struct Reader {
     /// By URL.
     servers: BTreeMap<String, Connection>,
     local: Option<(Runtime, Client)>,
@@ -59,14 +59,14 @@ struct Looker {
     waited: Micros,
 }
 
-impl Looker {
+impl Reader {
     /// Returns the number of holders of each semaphore in the store, where the store can be reached. A permit is
     /// granted only in a step that first removes expired holders. So there are never more holders than permits, even
     /// counting expired ones.
     fn look(&mut self, show: &Show, stage: &Stage) -> Vec<(usize, u64)> {
-        let one = |url: String, looker: &mut Self| {
+        let one = |url: String, reader: &mut Self| {
             let all: Vec<_> = semaphores().collect();
-            looker.ask_server(stage, &url, &all, PATIENTLY)
+            reader.ask_server(stage, &url, &all, PATIENTLY)
         };
         let found = match stage {
             Stage::Redis(redis) => one(redis.primary().url(), self),

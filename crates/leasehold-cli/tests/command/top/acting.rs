@@ -1,9 +1,9 @@
 //! Actions: each asks first, and then changes the store for everybody.
 
 use super::{LARGE, SMALL, top};
-use crate::support::{Looker, Store};
+use crate::support::{Inspector, Store};
 
-impl Looker {
+impl Inspector {
     /// The reason of a pause; empty if it has none.
     fn paused(&self, name: &str) -> Option<String> {
         let stats = self.block_on(self.client.stats().names([name]).unused().fetch()).unwrap();
@@ -20,8 +20,8 @@ impl Looker {
 #[test]
 fn pausing_asks_first_and_pauses_for_everybody() {
     for (store, size) in Store::both().into_iter().zip([SMALL, LARGE]) {
-        let looker = Looker::new(&store.url());
-        let _held = looker.hold("deploy");
+        let inspector = Inspector::new(&store.url());
+        let _held = inspector.hold("deploy");
         let mut top = top(&store.url(), size);
         top.shows("> deploy");
         for refusal in ["n", "\x1b", "q"] {
@@ -35,21 +35,21 @@ fn pausing_asks_first_and_pauses_for_everybody() {
             top.types(refusal);
             top.hides("No more permits");
         }
-        assert_eq!(looker.paused("deploy"), None);
+        assert_eq!(inspector.paused("deploy"), None);
         top.types("pdisk full\r");
         top.shows("y: do it");
         top.types("y");
         top.shows("deploy: paused: disk full");
-        assert_eq!(looker.paused("deploy"), Some("disk full".to_owned()));
+        assert_eq!(inspector.paused("deploy"), Some("disk full".to_owned()));
         top.shows_line(&["> deploy", "paused"]);
         top.types("\r");
         top.shows_line(&["paused for ", " by ", "@", ": disk full"]);
         top.types("r");
         top.shows("Permits of deploy are granted again, in the order of the queue.");
-        assert_eq!(looker.paused("deploy"), Some("disk full".to_owned()));
+        assert_eq!(inspector.paused("deploy"), Some("disk full".to_owned()));
         top.types("y");
         top.shows("deploy: resumed");
-        assert_eq!(looker.paused("deploy"), None);
+        assert_eq!(inspector.paused("deploy"), None);
         top.hides("paused for");
     }
 }
@@ -57,8 +57,8 @@ fn pausing_asks_first_and_pauses_for_everybody() {
 #[test]
 fn a_limit_is_changed_pinned_and_unpinned() {
     for (store, size) in Store::both().into_iter().zip([LARGE, SMALL]) {
-        let looker = Looker::new(&store.url());
-        let _held = looker.hold("deploy");
+        let inspector = Inspector::new(&store.url());
+        let _held = inspector.hold("deploy");
         let mut top = top(&store.url(), size);
         top.shows("> deploy");
         top.types("l\r");
@@ -70,16 +70,16 @@ fn a_limit_is_changed_pinned_and_unpinned() {
         top.types(&"\x7f".repeat(10));
         top.types("x5\r");
         top.shows("deploy gets a limit of 5, until a program declares another.");
-        assert_eq!(looker.capacity("deploy"), (1, None));
+        assert_eq!(inspector.capacity("deploy"), (1, None));
         top.types("y");
         top.shows("deploy: limit set to 5");
-        assert_eq!(looker.capacity("deploy"), (5, None));
+        assert_eq!(inspector.capacity("deploy"), (5, None));
         top.shows_line(&["> deploy", " 1 ", " 5 "]);
         top.types("l7\t");
         top.shows("[x] pin it");
         top.types("\ry");
         top.shows("deploy: limit pinned to 7");
-        assert_eq!(looker.capacity("deploy"), (7, Some(7)));
+        assert_eq!(inspector.capacity("deploy"), (7, Some(7)));
         top.shows_line(&["> deploy", " 7 ", "pin"]);
         top.types("l");
         top.shows("u: unpin");
@@ -87,33 +87,33 @@ fn a_limit_is_changed_pinned_and_unpinned() {
         top.shows("Unpin the limit of deploy?");
         top.types("y");
         top.shows("deploy: limit unpinned");
-        assert_eq!(looker.capacity("deploy"), (5, None));
+        assert_eq!(inspector.capacity("deploy"), (5, None));
     }
 }
 
 #[test]
 fn a_drain_is_over_when_nothing_is_held() {
     let store = Store::local();
-    let looker = Looker::new(&store.url());
-    let held = looker.hold("deploy");
+    let inspector = Inspector::new(&store.url());
+    let held = inspector.hold("deploy");
     let mut top = top(&store.url(), SMALL);
     top.shows("> deploy");
     top.types("d\ry");
     top.shows("deploy: draining");
-    assert_eq!(looker.paused("deploy"), Some(String::new()));
-    assert!(looker.block_on(held.release()).unwrap());
+    assert_eq!(inspector.paused("deploy"), Some(String::new()));
+    assert!(inspector.block_on(held.release()).unwrap());
     top.shows("deploy is drained: nothing is held, and it stays paused");
 }
 
 #[test]
 fn holders_of_every_kind_can_be_released() {
     for (store, size) in Store::both().into_iter().zip([SMALL, LARGE]) {
-        let looker = Looker::new(&store.url());
-        let held = looker.hold("deploy");
-        let lock = looker.client.lock("invoice:42").label("nightly").build().unwrap();
-        let _guard = looker.block_on(lock.acquire()).unwrap();
-        let pool = looker.client.pool("gpus", 2).build().unwrap();
-        let _ = looker.block_on(pool.acquire("worker-1")).unwrap();
+        let inspector = Inspector::new(&store.url());
+        let held = inspector.hold("deploy");
+        let lock = inspector.client.lock("invoice:42").label("nightly").build().unwrap();
+        let _guard = inspector.block_on(lock.acquire()).unwrap();
+        let pool = inspector.client.pool("gpus", 2).build().unwrap();
+        let _ = inspector.block_on(pool.acquire("worker-1")).unwrap();
         let mut top = top(&store.url(), size);
         top.shows("[1 Semaphores (1)] 2 Locks (1)  3 Pools (1)");
         top.types("x");
@@ -125,12 +125,12 @@ fn holders_of_every_kind_can_be_released() {
         top.shows("deploy: release nightly (");
         top.types("n");
         top.hides("Release a permit");
-        assert_eq!(looker.census("deploy"), (1, 0));
+        assert_eq!(inspector.held_and_waiting("deploy"), (1, 0));
         top.types("xy");
         top.shows("released");
-        assert_eq!(looker.census("deploy"), (0, 0));
+        assert_eq!(inspector.held_and_waiting("deploy"), (0, 0));
         top.shows("no holders and no waiters");
-        looker.block_on(held.lost());
+        inspector.block_on(held.lost());
 
         top.types("\x1b");
         top.shows("Enter open");
@@ -145,7 +145,9 @@ fn holders_of_every_kind_can_be_released() {
         top.shows("Release the lock invoice:42?");
         top.types("y");
         top.shows("not in use now");
-        assert!(looker.block_on(looker.client.locks().lookup("invoice:42")).unwrap().is_none());
+        assert!(
+            inspector.block_on(inspector.client.locks().lookup("invoice:42")).unwrap().is_none()
+        );
 
         top.types("\x1b");
         top.shows("no lock is held");
@@ -155,6 +157,6 @@ fn holders_of_every_kind_can_be_released() {
         top.shows_line(&["> worker-1"]);
         top.types("xy");
         top.shows("lease of worker-1 released");
-        assert_eq!(looker.block_on(pool.count()).unwrap().current_count, 0);
+        assert_eq!(inspector.block_on(pool.count()).unwrap().current_count, 0);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{LARGE, Queue, SMALL, leasehold, top};
 use crate::pty::Pty;
-use crate::support::{Looker, Store, run};
+use crate::support::{Inspector, Store, run};
 
 /// What a terminal obeys, what turns text around, what cannot be seen, what is wide, what is long.
 const HOSTILE: [&str; 6] = [
@@ -15,9 +15,9 @@ const HOSTILE: [&str; 6] = [
 ];
 
 /// Puts a semaphore into a store behind the library's back, which refuses control characters.
-fn hold_raw(server: &testkit::redis_server::RedisServer, name: &str, looker: &Looker) {
-    let semaphore = looker.client.semaphore("plain", 3).label("plain").build().unwrap();
-    let permit = looker.block_on(semaphore.acquire()).unwrap();
+fn hold_raw(server: &testkit::redis_server::RedisServer, name: &str, inspector: &Inspector) {
+    let semaphore = inspector.client.semaphore("plain", 3).label("plain").build().unwrap();
+    let permit = inspector.block_on(semaphore.acquire()).unwrap();
     std::mem::forget(permit);
     let mut connection = server.connection();
     for key in server.keys() {
@@ -49,18 +49,18 @@ fn assert_intact(top: &Pty, width: u16) {
 fn hostile_names_and_labels_are_inert() {
     for size in [SMALL, LARGE] {
         let store = Store::redis();
-        let looker = Looker::new(&store.url());
+        let inspector = Inspector::new(&store.url());
         let mut held = Vec::new();
         for name in HOSTILE {
             // The library refuses control characters.
             let name: String = name.chars().filter(|c| !c.is_control()).collect();
-            let semaphore = looker.client.semaphore(&name, 1).label(&name).build().unwrap();
-            held.push(looker.block_on(semaphore.acquire()).unwrap());
-            let lock = looker.client.lock(&name).label(&name).build().unwrap();
-            std::mem::forget(looker.block_on(lock.acquire()).unwrap());
+            let semaphore = inspector.client.semaphore(&name, 1).label(&name).build().unwrap();
+            held.push(inspector.block_on(semaphore.acquire()).unwrap());
+            let lock = inspector.client.lock(&name).label(&name).build().unwrap();
+            std::mem::forget(inspector.block_on(lock.acquire()).unwrap());
         }
         let long = "x".repeat(500);
-        let _long = looker.hold(&long);
+        let _long = inspector.hold(&long);
         let mut top = top(&store.url(), size);
         let list = top.shows("[1 Semaphores (7)]");
         // The numbers of every row are at the same place.
@@ -112,8 +112,8 @@ fn unicode_columns(text: &str) -> usize {
 #[test]
 fn terminal_escapes_of_other_programs_are_inert() {
     let server = testkit::redis_server::RedisServer::start();
-    let looker = Looker::new(&server.url());
-    hold_raw(&server, "evil\x1b[2J\x1b]0;title\x07\x1b[?1049l", &looker);
+    let inspector = Inspector::new(&server.url());
+    hold_raw(&server, "evil\x1b[2J\x1b]0;title\x07\x1b[?1049l", &inspector);
     let _queue = Queue::new(&server.url(), "plain", "ok", 0);
     let mut top = top(&server.url(), LARGE);
     top.shows("evil\\u{1b}[2J\\u{1b}]0;title\\u{7}");

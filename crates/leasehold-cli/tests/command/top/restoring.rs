@@ -5,13 +5,13 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use super::{BINARY, LARGE, SMALL, top};
 use crate::parts::part;
 use crate::pty::Pty;
-use crate::support::{Looker, Store, until};
+use crate::support::{Inspector, Store, until};
 
 #[test]
 fn every_end_restores_the_terminal() {
     let store = Store::local();
-    let looker = Looker::new(&store.url());
-    let _held = looker.hold("deploy");
+    let inspector = Inspector::new(&store.url());
+    let _held = inspector.hold("deploy");
     let ends: [(Option<Signal>, &str, i32); 9] = [
         (None, "q", 0),
         (None, "\x03", 130),
@@ -42,8 +42,8 @@ fn every_end_restores_the_terminal() {
 #[test]
 fn it_ends_with_its_terminal() {
     let store = Store::local();
-    let looker = Looker::new(&store.url());
-    let _held = looker.hold("deploy");
+    let inspector = Inspector::new(&store.url());
+    let _held = inspector.hold("deploy");
     for script in ["exec \"$@\"", "trap '' HUP; exec \"$@\""] {
         let mut command = std::process::Command::new("sh");
         command.args(["-c", script, "sh", BINARY, "top"]).env("LEASEHOLD_STORE", store.url());
@@ -76,8 +76,8 @@ fn continue_in(shell: &mut Pty, top: Pid) {
 #[test]
 fn it_is_suspended_and_continued() {
     let store = Store::local();
-    let looker = Looker::new(&store.url());
-    let _held = looker.hold("deploy");
+    let inspector = Inspector::new(&store.url());
+    let _held = inspector.hold("deploy");
     let mut command = std::process::Command::new("sh");
     let mut shell = Pty::start(SMALL, command.arg("-i").env("LEASEHOLD_STORE", store.url()));
     shell.shows("ready$");

@@ -129,10 +129,11 @@ pub(in crate::command::serve) fn refusal(
     request: &Parts,
     refusal: &Refusal,
 ) -> Response {
+    let title = refusal.status.canonical_reason().unwrap_or("Refused");
     let body = html! {
-        h1 #question { (refusal.status.canonical_reason().unwrap_or("Refused")) }
+        h1 #question { (title) }
         p { (one_line(&refusal.sentence)) }
         p { a href="/" { "All semaphores" } }
     };
-    still(console, request, refusal.status, "Refused", &body)
+    still(console, request, refusal.status, title, &body)
 }
