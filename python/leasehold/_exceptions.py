@@ -77,3 +77,8 @@ class Forked(Error, RuntimeError):
 
 class Internal(Error):
     """A bug in this package. Report it."""
+
+
+for _class in (Error, InvalidArgument, TimedOut, Lost, Closed, Unavailable, Refused, Stopped, Forked, Internal):
+    # As users import them, for tracebacks.
+    _class.__module__ = "leasehold"

@@ -18,7 +18,7 @@ use pyo3::types::PyType;
 use crate::ending::Inside;
 use crate::failure::Failure;
 use crate::guard::Guarded;
-use crate::interpreter::current_owner;
+use crate::interpreter::{current_owner, running_loop};
 use crate::lock::DeclaredLock;
 use crate::pending::{Id, Outcome, Pending, Then, Value, Work};
 use crate::pool::DeclaredPool;
@@ -218,6 +218,11 @@ impl Context {
 
     fn __enter__(slf: Bound<'_, Self>) -> PyResult<Option<Py<PyAny>>> {
         let py = slf.py();
+        if !running_loop(py)?.is_none() {
+            return Err(PyRuntimeError::new_err(
+                "use `async with` instead of `with`: this thread runs an event loop, which `with` would block",
+            ));
+        }
         Self::enter(slf)?.block(py)
     }
 

@@ -67,6 +67,14 @@ fn exception<'py>(py: Python<'py>, name: &str, message: &str) -> PyResult<Bound<
     module.bind(py).getattr(name)?.call1((message,))
 }
 
+/// The error with its cause, which Python has no other place for.
+fn message(error: &Error) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error} ({source})"),
+        None => error.to_string(),
+    }
+}
+
 impl Failure {
     /// Whether a client was closed because the interpreter ends, and this thread is left behind.
     pub(crate) fn is_the_end(&self) -> bool {
@@ -103,7 +111,7 @@ impl Failure {
                 raised
             }
             Self::Engine(error) => {
-                let message = error.to_string();
+                let message = message(error);
                 match error {
                     Error::InvalidArgument { what, .. } => {
                         let raised = exception(py, "InvalidArgument", &message)?;

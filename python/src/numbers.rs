@@ -48,6 +48,10 @@ fn in_range<T: Whole>(error: PyErr, object: &Bound<'_, PyAny>) -> PyErr {
     if !error.is_instance_of::<PyOverflowError>(object.py()) {
         return error;
     }
-    let largest = T::LARGEST;
-    Failure::Invalid(format!("invalid number: {object}; expected 0 to {largest}")).into()
+    let problem = if object.lt(0).unwrap_or(false) {
+        "is negative".to_owned()
+    } else {
+        format!("is too large; the largest is {}", T::LARGEST)
+    };
+    Failure::Invalid(format!("invalid number: {object} {problem}")).into()
 }

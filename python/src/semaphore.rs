@@ -314,6 +314,12 @@ impl Semaphore {
     }
 
     fn __repr__(&self) -> String {
-        format!("<leasehold.Semaphore {:?} capacity={}>", self.name(), self.capacity())
+        // Without a declaration, the capacity in the store applies, whatever it is.
+        let capacity = if self.declared.options().declares {
+            format!(" capacity={}", self.capacity())
+        } else {
+            String::new()
+        };
+        format!("<leasehold.Semaphore {:?}{capacity}>", self.name())
     }
 }

@@ -182,12 +182,12 @@ def test_arguments_are_checked_before_anything_is_opened(url: str) -> None:
         (lambda: client.lock("key", retry=leasehold.Retry(multiplier=0.5)), "multiplier"),
         (lambda: client.pool("pool", 0), "capacity"),
         (lambda: client.pool("pool", 1, lease=0.5), "lease"),
-        (lambda: client.semaphore("api", -1), "-1; expected 0 to 4294967295"),
-        (lambda: client.semaphore("api", 2**32), "4294967296; expected"),
-        (lambda: client.semaphore("api", 1, rate=(-1, 1)), "-1; expected"),
-        (lambda: client.semaphore("api", 1).permit(weight=-1), "-1; expected"),
-        (lambda: client.lock("key", retry=leasehold.Retry(times=-1)), "-1; expected"),
-        (lambda: client.stats(limit=-1), "-1; expected"),
+        (lambda: client.semaphore("api", -1), "-1 is negative"),
+        (lambda: client.semaphore("api", 2**32), "4294967296 is too large; the largest is 4294967295"),
+        (lambda: client.semaphore("api", 1, rate=(-1, 1)), "-1 is negative"),
+        (lambda: client.semaphore("api", 1).permit(weight=-1), "-1 is negative"),
+        (lambda: client.lock("key", retry=leasehold.Retry(times=-1)), "-1 is negative"),
+        (lambda: client.stats(limit=-1), "-1 is negative"),
     ]
     for call, problem in wrong:
         with pytest.raises(leasehold.InvalidArgument, match=problem) as raised:

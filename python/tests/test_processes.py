@@ -97,7 +97,7 @@ def test_a_wait_in_an_event_loop_is_refused() -> None:
         api = leasehold.Client.memory().semaphore("api", 1)
         with pytest.raises(RuntimeError, match="await it instead"):
             api.acquire().wait()
-        with pytest.raises(RuntimeError, match="await it instead"), api.permit():
+        with pytest.raises(RuntimeError, match="use `async with` instead"), api.permit():
             pass
         assert (await api.stats()).held == 0
 

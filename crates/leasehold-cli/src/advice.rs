@@ -30,13 +30,13 @@ fn unavailable(says: &str, timed_out: bool) -> &'static str {
     } else if has(&["max number of clients"]) {
         "raise its maxclients, or end some clients"
     } else if has(&["lookup address", "no address", "Name or service not known"]) {
-        "correct the host in --store: its name has no address"
+        "the host has no address: correct its name in --store"
     } else if has(&["InvalidContentType"]) {
         "the server does not use TLS on this port: write redis instead of rediss in --store, or correct the port"
     } else if says.contains("unix://") {
         "start it, or correct the path of its socket in --store"
     } else if has(&["Connection refused", "os error 111"]) {
-        "start it, or correct the host and port in --store: nothing listens there"
+        "nothing listens there: start the server, or correct the host and port in --store"
     } else if has(&["reset by peer", "Broken pipe", "broken pipe", "unexpected end of file"]) {
         "see the server's log: it closed the connection; does it expect TLS (rediss://)?"
     } else if timed_out && says.contains("rediss") {
@@ -62,6 +62,8 @@ fn refused(says: &str) -> Option<&'static str> {
         Some("give that URL as --store")
     } else if has("authority") {
         Some("give its certificate as --ca-certificate")
+    } else if has("DB index is out of range") {
+        Some("correct the number of the database in --store: that is what follows the last /")
     } else if has("out of memory") {
         Some("raise its maxmemory, or remove keys")
     } else if has("replica") {

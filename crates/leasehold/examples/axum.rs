@@ -18,17 +18,20 @@ use leasehold::tower::{Limit, LimitLayer};
 use leasehold::{Client, Error};
 use tokio::net::TcpListener;
 
+const TENANTS: [&str; 2] = ["acme", "globex"];
+
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let store = std::env::args().nth(1);
     let client = Client::open(store.as_deref().unwrap_or("memory:")).await?;
 
+    let limited = client.clone();
     let limit = move |request: &Request<Body>| {
-        let Some(tenant) = request.headers().get("x-tenant").and_then(|name| name.to_str().ok())
-        else {
-            return Ok(Limit::none());
-        };
-        let semaphore = client.semaphore(&format!("tenant:{tenant}"), 2).build()?;
+        let header = request.headers().get("x-tenant").and_then(|name| name.to_str().ok());
+        let Some(tenant) = header else { return Ok(Limit::none()) };
+        // A header can contain anything, and on Redis a name uses memory until it is forgotten.
+        let tenant = if TENANTS.contains(&tenant) { tenant } else { "unknown" };
+        let semaphore = limited.semaphore(&format!("tenant:{tenant}"), 2).build()?;
         Ok(semaphore.acquire().within(Duration::from_secs(1)).into())
     };
     let app =
@@ -36,8 +39,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let listener = TcpListener::bind("127.0.0.1:3000").await?;
     println!("listening on http://{}", listener.local_addr()?);
-    axum::serve(listener, app).await?;
+    // Requests that run may finish. Without `close`, permits would stay held until their leases end.
+    axum::serve(listener, app).with_graceful_shutdown(ended()).await?;
+    client.close().await?;
     Ok(())
+}
+
+async fn ended() {
+    let _ = tokio::signal::ctrl_c().await;
 }
 
 async fn work() -> &'static str {
@@ -45,17 +54,12 @@ async fn work() -> &'static str {
     "done\n"
 }
 
+/// The limit was reached, or the store cannot be reached, or the permit was lost.
 fn refused(error: &Error) -> Response<Body> {
-    let status = match error {
-        // The header is not a valid name.
-        Error::InvalidArgument { .. } => StatusCode::BAD_REQUEST,
-        // The limit was reached, or the store cannot be reached, or the permit was lost.
-        _ => StatusCode::SERVICE_UNAVAILABLE,
-    };
-    let mut response = Response::new(Body::from(format!("{error}\n")));
-    *response.status_mut() = status;
-    if status == StatusCode::SERVICE_UNAVAILABLE {
-        response.headers_mut().insert(header::RETRY_AFTER, 1.into());
-    }
+    // The error may contain the address of the store, so the client does not see it.
+    eprintln!("refused: {error}");
+    let mut response = Response::new(Body::from("busy: try again in a second\n"));
+    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    response.headers_mut().insert(header::RETRY_AFTER, 1.into());
     response
 }

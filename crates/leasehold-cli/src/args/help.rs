@@ -30,7 +30,7 @@ Examples:
   leasehold run -n 3 deploy -- ./deploy.sh
   leasehold run --store redis://redis.internal -n 5 --label invoices api -- ./import
   leasehold run --store redis-cluster://node1,node2,node3 -n 5 api -- ./import
-  leasehold run --no-wait -n 1 backup -- ./backup.sh || echo 'one is running already'
+  leasehold run -n 1 --no-wait backup -- ./backup.sh || echo 'one is running already'
   leasehold run -n 4 gpu -- sh -c 'CUDA_VISIBLE_DEVICES=$((LEASEHOLD_SLOT - 1)) ./train'
   leasehold run -n 5 --rate 100/1m --burst 10 api -- ./call    5 at a time, 100 per minute
   leasehold run -n 64 --weight 16 memory -- ./build            16 of 64 gigabytes
@@ -41,7 +41,7 @@ other child of that name has), LEASEHOLD_FENCE (a number) and LEASEHOLD_FENCE_PA
 --grace to end before they are stopped. The permit is released after that.
 
 On several hosts whose clocks differ by less than a minute, this cron job runs once:
-  leasehold run --no-wait -E 0 --at-least 1m nightly -- ./nightly.sh
+  leasehold run -n 1 --no-wait -E 0 --at-least 1m nightly -- ./nightly.sh
 
 A password in --store is visible to other users in ps. Read the URL from a file instead:
   LEASEHOLD_STORE=$(cat /etc/leasehold/store) || exit; export LEASEHOLD_STORE
@@ -93,7 +93,8 @@ Examples:
   leasehold show --json deploy | jq '., .also[] | select(.kind == \"lock\")'
 
 If a semaphore, a lock and a pool have the name, all of them are shown, each under a heading.
-ENDS IN is the time until a lease, or a waiter's place, expires unless it is renewed.
+ENDS IN is the time until the lease of a holder, or the place of a waiter, expires unless it is
+renewed. Holders and waiters renew it in the background.
 
 --json prints one object with the fields kind (semaphore, lock or pool), name, held, holders and
 also. `also` is an array of the same objects for the other kinds of that name, usually empty.
@@ -170,7 +171,8 @@ pub(super) const RELEASE: &str = "\
 Examples:
   leasehold release deploy 7Vd3kQ0aZx1-0
 
-The holder is notified, and its child is stopped. The next waiter may start before that.";
+The next waiter starts at once. The holder notices at its next renewal, which on Redis may be a third
+of its lease later (10 s by default). Its child is stopped then.";
 
 pub(super) const LOOKUP: &str = "\
 Examples:

@@ -190,7 +190,7 @@ pub(super) fn waits_for(stats: &SemaphoreStats) -> Option<&'static str> {
 pub(crate) fn paused(stats: &SemaphoreStats) -> Option<String> {
     let paused = stats.paused()?;
     let reason = paused.reason().map(|reason| format!(": {reason}")).unwrap_or_default();
-    Some(one_line(&format!("paused for {} by {}{reason}", ago(paused.lasts()), paused.by())))
+    Some(one_line(&format!("paused by {} {} ago{reason}", paused.by(), ago(paused.lasts()))))
 }
 
 pub(super) fn paused_json(stats: &SemaphoreStats) -> Option<Value> {

@@ -182,7 +182,7 @@ async fn why_not(semaphore: &Semaphore, weight: u32) -> String {
 async fn reason(semaphore: &Semaphore) -> Option<String> {
     let (name, stats) = (semaphore.name(), semaphore.stats().await.ok()?);
     if let Some(paused) = paused(&stats) {
-        return Some(format!("{name:?} is {paused}"));
+        return Some(format!("{name:?} was {paused}"));
     }
     let next = stats.next_token()?;
     Some(format!("the rate of {name:?} allows the next start in {}", ago(next)))

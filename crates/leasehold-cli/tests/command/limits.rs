@@ -79,17 +79,17 @@ fn a_pause_keeps_the_queue_and_tells_why() {
         fails(&store, &["pause", "another"], 1, &["\"another\""]);
         ok(&store, &["pause", "it", "--reason", "a move"]);
         let shown = ok(&store, &["show", "it"]);
-        assert!(shown.contains("paused for") && shown.contains(": a move"), "{shown}");
+        assert!(shown.contains("paused by") && shown.contains(" ago: a move"), "{shown}");
         let shown: Value = serde_json::from_str(&ok(&store, &["show", "--json", "it"])).unwrap();
         assert_eq!(shown["paused"]["reason"], "a move");
         fails(
             &store,
             &["run", "--no-wait", "it", "--", "true"],
             75,
-            &["\"it\" is paused for", ": a move"],
+            &["\"it\" was paused by", " ago: a move"],
         );
         let waits = Running::start(&store.url(), &["run", "-v", "it", "--", "echo", "ran"]);
-        waits.says("1st in the queue; paused for");
+        waits.says("1st in the queue; paused by");
         waits.says(": a move");
         ok(&store, &["resume", "it"]);
         assert_eq!(waits.end().stdout, "ran\n");

@@ -43,14 +43,14 @@ fn pausing_asks_first_and_pauses_for_everybody() {
         assert_eq!(inspector.paused("deploy"), Some("disk full".to_owned()));
         top.shows_line(&["> deploy", "paused"]);
         top.types("\r");
-        top.shows_line(&["paused for ", " by ", "@", ": disk full"]);
+        top.shows_line(&["paused by ", "@", " ago: disk full"]);
         top.types("r");
         top.shows("Permits of deploy are granted again, in the order of the queue.");
         assert_eq!(inspector.paused("deploy"), Some("disk full".to_owned()));
         top.types("y");
         top.shows("deploy: resumed");
         assert_eq!(inspector.paused("deploy"), None);
-        top.hides("paused for");
+        top.hides("paused by");
     }
 }
 

@@ -292,7 +292,8 @@ async fn of(
             let known: BTreeSet<_> = one.holders.iter().map(|holder| holder.id.clone()).collect();
             one.holders.extend(rest.into_iter().filter(|holder| !known.contains(&holder.id)));
         }
-        one.holders.sort_by_key(|member| std::cmp::Reverse(member.age));
+        // One script may grant several permits, in the order of their fences.
+        one.holders.sort_by_key(|member| (std::cmp::Reverse(member.age), member.fence));
         one.units = one.holders.iter().map(Member::weight).fold(0, u32::saturating_add);
         let head = head.and_then(|head| head.into_iter().next());
         one.waits_for = head.map(|head| one.limits.waits_for(one.units, head.weight));
