@@ -248,7 +248,7 @@ fn not_a_store(url: &str) -> String {
     let may_have_password = url.contains('@');
     let not_a_url = |hint: &str| format!("{url:?} is not a URL: {hint}");
     match url.split_once(':') {
-        Some((scheme, rest)) => {
+        Some((scheme, rest)) if !scheme.contains('@') => {
             let lower = scheme.to_ascii_lowercase();
             if rest.parse::<u16>().is_ok() && !may_have_password {
                 not_a_url(&format!("for a Redis server write redis://{url}"))
@@ -258,14 +258,12 @@ fn not_a_store(url: &str) -> String {
                 format!("there is no store \"{scheme}:\": {EXPECTED}")
             }
         }
-        None if may_have_password => format!("it is not a URL: {EXPECTED}"),
-        None if url.starts_with('/') => {
+        _ if may_have_password => format!("it is not a URL: {EXPECTED}"),
+        _ if url.starts_with('/') => {
             let socket = format!("for the socket of a Redis server unix://{url}");
             not_a_url(&format!("for a file write sqlite:{url}, {socket}"))
         }
-        None => {
-            not_a_url(&format!("for a file write sqlite:{url}, for a Redis server redis://{url}"))
-        }
+        _ => not_a_url(&format!("for a file write sqlite:{url}, for a Redis server redis://{url}")),
     }
 }
 

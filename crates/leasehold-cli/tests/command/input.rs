@@ -69,6 +69,7 @@ fn stores_that_are_none() {
         ),
         ("host:6379", "for a Redis server write redis://host:6379"),
         ("REDIS://user:secret@host", "write \"redis:\" instead of \"REDIS:\""),
+        ("secret@host:6379", "it is not a URL"),
         ("  ", "--store is empty: give a URL, or leave it out"),
     ] {
         let said = refused(&["ls", "--store", store]);

@@ -27,7 +27,7 @@ pub enum StoreUrl {
 }
 
 impl StoreUrl {
-    /// Parses a URL. Errors repeat only the scheme, because the rest of the URL may contain a password.
+    /// Parses a URL. Errors repeat at most the scheme or a host with its port, because the rest may contain a password.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the URL is invalid, or names a store that is not part of this build.
@@ -46,11 +46,16 @@ impl StoreUrl {
                 | "redis-sentinel" | "rediss-sentinel" | "redis-cluster" | "rediss-cluster",
                 _,
             )) => Ok(Self::Redis),
-            Some((scheme, _)) => {
+            Some((_, port)) if port.parse::<u16>().is_ok() && !url.contains('@') => {
+                let problem =
+                    format!("{url:?} is not a URL: for a Redis server write redis://{url}");
+                Err(Error::invalid("store", problem))
+            }
+            Some((scheme, _)) if !scheme.contains('@') => {
                 let problem = format!("this build supports no store \"{scheme}:\"");
                 Err(Error::invalid("store", format!("{problem}: {EXPECTED}")))
             }
-            None => {
+            _ => {
                 let problem = "it is not a URL, and the path of a file needs sqlite: before it";
                 Err(Error::invalid("store", format!("{problem}: {EXPECTED}")))
             }
@@ -63,9 +68,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_host_with_a_port_gets_a_hint() {
+        let error = StoreUrl::parse("localhost:6379").unwrap_err();
+        assert!(error.to_string().ends_with("write redis://localhost:6379"), "{error}");
+    }
+
+    #[test]
     fn errors_repeat_only_the_scheme() {
         assert_eq!(StoreUrl::parse("memory:").unwrap(), StoreUrl::Memory);
-        for url in ["memory:hunter2", "zookeeper://joe:hunter2@host", "joe-hunter2@host"] {
+        for url in [
+            "memory:hunter2",
+            "zookeeper://joe:hunter2@host",
+            "joe-hunter2@host",
+            "hunter2@host:6379",
+        ] {
             let error = StoreUrl::parse(url).unwrap_err();
             assert!(matches!(error, Error::InvalidArgument { what: "store", .. }), "{error}");
             assert!(!error.to_string().contains("hunter2"), "{error}");
