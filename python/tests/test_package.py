@@ -71,6 +71,9 @@ def test_the_store_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert leasehold.Client().url == "memory:"
     monkeypatch.setenv("LEASEHOLD_STORE", "redis://somewhere")
     assert leasehold.Client().url == "redis://somewhere:6379"
+    monkeypatch.setenv("LEASEHOLD_STORE", "")
+    with pytest.raises(leasehold.InvalidArgument, match="LEASEHOLD_STORE is empty"):
+        leasehold.Client()
 
 
 def test_the_path_of_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:

@@ -87,7 +87,7 @@ impl Action {
                 format!("The limit that programs declared last applies to {name} again.")
             }
             Self::Pause { .. } => format!(
-                "No more permits of {name} are granted until it is resumed. Holders go on; waiters keep their places."
+                "No more permits of {name} are granted until it is resumed. Holders continue; waiters keep their places."
             ),
             Self::Resume => {
                 format!("Permits of {name} are granted again, in the order of the queue.")

@@ -21,7 +21,7 @@ use values::{count, duration, measurable, positive, rate, rate_or_none, socket_a
 /// Share scarce resources fairly between processes and machines: a limited number at once, first come first served.
 ///
 /// A permit or a lock is a lease: it is renewed while its holder lives and expires when the holder dies. A child is stopped
-/// before its lease can pass on.
+/// before its lease can pass to another holder.
 #[derive(Debug, Parser)]
 #[command(name = "leasehold", version, arg_required_else_help = true, after_help = help::AFTER)]
 pub(crate) struct Arguments {
@@ -86,14 +86,14 @@ pub(crate) enum Command {
 
 const STORES: &str = "\
 The store: sqlite:PATH, redis://host:port, unix:///path/of/its/socket, redis-sentinel://host:port,…/name or \
-redis-cluster://host:port,…; over TLS the same with rediss; a file in your state directory by default";
+redis-cluster://host:port,…; for TLS, write rediss instead of redis. Default: a file in your state directory";
 
 const NAMESPACE: &str = "\
 On Redis: the prefix of the keys of semaphores [default: adv-sem] [env: LEASEHOLD_NAMESPACE]";
 const LOCK_PREFIX: &str = "\
 On Redis: the prefix of the keys of locks [default: syncguard] [env: LEASEHOLD_LOCK_PREFIX]";
 const LOCK_LAYOUT: &str = "\
-On Redis: the version of SyncGuard with which locks are shared, syncguard-1 or syncguard-2 [default: syncguard-1] [env: LEASEHOLD_LOCK_LAYOUT]";
+On Redis: the key layout of locks, that of version 1 or 2 of the library SyncGuard: syncguard-1 or syncguard-2 [default: syncguard-1] [env: LEASEHOLD_LOCK_LAYOUT]";
 const CA_CERTIFICATE: &str = "\
 Over TLS: trust only the authorities in this PEM file [env: LEASEHOLD_CA_CERTIFICATE]";
 
@@ -122,7 +122,7 @@ pub(crate) struct WaitArgs {
     /// Do not wait for the permit or lock. The store has 5 s to answer
     #[arg(long)]
     no_wait: bool,
-    /// Exit with this code if it was not acquired in time
+    /// Exit with this code if the permit or lock was not acquired, because --wait ran out or --no-wait was given
     #[arg(short = 'E', long = "conflict-exit-code", value_name = "CODE", default_value_t = crate::failure::NOT_ACQUIRED)]
     pub(crate) conflict_code: u8,
 }
@@ -173,7 +173,7 @@ pub(crate) struct RunArgs {
     /// effect on a store on this host, where the kernel reports dead processes
     #[arg(long, visible_alias = "heartbeat", value_name = "D", value_parser = positive, default_value = "30s")]
     pub(crate) lease: Duration,
-    /// How long the child has between SIGTERM and SIGKILL [default: 2s; on Redis at most a sixth of --lease]
+    /// How long the child has between SIGTERM and SIGKILL. On Redis, at most a sixth of --lease [default: 2s, or that sixth if it is shorter]
     #[arg(long, value_name = "D", value_parser = duration)]
     pub(crate) grace: Option<Duration>,
     #[command(flatten)]
@@ -204,7 +204,7 @@ pub(crate) struct LockArgs {
     /// How long this process may be unable to renew before its child is stopped and the lock expires
     #[arg(long, value_name = "D", value_parser = positive, default_value = "30s")]
     pub(crate) lease: Duration,
-    /// How long the child has between SIGTERM and SIGKILL [default: 2s, at most half of --lease]
+    /// How long the child has between SIGTERM and SIGKILL. At most half of --lease [default: 2s, or that half if it is shorter]
     #[arg(long, value_name = "D", value_parser = duration)]
     pub(crate) grace: Option<Duration>,
     #[command(flatten)]
@@ -393,7 +393,7 @@ pub(crate) struct BenchArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct ManArgs {
-    /// The subcommand; by default the page of all of them
+    /// The subcommand. Default: the page of `leasehold` itself
     pub(crate) command: Option<String>,
 }
 

@@ -148,7 +148,11 @@ impl Settings {
 /// The URL in `$LEASEHOLD_STORE`, or else `memory:`.
 pub(super) fn url_from_environment() -> Result<String, Failure> {
     match std::env::var("LEASEHOLD_STORE") {
-        Ok(url) if !url.is_empty() => Ok(url),
+        // A program whose variable is empty means some store, and not one that no other process shares.
+        Ok(url) if url.trim().is_empty() => Err(Failure::Invalid(
+            "invalid store: $LEASEHOLD_STORE is empty: set it to a URL, or unset it".to_owned(),
+        )),
+        Ok(url) => Ok(url),
         Err(std::env::VarError::NotUnicode(_)) => {
             Err(Failure::Invalid("invalid store: $LEASEHOLD_STORE is not UTF-8".to_owned()))
         }

@@ -18,8 +18,9 @@ Exit codes:
   64             bad usage or bad input
   69             store unreachable, also if --wait ends during an outage
   70             internal error
-  75 (-E)        not acquired in time, or at once with --no-wait; drain, forget: the name is in use
-  77             the store refuses: access denied, or a server of another kind than the URL says
+  75 (-E)        not acquired: --wait ran out, or --no-wait; drain, forget: the name is in use
+  77             the store refuses: access denied, a server of another kind than the URL says, a
+                 missing database, a full disk
   124            the lease was lost or its TTL ended, and the child was stopped
   126            the child could not be run
   127            the child was not found
@@ -82,7 +83,7 @@ Examples:
 
 Lock ids are not shown, because a lock id can release its lock. To watch the list, use `top`.
 
-If the disk is full or read-only, ls and show still read the store, and say so.";
+If the disk is full or read-only, ls, show and lookup still read the store, and say so.";
 
 pub(super) const SHOW: &str = "\
 Examples:
@@ -171,8 +172,8 @@ pub(super) const RELEASE: &str = "\
 Examples:
   leasehold release deploy 7Vd3kQ0aZx1-0
 
-The next waiter starts at once. The holder notices at its next renewal, which on Redis may be a third
-of its lease later (10 s by default). Its child is stopped then.";
+The next waiter starts at once. The holder notices at its next renewal, and its child is stopped.
+On Redis that may be a third of its lease later (10 s by default).";
 
 pub(super) const LOOKUP: &str = "\
 Examples:
@@ -217,7 +218,7 @@ under cluster or sentinel.
 
 Exit codes:
   0   leases are safe, though there may be warnings
-  1   leases are not safe on this store
+  1   something does not work, or leases are not safe on this store
   64  --store is not the URL of a store
   69  the store is unreachable or does not exist
   77  the store refuses the client: access denied, or a server of another kind than the URL says

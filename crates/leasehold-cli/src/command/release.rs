@@ -63,8 +63,8 @@ impl Id {
         let permit = text.parse().map(Self::Permit);
         let lock = || text.parse().map(Self::Lock);
         permit.or_else(|_| lock()).map_err(|_| {
-            let problem = "is not an id: take one that `leasehold show NAME` prints, or for a lock \
-                           `leasehold lookup --raw KEY`";
+            let problem = "is not an id: use one that `leasehold show NAME` prints; for a lock, one that \
+                           `leasehold lookup --raw KEY` prints";
             Failure::usage(format!("{text:?} {problem}"))
         })
     }

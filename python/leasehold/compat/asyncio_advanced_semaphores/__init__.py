@@ -14,7 +14,7 @@ What differs from asyncio-advanced-semaphores:
 
 - Any event loop and any thread can use a semaphore. One connection and one thread per `RedisConfig` serve them all, so
   `max_connections`, `ping_interval`, `use_polling_after_delay` and `poll_delay` are checked but have no effect.
-- A release hands the slot to the next waiter at once. A waiter sends no requests of its own.
+- A release hands the slot to the next waiter at once. Waiters do not poll: the client renews all its places together.
 - `slot_number` is the lowest number from 1 that no other live holder in this package has. The other package returns
   how many slots are held, so that two of its holders can have the same number.
 - `acquisition_id` is a string of another form. Any object of the same name can release it, also in another process.
