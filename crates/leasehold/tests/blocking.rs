@@ -98,11 +98,13 @@ fn a_panic_releases(client: &Client) {
 }
 
 fn locks_and_pools(client: &Client) {
-    let retry = Retry::default().within(Duration::from_millis(500));
+    // Long enough for a store that answers slowly: silence until the limit is another error.
+    let retry = Retry::default().within(Duration::from_secs(2));
     let lock = client.lock("key").label("a thread").retry(retry).build().unwrap();
     let guard = lock.acquire().wait().unwrap();
     assert!(lock.try_acquire().wait().unwrap().is_none());
-    assert!(matches!(lock.acquire().wait(), Err(Error::TimedOut { what: "lock", .. })));
+    let refused = lock.acquire().wait();
+    assert!(matches!(refused, Err(Error::TimedOut { what: "lock", .. })), "{refused:?}");
     guard.extend(Duration::from_secs(60)).wait().unwrap();
     let info = client.locks().lookup("key").wait().unwrap().expect("it is held");
     assert_eq!(info.label.as_deref(), Some("a thread"));

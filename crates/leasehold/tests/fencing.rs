@@ -92,7 +92,7 @@ const TABLE: &str = "\
 CREATE TABLE invoice (
     id    INTEGER PRIMARY KEY,
     value TEXT NOT NULL,
-    fence INTEGER NOT NULL DEFAULT 0
+    fence BIGINT NOT NULL DEFAULT 0
 );";
 
 const UPDATE: &str = "\
