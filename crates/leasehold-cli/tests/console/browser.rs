@@ -136,7 +136,8 @@ fn acts(browser: &Browser, console: &Console, store: &str) {
     browser.click("dialog button.confirm");
     browser.shows("paused: release freeze.");
     let waits = Running::start(store, &["run", "-v", "demo", "--", "true"]);
-    waits.says("by console, from 127.0.0.1: release freeze");
+    waits.says("paused by console, from 127.0.0.1 ");
+    waits.says(" ago: release freeze");
     browser.shows("by console, from 127.0.0.1: release freeze");
     browser.click("button[value='resume']");
     browser.click("dialog button.confirm");
