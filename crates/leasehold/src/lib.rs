@@ -32,6 +32,9 @@
 //!
 //! Only the resource that A writes to can reject the late write, by comparing [fences](Permit::fence).
 
+// Parts of the engine serve only remote stores, and some fields of commands serve only Redis.
+#![cfg_attr(not(feature = "redis"), allow(dead_code))]
+
 mod acquire;
 mod backend;
 pub mod blocking;

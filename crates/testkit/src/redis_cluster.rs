@@ -329,10 +329,14 @@ impl RedisCluster {
         self.shared.nodes.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls a command that has to succeed on a node.
+    /// Calls a command that has to succeed on a node. A signal that another test handles may interrupt the call, so it
+    /// is repeated once.
     #[track_caller]
     fn must<T: FromRedisValue>(&self, index: usize, command: &[&str]) -> T {
-        let reply = self.node(index).call(command);
+        let mut reply = self.node(index).call(command);
+        if reply.as_ref().is_err_and(|error| error.is_io_error()) {
+            reply = self.node(index).call(command);
+        }
         reply.unwrap_or_else(|error| panic!("{command:?} at node {index}: {error}"))
     }
 

@@ -105,7 +105,7 @@ struct Shared {
     finish: watch::Receiver<bool>,
     /// Permits that have been released, to be released again.
     spent: Mutex<Vec<(usize, AcquisitionId)>>,
-    /// Whether failovers are part of normal operation.
+    /// Whether a replica may take over, and lose the last commands.
     fails_over: bool,
     /// When each client was last unable to reach the store.
     outages: [AtomicU64; CLIENTS],
@@ -258,8 +258,7 @@ async fn play(settings: &Settings, history_file: &Arc<HistoryFile>, finish: watc
     let names: Vec<_> = clients.iter().map(|client| client.id().to_string()).collect();
     history_file.note(Event::Begin { clients: names.join(",") });
     let (spent, outages) = (Mutex::default(), Default::default());
-    let mut replicated = ["redis-cluster:", "redis-sentinel:"].into_iter();
-    let fails_over = replicated.any(|scheme| settings.store.starts_with(scheme));
+    let fails_over = !settings.store.starts_with("sqlite:");
     let history_file = history_file.clone();
     let shared = Arc::new(Shared { history_file, clients, finish, spent, fails_over, outages });
     let watcher = {

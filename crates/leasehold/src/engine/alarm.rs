@@ -127,7 +127,7 @@ mod far {
 
     /// No such timer exists on this platform.
     #[derive(Debug, Default)]
-    pub(super) struct Timer;
+    pub(super) struct Timer {}
 
     #[allow(clippy::unused_self)] // the other implementation needs it
     impl Timer {
