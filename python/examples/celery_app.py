@@ -12,7 +12,7 @@ import leasehold
 
 broker = os.environ["BROKER"]
 app = Celery("celery_app", broker=broker, backend=broker)
-client = leasehold.Client(broker)  # connects nothing yet: every worker process does at its first use
+client = leasehold.Client(broker)  # each worker process connects at its first use
 gpus = client.semaphore("gpus", 2, numbered=True)
 
 

@@ -9,7 +9,7 @@ calls = client.semaphore("llm", 5, rate=(100, 60), burst=20, label="summaries")
 
 
 async def complete(prompt: str) -> str:
-    # The first to ask is the first to be served. A call that cannot begin within 30 s raises leasehold.TimedOut.
+    # Calls start in the order in which they were requested. After 30 s in the queue, a call raises leasehold.TimedOut.
     async with calls.permit(within=30):
         return await call_the_model(prompt)
 

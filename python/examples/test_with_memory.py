@@ -1,4 +1,4 @@
-"""Tests need no server: the store in memory keeps the same rules."""
+"""Tests need no server: the store in memory follows the same rules."""
 
 import asyncio
 from collections.abc import Iterator

@@ -25,13 +25,13 @@ class InvalidArgument(Error, ValueError):
 
 
 class TimedOut(Error, _TimeoutError):
-    """Nothing became free within the time limit."""
+    """Nothing became free within the time limit, or before the retries were used up."""
 
     #: What the call waited for: ``"permit"``, ``"lock"``, ``"lease"`` or ``"drain"``.
     what: str = ""
     #: The name of the semaphore or pool, or the key of the lock.
     name: str = ""
-    #: The longest wait, in seconds.
+    #: The time limit in seconds, or how long the call waited if its retries were used up before.
     limit: float = 0.0
 
 
@@ -42,9 +42,11 @@ class Lost(Error):
     what: str = ""
     #: The name of the semaphore or pool, or the key of the lock.
     name: str = ""
-    #: The id in the store, if it is known. Do not log a lock's id: it releases the lock.
+    #: The id of the permit or lease in the store; for a lock, a hash of its id. Empty if it is not known.
     id: str = ""
-    #: ``"ttl-ended"``, ``"not-renewed"``, ``"gone"``, ``"released"`` or ``"closed"``.
+    #: Why it was lost. ``"ttl-ended"``: a permit was held for as long as its TTL allows. ``"lease-ended"``: the lease of a lock that is
+    #: not renewed ended. ``"not-renewed"``: it could not be renewed in time. ``"missing"``: it is no longer in the store.
+    #: ``"released"``: it was released. ``"closed"``: its client was closed.
     reason: str = ""
 
 
@@ -53,9 +55,9 @@ class Closed(Error):
 
 
 class Unavailable(Error, ConnectionError):
-    """The store cannot be reached, or does not answer. Try again later."""
+    """The store cannot be reached, or does not answer in time. Try again later."""
 
-    #: Whether the store was reached, but did not answer in time.
+    #: True if the store did not answer in time; False if connecting failed or the connection was lost.
     timed_out: bool = False
     #: How long the store has not answered, in seconds, if that is known.
     silent_for: float | None = None
@@ -64,7 +66,7 @@ class Unavailable(Error, ConnectionError):
 
 
 class Refused(Error, PermissionError):
-    """The store denied access, or refused the request."""
+    """The store denied access, or the request was refused. The message says what would allow it."""
 
 
 class Stopped(Error, RuntimeError):
@@ -72,7 +74,7 @@ class Stopped(Error, RuntimeError):
 
 
 class Forked(Error, RuntimeError):
-    """An object of the parent process was used in a forked child."""
+    """An object of the parent process was used in a forked child, or the child cannot open a `sqlite:` store."""
 
 
 class Internal(Error):

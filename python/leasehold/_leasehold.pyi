@@ -1,5 +1,5 @@
 import os
-from collections.abc import Awaitable, Generator, Sequence
+from collections.abc import Coroutine, Generator, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Generic, Literal, TypeVar, final
@@ -19,6 +19,7 @@ from ._types import (
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 _Seconds = float | timedelta
+_LossReason = Literal["ttl-ended", "lease-ended", "not-renewed", "missing", "released", "closed"]
 
 __version__: str
 
@@ -27,10 +28,10 @@ def _at_exit() -> None: ...
 def _begin(main_thread: int, /) -> None: ...
 
 @final
-class Pending(Generator[Any, Any, _T_co], Awaitable[_T_co], Generic[_T_co]):
+class Pending(Coroutine[Any, Any, _T_co], Generic[_T_co]):
     """An operation that may wait. Await it in asyncio, or call `wait()` to block the thread.
 
-    Nothing is sent before that. `asyncio.create_task` takes it as it is. It can be awaited once.
+    Nothing is sent to the store before that. `asyncio.create_task` accepts it, as it accepts a coroutine. It can be awaited once.
     """
 
     def __await__(self) -> Generator[Any, Any, _T_co]: ...
@@ -42,14 +43,14 @@ class Pending(Generator[Any, Any, _T_co], Awaitable[_T_co], Generic[_T_co]):
     def wait(self) -> _T_co:
         """Blocks this thread until the operation is done, and returns its result.
 
-        Other threads run in the meantime. Ctrl-C raises KeyboardInterrupt and cancels the operation.
+        Other threads run in the meantime. In the main thread, Ctrl-C cancels the operation and raises KeyboardInterrupt.
         """
     @property
     def id(self) -> str | None:
-        """The id of the permit that an acquire waits for; None for other operations, and while the client is not open."""
+        """The id of the permit that an acquire waits for; None for other operations, and until the store is open."""
 
 class HeldContext(Generic[_T]):
-    """A block during which a permit, a lock or a lease is held. Use it with `async with` or `with`.
+    """A context manager that holds a permit, a lock or a lease during its block. Use it with `async with` or `with`.
 
     It may be entered many times, also by several tasks or threads at once.
     """
@@ -71,11 +72,29 @@ class HeldContext(Generic[_T]):
 
 @final
 class Client:
-    """A client of a store.
+    """A client of the store that `url` names.
 
-    The store is `memory:`, `sqlite:PATH`, `redis://…`, `rediss://…`, `unix://…`, `redis-sentinel://…` or `redis-cluster://…`. Without
-    a URL it is `$LEASEHOLD_STORE`, or else `memory:`. Nothing is connected before the first operation. Use a client from any number
-    of threads and event loops. After a fork, the child opens the store again when it first uses the client.
+    The URL is `memory:`, `sqlite:PATH`, `redis://…`, `unix://…`, `redis-sentinel://…` or `redis-cluster://…`. Over TLS it begins with
+    `rediss`. Without a URL, the client uses `$LEASEHOLD_STORE`, or `memory:` if that variable is not set.
+
+    The client connects at its first operation. Any number of threads and event loops can use it. After a fork, the child opens the
+    store again when it first uses the client.
+
+    For Redis:
+
+    - `namespace`: the prefix of the keys of semaphores (`adv-sem`).
+    - `lock_prefix`: the prefix of the keys of locks (`syncguard`).
+    - `ca_certificate`: the certificate authorities to trust over TLS, as PEM or as the path of a PEM file. By default these are the
+      public authorities that browsers trust.
+    - `connect_timeout`: how long connecting may take (2 s).
+
+    For Redis and `sqlite:`:
+
+    - `answer_timeout`: how long the client waits for an answer of the store (5 s). After that, an operation raises Unavailable. An
+      acquire that waits has no such limit.
+    - `confirm_within`: how long another client has to confirm a permit that this client grants to it (5 s). After that, the permit
+      passes to the next waiter.
+    - `read_only`: the client only reads statistics and looks up locks. Everything else raises Refused.
     """
 
     def __new__(
@@ -94,10 +113,10 @@ class Client:
     def memory() -> Client:
         """Returns a client in memory. The tasks and threads that use this object share its permits; other clients do not."""
     def open(self) -> Pending[Client]:
-        """Opens the store now, to learn early whether it can be reached. Returns this client."""
+        """Opens the store now instead of at the first operation, and returns this client. Raises Unavailable if that fails."""
     @property
     def id(self) -> str | None:
-        """The client id, with which the ids of its permits begin; None while the store is not open."""
+        """The client id, with which the ids of its permits begin; None until the store is open."""
     @property
     def url(self) -> str:
         """The URL of the store, without the user and the password."""
@@ -115,11 +134,21 @@ class Client:
         burst: int | None = None,
         unless_declared: bool = False,
     ) -> Semaphore:
-        """Declares a fair semaphore. All durations are in seconds.
+        """Returns a fair semaphore, and declares its capacity and its rate.
 
-        Without a capacity it has the one that others have declared, or else 1. `ttl` is the longest time that a permit may be held,
-        `lease` how long its holder may be silent (30 s), and `max_acquire_time` the longest wait of an acquire. `rate=(100, 60)` grants
-        at most 100 permits per minute.
+        A declaration takes effect at the first use. It applies to all programs that use the name in this store, until one of them
+        declares another capacity or rate. All durations are in seconds.
+
+        - `capacity`: how many units can be held at once. Without it, the capacity in the store applies, or 1 if there is none.
+        - `ttl`: the longest time that a permit may be held. After that it is lost. By default there is no limit.
+        - `lease`: on Redis, how long a holder or waiter may be silent before it loses its permit or its place (30 s). The client renews
+          the lease in the background.
+        - `max_acquire_time`: the longest wait of an acquire. After that it raises TimedOut. By default there is no limit.
+        - `label`: a text that statistics show beside the holders and waiters of this object.
+        - `numbered`: whether each permit has a `slot_number`.
+        - `rate`: `(100, 60)` grants at most 100 permits per minute, evenly spread.
+        - `burst`: how many permits the rate grants at once after a quiet time (1).
+        - `unless_declared`: whether `capacity` applies only if the store has none yet.
         """
     def rate(
         self,
@@ -130,7 +159,13 @@ class Client:
         burst: int | None = None,
         label: str | None = None,
     ) -> Semaphore:
-        """Declares a rate: at most `starts` permits in any `period` of seconds, however many are held at once."""
+        """Returns a semaphore that limits only the rate: at most `starts` permits in any `period` of seconds, evenly spread.
+
+        Any number of permits can be held at once, unless another program has declared a capacity for the name.
+
+        - `burst`: how many permits the rate grants at once after a quiet time (1).
+        - `label`: a text that statistics show beside the holders and waiters of this object.
+        """
     def lock(
         self,
         key: str,
@@ -141,10 +176,14 @@ class Client:
         within: _Seconds | None = None,
         retry: Retry | None = None,
     ) -> Lock:
-        """Declares a fenced lock.
+        """Returns a fenced lock. All durations are in seconds.
 
-        `lease` is how long its holder may be silent, in seconds (30). With `auto_extend` the client extends it in the background.
-        `within` is the longest wait of an acquire, in seconds; by default there is no limit.
+        - `lease`: how long the holder may be silent before the lock expires (30 s).
+        - `auto_extend`: whether the client renews the lock in the background. If not, the lock expires after `lease` unless
+          `LockGuard.extend` extends it.
+        - `label`: a text that a lookup shows beside the holder.
+        - `within`: the longest wait of an acquire. After that it raises TimedOut. By default there is no limit.
+        - `retry`: the retry policy of a waiting acquire. By default it retries until `within` ends, at most 2 s apart.
         """
     @property
     def locks(self) -> Locks:
@@ -158,7 +197,12 @@ class Client:
         within: _Seconds | None = None,
         retry: Retry | None = None,
     ) -> Pool:
-        """Declares a pool of leases. `lease` is how long an instance may be silent, in seconds (30)."""
+        """Returns a pool of `capacity` leases. All durations are in seconds.
+
+        - `lease`: how long an instance may be silent before its lease expires (30 s). Use the same value in all programs.
+        - `within`: the longest wait of `Pool.lease`. After that it raises TimedOut. By default there is no limit.
+        - `retry`: the retry policy of `Pool.lease` while the pool is full. By default it retries until `within` ends, at most 2 s apart.
+        """
     def pools(self, limit: int = 100) -> Pending[list[PoolStats]]:
         """Returns the pools that have members, sorted by name; at most `limit`."""
     def stats(
@@ -171,14 +215,20 @@ class Client:
     ) -> Pending[list[SemaphoreStats]]:
         """Returns the limits, holders and waiters of semaphores, the most used name first.
 
-        `unused` includes names without holders and waiters. `waiters` is how many waiters of each name are listed.
+        - `names`: the semaphores. Without it, all are returned.
+        - `limit`: the largest number of semaphores that are returned.
+        - `unused`: whether to include names without holders and waiters.
+        - `waiters`: how many waiters of each name are listed.
         """
     def clients(self, limit: int = 100) -> Pending[list[ClientInfo]]:
         """Returns the clients of the store, sorted by id; at most `limit`."""
     def outage(self) -> Outage | None:
         """Returns the current outage of the store; None if the store can be reached, or is not open yet."""
     def close(self) -> Pending[None]:
-        """Closes the client: waiting acquires raise Closed, and all permits, locks and leases are released."""
+        """Closes the client, and returns when the store has released its permits, locks and leases. Waiting acquires raise Closed.
+
+        Detached locks, and what `Locks.acquire` and `Pool.acquire` acquired, stay held until they expire.
+        """
     async def __aenter__(self) -> Client: ...
     async def __aexit__(self, *exception: object) -> None: ...
     def __enter__(self) -> Client: ...
@@ -186,64 +236,85 @@ class Client:
 
 @final
 class Semaphore(HeldContext[Permit]):
-    """A fair counting semaphore: first come, first served.
+    """A fair counting semaphore: permits are granted in the order in which they were requested.
 
     Semaphores with the same name share their permits, in all programs that use the same store. `async with semaphore` and
     `with semaphore` hold one permit, as `semaphore.permit()` does.
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name."""
     @property
     def capacity(self) -> int:
-        """The capacity that this client declared last."""
+        """The capacity that this client declared last. The store may have another: see `stats`."""
     def permit(
         self, *, within: _Seconds | None = None, weight: int = 1, cancel_on_loss: bool = True
     ) -> HeldContext[Permit]:
-        """A block during which a permit is held: `async with semaphore.permit() as permit`, or `with` in a thread.
+        """Returns a context manager that holds a permit: `async with semaphore.permit() as permit`, or `with` in a thread.
 
-        `within` is the longest wait in seconds, and `weight` the number of units. When the permit is lost, the body of an
-        `async with` is cancelled, and the block raises Lost. A body that cannot be cancelled, as that of a `with`, runs to its end,
-        and then the block raises Lost. With `cancel_on_loss=False` neither happens.
+        - `within`: the longest wait, in seconds. After that the block raises TimedOut.
+        - `weight`: how many units of the capacity the permit takes.
+        - `cancel_on_loss`: whether the loss of the permit cancels the body of an `async with`. The block then raises Lost. The body of
+          a `with` cannot be cancelled: it runs to its end, and then the block raises Lost. With False, neither happens.
         """
     def acquire(self, *, within: _Seconds | None = None, weight: int = 1) -> Pending[Permit]:
-        """Waits for a permit. `within` is the longest wait in seconds, and `weight` the number of units."""
+        """Waits for a permit and returns it.
+
+        - `within`: the longest wait, in seconds. After that the acquire raises TimedOut.
+        - `weight`: how many units of the capacity the permit takes.
+        """
     def try_acquire(self, *, weight: int = 1) -> Pending[Permit | None]:
-        """Returns a permit if one is free and no acquire waits; None otherwise."""
+        """Returns a permit if one is free and no acquire waits; otherwise None. `weight` is how many units the permit takes."""
     def release(self, id: str) -> Pending[bool]:
-        """Releases a permit by its id. Returns whether it was held."""
+        """Releases the permit with this id. Returns whether it was held."""
     def release_member(self, id: str) -> Pending[bool]:
-        """Removes a holder or a waiter by its id in the statistics, also one of another program. Returns whether it was there."""
+        """Releases the holder, or removes the waiter, with this id of the statistics. It may belong to another program.
+
+        Returns True if a holder was released, or a waiter of another program was removed.
+        """
     def position(self, id: str) -> Pending[int | None]:
         """Returns the number of waiters ahead of the acquire with this id; None if it does not wait."""
     def locked(self) -> Pending[bool]:
-        """Returns whether an acquire would have to wait now."""
+        """Returns whether an acquire of one unit would have to wait now."""
     def stats(self) -> Pending[SemaphoreStats]:
-        """Returns how many permits are held, and how many acquires wait."""
+        """Returns the limits, the holders and the number of waiters. `Client.stats` also lists the waiters."""
     def set_capacity(self, capacity: int) -> Pending[None]:
-        """Declares another capacity, for all programs."""
+        """Sets the capacity for all programs, until one declares another. Raises InvalidArgument if the semaphore is pinned."""
     def pin(self, capacity: int) -> Pending[None]:
-        """Sets the capacity for all programs, whatever they declare, until `unpin`."""
+        """Sets the capacity for all programs until `unpin`. Until then, declarations have no effect."""
     def unpin(self) -> Pending[None]:
-        """Ends a `pin`: the newest declaration applies again."""
+        """Ends a `pin`. The newest declaration applies again."""
     def set_rate(self, starts: int, period: _Seconds, burst: int = 1) -> Pending[None]:
-        """Sets the rate for all programs: at most `starts` permits in any `period` of seconds."""
+        """Sets the rate for all programs, until one declares another: at most `starts` permits in any `period` of seconds.
+
+        `burst` is how many permits the rate grants at once after a quiet time.
+        """
     def clear_rate(self) -> Pending[None]:
-        """Removes the rate, for all programs."""
+        """Removes the rate for all programs, until one declares another."""
     def pause(self, *, by: str | None = None, reason: str | None = None) -> Pending[None]:
-        """Stops granting permits until `resume`. Holders keep their permits, and waiters their places."""
+        """Stops granting permits until `resume`. Holders keep their permits, and waiters keep their places.
+
+        Statistics show `reason`, and `by`: who pauses the semaphore, by default the host and the process id.
+        """
     def resume(self) -> Pending[None]:
-        """Ends a `pause`."""
+        """Ends a `pause`. Waiters are granted the free permits in their order."""
     def drain(
         self, *, within: _Seconds | None = None, by: str | None = None, reason: str | None = None
     ) -> Pending[None]:
-        """Pauses the semaphore, and waits until no permit is held, for at most `within` seconds. The semaphore stays paused."""
+        """Pauses the semaphore, and waits until no permit is held. The semaphore stays paused.
+
+        `within` is the longest wait, in seconds. After that the drain raises TimedOut. For `by` and `reason` see `pause`.
+        """
     def forget(self) -> Pending[None]:
-        """Removes the semaphore from the store, if it has no holders and no waiters."""
+        """Removes the semaphore with its limits and its last fence from the store.
+
+        Raises InvalidArgument if it has holders or waiters, or if the store does not know it.
+        """
 
 @final
 class Permit:
-    """A permit of a semaphore. It is held until it is released or garbage-collected."""
+    """A permit of a semaphore. It is held until it is released, garbage-collected or lost."""
 
     @property
     def id(self) -> str:
@@ -253,10 +324,16 @@ class Permit:
         """The name of the semaphore."""
     @property
     def fence(self) -> int:
-        """A number that is larger than the fence of every permit of this name that was granted before."""
+        """A number that is larger than the fence of every permit of this name that was granted before.
+
+        A resource that stores the largest fence it has seen can reject a write of an earlier holder.
+        """
     @property
     def slot_number(self) -> int | None:
-        """The lowest number from 1 to the capacity that no other live permit has; None unless the semaphore is numbered."""
+        """The lowest number from 1 that was free at the grant; None unless the semaphore is numbered.
+
+        No other live permit of the semaphore has it.
+        """
     @property
     def waited(self) -> float:
         """How long the acquire waited, in seconds."""
@@ -265,77 +342,95 @@ class Permit:
         """How many seconds the permit stays valid without another renewal; None if it does not expire."""
     def check(self) -> None:
         """Raises Lost if the permit was lost or released."""
-    def lost(self) -> Pending[Literal["ttl-ended", "not-renewed", "gone", "released", "closed"]]:
-        """Resolves with the reason when the permit is lost."""
+    def lost(self) -> Pending[_LossReason]:
+        """Waits until the permit is lost or released, and returns the reason."""
     def release(self) -> Pending[bool]:
-        """Releases the permit. Resolves when the store has released it: False if it was lost or released before."""
+        """Releases the permit. Returns True once the store has released it; False if it was lost or released before.
+
+        If this is never awaited, the permit is released in the background, with a RuntimeWarning.
+        """
     def detach(self) -> str:
-        """Returns the id of the permit, and keeps the permit held and renewed until `Semaphore.release` releases it."""
+        """Detaches the permit from this object, and returns its id.
+
+        The permit stays held until `Semaphore.release` releases it, its TTL ends, or its client is closed.
+        """
 
 @final
 class Lock(HeldContext[LockGuard]):
-    """An exclusive lock with a key. Every holder has a fence that is larger than those before.
+    """An exclusive lock with a key. Every holder has a larger fence than all earlier holders.
 
-    It is not fair: for order use a semaphore with a capacity of 1.
+    It is not fair: after a release, the first client that asks acquires it. If the order matters, use a semaphore with a capacity of 1.
     """
 
     @property
-    def key(self) -> str: ...
+    def key(self) -> str:
+        """The key."""
     def guard(self, *, within: _Seconds | None = None, cancel_on_loss: bool = True) -> HeldContext[LockGuard]:
-        """A block during which the lock is held: `async with lock.guard() as guard`, or `with` in a thread.
+        """Returns a context manager that holds the lock: `async with lock.guard() as guard`, or `with` in a thread.
 
-        `within` is the longest wait in seconds. For `cancel_on_loss` see `Semaphore.permit`.
+        - `within`: the longest wait, in seconds. By default it is that of the lock.
+        - `cancel_on_loss`: see `Semaphore.permit`.
         """
     def acquire(self, *, within: _Seconds | None = None) -> Pending[LockGuard]:
-        """Waits for the lock, for at most `within` seconds."""
+        """Waits for the lock and returns a guard. `within` is the longest wait, in seconds. By default it is that of the lock."""
     def try_acquire(self) -> Pending[LockGuard | None]:
-        """Returns the lock if it is free; None otherwise."""
+        """Returns a guard if the lock is free; otherwise None."""
 
 @final
 class LockGuard:
-    """A lock that is held until it is released or garbage-collected, or until its lease ends."""
+    """A guard that holds a lock until it is released, garbage-collected or lost."""
 
     @property
-    def key(self) -> str: ...
+    def key(self) -> str:
+        """The key of the lock."""
     @property
     def id(self) -> str:
         """The lock id. It is enough to extend and release the lock, so do not log it."""
     @property
     def fence(self) -> int:
-        """A number that is larger than the fence of every earlier holder of this key."""
+        """A number that is larger than the fence of every earlier holder of this key. For its use see `Permit.fence`."""
     @property
     def expires_at(self) -> float:
-        """When the lock ends unless it is extended, in seconds since 1970 by the clock of the store."""
+        """When the lock expires unless it is extended, in seconds since 1970 by the clock of the store."""
     @property
     def valid_for(self) -> float:
-        """How many seconds the lock stays held without another extension."""
+        """How many seconds the lock stays valid without another extension."""
     def check(self) -> None:
         """Raises Lost if the lock was lost or released."""
-    def lost(self) -> Pending[Literal["ttl-ended", "not-renewed", "gone", "released", "closed"]]:
-        """Resolves with the reason when the lock is lost."""
+    def lost(self) -> Pending[_LossReason]:
+        """Waits until the lock is lost or released, and returns the reason."""
     def extend(self, ttl: _Seconds) -> Pending[None]:
-        """Makes the lock end `ttl` seconds from now, whatever was left of its lease. Raises Lost if the lock was lost."""
+        """Lets the lock expire `ttl` seconds from now, whatever was left of its lease. Raises Lost if the lock was lost."""
     def auto_extend(self) -> None:
-        """Extends the lock in the background from now on, at a third of its lease."""
+        """Renews the lock in the background from now on, each time a third of its lease has passed."""
     def release(self) -> Pending[bool]:
-        """Releases the lock. Resolves when the store has released it: False if it was lost or released before."""
+        """Releases the lock. Returns True once the store has released it; False if it was lost or released before.
+
+        If this is never awaited, the lock is released in the background, with a RuntimeWarning.
+        """
     def detach(self) -> str:
-        """Returns the lock id, and keeps the lock held until its lease ends or `Locks.release` releases it."""
+        """Detaches the lock from this object, and returns its lock id.
+
+        The lock stays held until its lease ends or `Locks.release` releases it. The client no longer renews it.
+        """
 
 @final
 class Locks:
-    """All locks of a store, by key and by lock id. Each call is a single attempt."""
+    """All locks of a store, by key and by lock id. No call waits for a lock to become free."""
 
     def acquire(self, key: str, ttl: _Seconds) -> Pending[HeldLock | None]:
-        """Acquires the lock for `ttl` seconds if it is free; None otherwise. Only its lock id extends or releases it."""
+        """Acquires the lock with this key if it is free; otherwise returns None.
+
+        There is no guard: the lock expires after `ttl` seconds unless it is extended or released by its lock id.
+        """
     def release(self, lock_id: str) -> Pending[bool]:
-        """Releases a lock by its lock id. Returns whether it was held."""
+        """Releases the lock with this lock id. Returns whether it was held."""
     def extend(self, lock_id: str, ttl: _Seconds) -> Pending[bool]:
-        """Makes a lock end `ttl` seconds from now. Returns whether it was held."""
+        """Lets the lock with this lock id expire `ttl` seconds from now. Returns whether it was held."""
     def is_locked(self, key: str) -> Pending[bool]:
-        """Returns whether the lock is held."""
+        """Returns whether the lock with this key is held."""
     def owns(self, lock_id: str) -> Pending[bool]:
-        """Returns whether this lock id holds its lock."""
+        """Returns whether the lock with this lock id is held."""
     def lookup(self, key: str) -> Pending[LockInfo | None]:
         """Returns the lock with this key; None if it is not held."""
     def lookup_id(self, lock_id: str) -> Pending[LockInfo | None]:
@@ -345,44 +440,60 @@ class Locks:
 
 @final
 class Pool:
-    """A fixed number of leases, each held by an instance id. There is no queue."""
+    """A fixed number of leases, each held by an instance with an id. There is no queue.
+
+    An instance that acquires again renews its lease, and does not take a second one. So each worker needs an id of its own.
+    """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name."""
     @property
-    def capacity(self) -> int: ...
+    def capacity(self) -> int:
+        """The number of leases."""
     def acquire(self, instance_id: str) -> Pending[PoolAnswer]:
-        """Acquires a lease for the instance if one is free, or renews its lease. After that, only `renew` renews it."""
+        """Acquires a lease for the instance if one is free, or renews the lease that it holds.
+
+        The client does not renew this lease in the background: call `renew` before it expires, or use `lease`.
+        """
     def renew(self, instance_id: str) -> Pending[PoolAnswer]:
-        """Renews the lease of an instance."""
+        """Renews the lease of the instance."""
     def release(self, instance_id: str) -> Pending[PoolAnswer]:
-        """Releases the lease of an instance."""
+        """Releases the lease of the instance."""
     def count(self) -> Pending[PoolCount]:
-        """Returns how many leases are held, and how many expired leases were removed."""
+        """Removes expired leases, and returns how many leases are held and how many were removed."""
     def lease(
         self, instance_id: str, *, within: _Seconds | None = None, cancel_on_loss: bool = True
     ) -> HeldContext[PoolLease]:
-        """A block during which the instance holds a lease that renews itself.
+        """Returns a context manager that holds a lease: `async with pool.lease("worker-1") as lease`, or `with` in a thread.
 
-        `within` is the longest wait in seconds. For `cancel_on_loss` see `Semaphore.permit`.
+        The client renews the lease in the background.
+
+        - `within`: the longest wait, in seconds. By default it is that of the pool.
+        - `cancel_on_loss`: see `Semaphore.permit`.
         """
     def try_lease(self, instance_id: str) -> Pending[PoolLease | None]:
-        """Returns a lease that renews itself if one is free; None otherwise."""
+        """Returns a lease if one is free; otherwise None. The client renews the lease in the background."""
 
 @final
 class PoolLease:
-    """A lease of a pool, which renews itself. It is held until it is released or garbage-collected."""
+    """A lease of a pool, which the client renews. It is held until it is released, garbage-collected or lost."""
 
     @property
-    def pool(self) -> str: ...
+    def pool(self) -> str:
+        """The name of the pool."""
     @property
-    def instance_id(self) -> str: ...
+    def instance_id(self) -> str:
+        """The instance that holds the lease."""
     @property
     def valid_for(self) -> float:
         """How many seconds the lease stays valid without another renewal."""
     def check(self) -> None:
         """Raises Lost if the lease was lost or released."""
-    def lost(self) -> Pending[Literal["ttl-ended", "not-renewed", "gone", "released", "closed"]]:
-        """Resolves with the reason when the lease is lost."""
+    def lost(self) -> Pending[_LossReason]:
+        """Waits until the lease is lost or released, and returns the reason."""
     def release(self) -> Pending[bool]:
-        """Releases the lease. Resolves when the store has released it: False if it was lost or released before."""
+        """Releases the lease. Returns True once the store has released it; False if it was lost or released before.
+
+        If this is never awaited, the lease is released in the background, with a RuntimeWarning.
+        """

@@ -1,4 +1,4 @@
-"""Statistics and other reports of the store. All durations are in seconds, and all points in time are seconds since 1970."""
+"""Results of operations, and the retry policy. All durations are in seconds, and all points in time are seconds since 1970."""
 
 from __future__ import annotations
 
@@ -10,42 +10,43 @@ from ._exceptions import Error
 
 @dataclass(frozen=True)
 class Retry:
-    """How an acquire of a lock or a pool asks again while it is taken.
+    """The retry policy of a waiting acquire of a lock, or of a lease of a pool.
 
-    A release by leasehold wakes a waiting lock at once. Asking again is for locks of programs that do not notify.
+    When a client of leasehold releases a lock, waiting acquires retry at once. They notice a release by another program only at their
+    next retry. A pool notifies no one, so a wait for a lease always ends at a retry.
     """
 
-    #: How many times to ask again.
+    #: How many retries to make before TimedOut is raised. Retries after a release, or at the end of the holder's lease, do not count.
     times: int = 10
-    #: How long to wait before the first time, in seconds.
+    #: The delay before the first retry.
     delay: float | timedelta = 0.1
-    #: The factor by which the wait grows each time.
+    #: The factor by which each delay is longer than the one before.
     multiplier: float = 2.0
-    #: The longest wait before asking again, in seconds.
+    #: The longest delay.
     max_delay: float | timedelta = 60.0
-    #: How much of a delay is random: ``"equal"`` (half), ``"full"`` or ``"none"``.
+    #: How much of a delay is random: ``"equal"`` (half of it), ``"full"`` (all of it) or ``"none"``.
     jitter: str = "equal"
 
 
 @dataclass(frozen=True)
 class Member:
-    """A holder or a waiter."""
+    """A holder or a waiter of a semaphore."""
 
-    #: Its acquisition id. On Redis other programs, with ids of their own, may share a semaphore.
+    #: The acquisition id. On Redis it may belong to another program that shares the semaphore, and have another form.
     id: str
-    #: The label of the semaphore that acquired it.
+    #: The label of the ``Semaphore`` object that requested it, if it has one.
     label: str | None
     #: The host of its client; None in memory, and for other programs on Redis.
     host: str | None
     #: The process of its client; None in memory, and for other programs on Redis.
     pid: int | None
-    #: For how long it has held or waited; None for other programs on Redis.
+    #: How long it has held or waited; None for other programs on Redis.
     age: float | None
-    #: In how many seconds it ends unless it is renewed; None if it does not end.
+    #: Seconds until it expires unless it is renewed; None if it does not expire.
     ends_in: float | None
-    #: The fence of its permit; None for a waiter.
+    #: The fence of its permit; None for a waiter, and for other programs on Redis.
     fence: int | None
-    #: How many units it takes.
+    #: How many units of the capacity it takes.
     weight: int
     #: The slot number of its permit, if it has one.
     slot_number: int | None
@@ -55,56 +56,57 @@ class Member:
 class Paused:
     """A pause of a semaphore."""
 
-    #: For how long it has lasted.
+    #: How long the pause has lasted.
     lasts: float
-    #: The person or program that paused it.
+    #: The person or program that paused the semaphore.
     by: str
-    #: Why, if a reason was given.
+    #: The reason, if one was given.
     reason: str | None
 
 
 @dataclass(frozen=True)
 class RateLimit:
-    """How often permits are granted at most."""
+    """A limit on how often permits are granted."""
 
-    #: One permit is granted in this time.
+    #: The time per permit: 0.6 for 100 permits per minute.
     interval: float
-    #: How many may be granted at once after a quiet time.
+    #: How many permits may be granted at once after a quiet time.
     burst: int
 
 
 @dataclass(frozen=True)
 class SemaphoreStats:
-    """One semaphore at one moment."""
+    """The state of one semaphore at one moment."""
 
     name: str
-    #: The capacity that applies. Zero if none was declared yet.
+    #: The capacity that applies. Zero if no program has declared one yet.
     capacity: int
-    #: The newest declaration.
+    #: The newest declaration of a program. It is the capacity unless the semaphore is pinned.
     declared: int
-    #: The capacity that was pinned, if one was.
+    #: The capacity that ``Semaphore.pin`` has set; None if the semaphore is not pinned.
     pinned: int | None
     #: The pause, if the semaphore is paused.
     paused: Paused | None
     #: How many permits are held.
     held: int
-    #: How much of the capacity is held: the sum of the weights.
+    #: How many units of the capacity are held: the sum of the weights.
     units: int
     #: How many acquires wait.
     waiting: int
-    #: What the first waiter needs: ``"room"``, ``"rate"``, ``"resume"``, ``"capacity"`` or ``"client"``.
+    #: What the first waiter waits for; None if no acquire waits. ``"room"``: free units. ``"rate"``: the rate. ``"resume"``: the end
+    #: of the pause. ``"capacity"``: a larger capacity. ``"client"``: its own client, which is unreachable.
     waits_for: str | None
-    #: How often permits are granted at most, if there is a rate.
+    #: The limit on how often permits are granted, if there is one.
     rate: RateLimit | None
-    #: When the next permit can be granted, if the rate does not allow it now.
+    #: Seconds until the rate allows the next permit; None if it allows one now.
     next_token: float | None
-    #: For how long the longest held permit has been held.
+    #: How long the longest-held permit has been held.
     oldest_hold: float | None
-    #: For how long the first waiter has waited.
+    #: How long the first waiter has waited.
     oldest_wait: float | None
-    #: The holders, the longest first.
+    #: The holders. The one that has held for the longest time comes first.
     holders: list[Member]
-    #: The waiters in their order, as many as were asked for.
+    #: The first waiters, in the order of the queue: as many as the argument ``waiters`` of ``Client.stats`` says.
     waiters: list[Member]
 
     @property
@@ -129,9 +131,9 @@ class ClientInfo:
 
 @dataclass(frozen=True)
 class Outage:
-    """A store that cannot be reached."""
+    """An outage: the store cannot be reached."""
 
-    #: For how long it has lasted.
+    #: How long the outage has lasted.
     lasts: float
     #: The most recent error.
     error: Error
@@ -141,10 +143,10 @@ class Outage:
 class HeldLock:
     """A lock that was acquired without a guard."""
 
-    #: The lock id, which extends and releases the lock.
+    #: The lock id. It is enough to extend and release the lock, so do not log it.
     id: str
     fence: int
-    #: When it ends unless it is extended, by the clock of the store.
+    #: When the lock expires unless it is extended, by the clock of the store.
     expires_at: float
 
 
@@ -153,7 +155,7 @@ class LockInfo:
     """A lock that is held."""
 
     key: str
-    #: The lock id. It is enough to release the lock, so do not log it.
+    #: The lock id. It is enough to extend and release the lock, so do not log it.
     lock_id: str
     #: A hash of the key, for logs: 24 hexadecimal digits.
     key_hash: str
@@ -184,7 +186,9 @@ class PoolAnswer:
 class PoolCount:
     """How full a pool is."""
 
+    #: How many leases are held.
     current_count: int
+    #: How many expired leases the call removed.
     expired_count: int
 
 
@@ -195,7 +199,7 @@ class PoolMember:
     instance_id: str
     #: How long ago it acquired or renewed its lease.
     silent_for: float
-    #: For how long it is valid without a renewal; None if it has expired.
+    #: Seconds until the lease expires unless it is renewed; None if it has expired.
     ends_in: float | None
 
 
@@ -204,5 +208,5 @@ class PoolStats:
     """One pool that has members."""
 
     name: str
-    #: The members, the most silent first.
+    #: The members. The one that has been silent for the longest time comes first.
     members: list[PoolMember]

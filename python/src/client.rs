@@ -25,10 +25,29 @@ pub(crate) use registry::{close_all, inherited_lifelines};
 use settings::{Options, Settings, certificate, url_from_environment};
 pub(crate) use shared::Shared;
 
-/// A client of a store: `memory:`, `sqlite:PATH`, `redis://…`, `rediss://…`, `unix://…`, `redis-sentinel://…` or `redis-cluster://…`.
+/// A client of the store that `url` names.
 ///
-/// Without a URL it is `$LEASEHOLD_STORE`, or else `memory:`. Nothing is connected before the first operation. Use it from any
-/// number of threads and event loops. After a fork, the child opens the store again when it first uses the client.
+/// The URL is `memory:`, `sqlite:PATH`, `redis://…`, `unix://…`, `redis-sentinel://…` or `redis-cluster://…`. Over TLS it begins with
+/// `rediss`. Without a URL, the client uses `$LEASEHOLD_STORE`, or `memory:` if that variable is not set.
+///
+/// The client connects at its first operation. Any number of threads and event loops can use it. After a fork, the child opens the
+/// store again when it first uses the client.
+///
+/// For Redis:
+///
+/// - `namespace`: the prefix of the keys of semaphores (`adv-sem`).
+/// - `lock_prefix`: the prefix of the keys of locks (`syncguard`).
+/// - `ca_certificate`: the certificate authorities to trust over TLS, as PEM or as the path of a PEM file. By default these are the
+///   public authorities that browsers trust.
+/// - `connect_timeout`: how long connecting may take (2 s).
+///
+/// For Redis and `sqlite:`:
+///
+/// - `answer_timeout`: how long the client waits for an answer of the store (5 s). After that, an operation raises Unavailable. An
+///   acquire that waits has no such limit.
+/// - `confirm_within`: how long another client has to confirm a permit that this client grants to it (5 s). After that, the permit
+///   passes to the next waiter.
+/// - `read_only`: the client only reads statistics and looks up locks. Everything else raises Refused.
 #[pyclass(frozen, weakref, module = "leasehold")]
 pub(crate) struct Client {
     shared: Arc<Shared>,
@@ -83,13 +102,13 @@ impl Client {
         Self::declared(py, "memory:".to_owned(), Options::default())
     }
 
-    /// Opens the store now, to learn early whether it can be reached. Returns this client.
+    /// Opens the store now instead of at the first operation, and returns this client. Raises Unavailable if that fails.
     fn open(slf: Bound<'_, Self>) -> Pending {
         let (shared, this) = (slf.get().shared.clone(), slf.unbind());
         shared.operation("Client.open", |_| async { Ok(Value::made(|_| Ok(this.into_any()))) })
     }
 
-    /// The client id, with which the ids of its permits begin; None while the store is not open.
+    /// The client id, with which the ids of its permits begin; None until the store is open.
     #[getter]
     fn id(&self) -> Option<String> {
         let engine = self.shared.now().ok().flatten()?;
@@ -102,7 +121,21 @@ impl Client {
         self.shared.settings().address()
     }
 
-    /// Declares a fair semaphore: see the class `Semaphore`.
+    /// Returns a fair semaphore, and declares its capacity and its rate.
+    ///
+    /// A declaration takes effect at the first use. It applies to all programs that use the name in this store, until one of them
+    /// declares another capacity or rate. All durations are in seconds.
+    ///
+    /// - `capacity`: how many units can be held at once. Without it, the capacity in the store applies, or 1 if there is none.
+    /// - `ttl`: the longest time that a permit may be held. After that it is lost. By default there is no limit.
+    /// - `lease`: on Redis, how long a holder or waiter may be silent before it loses its permit or its place (30 s). The client renews
+    ///   the lease in the background.
+    /// - `max_acquire_time`: the longest wait of an acquire. After that it raises TimedOut. By default there is no limit.
+    /// - `label`: a text that statistics show beside the holders and waiters of this object.
+    /// - `numbered`: whether each permit has a `slot_number`.
+    /// - `rate`: `(100, 60)` grants at most 100 permits per minute, evenly spread.
+    /// - `burst`: how many permits the rate grants at once after a quiet time (1).
+    /// - `unless_declared`: whether `capacity` applies only if the store has none yet.
     #[pyo3(signature = (
         name, capacity=None, *, ttl=None, lease=None, max_acquire_time=None, label=None, numbered=false, rate=None, burst=None,
         unless_declared=false
@@ -137,7 +170,12 @@ impl Client {
         Semaphore::declared(py, self.shared.clone(), name, options)
     }
 
-    /// Declares a rate: at most `starts` permits in any `period` of seconds, however many are held at once.
+    /// Returns a semaphore that limits only the rate: at most `starts` permits in any `period` of seconds, evenly spread.
+    ///
+    /// Any number of permits can be held at once, unless another program has declared a capacity for the name.
+    ///
+    /// - `burst`: how many permits the rate grants at once after a quiet time (1).
+    /// - `label`: a text that statistics show beside the holders and waiters of this object.
     #[pyo3(signature = (name, starts, period, *, burst=None, label=None))]
     fn rate(
         &self,
@@ -164,7 +202,14 @@ impl Client {
         )
     }
 
-    /// Declares a fenced lock: see the class `Lock`.
+    /// Returns a fenced lock. All durations are in seconds.
+    ///
+    /// - `lease`: how long the holder may be silent before the lock expires (30 s).
+    /// - `auto_extend`: whether the client renews the lock in the background. If not, the lock expires after `lease` unless
+    ///   `LockGuard.extend` extends it.
+    /// - `label`: a text that a lookup shows beside the holder.
+    /// - `within`: the longest wait of an acquire. After that it raises TimedOut. By default there is no limit.
+    /// - `retry`: the retry policy of a waiting acquire. By default it retries until `within` ends, at most 2 s apart.
     #[pyo3(signature = (key, *, lease=None, auto_extend=true, label=None, within=None, retry=None))]
     #[allow(clippy::too_many_arguments)]
     fn lock(
@@ -189,7 +234,11 @@ impl Client {
         Locks::new(self.shared.clone())
     }
 
-    /// Declares a pool of leases: see the class `Pool`.
+    /// Returns a pool of `capacity` leases. All durations are in seconds.
+    ///
+    /// - `lease`: how long an instance may be silent before its lease expires (30 s). Use the same value in all programs.
+    /// - `within`: the longest wait of `Pool.lease`. After that it raises TimedOut. By default there is no limit.
+    /// - `retry`: the retry policy of `Pool.lease` while the pool is full. By default it retries until `within` ends, at most 2 s apart.
     #[pyo3(signature = (name, capacity, *, lease=None, within=None, retry=None))]
     fn pool(
         &self,
@@ -216,6 +265,11 @@ impl Client {
     }
 
     /// Returns the limits, holders and waiters of semaphores, the most used name first.
+    ///
+    /// - `names`: the semaphores. Without it, all are returned.
+    /// - `limit`: the largest number of semaphores that are returned.
+    /// - `unused`: whether to include names without holders and waiters.
+    /// - `waiters`: how many waiters of each name are listed.
     #[pyo3(signature = (names=None, *, limit=100, unused=false, waiters=0))]
     fn stats(
         &self,
@@ -255,8 +309,9 @@ impl Client {
             .transpose()
     }
 
-    /// Closes the client: waiting acquires raise Closed, and all permits, locks and leases are released. Resolves when the store has
-    /// released them.
+    /// Closes the client, and returns when the store has released its permits, locks and leases. Waiting acquires raise Closed.
+    ///
+    /// Detached locks, and what `Locks.acquire` and `Pool.acquire` acquired, stay held until they expire.
     fn close(&self) -> Pending {
         let shared = self.shared.clone();
         Pending::of("Client.close", async move {

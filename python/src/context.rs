@@ -1,8 +1,8 @@
 //! `async with` and `with`: a permit, a lock or a lease for the time of a block.
 //!
-//! A context may be entered many times, also by several tasks or threads at once. An exit does not say which entry it ends. So each
-//! entry records its owner, the task or thread that made it, except for one that is alone: to ask for the owner costs time. An exit
-//! ends the newest entry of its own task or thread, or else the entry without an owner.
+//! A context may be entered many times, also by several tasks or threads at once. An exit does not say which entry it
+//! ends. So each entry records its owner, the task or thread that made it, except for one that is alone: to ask for the
+//! owner costs time. An exit ends the newest entry of its own task or thread, or else the entry without an owner.
 //!
 //! A semaphore and a lock are contexts, too: their classes inherit this one.
 
@@ -33,7 +33,9 @@ pub(crate) enum Source {
     Pool(Arc<DeclaredPool>, String, Option<Duration>),
 }
 
-/// A block during which a permit, a lock or a lease is held. Use it with `async with` or `with`.
+/// A context manager that holds a permit, a lock or a lease during its block. Use it with `async with` or `with`.
+///
+/// It may be entered many times, also by several tasks or threads at once.
 #[pyclass(frozen, subclass, weakref, module = "leasehold", name = "HeldContext")]
 pub(crate) struct Context {
     source: Source,
@@ -143,7 +145,6 @@ impl Context {
             Err(Failure::Forked(_)) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        drop(entry);
         let lost = if self.cancel_on_loss {
             held.as_ref().and_then(|held| held.check().err()).filter(|lost| !lost.is_the_end())
         } else {
@@ -154,7 +155,9 @@ impl Context {
             drop(held);
             // A block that ends normally has swallowed the cancellation.
             if cancelled.ends(py, exception)? || exception.is_none() {
-                let raised = PyErr::from(lost.unwrap_or(Failure::Lost(cancelled.reason())));
+                // The body may have released or detached it. Then nothing was left to check.
+                let lost = lost.unwrap_or_else(|| entry.guard.lost(cancelled.reason()));
+                let raised = PyErr::from(lost);
                 if let Some(exception) = exception {
                     raised.set_cause(py, Some(PyErr::from_value(exception.clone())));
                 }
@@ -162,6 +165,7 @@ impl Context {
             }
             return Ok(None);
         }
+        drop(entry);
         if let Some(lost) = lost
             && exception.is_none()
             && kind.is_none()
@@ -258,7 +262,7 @@ impl Exit {
             logger.call_method1(
                 "warning",
                 (
-                    "release failed after the block was left, and goes on in the background: %s",
+                    "release failed after the block was left; it continues in the background: %s",
                     message,
                 ),
             )?;

@@ -19,8 +19,8 @@ pub(crate) enum Failure {
     Invalid(String),
     /// An object of the parent process was used.
     Forked(&'static str),
-    /// Lost for this reason. Nothing else is known.
-    Lost(&'static str),
+    /// It was lost, and then released or detached, so the engine has no error for it.
+    Lost { what: &'static str, name: String, id: String, reason: LossReason },
     /// It was released through this object before.
     Released { what: &'static str, name: String },
 }
@@ -46,8 +46,9 @@ impl From<Failure> for PyErr {
 pub(crate) fn reason(reason: LossReason) -> &'static str {
     match reason {
         LossReason::TtlEnded => "ttl-ended",
+        LossReason::LeaseEnded => "lease-ended",
         LossReason::NotRenewed => "not-renewed",
-        LossReason::Gone => "gone",
+        LossReason::Missing => "missing",
         LossReason::Released => "released",
         LossReason::Closed => "closed",
         _ => "unknown",
@@ -75,6 +76,14 @@ fn message(error: &Error) -> String {
     }
 }
 
+/// Names what was lost or released: `permit of "api"`, but `lock "key"`.
+fn named(what: &str, name: &str) -> String {
+    match what {
+        "lock" => format!("lock {name:?}"),
+        _ => format!("{what} of {name:?}"),
+    }
+}
+
 impl Failure {
     /// Whether a client was closed because the interpreter ends, and this thread is left behind.
     pub(crate) fn is_the_end(&self) -> bool {
@@ -84,8 +93,9 @@ impl Failure {
     fn is_closed(&self) -> bool {
         match self {
             Self::Engine(Error::Closed) => true,
-            Self::Engine(Error::Lost { reason, .. }) => *reason == LossReason::Closed,
-            Self::Lost(why) => *why == reason(LossReason::Closed),
+            Self::Engine(Error::Lost { reason, .. }) | Self::Lost { reason, .. } => {
+                *reason == LossReason::Closed
+            }
             _ => false,
         }
     }
@@ -97,14 +107,18 @@ impl Failure {
         let exception = match self {
             Self::Forked(what) => exception(py, "Forked", what)?,
             Self::Invalid(what) => exception(py, "InvalidArgument", what)?,
-            Self::Lost(reason) => {
-                let raised = exception(py, "Lost", "the lease of this block was lost")?;
-                raised.setattr("reason", reason)?;
+            Self::Lost { what, name, id, reason: why } => {
+                let message = format!("the {} was lost: {why}", named(what, name));
+                let raised = exception(py, "Lost", &message)?;
+                raised.setattr("what", what)?;
+                raised.setattr("name", name)?;
+                raised.setattr("id", id)?;
+                raised.setattr("reason", reason(*why))?;
                 raised
             }
             Self::Released { what, name } => {
-                let raised =
-                    exception(py, "Lost", &format!("the {what} of {name:?} was released"))?;
+                let message = format!("the {} was released", named(what, name));
+                let raised = exception(py, "Lost", &message)?;
                 raised.setattr("what", what)?;
                 raised.setattr("name", name)?;
                 raised.setattr("reason", "released")?;

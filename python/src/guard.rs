@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use leasehold::{LockGuard as EngineGuard, Lost, Permit as EnginePermit, PoolLease as EngineLease};
+use leasehold::{
+    LockGuard as EngineGuard, LossReason, Lost, Permit as EnginePermit, PoolLease as EngineLease,
+};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
@@ -119,6 +121,23 @@ impl Guarded {
             Self::Lease(lease) => lease.clone_ref(py).into_any(),
         }
     }
+
+    /// The error of a block that has lost this, and has released or detached it since.
+    pub(crate) fn lost(&self, reason: LossReason) -> Failure {
+        let (what, name, id) = match self {
+            Self::Permit(permit) => {
+                let permit = permit.get();
+                ("permit", permit.declared.name(), permit.id.to_string())
+            }
+            // A lock id releases the lock, so no error contains it.
+            Self::Lock(guard) => ("lock", guard.get().declared.name(), String::new()),
+            Self::Lease(lease) => {
+                let lease = lease.get();
+                ("lease", lease.declared.name(), lease.instance_id.clone())
+            }
+        };
+        Failure::Lost { what, name: name.to_owned(), id, reason }
+    }
 }
 
 /// The permit, lock or lease of a Python object, until it is released or detached.
@@ -198,7 +217,7 @@ fn seconds_until(moment: Instant) -> f64 {
     moment.saturating_duration_since(Instant::now()).as_secs_f64()
 }
 
-/// A permit of a semaphore. It is held until it is released or garbage-collected.
+/// A permit of a semaphore. It is held until it is released, garbage-collected or lost.
 #[pyclass(frozen, weakref, module = "leasehold")]
 pub(crate) struct Permit {
     slot: Slot,
@@ -227,12 +246,16 @@ impl Permit {
     }
 
     /// A number that is larger than the fence of every permit of this name that was granted before.
+    ///
+    /// A resource that stores the largest fence it has seen can reject a write of an earlier holder.
     #[getter]
     fn fence(&self) -> u64 {
         self.fence
     }
 
-    /// The lowest number from 1 to the capacity that no other live permit has; None unless the semaphore is numbered.
+    /// The lowest number from 1 that was free at the grant; None unless the semaphore is numbered.
+    ///
+    /// No other live permit of the semaphore has it.
     #[getter]
     fn slot_number(&self) -> Option<u32> {
         self.slot_number
@@ -265,17 +288,21 @@ impl Permit {
         Ok(self.slot.check("permit", self.declared.name())?)
     }
 
-    /// Resolves with the reason when the permit is lost.
+    /// Waits until the permit is lost or released, and returns the reason.
     fn lost(&self) -> PyResult<Pending> {
         Ok(self.slot.lost("Permit.lost")?)
     }
 
-    /// Releases the permit. Resolves when the store has released it: False if it was lost or released before.
+    /// Releases the permit. Returns True once the store has released it; False if it was lost or released before.
+    ///
+    /// If this is never awaited, the permit is released in the background, with a RuntimeWarning.
     fn release(&self) -> PyResult<Pending> {
         Ok(self.slot.release("Permit.release")?)
     }
 
-    /// Returns the id of the permit, and keeps the permit held and renewed until `Semaphore.release` releases it.
+    /// Detaches the permit from this object, and returns its id.
+    ///
+    /// The permit stays held until `Semaphore.release` releases it, its TTL ends, or its client is closed.
     fn detach(&self) -> PyResult<String> {
         match self.slot.take()? {
             Some(Held::Permit(permit, _)) => Ok(permit.detach().to_string()),
@@ -295,7 +322,7 @@ impl Permit {
     }
 }
 
-/// A lock that is held until it is released or garbage-collected, or until its lease ends.
+/// A guard that holds a lock until it is released, garbage-collected or lost.
 #[pyclass(frozen, weakref, module = "leasehold")]
 pub(crate) struct LockGuard {
     slot: Slot,
@@ -333,19 +360,19 @@ impl LockGuard {
         self.id.to_string()
     }
 
-    /// A number that is larger than the fence of every earlier holder of this key.
+    /// A number that is larger than the fence of every earlier holder of this key. For its use see `Permit.fence`.
     #[getter]
     fn fence(&self) -> u64 {
         self.fence
     }
 
-    /// When the lock ends unless it is extended, in seconds since 1970 by the clock of the store.
+    /// When the lock expires unless it is extended, in seconds since 1970 by the clock of the store.
     #[getter]
     fn expires_at(&self) -> PyResult<f64> {
         Ok(self.guard(|guard| values::timestamp(guard.expires_at()))?)
     }
 
-    /// How many seconds the lock stays held without another extension.
+    /// How many seconds the lock stays valid without another extension.
     #[getter]
     fn valid_for(&self) -> PyResult<f64> {
         match self.guard(|guard| seconds_until(guard.valid_until())) {
@@ -359,12 +386,12 @@ impl LockGuard {
         Ok(self.slot.check("lock", self.declared.name())?)
     }
 
-    /// Resolves with the reason when the lock is lost.
+    /// Waits until the lock is lost or released, and returns the reason.
     fn lost(&self) -> PyResult<Pending> {
         Ok(self.slot.lost("LockGuard.lost")?)
     }
 
-    /// Makes the lock end `ttl` seconds from now, whatever was left of its lease. Raises Lost if the lock was lost.
+    /// Lets the lock expire `ttl` seconds from now, whatever was left of its lease. Raises Lost if the lock was lost.
     fn extend(&self, ttl: Seconds) -> PyResult<Pending> {
         let guard = self.guard(Arc::clone)?;
         Ok(Pending::of("LockGuard.extend", async move {
@@ -373,17 +400,21 @@ impl LockGuard {
         }))
     }
 
-    /// Extends the lock in the background from now on, at a third of its lease.
+    /// Renews the lock in the background from now on, each time a third of its lease has passed.
     fn auto_extend(&self) -> PyResult<()> {
         Ok(self.guard(|guard| guard.auto_extend())?)
     }
 
-    /// Releases the lock. Resolves when the store has released it: False if it was lost or released before.
+    /// Releases the lock. Returns True once the store has released it; False if it was lost or released before.
+    ///
+    /// If this is never awaited, the lock is released in the background, with a RuntimeWarning.
     fn release(&self) -> PyResult<Pending> {
         Ok(self.slot.release("LockGuard.release")?)
     }
 
-    /// Returns the lock id, and keeps the lock held until its lease ends or `Locks.release` releases it.
+    /// Detaches the lock from this object, and returns its lock id.
+    ///
+    /// The lock stays held until its lease ends or `Locks.release` releases it. The client no longer renews it.
     fn detach(&self) -> PyResult<String> {
         // Before it is taken: a lock that cannot be detached stays held.
         if self.guard(Arc::strong_count)? > 1 {
@@ -405,7 +436,7 @@ impl LockGuard {
     }
 }
 
-/// A lease of a pool, which renews itself. It is held until it is released or garbage-collected.
+/// A lease of a pool, which the client renews. It is held until it is released, garbage-collected or lost.
 #[pyclass(frozen, weakref, module = "leasehold")]
 pub(crate) struct PoolLease {
     slot: Slot,
@@ -449,12 +480,14 @@ impl PoolLease {
         Ok(self.slot.check("lease", self.declared.name())?)
     }
 
-    /// Resolves with the reason when the lease is lost.
+    /// Waits until the lease is lost or released, and returns the reason.
     fn lost(&self) -> PyResult<Pending> {
         Ok(self.slot.lost("PoolLease.lost")?)
     }
 
-    /// Releases the lease. Resolves when the store has released it: False if it was lost or released before.
+    /// Releases the lease. Returns True once the store has released it; False if it was lost or released before.
+    ///
+    /// If this is never awaited, the lease is released in the background, with a RuntimeWarning.
     fn release(&self) -> PyResult<Pending> {
         Ok(self.slot.release("PoolLease.release")?)
     }

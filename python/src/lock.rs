@@ -18,7 +18,7 @@ use crate::pending::{Id, Outcome, Pending, Then, Value, Work};
 use crate::seconds::{Seconds, given};
 use crate::values;
 
-/// How an acquire of a lock or a pool asks again: the attributes of a `leasehold.Retry`.
+/// The retry policy of an acquire of a lock or a pool: the attributes of a `leasehold.Retry`.
 #[derive(Clone, Copy)]
 pub(crate) struct Retrying {
     times: Number<u32>,
@@ -57,7 +57,7 @@ impl<'py> FromPyObject<'_, 'py> for Retrying {
 /// Without a limit: more than a hundred years.
 const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// How often to ask again. By default until the time limit: a release wakes the waiter, so asking is only a fallback.
+/// Returns the retry policy. By default an acquire retries until its time limit, at most 2 s apart.
 pub(crate) fn retry(retrying: Option<Retrying>, within: Option<Duration>) -> Retry {
     let retry = match retrying {
         Some(retrying) => Retry::default()
@@ -119,8 +119,9 @@ impl DeclaredLock {
     }
 }
 
-/// An exclusive lock with a key. Every holder has a fence that is larger than those before. It is not fair: for order use a
-/// semaphore with a capacity of 1.
+/// An exclusive lock with a key. Every holder has a larger fence than all earlier holders.
+///
+/// It is not fair: after a release, the first client that asks acquires it. If the order matters, use a semaphore with a capacity of 1.
 #[pyclass(frozen, extends = Context, module = "leasehold")]
 pub(crate) struct Lock {
     declared: Arc<DeclaredLock>,
@@ -147,15 +148,16 @@ impl Lock {
         self.declared.name()
     }
 
-    /// A block during which the lock is held: `async with lock.guard() as guard`, or `with` in a thread.
+    /// Returns a context manager that holds the lock: `async with lock.guard() as guard`, or `with` in a thread.
     ///
-    /// `within` is the longest wait in seconds. For `cancel_on_loss` see `Semaphore.permit`.
+    /// - `within`: the longest wait, in seconds. By default it is that of the lock.
+    /// - `cancel_on_loss`: see `Semaphore.permit`.
     #[pyo3(signature = (*, within=None, cancel_on_loss=true))]
     fn guard(&self, within: Option<Seconds>, cancel_on_loss: bool) -> Context {
         Context::new(Source::Lock(self.declared.clone(), given(within)), cancel_on_loss)
     }
 
-    /// Waits for the lock, for at most `within` seconds.
+    /// Waits for the lock and returns a guard. `within` is the longest wait, in seconds. By default it is that of the lock.
     #[pyo3(signature = (*, within=None))]
     fn acquire(&self, within: Option<Seconds>) -> Pending {
         Pending::new(
@@ -165,7 +167,7 @@ impl Lock {
         )
     }
 
-    /// Returns the lock if it is free; None otherwise.
+    /// Returns a guard if the lock is free; otherwise None.
     fn try_acquire(&self) -> Pending {
         let declared = self.declared.clone();
         self.declared.operation("Lock.try_acquire", |lock| async move {
@@ -179,7 +181,7 @@ impl Lock {
     }
 }
 
-/// All locks of a store, by key and by lock id. Each call is a single attempt.
+/// All locks of a store, by key and by lock id. No call waits for a lock to become free.
 #[pyclass(frozen, weakref, module = "leasehold")]
 pub(crate) struct Locks {
     client: Arc<Shared>,
@@ -205,7 +207,9 @@ fn lock_id(id: &str) -> Result<LockId, Failure> {
 
 #[pymethods]
 impl Locks {
-    /// Acquires the lock for `ttl` seconds if it is free; None otherwise. Only its lock id extends or releases it.
+    /// Acquires the lock with this key if it is free; otherwise returns None.
+    ///
+    /// There is no guard: the lock expires after `ttl` seconds unless it is extended or released by its lock id.
     fn acquire(&self, key: String, ttl: Seconds) -> Pending {
         self.operation("Locks.acquire", move |locks| async move {
             let held = locks.acquire(&key, ttl.0).await?;
@@ -213,7 +217,7 @@ impl Locks {
         })
     }
 
-    /// Releases a lock by its lock id. Returns whether it was held.
+    /// Releases the lock with this lock id. Returns whether it was held.
     fn release(&self, lock_id: &str) -> PyResult<Pending> {
         let id = self::lock_id(lock_id)?;
         Ok(self.operation("Locks.release", move |locks| async move {
@@ -221,7 +225,7 @@ impl Locks {
         }))
     }
 
-    /// Makes a lock end `ttl` seconds from now. Returns whether it was held.
+    /// Lets the lock with this lock id expire `ttl` seconds from now. Returns whether it was held.
     fn extend(&self, lock_id: &str, ttl: Seconds) -> PyResult<Pending> {
         let id = self::lock_id(lock_id)?;
         Ok(self.operation("Locks.extend", move |locks| async move {
@@ -229,14 +233,14 @@ impl Locks {
         }))
     }
 
-    /// Returns whether the lock is held.
+    /// Returns whether the lock with this key is held.
     fn is_locked(&self, key: String) -> Pending {
         self.operation("Locks.is_locked", move |locks| async move {
             Ok(Value::Bool(locks.is_locked(&key).await?))
         })
     }
 
-    /// Returns whether this lock id holds its lock.
+    /// Returns whether the lock with this lock id is held.
     fn owns(&self, lock_id: &str) -> PyResult<Pending> {
         let id = self::lock_id(lock_id)?;
         Ok(self.operation("Locks.owns", move |locks| async move {

@@ -113,7 +113,9 @@ struct State {
     waiter: Option<Arc<Waiter>>,
 }
 
-/// An operation that may wait. Await it in asyncio, or call `wait()` to block the thread. Nothing is sent before that.
+/// An operation that may wait. Await it in asyncio, or call `wait()` to block the thread.
+///
+/// Nothing is sent to the store before that. `asyncio.create_task` accepts it, as it accepts a coroutine. It can be awaited once.
 #[pyclass(frozen, weakref, module = "leasehold")]
 pub(crate) struct Pending {
     state: Mutex<State>,
@@ -388,12 +390,12 @@ impl Pending {
 
     /// Blocks this thread until the operation is done, and returns its result.
     ///
-    /// Other threads run in the meantime. Ctrl-C raises KeyboardInterrupt and cancels the operation.
+    /// Other threads run in the meantime. In the main thread, Ctrl-C cancels the operation and raises KeyboardInterrupt.
     fn wait(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         self.block(py)
     }
 
-    /// The id of the permit that an acquire waits for; None for other operations, and while the client is not open.
+    /// The id of the permit that an acquire waits for; None for other operations, and until the store is open.
     #[getter]
     fn id(&self) -> Option<String> {
         match &self.id {

@@ -61,7 +61,9 @@ impl DeclaredPool {
     }
 }
 
-/// A fixed number of leases, each held by an instance id. There is no queue.
+/// A fixed number of leases, each held by an instance with an id. There is no queue.
+///
+/// An instance that acquires again renews its lease, and does not take a second one. So each worker needs an id of its own.
 #[pyclass(frozen, weakref, module = "leasehold")]
 pub(crate) struct Pool {
     declared: Arc<DeclaredPool>,
@@ -96,7 +98,9 @@ impl Pool {
         self.declared.options().capacity
     }
 
-    /// Acquires a lease for the instance if one is free, or renews its lease. After that, only `renew` renews it.
+    /// Acquires a lease for the instance if one is free, or renews the lease that it holds.
+    ///
+    /// The client does not renew this lease in the background: call `renew` before it expires, or use `lease`.
     fn acquire(&self, instance_id: String) -> Pending {
         self.declared.operation("Pool.acquire", move |pool| async move {
             let answer = pool.acquire(&instance_id).await?;
@@ -104,7 +108,7 @@ impl Pool {
         })
     }
 
-    /// Renews the lease of an instance.
+    /// Renews the lease of the instance.
     fn renew(&self, instance_id: String) -> Pending {
         self.declared.operation("Pool.renew", move |pool| async move {
             let answer = pool.renew(&instance_id).await?;
@@ -112,7 +116,7 @@ impl Pool {
         })
     }
 
-    /// Releases the lease of an instance.
+    /// Releases the lease of the instance.
     fn release(&self, instance_id: String) -> Pending {
         self.declared.operation("Pool.release", move |pool| async move {
             let answer = pool.release(&instance_id).await?;
@@ -120,7 +124,7 @@ impl Pool {
         })
     }
 
-    /// Returns how many leases are held, and how many expired leases were removed.
+    /// Removes expired leases, and returns how many leases are held and how many were removed.
     fn count(&self) -> Pending {
         self.declared.operation("Pool.count", move |pool| async move {
             let count = pool.count().await?;
@@ -130,10 +134,12 @@ impl Pool {
         })
     }
 
-    /// A block during which the instance holds a lease that renews itself: `async with pool.lease("worker-1") as lease`, or `with`
-    /// in a thread.
+    /// Returns a context manager that holds a lease: `async with pool.lease("worker-1") as lease`, or `with` in a thread.
     ///
-    /// `within` is the longest wait in seconds. For `cancel_on_loss` see `Semaphore.permit`.
+    /// The client renews the lease in the background.
+    ///
+    /// - `within`: the longest wait, in seconds. By default it is that of the pool.
+    /// - `cancel_on_loss`: see `Semaphore.permit`.
     #[pyo3(signature = (instance_id, *, within=None, cancel_on_loss=true))]
     fn lease(&self, instance_id: String, within: Option<Seconds>, cancel_on_loss: bool) -> Context {
         Context::new(
@@ -142,7 +148,7 @@ impl Pool {
         )
     }
 
-    /// Returns a lease that renews itself if one is free; None otherwise.
+    /// Returns a lease if one is free; otherwise None. The client renews the lease in the background.
     fn try_lease(&self, instance_id: String) -> Pending {
         let declared = self.declared.clone();
         self.declared.operation("Pool.try_lease", move |pool| async move {

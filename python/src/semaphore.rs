@@ -93,7 +93,7 @@ impl DeclaredSemaphore {
     }
 }
 
-/// A fair counting semaphore: first come, first served.
+/// A fair counting semaphore: permits are granted in the order in which they were requested.
 ///
 /// Semaphores with the same name share their permits, in all programs that use the same store. `async with semaphore` and
 /// `with semaphore` hold one permit, as `semaphore.permit()` does.
@@ -128,18 +128,19 @@ impl Semaphore {
         self.declared.name()
     }
 
-    /// The capacity that this client declared last.
+    /// The capacity that this client declared last. The store may have another: see `stats`.
     #[getter]
     fn capacity(&self) -> u32 {
         let built = self.declared.now().ok().flatten();
         built.map_or(self.declared.options().capacity, |semaphore| semaphore.capacity())
     }
 
-    /// A block during which a permit is held: `async with semaphore.permit() as permit`, or `with` in a thread.
+    /// Returns a context manager that holds a permit: `async with semaphore.permit() as permit`, or `with` in a thread.
     ///
-    /// `within` is the longest wait in seconds, and `weight` the number of units. When the permit is lost, the body of an `async with`
-    /// is cancelled, and the block raises Lost. A body that cannot be cancelled, as that of a `with`, runs to its end, and then the
-    /// block raises Lost. With `cancel_on_loss=False` neither happens.
+    /// - `within`: the longest wait, in seconds. After that the block raises TimedOut.
+    /// - `weight`: how many units of the capacity the permit takes.
+    /// - `cancel_on_loss`: whether the loss of the permit cancels the body of an `async with`. The block then raises Lost. The body of
+    ///   a `with` cannot be cancelled: it runs to its end, and then the block raises Lost. With False, neither happens.
     #[pyo3(signature = (*, within=None, weight=1, cancel_on_loss=true))]
     fn permit(
         &self,
@@ -152,7 +153,10 @@ impl Semaphore {
         Context::new(source, cancel_on_loss)
     }
 
-    /// Waits for a permit. `within` is the longest wait in seconds, and `weight` the number of units.
+    /// Waits for a permit and returns it.
+    ///
+    /// - `within`: the longest wait, in seconds. After that the acquire raises TimedOut.
+    /// - `weight`: how many units of the capacity the permit takes.
     #[pyo3(signature = (*, within=None, weight=1))]
     fn acquire(
         &self,
@@ -163,7 +167,7 @@ impl Semaphore {
         Ok(Pending::new(work, Then::Return("Semaphore.acquire"), id))
     }
 
-    /// Returns a permit if one is free and no acquire waits; None otherwise.
+    /// Returns a permit if one is free and no acquire waits; otherwise None. `weight` is how many units the permit takes.
     #[pyo3(signature = (*, weight=1))]
     fn try_acquire(&self, #[pyo3(from_py_with = whole)] weight: u32) -> Pending {
         let declared = self.declared.clone();
@@ -173,7 +177,7 @@ impl Semaphore {
         })
     }
 
-    /// Releases a permit by its id. Returns whether it was held.
+    /// Releases the permit with this id. Returns whether it was held.
     fn release(&self, id: &str) -> PyResult<Pending> {
         let id = acquisition_id(id)?;
         Ok(self.declared.operation("Semaphore.release", move |semaphore| async move {
@@ -181,7 +185,9 @@ impl Semaphore {
         }))
     }
 
-    /// Removes a holder or a waiter by its id in the statistics, also one of another program. Returns whether it was there.
+    /// Releases the holder, or removes the waiter, with this id of the statistics. It may belong to another program.
+    ///
+    /// Returns True if a holder was released, or a waiter of another program was removed.
     fn release_member(&self, id: String) -> Pending {
         self.declared.operation("Semaphore.release_member", move |semaphore| async move {
             Ok(Value::Bool(semaphore.release_member(&id).await?))
@@ -196,14 +202,14 @@ impl Semaphore {
         }))
     }
 
-    /// Returns whether an acquire would have to wait now.
+    /// Returns whether an acquire of one unit would have to wait now.
     fn locked(&self) -> Pending {
         self.declared.operation("Semaphore.locked", |semaphore| async move {
             Ok(Value::Bool(semaphore.locked().await?))
         })
     }
 
-    /// Returns how many permits are held, and how many acquires wait.
+    /// Returns the limits, the holders and the number of waiters. `Client.stats` also lists the waiters.
     fn stats(&self) -> Pending {
         self.declared.operation("Semaphore.stats", |semaphore| async move {
             let stats = semaphore.stats().await?;
@@ -211,7 +217,7 @@ impl Semaphore {
         })
     }
 
-    /// Declares another capacity, for all programs.
+    /// Sets the capacity for all programs, until one declares another. Raises InvalidArgument if the semaphore is pinned.
     fn set_capacity(&self, capacity: Number<u32>) -> Pending {
         self.declared.operation("Semaphore.set_capacity", move |semaphore| async move {
             semaphore.set_capacity(capacity.0).await?;
@@ -219,7 +225,7 @@ impl Semaphore {
         })
     }
 
-    /// Sets the capacity for all programs, whatever they declare, until `unpin`.
+    /// Sets the capacity for all programs until `unpin`. Until then, declarations have no effect.
     fn pin(&self, capacity: Number<u32>) -> Pending {
         self.declared.operation("Semaphore.pin", move |semaphore| async move {
             semaphore.pin(capacity.0).await?;
@@ -227,7 +233,7 @@ impl Semaphore {
         })
     }
 
-    /// Ends a `pin`: the newest declaration applies again.
+    /// Ends a `pin`. The newest declaration applies again.
     fn unpin(&self) -> Pending {
         self.declared.operation("Semaphore.unpin", |semaphore| async move {
             semaphore.unpin().await?;
@@ -235,7 +241,9 @@ impl Semaphore {
         })
     }
 
-    /// Sets the rate for all programs: at most `starts` permits in any `period` of seconds.
+    /// Sets the rate for all programs, until one declares another: at most `starts` permits in any `period` of seconds.
+    ///
+    /// `burst` is how many permits the rate grants at once after a quiet time.
     #[pyo3(signature = (starts, period, burst=1))]
     fn set_rate(
         &self,
@@ -249,7 +257,7 @@ impl Semaphore {
         })
     }
 
-    /// Removes the rate, for all programs.
+    /// Removes the rate for all programs, until one declares another.
     fn clear_rate(&self) -> Pending {
         self.declared.operation("Semaphore.clear_rate", |semaphore| async move {
             semaphore.clear_rate().await?;
@@ -257,7 +265,9 @@ impl Semaphore {
         })
     }
 
-    /// Stops granting permits until `resume`. Holders keep their permits, and waiters their places.
+    /// Stops granting permits until `resume`. Holders keep their permits, and waiters keep their places.
+    ///
+    /// Statistics show `reason`, and `by`: who pauses the semaphore, by default the host and the process id.
     #[pyo3(signature = (*, by=None, reason=None))]
     fn pause(&self, by: Option<String>, reason: Option<String>) -> Pending {
         self.declared.operation("Semaphore.pause", move |semaphore| async move {
@@ -273,7 +283,7 @@ impl Semaphore {
         })
     }
 
-    /// Ends a `pause`.
+    /// Ends a `pause`. Waiters are granted the free permits in their order.
     fn resume(&self) -> Pending {
         self.declared.operation("Semaphore.resume", |semaphore| async move {
             semaphore.resume().await?;
@@ -281,7 +291,9 @@ impl Semaphore {
         })
     }
 
-    /// Pauses the semaphore, and waits until no permit is held, for at most `within` seconds. The semaphore stays paused.
+    /// Pauses the semaphore, and waits until no permit is held. The semaphore stays paused.
+    ///
+    /// `within` is the longest wait, in seconds. After that the drain raises TimedOut. For `by` and `reason` see `pause`.
     #[pyo3(signature = (*, within=None, by=None, reason=None))]
     fn drain(
         &self,
@@ -305,7 +317,9 @@ impl Semaphore {
         })
     }
 
-    /// Removes the semaphore from the store, if it has no holders and no waiters.
+    /// Removes the semaphore with its limits and its last fence from the store.
+    ///
+    /// Raises InvalidArgument if it has holders or waiters, or if the store does not know it.
     fn forget(&self) -> Pending {
         self.declared.operation("Semaphore.forget", |semaphore| async move {
             semaphore.forget().await?;

@@ -1,8 +1,9 @@
 //! The loss of what a block holds.
 //!
-//! The engine wakes a [`Watch`] when a lease is lost. The event loop of the body then cancels the body's task, and leaving the
-//! block turns exactly that cancellation into `leasehold.Lost`, as `asyncio.timeout` does for `TimeoutError`. A body is always
-//! suspended while the event loop does this, so that it does not run a step further than the one during which the lease was lost.
+//! The engine wakes a [`Watch`] when a lease is lost. The event loop of the body then cancels the body's task, and
+//! leaving the block turns exactly that cancellation into `leasehold.Lost`, as `asyncio.timeout` does for
+//! `TimeoutError`. A body is always suspended while the event loop does this, so that it does not run a step further
+//! than the one during which the lease was lost.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +16,6 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
-use crate::failure::reason;
 use crate::guard::Held;
 use crate::interpreter::{current_task, minor_version, running_loop, weak_reference};
 use crate::process::PerProcess;
@@ -41,14 +41,14 @@ struct Watching {
     /// How often the task was asked to cancel when the block was entered.
     cancelling: Option<usize>,
     /// Set when this has cancelled the task.
-    reason: Option<&'static str>,
+    reason: Option<LossReason>,
 }
 
 /// A cancellation that a [`Watch`] has asked for.
 pub(crate) struct Cancelled {
     task: Option<Py<PyAny>>,
     cancelling: Option<usize>,
-    reason: &'static str,
+    reason: LossReason,
 }
 
 impl Watch {
@@ -114,7 +114,7 @@ impl Watch {
             task.call_method1(intern!(py, "cancel"), (MESSAGE,))?.is_truthy()
         };
         match cancel() {
-            Ok(true) => lock(&self.state).reason = Some(reason(why)),
+            Ok(true) => lock(&self.state).reason = Some(why),
             // The task has ended, and another one is inside of the block: nothing was cancelled.
             Ok(false) => {}
             Err(error) => error.write_unraisable(py, None),
@@ -140,7 +140,7 @@ impl Watch {
 
 impl Cancelled {
     /// Why the lease was lost.
-    pub(crate) fn reason(&self) -> &'static str {
+    pub(crate) fn reason(&self) -> LossReason {
         self.reason
     }
 

@@ -411,7 +411,7 @@ def test_a_lock_whose_lease_ends_is_lost(client: leasehold.Client, driver: Drive
     async def body(do: Driver) -> None:
         lock = client.lock("key", lease=0.3, auto_extend=False)
         guard = await do.do(lock.acquire())
-        assert await do.do(guard.lost()) == "ttl-ended"
+        assert await do.do(guard.lost()) == "lease-ended"
         with pytest.raises(leasehold.Lost, match="lock"):
             await do.do(guard.extend(1))
         renewed = await do.do(client.lock("key", lease=0.3).acquire())

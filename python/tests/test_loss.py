@@ -80,7 +80,7 @@ def test_a_body_is_cancelled_when_it_is_lost_otherwise(client: leasehold.Client,
             await client.close()
         with pytest.raises(leasehold.Lost) as raised:
             await asyncio.wait_for(task, PATIENCE)
-        expected = {"release": "released", "close": "closed", "lock": "gone", "lease": "gone"}
+        expected = {"release": "released", "close": "closed", "lock": "missing", "lease": "missing"}
         assert raised.value.reason == expected[way]
 
     asyncio.run(main())
@@ -186,6 +186,33 @@ def test_a_body_that_swallows_the_cancellation(client: leasehold.Client) -> None
                 except asyncio.CancelledError:
                     raise KeyError("the body's own") from None
         assert cancelling() == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["permit", "lock"])
+def test_a_body_that_releases_what_it_has_lost(client: leasehold.Client, kind: str) -> None:
+    """The engine has no error for it any more, but the block still raises what was lost, and why."""
+
+    async def main() -> None:
+        context: leasehold.HeldContext[Any]
+        if kind == "permit":
+            context = client.semaphore("name", 1, ttl=0.2).permit()
+            reason, message = "ttl-ended", 'the permit of "name" was lost: its TTL ended'
+        else:
+            context = client.lock("name", lease=0.3, auto_extend=False).guard()
+            reason, message = "lease-ended", 'the lock "name" was lost: its lease ended'
+        with pytest.raises(leasehold.Lost, match=message) as raised:
+            async with context as held:
+                try:
+                    await forever()
+                finally:
+                    await held.release()
+        lost = raised.value
+        assert (lost.what, lost.name, lost.reason) == (kind, "name", reason)
+        # A lock id is a secret.
+        assert bool(lost.id) == (kind == "permit")
+        assert isinstance(lost.__cause__, asyncio.CancelledError)
 
     asyncio.run(main())
 

@@ -72,7 +72,10 @@ def test_the_store_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEASEHOLD_STORE", "redis://somewhere")
     assert leasehold.Client().url == "redis://somewhere:6379"
     monkeypatch.setenv("LEASEHOLD_STORE", "")
-    with pytest.raises(leasehold.InvalidArgument, match="LEASEHOLD_STORE is empty"):
+    with pytest.raises(leasehold.InvalidArgument, match="LEASEHOLD_STORE is empty: set it to a URL, or unset it"):
+        leasehold.Client()
+    monkeypatch.setenv("LEASEHOLD_STORE", "redis://\udcff")
+    with pytest.raises(leasehold.InvalidArgument, match="LEASEHOLD_STORE is not UTF-8: set it to a URL, or unset it"):
         leasehold.Client()
 
 
@@ -148,11 +151,12 @@ def test_settings(redis_server: RedisServer, tmp_path: pathlib.Path) -> None:
     held.release().wait()
     guard.release().wait()
     client.close().wait()
-    with pytest.raises(leasehold.InvalidArgument, match="namespace: the store memory: has no such setting"):
+    problem = "namespace: the store memory: has no such setting: leave it out"
+    with pytest.raises(leasehold.InvalidArgument, match=problem):
         leasehold.Client("memory:", namespace="billing")
     with pytest.raises(leasehold.InvalidArgument, match="connect_timeout"):
         leasehold.Client(f"sqlite:{tmp_path / 'store'}", connect_timeout=1)
-    with pytest.raises(leasehold.InvalidArgument, match="answer_timeout"):
+    with pytest.raises(leasehold.InvalidArgument, match="answer_timeout: it is 0; it must be longer than zero"):
         leasehold.Client(redis_server.url, answer_timeout=0)
     certificates: list[bytes | str] = [b"no certificate", "-----BEGIN nothing"]
     for given in certificates:

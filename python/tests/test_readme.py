@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import importlib
 import inspect
 import json
 import os
@@ -91,6 +92,11 @@ def test_the_order_of_the_first_example() -> None:
     assert fences == sorted(set(fences))
 
 
+def test_the_place_in_the_queue() -> None:
+    program = next(program for heading, program in PROGRAMS if heading == "Limits")
+    assert "waiters ahead: 0" in run([sys.executable, "-c", program]).splitlines()
+
+
 def test_llm_calls(redis_url: str) -> None:
     output = run([sys.executable, "llm_calls.py"], redis_url)
     assert output == "12 answers; PROMPT 0\n"
@@ -164,8 +170,7 @@ def test_celery(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     worker = ("celery", "--app", "celery_app", "worker", "--pool", "prefork", "--concurrency", "4")
     # The parent has a client of its own, with a connection, when it sends the tasks.
-    import celery_app
-
+    celery_app: Any = importlib.import_module("celery_app")
     celery_app.client.open().wait()
     with process(*worker, "--loglevel", "WARNING", "--without-gossip", BROKER=redis_url):
         results = [celery_app.train.delay(job) for job in range(8)]

@@ -100,9 +100,16 @@ impl Action {
                 "The limit, rate, pin, pause and last fence of {name} are removed. The next fence is taken from the clock. \
                  If the clock was set back, resources that check fences reject it. Fails while {name} is in use."
             ),
-            Self::Release { .. } | Self::ReleaseLock { .. } | Self::ReleaseLease { .. } => format!(
-                "The next waiter for {name} may start at once: two may run at once until the holder notices. Only a resource that \
-                 checks fences is safe."
+            Self::Release { .. } => format!(
+                "The next waiter of {name} may start at once, while the old holder still runs. Until the old holder notices, more \
+                 may run than the limit allows. Only a resource that checks fences is protected."
+            ),
+            Self::ReleaseLock { .. } => format!(
+                "Another process can acquire {name} at once, while the old holder still runs. Only a resource that checks fences \
+                 is protected."
+            ),
+            Self::ReleaseLease { instance } => format!(
+                "Another instance can acquire the lease in {name} at once, while {instance} still runs. Pools have no fences."
             ),
         }
     }
@@ -142,8 +149,8 @@ impl Action {
         done.map_err(|failure| match failure.code {
             // The store may have applied it before the answer was lost.
             UNAVAILABLE | INTERNAL => {
-                let problem = format!("it is not known whether it was done: {}", failure.message());
-                Failure::new(failure.code, problem)
+                let problem = "the action may or may not have been applied";
+                Failure::new(failure.code, format!("{problem}: {}", failure.message()))
             }
             _ => nothing(failure),
         })

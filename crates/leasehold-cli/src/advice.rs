@@ -1,5 +1,5 @@
-//! What to do about a store that cannot be reached or denies access. The cause decides: a server that is loading its data
-//! does not have to be started.
+//! What to do about a store that cannot be reached or denies access. The cause decides: a server that is loading its
+//! data does not have to be started.
 
 use leasehold::Error;
 
@@ -38,15 +38,15 @@ fn unavailable(says: &str, timed_out: bool) -> &'static str {
     } else if has(&["Connection refused", "os error 111"]) {
         "nothing listens there: start the server, or correct the host and port in --store"
     } else if has(&["reset by peer", "Broken pipe", "broken pipe", "unexpected end of file"]) {
-        "see the server's log: it closed the connection; does it expect TLS (rediss://)?"
+        "the server closed the connection: see its log; if it uses TLS, write rediss instead of redis in --store"
     } else if timed_out && says.contains("rediss") {
-        "if the server does not use TLS on this port, write redis instead of rediss in --store; else see whether it is running"
+        "if the server does not use TLS on this port, write redis instead of rediss in --store; else check that the server runs"
     } else if is_url && timed_out {
-        "is it running, and does a firewall drop the packets? else correct the host and port in --store"
+        "check that the server runs and that no firewall drops the packets, or correct the host and port in --store"
     } else if is_url {
         "start it, or correct the host and port in --store"
     } else if timed_out {
-        "see whether a process that was writing to it is stopped, and continue or end it"
+        "a process that writes to the store may be stopped (state T in ps): continue it with `kill -CONT`, or end it"
     } else {
         "correct --store"
     }

@@ -16,12 +16,14 @@ mod help;
 mod values;
 
 pub(crate) use values::{Rate, RateChange};
-use values::{count, duration, measurable, positive, rate, rate_or_none, socket_address};
+use values::{
+    count, duration, exit_code, measurable, positive, rate, rate_or_none, socket_address,
+};
 
 /// Share scarce resources fairly between processes and machines: a limited number at once, first come first served.
 ///
-/// A permit or a lock is a lease: it is renewed while its holder lives and expires when the holder dies. A child is stopped
-/// before its lease can pass to another holder.
+/// A permit or a lock is a lease: it is renewed while its holder lives and expires when the holder dies. A child is
+/// stopped before its lease can pass to another holder.
 #[derive(Debug, Parser)]
 #[command(name = "leasehold", version, arg_required_else_help = true, after_help = help::AFTER)]
 pub(crate) struct Arguments {
@@ -58,7 +60,7 @@ pub(crate) enum Command {
     /// Pause a semaphore, and wait until no permit is held.
     #[command(after_help = help::DRAIN)]
     Drain(DrainArgs),
-    /// Remove an unused semaphore: its capacity, rate, pin, pause and last fence.
+    /// Remove an unused semaphore: its limits, its pause and its last fence.
     #[command(after_help = help::FORGET)]
     Forget(ForgetArgs),
     /// Release a permit or a lock by hand, by its id.
@@ -119,11 +121,11 @@ pub(crate) struct WaitArgs {
     /// Wait at most this long, for the store to answer and for the permit or lock
     #[arg(long, value_name = "D", value_parser = duration, conflicts_with = "no_wait")]
     wait: Option<Duration>,
-    /// Do not wait for the permit or lock. The store has 5 s to answer
+    /// Fail at once if the permit or lock is not free. The store has up to 5 s to answer
     #[arg(long)]
     no_wait: bool,
     /// Exit with this code if the permit or lock was not acquired, because --wait ran out or --no-wait was given
-    #[arg(short = 'E', long = "conflict-exit-code", value_name = "CODE", default_value_t = crate::failure::NOT_ACQUIRED)]
+    #[arg(short = 'E', long = "conflict-exit-code", value_name = "CODE", value_parser = exit_code, default_value_t = crate::failure::NOT_ACQUIRED)]
     pub(crate) conflict_code: u8,
 }
 
@@ -150,13 +152,15 @@ impl WaitArgs {
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
-    /// How many may run at once. The latest -n for a name applies to all, unless `limit --pin` overrides it. Default: the current limit of the name; for a new name 1, or no limit with --rate
+    /// How many may run at once. The latest -n for a name applies to all, unless `limit --pin` overrides it. Default:
+    /// the current limit of the name; for a new name 1, or no limit with --rate
     #[arg(short = 'n', value_name = "N", value_parser = count)]
     pub(crate) capacity: Option<u32>,
-    /// How many units of -n this command takes, all or nothing. Lighter commands do not overtake it
+    /// How many of the -n units this command needs. It gets all of them or none. Lighter commands do not overtake it
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = count)]
     pub(crate) weight: u32,
-    /// How many may start in a period, evenly spread, as in 100/1m. The latest rate for a name applies to all. Default: the current rate of the name
+    /// How many may start in a period, evenly spread, as in 100/1m. The latest rate for a name applies to all. Default:
+    /// the current rate of the name
     #[arg(long, value_name = "N/D", value_parser = rate)]
     pub(crate) rate: Option<Rate>,
     /// With --rate: how many may start at once after an idle period [default: 1]
@@ -165,15 +169,16 @@ pub(crate) struct RunArgs {
     /// The longest time that the child may run
     #[arg(long, value_name = "D", value_parser = positive)]
     pub(crate) ttl: Option<Duration>,
-    /// Hold the permit at least this long, even if the child ends sooner. With --no-wait, a quick job that hosts with
-    /// different clocks start at about the same time runs once
+    /// Hold the permit at least this long, even if the child ends sooner. With --no-wait, a short job that several
+    /// hosts start at about the same time runs only once, even if their clocks differ a little
     #[arg(long, value_name = "D", value_parser = positive)]
     pub(crate) at_least: Option<Duration>,
     /// On Redis: how long this process may be unable to renew before its child is stopped and its permit expires. No
     /// effect on a store on this host, where the kernel reports dead processes
     #[arg(long, visible_alias = "heartbeat", value_name = "D", value_parser = positive, default_value = "30s")]
     pub(crate) lease: Duration,
-    /// How long the child has between SIGTERM and SIGKILL. On Redis, at most a sixth of --lease [default: 2s, or that sixth if it is shorter]
+    /// How long the child has between SIGTERM and SIGKILL. On Redis, at most a sixth of --lease [default: 2s, on Redis
+    /// less if --lease is below 12s]
     #[arg(long, value_name = "D", value_parser = duration)]
     pub(crate) grace: Option<Duration>,
     #[command(flatten)]
@@ -204,7 +209,8 @@ pub(crate) struct LockArgs {
     /// How long this process may be unable to renew before its child is stopped and the lock expires
     #[arg(long, value_name = "D", value_parser = positive, default_value = "30s")]
     pub(crate) lease: Duration,
-    /// How long the child has between SIGTERM and SIGKILL. At most half of --lease [default: 2s, or that half if it is shorter]
+    /// How long the child has between SIGTERM and SIGKILL. At most half of --lease [default: 2s, less if --lease is
+    /// below 4s]
     #[arg(long, value_name = "D", value_parser = duration)]
     pub(crate) grace: Option<Duration>,
     #[command(flatten)]
@@ -264,13 +270,13 @@ pub(crate) struct LimitArgs {
     /// Print JSON, for scripts
     #[arg(long)]
     pub(crate) json: bool,
-    /// Keep this limit, whatever programs declare
+    /// Keep this limit, even if `run -n` or a program declares another
     #[arg(long, conflicts_with = "unpin")]
     pub(crate) pin: bool,
-    /// Use the latest declaration again
+    /// Undo --pin: the limit that `run -n` or a program declared last applies again
     #[arg(long, conflicts_with = "capacity")]
     pub(crate) unpin: bool,
-    /// How many may start in a period, evenly spread, as in 100/1m; or none
+    /// How many may start in a period, evenly spread, as in 100/1m; `none` removes the rate
     #[arg(long, value_name = "N/D", value_parser = rate_or_none)]
     pub(crate) rate: Option<RateChange>,
     /// With --rate: how many may start at once after an idle period [default: 1]
@@ -320,7 +326,7 @@ pub(crate) struct DrainArgs {
 pub(crate) struct ForgetArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
-    /// Do it. Without this option, the command only explains the effect
+    /// Remove the semaphore. Without --yes, only explain what that removes
     #[arg(long)]
     pub(crate) yes: bool,
     /// The semaphore's name

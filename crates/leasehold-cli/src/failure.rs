@@ -65,7 +65,7 @@ impl Failure {
     /// One line on stderr, whatever the message contains.
     pub(crate) fn report(&self) -> ExitCode {
         if let Some(message) = &self.message {
-            complain(message);
+            log_line(message);
         }
         ExitCode::from(self.code)
     }
@@ -100,7 +100,7 @@ fn cause(error: &Error) -> String {
 }
 
 /// Prints one line on stderr. A closed terminal is not an error.
-pub(crate) fn complain(message: &str) {
+pub(crate) fn log_line(message: &str) {
     let line = crate::output::one_line(message);
     let _ = writeln!(io::stderr(), "leasehold: {line}");
 }
@@ -112,6 +112,6 @@ pub(crate) fn without_backtraces() {
         let text = panic.payload().downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.payload().downcast_ref::<&str>().copied());
         let what = text.unwrap_or("no message");
-        complain(&format!("internal error{place}: {what}: please report it"));
+        log_line(&format!("internal error{place}: {what}: please report it"));
     }));
 }

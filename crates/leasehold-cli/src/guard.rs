@@ -8,13 +8,14 @@
 //! - when the socket closes: the command was killed;
 //! - when the command orders it: the lease is lost.
 //!
-//! To stop the group, the guard sends SIGTERM, and SIGKILL after a grace. The deadline that the command sends is earlier
-//! than the end of the lease's validity by that grace. The validity ends a margin before the lease ends in the store.
+//! To stop the group, the guard sends SIGTERM, and SIGKILL after a grace. The deadline that the command sends is
+//! earlier than the end of the lease's validity by that grace. The validity ends a margin before the lease ends in the
+//! store.
 //!
 //! The two processes supervise each other, because either may be killed or stopped:
 //!
-//! - *The child starts only after the command knows its process group* ([`launcher`]). If the guard dies before that, no
-//!   child has run.
+//! - *The child starts only after the command knows its process group* ([`launcher`]). If the guard dies before that,
+//!   no child has run.
 //! - *The guard never blocks* ([`mailbox`]), and handles all orders that have arrived before it checks the deadline.
 //! - *The command also watches the deadline* (`supervise.rs`). It stops the group itself if the guard is late.
 //! - *If the guard dies, the kernel kills the child.* The command adopts the rest of the group, and stops it.
@@ -35,7 +36,7 @@ use rustix::process::{
 };
 
 use crate::clock::Moment;
-use crate::failure::{INTERNAL, complain};
+use crate::failure::{INTERNAL, log_line};
 use crate::{signals, terminal};
 
 mod handover;
@@ -74,7 +75,7 @@ fn run(job: &GuardJob<'_>, control: UnixStream) -> u8 {
     match watch(job, control) {
         Ok(code) => code,
         Err(error) => {
-            complain(&format!("the guard failed: {error}"));
+            log_line(&format!("the leasehold-guard process failed: {error}"));
             INTERNAL
         }
     }
@@ -111,7 +112,7 @@ fn watch(job: &GuardJob<'_>, control: UnixStream) -> io::Result<u8> {
                 terminal::give_to(group);
             }
             (supervised.group, supervised.launcher) = (Some(group), Some(launcher));
-            supervised.tell(News::Started(group.as_raw_pid()));
+            supervised.report(News::Started(group.as_raw_pid()));
         }
         Ok(Started::Ended(code)) => return Ok(code),
         Err(error) => supervised.ended = Some(not_started(&error)),
@@ -175,12 +176,12 @@ impl SupervisedGroup {
         let timer = Timer::new()?;
         loop {
             // Orders come first: if this process was paused, the deadline that it knows may be outdated.
-            self.obey();
+            self.handle_orders();
             self.reap();
             self.keep_time();
             self.launch();
             if let Some(ended) = self.is_over() {
-                self.tell(ended);
+                self.report(ended);
                 return self.deliver();
             }
             self.flush();
@@ -216,7 +217,7 @@ impl SupervisedGroup {
                 continue;
             }
             if let Some(signal) = status.stopping_signal() {
-                self.tell(News::Stopped(signal));
+                self.report(News::Stopped(signal));
             } else if let Some(signal) = status.terminating_signal() {
                 self.leader_ended(News::Killed(signal));
             } else if let Some(code) = status.exit_status() {
@@ -237,7 +238,7 @@ impl SupervisedGroup {
         match self.kill_at {
             None if now >= self.deadline => {
                 if self.ended.is_none() {
-                    self.tell(News::Overdue);
+                    self.report(News::Overdue);
                 }
                 self.end(self.deadline.plus(self.grace));
             }
@@ -269,12 +270,12 @@ impl SupervisedGroup {
             self.signal(Signal::TERM);
             // A stopped process would not handle SIGTERM.
             self.signal(Signal::CONT);
-            self.tell(News::Stopping);
+            self.report(News::Stopping);
         }
     }
 
     /// Handles all orders that have arrived.
-    fn obey(&mut self) {
+    fn handle_orders(&mut self) {
         while let Some(mut control) = self.control.as_ref() {
             match self.incoming.next(|into| control.read(into)) {
                 Ok(None) => return,
@@ -328,7 +329,8 @@ impl SupervisedGroup {
         if self.ended.is_some() { next.min(Moment::now().plus(LOOK_AGAIN)) } else { next }
     }
 
-    fn tell(&mut self, news: News) {
+    /// Adds news for the command, which the next `flush` sends.
+    fn report(&mut self, news: News) {
         self.outgoing.push(news);
         #[cfg(feature = "broken")]
         if let Some(control) = self.control.as_ref().filter(|_| broken("blocked-guard")) {

@@ -1,9 +1,9 @@
 //! Signal handling.
 //!
 //! The command blocks signals, and a thread waits for them. So a signal never ends the command between two steps, and
-//! Ctrl-Z keeps its usual effect. The guard blocks signals too, and waits only for SIGCHLD. The child starts with no signal
-//! blocked. Signals that were ignored when the command started (by `nohup`, or in a shell's background job) stay ignored,
-//! also in the child.
+//! Ctrl-Z keeps its usual effect. The guard blocks signals too, and waits only for SIGCHLD. The child starts with no
+//! signal blocked. Signals that were ignored when the command started (by `nohup`, or in a shell's background job) stay
+//! ignored, also in the child.
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
@@ -71,18 +71,18 @@ impl Signals {
     pub(crate) async fn next_to_end(&mut self) -> Signal {
         loop {
             match self.next().await {
-                Signal::SIGTSTP => Self::stop_like_anybody(),
+                Signal::SIGTSTP => Self::suspend(),
                 Signal::SIGCHLD | Signal::SIGWINCH | Signal::SIGCONT => {}
                 signal => return signal,
             }
         }
     }
 
-    /// Stops this process and its group, as Ctrl-Z does, and returns when it is continued. The kernel does not stop it if
-    /// no shell controls it as a job, because then no process could continue it.
+    /// Stops this process and its group, as Ctrl-Z does, and returns when it is continued. The kernel does not stop it
+    /// if no shell controls it as a job, because then no process could continue it.
     ///
     /// Call it on the main thread: of the threads that do not block a signal, the main thread receives it first.
-    pub(crate) fn stop_like_anybody() {
+    pub(crate) fn suspend() {
         let stop = SigSet::from_iter([Signal::SIGTSTP]);
         let _ = stop.thread_unblock();
         let _ = kill_current_process_group(rustix::process::Signal::TSTP);

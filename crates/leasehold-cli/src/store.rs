@@ -8,7 +8,7 @@ use leasehold::{Client, Deployment, Error, LockLayout, RedisBuilder, StoreUrl, s
 use redis::{ConnectionAddr, ConnectionInfo, TlsCertificates};
 
 use crate::args::StoreArgs;
-use crate::failure::{Failure, UNAVAILABLE, complain};
+use crate::failure::{Failure, UNAVAILABLE, log_line};
 
 /// A store, and the settings of its clients.
 pub(crate) struct Store {
@@ -74,7 +74,7 @@ impl Store {
     /// Prints the store in use if the command is verbose.
     pub(crate) fn announce(&self, verbose: bool) {
         if verbose {
-            complain(&format!("the store is {}", self.description()));
+            log_line(&format!("the store is {}", self.description()));
         }
     }
 
@@ -136,7 +136,7 @@ impl Store {
         let path = sqlite_path(&self.url)?;
         match Client::local_builder(path).read_only().open().await {
             Ok(client) => {
-                complain(&format!("reading only, because the store cannot be written: {error}"));
+                log_line(&format!("reading only, because the store cannot be written: {error}"));
                 Ok(client)
             }
             Err(_) => Err(error.into()),
@@ -233,7 +233,9 @@ fn checked(url: &str) -> Result<String, Failure> {
     match StoreUrl::parse(url) {
         Ok(_) if url.starts_with("sqlite:") => {
             let path = sqlite_path(url)?;
-            let path = path.to_str().ok_or_else(|| Failure::usage("HOME is not UTF-8"))?;
+            let path = path.to_str().ok_or_else(|| {
+                Failure::usage("HOME is not UTF-8: write the whole path in --store, without ~")
+            })?;
             Ok(format!("sqlite:{path}"))
         }
         Ok(_) => Ok(url.to_owned()),
@@ -294,7 +296,8 @@ pub(crate) fn without_secrets(url: &str) -> String {
 /// Runs a future to its end on this thread. The library renews leases on its own thread.
 pub(crate) fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.map_err(|error| Failure::internal("no runtime", error))?.block_on(future)
+    let failed = |error| Failure::internal("the async runtime could not be started", error);
+    runtime.map_err(failed)?.block_on(future)
 }
 
 #[cfg(test)]

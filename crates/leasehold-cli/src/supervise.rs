@@ -17,7 +17,7 @@ use tokio::net::UnixStream;
 use tokio::time::{sleep, timeout};
 
 use crate::clock::{Bridge, Moment};
-use crate::failure::{self, Failure, complain};
+use crate::failure::{self, Failure, log_line};
 use crate::guard::mailbox::{Incoming, Outgoing};
 use crate::guard::spare::Spare;
 use crate::guard::wire::{News, Order};
@@ -52,7 +52,7 @@ impl End {
             Self::NotStarted(errno) => {
                 let program = job.command.first().map(OsString::as_os_str).unwrap_or_default();
                 let failure = program::not_run(program, errno);
-                complain(failure.message());
+                log_line(failure.message());
                 failure.code
             }
             Self::Lost(reason) => {
@@ -62,7 +62,7 @@ impl End {
                     }
                     (reason, _) => reason.to_string(),
                 };
-                complain(&format!("the {} was lost: {reason}; the child was stopped", job.what));
+                log_line(&format!("the {} was lost: {reason}; the child was stopped", job.what));
                 failure::LOST
             }
         }
@@ -88,8 +88,8 @@ impl Ended {
 
 /// Runs the job, and returns how it ended.
 ///
-/// The guard and the child inherit the client's lifeline, if the store has one. Then the client's permits stay held until
-/// all of these processes have ended.
+/// The guard and the child inherit the client's lifeline, if the store has one. Then the client's permits stay held
+/// until all of these processes have ended.
 pub(crate) async fn run(
     job: &Job,
     held: &impl Held,
@@ -98,7 +98,8 @@ pub(crate) async fn run(
     signals: &mut Signals,
 ) -> Result<Ended, Failure> {
     let terminal = Terminal::open();
-    let failed = |error| Failure::internal("the guard of the child could not be started", error);
+    let problem = "the leasehold-guard process could not be started";
+    let failed = |error| Failure::internal(problem, error);
     // If the guard dies, this process must stop and reap the child and its group.
     guard::adopt_orphans().map_err(failed)?;
     let deadline = Deadline::new(job);
@@ -126,7 +127,7 @@ pub(crate) async fn run(
     match (watch.lost, watch.group) {
         (Some(reason), _) => Ok(Ended { end: End::Lost(reason), guard: None }),
         (None, Some(_)) => {
-            let what = "the guard of the child was killed; the child was stopped";
+            let what = "the leasehold-guard process was killed, so the child was stopped";
             Err(Failure::new(failure::INTERNAL, what))
         }
         (None, None) => Err(killed_early()),
@@ -134,7 +135,7 @@ pub(crate) async fn run(
 }
 
 fn killed_early() -> Failure {
-    let what = "the guard of the child was killed before the child started";
+    let what = "the leasehold-guard process was killed before the child started";
     Failure::new(failure::INTERNAL, what)
 }
 
@@ -219,7 +220,8 @@ impl Guard {
         }
     }
 
-    /// Returns the next message of the guard, and sends pending orders meanwhile. Returns `None` if the guard has ended.
+    /// Returns the next message of the guard, and sends pending orders meanwhile. Returns `None` if the guard has
+    /// ended.
     ///
     /// # Cancel safety
     /// No message is lost.
@@ -363,7 +365,7 @@ impl Watch {
             self.give_the_terminal(group);
         } else {
             self.take_the_terminal();
-            Signals::stop_like_anybody();
+            Signals::suspend();
             // The command is in the foreground again, or was continued in the background.
             if self.terminal.as_ref().is_some_and(Terminal::is_ours) {
                 self.give_the_terminal(group);

@@ -1,5 +1,6 @@
-//! Messages while the command waits. On a terminal, one line is redrawn. Elsewhere one line is printed once, or with `-v`
-//! whenever the place changes. An outage of the store is always reported, in one line at its start and one at its end.
+//! Messages while the command waits. On a terminal, one line is redrawn. Elsewhere one line is printed once, or with
+//! `-v` whenever the place changes. An outage of the store is always reported, in one line at its start and one at its
+//! end.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use tokio::time::sleep;
 use unicode_width::UnicodeWidthStr;
 
 use crate::command::limit::paused;
-use crate::failure::complain;
+use crate::failure::log_line;
 use crate::output::{ago, one_line, ordinal};
 
 /// A shorter wait is not worth a line on a terminal, nor in a log.
@@ -98,7 +99,7 @@ impl Outages {
     }
 
     fn say(&self, what: &str) {
-        let say = || complain(&format!("waiting: {what}"));
+        let say = || log_line(&format!("waiting: {what}"));
         match &self.bar {
             Some(bar) => bar.suspend(say),
             None => say(),
@@ -166,7 +167,8 @@ impl Line {
                 }
                 Some(WaitsFor::Capacity) => {
                     let limit = stats.capacity();
-                    let why = format!("the first needs more than the limit of {limit}");
+                    let problem = "the first waiter needs more units than the limit of";
+                    let why = format!("{problem} {limit}: raise the limit");
                     return Some(Known::new(&place, &why, &nth, "over the limit"));
                 }
                 _ => {}
@@ -232,7 +234,7 @@ impl Line {
             bar.tick();
         } else if self.said != known.gist {
             // Without a terminal, print only if the place has changed, or a pause has begun or ended.
-            complain(&whole);
+            log_line(&whole);
             self.said.clone_from(&known.gist);
         }
     }

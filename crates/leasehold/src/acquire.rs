@@ -197,7 +197,7 @@ impl Acquire {
                     return Poll::Pending;
                 }
                 Entered::Waiting(ticket) => {
-                    // Create the guard first, because the waker is foreign code and may panic.
+                    // Create the guard first, because the waker is the user's code and may panic.
                     let ticket = self.pending.begin(ticket, watched, wait);
                     // The waker is registered outside the name's lock. If the permit was granted in between, the next
                     // poll finds it.

@@ -85,7 +85,7 @@ impl Client {
     /// ```
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`] if the URL is invalid, or names a store that is not part of this build.
+    /// - [`Error::InvalidArgument`] if the URL is invalid, or names a store whose Cargo feature is disabled.
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
     /// - [`Error::Refused`] if the store denies access, or cannot be used.
     /// - [`Error::Stopped`] if the client's background thread cannot be started.
@@ -279,6 +279,20 @@ impl Client {
 }
 
 /// An outage of the store: see [`Client::outage`].
+///
+/// ```
+/// use leasehold::Client;
+///
+/// /// The answer of a readiness probe.
+/// fn readiness(client: &Client) -> String {
+///     match client.outage() {
+///         Some(outage) => format!("no answer for {:?}: {}", outage.since.elapsed(), outage.error),
+///         None => "ready".to_owned(),
+///     }
+/// }
+///
+/// assert_eq!(readiness(&Client::memory()), "ready");
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Outage {

@@ -9,8 +9,8 @@
 //! - [`timing`]: when to renew. [`timers`]: the timers that the thread fires.
 //! - [`thread`]: the engine's thread, which runs all of that.
 //! - [`watch`]: reports to metrics, observers and `tracing`. [`meters`]: the metrics.
-//! - [`background`]: work that outlives its caller. [`lock_waiters`]: the tasks that wait for a lock. [`foreign`]:
-//!   calls into foreign code.
+//! - [`background`]: work that outlives its caller. [`lock_waiters`]: the tasks that wait for a lock. [`callbacks`]:
+//!   calls into code of the user.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -32,7 +32,7 @@ use crate::{AcquisitionId, ClientId, Error, LockId, LossReason};
 mod alarm;
 pub(crate) mod background;
 pub(crate) mod call;
-pub(crate) mod foreign;
+pub(crate) mod callbacks;
 mod in_flight;
 pub(crate) mod in_process;
 pub(crate) mod lease;
@@ -54,7 +54,7 @@ mod tests;
 
 use background::Background;
 use call::{Asked, Done, Undo};
-use foreign::event;
+use callbacks::event;
 use in_flight::Outbox;
 use lease::Lease;
 use lock_waiters::LockWaiters;
@@ -64,6 +64,9 @@ use sender::{Next, Sender, Source, Urgency};
 use store::Store;
 use thread::Message;
 use timers::{Timed, Timers};
+
+/// The shortest time that the store has to answer an attempt after the first, also if the caller's wait ends sooner.
+const SHORTEST_ANSWER: Span = Span::from_millis(500);
 
 /// The engine of one client. Every client handle, semaphore, future and guard keeps it alive. When the last of them is
 /// dropped, the names are dropped, and then the thread ends.
@@ -80,7 +83,7 @@ pub(crate) struct Core {
     remote: Option<Arc<dyn RemoteBackend>>,
     pub(crate) sender: Sender,
     outbox: Outbox,
-    /// Whether the engine's thread was asked to look at the line and has not done so yet.
+    /// Whether the engine's thread was asked to check the sender's queues and has not done so yet.
     look_requested: AtomicBool,
     pub(crate) timers: Timers,
     sequence: AtomicU64,
@@ -185,7 +188,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // The names are taken out of the lock first, because dropping a name may run foreign code.
+        // The names are taken out of the lock first, because dropping a name may run the user's code.
         let names = std::mem::take(&mut *self.core.names());
         for (named, _) in names.into_values() {
             named.abandon();
@@ -327,6 +330,19 @@ impl Core {
     /// Sends one command with the deadline of an ordinary call.
     pub(crate) fn ask_now(self: &Arc<Self>, part: Part) -> Asked {
         self.ask(part, self.now() + self.settings.answer_timeout, None)
+    }
+
+    /// Returns when a further attempt of a wait fails unanswered, if it begins now and the wait ends at `give_up_at`.
+    ///
+    /// The store has answered the attempts before it. So an attempt at the end of the wait gets time for its answer:
+    /// otherwise a store that answers well would count as unavailable.
+    pub(crate) fn next_attempt_until(&self, give_up_at: Moment) -> Moment {
+        let now = self.now();
+        if now < give_up_at {
+            give_up_at.max(now + SHORTEST_ANSWER)
+        } else {
+            now + self.settings.answer_timeout
+        }
     }
 
     /// Sends one command in the background, and calls `done` with the answer. The next close reports an error, too.
@@ -605,7 +621,7 @@ impl Core {
         let (answer, answered) = oneshot::channel();
         let told = self.send_message(Message::Run(Box::pin(async move {
             let done = work.await;
-            foreign::guarded(|| drop(answer.send(done)));
+            callbacks::guarded(|| drop(answer.send(done)));
         })));
         Box::pin(async move {
             told?;

@@ -50,7 +50,8 @@ pub enum Error {
         what: &'static str,
         /// The semaphore's or pool's name, or the lock's key.
         name: String,
-        /// The id of the permit, lock or lease in the store.
+        /// The id of the permit or lease in the store. For a lock, a hash of its id: see
+        /// [`LockInfo::lock_id_hash`](crate::LockInfo::lock_id_hash).
         id: String,
         /// Why it was lost.
         reason: LossReason,
@@ -70,7 +71,7 @@ pub enum Error {
         source: Option<Arc<dyn std::error::Error + Send + Sync>>,
     },
     /// The store denied access or refused the request: for example because of wrong credentials, a missing permission,
-    /// a full disk, or a read-only client. Ask the operator of the store.
+    /// a full disk, or a read-only client. The message says what would allow it.
     #[non_exhaustive]
     Refused {
         /// What was refused, and what would allow it.
@@ -92,7 +93,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the code that other programs use for this error.
+    /// Returns the kind of this error, named as in the lock interface of `SyncGuard`.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -138,6 +139,9 @@ impl fmt::Display for Error {
             Self::TimedOut { what: "drain", name, limit, .. } => {
                 write!(f, "{name:?} was not drained within {limit:?}: permits are still held")
             }
+            Self::TimedOut { what, name, limit: Duration::ZERO, .. } => {
+                write!(f, "no {what} of {name:?} is free")
+            }
             Self::TimedOut { what, name, limit, full } => {
                 write!(f, "no {what} of {name:?} was acquired within {limit:?}")?;
                 match full {
@@ -145,7 +149,6 @@ impl fmt::Display for Error {
                     None => Ok(()),
                 }
             }
-            // A lock id is enough to release the lock, so it must not appear in a log.
             Self::Lost { what: "lock", name, reason, .. } => {
                 write!(f, "the lock {name:?} was lost: {reason}")
             }
@@ -161,8 +164,7 @@ impl fmt::Display for Error {
                     (None, false) => write!(f, "{what}: the store cannot be reached"),
                 }
             }
-            Self::Stopped { what } => f.write_str(what),
-            Self::Refused { what } => write!(f, "the store refused: {what}"),
+            Self::Stopped { what } | Self::Refused { what } => f.write_str(what),
             Self::Internal { what } => write!(f, "internal error: {what}"),
         }
     }
@@ -201,12 +203,14 @@ pub enum ErrorKind {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// It was held for as long as its TTL allows.
+    /// The permit was held for as long as its TTL allows.
     TtlEnded,
+    /// The lease of a lock that is not renewed automatically ended.
+    LeaseEnded,
     /// It could not be renewed in time, so the store may have granted it to another holder.
     NotRenewed,
-    /// The store no longer knows it.
-    Gone,
+    /// The store no longer has it: it was released by its id, expired, or the store lost its data.
+    Missing,
     /// It was released by its id, or through its guard.
     Released,
     /// Its client was closed.
@@ -217,8 +221,9 @@ impl fmt::Display for LossReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::TtlEnded => "its TTL ended",
+            Self::LeaseEnded => "its lease ended",
             Self::NotRenewed => "it could not be renewed in time",
-            Self::Gone => "it is no longer in the store",
+            Self::Missing => "it is no longer in the store",
             Self::Released => "it was released",
             Self::Closed => "its client was closed",
         })

@@ -89,7 +89,7 @@ impl Lock {
         self.inner.key.as_str()
     }
 
-    /// Acquires the lock, and waits for it as [`retry`](LockBuilder::retry) says: by default for at most 5 s.
+    /// Acquires the lock, and waits up to the limits of [`retry`](LockBuilder::retry): by default for at most 5 s.
     ///
     /// When a client of this library releases the lock, the waiting acquire is notified and asks the store at once.
     /// Other programs do not notify it; the acquire notices their release at its next retry.
@@ -152,8 +152,8 @@ impl Lock {
     /// Acquires the lock and runs `work` under it. `work` stops if the lock is lost.
     ///
     /// Once the lock is lost, the future of `work` is dropped without being polled again, and this function returns
-    /// [`Error::Lost`]. Otherwise it returns the output of `work`. If the release fails afterwards, the error is passed
-    /// to [`on_release_error`](LockBuilder::on_release_error) and the output is still returned.
+    /// [`Error::Lost`]. Otherwise it returns the output of `work`. If the release fails afterwards, the output is
+    /// still returned. The error is logged, and passed to [`on_release_error`](LockBuilder::on_release_error).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -180,8 +180,8 @@ impl Lock {
             // Released in the background: the store may be unreachable, and the caller must learn of the loss now.
             drop(guard);
         } else if let Err(error) = guard.release().await {
-            let key = self.key();
-            tracing::warn!(key, %error, "the work is done, but its lock could not be released");
+            let key_hash = self.inner.watch.public_name();
+            tracing::warn!(key_hash = &*key_hash, %error, "the work is done, but its lock could not be released");
             if let Some(hook) = &self.inner.on_release_error {
                 hook(&error);
             }
@@ -240,7 +240,8 @@ impl LockBuilder {
         self
     }
 
-    /// Sets the [`lease`](Self::lease), under the name that other programs use for it.
+    /// Sets the [`lease`](Self::lease), under the name that `SyncGuard` uses for it. It does not limit how long a lock
+    /// that is renewed may be held.
     pub fn ttl(self, ttl: Duration) -> Self {
         self.lease(ttl)
     }
@@ -251,7 +252,7 @@ impl LockBuilder {
         self
     }
 
-    /// Extends the lock in the background, each time a third of the [lease](Self::lease) has passed, until its guard is
+    /// Renews the lock in the background, each time a third of the [lease](Self::lease) has passed, until its guard is
     /// released or dropped. The lease then does not limit how long the work may take. It limits how long the lock
     /// outlives a holder that died.
     pub fn auto_extend(mut self) -> Self {
@@ -400,7 +401,7 @@ impl Definition {
             let limit = limit.min(now.saturating_since(started));
             Error::TimedOut { what: "lock", name: self.key.to_string(), limit, full: None }
         };
-        let (mut retried, mut again_at, mut last) = (0, None, false);
+        let (mut retried, mut again_at, mut last, mut until) = (0, None, false, give_up_at);
         let mut wake_up = WakeUp { waiters: &core.lock_waiters, key: &self.key, used: true };
         loop {
             // The other waiters of this client need to be notified of the next release, too.
@@ -408,8 +409,6 @@ impl Definition {
                 if waiter.in_company() { NotifyWhen::Always } else { NotifyWhen::IfLocked };
             // Registered before the attempt, so that a release during the attempt is not missed.
             let woken = waiter.woken();
-            // The last attempt begins at the very end of the wait, so it gets the answer timeout.
-            let until = if last { core.now() + core.settings.answer_timeout } else { give_up_at };
             let remaining = match self.attempt(id, notify, until).await? {
                 Ok(guard) => {
                     wake_up.used = true;
@@ -444,6 +443,7 @@ impl Definition {
             if last && !woken && now < over {
                 return Err(timed_out(now));
             }
+            until = core.next_attempt_until(give_up_at);
         }
     }
 }

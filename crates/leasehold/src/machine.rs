@@ -28,7 +28,7 @@
 //!   is issued, its TTL begins, and it takes the token. If its own client sent this command, the reply reports the
 //!   grant, and the permit has its whole lease. Any other client receives a wake-up that says the same, and has
 //!   `confirm_within` to renew the permit. A waiter that does not fit ends the grant, so that no later waiter overtakes
-//!   it. Whether that waiter can be reached is then not known.
+//!   it. The machine has not tried to reach that waiter.
 //! - *enqueue*, *renew*, *release*, *steer*: see [`Command`]. Cancel is a release by a waiter.
 //!
 //! A wake-up can stay in the socket buffer of a paused process for any length of time. So the client trusts a wake-up
@@ -42,11 +42,12 @@
 //!    slot number. (Only `grant` and `enqueue` add holders, and both check `fits`. A token is returned only if no
 //!    caller has seen the permit: see [`Meter::return_token`].)
 //! 2. **Order.** Reachable waiters are granted permits in the order in which they were enqueued, even within one
-//!    microsecond and one batch, and whatever their weight. (Places in the queue are numbers, not times. A newcomer is
-//!    granted a permit at once only if `grant` has just gone through the whole queue, so no reachable waiter is left.)
-//! 3. **No lost wake-up.** After every command, either no reachable waiter is queued, or the first waiter that is not
-//!    known to be unreachable does not fit. (Every command ends with `grant`. Time alone makes a waiter fit only when a
-//!    token arrives: `next_token` says when.)
+//!    microsecond and one batch, and whatever their weight. (Places in the queue are numbers here; on Redis they are
+//!    times, each above the last. A newcomer is granted a permit at once only if `grant` has just gone through the
+//!    whole queue, so no reachable waiter is left.)
+//! 3. **No lost wake-up.** After every command, either no reachable waiter is queued, or the first waiter that was not
+//!    found unreachable does not fit. (Every command ends with `grant`. Time alone makes a waiter fit only when a token
+//!    arrives: `next_token` says when.)
 //! 4. **Fence.** The fences of one name strictly increase: each is max(last + 1, the store's microseconds). The last
 //!    fence outlives all other state, and the clock makes fences grow even if the store has lost its data.
 //! 5. **Idempotence.** After an unknown outcome, any command may be sent again with the same id: a second enqueue finds

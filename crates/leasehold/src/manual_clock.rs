@@ -100,9 +100,12 @@ impl ManualClock {
         Duration::from_micros(self.0.elapsed.load(Ordering::SeqCst))
     }
 
-    /// Moves the clock forward. When this function returns, everything that became due has been applied, in its order:
-    /// permits and locks whose time has ended are lost and granted to the next waiters, leases are renewed, tokens are
-    /// granted, and acquires that reached their time limit have failed.
+    /// Moves the clock forward. When this function returns, everything that became due has happened, in its order:
+    ///
+    /// - Permits and locks whose time has ended are lost, and granted to the next waiters.
+    /// - Leases are renewed.
+    /// - Tokens of a rate have arrived, and permits were granted with them.
+    /// - Acquires that reached their time limit have failed.
     ///
     /// Futures that are ready because of it have been woken. Their tasks continue when the runtime polls them next, not
     /// inside this call. So an operation that consists of several waits needs several calls: [`Lock::acquire`],

@@ -76,7 +76,7 @@ pub enum EventResult {
     Ok,
     /// An acquire that does not wait found nothing free.
     Full,
-    /// A renewal or a release found that nothing is held.
+    /// The permit or lease was no longer held when it was renewed or released.
     NotHeld,
     /// The future of the acquire was dropped.
     Cancelled,

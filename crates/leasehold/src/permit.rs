@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use crate::clock::Moment;
-use crate::engine::foreign::event;
+use crate::engine::callbacks::event;
 use crate::engine::lease::Lease;
 use crate::engine::name_state::ReleasedBy;
 use crate::engine::ticket::{Grant, Ticket};
@@ -81,9 +81,9 @@ impl Permit {
         self.id
     }
 
-    /// Returns the slot number: at the time of the grant, the lowest number that no other live permit of this semaphore
-    /// had. Numbers start at 1. The number does not change until the permit ends. Returns `None` unless the semaphore
-    /// is [`numbered`](crate::SemaphoreBuilder::numbered).
+    /// Returns the slot number: the lowest number from 1 that was free when the permit was granted. No other live
+    /// permit of the semaphore has it, and it does not change until the permit ends. Returns `None` unless the
+    /// semaphore is [`numbered`](crate::SemaphoreBuilder::numbered).
     ///
     /// The number is at most the capacity, but after the capacity shrinks it may be larger.
     #[must_use]
@@ -183,7 +183,7 @@ impl Permit {
     /// If the future is dropped, even before its first poll, the release continues in the background.
     pub async fn release(mut self) -> Result<bool, Error> {
         let Some(semaphore) = self.semaphore.take() else { return Ok(false) };
-        if self.is_over() {
+        if self.has_ended() {
             semaphore.named.end(self.id, Known::Nothing);
             return Ok(false);
         }
@@ -200,7 +200,7 @@ impl Permit {
     }
 
     #[inline]
-    fn is_over(&self) -> bool {
+    fn has_ended(&self) -> bool {
         self.ticket.as_ref().is_some_and(|ticket| ticket.check().is_err())
     }
 

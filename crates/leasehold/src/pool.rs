@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::backend::{Answer, Part, Subject};
 use crate::clock::{Moment, Span};
 use crate::engine::Engine;
-use crate::engine::foreign::event;
+use crate::engine::callbacks::event;
 use crate::engine::lease::Keep;
 use crate::engine::meters::Kind;
 use crate::engine::timers::Deadline;
@@ -35,10 +35,11 @@ const LEASE: Duration = Duration::from_secs(30);
 /// The shortest lease. Other programs that share a pool count in whole seconds.
 const MIN_TTL: Duration = Duration::from_secs(1);
 
-/// A fixed number of leases, each held by an instance id. There is no queue, and nothing runs between calls.
+/// A fixed number of leases, each held by an instance id. There is no queue.
 ///
 /// This API is for callers that have a loop of their own and only ask "may I start?", "may I continue?" and "how many
-/// are we?". Each question is one call and one round trip. For a guard that renews the lease in the background, see
+/// are we?". Each question is one call and one round trip, and nothing runs between the calls. For a guard that renews
+/// the lease in the background, see
 /// [`lease`](Self::lease).
 ///
 /// ```
@@ -199,9 +200,9 @@ impl Pool {
         lease
     }
 
-    /// Acquires a lease that is renewed in the background. While the pool is full, the call retries as
-    /// [`retry`](PoolBuilder::retry) says: by default for at most 5 s. There is no queue: the first caller that asks
-    /// after a release acquires the lease. Where order matters, use a [`Semaphore`](crate::Semaphore).
+    /// Acquires a lease that is renewed in the background. While the pool is full, the call retries up to the limits of
+    /// [`retry`](PoolBuilder::retry): by default for at most 5 s. There is no queue: the first caller that asks after a
+    /// release acquires the lease. Where order matters, use a [`Semaphore`](crate::Semaphore).
     ///
     /// Guards of one client with the same instance id share one lease. It is released with the last of them.
     ///
@@ -284,7 +285,8 @@ impl PoolBuilder {
         self
     }
 
-    /// Sets the [`lease`](Self::lease), under the name that other programs use for it.
+    /// Sets the [`lease`](Self::lease), under the name that other programs with such a pool use for it. It does not
+    /// limit how long a lease that is renewed may be held.
     pub fn ttl(self, ttl: Duration) -> Self {
         self.lease(ttl)
     }
@@ -426,12 +428,10 @@ impl Definition {
         let started = core.now();
         let limit = self.retry.limit();
         let give_up_at = started + Span::from_duration(limit);
+        let mut until = give_up_at;
         for nth in 0.. {
             // Registered before the attempt, so that a close during the attempt is not missed.
             let closing = core.closing();
-            let now = core.now();
-            let last = now >= give_up_at;
-            let until = if last { now + core.settings.answer_timeout } else { give_up_at };
             let held = match self.attempt(instance, until).await? {
                 Ok(lease) => return Ok(lease),
                 Err(held) => held,
@@ -451,6 +451,7 @@ impl Definition {
             if let Some(error) = core.stopped() {
                 return Err(error);
             }
+            until = core.next_attempt_until(give_up_at);
         }
         Err(Error::internal("the retries of a pool ended without a result"))
     }

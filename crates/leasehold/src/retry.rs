@@ -58,8 +58,8 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// Sets how often to retry before giving up: 10 times by default. An attempt after a release, or when the holder's
-    /// lease ends, does not count.
+    /// Sets how often to retry before giving up: 10 times by default. Attempts after a release, or at the end of the
+    /// holder's lease, do not count.
     #[must_use]
     pub fn times(self, times: u32) -> Self {
         Self { times, ..self }

@@ -98,7 +98,8 @@ impl Semaphore {
         self.inner.named.name().as_str()
     }
 
-    /// Returns the number of permits, according to the newest declaration in this client.
+    /// Returns the capacity that this client declared last, in units. The store may have another: see
+    /// [`stats`](Self::stats).
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.inner.named.capacity()
@@ -205,10 +206,11 @@ impl Semaphore {
     }
 
     /// Releases a holder or waiter by the id that [`stats`](Self::stats) shows. It may belong to another program that
-    /// shares the semaphore on Redis. Returns `true` if the id was found.
+    /// shares the semaphore on Redis. Returns `true` if a holder was released, or a waiter of another program was
+    /// removed.
     ///
-    /// An acquisition id of this library is released as by [`release`](Self::release): the result is `true` only if it
-    /// held a permit. Another program is not notified of the release; it notices by itself.
+    /// For a waiter of this library it returns `false`, like [`release`](Self::release). Another program is not
+    /// notified of the release; it notices by itself.
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time. The id may have been
@@ -333,8 +335,8 @@ impl SemaphoreBuilder {
         }
     }
 
-    /// Uses the capacity that the semaphore already has in the store. The capacity that was given here applies only if
-    /// the semaphore has none yet.
+    /// Uses the capacity that the semaphore already has in the store. The capacity that was passed to
+    /// [`Client::semaphore`](crate::Client::semaphore) applies only if the semaphore has none yet.
     pub fn unless_declared(mut self) -> Self {
         self.declares = false;
         self
@@ -365,7 +367,7 @@ impl SemaphoreBuilder {
         self
     }
 
-    /// Sets the [`lease`](Self::lease), under the name that other programs use for it.
+    /// Sets the [`lease`](Self::lease), under the name that asyncio-advanced-semaphores uses for it.
     pub fn heartbeat_max_interval(self, interval: Duration) -> Self {
         self.lease(interval)
     }
@@ -397,10 +399,10 @@ impl SemaphoreBuilder {
         self
     }
 
-    /// Limits the rate of grants to `starts` permits per `period`, evenly spread. A permit then needs room *and* a
-    /// token, and one token arrives every `period / starts`. Like the capacity, the rate belongs to the semaphore, so
-    /// the newest declaration applies to everybody. A semaphore that is built without a rate declares none, and follows
-    /// the rate that already exists.
+    /// Limits the rate of grants to `starts` permits per `period`, evenly spread. A permit then needs enough free units
+    /// *and* a token, and one token arrives every `period / starts`. Like the capacity, the rate belongs to the
+    /// semaphore, so the newest declaration applies to all clients. A semaphore that is built without a rate declares
+    /// none, and follows the rate that already exists.
     ///
     /// The rate counts grants, whatever their weight. An acquire that gives up takes no token. If a permit was granted
     /// but no caller received it, its token is returned.
@@ -425,9 +427,9 @@ impl SemaphoreBuilder {
         self
     }
 
-    /// Sets how many permits may be granted at once after a quiet period, with a [`rate`](Self::rate): 1 by default. In
-    /// any period, at most this many permits are granted in addition to what the rate allows. Up to this many unused
-    /// tokens are kept. With a burst of 1, grants are always at least one interval apart, even after a late one.
+    /// Sets how many permits may be granted at once after a quiet period, with a [`rate`](Self::rate): 1 by default.
+    /// This is the number of unused tokens that are kept; further ones are dropped. With a burst of 1, two grants are
+    /// always at least one interval apart.
     pub fn burst(mut self, starts: u32) -> Self {
         self.burst = Some(starts);
         self
@@ -450,9 +452,9 @@ impl SemaphoreBuilder {
 
     /// Builds the semaphore. Nothing is sent to the store yet.
     ///
-    /// The first acquire declares the capacity in the store, where the newest declaration wins. A capacity that this
-    /// client has already declared is not declared again, so it does not undo what others have declared since. After
-    /// the capacity shrinks, no permit is granted until there is room.
+    /// The first acquire declares the capacity in the store, where the newest declaration wins. A client declares the
+    /// same capacity only once, so its later acquires do not overwrite what other clients have declared since. After
+    /// the capacity shrinks, no permit is granted until enough units are free.
     ///
     /// # Errors
     /// [`Error::Closed`] after [`Client::close`](crate::Client::close). [`Error::InvalidArgument`] in these cases:
@@ -462,7 +464,7 @@ impl SemaphoreBuilder {
     /// - The capacity, a duration, the rate or the burst is zero.
     /// - The lease is below 300 ms, or the TTL on Redis is below 100 ms.
     /// - The rate is above 10,000 per second.
-    /// - All tokens together would take more than 100 years to be refilled.
+    /// - The time in which all tokens of the burst arrive is more than 100 years.
     /// - There is a burst but no rate.
     pub fn build(self) -> Result<Semaphore, Error> {
         let name = Name::new("name", &self.name)?;
@@ -489,8 +491,9 @@ impl SemaphoreBuilder {
         let label = self.label.map(|label| Name::new("label", &label)).transpose()?;
         let rate = match (self.rate, self.burst) {
             (Some((starts, period)), burst) => Some(rate_of(starts, period, burst.unwrap_or(1))?),
-            (None, Some(_)) => {
-                return Err(Error::invalid("burst", "a burst needs a rate: set a rate as well"));
+            (None, Some(burst)) => {
+                let problem = format!("it is {burst}, but there is no rate: set a rate as well");
+                return Err(Error::invalid("burst", problem));
             }
             (None, None) => None,
         };

@@ -15,6 +15,27 @@ use crate::{Error, Fence};
 const LIMIT: usize = 100;
 
 /// The state of one semaphore at one moment.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::memory();
+/// use leasehold::WaitsFor;
+///
+/// let api = client.semaphore("api", 1).label("invoices").build()?;
+/// let permit = api.acquire().await?;
+/// let waiting = tokio::spawn(api.acquire());
+/// # tokio::task::yield_now().await;
+///
+/// let stats = api.stats().await?;
+/// assert_eq!((stats.held(), stats.capacity(), stats.waiting()), (1, 1, 1));
+/// assert_eq!(stats.waits_for(), Some(WaitsFor::Room));
+/// let holder = &stats.holders()[0];
+/// assert_eq!((holder.label(), holder.fence()), (Some("invoices"), Some(permit.fence())));
+/// # drop((permit, waiting));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SemaphoreStats {
@@ -261,10 +282,10 @@ impl std::fmt::Display for WaitsFor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Room => "free units",
-            Self::Rate => "the rate",
+            Self::Rate => "a token of the rate",
             Self::Resume => "the end of the pause",
             Self::Capacity => "a larger capacity",
-            Self::Client => "its client, which is unreachable",
+            Self::Client => "its own client, which is unreachable",
         })
     }
 }
@@ -285,7 +306,7 @@ impl Paused {
         self.since
     }
 
-    /// Returns who paused the semaphore.
+    /// Returns the name of the person or program that paused the semaphore.
     #[must_use]
     pub fn by(&self) -> &str {
         &self.by

@@ -17,11 +17,10 @@ const ASK_AGAIN: Span = Span::from_millis(200);
 /// Limits can be changed while permits are held and waited for. Every change here applies to all clients that share the
 /// semaphore.
 impl Semaphore {
-    /// Declares another capacity for all clients.
+    /// Sets the capacity for all clients, until a client declares another one. To keep the capacity, [`pin`] it.
     ///
     /// If the capacity grows, waiters are granted the new permits at once. If it shrinks, no holder loses its permit,
-    /// and nothing is granted until there is room. The next declaration of another capacity replaces this one. To keep
-    /// the capacity, [`pin`] it.
+    /// and nothing is granted until enough units are free.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -116,7 +115,8 @@ impl Semaphore {
     }
 
     /// Stops granting permits, until [`resume`](Self::resume). Nothing happens before the returned [`Pause`] is
-    /// awaited. Holders keep their permits, and waiters keep their places. A try returns `None`. The pause remains when
+    /// awaited. Holders keep their permits, and waiters keep their places.
+    /// [`try_acquire`](Self::try_acquire) returns `None`. The pause remains when
     /// nobody uses the semaphore.
     ///
     /// ```
@@ -134,8 +134,8 @@ impl Semaphore {
     /// ```
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`] if the reason, or the name of who pauses, is empty, longer than 512 bytes, or
-    ///   contains control characters.
+    /// - [`Error::InvalidArgument`] if the text of [`Pause::reason`] or [`Pause::by`] is empty, longer than 512 bytes,
+    ///   or contains control characters.
     /// - All errors of [`unpin`](Self::unpin).
     ///
     /// # Cancel safety
@@ -157,6 +157,23 @@ impl Semaphore {
 
     /// [Pauses](Self::pause) the semaphore, and waits until nobody holds a permit. The semaphore stays paused after
     /// that, even if the wait fails. Nothing happens before the returned [`Drain`] is awaited.
+    ///
+    /// The client queries the store every 200 ms. If another client resumes the semaphore in the meantime, the drain
+    /// still waits for a moment at which no permit is held.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// use std::time::Duration;
+    ///
+    /// # let client = leasehold::Client::memory();
+    /// let api = client.semaphore("api", 5).build()?;
+    /// api.drain().reason("an upgrade").within(Duration::from_secs(60)).await?;
+    /// // No permit is held now, and none is granted before this:
+    /// api.resume().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// - [`Error::TimedOut`] if permits are still held when the time limit of [`Drain::within`] passes.
@@ -198,7 +215,7 @@ impl Semaphore {
         match self.inner.named.steer(steer, declares).await? {
             Steered::Done => Ok(()),
             Steered::Unknown => {
-                let problem = "has no capacity: it was never acquired, or it was forgotten";
+                let problem = "has no capacity yet: acquire a permit first, or build it without unless_declared";
                 Err(Error::invalid("name", format!("{name:?} {problem}")))
             }
             Steered::Pinned(capacity) => {
@@ -237,7 +254,8 @@ impl Pause {
         self
     }
 
-    /// Sets who pauses the semaphore: by default the host and the process id.
+    /// Sets the name of the person or program that pauses the semaphore, which
+    /// [`SemaphoreStats::paused`](crate::SemaphoreStats::paused) shows: by default the host and the process id.
     pub fn by(mut self, by: impl Into<String>) -> Self {
         self.by = Some(by.into());
         self
@@ -285,7 +303,7 @@ impl Drain {
         self
     }
 
-    /// Sets who drains the semaphore: see [`Pause::by`].
+    /// Sets the name of the person or program that drains the semaphore: see [`Pause::by`].
     pub fn by(mut self, by: impl Into<String>) -> Self {
         self.pause = self.pause.by(by);
         self

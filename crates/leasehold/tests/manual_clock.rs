@@ -143,7 +143,7 @@ async fn locks_expire_and_are_extended_with_the_clock() {
 
     clock.advance(HOUR);
     assert!(was_woken(&lost) && was_woken(&waiting));
-    assert_eq!(ready(&mut lost), LossReason::TtlEnded);
+    assert_eq!(ready(&mut lost), LossReason::LeaseEnded);
     assert!(guard.check().is_err());
     let next = ready(&mut waiting).unwrap();
     assert!(next.fence() > guard.fence());
@@ -161,7 +161,7 @@ async fn locks_expire_and_are_extended_with_the_clock() {
     assert!(lost.poll().is_none());
     short.extend(SECOND).await.unwrap();
     clock.advance(SECOND);
-    assert_eq!(ready(&mut lost), LossReason::TtlEnded);
+    assert_eq!(ready(&mut lost), LossReason::LeaseEnded);
 }
 
 #[tokio::test]

@@ -172,6 +172,7 @@ struct Seen {
     span: &'static str,
     fields: BTreeMap<&'static str, String>,
     events: Vec<String>,
+    event_fields: Vec<BTreeMap<&'static str, String>>,
     closed: bool,
 }
 
@@ -204,6 +205,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Spans {
         event.record(&mut told);
         if let Some(seen) = locked(&self.0).get_mut(&span.id().into_u64()) {
             seen.events.extend(told.fields.remove("message"));
+            seen.event_fields.push(told.fields);
         }
     }
 
@@ -279,8 +281,20 @@ async fn an_acquire_and_a_hold_are_a_span_each() {
     drop(guard);
     let seen = spans.find("leasehold.hold", &[("kind", "lock"), ("ended", "released")]);
     assert!(seen.len() == 1 && seen[0].closed, "{seen:?}");
+
+    let guard = deadline(client.lock("invoice:43").build().unwrap().acquire()).await.unwrap();
+    let lost_id = guard.id().to_string();
+    assert!(deadline(client.locks().release(&guard.id())).await.unwrap());
+    let error = deadline(guard.extend(SHORT)).await.unwrap_err();
+    let errors = format!("{error} {error:?} {guard:?}");
+    assert!(!errors.contains(&lost_id), "{errors}");
+    let seen = spans.find("leasehold.hold", &[("kind", "lock")]);
+    assert!(seen.iter().any(|seen| seen.events == ["lock lost"]), "{seen:?}");
+    drop(guard);
+
     let all = format!("{:?}", locked(&spans.0));
-    assert!(!all.contains("invoice") && !all.contains(&lock_id), "{all}");
+    assert!(!all.contains("invoice"), "{all}");
+    assert!(!all.contains(&lock_id) && !all.contains(&lost_id), "{all}");
     let open: Vec<_> = locked(&spans.0).values().filter(|seen| !seen.closed).cloned().collect();
     assert!(open.is_empty(), "{open:?}");
 }

@@ -80,7 +80,7 @@ impl Settings {
             if given && !known {
                 let address = &self.address;
                 return Err(Failure::Invalid(format!(
-                    "invalid {name}: the store {address} has no such setting"
+                    "invalid {name}: the store {address} has no such setting: leave it out"
                 )));
             }
         }
@@ -91,7 +91,9 @@ impl Settings {
         ];
         for (name, duration) in durations {
             if duration.is_some_and(|duration| duration.is_zero()) {
-                return Err(Failure::Invalid(format!("invalid {name}: it must not be 0")));
+                return Err(Failure::Invalid(format!(
+                    "invalid {name}: it is 0; it must be longer than zero"
+                )));
             }
         }
         Ok(())
@@ -153,9 +155,9 @@ pub(super) fn url_from_environment() -> Result<String, Failure> {
             "invalid store: $LEASEHOLD_STORE is empty: set it to a URL, or unset it".to_owned(),
         )),
         Ok(url) => Ok(url),
-        Err(std::env::VarError::NotUnicode(_)) => {
-            Err(Failure::Invalid("invalid store: $LEASEHOLD_STORE is not UTF-8".to_owned()))
-        }
+        Err(std::env::VarError::NotUnicode(_)) => Err(Failure::Invalid(
+            "invalid store: $LEASEHOLD_STORE is not UTF-8: set it to a URL, or unset it".to_owned(),
+        )),
         _ => Ok("memory:".to_owned()),
     }
 }

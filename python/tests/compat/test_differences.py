@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 import pytest
-import redis
+import redis.exceptions
 
 import leasehold
 from leasehold.compat.asyncio_advanced_semaphores import MemorySemaphore, RedisConfig, RedisSemaphore

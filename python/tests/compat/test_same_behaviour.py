@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 import pytest
-import redis
+import redis.exceptions
 
 from .support import PATIENCE, Subject, each_kind, in_loop, in_memory, on_redis, until
 

@@ -18,13 +18,14 @@ Exit codes:
   64             bad usage or bad input
   69             store unreachable, also if --wait ends during an outage
   70             internal error
-  75 (-E)        not acquired: --wait ran out, or --no-wait; drain, forget: the name is in use
-  77             the store refuses: access denied, a server of another kind than the URL says, a
-                 missing database, a full disk
+  75             run, lock: not acquired, because --wait ran out or --no-wait was given (-E sets
+                 another code); drain, forget: the name is in use
+  77             the store refuses the client: access denied, the scheme of the URL does not match
+                 the server (single, Sentinel or Cluster), no such database, a full disk
   124            the lease was lost or its TTL ended, and the child was stopped
   126            the child could not be run
   127            the child was not found
-  128 + n        signal n ended the wait, top or show --watch";
+  128 + n        signal n ended the wait, top, serve or show --watch";
 
 pub(super) const RUN: &str = "\
 Examples:
@@ -36,10 +37,18 @@ Examples:
   leasehold run -n 5 --rate 100/1m --burst 10 api -- ./call    5 at a time, 100 per minute
   leasehold run -n 64 --weight 16 memory -- ./build            16 of 64 gigabytes
 
-The child gets LEASEHOLD_NAME, LEASEHOLD_ID, LEASEHOLD_SLOT (the lowest number from 1 on that no
-other child of that name has), LEASEHOLD_FENCE (a number) and LEASEHOLD_FENCE_PADDED (the same in
-19 digits, which sort as text). When the child ends, other processes in its process group have
---grace to end before they are stopped. The permit is released after that.
+The child gets these variables:
+  LEASEHOLD_NAME          the name of the semaphore
+  LEASEHOLD_ID            the id of the permit
+  LEASEHOLD_SLOT          the lowest number, from 1 on, that no other child of that name has
+  LEASEHOLD_FENCE         the fence, a number
+  LEASEHOLD_FENCE_PADDED  the fence padded to 19 digits, so that it sorts as text
+
+When the child ends, other processes in its process group have --grace to end before they are
+stopped. The permit is released after that.
+
+-n sets the limit of the name. `ls` and `top` show the limit in the column OF, and JSON has it in
+the field `capacity`.
 
 On several hosts whose clocks differ by less than a minute, this cron job runs once:
   leasehold run -n 1 --no-wait -E 0 --at-least 1m nightly -- ./nightly.sh
@@ -48,7 +57,8 @@ A password in --store is visible to other users in ps. Read the URL from a file 
   LEASEHOLD_STORE=$(cat /etc/leasehold/store) || exit; export LEASEHOLD_STORE
 The child inherits that variable.
 
-A command inside a command that holds the same name is refused: it would wait forever.
+If the child runs `leasehold run` with the same name, that inner command is refused (exit code 64):
+it could wait forever for the permit of its own parent.
 
 Durations (D): 500ms, 30s, 5m, 1h30m.";
 
@@ -60,9 +70,14 @@ Examples:
   leasehold lock --once-per 23h -E 0 daily -- ./daily.sh          once a day, on the first host
 
 The lock is not fair: when it is released, the first process to ask gets it. If order matters, use
-`leasehold run -n 1`. The child gets LEASEHOLD_NAME, LEASEHOLD_ID, LEASEHOLD_FENCE (a number) and
-LEASEHOLD_FENCE_PADDED (the same in 19 digits, which sort as text). A resource that the child writes
-to should refuse an older fence.
+`leasehold run -n 1`.
+
+The child gets these variables:
+  LEASEHOLD_NAME          the key of the lock
+  LEASEHOLD_ID            the id of the lock
+  LEASEHOLD_FENCE         the fence, a number
+  LEASEHOLD_FENCE_PADDED  the fence padded to 19 digits, so that it sorts as text
+A resource that the child writes to should reject an older fence.
 
 --once-per counts from the start of the child, however the child ends. Give a little less than the
 interval of the schedule. If this process is killed, the lock expires after --lease, and another
@@ -72,7 +87,8 @@ A password in --store is visible to other users in ps. Read the URL from a file 
   LEASEHOLD_STORE=$(cat /etc/leasehold/store) || exit; export LEASEHOLD_STORE
 The child inherits that variable.
 
-A command inside a command that holds the same lock is refused: it would wait forever.
+If the child runs `leasehold lock` with the same key, that inner command is refused (exit code 64):
+it would wait forever for the lock of its own parent.
 
 Durations (D): 500ms, 30s, 5m, 1h30m.";
 
@@ -83,7 +99,8 @@ Examples:
 
 Lock ids are not shown, because a lock id can release its lock. To watch the list, use `top`.
 
-If the disk is full or read-only, ls, show and lookup still read the store, and say so.";
+If the disk is full or read-only, ls, show and lookup still read the store, and print a warning that
+it cannot be written.";
 
 pub(super) const SHOW: &str = "\
 Examples:
@@ -100,14 +117,19 @@ renewed. Holders and waiters renew it in the background.
 --json prints one object with the fields kind (semaphore, lock or pool), name, held, holders and
 also. `also` is an array of the same objects for the other kinds of that name, usually empty.
 Unknown values are null. Further fields:
-  semaphore  capacity, declared, pinned, paused (for_seconds, by, reason), units, rate
-             (interval_seconds, burst, next_in_seconds), waiting, waits_for (what the first waiter
-             waits for: room, rate, resume, capacity (its weight is above the capacity) or client
-             (its client cannot be reached)),
-             waiters, oldest_hold_seconds, oldest_wait_seconds; each holder and waiter: id, slot,
-             units, host, pid, label, for_seconds, ends_in_seconds, fence
+  semaphore  capacity (the limit), declared, pinned, paused (for_seconds, by, reason), units, rate
+             (interval_seconds, burst, next_in_seconds), waiting, waits_for, waiters,
+             oldest_hold_seconds, oldest_wait_seconds; each holder and waiter: id, slot, units,
+             host, pid, label, for_seconds, ends_in_seconds, fence
   lock       its holder: lock_id_hash, host, pid, label, for_seconds, ends_in_seconds, fence
   pool       each holder: instance_id, silent_for_seconds, ends_in_seconds
+
+The field waits_for says what the first waiter waits for:
+  room       a release: too few units are free
+  rate       the rate, which allows the next start later
+  resume     the end of a pause
+  capacity   a larger limit: its weight is above the limit
+  client     its client, which cannot be reached
 
 Lock ids are not shown, because a lock id can release its lock.";
 
@@ -131,14 +153,16 @@ after SIGKILL: type `reset`.";
 pub(super) const LIMIT: &str = "\
 Examples:
   leasehold limit deploy              show the limit
-  leasehold limit deploy 5            5, until a program declares another number
-  leasehold limit deploy 5 --pin      5, whatever `run -n` and programs declare
-  leasehold limit deploy --unpin      use the latest declaration again
+  leasehold limit deploy 5            5, until `run -n` or a program declares another number
+  leasehold limit deploy 5 --pin      5, even if `run -n` or a program declares another number
+  leasehold limit deploy --unpin      the number that was declared last applies again
   leasehold limit api --rate 100/1m   at most 100 starts a minute
   leasehold limit api --rate none     remove the rate
 
 If the limit grows, waiters start at once. If it shrinks, no holder is stopped, and the next waiter
-starts when there is room.";
+starts when there is room.
+
+`ls` and `top` show the limit in the column OF, and JSON has it in the field `capacity`.";
 
 pub(super) const PAUSE: &str = "\
 Examples:
@@ -164,9 +188,11 @@ pub(super) const FORGET: &str = "\
 Examples:
   leasehold forget old-name --yes
 
-Without --yes the command only explains the effect (exit code 64). While the name has a holder or a
-waiter, it refuses (exit code 75). Without the last fence, the next fence comes from the clock
-alone. A resource that compares fences accepts it only if that clock was not set back.";
+Without --yes, the command only explains what it would remove (exit code 64). It fails while the
+name has a holder or a waiter (exit code 75).
+
+The last fence is removed, too. The next fence then comes from the clock. If the clock was set back,
+a resource that compares fences rejects it.";
 
 pub(super) const RELEASE: &str = "\
 Examples:
@@ -200,11 +226,11 @@ update by themselves. /metrics is for Prometheus, /healthz for supervisors, /api
 docs/console.md.
 
 Without --token-file the console is read-only. On an address that is not loopback a token is
-required, also for reading. There is no TLS: put a reverse proxy in front of it, and name the proxy
-with --host.
+required, also for reading. serve has no TLS: use a reverse proxy, and give the host name that
+browsers use as --host.
 
-It ends with SIGINT or SIGTERM. Exit codes: 64 if the address is in use or the token file is not
-private; 69 if the store cannot be reached at the start.";
+SIGINT and SIGTERM end serve (exit code 128 + n). Other exit codes: 64 if the address is in use or
+the token file is not private; 69 if the store cannot be reached at the start.";
 
 pub(super) const DOCTOR: &str = "\
 Examples:
@@ -212,19 +238,20 @@ Examples:
   leasehold doctor --store redis-cluster://node1,node2,node3
   leasehold doctor --store redis-sentinel://sentinel1,sentinel2,sentinel3/mymaster
 
-For a cluster it lists every node with its slots; for a primary behind sentinels, every sentinel and
-every replica. A finding that names no server applies to all primaries. --json prints the same facts
-under cluster or sentinel.
+For a cluster, doctor lists every node with its slots. For a primary behind sentinels, it lists
+every sentinel and every replica. A finding that names no server applies to all primaries. --json
+has the servers in the field `cluster` or `sentinel`.
 
 Exit codes:
   0   leases are safe, though there may be warnings
   1   something does not work, or leases are not safe on this store
   64  --store is not the URL of a store
   69  the store is unreachable or does not exist
-  77  the store refuses the client: access denied, or a server of another kind than the URL says
+  77  the store refuses the client: access denied, or the scheme of the URL does not match the
+      server (single, Sentinel or Cluster)
 
-It acquires and releases a semaphore, a lock and a pool named leasehold-doctor. The store keeps the
-last fence of the lock, and nothing of the semaphore and the pool.";
+doctor acquires and releases a semaphore, a lock and a pool named leasehold-doctor. The store keeps
+the last fence of the lock, and nothing of the semaphore and the pool.";
 
 pub(super) const BENCH: &str = "\
 Examples:

@@ -20,6 +20,10 @@ pub(super) fn count(text: &str) -> Result<u32, String> {
     }
 }
 
+pub(super) fn exit_code(text: &str) -> Result<u8, String> {
+    text.parse().map_err(|_| format!("expected an exit code from 0 to {}", u8::MAX))
+}
+
 /// A number of starts in a period.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Rate {

@@ -1,7 +1,7 @@
 //! `leasehold bench`: measures the cost of leases on a store.
 //!
-//! This process uses two clients with separate connections, so that hand-overs go through the store. The names are always
-//! the same, because the store keeps the last fence of every name.
+//! This process uses two clients with separate connections, so that hand-offs go through the store. The names are
+//! always the same, because the store keeps the last fence of every name.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -34,7 +34,8 @@ pub(crate) fn run(arguments: &BenchArgs) -> Result<u8, Failure> {
     let (figures, needs_renewals) = store::block_on(async {
         let clients = [store.open().await?, store.open().await?];
         let Some(alone) = clients[0].lock(NAME).auto_extend().build()?.try_acquire().await? else {
-            return Err(Failure::new(NOT_ACQUIRED, "another bench is running on this store"));
+            let problem = "another bench is running on this store: wait until it ends";
+            return Err(Failure::new(NOT_ACQUIRED, problem));
         };
         let needs_renewals = clients[0].lifeline().is_none();
         let figures = Bench::new(clients.clone(), arguments.lasting / PARTS).measure().await?;
@@ -115,8 +116,8 @@ impl Bench {
             .map(|nth| self.semaphore(&format!("name-{nth}"), 1))
             .collect::<Result<_, _>>()?;
         self.crowd("names", format!("the same by {TASKS} tasks, {NAMES} semaphores"), many).await?;
-        self.hand_over("few", FEW).await?;
-        self.hand_over("many", MANY).await?;
+        self.hand_off("few", FEW).await?;
+        self.hand_off("many", MANY).await?;
         self.progress.set_message("forgetting the names");
         for semaphore in self.used.take().into_values() {
             // A semaphore that was never used is not known to the store, and one that another process uses stays.
@@ -207,8 +208,8 @@ impl Bench {
     }
 
     /// Measures how fast one permit passes from one client to the other and back.
-    async fn hand_over(&mut self, key: &'static str, waiters: usize) -> Result<(), Error> {
-        let what = format!("hand-over with {waiters} in the queue");
+    async fn hand_off(&mut self, key: &'static str, waiters: usize) -> Result<(), Error> {
+        let what = format!("hand-off with {waiters} in the queue");
         self.begin(&what);
         let name = Self::name(key);
         let round = Arc::new(Mutex::new(Round::default()));
@@ -316,7 +317,7 @@ fn reading(figures: &[Figure], needs_renewals: bool) -> Vec<String> {
     let trip = question.median();
     let mut says = vec![
         format!(
-            "A permit costs {} in all, {:.1} times as much as a query. Use it for work that takes longer than that.",
+            "Acquiring and releasing a permit takes {}, {:.1} times as long as a query. Use permits for work that takes longer.",
             short(pair.median()),
             times(pair.median(), trip)
         ),
@@ -325,19 +326,22 @@ fn reading(figures: &[Figure], needs_renewals: bool) -> Vec<String> {
             hot.a_second()
         ),
         format!(
-            "After a release, the next holder runs after {}, and in 99 of 100 cases within {}: {:.1} and {:.1} times as long as a query.",
+            "The median time from a release to the start of the next holder is {}, {:.1} times as long as a query.",
             short(few.median()),
+            times(few.median(), trip)
+        ),
+        format!(
+            "In 99 of 100 cases it is at most {}, {:.1} times as long as a query.",
             short(few.quantile(99).unwrap_or_default()),
-            times(few.median(), trip),
             times(few.quantile(99).unwrap_or_default(), trip)
         ),
     ];
     let longer = times(many.median(), few.median());
     says.push(if longer < 2.0 {
-        format!("A long queue does not slow it down: {MANY} waiters take about as long as {FEW}.")
+        format!("A long queue does not slow this down: {MANY} waiters take about as long as {FEW}.")
     } else {
         format!(
-            "With {MANY} waiters in this one process it takes {longer:.1} times as long as with {FEW}: this process is the cause, not the store."
+            "With {MANY} waiters in this one process, this takes {longer:.1} times as long as with {FEW}: this process is the cause, not the store."
         )
     });
     let p99 = question.quantile(99).unwrap_or_default();

@@ -146,7 +146,7 @@ async fn round_trip(client: &Client, report: &mut Report) {
     }
     let (lease, option) = (shortest_lease(slowest), shortest_option(slowest));
     let is_file = client.lifeline().is_some();
-    let whose = if is_file { "of locks and pools, " } else { "" };
+    let whose = if is_file { "locks and pools: " } else { "" };
     let says = format!(
         "{whose}at least {} in a program, --lease {} for the command",
         lease_text(lease),

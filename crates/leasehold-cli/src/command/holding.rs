@@ -7,7 +7,7 @@ use leasehold::{Client, Error};
 use nix::sys::signal::Signal;
 
 use crate::args::Patience;
-use crate::failure::{Failure, UNAVAILABLE, by_signal, complain};
+use crate::failure::{Failure, UNAVAILABLE, by_signal, log_line};
 use crate::guard::GuardJob;
 use crate::guard::launcher::outer_ids;
 use crate::guard::spare::{Spare, Started};
@@ -25,8 +25,8 @@ const END_WITHIN: Duration = Duration::from_millis(500);
 /// How long the store may take to answer with `--no-wait`.
 const NO_WAIT: Duration = Duration::from_secs(5);
 
-/// The time limit for acquiring a permit or a lock. It counts from the start of the command, so that it bounds opening the
-/// store, querying and waiting together.
+/// The time limit for acquiring a permit or a lock. It counts from the start of the command, so that it bounds opening
+/// the store, querying and waiting together.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit {
     begun: Instant,
@@ -95,13 +95,17 @@ pub(super) enum Begun {
 /// Starts the guard and the handling of signals. Call it first, because there must be no other thread yet.
 pub(super) fn begin(command: &[OsString], grace: Duration) -> Result<Begun, Failure> {
     program::check(command)?;
-    let deaf = |error| Failure::internal("signals cannot be handled", error);
-    let blocked = Blocked::new().map_err(deaf)?;
+    let no_signals = |error| Failure::internal("signal handlers could not be installed", error);
+    let blocked = Blocked::new().map_err(no_signals)?;
     let nested = std::env::var_os("LEASEHOLD_ID").is_some();
     match Spare::start(&GuardJob { command, grace, nested }) {
-        Ok(Started::Command(spare)) => Ok(Begun::Command(spare, blocked.listen().map_err(deaf)?)),
+        Ok(Started::Command(spare)) => {
+            Ok(Begun::Command(spare, blocked.listen().map_err(no_signals)?))
+        }
         Ok(Started::Guard(code)) => Ok(Begun::Guard(code)),
-        Err(error) => Err(Failure::internal("the guard of the child could not be started", error)),
+        Err(error) => {
+            Err(Failure::internal("the leasehold-guard process could not be started", error))
+        }
     }
 }
 
@@ -126,7 +130,11 @@ pub(super) fn taken(code: u8, what: &str) -> Failure {
 }
 
 /// Waits until the store has applied all releases and cancellations, if it answers in time.
-pub(super) async fn farewell(client: &Client, ended: &Result<u8, Failure>, signals: &mut Signals) {
+pub(super) async fn close_client(
+    client: &Client,
+    ended: &Result<u8, Failure>,
+    signals: &mut Signals,
+) {
     // After a time-out or an interruption, the command does not wait long for this either.
     let limit = if ended.is_ok() { RELEASE_WITHIN } else { END_WITHIN };
     tokio::select! {
@@ -144,8 +152,9 @@ pub(super) fn check_nesting(
 ) -> Result<(), Failure> {
     let outer = outer_ids();
     if holders.into_iter().any(|holder| outer.contains(&holder)) {
-        let problem = "is held by a command around this one, which waits for this one to end";
-        return Err(Failure::usage(format!("{what} {problem}: use another name")));
+        let holder = "the leasehold command that started this one";
+        let problem = format!("{what} is held by {holder}, and stays held until this one ends");
+        return Err(Failure::usage(format!("{problem}: use another name")));
     }
     Ok(())
 }
@@ -167,7 +176,7 @@ pub(super) async fn under(
     let acquired = Instant::now();
     if job.verbose {
         let (what, waited, fence) = (&job.what, ago(waited), held.fence());
-        complain(&format!("{what} acquired after {waited}, with fence {fence}"));
+        log_line(&format!("{what} acquired after {waited}, with fence {fence}"));
     }
     let mut ended = supervise::run(job, &held, spare, client.lifeline(), signals).await;
     let (started, lost) = match &ended {
@@ -176,7 +185,7 @@ pub(super) async fn under(
     };
     let mut interrupted = None;
     if started && !lost && ended.is_ok() {
-        interrupted = hold_on(job, &held, acquired, signals).await;
+        interrupted = hold_at_least(job, &held, acquired, signals).await;
     }
     let released = tokio::select! {
         released = held.release(started) => released.map_err(|error| error.to_string()),
@@ -184,13 +193,13 @@ pub(super) async fn under(
         _ = signals.next_to_end() => Err("interrupted".to_owned()),
     };
     match released {
-        Ok(released) if job.verbose => complain(&match released {
+        Ok(released) if job.verbose => log_line(&match released {
             Released::Yes => format!("{} released", job.what),
             Released::Expired => format!("{} had expired already", job.what),
             Released::Kept(rest) => format!("{} stays locked for {}", job.what, ago(rest)),
         }),
         Err(error) if !lost => {
-            complain(&format!("the {} was not released: {error}; it expires by itself", job.what));
+            log_line(&format!("the {} was not released: {error}; it expires by itself", job.what));
         }
         _ => {}
     }
@@ -205,7 +214,7 @@ pub(super) async fn under(
 }
 
 /// Holds the lease for as long as `--at-least` says, unless it is lost. Returns the signal that ended this early.
-async fn hold_on(
+async fn hold_at_least(
     job: &Job,
     held: &impl Held,
     acquired: Instant,
@@ -213,12 +222,12 @@ async fn hold_on(
 ) -> Option<Signal> {
     let left = job.at_least?.checked_sub(acquired.elapsed())?;
     if job.verbose {
-        complain(&format!("the child has ended; the {} is held for {} more", job.what, ago(left)));
+        log_line(&format!("the child has ended; the {} is held for {} more", job.what, ago(left)));
     }
     tokio::select! {
         () = tokio::time::sleep(left) => None,
         reason = held.lost() => {
-            complain(&format!("the {} was lost before --at-least had passed: {reason}", job.what));
+            log_line(&format!("the {} was lost before --at-least had passed: {reason}", job.what));
             None
         }
         signal = signals.next_to_end() => Some(signal),

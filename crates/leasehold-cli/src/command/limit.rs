@@ -75,8 +75,12 @@ pub(crate) fn drain(arguments: &DrainArgs) -> Result<u8, Failure> {
         }
         let limit = humantime::format_duration(arguments.wait.unwrap_or_default());
         let (name, held) = (semaphore.name(), semaphore.stats().await?.held());
-        let problem = format!("{name:?} is not empty after {limit}: {held} held");
-        let advice = format!("it stays paused; see `leasehold show {name}`");
+        let permits = match held {
+            1 => format!("1 permit of {name:?} is"),
+            held => format!("{held} permits of {name:?} are"),
+        };
+        let problem = format!("{permits} still held after {limit}; the semaphore stays paused");
+        let advice = format!("see `leasehold show {name}`");
         Err(Failure::new(NOT_ACQUIRED, format!("{problem}: {advice}")))
     })
 }
@@ -91,9 +95,9 @@ pub(crate) fn forget(arguments: &ForgetArgs) -> Result<u8, Failure> {
             return Err(Failure::new(NOT_ACQUIRED, format!("{problem}: {advice}")));
         }
         if !arguments.yes {
-            let meaning = "its capacity, its rate, a pin, a pause and its last fence are removed. The next fence comes from the \
-                           clock alone: a resource that compares fences accepts it only if that clock was not set back";
-            return Err(Failure::usage(format!("{name:?}: {meaning}. To do it, add --yes")));
+            let effect = "this removes its limits, its pause and its last fence. The next fence then comes from the clock: if the \
+                          clock was set back, a resource that compares fences rejects it";
+            return Err(Failure::usage(format!("{name:?}: {effect}. To confirm, add --yes")));
         }
         Ok(semaphore.forget().await?)
     })
@@ -120,7 +124,7 @@ fn with_semaphore(
 async fn missing(client: &Client, name: &str) -> Failure {
     let is_a_lock = matches!(client.locks().lookup_raw(name).await, Ok(Some(_)));
     let why = if is_a_lock {
-        "is a lock, which has one holder and no limit: `leasehold release` ends it"
+        "is a lock, and this command is for semaphores: to release a lock, use `leasehold release`"
     } else {
         "is not the name of a semaphore: see `leasehold ls --all`"
     };
@@ -147,7 +151,10 @@ pub(super) fn describe(stats: &SemaphoreStats) -> String {
     let rate = rate(stats).map(|rate| format!(", {rate}")).unwrap_or_default();
     let pinned = match stats.pinned() {
         Some(_) if stats.declared() == capacity => ", pinned".to_owned(),
-        Some(_) => format!(", pinned; {} declared", stats.declared()),
+        Some(_) if stats.declared() == u32::MAX => {
+            ", pinned (programs declare no limit)".to_owned()
+        }
+        Some(_) => format!(", pinned (programs declare {})", stats.declared()),
         None => String::new(),
     };
     let paused = paused(stats).map(|paused| format!("; {paused}")).unwrap_or_default();

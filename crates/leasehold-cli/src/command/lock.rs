@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 use leasehold::{Client, Error, Lock, LockGuard, Retry};
 
 use super::holding::{
-    Begun, Limit, begin, check_nesting, farewell, is_nested, signalled, taken, under,
+    Begun, Limit, begin, check_nesting, close_client, is_nested, signalled, taken, under,
 };
 use crate::args::{LockArgs, Patience};
 use crate::failure::Failure;
@@ -37,7 +37,7 @@ pub(crate) fn run(arguments: LockArgs) -> Result<u8, Failure> {
         let client = limit.bound(&store, &mut signals, open).await?;
         let ended =
             hold_and_run(&client, &store, arguments, grace, limit, spare, &mut signals).await;
-        farewell(&client, &ended, &mut signals).await;
+        close_client(&client, &ended, &mut signals).await;
         ended
     })
 }
@@ -97,7 +97,9 @@ async fn why_not(client: &Client, lock: &Lock, once_per: Option<Duration>) -> St
     let info = client.locks().lookup(key).await.ok().flatten();
     let left = info.and_then(|info| info.expires_at.duration_since(SystemTime::now()).ok());
     let left = left.map(|left| format!("; the lock expires in {}", ago(left))).unwrap_or_default();
-    format!("{key:?} is running, or has run within --once-per {period}{left}")
+    format!(
+        "the job of lock {key:?} is running, or ran within the last {period} (--once-per){left}"
+    )
 }
 
 fn declare(

@@ -5,12 +5,12 @@ use serde_json::json;
 
 use super::show::find;
 use crate::args::ReleaseArgs;
-use crate::failure::{Failure, NOTHING_THERE, complain};
+use crate::failure::{Failure, NOTHING_THERE, log_line};
 use crate::output;
 use crate::store::{self, Store};
 
 const WARNING: &str = "warning: the old holder may still be running when the next one starts; only a resource that \
-                       checks fences is safe";
+                       checks fences is protected";
 
 pub(crate) fn run(arguments: &ReleaseArgs) -> Result<u8, Failure> {
     let id = Id::parse(&arguments.id);
@@ -31,7 +31,7 @@ pub(crate) fn run(arguments: &ReleaseArgs) -> Result<u8, Failure> {
             );
             return Err(Failure::new(NOTHING_THERE, message));
         };
-        complain(WARNING);
+        log_line(WARNING);
         if arguments.json {
             let (name, id) = (&arguments.name, &arguments.id);
             output::print_json(&json!({ "name": name, "id": id, "released": released }))?;
@@ -70,7 +70,8 @@ impl Id {
     }
 }
 
-/// Releases a permit. Returns its role, or `None` if it does not hold one. A waiter is refused: it would only queue again.
+/// Releases a permit. Returns its role, or `None` if it does not hold one. A waiter is refused: it would only queue
+/// again.
 async fn release_permit(
     client: &Client,
     name: &str,

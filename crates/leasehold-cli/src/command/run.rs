@@ -5,11 +5,11 @@ use std::time::Duration;
 use leasehold::{Client, Error, Permit, Semaphore, SemaphoreStats};
 
 use super::holding::{
-    Begun, Limit, begin, check_nesting, farewell, is_nested, signalled, taken, under,
+    Begun, Limit, begin, check_nesting, close_client, is_nested, signalled, taken, under,
 };
 use super::limit::{paused, rate};
 use crate::args::{Patience, Rate, RunArgs};
-use crate::failure::{Failure, complain};
+use crate::failure::{Failure, log_line};
 use crate::guard::spare::Spare;
 use crate::job::{GRACE, Job, asked_for, grace};
 use crate::output::ago;
@@ -34,10 +34,9 @@ pub(crate) fn run(arguments: RunArgs) -> Result<u8, Failure> {
         && least > ttl
     {
         let [least, ttl] = [least, ttl].map(humantime::format_duration);
-        let problem = "the permit ends with its TTL";
-        return Err(Failure::usage(format!(
-            "--at-least {least} is longer than --ttl {ttl}: {problem}"
-        )));
+        let problem = format!("--at-least {least} is longer than --ttl {ttl}");
+        let advice = "give a shorter --at-least or a longer --ttl";
+        return Err(Failure::usage(format!("{problem}, which ends the permit: {advice}")));
     }
     let limit = Limit::new(arguments.wait.patience());
     let store = Store::new(&arguments.store)?;
@@ -56,7 +55,7 @@ pub(crate) fn run(arguments: RunArgs) -> Result<u8, Failure> {
         let client = limit.bound(&store, &mut signals, open).await?;
         let ended =
             hold_and_run(&client, &store, arguments, grace, limit, spare, &mut signals).await;
-        farewell(&client, &ended, &mut signals).await;
+        close_client(&client, &ended, &mut signals).await;
         ended
     })
 }
@@ -131,7 +130,7 @@ async fn declare(
             check_nesting(&format!("{:?}", arguments.name), holders)?;
         }
         for change in stats.first().map(|stats| changes(stats, arguments)).unwrap_or_default() {
-            complain(&change);
+            log_line(&change);
         }
     }
     Ok(semaphore)

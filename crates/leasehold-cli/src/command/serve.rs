@@ -1,9 +1,9 @@
 //! `leasehold serve`: shows the store in a browser.
 //!
-//! One task polls the store into a [`Monitor`](crate::monitor::Monitor). Every page, metric and API answer is made from it, so
-//! the load on the store does not depend on the number of browsers. A browser holds one stream of server-sent events, which
-//! announces new data. Its script then fetches the page again and replaces the changed parts. Pages also work without the
-//! script.
+//! One task polls the store into a [`Monitor`](crate::monitor::Monitor). Every page, metric and API answer is made from
+//! it, so the load on the store does not depend on the number of browsers. A browser holds one stream of server-sent
+//! events, which announces new data. Its script then fetches the page again and replaces the changed parts. Pages also
+//! work without the script.
 
 use std::io;
 use std::net::SocketAddr;
@@ -59,9 +59,9 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<u8, Failure> {
         return Err(Failure::usage(format!("--host {name:?} is not a host name: {advice}")));
     }
     let store = Store::new(&arguments.store)?;
-    let blocked = Blocked::new().map_err(|error| Failure::internal("no signals", error))?;
-    let signals = blocked.listen();
-    let mut signals = signals.map_err(|error| Failure::internal("no thread", error))?;
+    let no_signals = |error| Failure::internal("signal handlers could not be installed", error);
+    let blocked = Blocked::new().map_err(no_signals)?;
+    let mut signals = blocked.listen().map_err(no_signals)?;
     store::block_on(async {
         let client = tokio::select! {
             client = store.look() => client?,
@@ -70,7 +70,8 @@ pub(crate) fn run(arguments: &ServeArgs) -> Result<u8, Failure> {
         let listener = TcpListener::bind(arguments.listen).await;
         let listener = listener.map_err(|error| cannot_listen(arguments.listen, &error))?;
         let address = listener.local_addr();
-        let address = address.map_err(|error| Failure::internal("no address", error))?;
+        let address =
+            address.map_err(|error| Failure::internal("the address is unknown", error))?;
         let access = Access::new(token, open, address, &arguments.hosts);
         let console = Arc::new(Console::new(client, store, access));
         tokio::spawn(poll::run(console.clone()));

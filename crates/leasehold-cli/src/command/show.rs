@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::limit::{paused, rate};
 use super::ls::semaphore_json;
 use crate::args::ShowArgs;
-use crate::failure::{Failure, NOTHING_THERE, complain};
+use crate::failure::{Failure, NOTHING_THERE, log_line};
 use crate::output::{self, Style, ago, one_line, or_dash, seconds, styled, table};
 use crate::store::{self, Store};
 
@@ -67,7 +67,7 @@ async fn look(client: &Client, name: &str) -> Result<Vec<Found>, Failure> {
     match refused {
         Some((_, error)) if found.is_empty() => Err(error.into()),
         Some((kind, error)) => {
-            complain(&format!("whether there is a {kind} {name:?} is not known: {error}"));
+            log_line(&format!("could not check for a {kind} {name:?}: {error}"));
             Ok(found)
         }
         None => Ok(found),
@@ -136,7 +136,8 @@ impl Found {
         // Waiting for room or for the end of a pause needs no explanation here.
         let waits =
             stats.waits_for().filter(|waits| !matches!(waits, WaitsFor::Room | WaitsFor::Resume));
-        let waits = waits.map(|waits| format!(", the first for {waits}")).unwrap_or_default();
+        let waits = waits.map(|waits| format!("; the first waits for {waits}"));
+        let waits = waits.unwrap_or_default();
         let rate = rate(stats).map(|rate| format!("; {rate}")).unwrap_or_default();
         let summary = format!("{used}, {waiting} waiting{waits}{rate}{paused}");
         let places = stats.waiters().iter().enumerate();

@@ -1,4 +1,5 @@
-//! `leasehold top`: shows semaphores, locks and pools on a terminal as they change; and `show --watch`, the same for one name.
+//! `leasehold top`: shows semaphores, locks and pools on a terminal as they change; and `show --watch`, the same for
+//! one name.
 //!
 //! One loop receives keys, signals and answers of the store, and draws after each. The store is read and changed in
 //! tasks, so a slow store never delays a key. Keys are read by a thread, because crossterm blocks to read them.
@@ -96,9 +97,10 @@ fn session(
     store: &StoreArgs,
     begin: impl AsyncFnOnce(&Client) -> Result<(View, Instant), Failure>,
 ) -> Result<u8, Failure> {
-    let blocked = Blocked::new().map_err(|error| Failure::internal("signals", error))?;
+    let no_signals = |error| Failure::internal("signal handlers could not be installed", error);
+    let blocked = Blocked::new().map_err(no_signals)?;
     store::block_on(async {
-        let mut signals = blocked.listen().map_err(|error| Failure::internal("signals", error))?;
+        let mut signals = blocked.listen().map_err(no_signals)?;
         let store = Store::new(store)?;
         let opened = async {
             let client = store.look().await?;
@@ -255,7 +257,7 @@ impl Session {
 /// Stops the process as Ctrl-Z does, and draws again when it is continued.
 fn suspend(screen: &mut Screen) {
     screen.leave();
-    Signals::stop_like_anybody();
+    Signals::suspend();
 }
 
 /// Sends the keys that are pressed. Ends with an error if the terminal cannot be read.

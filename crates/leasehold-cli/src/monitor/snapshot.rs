@@ -21,7 +21,7 @@ pub(crate) struct Snapshot {
     pub(crate) pools: Vec<PoolStats>,
     /// By id, without read-only clients.
     pub(crate) clients: Vec<ClientInfo>,
-    /// The lists that the user of the store may not read: `locks`, `pools`, `clients`.
+    /// The lists to which the store denies access: `locks`, `pools`, `clients`.
     pub(crate) hidden: Vec<&'static str>,
 }
 

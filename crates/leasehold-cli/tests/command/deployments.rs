@@ -230,7 +230,7 @@ fn sentinels_that_fail_and_disagree() {
     };
     set_least(1);
     let differs = format!("{} has min-replicas-to-write 0, and its primary 1\n", servers[1]);
-    let bounded = "newest leases, min-replicas-to-write 1 bounds how many\n";
+    let bounded = "newest leases; min-replicas-to-write 1 limits how many\n";
     let ended = examine(&url, &[&format!("\nwarn  settings     {differs}"), bounded]);
     assert_eq!(ended.code, 0, "{}", ended.stdout);
     set_least(3);

@@ -188,10 +188,8 @@ fn a_name_inside_itself_is_refused() {
             let words = [&[kind, "it", "--", own, "run", "other", "--"], &inner[..]].concat();
             let ended = run(&store.url(), &words);
             assert_eq!(ended.code, 64, "{ended:?}");
-            assert!(
-                ended.stderr.contains("\"it\" is held by a command around this one"),
-                "{ended:?}"
-            );
+            let says = "\"it\" is held by the leasehold command that started this one";
+            assert!(ended.stderr.contains(says), "{ended:?}");
         }
         // A lock and a semaphore of the same name are different things.
         let words = ["run", "it", "--", own, "lock", "it", "--", "true"];

@@ -111,7 +111,7 @@ fn our_own_fault_is_70_and_the_child_does_not_outlive_its_guard() {
     kill_process(guard, Signal::KILL).unwrap();
     let ended = running.end();
     assert_eq!(ended.code, 70);
-    let said = "leasehold: the guard of the child was killed; the child was stopped\n";
+    let said = "leasehold: the leasehold-guard process was killed, so the child was stopped\n";
     assert_eq!(ended.stderr, said);
     // The child is gone, or it is a zombie that nobody reaps.
     until(|| {

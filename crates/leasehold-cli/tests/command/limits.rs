@@ -40,7 +40,7 @@ fn a_limit_is_shown_changed_and_pinned() {
         assert_eq!(ok(&store, &["limit", "it"]), "it: 1 permit\n");
         assert_eq!(
             ok(&store, &["limit", "--pin", "it", "2"]),
-            "it: 2 permits, pinned; 1 declared\n"
+            "it: 2 permits, pinned (programs declare 1)\n"
         );
         fails(&store, &["limit", "it", "4"], 64, &["pinned to 2", "unpin"]);
         let told = run(&store.url(), &["run", "-n", "5", "it", "--", "true"]);
@@ -105,7 +105,8 @@ fn a_drain_ends_when_nobody_holds() {
         let held = inspector.hold("it");
         let begun = Instant::now();
         let late = ["drain", "it", "--wait", "500ms"];
-        fails(&store, &late, 75, &["not empty after 500ms", "1 held", "stays paused"]);
+        let says = "1 permit of \"it\" is still held after 500ms; the semaphore stays paused";
+        fails(&store, &late, 75, &[says]);
         assert!(begun.elapsed().as_secs() < 10, "{:?}", begun.elapsed());
         let drain = Running::start(&store.url(), &["drain", "it"]);
         inspector.block_on(held.release()).unwrap();
@@ -199,10 +200,9 @@ fn a_rate_is_declared_shown_and_changed() {
         let waits = Running::start(&store.url(), &["run", "-v", "it", "--", "echo", "ran"]);
         waits.says("1st in the queue; the rate allows the next start in 29m");
         let shown = ok(&store, &["show", "it"]);
-        assert!(
-            shown.starts_with("it: 0 held, 1 waiting, the first for the rate; one start in 30m"),
-            "{shown}"
-        );
+        let says =
+            "it: 0 held, 1 waiting; the first waits for a token of the rate; one start in 30m";
+        assert!(shown.starts_with(says), "{shown}");
         let shown: Value = serde_json::from_str(&ok(&store, &["show", "--json", "it"])).unwrap();
         assert_eq!((&shown["rate"]["burst"], &shown["waits_for"]), (&1.into(), &"rate".into()));
         let changed = ok(&store, &["limit", "it", "--rate", "100/s", "--burst", "3"]);

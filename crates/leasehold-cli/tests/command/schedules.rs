@@ -36,7 +36,7 @@ fn at_least_is_not_longer_than_the_ttl() {
     let store = Store::local();
     let words = ["run", "--ttl", "1m", "--at-least", "2m", "it", "--", "true"];
     let ended = run(&store.url(), &words);
-    let says = "leasehold: --at-least 2m is longer than --ttl 1m: the permit ends with its TTL\n";
+    let says = "leasehold: --at-least 2m is longer than --ttl 1m, which ends the permit: give a shorter --at-least or a longer --ttl\n";
     assert_eq!((ended.code, &*ended.stderr), (64, says));
 }
 
@@ -54,7 +54,7 @@ fn a_job_runs_once_in_a_period_although_nobody_is_there() {
         assert_eq!(once("1h", &["false"]).code, 1);
         let again = once("1h", &["echo", "twice"]);
         assert_eq!((again.code, &*again.stdout), (75, ""), "{again:?}");
-        let says = "leasehold: \"it\" is running, or has run within --once-per 1h; the lock expires in 59m ";
+        let says = "leasehold: the job of lock \"it\" is running, or ran within the last 1h (--once-per); the lock expires in 59m ";
         assert!(again.stderr.starts_with(says), "{again:?}");
         // After the period the job runs again.
         let raw = inspector.block_on(inspector.client.locks().lookup_raw("it")).unwrap().unwrap();

@@ -101,7 +101,7 @@ fn every_action_works_through_the_api() {
     act(json!({ "action": "limit", "name": "it", "capacity": 4 }));
     assert_eq!(limit(&store), "it: 4 permits\n");
     act(json!({ "action": "pin", "name": "it", "capacity": "3" }));
-    assert_eq!(limit(&store), "it: 3 permits, pinned; 4 declared\n");
+    assert_eq!(limit(&store), "it: 3 permits, pinned (programs declare 4)\n");
     refused(
         &console.act(&json!({ "action": "limit", "name": "it", "capacity": 9 })),
         409,
@@ -152,14 +152,23 @@ fn holders_are_released_by_hand() {
     let id = guard.id().to_string();
     assert!(page.contains("key") && !page.contains(&id), "a lock id is a secret");
     assert!(!console.get("/api/locks").body.contains(&id));
-    for body in [
-        json!({ "action": "release", "name": "it", "id": permit.id().to_string() }),
-        json!({ "kind": "lock", "action": "release", "name": "key", "id": guard.fence().to_string() }),
-        json!({ "kind": "pool", "action": "release", "name": "pool", "id": "one" }),
+    for (body, effect) in [
+        (
+            json!({ "action": "release", "name": "it", "id": permit.id().to_string() }),
+            "more may run than the limit allows",
+        ),
+        (
+            json!({ "kind": "lock", "action": "release", "name": "key", "id": guard.fence().to_string() }),
+            "Another process can acquire key at once",
+        ),
+        (
+            json!({ "kind": "pool", "action": "release", "name": "pool", "id": "one" }),
+            "while one still runs. Pools have no fences.",
+        ),
     ] {
         let reply = console.act(&body);
         assert_eq!(reply.status, 200, "{reply:?}");
-        assert!(reply.body.contains("two may run at once until the holder notices"), "{reply:?}");
+        assert!(reply.body.contains(effect), "{reply:?}");
         assert_eq!(console.act(&body).status, 404, "{body}");
     }
     assert_eq!(inspector.held_and_waiting("it"), (0, 0));

@@ -76,7 +76,7 @@ fn pictures_are_taken() {
     browser.go(&console.url("/semaphore?name=memory"));
     size(&browser, 360, 740);
     browser.click("td form button");
-    browser.shows("two may run at once until the holder notices");
+    browser.shows("more may run than the limit allows");
     std::fs::write(directory.join("confirm-light-360.png"), browser.screenshot()).unwrap();
     server.kill();
     browser.go(&console.url("/semaphore?name=build"));

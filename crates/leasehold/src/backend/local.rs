@@ -37,7 +37,7 @@ use super::{
     Answer, Answers, Destination, Event, Later, Part, Profile, RemoteBackend, Reply, Report,
 };
 use crate::clock::{Moment, Span};
-use crate::engine::foreign::event;
+use crate::engine::callbacks::event;
 use crate::lock::TimeAuthority;
 use crate::machine::lock::Record;
 use crate::machine::{Command, Effects, Outcome, Steered};

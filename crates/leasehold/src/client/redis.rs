@@ -143,9 +143,9 @@ impl RedisBuilder {
         self
     }
 
-    /// Sets the prefix of the keys of semaphores, and of the wake-up channels and waiting lists of locks: `adv-sem` by
-    /// default. The locks themselves have [`lock_prefix`](Self::lock_prefix), and the keys of pools always begin with
-    /// `semaphores:`.
+    /// Sets the prefix of the keys of semaphores, and of the channels and sets by which waiters are notified: `adv-sem`
+    /// by default. The locks themselves have [`lock_prefix`](Self::lock_prefix), and the keys of pools always begin
+    /// with `semaphores:`.
     pub fn namespace(mut self, namespace: &str) -> Self {
         self.namespace = Some(namespace.to_owned());
         self
@@ -166,7 +166,8 @@ impl RedisBuilder {
     }
 
     /// Sets how long a waiter of another client has to claim a permit that this client grants to it: 5 s by default,
-    /// and never more than the waiter's lease.
+    /// and never more than the waiter's lease. A client claims a permit with its first renewal. A permit that is not
+    /// claimed in time passes to the next waiter.
     pub fn confirm_within(mut self, limit: Duration) -> Self {
         self.confirm_within = limit;
         self

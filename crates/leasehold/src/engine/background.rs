@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
 use super::Core;
-use super::foreign::guarded;
+use super::callbacks::guarded;
 use crate::Error;
 
 #[derive(Default)]

@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 
 use super::Core;
 use super::background::UnderWay;
-use super::foreign::guarded;
+use super::callbacks::guarded;
 use super::life::Life;
 use super::sender::{Source, Taken, Urgency};
 use crate::Error;

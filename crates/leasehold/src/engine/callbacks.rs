@@ -1,11 +1,11 @@
-//! Calls into foreign code: wakers, tracing subscribers, metrics recorders and observers.
+//! Calls into code of the user: wakers, tracing subscribers, metrics recorders and observers.
 //!
-//! Foreign code may panic. The panic is caught here and logged. So it affects neither the engine's thread nor other
+//! Such code may panic. The panic is caught here and logged. So it affects neither the engine's thread nor other
 //! acquisitions that are served in the same step.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs foreign code, and catches its panic.
+/// Runs code of the user, and catches its panic.
 pub(crate) fn guarded(call: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(call)).is_err() {
         // The subscriber itself may be the code that panics.
@@ -19,7 +19,7 @@ pub(crate) fn guarded(call: impl FnOnce()) {
 /// A `tracing` event that cannot unwind: `event!(warn, name, "connection lost")`.
 macro_rules! event {
     ($level:ident, $($arguments:tt)*) => {
-        $crate::engine::foreign::guarded(|| tracing::$level!($($arguments)*))
+        $crate::engine::callbacks::guarded(|| tracing::$level!($($arguments)*))
     };
 }
 

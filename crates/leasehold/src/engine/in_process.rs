@@ -370,7 +370,7 @@ impl NameState for InProcessName {
             }
         }
         let share = Share { weight, numbered: semaphore.numbered };
-        // Created outside the lock, and dropped outside it if it is not needed, because a waker is foreign code.
+        // Created outside the lock, and dropped outside it if it is not needed, because a waker is the user's code.
         let waiting =
             wait.then(|| Ticket::registered(id, semaphore.clone(), share, within, waker.clone()));
         self.enter_or_wait(id, semaphore, share, waiting)

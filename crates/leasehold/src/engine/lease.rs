@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedMutexGuard};
 
-use super::foreign::{event, guarded};
+use super::callbacks::{event, guarded};
 use super::ticket::Watchers;
 use super::timers::Timed;
 use super::timing::{self, Situation};
@@ -56,7 +56,6 @@ pub(crate) struct Lease {
     what: &'static str,
     name: Name,
     slot: Slot,
-    id: String,
     keep: Arc<dyn Keep>,
     ttl: Span,
     /// In microseconds of [`Moment`].
@@ -99,7 +98,6 @@ impl Lease {
         engine: &Engine,
         (what, slot): (&'static str, Slot),
         name: Name,
-        id: String,
         ttl: Span,
         (keep, watch): (Arc<dyn Keep>, Arc<Watch>),
         (sent, valid_for): (Moment, Span),
@@ -121,7 +119,6 @@ impl Lease {
             what,
             name,
             slot,
-            id,
             keep,
             ttl,
             valid_until,
@@ -216,18 +213,19 @@ impl Lease {
         let phase = self.state().phase;
         match phase {
             Phase::Held if self.core.now() < self.valid_until() => Ok(()),
-            Phase::Held => Err(self.lost_error(self.why_over())),
+            Phase::Held => Err(self.lost_error(self.loss_reason())),
             Phase::Lost(reason) => Err(self.lost_error(reason)),
             Phase::Released => Err(self.lost_error(LossReason::Released)),
         }
     }
 
     pub(crate) fn lost_error(&self, reason: LossReason) -> Error {
-        Error::Lost { what: self.what, name: self.name.to_string(), id: self.id.clone(), reason }
+        let (name, id) = (self.name.to_string(), self.keep.id().to_string());
+        Error::Lost { what: self.what, name, id, reason }
     }
 
-    fn why_over(&self) -> LossReason {
-        if self.state().renewed { LossReason::NotRenewed } else { LossReason::TtlEnded }
+    fn loss_reason(&self) -> LossReason {
+        if self.state().renewed { LossReason::NotRenewed } else { LossReason::LeaseEnded }
     }
 
     /// Ends the lease in this client: it is not renewed any more, and its watchers are notified. Returns `false` if it
@@ -260,9 +258,15 @@ impl Lease {
     }
 
     fn report_loss(&self, reason: LossReason, hold: Option<Hold>) {
-        self.watch.lost(|| self.keep.id(), reason, hold, || {
-            event!(warn, name = self.name.as_str(), id = self.id, %reason, "{} lost", self.what);
-        });
+        self.watch.lost(
+            || self.keep.id(),
+            reason,
+            hold,
+            || {
+                let (name, id) = (self.watch.public_name(), self.keep.id());
+                event!(warn, name = &*name, %id, %reason, "{} lost", self.what);
+            },
+        );
     }
 
     /// Ends the lease in this client without a release. Returns whether it was still held, and the hold of the
@@ -285,7 +289,7 @@ impl Lease {
     fn end_released(&self) -> bool {
         let (held, watched) = self.end();
         if watched.is_some() && self.core.now() >= self.valid_until() {
-            self.report_loss(self.why_over(), watched);
+            self.report_loss(self.loss_reason(), watched);
         }
         held
     }
@@ -399,7 +403,7 @@ impl Lease {
         drop(state);
         drop(replaced);
         self.keep(false);
-        if over { Poll::Ready(self.why_over()) } else { Poll::Pending }
+        if over { Poll::Ready(self.loss_reason()) } else { Poll::Pending }
     }
 
     /// Removes the waker of a task that no longer waits for the loss.
@@ -450,7 +454,7 @@ impl Timed for Lease {
             let hold = state.hold.take();
             drop(state);
             if hold.is_some() {
-                self.report_loss(self.why_over(), hold);
+                self.report_loss(self.loss_reason(), hold);
             }
         } else if !state.kept {
             let at = if over { now + LOOK_AGAIN } else { self.valid_until() };
@@ -510,7 +514,7 @@ fn is_lost(lease: &Lease, now: Moment) -> bool {
     if now < lease.valid_until() {
         return false;
     }
-    if lease.lose(lease.why_over()) {
+    if lease.lose(lease.loss_reason()) {
         // The store may not have noticed yet. Releasing the lease lets the next holder in at once.
         lease.keep.release_later();
     }
@@ -558,13 +562,13 @@ fn settle_renewal(
         }
         Ok(None) => {
             lease.watch.renewed(|| lease.keep.id(), Ok(false), asked);
-            lease.lose(LossReason::Gone);
+            lease.lose(LossReason::Missing);
             None
         }
         Err(error) => {
             lease.watch.renewed(|| lease.keep.id(), Err(error.kind()), asked);
-            let name = lease.name.as_str();
-            event!(debug, name, %error, "a renewal failed; the client tries again");
+            let name = lease.watch.public_name();
+            event!(debug, name = &*name, %error, "a renewal failed; the client tries again");
             let left = lease.valid_until().saturating_since(lease.core.now());
             let soon = (left / 10).clamp(Duration::from_millis(20), LONGEST_SLEEP);
             Some(lease.core.now() + Span::from_duration(soon))

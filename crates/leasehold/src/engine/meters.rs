@@ -33,7 +33,7 @@ impl Kind {
 pub(crate) enum Outcome {
     Acquired,
     /// A try found nothing free.
-    Refused,
+    Full,
     TimedOut,
     Cancelled,
     Closed,
@@ -49,7 +49,7 @@ impl Outcome {
     #[cfg(feature = "metrics")]
     const ALL: [Self; 9] = [
         Self::Acquired,
-        Self::Refused,
+        Self::Full,
         Self::TimedOut,
         Self::Cancelled,
         Self::Closed,
@@ -62,7 +62,7 @@ impl Outcome {
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Acquired => "acquired",
-            Self::Refused => "refused",
+            Self::Full => "full",
             Self::TimedOut => "timed_out",
             Self::Cancelled => "cancelled",
             Self::Closed => "closed",
@@ -94,21 +94,21 @@ impl From<&crate::Error> for Outcome {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Renewal {
     Renewed,
-    /// The store no longer knows the lease.
-    Gone,
+    /// The store no longer has the lease.
+    Missing,
     /// The store did not answer, or refused the renewal.
     Failed,
 }
 
 impl Renewal {
     #[cfg(feature = "metrics")]
-    const ALL: [Self; 3] = [Self::Renewed, Self::Gone, Self::Failed];
+    const ALL: [Self; 3] = [Self::Renewed, Self::Missing, Self::Failed];
 
     #[cfg(feature = "metrics")]
     fn as_str(self) -> &'static str {
         match self {
             Self::Renewed => "renewed",
-            Self::Gone => "gone",
+            Self::Missing => "missing",
             Self::Failed => "failed",
         }
     }
@@ -193,7 +193,7 @@ mod on {
     use crate::LossReason;
     use crate::clock::{Moment, Span};
     use crate::engine::Core;
-    use crate::engine::foreign::guarded;
+    use crate::engine::callbacks::guarded;
     use crate::engine::timers::Timed;
     use crate::metrics as names;
     use crate::name::Name;
@@ -301,10 +301,11 @@ mod on {
         ticks: AtomicBool,
     }
 
-    const LOSSES: [LossReason; 5] = [
+    const LOSSES: [LossReason; 6] = [
         LossReason::TtlEnded,
+        LossReason::LeaseEnded,
         LossReason::NotRenewed,
-        LossReason::Gone,
+        LossReason::Missing,
         LossReason::Released,
         LossReason::Closed,
     ];
@@ -312,8 +313,9 @@ mod on {
     fn reason(loss: LossReason) -> &'static str {
         match loss {
             LossReason::TtlEnded => "ttl_ended",
+            LossReason::LeaseEnded => "lease_ended",
             LossReason::NotRenewed => "not_renewed",
-            LossReason::Gone => "gone",
+            LossReason::Missing => "missing",
             LossReason::Released => "released",
             LossReason::Closed => "closed",
         }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use super::Core;
-use super::foreign::event;
+use super::callbacks::event;
 use super::ticket::{After, Grant, Ticket};
 use crate::backend::{Destination, Later, Slot};
 use crate::clock::{Moment, Span};

@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 
 use super::Core;
 use super::call::{Asked, Call, Done, Undo};
-use super::foreign::guarded;
+use super::callbacks::guarded;
 use super::life::Life;
 use super::name_state::{Common, Entered, NameState, Release, ReleasedBy};
 use super::sender::{Source, Taken, Urgency};

@@ -104,8 +104,9 @@ impl Request {
     }
 }
 
-/// The calling thread sends its own request if the previous request had at most this many ids. After a larger request,
-/// more tasks are about to ask. The engine's thread takes a moment to wake up, and then sends their commands together.
+/// The calling thread sends its own request if the previous request had at most this many ids. The answer to a larger
+/// request wakes many tasks, which will send soon. The engine's thread takes a moment to wake up, and then sends their
+/// commands together.
 const FEW: usize = 4;
 
 #[derive(Default)]

@@ -239,7 +239,7 @@ async fn a_store_that_forgot_everything_ends_permits_and_queues_waiters_again() 
     let (here, there) = (client(&store), client(&store));
     let (held, waiting) = one_holds_one_waits(&store, &here, &there).await;
     store.restart_empty();
-    assert_eq!(deadline(held.lost()).await, LossReason::Gone);
+    assert_eq!(deadline(held.lost()).await, LossReason::Missing);
     deadline(waiting).await.unwrap().check().unwrap();
 }
 
@@ -546,6 +546,29 @@ async fn a_wait_for_a_lock_ends_while_wake_ups_keep_coming() {
     let error = lock.acquire().await.unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
     assert!(Moment::now() < until, "it ended when it was not told any more");
+}
+
+/// The second attempt begins 30 ms before the end of the wait, and is answered 120 ms after it.
+#[tokio::test]
+async fn an_attempt_at_the_end_of_a_wait_gets_time_for_its_answer() {
+    let store = Simulated::default();
+    let (holder, waiter) = (client(&store), client(&store));
+    let slow_from_now_on = {
+        let store = store.clone();
+        crate::Observer::new(move |_| store.world().delay = Duration::from_millis(150))
+    };
+    let retry = crate::Retry::default().within(Duration::from_secs(1));
+    let retry = retry.delay(Duration::from_millis(970)).jitter(crate::Jitter::None);
+    let _held = deadline(holder.lock("k").build().unwrap().try_acquire()).await.unwrap().unwrap();
+    let locks = waiter.locks().observed(slow_from_now_on);
+    let error =
+        deadline(locks.lock("k").retry(retry).build().unwrap().acquire()).await.unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+
+    let _leased = deadline(holder.pool("p", 1).build().unwrap().lease("a")).await.unwrap();
+    let pool = waiter.pool("p", 1).retry(retry).build().unwrap();
+    let error = deadline(pool.lease("b")).await.unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
 }
 
 /// The process id differs, as if the process had been forked from the one that started the thread.

@@ -4,8 +4,8 @@
 //! outside any runtime, and a runtime that shuts down loses no lease. The thread starts when it is first needed. It
 //! ends when the last handle is dropped: client, semaphore, future or guard.
 //!
-//! The thread is supervised. Panics of foreign code are caught where it is called ([`foreign`](super::foreign)). If the
-//! thread panics nevertheless, or cannot start, [`Core::stop`] fails everything that waits, and every later call.
+//! The thread is supervised. Panics of the user's code are caught where it is called ([`callbacks`](super::callbacks)). If
+//! the thread panics nevertheless, or cannot start, [`Core::stop`] fails everything that waits, and every later call.
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 
 use super::Core;
 use super::alarm::Alarm;
-use super::foreign::event;
+use super::callbacks::event;
 use super::in_flight::InFlight;
 use super::sender::{Ending, Reachability, Request};
 use crate::Error;

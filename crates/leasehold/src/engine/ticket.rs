@@ -11,7 +11,7 @@
 //! The first side to take the lock decides a race. A grant that finds a failed ticket (a time-out, a cancel) is
 //! refused, and the side that failed the ticket sends the release.
 //!
-//! Wakers are foreign code. They are cloned before the lock is taken, and woken or dropped after it is released
+//! Wakers are the user's code. They are cloned before the lock is taken, and woken or dropped after it is released
 //! ([`After`]). A waker may run anything, even a release of a permit of the same name.
 
 use std::fmt;
@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use super::foreign::{event, guarded};
+use super::callbacks::{event, guarded};
 use super::meters::Meters;
 use super::watch::{Hold, Id};
 use crate::clock::{Moment, Span};
@@ -28,7 +28,7 @@ use crate::machine::{Held, Share, Terms};
 use crate::semaphore::Declaration;
 use crate::{AcquisitionId, Error, ErrorKind, Fence, LossReason};
 
-/// Work that is done after all locks are released, because it runs foreign code: wakers are woken or dropped, and
+/// Work that is done after all locks are released, because it runs the user's code: wakers are woken or dropped, and
 /// losses are logged.
 ///
 /// Usually this is one waker or nothing. That case needs no allocation, and dropping it costs nothing.

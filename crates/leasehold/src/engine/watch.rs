@@ -4,15 +4,16 @@
 //! has a [`Hold`] until it is released or lost. Both end when they are dropped, so gauges are exact wherever a future
 //! is cancelled. If nothing watches, neither is created, which costs an acquire two comparisons.
 //!
-//! All of this runs foreign code. It is never called while a lock is held.
+//! All of this runs the user's code. It is never called while a lock is held.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tracing::field::Empty;
 
-use super::foreign::{event, guarded};
+use super::callbacks::{event, guarded};
 use super::meters::{Kind, Meters, Outcome, Renewal, Waiting};
 use crate::clock::Moment;
 use crate::manual_clock::Clock;
@@ -106,17 +107,20 @@ impl Watch {
         Acquiring(Box::new(Begun { watch, id, span, started, waiting: None, ended: false }))
     }
 
+    /// Returns the name as it may appear in a log. The key of a lock may be a secret, so its hash stands for it.
+    pub(crate) fn public_name(&self) -> Cow<'_, str> {
+        match self.kind {
+            Kind::Lock => Cow::Owned(crate::lock::hash(self.name.as_str())),
+            Kind::Semaphore | Kind::Pool => Cow::Borrowed(self.name.as_str()),
+        }
+    }
+
     /// Creates a span, if a subscriber listens.
     fn span(&self, new: impl FnOnce(&str, &str) -> tracing::Span) -> tracing::Span {
         let mut span = tracing::Span::none();
         if tracing::enabled!(tracing::Level::DEBUG) {
             guarded(|| {
-                let kind = self.kind.as_str();
-                span = match self.kind {
-                    // A key may be a secret.
-                    Kind::Lock => new(&crate::lock::hash(self.name.as_str()), kind),
-                    Kind::Semaphore | Kind::Pool => new(self.name.as_str(), kind),
-                };
+                span = new(&self.public_name(), self.kind.as_str());
             });
         }
         span
@@ -173,7 +177,7 @@ impl Watch {
         }
         let (outcome, result) = match result {
             Ok(true) => (Renewal::Renewed, EventResult::Ok),
-            Ok(false) => (Renewal::Gone, EventResult::NotHeld),
+            Ok(false) => (Renewal::Missing, EventResult::NotHeld),
             Err(kind) => (Renewal::Failed, EventResult::Error(kind)),
         };
         self.meters.renewed(outcome, self.clock.now().saturating_since(sent));
@@ -247,7 +251,7 @@ impl Acquiring {
 
     /// The acquire was a try, and nothing was free.
     pub(crate) fn refused(mut self) {
-        self.end(Outcome::Refused, EventResult::Full);
+        self.end(Outcome::Full, EventResult::Full);
     }
 
     pub(crate) fn failed(mut self, error: &Error) {

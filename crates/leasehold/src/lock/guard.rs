@@ -71,10 +71,10 @@ impl LockGuard {
         holding.expires_at.store(expires_at, Ordering::Release);
         holding.held_until.store((valid.0 + valid.1).micros(), Ordering::Release);
         let (engine, ttl) = (&definition.locks.engine, Span::from_millis(definition.ttl));
-        let (key, id) = (definition.key.clone(), holding.id.to_string());
+        let key = definition.key.clone();
         let slot = engine.core().slot(Subject::Lock(&key));
         let (keep, watch) = (holding.clone() as Arc<dyn Keep>, definition.watch.clone());
-        let lease = Lease::new(engine, ("lock", slot), key, id, ttl, (keep, watch), valid);
+        let lease = Lease::new(engine, ("lock", slot), key, ttl, (keep, watch), valid);
         if definition.auto_extend {
             lease.keep(true);
         }
@@ -153,14 +153,14 @@ impl LockGuard {
         Lost::of_lease(self.lease.clone())
     }
 
-    /// Starts to extend the lock in the background, each time a third of its lease has passed: see
+    /// Starts to renew the lock in the background, each time a third of its lease has passed: see
     /// [`LockBuilder::auto_extend`](super::LockBuilder::auto_extend).
     pub fn auto_extend(&self) {
         self.lease.keep(true);
     }
 
-    /// Lets the lock expire after `ttl` from now, whatever was left of its lease. A lock that is extended in the
-    /// background continues to be extended by the lease that it was built with.
+    /// Lets the lock expire after `ttl` from now, whatever was left of its lease. A lock that is renewed in the
+    /// background continues to be renewed by the lease that it was built with.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`] if `ttl` is zero, too long or not in whole milliseconds, or if another program uses
@@ -190,8 +190,8 @@ impl LockGuard {
         self.lease.report_renewal(&extended, asked);
         let (verdict, sent) = extended?;
         let Verdict::Done(expires_at) = verdict else {
-            self.lease.lose(LossReason::Gone);
-            return Err(self.lost_error(LossReason::Gone));
+            self.lease.lose(LossReason::Missing);
+            return Err(self.lost_error(LossReason::Missing));
         };
         self.lease.extend(sent, Span::from_millis(ttl));
         self.holding.expires_at.store(expires_at, Ordering::Release);

@@ -13,8 +13,8 @@ const LENGTH: usize = 22;
 
 /// The id of one holder of a lock: 16 random bytes, as 22 characters of base64url.
 ///
-/// A caller that knows the id can extend and release the lock, so keep it secret. [`LockInfo`](crate::LockInfo)
-/// contains only a hash of it.
+/// A caller that knows the id can extend and release the lock, so keep it secret. [`LockInfo`](crate::LockInfo), errors
+/// and the debug form of an id contain only a hash of it.
 ///
 /// ```
 /// use leasehold::LockId;
@@ -86,9 +86,10 @@ impl fmt::Display for LockId {
     }
 }
 
+/// Prints a hash of the id, because the debug form of a value often ends up in a log.
 impl fmt::Debug for LockId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
+        f.debug_tuple("LockId").field(&format_args!("{}", hash(self.as_str()))).finish()
     }
 }
 

@@ -46,6 +46,21 @@ pub struct LockInfo {
 }
 
 /// Information about a held lock, with its key and its lock id.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::memory();
+/// let guard = client.lock("nightly").label("cron").build()?.acquire().await?;
+///
+/// // An operator releases a lock whose holder hangs.
+/// let locks = client.locks();
+/// let found = locks.lookup_raw("nightly").await?.expect("it is held");
+/// assert_eq!((found.info.label.as_deref(), found.lock_id), (Some("cron"), guard.id()));
+/// assert!(locks.release(&found.lock_id).await?);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct RawLockInfo {

@@ -44,6 +44,13 @@ pub struct Locks {
 
 /// What a store can do, for code that checks this at run time. That every lock has a fence is known at compile time:
 /// [`LockGuard::fence`](crate::LockGuard::fence) is not optional.
+///
+/// ```
+/// use leasehold::{Client, TimeAuthority};
+///
+/// let store = Client::memory().locks().capabilities();
+/// assert_eq!((store.backend, store.time_authority), ("memory", TimeAuthority::Process));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct Capabilities {
@@ -72,7 +79,7 @@ impl Locks {
         Self { engine, observer: None, clean_up: false }
     }
 
-    /// Returns the same locks, with an observer that is notified of every operation.
+    /// Returns a handle that notifies an observer of every operation on its locks.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -119,7 +126,8 @@ impl Locks {
         Capabilities { backend: kind, supports_fencing: true, time_authority }
     }
 
-    /// Acquires the lock if it is free; returns `None` if it is held.
+    /// Acquires the lock if it is free; returns `None` if it is held. There is no guard: the lock expires after `ttl`
+    /// unless you extend or release it by its id.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`] if the key or the TTL is invalid (see [`LockBuilder::build`]), or if another

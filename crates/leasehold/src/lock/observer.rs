@@ -3,19 +3,23 @@
 use std::fmt;
 
 use super::id::hash;
-use crate::engine::foreign::{event, guarded};
+use crate::engine::callbacks::{event, guarded};
 use crate::machine::lock::{Acquired, Verdict};
 use crate::{Error, ErrorKind, LockId, Observer};
 
 /// An operation on a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
-#[allow(missing_docs)] // each is named after its method
 pub enum LockOperation {
+    /// One attempt to acquire the lock.
     Acquire,
+    /// A release, by a guard or by an id.
     Release,
+    /// An extension, by a guard, in the background or by an id.
     Extend,
+    /// A query whether the lock is held.
     IsLocked,
+    /// A lookup, by a key or by an id.
     Lookup,
 }
 
@@ -44,7 +48,7 @@ pub enum LockReason {
 }
 
 impl LockReason {
-    /// Returns the spelling that other programs use: `locked`, `expired`, `not-found`.
+    /// Returns `locked`, `expired` or `not-found`, the words of `SyncGuard`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

@@ -111,10 +111,13 @@ impl Meter {
 
     /// Returns the token of a grant that was never used.
     ///
-    /// Afterwards the meter is as if the grant had never been made, so that no period has more starts than without the
-    /// grant. That is known only if every later grant found at least one more token missing. Otherwise the bucket has
-    /// overflowed since then, and the returned token would be one too many. Once the token of a grant other than the
-    /// last has been returned, this is known only of the last grant.
+    /// Afterwards the meter is as if the grant had never been made, so no period has more starts than without the
+    /// grant. That is possible only while the token has not been replaced. Example: the burst is 2. The grants A and B
+    /// take both tokens, two more arrive, and C takes one of them. If A's token were returned now, two starts could
+    /// follow C at once: three in all. `returns_from` is the first fence whose token may still be returned.
+    ///
+    /// `full_at` is one number for all tokens. If the token of an older grant is returned, it no longer shows which of
+    /// the other older tokens have been replaced. So after that, only the token of the last grant can be returned.
     #[cold]
     pub(crate) fn return_token(&mut self, fence: Fence, last_fence: u64) {
         if fence.get() >= self.returns_from {

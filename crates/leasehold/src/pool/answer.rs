@@ -60,7 +60,7 @@ pub enum ReleaseStatus {
 }
 
 impl AcquireStatus {
-    /// Returns the spelling that other programs use.
+    /// Returns `acquired` or `capacity_full`, the words of other programs with such a pool.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -71,7 +71,7 @@ impl AcquireStatus {
 }
 
 impl RenewStatus {
-    /// Returns the spelling that other programs use.
+    /// Returns `renewed`, `not_held` or `expired`, the words of other programs with such a pool.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -83,7 +83,7 @@ impl RenewStatus {
 }
 
 impl ReleaseStatus {
-    /// Returns the spelling that other programs use.
+    /// Returns `released`, `not_held` or `already_expired`, the words of other programs with such a pool.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

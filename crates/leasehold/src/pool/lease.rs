@@ -62,13 +62,12 @@ impl Holding {
 impl PoolLease {
     pub(super) fn new(holding: Arc<Holding>, sent: Moment) -> Self {
         let (pool, keep) = (&holding.pool, holding.clone());
-        let (name, id) = (pool.name.clone(), holding.instance.to_string());
+        let name = pool.name.clone();
         let slot = pool.engine.core().slot(Subject::Pool(&name));
         let lease = Lease::new(
             &pool.engine,
             ("lease", slot),
             name,
-            id,
             pool.ttl,
             (keep, pool.watch.clone()),
             (sent, pool.ttl),

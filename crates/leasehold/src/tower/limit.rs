@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use crate::{Acquire, Error, Lock, LockGuard, Lost, Permit, Semaphore, TryAcquire};
 
-/// What a request has to acquire before it runs. See [`LimitLayer::new`](super::LimitLayer::new) for an example.
+/// The permit or lock that a request acquires before it runs. See [`LimitLayer::new`](super::LimitLayer::new) for an
+/// example.
 ///
 /// | made from | the request |
 /// |---|---|

@@ -37,14 +37,14 @@ async fn every_outcome_is_counted() {
 
         for (kind, outcome, times) in [
             ("semaphore", "acquired", 1),
-            ("semaphore", "refused", 1),
+            ("semaphore", "full", 1),
             ("semaphore", "timed_out", 1),
             ("semaphore", "error", 1),
             ("semaphore", "closed", 1),
             ("lock", "acquired", 1),
-            ("lock", "refused", 1),
+            ("lock", "full", 1),
             ("pool", "acquired", 1),
-            ("pool", "refused", 2),
+            ("pool", "full", 2),
             ("pool", "timed_out", 1),
         ] {
             assert_eq!(
@@ -54,8 +54,8 @@ async fn every_outcome_is_counted() {
                 store.label()
             );
         }
-        let gone = [("kind", "pool"), ("outcome", "gone")];
-        assert_eq!(recorded.count(names::RENEWALS, &gone), 1);
+        let missing = [("kind", "pool"), ("outcome", "missing")];
+        assert_eq!(recorded.count(names::RENEWALS, &missing), 1);
         let here = [("store", store.label())];
         assert_eq!(recorded.count("leasehold_acquires_total", &here), 11, "{}", store.label());
         assert_eq!(recorded.count("leasehold_wait_seconds_count", &here), 3);

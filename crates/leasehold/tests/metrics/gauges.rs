@@ -226,7 +226,7 @@ async fn a_lock_whose_ttl_ends_is_lost_once_and_not_held_any_more() {
         // The extension postpones the end.
         deadline(guard.extend(SHORT * 2)).await.unwrap();
         recorded.come_to("lock", 0, 0).await;
-        assert_eq!(recorded.lost("lock", "ttl_ended"), 1, "{}", store.label());
+        assert_eq!(recorded.lost("lock", "lease_ended"), 1, "{}", store.label());
         assert!(guard.check().is_err(), "{}: the lock is still valid", store.label());
         drop(guard);
         assert_eq!((recorded.losses("lock"), recorded.gauges("lock")), (1, (0, 0)));

@@ -51,10 +51,10 @@ async fn renewals_are_counted_with_their_latency() {
     let Store::Redis(server) = &store else { unreachable!() };
     let _: () = redis::cmd("FLUSHALL").query(&mut server.connection()).unwrap();
     for kind in ["semaphore", "lock"] {
-        eventually(async || recorded.lost(kind, "gone") == 1).await;
+        eventually(async || recorded.lost(kind, "missing") == 1).await;
         recorded.come_to(kind, 0, 0).await;
-        let gone = [("kind", kind), ("outcome", "gone")];
-        assert_eq!(recorded.count("leasehold_renewals_total", &gone), 1, "{kind}");
+        let missing = [("kind", kind), ("outcome", "missing")];
+        assert_eq!(recorded.count("leasehold_renewals_total", &missing), 1, "{kind}");
     }
     drop(guards);
     assert_eq!(recorded.count("leasehold_losses_total", &[]), 2);

@@ -24,7 +24,7 @@ async fn a_server_that_comes_back_empty_ends_permits_and_queues_waiters_again() 
     ];
     server.restart_empty();
 
-    assert_eq!(deadline(held.lost()).await, LossReason::Gone);
+    assert_eq!(deadline(held.lost()).await, LossReason::Missing);
     held.check().unwrap_err();
     assert!(!release(held).await, "there was nothing to release");
     let semaphore = one(&other);

@@ -83,7 +83,7 @@ async fn what_no_replica_has_copied_is_lost() {
     let waiter = tokio::spawn(one(&client).acquire());
     let (died, old) = (Instant::now(), servers.kill_primary());
     servers.blocking(move |own| own.wait_failover(old, died, WITHIN)).await;
-    assert_eq!(deadline(held.lost()).await, LossReason::Gone);
+    assert_eq!(deadline(held.lost()).await, LossReason::Missing);
     let permit = deadline(waiter).await.unwrap().unwrap();
     assert!(permit.fence() > held.fence());
 }

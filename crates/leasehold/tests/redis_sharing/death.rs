@@ -124,7 +124,7 @@ async fn a_holder_of_ours_that_they_removed_is_told() {
     let semaphore = both.ours.semaphore(NAME, 1).heartbeat_max_interval(heartbeat).build().unwrap();
     let permit = semaphore.acquire().await.unwrap();
     both.theirs.release(NAME, &permit.id().to_string()).await.unwrap();
-    assert_eq!(deadline(permit.lost()).await, leasehold::LossReason::Gone);
+    assert_eq!(deadline(permit.lost()).await, leasehold::LossReason::Missing);
     assert!(permit.check().is_err());
 }
 

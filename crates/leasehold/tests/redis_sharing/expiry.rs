@@ -70,7 +70,7 @@ async fn a_holder_whose_key_ended_is_notified() {
     let permit = with_heartbeat(&both, Duration::from_secs(9)).acquire().await.unwrap();
     both.ask::<()>(&["DEL", &key("main")]);
     both.they_hold(1).await;
-    assert_eq!(deadline(permit.lost()).await, LossReason::Gone);
+    assert_eq!(deadline(permit.lost()).await, LossReason::Missing);
     assert!(permit.check().is_err());
 }
 

@@ -44,7 +44,7 @@ pub async fn work_stops_when_the_ttl_ends(store: &impl Store) {
     let (lock, stray) = (lock_of(&client, &key, SHORT), AtomicBool::new(false));
     let work = lock.with(async |guard| endless(guard, &stray).await);
     let error = deadline(work).await.unwrap_err();
-    assert!(matches!(error, Error::Lost { reason: LossReason::TtlEnded, .. }), "{error}");
+    assert!(matches!(error, Error::Lost { reason: LossReason::LeaseEnded, .. }), "{error}");
     assert!(!stray.into_inner(), "the work was polled after its lock was lost");
     is_free(&client, &key).await;
 }
@@ -61,7 +61,7 @@ pub async fn work_stops_when_its_lock_is_released_by_id(store: &impl Store) {
     };
     let (result, ()) = deadline(async { tokio::join!(work, take_away) }).await;
     let error = result.unwrap_err();
-    assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "{error}");
+    assert!(matches!(error, Error::Lost { reason: LossReason::Missing, .. }), "{error}");
     assert!(!stray.into_inner(), "the work was polled after its lock was lost");
     is_free(&client, &key).await;
 }

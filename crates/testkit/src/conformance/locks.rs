@@ -227,14 +227,14 @@ pub async fn a_guard_learns_at_its_next_extension_that_its_id_was_released(store
     let plain = acquire(&lock(&client, &key)).await;
     assert!(deadline(other.locks().release(&plain.id())).await.unwrap());
     let error = deadline(plain.extend(MINUTES)).await.unwrap_err();
-    assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "{error}");
+    assert!(matches!(error, Error::Lost { reason: LossReason::Missing, .. }), "{error}");
     assert_eq!(error.kind(), ErrorKind::Aborted);
-    assert_eq!(deadline(plain.lost()).await, LossReason::Gone);
+    assert_eq!(deadline(plain.lost()).await, LossReason::Missing);
     plain.check().unwrap_err();
 
     let extended = acquire(&declare(&client, &key).ttl(SHORT).auto_extend().build().unwrap()).await;
     assert!(deadline(other.locks().release(&extended.id())).await.unwrap());
-    assert_eq!(deadline(extended.lost()).await, LossReason::Gone);
+    assert_eq!(deadline(extended.lost()).await, LossReason::Missing);
     extended.check().unwrap_err();
 
     // Neither guard releases the lock of the next holder.
@@ -276,12 +276,12 @@ pub async fn an_extension_replaces_what_was_left(store: &impl Store) {
     let begun = Instant::now();
     deadline(guard.extend(Duration::from_millis(100))).await.unwrap();
     assert!(guard.expires_at() < before + MINUTES / 2);
-    assert_eq!(deadline(lost).await.unwrap(), LossReason::TtlEnded);
+    assert_eq!(deadline(lost).await.unwrap(), LossReason::LeaseEnded);
     assert!(begun.elapsed() < Duration::from_millis(800), "notified after {:?}", begun.elapsed());
     guard.check().unwrap_err();
     is_free(&other, &key).await;
     let error = deadline(guard.extend(MINUTES)).await.unwrap_err();
-    assert!(matches!(error, Error::Lost { reason: LossReason::TtlEnded, .. }), "{error}");
+    assert!(matches!(error, Error::Lost { reason: LossReason::LeaseEnded, .. }), "{error}");
 }
 
 pub async fn a_lock_ends_with_its_ttl(store: &impl Store) {
@@ -294,11 +294,11 @@ pub async fn a_lock_ends_with_its_ttl(store: &impl Store) {
     let (at, next) = waiter.granted().await;
     // The next holder gets the lock only after the previous one considers it lost.
     let error = guard.check().unwrap_err();
-    assert!(matches!(error, Error::Lost { reason: LossReason::TtlEnded, .. }), "{error}");
-    assert_eq!(error.to_string(), format!("the lock {key:?} was lost: its TTL ended"));
+    assert!(matches!(error, Error::Lost { reason: LossReason::LeaseEnded, .. }), "{error}");
+    assert_eq!(error.to_string(), format!("the lock {key:?} was lost: its lease ended"));
     assert!(at - begun + Duration::from_millis(150) >= SHORT, "granted after {:?}", at - begun);
-    assert_eq!(deadline(lost).await.unwrap(), LossReason::TtlEnded);
-    assert_eq!(deadline(guard.lost()).await, LossReason::TtlEnded);
+    assert_eq!(deadline(lost).await.unwrap(), LossReason::LeaseEnded);
+    assert_eq!(deadline(guard.lost()).await, LossReason::LeaseEnded);
     assert!(next.fence() > guard.fence());
     assert!(!release(guard).await);
     next.check().unwrap();
@@ -311,7 +311,7 @@ pub async fn a_guard_that_nobody_watches_knows_when_it_is_over(store: &impl Stor
     let guard = acquire(&lock_of(&client, &key, Duration::from_millis(100))).await;
     eventually(async || guard.check().is_err()).await;
     let error = guard.check().unwrap_err();
-    assert!(matches!(error, Error::Lost { reason: LossReason::TtlEnded, .. }), "{error}");
+    assert!(matches!(error, Error::Lost { reason: LossReason::LeaseEnded, .. }), "{error}");
     assert!(!release(guard).await);
     is_free(&client, &key).await;
 }

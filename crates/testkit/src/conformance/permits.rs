@@ -144,7 +144,7 @@ pub async fn a_guard_is_told_when_another_client_releases_its_id(store: &impl St
     assert!(release_by_id(&declare(&there, &name, 1), permit.id()).await);
 
     let reason = deadline(permit.lost()).await;
-    assert!(matches!(reason, LossReason::Released | LossReason::Gone), "{reason:?}");
+    assert!(matches!(reason, LossReason::Released | LossReason::Missing), "{reason:?}");
     permit.check().unwrap_err();
     assert!(!release(permit).await);
     all_are_free(&mine).await;

@@ -146,7 +146,7 @@ pub async fn a_guard_is_told_when_its_lease_is_gone(store: &impl Store) {
     let lost = lease.lost();
     assert_eq!(release(&pool, "a").await.0, ReleaseStatus::Released);
     // The guard learns of it at its next renewal.
-    assert_eq!(deadline(lost).await, LossReason::Gone);
+    assert_eq!(deadline(lost).await, LossReason::Missing);
     let error = lease.check().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Aborted);
     let expected = format!("lease a of {:?} was lost: it is no longer in the store", pool.name());

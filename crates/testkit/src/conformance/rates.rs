@@ -150,7 +150,7 @@ pub async fn rates_that_cannot_be_are_refused(store: &impl Store) {
         (semaphore().rate(10_001, SECOND), ["rate: it is 10001 in 1s", "10000 per second"]),
         (semaphore().rate(1, 1_000_000 * HOUR), ["rate: it is 1 in", "100 years"]),
         (semaphore().rate(1, SECOND).burst(0), ["burst: it is 0", "minimum is 1"]),
-        (semaphore().burst(2), ["burst", "needs a rate"]),
+        (semaphore().burst(2), ["burst: it is 2", "there is no rate"]),
         (semaphore().rate(1, 100_000 * HOUR).burst(u32::MAX), ["burst of 4294967295", "100 years"]),
     ] {
         let error = builder.build().unwrap_err();

@@ -21,12 +21,12 @@ What differs from asyncio-advanced-semaphores:
 - On Redis, leases and TTLs are counted by the clock of the server, not by those of the clients. A `ttl` is not rounded
   to whole seconds; it is at least 0.1 s, and `heartbeat_max_interval` at least 0.3 s.
 - If objects of one name on Redis have different values, the value that was declared last applies to all of them.
-- If Redis becomes unreachable while an acquire waits, the acquire keeps its place and waits on, up to
+- If Redis becomes unreachable while an acquire waits, the acquire keeps its place and keeps waiting, up to
   `max_acquire_time`. `number_of_attempts` and the retry delays apply when a request fails.
 - If Redis stays unreachable, `leasehold.Unavailable` is raised, which is a `ConnectionError`. If the package `redis` is
   loaded, the exception is also a `redis.exceptions.ConnectionError` and a `redis.exceptions.TimeoutError`.
-- A task that is cancelled while it releases gets its `CancelledError` at once. The release goes on in the background.
-- A slot that is never released stays held until its TTL ends or the process does, not until the event loop ends.
+- A task that is cancelled while it releases gets its `CancelledError` at once. The release continues in the background.
+- A slot that is never released stays held until its TTL or its process ends, not until the event loop ends.
   A process that exits normally releases its slots.
 - Lost leases are logged by the logger `leasehold`, not by `asyncio_advanced_semaphores`.
 - Names are limited to 512 bytes.

@@ -41,7 +41,7 @@ class AcquisitionResult:
     """A slot that was acquired."""
 
     acquisition_id: str
-    """What `Semaphore.release` releases the slot by."""
+    """The id of the slot. `Semaphore.release` takes it."""
 
     slot_number: int
     """The lowest number from 1 that no other live holder of the name has."""

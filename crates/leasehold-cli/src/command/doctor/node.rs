@@ -128,7 +128,7 @@ impl Node {
                 report.warn(
                     "node",
                     says,
-                    "unless it was just started, see its log: it does not receive what is granted",
+                    "the replica receives no new leases; if it was not just started, see its log",
                 );
             }
             None => report.ok("node", says),

@@ -162,17 +162,17 @@ fn check_clock(clock: Option<(Duration, Duration)>, report: &mut Report) {
         return;
     };
     let (apart, which) = if theirs > ours {
-        (theirs.saturating_sub(ours), "ahead")
+        (theirs.saturating_sub(ours), "ahead of")
     } else {
         (ours.saturating_sub(theirs), "behind")
     };
     if apart < SKEW {
-        report.ok("clock", format!("the server's is within {SKEW:?} of ours"));
+        report.ok("clock", format!("the server's clock is within {SKEW:?} of this host's"));
     } else {
         report.warn(
             "clock",
-            format!("the server's is {} {which}", ago(apart)),
-            "leases go by the server's clock alone, but other programs may not: run NTP on both",
+            format!("the server's clock is {} {which} this host's", ago(apart)),
+            "leasehold uses only the server's clock, but other programs may use their own: run NTP on both",
         );
     }
 }
@@ -205,12 +205,12 @@ fn memory(info: &Info, report: &mut Report) {
         report.bad(
             "memory",
             says + ": leases may be evicted, and then granted twice",
-            "CONFIG SET maxmemory-policy noeviction, or a server of its own",
+            "CONFIG SET maxmemory-policy noeviction, or use a separate server for leases",
         );
     } else {
         report.warn(
             "memory",
-            says + ", with no limit now: once there is one, leases may be evicted",
+            says + "; maxmemory is not set, but if it is set later, leases may be evicted",
             "CONFIG SET maxmemory-policy noeviction",
         );
     }
@@ -222,7 +222,7 @@ fn persistence(info: &Info, settings: &Settings, report: &mut Report) {
         report.bad(
             "persistence",
             "the last write failed",
-            "see the server's log: is its disk full?",
+            "see the server's log: its disk may be full",
         );
         return;
     }
@@ -284,7 +284,7 @@ fn replication(info: &Info, settings: &Settings, place: Place, report: &mut Repo
     let says =
         format!("{replicas} {plural}, asynchronous: a failover may forget the newest leases");
     if least > 0 {
-        report.ok("replication", format!("{says}, {MIN_REPLICAS} {least} bounds how many"));
+        report.ok("replication", format!("{says}; {MIN_REPLICAS} {least} limits how many"));
     } else {
         let every = if place == Place::Alone { "" } else { " on every server" };
         let advice = format!("CONFIG SET {MIN_REPLICAS} 1{every}, and let resources check fences");

@@ -171,7 +171,7 @@ fn report_sentinels(sentinels: &[Sentinel], report: &mut Report) {
         report.bad(
             "quorum",
             says + ": if the primary fails now, no server takes over",
-            "start the sentinels that are down; SENTINEL RESET makes the others forget those that were removed",
+            "start the sentinels that are down; if some were removed for good, run SENTINEL RESET on the others",
         );
     } else if known < FEWEST {
         let says = format!("{says}: if one fails, no failover is possible");
@@ -181,7 +181,8 @@ fn report_sentinels(sentinels: &[Sentinel], report: &mut Report) {
     }
 }
 
-/// Returns the primary: the server that the sentinels name and that reports this role. Reports whether the sentinels agree.
+/// Returns the primary: the server that the sentinels name and that reports this role. Reports whether the sentinels
+/// agree.
 fn report_primary<'a>(
     sentinels: &[Sentinel],
     nodes: &'a [Node],

@@ -1,9 +1,10 @@
 //! Access control: reading, acting, and requests that are refused.
 //!
-//! - A request names its host. Only requests for names of this server are answered, so that another site cannot reach it
-//!   through a name that resolves to this address (DNS rebinding).
-//! - Actions need the token: as `Authorization: Bearer`, or in a session that was started with it. A session is a cookie that
-//!   scripts cannot read and that other sites cannot send (`SameSite=Strict`). Each POST must also come from this origin.
+//! - A request names its host. Only requests for names of this server are answered, so that another site cannot reach
+//!   it through a name that resolves to this address (DNS rebinding).
+//! - Actions need the token: as `Authorization: Bearer`, or in a session that was started with it. A session is a
+//!   cookie that scripts cannot read and that other sites cannot send (`SameSite=Strict`). Each POST must also come
+//!   from this origin.
 //! - The token is never part of a URL, because browsers and proxies store URLs.
 
 use std::collections::HashMap;
@@ -90,7 +91,8 @@ pub(super) struct Access {
     hosts: Vec<String>,
     /// How many of them are addresses of this server. The others come from `--host`.
     addresses: usize,
-    /// The name of the cookie. Browsers do not separate cookies by port, so two consoles on one host use different names.
+    /// The name of the cookie. Browsers do not separate cookies by port, so two consoles on one host use different
+    /// names.
     cookie: String,
     sessions: Mutex<HashMap<[u8; 32], Session>>,
     delayed: Semaphore,
@@ -170,7 +172,7 @@ impl Access {
         self.check(token).await?;
         let mut id = [0; 32];
         getrandom::fill(&mut id).map_err(|error| {
-            let sentence = format!("The system has no random numbers: {error}.");
+            let sentence = format!("The system's random number source failed: {error}.");
             Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, sentence)
         })?;
         let id = id.iter().fold(String::new(), |mut id, byte| {
@@ -253,9 +255,10 @@ impl Access {
 
     /// Checks the origin: a request that changes something must come from a page of this server, or from no page.
     ///
-    /// A page on another port of the same host belongs to the same site, and its requests carry our cookies. Browsers that send
-    /// `Sec-Fetch-Site` distinguish it. For other browsers the origin must be the host that the request names. A proxy may have replaced
-    /// that with an address of this server, to which no browser sends the cookies of another name.
+    /// A page on another port of the same host belongs to the same site, and its requests carry our cookies. Browsers
+    /// that send `Sec-Fetch-Site` distinguish it. For other browsers the origin must be the host that the request
+    /// names. A proxy may have replaced that with an address of this server, to which no browser sends the cookies of
+    /// another name.
     fn check_origin(&self, headers: &HeaderMap, host: &str) -> Result<(), Refusal> {
         let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or_default());
         let site = text("sec-fetch-site").map(|site| site == "same-origin" || site == "none");

@@ -1,7 +1,8 @@
-//! The HTML pages. Each is made from the monitor once per version, and sent whole or, for the script, without the layout.
+//! The HTML pages. Each is made from the monitor once per version, and sent whole or, for the script, without the
+//! layout.
 //!
-//! All names and labels are text of other programs. maud escapes them; [`text`] shows invisible characters, and isolates text
-//! that is read from right to left from the text after it.
+//! All names and labels are text of other programs. maud escapes them; [`text`] shows invisible characters, and
+//! isolates text that is read from right to left from the text after it.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -293,12 +294,12 @@ fn about_actions(view: &View) -> Markup {
     }
 }
 
-/// Names the lists that the user of the store may not read.
+/// Says that the store denies access to this list, if it does.
 fn about_hidden(state: &super::console::State, what: &str) -> Markup {
     let hidden = state.monitor.latest().is_some_and(|latest| latest.hidden.contains(&what));
     html! {
         @if hidden {
-            p.hint { "The user of the store is not allowed to read " (what) "." }
+            p.hint { "The store denies this console access to " (what) "." }
         }
     }
 }

@@ -56,7 +56,7 @@ pub(super) fn see_other(place: &str) -> Response {
 }
 
 pub(super) async fn method_not_allowed(method: Method, uri: Uri) -> Response {
-    let sentence = format!("{method} is not for this address.");
+    let sentence = format!("This address does not accept {method}.");
     Refusal::new(StatusCode::METHOD_NOT_ALLOWED, sentence).for_path(&uri)
 }
 

@@ -139,7 +139,7 @@ fn notice(view: &View) -> Option<String> {
     let snapshot = view.monitor.latest()?;
     if !snapshot.hidden.is_empty() {
         let hidden = snapshot.hidden.join(" and ");
-        return Some(format!("the user of the store may not read {hidden}"));
+        return Some(format!("the store denies access to {hidden}"));
     }
     if snapshot.semaphores.len() >= MOST || snapshot.locks.len() >= MOST {
         return Some(format!("only the first {MOST} names are read"));

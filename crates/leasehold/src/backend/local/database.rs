@@ -18,7 +18,7 @@ use super::location::Location;
 use super::schema::{self, StoreClock};
 use super::semaphores::{self, Applied, Circumstances};
 use crate::clock::{Span, Time};
-use crate::engine::foreign::event;
+use crate::engine::callbacks::event;
 use crate::{ClientId, Error, process};
 
 #[cfg(test)]

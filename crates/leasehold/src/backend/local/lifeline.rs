@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use super::errors::of_system;
 use super::inspect::check_owner;
 use super::location::Location;
-use crate::engine::foreign::event;
+use crate::engine::callbacks::event;
 use crate::{ClientId, Error};
 
 /// Whether and how a client can be reached.

@@ -183,7 +183,9 @@ pub(super) fn clock_to_read(place: &Location, boot: &str) -> Result<StoreClock, 
     }
     match StoreClock::read(&connection).map_err(|error| place.explain("reading", error))? {
         Some((known, clock)) if known == boot => Ok(clock),
-        _ => refused("was last used before this boot, so nothing in it is held"),
+        _ => refused(
+            "was last used before this boot, so nothing in it is held: open it once without read_only",
+        ),
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use super::LocalSettings;
 use super::database::{Database, IDLE};
 use crate::backend::Later;
-use crate::engine::foreign::event;
+use crate::engine::callbacks::event;
 use crate::{ClientId, Error};
 
 type Job = Box<dyn FnOnce(&mut Result<Database, Error>) + Send>;

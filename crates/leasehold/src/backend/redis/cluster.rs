@@ -30,7 +30,7 @@ use super::scripts::Scripts;
 use super::slots::SLOTS;
 use crate::backend::{Destination, Event, Report, Slot};
 use crate::clock::{Moment, Span};
-use crate::engine::foreign::event;
+use crate::engine::callbacks::event;
 use crate::{ClientId, Error};
 
 mod map;
@@ -51,7 +51,7 @@ const SHORTEST_DELAY: Duration = Duration::from_millis(100);
 const LONGEST_DELAY: Duration = Duration::from_millis(500);
 const REFRESH_EVERY: Duration = Duration::from_secs(30);
 
-/// If the map was not doubted for this long, an earlier problem counts as solved.
+/// If no reply and no silent node contradicted the map for this long, an earlier problem counts as solved.
 const SOLVED_AFTER: Duration = Duration::from_secs(1);
 
 /// If a slot was moved less than this ago, the answer of one node does not move it again.

@@ -43,12 +43,12 @@ pub(super) fn translate(what: &str, error: &RedisError) -> Error {
     }
     match code {
         "NOAUTH" => refused("a password is required: put the user and the password into the URL"),
-        "WRONGPASS" => refused("wrong user or password"),
+        "WRONGPASS" => refused("wrong user or password: correct them in the URL"),
         "NOPERM" => refused(&format!("missing permission: {detail}")),
         "WRONGTYPE" => Error::invalid(
             "name",
             format!(
-                "{what}: a key of this name has another type: choose another name or namespace"
+                "{what}: another program uses a key of this name: choose another name or namespace"
             ),
         ),
         // These codes come from our own scripts.

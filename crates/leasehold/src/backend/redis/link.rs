@@ -25,7 +25,7 @@ use super::slots::slot_of;
 use super::wire::Wire;
 use crate::backend::{Destination, Event, Report};
 use crate::clock::{Moment, Span, Time};
-use crate::engine::foreign::event;
+use crate::engine::callbacks::event;
 use crate::machine::Held;
 use crate::name::Name;
 use crate::{ClientId, Error, Fence};

@@ -15,7 +15,7 @@ use super::servers::Servers;
 use super::slots::{Spelling, channel_end};
 use super::stats;
 use crate::backend::Slot;
-use crate::engine::foreign::event;
+use crate::engine::callbacks::event;
 use crate::machine::lock::{
     Acquired, By, CLEAN_UP_AFTER_MS, Holder, LockCommand, LockOutcome, NotifyWhen, Record, Verdict,
     is_live,

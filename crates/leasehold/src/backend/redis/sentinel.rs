@@ -24,7 +24,7 @@ use super::connect::{Connection, Identity};
 use super::deployment::{self, SentinelSettings, at, host_and_port};
 use super::errors::{code, translate};
 use super::link::Link;
-use crate::engine::foreign::event;
+use crate::engine::callbacks::event;
 use crate::{ClientId, Error};
 
 /// The channel on which sentinels announce another primary.

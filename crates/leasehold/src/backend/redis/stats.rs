@@ -13,7 +13,7 @@ use super::servers::Servers;
 use super::slots::Spelling;
 use crate::backend::Slot;
 use crate::clock::{Span, Time, wall_time};
-use crate::engine::foreign::event;
+use crate::engine::callbacks::event;
 use crate::machine::{Meter, Rate};
 use crate::stats::{Limits, Member, Paused, Query, RateLimit, SemaphoreStats};
 use crate::{ClientInfo, Error};

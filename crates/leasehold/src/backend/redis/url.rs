@@ -40,7 +40,8 @@ pub(super) fn server(url: &str) -> Result<ConnectionInfo, Error> {
     let in_path = Some(parts.path).filter(|path| !is_socket && !path.is_empty());
     let database = match (in_path, parts.parameter("db")) {
         (Some(path), Some(parameter)) if path != parameter => {
-            return Err(invalid("the path and db name different databases".to_owned()));
+            let problem = "the path and the parameter db select different databases: remove one";
+            return Err(invalid(problem.to_owned()));
         }
         (path, parameter) => path.or(parameter).map(database).transpose().map_err(invalid)?,
     };
@@ -54,7 +55,9 @@ fn database(text: &str) -> Result<i64, String> {
     match text.parse::<i64>() {
         Ok(database @ ..0) => Err(format!("there is no database {database}; the first is 0")),
         Ok(database) => Ok(database),
-        Err(_) => Err("the database is not a number".to_owned()),
+        // What precedes an `@` may be part of a password that contains a slash.
+        Err(_) if text.contains('@') => Err("the database is not a number".to_owned()),
+        Err(_) => Err(format!("the database {text:?} is not a number")),
     }
 }
 
@@ -270,8 +273,11 @@ mod tests {
             Deployment::parse("redis://host?db=1").unwrap().address(),
             "redis://host:6379/1"
         );
-        assert!(problem("redis://host/2?db=3").contains("name different databases"));
-        assert!(problem("redis://host?db=one").contains("the database is not a number"));
+        assert!(problem("redis://host/2?db=3").contains("select different databases"));
+        assert!(problem("redis://host?db=one").contains("the database \"one\" is not a number"));
+        // A password that contains a slash is not repeated.
+        let hidden = problem("redis://:sec/ret@host");
+        assert!(!hidden.contains("ret"), "{hidden}");
         assert!(problem("redis://host?db=1&db=2").contains("\"db\" is given twice"));
         assert!(problem("redis://host/-1").contains("there is no database -1; the first is 0"));
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::state::{State, Timer, Want};
 use crate::backend::Reply;
 use crate::clock::{Moment, Span};
-use crate::engine::foreign::event;
+use crate::engine::callbacks::event;
 use crate::engine::in_process::too_heavy;
 use crate::engine::life::Life;
 use crate::engine::ticket::{After, Grant, Ticket};
@@ -252,7 +252,7 @@ impl State {
             }
             Outcome::Gone => {
                 self.forget_in_store(id);
-                ticket.lose(LossReason::Gone, after);
+                ticket.lose(LossReason::Missing, after);
             }
             Outcome::Removed(_) | Outcome::Steered(_) | Outcome::Swept => {}
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::state::{State, Timer, Want};
 use crate::AcquisitionId;
 use crate::clock::{Moment, Span};
-use crate::engine::foreign::event;
+use crate::engine::callbacks::event;
 use crate::engine::life::Life;
 use crate::engine::sender::MAX_IDS;
 use crate::engine::ticket::{After, Ticket};

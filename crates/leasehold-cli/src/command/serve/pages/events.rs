@@ -28,6 +28,7 @@ const KINDS: [&str; 10] = [
 pub(super) fn content(state: &State, view: &View) -> Content {
     let (kind, name) = (view.fields.get("kind"), view.fields.get("name"));
     let name = name.map(str::to_lowercase);
+    let is_filtered = kind.is_some() || name.is_some();
     let found: Vec<_> = state
         .monitor
         .events()
@@ -46,7 +47,8 @@ pub(super) fn content(state: &State, view: &View) -> Content {
             "Changes since the console started. A permit that is granted and released between two polls is not listed."
         }
         (filter(view))
-        @if found.is_empty() { p.empty { "No such event yet." } }
+        @if found.is_empty() && is_filtered { p.empty { "No event matches." } }
+        @else if found.is_empty() { p.empty { "No events yet." } }
         @else { (table("Events, the newest first", &TITLES, &rows(&found))) }
         @if found.len() == SHOWN { p.hint { "Only the newest " (SHOWN) " are shown." } }
     };
