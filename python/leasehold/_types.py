@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from ._exceptions import Error
@@ -143,8 +143,8 @@ class Outage:
 class HeldLock:
     """A lock that was acquired without a guard."""
 
-    #: The lock id. It is enough to extend and release the lock, so do not log it.
-    id: str
+    #: The lock id. It is enough to extend and release the lock, so do not log it. The ``repr`` leaves it out.
+    id: str = field(repr=False)
     fence: int
     #: When the lock expires unless it is extended, by the clock of the store.
     expires_at: float
@@ -155,8 +155,8 @@ class LockInfo:
     """A lock that is held."""
 
     key: str
-    #: The lock id. It is enough to extend and release the lock, so do not log it.
-    lock_id: str
+    #: The lock id. It is enough to extend and release the lock, so do not log it. The ``repr`` leaves it out.
+    lock_id: str = field(repr=False)
     #: A hash of the key, for logs: 24 hexadecimal digits.
     key_hash: str
     #: A hash of the lock id, for logs: 24 hexadecimal digits.

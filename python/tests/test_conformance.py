@@ -392,6 +392,7 @@ def test_locks_by_id(client: leasehold.Client, driver: Driver) -> None:
         found = await do.do(locks.lookup_id(held.id))
         assert found is not None
         assert found.key == "key"
+        assert held.id not in repr(held) + repr(found)
         assert [info.key for info in await do.do(locks.list())] == ["key"]
         assert await do.do(locks.extend(held.id, 60))
         assert await do.do(locks.release(held.id))
@@ -401,8 +402,9 @@ def test_locks_by_id(client: leasehold.Client, driver: Driver) -> None:
         assert await do.do(locks.lookup_id(held.id)) is None
         detached = (await do.do(client.lock("key").acquire())).detach()
         assert await do.do(locks.release(detached))
-        with pytest.raises(leasehold.InvalidArgument, match="lock id"):
-            await do.do(locks.release("not an id"))
+        with pytest.raises(leasehold.InvalidArgument, match="lock id") as raised:
+            await do.do(locks.release(held.id + "\n"))
+        assert held.id not in str(raised.value)
 
     driver.run(body)
 

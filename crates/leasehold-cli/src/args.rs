@@ -124,7 +124,8 @@ pub(crate) struct WaitArgs {
     /// Fail at once if the permit or lock is not free. The store has up to 5 s to answer
     #[arg(long)]
     no_wait: bool,
-    /// Exit with this code if the permit or lock was not acquired, because --wait ran out or --no-wait was given
+    /// Exit with this code if the permit or lock was not acquired, because --wait ran out or --no-wait was given. With
+    /// 0, the reason is printed only with -v
     #[arg(short = 'E', long = "conflict-exit-code", value_name = "CODE", value_parser = exit_code, default_value_t = crate::failure::NOT_ACQUIRED)]
     pub(crate) conflict_code: u8,
 }

@@ -265,6 +265,7 @@ fn not_a_store(url: &str) -> String {
             let socket = format!("for the socket of a Redis server unix://{url}");
             not_a_url(&format!("for a file write sqlite:{url}, {socket}"))
         }
+        _ if url.starts_with(['.', '~']) => not_a_url(&format!("for a file write sqlite:{url}")),
         _ => not_a_url(&format!("for a file write sqlite:{url}, for a Redis server redis://{url}")),
     }
 }

@@ -31,7 +31,7 @@ pub enum Error {
         /// What is wrong with the argument, and which values are allowed.
         problem: String,
     },
-    /// Nothing became free within the time limit. Try again later, or wait longer.
+    /// Nothing became free within the time limit, or before the retries were used up. Try again later, or wait longer.
     #[non_exhaustive]
     TimedOut {
         /// What the call waited for: `permit`, `lock`, `lease` or `drain`.
@@ -133,13 +133,16 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::InvalidArgument { what, problem } => write!(f, "invalid {what}: {problem}"),
+            Self::TimedOut { what: "lock", name, limit: Duration::ZERO, .. } => {
+                write!(f, "the lock {name:?} is held")
+            }
             Self::TimedOut { what: "lock", name, limit, .. } => {
                 write!(f, "the lock {name:?} was not acquired within {limit:?}")
             }
             Self::TimedOut { what: "drain", name, limit, .. } => {
                 write!(f, "{name:?} was not drained within {limit:?}: permits are still held")
             }
-            Self::TimedOut { what, name, limit: Duration::ZERO, .. } => {
+            Self::TimedOut { what, name, limit: Duration::ZERO, full: None } => {
                 write!(f, "no {what} of {name:?} is free")
             }
             Self::TimedOut { what, name, limit, full } => {
@@ -209,9 +212,10 @@ pub enum LossReason {
     LeaseEnded,
     /// It could not be renewed in time, so the store may have granted it to another holder.
     NotRenewed,
-    /// The store no longer has it: it was released by its id, expired, or the store lost its data.
+    /// The store no longer has it: an operator or another client released it by its id, it expired there, or the store
+    /// lost its data.
     Missing,
-    /// It was released by its id, or through its guard.
+    /// This client released it, by its id or through its guard.
     Released,
     /// Its client was closed.
     Closed,

@@ -441,7 +441,7 @@ impl Definition {
                 return Err(Error::TimedOut {
                     what: "lease",
                     name: self.name.to_string(),
-                    limit: so_far,
+                    limit: limit.min(so_far),
                     full: Some((held, self.capacity)),
                 });
             }

@@ -334,7 +334,8 @@ impl RedisCluster {
     #[track_caller]
     fn must<T: FromRedisValue>(&self, index: usize, command: &[&str]) -> T {
         let mut reply = self.node(index).call(command);
-        if reply.as_ref().is_err_and(|error| error.is_io_error()) {
+        let interrupted = std::io::Error::from(std::io::ErrorKind::Interrupted).kind().to_string();
+        if reply.as_ref().is_err_and(|error| error.to_string().contains(&interrupted)) {
             reply = self.node(index).call(command);
         }
         reply.unwrap_or_else(|error| panic!("{command:?} at node {index}: {error}"))

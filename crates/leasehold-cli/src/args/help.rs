@@ -19,7 +19,7 @@ Exit codes:
   69             store unreachable, also if --wait ends during an outage
   70             internal error
   75             run, lock: not acquired, because --wait ran out or --no-wait was given (-E sets
-                 another code); drain, forget: the name is in use
+                 another code); drain, forget: the name is in use; bench: another bench is running
   77             the store refuses the client: access denied, the scheme of the URL does not match
                  the server (single, Sentinel or Cluster), no such database, a full disk
   124            the lease was lost or its TTL ended, and the child was stopped
@@ -126,7 +126,7 @@ Unknown values are null. Further fields:
 
 The field waits_for says what the first waiter waits for:
   room       a release: too few units are free
-  rate       the rate, which allows the next start later
+  rate       the next start that the rate allows
   resume     the end of a pause
   capacity   a larger limit: its weight is above the limit
   client     its client, which cannot be reached
@@ -198,8 +198,9 @@ pub(super) const RELEASE: &str = "\
 Examples:
   leasehold release deploy 7Vd3kQ0aZx1-0
 
-The next waiter starts at once. The holder notices at its next renewal, and its child is stopped.
-On Redis that may be a third of its lease later (10 s by default).";
+The next waiter can start at once. The child of the old holder is stopped when the holder notices:
+at once for a permit on this host, within 8 s for a permit on Redis, and for a lock when it is next
+renewed, within a third of its lease (12 s by default).";
 
 pub(super) const LOOKUP: &str = "\
 Examples:
@@ -230,7 +231,8 @@ required, also for reading. serve has no TLS: use a reverse proxy, and give the 
 browsers use as --host.
 
 SIGINT and SIGTERM end serve (exit code 128 + n). Other exit codes: 64 if the address is in use or
-the token file is not private; 69 if the store cannot be reached at the start.";
+the token file is not private; at the start, 69 if the store cannot be reached and 77 if it denies
+access.";
 
 pub(super) const DOCTOR: &str = "\
 Examples:

@@ -124,9 +124,9 @@ pub(super) fn signalled(signal: Signal) -> Failure {
     Failure::silent(by_signal(signal as i32))
 }
 
-/// The failure if another process holds it. With `-E 0` that is a success, and no message is printed.
-pub(super) fn taken(code: u8, what: &str) -> Failure {
-    if code == 0 { Failure::silent(0) } else { Failure::new(code, what) }
+/// The failure if another process holds it. With `-E 0` that is a success, and the reason is printed only with `-v`.
+pub(super) fn taken(code: u8, verbose: bool, what: &str) -> Failure {
+    if code == 0 && !verbose { Failure::silent(0) } else { Failure::new(code, what) }
 }
 
 /// Waits until the store has applied all releases and cancellations, if it answers in time.

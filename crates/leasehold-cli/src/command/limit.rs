@@ -126,7 +126,7 @@ async fn missing(client: &Client, name: &str) -> Failure {
     let why = if is_a_lock {
         "is a lock, and this command is for semaphores: to release a lock, use `leasehold release`"
     } else {
-        "is not the name of a semaphore: see `leasehold ls --all`"
+        "is not the name of a semaphore that was used before: see `leasehold ls --all`"
     };
     Failure::new(NOTHING_THERE, format!("{name:?} {why}"))
 }
@@ -151,10 +151,8 @@ pub(super) fn describe(stats: &SemaphoreStats) -> String {
     let rate = rate(stats).map(|rate| format!(", {rate}")).unwrap_or_default();
     let pinned = match stats.pinned() {
         Some(_) if stats.declared() == capacity => ", pinned".to_owned(),
-        Some(_) if stats.declared() == u32::MAX => {
-            ", pinned (programs declare no limit)".to_owned()
-        }
-        Some(_) => format!(", pinned (programs declare {})", stats.declared()),
+        Some(_) if stats.declared() == u32::MAX => ", pinned (no limit after --unpin)".to_owned(),
+        Some(_) => format!(", pinned ({} after --unpin)", stats.declared()),
         None => String::new(),
     };
     let paused = paused(stats).map(|paused| format!("; {paused}")).unwrap_or_default();

@@ -130,12 +130,12 @@ async fn acquire(
     limit: Limit,
     signals: &mut Signals,
 ) -> Result<LockGuard, Failure> {
-    let code = arguments.wait.conflict_code;
+    let (code, verbose) = (arguments.wait.conflict_code, arguments.verbose);
     if limit.patience() == Patience::None {
         let attempt = async { Ok(lock.try_acquire().await?) };
         return match limit.bound(store, signals, attempt).await? {
             Some(guard) => Ok(guard),
-            None => Err(taken(code, &why_not(client, lock, arguments.once_per).await)),
+            None => Err(taken(code, verbose, &why_not(client, lock, arguments.once_per).await)),
         };
     }
     let what = format!("the lock {:?}", lock.key());
@@ -151,7 +151,7 @@ async fn acquire(
             waiting.granted();
             Ok(granted)
         }
-        Err(error @ Error::TimedOut { .. }) => Err(taken(code, &limit.named_in(error))),
+        Err(error @ Error::TimedOut { .. }) => Err(taken(code, verbose, &limit.named_in(error))),
         Err(error) => Err(error.into()),
     }
 }

@@ -17,7 +17,8 @@ pub(crate) fn run(arguments: &ReleaseArgs) -> Result<u8, Failure> {
     store::block_on(async {
         let store = Store::new(&arguments.store)?;
         // On one host all ids are of our form.
-        let id = if store.is_on_this_host() { Some(id?) } else { id.ok() };
+        let is_ours = store.is_on_this_host() || arguments.id.is_empty();
+        let id = if is_ours { Some(id?) } else { id.ok() };
         let client = store.find().await?;
         let released = match id {
             Some(Id::Permit(id)) => release_permit(&client, &arguments.name, id).await?,
@@ -62,6 +63,9 @@ impl Id {
     fn parse(text: &str) -> Result<Self, Failure> {
         let permit = text.parse().map(Self::Permit);
         let lock = || text.parse().map(Self::Lock);
+        if text.is_empty() {
+            return Err(Failure::usage("the id is empty: see `leasehold show NAME`"));
+        }
         permit.or_else(|_| lock()).map_err(|_| {
             let problem = "is not an id: use one that `leasehold show NAME` prints; for a lock, one that \
                            `leasehold lookup --raw KEY` prints";

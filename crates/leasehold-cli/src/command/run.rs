@@ -121,7 +121,7 @@ async fn declare(
     if let Some(capacity) = arguments.capacity.filter(|capacity| arguments.weight > *capacity) {
         let (weight, name) = (arguments.weight, &arguments.name);
         let problem = format!("--weight {weight} is more than -n {capacity} of {name:?}");
-        return Err(Failure::usage(problem + ": give less, or a larger -n"));
+        return Err(Failure::usage(problem + ": give a smaller --weight or a larger -n"));
     }
     if is_nested() || arguments.capacity.is_some() || arguments.rate.is_some() {
         let stats = client.stats().names([&arguments.name]).unused().fetch().await?;
@@ -195,13 +195,13 @@ async fn acquire(
     limit: Limit,
     signals: &mut Signals,
 ) -> Result<Permit, Failure> {
-    let code = arguments.wait.conflict_code;
+    let (code, verbose) = (arguments.wait.conflict_code, arguments.verbose);
     let acquire = match limit.patience() {
         Patience::None => {
             let attempt = async { Ok(semaphore.try_acquire().weight(arguments.weight).await?) };
             return match limit.bound(store, signals, attempt).await? {
                 Some(permit) => Ok(permit),
-                None => Err(taken(code, &why_not(semaphore, arguments.weight).await)),
+                None => Err(taken(code, verbose, &why_not(semaphore, arguments.weight).await)),
             };
         }
         Patience::Within(limit) => semaphore.acquire().weight(arguments.weight).within(limit),
@@ -222,7 +222,7 @@ async fn acquire(
         }
         Err(error @ Error::TimedOut { .. }) => {
             let why = reason(semaphore).await.map(|why| format!(": {why}"));
-            Err(taken(code, &(limit.named_in(error) + &why.unwrap_or_default())))
+            Err(taken(code, verbose, &(limit.named_in(error) + &why.unwrap_or_default())))
         }
         Err(error) => Err(error.into()),
     }

@@ -311,7 +311,7 @@ fn urls_of_another_kind_of_store() {
     }
     for (store, says) in [
         ("redis-sentinel://127.0.0.1:1", "the name of the primary is missing"),
-        ("redis-cluster://127.0.0.1:1/3", "the database is \"3\"; a cluster has only 0"),
+        ("redis-cluster://127.0.0.1:1/3", "it selects a database; a cluster has only database 0"),
         ("redis-clusters://127.0.0.1:1", "redis-cluster://host:port"),
     ] {
         let ended = run(store, &["ls"]);

@@ -155,6 +155,10 @@ fn not_acquired_is_75_or_what_was_asked_for() {
             assert_eq!(line(&["--conflict-exit-code", "9"]).code, 9, "{kind} {wait:?}");
             let fine = line(&["-E", "0"]);
             assert_eq!((fine.code, &*fine.stderr), (0, ""), "{kind} {wait:?}");
+            let told = line(&["-E", "0", "-v"]);
+            let why = if kind == "run" { "no permit of \"it\"" } else { "the lock \"it\"" };
+            assert_eq!(told.code, 0, "{kind} {wait:?}");
+            assert!(told.stderr.contains(why), "{kind} {wait:?}: {}", told.stderr);
         }
     }
     let refused = run(&url, &["run", "--no-wait", "it", "--", "true"]);

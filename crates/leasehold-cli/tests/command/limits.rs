@@ -40,7 +40,7 @@ fn a_limit_is_shown_changed_and_pinned() {
         assert_eq!(ok(&store, &["limit", "it"]), "it: 1 permit\n");
         assert_eq!(
             ok(&store, &["limit", "--pin", "it", "2"]),
-            "it: 2 permits, pinned (programs declare 1)\n"
+            "it: 2 permits, pinned (1 after --unpin)\n"
         );
         fails(&store, &["limit", "it", "4"], 64, &["pinned to 2", "unpin"]);
         let told = run(&store.url(), &["run", "-n", "5", "it", "--", "true"]);

@@ -101,7 +101,7 @@ fn every_action_works_through_the_api() {
     act(json!({ "action": "limit", "name": "it", "capacity": 4 }));
     assert_eq!(limit(&store), "it: 4 permits\n");
     act(json!({ "action": "pin", "name": "it", "capacity": "3" }));
-    assert_eq!(limit(&store), "it: 3 permits, pinned (programs declare 4)\n");
+    assert_eq!(limit(&store), "it: 3 permits, pinned (4 after --unpin)\n");
     refused(
         &console.act(&json!({ "action": "limit", "name": "it", "capacity": 9 })),
         409,

@@ -27,6 +27,10 @@ fn path_of(url: &str) -> Result<&str, Error> {
         }
         None => rest,
     };
+    if path.contains("://") {
+        let problem = "the URL of another store follows sqlite:";
+        return Err(Error::invalid("store", format!("{problem}; remove sqlite:, or {expected}")));
+    }
     if path == ":memory:" {
         return Err(Error::invalid("store", "for a store in memory, use memory:"));
     }
@@ -70,7 +74,7 @@ mod tests {
         for (url, path) in [("sqlite:x", "x"), ("sqlite:/a/b", "/a/b"), ("sqlite:///a/b", "/a/b")] {
             assert_eq!(sqlite_path(url).unwrap(), Path::new(path));
         }
-        for url in ["sqlite:", "sqlite://host/a", "sqlite::memory:"] {
+        for url in ["sqlite:", "sqlite://host/a", "sqlite::memory:", "sqlite:redis://host"] {
             assert!(sqlite_path(url).is_err(), "{url}");
         }
     }

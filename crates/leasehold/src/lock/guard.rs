@@ -208,8 +208,8 @@ impl LockGuard {
     /// - [`Error::InvalidArgument`] if another program uses the lock's keys on Redis.
     /// - [`Error::Stopped`] if the client's background thread is not running.
     ///
-    /// After every error except `Stopped`, the client repeats the release in the background. The lock expires with its
-    /// lease at the latest.
+    /// After every error except `Stopped`, the client sends the release once more in the background, and repeats it
+    /// while it is not answered. The lock expires with its lease at the latest.
     ///
     /// # Cancel safety
     /// If the future is dropped, even before its first poll, the release continues in the background.

@@ -447,11 +447,13 @@ impl Calls {
         let mut answers = servers.ask_each(Slot::ONLY, calls).await?.into_iter();
         let (seconds, micros): (u64, u64) = stats::read(answers.next().unwrap_or(Ok(Value::Nil))?)?;
         let now = seconds * 1000 + micros / 1000;
-        let record = |answer: Result<Value, Error>| {
-            let found = decode_record(&answer?).map_err(Error::internal)?;
+        let record = |(key, answer): (&String, Result<Value, Error>)| {
+            let found = decode_record(&answer?).map_err(|problem| {
+                Error::invalid("key", format!("{key:?} is not a leasehold lock: {problem}"))
+            })?;
             Ok(found.filter(|record| is_live(record.expires_at, now)))
         };
-        Ok(answers.map(record).collect())
+        Ok(keys.iter().zip(answers).map(record).collect())
     }
 }
 

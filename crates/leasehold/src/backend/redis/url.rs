@@ -16,7 +16,9 @@ const SENTINEL: &str = "redis-sentinel";
 pub(super) fn server(url: &str) -> Result<ConnectionInfo, Error> {
     const EXPECTED: &str = "expected redis://[user[:password]@]host[:port][/database], rediss://… for TLS, or unix:///path";
     let invalid = |problem: String| Error::invalid("url", format!("{problem}: {EXPECTED}"));
-    let (scheme, rest) = url.split_once("://").unwrap_or_default();
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return Err(invalid("// is missing before the host".to_owned()));
+    };
     let parts = Parts::of(rest, 6379);
     let is_socket = scheme.ends_with("unix");
     let problem = if is_socket {
@@ -40,7 +42,7 @@ pub(super) fn server(url: &str) -> Result<ConnectionInfo, Error> {
     let in_path = Some(parts.path).filter(|path| !is_socket && !path.is_empty());
     let database = match (in_path, parts.parameter("db")) {
         (Some(path), Some(parameter)) if path != parameter => {
-            let problem = "the path and the parameter db select different databases: remove one";
+            let problem = "the path and the parameter db select different databases";
             return Err(invalid(problem.to_owned()));
         }
         (path, parameter) => path.or(parameter).map(database).transpose().map_err(invalid)?,
@@ -55,9 +57,8 @@ fn database(text: &str) -> Result<i64, String> {
     match text.parse::<i64>() {
         Ok(database @ ..0) => Err(format!("there is no database {database}; the first is 0")),
         Ok(database) => Ok(database),
-        // What precedes an `@` may be part of a password that contains a slash.
-        Err(_) if text.contains('@') => Err("the database is not a number".to_owned()),
-        Err(_) => Err(format!("the database {text:?} is not a number")),
+        // It is not repeated: it may be part of a password that contains a slash.
+        Err(_) => Err("the database is not a number".to_owned()),
     }
 }
 
@@ -112,8 +113,18 @@ impl<'a> Parts<'a> {
         if let Some(unknown) = names.find(|name| !known.contains(name)) {
             let has_at = |(name, value): &(&str, &str)| name.contains('@') || value.contains('@');
             let is_late = self.parameters.iter().any(has_at);
-            let problem = || format!("the parameter {unknown:?} is unknown");
-            return Some(if is_late { late_at() } else { problem() });
+            // It may be the rest of a password that contains a `&`.
+            let follows_password = self
+                .parameters
+                .iter()
+                .any(|(name, _)| known.contains(name) && name.contains("pass"));
+            return Some(if is_late {
+                late_at()
+            } else if follows_password {
+                "a parameter is unknown; write & in a password as %26".to_owned()
+            } else {
+                format!("the parameter {unknown:?} is unknown")
+            });
         }
         let count = |name: &str| self.parameters.iter().filter(|(own, _)| *own == name).count();
         let twice = known.iter().find(|name| count(name) > 1)?;
@@ -157,7 +168,7 @@ pub(super) fn cluster(scheme: &str, rest: &str) -> Result<Vec<ConnectionInfo>, E
         return Err(invalid(problem));
     }
     if !matches!(parts.path, "" | "0") {
-        return Err(invalid(format!("the database is {:?}; a cluster has only 0", parts.path)));
+        return Err(invalid("it selects a database; a cluster has only database 0".to_owned()));
     }
     if let Some(problem) = parts.host_problem() {
         return Err(invalid(problem));
@@ -184,7 +195,7 @@ pub(super) fn sentinel(scheme: &str, rest: &str) -> Result<SentinelSettings, Err
         return Err(invalid("the name of the primary is missing".to_owned()));
     }
     if database.parse::<u32>().is_err() {
-        return Err(invalid(format!("the database {database:?} is not a number")));
+        return Err(invalid("the database is not a number".to_owned()));
     }
     if let Some(problem) = parts.host_problem() {
         return Err(invalid(problem));
@@ -245,13 +256,13 @@ mod tests {
     #[test]
     fn the_missing_part_of_a_url_is_named() {
         assert!(problem("redis-sentinel://one,two").contains("the name of the primary is missing"));
-        assert!(problem("redis-sentinel://one/m/x").contains("the database \"x\" is not a number"));
+        assert!(problem("redis-sentinel://one/m/x").contains("the database is not a number"));
         assert!(
             problem("redis-sentinel://one/m?tls=1").contains("the parameter \"tls\" is unknown")
         );
         assert!(
             problem("redis-cluster://one/3")
-                .contains("the database is \"3\"; a cluster has only 0")
+                .contains("it selects a database; a cluster has only database 0")
         );
         assert!(problem("redis-cluster://").contains("it has no host"));
         assert!(!problem("redis-cluster://user:secret@host:99999").contains("secret"));
@@ -274,12 +285,27 @@ mod tests {
             "redis://host:6379/1"
         );
         assert!(problem("redis://host/2?db=3").contains("select different databases"));
-        assert!(problem("redis://host?db=one").contains("the database \"one\" is not a number"));
-        // A password that contains a slash is not repeated.
-        let hidden = problem("redis://:sec/ret@host");
-        assert!(!hidden.contains("ret"), "{hidden}");
+        assert!(problem("redis://host?db=one").contains("the database is not a number"));
         assert!(problem("redis://host?db=1&db=2").contains("\"db\" is given twice"));
         assert!(problem("redis://host/-1").contains("there is no database -1; the first is 0"));
+    }
+
+    #[test]
+    fn no_part_of_a_password_is_repeated() {
+        for url in [
+            "redis://:12/HIDDEN@host",
+            "redis://user:12/HIDDEN",
+            "redis://user%3A12/HIDDEN%40host",
+            "redis://user:12/HIDDEN?protocol=3@host",
+            "redis-cluster://user:1/HIDDEN",
+            "redis-sentinel://host/name/HIDDEN",
+            "redis-sentinel://host/name?sentinel_password=ab&HIDDEN",
+            "unix:///socket?pass=ab&HIDDEN",
+            "redis:HIDDEN@host",
+        ] {
+            let problem = problem(url);
+            assert!(!problem.contains("HIDDEN"), "{url}: {problem}");
+        }
     }
 
     #[test]
