@@ -53,6 +53,10 @@ async fn they_work(theirs: Seed000, crowd: Arc<Crowd>) {
 
 async fn the_limit_holds(skew: f64) {
     let both = Both::start_with_skew(skew).await;
+    // While one of theirs holds, our clients query the store before they trust a wake-up. Otherwise a member of theirs
+    // whose clock is ahead by the claim time could arrive just after the grant, and remove the permit before our client
+    // has claimed it.
+    let holder = both.they_hold(CAPACITY.into()).await;
     let crowd = Arc::new(Crowd::default());
     let done = Arc::new(AtomicBool::new(false));
     let watcher = thread::spawn({
@@ -80,6 +84,7 @@ async fn the_limit_holds(skew: f64) {
     }
     deadline(workers.join_all()).await;
     done.store(true, SeqCst);
+    assert_eq!(both.theirs.release(NAME, &holder).await.unwrap(), 1);
 
     let (most, looks) = watcher.join().unwrap();
     assert!(most <= CAPACITY, "{most} members of semaphore_main at once");
