@@ -53,10 +53,11 @@ async fn they_work(theirs: Seed000, crowd: Arc<Crowd>) {
 
 async fn the_limit_holds(skew: f64) {
     let both = Both::start_with_skew(skew).await;
-    // While one of theirs holds, our clients query the store before they trust a wake-up. Otherwise a member of theirs
-    // whose clock is ahead by the claim time could arrive just after the grant, and remove the permit before our client
-    // has claimed it.
-    let holder = both.they_hold(CAPACITY.into()).await;
+    the_limit_holds_among(&both).await;
+    both.is_left_clean().await;
+}
+
+async fn the_limit_holds_among(both: &Both) {
     let crowd = Arc::new(Crowd::default());
     let done = Arc::new(AtomicBool::new(false));
     let watcher = thread::spawn({
@@ -84,14 +85,12 @@ async fn the_limit_holds(skew: f64) {
     }
     deadline(workers.join_all()).await;
     done.store(true, SeqCst);
-    assert_eq!(both.theirs.release(NAME, &holder).await.unwrap(), 1);
 
     let (most, looks) = watcher.join().unwrap();
     assert!(most <= CAPACITY, "{most} members of semaphore_main at once");
     assert!(looks > 100, "only {looks} looks, which is too few");
     assert!(crowd.most.load(SeqCst) <= CAPACITY.into(), "{} at once", crowd.most.load(SeqCst));
     assert_eq!((crowd.of_ours.load(SeqCst), crowd.of_theirs.load(SeqCst)), (2 * 4 * 40, 3 * 8));
-    both.is_left_clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -99,9 +98,22 @@ async fn ours_and_theirs_together_never_hold_more_than_the_capacity() {
     the_limit_holds(0.0).await;
 }
 
+/// Ahead by less than the claim time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clock_of_theirs_that_is_ahead_lets_in_nobody_too_many() {
-    the_limit_holds(5.0).await;
+    the_limit_holds(4.0).await;
+}
+
+/// Ahead by the claim time. While one of theirs holds, our clients query the store before they trust a wake-up. If none
+/// of theirs held or waited at the time of a grant, one that arrives just after it could remove the permit before our
+/// client has claimed it: docs/guarantees.md describes that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clock_of_theirs_that_is_far_ahead_lets_in_nobody_too_many_beside_a_holder_of_theirs() {
+    let both = Both::start_with_skew(5.0).await;
+    let holder = both.they_hold(CAPACITY.into()).await;
+    the_limit_holds_among(&both).await;
+    assert_eq!(both.theirs.release(NAME, &holder).await.unwrap(), 1);
+    both.is_left_clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
