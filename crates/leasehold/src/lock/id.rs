@@ -75,7 +75,10 @@ impl FromStr for LockId {
         let id = text.as_bytes().try_into().ok().map(Self);
         id.filter(|id| id.0.iter().copied().all(known)).ok_or_else(|| {
             // The text may be a lock id with a line end, so the error does not repeat it.
-            let problem = format!("it has {} bytes, or other characters", text.len());
+            let problem = match text.len() {
+                LENGTH => "it has other characters".to_owned(),
+                length => format!("it has {length} bytes"),
+            };
             let expected = "expected 22 characters of A-Z a-z 0-9 - _";
             Error::invalid("lock id", format!("{problem}: {expected}"))
         })
