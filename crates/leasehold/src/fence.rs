@@ -1,13 +1,19 @@
 //! Fences, which are numbers that only grow, and a gate that rejects old ones.
 
-use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::str::FromStr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::{cmp, fmt};
 
 use crate::Error;
 
 /// The smallest number with more than 19 digits.
 const BEYOND: u64 = 10_000_000_000_000_000_000;
+
+/// How many digits a fence is displayed with.
+const DIGITS: u8 = 19;
+/// The same for a lock of the layout `LockLayout::SyncGuard2`.
+const DIGITS_OF_SYNCGUARD_2: u8 = 15;
 
 /// A number that only grows, issued with every grant of a permit or a lock.
 ///
@@ -15,8 +21,11 @@ const BEYOND: u64 = 10_000_000_000_000_000_000;
 /// the newest one it has seen. It then rejects a holder that was paused for longer than its lease, which no lease can
 /// do by itself.
 ///
-/// A fence is displayed with 19 digits, so that fences have the same order as text and as numbers. With the feature
-/// `serde` it is serialised as that text, because not every JSON library keeps numbers above 2^53 exact.
+/// A fence is displayed with leading zeros: with 19 digits, or with 15 if it belongs to a lock of the layout
+/// `LockLayout::SyncGuard2`, as `SyncGuard` 2 writes it. So the fences of one name or key have the
+/// same order as text and as numbers, whichever program prints them. Two fences are equal if their numbers are equal.
+/// With the feature `serde` a fence is serialised as that text, because not every JSON library keeps numbers above 2^53
+/// exact.
 ///
 /// ```
 /// use leasehold::Fence;
@@ -27,41 +36,85 @@ const BEYOND: u64 = 10_000_000_000_000_000_000;
 /// assert_eq!(newer.to_string(), "0000000000000000042");
 /// # Ok::<(), leasehold::Error>(())
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Fence(u64);
+#[derive(Clone, Copy)]
+pub struct Fence {
+    number: u64,
+    /// How many digits are displayed at least.
+    digits: u8,
+}
 
 impl Fence {
     /// Returns the fence with this number, which should have at most 19 digits, like every fence that a store issues.
+    /// It is displayed with 19 digits.
     #[must_use]
     pub const fn new(number: u64) -> Self {
-        Self(number)
+        Self { number, digits: DIGITS }
     }
 
     /// Returns the number.
     #[must_use]
     pub const fn get(self) -> u64 {
-        self.0
+        self.number
+    }
+}
+
+impl PartialEq for Fence {
+    fn eq(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+}
+
+impl Eq for Fence {}
+
+impl PartialOrd for Fence {
+    fn partial_cmp(&self, other: &Self) -> Option<cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Fence {
+    fn cmp(&self, other: &Self) -> cmp::Ordering {
+        self.number.cmp(&other.number)
+    }
+}
+
+impl Hash for Fence {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.number.hash(state);
+    }
+}
+
+impl fmt::Debug for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Fence").field(&self.number).finish()
     }
 }
 
 impl fmt::Display for Fence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:019}", self.0)
+        write!(f, "{:0digits$}", self.number, digits = usize::from(self.digits))
     }
 }
 
 impl FromStr for Fence {
     type Err = Error;
 
-    /// Parses decimal digits, with or without leading zeros.
+    /// Parses decimal digits, with or without leading zeros. A text of exactly 15 digits is displayed with 15 digits
+    /// again; every other text is displayed with 19.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the text is empty, contains anything but digits, or is a number with more than 19
     /// digits.
     fn from_str(text: &str) -> Result<Self, Error> {
-        let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-        let number = digits.then(|| text.parse().ok()).flatten();
-        number.filter(|number| *number < BEYOND).map(Self).ok_or_else(|| {
+        let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let number = is_number.then(|| text.parse().ok()).flatten();
+        let digits = if text.len() == usize::from(DIGITS_OF_SYNCGUARD_2) {
+            DIGITS_OF_SYNCGUARD_2
+        } else {
+            DIGITS
+        };
+        let number = number.filter(|number| *number < BEYOND);
+        number.map(|number| Self { number, digits }).ok_or_else(|| {
             Error::invalid("fence", format!("{text:?} is not a fence: expected 1 to 19 digits"))
         })
     }
@@ -111,24 +164,36 @@ mod as_text {
 ///
 /// An admitted holder must finish its write before the next holder is admitted. Hold the resource's own mutex around
 /// `admit` and the write, or use [`with`](Self::with), which does that.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct FenceGate {
     newest: AtomicU64,
+    /// How many digits the newest fence is displayed with. All fences of one resource have the same number of them.
+    digits: AtomicU8,
     turn: std::sync::Mutex<()>,
+}
+
+impl Default for FenceGate {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl FenceGate {
     /// Creates a gate that has not admitted any fence.
     #[must_use]
     pub const fn new() -> Self {
-        Self { newest: AtomicU64::new(0), turn: std::sync::Mutex::new(()) }
+        Self::after(Fence::new(0))
     }
 
     /// Creates a gate that rejects every fence older than this one, for example the fence that was stored with the
     /// resource.
     #[must_use]
     pub const fn after(fence: Fence) -> Self {
-        Self { newest: AtomicU64::new(fence.0), turn: std::sync::Mutex::new(()) }
+        Self {
+            newest: AtomicU64::new(fence.number),
+            digits: AtomicU8::new(fence.digits),
+            turn: std::sync::Mutex::new(()),
+        }
     }
 
     /// Admits this fence. From then on, the gate rejects older fences.
@@ -136,8 +201,12 @@ impl FenceGate {
     /// # Errors
     /// [`StaleFence`] if a newer fence was admitted before.
     pub fn admit(&self, fence: Fence) -> Result<(), StaleFence> {
-        let newest = self.newest.fetch_max(fence.0, Ordering::AcqRel);
-        if newest > fence.0 { Err(StaleFence { fence, newest: Fence(newest) }) } else { Ok(()) }
+        let newest = self.newest.fetch_max(fence.number, Ordering::AcqRel);
+        if newest > fence.number {
+            return Err(StaleFence { fence, newest: Fence { number: newest, ..fence } });
+        }
+        self.digits.store(fence.digits, Ordering::Release);
+        Ok(())
     }
 
     /// Admits this fence and runs `write`. Until `write` returns, every other call of `with` on this gate waits.
@@ -153,7 +222,9 @@ impl FenceGate {
     /// Returns the newest fence that was admitted, or `None` if there was none.
     #[must_use]
     pub fn newest(&self) -> Option<Fence> {
-        Some(self.newest.load(Ordering::Acquire)).filter(|newest| *newest > 0).map(Fence)
+        let digits = self.digits.load(Ordering::Acquire);
+        let newest = Some(self.newest.load(Ordering::Acquire)).filter(|newest| *newest > 0);
+        newest.map(|number| Fence { number, digits })
     }
 }
 

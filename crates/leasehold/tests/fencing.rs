@@ -5,10 +5,11 @@
 
 use std::time::Duration;
 
-use leasehold::{Client, Fence, FenceGate, LockGuard};
+use leasehold::{Client, Fence, FenceGate, LockGuard, LockLayout};
 use rusqlite::{Connection, params};
 use testkit::child::{self, Child};
 use testkit::redis_server::RedisServer;
+use testkit::seed003::{Seed003, TTL_MS};
 use testkit::wait::deadline;
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -148,13 +149,19 @@ async fn an_sql_row_refuses_a_holder_that_was_paused() -> rusqlite::Result<()> {
 
 const WRITE: &str = "\
 -- KEYS  1 the value, 2 the fence of its last writer
--- ARGV  1 the new value, 2 the fence, with its 19 digits
-if (redis.call('GET', KEYS[2]) or '') > ARGV[2] then return 0 end
+-- ARGV  1 the new value, 2 the fence
+local function digits(fence) return (string.gsub(fence or '', '^0+', '')) end
+local newest, fence = digits(redis.call('GET', KEYS[2])), digits(ARGV[2])
+if #newest > #fence or #newest == #fence and newest > fence then return 0 end
 redis.call('MSET', KEYS[1], ARGV[1], KEYS[2], ARGV[2])
 return 1";
 
 /// Returns true if the value was written.
-fn write_value(db: &mut redis::Connection, value: &str, fence: Fence) -> redis::RedisResult<bool> {
+fn write_value(
+    db: &mut redis::Connection,
+    value: &str,
+    fence: impl ToString,
+) -> redis::RedisResult<bool> {
     let (script, fence) = (redis::Script::new(WRITE), fence.to_string());
     script.key("{invoice:42}").key("{invoice:42}:fence").arg(value).arg(fence).invoke(db)
 }
@@ -197,6 +204,35 @@ async fn a_redis_value_refuses_a_holder_that_was_paused() -> redis::RedisResult<
     assert!(write_value(&mut db, "newer", Fence::new((1 << 62) + 2))?);
     assert!(!write_value(&mut db, "older", Fence::new((1 << 62) + 1))?);
     assert_eq!(value()?, "newer");
+    Ok(())
+}
+
+/// `SyncGuard` 2 writes fences of 15 digits, and the shell and Python pass them without leading zeros.
+#[tokio::test]
+async fn a_redis_value_refuses_a_stale_fence_in_every_form() -> redis::RedisResult<()> {
+    let server = RedisServer::start();
+    let mut db = server.connection();
+    let theirs = Seed003::new(server.async_connection().await, "syncguard").version_2();
+    let layout = LockLayout::SyncGuard2;
+    let ours = Client::redis_builder(&server.url()).lock_layout(layout).open().await.unwrap();
+    let lock = ours.lock("invoice:42").build().unwrap();
+    for _ in 0..6 {
+        let first = theirs.acquire("invoice:42", TTL_MS).await?.expect("it is free");
+        assert_eq!(theirs.release(&first.lock_id).await?, 1);
+        let second = lock.acquire().await.unwrap();
+        let fence = second.fence();
+        second.release().await.unwrap();
+        let third = theirs.acquire("invoice:42", TTL_MS).await?.expect("it is free");
+        assert_eq!(theirs.release(&third.lock_id).await?, 1);
+        let text = fence.to_string();
+        assert!(first.fence < text && text < third.fence, "{first:?} {text} {third:?}");
+        assert!(write_value(&mut db, "of our holder", fence)?);
+        assert!(!write_value(&mut db, "of an older holder", &first.fence)?);
+        assert!(write_value(&mut db, "again of our holder", fence.get())?);
+        assert!(write_value(&mut db, "of a newer holder", &third.fence)?);
+        assert!(!write_value(&mut db, "of our holder, too late", fence)?);
+        assert!(!write_value(&mut db, "of our holder, too late", fence.get())?);
+    }
     Ok(())
 }
 

@@ -41,8 +41,8 @@ The child gets these variables:
   LEASEHOLD_NAME          the name of the semaphore
   LEASEHOLD_ID            the id of the permit
   LEASEHOLD_SLOT          the lowest number, from 1 on, that no other child of that name has
-  LEASEHOLD_FENCE         the fence, a number
-  LEASEHOLD_FENCE_PADDED  the fence padded to 19 digits, so that it sorts as text
+  LEASEHOLD_FENCE         the fence as a number, to calculate with
+  LEASEHOLD_FENCE_PADDED  the fence with leading zeros, to compare as text
 
 When the child ends, other processes in its process group have --grace to end before they are
 stopped. The permit is released after that.
@@ -75,8 +75,8 @@ The lock is not fair: when it is released, the first process to ask gets it. If 
 The child gets these variables:
   LEASEHOLD_NAME          the key of the lock
   LEASEHOLD_ID            the id of the lock
-  LEASEHOLD_FENCE         the fence, a number
-  LEASEHOLD_FENCE_PADDED  the fence padded to 19 digits, so that it sorts as text
+  LEASEHOLD_FENCE         the fence as a number, to calculate with
+  LEASEHOLD_FENCE_PADDED  the fence with leading zeros, to compare as text
 A resource that the child writes to should reject an older fence.
 
 --once-per counts from the start of the child, however the child ends. Give a little less than the

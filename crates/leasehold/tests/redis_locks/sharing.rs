@@ -142,6 +142,7 @@ async fn with_version_2_each_excludes_the_other_and_fences_go_on() {
         let id = guard.id().to_string();
         let found = theirs.lookup_by_id(&id).await.unwrap().expect("they find it by its id");
         assert_eq!(found.fence, format!("{:015}", last + 1));
+        assert_eq!(guard.fence().to_string(), found.fence);
         assert_eq!(theirs.extend(&id, 900_000).await.unwrap(), 1);
         assert!(release(guard).await);
 
@@ -151,10 +152,35 @@ async fn with_version_2_each_excludes_the_other_and_fences_go_on() {
         let id: leasehold::LockId = held.lock_id.parse().unwrap();
         let info = deadline(ours.locks().lookup_id(&id)).await.unwrap().expect("we find theirs");
         assert_eq!(info.fence.get(), last + 2);
+        assert_eq!(info.fence.to_string(), held.fence);
+        let listed = deadline(ours.locks().list_raw(10)).await.unwrap();
+        assert_eq!(listed[0].info.fence.to_string(), held.fence);
         assert!(deadline(ours.locks().extend(&id, MINUTES)).await.unwrap());
         assert!(deadline(ours.locks().release(&id)).await.unwrap());
         last += 2;
     }
+}
+
+/// A fence with one digit more would not be the largest as text.
+#[tokio::test]
+async fn the_largest_fence_of_version_2_has_15_digits() {
+    let (server, _, _) = both().await;
+    let ours = Client::redis_builder(&server.url()).lock_layout(LockLayout::SyncGuard2);
+    let ours = ours.open().await.unwrap();
+    let counter = format!("syncguard:fence:syncguard:{KEY}");
+    let mut db = server.connection();
+    redis::cmd("SET").arg(&counter).arg(999_999_999_999_997_u64).exec(&mut db).unwrap();
+    for number in [999_999_999_999_998_u64, 999_999_999_999_999] {
+        let guard = acquire(&lock(&ours, MINUTES)).await;
+        assert_eq!(guard.fence().to_string(), number.to_string());
+        assert!(release(guard).await);
+    }
+    for _ in 0..2 {
+        let error = deadline(lock(&ours, MINUTES).try_acquire()).await.unwrap_err();
+        assert!(error.to_string().contains(&counter), "{error}");
+    }
+    let left: u64 = redis::cmd("GET").arg(&counter).query(&mut db).unwrap();
+    assert_eq!(left, 999_999_999_999_999);
 }
 
 /// Otherwise the two versions would exclude each other with separate fence counters.

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::{
-    AcquisitionId, Client, Error, Fence, Member, PoolMember, PoolStats, RawLockInfo,
-    SemaphoreStats, WaitsFor,
+    AcquisitionId, Client, Error, Member, PoolMember, PoolStats, RawLockInfo, SemaphoreStats,
+    WaitsFor,
 };
 
 use super::list;
@@ -176,7 +176,7 @@ fn entry(place: String, member: &Member, release: Result<(Action, String), Strin
         or_dash(member.pid().map(|pid| pid.to_string())),
         or_dash(member.age().map(ago)),
         or_dash(member.ends_in().map(ago)),
-        or_dash(member.fence().map(number)),
+        or_dash(member.fence().map(|fence| fence.to_string())),
         member.weight().to_string(),
         or_dash(member.slot_number().map(|slot| slot.to_string())),
         member.id().to_owned(),
@@ -193,10 +193,10 @@ fn lock_holder(lock: &RawLockInfo) -> Entry {
         or_dash(info.pid.map(|pid| pid.to_string())),
         ago(held_for),
         ago(ends_in),
-        number(info.fence),
+        info.fence.to_string(),
     ];
     let fence = info.fence.to_string();
-    let who = info.label.clone().unwrap_or_else(|| format!("fence {}", number(info.fence)));
+    let who = info.label.clone().unwrap_or_else(|| format!("fence {}", info.fence));
     Entry { id: fence.clone(), cells, release: Ok((Action::ReleaseLock { fence }, who)) }
 }
 
@@ -215,11 +215,4 @@ pub(super) fn text(text: Option<&str>) -> String {
         Some("") => "\"\"".to_owned(),
         Some(text) => text.to_owned(),
     }
-}
-
-/// A fence as a plain number.
-pub(super) fn number(fence: Fence) -> String {
-    let digits = fence.to_string();
-    let number = digits.trim_start_matches('0');
-    if number.is_empty() { "0".to_owned() } else { number.to_owned() }
 }

@@ -474,7 +474,7 @@ pub(super) fn decode_acquired(value: &Value) -> Result<Acquired, String> {
 fn decode_fence(value: &Value) -> Result<Fence, String> {
     let Value::BulkString(digits) = value else { return Err(format!("{value:?} is not a fence")) };
     let digits = String::from_utf8_lossy(digits);
-    let fence = digits.parse().map(Fence::new).map_err(|_| format!("{digits:?} is not a fence"))?;
+    let fence: Fence = digits.parse().map_err(|_| format!("{digits:?} is not a fence"))?;
     if fence.get() > FENCE_WARNING {
         event!(warn, %fence, "the fence counter is near its maximum of 2^63: use another key");
     }
@@ -558,11 +558,7 @@ pub(super) fn decode_record(value: &Value) -> Result<Option<Record>, String> {
         id: stored.lock_id.parse().map_err(|error: Error| error.to_string())?,
         acquired_at: millis(stored.acquired_at_ms),
         expires_at: millis(stored.expires_at_ms),
-        fence: stored
-            .fence
-            .parse()
-            .map(Fence::new)
-            .map_err(|_| format!("{:?} is not a fence", stored.fence))?,
+        fence: stored.fence.parse().map_err(|_| format!("{:?} is not a fence", stored.fence))?,
         holder: Arc::new(decode_holder(text)),
     }))
 }

@@ -10,7 +10,7 @@ use ratatui::text::Line;
 
 use super::{BOLD, Look, draw_grid, first_row, put};
 use crate::command::limit::rate;
-use crate::command::top::detail::{number, text};
+use crate::command::top::detail::text;
 use crate::command::top::grid::{Column, Grid, Need};
 use crate::command::top::list;
 use crate::command::top::view::View;
@@ -134,7 +134,7 @@ fn locks(snapshot: &Snapshot, shown: &[usize], look: &Look) -> Grid {
             or_dash(info.pid.map(|pid| pid.to_string())),
             ago(held_for),
             ago(ends_in),
-            number(info.fence),
+            info.fence.to_string(),
         ]
     };
     Grid { columns, rows: shown.iter().map(|at| row(&snapshot.locks[*at])).collect() }

@@ -43,6 +43,11 @@ if counted == 1 and call('EXISTS', other) == 1 then
 end
 -- From 2^53 on, Lua numbers are not exact, so the counter is read as text.
 local digits = counted < 9007199254740992 and string.format('%d', counted) or call('GET', counter)
+-- A fence with more digits than its layout would not be the largest as text.
+if #digits > DIGITS then
+  call('DECR', counter)
+  return redis.error_reply('BADFENCE ' .. counter)
+end
 local fence = string.rep('0', DIGITS - #digits) .. digits
 local ends = NOW + remaining
 if record then forget_index(record) end

@@ -6,7 +6,10 @@
 -- `acquire.lua` and `release.lua` describe KEYS, ARGV and results, and `prelude.lua` describes the stored values.
 local call, try = redis.call, redis.pcall
 local IS_LAYOUT_2 = ARGV[4] == 'syncguard-2'
-local FENCE = IS_LAYOUT_2 and '%015d' or '%019d'
+local DIGITS = IS_LAYOUT_2 and 15 or 19
+local FENCE = '%0' .. DIGITS .. 'd'
+-- From here on, a fence has more digits than its layout, or a Lua number is not exact.
+local FENCE_END = IS_LAYOUT_2 and 1000000000000000 or 9007199254740992
 local CLUSTER = ARGV[5] ~= ''
 local results, at, keys, last = {}, 6, 0, #ARGV
 -- The number of keys before those that follow the index. The index is the first key, or left out.
@@ -36,9 +39,9 @@ while at <= last do
     result = try('SET', lock, head .. expected .. tail, 'NX', 'PXAT', ends)
     if not result or result.err then break end
     local counted = redis.pcall('INCR', KEYS[beside + 2])
-    -- Undo the acquire if the counter cannot be incremented, or if this is its first count, not a valid count, or more
-    -- than a Lua number can hold exactly.
-    if type(counted) == 'table' or counted < 2 or counted >= 9007199254740992 then
+    -- Undo the acquire if the counter cannot be incremented, or if this is its first count, not a valid count, or too
+    -- large.
+    if type(counted) == 'table' or counted < 2 or counted >= FENCE_END then
       call('DEL', lock)
       if type(counted) == 'number' then call('DECR', KEYS[beside + 2]) end
       break

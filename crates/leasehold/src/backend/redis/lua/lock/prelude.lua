@@ -6,14 +6,14 @@
 -- fields that it has read. {prefix}:fence:{key} is the fence counter, which never expires.
 --
 -- Two things come before this in the script: TOLERANCE_MS, which is the same for all stores, and `fast_path.lua`. That
--- defines CLUSTER, which says whether the server is a node of a cluster. In a cluster the client itself writes the
--- index, after the lock, and reads it before it calls a script that needs the lock.
+-- defines DIGITS, the number of digits of a fence, and CLUSTER, which says whether the server is a node of a cluster.
+-- In a cluster the client itself writes the index, after the lock, and reads it before it calls a script that needs the
+-- lock.
 --
 -- This is the layout of SyncGuard 1. In the layout of SyncGuard 2 the index holds the whole storage key, the counter is
 -- {prefix}:fence:{prefix}:{key}, and a fence has 15 digits instead of 19. Clients of the two layouts would exclude each
 -- other but count fences separately. So a record or a counter of the other layout is refused.
 local PREFIX, NAMESPACE, CLIENT = ARGV[1], ARGV[2], ARGV[3]
-local DIGITS = IS_LAYOUT_2 and 15 or 19
 
 -- `lock_of` returns the lock that an index points to; `index_of` returns the value of a lock's index.
 local function lock_of(index)
