@@ -119,6 +119,9 @@ async fn a_client_that_cannot_be_described_is_unknown() {
     let permit = semaphore.acquire().await.unwrap();
     let client = format!("adv-sem:client:{}", both.ours.id());
     let mut connection = both.server.connection();
+    // The client writes its record in the background, and would overwrite ours.
+    let recorded = redis::cmd("HEXISTS").arg(&client).arg("since").clone();
+    eventually(async || recorded.query(&mut connection).unwrap()).await;
     for (host, pid) in [(&b"web-1"[..], &b"none"[..]), (b"caf\xe9", b"-7"), (b"x", b"4294967296")] {
         let set = redis::cmd("HSET").arg(&client).arg("host").arg(host).arg("pid").arg(pid).clone();
         let _: u32 = set.query(&mut connection).unwrap();
