@@ -2,11 +2,13 @@
 
 use std::io::Write;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
+use serde_json::{Value, json};
 use testkit::redis_server::RedisServer;
 
 use crate::client::Console;
-use crate::support::{Inspector, Store, run, until};
+use crate::support::{Inspector, Running, Store, run, until};
 
 /// Names that could be misread in a path, a query, a page or a label.
 const NAMES: [&str; 12] = [
@@ -160,4 +162,64 @@ fn the_dashboard_shows_metrics_that_exist() {
     }
     assert!(shown > 10);
     drop(held);
+}
+
+#[test]
+fn the_first_page_after_an_idle_period_is_new() {
+    for store in Store::both() {
+        let inspector = Inspector::new(&store.url());
+        // A poll that takes long, because the machine is busy, is followed by a longer pause: another console may do better.
+        let is_new = (0..5).any(|attempt| {
+            let console = Console::start(&store.url());
+            std::thread::sleep(Duration::from_millis(1500));
+            let permit = inspector.hold(&format!("new {attempt}"));
+            let page = console.get("/").body;
+            drop(permit);
+            page.contains(&format!("new {attempt}"))
+        });
+        assert!(is_new);
+    }
+}
+
+#[test]
+fn a_name_that_is_newer_than_the_last_poll_is_found() {
+    for store in Store::both() {
+        let inspector = Inspector::new(&store.url());
+        let console = Console::start(&store.url());
+        for attempt in 0..20 {
+            let name = format!("new-{attempt}");
+            assert_eq!(console.get(&format!("/api/semaphores/{name}")).status, 404);
+            let permit = inspector.hold(&name);
+            assert_eq!(console.json(&format!("/api/semaphores/{name}"))["held"], 1);
+            assert_eq!(console.get(&format!("/semaphore?name={name}")).status, 200);
+            drop(permit);
+        }
+    }
+}
+
+#[test]
+fn clients_are_listed_with_what_they_wait_for() {
+    for store in Store::both() {
+        let inspector = Inspector::new(&store.url());
+        let permit = inspector.hold("it");
+        let run = ["run", "-n", "1", "--label", "backup", "it", "--", "true"];
+        let waiter = Running::start(&store.url(), &run);
+        let console = Console::start(&store.url());
+        until(|| inspector.held_and_waiting("it") == (1, 1));
+        let waits = || {
+            let clients = console.json("/api/clients")["clients"].clone();
+            let is_waiter = |row: &&Value| row["labels"] == json!(["backup"]);
+            clients.as_array().unwrap().iter().find(is_waiter).cloned()
+        };
+        until(|| waits().is_some());
+        let waits = waits().unwrap();
+        assert_eq!(waits["waits"], json!([{ "name": "it", "waiting": 1 }]), "{waits}");
+        assert_eq!(
+            (&waits["pid"], &waits["holds"]),
+            (&waiter.pid().as_raw_pid().into(), &json!([]))
+        );
+        let page = console.get("/clients").body;
+        assert!(page.contains("backup") && page.contains("Waits for"), "{page}");
+        drop(permit);
+    }
 }

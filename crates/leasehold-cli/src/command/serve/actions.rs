@@ -1,7 +1,6 @@
 //! Actions of operators: the confirmation, which states the effect, and the action itself. Also the login, which they need.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::extract::{Request, State};
 use axum::http::request::Parts;
@@ -24,8 +23,6 @@ use crate::output::one_line;
 
 /// The longest reason of a pause, in bytes.
 const LONGEST_REASON: usize = 800;
-/// How long an answer waits for the poll that shows the effect of the action.
-const NEXT_POLL: Duration = Duration::from_secs(1);
 
 /// A requested action.
 pub(super) struct Asked {
@@ -186,10 +183,8 @@ pub(super) async fn perform(
         console.watch_draining(name, by.clone());
     }
     console.note(action.kind(), name, what.clone(), by);
-    let mut versions = console.versions();
-    let polled =
-        async { while console.state().polls == polls && versions.changed().await.is_ok() {} };
-    let _ = tokio::time::timeout(NEXT_POLL, polled).await;
+    // The answer shows the effect of the action.
+    console.next_poll(polls).await;
     Ok(what)
 }
 

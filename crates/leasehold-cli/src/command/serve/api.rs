@@ -74,13 +74,7 @@ async fn one(console: &Console, request: &Parts, name: &str) -> Response {
         let Some(detail) = Details::of(console, name).await else {
             return Err(missing("semaphore", name));
         };
-        let stats = match &*detail {
-            Ok(stats) => stats,
-            Err(problem) => {
-                let sentence = format!("The queue cannot be read: {problem}.");
-                return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, sentence));
-            }
-        };
+        let stats = detail.as_ref().as_ref().map_err(|problem| queue_unreadable(problem))?;
         let mut value = semaphore_json(stats);
         value["kind"] = "semaphore".into();
         value["why"] = super::why::why(stats).into();
@@ -90,6 +84,11 @@ async fn one(console: &Console, request: &Parts, name: &str) -> Response {
         Ok(value)
     })
     .await
+}
+
+fn queue_unreadable(problem: &str) -> Refusal {
+    let sentence = format!("The queue cannot be read: {problem}.");
+    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, sentence)
 }
 
 pub(super) async fn locks(State(console): Shared, request: Parts) -> Response {
@@ -116,8 +115,12 @@ pub(super) async fn pools(State(console): Shared, request: Parts) -> Response {
 }
 
 pub(super) async fn clients(State(console): Shared, request: Parts) -> Response {
-    of_snapshot(&console, &request, |latest| {
-        json!({ "clients": clients_of(latest).iter().map(client_json).collect::<Value>() })
+    answer(&console, &request, &[], async {
+        let queues = Details::queues(&console).await;
+        let queues = queues.as_ref().as_ref().map_err(|problem| queue_unreadable(problem))?;
+        let state = console.state();
+        let rows = clients_of(snapshot(&state)?, queues);
+        Ok(json!({ "clients": rows.iter().map(client_json).collect::<Value>() }))
     })
     .await
 }
@@ -215,7 +218,7 @@ async fn answer(
     fields: &[&str],
     make: impl Future<Output = Result<Value, Refusal>>,
 ) -> Response {
-    console.is_asked();
+    console.is_asked().await;
     // Unknown fields are ignored, so that they do not cause new answers to be made.
     let key = request.uri.path().to_owned() + &Fields::of_query(&request.uri).key(fields);
     let rendering = console.rendered(&key, async {

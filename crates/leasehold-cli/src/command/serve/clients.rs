@@ -1,8 +1,8 @@
-//! The clients of a snapshot, and the leases that each of them holds.
+//! The clients of a snapshot, the leases that each of them holds, and the semaphores that each of them waits for.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use leasehold::{AcquisitionId, Member};
+use leasehold::{AcquisitionId, Member, SemaphoreStats};
 use serde_json::{Value, json};
 
 use crate::monitor::{Kind, Snapshot};
@@ -19,10 +19,13 @@ pub(super) struct ClientRow {
     pub(super) labels: BTreeSet<String>,
     /// What it holds, and how many units.
     pub(super) holds: BTreeMap<(Kind, String), u32>,
+    /// The semaphores that it waits for, and how many acquires wait.
+    pub(super) waits: BTreeMap<String, usize>,
 }
 
-/// Returns all clients that the store knows, and other programs that hold a lease, by host and process. Holders come first.
-pub(super) fn clients(snapshot: &Snapshot) -> Vec<ClientRow> {
+/// Returns all clients that the store knows, and other programs that hold a lease or wait for one, by host and process.
+/// Holders come first, then waiters. `queues` are the semaphores whose waiters are known.
+pub(super) fn clients(snapshot: &Snapshot, queues: &[SemaphoreStats]) -> Vec<ClientRow> {
     let mut rows: BTreeMap<Key, ClientRow> = BTreeMap::new();
     for one in &snapshot.clients {
         let key = Key::new((one.host.as_deref(), one.pid, &one.id));
@@ -33,12 +36,12 @@ pub(super) fn clients(snapshot: &Snapshot) -> Vec<ClientRow> {
     }
     for one in &snapshot.semaphores {
         for holder in one.holders() {
-            let id = client_id(holder);
-            let key = (holder.host(), holder.pid(), id.unwrap_or(holder.id()));
-            let row = rows.entry(Key::new(key)).or_default();
-            row.id = id.map(str::to_owned);
-            row.take(holder.host(), holder.pid(), holder.label());
-            row.hold(Kind::Semaphore, one.name(), holder.weight());
+            row_of(&mut rows, holder).hold(Kind::Semaphore, one.name(), holder.weight());
+        }
+    }
+    for one in queues {
+        for waiter in one.waiters() {
+            *row_of(&mut rows, waiter).waits.entry(one.name().to_owned()).or_default() += 1;
         }
     }
     for lock in &snapshot.locks {
@@ -61,8 +64,18 @@ pub(super) fn clients(snapshot: &Snapshot) -> Vec<ClientRow> {
         }
     }
     let mut rows: Vec<_> = rows.into_values().collect();
-    rows.sort_by_key(|row| row.holds.is_empty());
+    rows.sort_by_key(|row| (row.holds.is_empty(), row.waits.is_empty()));
     rows
+}
+
+/// Returns the row of the client of a holder or waiter.
+fn row_of<'a>(rows: &'a mut BTreeMap<Key, ClientRow>, member: &Member) -> &'a mut ClientRow {
+    let id = client_id(member);
+    let key = Key::new((member.host(), member.pid(), id.unwrap_or(member.id())));
+    let row = rows.entry(key).or_default();
+    row.id = id.map(str::to_owned);
+    row.take(member.host(), member.pid(), member.label());
+    row
 }
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
@@ -96,15 +109,16 @@ impl ClientRow {
 }
 
 /// An acquisition id is the id of its client, `-`, and a number.
-fn client_id(holder: &Member) -> Option<&str> {
-    holder.id().parse::<AcquisitionId>().ok()?;
-    holder.id().rsplit_once('-').map(|(client, _)| client)
+fn client_id(member: &Member) -> Option<&str> {
+    member.id().parse::<AcquisitionId>().ok()?;
+    member.id().rsplit_once('-').map(|(client, _)| client)
 }
 
 pub(super) fn client_json(row: &ClientRow) -> Value {
     let holds = row.holds.iter().map(
         |((kind, name), units)| json!({ "kind": kind.as_str(), "name": name, "units": units }),
     );
+    let waits = row.waits.iter().map(|(name, count)| json!({ "name": name, "waiting": count }));
     json!({
         "client": row.id,
         "host": row.host,
@@ -112,5 +126,6 @@ pub(super) fn client_json(row: &ClientRow) -> Value {
         "program": row.program,
         "labels": row.labels,
         "holds": holds.collect::<Value>(),
+        "waits": waits.collect::<Value>(),
     })
 }

@@ -20,6 +20,10 @@ const MOST_RENDERED: usize = 256;
 const MOST_BYTES: usize = 16 * 1024 * 1024;
 /// A client whose last request is more recent than this counts as present.
 const ATTENTION: Duration = Duration::from_secs(60);
+/// The longest time that a request waits for the poll that it causes.
+const NEXT_POLL: Duration = Duration::from_secs(1);
+/// How much later than planned a poll may be before its snapshot counts as old.
+const SLACK: Duration = Duration::from_millis(100);
 /// The largest number of streams of events.
 const MOST_STREAMS: usize = 256;
 
@@ -55,7 +59,8 @@ pub(super) struct State {
     /// How long the newest poll took, and the pause after it.
     pub(super) took: Duration,
     pub(super) rest: Duration,
-    /// The time of the last successful poll.
+    /// The time of the last poll, and of the last successful one.
+    polled: Option<Instant>,
     pub(super) read: Option<Instant>,
     /// Semaphores that are being drained, and the operators who drain them.
     draining: HashMap<String, String>,
@@ -127,6 +132,7 @@ impl Console {
         let state = &mut *state;
         state.polls += 1;
         (state.took, state.rest) = (took, rest);
+        state.polled = Some(Instant::now());
         let read_something = read.is_ok();
         state.monitor.record(read);
         if read_something {
@@ -152,10 +158,25 @@ impl Console {
         self.state().draining.insert(name.to_owned(), by);
     }
 
-    /// Records a request for data.
-    pub(super) fn is_asked(&self) {
-        self.state().asked = Some(Instant::now());
+    /// Records a request for data. After an idle period, waits for a new poll: the last one may be ten seconds old.
+    pub(super) async fn is_asked(&self) {
+        let polls = {
+            let mut state = self.state();
+            state.asked = Some(Instant::now());
+            state.is_old().then_some(state.polls)
+        };
         self.looked.notify_one();
+        if let Some(polls) = polls {
+            self.next_poll(polls).await;
+        }
+    }
+
+    /// Waits until there are more polls than this, but not for long.
+    pub(super) async fn next_poll(&self, polls: u64) {
+        let mut versions = self.versions();
+        let polled =
+            async { while self.state().polls == polls && versions.changed().await.is_ok() {} };
+        let _ = tokio::time::timeout(NEXT_POLL, polled).await;
     }
 
     /// Whether a page is open, or data was requested recently.
@@ -196,6 +217,12 @@ impl Console {
 }
 
 impl State {
+    /// Whether the next poll would have been due by now if somebody had watched.
+    fn is_old(&self) -> bool {
+        let due = self.rest + self.took + SLACK;
+        self.polled.is_none_or(|polled| polled.elapsed() > due)
+    }
+
     fn count_grants(&mut self) {
         let Some(snapshot) = self.monitor.latest() else { return };
         let names: HashSet<_> = snapshot.semaphores.iter().map(SemaphoreStats::name).collect();

@@ -1,4 +1,5 @@
-//! The queue of one semaphore. It is read only for the semaphore's page, once per version for all browsers.
+//! The queue of one semaphore, and the first waiters of all semaphores. They are read only for the pages that show them,
+//! once per version for all browsers.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,6 +9,7 @@ use leasehold::SemaphoreStats;
 use tokio::sync::{OnceCell, Semaphore};
 
 use super::console::Console;
+use crate::command::show::find_with;
 
 /// The number of waiters that pages and the API show.
 pub(super) const SHOWN: usize = 200;
@@ -15,11 +17,16 @@ pub(super) const SHOWN: usize = 200;
 const AT_ONCE: usize = 4;
 /// The number of queues that are kept for one version.
 const KEPT: usize = 64;
+/// The number of queues whose first waiters are listed by client.
+const QUEUES: usize = 100;
 /// The pause after a read as a multiple of its duration, as after a poll.
 const REST: u32 = 25;
 
 /// A semaphore with its waiters, or the reason why they cannot be read.
 pub(super) type Detail = Result<SemaphoreStats, String>;
+
+/// Semaphores with their first [`SHOWN`] waiters, or the reason why they cannot be read.
+pub(super) type Queues = Result<Vec<SemaphoreStats>, String>;
 
 pub(super) struct Details {
     read: Mutex<Read>,
@@ -30,6 +37,7 @@ pub(super) struct Details {
 struct Read {
     version: u64,
     kept: HashMap<String, Arc<OnceCell<Arc<Detail>>>>,
+    queues: Arc<OnceCell<Arc<Queues>>>,
     /// The time spent on reading since the last poll.
     spent: Duration,
 }
@@ -52,37 +60,76 @@ impl Details {
 
     /// Returns the semaphore with its waiters, or `None` if there is no such semaphore.
     pub(super) async fn of(console: &Console, name: &str) -> Option<Arc<Detail>> {
-        let one = {
+        let known = {
             let state = console.state();
-            state.monitor.latest()?.semaphore(name)?.clone()
+            state.monitor.latest().and_then(|latest| latest.semaphore(name)).cloned()
         };
-        // Without a queue there is nothing more to read.
-        if one.waiting() == 0 {
+        // Without a queue there is nothing more to read. A name that is not in the snapshot may be newer.
+        if let Some(one) = known
+            && one.waiting() == 0
+        {
             return Some(Arc::new(Ok(one)));
         }
         let details = &console.details;
         let cell = {
-            let version = console.version();
             let mut read = details.read();
-            if read.version != version || read.kept.len() >= KEPT {
-                (read.version, read.kept) = (version, HashMap::new());
+            read.of_version(console.version());
+            if read.kept.len() >= KEPT {
+                read.kept.clear();
             }
             read.kept.entry(name.to_owned()).or_default().clone()
         };
-        Some(cell.get_or_init(|| details.fetch(console, name)).await.clone())
+        // That there is no such semaphore is not cached, because it may be used at any moment.
+        let fetch = async || details.fetch(console, name).await.ok_or(());
+        cell.get_or_try_init(fetch).await.ok().cloned()
     }
 
-    async fn fetch(&self, console: &Console, name: &str) -> Arc<Detail> {
-        let Ok(_permit) = self.at_once.acquire().await else {
-            return Arc::new(Err("the console is closed".to_owned()));
+    async fn fetch(&self, console: &Console, name: &str) -> Option<Arc<Detail>> {
+        let found = self.timed(find_with(&console.client, name, 0..SHOWN)).await;
+        found.transpose().map(|found| Arc::new(found.map_err(|error| crate::failure::text(&error))))
+    }
+
+    /// Returns the semaphores that have the most use, with their first waiters.
+    pub(super) async fn queues(console: &Console) -> Arc<Queues> {
+        let details = &console.details;
+        let cell = {
+            let mut read = details.read();
+            read.of_version(console.version());
+            read.queues.clone()
         };
+        cell.get_or_init(|| details.fetch_queues(console)).await.clone()
+    }
+
+    async fn fetch_queues(&self, console: &Console) -> Arc<Queues> {
+        let names: Vec<_> = {
+            let state = console.state();
+            let all = state.monitor.latest().map_or(&[][..], |latest| &latest.semaphores);
+            let waiting = all.iter().filter(|one| one.waiting() > 0).take(QUEUES);
+            waiting.map(|one| one.name().to_owned()).collect()
+        };
+        if names.is_empty() {
+            return Arc::new(Ok(Vec::new()));
+        }
+        let found = console.client.stats().names(names).waiters_in(0..SHOWN).fetch();
+        Arc::new(self.timed(found).await.map_err(|error| crate::failure::text(&error)))
+    }
+
+    /// Awaits a read. At most [`AT_ONCE`] run at a time, and their durations are recorded.
+    async fn timed<T>(&self, read: impl Future<Output = T>) -> T {
+        // The semaphore is never closed.
+        let _permit = self.at_once.acquire().await;
         let began = Instant::now();
-        let found =
-            console.client.stats().names([name]).unused().waiters_in(0..SHOWN).fetch().await;
+        let value = read.await;
         self.read().spent += began.elapsed();
-        Arc::new(match found {
-            Ok(found) => found.into_iter().next().ok_or_else(|| "it no longer exists".to_owned()),
-            Err(error) => Err(crate::failure::text(&error)),
-        })
+        value
+    }
+}
+
+impl Read {
+    /// Drops what was read for an earlier version.
+    fn of_version(&mut self, version: u64) {
+        if self.version != version {
+            (self.version, self.kept, self.queues) = (version, HashMap::new(), Arc::default());
+        }
     }
 }

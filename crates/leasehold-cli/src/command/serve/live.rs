@@ -31,7 +31,7 @@ pub(super) async fn stream(State(console): State<Arc<Console>>) -> Response {
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("10"));
         return response;
     };
-    console.is_asked();
+    console.is_asked().await;
     let reader = Reader {
         versions: console.versions(),
         closing: console.closing(),

@@ -21,7 +21,7 @@ const MOST: usize = 2000;
 const OVERDUE: Duration = Duration::from_secs(10);
 
 pub(super) async fn metrics(State(console): State<Arc<Console>>) -> Response {
-    console.is_asked();
+    console.is_asked().await;
     let made = console.rendered("/metrics", async {
         let body = text(&console.state()).into();
         Ok::<_, std::convert::Infallible>(Rendering { title: String::new(), body })

@@ -109,7 +109,10 @@ pub(super) async fn pools(State(console): State<Arc<Console>>, request: Parts) -
 
 pub(super) async fn clients(State(console): State<Arc<Console>>, request: Parts) -> Response {
     let view = View::new(&console, &request);
-    let make = async { Ok(clients::content(&console.state(), &view)) };
+    let make = async {
+        let queues = Details::queues(&console).await;
+        Ok(clients::content(&console.state(), &queues, &view))
+    };
     show(&console, &request, Section::Clients, make).await
 }
 
@@ -139,7 +142,7 @@ async fn show(
     section: Section,
     make: impl Future<Output = Result<Content, Refusal>>,
 ) -> Response {
-    console.is_asked();
+    console.is_asked().await;
     let caller = caller(request);
     let fields = Fields::of_query(&request.uri).key(&["name", "find", "page", "kind"]);
     let key = format!("{} {}{fields}", caller.may_act(), request.uri.path());
