@@ -93,7 +93,7 @@ class Client:
     - `answer_timeout`: how long the client waits for an answer of the store (5 s). After that, an operation raises Unavailable. An
       acquire that waits has no such limit.
     - `confirm_within`: how long another client has to confirm a permit that this client grants to it (5 s). After that, the permit
-      passes to the next waiter.
+      passes to the next waiter. The minimum is 1 s.
     - `read_only`: the client only reads statistics and looks up locks. Everything else raises Refused.
     """
 

@@ -158,6 +158,8 @@ def test_settings(redis_server: RedisServer, tmp_path: pathlib.Path) -> None:
         leasehold.Client(f"sqlite:{tmp_path / 'store'}", connect_timeout=1)
     with pytest.raises(leasehold.InvalidArgument, match="answer_timeout: it is 0; it must be longer than zero"):
         leasehold.Client(redis_server.url, answer_timeout=0)
+    with pytest.raises(leasehold.InvalidArgument, match="confirm_within: it is 500ms; the minimum is 1s"):
+        leasehold.Client(redis_server.url, confirm_within=0.5)
     certificates: list[bytes | str] = [b"no certificate", "-----BEGIN nothing"]
     for given in certificates:
         with pytest.raises(leasehold.InvalidArgument, match="ca_certificate"):

@@ -84,6 +84,19 @@ pub(crate) fn positive(what: &'static str, duration: Duration) -> Result<Span, E
     Ok(Span::from_duration(duration))
 }
 
+/// The shortest time that a client may give the waiters of other clients to claim a permit.
+const MIN_CLAIM: Duration = Duration::from_secs(1);
+
+/// Returns the time in which another client must claim a permit. Fails if it is too short: it is imposed on clients
+/// that are slower or farther away, and a client that has not claimed its permit in time loses it.
+pub(crate) fn claim_time(what: &'static str, limit: Duration) -> Result<Span, Error> {
+    if limit < MIN_CLAIM {
+        let problem = format!("it is {limit:?}; the minimum is {MIN_CLAIM:?}");
+        return Err(Error::invalid(what, problem + ", because other clients must keep to it"));
+    }
+    Ok(Span::from_duration(limit))
+}
+
 /// Returns a TTL in whole milliseconds. Fails if a store cannot represent it.
 pub(crate) fn millis(what: &'static str, ttl: Duration) -> Result<u64, Error> {
     positive(what, ttl)?;

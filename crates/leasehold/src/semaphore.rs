@@ -67,6 +67,7 @@ pub(crate) struct Handle {
 
 /// A semaphore as it was declared. Tickets keep this alive but not the client, so an acquisition that only the engine
 /// knows, such as a detached permit, does not keep the client alive.
+#[allow(clippy::struct_excessive_bools)] // independent settings
 pub(crate) struct Declaration {
     pub(crate) named: Arc<dyn NameState>,
     pub(crate) terms: Terms,
@@ -76,6 +77,8 @@ pub(crate) struct Declaration {
     pub(crate) label: Option<Arc<str>>,
     /// Whether its permits have slot numbers.
     pub(crate) numbered: bool,
+    /// Whether a waiter that is woken claims its permit before the acquire returns it.
+    pub(crate) claims_first: bool,
     /// Whether its permits have no lease, no TTL, no label and no slot number.
     pub(crate) is_plain: bool,
     max_acquire_time: Option<Duration>,
@@ -300,6 +303,7 @@ impl fmt::Debug for Declaration {
 /// A builder for a [`Semaphore`]: see [`Client::semaphore`](crate::Client::semaphore).
 #[must_use = "the builder does nothing until `build` is called"]
 #[derive(Clone)]
+#[allow(clippy::struct_excessive_bools)] // independent settings
 pub struct SemaphoreBuilder {
     engine: Arc<Engine>,
     name: String,
@@ -310,6 +314,7 @@ pub struct SemaphoreBuilder {
     lease: Option<Duration>,
     label: Option<String>,
     numbered: bool,
+    claims_first: bool,
     rate: Option<(u64, Duration)>,
     burst: Option<u32>,
     observer: Option<Observer<SemaphoreEvent>>,
@@ -328,6 +333,7 @@ impl SemaphoreBuilder {
             lease: None,
             label: None,
             numbered: false,
+            claims_first: false,
             rate: None,
             burst: None,
             observer: None,
@@ -396,6 +402,29 @@ impl SemaphoreBuilder {
     /// ```
     pub fn numbered(mut self) -> Self {
         self.numbered = true;
+        self
+    }
+
+    /// Makes an acquire that had to wait return its permit only after the store has renewed it, so that the permit is
+    /// valid for its whole lease.
+    ///
+    /// Without this setting, an acquire on Redis returns as soon as it is woken, and the permit is claimed a moment
+    /// later. Until then the permit is valid only for the [time to claim it](crate::RedisBuilder::confirm_within) of
+    /// the client that released the previous one. Use this setting for work that needs a certain
+    /// [validity](Permit::valid_until) from the start. It costs one round trip for each acquire that had to wait.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let builds = client.semaphore("builds", 4).claim_first().build()?;
+    /// let permit = builds.acquire().await?;
+    /// # drop(permit);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn claim_first(mut self) -> Self {
+        self.claims_first = true;
         self
     }
 
@@ -521,6 +550,7 @@ impl SemaphoreBuilder {
             declares,
             label,
             numbered,
+            claims_first: self.claims_first,
             is_plain,
             max_acquire_time,
             watch,

@@ -10,6 +10,9 @@ use pyo3::types::{PyBytes, PyString};
 use crate::failure::Failure;
 use crate::process;
 
+/// The minimum of `confirm_within`, as in the library.
+const MIN_CLAIM: Duration = Duration::from_secs(1);
+
 /// The settings that a client may have besides its URL.
 #[derive(Default)]
 pub(super) struct Options {
@@ -95,6 +98,14 @@ impl Settings {
                     "invalid {name}: it is 0; it must be longer than zero"
                 )));
             }
+        }
+        if let Some(limit) = options.confirm_within
+            && limit < MIN_CLAIM
+        {
+            return Err(Failure::Invalid(format!(
+                "invalid confirm_within: it is {limit:?}; the minimum is {MIN_CLAIM:?}, \
+                 because other clients must keep to it"
+            )));
         }
         Ok(())
     }

@@ -98,6 +98,8 @@ async fn declare(
     let otherwise = if arguments.rate.is_some() { u32::MAX } else { 1 };
     let capacity = arguments.capacity.unwrap_or(otherwise);
     let semaphore = client.semaphore(&arguments.name, capacity).lease(lease).numbered();
+    // The child needs the grace and more from its start. The time to claim a permit may be shorter than that.
+    let semaphore = semaphore.claim_first();
     let semaphore = match arguments.capacity {
         Some(_) => semaphore,
         None => semaphore.unless_declared(),

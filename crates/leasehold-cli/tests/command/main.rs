@@ -1,5 +1,6 @@
 //! The command, as people and scripts use it, on real stores.
 
+mod contended;
 mod crowd;
 mod deployments;
 mod edges;

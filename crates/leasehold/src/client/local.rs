@@ -9,7 +9,7 @@ use super::Client;
 use crate::Error;
 use crate::backend::local::{Local, LocalSettings, ReadOnly};
 use crate::engine::{Engine, Settings};
-use crate::name::positive;
+use crate::name::{claim_time, positive};
 
 impl Client {
     /// Opens a client on a file of this host. Its permits are shared by all processes of this user that use the same
@@ -86,7 +86,8 @@ impl LocalBuilder {
     }
 
     /// Sets how long a waiter of another client has to claim a permit that this client grants to it: 5 s by default. If
-    /// a process is stopped just when its turn comes, the waiters behind it are delayed by this time.
+    /// a process is stopped just when its turn comes, the waiters behind it are delayed by this time. The minimum is
+    /// 1 s, because the time applies to the other clients.
     pub fn confirm_within(mut self, limit: Duration) -> Self {
         self.confirm_within = limit;
         self
@@ -112,7 +113,8 @@ impl LocalBuilder {
     /// Opens the store.
     ///
     /// # Errors
-    /// The same as for [`Client::local`], and [`Error::InvalidArgument`] if the path is empty or a duration is zero.
+    /// The same as for [`Client::local`], and [`Error::InvalidArgument`] if the path is empty, a duration is
+    /// zero, or `confirm_within` is less than a second.
     ///
     /// # Cancel safety
     /// If the future is dropped, no client is created.
@@ -120,7 +122,7 @@ impl LocalBuilder {
         if self.path.as_os_str() == OsStr::new("") {
             return Err(Error::invalid("store", "its path is empty: give the path of a file"));
         }
-        let confirm_within = positive("confirm_within", self.confirm_within)?;
+        let confirm_within = claim_time("confirm_within", self.confirm_within)?;
         let answer_timeout = positive("answer_timeout", self.answer_timeout)?;
         let settings = Settings { answer_timeout, ..Settings::default() };
         if self.read_only {

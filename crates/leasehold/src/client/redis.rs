@@ -8,7 +8,7 @@ use super::Client;
 use crate::Error;
 use crate::backend::redis::{LockLayout, Prefix, Purpose, Redis, RedisSettings, SentinelAccess};
 use crate::engine::{Engine, Settings};
-use crate::name::positive;
+use crate::name::{claim_time, positive};
 
 impl Client {
     /// Opens a client on Redis or Valkey, version 6.2 or later (7.0 in a cluster). Its permits are shared by all
@@ -167,7 +167,7 @@ impl RedisBuilder {
 
     /// Sets how long a waiter of another client has to claim a permit that this client grants to it: 5 s by default,
     /// and never more than the waiter's lease. A client claims a permit with its first renewal. A permit that is not
-    /// claimed in time passes to the next waiter.
+    /// claimed in time passes to the next waiter. The minimum is 1 s, because the time applies to the other clients.
     pub fn confirm_within(mut self, limit: Duration) -> Self {
         self.confirm_within = limit;
         self
@@ -197,8 +197,9 @@ impl RedisBuilder {
     /// Connects to the server and creates the client.
     ///
     /// # Errors
-    /// The same as for [`Client::redis`], and [`Error::InvalidArgument`] if a duration is zero, or if the namespace,
-    /// the lock prefix, the certificate or the sentinel settings are invalid.
+    /// The same as for [`Client::redis`], and [`Error::InvalidArgument`] if a duration is zero, if
+    /// `confirm_within` is less than a second, or if the namespace, the lock prefix, the certificate or the sentinel
+    /// settings are invalid.
     ///
     /// # Cancel safety
     /// If the future is dropped, no client is created.
@@ -217,7 +218,7 @@ impl RedisBuilder {
         (redis.lock_layout, redis.purpose) = (self.lock_layout, self.purpose);
         let answer_timeout = positive("answer_timeout", self.answer_timeout)?;
         positive("connect_timeout", self.connect_timeout)?;
-        redis.confirm_within = positive("confirm_within", self.confirm_within)?;
+        redis.confirm_within = claim_time("confirm_within", self.confirm_within)?;
         (redis.answer_timeout, redis.connect_timeout) = (self.answer_timeout, self.connect_timeout);
         let redis = Arc::new(Redis::new(redis)?);
         let settings = Settings { answer_timeout, ..Settings::default() };

@@ -288,7 +288,8 @@ impl State {
     /// Handles a wake-up, which says that this waiter was granted a permit, at the moment in `grant` or later.
     ///
     /// If at least half of the time to claim it is left, the client holds the permit at once and claims it a little
-    /// later. Otherwise, or if the age of the wake-up is not known, the client asks the store first.
+    /// later. Otherwise, or if the age of the wake-up is not known, the client asks the store first. So it does for a
+    /// semaphore that [claims first](crate::SemaphoreBuilder::claim_first).
     pub(super) fn woken(
         &mut self,
         id: AcquisitionId,
@@ -299,7 +300,8 @@ impl State {
         let Some(ticket) = ticket.filter(|ticket| ticket.is_waiting()) else { return };
         let Terms { lease, ttl } = ticket.semaphore.terms;
         let now = Moment::now();
-        let believed = grant.and_then(|(mut held, granted_at)| {
+        let claims_first = lease.is_some() && ticket.semaphore.claims_first;
+        let believed = grant.filter(|_| !claims_first).and_then(|(mut held, granted_at)| {
             #[cfg(feature = "broken")]
             let granted_at = if crate::broken::is("old-wakeup") { now } else { granted_at };
             let claim = held.valid_for;
