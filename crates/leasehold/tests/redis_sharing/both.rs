@@ -40,6 +40,11 @@ impl Waiter {
         deadline(self.task).await.expect("a task that does not panic").expect("a permit")
     }
 
+    /// Whether the acquire has not returned yet.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.task.is_finished()
+    }
+
     /// Drops the acquire, or its permit if it has just been granted.
     pub(crate) fn cancel(self) {
         self.task.abort();

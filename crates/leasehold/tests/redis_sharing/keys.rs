@@ -25,6 +25,7 @@ async fn keys_have_the_names_and_types_of_the_seed() {
         // The keys that only we have:
         ("fence", "string"),
         ("info", "hash"),
+        ("foreign", "string"),
     ];
     for (kind, expected) in kinds {
         assert_eq!(both.ask::<String>(&["TYPE", &key(kind)]), expected, "semaphore_{kind}");

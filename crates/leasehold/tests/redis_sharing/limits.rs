@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use leasehold::WaitsFor;
-use testkit::wait::deadline;
+use leasehold::{Client, Semaphore, WaitsFor};
+use testkit::wait::{deadline, eventually};
 
-use crate::both::{Both, NAME, key};
+use crate::both::{BACKSTOP, Both, NAME, Waiter, key, notification};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -30,22 +30,115 @@ async fn they_count_holders_and_we_count_units() {
 }
 
 #[tokio::test]
-async fn a_heavy_waiter_that_they_let_in_weighs_what_it_weighs() {
+async fn a_heavy_waiter_that_they_let_in_waits_until_it_fits() {
     let both = Both::start().await;
     let semaphore = both.ours.semaphore(NAME, 3).numbered().build().unwrap();
     let theirs = both.they_hold(3).await;
-    let waiter = tokio::spawn(semaphore.acquire().weight(3));
-    testkit::wait::eventually(async || !both.members("waiting").is_empty()).await;
+    let acquire = semaphore.acquire().weight(3);
+    let id = acquire.id().to_string();
+    let waiter = tokio::spawn(acquire);
+    eventually(async || !both.members("waiting").is_empty()).await;
     assert_eq!(semaphore.stats().await.unwrap().waits_for(), Some(WaitsFor::Room));
     // For them two units are free, and our waiter is the first in the queue.
     assert_eq!(both.they_wake(3).await, 1);
+    eventually(async || both.place(&id) == Some(0)).await;
+    assert!(!waiter.is_finished(), "it holds 3 units beside theirs");
+    assert_eq!(both.theirs.release(NAME, &theirs).await.unwrap(), 1);
     let permit = deadline(waiter).await.unwrap().unwrap();
     assert_eq!(permit.slot_number(), Some(1));
-    let stats = semaphore.stats().await.unwrap();
-    assert_eq!((stats.units(), stats.held()), (4, 2));
+    assert_eq!(semaphore.stats().await.unwrap().units(), 3);
     assert!(permit.release().await.unwrap());
-    assert_eq!(semaphore.stats().await.unwrap().units(), 1);
-    assert_eq!(both.theirs.release(NAME, &theirs).await.unwrap(), 1);
+    both.is_left_clean().await;
+}
+
+/// Queues waiters of two clients of ours, in turn.
+async fn queue_of(both: &Both, semaphore: &Semaphore, other: &Semaphore) -> Vec<Waiter> {
+    let mut waiters = Vec::new();
+    for semaphore in [semaphore, other, semaphore] {
+        waiters.push(both.we_queue(semaphore).await);
+    }
+    waiters
+}
+
+/// Lets their script grant permits to all our waiters, and waits until they are back in the queue, in the same order.
+async fn they_grant_in_vain(both: &Both, waiters: &[Waiter], limit: u64) {
+    let ids: Vec<_> = waiters.iter().map(|waiter| waiter.id.clone()).collect();
+    let granted = both.they_wake(limit).await;
+    assert_eq!(granted, u64::try_from(ids.len()).unwrap(), "they did not grant all");
+    eventually(async || both.members("waiting") == ids).await;
+    for waiter in waiters {
+        assert!(!both.holds(&waiter.id), "it waits and holds");
+        assert!(!both.exists(&notification(&waiter.id)), "the list is still there");
+    }
+}
+
+#[tokio::test]
+async fn what_they_grant_to_ours_does_not_start_during_a_pause() {
+    let both = Both::start().await;
+    let (semaphore, client) = (both.semaphore(3), both.another().await);
+    drop(semaphore.acquire().await.unwrap());
+    semaphore.pause().await.unwrap();
+    let other = client.semaphore(NAME, 3).build().unwrap();
+    let waiters = queue_of(&both, &semaphore, &other).await;
+    for _ in 0..3 {
+        they_grant_in_vain(&both, &waiters, 3).await;
+    }
+    assert!(waiters.iter().all(Waiter::is_waiting), "one has started during the pause");
+    semaphore.resume().await.unwrap();
+    let mut fences = Vec::new();
+    for waiter in waiters {
+        fences.push(waiter.permit().await);
+    }
+    assert!(fences.is_sorted_by_key(leasehold::Permit::fence), "{fences:?}");
+    drop(fences);
+    both.is_left_clean().await;
+}
+
+#[tokio::test]
+async fn what_they_grant_to_ours_starts_only_with_a_token() {
+    let both = Both::start().await;
+    let rated = |client: &Client| client.semaphore(NAME, 4).rate(1, HOUR).build().unwrap();
+    let client = both.another().await;
+    let (semaphore, other) = (rated(&both.ours), rated(&client));
+    let first = semaphore.acquire().await.unwrap();
+    let waiters = queue_of(&both, &semaphore, &other).await;
+    for _ in 0..3 {
+        they_grant_in_vain(&both, &waiters, 4).await;
+    }
+    assert!(waiters.iter().all(Waiter::is_waiting), "one has started without a token");
+    semaphore.set_rate(1000, Duration::from_secs(1), 1).await.unwrap();
+    let mut permits = vec![first];
+    for waiter in waiters {
+        permits.push(waiter.permit().await);
+    }
+    assert!(permits.is_sorted_by_key(leasehold::Permit::fence), "{permits:?}");
+    drop(permits);
+    both.is_left_clean().await;
+}
+
+#[tokio::test]
+async fn what_they_grant_to_ours_does_not_exceed_a_pin() {
+    let both = Both::start().await;
+    let numbered = |client: &Client| client.semaphore(NAME, 4).numbered().build().unwrap();
+    let client = both.another().await;
+    let (semaphore, other) = (numbered(&both.ours), numbered(&client));
+    let first = semaphore.acquire().await.unwrap();
+    semaphore.pin(1).await.unwrap();
+    let waiters = queue_of(&both, &semaphore, &other).await;
+    for _ in 0..3 {
+        they_grant_in_vain(&both, &waiters, 4).await;
+        assert_eq!(both.members("main"), [first.id().to_string()]);
+    }
+    assert!(waiters.iter().all(Waiter::is_waiting), "one has started beside the pin");
+    semaphore.unpin().await.unwrap();
+    let mut permits = vec![first];
+    for waiter in waiters {
+        permits.push(waiter.permit().await);
+    }
+    let slots: Vec<_> = permits.iter().filter_map(|permit| permit.slot_number()).collect();
+    assert_eq!(slots.len(), 4, "{slots:?}");
+    assert!(slots.is_sorted(), "{slots:?}");
+    drop(permits);
     both.is_left_clean().await;
 }
 
@@ -75,7 +168,7 @@ async fn their_starts_take_a_token_only_if_ours_grant_them() {
     first.release().await.unwrap();
     assert!(both.place(&waiting).is_some(), "there is room, and no token");
     semaphore.set_rate(1000, Duration::from_secs(1), 1).await.unwrap();
-    testkit::wait::eventually(async || {
+    eventually(async || {
         let _ = semaphore.try_acquire().await;
         both.holds(&waiting)
     })
@@ -184,4 +277,64 @@ async fn numbers_whose_key_has_expired_are_still_taken() {
     assert_eq!((second.slot_number(), third.slot_number()), (Some(2), Some(1)));
     drop((second, third));
     both.is_left_clean().await;
+}
+
+/// Adds as many infos of members that no longer exist as there are members of theirs.
+fn hide(both: &Both, theirs: usize) {
+    for number in 0..theirs {
+        let id = format!("stale567890-{number}");
+        both.ask::<()>(&["HSET", &key("info"), &id, "1 1 30000000 - "]);
+    }
+    let count = |command: &str, kind: &str| both.ask::<usize>(&[command, &key(kind)]);
+    assert_eq!(count("HLEN", "info"), count("ZCARD", "main") + count("ZCARD", "waiting"));
+}
+
+#[tokio::test]
+async fn their_releases_are_found_although_stale_infos_hide_them() {
+    const QUEUE: usize = 40;
+    let both = Both::start().await;
+    let semaphore = both.semaphore(1);
+    drop(semaphore.acquire().await.unwrap());
+    let mut theirs = vec![both.they_hold(1).await];
+    for _ in 0..QUEUE {
+        theirs.push(both.they_queue().await);
+    }
+    hide(&both, theirs.len());
+    let waiter = both.we_queue(&semaphore).await;
+    let renewed = || both.score("waiting_heartbeat", &waiter.id).unwrap();
+    let joined = renewed();
+    // The client's first query. Without another program, the next would follow after 20 s.
+    eventually(async || renewed() > joined).await;
+    let released = std::time::Instant::now();
+    for id in theirs {
+        both.theirs.release(NAME, &id).await.unwrap();
+    }
+    let permit = waiter.permit().await;
+    assert!(released.elapsed() < BACKSTOP, "{:?}", released.elapsed());
+    drop(permit);
+    both.is_left_clean().await;
+}
+
+/// Their clock may be ahead, and may remove a permit that is not claimed.
+#[tokio::test]
+async fn a_wake_up_is_not_trusted_although_stale_infos_hide_them() {
+    let both = Both::start().await;
+    let semaphore = both.semaphore(2);
+    let held = semaphore.acquire().await.unwrap();
+    let theirs = both.they_hold(2).await;
+    hide(&both, 1);
+    let client = both.another().await;
+    let waiter = both.we_queue(&client.semaphore(NAME, 2).build().unwrap()).await;
+    let renewed = || both.score("waiting_heartbeat", &waiter.id).unwrap();
+    let joined = renewed();
+    eventually(async || renewed() > joined).await;
+    let mut connection = both.server.connection();
+    let mut wake_ups = connection.as_pubsub();
+    wake_ups.psubscribe("adv-sem:wake:*").unwrap();
+    assert!(held.release().await.unwrap());
+    let message = wake_ups.get_message().unwrap().get_payload::<String>().unwrap();
+    let fields: Vec<_> = message.split(' ').collect();
+    assert_eq!((fields[0], fields[4]), (&*waiter.id, "0"), "{message}");
+    drop(waiter.permit().await);
+    assert_eq!(both.theirs.release(NAME, &theirs).await.unwrap(), 1);
 }

@@ -133,11 +133,13 @@ fn keys_of(server: &RedisServer, stage: &Stage, log: &Log) -> Vec<String> {
                 let of = |name| *key == format!("adv-sem:semaphore_{kind}:{}", stage.spell(name));
                 shared.clone().any(of)
             });
+        // Records that the other program was seen. It expires.
+        let seen = key.starts_with("adv-sem:semaphore_foreign:");
         // The rate of a semaphore is kept as long as its capacity.
         let mut paced = THINGS.iter().filter(|thing| thing.rate.is_some());
         let pace = |name| format!("adv-sem:semaphore_limits:{}", stage.spell(name));
         let pace = paced.any(|thing| *key == pace(thing.name));
-        kept.iter().any(|prefix| key.starts_with(prefix)) || who || unread || swept || pace
+        kept.iter().any(|prefix| key.starts_with(prefix)) || who || unread || swept || seen || pace
     };
     let mut left: Vec<_> = keys.into_iter().filter(|key| !stays(key)).collect();
     left.sort();

@@ -251,7 +251,7 @@ pub(super) fn with_branches(
 }
 
 /// The kinds of keys of one name and their types, in the order of KEYS.
-pub(super) const KINDS: [(&str, &str); 9] = [
+pub(super) const KINDS: [(&str, &str); 10] = [
     ("main", "zset"),
     ("ttl", "zset"),
     ("max", "string"),
@@ -261,12 +261,13 @@ pub(super) const KINDS: [(&str, &str); 9] = [
     ("info", "hash"),
     ("limits", "string"),
     ("slots", "string"),
+    ("foreign", "string"),
 ];
 
 /// The keys of one name, and the arguments that every script gets.
 #[derive(Debug)]
 pub(super) struct Keys {
-    all: [String; 9],
+    all: [String; 10],
     /// The slot of all of them.
     pub(super) slot: Slot,
     /// The end of the names of wake-up channels.

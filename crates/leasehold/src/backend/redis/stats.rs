@@ -16,7 +16,7 @@ use crate::clock::{Span, Time, wall_time};
 use crate::engine::callbacks::event;
 use crate::machine::{Meter, Rate};
 use crate::stats::{Limits, Member, Paused, Query, RateLimit, SemaphoreStats};
-use crate::{ClientInfo, Error};
+use crate::{ClientInfo, Error, Fence};
 
 /// How many names are read at once, and how many members of each in the first page and in later ones. Replies are
 /// short, so that none fills the output buffer of the server.
@@ -517,7 +517,7 @@ fn client_of(id: &str) -> Option<&str> {
 fn describe(mut member: Member, info: &str, now: f64) -> Member {
     let mut fields = info.splitn(5, ' ');
     let mut permit = fields.next().unwrap_or_default().split('/');
-    member.fence = permit.next().and_then(|fence| fence.parse().ok());
+    member.fence = permit.next().and_then(|fence| fence.parse().map(Fence::new).ok());
     let mut number = || permit.next().and_then(|number| number.parse::<u32>().ok());
     member.weight = number().unwrap_or(1);
     // For a waiter this only says that it wants a slot number.

@@ -16,6 +16,7 @@
 --       8 limits   STRING  the pin, the pause, the rate and the extra weight, if any: see `read_capacity`. Never expires;
 --                          usually missing
 --       9 slots    STRING  a bit for each slot number that is taken
+--      10 foreign  STRING  when a member of another program was last seen here, in microseconds. Expires a minute later
 -- ARGV  1 namespace
 --       2 client             the sender
 --       3 confirm_within     in microseconds
@@ -37,7 +38,7 @@
 -- slots, unless the namespace has a hash tag. Without one, their members cannot be notified, and are passed over.
 -- Result  the server's time in microseconds, or 0 if the clock was not read; and for each name one flat list, or an error,
 --       which does not affect the other names. The list has: for each id its outcome, as the transition says; the delay until
---       the next expiry (-1: none); 1 if another program has members here, else 0; the delay until the next token, if the
+--       the next expiry (-1: none); 1 if another program has members here, or had some in the last minute, else 0; the delay until the next token, if the
 --       first waiter is the sender's and waits only for a token; for each waiter of the sender that was granted a permit its
 --       id, slot number, fence and valid_for.
 --
@@ -60,6 +61,19 @@ end
 -- Redis stores a small collection as a list, and searches it from the beginning. From this many members on, a table is
 -- faster. A single member of more than 64 bytes makes Redis convert the list to a table, permanently.
 local TABLE_FROM = 24
+
+-- Returns whether a member of another program is among the first and last members of a sorted set. Ours have ids of the
+-- form {the eleven characters of a client}-{number}.
+local function has_foreign(key, members)
+  local function is_foreign(first, last)
+    local ids = call('ZRANGE', key, first, last)
+    for i = 1, #ids do
+      if string.sub(ids[i], 12, 12) ~= '-' or not string.find(ids[i], '^%w+%-%d+$') then return true end
+    end
+  end
+  if members <= 100 then return is_foreign(0, -1) end
+  return is_foreign(0, 49) or is_foreign(-50, -1)
+end
 
 local function machine()
 -- MACHINE
@@ -157,10 +171,13 @@ while at <= #ARGV do
   elseif transition == 'renew' and last == section + 4 then
     -- A waiter asks, and nothing is due: nobody has expired, no permit is free, and no other program has members here.
     local id, rank = ARGV[last], try('ZRANK', waiting, ARGV[last])
-    local held, texts = try('ZCARD', main), call('MGET', KEYS[keys + 3], KEYS[keys + 8])
-    local capacity = tonumber(texts[1])
-    if type(rank) == 'number' and type(held) == 'number' and capacity and not texts[2] and held > 0 and held >= capacity
-      and try('ZCARD', ttls) == 0 and try('HLEN', info) == held + call('ZCARD', waiting) then
+    local held, texts = try('ZCARD', main), call('MGET', KEYS[keys + 3], KEYS[keys + 8], KEYS[keys + 10])
+    local capacity, queued = tonumber(texts[1]), type(rank) == 'number' and call('ZCARD', waiting)
+    -- The info of a member that another program has removed may make up for a member of that program, so the number of
+    -- infos is not enough.
+    if queued and type(held) == 'number' and capacity and not texts[2] and not texts[3] and held > 0 and held >= capacity
+      and try('ZCARD', ttls) == 0 and try('HLEN', info) == held + queued
+      and not has_foreign(main, held) and not has_foreign(waiting, queued) then
       NOW = NOW or now()
       local ends = tonumber(call('ZRANGE', main, 0, 0, 'WITHSCORES')[2])
       local alive, second = KEYS[keys + 5], NOW / 1000000
@@ -187,7 +204,7 @@ while at <= #ARGV do
     outcomes[n + 1], outcomes[n + 2] = delay, 0
     results[#results + 1] = outcomes
   end
-  at, keys = last + 1, keys + 9
+  at, keys = last + 1, keys + 10
 end
 results[1] = NOW or 0
 return results

@@ -64,6 +64,11 @@ for i = 1, last - ids + 1 do
     nobody_before = tidy()
     look()
   end
+  if scores[i] and not holding[id] and is_granted_elsewhere(call('HGET', INFO, id)) then
+    take_back({ id })
+    nobody_before = grant()
+    look()
+  end
   if holding[id] then
     answer('held', hold_again(id, terms))
   elseif scores[i] then
@@ -76,15 +81,16 @@ for i = 1, last - ids + 1 do
   elseif nobody_before and fits(weight) then
     answer('held', hold(id, terms, share))
   elseif wait then
-    local score, n = stamp(next_place()), nil
     waiting = waiting or {}
-    n = #waiting
-    waiting[n + 1], waiting[n + 2] = score, id
+    local n = #waiting
+    waiting[n + 1], waiting[n + 2] = stamp(next_place()), id
     renew_waiter(id, terms)
     n = #infos
     local field = '-'
     if share ~= ORDINARY then field = string.format('-/%d/%d/0', weight, share.numbered and 1 or 0) end
-    infos[n + 1], infos[n + 2] = id, field .. info_of(terms)
+    -- The info has the place, so that `take_back` finds it.
+    local since = string.format(held + queued < TABLE_FROM and ' %d ' or ' %048d ', place)
+    infos[n + 1], infos[n + 2] = id, field .. since .. terms.text
     answer('waiting', queued)
     queued, nobody_before = queued + 1, false
   else

@@ -15,8 +15,11 @@ local PAGE = 1000
 -- server serves nobody else.
 local OUT_OF_REACH = 10 * PAGE
 
+-- For how long a name counts as shared after a member of another program was seen, in milliseconds.
+local SHARED_FOR = 60000
+
 -- All variables below belong to the name that is being served.
-local NAME, MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS, SLOTS
+local NAME, MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS, SLOTS, FOREIGN
 -- The capacity that the sender declared last, whether that declaration is new, and the rate that it declares, if any.
 local DECLARED, DECLARES, RATE
 -- Whether a permit with a slot number was granted or renewed. SLOTS must outlive it.
@@ -43,6 +46,8 @@ local limits
 local news
 -- Whether there were no holders and no waiters before. Then no expiry of a key has to be compared.
 local alone
+-- When a member of another program was last seen here; false: not in the last minute; nil: not read yet.
+local seen_at
 -- The values to write, gathered so that each key is written once; and the answer.
 local main, ttls, infos, max, waiting, alive
 local outcomes, granted
@@ -167,6 +172,7 @@ local function terms_of(text)
     terms = {
       heartbeat = heartbeat,
       ttl = ttl,
+      text = text,
       valid_for = heartbeat and math.min(heartbeat, ttl or heartbeat),
       renew_by = heartbeat and stamp(NOW + heartbeat),
       hold_until = ttl and stamp(NOW + ttl),
@@ -411,19 +417,83 @@ local function expire()
   if silent then remove_waiters(silent) end
 end
 
--- Publishes a message about this name to a client, and returns whether the client listens. In a cluster every slot has
--- its own channels, because a channel of another slot may belong to another node.
+-- Returns the channel of a client's wake-ups, if the client listens. In a cluster every slot has its own channels,
+-- because a channel of another slot may belong to another node.
+local function channel_of(client)
+  local channel = ARGV[1] .. ':wake:' .. client .. ARGV[5]
+  local listeners = try('PUBSUB', ARGV[5] ~= '' and 'SHARDNUMSUB' or 'NUMSUB', channel)
+  return listeners[2] ~= 0 and channel
+end
+
+-- Publishes a message about this name to a client, and returns whether the client listens.
 --
 -- A message is replicated even if nobody here receives it. A client that is still connected to a former primary, now a
 -- replica, would receive it there, and believe that it holds a permit that was not granted. So the script first checks
 -- whether the client listens.
 local function publish(client, text)
-  local in_cluster = ARGV[5] ~= ''
-  local channel = ARGV[1] .. ':wake:' .. client .. ARGV[5]
-  local listeners = try('PUBSUB', in_cluster and 'SHARDNUMSUB' or 'NUMSUB', channel)
-  if listeners[2] == 0 then return false end
-  local receivers = try(in_cluster and 'SPUBLISH' or 'PUBLISH', channel, text)
+  local channel = channel_of(client)
+  if not channel then return false end
+  local receivers = try(ARGV[5] ~= '' and 'SPUBLISH' or 'PUBLISH', channel, text)
   return type(receivers) == 'number' and receivers > 0
+end
+
+-- Returns whether the name is shared: another program has members here, or had some in the last minute. Then the
+-- releases of that program wake none of our clients, and its clock may be ahead. Every member of ours has an info,
+-- which is stored or gathered. But the info of a member that the other program has removed may make up for a member of
+-- that program, so a query also looks at the ids.
+local function is_shared(asks)
+  if seen_at == nil then
+    local text = try('GET', FOREIGN)
+    seen_at = type(text) == 'string' and tonumber(text) or false
+  end
+  if not seen_at or NOW - seen_at > SHARED_FOR * 500 then
+    if call('HLEN', INFO) + #infos / 2 < held + queued
+      or asks and (has_foreign(MAIN, held) or has_foreign(WAITING, queued)) then
+      seen_at = NOW
+      try('SET', FOREIGN, string.format('%d', NOW), 'PX', SHARED_FOR)
+    end
+  end
+  return seen_at
+end
+
+-- Removes the notification of another program that may have granted this id a permit.
+local function forget_notification(id)
+  try('DEL', ARGV[1] .. ':acquisition_notification:' .. id)
+end
+
+-- Whether the info of a holder is that of a waiter: another program has granted it a permit.
+local function is_granted_elsewhere(info)
+  return info and string.sub(info, 1, 1) == '-'
+end
+
+-- Puts waiters of ours that another program has granted a permit back to their places in the queue. The other program
+-- does not know pauses, rates, weights and pins, so `grant` decides again, by our limits. If the waiter's client does
+-- not listen, the waiter may be dead. It stays where it is until the time that the other program gave it has passed.
+-- Checks only the given holders, or all.
+local function take_back(some)
+  local ids, back, places = some or held <= PAGE and call('ZRANGE', MAIN, 0, -1) or {}, {}, {}
+  if #ids == 0 then return end
+  for i, info in ipairs(call('HMGET', INFO, unpack(ids))) do
+    local client = string.sub(ids[i], 1, 11)
+    if is_granted_elsewhere(info) and (client == ARGV[2] or channel_of(client)) then
+      back[#back + 1] = ids[i]
+      places[#places + 1] = parse(info)
+    end
+  end
+  if #back == 0 then return end
+  -- First the places: the server may be full.
+  waiting, alive, news = waiting or {}, alive or {}, true
+  for i, known in ipairs(places) do
+    local heartbeat = tonumber(string.match(known.text or '', '^(%d+)')) or tonumber(ARGV[4])
+    local n, m = #waiting, #alive
+    waiting[n + 1], waiting[n + 2] = stamp(math.min(known.since or NOW, NOW + 1000000)), back[i]
+    alive[m + 1], alive[m + 2] = stamp(NOW + 2 * heartbeat), back[i]
+    forget_notification(back[i])
+  end
+  flush()
+  held, queued = held - call('ZREM', MAIN, unpack(back)), call('ZCARD', WAITING)
+  seen_at = NOW
+  try('SET', FOREIGN, string.format('%d', NOW), 'PX', SHARED_FOR)
 end
 
 -- Grants permits to waiters, in order, as long as they fit. Returns whether a newcomer may be granted a permit, because
@@ -432,8 +502,7 @@ local function grant_to_queue()
   local NS, OWN = ARGV[1], ARGV[2] .. '-'
   local passed_over = 0
 
-  -- Every member of ours has an info, which is stored or gathered.
-  local foreign = call('HLEN', INFO) + #infos / 2 < held + queued
+  local foreign = is_shared()
 
   -- Wakes the client of a waiter that was granted a permit. The message says what was granted, when, and how long the
   -- client has to claim it. Returns false if nobody received it. In two cases the time to claim it is 0, so that the
@@ -638,8 +707,7 @@ local function finish()
   local delay, foreign, n = -1, 0, #outcomes
   local token = queued > 0 and next_token()
   if queued > 0 then
-    -- Every member of ours has an info.
-    if call('HLEN', INFO) < held + queued then foreign = 1 end
+    if is_shared() then foreign = 1 end
     local first = math.huge
     local function consider(score)
       if score then first = math.min(first, micros(score)) end
@@ -687,17 +755,11 @@ local function ttl_left(id, info, hold_until)
   return left
 end
 
--- Removes the notification of another program that may have granted this id a permit.
-local function forget_notification(id)
-  try('DEL', ARGV[1] .. ':acquisition_notification:' .. id)
-end
-
--- Renews a holder. `info` is its parsed info, `hold_until` its score in TTL. A holder without a fence was granted its
--- permit by another program, or another program has removed its info.
+-- Renews a holder. `info` is its parsed info, `hold_until` its score in TTL. If another program has removed its info, it
+-- gets a new fence.
 local function renew_holder(id, info, hold_until, terms)
   local fence, slot, left = info.fence, info.slot, ttl_left(id, info, hold_until)
   if not fence then
-    -- The other program did not know its weight, so that is taken now.
     fence, slot, left = next_fence(), slot_for(info.share), terms.ttl
     mint(id, terms, fence, info.share, slot)
     forget_notification(id)
@@ -724,6 +786,7 @@ local function tidy(asks)
     expired = true
     -- Clients ask again and again, so a query also cleans up what another program has left behind.
     if limited > held or asks and call('HLEN', INFO) > held + queued then forget_removed_members() end
+    if held > 0 and is_shared(asks) then take_back() end
     expire()
     if asks then
       read_capacity()
@@ -744,8 +807,8 @@ local function begin(at, keys, done)
     RATE = { is_new = is_new == '1', interval = tonumber(interval), burst = tonumber(burst) }
   end
   numbered, news = false, false
-  MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS, SLOTS = unpack(KEYS, keys + 1, keys + 9)
-  capacity, limits, last_fence, place, expired = nil, nil, nil, nil, false
+  MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS, SLOTS, FOREIGN = unpack(KEYS, keys + 1, keys + 10)
+  capacity, limits, last_fence, place, expired, seen_at = nil, nil, nil, nil, false, nil
   main, ttls, infos, max, waiting, alive = {}, {}, {}, nil, nil, nil
   outcomes, granted, holding, out_of_reach = done, {}, {}, {}
   held, limited, queued = call('ZCARD', MAIN), call('ZCARD', TTL), call('ZCARD', WAITING)

@@ -6,13 +6,29 @@
 -- Result  four for each id: "held", slot number, fence, valid_for | "waiting", waiters ahead, 0, 0 | "gone", 0, 0, 0
 tidy('asks')
 local terms, ids = terms_of(ARGV[first] .. ' ' .. ARGV[first + 1] .. ' '), first + 2
--- `ZADD XX CH` answers 0 for a member that keeps its score, so the scores are read first.
-local renew_by = call('ZMSCORE', MAIN, unpack(ARGV, ids, last))
--- A waiter is recognised by its place, not by its score in `alive`: another program's expiry may have removed either
--- key.
-local places = call('ZMSCORE', WAITING, unpack(ARGV, ids, last))
-local hold_until = call('ZMSCORE', TTL, unpack(ARGV, ids, last))
-local known = call('HMGET', INFO, unpack(ARGV, ids, last))
+local renew_by, places, hold_until, known
+local function look()
+  -- `ZADD XX CH` answers 0 for a member that keeps its score, so the scores are read first.
+  renew_by = call('ZMSCORE', MAIN, unpack(ARGV, ids, last))
+  -- A waiter is recognised by its place, not by its score in `alive`: another program's expiry may have removed either
+  -- key.
+  places = call('ZMSCORE', WAITING, unpack(ARGV, ids, last))
+  hold_until = call('ZMSCORE', TTL, unpack(ARGV, ids, last))
+  known = call('HMGET', INFO, unpack(ARGV, ids, last))
+end
+look()
+local granted_elsewhere = {}
+for i = 1, last - ids + 1 do
+  local id = ARGV[ids + i - 1]
+  if renew_by[i] and not holding[id] and is_granted_elsewhere(known[i]) then
+    granted_elsewhere[#granted_elsewhere + 1] = id
+  end
+end
+if #granted_elsewhere > 0 then
+  take_back(held > PAGE and granted_elsewhere or nil)
+  grant()
+  look()
+end
 for i = 1, last - ids + 1 do
   local id = ARGV[ids + i - 1]
   if holding[id] then

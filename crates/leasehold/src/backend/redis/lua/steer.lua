@@ -32,7 +32,7 @@ else
   elseif what == 'resume' then
     limits.paused, limits.by, limits.reason = nil, nil, nil
   elseif what == 'forget' then
-    call('DEL', MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS, SLOTS)
+    call('DEL', MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS, SLOTS, FOREIGN)
     capacity, limits, last_fence, max = nil, nil, nil, nil
   end
   answer('done')
