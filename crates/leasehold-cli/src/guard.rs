@@ -21,6 +21,9 @@
 //! - *If the guard dies, the kernel kills the child.* The command adopts the rest of the group, and stops it.
 //! - *If the command dies while the guard is stopped, the kernel continues the guard.*
 //!
+//! After a command was killed, the guard releases what the command held ([`cleanup`]): first the group ends, then the
+//! lease.
+//!
 //! The guard has its own process group and blocks all signals. So a signal to the command, from the keyboard or from
 //! `kill`, does not reach the guard. Only SIGKILL and SIGSTOP can.
 
@@ -39,6 +42,7 @@ use crate::clock::Moment;
 use crate::failure::{INTERNAL, log_line};
 use crate::{signals, terminal};
 
+pub(crate) mod cleanup;
 mod handover;
 pub(crate) mod launcher;
 pub(crate) mod mailbox;
@@ -46,6 +50,8 @@ pub(crate) mod spare;
 mod timer;
 pub(crate) mod wire;
 
+use cleanup::{Cleanup, LeaseRef};
+use handover::First;
 pub(crate) use handover::Start;
 use launcher::{Launcher, Started};
 use mailbox::{Incoming, Outgoing};
@@ -61,13 +67,14 @@ pub(crate) const REAP_WITHIN: Duration = Duration::from_secs(1);
 const NAME: &str = "leasehold-guard";
 
 /// The job of a guard.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct GuardJob<'a> {
     /// The command line of the child.
     pub(crate) command: &'a [OsString],
     pub(crate) grace: Duration,
     /// Whether the command is the child of another `leasehold` command.
     pub(crate) nested: bool,
+    pub(crate) cleanup: Cleanup<'a>,
 }
 
 /// Runs the guard until its child has ended, or until the command has ended without a child.
@@ -90,7 +97,20 @@ fn watch(job: &GuardJob<'_>, control: UnixStream) -> io::Result<u8> {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     rustix::process::set_parent_process_death_signal(Some(Signal::CONT))?;
     let deaths = signals::deaths()?;
-    let Some((start, _lifeline)) = Start::receive(&control)? else { return Ok(0) };
+    let mut waits = None;
+    let (start, _lifeline) = loop {
+        match First::receive(&control)? {
+            Some(First::Start(start, lifeline)) => break (start, lifeline),
+            Some(First::Waits(lease)) => waits = Some(lease),
+            None => {
+                if let Some(lease) = &waits {
+                    job.cleanup.release(lease);
+                }
+                return Ok(0);
+            }
+        }
+    };
+    let acquired = Moment::now();
     control.set_nonblocking(true)?;
     let mut supervised = SupervisedGroup {
         control: Some(control),
@@ -118,6 +138,10 @@ fn watch(job: &GuardJob<'_>, control: UnixStream) -> io::Result<u8> {
         Err(error) => supervised.ended = Some(not_started(&error)),
     }
     supervised.watch(&deaths)?;
+    if supervised.control.is_none() && supervised.is_gone() {
+        let lease = LeaseRef { name: start.name, id: start.id };
+        job.cleanup.release_held(&lease, acquired, supervised.approved);
+    }
     Ok(0)
 }
 
@@ -319,8 +343,12 @@ impl SupervisedGroup {
         let ended = self.ended?;
         let waited_long_enough =
             self.killed_at.is_some_and(|at| Moment::now() >= at.plus(REAP_WITHIN));
-        let gone = self.group.is_none_or(is_gone) && !has_adopted_one_of_ours();
-        (waited_long_enough || gone).then_some(ended)
+        (waited_long_enough || self.is_gone()).then_some(ended)
+    }
+
+    /// Whether the group has ended, and so have the guards of nested commands, which stop their children first.
+    fn is_gone(&self) -> bool {
+        self.group.is_none_or(is_gone) && !has_adopted_one_of_ours()
     }
 
     fn next_look(&self) -> Moment {

@@ -9,6 +9,7 @@ use nix::sys::signal::Signal;
 use crate::args::Patience;
 use crate::failure::{Failure, UNAVAILABLE, by_signal, log_line};
 use crate::guard::GuardJob;
+use crate::guard::cleanup::Cleanup;
 use crate::guard::launcher::outer_ids;
 use crate::guard::spare::{Spare, Started};
 use crate::job::{Held, Job, Released};
@@ -93,12 +94,16 @@ pub(super) enum Begun {
 }
 
 /// Starts the guard and the handling of signals. Call it first, because there must be no other thread yet.
-pub(super) fn begin(command: &[OsString], grace: Duration) -> Result<Begun, Failure> {
+pub(super) fn begin(
+    command: &[OsString],
+    grace: Duration,
+    cleanup: Cleanup<'_>,
+) -> Result<Begun, Failure> {
     program::check(command)?;
     let no_signals = |error| Failure::internal("signal handlers could not be installed", error);
     let blocked = Blocked::new().map_err(no_signals)?;
     let nested = std::env::var_os("LEASEHOLD_ID").is_some();
-    match Spare::start(&GuardJob { command, grace, nested }) {
+    match Spare::start(&GuardJob { command, grace, nested, cleanup }) {
         Ok(Started::Command(spare)) => {
             Ok(Begun::Command(spare, blocked.listen().map_err(no_signals)?))
         }

@@ -9,6 +9,7 @@ use super::holding::{
 };
 use crate::args::{LockArgs, Patience};
 use crate::failure::Failure;
+use crate::guard::cleanup::{Cleanup, Kind};
 use crate::guard::spare::Spare;
 use crate::job::{HeldLock, Job, asked_for, grace, margin};
 use crate::output::ago;
@@ -27,7 +28,13 @@ pub(crate) fn run(arguments: LockArgs) -> Result<u8, Failure> {
     let grace = grace(arguments.grace, arguments.lease, GRACES)?;
     let limit = Limit::new(patience(&arguments));
     let store = Store::new(&arguments.store)?;
-    let (spare, mut signals) = match begin(&arguments.command, grace)? {
+    let cleanup = Cleanup {
+        store: &store,
+        kind: Kind::Lock,
+        at_least: None,
+        outlives_child: arguments.once_per.is_some(),
+    };
+    let (spare, mut signals) = match begin(&arguments.command, grace, cleanup)? {
         Begun::Command(spare, signals) => (spare, signals),
         Begun::Guard(code) => return Ok(code),
     };

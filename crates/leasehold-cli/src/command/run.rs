@@ -10,6 +10,7 @@ use super::holding::{
 use super::limit::{paused, rate};
 use crate::args::{Patience, Rate, RunArgs};
 use crate::failure::{Failure, log_line};
+use crate::guard::cleanup::{Cleanup, Kind, LeaseRef};
 use crate::guard::spare::Spare;
 use crate::job::{GRACE, Job, asked_for, grace};
 use crate::output::ago;
@@ -45,7 +46,13 @@ pub(crate) fn run(arguments: RunArgs) -> Result<u8, Failure> {
     } else {
         grace(arguments.grace, arguments.lease, GRACES)?
     };
-    let (spare, mut signals) = match begin(&arguments.command, grace)? {
+    let cleanup = Cleanup {
+        store: &store,
+        kind: Kind::Permit,
+        at_least: arguments.at_least,
+        outlives_child: false,
+    };
+    let (spare, mut signals) = match begin(&arguments.command, grace, cleanup)? {
         Begun::Command(spare, signals) => (spare, signals),
         Begun::Guard(code) => return Ok(code),
     };
@@ -71,7 +78,7 @@ async fn hold_and_run(
 ) -> Result<u8, Failure> {
     let semaphore = declare(client, &arguments, grace);
     let semaphore = limit.bound(store, signals, semaphore).await?;
-    let permit = acquire(client, store, &semaphore, &arguments, limit, signals).await?;
+    let permit = acquire(client, store, &semaphore, &arguments, limit, &spare, signals).await?;
     let job = Job {
         command: arguments.command,
         grace,
@@ -195,6 +202,7 @@ async fn acquire(
     semaphore: &Semaphore,
     arguments: &RunArgs,
     limit: Limit,
+    spare: &Spare,
     signals: &mut Signals,
 ) -> Result<Permit, Failure> {
     let (code, verbose) = (arguments.wait.conflict_code, arguments.verbose);
@@ -212,6 +220,8 @@ async fn acquire(
     let what = format!("{:?}", semaphore.name());
     let mut waiting = Waiting::new(&what, client, &store.place(), arguments.verbose);
     let id = acquire.id();
+    // Before the request is sent.
+    spare.will_wait(&LeaseRef { name: semaphore.name().to_owned(), id: id.to_string() });
     let granted = tokio::select! {
         granted = acquire => granted,
         () = waiting.show_queue(semaphore, id) => unreachable!("show_queue never returns"),

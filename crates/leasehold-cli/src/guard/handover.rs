@@ -1,5 +1,5 @@
-//! The first message to a guard, sent when the command holds its lease. If the store has lifelines, the message carries the
-//! lifeline of the command's client, and the guard and the child inherit it.
+//! The first messages to a guard: one before the command joins a queue, and one when it holds its lease. If the store has
+//! lifelines, the second one carries the lifeline of the command's client, and the guard and the child inherit it.
 
 use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
@@ -12,6 +12,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
+use super::cleanup::LeaseRef;
 use crate::clock::Moment;
 
 /// The information that a guard needs before it starts the child.
@@ -29,35 +30,62 @@ pub(crate) struct Start {
     pub(crate) slot: String,
 }
 
-/// The size of the deadline, the terminal flag and the lengths of the texts.
+/// A message that a guard receives before it has a child.
+#[derive(Debug)]
+pub(super) enum First {
+    /// The command is about to wait for this lease.
+    Waits(LeaseRef),
+    /// The command holds its lease.
+    Start(Start, Option<OwnedFd>),
+}
+
+/// The size of the deadline, the flags and the lengths of the texts.
 const HEADER: usize = 8 + 1 + 4 * 4;
+const FOREGROUND: u8 = 1;
+const WAITS: u8 = 2;
+
+/// Reports that the command is about to wait for this lease. If the command is killed, the guard removes it.
+pub(super) fn send_waits(lease: &LeaseRef, to: impl AsFd) -> io::Result<()> {
+    send(to, (Moment::NEVER, WAITS), [&lease.name, &lease.id, "", ""], None)
+}
+
+fn send(
+    to: impl AsFd,
+    (until, flags): (Moment, u8),
+    texts: [&str; 4],
+    lifeline: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    let mut message = until.micros().to_le_bytes().to_vec();
+    message.push(flags);
+    for text in texts {
+        let length = u32::try_from(text.len()).map_err(io::Error::other)?;
+        message.extend(length.to_le_bytes());
+    }
+    for text in texts {
+        message.extend(text.as_bytes());
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let fds = lifeline.as_slice();
+    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::other("no room for a descriptor"));
+    }
+    // These are the first two writes to the socket, so the whole message fits.
+    let sent = sendmsg(to, &[IoSlice::new(&message)], &mut ancillary, SendFlags::empty())?;
+    if sent == message.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+}
 
 impl Start {
     pub(crate) fn send(&self, to: impl AsFd, lifeline: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        let texts = [&self.name, &self.id, &self.fence, &self.slot];
-        let mut message = self.until.micros().to_le_bytes().to_vec();
-        message.push(u8::from(self.foreground));
-        for text in texts {
-            let length = u32::try_from(text.len()).map_err(io::Error::other)?;
-            message.extend(length.to_le_bytes());
-        }
-        for text in texts {
-            message.extend(text.as_bytes());
-        }
-
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        let fds = lifeline.as_slice();
-        if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
-            return Err(io::Error::other("no room for a descriptor"));
-        }
-        // This is the first write to the socket, so the whole message fits.
-        let sent = sendmsg(to, &[IoSlice::new(&message)], &mut ancillary, SendFlags::empty())?;
-        if sent == message.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+        let flags = if self.foreground { FOREGROUND } else { 0 };
+        let texts = [&*self.name, &*self.id, &*self.fence, &*self.slot];
+        send(to, (self.until, flags), texts, lifeline)
     }
+}
 
-    /// Waits for the message. Returns `None` if the command has ended without sending one.
-    pub(super) fn receive(mut from: &UnixStream) -> io::Result<Option<(Self, Option<OwnedFd>)>> {
+impl First {
+    /// Waits for the next message. Returns `None` if the command has ended without sending one.
+    pub(super) fn receive(mut from: &UnixStream) -> io::Result<Option<Self>> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let mut header = [0; HEADER];
@@ -87,8 +115,11 @@ impl Start {
         });
         let mut text = || texts.next().unwrap_or_else(|| Ok(String::new()));
         let (name, id, fence, slot) = (text()?, text()?, text()?, text()?);
-        let (until, foreground) = (Moment::from_micros(until), rest[0] != 0);
-        Ok(Some((Self { until, foreground, name, id, fence, slot }, lifeline)))
+        if rest[0] & WAITS != 0 {
+            return Ok(Some(Self::Waits(LeaseRef { name, id })));
+        }
+        let (until, foreground) = (Moment::from_micros(until), rest[0] & FOREGROUND != 0);
+        Ok(Some(Self::Start(Start { until, foreground, name, id, fence, slot }, lifeline)))
     }
 }
 
@@ -108,7 +139,9 @@ mod tests {
         let (mut read, write) = UnixStream::pair().unwrap();
         start().send(&here, Some(write.as_fd())).unwrap();
         drop(write);
-        let (received, write) = Start::receive(&there).unwrap().unwrap();
+        let Some(First::Start(received, write)) = First::receive(&there).unwrap() else {
+            panic!("not the start");
+        };
         assert_eq!(received, start());
         io::Write::write_all(&mut UnixStream::from(write.unwrap()), b"over here").unwrap();
         let mut text = String::new();
@@ -116,13 +149,25 @@ mod tests {
         assert_eq!(text, "over here");
 
         start().send(&here, None).unwrap();
-        assert!(Start::receive(&there).unwrap().unwrap().1.is_none());
+        assert!(matches!(First::receive(&there).unwrap(), Some(First::Start(_, None))));
+    }
+
+    #[test]
+    fn a_wait_is_reported_before_the_start() {
+        let (here, there) = UnixStream::pair().unwrap();
+        let [name, id] = ["a name", "an id"].map(str::to_owned);
+        let lease = LeaseRef { name, id };
+        send_waits(&lease, &here).unwrap();
+        start().send(&here, None).unwrap();
+        let received = First::receive(&there).unwrap();
+        assert!(matches!(received, Some(First::Waits(received)) if received == lease));
+        assert!(matches!(First::receive(&there).unwrap(), Some(First::Start(..))));
     }
 
     #[test]
     fn a_command_that_ends_says_nothing() {
         let (here, there) = UnixStream::pair().unwrap();
         drop(here);
-        assert_eq!(Start::receive(&there).unwrap().map(|(start, _)| start), None);
+        assert!(First::receive(&there).unwrap().is_none());
     }
 }

@@ -11,6 +11,8 @@ use std::os::unix::net::UnixStream;
 use lone_fork::{Fork, fork};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
+use super::cleanup::LeaseRef;
+use super::handover::send_waits;
 use super::{GuardJob, Start};
 
 /// The command's handle to a guard that has no child yet. Dropping it ends the guard.
@@ -44,6 +46,14 @@ impl Spare {
                 Started::Guard(super::run(job, theirs))
             }
         })
+    }
+
+    /// Reports that the command is about to wait for this lease, so that the guard removes it if the command is killed.
+    pub(crate) fn will_wait(&self, lease: &LeaseRef) {
+        // If the guard has ended, `engage` reports it.
+        if let Some(socket) = &self.socket {
+            let _ = send_waits(lease, socket);
+        }
     }
 
     /// Orders the guard to start its child.

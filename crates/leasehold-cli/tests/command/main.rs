@@ -6,6 +6,7 @@ mod deployments;
 mod edges;
 mod exit_codes;
 mod input;
+mod killed;
 mod limits;
 mod matrix;
 mod outages;
