@@ -478,6 +478,66 @@ fn the_machine_and_lua_agree_in_a_cluster() {
     assert!(sent >= 30_000, "{sent} commands");
 }
 
+/// A script that removed all of them at once would block the server.
+#[test]
+fn very_many_expired_holders_are_removed_in_parts() {
+    const EXPIRED: usize = 100_000;
+    let place = Place::Server(Box::new(RedisServer::start()));
+    let mut both = Both::new(&place);
+    let key = |kind: &str| format!("ns:semaphore_{kind}:{NAME}");
+    let make = "for i = 1, ARGV[1] do
+        redis.call('ZADD', KEYS[1], i, 'abcdefghijk-' .. i)
+        redis.call('HSET', KEYS[2], 'abcdefghijk-' .. i, '1 1 30000000 - ')
+    end";
+    let make = redis::Script::new(make);
+    let connection = &mut both.connection;
+    make.key(key("main")).key(key("info")).arg(EXPIRED).invoke::<()>(connection).unwrap();
+    // A holder whose TTL has ended is among those that the first scripts leave.
+    let terms = Terms { lease: Some(Span::from_millis(60_000)), ttl: Some(Span::from_millis(1)) };
+    let ended = AcquisitionId::new(client(0), 2);
+    let ended_text = ended.to_string();
+    let score = |kind: &str, score: &str| {
+        redis::cmd("ZADD").arg(key(kind)).arg(score).arg(&ended_text).to_owned()
+    };
+    score("main", "2000000000").exec(&mut both.connection).unwrap();
+    score("ttl", "1600000000").exec(&mut both.connection).unwrap();
+    let mut many = redis::cmd("ZADD");
+    many.arg(key("ttl"));
+    for number in 0..6000 {
+        many.arg(number).arg(format!("abcdefghijk-{number}"));
+    }
+    many.exec(&mut both.connection).unwrap();
+
+    let (id, share) = (AcquisitionId::new(client(0), 1), Share::ONE);
+    let declared = Declared::capacity(1, true);
+    let enqueue = Command::Enqueue { id, declared, wait: true, terms, share, label: None };
+    redis::cmd("SET").arg(NOW).arg(both.now).exec(&mut both.connection).unwrap();
+    let mut apply = |commands: &[Command]| {
+        let call = both.scripts.apply(&[(both.keys[0].clone(), declared, commands)]);
+        let mut answers: Vec<Value> = call.query(&mut both.connection).unwrap();
+        let held: usize = redis::cmd("ZCARD").arg(key("main")).query(&mut both.connection).unwrap();
+        (decode(commands, answers.remove(1)).unwrap(), held)
+    };
+    let (reply, mut left) = apply(&[enqueue]);
+    assert!(matches!(reply.outcomes[..], [Outcome::Waiting { .. }]), "{:?}", reply.outcomes);
+    assert!(EXPIRED - left <= 5000, "{left} are left");
+    let (reply, _) = apply(&[Command::Renew { id: ended, terms }]);
+    assert_eq!(reply.outcomes, [Outcome::Gone]);
+    let mut scripts = 2;
+    loop {
+        let (reply, now_left) = apply(&[Command::Renew { id, terms }]);
+        scripts += 1;
+        if let [Outcome::Held(_)] = reply.outcomes[..] {
+            assert_eq!(now_left, 1);
+            break;
+        }
+        assert!(now_left < left, "{now_left} are left after {left}");
+        assert_eq!(reply.next_expiry, Some(Span::from_micros(1)), "the client asks again at once");
+        left = now_left;
+    }
+    assert!((20..=25).contains(&scripts), "{scripts} scripts");
+}
+
 /// Returns the number of commands that were compared.
 fn agree(place: &Place, cases: u32) -> usize {
     let config = ProptestConfig { cases, failure_persistence: None, ..Default::default() };

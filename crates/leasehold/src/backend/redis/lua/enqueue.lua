@@ -16,6 +16,7 @@ local weight = share.weight
 local terms = terms_of(ARGV[first + 1] .. ' ' .. ARGV[first + 2] .. ' ' .. ARGV[first + 3])
 local scores, places
 local function look()
+  expire_these({ unpack(ARGV, ids, last) })
   scores = held > 0 and call('ZMSCORE', MAIN, unpack(ARGV, ids, last)) or {}
   places = queued > 0 and call('ZMSCORE', WAITING, unpack(ARGV, ids, last)) or {}
 end

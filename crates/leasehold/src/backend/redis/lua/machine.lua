@@ -15,6 +15,10 @@ local PAGE = 1000
 -- server serves nobody else.
 local OUT_OF_REACH = 10 * PAGE
 
+-- The maximum number of expired holders that one script removes, for the same reason. Those that are left still count as
+-- holders, so nothing is granted in their place. The reply says that a lease has ended, so the client asks again.
+local EXPIRED_AT_ONCE = 5 * PAGE
+
 -- For how long a name counts as shared after a member of another program was seen, in milliseconds.
 local SHARED_FOR = 60000
 
@@ -28,6 +32,8 @@ local numbered
 local held, limited, queued
 -- Whether expired members have been removed. A whole request happens at one time, so once is enough.
 local expired
+-- Whether some expired holders were left, because there are too many.
+local overdue
 local held_before
 -- The longest heartbeat that was asked for in this call.
 local longest
@@ -402,19 +408,33 @@ end
 
 local function expire()
   local over, silent, unused = due(TTL, limited), due(ALIVE, queued), {}
-  local removed = false
-  while over do
-    removed = forget(over, unused) or removed
+  local removed, count = false, 0
+  while over and count < EXPIRED_AT_ONCE do
+    removed, count = forget(over, unused) or removed, count + #over
     over = due(TTL, limited)
   end
   local dead = due(MAIN, held)
-  while dead do
+  while dead and count < EXPIRED_AT_ONCE do
     forget(dead, unused)
-    dead = due(MAIN, held)
+    count, dead = count + #dead, due(MAIN, held)
   end
+  overdue = over or dead
   if removed then count_anew() end
   return_tokens(unused)
   if silent then remove_waiters(silent) end
+end
+
+-- Removes those of the given holders that have expired, if `expire` has left some.
+local function expire_these(ids)
+  if not overdue then return end
+  local renew_by, hold_until, over, unused = call('ZMSCORE', MAIN, unpack(ids)), call('ZMSCORE', TTL, unpack(ids)), {}, {}
+  for i, id in ipairs(ids) do
+    local ends = math.min(renew_by[i] and micros(renew_by[i]) or FAR, hold_until[i] and micros(hold_until[i]) or FAR)
+    if ends <= NOW then over[#over + 1] = id end
+  end
+  if #over == 0 then return end
+  if forget(over, unused) then count_anew() end
+  return_tokens(unused)
 end
 
 -- Returns the channel of a client's wake-ups, if the client listens. In a cluster every slot has its own channels,
@@ -808,7 +828,7 @@ local function begin(at, keys, done)
   end
   numbered, news = false, false
   MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS, SLOTS, FOREIGN = unpack(KEYS, keys + 1, keys + 10)
-  capacity, limits, last_fence, place, expired, seen_at = nil, nil, nil, nil, false, nil
+  capacity, limits, last_fence, place, expired, overdue, seen_at = nil, nil, nil, nil, false, nil, nil
   main, ttls, infos, max, waiting, alive = {}, {}, {}, nil, nil, nil
   outcomes, granted, holding, out_of_reach = done, {}, {}, {}
   held, limited, queued = call('ZCARD', MAIN), call('ZCARD', TTL), call('ZCARD', WAITING)

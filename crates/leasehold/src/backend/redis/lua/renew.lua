@@ -8,6 +8,7 @@ tidy('asks')
 local terms, ids = terms_of(ARGV[first] .. ' ' .. ARGV[first + 1] .. ' '), first + 2
 local renew_by, places, hold_until, known
 local function look()
+  expire_these({ unpack(ARGV, ids, last) })
   -- `ZADD XX CH` answers 0 for a member that keeps its score, so the scores are read first.
   renew_by = call('ZMSCORE', MAIN, unpack(ARGV, ids, last))
   -- A waiter is recognised by its place, not by its score in `alive`: another program's expiry may have removed either
