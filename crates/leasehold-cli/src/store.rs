@@ -180,6 +180,11 @@ impl Store {
         }
     }
 
+    /// Returns the name of a channel of wake-ups that no client reads.
+    pub(crate) fn trial_channel(&self) -> String {
+        format!("{}:wake:leasehold-doctor", self.namespace.as_deref().unwrap_or("adv-sem"))
+    }
+
     /// Returns the keys and channels that a user of the server needs, as in an ACL.
     pub(crate) fn keys_and_channels(&self) -> String {
         let namespace = self.namespace.as_deref().unwrap_or("adv-sem");

@@ -416,6 +416,7 @@ fn a_healthy_server() {
         "round trip",
         "lease",
         "clock",
+        "wake-ups",
         "version",
         "memory",
         "persistence",
@@ -549,6 +550,20 @@ fn a_user_who_may_not_do_enough() {
     assert!(lock.contains("missing permission"), "{lock}");
     assert!(ended.stdout.contains("-> let the server's ACL allow it"), "{}", ended.stdout);
     assert_eq!(verdict(&url, "semaphore"), "ok");
+}
+
+/// Without the permission, every waiter starts up to a second late.
+#[test]
+fn a_user_who_may_not_publish() {
+    let server = RedisServer::start_with(&["--user alice on >pw ~* &* +@all -publish"]);
+    let url = server.url_with("alice", "pw");
+    let ended = run(&url, &["doctor"]);
+    assert_eq!(ended.code, 1, "{}", ended.stdout);
+    assert!(ended.stdout.contains("bad   wake-ups "), "{}", ended.stdout);
+    assert!(ended.stdout.contains("PUBLISH"), "{}", ended.stdout);
+    assert!(ended.stdout.contains("the channels adv-sem:wake:*"), "{}", ended.stdout);
+    let store = RedisServer::start();
+    assert_eq!(verdict(&store.url(), "wake-ups"), "ok");
 }
 
 #[test]

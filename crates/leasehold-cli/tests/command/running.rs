@@ -259,6 +259,12 @@ fn a_permit_of_another_program_is_released_by_its_id() {
     let ended = run(&server.url(), &["release", "it", theirs]);
     assert_eq!(ended.code, 0, "{ended:?}");
     assert_eq!(inspector.held_and_waiting("it"), (0, 0));
-    let ended = run(&server.url(), &["release", "it", theirs]);
+    // It has just ended, which is no mistake in the id.
+    for theirs in [theirs, &theirs.replace('-', "")] {
+        let ended = run(&server.url(), &["release", "it", theirs]);
+        assert_eq!(ended.code, 1, "{ended:?}");
+        assert!(ended.stderr.contains("does not hold"), "{ended:?}");
+    }
+    let ended = run(&server.url(), &["release", "it", "not an id"]);
     assert_eq!(ended.code, 64, "{ended:?}");
 }

@@ -24,10 +24,10 @@ pub(super) async fn ask_all(
 ) -> Vec<Node> {
     let mut asked = JoinSet::new();
     for (at, info) in servers.iter().enumerate() {
-        let client = store.redis_client(info.clone());
+        let (client, channel) = (store.redis_client(info.clone()), store.trial_channel());
         asked.spawn(async move {
             match client {
-                Ok(client) => (at, Facts::ask(client, more).await),
+                Ok(client) => (at, Facts::ask(client, &channel, more).await),
                 Err(error) => (at, Err(why(&error))),
             }
         });

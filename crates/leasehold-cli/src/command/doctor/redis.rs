@@ -37,7 +37,7 @@ pub(super) enum Place {
 /// Examines one server.
 pub(super) async fn examine(store: &Store, info: ConnectionInfo, report: &mut Report) {
     let facts = match store.redis_client(info) {
-        Ok(client) => Facts::ask(client, &[]).await,
+        Ok(client) => Facts::ask(client, &store.trial_channel(), &[]).await,
         Err(error) => Err(why(&error)),
     };
     match facts {
@@ -58,26 +58,53 @@ pub(super) struct Facts {
     /// The answer to `INFO`, or the reason why there is none.
     pub(super) info: Result<Info, String>,
     pub(super) settings: Settings,
+    /// Those of `PUBLISH` and `SPUBLISH` that the user may not send to the channels of wake-ups.
+    denied: Vec<&'static str>,
     /// The answers to further questions.
     pub(super) more: Vec<Value>,
 }
 
 impl Facts {
-    /// Queries a server, with the additional questions `more`. Fails with a readable reason if it cannot connect.
-    pub(super) async fn ask(client: Client, more: &[&[&str]]) -> Result<Self, String> {
+    /// Queries a server, with the additional questions `more`, and publishes to a channel that nobody reads. Fails with
+    /// a readable reason if it cannot connect.
+    pub(super) async fn ask(
+        client: Client,
+        channel: &str,
+        more: &[&[&str]],
+    ) -> Result<Self, String> {
         let mut connection = connect(&client).await.map_err(|error| why(&error))?;
         let info = ask::<String>(&mut connection, &["INFO"]).await;
         let mut answers = Vec::new();
         for words in more {
             answers.push(ask::<Value>(&mut connection, words).await.unwrap_or_default());
         }
+        let mut denied = Vec::new();
+        for publish in [PUBLISH, SPUBLISH] {
+            let answer = ask::<Value>(&mut connection, &[publish, channel, ""]).await;
+            if answer.is_err_and(|error| error.code() == Some("NOPERM")) {
+                denied.push(publish);
+            }
+        }
         Ok(Self {
+            denied,
             clock: clock(&mut connection).await,
             round_trip: round_trip(&mut connection).await.map_err(|error| why(&error))?,
             info: info.map(|info| Info::parse(&info)).map_err(|error| why(&error)),
             settings: Settings::read(&mut connection).await,
             more: answers,
         })
+    }
+
+    /// Without wake-ups, a waiter finds its permit only with its next query.
+    fn check_wake_ups(&self, place: Place, report: &mut Report) {
+        let publish = if place == Place::InCluster { SPUBLISH } else { PUBLISH };
+        if !self.denied.contains(&publish) {
+            report.ok("wake-ups", "the user may publish them");
+            return;
+        }
+        let says = format!("missing permission for {publish}: a waiter starts up to a second late");
+        let allow = format!("let the server's ACL allow it, for {}", report.keys_and_channels);
+        report.bad("wake-ups", says, &allow);
     }
 
     /// Returns a field of `INFO`.
@@ -88,6 +115,7 @@ impl Facts {
     /// Reports all checks.
     pub(super) fn check(&self, place: Place, report: &mut Report) {
         check_clock(self.clock, report);
+        self.check_wake_ups(place, report);
         let info = match &self.info {
             Ok(info) => info,
             Err(why) => {
@@ -349,6 +377,10 @@ impl Info {
         self.0.get(key).map(String::as_str)
     }
 }
+
+const PUBLISH: &str = "PUBLISH";
+/// The same in a cluster.
+const SPUBLISH: &str = "SPUBLISH";
 
 const OUTPUT_BUFFER: &str = "client-output-buffer-limit";
 const MIN_REPLICAS: &str = "min-replicas-to-write";

@@ -26,8 +26,9 @@ use crate::{ClientId, Error, Fence, LockId};
 #[cfg(test)]
 mod tests;
 
-/// The longest storage key, in bytes.
+/// The longest storage key, in bytes. A longer one is replaced by its hash. `SyncGuard` 2 leaves room for 26 bytes more.
 const MAX_KEY_BYTES: usize = 1000;
+const MAX_KEY_BYTES_2: usize = 974;
 /// The length of the hash that replaces a longer storage key after its prefix: 16 bytes in base64url.
 #[cfg(test)]
 const HASH_BYTES: usize = 22;
@@ -73,11 +74,11 @@ impl Prefix {
         Ok(Self(if text.ends_with(':') { text } else { text + ":" }))
     }
 
-    /// Returns the storage key. A key that would be too long is replaced by its hash.
-    pub(super) fn storage_key(&self, kind: &str, rest: &str) -> String {
+    /// Returns the storage key in this layout. A key that would be too long is replaced by its hash.
+    pub(super) fn storage_key(&self, layout: LockLayout, kind: &str, rest: &str) -> String {
         let Self(prefix) = self;
         let whole = format!("{prefix}{kind}{rest}");
-        if whole.len() <= MAX_KEY_BYTES {
+        if whole.len() <= layout.longest_key() {
             return whole;
         }
         let hash = Sha256::digest(whole.as_bytes());
@@ -111,6 +112,16 @@ pub enum LockLayout {
     SyncGuard1,
     /// The layout of `SyncGuard` 2.x.
     SyncGuard2,
+}
+
+impl LockLayout {
+    /// Returns the length of the longest storage key that is not hashed, in bytes.
+    fn longest_key(self) -> usize {
+        match self {
+            Self::SyncGuard1 => MAX_KEY_BYTES,
+            Self::SyncGuard2 => MAX_KEY_BYTES_2,
+        }
+    }
 }
 
 impl fmt::Display for LockLayout {
@@ -152,6 +163,11 @@ pub(super) struct IndexChange {
 
 impl Calls {
     pub(super) fn new(prefix: Prefix, layout: LockLayout, namespace: &str) -> Self {
+        // `SyncGuard` 2 ignores all colons at the end of a prefix, and adds one.
+        let prefix = match (layout, prefix.0.trim_end_matches(':')) {
+            (LockLayout::SyncGuard2, rest) if !rest.is_empty() => Prefix(format!("{rest}:")),
+            _ => prefix,
+        };
         Self { prefix, layout, namespace: namespace.to_owned(), cluster: None }
     }
 
@@ -170,10 +186,10 @@ impl Calls {
         // A hashed key would have no hash tag any more.
         let (prefix, spelled) = (&self.prefix.0, spelling.spell(key.as_str()));
         let longest = format!("{prefix}fence:{prefix}{spelled}").len();
-        if longest > MAX_KEY_BYTES {
-            let problem = format!(
-                "with its prefix it is {longest} bytes; the limit in a cluster is {MAX_KEY_BYTES}"
-            );
+        let limit = self.layout.longest_key();
+        if longest > limit {
+            let problem =
+                format!("with its prefix it is {longest} bytes; the limit in a cluster is {limit}");
             return Err(Error::invalid("key", problem + ": choose a shorter key or prefix"));
         }
         Ok(())
@@ -181,22 +197,27 @@ impl Calls {
 
     /// Returns the storage key of a lock.
     pub(super) fn lock(&self, key: &Name) -> String {
-        match self.cluster {
-            Some(spelling) => self.prefix.storage_key("", &spelling.spell(key.as_str())),
-            None => self.prefix.storage_key("", key.as_str()),
-        }
+        self.lock_in(self.layout, key)
+    }
+
+    /// Returns the storage key of a lock in one of the layouts.
+    fn lock_in(&self, layout: LockLayout, key: &Name) -> String {
+        let spelled = self.cluster.map(|spelling| spelling.spell(key.as_str()));
+        self.prefix.storage_key(layout, "", spelled.as_deref().unwrap_or(key.as_str()))
     }
 
     /// Returns the storage key of the index of a lock id.
     pub(super) fn index(&self, id: &LockId) -> String {
-        self.prefix.storage_key("id:", id.as_str())
+        self.prefix.storage_key(self.layout, "id:", id.as_str())
     }
 
     /// Returns the fence counters of a lock, in this layout and in the other.
-    fn counters(&self, key: &Name, lock: &str) -> [String; 2] {
+    fn counters(&self, key: &Name) -> [String; 2] {
         let spelled = self.cluster.map(|spelling| spelling.spell(key.as_str()));
-        let key = spelled.as_deref().unwrap_or(key.as_str());
-        let [first, second] = [key, lock].map(|counted| self.prefix.storage_key("fence:", counted));
+        let spelled = spelled.as_deref().unwrap_or(key.as_str());
+        let lock = self.lock_in(LockLayout::SyncGuard2, key);
+        let first = self.prefix.storage_key(LockLayout::SyncGuard1, "fence:", spelled);
+        let second = self.prefix.storage_key(LockLayout::SyncGuard2, "fence:", &lock);
         match self.layout {
             LockLayout::SyncGuard1 => [first, second],
             LockLayout::SyncGuard2 => [second, first],
@@ -314,7 +335,7 @@ impl Calls {
         match command {
             LockCommand::Acquire { key, id, ttl, notify, holder, expected } => {
                 let lock = lock(key);
-                let [fence, other] = self.counters(key, &lock);
+                let [fence, other] = self.counters(key);
                 let (index, waiting) = (index(id), self.waiting(&lock));
                 let json = json(key.as_str());
                 let notify = match notify {

@@ -205,7 +205,7 @@ fn a_million_keys_that_are_cut_down_do_not_collide() {
     let long = "k".repeat(500);
     let mut seen = std::collections::HashSet::with_capacity(1_000_000);
     for number in 0..1_000_000_u32 {
-        let key = prefix.storage_key("", &format!("{long}{number}"));
+        let key = prefix.storage_key(LockLayout::SyncGuard1, "", &format!("{long}{number}"));
         assert_eq!(key.len(), 501 + HASH_BYTES);
         assert!(seen.insert(key), "{number}");
     }
@@ -214,15 +214,44 @@ fn a_million_keys_that_are_cut_down_do_not_collide() {
 #[test]
 fn storage_keys_are_cut_down_only_where_they_must_be() {
     let prefix = Prefix::new("p").unwrap();
-    assert_eq!(prefix.storage_key("", "invoice:42"), "p:invoice:42");
-    assert_eq!(prefix.storage_key("fence:", "invoice:42"), "p:fence:invoice:42");
-    assert_eq!(Prefix::new("p:").unwrap().storage_key("id:", "x"), "p:id:x");
+    assert_eq!(prefix.storage_key(LockLayout::SyncGuard1, "", "invoice:42"), "p:invoice:42");
+    assert_eq!(
+        prefix.storage_key(LockLayout::SyncGuard1, "fence:", "invoice:42"),
+        "p:fence:invoice:42"
+    );
+    assert_eq!(
+        Prefix::new("p:").unwrap().storage_key(LockLayout::SyncGuard1, "id:", "x"),
+        "p:id:x"
+    );
     let longest = "k".repeat(998);
-    assert_eq!(prefix.storage_key("", &longest), format!("p:{longest}"));
+    assert_eq!(prefix.storage_key(LockLayout::SyncGuard1, "", &longest), format!("p:{longest}"));
     // SHA-256 of "p:" and 999 times "k": the first 16 bytes, in base64url.
     let hash = Sha256::digest(format!("p:{}", "k".repeat(999)));
     let expected = format!("p:{}", URL_SAFE_NO_PAD.encode(&hash[..16]));
-    assert_eq!(prefix.storage_key("", &"k".repeat(999)), expected);
+    assert_eq!(prefix.storage_key(LockLayout::SyncGuard1, "", &"k".repeat(999)), expected);
+}
+
+/// Their version 2 hashes what has more than 974 bytes with its prefix, and ignores colons at the end of a prefix.
+#[test]
+fn storage_keys_of_version_2_are_those_of_the_other_program() {
+    let calls = |prefix: &str, layout| Calls::new(Prefix::new(prefix).unwrap(), layout, "ns");
+    let key = |bytes: usize| Name::normalised("key", &"k".repeat(bytes)).unwrap();
+    let prefix = "p".repeat(500);
+    let two = calls(&prefix, LockLayout::SyncGuard2);
+    let whole = |bytes: usize| format!("{prefix}:{}", "k".repeat(bytes));
+    let hashed = |whole: &str| {
+        format!("{prefix}:{}", URL_SAFE_NO_PAD.encode(&Sha256::digest(whole.as_bytes())[..16]))
+    };
+    assert_eq!(two.lock(&key(473)), whole(473));
+    assert_eq!(two.lock(&key(474)), hashed(&whole(474)));
+    assert_eq!(calls(&prefix, LockLayout::SyncGuard1).lock(&key(474)), whole(474));
+    // The counter is named after the lock, and hashed by the same rule.
+    let lock = hashed(&whole(474));
+    let counter = hashed(&format!("{prefix}:fence:{lock}"));
+    assert_eq!(two.counters(&key(474))[0], counter);
+    assert_eq!(calls(&prefix, LockLayout::SyncGuard1).counters(&key(474))[1], counter);
+    let two = calls("p::", LockLayout::SyncGuard2);
+    assert_eq!(two.lock(&key(1)), "p:k");
 }
 
 #[test]
