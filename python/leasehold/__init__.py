@@ -111,9 +111,7 @@ __all__ = [
 
 
 def _forked() -> None:
-    # The store counts the parent as alive for as long as any process has these descriptors open.
-    for descriptor in _after_fork_in_child():
-        _os.close(descriptor)
+    _after_fork_in_child()
     # The thread that has forked is the main thread now.
     _begin(_threading.get_ident())
     _close_in_workers()

@@ -21,7 +21,7 @@ mod registry;
 mod settings;
 mod shared;
 
-pub(crate) use registry::{close_all, inherited_lifelines};
+pub(crate) use registry::close_all;
 use settings::{Options, Settings, certificate, url_from_environment};
 pub(crate) use shared::Shared;
 

@@ -52,15 +52,13 @@ fn _begin(py: Python<'_>, main_thread: u64) -> PyResult<()> {
     failure::prepare(py)
 }
 
-/// To be called in a forked child. Returns the descriptors that the child must close.
+/// To be called in a forked child. The engine's descriptors are closed there already.
 #[pyfunction]
-fn _after_fork_in_child(py: Python<'_>) -> Vec<std::os::fd::RawFd> {
-    let lifelines = client::inherited_lifelines();
+fn _after_fork_in_child(py: Python<'_>) {
     process::forked();
     ending::forked();
     log::forked();
     wake::forget_loops(py);
-    lifelines
 }
 
 /// To be called when the interpreter ends: releases what this process holds.

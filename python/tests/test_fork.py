@@ -280,7 +280,7 @@ def test_forks_while_other_threads_wait_and_work(redis_server: RedisServer) -> N
 
 
 def test_the_child_of_a_killed_parent_does_not_keep_its_permits(shared_url: str) -> None:
-    """The child closes the descriptor by which the parent counts as alive."""
+    """The child does not keep the descriptor by which the parent counts as alive."""
     code = """
         import os, sys, time, warnings, leasehold
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -305,6 +305,86 @@ def test_the_child_of_a_killed_parent_does_not_keep_its_permits(shared_url: str)
             killed = time.monotonic()
             api.acquire(within=10).wait().release().wait()
             assert time.monotonic() - killed < 5, "its lease is a second"
+        finally:
+            os.kill(child, signal.SIGKILL)
+    client.close().wait()
+
+
+#: A client whose threads are busy, and wait for "api", is forked. The first line that it prints is the process id of the child.
+BUSY = """
+import os, sys, threading, time, warnings, leasehold
+warnings.simplefilter("ignore", DeprecationWarning)
+client = leasehold.Client(sys.argv[1])
+api, busy = client.semaphore("api", 1), client.semaphore("busy", 1)
+
+def wait():
+    api.acquire().wait()
+
+def work():
+    while True:
+        with busy.permit():
+            pass
+
+for target in [wait] * 10 + [work]:
+    threading.Thread(target=target, daemon=True).start()
+while api.stats().wait().waiting < 10:
+    time.sleep(0.002)
+pid = os.fork()
+if pid == 0:
+    time.sleep(60)
+    os._exit(0)
+print(pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_parent_that_waits_and_works_blocks_nobody(shared_url: str) -> None:
+    """The child keeps neither the store's write lock nor the connection that receives the parent's wake-ups."""
+    client = leasehold.Client(shared_url)
+    permit = client.semaphore("api", 1).acquire().wait()
+    with scripts.started(BUSY, shared_url) as process:
+        child = int(scripts.line(process))
+        try:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            assert permit.release().wait()
+            # Each of the dead waiters would cost the claim time: 50 s in all.
+            client.semaphore("api", 1).acquire(within=30).wait().release().wait()
+            client.semaphore("busy", 1).acquire(within=60).wait().release().wait()
+            os.kill(child, 0)  # it lives
+        finally:
+            os.kill(child, signal.SIGKILL)
+    client.close().wait()
+
+
+def locks_file(pid: int, file: pathlib.Path) -> bool:
+    """Whether a process holds a lock of the kind `flock` on the file."""
+    inode = f":{file.stat().st_ino} "
+    with open("/proc/locks") as locks:
+        return any("FLOCK" in line and f" {pid} " in line and inode in line for line in locks)
+
+
+def test_a_parent_that_is_killed_while_it_writes_blocks_nobody(tmp_path: pathlib.Path) -> None:
+    """The write lock ends with the parent, although the child lives."""
+    url, turn = f"sqlite:{tmp_path / 'store'}", tmp_path / "store.clients" / "turn"
+    client = leasehold.Client(url)
+    permit = client.semaphore("api", 1).acquire().wait()
+    with scripts.started(BUSY, url) as process:
+        child = int(scripts.line(process))
+        try:
+            deadline = time.monotonic() + 20
+            while True:
+                process.send_signal(signal.SIGSTOP)
+                os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+                if locks_file(process.pid, turn):
+                    break
+                process.send_signal(signal.SIGCONT)
+                assert time.monotonic() < deadline, "it does not write"
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            assert permit.release().wait()
+            client.semaphore("busy", 1).acquire(within=10).wait().release().wait()
+            os.kill(child, 0)  # it lives
         finally:
             os.kill(child, signal.SIGKILL)
     client.close().wait()

@@ -19,7 +19,9 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child as Process, ChildStdin, Command, Stdio};
 use std::thread;
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, kill_process, test_kill_process, waitid,
+};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::wait::deadline;
@@ -150,4 +152,33 @@ pub fn told() -> UnboundedReceiver<String> {
         std::process::exit(0);
     });
     lines
+}
+
+/// A forked copy of a [`Child`], which the child reports by its process id. It is killed when dropped.
+#[derive(Debug)]
+pub struct ForkedCopy(Pid);
+
+impl ForkedCopy {
+    /// # Panics
+    ///
+    /// If this is no process id.
+    #[must_use]
+    pub fn new(pid: &str) -> Self {
+        Self(pid.parse().ok().and_then(Pid::from_raw).expect("a process id"))
+    }
+
+    /// Fails the test if the copy has ended.
+    ///
+    /// # Panics
+    ///
+    /// If it has.
+    pub fn assert_alive(&self) {
+        assert_eq!(test_kill_process(self.0), Ok(()), "the copy has ended");
+    }
+}
+
+impl Drop for ForkedCopy {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::KILL);
+    }
 }

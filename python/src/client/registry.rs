@@ -1,6 +1,5 @@
 //! All clients of this process: what a fork and the end of the interpreter do with them.
 
-use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -20,12 +19,6 @@ pub(super) fn add(client: &Arc<Shared>) {
 
 fn all() -> Vec<Arc<Shared>> {
     lock(&CLIENTS).iter().filter_map(Weak::upgrade).collect()
-}
-
-/// In a forked child: the descriptors by which the parent's clients count as alive. The child must close them, or else the parent's
-/// permits stay held for as long as the child lives.
-pub(crate) fn inherited_lifelines() -> Vec<RawFd> {
-    all().iter().filter_map(|client| client.inherited_lifeline()).collect()
 }
 
 /// Closes all clients of this process. Returns when the stores have released everything, or after `limit`.

@@ -1,6 +1,5 @@
 //! What all objects of one client share. It opens the store at the first use, and again in a forked child.
 
-use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::task::Poll;
 
@@ -32,8 +31,7 @@ enum Phase {
     Unopened,
     /// Held by the operations that wait for it.
     Opening(Weak<Attempt>),
-    /// With the descriptor by which the client counts as alive, on a store in a file.
-    Open(PerProcess<Engine>, Option<RawFd>),
+    Open(PerProcess<Engine>),
     Closed,
 }
 
@@ -63,13 +61,13 @@ impl Shared {
     pub(crate) fn now(&self) -> Result<Option<Engine>, Failure> {
         let mut state = self.state();
         match &state.phase {
-            Phase::Open(engine, _) => Ok(engine.get().cloned()),
+            Phase::Open(engine) => Ok(engine.get().cloned()),
             // The first operation of the thread ends it silently.
             Phase::Closed if are_we_left_behind() => Ok(None),
             Phase::Closed => Err(Error::Closed.into()),
             Phase::Unopened if self.settings.is_memory() => {
                 let engine = Engine::memory();
-                state.phase = Phase::Open(PerProcess::new(engine.clone()), None);
+                state.phase = Phase::Open(PerProcess::new(engine.clone()));
                 Ok(Some(engine))
             }
             Phase::Unopened | Phase::Opening(_) => Ok(None),
@@ -118,10 +116,7 @@ impl Shared {
             return;
         }
         state.phase = match opened {
-            Ok(engine) => {
-                let fd = engine.lifeline().map(|lifeline| lifeline.as_raw_fd());
-                Phase::Open(PerProcess::new(engine.clone()), fd)
-            }
+            Ok(engine) => Phase::Open(PerProcess::new(engine.clone())),
             Err(_) => Phase::Unopened,
         };
     }
@@ -140,8 +135,7 @@ impl Shared {
     pub(super) fn begin_close(&self) -> Option<Engine> {
         let mut state = self.state();
         state.closed = true;
-        if let Phase::Open(engine, _) = &state.phase {
-            // The phase stays, so that the descriptor is known for as long as it is open.
+        if let Phase::Open(engine) = &state.phase {
             return engine.get().cloned();
         }
         let before = std::mem::replace(&mut state.phase, Phase::Closed);
@@ -152,13 +146,5 @@ impl Shared {
             attempt.wake();
         }
         None
-    }
-
-    /// In a forked child, before anything else: the descriptor by which the parent's client counts as alive.
-    pub(super) fn inherited_lifeline(&self) -> Option<RawFd> {
-        match &lock(&self.state).phase {
-            Phase::Open(_, fd) => *fd,
-            _ => None,
-        }
     }
 }

@@ -26,7 +26,6 @@
 //! client's periodic query finds the permit within a second.
 
 use std::os::fd::BorrowedFd;
-use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -61,6 +60,7 @@ mod stats;
 mod worker;
 
 use database::{Database, Reader};
+use lifeline::WakeUps;
 use locks::Locks;
 pub(crate) use read_only::ReadOnly;
 use semaphores::{Applied, Circumstances};
@@ -191,9 +191,9 @@ impl RemoteBackend for Local {
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Calls [`look`] after every wake-up, until the client is dropped.
-async fn listen(bound: oneshot::Receiver<UnixDatagram>, worker: Weak<Worker>, report: Report) {
+async fn listen(bound: oneshot::Receiver<WakeUps>, worker: Weak<Worker>, report: Report) {
     let Ok(socket) = bound.await else { return };
-    let socket = match tokio::net::UnixDatagram::from_std(socket) {
+    let socket = match socket.try_map(tokio::net::UnixDatagram::from_std) {
         Ok(socket) => socket,
         Err(error) => {
             return event!(warn, %error, "this client cannot receive wake-ups; it will poll");

@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 
 mod crowd;
 mod files;
+mod forks;
 mod opening;
 mod owners;
 mod processes;
@@ -26,6 +27,7 @@ fn child() {
             match part {
                 "hammer" => crowd::play(arguments).await,
                 "stranger" => files::play(arguments).await,
+                "forked writer" | "forked crowd" => forks::play(part, arguments).await,
                 "blocker" | "impatient" => opening::play(part, arguments).await,
                 _ => processes::play(part, arguments).await,
             }

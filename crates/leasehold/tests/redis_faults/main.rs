@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 
 mod connection;
 mod cost;
+mod forks;
 mod lost_replies;
 mod processes;
 mod resp2;

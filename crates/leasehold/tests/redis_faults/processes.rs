@@ -14,7 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::{
-    AT_ONCE, Keys, LEASE, Waiter, acquire, all_are_free, connect, held_and_waiting, one,
+    AT_ONCE, Keys, LEASE, Waiter, acquire, all_are_free, connect, forks, held_and_waiting, one,
     one_beating, release,
 };
 
@@ -29,6 +29,9 @@ pub(crate) fn play(part: &str, arguments: &[&str]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let _told = child::told();
+        if part == "forked crowd" {
+            return forks::crowd(arguments[0]).await;
+        }
         let client = connect(arguments[0]).await;
         match part {
             "holder" => hold(&client).await,

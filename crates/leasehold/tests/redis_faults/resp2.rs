@@ -10,7 +10,7 @@ use super::{
     AT_ONCE, Client, Keys, LEASE, Waiter, acquire, all_are_free, connect, one, one_beating, release,
 };
 
-const WITHOUT_HELLO: [&str; 3] = ["--rename-command", "HELLO", ""];
+pub(crate) const WITHOUT_HELLO: [&str; 3] = ["--rename-command", "HELLO", ""];
 
 #[tokio::test]
 async fn permits_are_handed_over_at_once_without_resp3() {

@@ -1,8 +1,6 @@
 //! One client's access to the store: its connection, its lifeline, and its transactions.
 
 use std::fs;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -13,7 +11,7 @@ use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 
 use super::LocalSettings;
 use super::errors::{damaged_log, of_system};
-use super::lifeline::{self, Clients, Reach};
+use super::lifeline::{self, Clients, Lifeline, Reach, WakeUps};
 use super::location::Location;
 use super::schema::{self, StoreClock};
 use super::semaphores::{self, Applied, Circumstances};
@@ -56,8 +54,8 @@ impl Database {
     pub(super) fn open(
         settings: LocalSettings,
         client: ClientId,
-        lifeline: &OnceLock<OwnedFd>,
-    ) -> Result<(Self, UnixDatagram), Error> {
+        lifeline: &OnceLock<Lifeline>,
+    ) -> Result<(Self, WakeUps), Error> {
         let until = Instant::now() + settings.answer_timeout;
         let boot = &*boot()?;
         let clients = Clients::new()?;
@@ -196,7 +194,7 @@ impl Database {
 
     /// Removes the client, as other clients would if its process had died. If another process has inherited the
     /// lifeline, the client's permits stay held.
-    pub(super) fn leave(mut self, lifeline: Arc<OnceLock<OwnedFd>>) {
+    pub(super) fn leave(mut self, lifeline: Arc<OnceLock<Lifeline>>) {
         drop(lifeline);
         let client = self.client;
         if !lifeline::is_dead(&self.place, client) {

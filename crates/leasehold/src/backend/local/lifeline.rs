@@ -14,6 +14,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 
+use lone_fork::CloseOnFork;
 use rustix::fs::{
     AtFlags, FileType, FlockOperation, Mode, OFlags, flock, fstat, openat, statat, unlinkat,
 };
@@ -24,6 +25,13 @@ use super::inspect::check_owner;
 use super::location::Location;
 use crate::engine::callbacks::event;
 use crate::{ClientId, Error};
+
+/// The lifeline of a client. A forked copy of its process does not keep it, or else the client would count as alive for
+/// as long as the copy lives.
+pub(super) type Lifeline = CloseOnFork<OwnedFd>;
+
+/// The socket that wakes a client. A forked copy does not keep it, or else the client would count as reachable.
+pub(super) type WakeUps = CloseOnFork<UnixDatagram>;
 
 /// Whether and how a client can be reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,14 +81,15 @@ impl Clients {
 }
 
 /// Creates the lifeline of a new client, and the socket that wakes it. Call it under the write lock.
-pub(super) fn enter(place: &Location, client: ClientId) -> Result<(OwnedFd, UnixDatagram), Error> {
+pub(super) fn enter(place: &Location, client: ClientId) -> Result<(Lifeline, WakeUps), Error> {
     let failed = |error| of_system("creating a client's file beside", &place.file, error);
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let lifeline = openat(&place.directory, client.to_string(), flags, Mode::RUSR | Mode::WUSR)
-        .map_err(|error| failed(error.into()))?;
+    let open = || Ok(openat(&place.directory, client.to_string(), flags, Mode::RUSR | Mode::WUSR)?);
+    let lifeline = CloseOnFork::open(open).map_err(failed)?;
     flock(&lifeline, FlockOperation::NonBlockingLockExclusive)
         .map_err(|error| failed(error.into()))?;
-    let socket = UnixDatagram::bind(socket_path(place, client)).map_err(failed)?;
+    let path = socket_path(place, client);
+    let socket = CloseOnFork::open(|| UnixDatagram::bind(path)).map_err(failed)?;
     socket.set_nonblocking(true).map_err(failed)?;
     Ok((lifeline, socket))
 }

@@ -27,12 +27,13 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
+use lone_fork::CloseOnFork;
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, fstat, openat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -49,13 +50,13 @@ pub(super) struct Location {
     /// Without symbolic links, so that every client finds the same directory beside it.
     pub(super) file: PathBuf,
     pub(super) directory: OwnedFd,
-    turn: Arc<File>,
+    turn: Arc<CloseOnFork<File>>,
     /// The files that we have open, the database and those beside it, each with its inode.
     identity: Vec<(PathBuf, u64)>,
 }
 
 /// The write lock. No other client writes until it is dropped.
-pub(super) struct WriteLock(Arc<File>);
+pub(super) struct WriteLock(Arc<CloseOnFork<File>>);
 
 /// What `prepare` has found out about the store before it calls `then`.
 pub(super) struct Found {
@@ -80,9 +81,8 @@ impl Location {
 
         let (turn_path, flags) = (beside.join("turn"), OFlags::RDWR | OFlags::CREATE);
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let turn = openat(&directory, "turn", flags, Mode::RUSR | Mode::WUSR)
+        let turn = open_turn(&directory, flags, Mode::RUSR | Mode::WUSR)
             .map_err(|error| of_system("opening", &turn_path, error))?;
-        let turn = Arc::new(File::from(turn));
         let metadata = turn
             .metadata()
             .map_err(|error| of_system("reading the metadata of", &turn_path, error))?;
@@ -118,9 +118,9 @@ impl Location {
         inspect::check_existing(&file)?;
         let (directory, _) = open_clients(&file)?;
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let turn = openat(&directory, "turn", flags, Mode::empty())
+        let turn = open_turn(&directory, flags, Mode::empty())
             .map_err(|error| of_system("opening", &file, error))?;
-        Ok(Self { file, directory, turn: Arc::new(File::from(turn)), identity: Vec::new() })
+        Ok(Self { file, directory, turn, identity: Vec::new() })
     }
 
     /// The directory of the clients.
@@ -145,7 +145,7 @@ impl Location {
         let is_new = fs::symlink_metadata(&self.file).map_or(true, |metadata| metadata.len() == 0);
         let mut recorded = String::new();
         // A record that does not exist yet, or that we did not write, is ignored.
-        let _ = (&*self.turn).take(100).read_to_string(&mut recorded);
+        let _ = (&**self.turn).take(100).read_to_string(&mut recorded);
         let recorded = recorded.split_whitespace().map_while(|inode| inode.parse::<u64>().ok());
         let other = self.files().zip(recorded).find(|(file, recorded)| {
             fs::symlink_metadata(file).map_or(true, |metadata| metadata.ino() != *recorded)
@@ -186,7 +186,7 @@ impl Location {
     /// continues or dies.
     pub(super) fn write_lock(&self) -> Result<WriteLock, Error> {
         loop {
-            match flock(&self.turn, FlockOperation::LockExclusive) {
+            match flock(self.turn.as_fd(), FlockOperation::LockExclusive) {
                 Err(Errno::INTR) => {}
                 Err(error) => {
                     return Err(of_system("waiting for the write lock of", &self.file, error));
@@ -306,8 +306,15 @@ impl Drop for Opening {
 
 impl Drop for WriteLock {
     fn drop(&mut self) {
-        let _ = flock(&self.0, FlockOperation::Unlock);
+        let _ = flock(self.0.as_fd(), FlockOperation::Unlock);
     }
+}
+
+/// Opens the file of the write lock. A forked copy must not keep it: the lock belongs to the open file, so it would stay
+/// locked if this process were killed while it writes.
+fn open_turn(directory: &OwnedFd, flags: OFlags, mode: Mode) -> io::Result<Arc<CloseOnFork<File>>> {
+    let open = || Ok(File::from(openat(directory, "turn", flags, mode)?));
+    CloseOnFork::open(open).map(Arc::new)
 }
 
 /// Opens the directory of the clients of this database.

@@ -3,8 +3,7 @@
 //! It is not the engine's thread. Waiting for the write lock, or for SQLite, may take as long as another process is
 //! stopped in the middle of a transaction, and the engine's timers must not stop for that.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixDatagram;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
 
@@ -12,6 +11,7 @@ use tokio::sync::oneshot;
 
 use super::LocalSettings;
 use super::database::{Database, IDLE};
+use super::lifeline::{Lifeline, WakeUps};
 use crate::backend::Later;
 use crate::engine::callbacks::event;
 use crate::{ClientId, Error};
@@ -23,7 +23,7 @@ type Job = Box<dyn FnOnce(&mut Result<Database, Error>) + Send>;
 pub(super) struct Worker {
     /// Declared before `jobs`, because fields are dropped in the order of their declaration. When `jobs` closes, the
     /// thread ends, and then it must have the last reference to the lifeline.
-    lifeline: Arc<OnceLock<OwnedFd>>,
+    lifeline: Arc<OnceLock<Lifeline>>,
     jobs: OnceLock<Sender<Job>>,
 }
 
@@ -34,7 +34,7 @@ impl Worker {
         &self,
         settings: LocalSettings,
         client: ClientId,
-        socket: oneshot::Sender<UnixDatagram>,
+        socket: oneshot::Sender<WakeUps>,
     ) {
         let (sender, jobs) = channel();
         let lifeline = self.lifeline.clone();
@@ -77,8 +77,8 @@ impl Worker {
 fn work(
     settings: LocalSettings,
     client: ClientId,
-    lifeline: Arc<OnceLock<OwnedFd>>,
-    socket: oneshot::Sender<UnixDatagram>,
+    lifeline: Arc<OnceLock<Lifeline>>,
+    socket: oneshot::Sender<WakeUps>,
     jobs: &Receiver<Job>,
 ) {
     let mut store = Database::open(settings, client, &lifeline).map(|(store, own)| {

@@ -5,13 +5,17 @@
 //! the first step only.
 
 use std::io;
+use std::net::SocketAddr;
+#[cfg(unix)]
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
+use lone_fork::CloseOnFork;
+use redis::aio::{MultiplexedConnection, PubSub};
 use redis::io::tcp::{TcpSettings, socket2};
 use redis::{
-    Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, ProtocolVersion, PushInfo, PushKind,
+    Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, ProtocolVersion, PushInfo, PushKind,
     RedisError, ServerErrorKind, Value,
 };
 use tokio::io::{AsyncRead, AsyncReadExt};
@@ -188,8 +192,9 @@ impl Link {
                 None,
             ));
         }
-        let redis = Client::open(info.clone()).map_err(failed)?;
-        let (mut sink, mut stream) = redis.get_async_pubsub().await.map_err(failed)?.split();
+        let listener = Stream(self::connect(&self.settings, &info).await.map_err(failed)?);
+        let listener = PubSub::new(info.redis_settings(), listener).await.map_err(failed)?;
+        let (mut sink, mut stream) = listener.split();
         let subscribed = sink.subscribe(self.channel(client)).await;
         subscribed.map_err(|error| no_wake_ups(&self.channel(client), &error))?;
         let to = push.clone();
@@ -261,7 +266,16 @@ async fn reason(info: &ConnectionInfo) -> Option<RedisError> {
 
 /// Connects a socket. The Redis library authenticates us over it and selects the database.
 async fn wire(settings: &RedisSettings, info: &ConnectionInfo) -> Result<Arc<Wire>, RedisError> {
-    let wire = match info.addr() {
+    let wire = connect(settings, info).await?;
+    // The library reads exactly the answers to its own commands, because nothing else has been sent yet.
+    let made = MultiplexedConnection::new(info.redis_settings(), Stream(wire.clone())).await?;
+    drop(made);
+    Ok(wire)
+}
+
+/// Connects a socket, and does nothing more.
+async fn connect(settings: &RedisSettings, info: &ConnectionInfo) -> Result<Arc<Wire>, RedisError> {
+    Ok(match info.addr() {
         ConnectionAddr::Tcp(host, port) => {
             Wire::new(Socket::Tcp(connect_tcp(host, *port, info.tcp_settings()).await?), None)
         }
@@ -271,18 +285,12 @@ async fn wire(settings: &RedisSettings, info: &ConnectionInfo) -> Result<Arc<Wir
             Wire::new(Socket::Tcp(socket), Some(session))
         }
         #[cfg(unix)]
-        ConnectionAddr::Unix(path) => {
-            Wire::new(Socket::Unix(tokio::net::UnixStream::connect(path).await?), None)
-        }
+        ConnectionAddr::Unix(path) => Wire::new(Socket::Unix(connect_unix(path)?), None),
         _ => {
             let problem = "this platform does not support addresses of this kind";
             return Err((ErrorKind::InvalidClientConfig, problem).into());
         }
-    };
-    // The library reads exactly the answers to its own commands, because nothing else has been sent yet.
-    let made = MultiplexedConnection::new(info.redis_settings(), Stream(wire.clone())).await?;
-    drop(made);
-    Ok(wire)
+    })
 }
 
 fn with_protocol(
@@ -393,17 +401,17 @@ async fn connect_tcp(
     host: &str,
     port: u16,
     settings: &TcpSettings,
-) -> Result<TcpStream, RedisError> {
+) -> Result<CloseOnFork<TcpStream>, RedisError> {
     let mut attempts = JoinSet::new();
     for address in tokio::net::lookup_host((host, port)).await? {
-        attempts.spawn(TcpStream::connect(address));
+        attempts.spawn(connect_to_address(address));
     }
     let mut error = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
     while let Some(attempt) = attempts.join_next().await {
         match attempt.unwrap_or_else(|error| Err(io::Error::other(error))) {
             Ok(socket) => {
                 socket.set_nodelay(settings.nodelay())?;
-                let options = socket2::SockRef::from(&socket);
+                let options = socket2::SockRef::from(&*socket);
                 if let Some(keepalive) = settings.keepalive() {
                     options.set_tcp_keepalive(keepalive)?;
                 }
@@ -415,6 +423,48 @@ async fn connect_tcp(
         }
     }
     Err(error.into())
+}
+
+async fn connect_to_address(address: SocketAddr) -> io::Result<CloseOnFork<TcpStream>> {
+    let socket = CloseOnFork::open(|| {
+        let domain = socket2::Domain::for_address(address);
+        let socket = socket2::Socket::new(domain, socket2::Type::STREAM, None)?;
+        socket.set_nonblocking(true)?;
+        begin_to_connect(&socket, &address.into())?;
+        TcpStream::from_std(socket.into())
+    })?;
+    // It can be written when the attempt has ended, with or without success.
+    socket.writable().await?;
+    match socket.take_error()? {
+        Some(error) => Err(error),
+        None => Ok(socket),
+    }
+}
+
+/// The system connects a local socket at once, or not at all.
+#[cfg(unix)]
+fn connect_unix(path: &Path) -> io::Result<CloseOnFork<tokio::net::UnixStream>> {
+    CloseOnFork::open(|| {
+        let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None)?;
+        socket.set_nonblocking(true)?;
+        begin_to_connect(&socket, &socket2::SockAddr::unix(path)?)?;
+        tokio::net::UnixStream::from_std(socket.into())
+    })
+}
+
+fn begin_to_connect(socket: &socket2::Socket, address: &socket2::SockAddr) -> io::Result<()> {
+    match socket.connect(address) {
+        Err(error) if is_under_way(&error) => Ok(()),
+        begun => begun,
+    }
+}
+
+fn is_under_way(error: &io::Error) -> bool {
+    #[cfg(unix)]
+    let under_way = rustix::io::Errno::INPROGRESS.raw_os_error();
+    #[cfg(windows)]
+    let under_way = 10_035; // WSAEWOULDBLOCK
+    error.raw_os_error() == Some(under_way)
 }
 
 fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
+use lone_fork::CloseOnFork;
 use redis::{PushInfo, PushKind, RedisError, RedisResult, Value};
 use rustls::ClientConnection;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -29,10 +30,12 @@ const BUFFER: usize = 16 * 1024;
 /// The replies to one request, or the error. A closed channel means that the connection was lost.
 pub(super) type Replies = oneshot::Receiver<RedisResult<Vec<Value>>>;
 
+/// A forked copy of this process does not keep the socket. Otherwise the server would count the client as connected, and
+/// as subscribed to its wake-ups, until the copy has ended, too.
 pub(super) enum Socket {
-    Tcp(TcpStream),
+    Tcp(CloseOnFork<TcpStream>),
     #[cfg(unix)]
-    Unix(UnixStream),
+    Unix(CloseOnFork<UnixStream>),
 }
 
 pub(super) struct Wire {
