@@ -493,6 +493,11 @@ impl Core {
         told.map_err(|_| self.stopped().unwrap_or(Error::Closed))
     }
 
+    /// Whether the store is in this process, so that no time passes between a grant and its answer.
+    pub(crate) fn is_in_process(&self) -> bool {
+        self.remote.is_none()
+    }
+
     /// Returns why the engine is not running, if it is not.
     pub(crate) fn stopped(&self) -> Option<Error> {
         if let Some(error) = self.stopped.get() {

@@ -349,8 +349,8 @@ impl SemaphoreBuilder {
     }
 
     /// Sets the longest time that a permit may be held. After that the permit is lost and passes to the next waiter. By
-    /// default there is no TTL. On Redis the minimum is 100 ms, because part of the TTL passes before the client
-    /// receives the grant.
+    /// default there is no TTL. On one host and on Redis the minimum is 100 ms, because part of the TTL passes before
+    /// the client receives the grant.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = Some(ttl);
         self
@@ -491,7 +491,7 @@ impl SemaphoreBuilder {
     /// - The name or the label is empty, longer than 512 bytes, or contains control characters.
     /// - In a Redis cluster, the name has a brace that is not part of a hash tag, or is nothing but a hash tag.
     /// - The capacity, a duration, the rate or the burst is zero.
-    /// - The lease is below 300 ms, or the TTL on Redis is below 100 ms.
+    /// - The lease is below 300 ms, or the TTL on one host or on Redis is below 100 ms.
     /// - The rate is above 10,000 per second.
     /// - The time in which all tokens of the burst arrive is more than 100 years.
     /// - There is a burst but no rate.
@@ -503,7 +503,8 @@ impl SemaphoreBuilder {
         }
         let ttl = self.ttl.map(|ttl| positive("ttl", ttl)).transpose()?;
         let needs_renewals = self.engine.core().profile().needs_renewals;
-        if let Some(ttl) = self.ttl.filter(|ttl| needs_renewals && *ttl < MIN_TTL) {
+        let is_in_process = self.engine.core().is_in_process();
+        if let Some(ttl) = self.ttl.filter(|ttl| !is_in_process && *ttl < MIN_TTL) {
             let problem = format!("it is {ttl:?}; the minimum on this store is {MIN_TTL:?}");
             let why = "a shorter TTL may end before the store has answered";
             return Err(Error::invalid("ttl", format!("{problem}: {why}")));

@@ -17,6 +17,7 @@ mod opening;
 mod owners;
 mod processes;
 mod reboot;
+mod short_times;
 
 /// The entry point of the processes that the tests start.
 #[test]
