@@ -74,6 +74,8 @@ struct State {
     life: Life,
     phase: Phase,
     undo: Option<Undo>,
+    /// Why the last attempt failed.
+    problem: Option<Error>,
     /// Makes a close wait for this call, until it is answered or cannot be sent any more.
     under_way: Option<UnderWay>,
 }
@@ -121,7 +123,7 @@ impl Call {
         undo: Option<Undo>,
     ) -> Arc<Self> {
         let under_way = Some(UnderWay::new(core));
-        let state = Mutex::new(State { life: Life::Unsent, phase, undo, under_way });
+        let state = Mutex::new(State { life: Life::Unsent, phase, undo, problem: None, under_way });
         let (core, slot, asked) = (core.clone(), core.slot(part.subject()), Moment::now());
         Arc::new(Self { core, slot, part, urgency, asked, until, state })
     }
@@ -257,6 +259,7 @@ impl Source for Call {
         if is_unknown {
             let mut state = self.state();
             state.life.lose();
+            state.problem = answer.err();
             let wanted = state.phase.is_wanted();
             drop(state);
             if !wanted {
@@ -292,7 +295,16 @@ impl Source for Call {
         if now < self.until {
             return;
         }
-        let error = self.core.unavailable(Some(self.destination()), self.asked, now);
+        let to = self.destination();
+        let (is_unknown, problem) = {
+            let mut state = self.state();
+            (state.life == Life::Unknown, state.problem.take())
+        };
+        // A store that answers, but with an error, is not silent.
+        let is_silent = self.core.sender.silent_since(to, now).is_some();
+        let error = problem
+            .filter(|_| is_unknown && !is_silent)
+            .unwrap_or_else(|| self.core.unavailable(Some(to), self.asked, now));
         if self.finish(Err(error)) && self.state().life != Life::Sent {
             self.end();
         }

@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 mod connection;
 mod cost;
 mod forks;
+mod hostile;
 mod lost_replies;
 mod processes;
 mod resp2;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lone_fork::CloseOnFork;
-use redis::aio::{MultiplexedConnection, PubSub};
+use redis::aio::MultiplexedConnection;
 use redis::io::tcp::{TcpSettings, socket2};
 use redis::{
     Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, ProtocolVersion, PushInfo, PushKind,
@@ -26,8 +26,8 @@ use tokio::task::JoinSet;
 use super::errors::translate;
 use super::link::{Link, Server};
 use super::sentinel::Announced;
-use super::wire::{Socket, Stream, Wire};
-use super::{RedisSettings, deployment, tls};
+use super::wire::{MOST_WAKE_UPS, Socket, Stream, Wire};
+use super::{RedisSettings, deployment, resp, tls};
 use crate::{ClientId, Error, process};
 
 /// The oldest supported server (it has `ZMSCORE`), and the oldest supported node of a cluster (it has `SPUBLISH`).
@@ -46,7 +46,7 @@ pub(super) struct Connection {
     pub(super) commands: Arc<Wire>,
     /// The server that it leads to.
     pub(super) info: ConnectionInfo,
-    pub(super) wake_ups: mpsc::UnboundedReceiver<PushInfo>,
+    pub(super) wake_ups: mpsc::Receiver<PushInfo>,
     /// Receives the primaries that the sentinels announce, since before this connection was made.
     pub(super) announced: Option<Announced>,
     _reader: AbortOnDrop,
@@ -98,7 +98,7 @@ impl Link {
             Err(error) if refuses_resp3(&error) && !self.is_node() => {
                 self.connect_resp2(info, client).await?
             }
-            Err(error) if error.is_connection_dropped() => {
+            Err(error) if error.is_connection_dropped() && resp::violated(&error).is_none() => {
                 return Err(failed(reason(info).await.unwrap_or(error)));
             }
             made => made.map_err(failed)?,
@@ -180,43 +180,25 @@ impl Link {
     ) -> Result<Connection, Error> {
         let what = format!("connecting to {}", deployment::address(info));
         let failed = |error: RedisError| translate(&what, &error);
-        let (push, wake_ups) = mpsc::unbounded_channel();
+        let (push, wake_ups) = mpsc::channel(MOST_WAKE_UPS);
         let info = with_protocol(&self.settings, info, ProtocolVersion::RESP2);
-        let wire = wire(&self.settings, &info).await.map_err(failed)?;
-        if self.settings.only_reads() {
-            return Ok(Connection::begin_to_read(
-                &self.settings,
-                info,
-                wire,
-                (push, wake_ups),
-                None,
-            ));
+        let commands = wire(&self.settings, &info, false).await.map_err(failed)?;
+        let mut second = None;
+        if !self.settings.only_reads() {
+            let wire = wire(&self.settings, &info, true).await.map_err(failed)?;
+            let (reading, answer_timeout) = (wire.clone(), self.settings.answer_timeout);
+            let to = push.clone();
+            second = Some(AbortOnDrop(tokio::spawn(async move {
+                reading.read(answer_timeout, &to).await;
+                let _ = to.send(disconnection()).await;
+            })));
+            let subscribe = redis::cmd("SUBSCRIBE").arg(self.channel(client)).to_owned();
+            let subscribed = ask_over(&wire, &[subscribe]).await;
+            let subscribed =
+                subscribed.and_then(|mut all| all.pop().unwrap_or_default().extract_error());
+            subscribed.map_err(|error| no_wake_ups(&self.channel(client), &error))?;
         }
-        let listener = Stream(self::connect(&self.settings, &info).await.map_err(failed)?);
-        let listener = PubSub::new(info.redis_settings(), listener).await.map_err(failed)?;
-        let (mut sink, mut stream) = listener.split();
-        let subscribed = sink.subscribe(self.channel(client)).await;
-        subscribed.map_err(|error| no_wake_ups(&self.channel(client), &error))?;
-        let to = push.clone();
-        let second = tokio::spawn(async move {
-            // Dropping the sink would end the subscription.
-            let _sink = sink;
-            while let Some(message) = std::future::poll_fn(|cx| {
-                futures_core::Stream::poll_next(std::pin::Pin::new(&mut stream), cx)
-            })
-            .await
-            {
-                let payload = Value::BulkString(message.get_payload_bytes().to_vec());
-                let channel = Value::BulkString(message.get_channel_name().into());
-                let data = vec![channel, payload];
-                if to.send(PushInfo { kind: PushKind::Message, data }).is_err() {
-                    return;
-                }
-            }
-            let _ = to.send(disconnection());
-        });
-        let second = Some(AbortOnDrop(second));
-        Ok(Connection::begin_to_read(&self.settings, info, wire, (push, wake_ups), second))
+        Ok(Connection::begin_to_read(&self.settings, info, commands, (push, wake_ups), second))
     }
 
     fn channel(&self, client: ClientId) -> String {
@@ -264,33 +246,35 @@ async fn reason(info: &ConnectionInfo) -> Option<RedisError> {
     tokio::time::timeout(LISTEN, listen).await.ok()?
 }
 
-/// Connects a socket. The Redis library authenticates us over it and selects the database.
-async fn wire(settings: &RedisSettings, info: &ConnectionInfo) -> Result<Arc<Wire>, RedisError> {
-    let wire = connect(settings, info).await?;
-    // The library reads exactly the answers to its own commands, because nothing else has been sent yet.
-    let made = MultiplexedConnection::new(info.redis_settings(), Stream(wire.clone())).await?;
-    drop(made);
-    Ok(wire)
-}
-
-/// Connects a socket, and does nothing more.
-async fn connect(settings: &RedisSettings, info: &ConnectionInfo) -> Result<Arc<Wire>, RedisError> {
-    Ok(match info.addr() {
+/// Connects a socket. The Redis library authenticates us over it and selects the database. For `is_second`, see
+/// [`Wire`].
+async fn wire(
+    settings: &RedisSettings,
+    info: &ConnectionInfo,
+    is_second: bool,
+) -> Result<Arc<Wire>, RedisError> {
+    let wire = match info.addr() {
         ConnectionAddr::Tcp(host, port) => {
-            Wire::new(Socket::Tcp(connect_tcp(host, *port, info.tcp_settings()).await?), None)
+            let socket = connect_tcp(host, *port, info.tcp_settings()).await?;
+            Wire::new(Socket::Tcp(socket), None, is_second)
         }
         ConnectionAddr::TcpTls { host, port, insecure, .. } => {
             let session = tls::session(host, *insecure, settings.roots.as_ref())?;
             let socket = connect_tcp(host, *port, info.tcp_settings()).await?;
-            Wire::new(Socket::Tcp(socket), Some(session))
+            Wire::new(Socket::Tcp(socket), Some(session), is_second)
         }
         #[cfg(unix)]
-        ConnectionAddr::Unix(path) => Wire::new(Socket::Unix(connect_unix(path)?), None),
+        ConnectionAddr::Unix(path) => Wire::new(Socket::Unix(connect_unix(path)?), None, is_second),
         _ => {
             let problem = "this platform does not support addresses of this kind";
             return Err((ErrorKind::InvalidClientConfig, problem).into());
         }
-    })
+    };
+    // The library reads exactly the answers to its own commands, because nothing else has been sent yet.
+    let stream = Stream::new(wire.clone());
+    let made = MultiplexedConnection::new(info.redis_settings(), stream).await;
+    drop(made.map_err(|error| wire.violation().map_or(error, resp::violation))?);
+    Ok(wire)
 }
 
 fn with_protocol(
@@ -322,21 +306,21 @@ impl Connection {
         info: &ConnectionInfo,
     ) -> Result<Self, RedisError> {
         let info = with_protocol(settings, info, ProtocolVersion::RESP3);
-        let wire = wire(settings, &info).await?;
-        Ok(Self::begin_to_read(settings, info, wire, mpsc::unbounded_channel(), None))
+        let wire = wire(settings, &info, false).await?;
+        Ok(Self::begin_to_read(settings, info, wire, mpsc::channel(MOST_WAKE_UPS), None))
     }
 
     fn begin_to_read(
         settings: &RedisSettings,
         info: ConnectionInfo,
         commands: Arc<Wire>,
-        (push, wake_ups): (mpsc::UnboundedSender<PushInfo>, mpsc::UnboundedReceiver<PushInfo>),
+        (push, wake_ups): (mpsc::Sender<PushInfo>, mpsc::Receiver<PushInfo>),
         second: Option<AbortOnDrop>,
     ) -> Self {
         let (wire, answer_timeout) = (commands.clone(), settings.answer_timeout);
         let reader = tokio::spawn(async move {
             wire.read(answer_timeout, &push).await;
-            let _ = push.send(disconnection());
+            let _ = push.send(disconnection()).await;
         });
         let (identity, stragglers) = (Identity::default(), false);
         Self {
@@ -352,8 +336,7 @@ impl Connection {
     }
 
     pub(super) async fn ask(&self, commands: &[Cmd]) -> Result<Vec<Value>, RedisError> {
-        let replies = self.commands.send(&pack(commands), commands.len()).await;
-        replies.unwrap_or_else(|_| Err(lost()))
+        ask_over(&self.commands, commands).await
     }
 
     pub(super) async fn ask_one(&self, command: Cmd) -> Result<Value, RedisError> {
@@ -374,6 +357,12 @@ impl Connection {
         // Usually it is closed already; then the server answers 0.
         self.ask_one(kill).await.is_ok()
     }
+}
+
+/// Sends commands and returns their replies.
+async fn ask_over(wire: &Wire, commands: &[Cmd]) -> Result<Vec<Value>, RedisError> {
+    let replies = wire.send(&pack(commands), commands.len()).await;
+    replies.unwrap_or_else(|_| Err(lost()))
 }
 
 /// Encodes commands for sending.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use redis::{ErrorKind, RedisError};
 
+use super::resp::violated;
 use super::tls::distrust;
 use crate::Error;
 
@@ -40,6 +41,9 @@ pub(super) fn translate(what: &str, error: &RedisError) -> Error {
     let refused = |why: &str| Error::Refused { what: format!("{what}: {why}") };
     if let Some(why) = distrust(error) {
         return refused(&why);
+    }
+    if let Some(why) = violated(error) {
+        return Error::unavailable(format!("{what}: {why}"), false, None);
     }
     match code {
         "NOAUTH" => refused("a password is required: put the user and the password into the URL"),

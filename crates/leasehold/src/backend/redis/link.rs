@@ -85,6 +85,12 @@ struct Up {
 }
 
 impl Up {
+    /// Whether the server violated a limit of this client, and this is the error of the request that it answered.
+    fn was_violated_by(&self, error: &Error) -> bool {
+        let Error::Unavailable { what, .. } = error else { return false };
+        self.wire.violation().is_some_and(|why| what.ends_with(&why))
+    }
+
     fn channels(&self) -> MutexGuard<'_, HashSet<String>> {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -251,6 +257,8 @@ impl Link {
             loop {
                 let up = self.connection().await?;
                 match self.send_over(&up, &commands).await {
+                    // The server would answer the same commands in the same way.
+                    Err(error) if up.was_violated_by(&error) => return Err(error),
                     Err(error) if error.may_pass() => {
                         let mut state = self.state.subscribe();
                         let replaced = |state: &State| !matches!(state, State::Up(other) if other.number == up.number);
@@ -341,10 +349,13 @@ impl Link {
                     report(Event::Connected { to, again, stragglers });
                     self.serve(client, connection, (&up, &clock), &report).await;
                     self.state.send_replace(State::Connecting);
-                    let lost = format!("request to {}: connection lost", self.address);
+                    let violation = up.wire.violation();
+                    let why = violation.as_deref().unwrap_or("connection lost");
+                    let lost = format!("request to {}: {why}", self.address);
                     report(Event::Disconnected(to, Error::unavailable(lost, false, None)));
-                    // A connection that is lost soon after it was made must not be replaced in a tight loop.
-                    if since.elapsed() > LONGEST_DELAY {
+                    // A connection that is lost soon after it was made must not be replaced in a tight loop, nor one
+                    // to a server that violates a limit.
+                    if since.elapsed() > LONGEST_DELAY && violation.is_none() {
                         delay = SHORTEST_DELAY;
                     } else {
                         self.pause(delay).await;

@@ -1,113 +1,264 @@
-//! Reads RESP, the protocol of Redis, from a buffer that may end anywhere.
+//! Decodes RESP, the protocol of Redis, from a stream that may pause anywhere.
+//!
+//! A [`Decoder`] remembers what it has decoded of the current reply: the arrays that are not complete, and how much of
+//! a line was scanned. So no byte is scanned twice, however the stream is cut.
+//!
+//! A server may send anything, so everything is bounded: the size of a reply, the length of a line, and the depth of
+//! arrays. A length is checked as soon as it is read, before any of its bytes arrive.
 //!
 //! It decodes the types that scripts return and wake-ups consist of. For errors and rarer types it only finds the end,
 //! and the Redis library decodes them.
 
 use redis::{ErrorKind, PushKind, RedisError, Value};
 
-/// The deepest nesting of arrays that is accepted. Our scripts need three levels.
+/// The largest reply, and the largest push. Each value counts as its bytes plus [`VALUE`], the memory that it takes
+/// even if it is empty. Our largest replies are pages of lists (1000 keys or 500 members) and the map of a cluster,
+/// which stay below 8 MiB. A wake-up has less than 2 KiB.
+pub(super) const LARGEST_REPLY: usize = 32 << 20;
+const LARGEST_PUSH: usize = 16 << 10;
+const VALUE: usize = 64;
+
+/// The longest line: an error or a simple string.
+const LONGEST_LINE: usize = 64 << 10;
+
+/// The deepest nesting of arrays. Our scripts need three levels.
 const DEEPEST: usize = 32;
 
-/// Returns the first value in `bytes` and its length, or `None` if the value is not complete yet.
-pub(super) fn read(bytes: &[u8]) -> Result<Option<(Value, usize)>, RedisError> {
-    let mut reader = Reader { bytes, at: 0 };
-    match reader.value(0) {
-        Ok(value) => Ok(Some((value, reader.at))),
-        Err(Stop::Incomplete) => Ok(None),
-        Err(Stop::Malformed) => Err((ErrorKind::Parse, "the answer is not RESP").into()),
-    }
+/// Decodes one stream.
+pub(super) struct Decoder {
+    /// The largest reply that this stream may have.
+    largest: usize,
+    /// The aggregates that are not complete, from the outermost to the innermost.
+    open: Vec<Open>,
+    /// The size of what was decoded of the current reply.
+    size: usize,
+    /// How many bytes of the current line were scanned without finding its end.
+    scanned: usize,
+    /// The current element, if it is a string whose header was read.
+    body: Option<Body>,
 }
 
+/// An aggregate that is not complete.
+struct Open {
+    kind: u8,
+    /// The number of values that are missing.
+    left: usize,
+    values: Vec<Value>,
+}
+
+/// The length of a string's header, with its line end, and of the string.
+#[derive(Clone, Copy)]
+struct Body {
+    header: usize,
+    length: usize,
+}
+
+enum Element {
+    Value(Value),
+    Open(Open),
+}
+
+/// Why a stream cannot be decoded.
 enum Stop {
-    Incomplete,
     Malformed,
+    /// A limit was exceeded.
+    Exceeded(String),
 }
 
-struct Reader<'a> {
-    bytes: &'a [u8],
-    at: usize,
-}
-
-impl<'a> Reader<'a> {
-    fn value(&mut self, depth: usize) -> Result<Value, Stop> {
-        if depth > DEEPEST {
-            return Err(Stop::Malformed);
+impl From<Stop> for RedisError {
+    fn from(stop: Stop) -> Self {
+        match stop {
+            Stop::Malformed => (ErrorKind::Parse, "the answer is not RESP").into(),
+            Stop::Exceeded(what) => violation(what),
         }
-        let start = self.at;
-        let (kind, line) = self.line()?.split_first().ok_or(Stop::Malformed)?;
-        Ok(match kind {
-            b':' => Value::Int(number(line)?),
-            b'$' => match length(line)? {
-                Some(length) => Value::BulkString(self.take(length)?.to_vec()),
-                None => Value::Nil,
-            },
-            b'*' => match length(line)? {
-                Some(length) => Value::Array(self.values(length, depth)?),
-                None => Value::Nil,
-            },
-            b'+' if line == b"OK" => Value::Okay,
-            b'+' => Value::SimpleString(text(line)?.to_owned()),
+    }
+}
+
+/// Returns the error for a server that does not follow the protocol, or exceeds a limit of this client.
+pub(super) fn violation(what: impl Into<String>) -> RedisError {
+    (ErrorKind::Io, VIOLATION, what.into()).into()
+}
+
+const VIOLATION: &str = "the server violates the protocol or a limit";
+
+/// Returns what the server did wrong, if the error is a [`violation`].
+pub(super) fn violated(error: &RedisError) -> Option<&str> {
+    // Other I/O errors have no detail.
+    error.detail().filter(|_| error.kind() == ErrorKind::Io)
+}
+
+impl Decoder {
+    /// A decoder of replies and pushes.
+    pub(super) fn new() -> Self {
+        Self { largest: LARGEST_REPLY, open: Vec::new(), size: 0, scanned: 0, body: None }
+    }
+
+    /// A decoder of a stream that has only pushes, written as arrays.
+    pub(super) fn of_pushes() -> Self {
+        Self { largest: LARGEST_PUSH, ..Self::new() }
+    }
+
+    /// Decodes `bytes`, which begin where the previous call stopped. Returns how many of them were decoded, and the
+    /// next value with its size, if it is complete.
+    pub(super) fn read(
+        &mut self,
+        bytes: &[u8],
+    ) -> Result<(usize, Option<(Value, usize)>), RedisError> {
+        let mut at = 0;
+        while let Some((element, length)) = self.element(&bytes[at..])? {
+            at += length;
+            (self.scanned, self.body) = (0, None);
+            self.grow(length + VALUE)?;
+            if let Some(value) = self.add(element)? {
+                return Ok((at, Some((value, std::mem::take(&mut self.size)))));
+            }
+        }
+        Ok((at, None))
+    }
+
+    /// Returns the first element and its length, or `None` if it is not complete.
+    fn element(&mut self, bytes: &[u8]) -> Result<Option<(Element, usize)>, Stop> {
+        if let Some(body) = self.body {
+            return Self::string(bytes, body);
+        }
+        let Some(line) = self.line(bytes)? else { return Ok(None) };
+        let header = line.len() + 2;
+        let (kind, rest) = line.split_first().ok_or(Stop::Malformed)?;
+        let value = match kind {
+            b':' => Value::Int(number(rest)?),
+            b'$' | b'*' if number(rest)? == -1 => Value::Nil,
+            b'$' | b'=' | b'!' => {
+                let body = Body { header, length: length(rest)? };
+                self.fits(body.length.saturating_add(header))?;
+                self.body = Some(body);
+                return Self::string(bytes, body);
+            }
+            b'*' | b'>' | b'~' | b'%' | b'|' => {
+                let open = self.aggregate(*kind, length(rest)?)?;
+                return Ok(Some((Element::Open(open), header)));
+            }
+            b'+' if rest == b"OK" => Value::Okay,
+            b'+' => Value::SimpleString(text(rest)?.to_owned()),
             b'_' => Value::Nil,
-            b'>' => push(self.values(some_length(line)?, depth)?)?,
-            b'~' => Value::Set(self.values(some_length(line)?, depth)?),
-            b'%' => Value::Map(self.pairs(line, depth)?),
-            b'|' => {
-                let attributes = self.pairs(line, depth)?;
-                Value::Attribute { data: Box::new(self.value(depth + 1)?), attributes }
-            }
-            b'=' | b'!' => {
-                self.take(some_length(line)?)?;
-                self.by_the_library(start)?
-            }
-            _ => self.by_the_library(start)?,
-        })
+            _ => by_the_library(&bytes[..header])?,
+        };
+        Ok(Some((Element::Value(value), header)))
     }
 
-    fn values(&mut self, count: usize, depth: usize) -> Result<Vec<Value>, Stop> {
-        // Every value has at least three bytes. So a false count does not allocate more than the received bytes
-        // justify.
-        let mut values = Vec::with_capacity(count.min((self.bytes.len() - self.at) / 3));
-        for _ in 0..count {
-            values.push(self.value(depth + 1)?);
+    fn aggregate(&self, kind: u8, count: usize) -> Result<Open, Stop> {
+        if self.open.len() >= DEEPEST {
+            return Err(Stop::Exceeded(format!(
+                "a reply has more than {DEEPEST} levels of arrays"
+            )));
         }
-        Ok(values)
+        let left = match kind {
+            b'%' => count.saturating_mul(2),
+            // The value that the attributes describe follows them.
+            b'|' => count.saturating_mul(2).saturating_add(1),
+            _ => count,
+        };
+        self.fits(left.saturating_mul(VALUE))?;
+        // A false count does not allocate much before its values arrive.
+        Ok(Open { kind, left, values: Vec::with_capacity(left.min(1024)) })
     }
 
-    fn pairs(&mut self, line: &[u8], depth: usize) -> Result<Vec<(Value, Value)>, Stop> {
-        let count = some_length(line)?;
-        let pair = |_| Ok((self.value(depth + 1)?, self.value(depth + 1)?));
-        (0..count).map(pair).collect()
+    /// Adds an element to the innermost aggregate. Returns the reply if it is complete.
+    fn add(&mut self, element: Element) -> Result<Option<Value>, Stop> {
+        let mut value = match element {
+            Element::Value(value) => value,
+            Element::Open(open) if open.left == 0 => open.close()?,
+            Element::Open(open) => {
+                self.open.push(open);
+                return Ok(None);
+            }
+        };
+        while let Some(mut open) = self.open.pop() {
+            open.values.push(value);
+            open.left -= 1;
+            if open.left > 0 {
+                self.open.push(open);
+                return Ok(None);
+            }
+            value = open.close()?;
+        }
+        Ok(Some(value))
     }
 
-    /// Lets the Redis library decode the value between `start` and here.
-    fn by_the_library(&self, start: usize) -> Result<Value, Stop> {
-        redis::parse_redis_value(&self.bytes[start..self.at]).map_err(|_| Stop::Malformed)
+    /// Returns the first line, without its end, or `None` if it is not complete.
+    fn line<'a>(&mut self, bytes: &'a [u8]) -> Result<Option<&'a [u8]>, Stop> {
+        let unscanned = &bytes[self.scanned..];
+        let end = unscanned.iter().position(|byte| *byte == b'\r');
+        self.scanned += end.unwrap_or(unscanned.len());
+        if self.scanned > LONGEST_LINE {
+            let limit = LONGEST_LINE >> 10;
+            return Err(Stop::Exceeded(format!("a line of a reply is longer than {limit} KiB")));
+        }
+        match bytes[self.scanned..] {
+            [] | [b'\r'] => Ok(None),
+            [b'\r', b'\n', ..] => Ok(Some(&bytes[..self.scanned])),
+            _ => Err(Stop::Malformed),
+        }
     }
 
-    fn line(&mut self) -> Result<&'a [u8], Stop> {
-        let rest = &self.bytes[self.at..];
-        let end = rest.iter().position(|byte| *byte == b'\r').ok_or(Stop::Incomplete)?;
-        self.at += end;
-        self.end_of_line()?;
-        Ok(&rest[..end])
-    }
-
-    fn take(&mut self, length: usize) -> Result<&'a [u8], Stop> {
-        let rest = &self.bytes[self.at..];
-        let taken = rest.get(..length).ok_or(Stop::Incomplete)?;
-        self.at += length;
-        self.end_of_line()?;
-        Ok(taken)
-    }
-
-    fn end_of_line(&mut self) -> Result<(), Stop> {
-        match self.bytes[self.at..] {
-            [b'\r', b'\n', ..] => self.at += 2,
-            [] | [b'\r'] => return Err(Stop::Incomplete),
+    /// Returns the string at the start of `bytes`, or `None` if it is not complete.
+    fn string(bytes: &[u8], body: Body) -> Result<Option<(Element, usize)>, Stop> {
+        let end = body.header + body.length;
+        match bytes.get(end..).unwrap_or_default() {
+            [] | [b'\r'] => return Ok(None),
+            [b'\r', b'\n', ..] => {}
             _ => return Err(Stop::Malformed),
         }
+        let value = match bytes[0] {
+            b'$' => Value::BulkString(bytes[body.header..end].to_vec()),
+            _ => by_the_library(&bytes[..end + 2])?,
+        };
+        Ok(Some((Element::Value(value), end + 2)))
+    }
+
+    fn grow(&mut self, by: usize) -> Result<(), Stop> {
+        self.fits(by)?;
+        self.size += by;
         Ok(())
     }
+
+    /// Fails if the current reply would be too large with this much more.
+    fn fits(&self, more: usize) -> Result<(), Stop> {
+        let is_push = self.open.first().is_some_and(|open| open.kind == b'>');
+        let largest = if is_push { LARGEST_PUSH } else { self.largest };
+        if self.size.saturating_add(more) <= largest {
+            return Ok(());
+        }
+        Err(Stop::Exceeded(match largest {
+            LARGEST_PUSH => format!("a message is larger than {} KiB", LARGEST_PUSH >> 10),
+            _ => format!("a reply is larger than {} MiB", LARGEST_REPLY >> 20),
+        }))
+    }
+}
+
+impl Open {
+    fn close(self) -> Result<Value, Stop> {
+        let mut values = self.values;
+        Ok(match self.kind {
+            b'*' => Value::Array(values),
+            b'~' => Value::Set(values),
+            b'>' => push(values).ok_or(Stop::Malformed)?,
+            b'%' => Value::Map(pairs(values)),
+            _ => {
+                let data = Box::new(values.pop().ok_or(Stop::Malformed)?);
+                Value::Attribute { data, attributes: pairs(values) }
+            }
+        })
+    }
+}
+
+fn pairs(values: Vec<Value>) -> Vec<(Value, Value)> {
+    let mut values = values.into_iter();
+    std::iter::from_fn(|| values.next().zip(values.next())).collect()
+}
+
+/// Lets the Redis library decode a value.
+fn by_the_library(bytes: &[u8]) -> Result<Value, Stop> {
+    redis::parse_redis_value(bytes).map_err(|_| Stop::Malformed)
 }
 
 fn text(line: &[u8]) -> Result<&str, Stop> {
@@ -118,18 +269,14 @@ fn number(line: &[u8]) -> Result<i64, Stop> {
     text(line)?.parse().map_err(|_| Stop::Malformed)
 }
 
-/// Returns `None` for the nil of RESP2, which has the length -1.
-fn length(line: &[u8]) -> Result<Option<usize>, Stop> {
-    Ok(usize::try_from(number(line)?).ok())
+fn length(line: &[u8]) -> Result<usize, Stop> {
+    usize::try_from(number(line)?).map_err(|_| Stop::Malformed)
 }
 
-fn some_length(line: &[u8]) -> Result<usize, Stop> {
-    length(line)?.ok_or(Stop::Malformed)
-}
-
-fn push(mut values: Vec<Value>) -> Result<Value, Stop> {
+/// Returns the push with these values, the first of which names its kind.
+pub(super) fn push(mut values: Vec<Value>) -> Option<Value> {
     if values.is_empty() {
-        return Err(Stop::Malformed);
+        return None;
     }
     let kind = match values.remove(0) {
         Value::BulkString(kind) => match kind.as_slice() {
@@ -140,68 +287,10 @@ fn push(mut values: Vec<Value>) -> Result<Value, Stop> {
             b"sunsubscribe" => PushKind::SUnsubscribe,
             other => PushKind::Other(String::from_utf8_lossy(other).into_owned()),
         },
-        _ => return Err(Stop::Malformed),
+        _ => return None,
     };
-    Ok(Value::Push { kind, data: values })
+    Some(Value::Push { kind, data: values })
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const EACH: [&str; 23] = [
-        ":-12\r\n",
-        "$5\r\na\r\nbc\r\n",
-        "$0\r\n\r\n",
-        "$-1\r\n",
-        "*-1\r\n",
-        "*0\r\n",
-        "+OK\r\n",
-        "+queued\r\n",
-        "_\r\n",
-        "*3\r\n*2\r\n+held\r\n:3\r\n$2\r\nid\r\n-NOTOURS some key\r\n",
-        "-NOSCRIPT No matching script\r\n",
-        ">3\r\n$7\r\nmessage\r\n$4\r\nwake\r\n$2\r\nid\r\n",
-        ">3\r\n$9\r\nsubscribe\r\n$4\r\nwake\r\n:1\r\n",
-        ">3\r\n$8\r\nsmessage\r\n$4\r\nwake\r\n$2\r\nid\r\n",
-        ">3\r\n$10\r\nssubscribe\r\n$4\r\nwake\r\n:1\r\n",
-        ">3\r\n$12\r\nsunsubscribe\r\n$4\r\nwake\r\n:0\r\n",
-        "~1\r\n:1\r\n",
-        "%1\r\n$1\r\na\r\n:1\r\n",
-        "|1\r\n$1\r\na\r\n:1\r\n:5\r\n",
-        "=8\r\ntxt:text\r\n",
-        "!9\r\nERR wrong\r\n",
-        ",1.5\r\n",
-        "#t\r\n",
-    ];
-
-    #[test]
-    fn every_type_is_read_as_the_library_reads_it() {
-        for bytes in EACH.map(str::as_bytes) {
-            let expected = redis::parse_redis_value(bytes).unwrap();
-            let followed = [bytes, b":1"].concat();
-            let (value, length) = read(&followed).unwrap().expect("it is complete");
-            assert_eq!((value, length), (expected, bytes.len()), "{}", bytes.escape_ascii());
-        }
-    }
-
-    #[test]
-    fn a_value_that_is_not_complete_is_waited_for() {
-        for bytes in EACH.map(str::as_bytes) {
-            for end in 0..bytes.len() {
-                let read = read(&bytes[..end]).unwrap();
-                assert_eq!(read, None, "{} of {}", end, bytes.escape_ascii());
-            }
-        }
-    }
-
-    #[test]
-    fn invalid_resp_is_refused() {
-        let deep = "*1\r\n".repeat(DEEPEST + 2);
-        for bytes in ["HTTP/1.1 400\r\n", ":x\r\n", "$1\r\nab\r\n", "\r\n", ">0\r\n", &deep] {
-            assert!(read(bytes.as_bytes()).is_err(), "{bytes:?}");
-        }
-        // A false count is not believed.
-        assert_eq!(read(b"*9223372036854775807\r\n:1\r\n").unwrap(), None);
-    }
-}
+mod tests;

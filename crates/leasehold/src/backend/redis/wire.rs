@@ -3,6 +3,10 @@
 //! Redis answers requests in the order in which it receives them. So all requests wait in one queue, each with its
 //! number of replies. A writer holds the lock of the queue while it writes, so the order of the queue is the order on
 //! the wire. If the socket cannot take all bytes at once, the reading task writes the rest as soon as it can.
+//!
+//! The server is not trusted. What it sends is bounded (see [`resp`]), and so is what is buffered of it: the replies to
+//! one request, and the wake-ups that wait to be handled. The reading task lets others run after [`READ_AT_ONCE`]
+//! bytes, so a server that sends without end stops neither timers nor renewals.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -22,10 +26,23 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::resp;
+use super::connect::lost;
+use super::resp::{self, Decoder};
 
 /// The initial size of the read buffer.
 const BUFFER: usize = 16 * 1024;
+
+/// How much is read before other tasks of the thread run.
+const READ_AT_ONCE: usize = 256 * 1024;
+
+/// The largest replies to one request, all together. They are counted as the decoder counts.
+const LARGEST_REPLIES: usize = 2 * resp::LARGEST_REPLY;
+
+/// The most that a server may send while it authenticates us. The Redis library buffers it.
+const LARGEST_GREETING: usize = 256 * 1024;
+
+/// How many wake-ups may wait to be handled. If there are more, reading stops until some are handled.
+pub(super) const MOST_WAKE_UPS: usize = 4096;
 
 /// The replies to one request, or the error. A closed channel means that the connection was lost.
 pub(super) type Replies = oneshot::Receiver<RedisResult<Vec<Value>>>;
@@ -40,6 +57,8 @@ pub(super) enum Socket {
 
 pub(super) struct Wire {
     socket: Socket,
+    /// Whether it only receives wake-ups, over RESP2: there they are arrays instead of pushes.
+    is_second: bool,
     state: Mutex<State>,
 }
 
@@ -53,7 +72,8 @@ struct State {
     reader: Option<Waker>,
     /// Why writing failed.
     failed: Option<io::Error>,
-    ended: bool,
+    /// Why the wire was closed.
+    ended: Option<RedisError>,
 }
 
 struct Unanswered {
@@ -61,11 +81,17 @@ struct Unanswered {
     /// The number of replies to this request.
     expects: usize,
     replies: Vec<Value>,
+    /// The size of these replies.
+    size: usize,
     answer: oneshot::Sender<RedisResult<Vec<Value>>>,
 }
 
 impl Wire {
-    pub(super) fn new(socket: Socket, session: Option<ClientConnection>) -> Arc<Self> {
+    pub(super) fn new(
+        socket: Socket,
+        session: Option<ClientConnection>,
+        is_second: bool,
+    ) -> Arc<Self> {
         let session = session.map(|mut session| {
             // The sender already limits how much is in flight.
             session.set_buffer_limit(None);
@@ -77,22 +103,23 @@ impl Wire {
             unanswered: VecDeque::new(),
             reader: None,
             failed: None,
-            ended: false,
+            ended: None,
         };
-        Arc::new(Self { socket, state: Mutex::new(state) })
+        Arc::new(Self { socket, is_second, state: Mutex::new(state) })
     }
 
     /// Writes packed commands that get this many replies. Never blocks.
     pub(super) fn send(&self, packed: &[u8], expects: usize) -> Replies {
         let (answer, replies) = oneshot::channel();
         let mut state = self.state();
-        if state.ended {
+        if state.ended.is_some() {
             return replies;
         }
         let unanswered = Unanswered {
             sent: Instant::now(),
             expects,
             replies: Vec::with_capacity(expects),
+            size: 0,
             answer,
         };
         state.unanswered.push_back(unanswered);
@@ -113,16 +140,12 @@ impl Wire {
         replies
     }
 
-    /// Reads until the connection is lost, or a request is not answered in time. Wake-ups go to `wake_ups`.
-    pub(super) async fn read(
-        &self,
-        answer_timeout: Duration,
-        wake_ups: &mpsc::UnboundedSender<PushInfo>,
-    ) {
-        let mut received = Received { bytes: vec![0; BUFFER], start: 0, end: 0 };
+    /// Reads until the connection is lost, a request is not answered in time, or the server violates the protocol or a
+    /// limit. Wake-ups go to `wake_ups`.
+    pub(super) async fn read(&self, answer_timeout: Duration, wake_ups: &mpsc::Sender<PushInfo>) {
         let error = tokio::select! {
             biased;
-            error = poll_fn(|cx| self.poll_read(&mut received, wake_ups, cx)) => error,
+            error = self.read_all(wake_ups) => error,
             () = self.silence(answer_timeout) => io::Error::from(io::ErrorKind::TimedOut).into(),
         };
         self.end(&error);
@@ -131,12 +154,20 @@ impl Wire {
     /// Fails every unanswered request, now and in the future.
     pub(super) fn end(&self, error: &RedisError) {
         let mut state = self.state();
-        state.ended = true;
+        state.ended.get_or_insert_with(|| error.clone());
         let unanswered = std::mem::take(&mut state.unanswered);
         drop(state);
-        for own in unanswered {
-            let _ = own.answer.send(Err(error.clone()));
+        // If the server has violated a limit, only the request that it was answering is to blame.
+        let is_violation = resp::violated(error).is_some();
+        for (at, own) in unanswered.into_iter().enumerate() {
+            let error = if is_violation && at > 0 { lost() } else { error.clone() };
+            let _ = own.answer.send(Err(error));
         }
+    }
+
+    /// Returns what the server did wrong, if that is why the wire was closed.
+    pub(super) fn violation(&self) -> Option<String> {
+        self.state().ended.as_ref().and_then(resp::violated).map(str::to_owned)
     }
 
     /// Resolves when the oldest request has been unanswered for this long.
@@ -153,24 +184,31 @@ impl Wire {
         }
     }
 
-    fn poll_read(
-        &self,
-        received: &mut Received,
-        wake_ups: &mpsc::UnboundedSender<PushInfo>,
-        cx: &mut Context<'_>,
-    ) -> Poll<RedisError> {
+    async fn read_all(&self, wake_ups: &mpsc::Sender<PushInfo>) -> RedisError {
+        let decoder = if self.is_second { Decoder::of_pushes() } else { Decoder::new() };
+        let mut received = Received { bytes: vec![0; BUFFER], start: 0, end: 0, decoder };
+        let mut unyielded = 0;
         loop {
-            match ready!(self.poll_some(received.room(), cx)) {
-                Ok(0) => return Poll::Ready(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
-                Ok(count) => received.end += count,
-                Err(error) => return Poll::Ready(error.into()),
+            match poll_fn(|cx| self.poll_some(received.room(), cx)).await {
+                Ok(0) => return io::Error::from(io::ErrorKind::UnexpectedEof).into(),
+                Ok(count) => {
+                    received.end += count;
+                    unyielded += count;
+                }
+                Err(error) => return error.into(),
             }
             loop {
-                match received.next() {
-                    Ok(Some(value)) => self.deliver(value, wake_ups),
+                match received.next().map(|next| next.map(|next| self.deliver(next))) {
+                    Ok(Some(Ok(None))) => {}
+                    // If too many wake-ups wait, this waits for the task that handles them.
+                    Ok(Some(Ok(Some(push)))) => _ = wake_ups.send(push).await,
                     Ok(None) => break,
-                    Err(error) => return Poll::Ready(error),
+                    Ok(Some(Err(error))) | Err(error) => return error,
                 }
+            }
+            if unyielded >= READ_AT_ONCE {
+                unyielded = 0;
+                tokio::task::yield_now().await;
             }
         }
     }
@@ -216,20 +254,38 @@ impl Wire {
         }
     }
 
-    fn deliver(&self, value: Value, wake_ups: &mpsc::UnboundedSender<PushInfo>) {
+    /// Delivers a reply of this size. Returns it if it is a wake-up.
+    fn deliver(&self, (value, size): (Value, usize)) -> RedisResult<Option<PushInfo>> {
+        let value = match value {
+            Value::Array(values) if self.is_second => {
+                resp::push(values).ok_or_else(|| resp::violation("a message has no kind"))?
+            }
+            value => value,
+        };
         let value = match value {
             // The reply to a subscription is a push, too. An unsubscription is never a reply: nothing here
             // unsubscribes, and the server ends subscriptions by itself when a slot moves.
             Value::Push { kind, data }
                 if !matches!(kind, PushKind::Subscribe | PushKind::SSubscribe) =>
             {
-                let _ = wake_ups.send(PushInfo { kind, data });
-                return;
+                return Ok(Some(PushInfo { kind, data }));
             }
             value => value,
         };
         let mut state = self.state();
-        let Some(first) = state.unanswered.front_mut() else { return };
+        if state.ended.is_some() {
+            return Err(lost());
+        }
+        // From here on, replies would be taken for the answers to other requests.
+        let Some(first) = state.unanswered.front_mut() else {
+            return Err(resp::violation("the server sent a reply to no request"));
+        };
+        first.size += size;
+        if first.size > LARGEST_REPLIES {
+            let limit = LARGEST_REPLIES >> 20;
+            let what = format!("the replies to one request are larger than {limit} MiB");
+            return Err(resp::violation(what));
+        }
         first.replies.push(value);
         if first.replies.len() == first.expects
             && let Some(own) = state.unanswered.pop_front()
@@ -237,6 +293,7 @@ impl Wire {
             drop(state);
             let _ = own.answer.send(Ok(own.replies));
         }
+        Ok(None)
     }
 
     /// Ready when everything is written. Only the reading task may call it.
@@ -332,6 +389,7 @@ struct Received {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
+    decoder: Decoder,
 }
 
 impl Received {
@@ -340,6 +398,11 @@ impl Received {
         if self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
+            // A large reply was decoded.
+            if self.bytes.len() > READ_AT_ONCE && self.end < BUFFER {
+                self.bytes.truncate(BUFFER);
+                self.bytes.shrink_to_fit();
+            }
         }
         if self.end == self.bytes.len() {
             self.bytes.resize(2 * self.end, 0);
@@ -347,12 +410,10 @@ impl Received {
         &mut self.bytes[self.end..]
     }
 
-    fn next(&mut self) -> RedisResult<Option<Value>> {
-        let read = resp::read(&self.bytes[self.start..self.end])?;
-        Ok(read.map(|(value, length)| {
-            self.start += length;
-            value
-        }))
+    fn next(&mut self) -> RedisResult<Option<(Value, usize)>> {
+        let (decoded, value) = self.decoder.read(&self.bytes[self.start..self.end])?;
+        self.start += decoded;
+        Ok(value)
     }
 }
 
@@ -408,15 +469,34 @@ impl Write for &Socket {
 }
 
 /// The wire as a stream for the Redis library, which authenticates us over it. Nothing else may use the wire meanwhile.
-pub(super) struct Stream(pub(super) Arc<Wire>);
+pub(super) struct Stream {
+    wire: Arc<Wire>,
+    /// How much the server may still send.
+    left: usize,
+}
+
+impl Stream {
+    pub(super) fn new(wire: Arc<Wire>) -> Self {
+        Self { wire, left: LARGEST_GREETING }
+    }
+}
 
 impl AsyncRead for Stream {
     fn poll_read(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let count = ready!(self.0.poll_some(buffer.initialize_unfilled(), cx))?;
+        if self.left == 0 {
+            let limit = LARGEST_GREETING >> 10;
+            let what = format!("the answers to HELLO and AUTH are larger than {limit} KiB");
+            self.wire.end(&resp::violation(what));
+            return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
+        }
+        let most = buffer.remaining().min(self.left);
+        let room = buffer.initialize_unfilled_to(most);
+        let count = ready!(self.wire.poll_some(room, cx))?;
+        self.left -= count;
         buffer.advance(count);
         Poll::Ready(Ok(()))
     }
@@ -428,11 +508,11 @@ impl AsyncWrite for Stream {
         _cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Poll::Ready(self.0.state().write(&self.0.socket, bytes).map(|_| bytes.len()))
+        Poll::Ready(self.wire.state().write(&self.wire.socket, bytes).map(|_| bytes.len()))
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.0.poll_flush(cx)
+        self.wire.poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -1,10 +1,20 @@
-//! Suspect connections.
+//! Suspect connections, and replies that are too large.
 
 use testkit::proxy::FaultProxy;
 use testkit::redis_server::RedisServer;
 use testkit::wait::{deadline, eventually};
 
 use super::*;
+use crate::backend::redis::settings::Purpose;
+
+fn link_to(url: &str, purpose: Purpose) -> Arc<Link> {
+    let settings = RedisSettings { purpose, ..RedisSettings::new(url).unwrap() };
+    let settings = Arc::new(settings);
+    let server = Server::Only(redis::IntoConnectionInfo::into_connection_info(url).unwrap());
+    let link = Link::new(settings, Arc::new(Scripts::new()), server, Destination::ONLY);
+    tokio::spawn(link.clone().keep_up(ClientId::random(), Arc::new(|_| ())));
+    link
+}
 
 async fn ping(link: &Link) -> Result<Vec<Value>, Error> {
     link.send(vec![redis::cmd("PING")]).await
@@ -15,13 +25,7 @@ async fn ping(link: &Link) -> Result<Vec<Value>, Error> {
 async fn a_suspect_connection_is_replaced_once() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.port());
-    let link = {
-        let settings = Arc::new(RedisSettings::new(&proxy.url()).unwrap());
-        let server =
-            Server::Only(redis::IntoConnectionInfo::into_connection_info(proxy.url()).unwrap());
-        Link::new(settings, Arc::new(Scripts::new()), server, Destination::ONLY)
-    };
-    tokio::spawn(link.clone().keep_up(ClientId::random(), Arc::new(|_| ())));
+    let link = link_to(&proxy.url(), Purpose::Commands);
     deadline(ping(&link)).await.unwrap();
 
     proxy.forget_connections();
@@ -41,4 +45,29 @@ async fn a_suspect_connection_is_replaced_once() {
         deadline(ping(&link)).await.unwrap();
     }
     assert_eq!(proxy.traffic().accepted, 2);
+}
+
+/// The query fails at once, with the reason. Other queries over the same connection are repeated over the next one.
+#[tokio::test]
+async fn a_reply_that_is_too_large_fails_only_its_query() {
+    let server = RedisServer::start();
+    let mut keys = server.connection();
+    let _: u64 =
+        redis::cmd("SETRANGE").arg("large").arg(40 << 20).arg("x").query(&mut keys).unwrap();
+    // Redis itself closes a connection with subscriptions at 32 MB.
+    let link = link_to(&server.url(), Purpose::Reading);
+    let get = vec![redis::cmd("GET").arg("large").to_owned()];
+    for _ in 0..3 {
+        let (large, other) = tokio::join!(link.send(get.clone()), ping(&link));
+        let error = large.unwrap_err().to_string();
+        assert!(error.contains("a reply is larger than 32 MiB"), "{error}");
+        other.unwrap();
+    }
+    // Many replies that are too large only together.
+    let _: String =
+        redis::cmd("SET").arg("small").arg("x".repeat(20 << 20)).query(&mut keys).unwrap();
+    let get = redis::cmd("GET").arg("small").to_owned();
+    assert_eq!(link.send(vec![get.clone(); 3]).await.unwrap().len(), 3);
+    let error = link.send(vec![get; 4]).await.unwrap_err().to_string();
+    assert!(error.contains("the replies to one request are larger than 64 MiB"), "{error}");
 }
