@@ -322,6 +322,29 @@ async fn a_damaged_log_is_told() {
     assert!(next > last, "{next} after {last}");
 }
 
+/// SQLite itself reports an input or output error, which could be temporary.
+#[tokio::test]
+async fn a_waiter_ends_if_the_log_is_cut_off() {
+    for left in [0, 32, 5000] {
+        let store = LocalStore::new();
+        let log = store.path().with_file_name("store-wal");
+        let (client, other) = (open(&store).await, open(&store).await);
+        let permit = acquire(&one(&client)).await;
+        let waiter = Waiter::join(&one(&other)).await;
+        fs::OpenOptions::new().write(true).open(&log).unwrap().set_len(left).unwrap();
+        let words = ["write-ahead log is damaged", "remove"];
+        // A new client must read the log.
+        assert_says(&refused(&store.path()).await, ErrorKind::AuthFailed, &log, &words);
+        drop(permit);
+        let (_, ended) = deadline(waiter.task).await.unwrap();
+        match ended {
+            Err(error) => assert_says(&error, ErrorKind::AuthFailed, &log, &words),
+            // Its client had everything in memory.
+            Ok(permit) => drop(permit),
+        }
+    }
+}
+
 /// A power cut may damage the log, and no process has survived it.
 #[tokio::test]
 async fn a_damaged_log_is_dropped_after_a_start_of_the_machine() {

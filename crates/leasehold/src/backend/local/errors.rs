@@ -34,6 +34,19 @@ pub(super) fn damaged_log(log: &Path) -> Error {
     Error::Refused { what }
 }
 
+/// Whether SQLite has found less than the shared memory says that there is. Then the write-ahead log was cut off: SQLite
+/// accepts a database that is too short.
+pub(super) fn is_short_read(error: &rusqlite::Error) -> bool {
+    let code = error.sqlite_error().map(|failure| failure.extended_code);
+    code == Some(rusqlite::ffi::SQLITE_IOERR_SHORT_READ)
+}
+
+/// Whether the content of the files is wrong, rather than the access to them.
+pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
+    let damage = [ErrorCode::NotADatabase, ErrorCode::DatabaseCorrupt];
+    is_short_read(error) || error.sqlite_error_code().is_some_and(|code| damage.contains(&code))
+}
+
 /// `what` names the attempt, as in "opening".
 pub(super) fn of_sqlite(what: &str, file: &Path, error: rusqlite::Error) -> Error {
     let path = file.display();

@@ -74,7 +74,7 @@ pub(super) fn check_file_system(file: &Path, directory: &Path) -> Result<(), Err
     let system = statfs(directory)
         .map_err(|error| of_system("reading the file system of", directory, error))?;
     let Some(system) = network(system.f_type, directory) else { return Ok(()) };
-    let problem = format!("{} is on a network file system ({system})", file.display());
+    let problem = format!("{} is on {system}", file.display());
     let advice = "file locks and shared memory are not reliable there: choose a path on a local disk, \
                   or use Redis";
     Err(Error::invalid("store", format!("{problem}: {advice}")))
@@ -113,11 +113,10 @@ pub(super) fn check_owner(path: &Path, owner: u32, mode: u32, wanted: &str) -> R
     Ok(())
 }
 
-/// Returns the name of the file system if other hosts may share it. For FUSE, the kernel knows only the name that the
-/// file system gives itself.
+/// Describes the file system if other hosts may share it.
 fn network(kind: FsWord, path: &Path) -> Option<String> {
     const FUSE: FsWord = 0x6573_5546;
-    const NETWORK: [(FsWord, &str); 11] = [
+    const NETWORK: [(FsWord, &str); 22] = [
         (0x6969, "nfs"),
         (0x517b, "smb"),
         (0xff53_4d42, "cifs"),
@@ -129,24 +128,38 @@ fn network(kind: FsWord, path: &Path) -> Option<String> {
         (0x7461_636f, "ocfs2"),
         (0x0116_1970, "gfs2"),
         (0x7375_7245, "coda"),
+        (0x4750_4653, "gpfs"),
+        (0x1983_0326, "beegfs"),
+        (0x2003_0528, "orangefs"),
+        (0xaad7_aaea, "panfs"),
+        (0xbeef_dead, "snfs"),
+        (0x0131_11a8, "ibrix"),
+        (0x6163_6673, "acfs"),
+        (0x6b41_4653, "kafs"),
+        (0xbacb_acbc, "vmhgfs"),
+        (0x786f_4256, "vboxsf"),
+        (0x7c7c_6673, "prl_fs"),
     ];
     if kind == FUSE {
-        let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-        let device = fs::metadata(path).ok()?.dev();
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let device = fs::metadata(path).map_or(0, |metadata| metadata.dev());
         return fuse(&mounts, (rustix::fs::major(device), rustix::fs::minor(device)));
     }
-    NETWORK.iter().find(|(known, _)| *known == kind).map(|(_, name)| (*name).to_owned())
+    let known = NETWORK.iter().find(|(known, _)| *known == kind);
+    known.map(|(_, name)| format!("a network file system ({name})"))
 }
 
+/// Describes a FUSE file system, unless it is known to be on this host alone. The kernel knows only the name that the
+/// file system gives itself. Most of them are remote, and a new one is not recognised, so those are listed that are not.
 fn fuse(mounts: &str, (major, minor): (u32, u32)) -> Option<String> {
-    const REMOTE: [&str; 8] =
-        ["sshfs", "glusterfs", "rclone", "s3fs", "gcsfuse", "cephfs", "juicefs", "davfs"];
+    const LOCAL: [&str; 7] =
+        ["fuseblk", "fuse-overlayfs", "bindfs", "encfs", "gocryptfs", "mergerfs", "unionfs"];
     let device = format!("{major}:{minor}");
-    let line = mounts.lines().find(|line| line.split(' ').nth(2) == Some(&device))?;
-    let kind = line.split_once(" - ")?.1.split(' ').next()?;
+    let line = mounts.lines().find(|line| line.split(' ').nth(2) == Some(&device));
+    let kind = line.and_then(|line| line.split_once(" - ")?.1.split(' ').next()).unwrap_or("fuse");
     let name = kind.strip_prefix("fuse.").unwrap_or(kind);
-    (kind == "virtiofs" || REMOTE.iter().any(|remote| name.contains(remote)))
-        .then(|| kind.to_owned())
+    let is_local = LOCAL.contains(&name);
+    (!is_local).then(|| format!("a file system that other hosts may share ({kind})"))
 }
 
 #[cfg(test)]
@@ -156,7 +169,7 @@ mod tests {
     #[test]
     fn network_file_systems_are_known() {
         let here = Path::new("/");
-        for kind in [0x6969, 0x517b, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997] {
+        for kind in [0x6969, 0x517b, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997, 0x4750_4653] {
             assert!(network(kind, here).is_some(), "{kind:x}");
         }
         // ext4, xfs, btrfs, tmpfs, overlay, zfs
@@ -170,10 +183,16 @@ mod tests {
         let mounts = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
                       40 22 0:50 / /mnt/far rw,nosuid - fuse.sshfs me@there:/home rw\n\
                       41 22 0:51 / /mnt/near rw - fuse.fuse-overlayfs fuse-overlayfs rw\n\
-                      42 22 0:52 / /mnt/host rw shared:3 - virtiofs host rw\n";
-        assert_eq!(fuse(mounts, (0, 50)).as_deref(), Some("fuse.sshfs"));
+                      42 22 0:52 / /mnt/host rw shared:3 - virtiofs host rw\n\
+                      43 22 0:53 / /mnt/new rw - fuse.new new rw\n\
+                      44 22 8:2 / /mnt/stick rw - fuseblk /dev/sda2 rw\n";
+        for (minor, kind) in [(50, "fuse.sshfs"), (52, "virtiofs"), (53, "fuse.new"), (54, "fuse")]
+        {
+            let expected = format!("a file system that other hosts may share ({kind})");
+            assert_eq!(fuse(mounts, (0, minor)), Some(expected));
+        }
         assert_eq!(fuse(mounts, (0, 51)), None);
-        assert_eq!(fuse(mounts, (0, 52)).as_deref(), Some("virtiofs"));
-        assert_eq!(fuse(mounts, (0, 53)), None);
+        assert_eq!(fuse(mounts, (8, 2)), None);
+        assert_eq!(fuse("", (0, 51)), fuse(mounts, (0, 54)), "it is not known");
     }
 }

@@ -25,11 +25,13 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -53,6 +55,10 @@ pub(super) struct Location {
     turn: Arc<CloseOnFork<File>>,
     /// The files that we have open, the database and those beside it, each with its inode.
     identity: Vec<(PathBuf, u64)>,
+    /// The length of the log when we last looked at it. While the store is in use, it shrinks only if somebody empties
+    /// it with SQLite, or cuts it off.
+    log_length: AtomicU64,
+    log_is_cut_off: AtomicBool,
 }
 
 /// The write lock. No other client writes until it is dropped.
@@ -87,7 +93,7 @@ impl Location {
             .metadata()
             .map_err(|error| of_system("reading the metadata of", &turn_path, error))?;
         check_file(&turn_path, &metadata)?;
-        let mut place = Self { file, directory, turn, identity: Vec::new() };
+        let mut place = Self::new(file, directory, turn);
         // Keep the lock until everything is done. Two clients of one process must not both create the file, because the
         // first would close it under the second.
         let lock = place.write_lock()?;
@@ -103,7 +109,7 @@ impl Location {
         let done = done?;
         place.identity = place
             .files()
-            .map(|file| inode(&file).map(|inode| (file, inode)))
+            .map(|file| metadata_of(&file).map(|metadata| (file, metadata.ino())))
             .collect::<Result<_, _>>()?;
         place.record()?;
         drop(lock);
@@ -120,7 +126,12 @@ impl Location {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let turn = open_turn(&directory, flags, Mode::empty())
             .map_err(|error| of_system("opening", &file, error))?;
-        Ok(Self { file, directory, turn, identity: Vec::new() })
+        Ok(Self::new(file, directory, turn))
+    }
+
+    fn new(file: PathBuf, directory: OwnedFd, turn: Arc<CloseOnFork<File>>) -> Self {
+        let (log_length, log_is_cut_off) = (AtomicU64::new(0), AtomicBool::new(false));
+        Self { file, directory, turn, identity: Vec::new(), log_length, log_is_cut_off }
     }
 
     /// The directory of the clients.
@@ -196,12 +207,37 @@ impl Location {
         }
     }
 
-    /// Fails if a file that we have open is no longer the one that others would open.
+    /// Fails if a file that we have open is no longer the one that others would open, or if the log was cut off.
     pub(super) fn check(&self) -> Result<(), Error> {
+        let mut length = None;
         for (file, known) in &self.identity {
-            if inode(file)? != *known {
+            let metadata = metadata_of(file)?;
+            if metadata.ino() != *known {
                 return Err(gone(file));
             }
+            if file.as_os_str().as_bytes().ends_with(b"-wal") {
+                length = Some(metadata.len());
+            }
+        }
+        length.map_or(Ok(()), |length| self.check_log_length(length))
+    }
+
+    /// A connection does not notice that the log was cut off while it has the pages that it reads in memory. So a
+    /// waiter would wait, although nobody can write any more.
+    fn check_log_length(&self, length: u64) -> Result<(), Error> {
+        let before = self.log_length.swap(length, Ordering::Relaxed);
+        if length < before {
+            match schema::is_readable(self) {
+                Ok(true) => {}
+                Err(error) if !errors::is_damage(&error) => {
+                    // It is not known, so look again.
+                    self.log_length.fetch_max(before, Ordering::Relaxed);
+                }
+                Ok(false) | Err(_) => self.log_is_cut_off.store(true, Ordering::Relaxed),
+            }
+        }
+        if self.log_is_cut_off.load(Ordering::Relaxed) {
+            return Err(errors::damaged_log(&self.log()));
         }
         Ok(())
     }
@@ -219,7 +255,7 @@ impl Location {
                 return gone;
             }
             let log = self.log();
-            if log::is_damaged(&log) {
+            if log::is_damaged(&log) || errors::is_short_read(&error) {
                 return errors::damaged_log(&log);
             }
         }
@@ -366,9 +402,9 @@ pub(super) fn with_suffix(file: &Path, suffix: &str) -> PathBuf {
     PathBuf::from(path)
 }
 
-fn inode(file: &Path) -> Result<u64, Error> {
+fn metadata_of(file: &Path) -> Result<Metadata, Error> {
     match fs::symlink_metadata(file) {
-        Ok(metadata) => Ok(metadata.ino()),
+        Ok(metadata) => Ok(metadata),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(gone(file)),
         Err(error) => Err(of_system("reading the metadata of", file, error)),
     }

@@ -162,12 +162,21 @@ pub(super) fn open(place: &Location, busy: Duration) -> Result<Connection, Error
 
 /// Opens the database of a store that is in use, read-only.
 pub(super) fn open_to_read(place: &Location) -> Result<Connection, Error> {
-    let failed = |error| place.explain("opening", error);
+    connect_to_read(place).map_err(|error| place.explain("opening", error))
+}
+
+fn connect_to_read(place: &Location) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let flags = flags | OpenFlags::SQLITE_OPEN_NOFOLLOW;
-    let connection = Connection::open_with_flags(&place.file, flags).map_err(failed)?;
-    connection.busy_timeout(BUSY).map_err(failed)?;
+    let connection = Connection::open_with_flags(&place.file, flags)?;
+    connection.busy_timeout(BUSY)?;
     Ok(connection)
+}
+
+/// Whether every page of the database and its log can be read, over a new connection, which has none of them in memory.
+pub(super) fn is_readable(place: &Location) -> rusqlite::Result<bool> {
+    let connection = connect_to_read(place)?;
+    connection.query_row("PRAGMA quick_check(1)", [], |row| Ok(row.get::<_, String>(0)? == "ok"))
 }
 
 /// Returns the clock of a store that must not be written. Fails if the store would have to be written first: its schema
