@@ -263,3 +263,73 @@ async fn holders_that_are_renewed_between_two_pages_are_all_counted() {
     drop(stop);
     renewing.join().unwrap();
 }
+
+/// Other programs may have written anything. Neither the server's scripts nor the client read a value that is much longer
+/// than ours can be.
+#[tokio::test]
+async fn long_values_of_other_programs_are_not_read() {
+    const LENGTH: usize = 100_000_000;
+    let server = RedisServer::start();
+    let client = connect(&server.url()).await;
+    let semaphore = client.semaphore("api", 2).label("mails").build().unwrap();
+    let held = deadline(semaphore.acquire()).await.unwrap();
+    let other = deadline(semaphore.acquire()).await.unwrap();
+    let mut db = server.connection();
+    let record = format!("adv-sem:client:{}", client.id());
+    eventually(async || redis::cmd("EXISTS").arg(&record).query(&mut db).unwrap()).await;
+    let mut write = |command: &str, words: &[&str]| {
+        let script = "local long = string.rep('7', ARGV[1])
+            if ARGV[3] then redis.call(ARGV[2], KEYS[1], ARGV[3], long)
+            else redis.call(ARGV[2], KEYS[1], long) end";
+        let script = redis::Script::new(script);
+        let mut call = script.key(words[0]);
+        call.arg(LENGTH).arg(command);
+        for word in &words[1..] {
+            call.arg(*word);
+        }
+        call.invoke::<()>(&mut db).unwrap();
+    };
+    write("HSET", &["adv-sem:semaphore_info:api", &held.id().to_string()]);
+    for field in ["host", "pid", "program", "since"] {
+        write("HSET", &[&record, field]);
+    }
+    write("SET", &["syncguard:invoice"]);
+    let id = testkit::seed003::new_lock_id();
+    write("SET", &[&format!("syncguard:id:{id}")]);
+    write("SET", &["adv-sem:semaphore_limits:long"]);
+    write("SET", &["adv-sem:semaphore_max:long"]);
+
+    let sent = |db: &mut redis::Connection| -> u64 {
+        let info: String = redis::cmd("INFO").arg("stats").query(db).unwrap();
+        let line = info.lines().find_map(|line| line.strip_prefix("total_net_output_bytes:"));
+        line.unwrap().trim().parse().unwrap()
+    };
+    let before = sent(&mut db);
+    for reading in [&client, &connect_to_read(&server.url()).await] {
+        let stats = deadline(reading.stats().names(["api"]).fetch()).await.unwrap().pop().unwrap();
+        let label = |id: &str| {
+            let member = stats.holders().iter().find(|member| member.id() == id).unwrap();
+            member.label().map(str::to_owned)
+        };
+        assert_eq!(label(&held.id().to_string()), None);
+        assert_eq!(label(&other.id().to_string()), Some("mails".to_owned()));
+        let all = deadline(reading.stats().fetch()).await.unwrap();
+        assert_eq!(all.iter().map(leasehold::SemaphoreStats::name).collect::<Vec<_>>(), ["api"]);
+        let clients = deadline(reading.clients(10)).await.unwrap();
+        let found = clients.iter().find(|one| one.id == client.id().to_string()).unwrap();
+        assert_eq!((&found.host, found.pid, &found.program), (&None, None, &None));
+        assert!(deadline(reading.locks().list_raw(10)).await.unwrap().is_empty());
+        let named = |error: Error| {
+            let text = error.to_string();
+            assert!(text.contains("syncguard:") && text.len() < 1000, "{} bytes", text.len());
+        };
+        named(deadline(reading.locks().lookup("invoice")).await.unwrap_err());
+        named(deadline(reading.locks().is_locked("invoice")).await.unwrap_err());
+    }
+    let locks = client.locks();
+    let lock = client.lock("invoice").build().unwrap();
+    assert!(deadline(lock.try_acquire()).await.is_err());
+    assert!(deadline(locks.release(&id.parse().unwrap())).await.is_err());
+    assert!(sent(&mut db) - before < 1_000_000, "{} bytes", sent(&mut db) - before);
+    drop((held, other));
+}

@@ -112,7 +112,7 @@ async fn a_holder_that_cannot_be_ours_is_unknown() {
     let client = connect(&server.url()).await;
     let locks = client.locks();
     let id = testkit::seed003::new_lock_id();
-    let huge = "x".repeat(10_000_000);
+    let huge = "x".repeat(10_000);
     let (web, none) = (Some("web-1"), None);
     let cases: [(Vec<u8>, _); 12] = [
         (br#""host":"web-1","pid":7,"label":"a""#.to_vec(), (web, Some(7), Some("a"))),

@@ -33,6 +33,10 @@ const MAX_KEY_BYTES_2: usize = 974;
 #[cfg(test)]
 const HASH_BYTES: usize = 22;
 
+/// The length of the longest value of a lock that can be ours, in bytes. Other programs may have stored anything, so no
+/// more than that is read.
+pub(super) const LONGEST_RECORD: usize = 16_384;
+
 /// Above this number, a fence counter is close to its maximum of 2^63.
 const FENCE_WARNING: u64 = 9_000_000_000_000_000_000;
 
@@ -284,11 +288,12 @@ impl Calls {
         servers: &Servers,
         id: &LockId,
     ) -> Result<Option<Name>, Error> {
-        let mut get = redis::cmd("GET");
-        get.arg(self.index(id));
+        let get = stats::beginning(&self.index(id), LONGEST_RECORD);
         let found = servers.ask(Slot::ONLY, vec![get]).await?.pop().unwrap_or(Value::Nil);
-        let found: Option<String> = stats::read(found)?;
-        let Some(found) = found else { return Ok(None) };
+        let found: String = stats::read(found)?;
+        if found.is_empty() {
+            return Ok(None);
+        }
         let spelled = match self.layout {
             LockLayout::SyncGuard1 => &found[..],
             LockLayout::SyncGuard2 => found.strip_prefix(&self.prefix.0).unwrap_or(&found),
@@ -463,7 +468,7 @@ impl Calls {
         servers: &Servers,
         keys: &[String],
     ) -> Result<Vec<Result<Option<Record>, Error>>, Error> {
-        let get = |key| redis::cmd("GET").arg(key).to_owned();
+        let get = |key: &String| stats::beginning(key, LONGEST_RECORD + 1);
         let calls = [redis::cmd("TIME")].into_iter().chain(keys.iter().map(get)).collect();
         let mut answers = servers.ask_each(Slot::ONLY, calls).await?.into_iter();
         let (seconds, micros): (u64, u64) = stats::read(answers.next().unwrap_or(Ok(Value::Nil))?)?;
@@ -563,6 +568,11 @@ fn decode_holder(record: &[u8]) -> Holder {
 pub(super) fn decode_record(value: &Value) -> Result<Option<Record>, String> {
     let text = match value {
         Value::Nil => return Ok(None),
+        // The beginning of a value that does not exist.
+        Value::BulkString(text) if text.is_empty() => return Ok(None),
+        Value::BulkString(text) if text.len() > LONGEST_RECORD => {
+            return Err(format!("it is longer than {LONGEST_RECORD} bytes"));
+        }
         Value::BulkString(text) => text,
         other => return Err(format!("unexpected answer to lookup: {other:?}")),
     };
@@ -579,7 +589,10 @@ pub(super) fn decode_record(value: &Value) -> Result<Option<Record>, String> {
         id: stored.lock_id.parse().map_err(|error: Error| error.to_string())?,
         acquired_at: millis(stored.acquired_at_ms),
         expires_at: millis(stored.expires_at_ms),
-        fence: stored.fence.parse().map_err(|_| format!("{:?} is not a fence", stored.fence))?,
+        fence: stored
+            .fence
+            .parse()
+            .map_err(|_| format!("{:?} is not a fence", stats::cut(&stored.fence)))?,
         holder: Arc::new(decode_holder(text)),
     }))
 }

@@ -131,10 +131,12 @@ impl Scripts {
     }
 
     fn with_preludes(semaphores: &str, locks: &str, pools: &str) -> Self {
-        let tolerance = format!("local TOLERANCE_MS = {TOLERANCE_MS}");
+        let longest = super::locks::LONGEST_RECORD;
+        let constants =
+            format!("local TOLERANCE_MS = {TOLERANCE_MS}\nlocal LONGEST_RECORD = {longest}");
         Self {
             semaphores: Script::new(&[&with_machine(semaphores)]),
-            locks: Script::new(&[&tolerance, locks, &super::locks::with_commands()]),
+            locks: Script::new(&[&constants, locks, &super::locks::with_commands()]),
             pools: super::pools::BODIES.map(|body| Script::new(&[pools, body])),
         }
     }

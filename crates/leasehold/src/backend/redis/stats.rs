@@ -24,6 +24,12 @@ const AT_ONCE: usize = 100;
 const FIRST_PAGE: usize = 50;
 const PAGE: usize = 500;
 
+/// The length of the longest field of a hash, limits of a name and key that can be ours, in bytes. Other programs may
+/// have stored anything, so longer values are not read.
+const LONGEST_FIELD: usize = 4096;
+/// The length of the longest text of another program that is shown, in characters.
+const LONGEST_SHOWN: usize = 1000;
+
 /// In seconds.
 const A_HUNDRED_YEARS: f64 = 100.0 * 365.25 * 86_400.0;
 
@@ -161,11 +167,11 @@ pub(super) async fn clients(servers: &Servers, limit: usize) -> Result<Vec<Clien
     let keys: Vec<_> = keys.into_iter().take(limit).collect();
     let mut clients = Vec::with_capacity(keys.len());
     for keys in keys.chunks(AT_ONCE) {
-        let fields = ["host", "pid", "program", "since"];
-        let ask = |key: &String| cmd("HMGET").arg(key).arg(&fields).to_owned();
-        let answers = servers.ask_each(Slot::ONLY, keys.iter().map(ask).collect()).await?;
+        let fields = ["host", "pid", "program", "since"].map(|field| field.as_bytes().to_vec());
+        let hashes = keys.iter().map(|key| (key.clone(), fields.to_vec())).collect();
+        let answers = fields_of(servers, Slot::ONLY, hashes).await?;
         for (key, answer) in keys.iter().zip(answers) {
-            let fields: Vec<Option<Vec<u8>>> = match answer.and_then(read) {
+            let fields = match answer {
                 Err(refused @ Error::Refused { .. }) => return Err(refused),
                 // Another program may have written anything there.
                 fields => fields.unwrap_or_default(),
@@ -185,6 +191,63 @@ pub(super) async fn clients(servers: &Servers, limit: usize) -> Result<Vec<Clien
         }
     }
     Ok(clients)
+}
+
+/// Returns the call that reads the first bytes of a string. If there is no such key, it returns an empty string.
+pub(super) fn beginning(key: &str, bytes: usize) -> Cmd {
+    cmd("GETRANGE").arg(key).arg(0).arg(bytes.saturating_sub(1)).to_owned()
+}
+
+/// Returns the text, or its beginning with a mark if it is too long to be shown.
+pub(super) fn cut(text: &str) -> String {
+    match text.char_indices().nth(LONGEST_SHOWN) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// Returns these fields of each hash. A field that is longer than one of ours can be counts as missing.
+async fn fields_of(
+    servers: &Servers,
+    home: Slot,
+    hashes: Vec<(String, Vec<Vec<u8>>)>,
+) -> Result<Vec<Result<Vec<Option<Vec<u8>>>, Error>>, Error> {
+    if hashes.is_empty() {
+        return Ok(Vec::new());
+    }
+    let length = |(key, field): (&String, &Vec<u8>)| cmd("HSTRLEN").arg(key).arg(field).to_owned();
+    let all = hashes.iter().flat_map(|(key, fields)| fields.iter().map(move |field| (key, field)));
+    let mut lengths = servers.ask_each(home, all.map(length).collect()).await?.into_iter();
+    let (mut calls, mut wanted) = (Vec::new(), Vec::new());
+    for (key, fields) in &hashes {
+        let lengths: Vec<_> = lengths.by_ref().take(fields.len()).collect();
+        let lengths: Result<Vec<usize>, Error> =
+            lengths.into_iter().map(|length| read(length?)).collect();
+        let is_wanted = lengths.map(|lengths| {
+            lengths.iter().map(|bytes| (1..=LONGEST_FIELD).contains(bytes)).collect::<Vec<_>>()
+        });
+        if let Ok(is_wanted) = &is_wanted
+            && is_wanted.contains(&true)
+        {
+            let fields = fields.iter().zip(is_wanted).filter(|(_, is_wanted)| **is_wanted);
+            let fields: Vec<_> = fields.map(|(field, _)| field).collect();
+            calls.push(cmd("HMGET").arg(key).arg(&fields).to_owned());
+        }
+        wanted.push(is_wanted);
+    }
+    let answers = if calls.is_empty() { Vec::new() } else { servers.ask_each(home, calls).await? };
+    let mut answers = answers.into_iter();
+    let found = wanted.into_iter().map(|is_wanted| {
+        let is_wanted = is_wanted?;
+        let mut values = Vec::new();
+        if is_wanted.contains(&true) {
+            values = read::<Vec<Option<Vec<u8>>>>(answers.next().unwrap_or(Ok(Value::Nil))?)?;
+        }
+        let mut values = values.into_iter();
+        let value = |is_wanted| if is_wanted { values.next().flatten() } else { None };
+        Ok(is_wanted.into_iter().map(value).collect())
+    });
+    Ok(found.collect())
 }
 
 /// Escapes a text, so that a pattern of `SCAN` matches it literally.
@@ -212,10 +275,14 @@ async fn scan_one(link: &Link, pattern: &str) -> Result<BTreeSet<String>, Error>
         let (next, keys): (u64, Vec<Vec<u8>>) = read(answer)?;
         for key in keys {
             match String::from_utf8(key) {
+                Ok(key) if key.len() > LONGEST_FIELD => {
+                    let key = cut(&key);
+                    event!(warn, key, "a key was left out of the statistics: it is too long");
+                }
                 Ok(key) => _ = found.insert(key),
                 // No name of ours has such a key.
                 Err(error) => {
-                    let key = String::from_utf8_lossy(error.as_bytes()).into_owned();
+                    let key = cut(&String::from_utf8_lossy(error.as_bytes()));
                     event!(warn, key, "a key was left out of the statistics: it is not UTF-8");
                 }
             }
@@ -237,8 +304,8 @@ async fn of(
     let home = names.first().map_or(Slot::ONLY, |name| own.slot(name));
     let mut calls = vec![cmd("TIME")];
     for name in names {
-        calls.push(own.call("GET", "max", name));
-        calls.push(own.call("GET", "limits", name));
+        calls.push(beginning(&own.key("max", name), LONGEST_SHOWN));
+        calls.push(beginning(&own.key("limits", name), LONGEST_FIELD));
         calls.push(own.call("ZCARD", "waiting", name));
         calls.push(own.ranks("waiting", name, 0..1));
         calls.push(own.ranks("main", name, 0..FIRST_PAGE));
@@ -248,8 +315,8 @@ async fn of(
     let now = seconds(read(next())?);
     let (mut stats, mut pages) = (Vec::new(), Vec::new());
     for name in names {
-        let capacity: Option<Vec<u8>> = read(next())?;
-        let capacity = capacity.map(|text| {
+        let capacity: Vec<u8> = read(next())?;
+        let capacity = Some(capacity).filter(|text| !text.is_empty()).map(|text| {
             let text = String::from_utf8_lossy(&text);
             let key = own.key("max", name);
             let problem = || {
@@ -259,9 +326,8 @@ async fn of(
             text.parse().map_err(|_| Error::invalid("name", problem()))
         });
         let capacity: Option<u32> = capacity.transpose()?;
-        let limits: Option<Vec<u8>> = read(next())?;
-        let limits = limits.map(|text| limits_of(&String::from_utf8_lossy(&text), now));
-        let mut limits = limits.unwrap_or_default();
+        let limits: Vec<u8> = read(next())?;
+        let mut limits = limits_of(&String::from_utf8_lossy(&limits), now);
         if limits.pinned.is_none() {
             limits.declared = capacity.unwrap_or_default();
         }
@@ -422,7 +488,7 @@ async fn describe_all(
     now: f64,
     clients: &mut Clients,
 ) -> Result<Vec<Vec<Member>>, Error> {
-    let (mut calls, mut new) = (Vec::new(), BTreeSet::new());
+    let (mut calls, mut hashes, mut new) = (Vec::new(), Vec::new(), BTreeSet::new());
     for Page { name, role, ranked } in &pages {
         let ids: Vec<&[u8]> = ranked.0.iter().map(|(id, _)| id.as_slice()).collect();
         if ids.is_empty() {
@@ -430,38 +496,40 @@ async fn describe_all(
         }
         let other = if *role == Role::Holder { "ttl" } else { "waiting_heartbeat" };
         calls.push(own.call("ZMSCORE", other, name).arg(&ids).to_owned());
-        calls.push(own.call("HMGET", "info", name).arg(&ids).to_owned());
+        hashes.push((own.key("info", name), ids.iter().map(|id| id.to_vec()).collect()));
         let of = ids.iter().filter_map(|id| client_of(str::from_utf8(id).ok()?));
         new.extend(of.filter(|client| !clients.contains_key(*client)).map(str::to_owned));
-    }
-    for client in &new {
-        let mut who = cmd("HMGET");
-        who.arg(format!("{}:client:{client}", own.servers.settings().namespace));
-        calls.push(who.arg(&["host", "pid"]).to_owned());
     }
     if calls.is_empty() {
         return Ok(pages.iter().map(|_| Vec::new()).collect());
     }
-    let mut answers = own.servers.ask_each(home, calls).await?;
-    for (client, answer) in new.iter().zip(answers.split_off(answers.len() - new.len())) {
-        let (host, pid): (Option<Vec<u8>>, Option<Vec<u8>>) = match answer {
+    let answers = own.servers.ask_each(home, calls).await?;
+    for client in &new {
+        let key = format!("{}:client:{client}", own.servers.settings().namespace);
+        hashes.push((key, ["host", "pid"].map(|field| field.as_bytes().to_vec()).to_vec()));
+    }
+    let mut infos = fields_of(own.servers, home, hashes).await?;
+    for (client, answer) in new.iter().zip(infos.split_off(infos.len() - new.len())) {
+        let fields = match answer {
             // Another program may have written anything there.
-            Err(Error::InvalidArgument { .. }) => (None, None),
-            answer => read(answer?).unwrap_or_default(),
+            Err(Error::InvalidArgument { .. }) => Vec::new(),
+            answer => answer?,
         };
+        let mut fields = fields.into_iter();
+        let (host, pid) = (fields.next().flatten(), fields.next().flatten());
         let host = host.map(|host| String::from_utf8_lossy(&host).into_owned());
         let pid = pid.and_then(|pid| str::from_utf8(&pid).ok()?.parse().ok());
         clients.insert(client.clone(), (host, pid));
     }
     let answers: Result<Vec<_>, Error> = answers.into_iter().collect();
-    let mut answers = answers?.into_iter();
+    let (mut answers, mut infos) = (answers?.into_iter(), infos.into_iter());
     let mut described = Vec::with_capacity(pages.len());
     for Page { role, ranked, .. } in pages {
         let mut members = Vec::with_capacity(ranked.0.len());
         if !ranked.0.is_empty() {
             let mut next = || answers.next().unwrap_or(Value::Nil);
             let ends: Vec<Option<f64>> = read(next())?;
-            let infos: Vec<Option<Vec<u8>>> = read(next())?;
+            let infos = infos.next().unwrap_or(Ok(Vec::new()))?;
             let known = ranked.0.iter().zip(ends).zip(infos);
             members.extend(known.filter_map(|(((id, score), other), info)| {
                 member(role, (id, *score), (other, info.as_deref()), now, clients)
@@ -494,7 +562,7 @@ fn member(
     let known = client_of(&id).and_then(|client| clients.get(client));
     let (host, pid) = known.cloned().unwrap_or_default();
     let ends_in = ends.map(|ends| seconds_between(now, ends));
-    let member = Member { host, pid, age, ends_in, ..unknown(id.into_owned()) };
+    let member = Member { host, pid, age, ends_in, ..unknown(cut(&id)) };
     Some(describe(member, &info, now))
 }
 

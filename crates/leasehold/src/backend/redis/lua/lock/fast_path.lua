@@ -57,11 +57,10 @@ while at <= last do
   elseif command == 'release_held' then
     -- The client knows that its lease has not ended, so the clock is not read: a record that exists is live.
     local lock = KEYS[beside + 1]
-    local record = try('GET', lock)
     -- Accept only a record of this id, in the form that our acquire writes: an extension may change the order of the
     -- fields.
     local owned = '{"lockId":"' .. id .. '",'
-    if type(record) ~= 'string' or string.sub(record, 1, #owned) ~= owned then break end
+    if try('GETRANGE', lock, 0, #owned - 1) ~= owned then break end
     if try('SCARD', KEYS[beside + 2]) ~= 0 then break end
     result = try('DEL', lock, KEYS[keys + 1])
     if type(result) == 'number' then result = 1 end

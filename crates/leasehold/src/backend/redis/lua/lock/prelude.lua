@@ -5,7 +5,8 @@
 -- follows "{prefix}:". Our records also have host, pid and label, which no script uses: an extension writes back all
 -- fields that it has read. {prefix}:fence:{key} is the fence counter, which never expires.
 --
--- Two things come before this in the script: TOLERANCE_MS, which is the same for all stores, and `fast_path.lua`. That
+-- Three things come before this in the script: TOLERANCE_MS, which is the same for all stores, LONGEST_RECORD, the length
+-- of the longest value of a record or an index that can be ours, and `fast_path.lua`. That
 -- defines DIGITS, the number of digits of a fence, and CLUSTER, which says whether the server is a node of a cluster.
 -- In a cluster the client itself writes the index, after the lock, and reads it before it calls a script that needs the
 -- lock.
@@ -30,11 +31,15 @@ end
 
 NOW = NOW or now()
 
--- Returns the text in a key, if there is any. If the key has another type, it is not ours, and the second result is an
--- error that names the key.
+-- Returns the text in a key, if there is any. If the key has another type, or its value is longer than a record can be,
+-- it is not ours, and the second result is an error that names the key. A long value is not read.
 local function get(key)
-  local text = redis.pcall('GET', key)
-  if type(text) ~= 'table' then return text end
+  local text = redis.pcall('GETRANGE', key, 0, LONGEST_RECORD)
+  if type(text) == 'string' then
+    if text == '' and call('EXISTS', key) == 0 then return nil end
+    if #text <= LONGEST_RECORD then return text end
+    return nil, redis.error_reply('NOTOURS ' .. key)
+  end
   if string.find(text.err, 'WRONGTYPE', 1, true) then text = redis.error_reply('NOTOURS ' .. key) end
   return nil, text
 end
