@@ -160,10 +160,15 @@ return 1";
 fn write_value(
     db: &mut redis::Connection,
     value: &str,
-    fence: impl ToString,
+    fence: impl std::fmt::Display,
 ) -> redis::RedisResult<bool> {
-    let (script, fence) = (redis::Script::new(WRITE), fence.to_string());
-    script.key("{invoice:42}").key("{invoice:42}:fence").arg(value).arg(fence).invoke(db)
+    let script = redis::Script::new(WRITE);
+    script
+        .key("{invoice:42}")
+        .key("{invoice:42}:fence")
+        .arg(value)
+        .arg(format!("{fence}"))
+        .invoke(db)
 }
 
 async fn write_late_to_redis(

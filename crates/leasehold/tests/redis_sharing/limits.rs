@@ -135,7 +135,7 @@ async fn what_they_grant_to_ours_does_not_exceed_a_pin() {
     for waiter in waiters {
         permits.push(waiter.permit().await);
     }
-    let slots: Vec<_> = permits.iter().filter_map(|permit| permit.slot_number()).collect();
+    let slots: Vec<_> = permits.iter().filter_map(leasehold::Permit::slot_number).collect();
     assert_eq!(slots.len(), 4, "{slots:?}");
     assert!(slots.is_sorted(), "{slots:?}");
     drop(permits);
