@@ -146,8 +146,10 @@ class Client:
         - `max_acquire_time`: the longest wait of an acquire. After that it raises TimedOut. By default there is no limit.
         - `label`: a text that statistics show beside the holders and waiters of this object.
         - `numbered`: whether each permit has a `slot_number`.
-        - `rate`: `(100, 60)` grants at most 100 permits per minute, evenly spread.
-        - `burst`: how many permits the rate grants at once after a quiet time (1).
+        - `rate`: with `(100, 60)`, never more than 100 permits start in any minute, evenly spread. A rate stays until
+          it is changed or removed (`Semaphore.clear_rate`), even if no program declares it any more.
+        - `burst`: how many permits of the rate start at once after a quiet time (1). They are a part of the rate, so the
+          others are slowed down: `(100, 60)` with a burst of 10 grants 91 per minute in the long run.
         - `unless_declared`: whether `capacity` applies only if the store has none yet.
         """
     def rate(
@@ -159,11 +161,12 @@ class Client:
         burst: int | None = None,
         label: str | None = None,
     ) -> Semaphore:
-        """Returns a semaphore that limits only the rate: at most `starts` permits in any `period` of seconds, evenly spread.
+        """Returns a semaphore that limits only the rate: never more than `starts` permits in any `period` of seconds.
 
-        Any number of permits can be held at once, unless another program has declared a capacity for the name.
+        Any number of permits can be held at once, unless another program has declared a capacity for the name. A rate
+        counts starts, so a weight is refused.
 
-        - `burst`: how many permits the rate grants at once after a quiet time (1).
+        - `burst`: how many of these permits start at once after a quiet time (1); see `semaphore`.
         - `label`: a text that statistics show beside the holders and waiters of this object.
         """
     def lock(
@@ -286,9 +289,9 @@ class Semaphore(HeldContext[Permit]):
     def unpin(self) -> Pending[None]:
         """Ends a `pin`. The newest declaration applies again."""
     def set_rate(self, starts: int, period: _Seconds, burst: int = 1) -> Pending[None]:
-        """Sets the rate for all programs, until one declares another: at most `starts` permits in any `period` of seconds.
+        """Sets the rate for all programs, until one declares another: never more than `starts` permits in any `period` of seconds.
 
-        `burst` is how many permits the rate grants at once after a quiet time.
+        `burst` is how many of these permits start at once after a quiet time.
         """
     def clear_rate(self) -> Pending[None]:
         """Removes the rate for all programs, until one declares another."""

@@ -66,12 +66,24 @@ class Paused:
 
 @dataclass(frozen=True)
 class RateLimit:
-    """A limit on how often permits are granted."""
+    """A limit on how often permits are granted: at most ``starts`` in any ``period``. ``str()`` is "100 per minute, burst 10"."""
 
-    #: The time per permit: 0.6 for 100 permits per minute.
-    interval: float
-    #: How many permits may be granted at once after a quiet time.
+    #: How many permits may start in any period.
+    starts: int
+    #: The period, in seconds.
+    period: float
+    #: How many of these permits may start at once after a quiet time.
     burst: int
+    #: The time in which one token arrives: ``period / (starts - burst + 1)``. Every permit takes one.
+    interval: float
+
+    def __str__(self) -> str:
+        units = (("day", 86400.0), ("hour", 3600.0), ("minute", 60.0), ("second", 1.0))
+        unit, length = next(((unit, length) for unit, length in units if self.period % length == 0), ("second", 1.0))
+        count = self.period / length
+        period = unit if count == 1 else f"{count:g} {unit}s"
+        burst = f", burst {self.burst}" if self.burst > 1 else ""
+        return f"{self.starts} per {period}{burst}"
 
 
 @dataclass(frozen=True)

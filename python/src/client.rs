@@ -133,8 +133,10 @@ impl Client {
     /// - `max_acquire_time`: the longest wait of an acquire. After that it raises TimedOut. By default there is no limit.
     /// - `label`: a text that statistics show beside the holders and waiters of this object.
     /// - `numbered`: whether each permit has a `slot_number`.
-    /// - `rate`: `(100, 60)` grants at most 100 permits per minute, evenly spread.
-    /// - `burst`: how many permits the rate grants at once after a quiet time (1).
+    /// - `rate`: with `(100, 60)`, never more than 100 permits start in any minute, evenly spread. A rate stays until
+    ///   it is changed or removed (`Semaphore.clear_rate`), even if no program declares it any more.
+    /// - `burst`: how many permits of the rate start at once after a quiet time (1). They are a part of the rate, so the
+    ///   others are slowed down: `(100, 60)` with a burst of 10 grants 91 per minute in the long run.
     /// - `unless_declared`: whether `capacity` applies only if the store has none yet.
     #[pyo3(signature = (
         name, capacity=None, *, ttl=None, lease=None, max_acquire_time=None, label=None, numbered=false, rate=None, burst=None,
@@ -165,16 +167,18 @@ impl Client {
             numbered,
             rate: rate.map(|(starts, period)| (starts.0, period.0)),
             burst: burst.map(|burst| burst.0),
+            rate_only: false,
         };
         log::refresh(py);
         Semaphore::declared(py, self.shared.clone(), name, options)
     }
 
-    /// Returns a semaphore that limits only the rate: at most `starts` permits in any `period` of seconds, evenly spread.
+    /// Returns a semaphore that limits only the rate: never more than `starts` permits in any `period` of seconds.
     ///
-    /// Any number of permits can be held at once, unless another program has declared a capacity for the name.
+    /// Any number of permits can be held at once, unless another program has declared a capacity for the name. A rate
+    /// counts starts, so a weight is refused.
     ///
-    /// - `burst`: how many permits the rate grants at once after a quiet time (1).
+    /// - `burst`: how many of these permits start at once after a quiet time (1); see `semaphore`.
     /// - `label`: a text that statistics show beside the holders and waiters of this object.
     #[pyo3(signature = (name, starts, period, *, burst=None, label=None))]
     fn rate(
@@ -186,20 +190,19 @@ impl Client {
         burst: Option<Number<u32>>,
         label: Option<String>,
     ) -> PyResult<Py<Semaphore>> {
-        let rate = Some((starts, period));
-        self.semaphore(
-            py,
-            name,
-            Some(Number(u32::MAX)),
-            None,
-            None,
-            None,
+        let options = SemaphoreOptions {
+            capacity: u32::MAX,
+            declares: false,
+            ttl: None,
+            lease: None,
+            max_acquire_time: None,
             label,
-            false,
-            rate,
-            burst,
-            true,
-        )
+            numbered: false,
+            rate: Some((starts.0, period.0)),
+            burst: burst.map(|burst| burst.0),
+            rate_only: true,
+        };
+        Semaphore::declared(py, self.shared.clone(), name, options)
     }
 
     /// Returns a fenced lock. All durations are in seconds.

@@ -27,13 +27,18 @@ pub(crate) struct SemaphoreOptions {
     pub(crate) numbered: bool,
     pub(crate) rate: Option<(u64, Duration)>,
     pub(crate) burst: Option<u32>,
+    pub(crate) rate_only: bool,
 }
 
 impl Options for SemaphoreOptions {
     type Built = EngineSemaphore;
 
     fn build(&self, engine: &Engine, name: &str) -> Result<EngineSemaphore, Failure> {
-        let mut builder = engine.semaphore(name, self.capacity);
+        let mut builder = match self.rate {
+            Some((starts, period)) if self.rate_only => engine.rate(name, starts, period),
+            Some((starts, period)) => engine.semaphore(name, self.capacity).rate(starts, period),
+            None => engine.semaphore(name, self.capacity),
+        };
         if !self.declares {
             builder = builder.unless_declared();
         }
@@ -51,9 +56,6 @@ impl Options for SemaphoreOptions {
         }
         if self.numbered {
             builder = builder.numbered();
-        }
-        if let Some((starts, period)) = self.rate {
-            builder = builder.rate(starts, period);
         }
         if let Some(burst) = self.burst {
             builder = builder.burst(burst);
@@ -241,9 +243,9 @@ impl Semaphore {
         })
     }
 
-    /// Sets the rate for all programs, until one declares another: at most `starts` permits in any `period` of seconds.
+    /// Sets the rate for all programs, until one declares another: never more than `starts` permits in any `period` of seconds.
     ///
-    /// `burst` is how many permits the rate grants at once after a quiet time.
+    /// `burst` is how many of these permits start at once after a quiet time.
     #[pyo3(signature = (starts, period, burst=1))]
     fn set_rate(
         &self,

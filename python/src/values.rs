@@ -68,7 +68,12 @@ pub(crate) fn stats(py: Python<'_>, stats: &SemaphoreStats) -> PyResult<Py<PyAny
         make(py, "Paused", &fields)
     });
     let rate = stats.rate().map(|rate| {
-        let fields = fields!(py, interval: rate.interval().as_secs_f64(), burst: rate.burst());
+        let fields = fields!(py,
+            starts: rate.starts(),
+            period: rate.period().as_secs_f64(),
+            burst: rate.burst(),
+            interval: rate.interval().as_secs_f64(),
+        );
         make(py, "RateLimit", &fields)
     });
     let waits_for = stats.waits_for().map(|waits_for| match waits_for {

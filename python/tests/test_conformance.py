@@ -247,15 +247,34 @@ def test_a_rate(client: leasehold.Client, driver: Driver) -> None:
         begun = time.monotonic()
         for _ in range(4):
             await do.do((await do.do(mails.acquire())).release())
-        assert time.monotonic() - begun >= 0.19, "two at once, and then one each 100 ms"
+        assert time.monotonic() - begun >= 0.22, "two at once, and then one each 111 ms"
         stats = await do.do(mails.stats())
-        assert stats.rate == leasehold.RateLimit(interval=0.1, burst=2)
+        assert stats.rate == leasehold.RateLimit(starts=10, period=1.0, burst=2, interval=0.111112)
+        assert str(stats.rate) == "10 per second, burst 2"
+        with pytest.raises(leasehold.InvalidArgument, match="limits only a rate"):
+            await do.do(mails.acquire(weight=2))
         await do.do(mails.clear_rate())
         assert (await do.do(mails.stats())).rate is None
-        await do.do(mails.set_rate(1, 60, burst=3))
+        with pytest.raises(leasehold.InvalidArgument, match="burst: it is 3"):
+            await do.do(mails.set_rate(1, 60, burst=3))
+        await do.do(mails.set_rate(5, 300, burst=3))
         rate = (await do.do(mails.stats())).rate
         assert rate is not None
-        assert rate.burst == 3
+        assert str(rate) == "5 per 5 minutes, burst 3"
+
+    driver.run(body)
+
+
+def test_an_acquire_that_times_out_names_the_rate(client: leasehold.Client, driver: Driver) -> None:
+    async def body(do: Driver) -> None:
+        rated = client.semaphore("rated", 5, rate=(1, 3600))
+        await do.do((await do.do(rated.acquire())).release())
+        # A program that declares no rate is held to the one that stays.
+        late = client.semaphore("rated", 5)
+        with pytest.raises(leasehold.TimedOut, match="rate allows the next start in 359.*clear_rate"):
+            await do.do(late.acquire(within=0.2))
+        await do.do(late.clear_rate())
+        await do.do((await do.do(late.acquire(within=5))).release())
 
     driver.run(body)
 

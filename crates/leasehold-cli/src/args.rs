@@ -15,10 +15,8 @@ use crate::store;
 mod help;
 mod values;
 
-pub(crate) use values::{Rate, RateChange};
-use values::{
-    count, duration, exit_code, measurable, positive, rate, rate_or_none, socket_address,
-};
+pub(crate) use values::{RateArgument, RateChange};
+use values::{count, duration, exit_code, measurable, positive, rate_or_none, socket_address};
 
 /// Share scarce resources fairly between processes and machines: a limited number at once, first come first served.
 ///
@@ -160,11 +158,12 @@ pub(crate) struct RunArgs {
     /// How many of the -n units this command needs. It gets all of them or none. Lighter commands do not overtake it
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = count)]
     pub(crate) weight: u32,
-    /// How many may start in a period, evenly spread, as in 100/1m. The latest rate for a name applies to all. Default:
-    /// the current rate of the name
-    #[arg(long, value_name = "N/D", value_parser = rate)]
-    pub(crate) rate: Option<Rate>,
-    /// With --rate: how many may start at once after an idle period [default: 1]
+    /// How many may start in any period, evenly spread, as in 100/1m. The latest rate for a name applies to all, and
+    /// stays until it is changed or removed; `none` removes it. Default: the current rate of the name
+    #[arg(long, value_name = "N/D", value_parser = rate_or_none)]
+    pub(crate) rate: Option<RateArgument>,
+    /// With --rate: how many of them may start at once after an idle period. Slows the others down: 100/1m with --burst
+    /// 10 allows 91 per minute in the long run, and never more than 100 in a minute [default: 1]
     #[arg(long, value_name = "N", requires = "rate", value_parser = count)]
     pub(crate) burst: Option<u32>,
     /// The longest time that the child may run
@@ -277,10 +276,11 @@ pub(crate) struct LimitArgs {
     /// Undo --pin: the limit that `run -n` or a program declared last applies again
     #[arg(long, conflicts_with = "capacity")]
     pub(crate) unpin: bool,
-    /// How many may start in a period, evenly spread, as in 100/1m; `none` removes the rate
+    /// How many may start in any period, evenly spread, as in 100/1m. The rate stays until it is changed or removed;
+    /// `none` removes it
     #[arg(long, value_name = "N/D", value_parser = rate_or_none)]
-    pub(crate) rate: Option<RateChange>,
-    /// With --rate: how many may start at once after an idle period [default: 1]
+    pub(crate) rate: Option<RateArgument>,
+    /// With --rate: how many of them may start at once after an idle period; see `run --help` [default: 1]
     #[arg(long, value_name = "N", requires = "rate", value_parser = count)]
     pub(crate) burst: Option<u32>,
     /// The semaphore's name

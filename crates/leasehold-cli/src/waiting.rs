@@ -10,7 +10,7 @@ use leasehold::{AcquisitionId, Client, Error, Locks, Member, Outage, Semaphore, 
 use tokio::time::sleep;
 use unicode_width::UnicodeWidthStr;
 
-use crate::command::limit::paused;
+use crate::command::limit::{next_start, paused};
 use crate::failure::log_line;
 use crate::output::{ago, one_line, ordinal};
 
@@ -162,7 +162,7 @@ impl Line {
             match stats.waits_for() {
                 Some(WaitsFor::Rate) => {
                     let next = stats.next_token().map(ago).unwrap_or_default();
-                    let why = format!("the rate allows the next start in {next}");
+                    let why = next_start(&stats).unwrap_or_default();
                     return Some(Known::new(&place, &why, &nth, &format!("next in {next}")));
                 }
                 Some(WaitsFor::Capacity) => {

@@ -10,7 +10,7 @@ use crate::engine::ticket::Ticket;
 use crate::engine::watch::{Acquiring, Id};
 use crate::machine::Known;
 use crate::name::positive;
-use crate::semaphore::Handle;
+use crate::semaphore::{Declaration, Handle};
 use crate::{AcquisitionId, Error, Permit};
 
 /// A future that resolves to a [`Permit`]: see [`Semaphore::acquire`](crate::Semaphore::acquire).
@@ -71,7 +71,8 @@ impl Acquire {
     /// Later acquires wait until this one is granted, even if there is room for them: no acquire overtakes a heavy
     /// waiter. A weight of zero, or above the capacity, fails at once with [`Error::InvalidArgument`]. If the capacity
     /// shrinks below the weight during the wait, the acquire keeps waiting, and
-    /// [`SemaphoreStats::waits_for`](crate::SemaphoreStats::waits_for) shows the reason.
+    /// [`SemaphoreStats::waits_for`](crate::SemaphoreStats::waits_for) shows the reason. A semaphore that limits
+    /// only a rate ([`Client::rate`](crate::Client::rate)) has no units, so every weight but 1 fails.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -184,8 +185,8 @@ impl Acquire {
             };
             let Handle { declaration, .. } = &**semaphore;
             let Self { id, weight, wait, .. } = *self;
-            if weight == 0 {
-                return Poll::Ready(Err(weightless()));
+            if weight != 1 {
+                check_weight(weight, declaration)?;
             }
             let watched = declaration.watch.begin(|| Id::Permit(id), weight);
             match declaration.named.enter(id, declaration, weight, wait, within, cx.waker()) {
@@ -240,8 +241,18 @@ fn done_already() -> Error {
 }
 
 #[cold]
-fn weightless() -> Error {
-    Error::invalid("weight", "it is 0; the minimum is 1")
+fn check_weight(weight: u32, declaration: &Declaration) -> Result<(), Error> {
+    if weight == 0 {
+        return Err(Error::invalid("weight", "it is 0; the minimum is 1"));
+    }
+    if declaration.rate_only {
+        let name = declaration.named.name();
+        let problem =
+            format!("it is {weight}, but {name:?} limits only a rate, which counts starts");
+        let advice = "acquire once for each start, or declare a capacity with Client::semaphore";
+        return Err(Error::invalid("weight", format!("{problem}: {advice}")));
+    }
+    Ok(())
 }
 
 #[cold]

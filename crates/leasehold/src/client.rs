@@ -146,9 +146,12 @@ impl Client {
         SemaphoreBuilder::new(self.engine.clone(), name, capacity)
     }
 
-    /// Returns a builder for a semaphore that limits only the rate: `starts` grants in any `period`, evenly spread,
-    /// however many permits are held at once. A capacity that was declared elsewhere still applies, and one can be
-    /// [set](crate::Semaphore::set_capacity) later.
+    /// Returns a builder for a semaphore that limits only the [rate](SemaphoreBuilder::rate): no more than `starts` grants
+    /// in any `period`, evenly spread, however many permits are held at once. A capacity that was declared elsewhere
+    /// still applies, and one can be [set](crate::Semaphore::set_capacity) later.
+    ///
+    /// A rate counts starts, so an acquire of this semaphore with a [weight](crate::Acquire::weight) above 1 fails with
+    /// [`Error::InvalidArgument`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -164,7 +167,7 @@ impl Client {
     /// # }
     /// ```
     pub fn rate(&self, name: &str, starts: u64, period: Duration) -> SemaphoreBuilder {
-        self.semaphore(name, u32::MAX).unless_declared().rate(starts, period)
+        self.semaphore(name, u32::MAX).unless_declared().rate(starts, period).rate_only()
     }
 
     /// Returns a builder for the lock with this key.

@@ -42,6 +42,9 @@ pub enum Error {
         limit: Duration,
         /// For a pool: how many leases were held at the end, and the capacity.
         full: Option<(u64, u32)>,
+        /// For a permit: how long after the time limit the [rate](crate::SemaphoreBuilder::rate) allows the next start,
+        /// if the rate is known to be the reason.
+        next_start: Option<Duration>,
     },
     /// The permit, lock or lease is no longer held. Stop the work that depends on it.
     #[non_exhaustive]
@@ -142,15 +145,20 @@ impl fmt::Display for Error {
             Self::TimedOut { what: "drain", name, limit, .. } => {
                 write!(f, "{name:?} was not drained within {limit:?}: permits are still held")
             }
-            Self::TimedOut { what, name, limit: Duration::ZERO, full: None } => {
+            Self::TimedOut { what, name, limit: Duration::ZERO, full: None, .. } => {
                 write!(f, "no {what} of {name:?} is free")
             }
-            Self::TimedOut { what, name, limit, full } => {
+            Self::TimedOut { what, name, limit, full, next_start } => {
                 write!(f, "no {what} of {name:?} was acquired within {limit:?}")?;
-                match full {
-                    Some((held, capacity)) => write!(f, ": {held} of {capacity} are held"),
-                    None => Ok(()),
+                if let Some((held, capacity)) = full {
+                    write!(f, ": {held} of {capacity} are held")?;
                 }
+                if let Some(next) = next_start {
+                    let advice =
+                        "a rate stays until it is changed or removed, for example with clear_rate";
+                    write!(f, ": its rate allows the next start in {next:.1?}; {advice}")?;
+                }
+                Ok(())
             }
             Self::Lost { what: "lock", name, reason, .. } => {
                 write!(f, "the lock {name:?} was lost: {reason}")

@@ -399,7 +399,13 @@ impl Definition {
         let waiter = core.lock_waiters.join(&self.key);
         let timed_out = |now: Moment| {
             let limit = limit.min(now.saturating_since(started));
-            Error::TimedOut { what: "lock", name: self.key.to_string(), limit, full: None }
+            Error::TimedOut {
+                what: "lock",
+                name: self.key.to_string(),
+                limit,
+                full: None,
+                next_start: None,
+            }
         };
         let (mut retried, mut again_at, mut last, mut until) = (0, None, false, give_up_at);
         let mut wake_up = WakeUp { waiters: &core.lock_waiters, key: &self.key, used: true };

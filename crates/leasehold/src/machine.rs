@@ -85,7 +85,7 @@ use members::Members;
 use numbers::Numbers;
 pub(crate) use questions::Row;
 use queue::Queue;
-pub(crate) use rate::{Meter, Rate};
+pub(crate) use rate::{MAX_PERIOD, Meter, Rate};
 
 /// A holder or a waiter, with the data that its client keeps beside it.
 #[derive(Debug)]

@@ -443,6 +443,7 @@ impl Definition {
                     name: self.name.to_string(),
                     limit: limit.min(so_far),
                     full: Some((held, self.capacity)),
+                    next_start: None,
                 });
             }
             let pause = self.retry.pause(nth).min(limit.saturating_sub(so_far));

@@ -12,7 +12,7 @@ use crate::engine::Engine;
 use crate::engine::meters::Kind;
 use crate::engine::name_state::{NameState, ReleasedBy};
 use crate::engine::watch::Watch;
-use crate::machine::{Rate, Terms};
+use crate::machine::{MAX_PERIOD, Rate, Terms};
 use crate::name::{Name, positive};
 use crate::stats::SemaphoreStats;
 use crate::{AcquisitionId, Error, Observer, Permit, SemaphoreEvent};
@@ -25,11 +25,9 @@ const MIN_LEASE: Duration = Duration::from_millis(300);
 /// permit.
 const MIN_TTL: Duration = Duration::from_millis(100);
 
-/// The shortest time between two tokens of a rate. Intervals are rounded up to a microsecond, so the error is at most
-/// one percent.
+/// The shortest average time between two starts of a rate. Intervals are rounded up to a microsecond, so the error is
+/// at most one percent.
 const MIN_INTERVAL: Span = Span::from_micros(100);
-/// The longest time in which all tokens of a rate may be refilled: a hundred years.
-const MAX_PERIOD: Span = Span::from_micros(100 * 31_557_600 * 1_000_000);
 
 /// A fair counting semaphore with a name.
 ///
@@ -79,6 +77,8 @@ pub(crate) struct Declaration {
     pub(crate) numbered: bool,
     /// Whether a waiter that is woken claims its permit before the acquire returns it.
     pub(crate) claims_first: bool,
+    /// Whether it was declared to limit only a rate. Its permits then weigh one unit.
+    pub(crate) rate_only: bool,
     /// Whether its permits have no lease, no TTL, no label and no slot number.
     pub(crate) is_plain: bool,
     max_acquire_time: Option<Duration>,
@@ -317,6 +317,7 @@ pub struct SemaphoreBuilder {
     claims_first: bool,
     rate: Option<(u64, Duration)>,
     burst: Option<u32>,
+    rate_only: bool,
     observer: Option<Observer<SemaphoreEvent>>,
     name_in_metrics: bool,
 }
@@ -336,6 +337,7 @@ impl SemaphoreBuilder {
             claims_first: false,
             rate: None,
             burst: None,
+            rate_only: false,
             observer: None,
             name_in_metrics: false,
         }
@@ -428,10 +430,18 @@ impl SemaphoreBuilder {
         self
     }
 
-    /// Limits the rate of grants to `starts` permits per `period`, evenly spread. A permit then needs enough free units
-    /// *and* a token, and one token arrives every `period / starts`. Like the capacity, the rate belongs to the
-    /// semaphore, so the newest declaration applies to all clients. A semaphore that is built without a rate declares
-    /// none, and follows the rate that already exists.
+    /// Limits the rate of grants: **no more than `starts` permits start in any `period`**, evenly spread. A permit then
+    /// needs enough free units *and* a token, and one token arrives every `period / starts`.
+    ///
+    /// *Any period* is any window `[t, t + period)` of the store's clock. A [`burst`](Self::burst) is a part of
+    /// `starts`, so it slows the other starts down. Example: 100 per minute with a burst of 10 allows 10 starts at once,
+    /// 91 per minute in the long run, and never more than 100 in any minute.
+    ///
+    /// Like the capacity, the rate belongs to the semaphore, so the newest declaration applies to all clients. A
+    /// semaphore that is built without a rate declares none, and follows the rate that already exists. **A rate stays**
+    /// until another one is declared or set, or it is removed with [`clear_rate`](Semaphore::clear_rate), even if no
+    /// program declares it any more. In a period in which the rate changes, the starts of the old rate and of the new
+    /// one may add up.
     ///
     /// The rate counts grants, whatever their weight. An acquire that gives up takes no token. If a permit was granted
     /// but no caller received it, its token is returned.
@@ -442,12 +452,12 @@ impl SemaphoreBuilder {
     /// use std::time::Duration;
     ///
     /// # let client = leasehold::Client::memory();
-    /// // At most 5 at a time, and 100 per minute.
+    /// // At most 5 at a time, at most 100 in any minute, and at most 10 of these at once.
     /// let api = client.semaphore("api", 5).rate(100, Duration::from_secs(60)).burst(10).build()?;
     /// for _ in 0..10 {
     ///     drop(api.acquire().await?);
     /// }
-    /// assert!(api.try_acquire().await?.is_none(), "the next one starts after 600 ms");
+    /// assert!(api.try_acquire().await?.is_none(), "the next one starts after 660 ms");
     /// # Ok(())
     /// # }
     /// ```
@@ -456,11 +466,22 @@ impl SemaphoreBuilder {
         self
     }
 
-    /// Sets how many permits may be granted at once after a quiet period, with a [`rate`](Self::rate): 1 by default.
-    /// This is the number of unused tokens that are kept; further ones are dropped. With a burst of 1, two grants are
-    /// always at least one interval apart.
+    /// Sets how many permits of a [`rate`](Self::rate) may be granted at once after a quiet period: from 1, the default,
+    /// to the number of starts of the rate. This is the number of unused tokens that are kept; further ones are dropped.
+    /// With a burst of 1, two grants are always at least one interval apart.
+    ///
+    /// The burst is not added to the rate. Because `burst` starts may come at once, a token arrives only every
+    /// `period / (starts − burst + 1)`, so that no period has more than `starts`. The long-term rate is
+    /// `starts − burst + 1` per period. With a burst of `starts`, that is one start per period: choose a burst that is
+    /// small compared to `starts`.
     pub fn burst(mut self, starts: u32) -> Self {
         self.burst = Some(starts);
+        self
+    }
+
+    /// Refuses weights: see [`Client::rate`](crate::Client::rate).
+    pub(crate) fn rate_only(mut self) -> Self {
+        self.rate_only = true;
         self
     }
 
@@ -493,8 +514,8 @@ impl SemaphoreBuilder {
     /// - The capacity, a duration, the rate or the burst is zero.
     /// - The lease is below 300 ms, or the TTL on one host or on Redis is below 100 ms.
     /// - The rate is above 10,000 per second.
+    /// - The burst is larger than the number of starts of the rate, or there is a burst but no rate.
     /// - The time in which all tokens of the burst arrive is more than 100 years.
-    /// - There is a burst but no rate.
     pub fn build(self) -> Result<Semaphore, Error> {
         let name = Name::new("name", &self.name)?;
         self.engine.core().check_name(Subject::Semaphore(&name))?;
@@ -540,7 +561,7 @@ impl SemaphoreBuilder {
         let terms = Terms { lease, ttl };
         let label = label.map(Name::into_text);
         let max_acquire_time = self.max_acquire_time;
-        let (declares, numbered) = (self.declares, self.numbered);
+        let (declares, numbered, rate_only) = (self.declares, self.numbered, self.rate_only);
         let is_plain = terms == Terms::default() && label.is_none() && !numbered;
         let meters = core.meters.of(Kind::Semaphore, self.name_in_metrics.then_some(&name));
         let observer = self.observer.map(Observer::<SemaphoreEvent>::into_callback);
@@ -552,6 +573,7 @@ impl SemaphoreBuilder {
             label,
             numbered,
             claims_first: self.claims_first,
+            rate_only,
             is_plain,
             max_acquire_time,
             watch,
@@ -562,7 +584,7 @@ impl SemaphoreBuilder {
     }
 }
 
-/// Returns the rate of `starts` grants per `period`, with at most `burst` at once.
+/// Returns the rate of at most `starts` grants in any `period`, of which at most `burst` at once.
 pub(crate) fn rate_of(starts: u64, period: Duration, burst: u32) -> Result<Rate, Error> {
     let span = positive("rate", period)?;
     if starts == 0 {
@@ -572,23 +594,27 @@ pub(crate) fn rate_of(starts: u64, period: Duration, burst: u32) -> Result<Rate,
     if burst == 0 {
         return Err(Error::invalid("burst", "it is 0; the minimum is 1"));
     }
-    // Rounded up, so that permits are never granted more often than the caller asked for.
-    let interval = span.micros().div_ceil(starts);
+    if u64::from(burst) > starts {
+        let problem = format!("it is {burst}, but the rate is {starts} in {period:?}");
+        let advice = "the burst is a part of these starts: choose a smaller burst or a higher rate";
+        return Err(Error::invalid("burst", format!("{problem}, and {advice}")));
+    }
     if starts.saturating_mul(MIN_INTERVAL.micros()) > span.micros() {
         let problem = format!("it is {starts} in {period:?}; the limit is 10000 per second");
         return Err(Error::invalid("rate", problem));
     }
-    if interval > MAX_PERIOD.micros() {
-        let problem = format!("it is {starts} in {period:?}; the minimum is 1 in 100 years");
+    if span > MAX_PERIOD {
+        let problem = format!("it is {starts} in {period:?}; the longest period is 100 years");
         return Err(Error::invalid("rate", problem));
     }
-    if interval.saturating_mul(u64::from(burst)) > MAX_PERIOD.micros() {
+    let rate = Rate { count: starts, period: span, burst };
+    if rate.all() > MAX_PERIOD {
         let problem = format!(
             "a burst of {burst}, at {starts} in {period:?}, takes more than 100 years to refill"
         );
         return Err(Error::invalid("burst", problem + ": choose a smaller burst"));
     }
-    Ok(Rate { interval: Span::from_micros(interval), burst })
+    Ok(rate)
 }
 
 impl fmt::Debug for SemaphoreBuilder {

@@ -228,35 +228,90 @@ impl Limits {
             reason: paused.reason.as_deref().map(str::to_owned),
         });
         let meter = limits.meter();
-        let rate = meter.map(|meter| RateLimit::new(meter.rate));
+        let rate = meter.map(|meter| RateLimit::of(meter.rate));
         let next_token = meter.and_then(|meter| meter.next_in(now)).map(Span::duration);
         Self { declared: limits.declared(), pinned: limits.pinned(), paused, rate, next_token }
     }
 }
 
 /// A limit on the rate of grants: see [`SemaphoreBuilder::rate`](crate::SemaphoreBuilder::rate).
+///
+/// ```
+/// # fn main() -> Result<(), leasehold::Error> {
+/// use std::time::Duration;
+///
+/// let rate = leasehold::RateLimit::new(100, Duration::from_secs(60), 10)?;
+/// assert_eq!(rate.to_string(), "100 per minute, burst 10");
+/// // 91 tokens arrive in a minute, and 9 more may be left from before: never more than 100.
+/// assert_eq!(rate.interval(), Duration::from_micros(659_341));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct RateLimit {
-    interval: Duration,
-    burst: u32,
+    rate: Rate,
 }
 
 impl RateLimit {
-    pub(crate) fn new(rate: Rate) -> Self {
-        Self { interval: rate.interval.duration(), burst: rate.burst }
+    pub(crate) fn of(rate: Rate) -> Self {
+        Self { rate }
     }
 
-    /// Returns the time in which one token arrives. Every grant takes one.
+    /// Returns the rate of no more than `starts` permits in any `period`, and no more than `burst` of them at once.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the rate is one that
+    /// [`SemaphoreBuilder::build`](crate::SemaphoreBuilder::build) does not accept.
+    pub fn new(starts: u64, period: Duration, burst: u32) -> Result<Self, crate::Error> {
+        crate::semaphore::rate_of(starts, period, burst).map(Self::of)
+    }
+
+    /// Returns how many permits may start in any [`period`](Self::period), as declared.
     #[must_use]
-    pub fn interval(&self) -> Duration {
-        self.interval
+    pub fn starts(&self) -> u64 {
+        self.rate.count
     }
 
-    /// Returns how many permits may be granted at once after a quiet period.
+    /// Returns the period, as declared.
+    #[must_use]
+    pub fn period(&self) -> Duration {
+        self.rate.period.duration()
+    }
+
+    /// Returns how many of these permits may start at once after a quiet period.
     #[must_use]
     pub fn burst(&self) -> u32 {
-        self.burst
+        self.rate.burst
+    }
+
+    /// Returns the time in which one token arrives: the period divided by `starts − burst + 1`, rounded up to a
+    /// microsecond. Every grant takes a token.
+    #[must_use]
+    pub fn interval(&self) -> Duration {
+        self.rate.interval().duration()
+    }
+}
+
+/// Formats the rate as it was declared, for example `100 per minute, burst 10`. A burst of 1 is not shown.
+impl std::fmt::Display for RateLimit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        const UNITS: [(u64, &str); 6] = [
+            (86_400_000_000, "day"),
+            (3_600_000_000, "hour"),
+            (60_000_000, "minute"),
+            (1_000_000, "second"),
+            (1000, "millisecond"),
+            (1, "microsecond"),
+        ];
+        let Rate { count, period, burst } = self.rate;
+        let fits = |(micros, _): &&(u64, &str)| period.micros().is_multiple_of(*micros);
+        let (micros, unit) = UNITS.iter().find(fits).copied().unwrap_or((1, "microsecond"));
+        match period.micros() / micros {
+            1 => write!(f, "{count} per {unit}")?,
+            units => write!(f, "{count} per {units} {unit}s")?,
+        }
+        if burst > 1 { write!(f, ", burst {burst}") } else { Ok(()) }
     }
 }
 

@@ -84,8 +84,12 @@ impl Semaphore {
         self.steer(Steer::Unpin).await
     }
 
-    /// Sets the [rate](crate::SemaphoreBuilder::rate) for all clients. The next declaration of another rate replaces
-    /// it.
+    /// Sets the [rate](crate::SemaphoreBuilder::rate) for all clients: no more than `starts` permits in any `period`, and
+    /// no more than `burst` of them at once. It stays until another rate is declared or set, or it is
+    /// [removed](Self::clear_rate).
+    ///
+    /// The change applies at once. It adds no token: as many are available as before, or `burst` if that is less. In a
+    /// period in which the rate changes, the starts of the old rate and of the new one may add up.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`] if the rate is one that [`SemaphoreBuilder::build`](crate::SemaphoreBuilder::build)
@@ -326,7 +330,7 @@ impl Drain {
             if until <= now {
                 let (what, name) = ("drain", semaphore.name().to_owned());
                 let limit = self.within.unwrap_or_default();
-                return Err(Error::TimedOut { what, name, limit, full: None });
+                return Err(Error::TimedOut { what, name, limit, full: None, next_start: None });
             }
             let deadline = Deadline::new(core, until.min(now + ASK_AGAIN));
             let _ = deadline.unless(std::future::pending::<()>()).await;

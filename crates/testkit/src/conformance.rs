@@ -142,6 +142,10 @@ macro_rules! conformance {
             rates:
                 a_start_needs_room_and_a_token,
                 starts_are_as_far_apart_as_the_rate_says,
+                no_period_has_more_starts_than_the_rate_says,
+                a_change_of_the_rate_adds_no_tokens,
+                an_acquire_that_times_out_names_the_rate,
+                weights_of_a_rate_alone_are_refused,
                 order_holds_at_a_rate,
                 who_gives_up_takes_no_token,
                 a_rate_alone_limits_nothing_else,

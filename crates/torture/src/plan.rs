@@ -33,9 +33,9 @@ pub enum Kind {
 /// The rate limit of a semaphore.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rate {
-    /// The number of starts in a second.
+    /// The most starts in any second.
     pub starts: u32,
-    /// The number of starts at once.
+    /// How many of them may start at once.
     pub burst: u32,
 }
 
@@ -43,7 +43,7 @@ impl Rate {
     /// The time in which one token arrives.
     #[must_use]
     pub fn interval(self) -> Micros {
-        SECOND / u64::from(self.starts)
+        SECOND.div_ceil(u64::from(self.starts - self.burst + 1))
     }
 }
 

@@ -34,7 +34,7 @@ Examples:
   leasehold run --store redis-cluster://node1,node2,node3 -n 5 api -- ./import
   leasehold run -n 1 --no-wait backup -- ./backup.sh || echo 'one is running already'
   leasehold run -n 4 gpu -- sh -c 'CUDA_VISIBLE_DEVICES=$((LEASEHOLD_SLOT - 1)) ./train'
-  leasehold run -n 5 --rate 100/1m --burst 10 api -- ./call    5 at a time, 100 per minute
+  leasehold run -n 5 --rate 100/1m --burst 10 api -- ./call    5 at a time, 100 in any minute
   leasehold run -n 64 --weight 16 memory -- ./build            16 of 64 gigabytes
 
 The child gets these variables:
@@ -118,7 +118,7 @@ renewed. Holders and waiters renew it in the background.
 also. `also` is an array of the same objects for the other kinds of that name, usually empty.
 Unknown values are null. Further fields:
   semaphore  capacity (the limit), declared, pinned, paused (for_seconds, by, reason), units, rate
-             (interval_seconds, burst, next_in_seconds), waiting, waits_for, waiters,
+             (starts, period_seconds, burst, interval_seconds, next_in_seconds), waiting, waits_for, waiters,
              oldest_hold_seconds, oldest_wait_seconds; each holder and waiter: id, slot, units,
              host, pid, label, for_seconds, ends_in_seconds, fence
   lock       its holder: lock_id_hash, host, pid, label, for_seconds, ends_in_seconds, fence
@@ -156,7 +156,7 @@ Examples:
   leasehold limit deploy 5            5, until `run -n` or a program declares another number
   leasehold limit deploy 5 --pin      5, even if `run -n` or a program declares another number
   leasehold limit deploy --unpin      the number that was declared last applies again
-  leasehold limit api --rate 100/1m   at most 100 starts a minute
+  leasehold limit api --rate 100/1m   at most 100 starts in any minute
   leasehold limit api --rate none     remove the rate
 
 If the limit grows, waiters start at once. If it shrinks, no holder is stopped, and the next waiter

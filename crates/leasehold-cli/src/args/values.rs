@@ -3,6 +3,10 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use leasehold::RateLimit;
+
+use crate::failure::Failure;
+
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|_| "expected a number and a unit, as in 500ms, 30s or 5m".to_owned())
@@ -24,22 +28,38 @@ pub(super) fn exit_code(text: &str) -> Result<u8, String> {
     text.parse().map_err(|_| format!("expected an exit code from 0 to {}", u8::MAX))
 }
 
-/// A number of starts in a period.
+/// The value of `--rate`: a number of starts in a period, or `none`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Rate {
-    pub(crate) starts: u64,
-    pub(crate) period: Duration,
+pub(crate) enum RateArgument {
+    Rate { starts: u64, period: Duration },
+    None,
 }
 
 /// The change of a rate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RateChange {
-    To(Rate),
+    To(RateLimit),
     Removed,
 }
 
+impl RateArgument {
+    /// Returns the change that `--rate` and `--burst` ask for.
+    pub(crate) fn with_burst(self, burst: Option<u32>) -> Result<RateChange, Failure> {
+        match (self, burst) {
+            (Self::Rate { starts, period }, burst) => {
+                Ok(RateChange::To(RateLimit::new(starts, period, burst.unwrap_or(1))?))
+            }
+            (Self::None, None) => Ok(RateChange::Removed),
+            (Self::None, Some(burst)) => {
+                let problem = format!("--burst {burst} needs a rate, and --rate none removes it");
+                Err(Failure::usage(format!("{problem}: leave out --burst, or give a rate")))
+            }
+        }
+    }
+}
+
 /// "100/1m"; also "100/m".
-pub(super) fn rate(text: &str) -> Result<Rate, String> {
+fn rate(text: &str) -> Result<RateArgument, String> {
     let bad = || "expected a number and a time, as in 100/1m or 5/s".to_owned();
     let (starts, period) = text.split_once('/').ok_or_else(bad)?;
     let starts = starts.trim().parse().map_err(|_| bad())?;
@@ -51,11 +71,11 @@ pub(super) fn rate(text: &str) -> Result<Rate, String> {
             "it must be positive, as in 100/1m; to stop all starts, pause the name".to_owned()
         );
     }
-    Ok(Rate { starts, period })
+    Ok(RateArgument::Rate { starts, period })
 }
 
-pub(super) fn rate_or_none(text: &str) -> Result<RateChange, String> {
-    if text == "none" { Ok(RateChange::Removed) } else { rate(text).map(RateChange::To) }
+pub(super) fn rate_or_none(text: &str) -> Result<RateArgument, String> {
+    if text == "none" { Ok(RateArgument::None) } else { rate(text) }
 }
 
 /// Each of the measurements needs a moment in which something happens.
@@ -82,9 +102,9 @@ mod tests {
     #[test]
     fn rates_have_a_number_and_a_time() {
         let minute = Duration::from_secs(60);
-        assert_eq!(rate("100/1m"), Ok(Rate { starts: 100, period: minute }));
+        assert_eq!(rate("100/1m"), Ok(RateArgument::Rate { starts: 100, period: minute }));
         assert_eq!(rate("100/m"), rate("100/60s"));
-        assert_eq!(rate_or_none("none"), Ok(RateChange::Removed));
+        assert_eq!(rate_or_none("none"), Ok(RateArgument::None));
         for bad in
             ["", "100", "/", "100/", "/1m", "0/1m", "100/0s", "-1/s", "1.5/s", "100/minute or so"]
         {

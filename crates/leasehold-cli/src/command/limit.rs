@@ -4,19 +4,14 @@ use leasehold::{Client, Semaphore, SemaphoreStats, WaitsFor};
 use serde_json::{Value, json};
 
 use super::show::find_with;
-use crate::args::{
-    DrainArgs, ForgetArgs, LimitArgs, PauseArgs, Rate, RateChange, ResumeArgs, StoreArgs,
-};
+use crate::args::{DrainArgs, ForgetArgs, LimitArgs, PauseArgs, RateChange, ResumeArgs, StoreArgs};
 use crate::failure::{Failure, NOT_ACQUIRED, NOTHING_THERE};
 use crate::output::{self, ago, one_line};
 use crate::store::{self, Store};
 
 pub(crate) fn limit(arguments: &LimitArgs) -> Result<u8, Failure> {
     // Checked before anything is changed, so that all changes are made or none.
-    if let Some(RateChange::To(Rate { starts, period })) = arguments.rate {
-        let burst = arguments.burst.unwrap_or(1);
-        Client::memory().semaphore("a rate", 1).rate(starts, period).burst(burst).build()?;
-    }
+    let rate = arguments.rate.map(|rate| rate.with_burst(arguments.burst)).transpose()?;
     with_semaphore(&arguments.store, &arguments.name, async |semaphore, stats| {
         match arguments.capacity {
             Some(capacity) if arguments.pin => semaphore.pin(capacity).await?,
@@ -26,9 +21,9 @@ pub(crate) fn limit(arguments: &LimitArgs) -> Result<u8, Failure> {
             None if arguments.unpin => semaphore.unpin().await?,
             None => {}
         }
-        match arguments.rate {
-            Some(RateChange::To(Rate { starts, period })) => {
-                semaphore.set_rate(starts, period, arguments.burst.unwrap_or(1)).await?;
+        match rate {
+            Some(RateChange::To(rate)) => {
+                semaphore.set_rate(rate.starts(), rate.period(), rate.burst()).await?;
             }
             Some(RateChange::Removed) => semaphore.clear_rate().await?,
             None => {}
@@ -161,19 +156,25 @@ pub(super) fn describe(stats: &SemaphoreStats) -> String {
 
 /// Formats the rate.
 pub(super) fn rate(stats: &SemaphoreStats) -> Option<String> {
-    let rate = stats.rate()?;
-    let burst = match rate.burst() {
-        1 => String::new(),
-        burst => format!(", up to {burst} at once"),
-    };
-    Some(format!("one start in {}{burst}", humantime::format_duration(rate.interval())))
+    stats.rate().map(|rate| rate.to_string())
+}
+
+/// Returns when the rate allows the next start, and how to remove the rate, if there is no token now.
+pub(crate) fn next_start(stats: &SemaphoreStats) -> Option<String> {
+    let (rate, next) = (stats.rate()?, ago(stats.next_token()?));
+    let (name, advice) = (one_line(stats.name()), "--rate none removes the rate");
+    Some(format!(
+        "the rate of {rate} allows the next start in {next}; leasehold limit {name:?} {advice}"
+    ))
 }
 
 pub(super) fn rate_json(stats: &SemaphoreStats) -> Option<Value> {
     stats.rate().map(|rate| {
         json!({
-            "interval_seconds": output::seconds(Some(rate.interval())),
+            "starts": rate.starts(),
+            "period_seconds": output::seconds(Some(rate.period())),
             "burst": rate.burst(),
+            "interval_seconds": output::seconds(Some(rate.interval())),
             "next_in_seconds": output::seconds(stats.next_token()),
         })
     })

@@ -7,13 +7,12 @@ use leasehold::{Client, Error, Permit, Semaphore, SemaphoreStats};
 use super::holding::{
     Begun, Limit, begin, check_nesting, close_client, is_nested, signalled, taken, under,
 };
-use super::limit::{paused, rate};
-use crate::args::{Patience, Rate, RunArgs};
+use super::limit::{next_start, paused};
+use crate::args::{Patience, RateChange, RunArgs};
 use crate::failure::{Failure, log_line};
 use crate::guard::cleanup::{Cleanup, Kind, LeaseRef};
 use crate::guard::spare::Spare;
 use crate::job::{GRACE, Job, asked_for, grace};
-use crate::output::ago;
 use crate::signals::Signals;
 use crate::store::{self, Store};
 use crate::waiting::Waiting;
@@ -101,8 +100,9 @@ async fn declare(
     grace: Duration,
 ) -> Result<Semaphore, Failure> {
     let lease = asked_for(arguments.lease, grace);
+    let rate = arguments.rate.map(|rate| rate.with_burst(arguments.burst)).transpose()?;
     // A rate without `-n` does not limit how many run at once.
-    let otherwise = if arguments.rate.is_some() { u32::MAX } else { 1 };
+    let otherwise = if matches!(rate, Some(RateChange::To(_))) { u32::MAX } else { 1 };
     let capacity = arguments.capacity.unwrap_or(otherwise);
     let semaphore = client.semaphore(&arguments.name, capacity).lease(lease).numbered();
     // The child needs the grace and more from its start. The time to claim a permit may be shorter than that.
@@ -111,11 +111,11 @@ async fn declare(
         Some(_) => semaphore,
         None => semaphore.unless_declared(),
     };
-    let semaphore = match arguments.rate {
-        Some(Rate { starts, period }) => {
-            semaphore.rate(starts, period).burst(arguments.burst.unwrap_or(1))
+    let semaphore = match rate {
+        Some(RateChange::To(rate)) => {
+            semaphore.rate(rate.starts(), rate.period()).burst(rate.burst())
         }
-        None => semaphore,
+        Some(RateChange::Removed) | None => semaphore,
     };
     let semaphore = match arguments.ttl {
         Some(ttl) => semaphore.ttl(asked_for(ttl + HEAD_START, grace)),
@@ -132,24 +132,37 @@ async fn declare(
         let problem = format!("--weight {weight} is more than -n {capacity} of {name:?}");
         return Err(Failure::usage(problem + ": give a smaller --weight or a larger -n"));
     }
-    if is_nested() || arguments.capacity.is_some() || arguments.rate.is_some() {
+    let is_weighed = arguments.weight > 1;
+    if is_nested() || arguments.capacity.is_some() || rate.is_some() || is_weighed {
         let stats = client.stats().names([&arguments.name]).unused().fetch().await?;
+        let known = stats.first().map_or(0, SemaphoreStats::capacity);
+        let limit = arguments.capacity.unwrap_or(if known == 0 { otherwise } else { known });
+        if is_weighed && limit == u32::MAX {
+            let (weight, name) = (arguments.weight, &arguments.name);
+            let problem = format!("--weight {weight} needs a limit, and {name:?} has only a rate");
+            let why = "which counts starts, whatever they weigh";
+            return Err(Failure::usage(format!("{problem}, {why}: give -n, or no --weight")));
+        }
         if let Some(stats) = stats.first().filter(|stats| stats.capacity() < u32::MAX) {
             let holders = stats.holders().iter().map(|holder| holder.id().to_owned());
             check_nesting(&format!("{:?}", arguments.name), holders)?;
         }
-        for change in stats.first().map(|stats| changes(stats, arguments)).unwrap_or_default() {
+        let Some(stats) = stats.first() else { return Ok(semaphore) };
+        for change in changes(stats, arguments.capacity, rate) {
             log_line(&change);
+        }
+        if rate == Some(RateChange::Removed) && stats.rate().is_some() {
+            semaphore.clear_rate().await?;
         }
     }
     Ok(semaphore)
 }
 
 /// Returns the changes of `-n` and `--rate` that affect all users of the name, and changes without effect, a line each.
-fn changes(stats: &SemaphoreStats, arguments: &RunArgs) -> Vec<String> {
+fn changes(stats: &SemaphoreStats, capacity: Option<u32>, rate: Option<RateChange>) -> Vec<String> {
     let (name, before) = (stats.name(), stats.capacity());
     let mut changes = Vec::new();
-    match (arguments.capacity, stats.pinned()) {
+    match (capacity, stats.pinned()) {
         (Some(capacity), _) if before == 0 || before == capacity => {}
         (Some(capacity), Some(pinned)) => {
             changes.push(format!("{name:?} is pinned to {pinned}: -n {capacity} has no effect"));
@@ -162,14 +175,14 @@ fn changes(stats: &SemaphoreStats, arguments: &RunArgs) -> Vec<String> {
         }
         (None, _) => {}
     }
-    if let (Some(Rate { starts, period }), Some(before)) = (arguments.rate, stats.rate()) {
-        let same = period.as_micros().div_ceil(starts.into()) == before.interval().as_micros()
-            && arguments.burst.unwrap_or(1) == before.burst();
-        let was = rate(stats).unwrap_or_default();
-        if !same {
-            let now = humantime::format_duration(period);
-            changes.push(format!("the rate of {name:?} was {was} and is now {starts} in {now}"));
+    match (rate, stats.rate()) {
+        (Some(RateChange::To(rate)), Some(before)) if rate != before => {
+            changes.push(format!("the rate of {name:?} was {before} and is now {rate}"));
         }
+        (Some(RateChange::Removed), Some(before)) => {
+            changes.push(format!("the rate of {name:?} was {before} and is now removed"));
+        }
+        _ => {}
     }
     changes
 }
@@ -192,8 +205,7 @@ async fn reason(semaphore: &Semaphore) -> Option<String> {
     if let Some(paused) = paused(&stats) {
         return Some(format!("{name:?} was {paused}"));
     }
-    let next = stats.next_token()?;
-    Some(format!("the rate of {name:?} allows the next start in {}", ago(next)))
+    next_start(&stats)
 }
 
 async fn acquire(
@@ -232,8 +244,12 @@ async fn acquire(
             waiting.granted();
             Ok(granted)
         }
-        Err(error @ Error::TimedOut { .. }) => {
+        Err(mut error @ Error::TimedOut { .. }) => {
             let why = reason(semaphore).await.map(|why| format!(": {why}"));
+            // The reason names the rate, and what to do at a shell.
+            if let Error::TimedOut { next_start, .. } = &mut error {
+                *next_start = None;
+            }
             Err(taken(code, verbose, &(limit.named_in(error) + &why.unwrap_or_default())))
         }
         Err(error) => Err(error.into()),

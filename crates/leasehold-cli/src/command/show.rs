@@ -138,7 +138,7 @@ impl Found {
             stats.waits_for().filter(|waits| !matches!(waits, WaitsFor::Room | WaitsFor::Resume));
         let waits = waits.map(|waits| format!("; the first waits for {waits}"));
         let waits = waits.unwrap_or_default();
-        let rate = rate(stats).map(|rate| format!("; {rate}")).unwrap_or_default();
+        let rate = rate(stats).map(|rate| format!("; rate: {rate}")).unwrap_or_default();
         let summary = format!("{used}, {waiting} waiting{waits}{rate}{paused}");
         let places = stats.waiters().iter().enumerate();
         let waiters = places.map(|(at, waiter)| row(&format!("{}.", at + 1), waiter));

@@ -196,23 +196,30 @@ fn a_rate_is_declared_shown_and_changed() {
     for store in Store::both() {
         let call = |rate| ["run", "--no-wait", "--rate", rate, "it", "--", "true"];
         ok(&store, &call("2/1h"));
-        fails(&store, &call("2/1h"), 75, &["the rate of \"it\" allows the next start in"]);
+        let advice = "leasehold limit \"it\" --rate none removes the rate";
+        let says = ["the rate of 2 per hour allows the next start in 29m", advice];
+        fails(&store, &call("2/1h"), 75, &says);
+        let within = ["run", "--wait", "300ms", "it", "--", "true"];
+        fails(&store, &within, 75, &["was acquired within 300ms: the rate of 2 per hour", advice]);
         let waits = Running::start(&store.url(), &["run", "-v", "it", "--", "echo", "ran"]);
-        waits.says("1st in the queue; the rate allows the next start in 29m");
+        waits.says("1st in the queue; the rate of 2 per hour allows the next start in 29m");
+        waits.says(advice);
         let shown = ok(&store, &["show", "it"]);
         let says =
-            "it: 0 held, 1 waiting; the first waits for a token of the rate; one start in 30m";
+            "it: 0 held, 1 waiting; the first waits for a token of the rate; rate: 2 per hour";
         assert!(shown.starts_with(says), "{shown}");
         let shown: Value = serde_json::from_str(&ok(&store, &["show", "--json", "it"])).unwrap();
         assert_eq!((&shown["rate"]["burst"], &shown["waits_for"]), (&1.into(), &"rate".into()));
+        let rate = (&shown["rate"]["starts"], &shown["rate"]["period_seconds"]);
+        assert_eq!(rate, (&2.into(), &3600.0.into()));
         let changed = ok(&store, &["limit", "it", "--rate", "100/s", "--burst", "3"]);
-        assert_eq!(changed, "it: any number of permits, one start in 10ms, up to 3 at once\n");
+        assert_eq!(changed, "it: any number of permits, 100 per second, burst 3\n");
         assert_eq!(waits.end().stdout, "ran\n");
         assert_eq!(ok(&store, &["limit", "it", "2", "--rate", "none"]), "it: 2 permits\n");
         ok(&store, &["run", "it", "--", "true"]);
         ok(&store, &["run", "--rate", "100/s", "it", "--", "true"]);
         let told = run(&store.url(), &["run", "--rate", "50/s", "it", "--", "true"]);
-        let says = "the rate of \"it\" was one start in 10ms and is now 50 in 1s";
+        let says = "the rate of \"it\" was 100 per second and is now 50 per second";
         assert_eq!(told.stderr, format!("leasehold: {says}\n"));
         for (rate, says) in
             [("0/1m", "--rate"), ("many", "100/1m"), ("1000000000000/1s", "10000 per second")]
@@ -220,6 +227,8 @@ fn a_rate_is_declared_shown_and_changed() {
             fails(&store, &call(rate), 64, &[says]);
         }
         fails(&store, &["run", "--burst", "3", "it", "--", "true"], 64, &["--rate"]);
+        let burst = ["run", "--rate", "2/1h", "--burst", "3", "it", "--", "true"];
+        fails(&store, &burst, 64, &["burst: it is 3", "the rate is 2 in 3600s"]);
         fails(&store, &["limit", "another", "--rate", "1/s"], 1, &["\"another\""]);
     }
 }
@@ -272,6 +281,42 @@ fn the_readme_gives_each_job_its_own_gpu() {
     }
 }
 
+/// A rate stays after the job that declared it.
+#[test]
+fn a_rate_that_stays_is_removed_by_the_next_job() {
+    for store in Store::both() {
+        ok(&store, &["run", "--rate", "1/1h", "it", "--", "true"]);
+        fails(&store, &["run", "--no-wait", "it", "--", "true"], 75, &["the rate of 1 per hour"]);
+        let freed = run(&store.url(), &["run", "--no-wait", "--rate", "none", "it", "--", "true"]);
+        assert_eq!(freed.code, 0, "{freed:?}");
+        let says = "the rate of \"it\" was 1 per hour and is now removed";
+        assert_eq!(freed.stderr, format!("leasehold: {says}\n"));
+        ok(&store, &["run", "--no-wait", "it", "--", "true"]);
+        // There is nothing to remove, and a new name has no rate.
+        ok(&store, &["run", "--no-wait", "--rate", "none", "it", "--", "true"]);
+        ok(&store, &["run", "--no-wait", "--rate", "none", "new", "--", "true"]);
+        assert_eq!(ok(&store, &["limit", "new"]), "new: 1 permit\n");
+        let both = ["run", "--rate", "none", "--burst", "3", "it", "--", "true"];
+        fails(&store, &both, 64, &["--burst 3", "--rate none"]);
+    }
+}
+
+#[test]
+fn a_name_that_limits_only_a_rate_has_no_weights() {
+    for store in Store::both() {
+        let new = ["run", "--rate", "100/s", "--weight", "3", "it", "--", "true"];
+        let says = ["--weight 3", "\"it\" has only a rate", "-n"];
+        fails(&store, &new, 64, &says);
+        ok(&store, &["run", "--rate", "100/s", "it", "--", "true"]);
+        fails(&store, &["run", "--weight", "3", "it", "--", "true"], 64, &says);
+        assert_eq!(
+            run(&store.url(), &["run", "-n", "4", "--weight", "3", "it", "--", "true"]).code,
+            0
+        );
+        ok(&store, &["run", "--weight", "3", "it", "--", "true"]);
+    }
+}
+
 #[test]
 fn the_readme_calls_an_api_five_at_a_time_and_a_hundred_times_per_minute() {
     let line = of_the_readme("leasehold run -n 5 --rate 100/1m");
@@ -292,7 +337,7 @@ fn the_readme_calls_an_api_five_at_a_time_and_a_hundred_times_per_minute() {
             starts.push(ended.stdout.trim().parse().unwrap());
         }
         starts.sort_unstable();
-        // Ten start at once, then one every 600 ms. A child starts a little later than its grant.
+        // Ten start at once, then one every 660 ms. A child starts a little later than its grant.
         let took = Duration::from_nanos(starts[13] - starts[0]);
         assert!(took > Duration::from_secs(2), "{took:?}");
     }

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
+use std::time::Duration;
 
 use super::Core;
 use super::call::{Asked, Done, Undo};
@@ -201,16 +202,21 @@ impl State {
 
     fn give_up(&mut self, id: AcquisitionId, after: &mut After) {
         let Some(ticket) = self.store.machine().kept(id).cloned().flatten() else { return };
-        if ticket.fail(timed_out(&ticket), after) {
+        let now = self.store.now();
+        let token_at = self.store.machine().next_token(now);
+        let next_start = token_at.map(|token_at| token_at.since(now));
+        if ticket.fail(timed_out(&ticket, next_start), after) {
             self.remove(id, Known::Nothing, after);
         }
     }
 }
 
-pub(super) fn timed_out(ticket: &Ticket) -> Error {
+/// Returns the error of an acquire that has reached its time limit. `next_start` is the time until the rate allows the
+/// next start, if that is what the acquire waits for.
+pub(super) fn timed_out(ticket: &Ticket, next_start: Option<Duration>) -> Error {
     let limit = ticket.gives_up_at.unwrap_or(Moment::NEVER).saturating_since(ticket.queued_at);
     let name = ticket.semaphore.named.name().to_string();
-    Error::TimedOut { what: "permit", name, limit, full: None }
+    Error::TimedOut { what: "permit", name, limit, full: None, next_start }
 }
 
 /// The error for an acquire that weighs more than the capacity.

@@ -1,12 +1,16 @@
 //! How often permits are granted: the generic cell rate algorithm.
 //!
+//! A rate promises that **no half-open window as long as its period has more than `count` starts**. The burst is a part
+//! of the count: up to `burst` permits start at once, so the others are spread over the period.
+//!
 //! One token arrives in every interval, and up to `burst` tokens are kept. A grant takes one. The whole state is one
 //! time, `full_at`: the time when no token will be missing any more. Missing tokens arrive one after the other until
 //! then, so `full_at` also tells how many are missing now.
 //!
 //! *Why it is safe:* each grant moves `full_at` forward by one interval, and no grant is made while `full_at` is more
-//! than `burst` − 1 intervals ahead. So in any time *W* no more than `burst` + *W* / `interval` permits are granted,
-//! not counting those whose token is returned.
+//! than `burst` − 1 intervals ahead. So `burst` + *m* starts take at least *m* intervals, not counting those whose
+//! token is returned. The interval is at least `period` / (`count` − `burst` + 1). So `count` + 1 starts, which are
+//! `burst` + (`count` − `burst` + 1), take at least one period: no window `[t, t + period)` contains them all.
 //!
 //! The token of a grant that was never used is returned, but only if every later grant would have happened in the same
 //! way without it. [`Meter::return_token`] explains when that is known.
@@ -14,29 +18,48 @@
 use crate::Fence;
 use crate::clock::{Span, Time};
 
-/// A rate limit: one permit in each `interval` on average, and up to `burst` permits at once.
+/// A rate limit: at most `count` permits start in any `period`, and at most `burst` of them at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Rate {
-    /// The time in which one token arrives.
-    pub(crate) interval: Span,
-    /// How many tokens are kept, at least one.
+    /// The most starts in a period, at least one.
+    pub(crate) count: u64,
+    pub(crate) period: Span,
+    /// How many tokens are kept, from one to `count`.
     pub(crate) burst: u32,
 }
 
 impl Rate {
+    /// Returns the rate that a store has recorded, or `None` if these numbers are no rate.
+    pub(crate) fn stored(count: u64, period: u64, burst: u64) -> Option<Self> {
+        if count == 0 || period == 0 || period > MAX_PERIOD.micros() {
+            return None;
+        }
+        let burst = u32::try_from(burst.clamp(1, count)).unwrap_or(u32::MAX);
+        Some(Self { count, period: Span::from_micros(period), burst })
+    }
+
+    /// Returns the time in which one token arrives. Rounded up, so that a window never has more starts than `count`.
+    pub(crate) fn interval(self) -> Span {
+        let others = self.count.saturating_sub(u64::from(self.burst)) + 1;
+        Span::from_micros(self.period.micros().div_ceil(others))
+    }
+
     /// Returns the time in which an empty bucket becomes full.
-    fn all(self) -> Span {
-        Span::from_micros(self.interval.micros().saturating_mul(u64::from(self.burst)))
+    pub(crate) fn all(self) -> Span {
+        Span::from_micros(self.interval().micros().saturating_mul(u64::from(self.burst)))
     }
 
     /// Returns how many tokens beyond the next one a sweep may wait for. At a fast rate, this avoids one request for
     /// each token.
     fn worth_waiting_for(self, waiting: usize) -> u64 {
-        let in_time = TOGETHER.micros() / self.interval.micros();
+        let in_time = TOGETHER.micros() / self.interval().micros();
         let kept = u64::from(self.burst - 1) / 2;
         in_time.min(kept).min(waiting.saturating_sub(1) as u64)
     }
 }
+
+/// The longest period, and the longest time in which all tokens may be refilled: a hundred years.
+pub(crate) const MAX_PERIOD: Span = Span::from_micros(100 * 31_557_600 * 1_000_000);
 
 /// Tokens that arrive within this time are granted together, if enough of them can be kept.
 const TOGETHER: Span = Span::from_millis(4);
@@ -56,16 +79,26 @@ impl Meter {
         Self { rate, full_at: Time::from_micros(0), returns_from: last_fence + 1 }
     }
 
-    /// Changes the rate. Tokens that were taken stay taken.
+    /// Changes the rate. A change adds no token: as many are available as before, or `burst` if that is less. The next
+    /// one arrives when it would have arrived before, or one new interval from now if that is earlier. So programs that
+    /// declare different rates in turns never start more often than the faster of the two allows.
     pub(crate) fn change(&mut self, rate: Rate, now: Time, last_fence: u64) {
-        if self.rate != rate {
-            *self = Self { rate, returns_from: last_fence + 1, ..*self };
-            self.settle(now);
+        if self.rate == rate {
+            return;
         }
+        let (all, interval) = (self.rate.all().micros(), self.rate.interval().micros());
+        let arrived = all - self.full_at(now).micros().saturating_sub(now.micros()).min(all);
+        let (available, wait) = (arrived / interval, interval - arrived % interval);
+        let was_full = arrived == all;
+        let missing = u64::from(rate.burst).saturating_sub(available);
+        let next = rate.interval().micros();
+        let first = if was_full { next } else { wait.min(next) };
+        let missing_for = if missing == 0 { 0 } else { (missing - 1) * next + first };
+        let full_at = Time::from_micros(now.micros() + missing_for);
+        *self = Self { rate, full_at, returns_from: last_fence + 1 };
     }
 
-    /// Limits the missing tokens to all tokens. More could be missing after a change of the rate, or if the clock was
-    /// set back.
+    /// Limits the missing tokens to all tokens. More could be missing if the clock was set back.
     pub(crate) fn settle(&mut self, now: Time) {
         self.full_at = self.full_at(now);
     }
@@ -81,12 +114,12 @@ impl Meter {
 
     #[cold]
     pub(crate) fn is_free(&self, now: Time) -> bool {
-        self.full_at(now) + self.rate.interval <= now + self.rate.all()
+        self.full_at(now) + self.rate.interval() <= now + self.rate.all()
     }
 
     /// Returns when the next token arrives, or when enough of them have arrived to be worth a sweep.
     pub(crate) fn next_at(&self, now: Time, waiting: usize) -> Time {
-        let Rate { interval, .. } = self.rate;
+        let interval = self.rate.interval();
         let first = (self.full_at(now) + interval).minus(self.rate.all());
         let more = interval.micros() * self.rate.worth_waiting_for(waiting);
         Time::from_micros(first.micros() + more)
@@ -103,10 +136,10 @@ impl Meter {
         let full_at = self.full_at(now);
         // Less than one token is missing. So the token of the previous grant has been replaced already, at least in
         // part. It and all earlier ones can no longer be returned.
-        if full_at < now + self.rate.interval {
+        if full_at < now + self.rate.interval() {
             self.returns_from = fence.get();
         }
-        self.full_at = full_at.max(now) + self.rate.interval;
+        self.full_at = full_at.max(now) + self.rate.interval();
     }
 
     /// Returns the token of a grant that was never used.
@@ -121,7 +154,7 @@ impl Meter {
     #[cold]
     pub(crate) fn return_token(&mut self, fence: Fence, last_fence: u64) {
         if fence.get() >= self.returns_from {
-            self.full_at = self.full_at.minus(self.rate.interval);
+            self.full_at = self.full_at.minus(self.rate.interval());
             if fence.get() != last_fence {
                 self.returns_from = last_fence;
             }

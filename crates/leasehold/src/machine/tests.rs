@@ -59,11 +59,11 @@ pub(crate) fn declared(scale: u64) -> impl Strategy<Value = Declared> {
     )
 }
 
-/// One permit in 5 to 59 microseconds, times `scale`.
+/// Up to 6 permits in 5 to 119 microseconds, times `scale`.
 pub(crate) fn rate(scale: u64) -> impl Strategy<Value = Rate> {
-    (5..60_u64, 1..4_u32).prop_map(move |(times, burst)| {
-        let interval = Span::from_micros(times * scale);
-        Rate { interval, burst }
+    (5..120_u64, 1..7_u64, 1..4_u32).prop_map(move |(times, count, burst)| {
+        let period = Span::from_micros(times * scale);
+        Rate { count: count.max(burst.into()), period, burst }
     })
 }
 
@@ -261,6 +261,57 @@ fn watch(
     Ok(world)
 }
 
+/// A grant that may have been used.
+#[derive(Debug)]
+struct Start {
+    fence: Fence,
+    at: u64,
+    /// How often the rate had changed before and after the command that made the grant, and the rate.
+    before: Option<(usize, Rate)>,
+    after: (usize, Rate),
+}
+
+/// Returns the grants that may have been used, in their order. Grants that were never claimed or seen do not count.
+fn starts(steps: Vec<Step>) -> Result<Vec<Start>, TestCaseError> {
+    let (mut starts, mut unclaimed) = (Vec::<Start>::new(), BTreeMap::new());
+    let mut rate = None;
+    watch(steps, |world, seen| {
+        for (id, fence) in &seen.before.holders {
+            let gone = seen.after.holders.get(id) != Some(fence);
+            let unused = match seen.command {
+                Command::Release { id: released, known } if released == *id => {
+                    known == Known::Unused
+                }
+                _ => seen.was_over(*id) && unclaimed.get(id) == Some(fence),
+            };
+            if gone && unused {
+                starts.retain(|start| start.fence != *fence);
+            }
+        }
+        let (before, now) = (rate, world.machine.limits().meter().map(|meter| meter.rate));
+        rate = match (before, now) {
+            (Some((changes, known)), Some(now)) if known != now => Some((changes + 1, now)),
+            (None, Some(now)) => Some((0, now)),
+            (before, _) => before,
+        };
+        for (id, fence) in &seen.after.holders {
+            if seen.before.holders.get(id) != Some(fence) {
+                let after = rate.expect("every acquire declares a rate");
+                starts.push(Start { fence: *fence, at: seen.now.micros(), before, after });
+            }
+        }
+        unclaimed.extend(seen.woken.iter().map(|(id, held)| (*id, held.fence)));
+        if let (Command::Enqueue { id, .. } | Command::Renew { id, .. }, Outcome::Held(_)) =
+            (&seen.command, seen.outcome)
+        {
+            unclaimed.remove(id);
+        }
+        Ok(())
+    })?;
+    starts.sort_by_key(|start| start.fence);
+    Ok(starts)
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -316,9 +367,7 @@ proptest! {
         rate in rate(1),
         steps in vec(step(), 1..160),
     ) {
-        // Grants that may have been used, with their times. Grants that were never claimed or seen do not count.
-        let mut starts: Vec<(AcquisitionId, Fence, u64)> = Vec::new();
-        let (mut unclaimed, mut is_new) = (BTreeMap::new(), true);
+        let mut is_new = true;
         let steps = steps.into_iter().map(|mut step| {
             match &mut step {
                 Step::Enqueue { declared, .. } => {
@@ -333,36 +382,54 @@ proptest! {
             }
             step
         });
-        watch(steps.collect(), |_, seen| {
-            for (id, fence) in &seen.before.holders {
-                let gone = seen.after.holders.get(id) != Some(fence);
-                let unused = match seen.command {
-                    Command::Release { id: released, known } if released == *id => known == Known::Unused,
-                    _ => seen.was_over(*id) && unclaimed.get(id) == Some(fence),
-                };
-                if gone && unused {
-                    starts.retain(|(_, own, _)| own != fence);
-                }
+        let starts = starts(steps.collect())?;
+        let (count, burst) = (usize::try_from(rate.count).unwrap(), rate.burst as usize);
+        for (at, first) in starts.iter().enumerate() {
+            for (more, later) in (1..).zip(starts.iter().skip(at + burst)) {
+                let (least, span) = (rate.interval().micros() * more, later.at - first.at);
+                prop_assert!(span >= least, "{} within {}", burst as u64 + more, span);
             }
-            for (id, fence) in &seen.after.holders {
-                if seen.before.holders.get(id) != Some(fence) {
-                    starts.push((*id, *fence, seen.now.micros()));
-                }
+            if let Some(later) = starts.get(at + count) {
+                prop_assert!(later.at - first.at >= rate.period.micros(), "{rate:?}: {starts:?}");
             }
-            unclaimed.extend(seen.woken.iter().map(|(id, held)| (*id, held.fence)));
-            if let (Command::Enqueue { id, .. } | Command::Renew { id, .. }, Outcome::Held(_)) =
-                (&seen.command, seen.outcome)
+        }
+    }
+
+    #[test]
+    fn invariant_1_a_change_of_the_rate_adds_no_tokens(
+        rates in [rate(1), rate(1)],
+        steps in vec((step(), any::<bool>(), prop::bool::weighted(0.2)), 1..160),
+    ) {
+        let mut is_first = true;
+        let steps = steps.into_iter().map(|(mut step, other, changes)| {
+            let rate = rates[usize::from(other)];
+            match &mut step {
+                Step::Enqueue { declared, .. } => {
+                    declared.rate = Some(rate);
+                    declared.rate_is_new = std::mem::take(&mut is_first) || changes;
+                }
+                Step::Steer { steer, .. } if matches!(steer, Steer::Rate(_) | Steer::Forget) => {
+                    *steer = Steer::Rate(Some(rate));
+                }
+                _ => {}
+            }
+            step
+        });
+        let starts = starts(steps.collect())?;
+        let burst = rates.iter().map(|rate| rate.burst).max().unwrap() as usize;
+        let interval = rates.iter().map(|rate| rate.interval()).min().unwrap();
+        for (at, first) in starts.iter().enumerate() {
+            // Never more than the larger burst and the faster rate allow, however often the rate changes.
+            for (more, later) in (1..).zip(starts.iter().skip(at + burst)) {
+                let least = interval.micros() * more;
+                prop_assert!(later.at - first.at >= least, "{rates:?}: {starts:?}");
+            }
+            // In a period without a change, no more than its rate allows.
+            let (changes, rate) = first.before.unwrap_or(first.after);
+            if let Some(later) = starts.get(at + usize::try_from(rate.count).unwrap())
+                && later.after == (changes, rate)
             {
-                unclaimed.remove(id);
-            }
-            Ok(())
-        })?;
-        starts.sort_by_key(|(_, fence, _)| *fence);
-        let burst = rate.burst as usize;
-        for (at, (.., first)) in starts.iter().enumerate() {
-            for (more, (.., later)) in (1..).zip(starts.iter().skip(at + burst)) {
-                let least = rate.interval.micros() * more;
-                prop_assert!(later - first >= least, "{} within {}", burst as u64 + more, later - first);
+                prop_assert!(later.at - first.at >= rate.period.micros(), "{rate:?}: {starts:?}");
             }
         }
     }

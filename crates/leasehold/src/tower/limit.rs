@@ -54,7 +54,7 @@ impl Limit {
 }
 
 fn full(name: String) -> Error {
-    Error::TimedOut { what: "permit", name, limit: Duration::ZERO, full: None }
+    Error::TimedOut { what: "permit", name, limit: Duration::ZERO, full: None, next_start: None }
 }
 
 impl From<Acquire> for Limit {

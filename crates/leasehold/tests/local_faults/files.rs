@@ -143,7 +143,7 @@ async fn a_store_of_the_first_version_is_opened() {
     let info = deadline(client.locks().lookup("invoice:42")).await.unwrap().unwrap();
     assert_eq!((info.pid, info.label.as_deref()), (Some(std::process::id()), Some("nightly")));
     let version = look(&store).pragma_query_value(None, "user_version", |row| row.get::<_, i32>(0));
-    assert_eq!(version.unwrap(), 5);
+    assert_eq!(version.unwrap(), 6);
 }
 
 #[tokio::test]

@@ -144,7 +144,8 @@ async fn a_store_of_the_first_version_goes_on() {
                          ALTER TABLE holders DROP COLUMN hold_until;
                          ALTER TABLE semaphores DROP COLUMN pinned; ALTER TABLE semaphores DROP COLUMN paused;
                          ALTER TABLE semaphores DROP COLUMN paused_by; ALTER TABLE semaphores DROP COLUMN pause_reason;
-                         ALTER TABLE semaphores DROP COLUMN units; ALTER TABLE semaphores DROP COLUMN rate_interval;
+                         ALTER TABLE semaphores DROP COLUMN units; ALTER TABLE semaphores DROP COLUMN rate_count;
+                         ALTER TABLE semaphores DROP COLUMN rate_period;
                          ALTER TABLE semaphores DROP COLUMN rate_burst; ALTER TABLE semaphores DROP COLUMN rate_full_at;
                          ALTER TABLE semaphores DROP COLUMN rate_returns_from; DROP INDEX holders_by_slot;
                          ALTER TABLE holders DROP COLUMN weight; ALTER TABLE holders DROP COLUMN slot;
@@ -158,4 +159,38 @@ async fn a_store_of_the_first_version_goes_on() {
     let store = without_its_log(&store);
     look(&store).execute("UPDATE meta SET boot = 'another start'", []).unwrap();
     assert_above(&fences(&store).await, &before);
+}
+
+/// A file of schema version 5, in which a rate was an interval and a burst.
+#[tokio::test]
+async fn a_rate_of_the_fifth_version_still_limits() {
+    const HOUR: std::time::Duration = std::time::Duration::from_secs(3600);
+    let store = LocalStore::new();
+    let client = open(&store).await;
+    for name in ["rated", "free", "undeclared"] {
+        drop(acquire(&client.semaphore(name, 9).build().unwrap()).await);
+    }
+    client_is_gone(&store, client).await;
+    let fifth_version = "ALTER TABLE semaphores DROP COLUMN rate_count;
+                         ALTER TABLE semaphores RENAME COLUMN rate_period TO rate_interval;
+                         UPDATE semaphores SET rate_interval = 3600000000, rate_burst = 2, rate_full_at = 1, rate_returns_from = 1
+                         WHERE name = 'rated';
+                         UPDATE semaphores SET rate_interval = 0 WHERE name = 'free'; PRAGMA user_version = 5;";
+    look(&store).execute_batch(fifth_version).unwrap();
+    let client = open(&store).await;
+    let rated = client.semaphore("rated", 9).build().unwrap();
+    let rate = deadline(rated.stats()).await.unwrap().rate().unwrap();
+    assert_eq!((rate.interval(), rate.burst()), (HOUR, 2));
+    drop((acquire(&rated).await, acquire(&rated).await));
+    assert!(deadline(rated.try_acquire()).await.unwrap().is_none());
+    // Where the rate was removed, only a new declaration counts, which the first acquire of a client makes.
+    let counts: Vec<Option<i64>> = {
+        let connection = look(&store);
+        let mut select = connection
+            .prepare("SELECT rate_count FROM semaphores WHERE name <> 'rated' ORDER BY name")
+            .unwrap();
+        let counts = select.query_map([], |row| row.get(0)).unwrap();
+        counts.map(Result::unwrap).collect()
+    };
+    assert_eq!(counts, [Some(0), None]);
 }

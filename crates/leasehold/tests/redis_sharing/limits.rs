@@ -180,6 +180,49 @@ async fn their_starts_take_a_token_only_if_ours_grant_them() {
     both.is_left_clean().await;
 }
 
+/// An earlier version stored a rate as an interval and a burst. Values that are no rate count as none.
+#[tokio::test]
+async fn a_rate_of_an_earlier_version_still_limits() {
+    let both = Both::start().await;
+    let semaphore = both.semaphore(9);
+    drop(semaphore.acquire().await.unwrap());
+    let write = |numbers: &str| {
+        let text = format!("{numbers}\n\n");
+        assert_eq!(both.ask::<String>(&["SET", &key("limits"), &text]), "OK");
+    };
+    // One token in an hour, up to two are kept, and all are there.
+    write("- - - 0 3600000000 2 0 0");
+    let rate = semaphore.stats().await.unwrap().rate().unwrap();
+    assert_eq!((rate.interval(), rate.burst()), (HOUR, 2));
+    let held = [semaphore.acquire().await.unwrap(), semaphore.acquire().await.unwrap()];
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    drop(held);
+    assert_eq!(semaphore.stats().await.unwrap().rate(), Some(rate));
+    for nothing in [
+        "- - - 0 0 1 0 0",
+        "- - - 0 - 1 0 0",
+        "- - - 0 5 0 0 0 0",
+        "- - - 0 5 1e300 2 0 0",
+        "- - - 0 0.5 nan -1 0 0",
+        "- - - 0 x y z",
+        "",
+    ] {
+        write(nothing);
+        assert_eq!(semaphore.stats().await.unwrap().rate(), None, "{nothing}");
+        for _ in 0..3 {
+            drop(semaphore.acquire().await.unwrap());
+        }
+    }
+    // A burst that is too large is cut off.
+    write("- - - 0 2 3600000000 7 0 0");
+    let rate = semaphore.stats().await.unwrap().rate().unwrap();
+    assert_eq!((rate.starts(), rate.period(), rate.burst()), (2, HOUR, 2));
+    let held = [semaphore.acquire().await.unwrap(), semaphore.acquire().await.unwrap()];
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    drop(held);
+    both.is_left_clean().await;
+}
+
 #[tokio::test]
 async fn they_do_not_know_of_a_pause() {
     let both = Both::start().await;

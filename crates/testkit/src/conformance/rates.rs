@@ -40,9 +40,10 @@ pub async fn a_start_needs_room_and_a_token(store: &impl Store) {
     let stats = deadline(there.stats()).await.unwrap();
     assert_eq!(stats.waits_for(), Some(WaitsFor::Rate));
     let rate = stats.rate().expect("there is a rate");
-    assert_eq!((rate.interval(), rate.burst()), (HOUR / 2, 2));
+    assert_eq!((rate.starts(), rate.period(), rate.burst()), (2, HOUR, 2));
+    assert_eq!((rate.interval(), rate.to_string()), (HOUR, "2 per hour, burst 2".to_owned()));
     let next = stats.next_token().expect("there is no token");
-    assert!(next + 60 * SECOND > HOUR / 2 && next <= HOUR / 2, "{next:?}");
+    assert!(next + 60 * SECOND > HOUR && next <= HOUR, "{next:?}");
     // The rate applies until it is removed.
     deadline(there.clear_rate()).await.unwrap();
     drop(waiter.permit().await);
@@ -67,6 +68,73 @@ pub async fn starts_are_as_far_apart_as_the_rate_says(store: &impl Store) {
     assert!(begun.elapsed() >= 7 * interval, "{:?}", begun.elapsed());
     assert!(begun.elapsed() < 20 * SECOND, "{:?}", begun.elapsed());
     nobody_is_left(&both[0]).await;
+}
+
+pub async fn no_period_has_more_starts_than_the_rate_says(store: &impl Store) {
+    let (count, name) = (20, unique("any period"));
+    let semaphore = store.client().await.semaphore(&name, 5).rate(count, SECOND).burst(5);
+    let semaphore = semaphore.build().unwrap();
+    let (mut asked, mut received) = (Vec::new(), Vec::new());
+    for _ in 0..30 {
+        asked.push(Instant::now());
+        release(acquire(&semaphore).await).await;
+        received.push(Instant::now());
+    }
+    // Each start is between the request and the answer, so all of these starts are within this time.
+    let count = usize::try_from(count).unwrap();
+    for (first, last) in asked.iter().zip(&received[count..]) {
+        let span = last.duration_since(*first);
+        assert!(span >= SECOND, "{} starts in {span:?}", count + 1);
+    }
+    nobody_is_left(&semaphore).await;
+}
+
+pub async fn a_change_of_the_rate_adds_no_tokens(store: &impl Store) {
+    let (client, name) = (store.client().await, unique("changes"));
+    let semaphore = client.semaphore(&name, 20).rate(10, HOUR).burst(5).build().unwrap();
+    for _ in 0..5 {
+        drop(acquire(&semaphore).await);
+    }
+    for _ in 0..3 {
+        deadline(semaphore.set_rate(10, HOUR, 1)).await.unwrap();
+        assert!(try_acquire(&semaphore).await.is_none());
+        deadline(semaphore.set_rate(10, HOUR, 5)).await.unwrap();
+        assert!(try_acquire(&semaphore).await.is_none());
+    }
+    nobody_is_left(&semaphore).await;
+}
+
+pub async fn an_acquire_that_times_out_names_the_rate(store: &impl Store) {
+    let semaphore = rated(store, &unique("timed out"), 1, HOUR).await;
+    drop(acquire(&semaphore).await);
+    let error = deadline(semaphore.acquire().within(SECOND / 4)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AcquisitionTimeout, "{error}");
+    let says = error.to_string();
+    assert!(says.contains("its rate allows the next start in 359"), "{says}");
+    assert!(says.contains("clear_rate"), "{says}");
+    // Without a rate there is nothing to name.
+    deadline(semaphore.clear_rate()).await.unwrap();
+    let mut held = Vec::new();
+    for _ in 0..5 {
+        held.push(acquire(&semaphore).await);
+    }
+    let error = deadline(semaphore.acquire().within(SECOND / 4)).await.unwrap_err();
+    assert!(!error.to_string().contains("rate"), "{error}");
+    drop(held);
+    all_are_free(&semaphore).await;
+}
+
+pub async fn weights_of_a_rate_alone_are_refused(store: &impl Store) {
+    let rate = store.client().await.rate(&unique("weightless"), 1000, HOUR).build().unwrap();
+    let within = rate.acquire().weight(3).within(SECOND);
+    let tried = deadline(rate.try_acquire().weight(3)).await.map(|_| ());
+    for refused in [deadline(within).await.map(|_| ()), tried] {
+        let error = refused.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        assert!(error.to_string().contains("weight: it is 3"), "{error}");
+    }
+    drop(deadline(rate.acquire().weight(1)).await.unwrap());
+    nobody_is_left(&rate).await;
 }
 
 pub async fn order_holds_at_a_rate(store: &impl Store) {
@@ -107,7 +175,7 @@ pub async fn a_rate_alone_limits_nothing_else(store: &impl Store) {
     assert_eq!(deadline(rate.stats()).await.unwrap().capacity(), u32::MAX);
     drop(held);
     // A capacity that another client declares applies.
-    let both = store.client().await.semaphore(&name, 1).rate(3000, HOUR).burst(3000).build();
+    let both = store.client().await.semaphore(&name, 1).rate(3_000_000, HOUR).build();
     let held = acquire(&both.unwrap()).await;
     assert!(try_acquire(&rate).await.is_none());
     drop(held);
@@ -151,7 +219,8 @@ pub async fn rates_that_cannot_be_are_refused(store: &impl Store) {
         (semaphore().rate(1, 1_000_000 * HOUR), ["rate: it is 1 in", "100 years"]),
         (semaphore().rate(1, SECOND).burst(0), ["burst: it is 0", "minimum is 1"]),
         (semaphore().burst(2), ["burst: it is 2", "there is no rate"]),
-        (semaphore().rate(1, 100_000 * HOUR).burst(u32::MAX), ["burst of 4294967295", "100 years"]),
+        (semaphore().rate(2, SECOND).burst(3), ["burst: it is 3", "rate is 2 in 1s"]),
+        (semaphore().rate(900, 100_000 * HOUR).burst(900), ["burst of 900", "100 years"]),
     ] {
         let error = builder.build().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");

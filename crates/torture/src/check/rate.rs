@@ -1,9 +1,9 @@
 //! Permits do not start more often than the rate allows.
 //!
-//! Each permit started between two known instants. If both are in a window, the permit started in that window. A window
-//! of any length has at most `burst` starts plus one for each interval. It is enough to check windows that begin at the
-//! first possible start of a permit and end when a permit was received: any other window can be made smaller without
-//! losing a start.
+//! Each permit started between two known instants. If both are in a window, the permit started in that window. No window
+//! that is shorter than a second has more starts than the rate says, and no window of any length more than `burst` plus
+//! one for each interval. It is enough to check windows that begin at the first possible start of a permit and end when a
+//! permit was received: any other window can be made smaller without losing a start.
 //!
 //! A store that lost its data has lost the record of the tokens that were taken, and a store whose clock was set counts
 //! other times. Either fault may allow a whole burst of extra starts, plus one for the interval that is cut in two.
@@ -39,7 +39,11 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
         told.insert(told.partition_point(|known| *known < at), at);
         for (count, to) in (1_u64..).zip(&told) {
             let span = to.saturating_sub(from);
-            let mut most = burst + (span + span / DRIFT) / rate.interval();
+            let span = span + span / DRIFT;
+            let mut most = burst + span / rate.interval();
+            if span < SECOND {
+                most = most.min(u64::from(rate.starts));
+            }
             if count > most {
                 most += (burst + 1) * faults(from, *to);
             }

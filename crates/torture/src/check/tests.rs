@@ -165,23 +165,28 @@ fn paced(starts: &[(Micros, Micros)]) -> History {
         let begun = Record::default().ask(*asked, op).grant(*granted, op, *granted);
         begun.end(*granted, op, How::Released)
     };
-    // One interval is 100 ms.
+    // One interval is 112 ms: with two at once, ten in a second leave room for nine intervals.
     history(semaphore(5).paced(10, 2), (1..).zip(starts).map(started).collect())
 }
 
 #[test]
 fn no_more_start_than_the_rate_allows() {
-    kept(&paced(&[(1000, 1000), (1001, 1001), (1100, 1100), (1200, 1200)]));
-    broken(&paced(&[(1000, 1000), (1001, 1001), (1099, 1099)]), &[Rule::Rate]);
+    kept(&paced(&[(1000, 1000), (1001, 1001), (1112, 1112), (1223, 1223)]));
+    broken(&paced(&[(1000, 1000), (1001, 1001), (1109, 1109)]), &[Rule::Rate]);
     // The burst is available again after a quiet time, but not twice.
     kept(&paced(&[(1000, 1000), (1001, 1001), (1300, 1300), (1301, 1301)]));
-    let twice = [(1000, 1000), (1001, 1001), (1300, 1300), (1301, 1301), (1302, 1302)];
+    let twice = [(1000, 1000), (1001, 1001), (1400, 1400), (1401, 1401), (1402, 1402)];
     broken(&paced(&twice), &[Rule::Rate]);
     // Two in each interval are too many in the long run.
     let start = |at: Micros| (1000 + at, 1000 + at);
-    let double: Vec<_> = (0..2).flat_map(|nth| [start(nth * 100), start(nth * 100 + 1)]).collect();
+    let double: Vec<_> = (0..2).flat_map(|nth| [start(nth * 112), start(nth * 112 + 1)]).collect();
     kept(&paced(&double[..3]));
     broken(&paced(&double[..4]), &[Rule::Rate]);
+    // Ten in a second, the burst included: the eleventh would be the burst on top of the rate.
+    let spread: Vec<_> =
+        [start(0)].into_iter().chain((0..18).map(|nth| start(112 * nth + 1))).collect();
+    kept(&paced(&spread));
+    broken(&paced(&[&spread[..10], &[start(960)]].concat()), &[Rule::Rate]);
 }
 
 #[test]

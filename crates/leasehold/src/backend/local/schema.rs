@@ -14,7 +14,7 @@ use crate::clock::{self, Moment, Time};
 const APPLICATION: i32 = 0x4c65_6173;
 /// The version of the schema below. A file with a later version is not touched; one with an earlier version is
 /// migrated.
-const VERSION: i32 = 5;
+const VERSION: i32 = 6;
 
 /// How long SQLite itself may wait for another writer. Our clients wait for the write lock first, so only a separate
 /// SQLite tool can block here.
@@ -34,8 +34,8 @@ const MARGIN: u64 = 1_000_000;
 ///   holders. So no query has to count.
 /// - `capacity` is the newest declaration, `pinned` overrides it, and `paused` is the time since which nothing is
 ///   granted.
-/// - `rate_interval` is NULL if nobody has declared or set a rate, and 0 if an operator has removed it. `rate_full_at`
-///   and `rate_returns_from` are those of a [`Meter`](crate::machine::Meter).
+/// - `rate_count` is NULL if nobody has declared or set a rate, and 0 if an operator has removed it. `rate_period` and
+///   `rate_burst` belong to it; `rate_full_at` and `rate_returns_from` are those of a [`Meter`](crate::machine::Meter).
 /// - An `unclaimed` holder was granted its permit by another client. It must claim the permit before `ends`, and then
 ///   holds it until `hold_until`.
 /// - An `evicted` id was released by another client, and its own client is still to be notified.
@@ -52,8 +52,8 @@ const SCHEMA: &str = "
     CREATE TABLE semaphores (
         id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, capacity INTEGER NOT NULL, held INTEGER NOT NULL,
         waiting INTEGER NOT NULL, next_place INTEGER NOT NULL, last_fence INTEGER NOT NULL, pinned INTEGER,
-        paused INTEGER, paused_by TEXT, pause_reason TEXT, units INTEGER NOT NULL DEFAULT 0, rate_interval INTEGER,
-        rate_burst INTEGER, rate_full_at INTEGER, rate_returns_from INTEGER
+        paused INTEGER, paused_by TEXT, pause_reason TEXT, units INTEGER NOT NULL DEFAULT 0, rate_count INTEGER,
+        rate_period INTEGER, rate_burst INTEGER, rate_full_at INTEGER, rate_returns_from INTEGER
     ) STRICT;
     CREATE TABLE holders (
         semaphore INTEGER NOT NULL, client INTEGER NOT NULL, sequence INTEGER NOT NULL, since INTEGER NOT NULL,
@@ -139,6 +139,14 @@ const FROM_4_TO_5: &str = "
     CREATE UNIQUE INDEX holders_by_slot ON holders (semaphore, slot) WHERE slot IS NOT NULL;
     ALTER TABLE waiters ADD COLUMN weight INTEGER NOT NULL DEFAULT 1;
     ALTER TABLE waiters ADD COLUMN numbered INTEGER NOT NULL DEFAULT 0;
+";
+
+/// Migrates a store from version 5 to 6. In version 5 a rate was stored as an interval and a burst. The same tokens arrive
+/// at a rate of `burst` per interval.
+const FROM_5_TO_6: &str = "
+    ALTER TABLE semaphores ADD COLUMN rate_count INTEGER;
+    ALTER TABLE semaphores RENAME COLUMN rate_interval TO rate_period;
+    UPDATE semaphores SET rate_count = iif(rate_period > 0, rate_burst, 0) WHERE rate_period IS NOT NULL;
 ";
 
 /// Opens the database, and creates the tables if it is new. SQLite waits for other writers no longer than `busy`. Call
@@ -246,10 +254,11 @@ fn set_up(connection: &mut Connection, version: i32) -> rusqlite::Result<()> {
     connection.set_prepared_statement_cache_capacity(64);
     let changes: &[&str] = match version {
         0 => &[SCHEMA],
-        1 => &[FROM_1_TO_2, FROM_2_TO_3, FROM_3_TO_4, FROM_4_TO_5],
-        2 => &[FROM_2_TO_3, FROM_3_TO_4, FROM_4_TO_5],
-        3 => &[FROM_3_TO_4, FROM_4_TO_5],
-        4 => &[FROM_4_TO_5],
+        1 => &[FROM_1_TO_2, FROM_2_TO_3, FROM_3_TO_4, FROM_4_TO_5, FROM_5_TO_6],
+        2 => &[FROM_2_TO_3, FROM_3_TO_4, FROM_4_TO_5, FROM_5_TO_6],
+        3 => &[FROM_3_TO_4, FROM_4_TO_5, FROM_5_TO_6],
+        4 => &[FROM_4_TO_5, FROM_5_TO_6],
+        5 => &[FROM_5_TO_6],
         _ => return Ok(()),
     };
     durably(connection, |tx| {

@@ -214,7 +214,7 @@ pub(super) fn claim(
 pub(super) fn tokens(tx: &Connection, client: ClientId, now: Time) -> Result<Vec<(String, Time)>> {
     let mut select = tx.prepare_cached(
         "SELECT s.id, s.name FROM semaphores s
-         WHERE s.rate_interval > 0 AND s.id IN (SELECT semaphore FROM waiters WHERE client = ?1)",
+         WHERE s.rate_count > 0 AND s.id IN (SELECT semaphore FROM waiters WHERE client = ?1)",
     )?;
     let rows = select
         .query_map([client.number().cast_signed()], |row| Ok((row.get(0)?, row.get(1)?)))?

@@ -62,7 +62,7 @@ struct Named {
 }
 
 const COLUMNS: &str = "id, name, capacity, pinned, paused, paused_by, pause_reason,
-                       rate_interval, rate_burst, rate_full_at, rate_returns_from";
+                       rate_count, rate_period, rate_burst, rate_full_at, rate_returns_from";
 
 impl Reading<'_, '_> {
     fn names(&self, query: &Query) -> Result<Vec<Named>> {
@@ -80,7 +80,7 @@ impl Reading<'_, '_> {
                         reason: row.get(6)?,
                     }),
                 },
-                rate: meter.map(|meter| RateLimit::new(meter.rate)),
+                rate: meter.map(|meter| RateLimit::of(meter.rate)),
                 next_token: meter.and_then(|meter| meter.next_in(self.now)).map(Span::duration),
             };
             Ok(Named { row: row.get(0)?, name: row.get(1)?, limits })

@@ -346,9 +346,9 @@ impl Keys {
         let is_new = u8::from(declared.is_new);
         match declared.rate {
             None => cmd.arg(is_new),
-            Some(Rate { interval, burst }) => {
-                let (rate_is_new, interval) = (u8::from(declared.rate_is_new), interval.micros());
-                cmd.arg(format!("{is_new} {rate_is_new} {interval} {burst}"))
+            Some(rate) => {
+                let rate_is_new = u8::from(declared.rate_is_new);
+                cmd.arg(format!("{is_new} {rate_is_new} {}", rate_text(Some(rate))))
             }
         };
         cmd.arg(groups().map(counted).sum::<usize>());
@@ -404,17 +404,19 @@ fn add_terms(cmd: &mut Cmd, terms: Terms) {
     };
 }
 
+/// Formats a rate: its count, its period in microseconds, and its burst. A count of 0 is no rate.
+fn rate_text(rate: Option<Rate>) -> String {
+    let Some(Rate { count, period, burst }) = rate else { return "0 0 0".to_owned() };
+    format!("{count} {} {burst}", period.micros())
+}
+
 fn add_steer(cmd: &mut Cmd, steer: &Steer) {
     let none = String::new;
     let (what, capacity, by, reason) = match steer {
         Steer::Declare(capacity) => ("declare", capacity.to_string(), "", None),
         Steer::Pin(capacity) => ("pin", capacity.to_string(), "", None),
         Steer::Unpin => ("unpin", none(), "", None),
-        Steer::Rate(rate) => {
-            let (interval, burst) =
-                rate.map_or((0, 1), |rate| (rate.interval.micros(), rate.burst));
-            ("rate", format!("{interval} {burst}"), "", None)
-        }
+        Steer::Rate(rate) => ("rate", rate_text(*rate), "", None),
         Steer::Pause { by, reason } => ("pause", none(), &**by, reason.as_deref()),
         Steer::Resume => ("resume", none(), "", None),
         Steer::Forget => ("forget", none(), "", None),

@@ -374,30 +374,31 @@ async fn of(
 /// Reads the limits that are not the default, in the format that `read_capacity` in Lua describes.
 fn limits_of(text: &str, now: f64) -> Limits {
     let mut lines = text.splitn(3, '\n');
-    let mut numbers = lines.next().unwrap_or_default().split(' ');
-    let mut number = || numbers.next().and_then(|number| number.parse::<u64>().ok());
-    let (pinned, declared, paused, _extra) = (number(), number(), number(), number());
-    let rate = (number().filter(|interval| *interval > 0), number(), number(), number());
+    let numbers = lines.next().unwrap_or_default().split(' ');
+    let mut numbers: Vec<Option<u64>> = numbers.map(|number| number.parse().ok()).collect();
+    if numbers.len() == 8 {
+        // An earlier version stored an interval and a burst: see `read_capacity`.
+        let count = if numbers[4] == Some(0) { Some(0) } else { numbers[5] };
+        numbers.insert(4, count);
+    }
+    let number = |at: usize| numbers.get(at).copied().flatten();
+    let (pinned, declared, paused) = (number(0), number(1), number(2));
     let small = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
     let mut line = || lines.next().filter(|line| !line.is_empty()).map(str::to_owned);
     let (by, reason) = (line().unwrap_or_default(), line());
     #[allow(clippy::cast_precision_loss)] // a millisecond is exact enough
     let since = |micros: u64| seconds_between(micros as f64 / 1e6, now);
-    let meter = match rate {
-        (Some(interval), burst, full_at, returns_from) => Some(Meter {
-            rate: Rate {
-                interval: Span::from_micros(interval),
-                burst: burst.map_or(1, |burst| small(burst).max(1)),
-            },
-            full_at: Time::from_micros(full_at.unwrap_or_default()),
-            returns_from: returns_from.unwrap_or_default(),
-        }),
-        _ => None,
-    };
+    let rate = number(4).zip(number(5));
+    let rate = rate.and_then(|(count, period)| Rate::stored(count, period, number(6).unwrap_or(1)));
+    let meter = rate.map(|rate| Meter {
+        rate,
+        full_at: Time::from_micros(number(7).unwrap_or_default()),
+        returns_from: number(8).unwrap_or_default(),
+    });
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // it is a time of day
     let at = Time::from_micros((now * 1e6) as u64);
     Limits {
-        rate: meter.map(|meter| RateLimit::new(meter.rate)),
+        rate: meter.map(|meter| RateLimit::of(meter.rate)),
         next_token: meter.and_then(|meter| meter.next_in(at)).map(Span::duration),
         declared: declared.map(small).unwrap_or_default(),
         pinned: pinned.map(small),

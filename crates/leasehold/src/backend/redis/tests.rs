@@ -426,10 +426,14 @@ impl Both {
             declared: small(1).filter(|_| small(0).is_some()),
             paused: number(2),
             units: if held > 0 { held + small(3).unwrap_or(0) } else { 0 },
-            meter: number(4).filter(|interval| *interval > 0).map(|interval| Meter {
-                rate: Rate { interval: Span::from_micros(interval), burst: small(5).unwrap() },
-                full_at: Time::from_micros(number(6).unwrap()),
-                returns_from: number(7).unwrap(),
+            meter: number(4).filter(|count| *count > 0).map(|count| Meter {
+                rate: Rate {
+                    count,
+                    period: Span::from_micros(number(5).unwrap()),
+                    burst: small(6).unwrap(),
+                },
+                full_at: Time::from_micros(number(7).unwrap()),
+                returns_from: number(8).unwrap(),
             }),
             slots: any(slots),
         }

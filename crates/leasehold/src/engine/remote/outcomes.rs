@@ -82,6 +82,7 @@ impl State {
             self.apply_outcome(id, Outcome::Held(held), sent, after);
         }
         self.schedule_question(reply.next_expiry, reply.foreign, asked);
+        self.token_at = None;
         if let Some(after) = reply.next_token {
             self.ask_for_token(after);
         }

@@ -126,6 +126,7 @@ impl State {
     /// after this time.
     pub(super) fn ask_for_token(&mut self, after: Span) {
         let at = Moment::now() + after;
+        self.token_at = Some(at);
         if !self.waiting.is_empty() && self.ask_at.is_none_or(|earlier| at < earlier) {
             self.set_question(at);
         }

@@ -47,6 +47,8 @@ pub(super) struct State {
     pub(super) ask_at: Option<Moment>,
     /// What the store last answered about our first waiter, and when.
     pub(super) place_of_first: Option<(AcquisitionId, Place, Moment)>,
+    /// When the token arrives that the first waiter in the queue waits for, if that waiter is ours.
+    pub(super) token_at: Option<Moment>,
     /// The error of a release that no caller waits for.
     pub(super) failed_release: Option<Error>,
     pub(super) warned_of_short_lease: bool,
@@ -141,6 +143,7 @@ impl State {
             timer_at: None,
             ask_at: None,
             place_of_first: None,
+            token_at: None,
             failed_release: None,
             warned_of_short_lease: false,
             longest_lease: None,
@@ -188,9 +191,12 @@ impl State {
     /// Ends the acquisition in this client, and in the store if the store may know it.
     pub(super) fn end(&mut self, id: AcquisitionId) -> Option<Arc<Ticket>> {
         let Acquisition { ticket, life, doubtful, .. } = self.forget(id)?;
-        if life.needs_release() {
+        let was_seen = ticket.was_seen();
+        // The store knows a permit that was seen, even if no answer to its enqueue has arrived: a wake-up and a renewal
+        // may have reported it.
+        if was_seen || life.needs_release() {
             let terms = ticket.semaphore.terms;
-            let known = if !ticket.was_seen() {
+            let known = if !was_seen {
                 Known::Unused
             } else if ticket.is_held()
                 && ticket.share == Share::ONE
@@ -399,7 +405,10 @@ impl State {
         // A try is answered at once. So if it reaches its time limit, it was not answered.
         let answered = ticket.queues && own.known && self.unserved.is_none();
         let error = match self.core.sender.silent_since(self.to, now) {
-            None if answered => timed_out(&ticket),
+            None if answered => {
+                let token_at = self.token_at.filter(|token_at| *token_at > now);
+                timed_out(&ticket, token_at.map(|token_at| token_at.saturating_since(now)))
+            }
             _ => self.core.unavailable(Some(self.to), ticket.queued_at, now),
         };
         if ticket.fail(error, after) {

@@ -316,7 +316,7 @@ impl State {
     /// Records which clients have started to hold, and forgets old starts.
     pub(super) fn note_starts(&mut self, world: &World) {
         let Some(rate) = world.rate else { return };
-        let horizon = Span::from_micros(rate.interval.micros() * u64::from(rate.burst));
+        let horizon = rate.all().max(rate.period);
         let now = self.store_time(self.now);
         let recent = |(_, at): &(Fence, Time)| now < *at + horizon;
         for client in &self.clients {
@@ -334,16 +334,21 @@ impl State {
         }
     }
 
-    /// Whether no period had more starts than the rate allows.
+    /// Whether no period had more starts than the rate allows, and no shorter time more than tokens arrived.
     pub(super) fn keeps_the_rate(&self, world: &World) -> bool {
         let Some(rate) = world.rate else { return true };
-        let burst = rate.burst as usize;
+        let (burst, count) = (rate.burst as usize, usize::try_from(rate.count).unwrap());
         (0..self.starts.len()).all(|first| {
             let later = self.starts.iter().skip(first + burst);
             (1..).zip(later).all(|(more, (_, at))| {
-                let least = Span::from_micros(rate.interval.micros() * more);
+                let least = Span::from_micros(rate.interval().micros() * more);
                 self.starts[first].1 + least <= *at
-            })
+            }) && self
+                .starts
+                .iter()
+                .skip(first)
+                .nth(count)
+                .is_none_or(|(_, at)| self.starts[first].1 + rate.period <= *at)
         })
     }
 

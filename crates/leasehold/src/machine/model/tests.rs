@@ -49,9 +49,11 @@ impl World {
         Self { heavy: true, ..self }
     }
 
+    /// A token arrives in each of these many ticks.
     fn with_rate(self, ticks: u64, burst: u32) -> Self {
-        let interval = Span::from_micros(ticks * TICK.micros());
-        Self { rate: Some(Rate { interval, burst }), ..self }
+        // One more than the burst in two intervals.
+        let period = Span::from_micros(2 * ticks * TICK.micros());
+        Self { rate: Some(Rate { count: u64::from(burst) + 1, period, burst }), ..self }
     }
 
     fn with_stragglers(self, stragglers: usize) -> Self {

@@ -103,17 +103,16 @@ fn pace(row: &Row<'_>) -> Result<Option<Pace>> {
         .map(|meter| meter.map_or(Pace::Free, Pace::Metered)))
 }
 
-/// Reads a meter from the four columns that begin with `rate_interval`.
+/// Reads a meter from the five columns that begin with `rate_count`.
 pub(in crate::backend::local) fn meter_of(row: &Row<'_>, first: usize) -> Result<Option<Meter>> {
-    let interval: Option<i64> = row.get(first)?;
-    let Some(interval) = interval.filter(|interval| *interval > 0) else { return Ok(None) };
     let unsigned = |column| row.get::<_, i64>(column).map(i64::cast_unsigned);
-    let interval = Span::from_micros(interval.cast_unsigned());
-    Ok(Some(Meter {
-        rate: Rate { interval, burst: row.get(first + 1)? },
-        full_at: Time::from_micros(unsigned(first + 2)?),
-        returns_from: unsigned(first + 3)?,
-    }))
+    if row.get::<_, Option<i64>>(first)?.is_none_or(|count| count <= 0) {
+        return Ok(None);
+    }
+    let rate = Rate::stored(unsigned(first)?, unsigned(first + 1)?, unsigned(first + 2)?);
+    let Some(rate) = rate else { return Ok(None) };
+    let full_at = Time::from_micros(unsigned(first + 3)?);
+    Ok(Some(Meter { rate, full_at, returns_from: unsigned(first + 4)? }))
 }
 
 pub(super) fn client(row: &Row<'_>, column: usize) -> Result<ClientId> {
@@ -126,7 +125,7 @@ pub(super) fn client(row: &Row<'_>, column: usize) -> Result<ClientId> {
 macro_rules! select {
     () => {
         "SELECT id, capacity, held, waiting, next_place, last_fence, (SELECT fence_lead FROM meta), pinned, paused, units,
-                rate_interval, rate_burst, rate_full_at, rate_returns_from"
+                rate_count, rate_period, rate_burst, rate_full_at, rate_returns_from"
     };
 }
 
@@ -233,15 +232,17 @@ impl<'a> Named<'a> {
             Some(Pace::Metered(meter)) => Some(meter),
             _ => None,
         };
-        let interval = pace.map(|_| meter.map_or(0, |meter| meter.rate.interval.micros()));
+        let count = pace.map(|_| meter.map_or(0, |meter| meter.rate.count));
         self.tx
             .prepare_cached(
-                "UPDATE semaphores SET rate_interval = ?2, rate_burst = ?3, rate_full_at = ?4, rate_returns_from = ?5
+                "UPDATE semaphores SET rate_count = ?2, rate_period = ?3, rate_burst = ?4, rate_full_at = ?5,
+                        rate_returns_from = ?6
                  WHERE id = ?1",
             )?
             .execute(params![
                 self.row,
-                interval.map(u64::cast_signed),
+                count.map(u64::cast_signed),
+                meter.map(|meter| meter.rate.period.micros().cast_signed()),
                 meter.map(|meter| meter.rate.burst),
                 meter.map(|meter| micros(meter.full_at)),
                 meter.map(|meter| meter.returns_from.cast_signed())

@@ -157,7 +157,7 @@ fn by_sqlite(
     };
     let (holders, waiters) = rows(tx);
     let Applied { outcomes, granted, next_expiry, next_token, .. } = applied;
-    let select = "SELECT capacity, pinned, paused, rate_interval, rate_burst, rate_full_at, rate_returns_from
+    let select = "SELECT capacity, pinned, paused, rate_count, rate_period, rate_burst, rate_full_at, rate_returns_from
                   FROM semaphores";
     let limits = tx.query_row(select, [], |row| {
         let paused = row.get::<_, Option<i64>>(2)?.map(i64::cast_unsigned);

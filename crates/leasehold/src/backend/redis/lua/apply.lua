@@ -26,8 +26,8 @@
 --       6 name
 --       7 capacity           the newest declaration of the sender; 0 if it has declared none
 --       8 declares           1 if this declaration is new; 0 if it counts only where no capacity is known. If the sender also
---                            declares a rate, these follow: 1 if the rate is new, else 0; the interval in microseconds; the
---                            burst
+--                            declares a rate, these follow: 1 if the rate is new, else 0; the count; the period in
+--                            microseconds; the burst
 --       9 arguments          the number of arguments that follow for this name
 --       and for each transition of this name
 --      10 transition         its name

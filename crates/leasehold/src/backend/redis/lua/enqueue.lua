@@ -31,7 +31,7 @@ local is_refused = not known and weight > declared
 if not is_refused then
   if DECLARES then declare(DECLARED) end
   if limits.is_unknown then max = DECLARED end
-  if RATE and (RATE.is_new or not limits.interval) then set_rate(RATE.interval, RATE.burst) end
+  if RATE and (RATE.is_new or not limits.interval) then set_rate(RATE.count, RATE.period, RATE.burst) end
 end
 local nobody_before = true
 if is_refused or queued > 0 then

@@ -42,9 +42,10 @@ local capacity, last_fence
 -- - `pinned`: the pinned capacity; `declared`: the capacity that was declared since
 -- - `paused`: since when; `by`: by whom; `reason`: why
 -- - `extra`: the units that the holders weigh beyond one each
--- - `interval`: the time between two tokens (nil: nobody has declared or set a rate; 0: explicitly no rate); `burst`:
---   the maximum number of tokens; `full_at`: when no token is missing any more; `returns`: the first fence whose token
---   can be returned
+-- - `count`: the most grants in any `period`; `burst`: how many of them at once, which is the maximum number of tokens
+-- - `interval`: the time between two tokens, which follows from these (nil: nobody has declared or set a rate; 0:
+--   explicitly no rate, stored as a count of 0); `full_at`: when no token is missing any more; `returns`: the first
+--   fence whose token can be returned
 -- - `changed`: whether any of that has to be written. 'if possible' means that a later call would compute the same, so
 --   the write may fail on a server that is full
 local limits
@@ -87,6 +88,22 @@ local function all_tokens()
   return limits.interval * limits.burst
 end
 
+local function is_positive(number)
+  return number and number >= 1 and number <= 9007199254740991 and number % 1 == 0
+end
+
+-- Uses this rate, whose argument `Rate` in `rate.rs` has. Numbers that are no rate count as none declared.
+local function use_rate(count, period, burst)
+  limits.count, limits.period, limits.burst, limits.interval = nil, nil, nil, nil
+  if count == 0 then
+    limits.count, limits.interval = 0, 0
+  elseif is_positive(count) and is_positive(period) and period <= FAR - NOW then
+    burst = math.min(is_positive(burst) and burst or 1, count, 4294967295)
+    limits.count, limits.period, limits.burst = count, period, burst
+    limits.interval = math.ceil(period / (count - burst + 1))
+  end
+end
+
 -- Declared here because functions above their definition use them.
 local is_metered, settle
 
@@ -110,8 +127,10 @@ local function read_capacity()
     limits.extra = known[4] or 0
     -- Without holders there is no weight. Another program or an expiry may have removed the key of the holders.
     if held == 0 and limits.extra > 0 then limits.extra, limits.changed = 0, 'if possible' end
-    limits.interval, limits.burst = known[5] or nil, known[6] or 1
-    limits.full_at, limits.returns = known[7] or 0, known[8] or 0
+    -- An earlier version stored an interval and a burst. The same tokens arrive at a rate of `burst` per interval.
+    if #known == 8 then table.insert(known, 5, known[5] == 0 and 0 or known[6]) end
+    use_rate(known[5], known[6], known[7])
+    limits.full_at, limits.returns = known[8] or 0, known[9] or 0
     settle()
   end
   capacity = tonumber(call('GETEX', MAX, 'PERSIST'))
@@ -140,7 +159,7 @@ function is_metered()
   return limits.interval and limits.interval > 0
 end
 
--- No more than all tokens can be missing, even after a change of the rate, or if the clock was set back.
+-- No more than all tokens can be missing, even if the clock was set back.
 function settle()
   if limits.interval and limits.interval > 0 and limits.full_at > NOW + all_tokens() then
     limits.full_at, limits.changed = NOW + all_tokens(), limits.changed or 'if possible'
@@ -208,13 +227,29 @@ local function last_known_fence()
   return last_fence or read_fence()
 end
 
--- Sets the rate from now on; an `interval` of 0 removes it. Tokens that were taken stay taken.
-local function set_rate(interval, burst)
-  if limits.interval == interval and limits.burst == burst then return end
-  if not is_metered() then limits.full_at = 0 end
-  limits.interval, limits.burst, limits.returns = interval, burst, last_known_fence() + 1
+-- Sets the rate from now on; a `count` of 0 removes it. A change adds no token: see `Meter::change` in `rate.rs`.
+local function set_rate(count, period, burst)
+  count, period, burst = tonumber(count), tonumber(period), tonumber(burst)
+  if limits.count == count and (count == 0 or limits.period == period and limits.burst == burst) then return end
+  local available, wait
+  if is_metered() then
+    local arrived = all_tokens() - math.min(math.max(limits.full_at - NOW, 0), all_tokens())
+    available = math.floor(arrived / limits.interval)
+    wait = arrived == all_tokens() and math.huge or limits.interval - arrived % limits.interval
+  end
+  limits.full_at, limits.returns = limits.full_at or 0, last_known_fence() + 1
+  use_rate(count, period, burst)
   limits.changed, news = true, true
-  settle()
+  if not is_metered() then return end
+  if not available then
+    limits.full_at = 0
+  else
+    local missing = limits.burst - available
+    limits.full_at = NOW
+    if missing > 0 then
+      limits.full_at = NOW + (missing - 1) * limits.interval + math.min(wait, limits.interval)
+    end
+  end
 end
 
 local function next_fence()
@@ -648,8 +683,8 @@ function flush(all)
     local set = limits.changed == 'if possible' and try or call
     limits.changed = nil
     if limits.pinned or limits.paused or limits.extra > 0 or limits.interval then
-      local numbers = {}
-      for i, key in ipairs({ 'pinned', 'declared', 'paused', 'extra', 'interval', 'burst', 'full_at', 'returns' }) do
+      local numbers, keys = {}, { 'pinned', 'declared', 'paused', 'extra', 'count', 'period', 'burst', 'full_at', 'returns' }
+      for i, key in ipairs(keys) do
         numbers[i] = limits[key] and string.format('%d', limits[key]) or '-'
       end
       local text = table.concat(numbers, ' ')
@@ -823,8 +858,8 @@ local function begin(at, keys, done)
   local declares = ARGV[at + 2]
   NAME, DECLARED, DECLARES, RATE = ARGV[at], ARGV[at + 1], string.sub(declares, 1, 1) == '1', nil
   if #declares > 1 then
-    local is_new, interval, burst = string.match(declares, '^%d (%d) (%d+) (%d+)$')
-    RATE = { is_new = is_new == '1', interval = tonumber(interval), burst = tonumber(burst) }
+    local is_new, count, period, burst = string.match(declares, '^%d (%d) (%d+) (%d+) (%d+)$')
+    RATE = { is_new = is_new == '1', count = count, period = period, burst = burst }
   end
   numbered, news = false, false
   MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS, SLOTS, FOREIGN = unpack(KEYS, keys + 1, keys + 10)

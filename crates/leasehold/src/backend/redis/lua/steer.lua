@@ -1,7 +1,8 @@
 -- Changes the limits of a name, for an operator.
 --
 -- ARGV    1 what      "declare" | "pin" | "unpin" | "rate" | "pause" | "resume" | "forget"
---         2 capacity  the capacity to declare or to pin; for a rate "interval burst", where an interval of 0 means none
+--         2 capacity  the capacity to declare or to pin; for a rate "count period burst", where a count of 0 means
+--                   none
 --         3 by        who pauses the name
 --         4 reason
 -- Result  four: "done" | "unknown": nobody has declared a capacity | "pinned", to what | "in use", holders, waiters
@@ -25,8 +26,7 @@ else
     capacity, max = limits.declared, string.format('%d', limits.declared)
     limits.pinned, limits.declared = nil, nil
   elseif what == 'rate' then
-    local interval, burst = string.match(text, '^(%d+) (%d+)$')
-    set_rate(tonumber(interval), tonumber(burst))
+    set_rate(string.match(text, '^(%d+) (%d+) (%d+)$'))
   elseif what == 'pause' then
     limits.paused, limits.by, limits.reason = limits.paused or NOW, ARGV[first + 2], ARGV[first + 3]
   elseif what == 'resume' then
