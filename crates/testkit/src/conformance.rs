@@ -205,7 +205,7 @@ macro_rules! conformance {
                 a_lock_that_extends_itself_outlives_its_ttl,
                 a_guard_may_begin_to_extend_itself_later,
                 an_earlier_end_is_believed_before_it_is_answered,
-                who_extends_itself_believes_its_own_ttl_at_most,
+                a_renewal_does_not_undo_an_extension,
                 a_guard_knows_what_it_holds;
             lock_waits:
                 a_release_ends_a_wait,

@@ -5,6 +5,7 @@
 //! engine's thread renews it and watches its validity: its *keeper*.
 
 use std::fmt;
+use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -155,9 +156,6 @@ impl Lease {
         // One answer may overtake another. The answer to the last request counts.
         if sent >= state.asked {
             state.asked = sent;
-            // While the keeper renews the lease, its renewal may reach the store after this request. That renewal is
-            // for the lease's own TTL, so no more than that counts.
-            let valid_for = if state.renewed { valid_for.min(self.ttl) } else { valid_for };
             let until = self.end_of(sent, valid_for);
             #[cfg(feature = "broken")]
             let until = if crate::broken::is("margin") { until + valid_for } else { until };
@@ -201,11 +199,19 @@ impl Lease {
         timing::plan(Situation { lease, ttl_left, round_trip, valid_for, spread })
     }
 
-    /// Returns when to renew the lease, if it is renewed. It is early enough for a second attempt.
+    /// Returns when to renew the lease, if it is renewed. It is early enough for a second attempt. A lease that was
+    /// extended beyond its TTL is not renewed before a renewal makes it longer.
     fn due(&self) -> Moment {
         let asked = self.state().asked;
-        let half = Span::from_duration(self.valid_until().saturating_since(asked) / 2);
-        asked + self.keep.interval(self.ttl).min(half)
+        let valid_for = self.valid_until().saturating_since(asked);
+        let by_renewal = self.end_of(asked, self.ttl).saturating_since(asked);
+        let beyond = valid_for.saturating_sub(by_renewal);
+        let half = Span::from_duration((valid_for - beyond) / 2);
+        asked + Span::from_duration(beyond) + self.keep.interval(self.ttl).min(half)
+    }
+
+    fn is_held(&self) -> bool {
+        self.state().phase == Phase::Held
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
@@ -280,6 +286,8 @@ impl Lease {
         let watchers = state.watchers.take();
         let watched = self.take_hold(&mut state);
         drop(state);
+        // The keeper ends, and so does a renewal that it has not sent yet.
+        self.wake_keeper();
         wake(watchers);
         (held, watched)
     }
@@ -294,7 +302,7 @@ impl Lease {
         held
     }
 
-    /// Keeps the lease held in the store, but no longer tracks it in this client.
+    /// Stops tracking the lease, and renewing it. The store keeps it.
     pub(crate) fn detach(&self) {
         if let Some(hold) = self.end().1 {
             hold.detached();
@@ -524,18 +532,30 @@ fn is_lost(lease: &Lease, now: Moment) -> bool {
 /// Renews the lease once, and decides meanwhile whether silence makes the connection suspect. Returns when to try
 /// again, if it failed.
 async fn renew(lease: &Lease, asked: Moment) -> Option<Moment> {
-    lease.about_to_extend(asked, lease.ttl);
-    let valid_until = lease.valid_until();
     let mut renewal = pin!(async {
         let _turn = lease.turn().await;
-        lease.keep.renew(valid_until).await
+        // Meanwhile the guard may have extended or detached the lease.
+        if !lease.is_held() || lease.core.now() < lease.due() {
+            return None;
+        }
+        Some(lease.keep.renew(lease.valid_until()).await)
     });
     loop {
         let now = lease.core.now();
         let plan = lease.plan(now);
         let wait = plan.map_or(LONGEST_SLEEP, |plan| plan.wait).min(LONGEST_SLEEP);
-        if let Ok(answer) = tokio::time::timeout(wait, &mut renewal).await {
-            return settle_renewal(lease, answer, asked);
+        let mut changed = pin!(lease.earlier.notified());
+        let answered_or_changed = poll_fn(|cx| match renewal.as_mut().poll(cx) {
+            Poll::Ready(answer) => Poll::Ready(Some(answer)),
+            Poll::Pending => changed.as_mut().poll(cx).map(|()| None),
+        });
+        match tokio::time::timeout(wait, answered_or_changed).await {
+            Ok(Some(Some(answer))) => return settle_renewal(lease, answer, asked),
+            Ok(Some(None)) => return None,
+            // After the end of the lease, a renewal that was not sent yet is not sent.
+            Ok(None) if !lease.is_held() => return None,
+            Ok(None) => continue,
+            Err(_) => {}
         }
         let suspect = plan.is_some_and(|plan| plan.silence_is_suspect);
         let to = lease.core.destination(lease.slot);

@@ -160,7 +160,8 @@ impl LockGuard {
     }
 
     /// Lets the lock expire after `ttl` from now, whatever was left of its lease. A lock that is renewed in the
-    /// background continues to be renewed by the lease that it was built with.
+    /// background continues to be renewed by the lease that it was built with, once less than that lease is left. A
+    /// renewal never makes the lock expire earlier.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`] if `ttl` is zero, too long or not in whole milliseconds, or if another program uses
@@ -267,8 +268,8 @@ impl Keep for Holding {
     fn renew(&self, until: Moment) -> Later<Option<(Span, Moment)>> {
         let core = self.locks.engine.core();
         self.asked_for(self.ttl);
-        let command =
-            LockCommand::Extend { id: self.id, key: Some(self.key.clone()), ttl: self.ttl };
+        let (id, key, ttl) = (self.id, Some(self.key.clone()), self.ttl);
+        let command = LockCommand::Extend { id, key, ttl, only_longer: true };
         let asked = core.ask(Part::Lock(command), until, None);
         let holding = self.clone();
         Box::pin(async move {

@@ -228,7 +228,7 @@ impl Locks {
     /// If the future is dropped, the store may or may not have extended the lock.
     pub async fn extend(&self, id: &LockId, ttl: Duration) -> Result<bool, Error> {
         let (id, ttl) = (*id, millis("ttl", ttl)?);
-        let command = |key| LockCommand::Extend { id, key, ttl };
+        let command = |key| LockCommand::Extend { id, key, ttl, only_longer: false };
         let asked = self.ask_by_id(id, command, extended, Verdict::NotFound).await;
         let (verdict, _) = self.reported(LockOperation::Extend, (None, Some(id)), asked)?;
         Ok(matches!(verdict, Verdict::Done(_)))
@@ -240,7 +240,8 @@ impl Locks {
         (key, id): (&Name, LockId),
         ttl: u64,
     ) -> Result<(Verdict<u64>, Moment), Error> {
-        let command = LockCommand::Extend { id, key: Some(key.clone()), ttl };
+        let key_of_it = Some(key.clone());
+        let command = LockCommand::Extend { id, key: key_of_it, ttl, only_longer: false };
         self.ask(LockOperation::Extend, (Some(key), Some(id)), command, extended).await
     }
 

@@ -13,7 +13,8 @@
 //! # Transitions
 //!
 //! - *acquire* creates a record, unless the key has one that is live.
-//! - *release* removes the record of an id, and *extend* sets a new expiry.
+//! - *release* removes the record of an id, and *extend* sets a new expiry. A renewal in the background never sets an
+//!   earlier one.
 //! - *is locked* and *lookup* only read. With `clean_up`, *is locked* also removes a record that has expired long
 //!   enough ago.
 //!
@@ -186,11 +187,20 @@ impl LockMachine {
         })
     }
 
-    /// Replaces the remaining time with `ttl`. Returns the new expiry.
-    pub(crate) fn extend(&mut self, id: LockId, ttl: u64, now: u64) -> Verdict<u64> {
+    /// Replaces the remaining time with `ttl`. With `only_longer`, a later end stays as it is. Returns the new expiry.
+    pub(crate) fn extend(
+        &mut self,
+        id: LockId,
+        ttl: u64,
+        only_longer: bool,
+        now: u64,
+    ) -> Verdict<u64> {
         self.owned(id, now, |machine, key| {
-            let expires_at = now + ttl;
+            let mut expires_at = now + ttl;
             if let Some(record) = machine.records.get_mut(&key) {
+                if only_longer {
+                    expires_at = expires_at.max(record.expires_at);
+                }
                 machine.timetable.remove(&(record.expires_at, key.clone()));
                 record.expires_at = expires_at;
                 machine.timetable.insert((expires_at, key));

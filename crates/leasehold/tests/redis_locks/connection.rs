@@ -3,6 +3,7 @@
 use std::future::pending;
 use std::sync::Arc;
 use std::sync::Mutex;
+use std::time::SystemTime;
 
 use leasehold::{Error, ErrorKind, LossReason};
 use testkit::proxy::FaultProxy;
@@ -242,4 +243,25 @@ async fn a_primary_that_became_a_replica_is_left() {
         }
     })
     .await;
+}
+
+/// The keeper's renewal is due while the extension is in flight.
+#[tokio::test]
+async fn a_renewal_that_waits_for_an_extension_does_not_undo_it() {
+    let (_server, proxy, client, other) = start().await;
+    let lease = Duration::from_secs(3);
+    for _ in 0..2 {
+        let guard = acquire(&client.lock(KEY).ttl(lease).auto_extend().build().unwrap()).await;
+        // The extension is in flight when a third of the lease has passed.
+        proxy.delay(lease / 10);
+        tokio::time::sleep(lease / 4).await;
+        deadline(guard.extend(MINUTES)).await.unwrap();
+        let held = guard.detach();
+        // Whatever the client sends after the extension has been applied by then.
+        assert!(deadline(client.locks().is_locked(KEY)).await.unwrap());
+        let found = deadline(other.locks().lookup(KEY)).await.unwrap().unwrap();
+        assert!(found.expires_at > SystemTime::now() + MINUTES / 2, "{:?}", found.expires_at);
+        proxy.heal();
+        assert!(deadline(other.locks().release(&held.id)).await.unwrap());
+    }
 }

@@ -369,13 +369,19 @@ pub async fn an_earlier_end_is_believed_before_it_is_answered(store: &impl Store
     deadline(guard.release()).await.unwrap();
 }
 
-/// An automatic extension with the guard's own TTL may reach the store after the manual one.
-pub async fn who_extends_itself_believes_its_own_ttl_at_most(store: &impl Store) {
-    let (client, key) = (store.client().await, unique("own TTL"));
+/// A lock of a short lease is renewed in the background, and then extended by its holder.
+pub async fn a_renewal_does_not_undo_an_extension(store: &impl Store) {
+    let (client, other, key) = (store.client().await, store.client().await, unique("extended"));
     let guard = acquire(&declare(&client, &key).ttl(SHORT).auto_extend().build().unwrap()).await;
+    outlast(&other, SHORT).await;
     deadline(guard.extend(MINUTES)).await.unwrap();
-    assert!(guard.valid_until() <= Instant::now() + SHORT);
-    assert!(deadline(guard.release()).await.unwrap());
+    outlast(&other, SHORT * 2).await;
+    assert!(guard.valid_until() > Instant::now() + MINUTES / 2);
+    let held = guard.detach();
+    outlast(&other, SHORT).await;
+    let found = deadline(other.locks().lookup(&key)).await.unwrap().unwrap();
+    assert!(found.expires_at > SystemTime::now() + MINUTES / 2, "{:?}", found.expires_at);
+    assert!(deadline(other.locks().release(&held.id)).await.unwrap());
 }
 
 pub async fn a_guard_knows_what_it_holds(store: &impl Store) {

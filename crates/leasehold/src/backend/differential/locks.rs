@@ -27,6 +27,7 @@ pub(crate) enum Step {
     Extend {
         id: usize,
         ttl: u64,
+        only_longer: bool,
     },
     IsLocked {
         key: usize,
@@ -56,7 +57,8 @@ pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
         6 => (key(), id(), ttl(), 0..HOLDERS)
             .prop_map(|(key, id, ttl, holder)| Step::Acquire { key, id, ttl, holder }),
         6 => id().prop_map(|id| Step::Release { id }),
-        3 => (id(), ttl()).prop_map(|(id, ttl)| Step::Extend { id, ttl }),
+        3 => (id(), ttl(), any::<bool>())
+            .prop_map(|(id, ttl, only_longer)| Step::Extend { id, ttl, only_longer }),
         2 => (key(), any::<bool>()).prop_map(|(key, clean_up)| Step::IsLocked { key, clean_up }),
         2 => key().prop_map(|key| Step::LookupKey { key }),
         2 => id().prop_map(|id| Step::LookupId { id }),
@@ -113,7 +115,9 @@ pub(crate) fn by_machine(machine: &mut LockMachine, step: Step, now: u64) -> See
             Seen::Acquired(machine.acquire(&key(k), id(i), ttl, &holder(h), now))
         }
         Step::Release { id: i } => Seen::Ended(without(&machine.release(id(i), now))),
-        Step::Extend { id: i, ttl } => Seen::Extended(machine.extend(id(i), ttl, now)),
+        Step::Extend { id: i, ttl, only_longer } => {
+            Seen::Extended(machine.extend(id(i), ttl, only_longer, now))
+        }
         Step::IsLocked { key: k, clean_up } => {
             Seen::Locked(machine.is_locked(&key(k), clean_up, now))
         }

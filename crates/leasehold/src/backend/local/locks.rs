@@ -102,7 +102,9 @@ impl<'a> Locks<'a> {
                 };
                 return Ok((Ok(LockOutcome::Release(verdict.map(|_| None))), wake));
             }
-            LockCommand::Extend { id, ttl, .. } => LockOutcome::Extend(self.extend(*id, *ttl)?),
+            LockCommand::Extend { id, ttl, only_longer, .. } => {
+                LockOutcome::Extend(self.extend(*id, *ttl, *only_longer)?)
+            }
             LockCommand::IsLocked { .. } | LockCommand::Lookup(_) => {
                 return Ok((self.ask(command)?, Vec::new()));
             }
@@ -196,16 +198,17 @@ impl<'a> Locks<'a> {
 
     /// Returns the key that was released.
     pub(super) fn release(&self, id: LockId) -> Result<Verdict<String>> {
-        self.owned(id, |locks, key| {
+        self.owned(id, |locks, key, _| {
             locks.remove(&key)?;
             Ok(key)
         })
     }
 
-    /// Returns the new time of expiry.
-    pub(super) fn extend(&self, id: LockId, ttl: u64) -> Result<Verdict<u64>> {
-        self.owned(id, |locks, key| {
+    /// Returns the new time of expiry. With `only_longer` it is never earlier than the old one.
+    pub(super) fn extend(&self, id: LockId, ttl: u64, only_longer: bool) -> Result<Verdict<u64>> {
+        self.owned(id, |locks, key, before| {
             let expires_at = locks.now + ttl;
+            let expires_at = if only_longer { expires_at.max(before) } else { expires_at };
             locks
                 .tx
                 .prepare_cached("UPDATE locks SET expires_at = ?2 WHERE key = ?1")?
@@ -217,14 +220,14 @@ impl<'a> Locks<'a> {
     fn owned<T>(
         &self,
         id: LockId,
-        act: impl FnOnce(&Self, String) -> Result<T>,
+        act: impl FnOnce(&Self, String, u64) -> Result<T>,
     ) -> Result<Verdict<T>> {
         let Some(key) = self.key_of(id)? else { return Ok(Verdict::NotFound) };
         let Some(record) = self.record(&key)? else { return Ok(Verdict::NotFound) };
         if record.id != id.as_str() {
             return Ok(Verdict::NotOwner);
         }
-        act(self, key).map(Verdict::Done)
+        act(self, key, record.expires_at).map(Verdict::Done)
     }
 
     pub(super) fn lookup(&self, by: &By) -> Result<Option<Stored>> {

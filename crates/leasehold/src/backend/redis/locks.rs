@@ -262,7 +262,7 @@ impl Calls {
                 LockOutcome::Acquire(Acquired::Held { remaining, .. }),
             ) => Some(write(id, key, *remaining)),
             (
-                LockCommand::Extend { id, key: Some(key), ttl },
+                LockCommand::Extend { id, key: Some(key), ttl, .. },
                 LockOutcome::Extend(Verdict::Done(_)),
             ) => Some(write(id, key, *ttl)),
             (LockCommand::Release { id, .. }, LockOutcome::Release(_)) => {
@@ -370,8 +370,9 @@ impl Calls {
             LockCommand::Release { id, key, .. } => {
                 ("release", vec![first(id, key)], vec![id.as_str().to_owned()])
             }
-            LockCommand::Extend { id, key, ttl } => {
-                let arguments = vec![id.as_str().to_owned(), ttl.to_string()];
+            LockCommand::Extend { id, key, ttl, only_longer } => {
+                let only_longer = u8::from(*only_longer).to_string();
+                let arguments = vec![id.as_str().to_owned(), ttl.to_string(), only_longer];
                 ("extend", vec![first(id, key)], arguments)
             }
             LockCommand::IsLocked { key, clean_up } => {

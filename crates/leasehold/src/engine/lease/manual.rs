@@ -65,7 +65,6 @@ impl Timed for Keeper {
             return;
         }
         if lease.state().renewed && now >= lease.due() {
-            lease.about_to_extend(now, lease.ttl);
             let mut renewal = lease.keep.renew(lease.valid_until());
             let answer = match renewal.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
                 Poll::Ready(answer) => answer,

@@ -30,11 +30,16 @@ pub(crate) enum LockCommand {
         held: bool,
     },
     /// Replaces the remaining time with `ttl` milliseconds.
+    ///
+    /// A renewal in the background must not undo an extension by the caller, even if the store applies it late. So it
+    /// is `only_longer`.
     Extend {
         id: LockId,
         /// `None` if the client does not know it.
         key: Option<Name>,
         ttl: u64,
+        /// Whether a later end stays as it is.
+        only_longer: bool,
     },
     IsLocked {
         key: Name,
@@ -89,7 +94,9 @@ impl LockMachine {
             LockCommand::Release { id, .. } => {
                 LockOutcome::Release(self.release(*id, now).map(Some))
             }
-            LockCommand::Extend { id, ttl, .. } => LockOutcome::Extend(self.extend(*id, *ttl, now)),
+            LockCommand::Extend { id, ttl, only_longer, .. } => {
+                LockOutcome::Extend(self.extend(*id, *ttl, *only_longer, now))
+            }
             LockCommand::IsLocked { key, clean_up } => {
                 LockOutcome::IsLocked(self.is_locked(key, *clean_up, now))
             }

@@ -24,7 +24,9 @@ fn by_sqlite(tx: &Connection, step: Step, now: u64) -> Seen {
             Seen::Acquired(locks.acquire(&key(k), id(i), ttl, &holder(h)).unwrap())
         }
         Step::Release { id: i } => Seen::Ended(without(&locks.release(id(i)).unwrap())),
-        Step::Extend { id: i, ttl } => Seen::Extended(locks.extend(id(i), ttl).unwrap()),
+        Step::Extend { id: i, ttl, only_longer } => {
+            Seen::Extended(locks.extend(id(i), ttl, only_longer).unwrap())
+        }
         Step::IsLocked { key: k, .. } => {
             Seen::Locked(locks.record(key(k).as_str()).unwrap().is_some())
         }
@@ -71,7 +73,7 @@ fn a_record_ceases_to_exist_at_its_ttl() {
             assert_eq!(locks.lookup(&by).unwrap().is_some(), there, "{by:?} at {now}");
         }
         assert_eq!(locks.list(10).unwrap().len(), usize::from(there));
-        let verdict = locks.extend(id(0), 1500 - now).unwrap();
+        let verdict = locks.extend(id(0), 1500 - now, false).unwrap();
         assert_eq!(matches!(verdict, Verdict::Done(1500)), there, "{verdict:?} at {now}");
     }
     let next = at(&tx, 1500).acquire(&key(0), id(1), 500, &holder(0)).unwrap();

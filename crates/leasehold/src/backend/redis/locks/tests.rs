@@ -50,7 +50,9 @@ impl Both {
                 let key = self.held(id(i));
                 LockCommand::Release { id: id(i), held: key.is_some(), key }
             }
-            Step::Extend { id: i, ttl } => LockCommand::Extend { id: id(i), key: None, ttl },
+            Step::Extend { id: i, ttl, only_longer } => {
+                LockCommand::Extend { id: id(i), key: None, ttl, only_longer }
+            }
             Step::IsLocked { key: k, clean_up } => LockCommand::IsLocked { key: key(k), clean_up },
             Step::LookupKey { key: k } => LockCommand::Lookup(By::Key(key(k))),
             Step::LookupId { id: i } => LockCommand::Lookup(By::Id(id(i))),

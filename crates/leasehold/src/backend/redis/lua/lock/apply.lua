@@ -32,7 +32,7 @@ while at <= last do
   elseif command == 'release_held' or command == 'release' and CLUSTER then
     keys, at = beside + 2, at + 2
   else
-    keys, at = keys + 1, at + (command == 'extend' and 3 or 2)
+    keys, at = keys + 1, at + (command == 'extend' and 4 or 2)
   end
   beside = CLUSTER and keys or keys + 1
 end

@@ -1,7 +1,7 @@
--- Makes a held lock expire one TTL from now, whatever was left of its old TTL.
+-- Makes a held lock expire one TTL from now, whatever was left of its old TTL; or not before that.
 --
 -- KEYS    1 index of the lock id; in a cluster the lock
--- ARGV    1 lock id, 2 TTL in milliseconds
+-- ARGV    1 lock id, 2 TTL in milliseconds, 3 1 if the lock must not expire earlier than before, else 0
 -- Also    the lock that the index points to
 -- Result  1, expires at | 0, 0 held by another id | -1, 0 not found | -2, 0 expired
 local lock, misplaced, rest = find(KEYS[keys + 1])
@@ -15,7 +15,9 @@ if not is_live(record) then
   return { -2, 0 }
 end
 if record.lockId ~= ARGV[first] then return { 0, 0 } end
-record.expiresAtMs = NOW + tonumber(ARGV[first + 1])
+local expires_at = NOW + tonumber(ARGV[first + 1])
+if ARGV[first + 2] == '1' then expires_at = math.max(expires_at, record.expiresAtMs) end
+record.expiresAtMs = expires_at
 call('SET', lock, cjson.encode(record), 'PXAT', record.expiresAtMs)
 if not CLUSTER then call('SET', KEYS[keys + 1], rest, 'PXAT', record.expiresAtMs) end
 return { 1, record.expiresAtMs }
