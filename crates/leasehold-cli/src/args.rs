@@ -16,7 +16,9 @@ mod help;
 mod values;
 
 pub(crate) use values::{RateArgument, RateChange};
-use values::{count, duration, exit_code, measurable, positive, rate_or_none, socket_address};
+use values::{
+    count, duration, exit_code, measurable, period, positive, rate_or_none, socket_address,
+};
 
 /// Share scarce resources fairly between processes and machines: a limited number at once, first come first served.
 ///
@@ -204,7 +206,7 @@ pub(crate) struct LockArgs {
     #[arg(long, value_name = "D", value_parser = positive)]
     pub(crate) ttl: Option<Duration>,
     /// Run the child only if the lock is free, and keep the lock for this long from the start. Implies --no-wait
-    #[arg(long, value_name = "D", value_parser = positive, conflicts_with_all = ["wait", "no_wait"])]
+    #[arg(long, value_name = "D", value_parser = period, conflicts_with_all = ["wait", "no_wait"])]
     pub(crate) once_per: Option<Duration>,
     /// How long this process may be unable to renew before its child is stopped and the lock expires
     #[arg(long, value_name = "D", value_parser = positive, default_value = "30s")]

@@ -55,8 +55,13 @@ pub(crate) trait Held {
     fn slot(&self) -> Option<u32> {
         None
     }
-    /// Releases it. `ran` tells whether the child was started.
-    async fn release(self, ran: bool) -> Result<Released, leasehold::Error>;
+    /// Whether it stays locked after the job, for `--once-per`. `ran` tells whether the child was started.
+    fn outlives_job(&self, _ran: bool) -> bool {
+        false
+    }
+    /// Releases it, or lets it stay locked. If the future is dropped, even before its first poll, a lease that stays
+    /// locked is not released.
+    fn release(self, ran: bool) -> impl Future<Output = Result<Released, leasehold::Error>>;
 }
 
 impl Held for Permit {
@@ -113,20 +118,43 @@ impl Held for HeldLock {
         self.guard.fence().to_string()
     }
 
-    async fn release(self, ran: bool) -> Result<Released, leasehold::Error> {
-        let rest = self
-            .kept_until
-            .filter(|_| ran)
-            .map(|end| end.saturating_duration_since(Instant::now()));
-        match rest {
-            Some(rest) if rest >= SHORTEST_REST => {
-                let rest = whole_millis(rest);
-                self.guard.extend(rest).await?;
-                // The lock expires in the store, without this process.
-                let _ = self.guard.detach();
-                Ok(Released::Kept(rest))
+    fn outlives_job(&self, ran: bool) -> bool {
+        self.rest(ran).is_some()
+    }
+
+    fn release(self, ran: bool) -> impl Future<Output = Result<Released, leasehold::Error>> {
+        let rest = self.rest(ran);
+        let (guard, remaining) = match rest {
+            Some(_) => (None, Remaining(Some(self.guard))),
+            None => (Some(self.guard), Remaining(None)),
+        };
+        async move {
+            if let (Some(rest), Some(guard)) = (rest, &remaining.0) {
+                guard.extend(rest).await?;
+                return Ok(Released::Kept(rest));
             }
-            _ => Ok(Released::from(self.guard.release().await?)),
+            let Some(guard) = guard else { return Ok(Released::Expired) };
+            Ok(Released::from(guard.release().await?))
+        }
+    }
+}
+
+impl HeldLock {
+    /// Returns for how long it stays locked after the job, if it does.
+    fn rest(&self, ran: bool) -> Option<Duration> {
+        let end = self.kept_until.filter(|_| ran)?;
+        let rest = whole_millis(end.saturating_duration_since(Instant::now()));
+        (rest >= SHORTEST_REST).then_some(rest)
+    }
+}
+
+/// A lock that outlives this process: dropping it does not release it. It expires in the store.
+struct Remaining(Option<LockGuard>);
+
+impl Drop for Remaining {
+    fn drop(&mut self) {
+        if let Some(guard) = self.0.take() {
+            let _ = guard.detach();
         }
     }
 }

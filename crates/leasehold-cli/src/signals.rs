@@ -104,10 +104,14 @@ fn ignored() -> Vec<Signal> {
     Vec::new()
 }
 
-/// Blocks all signals, in the guard. Only SIGKILL and SIGSTOP can end or stop it.
+/// Blocks all signals, in the guard. Only SIGKILL and SIGSTOP can end or stop it. SIGCHLD has a handler there, and the
+/// signals of faults are left to the system.
 pub(crate) fn block_all() -> io::Result<()> {
-    let others = [Signal::SIGALRM, Signal::SIGPIPE, Signal::SIGTTIN, Signal::SIGTTOU];
-    let set: SigSet = FORWARDED.into_iter().chain(others).collect();
+    let mut set = SigSet::all();
+    let faults = [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGFPE, Signal::SIGILL];
+    for signal in faults.into_iter().chain([Signal::SIGCHLD]) {
+        set.remove(signal);
+    }
     Ok(set.thread_set_mask()?)
 }
 

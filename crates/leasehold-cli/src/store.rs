@@ -3,6 +3,7 @@
 use std::env::{self, VarError};
 use std::future::Future;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use leasehold::{Client, Deployment, Error, LockLayout, RedisBuilder, StoreUrl, sqlite_path};
 use redis::{ConnectionAddr, ConnectionInfo, TlsCertificates};
@@ -63,6 +64,12 @@ impl Store {
     /// Returns the URL without secrets.
     pub(crate) fn place(&self) -> String {
         without_secrets(&self.url)
+    }
+
+    /// The failure if the store has not answered for this long.
+    pub(crate) fn silent_for(&self, silence: Duration) -> Failure {
+        let silence = humantime::format_duration(silence);
+        Failure::new(UNAVAILABLE, format!("{} did not answer within {silence}", self.place()))
     }
 
     /// Returns the URL without secrets, and whether it is the default.

@@ -72,7 +72,10 @@ impl End {
 /// A job that has ended, with its child and the child's group. The guard may still have to be reaped.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    pub(crate) end: End,
+    /// An error if the guard was killed or could not be engaged.
+    pub(crate) end: Result<End, Failure>,
+    /// Whether the child may have run.
+    pub(crate) started: bool,
     /// `None` if it is already reaped.
     guard: Option<Guard>,
 }
@@ -91,6 +94,19 @@ impl Ended {
 /// The guard and the child inherit the client's lifeline, if the store has one. Then the client's permits stay held
 /// until all of these processes have ended.
 pub(crate) async fn run(
+    job: &Job,
+    held: &impl Held,
+    spare: Spare,
+    lifeline: Option<BorrowedFd<'_>>,
+    signals: &mut Signals,
+) -> Ended {
+    let ended = run_in_guard(job, held, spare, lifeline, signals).await;
+    ended.unwrap_or_else(|failure| Ended { end: Err(failure), started: false, guard: None })
+}
+
+/// # Errors
+/// If the child was never started.
+async fn run_in_guard(
     job: &Job,
     held: &impl Held,
     spare: Spare,
@@ -120,18 +136,22 @@ pub(crate) async fn run(
     let mut watch = Watch { guard, terminal, group: None, lost: None, backstop };
     let end = watch.until_it_ends(&deadline, held, signals).await;
     watch.take_the_terminal();
+    // The child starts only after the command has received its group.
+    let started = watch.group.is_some();
     if let Some(end) = end {
-        return Ok(Ended { end, guard: Some(watch.guard) });
+        let started = started && !matches!(end, End::NotStarted(_));
+        return Ok(Ended { end: Ok(end), started, guard: Some(watch.guard) });
     }
     watch.end_without_a_guard().await;
-    match (watch.lost, watch.group) {
-        (Some(reason), _) => Ok(Ended { end: End::Lost(reason), guard: None }),
-        (None, Some(_)) => {
+    let end = match watch.lost {
+        Some(reason) => Ok(End::Lost(reason)),
+        None if started => {
             let what = "the leasehold-guard process was killed, so the child was stopped";
             Err(Failure::new(failure::INTERNAL, what))
         }
-        (None, None) => Err(killed_early()),
-    }
+        None => return Err(killed_early()),
+    };
+    Ok(Ended { end, started, guard: None })
 }
 
 fn killed_early() -> Failure {

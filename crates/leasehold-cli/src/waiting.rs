@@ -66,10 +66,6 @@ struct Outages {
 
 impl Outages {
     async fn watch(&mut self) {
-        // A store on this host has no connection that could be lost.
-        if self.client.lifeline().is_some() {
-            return std::future::pending().await;
-        }
         loop {
             match self.client.outage() {
                 Some(Outage { since, error, .. }) => self.begin(since, &error),
@@ -84,10 +80,7 @@ impl Outages {
         let may_pass = matches!(error, Error::Unavailable { .. });
         if self.since.is_none() && may_pass && since.elapsed() >= SHORTEST_OUTAGE {
             self.since = Some(since);
-            // In a cluster the server may be that of other names.
-            let server = server(error, &self.place).map(|server| format!("{server} of "));
-            let (server, cause) = (server.unwrap_or_default(), cause(error, &self.place));
-            self.say(&format!("{server}{} cannot be reached: {cause}", self.place));
+            self.say(&unreachable(error, &self.place));
         }
     }
 
@@ -105,6 +98,46 @@ impl Outages {
             None => say(),
         }
     }
+}
+
+/// The messages while the command tries to open its store.
+#[derive(Debug)]
+pub(crate) struct FirstOutage {
+    place: String,
+    since: Option<Instant>,
+    reported: bool,
+}
+
+impl FirstOutage {
+    /// `place` is the URL of the store without secrets.
+    pub(crate) fn new(place: String) -> Self {
+        Self { place, since: None, reported: false }
+    }
+
+    /// Reports the outage once, if it lasts.
+    pub(crate) fn failed(&mut self, error: &Error) {
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if !self.reported && since.elapsed() >= SHORTEST_OUTAGE {
+            self.reported = true;
+            log_line(&format!("waiting: {}", unreachable(error, &self.place)));
+        }
+    }
+
+    /// Reports that the store is open, if the outage was reported.
+    pub(crate) fn end(&self) {
+        if let Some(since) = self.since.filter(|_| self.reported) {
+            let (place, took) = (&self.place, ago(since.elapsed()));
+            log_line(&format!("waiting: {place} can be reached now, after {took}"));
+        }
+    }
+}
+
+/// Returns which server cannot be reached, and why.
+fn unreachable(error: &Error, place: &str) -> String {
+    // In a cluster the server may be that of other names.
+    let server = server(error, place).map(|server| format!("{server} of "));
+    let (server, cause) = (server.unwrap_or_default(), cause(error, place));
+    format!("{server}{place} cannot be reached: {cause}")
 }
 
 /// Returns the server that cannot be reached, if the store has several.

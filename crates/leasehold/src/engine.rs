@@ -65,6 +65,9 @@ use store::Store;
 use thread::Message;
 use timers::{Timed, Timers};
 
+/// A request to a store without connections that is not answered for this long is an outage.
+const LONG_SILENCE: Span = Span::from_millis(2000);
+
 /// The shortest time that the store has to answer an attempt after the first, also if the caller's wait ends sooner.
 const SHORTEST_ANSWER: Span = Span::from_millis(500);
 
@@ -638,6 +641,21 @@ impl Core {
 
     /// Returns since when the store cannot be reached, and why.
     pub(crate) fn outage(&self) -> Option<(Moment, Error)> {
-        self.sender.outage()
+        self.sender.outage().or_else(|| self.silence())
+    }
+
+    /// Returns since when a store without connections has not answered: another process may be stopped in the middle of
+    /// a transaction. On other stores, a silent connection is closed, which is an outage.
+    fn silence(&self) -> Option<(Moment, Error)> {
+        #[cfg(unix)]
+        let has_no_connection = self.lifeline().is_some();
+        #[cfg(not(unix))]
+        let has_no_connection = false;
+        if !has_no_connection {
+            return None;
+        }
+        let now = Moment::now();
+        let (since, to) = self.sender.unanswered_for(LONG_SILENCE, now)?;
+        Some((since, self.unavailable(Some(to), since, now)))
     }
 }

@@ -43,6 +43,10 @@ The child gets these variables:
   LEASEHOLD_SLOT          the lowest number, from 1 on, that no other child of that name has
   LEASEHOLD_FENCE         the fence as a number, to calculate with
   LEASEHOLD_FENCE_PADDED  the fence with leading zeros, to compare as text
+  LEASEHOLD_X_SLOT, LEASEHOLD_X_ID, LEASEHOLD_X_FENCE
+                          the same, where X is the name in capitals, with _ for every character
+                          that is no ASCII letter or digit: LEASEHOLD_GPU_SLOT. A command inside
+                          this one replaces the other variables, but not these
 
 When the child ends, other processes in its process group have --grace to end before they are
 stopped. The permit is released after that.
@@ -77,6 +81,10 @@ The child gets these variables:
   LEASEHOLD_ID            the id of the lock
   LEASEHOLD_FENCE         the fence as a number, to calculate with
   LEASEHOLD_FENCE_PADDED  the fence with leading zeros, to compare as text
+  LEASEHOLD_X_ID, LEASEHOLD_X_FENCE
+                          the same, where X is the key in capitals, with _ for every character
+                          that is no ASCII letter or digit. A command inside this one replaces
+                          the other variables, but not these
 A resource that the child writes to should reject an older fence.
 
 --once-per counts from the start of the child, however the child ends. Give a little less than the

@@ -95,6 +95,17 @@ pub(super) fn positive(text: &str) -> Result<Duration, String> {
     Ok(duration)
 }
 
+/// The longest period of `--once-per`: a hundred years of 365 days. A store cannot keep a lock for much longer.
+const LONGEST_PERIOD: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+pub(super) fn period(text: &str) -> Result<Duration, String> {
+    let period = positive(text)?;
+    if period > LONGEST_PERIOD {
+        return Err("the limit is 36500 days".to_owned());
+    }
+    Ok(period)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

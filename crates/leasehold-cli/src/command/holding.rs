@@ -7,7 +7,7 @@ use leasehold::{Client, Error};
 use nix::sys::signal::Signal;
 
 use crate::args::Patience;
-use crate::failure::{Failure, UNAVAILABLE, by_signal, log_line};
+use crate::failure::{Failure, by_signal, log_line};
 use crate::guard::GuardJob;
 use crate::guard::cleanup::Cleanup;
 use crate::guard::launcher::outer_ids;
@@ -18,6 +18,7 @@ use crate::program;
 use crate::signals::{Blocked, Signals};
 use crate::store::Store;
 use crate::supervise::{self, End};
+use crate::waiting::FirstOutage;
 
 /// How long the release may take. After that the command exits without it, and the lease expires.
 const RELEASE_WITHIN: Duration = Duration::from_secs(5);
@@ -25,6 +26,12 @@ const RELEASE_WITHIN: Duration = Duration::from_secs(5);
 const END_WITHIN: Duration = Duration::from_millis(500);
 /// How long the store may take to answer with `--no-wait`.
 const NO_WAIT: Duration = Duration::from_secs(5);
+
+/// How long the first connection is tried again if the wait has no time limit: enough for a server that restarts, and
+/// short enough to notice a wrong address.
+const FIRST_CONNECTION: Duration = Duration::from_secs(5);
+/// The pause between two attempts to open the store.
+const OPEN_AGAIN: Duration = Duration::from_millis(100);
 
 /// The time limit for acquiring a permit or a lock. It counts from the start of the command, so that it bounds opening
 /// the store, querying and waiting together.
@@ -61,6 +68,40 @@ impl Limit {
         error.to_string()
     }
 
+    /// Opens the store. If it cannot be reached, this tries again until the time limit, or for [`FIRST_CONNECTION`]
+    /// if there is none. With `--no-wait` there is one attempt.
+    pub(super) async fn open(
+        self,
+        store: &Store,
+        signals: &mut Signals,
+    ) -> Result<Client, Failure> {
+        let retry_for = match self.patience {
+            Patience::None => Duration::ZERO,
+            Patience::Within(limit) => limit,
+            Patience::Endless => FIRST_CONNECTION,
+        };
+        let mut outage = FirstOutage::new(store.place());
+        let opened = async {
+            loop {
+                let error = match store.open().await {
+                    Err(error @ Error::Unavailable { .. }) => error,
+                    opened => return Ok(opened?),
+                };
+                // A file that cannot be created will not appear. Another attempt must have time to be answered.
+                let helps = !store.is_on_this_host()
+                    || matches!(error, Error::Unavailable { timed_out: true, .. });
+                if !helps || self.begun.elapsed() + 2 * OPEN_AGAIN >= retry_for {
+                    return Err(Failure::from(error));
+                }
+                outage.failed(&error);
+                tokio::time::sleep(OPEN_AGAIN).await;
+            }
+        };
+        let client = self.bound(store, signals, opened).await?;
+        outage.end();
+        Ok(client)
+    }
+
     /// Returns the result of a call to the store, unless the time limit passes or a signal arrives first.
     pub(super) async fn bound<T>(
         self,
@@ -75,11 +116,8 @@ impl Limit {
         };
         let left = limit.saturating_sub(self.begun.elapsed());
         let call = async {
-            tokio::time::timeout(left, call).await.unwrap_or_else(|_| {
-                let limit = humantime::format_duration(limit);
-                let what = format!("{} did not answer within {limit}", store.place());
-                Err(Failure::new(UNAVAILABLE, what))
-            })
+            let answered = tokio::time::timeout(left, call).await;
+            answered.unwrap_or_else(|_| Err(store.silent_for(limit)))
         };
         unless_signalled(signals, call).await
     }
@@ -134,14 +172,24 @@ pub(super) fn taken(code: u8, verbose: bool, what: &str) -> Failure {
     if code == 0 && !verbose { Failure::silent(0) } else { Failure::new(code, what) }
 }
 
+/// How a job ended.
+#[derive(Debug)]
+pub(super) struct JobEnd {
+    pub(super) code: u8,
+    /// Whether the store has answered the release.
+    is_released: bool,
+}
+
 /// Waits until the store has applied all releases and cancellations, if it answers in time.
 pub(super) async fn close_client(
     client: &Client,
-    ended: &Result<u8, Failure>,
+    ended: &Result<JobEnd, Failure>,
     signals: &mut Signals,
 ) {
-    // After a time-out or an interruption, the command does not wait long for this either.
-    let limit = if ended.is_ok() { RELEASE_WITHIN } else { END_WITHIN };
+    // After a time-out or an interruption, the command does not wait long for this either. If the release was not
+    // answered, neither are these requests.
+    let answered = ended.as_ref().is_ok_and(|end| end.is_released);
+    let limit = if answered { RELEASE_WITHIN } else { END_WITHIN };
     tokio::select! {
         _ = client.close() => {}
         () = tokio::time::sleep(limit) => {}
@@ -177,32 +225,35 @@ pub(super) async fn under(
     waited: Duration,
     spare: Spare,
     signals: &mut Signals,
-) -> Result<u8, Failure> {
+) -> Result<JobEnd, Failure> {
     let acquired = Instant::now();
     if job.verbose {
         let (what, waited, fence) = (&job.what, ago(waited), held.fence());
         log_line(&format!("{what} acquired after {waited}, with fence {fence}"));
     }
     let mut ended = supervise::run(job, &held, spare, client.lifeline(), signals).await;
-    let (started, lost) = match &ended {
-        Ok(ended) => (!matches!(ended.end, End::NotStarted(_)), matches!(ended.end, End::Lost(_))),
-        Err(_) => (true, false),
-    };
+    let (started, lost) = (ended.started, matches!(ended.end, Ok(End::Lost(_))));
     let mut interrupted = None;
-    if started && !lost && ended.is_ok() {
+    if started && !lost && ended.end.is_ok() {
         interrupted = hold_at_least(job, &held, acquired, signals).await;
     }
+    let stays = held.outlives_job(started);
     let released = tokio::select! {
         released = held.release(started) => released.map_err(|error| error.to_string()),
         () = tokio::time::sleep(RELEASE_WITHIN) => Err("no answer in time".to_owned()),
         _ = signals.next_to_end() => Err("interrupted".to_owned()),
     };
+    let is_released = released.is_ok();
     match released {
         Ok(released) if job.verbose => log_line(&match released {
             Released::Yes => format!("{} released", job.what),
             Released::Expired => format!("{} had expired already", job.what),
             Released::Kept(rest) => format!("{} stays locked for {}", job.what, ago(rest)),
         }),
+        Err(error) if stays => {
+            let problem = format!("the {} may not stay locked for --once-per: {error}", job.what);
+            log_line(&format!("{problem}; it expires by itself"));
+        }
         Err(error) if !lost => {
             log_line(&format!("the {} was not released: {error}; it expires by itself", job.what));
         }
@@ -212,10 +263,8 @@ pub(super) async fn under(
         return Err(signalled(signal));
     }
     // After the release, so that the next process does not wait for this.
-    if let Ok(ended) = &mut ended {
-        ended.reap_the_guard().await;
-    }
-    Ok(ended?.end.code(job))
+    ended.reap_the_guard().await;
+    Ok(JobEnd { code: ended.end?.code(job), is_released })
 }
 
 /// Holds the lease for as long as `--at-least` says, unless it is lost. Returns the signal that ended this early.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 use leasehold::{Client, Error, Lock, LockGuard, Retry};
 
 use super::holding::{
-    Begun, Limit, begin, check_nesting, close_client, is_nested, signalled, taken, under,
+    Begun, JobEnd, Limit, begin, check_nesting, close_client, is_nested, signalled, taken, under,
 };
 use crate::args::{LockArgs, Patience};
 use crate::failure::Failure;
@@ -40,12 +40,11 @@ pub(crate) fn run(arguments: LockArgs) -> Result<u8, Failure> {
     };
     store.announce(arguments.verbose);
     store::block_on(async {
-        let open = async { Ok(store.open().await?) };
-        let client = limit.bound(&store, &mut signals, open).await?;
+        let client = limit.open(&store, &mut signals).await?;
         let ended =
             hold_and_run(&client, &store, arguments, grace, limit, spare, &mut signals).await;
         close_client(&client, &ended, &mut signals).await;
-        ended
+        ended.map(|end| end.code)
     })
 }
 
@@ -57,7 +56,7 @@ async fn hold_and_run(
     limit: Limit,
     spare: Spare,
     signals: &mut Signals,
-) -> Result<u8, Failure> {
+) -> Result<JobEnd, Failure> {
     let lock = declare(client, &arguments, grace, limit)?;
     if is_nested() {
         let holder = async { Ok(client.locks().lookup_raw(lock.key()).await?) };
@@ -68,7 +67,7 @@ async fn hold_and_run(
     let asked = Instant::now();
     let guard = acquire(client, store, &lock, &arguments, limit, signals).await?;
     let (waited, kept_until) =
-        (asked.elapsed(), arguments.once_per.map(|period| Instant::now() + period));
+        (asked.elapsed(), arguments.once_per.and_then(|period| Instant::now().checked_add(period)));
     // On one host there is one clock, so the library keeps no margin. But the guard needs time to kill the child.
     let margin =
         if store.is_on_this_host() { margin(arguments.lease, grace) } else { Duration::ZERO };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold::{Client, Error, Permit, Semaphore, SemaphoreStats};
 
 use super::holding::{
-    Begun, Limit, begin, check_nesting, close_client, is_nested, signalled, taken, under,
+    Begun, JobEnd, Limit, begin, check_nesting, close_client, is_nested, signalled, taken, under,
 };
 use super::limit::{next_start, paused};
 use crate::args::{Patience, RateChange, RunArgs};
@@ -21,6 +21,8 @@ use crate::waiting::Waiting;
 const SHORTEST: Duration = Duration::from_millis(300);
 /// The shortest lease in graces: see [`grace`].
 const GRACES: u32 = 6;
+/// How long the store may take to say why no permit was granted in time.
+const REASON_WITHIN: Duration = Duration::from_millis(500);
 /// A TTL counts from the start of the child, which is a little later than the grant.
 const HEAD_START: Duration = Duration::from_millis(200);
 
@@ -57,12 +59,11 @@ pub(crate) fn run(arguments: RunArgs) -> Result<u8, Failure> {
     };
     store.announce(arguments.verbose);
     store::block_on(async {
-        let open = async { Ok(store.open().await?) };
-        let client = limit.bound(&store, &mut signals, open).await?;
+        let client = limit.open(&store, &mut signals).await?;
         let ended =
             hold_and_run(&client, &store, arguments, grace, limit, spare, &mut signals).await;
         close_client(&client, &ended, &mut signals).await;
-        ended
+        ended.map(|end| end.code)
     })
 }
 
@@ -74,7 +75,7 @@ async fn hold_and_run(
     limit: Limit,
     spare: Spare,
     signals: &mut Signals,
-) -> Result<u8, Failure> {
+) -> Result<JobEnd, Failure> {
     let semaphore = declare(client, &arguments, grace);
     let semaphore = limit.bound(store, signals, semaphore).await?;
     let permit = acquire(client, store, &semaphore, &arguments, limit, &spare, signals).await?;
@@ -190,7 +191,7 @@ fn changes(stats: &SemaphoreStats, capacity: Option<u32>, rate: Option<RateChang
 /// Returns why no permit was granted, as far as that is known a moment later.
 async fn why_not(semaphore: &Semaphore, weight: u32) -> String {
     let name = semaphore.name();
-    if let Some(why) = reason(semaphore).await {
+    if let Ok(Some(why)) = reason(semaphore).await {
         return why;
     }
     match weight {
@@ -200,12 +201,12 @@ async fn why_not(semaphore: &Semaphore, weight: u32) -> String {
 }
 
 /// Returns the reason if a pause or a rate prevents grants.
-async fn reason(semaphore: &Semaphore) -> Option<String> {
-    let (name, stats) = (semaphore.name(), semaphore.stats().await.ok()?);
+async fn reason(semaphore: &Semaphore) -> Result<Option<String>, Failure> {
+    let (name, stats) = (semaphore.name(), semaphore.stats().await?);
     if let Some(paused) = paused(&stats) {
-        return Some(format!("{name:?} was {paused}"));
+        return Ok(Some(format!("{name:?} was {paused}")));
     }
-    next_start(&stats)
+    Ok(next_start(&stats))
 }
 
 async fn acquire(
@@ -245,12 +246,15 @@ async fn acquire(
             Ok(granted)
         }
         Err(mut error @ Error::TimedOut { .. }) => {
-            let why = reason(semaphore).await.map(|why| format!(": {why}"));
+            // A store that has stopped answering meanwhile never looks like contention.
+            let reason = tokio::time::timeout(REASON_WITHIN, reason(semaphore)).await;
+            let why = reason.unwrap_or_else(|_| Err(store.silent_for(REASON_WITHIN)))?;
+            let why = why.map(|why| format!(": {why}")).unwrap_or_default();
             // The reason names the rate, and what to do at a shell.
             if let Error::TimedOut { next_start, .. } = &mut error {
                 *next_start = None;
             }
-            Err(taken(code, verbose, &(limit.named_in(error) + &why.unwrap_or_default())))
+            Err(taken(code, verbose, &(limit.named_in(error) + &why)))
         }
         Err(error) => Err(error.into()),
     }

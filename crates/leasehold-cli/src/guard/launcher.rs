@@ -113,6 +113,16 @@ pub(crate) fn outer_ids() -> Vec<String> {
     outer.split_whitespace().chain(own.split_whitespace()).map(str::to_owned).collect()
 }
 
+/// Returns the part of a variable that stands for a name: letters and digits of ASCII in upper case, and `_` for every
+/// other character.
+fn variable_part(name: &str) -> String {
+    let letter = |letter: char| match letter {
+        letter if letter.is_ascii_alphanumeric() => letter.to_ascii_uppercase(),
+        _ => '_',
+    };
+    name.chars().map(letter).collect()
+}
+
 /// Replaces this process by the child. Returns only if that fails.
 fn become_the_child(command: &[OsString], start: &Start) -> io::Error {
     let Some((program, arguments)) = command.split_first() else { return Errno::NOENT.into() };
@@ -121,11 +131,15 @@ fn become_the_child(command: &[OsString], start: &Start) -> io::Error {
         if !outer.is_empty() {
             command.env(OUTER_IDS, &outer);
         }
+        // The variables with the name stay visible in nested commands for other names.
+        let of_name = |what| format!("LEASEHOLD_{}_{what}", variable_part(&start.name));
         if !start.slot.is_empty() {
-            command.env("LEASEHOLD_SLOT", &start.slot);
+            command.env("LEASEHOLD_SLOT", &start.slot).env(of_name("SLOT"), &start.slot);
         }
         command
             .args(arguments)
+            .env(of_name("ID"), &start.id)
+            .env(of_name("FENCE"), plain(&start.fence))
             .env("LEASEHOLD_NAME", &start.name)
             .env("LEASEHOLD_ID", &start.id)
             .env("LEASEHOLD_FENCE", plain(&start.fence))

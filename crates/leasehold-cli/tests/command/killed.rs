@@ -109,3 +109,18 @@ fn a_guard_that_is_killed_as_well_releases_nothing() {
     running.kill();
     assert_eq!(inspector.held_and_waiting("it"), (1, 0));
 }
+
+/// A signal that a user sends to all processes of the command does not end the guard.
+#[test]
+fn a_guard_blocks_every_signal_that_can_be_blocked() {
+    let store = Store::local();
+    let (_running, guard) = start(&store.url(), &["run", "it"]);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", guard.as_raw_pid())).unwrap();
+    let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
+    let blocked = u64::from_str_radix(blocked.trim(), 16).unwrap();
+    // Faults, SIGKILL, SIGCHLD and SIGSTOP; and two signals that the C library keeps for itself.
+    let open = [4, 7, 8, 9, 11, 17, 19, 32, 33];
+    let missing: Vec<_> =
+        (1..=64).filter(|n| !open.contains(n) && blocked >> (n - 1) & 1 == 0).collect();
+    assert!(missing.is_empty(), "not blocked: {missing:?}");
+}

@@ -36,7 +36,9 @@ fn all_end_with(code: i32, store: &str) {
                         let ended = run(store, &words);
                         let took = begun.elapsed();
                         assert_eq!(ended.code, code, "{words:?}: {ended:?}");
-                        assert_eq!(ended.stderr.lines().count(), 1, "{words:?}: {ended:?}");
+                        let waits = |line: &&str| line.starts_with("leasehold: waiting: ");
+                        let lines = ended.stderr.lines().skip_while(waits);
+                        assert_eq!(lines.count(), 1, "{words:?}: {ended:?}");
                         println!("{words:?} took {took:?}: {}", ended.stderr);
                         took
                     });
@@ -263,4 +265,57 @@ fn an_outage_that_ends_with_a_grant_is_reported_as_ended() {
     );
     let again = format!("leasehold: waiting: {url} can be reached again, after ");
     assert!(over.starts_with(&again), "{ended:?}");
+}
+
+/// With `--wait`, the first connection is tried again.
+#[test]
+fn a_wait_covers_the_first_connection() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    proxy.refuse(true);
+    let waiting = ["run", "lock"]
+        .map(|kind| Running::start(&proxy.url(), &[kind, "--wait", "30s", "it", "--", "true"]));
+    let endless = Running::start(&proxy.url(), &["run", "it2", "--", "true"]);
+    for waiting in &waiting {
+        waiting.says("waiting: ");
+    }
+    let at_once = run(&proxy.url(), &["run", "--no-wait", "it", "--", "true"]);
+    assert_eq!(at_once.code, 69, "{at_once:?}");
+    proxy.refuse(false);
+    for waiting in waiting.into_iter().chain([endless]) {
+        let ended = waiting.end();
+        assert_eq!(ended.code, 0, "{ended:?}");
+    }
+}
+
+/// No attempt changes this.
+#[test]
+fn a_wrong_password_is_77_at_once() {
+    let server = RedisServer::start();
+    let mut connection = server.connection();
+    redis::cmd("CONFIG").arg("SET").arg("requirepass").arg("right").exec(&mut connection).unwrap();
+    let url = server.url().replace("redis://", "redis://:wrong@");
+    let begun = Instant::now();
+    let ended = run(&url, &["run", "--wait", "60s", "it", "--", "true"]);
+    assert_eq!(ended.code, 77, "{ended:?}");
+    assert!(begun.elapsed() < Duration::from_secs(30));
+}
+
+/// Another process is stopped in the middle of a transaction.
+#[test]
+fn a_file_that_does_not_answer_during_a_wait_is_reported() {
+    let store = Store::local();
+    let inspector = Inspector::new(&store.url());
+    let _held = inspector.hold("it");
+    let waiting = Running::start(&store.url(), &["run", "--wait", "9s", "it", "--", "true"]);
+    until(|| inspector.held_and_waiting("it") == (1, 1));
+    let Store::Local(directory) = &store else { unreachable!() };
+    let turn = File::open(directory.path().join("store.db.clients/turn")).unwrap();
+    flock(&turn, FlockOperation::LockExclusive).unwrap();
+    let begun = Instant::now();
+    waiting.says("cannot be reached: no answer in time");
+    let ended = waiting.end();
+    assert_eq!(ended.code, 69, "{ended:?}");
+    assert!(begun.elapsed() < Duration::from_secs(12), "it took {:?}", begun.elapsed());
+    drop(turn);
 }

@@ -268,3 +268,23 @@ fn a_permit_of_another_program_is_released_by_its_id() {
     let ended = run(&server.url(), &["release", "it", "not an id"]);
     assert_eq!(ended.code, 64, "{ended:?}");
 }
+
+/// A nested command does not hide the slot and the fence of the outer one.
+#[test]
+fn the_variables_of_outer_commands_stay_visible_by_name() {
+    for store in Store::both() {
+        let leasehold = env!("CARGO_BIN_EXE_leasehold");
+        let inspector = Inspector::new(&store.url());
+        let first = inspector.client.semaphore("gpu", 4).numbered().build().unwrap();
+        let _first = inspector.block_on(first.acquire()).unwrap();
+        let show = "echo $LEASEHOLD_SLOT $LEASEHOLD_GPU_SLOT $LEASEHOLD_NAME; \
+                    test $LEASEHOLD_API_V2_ID = $LEASEHOLD_ID && test $LEASEHOLD_GPU_ID != $LEASEHOLD_ID && \
+                    test $LEASEHOLD_API_V2_FENCE = $LEASEHOLD_FENCE && test -n \"$LEASEHOLD_GPU_FENCE\"";
+        let words = [
+            "run", "-n", "4", "gpu", "--", leasehold, "run", "-n", "5", "api/v2", "--", "sh", "-c",
+            show,
+        ];
+        let ended = run(&store.url(), &words);
+        assert_eq!((ended.code, &*ended.stdout), (0, "1 2 api/v2\n"), "{ended:?}");
+    }
+}

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_process};
+use testkit::proxy::FaultProxy;
+use testkit::redis_server::RedisServer;
 
 use crate::support::{Inspector, Running, Store, run, until};
 
@@ -72,4 +74,69 @@ fn a_job_runs_once_in_a_period_although_nobody_is_there() {
         assert_eq!(once("100ms", &["sleep", "0.2"]).code, 0);
         assert!(!inspector.block_on(inspector.client.locks().is_locked("it")).unwrap());
     }
+}
+
+/// Waits until the child has ended, and the command keeps the lock for the rest of its period.
+fn until_the_child_ended(running: &Running) {
+    let pid = running.guard().as_raw_pid();
+    until(|| {
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        children.is_ok_and(|children| children.trim().is_empty()) || running.state() == 'Z'
+    });
+}
+
+/// A signal, or a store that does not answer, when the command keeps the lock for the rest of the period.
+#[test]
+fn a_job_that_ran_stays_locked_whatever_happens_at_its_end() {
+    for interrupted in [true, false] {
+        let server = RedisServer::start();
+        let proxy = FaultProxy::start(server.port());
+        let inspector = Inspector::new(&server.url());
+        let words = ["lock", "--once-per", "1h", "it", "--", "sh", "-c", "echo up; read line"];
+        let mut command = crate::support::leasehold(&proxy.url());
+        command.args(words).stdin(std::process::Stdio::piped());
+        let mut running = Running::of(command);
+        assert_eq!(running.line(), "up");
+        proxy.stall();
+        let begun = Instant::now();
+        drop(running.input());
+        if interrupted {
+            until_the_child_ended(&running);
+            running.signal(Signal::TERM);
+        }
+        let ended = running.end();
+        let says = "leasehold: the lock \"it\" may not stay locked for --once-per: ";
+        assert!(ended.stderr.starts_with(says), "{ended:?}");
+        assert!(begun.elapsed() < Duration::from_secs(9), "it took {:?}", begun.elapsed());
+        // Whatever the command has sent now arrives.
+        proxy.heal();
+        until(|| proxy.connections() == 0);
+        assert!(inspector.block_on(inspector.client.locks().is_locked("it")).unwrap());
+    }
+}
+
+/// The lock of a job that did not run is released.
+#[test]
+fn a_job_whose_guard_was_killed_before_it_started_did_not_run() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let inspector = Inspector::new(&server.url());
+    // While the command connects, its guard waits for the lock to be acquired.
+    proxy.stall();
+    let running = Running::start(&proxy.url(), &["lock", "--once-per", "1h", "it", "--", "true"]);
+    kill_process(running.guard(), Signal::KILL).unwrap();
+    proxy.heal();
+    let ended = running.end();
+    assert_eq!(ended.code, 70, "{ended:?}");
+    until(|| !inspector.block_on(inspector.client.locks().is_locked("it")).unwrap());
+}
+
+#[test]
+fn a_period_has_a_limit() {
+    let store = Store::local();
+    let ended = run(&store.url(), &["lock", "--once-per", "99999999999y", "it", "--", "true"]);
+    assert_eq!(ended.code, 64, "{ended:?}");
+    assert!(ended.stderr.contains("the limit is 36500 days"), "{ended:?}");
+    let long = run(&store.url(), &["lock", "--once-per", "36500days", "it", "--", "true"]);
+    assert_eq!(long.code, 0, "{long:?}");
 }

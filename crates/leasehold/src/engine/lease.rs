@@ -206,7 +206,7 @@ impl Lease {
         let valid_for = self.valid_until().saturating_since(asked);
         let by_renewal = self.end_of(asked, self.ttl).saturating_since(asked);
         let beyond = valid_for.saturating_sub(by_renewal);
-        let half = Span::from_duration((valid_for - beyond) / 2);
+        let half = Span::from_duration(valid_for.saturating_sub(beyond) / 2);
         asked + Span::from_duration(beyond) + self.keep.interval(self.ttl).min(half)
     }
 

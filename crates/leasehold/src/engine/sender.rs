@@ -519,6 +519,17 @@ impl Sender {
         states.values().filter_map(DestinationState::down).min_by_key(|(since, _)| *since)
     }
 
+    /// Returns since when a request has not been answered, and the destination, if that is longer than `limit`.
+    pub(crate) fn unanswered_for(&self, limit: Span, now: Moment) -> Option<(Moment, Destination)> {
+        let states = self.states();
+        let silences = states.iter().filter_map(|(to, state)| {
+            let sent = state.ordinary.in_flight.iter().chain(&state.renewals.in_flight);
+            let oldest = *sent.min()?;
+            Some((oldest.max(state.heard.unwrap_or(oldest)), *to))
+        });
+        silences.min_by_key(|(since, _)| *since).filter(|(since, _)| *since + limit <= now)
+    }
+
     /// Returns since when this destination is unreachable, and why.
     pub(crate) fn down(&self, to: Destination) -> Option<(Moment, Error)> {
         self.states().get(&to)?.down()

@@ -33,6 +33,10 @@ const PAGES_TO_READ: i32 = 128;
 /// How long a client must be idle before it copies such a log back.
 pub(super) const IDLE: Duration = Duration::from_millis(1);
 
+/// How long a client that waits may read only. After that, its next query takes the write lock: if another process is
+/// stopped in the middle of a transaction, no permit can be released, although queries are answered.
+const UNTESTED: Duration = Duration::from_secs(3);
+
 /// How many other clients a new client checks.
 const LOOKED_AT: u32 = 1000;
 
@@ -46,6 +50,8 @@ pub(super) struct Database {
     log_pages: Arc<AtomicI32>,
     /// Whether to copy the log back, however short it is.
     copy_back: bool,
+    /// When this client last had the write lock.
+    written_at: Instant,
 }
 
 impl Database {
@@ -112,6 +118,7 @@ impl Database {
             clock,
             log_pages,
             copy_back: false,
+            written_at: Instant::now(),
         };
         store.follow_up(&removed);
         Ok((store, socket))
@@ -153,7 +160,13 @@ impl Database {
             Ok(done)
         });
         drop(lock);
+        self.written_at = Instant::now();
         done.map_err(|error| self.place.explain("writing", error))
+    }
+
+    /// Whether a query should take the write lock, because this client has not had it for [`UNTESTED`].
+    pub(super) fn should_test_write_lock(&self) -> bool {
+        self.written_at.elapsed() >= UNTESTED
     }
 
     /// Removes the files of removed clients, and wakes the clients that a batch affected. Call it after the commit: a
