@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{AcquisitionId, Client};
+use leasehold::Client;
 
 use crate::failure::{Failure, INTERNAL, NOTHING_THERE, UNAVAILABLE};
 use crate::monitor::Kind;
@@ -31,8 +31,12 @@ pub(crate) enum Action {
         reason: Option<String>,
     },
     Forget,
-    /// Releases a permit of a semaphore, or removes another program's waiter.
+    /// Releases a permit of a semaphore.
     Release {
+        id: String,
+    },
+    /// Removes a waiter from the queue of a semaphore.
+    Cancel {
         id: String,
     },
     /// Releases the lock with this fence. Its id is secret, so it is not stored here.
@@ -55,6 +59,14 @@ impl Action {
         }
     }
 
+    /// Whether the action has an effect on a semaphore that nobody has used yet.
+    pub(crate) fn sets(&self) -> bool {
+        matches!(
+            self,
+            Self::Limit { .. } | Self::Pin { .. } | Self::Pause { .. } | Self::Drain { .. }
+        )
+    }
+
     /// Returns the question for the confirmation. It contains text of other programs: escape it.
     pub(crate) fn question(&self, name: &str) -> String {
         match self {
@@ -66,6 +78,7 @@ impl Action {
             Self::Drain { .. } => format!("Drain {name}?"),
             Self::Forget => format!("Forget {name}?"),
             Self::Release { id } => format!("Release the permit {id} of {name}?"),
+            Self::Cancel { id } => format!("Cancel the wait of {id} for {name}?"),
             Self::ReleaseLock { .. } => format!("Release the lock {name}?"),
             Self::ReleaseLease { instance } => {
                 format!("Release the lease of {instance} in {name}?")
@@ -104,6 +117,10 @@ impl Action {
                 "The next waiter of {name} may start at once, while the old holder still runs. Until the old holder notices, more \
                  may run than the limit allows. Only a resource that checks fences is protected."
             ),
+            Self::Cancel { .. } => format!(
+                "The waiter leaves the queue of {name}, and its acquire fails. It does not queue again by itself, unless it belongs \
+                 to another program."
+            ),
             Self::ReleaseLock { .. } => format!(
                 "Another process can acquire {name} at once, while the old holder still runs. Only a resource that checks fences \
                  is protected."
@@ -128,6 +145,7 @@ impl Action {
             Self::Drain { reason } => format!("draining{}", because(reason)),
             Self::Forget => "forgotten".to_owned(),
             Self::Release { id } => format!("permit {id} released"),
+            Self::Cancel { id } => format!("wait of {id} cancelled"),
             Self::ReleaseLock { fence } => format!("lock with fence {fence} released"),
             Self::ReleaseLease { instance } => format!("lease of {instance} released"),
         }
@@ -188,12 +206,14 @@ impl Action {
             Self::Resume => semaphore.resume().await?,
             Self::Forget => semaphore.forget().await?,
             Self::Release { id } => {
-                let released = match id.parse::<AcquisitionId>() {
-                    Ok(id) => semaphore.release(&id).await?,
-                    Err(_) => semaphore.release_member(id).await?,
-                };
-                if !released {
+                if !semaphore.release_member(id).await? {
                     return Err(gone(id, name));
+                }
+            }
+            Self::Cancel { id } => {
+                if !semaphore.release_member(id).await? {
+                    let message = format!("{id} does not wait for {name} any more");
+                    return Err(Failure::new(NOTHING_THERE, message));
                 }
             }
             Self::ReleaseLock { .. } | Self::ReleaseLease { .. } => {}

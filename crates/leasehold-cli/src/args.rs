@@ -63,7 +63,7 @@ pub(crate) enum Command {
     /// Remove an unused semaphore: its limits, its pause and its last fence.
     #[command(after_help = help::FORGET)]
     Forget(ForgetArgs),
-    /// Release a permit or a lock by hand, by its id.
+    /// Release a permit or a lock by hand, or cancel a waiter.
     #[command(after_help = help::RELEASE)]
     Release(ReleaseArgs),
     /// Look up the holder of a lock by its key.
@@ -343,11 +343,14 @@ pub(crate) struct ReleaseArgs {
     /// Print JSON, for scripts
     #[arg(long)]
     pub(crate) json: bool,
+    /// Without ID: release the lock. Without --yes, only show its holder
+    #[arg(long, conflicts_with = "id")]
+    pub(crate) yes: bool,
     /// The semaphore's name, or the lock's key
     pub(crate) name: String,
-    /// The permit's id, or the lock's
+    /// The id of the permit, the waiter or the lock. Without it, NAME is the key of a lock
     #[arg(allow_hyphen_values = true)]
-    pub(crate) id: String,
+    pub(crate) id: Option<String>,
 }
 
 #[derive(Args, Debug)]

@@ -80,7 +80,8 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let code = match &error {
             Error::InvalidArgument { .. } => USAGE,
-            Error::TimedOut { .. } => NOT_ACQUIRED,
+            // A wait that somebody has cancelled.
+            Error::TimedOut { .. } | Error::Lost { what: "place", .. } => NOT_ACQUIRED,
             Error::Lost { reason: LossReason::Closed, .. } => INTERNAL,
             Error::Lost { .. } => LOST,
             Error::Unavailable { .. } | Error::Stopped { .. } => UNAVAILABLE,

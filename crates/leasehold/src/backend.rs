@@ -235,8 +235,8 @@ pub(crate) enum Event {
     Granted(Name, AcquisitionId, Option<(Held, Moment)>),
     /// The first waiter belongs to this client and waits for a token, which arrives after this time.
     Token(Name, Span),
-    /// Another client has released this id. Reported only by stores where no renewal would notice it.
-    #[cfg_attr(not(all(feature = "local", target_os = "linux")), allow(dead_code))]
+    /// Another client has released this id. Redis reports it only for waiters: a renewal notices that a permit was
+    /// released.
     Evicted(Name, AcquisitionId),
     /// The lock with this key was released.
     Unlocked(Name),

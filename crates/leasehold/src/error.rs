@@ -46,10 +46,11 @@ pub enum Error {
         /// if the rate is known to be the reason.
         next_start: Option<Duration>,
     },
-    /// The permit, lock or lease is no longer held. Stop the work that depends on it.
+    /// The permit, lock or lease is no longer held. Stop the work that depends on it. Or the place in the queue was
+    /// lost, because somebody cancelled the wait with [`Semaphore::release`](crate::Semaphore::release).
     #[non_exhaustive]
     Lost {
-        /// What was lost: `permit`, `lock` or `lease`.
+        /// What was lost: `permit`, `lock`, `lease`, or `place` for an acquire that waited.
         what: &'static str,
         /// The semaphore's or pool's name, or the lock's key.
         name: String,
@@ -163,6 +164,9 @@ impl fmt::Display for Error {
             Self::Lost { what: "lock", name, reason, .. } => {
                 write!(f, "the lock {name:?} was lost: {reason}")
             }
+            Self::Lost { what: "place", name, id, .. } => {
+                write!(f, "the wait for {name:?} was cancelled: {id} was released by its id")
+            }
             Self::Lost { what, name, id, reason } => {
                 write!(f, "{what} {id} of {name:?} was lost: {reason}")
             }
@@ -223,7 +227,7 @@ pub enum LossReason {
     /// The store no longer has it: an operator or another client released it by its id, it expired there, or the store
     /// lost its data.
     Missing,
-    /// This client released it, by its id or through its guard.
+    /// This client released it, by its id or through its guard. For a place in the queue: any client, by its id.
     Released,
     /// Its client was closed.
     Closed,

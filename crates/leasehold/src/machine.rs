@@ -57,7 +57,7 @@
 //! 7. **No leak.** Whichever future or guard is dropped, at any await point, nothing stays behind once the engine has
 //!    drained. (The engine ensures that. The machine only has to ensure that *release* removes an id wherever it is.)
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
 use crate::clock::Time;
@@ -192,6 +192,9 @@ pub(crate) struct Machine<T = ()> {
     /// The deadlines of the holders and waiters that expire. Empty if nothing expires.
     holder_ends: BTreeSet<(Time, AcquisitionId)>,
     waiter_ends: BTreeSet<(Time, AcquisitionId)>,
+    /// Waiters that another client has removed, each until the end of its patience. Their clients must not enqueue them
+    /// again. Empty on stores without leases, which report the removal reliably.
+    cancelled: BTreeMap<AcquisitionId, Time>,
 }
 
 impl<T: Clone> Machine<T> {
@@ -207,6 +210,7 @@ impl<T: Clone> Machine<T> {
             queue: Queue::default(),
             holder_ends: BTreeSet::new(),
             waiter_ends: BTreeSet::new(),
+            cancelled: BTreeMap::new(),
         }
     }
 
@@ -327,6 +331,9 @@ impl<T: Clone> Machine<T> {
         known: Known,
         call: &mut Circumstances<'_, T>,
     ) -> (Role, Option<T>) {
+        if id.client() != call.from {
+            self.mark_cancelled(id, call.now);
+        }
         // Remove first: a waiter that is being removed must not be granted a permit.
         let removed = self.remove(id, known);
         if !self.queue.is_empty() {
@@ -336,6 +343,17 @@ impl<T: Clone> Machine<T> {
         match removed {
             Some((role, kept)) => (role, Some(kept)),
             None => (Role::Nobody, None),
+        }
+    }
+
+    /// Marks a waiter that another client removes. Its own client learns from the mark that its data is not lost, and
+    /// gives up. A waiter that is silent for longer than the mark lasts would have expired anyway.
+    fn mark_cancelled(&mut self, id: AcquisitionId, now: Time) {
+        self.cancelled.retain(|_, until| *until > now);
+        if let Some(Member { stage: Stage::Waiting { terms, .. }, .. }) = self.members.get(&id)
+            && let Some(patience) = terms.patience()
+        {
+            self.cancelled.insert(id, now + patience);
         }
     }
 
@@ -444,7 +462,10 @@ impl<T: Clone> Machine<T> {
     }
 
     fn renew(&mut self, id: AcquisitionId, terms: Terms, now: Time) -> Outcome {
-        let Some(member) = self.members.get_mut(&id) else { return Outcome::Gone };
+        let Some(member) = self.members.get_mut(&id) else {
+            let is_cancelled = self.cancelled.get(&id).is_some_and(|until| *until > now);
+            return if is_cancelled { Outcome::Cancelled } else { Outcome::Gone };
+        };
         let ended = member.ends();
         match &mut member.stage {
             Stage::Waiting { place, .. } => {

@@ -184,14 +184,16 @@ impl Semaphore {
         self.acquire().with(work).await
     }
 
-    /// Releases a permit by its id, for example one that was [detached](Permit::detach). Returns `true` if the permit
-    /// was held until now. Returns `false` for an unknown id, which is not an error.
+    /// Releases a permit by its id, for example one that was [detached](Permit::detach), or cancels an acquire that
+    /// waits. Returns `true` if the id held a permit or waited until now. Returns `false` for an unknown id, which is not
+    /// an error.
     ///
     /// If the permit still has a guard, the guard is notified of the loss. In this client that happens at once. Another
     /// client notifies its guard when it learns of the release from the store.
     ///
-    /// An id that is still waiting is removed from the queue, and this function returns `false`. In this client its
-    /// acquire then fails with [`Error::Lost`]. In another client it joins the end of the queue again.
+    /// An id that is still waiting is removed from the queue, and its acquire fails with [`Error::Lost`], whose `what` is
+    /// `place`. In this client that happens at once. Another client is notified by the store; if it misses that, it
+    /// learns with its next query.
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
@@ -209,11 +211,10 @@ impl Semaphore {
     }
 
     /// Releases a holder or waiter by the id that [`stats`](Self::stats) shows. It may belong to another program that
-    /// shares the semaphore on Redis. Returns `true` if a holder was released, or a waiter of another program was
-    /// removed.
+    /// shares the semaphore on Redis. Returns `true` if a holder was released or a waiter was removed.
     ///
-    /// For a waiter of this library it returns `false`, like [`release`](Self::release). Another program is not
-    /// notified of the release; it notices by itself.
+    /// An id of this library is released as by [`release`](Self::release). Another program is not notified of the
+    /// release; it notices by itself.
     ///
     /// # Errors
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time. The id may have been

@@ -14,8 +14,8 @@ use crate::{Error, Semaphore, process};
 /// How often a drain queries whether permits are still held.
 const ASK_AGAIN: Span = Span::from_millis(200);
 
-/// Limits can be changed while permits are held and waited for. Every change here applies to all clients that share the
-/// semaphore.
+/// Limits can be changed while permits are held and waited for, and before the first use. Every change here applies to
+/// all clients that share the semaphore.
 impl Semaphore {
     /// Sets the capacity for all clients, until a client declares another one. To keep the capacity, [`pin`] it.
     ///
@@ -72,7 +72,7 @@ impl Semaphore {
     /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time. The change may have been
     ///   made.
     /// - [`Error::Refused`] if the store denies the request.
-    /// - [`Error::InvalidArgument`] if nobody has declared a capacity and this handle was built with
+    /// - [`Error::InvalidArgument`] if the semaphore was never used and has no limits, and this handle was built with
     ///   [`unless_declared`](crate::SemaphoreBuilder::unless_declared), or if another program uses the semaphore's keys
     ///   on Redis.
     /// - [`Error::Stopped`] if the client's background thread is not running.
@@ -219,7 +219,7 @@ impl Semaphore {
         match self.inner.named.steer(steer, declares).await? {
             Steered::Done => Ok(()),
             Steered::Unknown => {
-                let problem = "has no capacity yet: acquire a permit first, or build it without unless_declared";
+                let problem = "was never used, and has no limits";
                 Err(Error::invalid("name", format!("{name:?} {problem}")))
             }
             Steered::Pinned(capacity) => {

@@ -84,7 +84,8 @@ macro_rules! conformance {
                 a_limit_of_zero_is_refused,
                 whoever_stops_waiting_makes_room_for_the_next,
                 positions_change_as_others_leave,
-                a_waiter_is_told_when_its_id_is_released_by_hand;
+                a_waiter_is_told_when_its_id_is_released_by_hand,
+                a_waiter_is_cancelled_by_its_id;
             leases:
                 a_permit_ends_with_its_ttl_and_goes_to_the_next,
                 a_permit_that_was_waited_for_has_its_whole_ttl,
@@ -127,7 +128,8 @@ macro_rules! conformance {
                 during_a_pause_nothing_is_granted_and_places_are_kept,
                 a_drain_waits_until_nobody_holds,
                 what_is_forgotten_begins_anew,
-                what_nobody_has_declared_cannot_be_steered,
+                limits_can_be_set_before_the_first_use,
+                the_first_change_declares_the_capacity_of_its_handle,
                 limits_that_cannot_be_are_refused;
             weights:
                 a_permit_takes_as_many_units_as_it_weighs,

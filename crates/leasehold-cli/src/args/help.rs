@@ -205,8 +205,12 @@ a resource that compares fences rejects it.";
 pub(super) const RELEASE: &str = "\
 Examples:
   leasehold release deploy 7Vd3kQ0aZx1-0
+  leasehold release invoice:42          (a lock: shows its holder)
+  leasehold release --yes invoice:42    (a lock: releases it)
 
-The next waiter can start at once. The child of the old holder is stopped when the holder notices:
+A waiter is cancelled: it leaves the queue, and its command ends with exit code 75.
+
+If a permit or a lock is released, the next waiter can start at once. The child of the old holder is stopped when the holder notices:
 at once for a permit on this host, within 8 s for a permit on Redis, and for a lock when it is next
 renewed, within a third of its lease (12 s by default).";
 

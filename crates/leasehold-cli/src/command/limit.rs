@@ -5,19 +5,28 @@ use serde_json::{Value, json};
 
 use super::show::find_with;
 use crate::args::{DrainArgs, ForgetArgs, LimitArgs, PauseArgs, RateChange, ResumeArgs, StoreArgs};
-use crate::failure::{Failure, NOT_ACQUIRED, NOTHING_THERE};
+use crate::failure::{Failure, NOT_ACQUIRED, NOTHING_THERE, log_line};
 use crate::output::{self, ago, one_line};
 use crate::store::{self, Store};
 
 pub(crate) fn limit(arguments: &LimitArgs) -> Result<u8, Failure> {
     // Checked before anything is changed, so that all changes are made or none.
     let rate = arguments.rate.map(|rate| rate.with_burst(arguments.burst)).transpose()?;
-    with_semaphore(&arguments.store, &arguments.name, async |semaphore, stats| {
+    let sets_rate = matches!(rate, Some(RateChange::To(_)));
+    let unused =
+        if arguments.capacity.is_some() || sets_rate { Unused::Changed } else { Unused::Refused };
+    with_semaphore(&arguments.store, &arguments.name, unused, async |client, semaphore, stats| {
         match arguments.capacity {
             Some(capacity) if arguments.pin => semaphore.pin(capacity).await?,
             Some(capacity) => semaphore.set_capacity(capacity).await?,
             // Without a number, the current limit is pinned.
-            None if arguments.pin => semaphore.pin(stats.capacity().max(1)).await?,
+            None if arguments.pin => match stats.map_or(0, SemaphoreStats::capacity) {
+                0 => {
+                    let problem = format!("{:?} has no limit yet", arguments.name);
+                    return Err(Failure::usage(problem + ": give the number to pin"));
+                }
+                capacity => semaphore.pin(capacity).await?,
+            },
             None if arguments.unpin => semaphore.unpin().await?,
             None => {}
         }
@@ -28,7 +37,9 @@ pub(crate) fn limit(arguments: &LimitArgs) -> Result<u8, Failure> {
             Some(RateChange::Removed) => semaphore.clear_rate().await?,
             None => {}
         }
-        let stats = semaphore.stats().await?;
+        let stats = find_with(client, &arguments.name, 0..0).await?;
+        // Another operator may have forgotten the name in the meantime.
+        let stats = stats.ok_or_else(|| unknown(&arguments.name))?;
         if arguments.json {
             return output::print_json(&as_json(&stats));
         }
@@ -37,7 +48,7 @@ pub(crate) fn limit(arguments: &LimitArgs) -> Result<u8, Failure> {
 }
 
 pub(crate) fn pause(arguments: &PauseArgs) -> Result<u8, Failure> {
-    with_semaphore(&arguments.store, &arguments.name, async |semaphore, _| {
+    with_semaphore(&arguments.store, &arguments.name, Unused::Changed, async |_, semaphore, _| {
         let pause = semaphore.pause().by(who());
         let pause = match &arguments.reason {
             Some(reason) => pause.reason(reason),
@@ -48,13 +59,13 @@ pub(crate) fn pause(arguments: &PauseArgs) -> Result<u8, Failure> {
 }
 
 pub(crate) fn resume(arguments: &ResumeArgs) -> Result<u8, Failure> {
-    with_semaphore(&arguments.store, &arguments.name, async |semaphore, _| {
+    with_semaphore(&arguments.store, &arguments.name, Unused::Refused, async |_, semaphore, _| {
         Ok(semaphore.resume().await?)
     })
 }
 
 pub(crate) fn drain(arguments: &DrainArgs) -> Result<u8, Failure> {
-    with_semaphore(&arguments.store, &arguments.name, async |semaphore, _| {
+    with_semaphore(&arguments.store, &arguments.name, Unused::Changed, async |_, semaphore, _| {
         let drain = semaphore.drain().by(who());
         let drain = match &arguments.reason {
             Some(reason) => drain.reason(reason),
@@ -81,49 +92,82 @@ pub(crate) fn drain(arguments: &DrainArgs) -> Result<u8, Failure> {
 }
 
 pub(crate) fn forget(arguments: &ForgetArgs) -> Result<u8, Failure> {
-    with_semaphore(&arguments.store, &arguments.name, async |semaphore, stats| {
-        let name = semaphore.name();
-        let (held, waiting) = (stats.held(), stats.waiting());
-        if held > 0 || waiting > 0 {
-            let problem = format!("{name:?} is in use: {held} held, {waiting} waiting");
-            let advice = format!("`leasehold drain {name}` first, and end the waiting processes");
-            return Err(Failure::new(NOT_ACQUIRED, format!("{problem}: {advice}")));
-        }
-        if !arguments.yes {
-            let effect = "this removes its limits, its pause and its last fence. The next fence then comes from the clock: if the \
+    with_semaphore(
+        &arguments.store,
+        &arguments.name,
+        Unused::Refused,
+        async |_, semaphore, stats| {
+            let name = semaphore.name();
+            let (held, waiting) = stats.map_or((0, 0), |stats| (stats.held(), stats.waiting()));
+            if held > 0 || waiting > 0 {
+                let problem = format!("{name:?} is in use: {held} held, {waiting} waiting");
+                let advice =
+                    format!("`leasehold drain {name}` first, and end the waiting processes");
+                return Err(Failure::new(NOT_ACQUIRED, format!("{problem}: {advice}")));
+            }
+            if !arguments.yes {
+                let effect = "this removes its limits, its pause and its last fence. The next fence then comes from the clock: if the \
                           clock was set back, a resource that compares fences rejects it";
-            return Err(Failure::usage(format!("{name:?}: {effect}. To confirm, add --yes")));
-        }
-        Ok(semaphore.forget().await?)
-    })
+                return Err(Failure::usage(format!("{name:?}: {effect}. To confirm, add --yes")));
+            }
+            Ok(semaphore.forget().await?)
+        },
+    )
 }
 
-/// Runs `work` with a handle that declares nothing, and with the statistics. Fails if there is no such semaphore.
+/// What to do with a name that nobody has used yet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Unused {
+    /// Change it all the same, and say that it is new, because it may be mistyped.
+    Changed,
+    /// There is nothing to show, to end or to remove.
+    Refused,
+}
+
+/// Runs `work` with a handle that declares nothing, and with the statistics if the name was used before.
 fn with_semaphore(
     store: &StoreArgs,
     name: &str,
-    work: impl AsyncFnOnce(&Semaphore, &SemaphoreStats) -> Result<(), Failure>,
+    unused: Unused,
+    work: impl AsyncFnOnce(&Client, &Semaphore, Option<&SemaphoreStats>) -> Result<(), Failure>,
 ) -> Result<u8, Failure> {
     store::block_on(async {
         let client = Store::new(store)?.find().await?;
-        let Some(stats) = find_with(&client, name, 0..0).await? else {
-            return Err(missing(&client, name).await);
-        };
         let semaphore = client.semaphore(name, 1).unless_declared().build()?;
-        work(&semaphore, &stats).await?;
+        let found = find_with(&client, name, 0..0).await?;
+        if found.is_none() {
+            check_unused(&client, name, unused).await?;
+        }
+        work(&client, &semaphore, found.as_ref()).await?;
+        if found.is_none() {
+            log_line(&not_in_use_before(name));
+        }
         let _ = client.close().await;
         Ok(0)
     })
 }
 
-async fn missing(client: &Client, name: &str) -> Failure {
+/// Fails if the name is that of a lock, or if an unused name is refused.
+async fn check_unused(client: &Client, name: &str, unused: Unused) -> Result<(), Failure> {
     let is_a_lock = matches!(client.locks().lookup_raw(name).await, Ok(Some(_)));
-    let why = if is_a_lock {
-        "is a lock, and this command is for semaphores: to release a lock, use `leasehold release`"
-    } else {
-        "is not the name of a semaphore that was used before: see `leasehold ls --all`"
-    };
+    match unused {
+        _ if is_a_lock => {
+            let why = "is a lock, and this command is for semaphores: to release a lock, use `leasehold release`";
+            Err(Failure::new(NOTHING_THERE, format!("{name:?} {why}")))
+        }
+        Unused::Refused => Err(unknown(name)),
+        Unused::Changed => Ok(()),
+    }
+}
+
+fn unknown(name: &str) -> Failure {
+    let why = "is not the name of a semaphore that was used before: see `leasehold ls --all`";
     Failure::new(NOTHING_THERE, format!("{name:?} {why}"))
+}
+
+/// Returns a hint for the case that the name is mistyped.
+pub(crate) fn not_in_use_before(name: &str) -> String {
+    format!("{name:?} was not in use before: if it is mistyped, see `leasehold ls --all`")
 }
 
 /// Returns the acting user and host, as far as they are known.
@@ -139,6 +183,7 @@ pub(crate) fn who() -> String {
 pub(super) fn describe(stats: &SemaphoreStats) -> String {
     let capacity = stats.capacity();
     let permits = match capacity {
+        0 => "no limit yet".to_owned(),
         1 => "1 permit".to_owned(),
         u32::MAX => "any number of permits".to_owned(),
         capacity => format!("{capacity} permits"),
@@ -146,6 +191,7 @@ pub(super) fn describe(stats: &SemaphoreStats) -> String {
     let rate = rate(stats).map(|rate| format!(", {rate}")).unwrap_or_default();
     let pinned = match stats.pinned() {
         Some(_) if stats.declared() == capacity => ", pinned".to_owned(),
+        Some(_) if stats.declared() == 0 => ", pinned (no limit was declared yet)".to_owned(),
         Some(_) if stats.declared() == u32::MAX => ", pinned (no limit after --unpin)".to_owned(),
         Some(_) => format!(", pinned ({} after --unpin)", stats.declared()),
         None => String::new(),

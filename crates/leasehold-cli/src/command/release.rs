@@ -1,67 +1,129 @@
-//! `leasehold release`: releases a permit or a lock by its id.
+//! `leasehold release`: releases a permit or a lock by its id, or a lock by its key, and cancels waiters.
 
-use leasehold::{AcquisitionId, Client, LockId};
+use std::time::SystemTime;
+
+use leasehold::{AcquisitionId, Client, LockId, RawLockInfo};
 use serde_json::json;
 
-use super::show::find;
+use super::show::{find, find_with};
 use crate::args::ReleaseArgs;
 use crate::failure::{Failure, NOTHING_THERE, log_line};
-use crate::output;
+use crate::output::{self, ago};
 use crate::store::{self, Store};
 
 const WARNING: &str = "warning: the old holder may still be running when the next one starts; only a resource that \
                        checks fences is protected";
 
 pub(crate) fn run(arguments: &ReleaseArgs) -> Result<u8, Failure> {
-    let id = Id::parse(&arguments.id);
+    let Some(id) = &arguments.id else { return release_by_key(arguments) };
+    let parsed = Id::parse(id);
     store::block_on(async {
         let store = Store::new(&arguments.store)?;
         // On one host all ids are of our form.
-        let is_ours = store.is_on_this_host() || arguments.id.is_empty();
-        let id = if is_ours { Some(id?) } else { id.ok() };
+        let is_ours = store.is_on_this_host() || id.is_empty();
+        let parsed = if is_ours { Some(parsed?) } else { parsed.ok() };
         let client = store.find().await?;
-        let released = match id {
-            Some(Id::Permit(id)) => release_permit(&client, &arguments.name, id).await?,
-            Some(Id::Lock(id)) => release_lock(&client, &arguments.name, id).await?,
-            None => release_foreign(&client, &arguments.name, &arguments.id).await?,
+        let name = &arguments.name;
+        let released = match parsed {
+            Some(Id::Lock(id)) => release_lock(&client, name, id).await?,
+            Some(Id::Permit) | None => release_member(&client, name, id).await?,
         };
         let Some(released) = released else {
+            if parsed.is_none() && !is_uuid(id) {
+                Id::parse(id)?;
+            }
             let message = format!(
-                "{:?} does not hold {:?}: see `leasehold show {}`, or for a lock `leasehold lookup --raw {}`",
-                arguments.id, arguments.name, arguments.name, arguments.name
+                "{id:?} does not hold {name:?} and does not wait for it: see `leasehold show {name}`, or for a lock \
+                 `leasehold lookup --raw {name}`"
             );
             return Err(Failure::new(NOTHING_THERE, message));
         };
-        log_line(WARNING);
+        if released != "waiter" {
+            log_line(WARNING);
+        }
         if arguments.json {
-            let (name, id) = (&arguments.name, &arguments.id);
             output::print_json(&json!({ "name": name, "id": id, "released": released }))?;
         } else {
-            let what = match released {
-                "lock" => "lock",
-                "waiter" => "waiter",
-                _ => "permit",
+            let line = match released {
+                "lock" => format!("released lock {id} of {name:?}"),
+                "waiter" => format!("cancelled the wait of {id} for {name:?}"),
+                _ => format!("released permit {id} of {name:?}"),
             };
-            output::print(&output::line(&format!(
-                "released {what} {} of {:?}",
-                arguments.id, arguments.name
-            )))?;
+            output::print(&output::line(&line))?;
         }
         let _ = client.close().await;
         Ok(0)
     })
 }
 
+/// Releases a lock by its key. Without `--yes` it only shows the holder, because a key is mistyped more easily than an
+/// id, and the holder may have changed since the operator looked.
+fn release_by_key(arguments: &ReleaseArgs) -> Result<u8, Failure> {
+    store::block_on(async {
+        let client = Store::new(&arguments.store)?.find().await?;
+        let (locks, key) = (client.locks(), &arguments.name);
+        let Some(lock) = locks.lookup_raw(key).await? else {
+            return Err(not_a_lock(&client, key).await);
+        };
+        let holder = holder(&lock);
+        if !arguments.yes {
+            let effect =
+                "another process can acquire the lock at once, while the old holder may still run";
+            return Err(Failure::usage(format!(
+                "{key:?} is locked by {holder}. If it is released, {effect}. To confirm, add --yes"
+            )));
+        }
+        // By the id of that holder, so that no later holder is released.
+        if !locks.release(&lock.lock_id).await? {
+            let problem = format!("{key:?} is no longer locked by {holder}");
+            return Err(Failure::new(NOTHING_THERE, problem + ": nothing was released"));
+        }
+        log_line(WARNING);
+        if arguments.json {
+            let fence = lock.info.fence.to_string();
+            output::print_json(&json!({ "name": key, "fence": fence, "released": "lock" }))?;
+        } else {
+            let line = format!("released the lock {key:?}, which was held by {holder}");
+            output::print(&output::line(&line))?;
+        }
+        let _ = client.close().await;
+        Ok(0)
+    })
+}
+
+async fn not_a_lock(client: &Client, key: &str) -> Failure {
+    let problem = match find_with(client, key, 0..0).await {
+        Ok(Some(_)) => {
+            format!(
+                "{key:?} is a semaphore: give the id of a permit or of a waiter, as `leasehold show {key}` prints it"
+            )
+        }
+        _ => format!("{key:?} is not locked"),
+    };
+    Failure::new(NOTHING_THERE, problem)
+}
+
+/// Describes the holder of a lock, as far as it is known.
+fn holder(lock: &RawLockInfo) -> String {
+    let info = &lock.info;
+    let held_for = SystemTime::now().duration_since(info.acquired_at).unwrap_or_default();
+    let label = info.label.as_ref().map(|label| format!("{label:?} ")).unwrap_or_default();
+    let host = info.host.as_deref().unwrap_or("an unknown host");
+    let process = info.pid.map(|pid| format!(" pid {pid}")).unwrap_or_default();
+    format!("{label}on {host}{process} for {} (fence {})", ago(held_for), info.fence)
+}
+
 /// An id of our own form, which tells a permit from a lock.
 #[derive(Clone, Copy)]
 enum Id {
-    Permit(AcquisitionId),
+    /// Of a permit or of a waiter.
+    Permit,
     Lock(LockId),
 }
 
 impl Id {
     fn parse(text: &str) -> Result<Self, Failure> {
-        let permit = text.parse().map(Self::Permit);
+        let permit = text.parse::<AcquisitionId>().map(|_| Self::Permit);
         let lock = || text.parse().map(Self::Lock);
         if text.is_empty() {
             return Err(Failure::usage("the id is empty: see `leasehold show NAME`"));
@@ -74,41 +136,17 @@ impl Id {
     }
 }
 
-/// Releases a permit. Returns its role, or `None` if it does not hold one. A waiter is refused: it would only queue
-/// again.
-async fn release_permit(
-    client: &Client,
-    name: &str,
-    id: AcquisitionId,
-) -> Result<Option<&'static str>, Failure> {
-    let Some(stats) = find(client, name).await? else { return Ok(None) };
-    let is_it = |member: &leasehold::Member| member.id() == id.to_string();
-    if let Some(waiter) = stats.waiters().iter().find(|member| is_it(member)) {
-        let process = waiter.pid().map(|pid| format!(" (pid {pid})")).unwrap_or_default();
-        let message = format!("\"{id}\" only waits for {name:?}: end its process{process} instead");
-        return Err(Failure::new(NOTHING_THERE, message));
-    }
-    let semaphore = client.semaphore(name, stats.capacity().max(1)).build()?;
-    Ok(semaphore.release(&id).await?.then_some("holder"))
-}
-
-/// Releases a holder or waiter of another program that shares the semaphore. Returns its role.
-async fn release_foreign(
+/// Releases a holder or cancels a waiter. It may belong to another program that shares the semaphore. Returns its role,
+/// or `None` if it is neither.
+async fn release_member(
     client: &Client,
     name: &str,
     id: &str,
 ) -> Result<Option<&'static str>, Failure> {
     let Some(stats) = find(client, name).await? else { return Ok(None) };
-    let holds = stats.holders().iter().any(|member| member.id() == id);
     let waits = stats.waiters().iter().any(|member| member.id() == id);
-    if !holds && !waits {
-        if !is_uuid(id) {
-            Id::parse(id)?;
-        }
-        return Ok(None);
-    }
-    let semaphore = client.semaphore(name, stats.capacity().max(1)).build()?;
-    let role = if holds { "holder" } else { "waiter" };
+    let role = if waits { "waiter" } else { "holder" };
+    let semaphore = client.semaphore(name, stats.capacity().max(1)).unless_declared().build()?;
     Ok(semaphore.release_member(id).await?.then_some(role))
 }
 

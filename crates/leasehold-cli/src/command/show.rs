@@ -74,7 +74,7 @@ async fn look(client: &Client, name: &str) -> Result<Vec<Found>, Failure> {
     }
 }
 
-/// Returns the semaphore, or `None` if it was never declared and is not in use.
+/// Returns the semaphore, or `None` if it was never used and has no limits.
 pub(super) async fn find(client: &Client, name: &str) -> Result<Option<SemaphoreStats>, Error> {
     find_with(client, name, 0..usize::MAX).await
 }
@@ -86,8 +86,10 @@ pub(super) async fn find_with(
     places: Range<usize>,
 ) -> Result<Option<SemaphoreStats>, Error> {
     let stats = client.stats().names([name]).unused().waiters_in(places).fetch().await?;
-    let known = |one: &SemaphoreStats| one.capacity() > 0 || one.held() > 0 || one.waiting() > 0;
-    Ok(stats.into_iter().find(known))
+    Ok(stats.into_iter().find(|one| {
+        let is_limited = one.capacity() > 0 || one.paused().is_some() || one.rate().is_some();
+        is_limited || one.held() > 0 || one.waiting() > 0
+    }))
 }
 
 fn as_text(found: &[Found]) -> String {
@@ -126,7 +128,8 @@ impl Found {
         let (held, capacity, waiting) = (stats.held(), stats.capacity(), stats.waiting());
         let pinned = if stats.pinned().is_some() { " (pinned)" } else { "" };
         let paused = paused(stats).map(|paused| format!("; {paused}")).unwrap_or_default();
-        let of = if capacity == u32::MAX { String::new() } else { format!(" of {capacity}") };
+        let limited = (1..u32::MAX).contains(&capacity);
+        let of = if limited { format!(" of {capacity}") } else { String::new() };
         let used = if stats.units() == held {
             format!("{held}{of}{pinned} held")
         } else {

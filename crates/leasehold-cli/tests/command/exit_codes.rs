@@ -36,8 +36,8 @@ fn nothing_there_is_1() {
     assert_eq!((ended.code, &*ended.stderr), (1, "leasehold: the lock \"nothing\" is not held\n"));
     for id in ["7Vd3kQ0aZx1-42", "AAECAwQFBgcICQoLDA0ODw"] {
         let ended = run(&server.url(), &["release", "nothing", id]);
-        let said = "does not hold \"nothing\": see `leasehold show nothing`, or for a lock `leasehold \
-                    lookup --raw nothing`\n";
+        let said = "does not hold \"nothing\" and does not wait for it: see `leasehold show nothing`, or for a \
+                    lock `leasehold lookup --raw nothing`\n";
         assert_eq!((ended.code, ended.stderr), (1, format!("leasehold: {id:?} {said}")));
     }
 }

@@ -152,22 +152,61 @@ fn a_server_that_is_not_redis() {
     serve.join().unwrap();
 }
 
-/// A waiter would only queue again.
 #[test]
-fn who_only_waits_is_not_released() {
-    let store = Store::redis();
-    let inspector = Inspector::new(&store.url());
-    let _held = inspector.hold("it");
-    let mut waiting = Running::start(&store.url(), &["run", "it", "--", "true"]);
-    until(|| inspector.held_and_waiting("it") == (1, 1));
-    let json = run(&store.url(), &["show", "--json", "it"]).stdout;
-    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
-    let id = json["waiters"][0]["id"].as_str().unwrap();
-    let ended = run(&store.url(), &["release", "it", id]);
-    assert_eq!(ended.code, 1, "{ended:?}");
-    assert!(ended.stderr.contains("only waits for \"it\": end its process (pid "), "{ended:?}");
-    assert_eq!(inspector.held_and_waiting("it"), (1, 1));
-    waiting.kill();
+fn a_waiter_is_cancelled_by_its_id() {
+    for store in Store::both() {
+        let inspector = Inspector::new(&store.url());
+        let held = inspector.hold("it");
+        let waiting = Running::start(&store.url(), &["run", "it", "--", "true"]);
+        until(|| inspector.held_and_waiting("it") == (1, 1));
+        let json = run(&store.url(), &["show", "--json", "it"]).stdout;
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let id = json["waiters"][0]["id"].as_str().unwrap();
+        let ended = run(&store.url(), &["release", "it", id]);
+        let says = format!("cancelled the wait of {id} for \"it\"\n");
+        assert_eq!((ended.code, ended.stdout, &*ended.stderr), (0, says, ""));
+        let cancelled = waiting.end();
+        let says = format!("the wait for \"it\" was cancelled: {id} was released by its id\n");
+        assert_eq!(cancelled.code, 75, "{cancelled:?}");
+        assert!(cancelled.stderr.ends_with(&says), "{cancelled:?}");
+        assert_eq!(inspector.held_and_waiting("it"), (1, 0));
+        let again = run(&store.url(), &["release", "it", id]);
+        assert_eq!(again.code, 1, "{again:?}");
+        assert!(again.stderr.contains("does not wait for it"), "{again:?}");
+        drop(held);
+    }
+}
+
+#[test]
+fn a_lock_is_released_by_its_key_if_that_is_confirmed() {
+    for store in Store::both() {
+        let line =
+            ["lock", "--label", "nightly", "it", "--", "sh", "-c", "echo begun; exec sleep 60"];
+        let mut holder = Running::start(&store.url(), &line);
+        assert_eq!(holder.line(), "begun");
+        let pid = holder.pid().as_raw_pid();
+        let shown = run(&store.url(), &["release", "it"]);
+        assert_eq!((shown.code, &*shown.stdout), (64, ""), "{shown:?}");
+        for part in ["\"it\" is locked by \"nightly\" on ", &format!(" pid {pid} for "), "--yes"] {
+            assert!(shown.stderr.contains(part), "{shown:?} does not say {part:?}");
+        }
+        assert_eq!(run(&store.url(), &["lookup", "it"]).code, 0);
+        let ended = run(&store.url(), &["release", "--yes", "it"]);
+        assert_eq!(ended.code, 0, "{ended:?}");
+        assert!(
+            ended.stdout.starts_with("released the lock \"it\", which was held by "),
+            "{ended:?}"
+        );
+        assert!(ended.stderr.contains("may still be running"), "{ended:?}");
+        assert_eq!(run(&store.url(), &["lookup", "it"]).code, 1);
+        let again = run(&store.url(), &["release", "--yes", "it"]);
+        assert_eq!((again.code, &*again.stderr), (1, "leasehold: \"it\" is not locked\n"));
+        run(&store.url(), &["run", "permits", "--", "true"]);
+        let semaphore = run(&store.url(), &["release", "--yes", "permits"]);
+        assert_eq!(semaphore.code, 1);
+        assert!(semaphore.stderr.contains("is a semaphore: give the id"), "{semaphore:?}");
+        holder.kill();
+    }
 }
 
 /// A foreign value in the place of one name does not hide the other names.

@@ -141,10 +141,9 @@ fn enter_opens_a_name_with_its_holders_and_its_queue() {
             top.shows_line(&["> held", "nightly", &pid]);
             top.shows_line(&["1.", "patient", &pid]);
             top.shows_line(&["2.", "patient", &pid]);
-            // Waiters of this library cannot be released.
             top.types("jx");
-            top.shows("only waits: end its process instead");
-            top.types("\x1b");
+            top.shows("deploy: cancel patient");
+            top.types("n\x1b");
             top.shows("Enter open");
             top.types("q");
             assert_eq!(top.code(), 0);

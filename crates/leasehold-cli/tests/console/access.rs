@@ -120,8 +120,18 @@ fn every_action_works_through_the_api() {
     assert_eq!(run(&store.url(), &["limit", "it"]).code, 1);
     crate::support::until(|| console.get("/api/semaphores/it").status == 404);
 
+    // Before the first use.
+    let question = "/act?action=pin&name=new&capacity=2";
+    let asked = console.ask("GET", question, &bearer(TOKEN), "");
+    assert!(asked.body.contains("new was not in use before"), "{asked:?}");
+    let pinned = console.act(&json!({ "action": "pin", "name": "new", "capacity": 2 }));
+    assert!(pinned.body.contains("limit pinned to 2; it was not in use before"), "{pinned:?}");
+    let new = run(&store.url(), &["limit", "new"]).stdout;
+    assert_eq!(new, "new: 2 permits, pinned (no limit was declared yet)\n");
+
     for (body, status, says) in [
-        (json!({ "action": "pause", "name": "other" }), 404, "no semaphore"),
+        (json!({ "action": "resume", "name": "other" }), 404, "no semaphore"),
+        (json!({ "action": "cancel", "name": "other", "id": "x" }), 404, "no semaphore"),
         (json!({ "action": "limit", "name": "it", "capacity": 0 }), 400, "from 1 to 4294967294"),
         (json!({ "action": "limit", "name": "it" }), 400, "capacity"),
         (json!({ "action": "explode", "name": "it" }), 400, "explode"),
@@ -337,4 +347,26 @@ fn a_user_of_the_store_who_may_only_read_is_enough_to_look() {
     assert!(refused.body.contains("Nothing was changed"), "{}", refused.body);
     assert_eq!(Console::with_token(&user).act(&pause).status, 200);
     drop(held);
+}
+
+#[test]
+fn waiters_are_cancelled_by_hand() {
+    for store in Store::both() {
+        let inspector = crate::support::Inspector::new(&store.url());
+        let console = Console::with_token(&store.url());
+        let permit = inspector.hold("it");
+        let waiter = crate::support::Running::start(&store.url(), &["run", "it", "--", "true"]);
+        crate::support::until(|| console.json("/api/semaphores")["semaphores"][0]["waiting"] == 1);
+        let shown = console.json("/api/semaphores/it");
+        let id = shown["waiters"][0]["id"].as_str().unwrap();
+        let page = console.ask("GET", "/semaphore?name=it", &bearer(TOKEN), "").body;
+        assert!(page.contains("value=\"cancel\"") && page.contains(id), "{page}");
+        let body = json!({ "action": "cancel", "name": "it", "id": id });
+        let cancelled = console.act(&body);
+        assert_eq!(cancelled.status, 200, "{cancelled:?}");
+        assert_eq!(waiter.end().code, 75);
+        refused(&console.act(&body), 404, "does not wait for it any more");
+        assert_eq!(inspector.held_and_waiting("it"), (1, 0));
+        drop(permit);
+    }
 }

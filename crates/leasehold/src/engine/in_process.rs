@@ -406,7 +406,7 @@ impl NameState for InProcessName {
             if let Some(ticket) = ticket {
                 by.notify(&ticket, after);
             }
-            Release::Done(role == Role::Holder)
+            Release::Done(role != Role::Nobody)
         })
     }
 

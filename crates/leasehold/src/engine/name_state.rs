@@ -295,7 +295,7 @@ impl ReleasedBy {
             Self::Guard => ticket.cancel(after),
             Self::Id => {
                 ticket.lose(LossReason::Released, after);
-                ticket.fail(ticket.lost(LossReason::Released), after);
+                ticket.fail(ticket.cancelled(), after);
             }
         }
     }

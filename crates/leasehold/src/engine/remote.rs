@@ -464,7 +464,12 @@ impl NameState for RemoteName {
     }
 
     fn evicted(&self, id: AcquisitionId) {
-        self.locked(|state, _| state.renew(id, Moment::now()));
+        self.locked(|state, after| {
+            // A waiter that was removed must not be enqueued again.
+            if !state.cancelled(id, after) {
+                state.renew(id, Moment::now());
+            }
+        });
     }
 
     fn reconnected(&self, to: Destination) {

@@ -617,6 +617,12 @@ impl Ticket {
         Error::Lost { what: "permit", name, id: self.id.to_string(), reason }
     }
 
+    /// Returns the error of a wait that somebody has ended by its id.
+    pub(crate) fn cancelled(&self) -> Error {
+        let (name, id) = (self.semaphore.named.name().to_string(), self.id.to_string());
+        Error::Lost { what: "place", name, id, reason: LossReason::Released }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

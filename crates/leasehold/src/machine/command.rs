@@ -84,7 +84,8 @@ pub(crate) enum Command {
     /// Renews a holder or a waiter, and asks which of the two it still is. It also claims a permit that was granted
     /// with a wake-up. It never moves a waiter in the queue.
     Renew { id: AcquisitionId, terms: Terms },
-    /// Removes an id, whether it holds or waits. Repeating it is harmless.
+    /// Removes an id, whether it holds or waits. Repeating it is harmless. If another client removes a waiter, renewals
+    /// of that waiter are answered `Cancelled` for a while.
     #[cfg_attr(not(any(test, feature = "redis")), allow(dead_code))]
     Release { id: AcquisitionId, known: Known },
     /// Changes the limits. `capacity` is the capacity that the sender has declared, if it has declared one.
@@ -133,7 +134,10 @@ pub(crate) enum Outcome {
     TooHeavy {
         capacity: u32,
     },
+    /// The store does not know the id.
     Gone,
+    /// Another client has removed this waiter.
+    Cancelled,
     Removed(Role),
     Steered(Steered),
     Swept,

@@ -62,11 +62,19 @@ pub(crate) enum Steer {
     Forget,
 }
 
+impl Steer {
+    /// Whether the change has an effect on a name that nobody has used yet. The other changes end something, or remove
+    /// it.
+    pub(crate) fn sets(&self) -> bool {
+        !matches!(self, Self::Unpin | Self::Resume | Self::Forget)
+    }
+}
+
 /// The result of a [`Steer`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Steered {
     Done,
-    /// No client has declared a capacity, so the name does not exist.
+    /// Nothing is known about the name, so there is nothing to end or to remove.
     Unknown,
     /// Refused: the name is pinned to this capacity and stays pinned.
     Pinned(u32),
@@ -158,7 +166,7 @@ impl Limits {
     }
 
     pub(super) fn steer(&mut self, steer: &Steer, now: Time, last_fence: u64) -> Steered {
-        if self.capacity() == 0 {
+        if !steer.sets() && *self == Self::default() {
             return Steered::Unknown;
         }
         match steer {
@@ -202,6 +210,7 @@ impl<T: Clone> Machine<T> {
         let forgotten = self.limits.steer(steer, now, self.last_fence);
         if forgotten == Steered::Done {
             self.last_fence = 0;
+            self.cancelled.clear();
         }
         forgotten
     }

@@ -457,7 +457,6 @@ proptest! {
                         declared = capacity.unwrap_or_default();
                     }
                     match steer {
-                        _ if declared == 0 => {}
                         Steer::Declare(own) if pinned.is_none() => declared = *own,
                         Steer::Pin(own) => pinned = Some(*own),
                         Steer::Unpin => pinned = None,
@@ -659,6 +658,33 @@ proptest! {
             for (id, held, ()) in &seen.effects.granted {
                 prop_assert_eq!(seen.after.holders.get(id), Some(&held.fence));
                 prop_assert_eq!(id.client(), seen.from);
+            }
+            Ok(())
+        })?;
+    }
+
+    #[test]
+    fn a_waiter_learns_that_another_client_has_removed_it(steps in vec(step(), 1..120)) {
+        watch(steps, |world, seen| {
+            let Some(id) = seen.after.waiters.last().copied() else { return Ok(()) };
+            let Stage::Waiting { terms, .. } = world.machine.members[&id].stage else {
+                return Ok(());
+            };
+            for (from, is_another) in [(id.client(), false), (ClientId::from_bits(9), true)] {
+                let (machine, out_of_reach) = (world.machine.clone(), BTreeSet::new());
+                let mut world = World { machine, now: seen.now, out_of_reach };
+                let removed = world.send(from, Command::Release { id, known: Known::Nothing });
+                prop_assert_eq!(removed.outcome, Outcome::Removed(Role::Waiter));
+                let renewed = |world: &mut World| {
+                    world.send(id.client(), Command::Renew { id, terms }).outcome
+                };
+                let patience = terms.patience().filter(|_| is_another);
+                let learns = if patience.is_some() { Outcome::Cancelled } else { Outcome::Gone };
+                prop_assert_eq!(renewed(&mut world), learns);
+                if let Some(patience) = patience {
+                    world.now = seen.now + patience;
+                    prop_assert_eq!(renewed(&mut world), Outcome::Gone, "the mark has expired");
+                }
             }
             Ok(())
         })?;

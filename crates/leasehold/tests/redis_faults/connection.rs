@@ -271,3 +271,25 @@ async fn whoever_was_cut_off_did_not_reach_the_end_of_its_ttl() {
     proxy.cut();
     assert_eq!(deadline(held.lost()).await, LossReason::NotRenewed);
 }
+
+#[tokio::test]
+async fn a_waiter_that_was_cut_off_learns_that_it_was_cancelled() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let (cut_off, other) = (connect(&proxy.url()).await, connect(&server.url()).await);
+    let semaphore = one(&other);
+    let held = acquire(&semaphore).await;
+    let waiter = Waiter::join(&one(&cut_off)).await;
+    // The server sends the message to a connection that delivers nothing.
+    proxy.refuse(true);
+    proxy.stall();
+    assert!(deadline(semaphore.release(&waiter.id)).await.unwrap());
+    proxy.cut();
+    proxy.heal();
+    let (_, result) = deadline(waiter.task).await.unwrap();
+    let error = result.expect_err("it was cancelled");
+    assert!(matches!(error, leasehold::Error::Lost { what: "place", .. }), "{error}");
+    assert_eq!(held_and_waiting(&semaphore).await, (1, 0), "it does not queue again");
+    assert!(release(held).await);
+    all_are_free(&semaphore).await;
+}

@@ -183,9 +183,27 @@ pub async fn a_waiter_is_told_when_its_id_is_released_by_hand(store: &impl Store
     let _held = acquire(&semaphore).await;
     let waiter = Waiter::join(&semaphore).await;
     let evicted = waiter.id;
-    assert!(!release_by_id(&semaphore, evicted).await, "it did not hold");
+    assert!(release_by_id(&semaphore, evicted).await, "it waited");
     let error = waiter.error().await;
     let Error::Lost { id, reason, .. } = error else { panic!("{error}") };
     assert_eq!((id, reason), (evicted.to_string(), LossReason::Released));
     assert_eq!(held_and_waiting(&semaphore).await, (1, 0));
+}
+
+pub async fn a_waiter_is_cancelled_by_its_id(store: &impl Store) {
+    let name = unique("cancelled");
+    let (here, there) =
+        (declare(&store.client().await, &name, 1), declare(&store.client().await, &name, 1));
+    let held = acquire(&here).await;
+    let (cancelled, next) = (Waiter::join(&there).await, Waiter::join(&there).await);
+    let id = cancelled.id;
+    assert!(deadline(here.release(&id)).await.unwrap());
+    let error = cancelled.error().await;
+    let is_place = matches!(error, leasehold::Error::Lost { what: "place", .. });
+    assert!(is_place && error.to_string().contains(&id.to_string()), "{error}");
+    assert_eq!(held_and_waiting(&here).await, (1, 1), "it does not queue again");
+    assert!(!deadline(here.release(&id)).await.unwrap(), "once");
+    release(held).await;
+    release(next.permit().await).await;
+    all_are_free(&here).await;
 }

@@ -104,6 +104,59 @@ pub async fn a_pin_counts_whatever_is_declared(store: &impl Store) {
     all_are_free(&there).await;
 }
 
+pub async fn limits_can_be_set_before_the_first_use(store: &impl Store) {
+    let name = unique("limited first");
+    let operator = as_it_is(store, &name).await;
+    deadline(operator.set_capacity(2)).await.unwrap();
+    let there = as_it_is(store, &name).await;
+    let held = [acquire(&there).await, acquire(&there).await];
+    assert!(try_acquire(&there).await.is_none(), "2 are declared");
+    drop(held);
+    all_are_free(&declare(&store.client().await, &name, 2)).await;
+
+    let name = unique("pinned first");
+    let operator = as_it_is(store, &name).await;
+    deadline(operator.pin(1)).await.unwrap();
+    let stats = deadline(operator.stats()).await.unwrap();
+    assert_eq!((stats.capacity(), stats.declared(), stats.pinned()), (1, 0, Some(1)));
+    let there = declare(&store.client().await, &name, 3);
+    let held = acquire(&there).await;
+    assert!(try_acquire(&there).await.is_none(), "1 is pinned");
+    let stats = deadline(operator.stats()).await.unwrap();
+    assert_eq!((stats.capacity(), stats.declared(), stats.pinned()), (1, 3, Some(1)));
+    drop(held);
+    deadline(operator.unpin()).await.unwrap();
+    assert_eq!(capacity(&there).await, 3);
+    all_are_free(&there).await;
+
+    let name = unique("paused first");
+    let client = store.client().await;
+    let operator = client.semaphore(&name, 1).unless_declared().build().unwrap();
+    deadline(operator.pause().by("an operator").into_future()).await.unwrap();
+    let listed = deadline(client.stats().unused().limit(usize::MAX).fetch()).await.unwrap();
+    let listed = listed.iter().find(|one| one.name() == name).expect("a paused name is listed");
+    assert_eq!((listed.capacity(), listed.paused().unwrap().by()), (0, "an operator"));
+    let there = declare(&store.client().await, &name, 1);
+    let waiter = Waiter::join(&there).await;
+    deadline(operator.resume()).await.unwrap();
+    drop(waiter.permit().await);
+    all_are_free(&there).await;
+
+    // What was set before the first use can be removed before it.
+    let operator = as_it_is(store, &unique("never used")).await;
+    assert_refused(deadline(operator.resume()).await, &["never used"]);
+    assert_refused(deadline(operator.unpin()).await, &["never used"]);
+    assert_refused(deadline(operator.forget()).await, &["never used"]);
+    deadline(operator.set_rate(1, Duration::from_secs(3600), 1)).await.unwrap();
+    deadline(operator.pin(4)).await.unwrap();
+    deadline(operator.unpin()).await.unwrap();
+    assert_eq!(deadline(operator.stats()).await.unwrap().pinned(), None);
+    drop(acquire(&operator).await);
+    assert!(try_acquire(&operator).await.is_none(), "the rate allows one start in an hour");
+    assert_eq!(capacity(&operator).await, 1, "that of the acquire");
+    deadline(operator.forget()).await.unwrap();
+}
+
 pub async fn a_pin_and_a_pause_stay_when_everybody_has_gone(store: &impl Store) {
     let name = unique("stays");
     {
@@ -190,22 +243,15 @@ pub async fn what_is_forgotten_begins_anew(store: &impl Store) {
     assert!(known.unwrap().iter().all(|one| one.capacity() == 0), "it is still known");
 
     let other = as_it_is(store, &name).await;
-    assert_refused(deadline(other.forget()).await, &[&name, "no capacity"]);
+    assert_refused(deadline(other.forget()).await, &[&name, "never used"]);
     drop(acquire(&other).await);
     let stats = deadline(other.stats()).await.unwrap();
     assert!(stats.pinned().is_none() && stats.paused().is_none());
     all_are_free(&other).await;
 }
 
-pub async fn what_nobody_has_declared_cannot_be_steered(store: &impl Store) {
-    let semaphore = as_it_is(store, &unique("unknown")).await;
-    assert_refused(deadline(semaphore.pin(1)).await, &[semaphore.name(), "no capacity"]);
-    assert_refused(deadline(semaphore.set_capacity(1)).await, &["no capacity"]);
-    assert_refused(deadline(semaphore.unpin()).await, &["no capacity"]);
-    assert_refused(deadline(semaphore.pause().into_future()).await, &["no capacity"]);
-    assert_refused(deadline(semaphore.resume()).await, &["no capacity"]);
-    // A handle that declares a capacity creates the semaphore with its first change.
-    let semaphore = declare(&store.client().await, semaphore.name(), 3);
+pub async fn the_first_change_declares_the_capacity_of_its_handle(store: &impl Store) {
+    let semaphore = declare(&store.client().await, &unique("unknown"), 3);
     deadline(semaphore.pin(1)).await.unwrap();
     let stats = deadline(semaphore.stats()).await.unwrap();
     assert_eq!((stats.declared(), stats.pinned()), (3, Some(1)));

@@ -67,6 +67,7 @@ impl Asked {
             ("semaphore", "drain") => Action::Drain { reason: reason()? },
             ("semaphore", "forget") => Action::Forget,
             ("semaphore", "release") => Action::Release { id: needs("id")? },
+            ("semaphore", "cancel") => Action::Cancel { id: needs("id")? },
             ("lock", "release") => Action::ReleaseLock { fence: needs("id")? },
             ("pool", "release") => Action::ReleaseLease { instance: needs("id")? },
             (kind, action) => {
@@ -78,9 +79,9 @@ impl Asked {
         Ok(Self { name: needs("name")?, action, fields: kept.collect() })
     }
 
-    /// Fails if there is no such semaphore: an action must not declare one. For a missing lock or lease there is nothing
-    /// to release.
-    async fn check(&self, console: &Console) -> Result<(), Refusal> {
+    /// Returns whether the name was in use before. Fails if nobody has used it and the action only ends something. For a
+    /// missing lock or lease there is nothing to release.
+    pub(super) async fn check(&self, console: &Console) -> Result<bool, Refusal> {
         let (kind, name) = (self.action.kind(), &self.name);
         let known = {
             let state = console.state();
@@ -91,9 +92,9 @@ impl Asked {
             || known
             || find_with(&console.client, name, 0..0).await?.is_some()
         {
-            return Ok(());
+            return Ok(true);
         }
-        Err(missing(kind.as_str(), name))
+        if self.action.sets() { Ok(false) } else { Err(missing(kind.as_str(), name)) }
     }
 
     /// Returns the page to which the action belongs.
@@ -124,21 +125,25 @@ pub(super) async fn confirm(State(console): State<Arc<Console>>, request: Parts)
     let asked = async {
         check_caller(&console, caller(&request))?;
         let asked = Asked::parse(&Fields::of_query(&request.uri))?;
-        asked.check(&console).await?;
-        Ok::<_, Refusal>(asked)
+        let is_known = asked.check(&console).await?;
+        Ok::<_, Refusal>((asked, is_known))
     };
     match asked.await {
-        Ok(asked) => still(&console, &request, StatusCode::OK, "Confirm", &question(&asked)),
+        Ok((asked, is_known)) => {
+            let question = question(&asked, is_known);
+            still(&console, &request, StatusCode::OK, "Confirm", &question)
+        }
         Err(refusal) => layout::refusal(&console, &request, &refusal),
     }
 }
 
-fn question(asked: &Asked) -> Markup {
+fn question(asked: &Asked, is_known: bool) -> Markup {
     let back =
         if asked.action == Action::Forget { semaphore_path(&asked.name) } else { asked.page() };
     html! {
         h1 #question { (one_line(&asked.action.question(&asked.name))) }
         p { (one_line(&asked.action.effect(&asked.name))) }
+        @if !is_known { p.callout { (one_line(&asked.name)) " was not in use before. Is the name right?" } }
         form.confirm method="post" action="/act" {
             @for (key, value) in &asked.fields { input type="hidden" name=(key) value=(value); }
             button.confirm type="submit" { "Confirm" }
@@ -172,12 +177,15 @@ pub(super) async fn perform(
     asked: &Asked,
     request: &Parts,
 ) -> Result<String, Refusal> {
-    asked.check(console).await?;
+    let is_known = asked.check(console).await?;
     let address = request.extensions.get::<Peer>().map(|peer| peer.address.ip().to_string());
     let by = format!("console, from {}", address.as_deref().unwrap_or("unknown"));
     let (name, action) = (&asked.name, &asked.action);
     action.perform_in(&console.store, name, &by).await?;
-    let what = action.done();
+    let mut what = action.done();
+    if !is_known {
+        what.push_str("; it was not in use before");
+    }
     let polls = console.state().polls;
     if matches!(action, Action::Drain { .. }) {
         console.watch_draining(name, by.clone());

@@ -3,8 +3,7 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::{
-    AcquisitionId, Client, Error, Member, PoolMember, PoolStats, RawLockInfo, SemaphoreStats,
-    WaitsFor,
+    Client, Error, Member, PoolMember, PoolStats, RawLockInfo, SemaphoreStats, WaitsFor,
 };
 
 use super::list;
@@ -31,8 +30,8 @@ pub(super) struct Entry {
     /// The id that distinguishes it from the others.
     pub(super) id: String,
     pub(super) cells: Vec<String>,
-    /// The action that releases it and its description, or the reason why it cannot be released.
-    pub(super) release: Result<(Action, String), String>,
+    /// The action that releases or cancels it, and its description.
+    pub(super) release: (Action, String),
 }
 
 impl Detail {
@@ -154,21 +153,14 @@ fn first_waits(stats: &SemaphoreStats, waits_for: WaitsFor) -> String {
 
 fn holder(member: &Member) -> Entry {
     let action = Action::Release { id: member.id().to_owned() };
-    entry("held".to_owned(), member, Ok((action, monitor::who(member))))
+    entry("held".to_owned(), member, action)
 }
 
-/// The reason why a waiter of this library cannot be released: it would only queue again.
 fn waiter(at: usize, member: &Member) -> Entry {
-    let who = monitor::who(member);
-    let release = if member.id().parse::<AcquisitionId>().is_ok() {
-        Err(format!("{who} only waits: end its process instead"))
-    } else {
-        Ok((Action::Release { id: member.id().to_owned() }, who))
-    };
-    entry(format!("{}.", at + 1), member, release)
+    entry(format!("{}.", at + 1), member, Action::Cancel { id: member.id().to_owned() })
 }
 
-fn entry(place: String, member: &Member, release: Result<(Action, String), String>) -> Entry {
+fn entry(place: String, member: &Member, action: Action) -> Entry {
     let cells = vec![
         place,
         text(member.label()),
@@ -181,7 +173,7 @@ fn entry(place: String, member: &Member, release: Result<(Action, String), Strin
         or_dash(member.slot_number().map(|slot| slot.to_string())),
         member.id().to_owned(),
     ];
-    Entry { id: member.id().to_owned(), cells, release }
+    Entry { id: member.id().to_owned(), cells, release: (action, monitor::who(member)) }
 }
 
 fn lock_holder(lock: &RawLockInfo) -> Entry {
@@ -197,7 +189,7 @@ fn lock_holder(lock: &RawLockInfo) -> Entry {
     ];
     let fence = info.fence.to_string();
     let who = info.label.clone().unwrap_or_else(|| format!("fence {}", info.fence));
-    Entry { id: fence.clone(), cells, release: Ok((Action::ReleaseLock { fence }, who)) }
+    Entry { id: fence.clone(), cells, release: (Action::ReleaseLock { fence }, who) }
 }
 
 fn pool_member(one: &PoolMember) -> Entry {
@@ -205,7 +197,7 @@ fn pool_member(one: &PoolMember) -> Entry {
     let cells =
         vec![instance.clone(), ago(one.silent_for), one.ends_in.map_or("expired".to_owned(), ago)];
     let action = Action::ReleaseLease { instance: instance.clone() };
-    Entry { id: instance.clone(), cells, release: Ok((action, instance)) }
+    Entry { id: instance.clone(), cells, release: (action, instance) }
 }
 
 /// Returns the text, or a dash. An empty label is shown differently from a missing one.

@@ -358,13 +358,9 @@ impl View {
             return;
         };
         let entries = open.detail.as_ref().map(Detail::entries).unwrap_or_default();
-        match entries.into_iter().nth(open.at).map(|entry| entry.release) {
-            Some(Ok((action, who))) => {
-                let name = open.name.clone();
-                self.dialog = Some(Dialog::Confirm { name, action, who: Some(who) });
-            }
-            Some(Err(problem)) => self.status = Some(Status { text: problem, failed: true }),
-            None => {}
+        if let Some((action, who)) = entries.into_iter().nth(open.at).map(|entry| entry.release) {
+            let name = open.name.clone();
+            self.dialog = Some(Dialog::Confirm { name, action, who: Some(who) });
         }
     }
 }

@@ -77,7 +77,8 @@ pub(super) fn apply(
 ) -> Result<Applied> {
     let declared = commands.iter().any(|command| match command {
         Command::Enqueue { .. } => true,
-        Command::Steer { capacity, steer } => capacity.is_some() && *steer != Steer::Forget,
+        Command::Steer { steer: Steer::Forget, .. } => false,
+        Command::Steer { capacity, steer } => capacity.is_some() || steer.sets(),
         _ => false,
     });
     let Some(mut named) = Named::load(tx, name, declared)? else { return Ok(nobody(commands)) };

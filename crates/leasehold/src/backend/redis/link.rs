@@ -438,8 +438,9 @@ impl Link {
 }
 
 /// Reads a wake-up. For a semaphore it has these fields: id, time of the grant, fence, slot number (0: none), time to
-/// claim the permit (0: ask first), name. If the fence is 0, the first waiter waits for a token, and the last number is
-/// the time until the token comes.
+/// claim the permit (0: ask first), name. If the fence is 0, there is no permit. Then a slot number of 1 means that another
+/// client has removed this waiter. A slot number of 0 means that the first waiter waits for a token, and the last number
+/// is the time until the token comes.
 fn read_wake_up(data: &[Value], clock: &ServerClock) -> Option<Event> {
     let [_, Value::BulkString(payload)] = data else { return None };
     let (id, name) = std::str::from_utf8(payload).ok()?.split_once(' ')?;
@@ -451,6 +452,9 @@ fn read_wake_up(data: &[Value], clock: &ServerClock) -> Option<Event> {
     let (granted_at, fence, slot_number, claim) = (number()?, number()?, number()?, number()?);
     if fence == 0 {
         let name = Name::new("name", fields.next()?).ok()?;
+        if slot_number == 1 {
+            return Some(Event::Evicted(name, id.parse().ok()?));
+        }
         return Some(Event::Token(name, Span::from_micros(claim)));
     }
     let held = Held {

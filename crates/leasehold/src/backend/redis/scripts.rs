@@ -461,6 +461,7 @@ pub(super) fn decode(commands: &[Command], value: redis::Value) -> Result<Reply,
                         Outcome::TooHeavy { capacity }
                     }
                     b"gone" => Outcome::Gone,
+                    b"cancelled" => Outcome::Cancelled,
                     b"done" => Outcome::Steered(Steered::Done),
                     b"unknown" => Outcome::Steered(Steered::Unknown),
                     b"pinned" => {

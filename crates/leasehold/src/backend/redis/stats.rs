@@ -146,13 +146,15 @@ async fn misplaced(own: Names<'_>, name: &str) -> Result<Option<String>, Error> 
     Ok(None)
 }
 
-/// Returns every name that has holders, waiters or a capacity. All three are needed, because another program declares a
-/// capacity only when it holds. One scan finds them all, because a scan goes through all keys of the server.
+/// Returns every name that has holders, waiters, a capacity or other limits. All four are needed: another program
+/// declares a capacity only when it holds, and a name can be paused before its first use. One scan finds them all,
+/// because a scan goes through all keys of the server.
 async fn all_names(own: Names<'_>) -> Result<BTreeSet<String>, Error> {
     let ns = &own.servers.settings().namespace;
-    let prefixes = ["main", "max", "waiting"].map(|kind| format!("{ns}:semaphore_{kind}:"));
+    let kinds = ["main", "max", "waiting", "limits"];
+    let prefixes = kinds.map(|kind| format!("{ns}:semaphore_{kind}:"));
     // The pattern also matches `waiting_heartbeat`, but no other kind.
-    let keys = scan(own.servers, &format!("{}:semaphore_[mw]a*:*", escaped(ns))).await?;
+    let keys = scan(own.servers, &format!("{}:semaphore_[lmw][ai]*:*", escaped(ns))).await?;
     let name_of = |key: &String| {
         let spelled = prefixes.iter().find_map(|prefix| key.strip_prefix(prefix))?;
         Some(own.spelling.read(spelled).to_owned())

@@ -36,6 +36,12 @@ enum Step {
     Ask(usize, Vec<Ask>),
     /// From no client.
     Steer(Option<u32>, Steer),
+    /// A client releases an id of any client.
+    Cancel {
+        from: usize,
+        whose: usize,
+        number: u64,
+    },
     Pass(u64),
     Reach(usize, bool),
 }
@@ -138,6 +144,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             let capacity = capacity.filter(|_| steer != Steer::Forget);
             Step::Steer(capacity, steer)
         }),
+        2 => (0..CLIENTS, 0..CLIENTS, number())
+            .prop_map(|(from, whose, number)| Step::Cancel { from, whose, number }),
         3 => (0..12_000_u64).prop_map(Step::Pass),
         2 => (0..CLIENTS, any::<bool>()).prop_map(|(client, reach)| Step::Reach(client, reach)),
     ];
@@ -471,7 +479,7 @@ fn forget_claim(told: &mut String) {
 
 #[test]
 fn the_machine_and_lua_agree() {
-    let sent = agree(&Place::Server(Box::new(RedisServer::start())), 1200);
+    let sent = agree(&Place::Server(Box::new(RedisServer::start())), 1300);
     assert!(sent >= 100_000, "{sent} commands");
 }
 
@@ -563,6 +571,14 @@ fn agree(place: &Place, cases: u32) -> usize {
                         expected.wake_ups.iter_mut().flatten().for_each(forget_claim);
                     }
                     prop_assert_eq!(seen, expected, "after {:?}", command);
+                }
+                Step::Cancel { from, whose, number } => {
+                    let id = AcquisitionId::new(client(whose), number);
+                    let commands = [Command::Release { id, known: Known::Nothing }];
+                    commands_sent.set(commands_sent.get() + 1);
+                    let expected = both.by_machine(from, &commands);
+                    let seen = both.by_redis(from, &commands, &expected);
+                    prop_assert_eq!(seen, expected, "after {:?} from {}", commands, from);
                 }
                 Step::Ask(from, asks) => {
                     let commands: Vec<_> =

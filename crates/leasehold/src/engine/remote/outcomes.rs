@@ -42,7 +42,8 @@ impl State {
             if renews
                 && let Some(own) = self.acquisitions.get(&id).filter(|own| own.ticket.is_held())
             {
-                after.renewed(&own.ticket, Ok(!matches!(outcome, Outcome::Gone)), sent);
+                let is_held = !matches!(outcome, Outcome::Gone | Outcome::Cancelled);
+                after.renewed(&own.ticket, Ok(is_held), sent);
             }
             let Some(own) = self.acquisitions.get_mut(&id) else {
                 if !renews && matches!(outcome, Outcome::Held(_) | Outcome::Waiting { .. }) {
@@ -157,6 +158,14 @@ impl State {
         }
     }
 
+    /// Ends the wait of an id that another client has removed from the queue. Returns whether the id waited.
+    pub(super) fn cancelled(&mut self, id: AcquisitionId, after: &mut After) -> bool {
+        let ticket = self.acquisitions.get(&id).map(|own| own.ticket.clone());
+        let Some(ticket) = ticket.filter(|ticket| ticket.is_waiting()) else { return false };
+        self.fail_waiter(id, &ticket.cancelled(), after);
+        true
+    }
+
     fn fail_waiter(&mut self, id: AcquisitionId, error: &Error, after: &mut After) {
         let Some(own) = self.acquisitions.get(&id) else { return };
         // If a second request about the same id has been granted the permit, the ticket no longer waits, and nothing
@@ -182,7 +191,7 @@ impl State {
     }
 
     fn released(&mut self, id: AcquisitionId, role: Role, after: &mut After) {
-        self.answer_release(id, Ok(role == Role::Holder), after);
+        self.answer_release(id, Ok(role != Role::Nobody), after);
         let Some(release) = self.releases.get_mut(&id) else { return };
         if release.again {
             release.life = Life::Unknown;
@@ -251,7 +260,8 @@ impl State {
                 self.remove_waiting(id);
                 self.want_enqueue(id);
             }
-            Outcome::Gone => {
+            Outcome::Cancelled if self.cancelled(id, after) => {}
+            Outcome::Gone | Outcome::Cancelled => {
                 self.forget_in_store(id);
                 ticket.lose(LossReason::Missing, after);
             }

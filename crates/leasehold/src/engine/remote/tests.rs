@@ -65,6 +65,27 @@ fn a_waiter_that_is_gone_is_enqueued_once() {
     assert!(state.take(100, ONE).is_empty(), "a second enqueue");
 }
 
+/// Its client is notified, or learns it from the answer to its query. Both may arrive.
+#[test]
+fn a_cancelled_waiter_is_not_enqueued_again() {
+    for notified_first in [false, true] {
+        let (mut state, held) = holding();
+        let (id, mut after) = (held.semaphore.named.core().next_id(), After::default());
+        let waiter = Ticket::waiting(id, held.semaphore.clone(), Share::ONE, true, None);
+        state.add(&waiter, Life::Answered);
+        if notified_first {
+            assert!(state.cancelled(id, &mut after));
+        }
+        let question = [Command::Renew { id, terms: Terms::default() }];
+        let reply = Reply { outcomes: vec![Outcome::Cancelled], ..Default::default() };
+        state.apply_reply(&question, reply, Moment::now(), &mut after);
+        assert!(!state.cancelled(id, &mut after), "it has ended");
+        assert!(!waiter.is_waiting());
+        // An enqueue that was sent twice may be applied after the cancel.
+        assert!(matches!(state.take(100, ONE)[..], [Command::Release { .. }]));
+    }
+}
+
 /// The permit was released by its id and enqueued again, while the client trusted an older wake-up. So the release must
 /// also look in the queue.
 #[test]

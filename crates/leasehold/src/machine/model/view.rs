@@ -228,7 +228,7 @@ impl<'a> Scale<'a> {
                 }
             }
             Outcome::Waiting { .. } => view.push(3),
-            Outcome::Gone => view.push(4),
+            Outcome::Gone | Outcome::Cancelled => view.push(4),
             Outcome::Removed(_) => view.push(5),
             Outcome::Full | Outcome::TooHeavy { .. } => view.push(6),
             Outcome::Steered(_) | Outcome::Swept => view.push(7),

@@ -14,7 +14,7 @@ use crate::output::{ago, one_line};
 
 const HOLDERS: [&str; 9] =
     ["Holder", "Host", "Process", "Held for", "Time left", "Units", "Slot", "Fence", "Permit"];
-const WAITERS: [&str; 6] = ["Place", "Waiter", "Host", "Process", "Waited for", "Units"];
+const WAITERS: [&str; 7] = ["Place", "Waiter", "Host", "Process", "Waited for", "Units", "Id"];
 
 pub(super) fn content(
     state: &State,
@@ -46,7 +46,7 @@ pub(super) fn content(
         @if let Some(problem) = problem {
             p.empty { (one.waiting()) " waiting. The queue cannot be read: " (one_line(problem)) "." }
         } @else if one.waiting() == 0 { p.empty { "Nobody waits." } }
-        @else { (queue(one)) }
+        @else { (queue(one, view)) }
     };
     Content { title: name.to_owned(), body }
 }
@@ -83,7 +83,7 @@ fn holders(one: &SemaphoreStats, view: &View) -> Markup {
                 (number("Fence", dash(holder.fence())))
                 (cell("Permit", &html! {
                     code { (text(holder.id())) }
-                    @if view.may_act { " " (release(one.name(), holder)) }
+                    @if view.may_act { " " (end("release", "Release…", one.name(), holder)) }
                 }))
             }
         }
@@ -94,7 +94,7 @@ fn holders(one: &SemaphoreStats, view: &View) -> Markup {
     }
 }
 
-fn queue(one: &SemaphoreStats) -> Markup {
+fn queue(one: &SemaphoreStats, view: &View) -> Markup {
     let rows = html! {
         @for (at, waiter) in one.waiters().iter().enumerate().take(SHOWN) {
             tr role="row" data-key=(waiter.id()) {
@@ -103,6 +103,10 @@ fn queue(one: &SemaphoreStats) -> Markup {
                 (place(waiter))
                 (number("Waited for", dash(waiter.age().map(ago))))
                 (number("Units", waiter.weight()))
+                (cell("Id", &html! {
+                    code { (text(waiter.id())) }
+                    @if view.may_act { " " (end("cancel", "Cancel…", one.name(), waiter)) }
+                }))
             }
         }
     };
@@ -130,13 +134,14 @@ fn place(member: &Member) -> Markup {
     }
 }
 
-fn release(name: &str, holder: &Member) -> Markup {
+/// The button that releases a holder or cancels a waiter.
+fn end(action: &str, title: &str, name: &str, member: &Member) -> Markup {
     html! {
         form.inline method="get" action="/act" data-confirm {
-            input type="hidden" name="action" value="release";
+            input type="hidden" name="action" value=(action);
             input type="hidden" name="name" value=(name);
-            input type="hidden" name="id" value=(holder.id());
-            button type="submit" { "Release…" }
+            input type="hidden" name="id" value=(member.id());
+            button type="submit" { (title) }
         }
     }
 }

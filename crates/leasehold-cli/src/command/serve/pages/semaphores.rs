@@ -41,8 +41,29 @@ pub(super) fn content(state: &State, view: &View) -> Content {
             (table("Semaphores, the most used first", &TITLES, &rows(pages.rows)))
             (pages.links)
         }
+        @if view.may_act { (new_limits()) }
     };
     Content { title: "Semaphores".to_owned(), body }
+}
+
+/// The forms that limit or pause a semaphore before its first use.
+fn new_limits() -> Markup {
+    html! {
+        section.actions aria-labelledby="new" {
+            h2 #new { "Before the first use" }
+            div {
+                form method="get" action="/act" data-confirm {
+                    label for="new-name" { "Name" }
+                    input #new-name type="text" name="name" maxlength="512" required autocomplete="off";
+                    label for="new-limit" { "Limit" }
+                    input #new-limit type="number" name="capacity" min="1" max=(u32::MAX - 1) value="1";
+                    button type="submit" name="action" value="limit" { "Set…" }
+                    button type="submit" name="action" value="pin" { "Pin…" }
+                    button type="submit" name="action" value="pause" { "Pause…" }
+                }
+            }
+        }
+    }
 }
 
 fn rows(rows: &[&SemaphoreStats]) -> Markup {

@@ -122,7 +122,9 @@ fn content(dialog: &Dialog, look: &Look) -> (String, Vec<String>, &'static str) 
             let name = look.clean(name);
             let mut lines = Vec::new();
             if let Some(who) = who {
-                lines.push(format!("{name}: release {}.", look.clean(who)));
+                let verb =
+                    if matches!(action, Action::Cancel { .. }) { "cancel" } else { "release" };
+                lines.push(format!("{name}: {verb} {}.", look.clean(who)));
             }
             lines.push(look.clean(&action.effect(&name)));
             if let Action::Pause { reason: Some(reason) } | Action::Drain { reason: Some(reason) } =

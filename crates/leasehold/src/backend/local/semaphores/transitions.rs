@@ -194,7 +194,9 @@ impl Named<'_> {
                 return Ok(Steered::InUse { holding: held as usize, waiting });
             }
         }
-        if self.capacity() == 0 {
+        let State { declared, pinned, paused, pace, .. } = self.state;
+        let is_known = declared > 0 || pinned.is_some() || paused.is_some() || pace.is_some();
+        if !steer.sets() && !is_known {
             return Ok(Steered::Unknown);
         }
         match steer {

@@ -9,7 +9,7 @@
 --       2 ttl      ZSET    holder -> hold_until
 --       3 max      STRING  the capacity
 --       4 waiting  ZSET    waiter -> when it was enqueued
---       5 alive    ZSET    waiter -> alive_by
+--       5 alive    ZSET    waiter -> alive_by; and marks of cancelled waiters: see `mark_cancelled`
 --       6 fence    STRING  the last fence; never expires
 --       7 info     HASH    id -> "fence since heartbeat ttl label" (microseconds; "-" is none). If the permit is not
 --                          ordinary, its weight and slot number follow the fence: see `field_of`

@@ -29,7 +29,7 @@ if DECLARES and not limits.pinned then declared = tonumber(DECLARED) end
 local is_refused = not known and weight > declared
 -- Declare first: if that makes room, the room belongs to earlier waiters.
 if not is_refused then
-  if DECLARES then declare(DECLARED) end
+  if DECLARES or limits.declared == 0 then declare(DECLARED) end
   if limits.is_unknown then max = DECLARED end
   if RATE and (RATE.is_new or not limits.interval) then set_rate(RATE.count, RATE.period, RATE.burst) end
 end
@@ -43,21 +43,6 @@ else
   if over then forget_removed_members(over) end
 end
 look()
-
--- Two waiters never have the same score. A last score that is more than a second ahead comes from another program's
--- clock, and is ignored.
-local function next_place()
-  if place then
-    place = place + 1
-  else
-    -- This call fails here, before anything is written, if the key has another type.
-    call('ZCARD', ALIVE)
-    local tail = call('ZRANGE', WAITING, -1, -1, 'WITHSCORES')[2]
-    place = NOW
-    if tail and micros(tail) < NOW + 1000000 then place = math.max(NOW, micros(tail) + 1) end
-  end
-  return place
-end
 
 for i = 1, last - ids + 1 do
   local id = ARGV[ids + i - 1]

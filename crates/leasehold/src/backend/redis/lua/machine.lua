@@ -39,7 +39,7 @@ local held_before
 local longest
 local capacity, last_fence
 -- The other limits, once `read_capacity` was called:
--- - `pinned`: the pinned capacity; `declared`: the capacity that was declared since
+-- - `pinned`: the pinned capacity; `declared`: the capacity that was declared since, or 0 if none ever was
 -- - `paused`: since when; `by`: by whom; `reason`: why
 -- - `extra`: the units that the holders weigh beyond one each
 -- - `count`: the most grants in any `period`; `burst`: how many of them at once, which is the maximum number of tokens
@@ -121,7 +121,7 @@ local function read_capacity()
     for number in string.gmatch(numbers or '', '%S+') do known[#known + 1] = tonumber(number) or false end
     local pinned, declared = known[1], known[2]
     if is_capacity(pinned) then
-      limits.pinned, limits.declared = pinned, is_capacity(declared) and declared or pinned
+      limits.pinned, limits.declared = pinned, (is_capacity(declared) or declared == 0) and declared or pinned
     end
     limits.paused, limits.by, limits.reason = known[3] or nil, by, reason
     limits.extra = known[4] or 0
@@ -551,6 +551,27 @@ local function take_back(some)
   try('SET', FOREIGN, string.format('%d', NOW), 'PX', SHARED_FOR)
 end
 
+-- Another client removes this waiter, so its own client must not enqueue it again. That client is notified. If it misses
+-- the message, its next query finds a mark: "!" and the id, in ALIVE, until the waiter would have expired. `info` is nil
+-- for a waiter of another program.
+local function mark_cancelled(id, info)
+  local heartbeat = info and tonumber(string.match(parse(info).text or '', '^%S+'))
+  if not heartbeat or string.sub(id, 1, 12) == ARGV[2] .. '-' then return end
+  -- A server that is full may refuse the mark.
+  if type(try('ZADD', ALIVE, stamp(NOW + 2 * heartbeat), '!' .. id)) == 'number' then
+    local wanted = math.ceil(2 * heartbeat / 1000) + 10000
+    if call('PTTL', ALIVE) < wanted - 5000 then call('PEXPIRE', ALIVE, wanted) end
+  end
+  publish(string.sub(id, 1, 11), string.format('%s %d 0 1 0 %s', id, NOW, NAME))
+end
+
+-- Returns what to answer for an id that neither holds nor waits.
+local function missing(id)
+  forget_notification(id)
+  local marked_until = call('ZSCORE', ALIVE, '!' .. id)
+  return marked_until and micros(marked_until) > NOW and 'cancelled' or 'gone'
+end
+
 -- Grants permits to waiters, in order, as long as they fit. Returns whether a newcomer may be granted a permit, because
 -- every remaining waiter is out of reach.
 local function grant_to_queue()
@@ -833,6 +854,27 @@ local function renew_waiter(id, terms)
   alive = alive or {}
   local n = #alive
   alive[n + 1], alive[n + 2] = stamp(NOW + 2 * terms.heartbeat), id
+end
+
+-- Removes everything that is known about the name.
+local function forget_name()
+  call('DEL', MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS, SLOTS, FOREIGN)
+  capacity, limits, last_fence, max = nil, nil, nil, nil
+end
+
+-- Returns the place of a new waiter. Two waiters never have the same score. A last score that is more than a second
+-- ahead comes from another program's clock, and is ignored.
+local function next_place()
+  if place then
+    place = place + 1
+  else
+    -- This call fails here, before anything is written, if the key has another type.
+    call('ZCARD', ALIVE)
+    local tail = call('ZRANGE', WAITING, -1, -1, 'WITHSCORES')[2]
+    place = NOW
+    if tail and micros(tail) < NOW + 1000000 then place = math.max(NOW, micros(tail) + 1) end
+  end
+  return place
 end
 
 -- Removes expired members, and grants the permits that this frees.

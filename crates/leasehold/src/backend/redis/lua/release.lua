@@ -25,6 +25,7 @@ for at = first + 1, last do
   elseif not was_held and waited and call('ZREM', WAITING, ARGV[at]) == 1 then
     outcomes[n] = 'waiter'
     queued, news = queued - 1, true
+    mark_cancelled(ARGV[at], texts[at - first])
   else
     outcomes[n] = 'nobody'
   end

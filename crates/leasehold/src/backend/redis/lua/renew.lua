@@ -3,7 +3,8 @@
 -- ARGV    1 heartbeat  in microseconds
 --         2 ttl        in microseconds; "-": none
 --         3 ids        from here on
--- Result  four for each id: "held", slot number, fence, valid_for | "waiting", waiters ahead, 0, 0 | "gone", 0, 0, 0
+-- Result  four for each id: "held", slot number, fence, valid_for | "waiting", waiters ahead, 0, 0 | "gone", 0, 0, 0 |
+--         "cancelled", 0, 0, 0: another client has removed the waiter
 tidy('asks')
 local terms, ids = terms_of(ARGV[first] .. ' ' .. ARGV[first + 1] .. ' '), first + 2
 local renew_by, places, hold_until, known
@@ -43,8 +44,7 @@ for i = 1, last - ids + 1 do
     renew_waiter(id, terms)
     answer('waiting', call('ZRANK', WAITING, id))
   else
-    forget_notification(id)
-    answer('gone')
+    answer(missing(id))
   end
 end
 -- Renewals are repeated, so they also extend all keys whose expiry other programs have set too short.

@@ -5,12 +5,15 @@
 --                   none
 --         3 by        who pauses the name
 --         4 reason
--- Result  four: "done" | "unknown": nobody has declared a capacity | "pinned", to what | "in use", holders, waiters
+-- Result  four: "done" | "unknown": there is nothing to end or to remove | "pinned", to what | "in use", holders, waiters
 tidy('asks')
 local what, text = ARGV[first], ARGV[first + 1]
+local ends = what == 'unpin' or what == 'resume' or what == 'forget'
+read_capacity()
+if limits.declared == 0 and DECLARED ~= '0' then limits.declared, limits.changed = tonumber(DECLARED), true end
 if what == 'forget' and held + queued > 0 then
   answer('in use', held, queued)
-elseif read_capacity() == 0 then
+elseif capacity == 0 and ends and not limits.paused and not limits.interval then
   answer('unknown')
 elseif what == 'declare' and limits.pinned then
   answer('pinned', limits.pinned)
@@ -24,6 +27,11 @@ else
     limits.pinned, capacity, max = tonumber(text), tonumber(text), text
   elseif what == 'unpin' and limits.pinned then
     capacity, max = limits.declared, string.format('%d', limits.declared)
+    -- Nobody has declared a capacity.
+    if capacity == 0 then
+      call('DEL', MAX)
+      max = nil
+    end
     limits.pinned, limits.declared = nil, nil
   elseif what == 'rate' then
     set_rate(string.match(text, '^(%d+) (%d+) (%d+)$'))
@@ -32,8 +40,7 @@ else
   elseif what == 'resume' then
     limits.paused, limits.by, limits.reason = nil, nil, nil
   elseif what == 'forget' then
-    call('DEL', MAIN, TTL, MAX, WAITING, ALIVE, FENCE, INFO, LIMITS, SLOTS, FOREIGN)
-    capacity, limits, last_fence, max = nil, nil, nil, nil
+    forget_name()
   end
   answer('done')
   grant()
