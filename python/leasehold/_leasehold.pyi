@@ -75,7 +75,7 @@ class Client:
     """A client of the store that `url` names.
 
     The URL is `memory:`, `sqlite:PATH`, `redis://…`, `unix://…`, `redis-sentinel://…` or `redis-cluster://…`. Over TLS it begins with
-    `rediss`. Without a URL, the client uses `$LEASEHOLD_STORE`, or `memory:` if that variable is not set.
+    `rediss`. Without a URL, the client uses `$LEASEHOLD_STORE`, and raises InvalidArgument if that variable is not set.
 
     The client connects at its first operation. Any number of threads and event loops can use it. After a fork, the child opens the
     store again when it first uses the client.

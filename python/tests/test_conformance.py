@@ -271,7 +271,7 @@ def test_an_acquire_that_times_out_names_the_rate(client: leasehold.Client, driv
         await do.do((await do.do(rated.acquire())).release())
         # A program that declares no rate is held to the one that stays.
         late = client.semaphore("rated", 5)
-        with pytest.raises(leasehold.TimedOut, match="rate allows the next start in 359.*clear_rate"):
+        with pytest.raises(leasehold.TimedOut, match=r"rate allows the next start in 359.*clear_rate"):
             await do.do(late.acquire(within=0.2))
         await do.do(late.clear_rate())
         await do.do((await do.do(late.acquire(within=5))).release())

@@ -68,7 +68,8 @@ def test_passwords_are_not_shown(url: str, shown: str) -> None:
 
 
 def test_the_store_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert leasehold.Client().url == "memory:"
+    with pytest.raises(leasehold.InvalidArgument, match="LEASEHOLD_STORE is not set: pass the URL"):
+        leasehold.Client()
     monkeypatch.setenv("LEASEHOLD_STORE", "redis://somewhere")
     assert leasehold.Client().url == "redis://somewhere:6379"
     monkeypatch.setenv("LEASEHOLD_STORE", "")

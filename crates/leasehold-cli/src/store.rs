@@ -102,9 +102,21 @@ impl Store {
     pub(crate) async fn open(&self) -> Result<Client, Error> {
         match self.builder() {
             Some(builder) => builder.open().await,
+            None if !self.asked_for => self.open_default().await,
             // The library explains what is wrong with an invalid URL.
             None => Client::open(&self.url).await,
         }
+    }
+
+    /// Opens the default store. Its directories are created; those of a store that the user names must exist.
+    #[cfg(target_os = "linux")]
+    async fn open_default(&self) -> Result<Client, Error> {
+        Client::local_builder(sqlite_path(&self.url)?).create_directories().open().await
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    async fn open_default(&self) -> Result<Client, Error> {
+        Client::open(&self.url).await
     }
 
     /// Returns a builder, or `None` if the store is not on Redis.

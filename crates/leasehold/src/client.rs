@@ -227,6 +227,7 @@ impl Client {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let directory = std::env::temp_dir().join(format!("leasehold-doc-{}-lifeline", std::process::id()));
+    /// # std::fs::create_dir(&directory)?;
     /// # let path = directory.join("store");
     /// use leasehold::Client;
     /// use std::process::Command;

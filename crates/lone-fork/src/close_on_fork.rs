@@ -70,10 +70,9 @@ impl<T: AsRawFd> CloseOnFork<T> {
     ) -> io::Result<CloseOnFork<U>> {
         let _section = Section::enter();
         self.unregister();
-        let value = self.value.take().expect("the value is there until it is dropped");
-        let value = convert(value)?;
-        let slot = register(value.as_raw_fd())?;
-        Ok(CloseOnFork { value: Some(value), slot: Some(slot) })
+        let value = self.value.take().map(convert).transpose()?;
+        let slot = value.as_ref().map(|value| register(value.as_raw_fd())).transpose()?;
+        Ok(CloseOnFork { value, slot })
     }
 }
 

@@ -158,7 +158,8 @@ impl Settings {
     }
 }
 
-/// The URL in `$LEASEHOLD_STORE`, or else `memory:`.
+/// The URL in `$LEASEHOLD_STORE`. There is no default: a store in memory would limit nothing between processes, and the default of the
+/// command would surprise a program that moves to another host.
 pub(super) fn url_from_environment() -> Result<String, Failure> {
     match std::env::var("LEASEHOLD_STORE") {
         // A program whose variable is empty means some store, and not one that no other process shares.
@@ -169,7 +170,11 @@ pub(super) fn url_from_environment() -> Result<String, Failure> {
         Err(std::env::VarError::NotUnicode(_)) => Err(Failure::Invalid(
             "invalid store: $LEASEHOLD_STORE is not UTF-8: set it to a URL, or unset it".to_owned(),
         )),
-        _ => Ok("memory:".to_owned()),
+        Err(std::env::VarError::NotPresent) => Err(Failure::Invalid(
+            "invalid store: no URL is given, and $LEASEHOLD_STORE is not set: pass the URL of a store that your processes share, as in \
+             Client(\"sqlite:/var/lib/app/leases\") or Client(\"redis://host\"), or use Client.memory() within one process"
+                .to_owned(),
+        )),
     }
 }
 

@@ -73,6 +73,8 @@ pub(crate) struct LocalSettings {
     /// The longest time that a query may take.
     pub(crate) answer_timeout: Duration,
     pub(crate) confirm_within: Span,
+    /// Whether to create the parent directories that do not exist.
+    pub(crate) create_directories: bool,
 }
 
 /// The store of one client.

@@ -13,8 +13,8 @@ use crate::name::{claim_time, positive};
 
 impl Client {
     /// Opens a client on a file of this host. Its permits are shared by all processes of this user that use the same
-    /// file. No server is needed: the file is an SQLite database. If it does not exist, it is created, together with
-    /// its parent directories.
+    /// file. No server is needed: the file is an SQLite database. If it does not exist, it is created. Its
+    /// directory must exist ([`LocalBuilder::create_directories`]), so that a mistyped path is an error.
     ///
     /// This store is available on Linux only. It behaves like Redis, but permits need no renewal, because the kernel
     /// reports dead processes: the next waiter is granted the permit within 250 ms. docs/guarantees.md describes the
@@ -24,6 +24,7 @@ impl Client {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let directory = std::env::temp_dir().join(format!("leasehold-doc-{}", std::process::id()));
+    /// # std::fs::create_dir(&directory)?;
     /// use leasehold::Client;
     ///
     /// let path = directory.join("store");
@@ -38,8 +39,8 @@ impl Client {
     /// ```
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`] if there can be no store at this path: it is a file of another program, or on a
-    ///   network file system.
+    /// - [`Error::InvalidArgument`] if there can be no store at this path: its directory does not exist, it is a file of
+    ///   another program, or it is on a network file system.
     /// - [`Error::Refused`] if the file cannot be read or written, if other users can read or write it, if a newer
     ///   version created it, if it is damaged, or if the disk is full.
     /// - [`Error::Unavailable`] if the file cannot be opened within 5 s ([`LocalBuilder::answer_timeout`]), for example
@@ -76,13 +77,21 @@ pub struct LocalBuilder {
     path: PathBuf,
     confirm_within: Duration,
     answer_timeout: Duration,
+    create_directories: bool,
     read_only: bool,
 }
 
 impl LocalBuilder {
     fn new(path: &Path) -> Self {
         let (confirm_within, answer_timeout) = (Duration::from_secs(5), Duration::from_secs(5));
-        Self { path: path.to_owned(), confirm_within, answer_timeout, read_only: false }
+        let (create_directories, read_only) = (false, false);
+        Self {
+            path: path.to_owned(),
+            confirm_within,
+            answer_timeout,
+            create_directories,
+            read_only,
+        }
     }
 
     /// Sets how long a waiter of another client has to claim a permit that this client grants to it: 5 s by default. If
@@ -98,6 +107,13 @@ impl LocalBuilder {
     /// middle of a transaction, or while the disk hangs. Waiting for a permit or a lock has no such limit.
     pub fn answer_timeout(mut self, timeout: Duration) -> Self {
         self.answer_timeout = timeout;
+        self
+    }
+
+    /// Creates the parent directories that do not exist, with the mode 0700. By default the directory of the file must
+    /// exist.
+    pub fn create_directories(mut self) -> Self {
+        self.create_directories = true;
         self
     }
 
@@ -131,8 +147,12 @@ impl LocalBuilder {
             client.engine.core().run(local.opened()).await?;
             return Ok(client);
         }
-        let path = self.path;
-        let local = LocalSettings { path, answer_timeout: self.answer_timeout, confirm_within };
+        let local = LocalSettings {
+            path: self.path,
+            answer_timeout: self.answer_timeout,
+            confirm_within,
+            create_directories: self.create_directories,
+        };
         let local = Arc::new(Local::new(local));
         let client = Client { engine: Engine::remote(local.clone(), settings) };
         client.engine.core().run(local.opened()).await?;

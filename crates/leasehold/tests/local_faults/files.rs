@@ -53,7 +53,7 @@ pub(crate) fn write_private(path: &Path, content: &[u8]) {
 async fn what_is_made_is_for_its_owner_alone() {
     let store = LocalStore::new();
     let path = store.directory().join("new/deep/store");
-    let client = Client::local(&path).await.unwrap();
+    let client = Client::local_builder(&path).create_directories().open().await.unwrap();
     assert!(release(acquire(&one(&client)).await).await);
     let beside = path.with_extension("clients");
     for directory in [path.parent().unwrap().parent().unwrap(), path.parent().unwrap(), &beside] {
@@ -181,6 +181,19 @@ async fn a_file_that_others_can_read_or_write_is_refused() {
     assert_says(&error, ErrorKind::AuthFailed, &store.clients(), &["chmod 700"]);
 }
 
+/// A mistyped path must not become a store of its own, where nobody else counts.
+#[tokio::test]
+async fn a_directory_that_does_not_exist_is_not_created() {
+    let store = LocalStore::new();
+    let path = store.directory().join("mistyped/deep/store");
+    let words = ["there is no directory", "create it, or correct the path"];
+    assert_says(&refused(&path).await, ErrorKind::InvalidArgument, &path, &words);
+    assert_eq!(fs::read_dir(store.directory()).unwrap().count(), 0, "something was created");
+    let relative = refused(Path::new("mistyped/store")).await;
+    let directory = std::env::current_dir().unwrap().join("mistyped");
+    assert_says(&relative, ErrorKind::InvalidArgument, &directory, &words);
+}
+
 #[tokio::test]
 async fn paths_that_cannot_be_are_refused() {
     let store = LocalStore::new();
@@ -223,7 +236,7 @@ async fn urls_name_a_path() {
 async fn a_long_path_and_a_link_are_one_store_and_wake_each_other() {
     let store = LocalStore::new();
     let deep = store.directory().join("d".repeat(200)).join("store with spaces");
-    let here = Client::local(&deep).await.unwrap();
+    let here = Client::local_builder(&deep).create_directories().open().await.unwrap();
     let link = store.directory().join("link");
     std::os::unix::fs::symlink(&deep, &link).unwrap();
     let there = Client::local(&link).await.unwrap();

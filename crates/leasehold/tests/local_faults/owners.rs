@@ -52,7 +52,7 @@ async fn a_file_that_another_user_made_before_us_is_refused() {
         fs::write(&file, "").unwrap();
         fs::set_permissions(&file, Permissions::from_mode(0o666)).unwrap();
         give_to_nobody(&file);
-        let words = ["belongs to user 65534", "directory where only you"];
+        let words = ["belongs to user 65534", "directory where only you", "sudo -u", "use Redis"];
         assert_says(&refused(&store.path()).await, ErrorKind::AuthFailed, &file, &words);
         assert_eq!((fs::read(&file).unwrap(), mode(&file)), (Vec::new(), 0o666));
         fs::remove_file(&file).unwrap();

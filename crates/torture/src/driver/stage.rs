@@ -37,7 +37,8 @@ impl Local {
     /// Opens the file once. If that fails, the run need not start.
     fn make(path: PathBuf) -> Result<Self, String> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let open = async { leasehold::Client::local(&path).await.map(drop) };
+        let builder = leasehold::Client::local_builder(&path).create_directories();
+        let open = async { builder.open().await.map(drop) };
         let opened = runtime.map_err(|error| error.to_string())?.block_on(open);
         opened.map_err(|error| error.to_string())?;
         Ok(Self { path })

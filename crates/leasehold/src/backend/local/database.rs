@@ -66,7 +66,7 @@ impl Database {
         let boot = &*boot()?;
         let clients = Clients::new()?;
         let log_pages = Arc::new(AtomicI32::new(0));
-        let (place, opened) = Location::prepare(&settings.path, until, |place, found| {
+        let (place, opened) = Location::prepare(&settings, until, |place, found| {
             let failed = |error| place.explain("opening", error);
             let left = until.saturating_duration_since(Instant::now());
             let mut connection = schema::open(place, left.min(schema::BUSY))?;

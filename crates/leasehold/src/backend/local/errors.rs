@@ -20,6 +20,13 @@ pub(super) fn another_programs(path: &Path) -> Error {
     Error::invalid("store", problem)
 }
 
+pub(super) fn no_directory(path: &Path, directory: &Path) -> Error {
+    let (path, directory) = (path.display(), directory.display());
+    let problem =
+        format!("{path}: there is no directory {directory}: create it, or correct the path");
+    Error::invalid("store", problem)
+}
+
 /// Another process was stopped in the middle of a transaction, or the disk hangs.
 pub(super) fn opening_took_too_long(path: &Path) -> Error {
     Error::unavailable(format!("opening {}", path.display()), true, None)

@@ -103,7 +103,8 @@ pub(super) fn check_owner(path: &Path, owner: u32, mode: u32, wanted: &str) -> R
     let (ours, path) = (geteuid().as_raw(), path.display());
     if owner != ours {
         let what = format!("{path} belongs to user {owner}; this process runs as user {ours}");
-        let advice = "a store belongs to one user: choose a path in a directory where only you can create files";
+        let advice = "a store belongs to one user: choose a path in a directory where only you can create files, or, \
+                      to share one between users, run their jobs as one user (sudo -u) or use Redis";
         return Err(Error::Refused { what: format!("{what}: {advice}") });
     }
     if mode & 0o077 != 0 {

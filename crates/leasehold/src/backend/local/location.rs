@@ -42,7 +42,7 @@ use rustix::process::geteuid;
 
 use super::errors::{self, of_system};
 use super::inspect::{self, check_file, check_owner};
-use super::{lifeline, log, schema};
+use super::{LocalSettings, lifeline, log, schema};
 use crate::Error;
 
 /// The files that SQLite keeps beside the database while it is in use.
@@ -74,11 +74,11 @@ impl Location {
     /// Creates what is missing, and then calls `then` while it holds the store's lock: other clients that open the
     /// store wait until `then` returns. Fails if it gets the lock only after `until`.
     pub(super) fn prepare<T>(
-        path: &Path,
+        settings: &LocalSettings,
         until: Instant,
         then: impl FnOnce(&Self, Found) -> Result<T, Error>,
     ) -> Result<(Self, T), Error> {
-        let file = resolve(path)?;
+        let file = resolve(&settings.path, settings.create_directories)?;
         let _opening = Opening::begin(&file, until)?;
         // Before anything is created: nothing may appear beside a file that is refused.
         inspect::check_existing(&file)?;
@@ -365,8 +365,9 @@ fn open_clients(file: &Path) -> Result<(OwnedFd, PathBuf), Error> {
     Ok((directory, beside))
 }
 
-/// Returns the file's real path, and creates its directory if necessary. Fails on a network file system.
-fn resolve(path: &Path) -> Result<PathBuf, Error> {
+/// Returns the file's real path. Fails on a network file system, and if the file's directory does not exist and is not to
+/// be created: a mistyped path would be a store of its own, where nobody else counts.
+fn resolve(path: &Path, create_directories: bool) -> Result<PathBuf, Error> {
     let whole = std::path::absolute(path).map_err(|error| of_system("resolving", path, error))?;
     let (Some(parent), Some(name)) = (whole.parent(), whole.file_name()) else {
         let problem = format!("{} is not the path of a file: choose another path", path.display());
@@ -382,7 +383,11 @@ fn resolve(path: &Path) -> Result<PathBuf, Error> {
     // A new directory is on the same file system as the closest one that exists.
     let closest = parent.ancestors().find(|parent| parent.exists()).unwrap_or(Path::new("/"));
     inspect::check_file_system(&whole, closest)?;
-    make_directory(parent, true)?;
+    if create_directories {
+        make_directory(parent, true)?;
+    } else if fs::metadata(parent).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+        return Err(errors::no_directory(path, parent));
+    }
     Ok(real(parent)?.join(name))
 }
 
@@ -424,6 +429,7 @@ mod tests {
     use testkit::local_store::LocalStore;
 
     use super::*;
+    use crate::clock::Span;
 
     #[test]
     fn a_journal_is_made_where_others_could_make_one() {
@@ -432,7 +438,13 @@ mod tests {
             fs::set_permissions(store.directory(), Permissions::from_mode(mode)).unwrap();
             let open = || {
                 let until = Instant::now() + Duration::from_secs(5);
-                let (_, made) = Location::prepare(&store.path(), until, |place, _| {
+                let settings = LocalSettings {
+                    path: store.path(),
+                    answer_timeout: Duration::from_secs(5),
+                    confirm_within: Span::from_millis(5000),
+                    create_directories: false,
+                };
+                let (_, made) = Location::prepare(&settings, until, |place, _| {
                     let made = with_suffix(&place.file, "-journal").exists();
                     fs::write(&place.file, "what a database begins with").unwrap();
                     Ok(made)

@@ -16,6 +16,7 @@ fn open(place: &LocalStore) -> Database {
         path: place.path(),
         answer_timeout: std::time::Duration::from_secs(5),
         confirm_within: Span::from_millis(5000),
+        create_directories: false,
     };
     let lifeline = OnceLock::new();
     let (store, _) = Database::open(settings, ClientId::from_bits(1), &lifeline).unwrap();
