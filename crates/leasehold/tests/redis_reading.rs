@@ -297,12 +297,12 @@ async fn long_values_of_other_programs_are_not_read() {
         set_field(record, field, LONG);
     }
 
-    let sent = |db: &mut redis::Connection| -> u64 {
+    let output = |db: &mut redis::Connection| -> u64 {
         let info: String = redis::cmd("INFO").arg("stats").query(db).unwrap();
         let line = info.lines().find_map(|line| line.strip_prefix("total_net_output_bytes:"));
         line.unwrap().trim().parse().unwrap()
     };
-    let before = sent(&mut db);
+    let before = output(&mut db);
     for reading in [&client, &connect_to_read(&server.url()).await] {
         let stats = deadline(reading.stats().names(["api"]).fetch()).await.unwrap().pop().unwrap();
         let label = |id: &str| {
@@ -328,6 +328,6 @@ async fn long_values_of_other_programs_are_not_read() {
     let lock = client.lock("invoice").build().unwrap();
     assert!(deadline(lock.try_acquire()).await.is_err());
     assert!(deadline(locks.release(&id.parse().unwrap())).await.is_err());
-    assert!(sent(&mut db) - before < 1_000_000, "{} bytes", sent(&mut db) - before);
+    assert!(output(&mut db) - before < 1_000_000, "{} bytes", sent(&mut db) - before);
     drop((held, other));
 }

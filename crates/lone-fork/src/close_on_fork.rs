@@ -64,6 +64,7 @@ impl<T: AsRawFd> CloseOnFork<T> {
     ///
     /// # Errors
     /// The error of `convert`. The value is then gone.
+    #[allow(clippy::missing_panics_doc)] // the value is there
     pub fn try_map<U: AsRawFd>(
         mut self,
         convert: impl FnOnce(T) -> io::Result<U>,
