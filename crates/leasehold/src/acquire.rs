@@ -249,7 +249,7 @@ fn check_weight(weight: u32, declaration: &Declaration) -> Result<(), Error> {
         let name = declaration.named.name();
         let problem =
             format!("it is {weight}, but {name:?} limits only a rate, which counts starts");
-        let advice = "acquire once for each start, or declare a capacity with Client::semaphore";
+        let advice = "acquire once for each start, or use a semaphore with a capacity";
         return Err(Error::invalid("weight", format!("{problem}: {advice}")));
     }
     Ok(())
