@@ -7,10 +7,36 @@
 
 use std::sync::LazyLock;
 
+/// The rules that can be broken.
+pub const RULES: [&str; 20] = [
+    "ownership",
+    "wakeup",
+    "old-wakeup",
+    "margin",
+    "expiry",
+    "early",
+    "lifo",
+    "limit",
+    "weights",
+    "shrink",
+    "pause",
+    "rate",
+    "slots",
+    "fence",
+    "leak",
+    "lost-cancel",
+    "clock",
+    // By the command.
+    "guard",
+    "blocked-guard",
+    "trusting-command",
+];
+
 static RULE: LazyLock<Option<String>> = LazyLock::new(|| std::env::var("LEASEHOLD_BROKEN").ok());
 
 /// Returns whether this rule is the one to break.
 pub(crate) fn is(rule: &str) -> bool {
+    debug_assert!(RULES.contains(&rule), "{rule} is not in the list");
     RULE.as_deref() == Some(rule)
 }
 

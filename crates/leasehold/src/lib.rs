@@ -39,7 +39,8 @@ mod acquire;
 mod backend;
 pub mod blocking;
 #[cfg(feature = "broken")]
-mod broken;
+#[doc(hidden)]
+pub mod broken;
 mod client;
 mod clock;
 mod engine;

@@ -233,11 +233,35 @@ fn millis(rng: &mut Rng, range: std::ops::Range<u64>) -> Duration {
     Duration::from_millis(rng.u64(range))
 }
 
+/// Fails unless this build, and the command if it takes part, can break the rule. Otherwise nothing would be broken, and
+/// the run would say nothing about the checker.
+fn check_broken(rule: &str, command: Option<&Path>) -> Result<(), String> {
+    #[cfg(feature = "broken")]
+    let rules = leasehold::broken::RULES;
+    #[cfg(not(feature = "broken"))]
+    let rules = ["none, because torture was built without the feature `broken`"];
+    if !rules.contains(&rule) {
+        return Err(format!("there is no rule {rule:?} to break: {}", rules.join(", ")));
+    }
+    let Some(command) = command else { return Ok(()) };
+    let probe = Command::new(command).arg("--broken-rules").output();
+    let probe = probe.map_err(|error| format!("{}: {error}", command.display()))?;
+    let can_break = String::from_utf8_lossy(&probe.stdout).lines().any(|known| known == rule);
+    if !probe.status.success() || !can_break {
+        let problem = format!("{} cannot break the rule {rule:?}", command.display());
+        return Err(problem + ": build it with --features leasehold-cli/broken");
+    }
+    Ok(())
+}
+
 /// Runs the whole test and returns what the driver saw. What the workers saw is in the directory.
 ///
 /// # Errors
-/// A message if the store could not be started. Then nothing was tested.
+/// A message if the store could not be started, or if the rule cannot be broken. Then nothing was tested.
 pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
+    if let Some(rule) = &run.broken {
+        check_broken(rule, run.command.as_deref())?;
+    }
     let stage = Stage::set(&run.store, seed, run.workers + 1 + COMMANDS, dir)?;
     let whole = Duration::from_secs_f64(run.minutes * 60.0);
     let show = Show {

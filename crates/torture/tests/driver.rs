@@ -55,3 +55,35 @@ fn a_broken_rule_is_found_out() {
         assert_eq!(run.status.code(), Some(1), "{rule}: {said}");
     }
 }
+
+/// With `TORTURE_AS_BUILT`, the command may have been built without the rules. Then nothing would be broken.
+#[cfg(feature = "broken")]
+#[test]
+fn a_command_that_cannot_break_the_rule_is_refused_before_the_run() {
+    for (rule, command, says) in [
+        ("lifo", "/bin/true", "/bin/true cannot break the rule \"lifo\""),
+        ("lifo", "/bin/false", "/bin/false cannot break the rule \"lifo\""),
+        ("lifo", "/nowhere/leasehold", "/nowhere/leasehold: "),
+        ("lifoo", "/bin/true", "there is no rule \"lifoo\" to break: ownership, "),
+    ] {
+        let options = ["--minutes", "1", "--broken", rule, "--until-found", "--command", command];
+        let run = torture().args(options).output().unwrap();
+        let said = String::from_utf8_lossy(&run.stdout);
+        assert_eq!(run.status.code(), Some(2), "{said}");
+        assert!(said.contains(&format!("inconclusive: {says}")), "{said}");
+    }
+}
+
+/// `scripts/torture --broken-all` breaks every rule.
+#[cfg(feature = "broken")]
+#[test]
+fn the_script_knows_all_rules() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/torture");
+    let script = std::fs::read_to_string(path).unwrap();
+    let listed = script.lines().find_map(|line| line.strip_prefix("rules=(")).unwrap();
+    let mut listed: Vec<_> = listed.trim_end_matches(')').split(' ').collect();
+    let mut known = leasehold::broken::RULES;
+    listed.sort_unstable();
+    known.sort_unstable();
+    assert_eq!(listed, known);
+}
