@@ -44,6 +44,10 @@ class Member:
     age: float | None
     #: Seconds until it expires unless it is renewed; None if it does not expire.
     ends_in: float | None
+    #: Seconds until its TTL ends the permit; None without a TTL, and for a waiter.
+    ttl_left: float | None
+    #: Seconds since its client renewed it last; None in memory, on one host, and for other programs on Redis.
+    silent_for: float | None
     #: The fence of its permit; None for a waiter, and for other programs on Redis.
     fence: int | None
     #: How many units of the capacity it takes.

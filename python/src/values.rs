@@ -55,6 +55,8 @@ fn member(py: Python<'_>, member: &Member) -> PyResult<Py<PyAny>> {
         pid: member.pid(),
         age: seconds(member.age()),
         ends_in: seconds(member.ends_in()),
+        ttl_left: seconds(member.ttl_left()),
+        silent_for: seconds(member.silent_for()),
         fence: member.fence().map(leasehold::Fence::get),
         weight: member.weight(),
         slot_number: member.slot_number(),

@@ -155,7 +155,7 @@ pub(crate) struct RunArgs {
     pub(crate) store: StoreArgs,
     /// How many may run at once. The latest -n for a name applies to all, unless `limit --pin` overrides it. Default:
     /// the current limit of the name; for a new name 1, or no limit with --rate
-    #[arg(short = 'n', value_name = "N", value_parser = count)]
+    #[arg(short = 'n', long, value_name = "N", value_parser = count)]
     pub(crate) capacity: Option<u32>,
     /// How many of the -n units this command needs. It gets all of them or none. Lighter commands do not overtake it
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = count)]

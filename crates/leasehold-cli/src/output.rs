@@ -126,6 +126,11 @@ pub(crate) fn lease_text(lease: Duration) -> String {
     }
 }
 
+/// Formats a number of things, as in "1 unit" and "2 units".
+pub(crate) fn counted(number: u32, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
 pub(crate) fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "-".to_owned())
 }

@@ -273,6 +273,10 @@ fn not_a_store(url: &str) -> String {
     const EXPECTED: &str = "expected sqlite:PATH, redis://host:port, unix:///path, redis-sentinel://host:port/name or redis-cluster://host:port";
     let may_have_password = url.contains('@');
     let not_a_url = |hint: &str| format!("{url:?} is not a URL: {hint}");
+    if let Some((scheme, rest)) = misspelled(url) {
+        let wrong = &url[..url.len() - rest.len()];
+        return format!("write \"{scheme}://\" instead of {wrong:?}");
+    }
     match url.split_once(':') {
         Some((scheme, rest)) if !scheme.contains('@') => {
             let lower = scheme.to_ascii_lowercase();
@@ -292,6 +296,17 @@ fn not_a_store(url: &str) -> String {
         _ if url.starts_with(['.', '~']) => not_a_url(&format!("for a file write sqlite:{url}")),
         _ => not_a_url(&format!("for a file write sqlite:{url}, for a Redis server redis://{url}")),
     }
+}
+
+/// Returns the scheme and the rest of a URL whose colon or slash is missing, as in `redis//host` and `redis:/host`.
+fn misspelled(url: &str) -> Option<(&'static str, &str)> {
+    const SCHEMES: [&str; 6] =
+        ["redis", "rediss", "redis-sentinel", "rediss-sentinel", "redis-cluster", "rediss-cluster"];
+    SCHEMES.into_iter().find_map(|scheme| {
+        let marks = url.strip_prefix(scheme)?;
+        let rest = marks.strip_prefix("//").or_else(|| marks.strip_prefix(":/"))?;
+        StoreUrl::parse(&format!("{scheme}://{rest}")).is_ok().then_some((scheme, rest))
+    })
 }
 
 /// Returns the URL of the default store, a file in the user's state directory.
@@ -328,6 +343,21 @@ pub(crate) fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_url_without_its_colon_or_a_slash_is_recognised() {
+        for (url, says) in [
+            ("redis//127.0.0.1", "write \"redis://\" instead of \"redis//\""),
+            ("redis:/127.0.0.1:6379", "write \"redis://\" instead of \"redis:/\""),
+            ("rediss//joe:hunter2@host", "write \"rediss://\" instead of \"rediss//\""),
+            ("redis-cluster//a,b", "write \"redis-cluster://\" instead of \"redis-cluster//\""),
+            ("redis.internal", "for a Redis server redis://redis.internal"),
+            ("redis:6379", "for a Redis server write redis://redis:6379"),
+        ] {
+            let problem = not_a_store(url);
+            assert!(problem.contains(says) && !problem.contains("hunter2"), "{url}: {problem}");
+        }
+    }
 
     #[test]
     fn what_people_see_of_a_url_has_no_secrets_in_it() {

@@ -6,7 +6,10 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use leasehold::{AcquisitionId, Client, Error, Locks, Member, Outage, Semaphore, WaitsFor};
+use leasehold::{
+    AcquisitionId, Client, Error, LockInfo, Locks, Member, Outage, Semaphore, SemaphoreStats,
+    WaitsFor,
+};
 use tokio::time::sleep;
 use unicode_width::UnicodeWidthStr;
 
@@ -206,18 +209,12 @@ impl Line {
                 }
                 _ => {}
             }
-            let Some((first, others)) = stats.holders().split_first() else {
+            let (Some(first), Some(held)) = (stats.holders().first(), held_by(&stats)) else {
                 return Some(Known::new(&place, "", &nth, ""));
             };
-            let who = describe_member(first);
-            let more = match others.len() {
-                0 => String::new(),
-                1 => ", and by 1 other".to_owned(),
-                more => format!(", and by {more} others"),
-            };
             let short = first.label().map(|label| format!("{label:?}"));
-            let short = short.unwrap_or_else(|| who.clone());
-            Some(Known::new(&place, &format!("held by {who}{more}"), &nth, &short))
+            let short = short.unwrap_or_else(|| describe_member(first));
+            Some(Known::new(&place, &held, &nth, &short))
         })
         .await;
     }
@@ -225,13 +222,10 @@ impl Line {
     async fn show_lock(&mut self, locks: &Locks, key: &str) {
         self.show(async || {
             let info = locks.lookup(key).await.ok().flatten()?;
-            let age = info.acquired_at.elapsed().ok();
-            let holder = describe(info.host.as_deref(), info.pid, info.label.as_deref(), age);
-            // Another program does not record its host and pid.
-            let by = if info.host.is_some() || info.pid.is_some() { " by " } else { "" };
+            let held = locked_by(&info);
             let place = format!("locked with fence {}", info.fence);
-            let short = info.label.map_or_else(|| holder.clone(), |label| format!("{label:?}"));
-            Some(Known::new(&place, &format!("held{by}{holder}"), "locked", &short))
+            let short = info.label.map_or_else(|| held.clone(), |label| format!("{label:?}"));
+            Some(Known::new(&place, &held, "locked", &short))
         })
         .await;
     }
@@ -313,6 +307,26 @@ impl Drop for Line {
             bar.finish_and_clear();
         }
     }
+}
+
+/// Returns who holds the permits of a semaphore, or `None` if nobody does.
+pub(crate) fn held_by(stats: &SemaphoreStats) -> Option<String> {
+    let (first, others) = stats.holders().split_first()?;
+    let more = match others.len() {
+        0 => String::new(),
+        1 => ", and by 1 other".to_owned(),
+        more => format!(", and by {more} others"),
+    };
+    Some(format!("held by {}{more}", describe_member(first)))
+}
+
+/// Returns who holds a lock.
+pub(crate) fn locked_by(info: &LockInfo) -> String {
+    let age = info.acquired_at.elapsed().ok();
+    let holder = describe(info.host.as_deref(), info.pid, info.label.as_deref(), age);
+    // Another program does not record its host and pid.
+    let by = if info.host.is_some() || info.pid.is_some() { " by " } else { "" };
+    format!("held{by}{holder}")
 }
 
 fn describe_member(member: &Member) -> String {

@@ -174,6 +174,9 @@ impl SemaphoreStats {
             pid: None,
             age: Some(now.since(row.since)),
             ends_in: row.ends.map(|ends| ends.since(now)),
+            // In memory only a TTL ends a permit.
+            ttl_left: row.ends.map(|ends| ends.since(now)),
+            silent_for: None,
             fence: row.fence,
             weight: row.weight,
             slot_number: row.slot_number.map(NonZeroU32::get),
@@ -384,6 +387,8 @@ pub struct Member {
     pub(crate) pid: Option<u32>,
     pub(crate) age: Option<Duration>,
     pub(crate) ends_in: Option<Duration>,
+    pub(crate) ttl_left: Option<Duration>,
+    pub(crate) silent_for: Option<Duration>,
     pub(crate) fence: Option<Fence>,
     pub(crate) weight: u32,
     pub(crate) slot_number: Option<u32>,
@@ -425,6 +430,21 @@ impl Member {
     #[must_use]
     pub fn ends_in(&self) -> Option<Duration> {
         self.ends_in
+    }
+
+    /// Returns the time until its TTL ends the permit, however often it is renewed; `None` if it has no TTL, and for a
+    /// waiter.
+    #[must_use]
+    pub fn ttl_left(&self) -> Option<Duration> {
+        self.ttl_left
+    }
+
+    /// Returns the time since its client renewed it last. A holder that is alive renews its permit in the second third
+    /// of its lease, and after 8 s at the latest. So a longer silence means that its process is dead or stopped, or cannot
+    /// reach the store. `None` in memory and on one host, where nothing is renewed, and for other programs on Redis.
+    #[must_use]
+    pub fn silent_for(&self) -> Option<Duration> {
+        self.silent_for
     }
 
     /// Returns the fence of the permit; `None` for a waiter. On Redis also `None` for other programs, and for a permit

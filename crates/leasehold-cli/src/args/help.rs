@@ -119,8 +119,11 @@ Examples:
   leasehold show --json deploy | jq '., .also[] | select(.kind == \"lock\")'
 
 If a semaphore, a lock and a pool have the name, all of them are shown, each under a heading.
-ENDS IN is the time until the lease of a holder, or the place of a waiter, expires unless it is
-renewed. Holders and waiters renew it in the background.
+SILENT FOR is the time since the holder or waiter last renewed its lease, on Redis. Holders renew it
+every 8 s or more often, so a longer silence means that the process is dead or stopped, or cannot
+reach the store. On one host nothing is renewed, because the kernel reports dead processes. TTL LEFT
+is the time until --ttl ends the permit. LEASE LEFT is the time until a lock or a lease of a pool
+expires unless it is renewed; it does not say when the job ends.
 
 --json prints one object with the fields kind (semaphore, lock or pool), name, held, holders and
 also. `also` is an array of the same objects for the other kinds of that name, usually empty.
@@ -128,7 +131,8 @@ Unknown values are null. Further fields:
   semaphore  capacity (the limit), declared, pinned, paused (for_seconds, by, reason), units, rate
              (starts, period_seconds, burst, interval_seconds, next_in_seconds), waiting, waits_for, waiters,
              oldest_hold_seconds, oldest_wait_seconds; each holder and waiter: id, slot, units,
-             host, pid, label, for_seconds, ends_in_seconds, fence
+             host, pid, label, for_seconds, silent_for_seconds, ttl_left_seconds, ends_in_seconds
+             (until it expires unless it is renewed), fence
   lock       its holder: lock_id_hash, host, pid, label, for_seconds, ends_in_seconds, fence
   pool       each holder: instance_id, silent_for_seconds, ends_in_seconds
 

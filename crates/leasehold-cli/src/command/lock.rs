@@ -15,7 +15,7 @@ use crate::job::{HeldLock, Job, asked_for, grace, margin};
 use crate::output::ago;
 use crate::signals::Signals;
 use crate::store::{self, Store};
-use crate::waiting::Waiting;
+use crate::waiting::{Waiting, locked_by};
 
 /// The shortest lease in graces: see [`grace`].
 const GRACES: u32 = 2;
@@ -96,11 +96,12 @@ fn patience(arguments: &LockArgs) -> Patience {
 /// Returns why the lock was not acquired at once.
 async fn why_not(client: &Client, lock: &Lock, once_per: Option<Duration>) -> String {
     let key = lock.key();
+    let info = client.locks().lookup(key).await.ok().flatten();
     let Some(period) = once_per else {
-        return format!("the lock {key:?} is held by another process");
+        let held = info.as_ref().map_or_else(|| "held by another process".to_owned(), locked_by);
+        return format!("the lock {key:?} is {held}");
     };
     let period = humantime::format_duration(period);
-    let info = client.locks().lookup(key).await.ok().flatten();
     let left = info.and_then(|info| info.expires_at.duration_since(SystemTime::now()).ok());
     let left = left.map(|left| format!("; the lock expires in {}", ago(left))).unwrap_or_default();
     format!(

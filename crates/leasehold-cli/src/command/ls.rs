@@ -11,7 +11,7 @@ use super::limit::{paused_json, rate, rate_json, waits_for};
 use super::show::pool_member_json;
 use crate::args::LsArgs;
 use crate::failure::Failure;
-use crate::output::{self, ago, or_dash, seconds, table};
+use crate::output::{self, ago, counted, or_dash, seconds, table};
 use crate::store::{self, Store};
 
 const NOTHING: &str = "no holders and no waiters";
@@ -74,7 +74,7 @@ async fn locks(client: &Client) -> Result<Section, Failure> {
     let row = |lock: &RawLockInfo| {
         [lock.key.clone(), ago(held_for(lock)), ago(ends_in(lock)), lock.info.fence.to_string()]
     };
-    let titles = ["LOCK", "FOR", "ENDS IN", "FENCE"];
+    let titles = ["LOCK", "FOR", "LEASE LEFT", "FENCE"];
     let table = (!locks.is_empty()).then(|| table(titles, &[1, 2], locks.iter().map(row)));
     Ok(Section { title: "locks", table, json: locks.iter().map(lock_json).collect() })
 }
@@ -125,7 +125,7 @@ fn row(one: &SemaphoreStats) -> [String; 7] {
 /// Returns the number of permits, and the number of units if it differs.
 fn held(one: &SemaphoreStats) -> String {
     let (held, units) = (one.held(), one.units());
-    if held == units { held.to_string() } else { format!("{held} ({units} units)") }
+    if held == units { held.to_string() } else { format!("{held} ({})", counted(units, "unit")) }
 }
 
 /// Returns the capacity with pin, pause and rate.

@@ -15,7 +15,7 @@ use crate::guard::spare::Spare;
 use crate::job::{GRACE, Job, asked_for, grace};
 use crate::signals::Signals;
 use crate::store::{self, Store};
-use crate::waiting::Waiting;
+use crate::waiting::{Waiting, held_by};
 
 /// With a shorter lease, a slightly late renewal would lose the permit.
 const SHORTEST: Duration = Duration::from_millis(300);
@@ -194,9 +194,13 @@ async fn why_not(semaphore: &Semaphore, weight: u32) -> String {
     if let Ok(Some(why)) = reason(semaphore).await {
         return why;
     }
-    match weight {
+    let what = match weight {
         1 => format!("no permit of {name:?} is free"),
         weight => format!("{weight} units of {name:?} are not free"),
+    };
+    match semaphore.stats().await.ok().as_ref().and_then(held_by) {
+        Some(held) => format!("{what}: {held}"),
+        None => what,
     }
 }
 

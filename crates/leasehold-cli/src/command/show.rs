@@ -12,7 +12,7 @@ use super::limit::{paused, rate};
 use super::ls::semaphore_json;
 use crate::args::ShowArgs;
 use crate::failure::{Failure, NOTHING_THERE, log_line};
-use crate::output::{self, Style, ago, one_line, or_dash, seconds, styled, table};
+use crate::output::{self, Style, ago, counted, one_line, or_dash, seconds, styled, table};
 use crate::store::{self, Store};
 
 pub(crate) fn run(arguments: &ShowArgs) -> Result<u8, Failure> {
@@ -133,8 +133,9 @@ impl Found {
         let used = if stats.units() == held {
             format!("{held}{of}{pinned} held")
         } else {
-            let permits = if held == 1 { "permit" } else { "permits" };
-            format!("{}{of}{pinned} units held by {held} {permits}", stats.units())
+            let unit = if stats.units() == 1 && !limited { "unit" } else { "units" };
+            let permits = counted(held, "permit");
+            format!("{}{of}{pinned} {unit} held by {permits}", stats.units())
         };
         // Waiting for room or for the end of a pause needs no explanation here.
         let waits =
@@ -147,9 +148,20 @@ impl Found {
         let waiters = places.map(|(at, waiter)| row(&format!("{}.", at + 1), waiter));
         let members: Vec<_> =
             stats.holders().iter().map(|holder| row("held", holder)).chain(waiters).collect();
-        let titles =
-            ["PLACE", "ID", "HOST", "PID", "LABEL", "FOR", "ENDS IN", "SLOT", "UNITS", "FENCE"];
-        let table = (!members.is_empty()).then(|| table(titles, &[3, 5, 6, 7, 8], members));
+        let titles = [
+            "PLACE",
+            "ID",
+            "HOST",
+            "PID",
+            "LABEL",
+            "FOR",
+            "SILENT FOR",
+            "TTL LEFT",
+            "SLOT",
+            "UNITS",
+            "FENCE",
+        ];
+        let table = (!members.is_empty()).then(|| table(titles, &[3, 5, 6, 7, 8, 9], members));
         let mut json = semaphore_json(stats);
         json["holders"] = stats.holders().iter().map(member_json).collect();
         json["waiters"] = stats.waiters().iter().map(member_json).collect();
@@ -170,7 +182,7 @@ impl Found {
             ago(ends_in),
             info.fence.to_string(),
         ];
-        let titles = ["HOST", "PID", "LABEL", "FOR", "ENDS IN", "FENCE"];
+        let titles = ["HOST", "PID", "LABEL", "FOR", "LEASE LEFT", "FENCE"];
         let text = summed_up(&lock.key, "locked", Some(table(titles, &[1, 3, 4], [row])));
         let holder = json!({
             "lock_id_hash": info.lock_id_hash,
@@ -189,7 +201,7 @@ impl Found {
         let row = |one: &PoolMember| {
             [one.instance_id.clone(), ago(one.silent_for), or_dash(one.ends_in.map(ago))]
         };
-        let titles = ["INSTANCE", "SILENT FOR", "ENDS IN"];
+        let titles = ["INSTANCE", "SILENT FOR", "LEASE LEFT"];
         let table = table(titles, &[1, 2], pool.members.iter().map(row));
         // The store does not know the capacity of a pool; only its users do.
         let text = summed_up(&pool.name, &format!("{} held", pool.members.len()), Some(table));
@@ -199,7 +211,7 @@ impl Found {
     }
 }
 
-fn row(place: &str, member: &Member) -> [String; 10] {
+fn row(place: &str, member: &Member) -> [String; 11] {
     [
         place.to_owned(),
         member.id().to_owned(),
@@ -207,7 +219,8 @@ fn row(place: &str, member: &Member) -> [String; 10] {
         or_dash(member.pid().map(|pid| pid.to_string())),
         or_dash(member.label().map(str::to_owned)),
         or_dash(member.age().map(ago)),
-        or_dash(member.ends_in().map(ago)),
+        or_dash(member.silent_for().map(ago)),
+        or_dash(member.ttl_left().map(ago)),
         or_dash(member.slot_number().map(|slot| slot.to_string())),
         member.weight().to_string(),
         or_dash(member.fence().map(|fence| fence.to_string())),
@@ -223,6 +236,8 @@ pub(super) fn member_json(member: &Member) -> Value {
         "pid": member.pid(),
         "label": member.label(),
         "for_seconds": seconds(member.age()),
+        "silent_for_seconds": seconds(member.silent_for()),
+        "ttl_left_seconds": seconds(member.ttl_left()),
         "ends_in_seconds": seconds(member.ends_in()),
         // As text, because not every JSON library keeps numbers above 2^53 exactly.
         "fence": member.fence().as_ref().map(Fence::to_string),

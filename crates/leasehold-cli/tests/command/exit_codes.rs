@@ -161,11 +161,15 @@ fn not_acquired_is_75_or_what_was_asked_for() {
         }
     }
     let refused = run(&url, &["run", "--no-wait", "it", "--", "true"]);
-    assert_eq!(refused.stderr, "leasehold: no permit of \"it\" is free\n");
+    let pid = std::process::id();
+    let by = |what: &str, line: &str| {
+        assert!(line.starts_with(what) && line.contains(&format!(" pid {pid} ")), "{line}");
+    };
+    by("leasehold: no permit of \"it\" is free: held by ", &refused.stderr);
     let late = run(&url, &["run", "--wait", "50ms", "it", "--", "true"]);
     assert_eq!(late.stderr, "leasehold: no permit of \"it\" was acquired within 50ms\n");
     let refused = run(&url, &["lock", "--no-wait", "it", "--", "true"]);
-    assert_eq!(refused.stderr, "leasehold: the lock \"it\" is held by another process\n");
+    by("leasehold: the lock \"it\" is held by ", &refused.stderr);
     assert_eq!(inspector.held_and_waiting("it"), (1, 0), "a waiter is left in the queue");
 }
 
@@ -259,4 +263,13 @@ fn help_and_version_are_0() {
         let output = leasehold("").arg(option).output().unwrap();
         assert!(output.status.success() && output.stderr.is_empty());
     }
+}
+
+/// The torture test checks before a run that the command can break the rule.
+#[cfg(feature = "broken")]
+#[test]
+fn a_build_that_can_break_rules_lists_them() {
+    let listed = run("", &["--broken-rules"]);
+    let known = leasehold::broken::RULES.join("\n") + "\n";
+    assert_eq!((listed.code, listed.stdout), (0, known));
 }

@@ -144,7 +144,7 @@ fn a_semaphore_in_use() {
     let lines: Vec<_> = shown.lines().collect();
     assert_eq!(lines[0], "deploy: 1 of 1 held, 1 waiting");
     let titles: Vec<_> = lines[2].split_whitespace().collect();
-    let whole = "PLACE ID HOST PID LABEL FOR ENDS IN SLOT UNITS FENCE";
+    let whole = "PLACE ID HOST PID LABEL FOR SILENT FOR TTL LEFT SLOT UNITS FENCE";
     assert_eq!(titles.join(" "), whole);
     assert!(lines[3].starts_with("held   HOLDER~") && lines[3].contains(" nightly "), "{shown}");
     assert!(lines[3].ends_with("FENCE~~~~~~~~~~~~~~"), "{shown}");
@@ -307,9 +307,9 @@ fn whatever_has_the_name_is_shown() {
         let (pid, host) = (std::process::id(), only_host(&inspector));
         let fence = only.fence();
         let line = format!("{host} {pid} nightly AGE {fence}\n");
-        let expected = format!("invoice:42: locked\n\nHOST PID LABEL FOR ENDS IN FENCE\n{line}");
+        let expected = format!("invoice:42: locked\n\nHOST PID LABEL FOR LEASE LEFT FENCE\n{line}");
         assert_eq!(ageless(&show(&["invoice:42"])), expected);
-        let expected = "workers: 1 held\n\nINSTANCE SILENT FOR ENDS IN\nworker-7 AGE\n";
+        let expected = "workers: 1 held\n\nINSTANCE SILENT FOR LEASE LEFT\nworker-7 AGE\n";
         assert_eq!(ageless(&show(&["workers"])), expected);
         let all = ageless(&show(&["it"]));
         let lines: Vec<_> = all.lines().collect();

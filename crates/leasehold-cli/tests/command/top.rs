@@ -137,7 +137,7 @@ fn enter_opens_a_name_with_its_holders_and_its_queue() {
             top.shows("limit 1; 1 held; 2 waiting for up to ");
             top.shows("the first in the queue needs 1 unit: 1 of 1 are held");
             let pid = std::process::id().to_string();
-            top.shows_line(&["PLACE", "LABEL", "HOST", "PID", "FOR", "ENDS IN", "FENCE"]);
+            top.shows_line(&["PLACE", "LABEL", "HOST", "PID", "FOR", "SILENT FOR", "FENCE"]);
             top.shows_line(&["> held", "nightly", &pid]);
             top.shows_line(&["1.", "patient", &pid]);
             top.shows_line(&["2.", "patient", &pid]);

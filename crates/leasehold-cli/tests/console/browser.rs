@@ -154,7 +154,7 @@ fn is_inert(browser: &Browser, console: &Console, store: &str) {
     browser.go(&console.url("/"));
     browser.shows(SCRIPT);
     browser.click("a[href^='/semaphore?name=%3Cscript']");
-    browser.shows("Time left");
+    browser.shows("Silent for");
     for path in ["/semaphore?name=%3Cscript%3Ealert%281%29%3C%2Fscript%3E", "/clients", "/events"] {
         browser.go(&console.url(path));
         browser.shows(SCRIPT);

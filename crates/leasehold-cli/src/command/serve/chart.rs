@@ -7,6 +7,7 @@ use leasehold::SemaphoreStats;
 use maud::{Markup, html};
 
 use crate::monitor::{History, Sample, since};
+use crate::output::counted;
 
 /// The time spans of a chart. The shortest that covers the history is used, so that unseen time takes no room.
 const SPANS: [(u64, &str, &str); 3] =
@@ -120,7 +121,8 @@ pub(super) fn segments(one: &SemaphoreStats) -> Markup {
         })
         .collect();
     let between = ends.iter().rev().skip(1);
-    let label = format!("{units} of {capacity} units held by {} holders", ends.len());
+    let holders = counted(u32::try_from(ends.len()).unwrap_or(u32::MAX), "holder");
+    let label = format!("{units} of {} held by {holders}", counted(capacity, "unit"));
     html! {
         div.units {
             svg.bar.large viewBox="0 0 100 10" preserveAspectRatio="none" role="img" aria-label=(label) {

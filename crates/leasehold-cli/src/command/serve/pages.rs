@@ -19,7 +19,7 @@ use super::console::{Console, Rendering};
 use super::details::Details;
 use super::reply::{self, Refusal};
 use super::request::Fields;
-use crate::output::one_line;
+use crate::output::{counted, one_line};
 
 mod clients;
 mod events;
@@ -246,7 +246,7 @@ fn held_text(one: &SemaphoreStats) -> String {
     if units == permits {
         format!("{units}{of}")
     } else {
-        format!("{units}{of} units, {permits} permits")
+        format!("{units}{of} units, {}", counted(permits, "permit"))
     }
 }
 

@@ -2,13 +2,13 @@
 
 use leasehold::{SemaphoreStats, WaitsFor};
 
-use crate::output::ago;
+use crate::output::{ago, counted};
 
 /// Returns `None` if there is no waiter. The sentence contains text of other programs.
 pub(super) fn why(stats: &SemaphoreStats) -> Option<String> {
     let (capacity, units) = (stats.capacity(), stats.units());
     let weight = stats.waiters().first().map(leasehold::Member::weight);
-    let needs = |weight| if weight == 1 { "1 unit".to_owned() } else { format!("{weight} units") };
+    let needs = |weight| counted(weight, "unit");
     Some(match stats.waits_for()? {
         WaitsFor::Room => {
             let free = capacity.saturating_sub(units);

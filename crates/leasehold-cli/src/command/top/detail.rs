@@ -11,7 +11,7 @@ use crate::action::Action;
 use crate::command::limit::{paused, rate};
 use crate::command::show::find_with;
 use crate::monitor::{self, Kind};
-use crate::output::{ago, or_dash};
+use crate::output::{ago, counted, or_dash};
 
 /// The number of holders, and of waiters, that are listed.
 const LISTED: usize = 500;
@@ -116,7 +116,7 @@ fn semaphore_summary(stats: &SemaphoreStats) -> Vec<String> {
     let held = if held == units {
         format!("{held} held")
     } else {
-        format!("{units} units held by {held} permits")
+        format!("{} held by {}", counted(units, "unit"), counted(held, "permit"))
     };
     let oldest = stats.oldest_wait().map(|wait| format!(" for up to {}", ago(wait)));
     let waiting = format!("{} waiting{}", stats.waiting(), oldest.unwrap_or_default());
@@ -133,7 +133,7 @@ fn semaphore_summary(stats: &SemaphoreStats) -> Vec<String> {
 
 fn first_waits(stats: &SemaphoreStats, waits_for: WaitsFor) -> String {
     let weight = stats.waiters().first().map_or(1, Member::weight);
-    let units = if weight == 1 { "1 unit".to_owned() } else { format!("{weight} units") };
+    let units = counted(weight, "unit");
     let (held, capacity) = (stats.units(), stats.capacity());
     match waits_for {
         WaitsFor::Room => {
@@ -167,7 +167,8 @@ fn entry(place: String, member: &Member, action: Action) -> Entry {
         text(member.host()),
         or_dash(member.pid().map(|pid| pid.to_string())),
         or_dash(member.age().map(ago)),
-        or_dash(member.ends_in().map(ago)),
+        or_dash(member.silent_for().map(ago)),
+        or_dash(member.ttl_left().map(ago)),
         or_dash(member.fence().map(|fence| fence.to_string())),
         member.weight().to_string(),
         or_dash(member.slot_number().map(|slot| slot.to_string())),

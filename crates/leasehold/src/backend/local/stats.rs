@@ -132,7 +132,8 @@ impl Reading<'_, '_> {
     /// grants.
     fn holders(&mut self, semaphore: i64) -> Result<Vec<Member>> {
         let mut select = self.tx.prepare_cached(
-            "SELECT h.client, h.sequence, h.since, h.ends, h.label, c.host, c.pid, h.fence, h.weight, h.slot
+            "SELECT h.client, h.sequence, h.since, h.ends, h.label, c.host, c.pid, h.fence, h.weight, h.slot,
+                    CASE WHEN h.unclaimed THEN h.hold_until ELSE h.ends END
              FROM holders h LEFT JOIN clients c USING (client)
              WHERE h.semaphore = ?1 AND (h.ends IS NULL OR h.ends > ?2)
              ORDER BY h.fence IS NULL, h.fence, h.since",
@@ -144,7 +145,7 @@ impl Reading<'_, '_> {
     /// Returns at most `most` waiters, in the order of the queue.
     fn waiters(&mut self, semaphore: i64, most: usize) -> Result<Vec<Member>> {
         let mut select = self.tx.prepare_cached(
-            "SELECT w.client, w.sequence, w.since, NULL, w.label, c.host, c.pid, NULL, w.weight, NULL
+            "SELECT w.client, w.sequence, w.since, NULL, w.label, c.host, c.pid, NULL, w.weight, NULL, NULL
              FROM waiters w LEFT JOIN clients c USING (client)
              WHERE w.semaphore = ?1 ORDER BY w.place",
         )?;
@@ -153,7 +154,7 @@ impl Reading<'_, '_> {
     }
 
     /// Reads at most `most` live members from rows of: client, sequence, since, ends, label, host, pid, fence, weight,
-    /// slot.
+    /// slot, end of the TTL.
     fn members(&mut self, mut rows: Rows<'_>, most: usize) -> Result<Vec<Member>> {
         let now = self.now.micros();
         let mut members = Vec::new();
@@ -165,13 +166,19 @@ impl Reading<'_, '_> {
                 continue;
             }
             let (ends, fence): (Option<i64>, Option<i64>) = (row.get(3)?, row.get(7)?);
+            let hold_until: Option<i64> = row.get(10)?;
+            let left =
+                |until: i64| Duration::from_micros(until.cast_unsigned().saturating_sub(now));
             members.push(Member {
                 id: AcquisitionId::new(client, row.get::<_, i64>(1)?.cast_unsigned()).to_string(),
                 label: row.get(4)?,
                 host: row.get(5)?,
                 pid: row.get(6)?,
                 age: Some(self.since(row.get(2)?)),
-                ends_in: ends.map(|ends| Duration::from_micros(ends.cast_unsigned() - now)),
+                ends_in: ends.map(left),
+                ttl_left: hold_until.map(left),
+                // Nothing is renewed: the kernel reports dead processes.
+                silent_for: None,
                 fence: fence.map(|fence| Fence::new(fence.cast_unsigned())),
                 weight: row.get(8)?,
                 slot_number: row.get(9)?,

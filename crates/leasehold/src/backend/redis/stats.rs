@@ -565,8 +565,14 @@ fn member(
     let known = client_of(&id).and_then(|client| clients.get(client));
     let (host, pid) = known.cloned().unwrap_or_default();
     let ends_in = ends.map(|ends| seconds_between(now, ends));
-    let member = Member { host, pid, age, ends_in, ..unknown(cut(&id)) };
-    Some(describe(member, &info, now))
+    let ttl_left = other.filter(|_| role == Role::Holder).map(|ttl| seconds_between(now, ttl));
+    let member = Member { host, pid, age, ends_in, ttl_left, ..unknown(cut(&id)) };
+    let renewed_until = match role {
+        Role::Holder => Some((score, 1)),
+        // A waiter may be silent for two leases.
+        Role::Waiter => other.map(|alive_by| (alive_by, 2)),
+    };
+    Some(describe(member, renewed_until, &info, now))
 }
 
 fn seconds((seconds, micros): (f64, f64)) -> f64 {
@@ -575,17 +581,29 @@ fn seconds((seconds, micros): (f64, f64)) -> f64 {
 
 /// A member of which only the id is known.
 fn unknown(id: String) -> Member {
-    let (label, host, pid, age, ends_in, fence) = (None, None, None, None, None, None);
-    Member { id, label, host, pid, age, ends_in, fence, weight: 1, slot_number: None }
+    Member {
+        id,
+        label: None,
+        host: None,
+        pid: None,
+        age: None,
+        ends_in: None,
+        ttl_left: None,
+        silent_for: None,
+        fence: None,
+        weight: 1,
+        slot_number: None,
+    }
 }
 
 fn client_of(id: &str) -> Option<&str> {
     Some(id.split_once('-')?.0)
 }
 
-/// Adds the fence, weight, slot number, age and label from "fence since lease ttl label". The fence may be followed by
-/// "/weight/slot number/unclaimed".
-fn describe(mut member: Member, info: &str, now: f64) -> Member {
+/// Adds the fence, weight, slot number, age, silence and label from "fence since lease ttl label". The fence may be
+/// followed by "/weight/slot number/unclaimed". `renewed_until` is when the last renewal ends, and the number of leases
+/// that it lasts.
+fn describe(mut member: Member, renewed_until: Option<(f64, u32)>, info: &str, now: f64) -> Member {
     let mut fields = info.splitn(5, ' ');
     let mut permit = fields.next().unwrap_or_default().split('/');
     member.fence = permit.next().and_then(|fence| fence.parse().map(Fence::new).ok());
@@ -596,7 +614,14 @@ fn describe(mut member: Member, info: &str, now: f64) -> Member {
     let since = fields.next().and_then(|since| since.parse::<f64>().ok());
     // A waiter's score gives its age more exactly.
     member.age = member.age.or(since.map(|since| seconds_between(since / 1e6, now)));
-    member.label = fields.nth(2).filter(|label| !label.is_empty()).map(str::to_owned);
+    let lease = fields.next().and_then(|lease| lease.parse::<u64>().ok());
+    member.silent_for = renewed_until.zip(lease).map(|((until, leases), lease)| {
+        let lease = Duration::from_micros(lease).as_secs_f64();
+        let silent_for = seconds_between(until - f64::from(leases) * lease, now);
+        // A permit that is not claimed yet has less than a lease.
+        member.age.map_or(silent_for, |age| age.min(silent_for))
+    });
+    member.label = fields.nth(1).filter(|label| !label.is_empty()).map(str::to_owned);
     member
 }
 
@@ -616,4 +641,45 @@ pub(super) fn read<T: FromRedisValue>(value: Value) -> Result<T, Error> {
 pub(super) fn seconds_between(earlier: f64, now: f64) -> Duration {
     // Another program may have written any score, even an infinite one.
     Duration::from_secs_f64((now - earlier).clamp(0.0, A_HUNDRED_YEARS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: f64 = 1000.0;
+
+    fn read(role: Role, score: f64, other: Option<f64>, info: Option<&str>) -> Member {
+        let info = info.map(str::as_bytes);
+        member(role, (b"AccamwoTXWA-0", score), (other, info), NOW, &Clients::new()).unwrap()
+    }
+
+    fn seconds(duration: Option<Duration>) -> Option<u64> {
+        duration.map(|duration| (duration + Duration::from_millis(500)).as_secs())
+    }
+
+    #[test]
+    fn a_member_is_silent_since_its_last_renewal() {
+        let held = "5 900000000 30000000 - nightly";
+        let renewed = read(Role::Holder, NOW + 18.0, None, Some(held));
+        assert_eq!(seconds(renewed.silent_for()), Some(12));
+        assert_eq!((seconds(renewed.ends_in()), renewed.ttl_left()), (Some(18), None));
+        let limited = read(Role::Holder, NOW + 18.0, Some(NOW + 7.0), Some(held));
+        assert_eq!(seconds(limited.silent_for()), Some(12));
+        assert_eq!((seconds(limited.ends_in()), seconds(limited.ttl_left())), (Some(7), Some(7)));
+        // Granted two seconds ago with a wake-up: three of five seconds are left to claim it.
+        let unclaimed = "5/1/0/1 998000000 30000000 - nightly";
+        let unclaimed = read(Role::Holder, NOW + 3.0, None, Some(unclaimed));
+        assert_eq!(seconds(unclaimed.silent_for()), Some(2));
+        // A waiter may be silent for two leases.
+        let waits = "- 900000000 30000000 - nightly";
+        let waiter = read(Role::Waiter, 900.0, Some(NOW + 45.0), Some(waits));
+        assert_eq!((seconds(waiter.silent_for()), waiter.ttl_left()), (Some(15), None));
+        let foreign = read(Role::Holder, NOW + 18.0, None, None);
+        assert_eq!((foreign.silent_for(), seconds(foreign.ends_in())), (None, Some(18)));
+        for odd in [f64::INFINITY, 1e300] {
+            let odd = read(Role::Holder, odd, None, Some("5 1 18446744073709551615 - x"));
+            assert!(odd.silent_for().is_some());
+        }
+    }
 }

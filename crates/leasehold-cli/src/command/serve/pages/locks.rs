@@ -12,7 +12,7 @@ use super::{
 use crate::command::serve::console::State;
 use crate::output::ago;
 
-const TITLES: [&str; 7] = ["Key", "Host", "Process", "Label", "Held for", "Time left", "Fence"];
+const TITLES: [&str; 7] = ["Key", "Host", "Process", "Label", "Held for", "Lease left", "Fence"];
 
 pub(super) fn content(state: &State, view: &View) -> Content {
     let all = state.monitor.latest().map_or(&[][..], |latest| &latest.locks);
@@ -46,7 +46,7 @@ fn rows(rows: &[&RawLockInfo], view: &View) -> Markup {
                 (number("Process", dash(info.pid)))
                 (cell("Label", &optional(info.label.as_deref())))
                 (number("Held for", ago(now.duration_since(info.acquired_at).unwrap_or_default())))
-                (number("Time left", ago(info.expires_at.duration_since(now).unwrap_or_default())))
+                (number("Lease left", ago(info.expires_at.duration_since(now).unwrap_or_default())))
                 (cell("Fence", &html! {
                     (info.fence.to_string())
                     @if view.may_act { " " (release(lock)) }

@@ -7,7 +7,7 @@ use super::{Content, View, about_actions, about_hidden, cell, number, table, tex
 use crate::command::serve::console::State;
 use crate::output::ago;
 
-const TITLES: [&str; 4] = ["Pool", "Instance", "Silent for", "Time left"];
+const TITLES: [&str; 4] = ["Pool", "Instance", "Silent for", "Lease left"];
 /// The number of leases that are shown.
 const SHOWN: usize = 1000;
 
@@ -40,7 +40,7 @@ fn rows(pools: &[PoolStats], view: &View) -> Markup {
                     @if view.may_act { " " (release(pool, one)) }
                 }))
                 (number("Silent for", ago(one.silent_for)))
-                (number("Time left", one.ends_in.map_or_else(|| "expired".to_owned(), ago)))
+                (number("Lease left", one.ends_in.map_or_else(|| "expired".to_owned(), ago)))
             }
         }
     }

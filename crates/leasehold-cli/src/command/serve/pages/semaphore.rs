@@ -12,8 +12,18 @@ use crate::command::serve::details::SHOWN;
 use crate::command::serve::why::why;
 use crate::output::{ago, one_line};
 
-const HOLDERS: [&str; 9] =
-    ["Holder", "Host", "Process", "Held for", "Time left", "Units", "Slot", "Fence", "Permit"];
+const HOLDERS: [&str; 10] = [
+    "Holder",
+    "Host",
+    "Process",
+    "Held for",
+    "Silent for",
+    "TTL left",
+    "Units",
+    "Slot",
+    "Fence",
+    "Permit",
+];
 const WAITERS: [&str; 7] = ["Place", "Waiter", "Host", "Process", "Waited for", "Units", "Id"];
 
 pub(super) fn content(
@@ -77,7 +87,8 @@ fn holders(one: &SemaphoreStats, view: &View) -> Markup {
                 (who(holder))
                 (place(holder))
                 (number("Held for", dash(holder.age().map(ago))))
-                (number("Time left", holder.ends_in().map_or_else(|| "no end".to_owned(), ago)))
+                (number("Silent for", dash(holder.silent_for().map(ago))))
+                (number("TTL left", dash(holder.ttl_left().map(ago))))
                 (number("Units", holder.weight()))
                 (number("Slot", dash(holder.slot_number())))
                 (number("Fence", dash(holder.fence())))

@@ -27,7 +27,8 @@ pub(super) fn content(state: &State, view: &View) -> Content {
         h1 { "Semaphores" }
         p.summary {
             strong { (all.len()) } @if all.len() == 1 { " name, " } @else { " names, " }
-            strong { (holding) } " units held, " strong { (waiting) } " waiting."
+            strong { (holding) } @if holding == 1 { " unit held, " } @else { " units held, " }
+             strong { (waiting) } " waiting."
         }
         (chart::chart(state.monitor.total(), "all semaphores"))
         (find_form(view, "/", "Name contains"))

@@ -120,7 +120,7 @@ fn locks(snapshot: &Snapshot, shown: &[usize], look: &Look) -> Grid {
         Column::text("HOST", Need::Rank(3)),
         Column::number("PID", 2, 0),
         Column::number("FOR", 0, 7),
-        Column::number("ENDS IN", 0, 7),
+        Column::number("LEASE LEFT", 0, 7),
         Column::number("FENCE", 1, 0),
     ];
     let now = SystemTime::now();
@@ -145,7 +145,7 @@ fn pools(snapshot: &Snapshot, shown: &[usize], look: &Look) -> Grid {
         Column::text("NAME", Need::Elastic).styled(BOLD),
         Column::number("HELD", 0, 6),
         Column::number("LONGEST SILENCE", 1, 0),
-        Column::number("NEXT ENDS IN", 2, 0),
+        Column::number("LEAST LEFT", 2, 0),
     ];
     let row = |pool: &PoolStats| {
         vec![

@@ -103,7 +103,8 @@ fn columns(detail: &Detail) -> Vec<Column> {
             Column::text("HOST", Need::Elastic),
             Column::number("PID", 1, 0),
             Column::number("FOR", 0, 7),
-            Column::number("ENDS IN", 2, 7),
+            Column::number("SILENT FOR", 2, 7),
+            Column::number("TTL LEFT", 4, 7),
             Column::number("FENCE", 3, 0),
             Column::number("UNITS", 4, 0),
             Column::number("SLOT", 4, 0),
@@ -114,13 +115,13 @@ fn columns(detail: &Detail) -> Vec<Column> {
             Column::text("HOST", Need::Elastic),
             Column::number("PID", 1, 0),
             Column::number("FOR", 0, 7),
-            Column::number("ENDS IN", 0, 7),
+            Column::number("LEASE LEFT", 0, 7),
             Column::number("FENCE", 2, 0),
         ],
         Detail::Pool(_) => vec![
             Column::text("INSTANCE", Need::Elastic).styled(BOLD),
             Column::number("SILENT FOR", 0, 0),
-            Column::number("ENDS IN", 1, 7),
+            Column::number("LEASE LEFT", 1, 7),
         ],
     }
 }
