@@ -174,7 +174,14 @@ impl Lease {
         }
     }
 
-    /// Wakes the keeper, if there is one, because something may be due at another moment than before.
+    /// Whether a keeper exists, or has existed a moment ago.
+    #[cfg(test)]
+    pub(crate) fn has_keeper(&self) -> bool {
+        Arc::strong_count(&self.earlier) > 1
+    }
+
+    /// Wakes the keeper, if there is one, because something may be due at another moment than before, or because the
+    /// lease has ended.
     fn wake_keeper(&self) {
         guarded(|| self.earlier.notify_one());
         if let Some(keeper) = self.keeper.get() {
@@ -245,6 +252,7 @@ impl Lease {
         let watchers = state.watchers.take();
         let hold = self.take_hold(&mut state);
         drop(state);
+        self.wake_keeper();
         self.report_loss(reason, hold);
         wake(watchers);
         true

@@ -341,3 +341,27 @@ impl Holding {
         report(self.locks.observer.as_ref(), operation, answer, about);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::Client;
+
+    /// A task for each lock that was released in the last second would add up.
+    #[tokio::test]
+    async fn the_renewals_of_a_released_lock_end_at_once() {
+        let client = Client::memory();
+        let mut leases = Vec::new();
+        for number in 0..200 {
+            let lock = client.lock(&format!("k{number}")).build().unwrap();
+            let guard = lock.acquire().await.unwrap();
+            leases.push(guard.lease.clone());
+            if number % 2 == 0 {
+                guard.release().await.unwrap();
+            } else {
+                let _ = guard.detach();
+            }
+        }
+        let left = leases.iter().filter(|lease| lease.has_keeper()).count();
+        assert!(left < 100, "{left} of 200 are left");
+    }
+}
