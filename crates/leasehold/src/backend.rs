@@ -235,8 +235,7 @@ pub(crate) enum Event {
     Granted(Name, AcquisitionId, Option<(Held, Moment)>),
     /// The first waiter belongs to this client and waits for a token, which arrives after this time.
     Token(Name, Span),
-    /// Another client has released this id. Redis reports it only for waiters: a renewal notices that a permit was
-    /// released.
+    /// Another client has released this id.
     Evicted(Name, AcquisitionId),
     /// The lock with this key was released.
     Unlocked(Name),
@@ -245,6 +244,9 @@ pub(crate) enum Event {
         to: Destination,
         /// Whether it was connected before, so that wake-ups may have been missed.
         again: bool,
+        /// Whether the server may be another one than before, or may have restarted, so that it may lack what the
+        /// former server has answered.
+        other: bool,
         /// Whether a request that was sent over an earlier connection may still be applied.
         stragglers: bool,
     },

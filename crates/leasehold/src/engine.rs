@@ -532,9 +532,14 @@ impl Core {
         self.lock_waiters.wake_all();
     }
 
-    /// Puts a source in line that the store could not serve just now. The source rests before it is sent again.
-    fn send_later(&self, source: Arc<dyn Source>, urgency: Urgency) -> Result<(), Error> {
-        self.sender.enqueue_later(source, urgency);
+    /// Puts a source in line that the store has not been able to serve since that moment. The source rests before it is sent again.
+    fn send_later(
+        &self,
+        source: Arc<dyn Source>,
+        urgency: Urgency,
+        since: Moment,
+    ) -> Result<(), Error> {
+        self.sender.enqueue_later(source, urgency, since);
         self.look()?;
         self.stopped.get().map_or(Ok(()), |error| Err(error.clone()))
     }

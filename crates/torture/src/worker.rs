@@ -105,8 +105,6 @@ struct Shared {
     finish: watch::Receiver<bool>,
     /// Permits that have been released, to be released again.
     spent: Mutex<Vec<(usize, AcquisitionId)>>,
-    /// Whether a replica may take over, and lose the last commands.
-    fails_over: bool,
     /// When each client was last unable to reach the store.
     outages: [AtomicU64; CLIENTS],
 }
@@ -258,9 +256,8 @@ async fn play(settings: &Settings, history_file: &Arc<HistoryFile>, finish: watc
     let names: Vec<_> = clients.iter().map(|client| client.id().to_string()).collect();
     history_file.note(Event::Begin { clients: names.join(",") });
     let (spent, outages) = (Mutex::default(), Default::default());
-    let fails_over = !settings.store.starts_with("sqlite:");
     let history_file = history_file.clone();
-    let shared = Arc::new(Shared { history_file, clients, finish, spent, fails_over, outages });
+    let shared = Arc::new(Shared { history_file, clients, finish, spent, outages });
     let watcher = {
         let shared = shared.clone();
         tokio::spawn(async move { shared.watch_for_outages().await })

@@ -149,7 +149,12 @@ impl RemoteBackend for Local {
         let (socket, bound) = oneshot::channel();
         self.worker.start(self.settings.clone(), client, socket);
         // A file needs no connection. If it cannot be used, the first request fails with the reason.
-        report(Event::Connected { to: Destination::ONLY, again: false, stragglers: false });
+        report(Event::Connected {
+            to: Destination::ONLY,
+            again: false,
+            other: false,
+            stragglers: false,
+        });
         tokio::spawn(listen(bound, Arc::downgrade(&self.worker), report));
     }
 

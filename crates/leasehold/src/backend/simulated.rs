@@ -15,7 +15,7 @@ use crate::clock::{Moment, Span, Time};
 use crate::lock::TimeAuthority;
 use crate::machine::lock::{LockMachine, Record};
 use crate::machine::pool::PoolMachine;
-use crate::machine::{Circumstances, Command, Effects, Machine, Outcome, Steered};
+use crate::machine::{Circumstances, Command, Effects, Known, Machine, Outcome, Steered};
 use crate::name::Name;
 use crate::pool::{PoolStats, Which};
 use crate::stats::{Query, SemaphoreStats};
@@ -69,6 +69,29 @@ impl Simulated {
         }
     }
 
+    /// Returns a replica: a copy that is not updated any more.
+    pub(crate) fn replica(&self) -> HashMap<Name, Machine> {
+        self.world().machines.clone()
+    }
+
+    /// Lets a replica take over, and reports to the clients that they have reconnected to another server.
+    pub(crate) fn fail_over(&self, replica: HashMap<Name, Machine>) {
+        let mut world = self.world();
+        world.machines = replica;
+        for report in world.clients.values() {
+            let to = Destination::ONLY;
+            report(Event::Connected { to, again: true, other: true, stragglers: false });
+        }
+    }
+
+    /// Releases an id in the store, as another client does, and reports it to the client of the id.
+    pub(crate) fn evict(&self, name: &Name, id: AcquisitionId) {
+        let nobody = ClientId::from_bits(u64::MAX);
+        let mut world = self.world();
+        world.apply(name, nobody, &[Command::Release { id, known: Known::Nothing }]);
+        world.clients[&id.client()](Event::Evicted(name.clone(), id));
+    }
+
     /// Cuts a client off and reports the disconnection to it.
     pub(crate) fn cut(&self, client: ClientId) {
         let mut world = self.world();
@@ -86,7 +109,7 @@ impl Simulated {
 }
 
 fn reconnected() -> Event {
-    Event::Connected { to: Destination::ONLY, again: true, stragglers: false }
+    Event::Connected { to: Destination::ONLY, again: true, other: false, stragglers: false }
 }
 
 impl RemoteBackend for Simulated {
@@ -100,7 +123,8 @@ impl RemoteBackend for Simulated {
 
     fn start(&self, client: ClientId, report: Report) {
         self.1.set(client).expect("one client has one store");
-        report(Event::Connected { to: Destination::ONLY, again: false, stragglers: false });
+        let to = Destination::ONLY;
+        report(Event::Connected { to, again: false, other: false, stragglers: false });
         self.world().clients.insert(client, report);
     }
 

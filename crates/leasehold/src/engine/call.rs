@@ -272,7 +272,7 @@ impl Source for Call {
                 return self.expire(now);
             }
             let sent = if rests {
-                self.core.send_later(self.clone(), self.urgency)
+                self.core.send_later(self.clone(), self.urgency, self.asked)
             } else {
                 self.core.send(self.clone(), self.urgency)
             };

@@ -89,7 +89,8 @@ pub(crate) trait NameState: Send + Sync + fmt::Debug {
     fn evicted(&self, _id: AcquisitionId) {}
 
     /// Called when the connection to this destination is new, so that answers and wake-ups may have been missed.
-    fn reconnected(&self, _to: Destination) {}
+    /// `other` says whether the server may be another one than before.
+    fn reconnected(&self, _to: Destination, _other: bool) {}
 
     /// Called when wake-ups for names in this slot may have been missed.
     fn wake_ups_missed(&self, _slot: Slot) {}

@@ -132,7 +132,7 @@ impl RemoteName {
         state.in_line.0 |= sends;
         state.in_line.1 |= renews;
         let settled = state.is_settled();
-        let rests = std::mem::take(&mut state.rests);
+        let rests = std::mem::take(&mut state.rests).then_some(state.unserved).flatten();
         drop(state);
         if let Err(error) = self.follow_up(before, next, joins, rests) {
             self.stop(&error);
@@ -149,7 +149,7 @@ impl RemoteName {
         before: Option<Moment>,
         next: Option<Moment>,
         (ordinary, renewals): (bool, bool),
-        rests: bool,
+        rests: Option<Moment>,
     ) -> Result<(), Error> {
         let core = &self.common.core;
         if before != next {
@@ -158,8 +158,8 @@ impl RemoteName {
         let Some(this) = self.this.upgrade() else { return Ok(()) };
         let joining = [(renewals, Urgency::Renewals), (ordinary, Urgency::Ordinary)];
         for (_, urgency) in joining.into_iter().filter(|(joins, _)| *joins) {
-            if rests {
-                core.send_later(this.clone(), urgency)?;
+            if let Some(since) = rests {
+                core.send_later(this.clone(), urgency, since)?;
             } else {
                 core.send(this.clone(), urgency)?;
             }
@@ -226,9 +226,9 @@ impl Source for RemoteName {
             state.in_flight -= 1;
             match answer {
                 Ok(Answer::Semaphore(reply)) => state.apply_reply(commands, reply, sent, after),
-                Ok(Answer::Elsewhere) => state.outcome_unknown(commands),
+                Ok(Answer::Elsewhere) => state.outcome_unknown(commands, sent),
                 Ok(Answer::NotNow) => {
-                    state.outcome_unknown(commands);
+                    state.outcome_unknown(commands, sent);
                     state.unserved.get_or_insert(sent);
                     state.rests = true;
                 }
@@ -240,7 +240,7 @@ impl Source for RemoteName {
                 }
                 Err(error) if error.may_pass() => {
                     state.renewals_failed(commands, &error, after);
-                    state.outcome_unknown(commands);
+                    state.outcome_unknown(commands, sent);
                 }
                 Err(error) => state.apply_refusal(commands, &error, after),
             }
@@ -259,7 +259,7 @@ impl Source for RemoteName {
                 !wanted
             }
             Urgency::Ordinary => {
-                let wanted = state.unsent.iter().any(|want| state.is_wanted(*want));
+                let wanted = state.unsent.iter().any(|(_, want)| state.is_wanted(*want));
                 if !wanted {
                     state.forget_unwanted();
                     state.in_line.0 = false;
@@ -467,14 +467,20 @@ impl NameState for RemoteName {
         self.locked(|state, after| {
             // A waiter that was removed must not be enqueued again.
             if !state.cancelled(id, after) {
-                state.renew(id, Moment::now());
+                // A query in flight may have been applied before the eviction.
+                state.claim(id);
             }
         });
     }
 
-    fn reconnected(&self, to: Destination) {
+    fn reconnected(&self, to: Destination, other: bool) {
         if self.destination() == to {
-            self.wake_ups_missed(self.slot);
+            self.locked(|state, _| {
+                if other {
+                    state.release_recent();
+                }
+                state.renew_everyone(Moment::now());
+            });
         }
     }
 
@@ -488,6 +494,7 @@ impl NameState for RemoteName {
         let to = self.destination();
         self.locked(|state, _| {
             if std::mem::replace(&mut state.to, to) != to {
+                state.release_recent();
                 state.renew_everyone(Moment::now());
             }
         });

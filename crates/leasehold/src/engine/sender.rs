@@ -30,8 +30,10 @@ const MAX_PARTS: usize = 64;
 /// The shortest pause after a request that failed with an error that may pass. A new connection ends the pause.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 
-/// How long a source rests if the store cannot serve it at the moment, although it serves others.
-const REST: Span = Span::from_millis(20);
+/// How long a source rests if the store cannot serve it at the moment, although it serves others: a twentieth of the
+/// time that this has lasted, within these limits.
+const SHORTEST_REST: Span = Span::from_millis(20);
+const LONGEST_REST: Span = Span::from_millis(200);
 
 /// The urgency of what a source has to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -244,12 +246,16 @@ impl DestinationState {
 }
 
 impl Sender {
-    /// Adds a source that the store could not serve just now. It rests before it joins the line, and must not be in
-    /// line already.
-    pub(super) fn enqueue_later(&self, source: Arc<dyn Source>, urgency: Urgency) {
+    /// Adds a source that the store has not been able to serve since that moment. It rests before it joins the line,
+    /// and must not be in line already.
+    pub(super) fn enqueue_later(&self, source: Arc<dyn Source>, urgency: Urgency, since: Moment) {
+        let now = Moment::now();
+        let rest = Span::from_duration(now.saturating_since(since) / 20);
+        let at = now + rest.max(SHORTEST_REST).min(LONGEST_REST);
         let mut states = self.states();
         let state = states.entry(source.destination()).or_default();
-        state.line(urgency).resting.push_back((Moment::now() + REST, source));
+        let resting = &mut state.line(urgency).resting;
+        resting.insert(resting.partition_point(|(other, _)| *other <= at), (at, source));
     }
 
     /// Adds a source to the line. It must not be in line already.

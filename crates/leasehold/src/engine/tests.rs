@@ -13,6 +13,7 @@ use super::{Engine, Settings};
 use crate::backend::simulated::Simulated;
 use crate::clock::{Moment, Span};
 use crate::machine::Command;
+use crate::name::Name;
 use crate::{Acquire, AcquisitionId, Client, ClientId, Error, LossReason, Permit, Semaphore};
 
 /// Long enough for a machine that is busy with other work.
@@ -585,4 +586,60 @@ fn a_forked_process_is_told_to_open_its_own_client() {
     assert!(matches!(error, Error::Stopped { .. }), "{error:?}");
     assert!(error.to_string().contains("forked"), "{error}");
     assert!(engine.core().send_message(super::Message::Look).is_err());
+}
+
+/// A query that is in flight was applied before the eviction, so its answer says that the permit is held.
+#[tokio::test]
+async fn an_eviction_during_a_query_is_noticed() {
+    let store = Simulated::default();
+    let client = client(&store);
+    let semaphore = client.semaphore("s", 1).lease(Duration::from_secs(3600)).build().unwrap();
+    let permit = deadline(semaphore.acquire()).await.unwrap();
+    let renewals = || {
+        let batches = store.world().batches.clone();
+        batches.into_iter().flatten().filter(|own| matches!(own, Command::Renew { .. })).count()
+    };
+    store.world().linger = Duration::from_millis(300);
+    store.heal(client.id());
+    eventually(async || renewals() == 1).await;
+    store.evict(&Name::new("name", "s").unwrap(), permit.id());
+    assert_eq!(deadline(permit.lost()).await, LossReason::Missing);
+}
+
+/// A replica takes over that has the waiter and not the grant. The holder learns it from its next renewal.
+#[tokio::test]
+async fn a_holder_whose_grant_was_lost_in_a_failover_does_not_hold() {
+    let store = Simulated::default();
+    let (here, there) = (client(&store), client(&store));
+    let (held, waiting) = one_holds_one_waits(&store, &here, &there).await;
+    let replica = store.replica();
+    drop(held);
+    let permit = deadline(waiting).await.unwrap();
+    store.fail_over(replica);
+    assert_eq!(deadline(permit.lost()).await, LossReason::Missing);
+    // Neither the permit that was released nor the one that was lost blocks anything.
+    eventually(async || store.world().count("s") == (0, 0)).await;
+    assert!(deadline(semaphore(&here, 1).try_acquire()).await.unwrap().is_some());
+}
+
+/// A replica takes over that lacks the last releases: of holders, of waiters, and of a permit of another client.
+#[tokio::test]
+async fn releases_that_a_failover_loses_are_repeated() {
+    let store = Simulated::default();
+    let (here, there) = (client(&store), client(&store));
+    let slow = |client: &Client| {
+        client.semaphore("s", 2).lease(Duration::from_secs(3600)).build().unwrap()
+    };
+    let own = deadline(slow(&here).acquire()).await.unwrap();
+    let detached = deadline(slow(&there).acquire()).await.unwrap().detach();
+    let mut waiting = Box::pin(slow(&here).acquire());
+    start(waiting.as_mut()).await;
+    eventually(async || store.world().count("s") == (2, 1)).await;
+    let replica = store.replica();
+    drop(waiting);
+    assert!(deadline(own.release()).await.unwrap());
+    assert!(deadline(slow(&here).release(&detached)).await.unwrap());
+    eventually(async || store.world().count("s") == (0, 0)).await;
+    store.fail_over(replica);
+    eventually(async || store.world().count("s") == (0, 0)).await;
 }

@@ -281,7 +281,8 @@ fn apply(core: &Arc<Core>, event: Event) {
         #[cfg(feature = "broken")]
         Event::Granted(..) if crate::broken::is("wakeup") => {}
         Event::Granted(name, id, grant) => {
-            if let Some(named) = core.known(&name) {
+            // A permit for an id that this client has forgotten is released: see `State::woken`.
+            if let Some(named) = core.known(&name).or_else(|| core.named(&name).ok()) {
                 named.granted(id, grant);
             }
         }
@@ -296,7 +297,9 @@ fn apply(core: &Arc<Core>, event: Event) {
             }
         }
         Event::Unlocked(key) => core.lock_waiters.wake_one(&key),
-        Event::Connected { to, again, stragglers } => connected(core, to, again, stragglers),
+        Event::Connected { to, again, other, stragglers } => {
+            connected(core, to, (again, other), stragglers);
+        }
         Event::Disconnected(to, error) => disconnected(core, to, &error),
         Event::Missed(slot) => {
             core.all().iter().for_each(|named| named.wake_ups_missed(slot));
@@ -310,7 +313,7 @@ fn apply(core: &Arc<Core>, event: Event) {
     }
 }
 
-fn connected(core: &Arc<Core>, to: Destination, again: bool, stragglers: bool) {
+fn connected(core: &Arc<Core>, to: Destination, (again, other): (bool, bool), stragglers: bool) {
     if let Some((since, _)) = core.sender.down(to) {
         let after = Moment::now().saturating_since(since);
         event!(warn, ?after, "the store is reachable again");
@@ -319,7 +322,7 @@ fn connected(core: &Arc<Core>, to: Destination, again: bool, stragglers: bool) {
     core.sender.set_reach(to, Reachability::Up);
     if again {
         core.meters.reconnected();
-        core.all().iter().for_each(|named| named.reconnected(to));
+        core.all().iter().for_each(|named| named.reconnected(to, other));
         core.lock_waiters.wake_all();
     }
 }

@@ -130,3 +130,46 @@ async fn opening_does_not_wait_for_a_primary_that_hangs() {
         assert!(took < Duration::from_secs(4), "{took:?}");
     }
 }
+
+/// A node names itself in `MOVED` if another node announces its address. The client asks it again at a moderate rate.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_redirects_to_itself_is_asked_at_a_moderate_rate() {
+    let cluster = RedisCluster::start_primaries(3);
+    let (liar, wrong) = (1, 0);
+    let names = [name_on(&cluster, liar, "self"), name_on(&cluster, wrong, "self")];
+    let announce = async |port: u16| {
+        let set = move |cluster: &RedisCluster| {
+            let mut set = redis::cmd("CONFIG");
+            set.arg("SET").arg("cluster-announce-port").arg(port);
+            set.exec(&mut cluster.connection(liar)).unwrap();
+        };
+        cluster.blocking(set).await;
+    };
+    announce(cluster.node(wrong).port()).await;
+    let port = cluster.node(liar).port().to_string();
+    let is_named = async || {
+        let port = port.clone();
+        let slots = move |cluster: &RedisCluster| {
+            let mut slots = redis::cmd("CLUSTER");
+            let slots = slots.arg("NODES").query(&mut cluster.connection(wrong));
+            let slots: String = slots.unwrap();
+            slots.contains(&format!(":{port}@"))
+        };
+        cluster.blocking(slots).await
+    };
+    eventually(async || !is_named().await).await;
+    let client = deadline(Client::redis(&cluster.url_of(&[wrong]))).await.unwrap();
+    let [moved, served] = names.map(|name| semaphore(&client, &name, 1));
+    let waiter = tokio::spawn(moved.acquire());
+    let moved_so_far = async || refusals(&cluster, wrong, "MOVED").await;
+    eventually(async || moved_so_far().await > 0).await;
+    let (began, before) = (Instant::now(), moved_so_far().await);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let rate = f64::from(moved_so_far().await - before) / began.elapsed().as_secs_f64();
+    assert!(rate < 60.0, "{rate} requests per second");
+    // Other names are served meanwhile.
+    acquire(&served).await.release().await.unwrap();
+    announce(0).await;
+    eventually(is_named).await;
+    drop(deadline(waiter).await.unwrap().unwrap());
+}

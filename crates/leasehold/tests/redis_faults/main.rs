@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 
 mod connection;
 mod cost;
+mod failover;
 mod forks;
 mod hostile;
 mod lost_replies;

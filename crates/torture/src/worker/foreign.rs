@@ -50,7 +50,6 @@ pub(super) async fn play(
         history_file: history_file.clone(),
         clients,
         finish,
-        fails_over: false,
         spent: std::sync::Mutex::default(),
         outages: Default::default(),
     };

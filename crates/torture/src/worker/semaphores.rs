@@ -181,17 +181,13 @@ impl TaskContext {
         fence
     }
 
-    /// Keeps only the id, and releases by it, perhaps through another client. Where a replica may take over without
-    /// that release, only the permit's own client releases it: otherwise that client would not be notified, and would
-    /// continue to renew the permit.
+    /// Keeps only the id, and releases by it, perhaps through another client.
     async fn detach(&mut self, op: OpId, thing: usize, permit: Permit) {
         let id = permit.detach();
         self.shared.history_file.note(Event::Detach { op });
         let pause = self.millis(0..300);
         self.unless_finishing(sleep(pause)).await;
-        let any = self.rng.usize(..self.shared.clients.len());
-        let own = self.shared.clients.iter().position(|client| client.id() == id.client());
-        let client = own.filter(|_| self.shared.fails_over).unwrap_or(any);
+        let client = self.rng.usize(..self.shared.clients.len());
         let Some(semaphore) = self.semaphore(thing, client) else { return };
         match semaphore.release(&id).await {
             // Whether it was held or had ended before, it is not held any more.

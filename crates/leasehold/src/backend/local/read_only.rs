@@ -72,7 +72,8 @@ impl RemoteBackend for ReadOnly {
     }
 
     fn start(&self, _client: ClientId, report: Report) {
-        report(Event::Connected { to: Destination::ONLY, again: false, stragglers: false });
+        let to = Destination::ONLY;
+        report(Event::Connected { to, again: false, other: false, stragglers: false });
     }
 
     fn apply(&self, _to: Destination, request: &Arc<[Part]>) -> Later<Answers> {

@@ -6,8 +6,8 @@
 //! replaces the current one only if it is at least as good: see [`round`].
 //!
 //! A node that does not serve a slot answers `MOVED` with the address of the node that does, and applies nothing. The
-//! client sends the command there. If a second node contradicts the first within 20 ms, the command is postponed for a
-//! moment.
+//! client sends the command there. If a second node contradicts the first within 20 ms, or a node names itself, the
+//! command is postponed for a moment, which grows while this lasts.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -211,12 +211,17 @@ impl Cluster {
         self.outdated.notify_one();
     }
 
-    /// Records that a node says a slot is elsewhere. Returns false if another node has just said something else.
-    pub(super) fn moved(&self, slot: Slot, address: &Address) -> bool {
+    /// Records that the node `from` says a slot is elsewhere. Returns false if another node has just said something else,
+    /// or if the node names itself. A node does that if another one announces its address, for example after a mistake
+    /// in `cluster-announce-port`.
+    pub(super) fn moved(&self, slot: Slot, address: &Address, from: Destination) -> bool {
         let mut state = self.state_mut();
         // Under the lock, so that the next map that is adopted reports the change made here.
         self.doubt();
         let known = state.find(address);
+        if known == Some(from) {
+            return false;
+        }
         if known == Some(state.slots[usize::from(slot.0)]) {
             return true;
         }

@@ -65,6 +65,13 @@ pub(super) struct Identity {
     id: i64,
 }
 
+impl Identity {
+    /// Whether the two connections may lead to different servers, or to one that has restarted.
+    pub(super) fn differs(&self, other: &Self) -> bool {
+        self.run.is_empty() || self.run != other.run
+    }
+}
+
 struct AbortOnDrop(tokio::task::JoinHandle<()>);
 
 impl Drop for AbortOnDrop {

@@ -115,6 +115,10 @@ impl Link {
         Arc::new(Self { settings, scripts, server, to, address, state, clock, suspected, is_late })
     }
 
+    pub(super) fn to(&self) -> Destination {
+        self.to
+    }
+
     pub(super) fn is_late(&self) -> bool {
         self.is_late.load(Ordering::Relaxed)
     }
@@ -344,9 +348,11 @@ impl Link {
                     let (wire, channels) = (connection.commands.clone(), Arc::default());
                     let up = Up { wire, number, channels };
                     self.state.send_replace(State::Up(up.clone()));
-                    let again = before.replace(connection.identity.clone()).is_some();
-                    let stragglers = connection.stragglers;
-                    report(Event::Connected { to, again, stragglers });
+                    let before = before.replace(connection.identity.clone());
+                    let other =
+                        before.as_ref().is_some_and(|own| own.differs(&connection.identity));
+                    let (again, stragglers) = (before.is_some(), connection.stragglers);
+                    report(Event::Connected { to, again, other, stragglers });
                     self.serve(client, connection, (&up, &clock), &report).await;
                     self.state.send_replace(State::Connecting);
                     let violation = up.wire.violation();
@@ -439,7 +445,7 @@ impl Link {
 
 /// Reads a wake-up. For a semaphore it has these fields: id, time of the grant, fence, slot number (0: none), time to
 /// claim the permit (0: ask first), name. If the fence is 0, there is no permit. Then a slot number of 1 means that another
-/// client has removed this waiter. A slot number of 0 means that the first waiter waits for a token, and the last number
+/// client has released this id. A slot number of 0 means that the first waiter waits for a token, and the last number
 /// is the time until the token comes.
 fn read_wake_up(data: &[Value], clock: &ServerClock) -> Option<Event> {
     let [_, Value::BulkString(payload)] = data else { return None };

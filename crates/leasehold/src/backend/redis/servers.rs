@@ -255,7 +255,7 @@ fn fate(
 ) -> Option<Fate> {
     let not_now = || Unapplied::NotNow(from.translate(error));
     let fate = match Redirect::of(error, from) {
-        Some(Redirect::Moved(slot, address)) if cluster.moved(slot, &address) => {
+        Some(Redirect::Moved(slot, address)) if cluster.moved(slot, &address, from.to()) => {
             Unapplied::Elsewhere
         }
         Some(Redirect::Moved(..)) => not_now(),

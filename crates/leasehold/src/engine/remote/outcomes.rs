@@ -35,7 +35,7 @@ impl State {
         for (command, outcome) in commands.iter().zip(reply.outcomes) {
             let Some(id) = command.id() else { continue };
             if let Outcome::Removed(role) = outcome {
-                self.released(id, role, after);
+                self.released(id, role, sent, after);
                 continue;
             }
             let renews = matches!(command, Command::Renew { .. });
@@ -58,7 +58,7 @@ impl State {
             }
             own.known = true;
             let place = own.place;
-            self.apply_outcome(id, outcome, sent, after);
+            self.apply_outcome(id, outcome, (sent, renews), after);
             match (outcome, place) {
                 (Outcome::Waiting { ahead }, _) if self.is_first(id) => {
                     asked = true;
@@ -80,7 +80,7 @@ impl State {
                 }
                 None => self.ensure_released(id, false),
             }
-            self.apply_outcome(id, Outcome::Held(held), sent, after);
+            self.apply_outcome(id, Outcome::Held(held), (sent, false), after);
         }
         self.schedule_question(reply.next_expiry, reply.foreign, asked);
         self.token_at = None;
@@ -89,10 +89,10 @@ impl State {
         }
     }
 
-    /// Handles commands whose answer did not arrive before the connection was lost. Those that are still wanted are
-    /// sent again, in the same order.
-    pub(super) fn outcome_unknown(&mut self, commands: &[Command]) {
-        for command in commands.iter().rev() {
+    /// Handles commands that were sent at `sent`, and whose answer did not arrive before the connection was lost. Those
+    /// that are still wanted are sent again, in the same order.
+    pub(super) fn outcome_unknown(&mut self, commands: &[Command], sent: Moment) {
+        for command in commands {
             match command {
                 Command::Enqueue { id, .. } => {
                     let Some(own) = self.acquisitions.get_mut(id) else {
@@ -105,14 +105,14 @@ impl State {
                     }
                     own.life.lose();
                     if !std::mem::replace(&mut own.wants.enqueue, true) {
-                        self.unsent.push_front(Want::Enqueue(*id));
+                        self.want_again(Want::Enqueue(*id), sent);
                     }
                 }
                 Command::Renew { id, .. } => self.send_renewal(*id),
                 Command::Release { id, .. } => {
                     if let Some(release) = self.releases.get_mut(id) {
                         release.life.lose();
-                        self.unsent.push_front(Want::Release(*id));
+                        self.want_again(Want::Release(*id), sent);
                     }
                 }
                 Command::Steer { .. } | Command::Sweep => {}
@@ -190,10 +190,12 @@ impl State {
         self.timers.insert((at, Timer::ReleaseAgain(id)));
     }
 
-    fn released(&mut self, id: AcquisitionId, role: Role, after: &mut After) {
+    fn released(&mut self, id: AcquisitionId, role: Role, sent: Moment, after: &mut After) {
         self.answer_release(id, Ok(role != Role::Nobody), after);
+        // The former server may have answered, after the client knew of the new one.
+        let is_outdated = self.taken_over.is_some_and(|at| sent <= at);
         let Some(release) = self.releases.get_mut(&id) else { return };
-        if release.again {
+        if release.again || is_outdated {
             release.life = Life::Unknown;
             return self.want(Want::Release(id));
         }
@@ -206,18 +208,20 @@ impl State {
             return;
         }
         self.releases.remove(&id);
+        self.ended_in_store(id);
         if self.releases.is_empty() {
             // All earlier releases have succeeded by now.
             self.failed_release = None;
         }
     }
 
-    /// Applies the store's outcome for one id.
+    /// Applies the store's outcome for one id, in answer to a request that was sent at `sent`. `renews` says whether it
+    /// was a renewal.
     fn apply_outcome(
         &mut self,
         id: AcquisitionId,
         outcome: Outcome,
-        sent: Moment,
+        (sent, renews): (Moment, bool),
         after: &mut After,
     ) {
         let Some(own) = self.acquisitions.get_mut(&id) else { return };
@@ -229,6 +233,14 @@ impl State {
                     ticket.set_limited_by_ttl();
                 }
                 self.hold(id, &ticket, &held, sent, after);
+            }
+            // The store was asked after it had granted the permit. So another server has taken over, without the
+            // grant, and the permit may be another holder's.
+            Outcome::Waiting { .. }
+                if renews && own.held_since.is_some_and(|since| since < sent) =>
+            {
+                ticket.lose(LossReason::Missing, after);
+                self.end(id);
             }
             // A wake-up overtook this answer. Or the permit was released by its id, and the id is queued again.
             Outcome::Waiting { .. } if !ticket.is_waiting() => {
@@ -263,6 +275,7 @@ impl State {
             Outcome::Cancelled if self.cancelled(id, after) => {}
             Outcome::Gone | Outcome::Cancelled => {
                 self.forget_in_store(id);
+                self.ended_in_store(id);
                 ticket.lose(LossReason::Missing, after);
             }
             Outcome::Removed(_) | Outcome::Steered(_) | Outcome::Swept => {}
@@ -287,7 +300,11 @@ impl State {
             }
             self.remove_waiting(id);
             self.cancel_timer(ticket.gives_up_at, Timer::GiveUp(id));
-            ticket.grant(Grant::new(held), valid_until, after);
+            if ticket.grant(Grant::new(held), valid_until, after)
+                && let Some(own) = self.acquisitions.get_mut(&id)
+            {
+                own.held_since = Some(Moment::now());
+            }
             self.warn_of_short_lease(ticket, after);
         } else {
             ticket.extend(valid_until);
@@ -307,8 +324,11 @@ impl State {
         grant: Option<(Held, Moment)>,
         after: &mut After,
     ) {
-        let ticket = self.acquisitions.get(&id).map(|own| own.ticket.clone());
-        let Some(ticket) = ticket.filter(|ticket| ticket.is_waiting()) else { return };
+        let Some(own) = self.acquisitions.get(&id) else { return self.woken_without_owner(id) };
+        let ticket = own.ticket.clone();
+        if !ticket.is_waiting() {
+            return;
+        }
         let Terms { lease, ttl } = ticket.semaphore.terms;
         let now = Moment::now();
         let claims_first = lease.is_some() && ticket.semaphore.claims_first;
@@ -333,6 +353,16 @@ impl State {
         self.schedule_question(None, false, false);
         if lease.is_some() && !ticket.is_limited_by_ttl() {
             self.set_renewal(id, now + CLAIM_AFTER);
+        }
+    }
+
+    /// Handles a wake-up for an id that this client has released. Another server has taken over, without that release,
+    /// and nobody will claim the permit. If the release is in flight, or was answered by this server, the wake-up is
+    /// older.
+    fn woken_without_owner(&mut self, id: AcquisitionId) {
+        let is_old = self.releases.contains_key(&id) || self.recent.iter().any(|own| own.1 == id);
+        if id.client() == self.core.client && !is_old {
+            self.ensure_released(id, false);
         }
     }
 

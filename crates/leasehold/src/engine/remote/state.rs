@@ -15,6 +15,10 @@ use crate::machine::{Command, Declared, Known, Share, Terms};
 use crate::semaphore::Declaration;
 use crate::{AcquisitionId, Error};
 
+/// How long, and how many, answered releases are remembered. Replicas are rarely further behind.
+const RECENT: Span = Span::from_millis(5000);
+const MOST_RECENT: usize = 1024;
+
 /// When `unsent` has this many commands, those that are no longer wanted are removed from it.
 pub(super) const CLEAN_UP_FROM: usize = 1024;
 
@@ -25,8 +29,14 @@ pub(super) struct State {
     pub(super) closed: bool,
     pub(super) acquisitions: IdMap<AcquisitionId, Acquisition>,
     pub(super) releases: IdMap<AcquisitionId, Unreleased>,
-    /// The commands that have to be sent, in order.
-    pub(super) unsent: VecDeque<Want>,
+    /// The last ids that ended in the store, each with the moment when this client learnt it. If another server takes
+    /// over, it may lack these releases, and then they are repeated. At most [`MOST_RECENT`], of [`RECENT`].
+    pub(super) recent: VecDeque<(Moment, AcquisitionId)>,
+    /// When another server last took over, as far as this client knows.
+    pub(super) taken_over: Option<Moment>,
+    /// The commands that have to be sent, in order. Those whose outcome is unknown come first, each with the moment
+    /// when it was sent, in the order in which they were sent. The others have [`Moment::NEVER`].
+    pub(super) unsent: VecDeque<(Moment, Want)>,
     /// Holders whose renewal has to be sent.
     pub(super) renewals: VecDeque<AcquisitionId>,
     /// Whether this name is in the sender's line: for `unsent`, and for `renewals`.
@@ -73,6 +83,8 @@ pub(super) struct Acquisition {
     pub(super) silence_is_suspect: bool,
     /// Its place in `waiting`, once the store has answered that it waits.
     pub(super) place: Option<u64>,
+    /// When the client began to hold the permit.
+    pub(super) held_since: Option<Moment>,
     pub(super) renew_at: Option<Moment>,
     pub(super) ends_at: Option<Moment>,
 }
@@ -131,6 +143,8 @@ impl State {
             closed: false,
             acquisitions: IdMap::default(),
             releases: IdMap::default(),
+            recent: VecDeque::new(),
+            taken_over: None,
             unsent: VecDeque::new(),
             renewals: VecDeque::new(),
             in_line: (false, false),
@@ -171,6 +185,7 @@ impl State {
             renewal: None,
             silence_is_suspect: false,
             place: None,
+            held_since: None,
             renew_at: None,
             ends_at: None,
             ticket: ticket.clone(),
@@ -244,6 +259,30 @@ impl State {
         self.add_release(id, terms, Known::Unused, doubtful);
     }
 
+    /// Remembers an id that has ended in the store.
+    ///
+    /// Older ones are removed only here. So during an outage, what was recent when it began stays recent.
+    pub(super) fn ended_in_store(&mut self, id: AcquisitionId) {
+        let now = Moment::now();
+        while self.recent.len() >= MOST_RECENT
+            || self.recent.front().is_some_and(|(at, _)| *at + RECENT <= now)
+        {
+            self.recent.pop_front();
+        }
+        self.recent.push_back((now, id));
+    }
+
+    /// Repeats the recent releases, because another server has taken over and may lack them.
+    pub(super) fn release_recent(&mut self) {
+        self.taken_over = Some(Moment::now());
+        for (_, id) in std::mem::take(&mut self.recent) {
+            if !self.acquisitions.contains_key(&id) && !self.releases.contains_key(&id) {
+                let terms = Terms { lease: self.longest_lease, ttl: None };
+                self.add_release(id, terms, Known::Nothing, false);
+            }
+        }
+    }
+
     pub(super) fn cancel_timer(&mut self, at: Option<Moment>, timer: Timer) {
         if let Some(at) = at {
             self.timers.remove(&(at, timer));
@@ -251,18 +290,25 @@ impl State {
     }
 
     pub(super) fn want(&mut self, want: Want) {
-        self.unsent.push_back(want);
+        self.unsent.push_back((Moment::NEVER, want));
         // Acquires that are started and dropped during an outage must not accumulate here.
         if self.unsent.len() >= CLEAN_UP_FROM && self.unsent.len().is_power_of_two() {
             self.forget_unwanted();
         }
     }
 
+    /// Queues a command that was sent at `sent`, and whose outcome is unknown. Of two lost requests, the second one may
+    /// be reported first. So the order of `unsent` depends on when they were sent.
+    pub(super) fn want_again(&mut self, want: Want, sent: Moment) {
+        let at = self.unsent.partition_point(|(other, _)| *other <= sent);
+        self.unsent.insert(at, (sent, want));
+    }
+
     /// Removes the commands that are no longer wanted from `unsent`, and the releases of ids that the store must have
     /// expired.
     pub(super) fn forget_unwanted(&mut self) {
         let mut unsent = std::mem::take(&mut self.unsent);
-        unsent.retain(|want| self.is_wanted(*want));
+        unsent.retain(|(_, want)| self.is_wanted(*want));
         self.unsent = unsent;
         let now = Moment::now();
         self.releases
@@ -301,7 +347,7 @@ impl State {
     pub(super) fn take(&mut self, room: usize, declared: Declared) -> Vec<Command> {
         let mut commands = Vec::with_capacity(self.unsent.len().min(room));
         while commands.len() < room
-            && let Some(want) = self.unsent.pop_front()
+            && let Some((_, want)) = self.unsent.pop_front()
         {
             if self.is_wanted(want) {
                 commands.extend(self.command(want, declared));

@@ -6,7 +6,7 @@ use crate::Client;
 use crate::backend::Reply;
 use crate::backend::simulated::Simulated;
 use crate::engine::Settings;
-use crate::machine::{Command, Declared, Known, Outcome, Share, Terms};
+use crate::machine::{Command, Declared, Known, Outcome, Role, Share, Terms};
 
 const ONE: Declared = Declared::capacity(1, true);
 
@@ -32,7 +32,7 @@ fn a_claim_that_fails_after_another_was_answered_takes_nothing_away() {
     // The answer to a try that was sent twice takes nothing away either.
     let reply = Reply { outcomes: vec![Outcome::Full], ..Default::default() };
     state.apply_reply(&claim, reply, Moment::now(), &mut after);
-    state.outcome_unknown(&claim);
+    state.outcome_unknown(&claim, Moment::now());
     ticket.check().unwrap();
     assert!(state.unsent.is_empty() && state.releases.is_empty());
 }
@@ -121,7 +121,7 @@ fn a_release_is_repeated_until_the_store_must_have_expired_the_id() {
     state.end(ticket.id);
     let release = state.take(100, ONE);
     for _ in 0..3 {
-        state.outcome_unknown(&release);
+        state.outcome_unknown(&release, Moment::now());
         assert_eq!(state.take(100, ONE).len(), 1);
     }
     state.apply_refusal(&release, &Error::Refused { what: "a test".into() }, &mut after);
@@ -147,4 +147,84 @@ fn no_release_is_forgotten_however_many_there_are() {
         state.end(id);
     }
     assert_eq!(state.take(usize::MAX, ONE).len(), 3 * CLEAN_UP_FROM);
+}
+
+/// Every history of up to four waiters in up to three requests: each request is answered or lost, the losses are
+/// reported in any order, and a waiter may join between them. What is sent again keeps the order.
+#[test]
+fn lost_requests_are_sent_again_in_their_order() {
+    let reports = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
+    for (report, lost, sizes) in reports
+        .iter()
+        .flat_map(|report| (0..8_u8).map(move |lost| (report, lost)))
+        .flat_map(|(report, lost)| [[1, 1, 1], [2, 1, 1], [1, 2, 1]].map(|own| (report, lost, own)))
+    {
+        let (mut state, held) = holding();
+        let mut after = After::default();
+        let enter = |state: &mut State| {
+            let id = held.semaphore.named.core().next_id();
+            let ticket = Ticket::waiting(id, held.semaphore.clone(), Share::ONE, true, None);
+            state.add(&ticket, Life::Unsent);
+            state.want_enqueue(id);
+            id
+        };
+        let mut requests = Vec::new();
+        let mut expected = Vec::new();
+        for (at, size) in (0..).zip(sizes) {
+            let ids: Vec<_> = (0..size).map(|_| enter(&mut state)).collect();
+            if lost & (1 << at) != 0 {
+                expected.extend(ids);
+            }
+            let sent = Moment::from_micros(1000 + at);
+            requests.push((state.take(100, ONE), sent));
+        }
+        let mut joined = Vec::new();
+        for at in report {
+            let (commands, sent) = &requests[*at];
+            if lost & (1 << at) != 0 {
+                state.outcome_unknown(commands, *sent);
+            } else {
+                let outcomes = commands.iter().map(|_| Outcome::Waiting { ahead: 0 }).collect();
+                let reply = Reply { outcomes, ..Default::default() };
+                state.apply_reply(commands, reply, *sent, &mut after);
+            }
+            joined.push(enter(&mut state));
+        }
+        expected.append(&mut joined);
+        let again: Vec<_> = state.take(100, ONE).iter().filter_map(Command::id).collect();
+        assert_eq!(again, expected, "lost {lost:b}, reported {report:?}, sizes {sizes:?}");
+    }
+}
+
+/// Another server has taken over without the release, and grants a permit that nobody waits for.
+#[test]
+fn a_wake_up_for_a_released_id_is_answered_with_a_release() {
+    let (mut state, held) = holding();
+    let (id, mut after) = (held.semaphore.named.core().next_id(), After::default());
+    state.woken(id, None, &mut after);
+    let release = state.take(100, ONE);
+    assert!(matches!(release[..], [Command::Release { id: released, .. }] if released == id));
+    // A wake-up that is older than the answer to the release needs none.
+    state.woken(id, None, &mut after);
+    let reply = Reply { outcomes: vec![Outcome::Removed(Role::Holder)], ..Default::default() };
+    state.apply_reply(&release, reply, Moment::now(), &mut after);
+    state.woken(id, None, &mut after);
+    assert!(state.take(100, ONE).is_empty());
+    // Another client's id is not released.
+    state.woken(AcquisitionId::new(crate::ClientId::from_bits(7), 1), None, &mut after);
+    assert!(state.take(100, ONE).is_empty());
+}
+
+/// The releases that another server may lack are repeated once, and are bounded.
+#[test]
+fn recent_releases_are_bounded() {
+    let (mut state, held) = holding();
+    let core = held.semaphore.named.core().clone();
+    for _ in 0..5000 {
+        state.ended_in_store(core.next_id());
+    }
+    state.release_recent();
+    assert_eq!(state.take(usize::MAX, ONE).len(), 1024);
+    state.release_recent();
+    assert!(state.take(usize::MAX, ONE).is_empty());
 }

@@ -492,6 +492,18 @@ local function publish(client, text)
   return type(receivers) == 'number' and receivers > 0
 end
 
+-- Handles a holder that a release has removed: frees what it had, and returns its fence, if its info is known. If
+-- another client has released it, its client is notified. That client would notice at its next renewal. But if it knows
+-- earlier, it repeats the release after a failover that has lost it.
+local function end_released(id, info)
+  local client = string.sub(id, 1, 11)
+  if client ~= ARGV[2] then publish(client, string.format('%s %d 0 1 0 %s', id, NOW, NAME)) end
+  if not info then return end
+  local known = parse(info)
+  free_share(known)
+  return known.fence
+end
+
 -- Returns whether the name is shared: another program has members here, or had some in the last minute. Then the
 -- releases of that program wake none of our clients, and its clock may be ahead. Every member of ours has an info,
 -- which is stored or gathered. But the info of a member that the other program has removed may make up for a member of

@@ -16,11 +16,8 @@ for at = first + 1, last do
   if call('ZREM', MAIN, ARGV[at]) == 1 then
     outcomes[n] = 'holder'
     held, holding[ARGV[at]], news = held - 1, nil, true
-    if texts[at - first] then
-      local known = parse(texts[at - first])
-      free_share(known)
-      if ARGV[first] == 'unused' then unused[#unused + 1] = known.fence end
-    end
+    local fence = end_released(ARGV[at], texts[at - first])
+    if ARGV[first] == 'unused' then unused[#unused + 1] = fence end
   -- An id that held does not wait again.
   elseif not was_held and waited and call('ZREM', WAITING, ARGV[at]) == 1 then
     outcomes[n] = 'waiter'
