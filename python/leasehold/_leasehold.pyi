@@ -270,11 +270,11 @@ class Semaphore(HeldContext[Permit]):
     def try_acquire(self, *, weight: int = 1) -> Pending[Permit | None]:
         """Returns a permit if one is free and no acquire waits; otherwise None. `weight` is how many units the permit takes."""
     def release(self, id: str) -> Pending[bool]:
-        """Releases the permit with this id. Returns whether it was held."""
+        """Releases the permit with this id, or cancels the acquire that waits with it. Returns whether it held or waited."""
     def release_member(self, id: str) -> Pending[bool]:
         """Releases the holder, or removes the waiter, with this id of the statistics. It may belong to another program.
 
-        Returns True if a holder was released, or a waiter of another program was removed.
+        Returns True if a holder was released or a waiter was removed.
         """
     def position(self, id: str) -> Pending[int | None]:
         """Returns the number of waiters ahead of the acquire with this id; None if it does not wait."""

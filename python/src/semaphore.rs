@@ -179,7 +179,7 @@ impl Semaphore {
         })
     }
 
-    /// Releases the permit with this id. Returns whether it was held.
+    /// Releases the permit with this id, or cancels the acquire that waits with it. Returns whether it held or waited.
     fn release(&self, id: &str) -> PyResult<Pending> {
         let id = acquisition_id(id)?;
         Ok(self.declared.operation("Semaphore.release", move |semaphore| async move {
@@ -189,7 +189,7 @@ impl Semaphore {
 
     /// Releases the holder, or removes the waiter, with this id of the statistics. It may belong to another program.
     ///
-    /// Returns True if a holder was released, or a waiter of another program was removed.
+    /// Returns True if a holder was released or a waiter was removed.
     fn release_member(&self, id: String) -> Pending {
         self.declared.operation("Semaphore.release_member", move |semaphore| async move {
             Ok(Value::Bool(semaphore.release_member(&id).await?))
