@@ -2,7 +2,7 @@
 //!
 //! This module exists only with the feature `broken`, which only that test enables. The environment variable
 //! `LEASEHOLD_BROKEN` names the rule to break. Each rule is broken where it is kept: in Rust by a line or two that call
-//! [`is`], in the scripts by [`in_lua`], which changes their text.
+//! `is`, in the scripts by `in_lua`, which changes their text.
 #![cfg_attr(not(feature = "redis"), allow(dead_code))]
 
 use std::sync::LazyLock;
