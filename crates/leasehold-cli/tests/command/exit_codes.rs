@@ -144,7 +144,7 @@ fn not_acquired_is_75_or_what_was_asked_for() {
     let lock = inspector.client.lock("it").build().unwrap();
     let _locked = inspector.block_on(lock.acquire()).unwrap();
     for kind in ["run", "lock"] {
-        for wait in [&["--no-wait"][..], &["--wait", "0s"], &["--wait", "50ms"]] {
+        for wait in [&["--no-wait"][..], &["--wait", "0s"], &["--wait", "400ms"]] {
             let line = |code: &[&str]| {
                 let words = [&[kind], wait, code, &["it", "--", "true"]];
                 run(&url, &words.concat())
@@ -166,8 +166,8 @@ fn not_acquired_is_75_or_what_was_asked_for() {
         assert!(line.starts_with(what) && line.contains(&format!(" pid {pid} ")), "{line}");
     };
     by("leasehold: no permit of \"it\" is free: held by ", &refused.stderr);
-    let late = run(&url, &["run", "--wait", "50ms", "it", "--", "true"]);
-    assert_eq!(late.stderr, "leasehold: no permit of \"it\" was acquired within 50ms\n");
+    let late = run(&url, &["run", "--wait", "400ms", "it", "--", "true"]);
+    assert_eq!(late.stderr, "leasehold: no permit of \"it\" was acquired within 400ms\n");
     let refused = run(&url, &["lock", "--no-wait", "it", "--", "true"]);
     by("leasehold: the lock \"it\" is held by ", &refused.stderr);
     assert_eq!(inspector.held_and_waiting("it"), (1, 0), "a waiter is left in the queue");

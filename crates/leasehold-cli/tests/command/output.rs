@@ -365,6 +365,9 @@ fn what_others_have_stored_does_not_reach_the_terminal() {
     let lock = inspector.client.lock("key\u{2066}").label("\u{feff}\u{2028}").build().unwrap();
     let _locked = inspector.block_on(lock.acquire()).unwrap();
     let client = format!("adv-sem:client:{}", inspector.client.id());
+    // The client writes its record in the background, and would overwrite ours.
+    let recorded = redis::cmd("HEXISTS").arg(&client).arg("since").clone();
+    until(|| recorded.query(&mut connection).unwrap());
     call(&mut connection, &["HSET", &client, "host", "web\u{200e}", "pid", "not a number"]);
     let words = [&["ls"][..], &["show", "it\u{200b}"], &["show", "key\u{2066}"]];
     let all: String = words.iter().map(|words| run(&server.url(), words).stdout).collect();
