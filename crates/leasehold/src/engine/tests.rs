@@ -602,8 +602,11 @@ async fn an_eviction_during_a_query_is_noticed() {
     store.world().linger = Duration::from_millis(300);
     store.heal(client.id());
     eventually(async || renewals() == 1).await;
+    let evicted = std::time::Instant::now();
     store.evict(&Name::new("name", "s").unwrap(), permit.id());
     assert_eq!(deadline(permit.lost()).await, LossReason::Missing);
+    // The next renewal would follow after six seconds, and on one host there is none.
+    assert!(evicted.elapsed() < Duration::from_secs(5), "it took {:?}", evicted.elapsed());
 }
 
 /// A replica takes over that has the waiter and not the grant. The holder learns it from its next renewal.
