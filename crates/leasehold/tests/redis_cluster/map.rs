@@ -166,7 +166,8 @@ async fn a_node_that_redirects_to_itself_is_asked_at_a_moderate_rate() {
     let (began, before) = (Instant::now(), moved_so_far().await);
     tokio::time::sleep(Duration::from_secs(2)).await;
     let rate = f64::from(moved_so_far().await - before) / began.elapsed().as_secs_f64();
-    assert!(rate < 60.0, "{rate} requests per second");
+    // The waiter sends two commands, 50 times a second at first. The record of the client has three.
+    assert!(rate < 400.0, "{rate} commands per second");
     // Other names are served meanwhile.
     acquire(&served).await.release().await.unwrap();
     announce(0).await;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use redis::{Arg, Cmd, RedisError, Value};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use super::cluster::{Cluster, Redirect};
 use super::errors::code;
@@ -26,8 +27,16 @@ const TIMES_AS_LONG: u32 = 3;
 const AT_LEAST: Duration = Duration::from_millis(150);
 const AT_MOST: Duration = Duration::from_secs(1);
 
-/// The delay before a query that no server could answer is repeated.
+/// The delay before a query that no server could answer is repeated: a twentieth of the time since it began, within
+/// these limits.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
+const ASK_AGAIN_AT_LATEST: Duration = Duration::from_millis(200);
+
+/// Waits before a query that began at this moment is repeated.
+async fn pause(began: Instant) {
+    let delay = (began.elapsed() / 20).clamp(ASK_AGAIN, ASK_AGAIN_AT_LATEST);
+    tokio::time::sleep(delay).await;
+}
 
 #[derive(Clone)]
 pub(super) enum Servers {
@@ -154,6 +163,7 @@ impl Servers {
 
     /// Calls a script on the server of this slot. The call is sent again only if it was not applied.
     pub(super) async fn call(&self, slot: Slot, call: Cmd) -> Result<(Value, Arc<Link>), Error> {
+        let began = Instant::now();
         let calling = async {
             loop {
                 let link = self.link(self.destination(slot));
@@ -161,7 +171,7 @@ impl Servers {
                     return Err(refusal);
                 }
                 let Some(link) = link.filter(|link| link.is_up()) else {
-                    tokio::time::sleep(ASK_AGAIN).await;
+                    pause(began).await;
                     continue;
                 };
                 let (calls, sent) = (std::slice::from_ref(&call), Moment::now());
@@ -174,9 +184,7 @@ impl Servers {
                     }
                     Some(Unapplied::There(answer)) => return Ok((answer?, link)),
                     Some(Unapplied::Elsewhere) => {}
-                    Some(Unapplied::NotNow(_) | Unapplied::Later(_)) => {
-                        tokio::time::sleep(ASK_AGAIN).await;
-                    }
+                    Some(Unapplied::NotNow(_) | Unapplied::Later(_)) => pause(began).await,
                 }
             }
         };
@@ -318,7 +326,7 @@ pub(super) async fn ask(
     questions: Vec<Cmd>,
 ) -> Result<Vec<Result<Value, Error>>, Error> {
     let mut answers: Vec<Option<Result<Value, Error>>> = questions.iter().map(|_| None).collect();
-    let mut problem = None;
+    let (mut problem, began) = (None, Instant::now());
     let asking = async {
         while answers.iter().any(Option::is_none) {
             let open = answers.iter().enumerate().filter(|(_, answer)| answer.is_none());
@@ -365,7 +373,7 @@ pub(super) async fn ask(
                 }
             }
             if answers.iter().any(Option::is_none) && !again_at_once {
-                tokio::time::sleep(ASK_AGAIN).await;
+                pause(began).await;
             } else {
                 tokio::task::yield_now().await;
             }
