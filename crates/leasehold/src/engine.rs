@@ -3,10 +3,9 @@
 //! - [`ticket`]: one acquisition, shared by the engine and its future or guard.
 //! - [`name_state`]: one semaphore name. [`in_process`] and [`remote`] implement it, and [`store`], for the two kinds
 //!   of stores.
-//! - [`sender`]: packs commands for a remote store into requests. [`in_flight`]: sends them. [`life`]: how far a
-//!   command has come.
+//! - [`sender`]: packs commands for a remote store into requests. [`in_flight`]: sends them.
 //! - [`call`]: one command for a lock or a pool. [`lease`]: what such a command acquires.
-//! - [`timing`]: when to renew. [`timers`]: the timers that the thread fires.
+//! - [`timers`]: the timers that the thread fires.
 //! - [`thread`]: the engine's thread, which runs all of that.
 //! - [`watch`]: reports to metrics, observers and `tracing`. [`meters`]: the metrics.
 //! - [`background`]: work that outlives its caller. [`lock_waiters`]: the tasks that wait for a lock. [`callbacks`]:
@@ -36,7 +35,6 @@ pub(crate) mod callbacks;
 mod in_flight;
 pub(crate) mod in_process;
 pub(crate) mod lease;
-mod life;
 pub(crate) mod lock_waiters;
 pub(crate) mod meters;
 pub(crate) mod name_state;
@@ -46,7 +44,6 @@ mod store;
 mod thread;
 pub(crate) mod ticket;
 pub(crate) mod timers;
-pub(crate) mod timing;
 pub(crate) mod watch;
 
 #[cfg(test)]

@@ -42,6 +42,7 @@ pub mod blocking;
 #[doc(hidden)]
 pub mod broken;
 mod client;
+mod client_core;
 mod clock;
 mod engine;
 mod error;
@@ -77,7 +78,7 @@ pub use client::RedisBuilder;
 pub use client::{Client, ClientInfo, MemoryBuilder, Outage};
 #[doc(hidden)]
 pub use client::{StoreUrl, sqlite_path};
-pub use engine::timing::shortest_lease;
+pub use client_core::timing::shortest_lease;
 pub use error::{Error, ErrorKind, LossReason};
 pub use fence::{Fence, FenceGate, StaleFence};
 pub use id::{AcquisitionId, ClientId};

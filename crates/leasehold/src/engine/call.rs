@@ -8,14 +8,15 @@
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use super::Core;
 use super::background::UnderWay;
 use super::callbacks::guarded;
-use super::life::Life;
 use super::sender::{Source, Taken, Urgency};
 use crate::Error;
 use crate::backend::{Answer, Destination, Part, Slot};
+use crate::client_core::Delivery;
 use crate::clock::Moment;
 
 /// Releases what a call may have acquired.
@@ -71,7 +72,7 @@ pub(crate) struct Call {
 }
 
 struct State {
-    life: Life,
+    delivery: Delivery,
     phase: Phase,
     undo: Option<Undo>,
     /// Why the last attempt failed.
@@ -123,7 +124,8 @@ impl Call {
         undo: Option<Undo>,
     ) -> Arc<Self> {
         let under_way = Some(UnderWay::new(core));
-        let state = Mutex::new(State { life: Life::Unsent, phase, undo, problem: None, under_way });
+        let state =
+            Mutex::new(State { delivery: Delivery::Unsent, phase, undo, problem: None, under_way });
         let (core, slot, asked) = (core.clone(), core.slot(part.subject()), Moment::now());
         Arc::new(Self { core, slot, part, urgency, asked, until, state })
     }
@@ -195,8 +197,9 @@ impl Call {
         // Undo a grant that the caller has not seen, and a call that is in line again after an unknown outcome and will
         // not be sent any more. If the call is in flight, `settle` decides.
         let granted = matches!(phase, Phase::Answered(Ok(_)));
-        let undo = (granted || state.life == Life::Unknown).then(|| state.undo.take()).flatten();
-        let in_flight = state.life == Life::Sent;
+        let undo =
+            (granted || state.delivery == Delivery::Unknown).then(|| state.undo.take()).flatten();
+        let in_flight = state.delivery == Delivery::Sent;
         let under_way = if in_flight { None } else { state.under_way.take() };
         drop(state);
         drop(phase);
@@ -219,7 +222,7 @@ impl Call {
 
     /// Ends a call that will not be sent any more. Releases what the store may have granted.
     fn end(&self) {
-        if self.state().life.needs_release() {
+        if self.state().delivery.needs_release() {
             self.undo();
         }
         self.under_way_no_more();
@@ -244,12 +247,18 @@ impl Source for Call {
         let mut state = self.state();
         let wanted = state.phase.is_wanted();
         if wanted {
-            state.life.send();
+            state.delivery = Delivery::Sent;
         }
         Taken { part: wanted.then(|| self.part.clone()), more: false }
     }
 
-    fn settle(self: Arc<Self>, _part: &Part, answer: Result<Answer, Error>, sent: Moment) {
+    fn settle(
+        self: Arc<Self>,
+        _part: &Part,
+        answer: Result<Answer, Error>,
+        sent: Moment,
+        _round_trip: Duration,
+    ) {
         let rests = matches!(answer, Ok(Answer::NotNow));
         let is_unknown = match &answer {
             Ok(Answer::Elsewhere | Answer::NotNow) => true,
@@ -258,7 +267,7 @@ impl Source for Call {
         };
         if is_unknown {
             let mut state = self.state();
-            state.life.lose();
+            state.delivery = Delivery::Unknown;
             state.problem = answer.err();
             let wanted = state.phase.is_wanted();
             drop(state);
@@ -281,7 +290,7 @@ impl Source for Call {
             }
             return;
         }
-        self.state().life.answer();
+        self.state().delivery = Delivery::Answered;
         // A close may have looked for guards before this one existed.
         let closed = self.state().undo.is_some() && self.core.check_open().is_err();
         let answer = if closed { Err(Error::Closed) } else { answer.map(|answer| (answer, sent)) };
@@ -298,14 +307,14 @@ impl Source for Call {
         let to = self.destination();
         let (is_unknown, problem) = {
             let mut state = self.state();
-            (state.life == Life::Unknown, state.problem.take())
+            (state.delivery == Delivery::Unknown, state.problem.take())
         };
         // A store that answers, but with an error, is not silent.
         let is_silent = self.core.sender.silent_since(to, now).is_some();
         let error = problem
             .filter(|_| is_unknown && !is_silent)
             .unwrap_or_else(|| self.core.unavailable(Some(to), self.asked, now));
-        if self.finish(Err(error)) && self.state().life != Life::Sent {
+        if self.finish(Err(error)) && self.state().delivery != Delivery::Sent {
             self.end();
         }
     }

@@ -1,33 +1,28 @@
 //! Names, locks and pools of a store that other processes share.
 //!
-//! A name keeps its state behind one lock: the acquisitions of this client, each with its ticket and the
-//! [`life`](super::life) of its commands; the releases that are not answered yet; the commands that have to be sent, in
-//! order; and its timers. [`outcomes`] applies the store's answers. [`renewals`] keeps leases and places in the queue
-//! alive.
-//!
-//! Whatever happens to a request, one of these is always true of every id that the store may know (invariant 7):
-//!
-//! - its ticket holds or waits;
-//! - its release is repeated until it is answered;
-//! - so much time has passed that the store must have expired it.
+//! A name is a driver of the [client core](crate::client_core), which it keeps behind one lock. It passes calls,
+//! answers and events to the core, and afterwards applies the core's notices to the tickets, sets its timer, and joins
+//! the sender's line if there is something to send. It has no rules of its own.
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
+use std::time::Duration;
 
 use tokio::sync::Notify;
 
 use super::Core;
 use super::call::{Asked, Call, Done, Undo};
-use super::callbacks::guarded;
-use super::life::Life;
+use super::callbacks::{event, guarded};
+use super::in_process::{timed_out, too_heavy};
 use super::name_state::{Common, Entered, NameState, Release, ReleasedBy};
 use super::sender::{Source, Taken, Urgency};
 use super::store::Store;
-use super::ticket::{After, Ticket};
+use super::ticket::{After, Grant, Ticket};
 use super::timers::{Deadline, Timed};
 use crate::backend::{Answer, Destination, Later, Part, Profile, RemoteBackend, Slot, Subject};
+use crate::client_core::{Answered, Failure, NameCore, Notice, Request, timing};
 use crate::clock::{Moment, Span};
 use crate::machine::lock::{LockCommand, Record};
 use crate::machine::pool::PoolAction;
@@ -37,14 +32,6 @@ use crate::pool::{PoolStats, Which};
 use crate::semaphore::Declaration;
 use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientInfo, Error, LossReason};
-
-mod outcomes;
-mod renewals;
-mod state;
-#[cfg(test)]
-mod tests;
-
-use state::{State, Timer, Want};
 
 /// A store that other processes share, as the engine sees it.
 pub(crate) struct Remote(pub(crate) Arc<dyn RemoteBackend>);
@@ -56,7 +43,15 @@ impl Store for Remote {
 
     fn open(&self, name: Name, core: Arc<Core>) -> Arc<dyn NameState> {
         let (slot, backend) = (self.0.slot(Subject::Semaphore(&name)), self.0.clone());
-        let state = Mutex::new(State::new(core.clone(), self.0.destination(slot)));
+        let (client, answer_timeout) = (core.client, core.settings.answer_timeout);
+        let state = Mutex::new(RemoteState {
+            core: NameCore::new(client, answer_timeout, core.has_stragglers()),
+            to: self.0.destination(slot),
+            closed: false,
+            in_line: (false, false),
+            rests: false,
+            timer_at: None,
+        });
         Arc::new_cyclic(|this| RemoteName {
             common: Common::new(name, core),
             backend,
@@ -108,31 +103,56 @@ struct RemoteName {
     common: Common,
     backend: Arc<dyn RemoteBackend>,
     slot: Slot,
-    state: Mutex<State>,
+    state: Mutex<RemoteState>,
     /// Notified when nothing has to be sent and nothing is in flight.
     settled: Notify,
     this: Weak<Self>,
 }
 
+struct RemoteState {
+    core: NameCore<Arc<Ticket>>,
+    /// The server that serves the name, as far as this client knows.
+    to: Destination,
+    closed: bool,
+    /// Whether this name is in the sender's line: for ordinary commands, and for renewals.
+    in_line: (bool, bool),
+    /// Whether the name rests before it sends again, because the store could not serve it just now.
+    rests: bool,
+    /// When the engine's thread fires the timer of this name.
+    timer_at: Option<Moment>,
+}
+
+impl RemoteState {
+    /// Ends the acquisition. Returns its ticket, to be notified.
+    fn end(&mut self, id: AcquisitionId, now: Moment) -> Option<Arc<Ticket>> {
+        let was_seen = self.core.owner(id)?.was_seen();
+        self.core.end(id, was_seen, now)
+    }
+}
+
 impl RemoteName {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RemoteState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `work` under the lock, and then sets the timer, joins the sender's line if there is something to send, and
-    /// wakes the tasks that `work` has notified.
-    fn locked<T>(&self, work: impl FnOnce(&mut State, &mut After) -> T) -> T {
+    /// Runs `work` under the lock, and then notifies the tickets, sets the timer, joins the sender's line if there is
+    /// something to send, and wakes the tasks that were notified.
+    fn locked<R>(&self, work: impl FnOnce(&mut RemoteState, &mut After, Moment) -> R) -> R {
         let mut after = After::default();
         let mut state = self.state();
-        let result = work(&mut state, &mut after);
-        let next = state.timers.first().map(|(at, _)| *at);
+        // Under the lock, so that the core never sees time go back.
+        let now = Moment::now();
+        let result = work(&mut state, &mut after, now);
+        self.notify(&mut state, now, &mut after);
+        let next = state.core.next_timeout();
         let before = std::mem::replace(&mut state.timer_at, next);
-        let (sends, renews) = (!state.unsent.is_empty(), !state.renewals.is_empty());
+        let (sends, renews) = (state.core.has_commands(), state.core.has_renewals());
         let joins = (sends && !state.in_line.0, renews && !state.in_line.1);
         state.in_line.0 |= sends;
         state.in_line.1 |= renews;
-        let settled = state.is_settled();
-        let rests = std::mem::take(&mut state.rests).then_some(state.unserved).flatten();
+        let settled = state.core.is_settled();
+        let rests = std::mem::take(&mut state.rests);
+        let rests = rests.then(|| state.core.unserved_since()).flatten();
         drop(state);
         if let Err(error) = self.follow_up(before, next, joins, rests) {
             self.stop(&error);
@@ -166,13 +186,94 @@ impl RemoteName {
         }
         Ok(())
     }
+
+    /// Applies the notices of the core.
+    fn notify(&self, state: &mut RemoteState, now: Moment, after: &mut After) {
+        while !state.core.notices().is_empty() {
+            let mut notices = std::mem::take(state.core.notices());
+            for notice in notices.drain(..) {
+                self.apply_notice(state, notice, now, after);
+            }
+            // A notice may lead to another one. Usually there is none, and the allocation is used again.
+            if state.core.notices().is_empty() {
+                *state.core.notices() = notices;
+                return;
+            }
+        }
+    }
+
+    fn apply_notice(
+        &self,
+        state: &mut RemoteState,
+        notice: Notice<Arc<Ticket>>,
+        now: Moment,
+        after: &mut After,
+    ) {
+        match notice {
+            Notice::Granted { owner, held, valid_until, limited_by_ttl } => {
+                owner.set_limited_by_ttl(limited_by_ttl);
+                owner.grant(Grant::new(&held), valid_until, after);
+            }
+            Notice::Extended { owner, valid_until, limited_by_ttl } => {
+                owner.set_limited_by_ttl(limited_by_ttl);
+                if !owner.extend(valid_until) {
+                    state.core.validity_ended(owner.id, now);
+                }
+            }
+            Notice::Full { owner } => owner.full(after),
+            Notice::Failed { owner, failure } => {
+                owner.fail(self.error(failure, &owner, state.to, now), after);
+            }
+            Notice::Lost { owner, reason } => {
+                owner.lose(reason, after);
+            }
+            Notice::Renewed { owner, result, sent } => after.renewed(&owner, result, sent),
+            Notice::Released { owner, outcome } => {
+                let outcome = outcome.map_err(|own| self.error(own, &owner, state.to, now));
+                owner.finish_release(outcome, after);
+            }
+            Notice::RenewalRefused { id, error } => after.report(move || {
+                let what = "the store refused to renew the permit; the client tries again";
+                event!(warn, %id, %error, "{what}");
+            }),
+            Notice::ShortLease { owner, round_trip } => after.report(move || {
+                let shortest = timing::shortest_lease(round_trip);
+                let (name, lease) = (owner.semaphore.named.name(), owner.semaphore.terms.lease);
+                let (name, lease) = (name.as_str(), lease.map(Span::duration));
+                let what = "the lease is too short for this round-trip time: if the connection is lost, so is the permit";
+                event!(warn, name, ?lease, ?round_trip, ?shortest, "{what}");
+            }),
+            Notice::Overdue { since } => {
+                let core = &self.common.core;
+                if core.sender.heard_nothing_since(state.to, since) {
+                    core.suspect(state.to);
+                }
+            }
+        }
+    }
+
+    fn error(&self, failure: Failure, ticket: &Ticket, to: Destination, now: Moment) -> Error {
+        let core = &self.common.core;
+        match failure {
+            Failure::TimedOut { next_start } if core.sender.silent_since(to, now).is_none() => {
+                timed_out(ticket, next_start)
+            }
+            Failure::TimedOut { .. } => core.unavailable(Some(to), ticket.queued_at, now),
+            Failure::Unanswered { since } => core.unavailable(Some(to), since, now),
+            Failure::TooHeavy { capacity } => {
+                too_heavy(&self.common.name, ticket.share.weight, capacity)
+            }
+            Failure::Cancelled => ticket.cancelled(),
+            Failure::Refused(error) => error,
+        }
+    }
 }
 
 impl Timed for RemoteName {
-    fn fire(&self, now: Moment) {
-        self.locked(|state, after| {
+    fn fire(&self, _now: Moment) {
+        self.locked(|state, _, now| {
             state.timer_at = None;
-            state.fire(now, after);
+            state.core.timeout(now);
         });
     }
 }
@@ -187,18 +288,17 @@ impl Source for RemoteName {
         let mut state = self.state();
         let (commands, more) = match urgency {
             Urgency::Renewals => {
-                let commands = state.take_renewals(room);
-                state.in_line.1 = !state.renewals.is_empty();
+                let commands = state.core.take_renewals(room);
+                state.in_line.1 = state.core.has_renewals();
                 (commands, state.in_line.1)
             }
             Urgency::Ordinary => {
-                let commands = state.take(room, declared);
-                state.in_line.0 = !state.unsent.is_empty();
+                let commands = state.core.take(room, declared, Moment::now());
+                state.in_line.0 = state.core.has_commands();
                 (commands, state.in_line.0)
             }
         };
-        state.in_flight += usize::from(!commands.is_empty());
-        let settled = state.is_settled();
+        let settled = state.core.is_settled();
         drop(state);
         if settled {
             guarded(|| self.settled.notify_waiters());
@@ -210,7 +310,13 @@ impl Source for RemoteName {
         Taken { part, more }
     }
 
-    fn settle(self: Arc<Self>, part: &Part, answer: Result<Answer, Error>, sent: Moment) {
+    fn settle(
+        self: Arc<Self>,
+        part: &Part,
+        answer: Result<Answer, Error>,
+        sent: Moment,
+        round_trip: Duration,
+    ) {
         let Part::Semaphore { declared, commands, .. } = part else { return };
         // A refused acquire has declared nothing.
         let declares = |(command, outcome): (&Command, &Outcome)| {
@@ -222,28 +328,20 @@ impl Source for RemoteName {
         {
             self.common.heard(*declared);
         }
-        self.locked(|state, after| {
-            state.in_flight -= 1;
-            match answer {
-                Ok(Answer::Semaphore(reply)) => state.apply_reply(commands, reply, sent, after),
-                Ok(Answer::Elsewhere) => state.outcome_unknown(commands, sent),
-                Ok(Answer::NotNow) => {
-                    state.outcome_unknown(commands, sent);
-                    state.unserved.get_or_insert(sent);
-                    state.rests = true;
-                }
-                Ok(other) => {
-                    let error = Error::internal(format!(
-                        "unexpected answer to a command for a semaphore: {other:?}"
-                    ));
-                    state.apply_refusal(commands, &error, after);
-                }
-                Err(error) if error.may_pass() => {
-                    state.renewals_failed(commands, &error, after);
-                    state.outcome_unknown(commands, sent);
-                }
-                Err(error) => state.apply_refusal(commands, &error, after),
-            }
+        let answered = match answer {
+            Ok(Answer::Semaphore(reply)) => Answered::Applied(reply),
+            Ok(Answer::Elsewhere) => Answered::Elsewhere,
+            Ok(Answer::NotNow) => Answered::NotNow,
+            Ok(other) => Answered::Refused(Error::internal(format!(
+                "unexpected answer to a command for a semaphore: {other:?}"
+            ))),
+            Err(error) if error.may_pass() => Answered::Unknown(error),
+            Err(error) => Answered::Refused(error),
+        };
+        self.locked(|state, _, now| {
+            state.rests = matches!(answered, Answered::NotNow);
+            state.core.set_round_trip(round_trip);
+            state.core.answered(commands, answered, sent, now);
         });
     }
 
@@ -251,17 +349,15 @@ impl Source for RemoteName {
         let mut state = self.state();
         match urgency {
             Urgency::Renewals => {
-                let wanted = state.renewals.iter().any(|id| state.is_wanted(Want::Renew(*id)));
-                if !wanted {
-                    state.renewals.clear();
-                    state.in_line.1 = false;
-                }
+                let wanted = state.core.forget_unwanted_renewals();
+                state.in_line.1 = wanted;
                 !wanted
             }
             Urgency::Ordinary => {
-                let wanted = state.unsent.iter().any(|(_, want)| state.is_wanted(*want));
+                let now = Moment::now();
+                let wanted = state.core.wants_to_send(now);
                 if !wanted {
-                    state.forget_unwanted();
+                    state.core.forget_unwanted(now);
                     state.in_line.0 = false;
                 }
                 drop(state);
@@ -295,20 +391,27 @@ impl NameState for RemoteName {
         // A try is bounded like every other call.
         let within = if wait { within } else { Some(core.settings.answer_timeout) };
         let share = Share { weight, numbered: semaphore.numbered };
-        let ticket = Ticket::waiting(id, semaphore.clone(), share, wait, within);
-        self.locked(|state, _| {
+        let ticket = Ticket::waiting(id, semaphore.clone(), share, within);
+        let request = Request {
+            terms: semaphore.terms,
+            share,
+            queues: wait,
+            claims_first: semaphore.claims_first,
+            gives_up_at: ticket.gives_up_at,
+            label: semaphore.label.clone(),
+        };
+        self.locked(|state, _, now| {
             if state.closed {
                 return Entered::Failed(Box::new(Error::Closed));
             }
-            state.add(&ticket, Life::Unsent);
-            state.want_enqueue(id);
+            state.core.acquire(id, ticket.clone(), request, now);
             Entered::Waiting(ticket)
         })
     }
 
     fn end(&self, id: AcquisitionId, _known: Known) {
-        self.locked(|state, after| {
-            if let Some(ticket) = state.end(id) {
+        self.locked(|state, after, now| {
+            if let Some(ticket) = state.end(id, now) {
                 ticket.cancel(after);
             }
         });
@@ -318,36 +421,24 @@ impl NameState for RemoteName {
         if let Some(error) = self.common.core.stopped() {
             return Release::Failed(error);
         }
-        let answer_timeout = self.common.core.settings.answer_timeout;
-        self.locked(|state, after| {
-            if let Some(ticket) = state.end(id) {
-                by.notify(&ticket, after);
+        self.locked(|state, after, now| {
+            let ticket = state.end(id, now);
+            if let Some(ticket) = &ticket {
+                by.notify(ticket, after);
             }
-            let (terms, own) = (semaphore.terms, id.client() == self.common.core.client);
-            if !state.releases.contains_key(&id) {
-                if own && by == ReleasedBy::Guard {
-                    // The enqueue was never sent.
-                    return Release::Done(false);
-                }
-                state.add_release(id, terms, Known::Nothing, false);
-            }
-            let Some(release) = state.releases.get_mut(&id) else { return Release::Done(false) };
-            // A second caller of a release in flight receives the outcome of that release.
-            if let Some((ticket, _)) = &release.ticket {
-                return Release::Sent(ticket.clone());
-            }
-            let ticket = Ticket::releasing(id, semaphore.clone());
-            let until = Moment::now() + answer_timeout;
-            release.ticket = Some((ticket.clone(), until));
-            state.timers.insert((until, Timer::ReleaseUnanswered(id)));
-            Release::Sent(ticket)
+            let by_guard = by == ReleasedBy::Guard;
+            let caller = ticket.filter(|_| by_guard);
+            let caller = caller.unwrap_or_else(|| Ticket::releasing(id, semaphore.clone()));
+            let lease = semaphore.terms.lease;
+            let caller = state.core.release(id, caller, (by_guard, lease), now);
+            caller.map_or(Release::Done(false), Release::Sent)
         })
     }
 
     fn attach(&self, id: AcquisitionId, semaphore: &Arc<Declaration>) -> Arc<Ticket> {
-        self.locked(|state, after| {
-            if let Some(own) = state.acquisitions.get(&id) {
-                return own.ticket.clone();
+        self.locked(|state, after, _| {
+            if let Some(ticket) = state.core.owner(id) {
+                return ticket.clone();
             }
             let ticket = Ticket::held(id, semaphore.clone(), Moment::NEVER);
             let reason = if state.closed { LossReason::Closed } else { LossReason::Released };
@@ -358,28 +449,23 @@ impl NameState for RemoteName {
 
     fn check(&self, id: AcquisitionId) -> Result<(), LossReason> {
         let state = self.state();
-        match state.acquisitions.contains_key(&id) {
-            true => Ok(()),
-            false if state.closed => Err(LossReason::Closed),
-            false => Err(LossReason::Released),
+        match state.core.owner(id) {
+            Some(_) => Ok(()),
+            None if state.closed => Err(LossReason::Closed),
+            None => Err(LossReason::Released),
         }
     }
 
     fn close(&self) {
-        self.locked(|state, after| {
+        self.locked(|state, after, now| {
             state.closed = true;
-            // Waiters first, and among them the last one first, so that no waiter is granted a permit only to lose it.
-            let mut ids: Vec<_> = state.acquisitions.keys().copied().collect();
-            ids.sort_unstable_by_key(|id| {
-                (state.acquisitions[id].ticket.is_held(), std::cmp::Reverse(id.sequence()))
-            });
-            for id in ids {
-                if let Some(ticket) = state.end(id) {
+            for id in state.core.ids_to_close() {
+                if let Some(ticket) = state.end(id, now) {
                     ticket.fail(Error::Closed, after);
                     ticket.lose(LossReason::Closed, after);
                 }
             }
-            state.forget_unwanted();
+            state.core.forget_unwanted(now);
         });
     }
 
@@ -391,8 +477,8 @@ impl NameState for RemoteName {
                 let settled = self.settled.notified();
                 {
                     let mut state = self.state();
-                    if state.is_settled() {
-                        return state.failed_release.take().map_or(Ok(()), Err);
+                    if state.core.is_settled() {
+                        return state.core.take_failed_release().map_or(Ok(()), Err);
                     }
                 }
                 if deadline.unless(settled).await.is_none() {
@@ -406,11 +492,11 @@ impl NameState for RemoteName {
     fn abandon(&self) {
         let mut after = After::default();
         let mut state = self.state();
-        let ids: Vec<_> = state.acquisitions.keys().copied().collect();
-        let abandoned: Vec<_> = ids.into_iter().filter_map(|id| state.forget(id)).collect();
+        let ids = state.core.ids_to_close();
+        let abandoned: Vec<_> = ids.into_iter().filter_map(|id| state.core.forget(id)).collect();
         drop(state);
-        for own in abandoned {
-            own.ticket.cancel(&mut after);
+        for ticket in abandoned {
+            ticket.cancel(&mut after);
         }
         after.run();
     }
@@ -418,16 +504,18 @@ impl NameState for RemoteName {
     fn stop(&self, error: &Error) {
         let mut after = After::default();
         let mut state = self.state();
-        state.fail_waiters(error, &mut after);
-        for own in state.acquisitions.values() {
-            own.ticket.lose(LossReason::NotRenewed, &mut after);
+        let now = Moment::now();
+        state.core.refuse_waiters(error, now);
+        self.notify(&mut state, now, &mut after);
+        for ticket in state.core.owners() {
+            ticket.lose(LossReason::NotRenewed, &mut after);
         }
         drop(state);
         after.run();
     }
 
     fn is_idle(&self) -> bool {
-        self.state().is_idle()
+        self.state().core.is_idle()
     }
 
     fn release_member(&self, id: &str) -> Later<bool> {
@@ -456,53 +544,48 @@ impl NameState for RemoteName {
     }
 
     fn granted(&self, id: AcquisitionId, grant: Option<(Held, Moment)>) {
-        self.locked(|state, after| state.woken(id, grant, after));
+        self.locked(|state, _, now| state.core.woken(id, grant, now));
     }
 
     fn token_comes(&self, after: Span) {
-        self.locked(|state, _| state.ask_for_token(after));
+        self.locked(|state, _, now| state.core.token_arrives(after, now));
     }
 
     fn evicted(&self, id: AcquisitionId) {
-        self.locked(|state, after| {
-            // A waiter that was removed must not be enqueued again.
-            if !state.cancelled(id, after) {
-                // A query in flight may have been applied before the eviction.
-                state.claim(id);
+        self.locked(|state, _, now| state.core.cancelled_elsewhere(id, now));
+    }
+
+    fn reconnected(&self, to: Destination, other: bool) {
+        let is_ours = self.destination() == to;
+        let has_stragglers = self.common.core.has_stragglers();
+        self.locked(|state, _, now| {
+            if has_stragglers {
+                state.core.expect_stragglers();
+            }
+            if is_ours {
+                state.core.connected(other, now);
             }
         });
     }
 
-    fn reconnected(&self, to: Destination, other: bool) {
-        if self.destination() == to {
-            self.locked(|state, _| {
-                if other {
-                    state.release_recent();
-                }
-                state.renew_everyone(Moment::now());
-            });
-        }
-    }
-
     fn wake_ups_missed(&self, slot: Slot) {
         if self.slot == slot {
-            self.locked(|state, _| state.renew_everyone(Moment::now()));
+            self.locked(|state, _, now| state.core.connected(false, now));
         }
     }
 
     fn rerouted(&self) {
         let to = self.destination();
-        self.locked(|state, _| {
+        self.locked(|state, _, now| {
             if std::mem::replace(&mut state.to, to) != to {
-                state.release_recent();
-                state.renew_everyone(Moment::now());
+                state.core.connected(true, now);
             }
         });
     }
 
     fn refused(&self, from: Destination, error: &Error) {
         if self.destination() == from {
-            self.locked(|state, after| state.fail_waiters(error, after));
+            self.locked(|state, _, now| state.core.refuse_waiters(error, now));
         }
     }
 }

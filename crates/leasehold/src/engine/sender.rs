@@ -10,16 +10,16 @@
 //! them.
 //!
 //! Nothing is taken while the destination is unreachable. So a command that was queued during an outage was never sent,
-//! and dropping it costs nothing (see [`life`](super::life)).
+//! and dropping it costs nothing (see [`Delivery`](crate::client_core::Delivery)).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::thread::CHECK_CALLS;
-use super::timing;
 use crate::Error;
 use crate::backend::{Answer, Destination, Part};
+use crate::client_core::timing;
 use crate::clock::{Moment, Span};
 
 /// The most ids in one request. [`MAX_PARTS`] is the most parts. The server serves no other client while it applies a
@@ -70,8 +70,14 @@ pub(crate) trait Source: Send + Sync {
     fn take(self: Arc<Self>, urgency: Urgency, room: usize) -> Taken;
 
     /// Receives the answer to a part that was taken and sent at `sent`. With [`Error::Unavailable`] the outcome is
-    /// unknown.
-    fn settle(self: Arc<Self>, part: &Part, answer: Result<Answer, Error>, sent: Moment);
+    /// unknown. `round_trip` is the slowest answer of the destination that is still normal.
+    fn settle(
+        self: Arc<Self>,
+        part: &Part,
+        answer: Result<Answer, Error>,
+        sent: Moment,
+        round_trip: Duration,
+    );
 
     /// Fails the call if its deadline has passed. Sources that have a timer for this do nothing here.
     fn expire(&self, _now: Moment) {}
@@ -343,10 +349,10 @@ impl Sender {
         Some(Request { to, parts: parts.into(), sources, sent: now, urgency })
     }
 
-    /// Removes a request that is no longer in flight.
-    pub(super) fn settled(&self, request: &Request, ending: Ending) {
+    /// Removes a request that is no longer in flight. Returns the slowest answer that is still normal.
+    pub(super) fn settled(&self, request: &Request, ending: Ending) -> Duration {
         let mut states = self.states();
-        let Some(state) = states.get_mut(&request.to) else { return };
+        let Some(state) = states.get_mut(&request.to) else { return Duration::ZERO };
         let now = Moment::now();
         let own = state.line(request.urgency);
         if let Some(at) = own.in_flight.iter().position(|sent| *sent == request.sent) {
@@ -362,6 +368,7 @@ impl Sender {
             state.heard = Some(now);
             state.round_trip.learn(now.saturating_since(request.sent));
         }
+        state.round_trip.slowest()
     }
 
     /// Returns when the next paused line or resting source can send again.

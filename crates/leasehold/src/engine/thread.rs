@@ -176,14 +176,13 @@ impl Thread {
     fn settle(&mut self, core: &Core, request: &Request, answers: Result<Answers, Error>) {
         self.answered = true;
         let Request { parts, sources, sent, .. } = request;
-        let answers = match answers {
+        let (answers, round_trip): (Answers, _) = match answers {
             Ok(answers) if answers.len() == parts.len() => {
                 let may_pass =
                     |answer: &Result<_, Error>| answer.as_ref().is_err_and(Error::may_pass);
                 let trouble = answers.iter().any(may_pass);
                 let verdict = if trouble { Ending::TemporaryError } else { Ending::Answered };
-                core.sender.settled(request, verdict);
-                answers
+                (answers, core.sender.settled(request, verdict))
             }
             answers => {
                 let error = answers.map_or_else(
@@ -191,12 +190,12 @@ impl Thread {
                     |_| Error::internal("the store's answer is incomplete"),
                 );
                 event!(debug, %error, "a request failed");
-                core.sender.settled(request, Ending::Unanswered);
-                parts.iter().map(|_| Err(error.clone())).collect()
+                let round_trip = core.sender.settled(request, Ending::Unanswered);
+                (parts.iter().map(|_| Err(error.clone())).collect(), round_trip)
             }
         };
         for ((source, part), answer) in sources.iter().zip(&**parts).zip(answers) {
-            source.clone().settle(part, answer, *sent);
+            source.clone().settle(part, answer, *sent, round_trip);
         }
     }
 

@@ -23,8 +23,9 @@ use std::task::{Context, Poll, Waker};
 use super::callbacks::{event, guarded};
 use super::meters::Meters;
 use super::watch::{Hold, Id};
+use crate::client_core::why_ended;
 use crate::clock::{Moment, Span};
-use crate::machine::{Held, Share, Terms};
+use crate::machine::{Held, Share};
 use crate::semaphore::Declaration;
 use crate::{AcquisitionId, Error, ErrorKind, Fence, LossReason};
 
@@ -235,8 +236,6 @@ pub(crate) struct Ticket {
     pub(crate) semaphore: Arc<Declaration>,
     pub(crate) share: Share,
     pub(crate) queued_at: Moment,
-    /// Whether it waits in the queue, or only tries.
-    pub(crate) queues: bool,
     /// When the acquire gives up.
     pub(crate) gives_up_at: Option<Moment>,
     /// Until when the holder may rely on the permit, in microseconds of [`Moment`].
@@ -251,10 +250,9 @@ impl Ticket {
         id: AcquisitionId,
         semaphore: Arc<Declaration>,
         share: Share,
-        queues: bool,
         within: Option<Span>,
     ) -> Arc<Self> {
-        Self::new_waiting(id, semaphore, share, queues, within, None)
+        Self::new_waiting(id, semaphore, share, within, None)
     }
 
     /// Creates the ticket of an acquire that waits and whose waker is known.
@@ -265,7 +263,7 @@ impl Ticket {
         within: Option<Span>,
         waker: Waker,
     ) -> Arc<Self> {
-        Self::new_waiting(id, semaphore, share, true, within, Some(waker))
+        Self::new_waiting(id, semaphore, share, within, Some(waker))
     }
 
     #[inline]
@@ -273,7 +271,6 @@ impl Ticket {
         id: AcquisitionId,
         semaphore: Arc<Declaration>,
         share: Share,
-        queues: bool,
         within: Option<Span>,
         waker: Option<Waker>,
     ) -> Arc<Self> {
@@ -283,7 +280,6 @@ impl Ticket {
             semaphore,
             share,
             queued_at,
-            queues,
             gives_up_at: within.map(|within| queued_at + within),
             valid_until: AtomicU64::new(0),
             limited_by_ttl: AtomicBool::new(false),
@@ -303,7 +299,6 @@ impl Ticket {
             // The store knows the weight by now.
             share: Share::ONE,
             queued_at: Moment::from_micros(0),
-            queues: false,
             gives_up_at: None,
             valid_until: AtomicU64::new(valid_until.micros()),
             limited_by_ttl: AtomicBool::new(false),
@@ -316,14 +311,6 @@ impl Ticket {
         let ticket = Self::held(id, semaphore, Moment::from_micros(0));
         *ticket.state() = State::Releasing(Watchers::default());
         ticket
-    }
-
-    pub(crate) fn is_waiting(&self) -> bool {
-        matches!(*self.state(), State::Waiting(_))
-    }
-
-    pub(crate) fn is_held(&self) -> bool {
-        matches!(*self.state(), State::Granted { .. } | State::Held(..))
     }
 
     /// Returns whether the caller may have seen the permit. Also `true` if that is no longer known.
@@ -436,13 +423,17 @@ impl Ticket {
     ///
     /// A permit whose validity has ended stays lost, even if the holder has not noticed yet. The answer may belong to
     /// an enqueue that was sent twice and granted again, and then another client may have held the permit in between.
-    pub(crate) fn extend(&self, valid_until: Moment) {
+    /// Returns `false` in that case: the holder may have noticed after the engine last looked at the clock.
+    pub(crate) fn extend(&self, valid_until: Moment) -> bool {
         let state = self.state();
-        if matches!(*state, State::Granted { .. } | State::Held(..))
-            && self.now() < self.valid_until()
-        {
+        if !matches!(*state, State::Granted { .. } | State::Held(..)) {
+            return true;
+        }
+        let is_valid = self.now() < self.valid_until();
+        if is_valid {
             self.valid_until.fetch_max(valid_until.micros(), Ordering::AcqRel);
         }
+        is_valid
     }
 
     /// Sets the outcome of the release.
@@ -480,25 +471,14 @@ impl Ticket {
         }
     }
 
-    /// Records that the TTL ends before the lease would. Then no renewal extends the permit.
-    pub(crate) fn set_limited_by_ttl(&self) {
-        self.limited_by_ttl.store(true, Ordering::Release);
-    }
-
-    pub(crate) fn is_limited_by_ttl(&self) -> bool {
-        self.limited_by_ttl.load(Ordering::Acquire)
+    /// Records whether the TTL ends before the lease would. Then no renewal extends the permit.
+    pub(crate) fn set_limited_by_ttl(&self, limited: bool) {
+        self.limited_by_ttl.store(limited, Ordering::Release);
     }
 
     /// Returns which of the two deadlines ended the permit.
-    pub(crate) fn why_ended(&self) -> LossReason {
-        let Terms { lease, ttl } = self.semaphore.terms;
-        match (ttl, lease) {
-            (Some(ttl), Some(lease)) if ttl > lease && !self.is_limited_by_ttl() => {
-                LossReason::NotRenewed
-            }
-            (Some(_), _) => LossReason::TtlEnded,
-            (None, _) => LossReason::NotRenewed,
-        }
+    fn why_ended(&self) -> LossReason {
+        why_ended(self.semaphore.terms, self.limited_by_ttl.load(Ordering::Acquire))
     }
 
     /// Polls the grant. Called by the future of the acquire.

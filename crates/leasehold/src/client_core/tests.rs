@@ -1,0 +1,371 @@
+//! Tests of one name without a store, in virtual time: what follows from each input.
+
+use super::*;
+use crate::Fence;
+use crate::backend::Reply;
+use crate::machine::{Held, Outcome, Role, Share, Terms};
+
+const ONE: Declared = Declared::capacity(1, true);
+const LEASE: Span = Span::from_millis(30_000);
+const ANSWER_TIMEOUT: Span = Span::from_millis(5000);
+
+/// A core, its clock, and the ids that it mints.
+struct Client {
+    core: NameCore<AcquisitionId>,
+    now: Moment,
+    sequence: u64,
+}
+
+fn request() -> Request {
+    let terms = Terms { lease: Some(LEASE), ttl: None };
+    let (share, queues, claims_first) = (Share::ONE, true, false);
+    Request { terms, share, queues, claims_first, gives_up_at: None, label: None }
+}
+
+fn held(valid_for: Span) -> Outcome {
+    let (slot_number, fence) = (None, Fence::new(1));
+    Outcome::Held(Held { slot_number, fence, valid_for: Some(valid_for) })
+}
+
+fn refused() -> Error {
+    Error::Refused { what: "a test".into() }
+}
+
+fn reply(outcomes: Vec<Outcome>) -> Answered {
+    Answered::Applied(Reply { outcomes, ..Reply::default() })
+}
+
+impl Client {
+    fn new() -> Self {
+        let client = ClientId::from_bits(1);
+        let core = NameCore::new(client, ANSWER_TIMEOUT, false);
+        Self { core, now: Moment::from_micros(1_000_000_000), sequence: 0 }
+    }
+
+    /// A client that holds one permit.
+    fn holding() -> (Self, AcquisitionId) {
+        let mut client = Self::new();
+        let id = client.acquire(request());
+        client.exchange(vec![held(LEASE)]);
+        assert!(matches!(client.notices()[..], [Notice::Granted { .. }]));
+        (client, id)
+    }
+
+    /// A client that holds one permit, and waits for another in the store's queue.
+    fn holding_and_waiting() -> (Self, AcquisitionId) {
+        let (mut client, _) = Self::holding();
+        let id = client.acquire(request());
+        client.exchange(vec![Outcome::Waiting { ahead: 0 }]);
+        (client, id)
+    }
+
+    fn next_id(&mut self) -> AcquisitionId {
+        self.sequence += 1;
+        AcquisitionId::new(ClientId::from_bits(1), self.sequence)
+    }
+
+    fn acquire(&mut self, request: Request) -> AcquisitionId {
+        let id = self.next_id();
+        self.core.acquire(id, id, request, self.now);
+        id
+    }
+
+    fn pass(&mut self, span: Span) {
+        self.now = self.now + span;
+        self.core.timeout(self.now);
+    }
+
+    fn take(&mut self) -> Vec<Command> {
+        self.core.take(usize::MAX, ONE, self.now)
+    }
+
+    fn answer(&mut self, commands: &[Command], answer: Answered) {
+        self.core.answered(commands, answer, self.now, self.now);
+    }
+
+    /// Sends everything, and answers it.
+    fn exchange(&mut self, outcomes: Vec<Outcome>) {
+        let commands = self.take();
+        assert_eq!(commands.len(), outcomes.len(), "{commands:?}");
+        self.answer(&commands, reply(outcomes));
+    }
+
+    fn notices(&mut self) -> Vec<Notice<AcquisitionId>> {
+        std::mem::take(self.core.notices())
+    }
+
+    /// Sends a renewal of a holder or a waiter, even if one is in flight.
+    fn renew(&mut self, id: AcquisitionId) -> Vec<Command> {
+        self.core.claim(id, self.now);
+        let mut commands = self.take();
+        commands.append(&mut self.core.take_renewals(100));
+        assert!(matches!(commands[..], [Command::Renew { .. }]), "{commands:?}");
+        commands
+    }
+}
+
+/// Two claims of one permit may be in flight in two requests: one after a wake-up, and one that is sent once a second.
+#[test]
+fn a_claim_that_fails_after_another_was_answered_takes_nothing_away() {
+    let (mut client, id) = Client::holding();
+    let claim = client.renew(id);
+    client.answer(&claim, Answered::Refused(refused()));
+    // The answer to a try that was sent twice takes nothing away either.
+    let claim = client.renew(id);
+    client.answer(&claim, reply(vec![Outcome::Full]));
+    let claim = client.renew(id);
+    client.answer(&claim, Answered::Elsewhere);
+    assert!(client.core.owner(id).is_some() && client.core.releases.is_empty());
+    assert!(!client.notices().iter().any(|notice| matches!(notice, Notice::Lost { .. })));
+}
+
+/// A script decides about all of its ids together, so a batch must not contain the same command twice.
+#[test]
+fn no_id_has_two_equal_commands_in_one_batch() {
+    let mut client = Client::new();
+    let id = client.acquire(request());
+    for _ in 0..2 {
+        client.core.want_enqueue(id, client.now);
+        client.core.claim(id, client.now);
+        client.core.renew(id, client.now);
+    }
+    assert_eq!(client.take().len(), 2);
+}
+
+/// Two renewals of a waiter are answered `Gone`, and the second answer arrives while its new enqueue is in flight.
+#[test]
+fn a_waiter_that_is_gone_is_enqueued_once() {
+    let (mut client, id) = Client::holding_and_waiting();
+    let queries = [client.renew(id), client.renew(id)];
+    client.answer(&queries[0], reply(vec![Outcome::Gone]));
+    assert!(matches!(client.take()[..], [Command::Enqueue { .. }]));
+    client.answer(&queries[1], reply(vec![Outcome::Gone]));
+    assert!(client.take().is_empty(), "a second enqueue");
+}
+
+/// Its client is notified, or learns it from the answer to its query. Both may arrive.
+#[test]
+fn a_cancelled_waiter_is_not_enqueued_again() {
+    for notified_first in [false, true] {
+        let (mut client, id) = Client::holding_and_waiting();
+        let query = client.renew(id);
+        if notified_first {
+            client.core.cancelled_elsewhere(id, client.now);
+        }
+        client.answer(&query, reply(vec![Outcome::Cancelled]));
+        client.core.cancelled_elsewhere(id, client.now);
+        let cancelled = |notice: &&Notice<_>| {
+            matches!(notice, Notice::Failed { failure: Failure::Cancelled, .. })
+        };
+        assert_eq!(client.notices().iter().filter(cancelled).count(), 1);
+        // An enqueue that was sent twice may be applied after the cancel.
+        assert!(matches!(client.take()[..], [Command::Release { .. }]));
+    }
+}
+
+/// The permit was released by its id and enqueued again, while the client trusted an older wake-up. So the release must
+/// also look in the queue.
+#[test]
+fn a_holder_that_may_be_in_the_queue_is_looked_for_there() {
+    for queued_again in [false, true] {
+        let mut client = Client::new();
+        let id = client.acquire(request());
+        let enqueue = client.take();
+        let Outcome::Held(permit) = held(Span::from_millis(5000)) else { unreachable!() };
+        client.core.woken(id, Some((permit, client.now)), client.now);
+        let outcome = if queued_again { Outcome::Waiting { ahead: 0 } } else { held(LEASE) };
+        client.answer(&enqueue, reply(vec![outcome]));
+        client.core.end(id, true, client.now);
+        let release = client.take();
+        let [Command::Release { known, .. }] = release[..] else { panic!("{release:?}") };
+        assert_eq!(known == Known::Nothing, queued_again, "{known:?}");
+    }
+}
+
+/// Dropping a command costs nothing only if it was never sent.
+#[test]
+fn an_id_is_released_unless_it_was_never_sent() {
+    use Delivery::{Answered as IsAnswered, Sent, Unknown, Unsent};
+    for delivery in [Unsent, Sent, IsAnswered, Unknown] {
+        let mut client = Client::new();
+        let id = client.acquire(request());
+        if delivery != Unsent {
+            let enqueue = client.take();
+            match delivery {
+                IsAnswered => client.answer(&enqueue, reply(vec![Outcome::Waiting { ahead: 0 }])),
+                Unknown => client.answer(&enqueue, Answered::Elsewhere),
+                _ => {}
+            }
+        }
+        client.core.end(id, false, client.now);
+        assert_eq!(client.core.releases.contains_key(&id), delivery != Unsent, "{delivery:?}");
+    }
+}
+
+/// A release is repeated until it is answered, or until the store must have expired the id.
+#[test]
+fn a_release_is_repeated_until_the_store_must_have_expired_the_id() {
+    let (mut client, id) = Client::holding();
+    client.core.end(id, true, client.now);
+    let mut release = client.take();
+    for _ in 0..3 {
+        client.answer(&release, Answered::Elsewhere);
+        release = client.take();
+        assert_eq!(release.len(), 1);
+    }
+    client.answer(&release, Answered::Refused(refused()));
+    client.pass(LEASE);
+    release = client.take();
+    assert_eq!(release.len(), 1, "the disk may have room again");
+    client.answer(&release, Answered::Refused(refused()));
+    client.pass(LEASE + LEASE + LEASE);
+    assert!(client.core.is_idle() && client.take().is_empty());
+}
+
+/// However many commands wait to be sent, only those that are no longer wanted are removed.
+#[test]
+fn no_release_is_forgotten_however_many_there_are() {
+    let mut client = Client::new();
+    let ids: Vec<_> = (0..3 * CLEAN_UP_FROM).map(|_| client.acquire(request())).collect();
+    client.exchange(vec![Outcome::Waiting { ahead: 0 }; ids.len()]);
+    for id in &ids {
+        client.core.end(*id, false, client.now);
+    }
+    assert_eq!(client.take().len(), ids.len());
+}
+
+/// Every history of up to four waiters in up to three requests: each request is answered or lost, the losses are
+/// reported in any order, and a waiter may join between them. What is sent again keeps the order.
+#[test]
+fn lost_requests_are_sent_again_in_their_order() {
+    let reports = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
+    for (report, lost, sizes) in
+        reports.iter().flat_map(|report| (0..8_u8).map(move |lost| (report, lost))).flat_map(
+            |(report, lost)| [[1, 1, 1], [2, 1, 1], [1, 2, 1]].map(|sizes| (report, lost, sizes)),
+        )
+    {
+        let mut client = Client::new();
+        let (mut requests, mut expected) = (Vec::new(), Vec::new());
+        for (at, size) in (0..).zip(sizes) {
+            let ids: Vec<_> = (0..size).map(|_| client.acquire(request())).collect();
+            if lost & (1 << at) != 0 {
+                expected.extend(ids);
+            }
+            requests.push((client.take(), client.now));
+            client.pass(Span::from_micros(1));
+        }
+        let mut joined = Vec::new();
+        for at in report {
+            let (commands, sent) = &requests[*at];
+            let answer = if lost & (1 << at) != 0 {
+                Answered::Elsewhere
+            } else {
+                reply(vec![Outcome::Waiting { ahead: 0 }; commands.len()])
+            };
+            client.core.answered(commands, answer, *sent, client.now);
+            joined.push(client.acquire(request()));
+        }
+        expected.append(&mut joined);
+        let again: Vec<_> = client.take().iter().filter_map(Command::id).collect();
+        assert_eq!(again, expected, "lost {lost:b}, reported {report:?}, sizes {sizes:?}");
+    }
+}
+
+/// Another server has taken over without the release, and grants a permit that nobody waits for.
+#[test]
+fn a_wake_up_for_a_released_id_is_answered_with_a_release() {
+    let mut client = Client::new();
+    let id = client.next_id();
+    client.core.woken(id, None, client.now);
+    let release = client.take();
+    assert!(matches!(release[..], [Command::Release { id: released, .. }] if released == id));
+    // A wake-up that is older than the answer to the release needs none.
+    client.core.woken(id, None, client.now);
+    client.answer(&release, reply(vec![Outcome::Removed(Role::Holder)]));
+    client.core.woken(id, None, client.now);
+    assert!(client.take().is_empty());
+    // Another client's id is not released.
+    let other = AcquisitionId::new(ClientId::from_bits(7), 1);
+    client.core.woken(other, None, client.now);
+    assert!(client.take().is_empty());
+}
+
+/// The releases that another server may lack are repeated once, and are bounded.
+#[test]
+fn recent_releases_are_bounded() {
+    let mut client = Client::new();
+    for _ in 0..5000 {
+        let id = client.next_id();
+        client.core.ended_in_store(id, client.now);
+    }
+    client.core.connected(true, client.now);
+    assert_eq!(client.take().len(), 1024);
+    client.core.connected(true, client.now);
+    assert!(client.take().is_empty());
+}
+
+/// The holder notices the end of its validity by itself, whatever the store answers later.
+#[test]
+fn a_permit_whose_validity_has_ended_stays_lost() {
+    let (mut client, id) = Client::holding();
+    let renewal = client.renew(id);
+    let sent = client.now;
+    client.now = client.now + LEASE;
+    client.core.answered(&renewal, reply(vec![held(LEASE)]), sent, client.now);
+    assert!(!client.notices().iter().any(|notice| matches!(notice, Notice::Extended { .. })));
+    client.core.timeout(client.now);
+    let notices = client.notices();
+    let lost =
+        |notice: &Notice<_>| matches!(notice, Notice::Lost { reason: LossReason::NotRenewed, .. });
+    assert!(notices.iter().any(lost), "{notices:?}");
+}
+
+/// A wake-up that is older than half of the time to claim is not trusted.
+#[test]
+fn only_a_recent_wake_up_is_trusted() {
+    for (age, is_trusted) in [(0, true), (1900, true), (2600, false), (60_000, false)] {
+        let (mut client, id) = Client::holding_and_waiting();
+        client.notices();
+        let Outcome::Held(permit) = held(Span::from_millis(5000)) else { unreachable!() };
+        let granted_at = client.now.minus(Span::from_millis(age));
+        client.core.woken(id, Some((permit, granted_at)), client.now);
+        let granted = matches!(client.notices()[..], [Notice::Granted { .. }]);
+        assert_eq!(granted, is_trusted, "{age} ms old");
+        // The claim follows 20 ms later, or at once.
+        let sends = |client: &mut Client| {
+            !client.take().is_empty() || !client.core.take_renewals(9).is_empty()
+        };
+        assert_eq!(sends(&mut client), !is_trusted);
+        client.pass(Span::from_millis(20));
+        assert_eq!(sends(&mut client), is_trusted);
+    }
+}
+
+/// The caller of a release is notified once: by the answer, or at the end of its time.
+#[test]
+fn the_caller_of_a_release_learns_its_outcome() {
+    for answered in [true, false] {
+        let (mut client, id) = Client::holding();
+        client.notices();
+        client.core.end(id, true, client.now);
+        assert_eq!(client.core.release(id, id, (true, Some(LEASE)), client.now), Some(id));
+        let release = client.take();
+        if answered {
+            client.answer(&release, reply(vec![Outcome::Removed(Role::Holder)]));
+        }
+        client.pass(ANSWER_TIMEOUT);
+        let notices = client.notices();
+        let [Notice::Released { ref outcome, .. }] = notices[..] else { panic!("{notices:?}") };
+        match outcome {
+            Ok(was_held) => assert!(answered && *was_held),
+            Err(failure) => {
+                assert!(!answered && matches!(failure, Failure::Unanswered { .. }), "{failure:?}");
+            }
+        }
+    }
+    // The store cannot know an id that was never sent.
+    let mut client = Client::new();
+    let id = client.acquire(request());
+    client.core.end(id, false, client.now);
+    assert_eq!(client.core.release(id, id, (true, Some(LEASE)), client.now), None);
+}
