@@ -596,12 +596,20 @@ impl Core {
         at: Option<Moment>,
     ) -> Result<(), Error> {
         self.timers.set(target.clone(), before, at);
+        let result = self.timer_was_set(at);
+        if result.is_err() {
+            self.timers.set(target, at, None);
+        }
+        result
+    }
+
+    /// Makes sure that the engine's thread is awake at that moment.
+    fn timer_was_set(&self, at: Option<Moment>) -> Result<(), Error> {
         // A manual clock fires the timers itself.
         if at.is_none() || self.clock.is_manual() {
             return Ok(());
         }
         if let Some(error) = self.stopped() {
-            self.timers.set(target, at, None);
             return Err(error);
         }
         // The thread first publishes until when it sleeps, and then looks at the timers once more. So at least one of

@@ -1,35 +1,29 @@
 //! A lease that this process holds: the common part of the guards of locks and pools.
 //!
 //! The validity follows the same rule as that of a permit. It is counted from before the request was sent, minus a
-//! margin, on a clock that runs in suspend. If the lease is renewed, or if a task waits for its loss, a task on the
-//! engine's thread renews it and watches its validity: its *keeper*.
+//! margin, on a clock that runs in suspend. If the lease is renewed, observed, or if a task waits for its loss, it has a
+//! timer of the engine, which renews it and ends its validity: see [`renewal`].
 
 use std::fmt;
-use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
-use tokio::sync::{Notify, OwnedMutexGuard};
+use tokio::sync::OwnedMutexGuard;
 
 use super::callbacks::{event, guarded};
 use super::ticket::Watchers;
-use super::timers::Timed;
 use super::watch::{Hold, Id, Watch};
 use super::{Core, Engine};
 use crate::backend::{Later, Slot};
-use crate::client_core::timing::{self, Situation};
 use crate::clock::{Moment, Span};
 use crate::machine::lock::Verdict;
 use crate::name::Name;
 use crate::{Error, LossReason};
 
-mod manual;
+mod renewal;
 
-/// The longest sleep of the keeper, because tokio's timers stop while the machine is suspended.
-const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+use renewal::Renewal;
 
 /// The operations of a store on one lease.
 pub(crate) trait Keep: Send + Sync {
@@ -52,7 +46,7 @@ pub(crate) trait Keep: Send + Sync {
     fn id(&self) -> Id;
 }
 
-/// One lease, shared by its guard, its keeper and the client.
+/// One lease, shared by its guard and the client.
 pub(crate) struct Lease {
     what: &'static str,
     name: Name,
@@ -61,29 +55,29 @@ pub(crate) struct Lease {
     ttl: Span,
     /// In microseconds of [`Moment`].
     valid_until: AtomicU64,
-    state: Mutex<State>,
-    /// Wakes the keeper, because something is due earlier than before.
-    earlier: Arc<Notify>,
-    /// The keeper, if the client has a manual clock.
-    keeper: OnceLock<Arc<manual::Keeper>>,
+    state: Mutex<LeaseState>,
+    renewal: Mutex<Renewal>,
     /// See [`Self::turn`].
     turn: Arc<tokio::sync::Mutex<()>>,
     core: Arc<Core>,
     watch: Arc<Watch>,
+    this: Weak<Self>,
 }
 
-struct State {
+struct LeaseState {
     phase: Phase,
     watchers: Watchers,
-    /// Whether the lease has a keeper, and whether the keeper renews it.
-    kept: bool,
+    /// Whether a task waits, or has waited, for the loss.
+    awaited: bool,
     renewed: bool,
     /// When the last request was sent from which the validity counts.
     asked: Moment,
     /// The hold that the observers see, until the lease ends.
     hold: Option<Hold>,
-    /// When a timer checks whether the lease has ended. Set only if it is observed and has no keeper.
-    look_at: Option<(Moment, Weak<dyn Timed>)>,
+    /// When to try again after a renewal that failed.
+    retry_at: Option<Moment>,
+    /// When the engine fires the timer of this lease.
+    timer_at: Option<Moment>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -103,35 +97,31 @@ impl Lease {
         (keep, watch): (Arc<dyn Keep>, Arc<Watch>),
         (sent, valid_for): (Moment, Span),
     ) -> Arc<Self> {
-        let core = engine.core().clone();
-        let state = State {
+        let state = LeaseState {
             phase: Phase::Held,
             watchers: Watchers::default(),
-            kept: false,
+            awaited: false,
             renewed: false,
             asked: sent,
             hold: None,
-            look_at: None,
+            retry_at: None,
+            timer_at: None,
         };
-        let valid_until = AtomicU64::new(0);
-        let (state, earlier) = (Mutex::new(state), Arc::default());
-        let turn = Arc::default();
-        let lease = Self {
+        let lease = Arc::new_cyclic(|this| Self {
             what,
             name,
             slot,
             keep,
             ttl,
-            valid_until,
-            state,
-            earlier,
-            keeper: OnceLock::new(),
-            turn,
-            core,
+            valid_until: AtomicU64::new(0),
+            state: Mutex::new(state),
+            renewal: Mutex::default(),
+            turn: Arc::default(),
+            core: engine.core().clone(),
             watch,
-        };
+            this: this.clone(),
+        });
         lease.extend(sent, valid_for);
-        let lease = Arc::new(lease);
         let address = Arc::as_ptr(&lease) as usize;
         lease.core.leases().insert(address, Arc::downgrade(&lease));
         lease
@@ -156,12 +146,13 @@ impl Lease {
         // One answer may overtake another. The answer to the last request counts.
         if sent >= state.asked {
             state.asked = sent;
+            state.retry_at = None;
             let until = self.end_of(sent, valid_for);
             #[cfg(feature = "broken")]
             let until = if crate::broken::is("margin") { until + valid_for } else { until };
             self.valid_until.store(until.micros(), Ordering::Release);
             drop(state);
-            self.wake_keeper();
+            self.schedule();
         }
     }
 
@@ -170,22 +161,7 @@ impl Lease {
     pub(crate) fn about_to_extend(&self, sent: Moment, valid_for: Span) {
         let until = self.end_of(sent, valid_for);
         if self.valid_until.fetch_min(until.micros(), Ordering::AcqRel) > until.micros() {
-            self.wake_keeper();
-        }
-    }
-
-    /// Whether a keeper exists, or has existed a moment ago.
-    #[cfg(test)]
-    pub(crate) fn has_keeper(&self) -> bool {
-        Arc::strong_count(&self.earlier) > 1
-    }
-
-    /// Wakes the keeper, if there is one, because something may be due at another moment than before, or because the
-    /// lease has ended.
-    fn wake_keeper(&self) {
-        guarded(|| self.earlier.notify_one());
-        if let Some(keeper) = self.keeper.get() {
-            keeper.look(self);
+            self.schedule();
         }
     }
 
@@ -197,28 +173,6 @@ impl Lease {
     /// one request overtook another, the store would use the last one that it applied, and the client another one.
     pub(crate) async fn turn(&self) -> OwnedMutexGuard<()> {
         self.turn.clone().lock_owned().await
-    }
-
-    fn plan(&self, now: Moment) -> Option<timing::Plan> {
-        let valid_for = self.valid_until().saturating_since(now);
-        let round_trip = self.core.sender.round_trip(self.core.destination(self.slot));
-        let (lease, ttl_left, spread) = (self.ttl, None, 0);
-        timing::plan(Situation { lease, ttl_left, round_trip, valid_for, spread })
-    }
-
-    /// Returns when to renew the lease, if it is renewed. It is early enough for a second attempt. A lease that was
-    /// extended beyond its TTL is not renewed before a renewal makes it longer.
-    fn due(&self) -> Moment {
-        let asked = self.state().asked;
-        let valid_for = self.valid_until().saturating_since(asked);
-        let by_renewal = self.end_of(asked, self.ttl).saturating_since(asked);
-        let beyond = valid_for.saturating_sub(by_renewal);
-        let half = Span::from_duration(valid_for.saturating_sub(beyond) / 2);
-        asked + Span::from_duration(beyond) + self.keep.interval(self.ttl).min(half)
-    }
-
-    fn is_held(&self) -> bool {
-        self.state().phase == Phase::Held
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
@@ -249,10 +203,9 @@ impl Lease {
             return false;
         }
         state.phase = Phase::Lost(reason);
-        let watchers = state.watchers.take();
-        let hold = self.take_hold(&mut state);
+        let (watchers, hold) = (state.watchers.take(), state.hold.take());
         drop(state);
-        self.wake_keeper();
+        self.stop_renewal();
         self.report_loss(reason, hold);
         wake(watchers);
         true
@@ -287,27 +240,25 @@ impl Lease {
     /// observers.
     fn end(&self) -> (bool, Option<Hold>) {
         let mut state = self.state();
-        let held = state.phase == Phase::Held;
-        if held {
+        let was_held = state.phase == Phase::Held;
+        if was_held {
             state.phase = Phase::Released;
         }
-        let watchers = state.watchers.take();
-        let watched = self.take_hold(&mut state);
+        let (watchers, hold) = (state.watchers.take(), state.hold.take());
         drop(state);
-        // The keeper ends, and so does a renewal that it has not sent yet.
-        self.wake_keeper();
+        self.stop_renewal();
         wake(watchers);
-        (held, watched)
+        (was_held, hold)
     }
 
     /// Ends the lease because it was released. If the validity had ended before, the lease was lost unnoticed, and this
     /// reports the loss.
     fn end_released(&self) -> bool {
-        let (held, watched) = self.end();
-        if watched.is_some() && self.core.now() >= self.valid_until() {
-            self.report_loss(self.loss_reason(), watched);
+        let (was_held, hold) = self.end();
+        if hold.is_some() && self.core.now() >= self.valid_until() {
+            self.report_loss(self.loss_reason(), hold);
         }
-        held
+        was_held
     }
 
     /// Stops tracking the lease, and renewing it. The store keeps it.
@@ -318,7 +269,7 @@ impl Lease {
     }
 
     /// Observes the lease from now on, until it ends. If it has already ended, that has been reported.
-    pub(crate) fn watch(self: &Arc<Self>, hold: Hold) {
+    pub(crate) fn watch(&self, hold: Hold) {
         let mut state = self.state();
         match state.phase {
             Phase::Held => state.hold = Some(hold),
@@ -332,27 +283,7 @@ impl Lease {
             }
         }
         drop(state);
-        self.look_at(self.valid_until());
-    }
-
-    /// Sets the timer that reports the end of an observed lease without a keeper.
-    fn look_at(self: &Arc<Self>, at: Moment) {
-        let target: Weak<dyn Timed> = Arc::downgrade(self) as Weak<Self>;
-        let mut state = self.state();
-        if state.kept || state.hold.is_none() || state.look_at.is_some() {
-            return;
-        }
-        state.look_at = Some((at, target.clone()));
-        drop(state);
-        // Without the engine's thread, the loss is reported when the guard is dropped.
-        let _ = self.core.set_timer(target, None, Some(at));
-    }
-
-    fn take_hold(&self, state: &mut State) -> Option<Hold> {
-        if let Some((at, target)) = state.look_at.take() {
-            self.core.timers.set(target, Some(at), None);
-        }
-        state.hold.take()
+        self.schedule();
     }
 
     /// Releases the lease. Returns whether it was held until now. If the future is dropped, or the store does not
@@ -380,26 +311,15 @@ impl Lease {
         }
     }
 
-    /// Starts a keeper, if there is none yet. With `renew`, the keeper also renews the lease.
-    pub(crate) fn keep(self: &Arc<Self>, renew: bool) {
-        let mut state = self.state();
-        let begins = renew && !std::mem::replace(&mut state.renewed, true);
-        let starts = !std::mem::replace(&mut state.kept, true);
-        drop(state);
-        if starts {
-            if self.core.clock.is_manual() {
-                manual::start(self);
-            } else {
-                self.core.spawn(keep(Arc::downgrade(self), self.earlier.clone()));
-            }
-        } else if begins {
-            self.wake_keeper();
-        }
+    /// Renews the lease from now on.
+    pub(crate) fn renew(&self) {
+        self.state().renewed = true;
+        self.schedule();
     }
 
     /// Polls the loss. Called by every task that waits for it. `key` is `None` at first, and the caller keeps it.
     pub(crate) fn poll_lost(
-        self: &Arc<Self>,
+        &self,
         key: &mut Option<u64>,
         cx: &mut Context<'_>,
     ) -> Poll<LossReason> {
@@ -416,9 +336,12 @@ impl Lease {
         }
         let replaced = state.watchers.register(key, waker);
         let over = self.core.now() >= self.valid_until();
+        let is_first = !std::mem::replace(&mut state.awaited, true);
         drop(state);
         drop(replaced);
-        self.keep(false);
+        if is_first {
+            self.schedule();
+        }
         if over { Poll::Ready(self.loss_reason()) } else { Poll::Pending }
     }
 
@@ -428,7 +351,7 @@ impl Lease {
         drop(unused);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LeaseState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -456,31 +379,6 @@ impl Drop for ReleaseInBackground {
     }
 }
 
-/// How soon the timer checks again if the lease ends while an extension is in flight.
-const LOOK_AGAIN: Span = Span::from_millis(50);
-
-impl Timed for Lease {
-    /// Reports the end of a lease to its observers. The guard notices the end itself, at its next check.
-    fn fire(&self, now: Moment) {
-        let over = now >= self.valid_until();
-        let extending = self.turn.try_lock().is_err();
-        let mut state = self.state();
-        let Some((_, target)) = state.look_at.take() else { return };
-        if over && !extending {
-            let hold = state.hold.take();
-            drop(state);
-            if hold.is_some() {
-                self.report_loss(self.loss_reason(), hold);
-            }
-        } else if !state.kept {
-            let at = if over { now + LOOK_AGAIN } else { self.valid_until() };
-            state.look_at = Some((at, target.clone()));
-            drop(state);
-            let _ = self.core.set_timer(target, None, Some(at));
-        }
-    }
-}
-
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lease").field("name", &self.name).finish_non_exhaustive()
@@ -490,116 +388,6 @@ impl fmt::Debug for Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.core.leases().remove(&(std::ptr::from_ref(self) as usize));
-        if let Some(keeper) = self.keeper.get() {
-            keeper.stop(self);
-        }
-    }
-}
-
-/// Renews a lease a third of its TTL after the previous renewal, and notifies its guard when its validity ends.
-async fn keep(lease: Weak<Lease>, earlier: Arc<Notify>) {
-    let mut again_at = None;
-    loop {
-        let pause = {
-            let Some(lease) = lease.upgrade() else { return };
-            let (held, renewed) = {
-                let state = lease.state();
-                (state.phase == Phase::Held, state.renewed)
-            };
-            if !held {
-                return;
-            }
-            let (now, valid_until) = (lease.core.now(), lease.valid_until());
-            if is_lost(&lease, now) {
-                return;
-            }
-            let due = again_at.unwrap_or_else(|| lease.due());
-            let due = if renewed { due } else { Moment::NEVER };
-            if now >= due {
-                again_at = renew(&lease, now).await;
-                continue;
-            }
-            due.min(valid_until).saturating_since(now).min(LONGEST_SLEEP)
-        };
-        let _ = tokio::time::timeout(pause, earlier.notified()).await;
-    }
-}
-
-/// Returns whether the validity of the lease has ended. If it has, the guard is notified.
-fn is_lost(lease: &Lease, now: Moment) -> bool {
-    if now < lease.valid_until() {
-        return false;
-    }
-    if lease.lose(lease.loss_reason()) {
-        // The store may not have noticed yet. Releasing the lease lets the next holder in at once.
-        lease.keep.release_later();
-    }
-    true
-}
-
-/// Renews the lease once, and decides meanwhile whether silence makes the connection suspect. Returns when to try
-/// again, if it failed.
-async fn renew(lease: &Lease, asked: Moment) -> Option<Moment> {
-    let mut renewal = pin!(async {
-        let _turn = lease.turn().await;
-        // Meanwhile the guard may have extended or detached the lease.
-        if !lease.is_held() || lease.core.now() < lease.due() {
-            return None;
-        }
-        Some(lease.keep.renew(lease.valid_until()).await)
-    });
-    loop {
-        let now = lease.core.now();
-        let plan = lease.plan(now);
-        let wait = plan.map_or(LONGEST_SLEEP, |plan| plan.wait).min(LONGEST_SLEEP);
-        let mut changed = pin!(lease.earlier.notified());
-        let answered_or_changed = poll_fn(|cx| match renewal.as_mut().poll(cx) {
-            Poll::Ready(answer) => Poll::Ready(Some(answer)),
-            Poll::Pending => changed.as_mut().poll(cx).map(|()| None),
-        });
-        match tokio::time::timeout(wait, answered_or_changed).await {
-            Ok(Some(Some(answer))) => return settle_renewal(lease, answer, asked),
-            Ok(Some(None)) => return None,
-            // After the end of the lease, a renewal that was not sent yet is not sent.
-            Ok(None) if !lease.is_held() => return None,
-            Ok(None) => continue,
-            Err(_) => {}
-        }
-        let suspect = plan.is_some_and(|plan| plan.silence_is_suspect);
-        let to = lease.core.destination(lease.slot);
-        if suspect && lease.core.sender.heard_nothing_since(to, now) {
-            lease.core.suspect(to);
-        }
-        if lease.core.now() >= lease.valid_until() || lease.check().is_err() {
-            return None;
-        }
-    }
-}
-
-/// Applies the answer to a renewal. Returns when to try again, if it failed.
-fn settle_renewal(
-    lease: &Lease,
-    answer: Result<Option<(Span, Moment)>, Error>,
-    asked: Moment,
-) -> Option<Moment> {
-    match answer {
-        Ok(Some((valid_for, sent))) => {
-            lease.extend(sent, valid_for);
-            lease.watch.renewed(|| lease.keep.id(), Ok(true), sent);
-            None
-        }
-        Ok(None) => {
-            lease.watch.renewed(|| lease.keep.id(), Ok(false), asked);
-            lease.lose(LossReason::Missing);
-            None
-        }
-        Err(error) => {
-            lease.watch.renewed(|| lease.keep.id(), Err(error.kind()), asked);
-            let name = lease.watch.public_name();
-            event!(debug, name = &*name, %error, "a renewal failed; the client tries again");
-            let left = lease.valid_until().saturating_since(lease.core.now());
-            let soon = (left / 10).clamp(Duration::from_millis(20), LONGEST_SLEEP);
-            Some(lease.core.now() + Span::from_duration(soon))
-        }
+        self.cancel_timer();
     }
 }

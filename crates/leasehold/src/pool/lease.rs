@@ -72,7 +72,7 @@ impl PoolLease {
             (keep, pool.watch.clone()),
             (sent, pool.ttl),
         );
-        lease.keep(true);
+        lease.renew();
         Self { lease, holding }
     }
 
