@@ -6,7 +6,6 @@ use testkit::child::{self, Child, ForkedCopy};
 use testkit::redis_server::RedisServer;
 use testkit::wait::eventually;
 
-use super::resp2::WITHOUT_HELLO;
 use super::{Waiter, acquire, builder, connect, held_and_waiting, one, release};
 
 /// In the child: waits ten times for the semaphore, and forks a copy of the process.
@@ -47,11 +46,4 @@ async fn the_waiters_of_a_killed_client_on_a_unix_socket_are_skipped_although_a_
 {
     let server = RedisServer::start();
     check(&server, &server.unix_url()).await;
-}
-
-/// Such a client has a second connection for its wake-ups.
-#[tokio::test]
-async fn the_waiters_of_a_killed_client_without_resp3_are_skipped_although_a_forked_copy_lives() {
-    let server = RedisServer::start_with(&WITHOUT_HELLO);
-    check(&server, &server.url()).await;
 }

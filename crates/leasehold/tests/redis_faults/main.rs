@@ -17,7 +17,6 @@ mod forks;
 mod hostile;
 mod lost_replies;
 mod processes;
-mod resp2;
 mod runtime;
 mod server;
 

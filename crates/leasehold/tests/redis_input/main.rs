@@ -104,6 +104,19 @@ async fn passwords_that_are_wrong_or_missing_are_refused_with_advice() {
     hand_over(&connect(&clients[0]).await, &connect(&clients[1]).await, "x").await;
 }
 
+/// Such as a server older than 6.0, which repeats the arguments of an unknown command in its error.
+#[tokio::test]
+async fn a_server_without_hello_is_refused_with_the_version_that_is_needed() {
+    let server = RedisServer::start_with(&["--rename-command", "HELLO", ""]);
+    for url in [server.url(), server.url_with("", SECRET)] {
+        let error = refused(&url).await;
+        assert_eq!(error.kind(), ErrorKind::AuthFailed, "{error}");
+        let advice = "the server does not support HELLO 3: use Redis 6.2 or later, or Valkey";
+        assert!(error.to_string().ends_with(advice), "{error}");
+    }
+    eventually(async || server.connected_clients() == 0).await;
+}
+
 #[tokio::test]
 async fn a_password_may_consist_of_anything() {
     let password = "p@ss/w:rd%#?&";

@@ -12,13 +12,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lone_fork::CloseOnFork;
-use redis::aio::MultiplexedConnection;
 use redis::io::tcp::{TcpSettings, socket2};
 use redis::{
-    Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, ProtocolVersion, PushInfo, PushKind,
-    RedisError, ServerErrorKind, Value,
+    Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, PushInfo, PushKind, RedisError, Value,
 };
-use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -26,8 +23,8 @@ use tokio::task::JoinSet;
 use super::errors::translate;
 use super::link::{Link, Server};
 use super::sentinel::Announced;
-use super::wire::{MOST_WAKE_UPS, Socket, Stream, Wire};
-use super::{RedisSettings, deployment, resp, tls};
+use super::wire::{MOST_WAKE_UPS, Socket, Wire};
+use super::{RedisSettings, deployment, tls};
 use crate::{ClientId, Error, process};
 
 /// The oldest supported server (it has `ZMSCORE`), and the oldest supported node of a cluster (it has `SPUBLISH`).
@@ -38,9 +35,6 @@ const OLDEST_NODE: (u32, u32) = (7, 0);
 /// written.
 const CLIENT_RECORD_TTL: Duration = Duration::from_secs(200);
 
-/// How long we wait for the server to say why it closed the connection.
-const LISTEN: Duration = Duration::from_millis(200);
-
 /// One connection.
 pub(super) struct Connection {
     pub(super) commands: Arc<Wire>,
@@ -50,8 +44,6 @@ pub(super) struct Connection {
     /// Receives the primaries that the sentinels announce, since before this connection was made.
     pub(super) announced: Option<Announced>,
     _reader: AbortOnDrop,
-    /// The task that reads wake-ups from a second connection, if the server speaks only RESP2.
-    second: Option<AbortOnDrop>,
     pub(super) identity: Identity,
     /// Whether requests sent over the previous connection may still be applied.
     pub(super) stragglers: bool,
@@ -101,15 +93,7 @@ impl Link {
     ) -> Result<Connection, Error> {
         let what = format!("connecting to {}", deployment::address(info));
         let failed = |error: RedisError| translate(&what, &error);
-        let mut live = match Connection::open(&self.settings, info).await {
-            Err(error) if refuses_resp3(&error) && !self.is_node() => {
-                self.connect_resp2(info, client).await?
-            }
-            Err(error) if error.is_connection_dropped() && resp::violated(&error).is_none() => {
-                return Err(failed(reason(info).await.unwrap_or(error)));
-            }
-            made => made.map_err(failed)?,
-        };
+        let mut live = Connection::open(&self.settings, info).await.map_err(failed)?;
         let questions = [["INFO", "server"], ["CLIENT", "ID"], ["INFO", "replication"]];
         let mut hello: Vec<_> =
             questions.map(|[name, of]| redis::cmd(name).arg(of).to_owned()).into();
@@ -145,7 +129,7 @@ impl Link {
             answer.extract_error().map_err(failed)?;
         }
         // In a cluster the channels depend on the slots in use: see `Link::request_listening`.
-        if live.second.is_none() && !self.is_node() && !self.settings.only_reads() {
+        if !self.is_node() && !self.settings.only_reads() {
             let subscribe = redis::cmd("SUBSCRIBE").arg(self.channel(client)).to_owned();
             let subscribed = live.ask_one(subscribe).await;
             subscribed.map_err(|error| no_wake_ups(&self.channel(client), &error))?;
@@ -180,34 +164,6 @@ impl Link {
         Err(Error::Refused { what: format!("{what}: {problem}") })
     }
 
-    async fn connect_resp2(
-        &self,
-        info: &ConnectionInfo,
-        client: ClientId,
-    ) -> Result<Connection, Error> {
-        let what = format!("connecting to {}", deployment::address(info));
-        let failed = |error: RedisError| translate(&what, &error);
-        let (push, wake_ups) = mpsc::channel(MOST_WAKE_UPS);
-        let info = with_protocol(&self.settings, info, ProtocolVersion::RESP2);
-        let commands = wire(&self.settings, &info, false).await.map_err(failed)?;
-        let mut second = None;
-        if !self.settings.only_reads() {
-            let wire = wire(&self.settings, &info, true).await.map_err(failed)?;
-            let (reading, answer_timeout) = (wire.clone(), self.settings.answer_timeout);
-            let to = push.clone();
-            second = Some(AbortOnDrop(tokio::spawn(async move {
-                reading.read(answer_timeout, &to).await;
-                let _ = to.send(disconnection()).await;
-            })));
-            let subscribe = redis::cmd("SUBSCRIBE").arg(self.channel(client)).to_owned();
-            let subscribed = ask_over(&wire, &[subscribe]).await;
-            let subscribed =
-                subscribed.and_then(|mut all| all.pop().unwrap_or_default().extract_error());
-            subscribed.map_err(|error| no_wake_ups(&self.channel(client), &error))?;
-        }
-        Ok(Connection::begin_to_read(&self.settings, info, commands, (push, wake_ups), second))
-    }
-
     fn channel(&self, client: ClientId) -> String {
         format!("{}:wake:{client}", self.settings.namespace)
     }
@@ -233,62 +189,28 @@ pub(super) fn client_record(namespace: &str, client: ClientId) -> [Cmd; 3] {
     [who, since, expire]
 }
 
-/// Returns the reason why the server refuses connections, for example that it has too many. The server sends the reason
-/// unasked and closes the connection, so that on an ordinary connection our first write fails before the reason is
-/// read. This connection only reads. Over TLS the server sends no reason.
-async fn reason(info: &ConnectionInfo) -> Option<RedisError> {
-    let listen = async {
-        match info.addr() {
-            ConnectionAddr::Tcp(host, port) => {
-                let made = tokio::net::TcpStream::connect((host.as_str(), *port)).await;
-                refusal(made.ok()?).await
-            }
-            #[cfg(unix)]
-            ConnectionAddr::Unix(path) => {
-                refusal(tokio::net::UnixStream::connect(path).await.ok()?).await
-            }
-            _ => None,
-        }
-    };
-    tokio::time::timeout(LISTEN, listen).await.ok()?
-}
-
-/// Connects a socket. The Redis library authenticates us over it and selects the database. For `is_second`, see
-/// [`Wire`].
-async fn wire(
-    settings: &RedisSettings,
-    info: &ConnectionInfo,
-    is_second: bool,
-) -> Result<Arc<Wire>, RedisError> {
-    let wire = match info.addr() {
+/// Connects a socket.
+async fn wire(settings: &RedisSettings, info: &ConnectionInfo) -> Result<Arc<Wire>, RedisError> {
+    Ok(match info.addr() {
         ConnectionAddr::Tcp(host, port) => {
             let socket = connect_tcp(host, *port, info.tcp_settings()).await?;
-            Wire::new(Socket::Tcp(socket), None, is_second)
+            Wire::new(Socket::Tcp(socket), None)
         }
         ConnectionAddr::TcpTls { host, port, insecure, .. } => {
             let session = tls::session(host, *insecure, settings.roots.as_ref())?;
             let socket = connect_tcp(host, *port, info.tcp_settings()).await?;
-            Wire::new(Socket::Tcp(socket), Some(session), is_second)
+            Wire::new(Socket::Tcp(socket), Some(session))
         }
         #[cfg(unix)]
-        ConnectionAddr::Unix(path) => Wire::new(Socket::Unix(connect_unix(path)?), None, is_second),
+        ConnectionAddr::Unix(path) => Wire::new(Socket::Unix(connect_unix(path)?), None),
         _ => {
             let problem = "this platform does not support addresses of this kind";
             return Err((ErrorKind::InvalidClientConfig, problem).into());
         }
-    };
-    // The library reads exactly the answers to its own commands, because nothing else has been sent yet.
-    let stream = Stream::new(wire.clone());
-    let made = MultiplexedConnection::new(info.redis_settings(), stream).await;
-    drop(made.map_err(|error| wire.violation().map_or(error, resp::violation))?);
-    Ok(wire)
+    })
 }
 
-fn with_protocol(
-    settings: &RedisSettings,
-    info: &ConnectionInfo,
-    protocol: ProtocolVersion,
-) -> ConnectionInfo {
+fn with_tcp_settings(settings: &RedisSettings, info: &ConnectionInfo) -> ConnectionInfo {
     let keepalive = socket2::TcpKeepalive::new()
         .with_time(Duration::from_secs(10))
         .with_interval(Duration::from_secs(5))
@@ -296,8 +218,29 @@ fn with_protocol(
     let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
     #[cfg(any(target_os = "linux", target_os = "android"))]
     let tcp = tcp.set_user_timeout(settings.answer_timeout);
-    let redis = info.redis_settings().clone().set_protocol(protocol);
-    info.clone().set_redis_settings(redis).set_tcp_settings(tcp)
+    info.clone().set_tcp_settings(tcp)
+}
+
+/// Returns the command that chooses the protocol and authenticates us.
+fn hello(info: &ConnectionInfo) -> Cmd {
+    let redis = info.redis_settings();
+    let mut hello = redis::cmd("HELLO");
+    hello.arg(3);
+    if let Some(password) = redis.password() {
+        hello.arg("AUTH").arg(redis.username().unwrap_or("default")).arg(password);
+    }
+    hello
+}
+
+/// Returns the commands that follow: the first one selects the database, if that is not database 0. A sentinel does not
+/// support that command. The others describe this library to `CLIENT LIST`, from Redis 7.2 on.
+fn after_hello(info: &ConnectionInfo) -> Vec<Cmd> {
+    let database = info.redis_settings().db();
+    let select = (database != 0).then(|| redis::cmd("SELECT").arg(database).to_owned());
+    let description = [("LIB-NAME", "leasehold"), ("LIB-VER", env!("CARGO_PKG_VERSION"))];
+    let describe = description
+        .map(|(field, value)| redis::cmd("CLIENT").arg("SETINFO").arg(field).arg(value).to_owned());
+    select.into_iter().chain(describe).collect()
 }
 
 impl Drop for Connection {
@@ -307,43 +250,49 @@ impl Drop for Connection {
 }
 
 impl Connection {
-    /// Opens a connection that speaks RESP3, and authenticates. Does nothing more.
+    /// Opens a connection and authenticates. Does nothing more.
     pub(super) async fn open(
         settings: &RedisSettings,
         info: &ConnectionInfo,
     ) -> Result<Self, RedisError> {
-        let info = with_protocol(settings, info, ProtocolVersion::RESP3);
-        let wire = wire(settings, &info, false).await?;
-        Ok(Self::begin_to_read(settings, info, wire, mpsc::channel(MOST_WAKE_UPS), None))
+        let info = with_tcp_settings(settings, info);
+        let wire = wire(settings, &info).await?;
+        // Sent before the first byte is read: a server that refuses connections sends the reason at once and closes,
+        // and the reason is then the reply to HELLO.
+        let hello = wire.send(&pack(&[hello(&info)]), 1);
+        let (rest, selects) = (after_hello(&info), info.redis_settings().db() != 0);
+        let rest = wire.send(&pack(&rest), rest.len());
+        let connection = Self::begin_to_read(settings, info, wire);
+        for (replies, must_succeed) in [(hello, true), (rest, selects)] {
+            let replies = replies.await.unwrap_or_else(|_| Err(lost()))?;
+            let first = replies.into_iter().next().filter(|_| must_succeed);
+            first.unwrap_or_default().extract_error()?;
+        }
+        Ok(connection)
     }
 
-    fn begin_to_read(
-        settings: &RedisSettings,
-        info: ConnectionInfo,
-        commands: Arc<Wire>,
-        (push, wake_ups): (mpsc::Sender<PushInfo>, mpsc::Receiver<PushInfo>),
-        second: Option<AbortOnDrop>,
-    ) -> Self {
+    fn begin_to_read(settings: &RedisSettings, info: ConnectionInfo, commands: Arc<Wire>) -> Self {
+        let (push, wake_ups) = mpsc::channel(MOST_WAKE_UPS);
         let (wire, answer_timeout) = (commands.clone(), settings.answer_timeout);
         let reader = tokio::spawn(async move {
             wire.read(answer_timeout, &push).await;
             let _ = push.send(disconnection()).await;
         });
-        let (identity, stragglers) = (Identity::default(), false);
         Self {
             commands,
             info,
             wake_ups,
             announced: None,
             _reader: AbortOnDrop(reader),
-            second,
-            identity,
-            stragglers,
+            identity: Identity::default(),
+            stragglers: false,
         }
     }
 
+    /// Sends commands and returns their replies.
     pub(super) async fn ask(&self, commands: &[Cmd]) -> Result<Vec<Value>, RedisError> {
-        ask_over(&self.commands, commands).await
+        let replies = self.commands.send(&pack(commands), commands.len()).await;
+        replies.unwrap_or_else(|_| Err(lost()))
     }
 
     pub(super) async fn ask_one(&self, command: Cmd) -> Result<Value, RedisError> {
@@ -366,12 +315,6 @@ impl Connection {
     }
 }
 
-/// Sends commands and returns their replies.
-async fn ask_over(wire: &Wire, commands: &[Cmd]) -> Result<Vec<Value>, RedisError> {
-    let replies = wire.send(&pack(commands), commands.len()).await;
-    replies.unwrap_or_else(|_| Err(lost()))
-}
-
 /// Encodes commands for sending.
 pub(super) fn pack(commands: &[Cmd]) -> Vec<u8> {
     let mut packed = Vec::new();
@@ -381,7 +324,7 @@ pub(super) fn pack(commands: &[Cmd]) -> Vec<u8> {
     packed
 }
 
-/// Reports the loss of either of the two sockets. The connection is useless without both.
+/// Reports the loss of the connection.
 fn disconnection() -> PushInfo {
     PushInfo { kind: PushKind::Disconnection, data: Vec::new() }
 }
@@ -495,32 +438,4 @@ fn check_role(what: &str, info: &str, may_change: bool, may_be_written: bool) ->
         return Err(Error::unavailable(what, false, None));
     }
     Err(Error::Refused { what: format!("{what}: connect to the primary") })
-}
-
-/// Reads the error that a server sends before it closes the connection.
-async fn refusal(stream: impl AsyncRead + Unpin) -> Option<RedisError> {
-    let mut said = Vec::new();
-    // If the read fails, `said` still has what was read before.
-    let _ = stream.take(1000).read_to_end(&mut said).await;
-    let line = said.split(|byte| *byte == b'\r').next().filter(|line| line.starts_with(b"-"))?;
-    let line = String::from_utf8_lossy(line);
-    // Some errors are followed by a page of advice.
-    let sentence = line.split(". ").next().unwrap_or_default();
-    match redis::parse_redis_value(format!("{sentence}\r\n").as_bytes()) {
-        Ok(Value::ServerError(error)) => Some(error.into()),
-        _ => None,
-    }
-}
-
-/// Whether the server does not support RESP3. The wording differs between servers and proxies.
-fn refuses_resp3(error: &RedisError) -> bool {
-    let detail = error.detail().unwrap_or_default().to_ascii_lowercase();
-    match error.kind() {
-        ErrorKind::RESP3NotSupported => true,
-        ErrorKind::Server(ServerErrorKind::ResponseError) | ErrorKind::Extension => {
-            let unknown = detail.contains("unknown") || detail.contains("unsupported");
-            error.code() == Some("NOPROTO") || detail.contains("hello") && unknown
-        }
-        _ => false,
-    }
 }

@@ -8,6 +8,9 @@ use super::resp::violated;
 use super::tls::distrust;
 use crate::Error;
 
+/// Redis 6.2 and later, and every version of Valkey, support it.
+const NO_RESP3: &str = "the server does not support HELLO 3: use Redis 6.2 or later, or Valkey";
+
 /// Returns the code and the text of an error. Redis 6.2 wraps errors of scripts and puts the location before the error
 /// itself. An error that the script returned is `@user_script: 5: -READONLY You can't write …`. An error that ended the
 /// script has `ERR Error running script (call to f_…): @user_script:5: …` before that.
@@ -87,17 +90,17 @@ pub(super) fn translate(what: &str, error: &RedisError) -> Error {
         "ERR" if detail.contains("max number of clients") => {
             Error::unavailable(format!("{what}: {detail}"), false, None)
         }
+        "NOPROTO" => refused(NO_RESP3),
+        // A page of advice follows the first sentence.
+        "DENIED" => refused(&format!("{code} {}", detail.split(". ").next().unwrap_or_default())),
         "OOM" => refused("the server is out of memory: raise maxmemory, or free memory"),
         "MISCONF" => refused("the server cannot save its data, and rejects writes: see its log"),
         _ => match error.kind() {
-            ErrorKind::AuthenticationFailed => refused("wrong user or password"),
             ErrorKind::Io => unavailable(false),
             ErrorKind::Parse => refused("the server does not answer as Redis does: check the port"),
             ErrorKind::InvalidClientConfig => Error::invalid("url", format!("{what}: {error}")),
             // The text may quote our HELLO, and so the password.
-            ErrorKind::Server(_) if detail.contains("HELLO") => {
-                refused("the server does not support HELLO")
-            }
+            ErrorKind::Server(_) if detail.contains("HELLO") => refused(NO_RESP3),
             ErrorKind::Server(_) | ErrorKind::Extension => refused(&format!("{code} {detail}")),
             _ if error.is_connection_dropped() => unavailable(false),
             _ => Error::internal(format!("{what}: {error}")),

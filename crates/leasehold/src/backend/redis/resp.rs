@@ -26,8 +26,6 @@ const DEEPEST: usize = 32;
 
 /// Decodes one stream.
 pub(super) struct Decoder {
-    /// The largest reply that this stream may have.
-    largest: usize,
     /// The aggregates that are not complete, from the outermost to the innermost.
     open: Vec<Open>,
     /// The size of what was decoded of the current reply.
@@ -90,12 +88,7 @@ pub(super) fn violated(error: &RedisError) -> Option<&str> {
 impl Decoder {
     /// A decoder of replies and pushes.
     pub(super) fn new() -> Self {
-        Self { largest: LARGEST_REPLY, open: Vec::new(), size: 0, scanned: 0, body: None }
-    }
-
-    /// A decoder of a stream that has only pushes, written as arrays.
-    pub(super) fn of_pushes() -> Self {
-        Self { largest: LARGEST_PUSH, ..Self::new() }
+        Self { open: Vec::new(), size: 0, scanned: 0, body: None }
     }
 
     /// Decodes `bytes`, which begin where the previous call stopped. Returns how many of them were decoded, and the
@@ -224,7 +217,7 @@ impl Decoder {
     /// Fails if the current reply would be too large with this much more.
     fn fits(&self, more: usize) -> Result<(), Stop> {
         let is_push = self.open.first().is_some_and(|open| open.kind == b'>');
-        let largest = if is_push { LARGEST_PUSH } else { self.largest };
+        let largest = if is_push { LARGEST_PUSH } else { LARGEST_REPLY };
         if self.size.saturating_add(more) <= largest {
             return Ok(());
         }
@@ -274,7 +267,7 @@ fn length(line: &[u8]) -> Result<usize, Stop> {
 }
 
 /// Returns the push with these values, the first of which names its kind.
-pub(super) fn push(mut values: Vec<Value>) -> Option<Value> {
+fn push(mut values: Vec<Value>) -> Option<Value> {
     if values.is_empty() {
         return None;
     }

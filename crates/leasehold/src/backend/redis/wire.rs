@@ -11,7 +11,6 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io::{self, Read, Write};
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
@@ -19,7 +18,6 @@ use std::time::Duration;
 use lone_fork::CloseOnFork;
 use redis::{PushInfo, PushKind, RedisError, RedisResult, Value};
 use rustls::ClientConnection;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 #[cfg(unix)]
 use tokio::net::UnixStream;
@@ -38,9 +36,6 @@ const READ_AT_ONCE: usize = 256 * 1024;
 /// The largest replies to one request, all together. They are counted as the decoder counts.
 const LARGEST_REPLIES: usize = 2 * resp::LARGEST_REPLY;
 
-/// The most that a server may send while it authenticates us. The Redis library buffers it.
-const LARGEST_GREETING: usize = 256 * 1024;
-
 /// How many wake-ups may wait to be handled. If there are more, reading stops until some are handled.
 pub(super) const MOST_WAKE_UPS: usize = 4096;
 
@@ -57,8 +52,6 @@ pub(super) enum Socket {
 
 pub(super) struct Wire {
     socket: Socket,
-    /// Whether it only receives wake-ups, over RESP2: there they are arrays instead of pushes.
-    is_second: bool,
     state: Mutex<State>,
 }
 
@@ -87,11 +80,7 @@ struct Unanswered {
 }
 
 impl Wire {
-    pub(super) fn new(
-        socket: Socket,
-        session: Option<ClientConnection>,
-        is_second: bool,
-    ) -> Arc<Self> {
+    pub(super) fn new(socket: Socket, session: Option<ClientConnection>) -> Arc<Self> {
         let session = session.map(|mut session| {
             // The sender already limits how much is in flight.
             session.set_buffer_limit(None);
@@ -105,7 +94,7 @@ impl Wire {
             failed: None,
             ended: None,
         };
-        Arc::new(Self { socket, is_second, state: Mutex::new(state) })
+        Arc::new(Self { socket, state: Mutex::new(state) })
     }
 
     /// Writes packed commands that get this many replies. Never blocks.
@@ -185,7 +174,7 @@ impl Wire {
     }
 
     async fn read_all(&self, wake_ups: &mpsc::Sender<PushInfo>) -> RedisError {
-        let decoder = if self.is_second { Decoder::of_pushes() } else { Decoder::new() };
+        let decoder = Decoder::new();
         let mut received = Received { bytes: vec![0; BUFFER], start: 0, end: 0, decoder };
         let mut unyielded = 0;
         loop {
@@ -256,12 +245,6 @@ impl Wire {
 
     /// Delivers a reply of this size. Returns it if it is a wake-up.
     fn deliver(&self, (value, size): (Value, usize)) -> RedisResult<Option<PushInfo>> {
-        let value = match value {
-            Value::Array(values) if self.is_second => {
-                resp::push(values).ok_or_else(|| resp::violation("a message has no kind"))?
-            }
-            value => value,
-        };
         let value = match value {
             // The reply to a subscription is a push, too. An unsubscription is never a reply: nothing here
             // unsubscribes, and the server ends subscriptions by itself when a slot moves.
@@ -465,57 +448,5 @@ impl Write for &Socket {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-/// The wire as a stream for the Redis library, which authenticates us over it. Nothing else may use the wire meanwhile.
-pub(super) struct Stream {
-    wire: Arc<Wire>,
-    /// How much the server may still send.
-    left: usize,
-}
-
-impl Stream {
-    pub(super) fn new(wire: Arc<Wire>) -> Self {
-        Self { wire, left: LARGEST_GREETING }
-    }
-}
-
-impl AsyncRead for Stream {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.left == 0 {
-            let limit = LARGEST_GREETING >> 10;
-            let what = format!("the answers to HELLO and AUTH are larger than {limit} KiB");
-            self.wire.end(&resp::violation(what));
-            return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
-        }
-        let most = buffer.remaining().min(self.left);
-        let room = buffer.initialize_unfilled_to(most);
-        let count = ready!(self.wire.poll_some(room, cx))?;
-        self.left -= count;
-        buffer.advance(count);
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for Stream {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        _cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Poll::Ready(self.wire.state().write(&self.wire.socket, bytes).map(|_| bytes.len()))
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.wire.poll_flush(cx)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
     }
 }
