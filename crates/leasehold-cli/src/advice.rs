@@ -17,7 +17,7 @@ pub(crate) fn advice(error: &Error) -> Option<&'static str> {
 fn unavailable(says: &str, timed_out: bool) -> &'static str {
     let has = |words: &[&str]| words.iter().any(|word| says.contains(word));
     let is_url = says.contains("://");
-    if has(&["LOADING", "BusyLoading", "loading the dataset"]) {
+    if has(&["LOADING", "loading the dataset"]) {
         "wait until it has loaded its data"
     } else if has(&["CLUSTERDOWN", "no node serves"]) {
         "start the nodes that are down; see `redis-cli --cluster check`"

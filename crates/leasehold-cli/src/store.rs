@@ -5,8 +5,11 @@ use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use leasehold::{Client, Deployment, Error, LockLayout, RedisBuilder, StoreUrl, sqlite_path};
-use redis::{ConnectionAddr, ConnectionInfo, TlsCertificates};
+use leasehold::{
+    Client, Deployment, Endpoint, Error, LockLayout, RedisBuilder, ServerSettings, StoreUrl,
+    sqlite_path,
+};
+use redis::{ConnectionAddr, IntoConnectionInfo, TlsCertificates};
 
 use crate::args::StoreArgs;
 use crate::failure::{Failure, UNAVAILABLE, log_line};
@@ -188,9 +191,28 @@ impl Store {
     }
 
     /// Returns a client of the `redis` crate on one server of the store, for queries that the library does not make.
-    pub(crate) fn redis_client(&self, info: ConnectionInfo) -> redis::RedisResult<redis::Client> {
+    pub(crate) fn redis_client(
+        &self,
+        server: &ServerSettings,
+    ) -> redis::RedisResult<redis::Client> {
+        let address = match server.endpoint.clone() {
+            Endpoint::Tcp { host, port, tls: true } => {
+                ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
+            }
+            Endpoint::Tcp { host, port, tls: false } => ConnectionAddr::Tcp(host, port),
+            Endpoint::Unix(path) => ConnectionAddr::Unix(path),
+        };
+        let info = address.into_connection_info()?;
+        let mut redis = info.redis_settings().clone().set_db(server.database.cast_signed());
+        if let Some(user) = &server.user {
+            redis = redis.set_username(user);
+        }
+        if let Some(password) = &server.password {
+            redis = redis.set_password(password);
+        }
+        let info = info.set_redis_settings(redis);
         match &self.ca_certificate {
-            Some(pem) if matches!(info.addr(), ConnectionAddr::TcpTls { .. }) => {
+            Some(pem) if server.uses_tls() => {
                 let root_cert = Some(pem.clone());
                 let certificates = TlsCertificates { client_tls: None, root_cert };
                 redis::Client::build_with_tls(info, certificates)

@@ -70,7 +70,7 @@ pub use acquire::{Acquire, TryAcquire};
 pub use backend::redis::LockLayout;
 #[cfg(feature = "redis")]
 #[doc(hidden)]
-pub use backend::redis::{Deployment, SentinelSettings};
+pub use backend::redis::{Deployment, Endpoint, SentinelSettings, ServerSettings};
 #[cfg(all(feature = "local", target_os = "linux"))]
 pub use client::LocalBuilder;
 #[cfg(feature = "redis")]

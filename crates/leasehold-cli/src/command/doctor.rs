@@ -68,7 +68,9 @@ async fn examine(store: &Store) -> Report {
     // The state of the other servers may explain why the store cannot be reached, unless the server is of another kind.
     let refused = !opened && report.code == Some(REFUSED);
     match store.deployment() {
-        Some(Deployment::Server(info)) if opened => redis::examine(store, info, &mut report).await,
+        Some(Deployment::Server(server)) if opened => {
+            redis::examine(store, &server, &mut report).await;
+        }
         Some(Deployment::Cluster(seeds)) if !refused => {
             cluster::examine(store, &seeds, &mut report).await;
         }

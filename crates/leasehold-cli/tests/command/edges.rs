@@ -135,7 +135,7 @@ fn the_doctor_names_the_cause() {
         let mut said = String::new();
         until(|| {
             said = run(&server.url(), &["doctor"]).stdout;
-            said.contains("BusyLoading") || restart.is_finished()
+            said.contains("LOADING Redis is loading") || restart.is_finished()
         });
         said
     });

@@ -3,8 +3,9 @@
 //! - [`deployment`]: the kinds of deployments; [`url`]: parses their URLs; [`sentinel`]: finds the primary;
 //!   [`cluster`]: the map from slots to nodes; [`slots`]: the map from keys to slots; [`servers`]: the common interface
 //!   to one server, Sentinel and Cluster.
-//! - [`link`]: keeps the connection to one server up; [`connect`]: makes a connection; [`wire`]: the socket; [`resp`]:
-//!   the protocol.
+//! - [`link`]: keeps the connection to one server up; [`connect`]: makes a connection; [`wire`]: the socket.
+//! - [`command`]: packs commands; [`resp`]: decodes replies; [`value`]: their values; [`errors`]: the errors of
+//!   requests, and how they become [`Error`].
 //! - [`settings`]: the settings of a client; [`request`]: encodes the commands of one request and decodes its answers.
 //! - [`scripts`]: the transitions, one Lua file each, and their typed calls.
 //! - [`locks`], [`pools`]: the same for locks and pools; [`lock_index`]: the index of lock ids, which the client
@@ -12,12 +13,9 @@
 //! - [`server_clock`]: bounds the age of a wake-up.
 //! - [`stats`]: reads holders, waiters and clients; [`reading`]: the connections and the thread for such reads.
 //! - [`tls`]: the certificates that a TLS connection trusts.
-//! - [`errors`]: maps errors of Redis to [`Error`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-
-use redis::{Cmd, Value};
 
 use super::{
     Answer, Answers, Destination, Later, Part, Profile, RemoteBackend, Report, Slot, Subject,
@@ -31,7 +29,10 @@ use crate::pool::{PoolStats, Which};
 use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, ClientInfo, Error, LockId};
 
+#[cfg(test)]
+mod by_crate;
 mod cluster;
+mod command;
 mod connect;
 mod deployment;
 mod errors;
@@ -53,10 +54,12 @@ mod stats;
 mod tests;
 mod tls;
 mod url;
+mod value;
 mod wire;
 
+use command::RedisCommand;
 pub(crate) use deployment::SentinelAccess;
-pub use deployment::{Deployment, SentinelSettings};
+pub use deployment::{Deployment, Endpoint, SentinelSettings, ServerSettings};
 use locks::Calls;
 pub use locks::LockLayout;
 pub(crate) use locks::Prefix;
@@ -66,6 +69,7 @@ use scripts::{Keys, Scripts};
 use servers::{Servers, Unapplied};
 pub(crate) use settings::{Purpose, RedisSettings};
 use slots::{Spelling, slot_of};
+use value::Value;
 
 /// The number of names whose keys are cached.
 const REMEMBERED_NAMES: usize = 10_000;
@@ -217,7 +221,12 @@ impl Redis {
         Ok(encoded)
     }
 
-    fn semaphores(&self, request: &[Part], keys: &[Option<Arc<Keys>>], parts: &[usize]) -> Cmd {
+    fn semaphores(
+        &self,
+        request: &[Part],
+        keys: &[Option<Arc<Keys>>],
+        parts: &[usize],
+    ) -> RedisCommand {
         let named = parts.iter().filter_map(|at| match (&request[*at], &keys[*at]) {
             (Part::Semaphore { declared, commands, .. }, Some(keys)) => {
                 Some((keys.clone(), *declared, &commands[..]))
@@ -341,10 +350,8 @@ impl RemoteBackend for Redis {
         let (servers, keys) = (self.servers.clone(), self.keys(name));
         Box::pin(async move {
             let keys = keys?;
-            let mut rank = redis::cmd("ZRANK");
-            rank.arg(keys.waiting()).arg(id.to_string());
-            let answer = servers.ask(keys.slot, vec![rank]).await?.pop().unwrap_or(Value::Nil);
-            redis::from_redis_value(answer).map_err(|error| Error::internal(error.to_string()))
+            let rank = RedisCommand::new("ZRANK").arg(keys.waiting()).arg_fmt(id);
+            stats::read(servers.ask(keys.slot, vec![rank]).await?.pop().unwrap_or_default())
         })
     }
 
@@ -407,11 +414,11 @@ impl RemoteBackend for Redis {
 }
 
 /// Calls a script that serves one name, and returns the answer for that name.
-async fn answer_of_one(servers: &Servers, slot: Slot, call: Cmd) -> Result<Value, Error> {
+async fn answer_of_one(servers: &Servers, slot: Slot, call: RedisCommand) -> Result<Value, Error> {
     let (answer, link) = servers.call(slot, call).await?;
     match answer {
         Value::Array(mut names) if names.len() == 2 => {
-            names.remove(1).extract_error().map_err(|error| link.translate(&error))
+            names.remove(1).checked().map_err(|error| link.translate(&error))
         }
         other => Err(unexpected(&other)),
     }

@@ -2,18 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use redis::ConnectionInfo;
+use leasehold::ServerSettings;
 use serde_json::{Value, json};
 
 use super::Report;
-use super::node::{self, Node, address, ask_all, at, host_and_port, joined, replicas};
+use super::node::{self, Node, address, ask_all, joined, replicas};
 use super::redis::{Info, Place};
 use crate::store::Store;
 
 const SLOTS: u16 = 16384;
 const QUESTIONS: &[&[&str]] = &[&["CLUSTER", "NODES"], &["CLUSTER", "INFO"]];
 
-pub(super) async fn examine(store: &Store, seeds: &[ConnectionInfo], report: &mut Report) {
+pub(super) async fn examine(store: &Store, seeds: &[ServerSettings], report: &mut Report) {
     let nodes = ask(store, seeds).await;
     let views: Vec<_> = nodes.iter().filter_map(View::of).collect();
     // A node that is new or cut off from the others knows less.
@@ -55,12 +55,12 @@ pub(super) async fn examine(store: &Store, seeds: &[ConnectionInfo], report: &mu
 }
 
 /// Queries the nodes in the URL, and every node that one of them knows.
-async fn ask(store: &Store, seeds: &[ConnectionInfo]) -> Vec<Node> {
+async fn ask(store: &Store, seeds: &[ServerSettings]) -> Vec<Node> {
     let mut nodes = ask_all(store, seeds, QUESTIONS).await;
     let mut others = BTreeMap::new();
     for (seed, node) in seeds.iter().zip(&nodes) {
         for member in View::of(node).into_iter().flat_map(|view| view.members) {
-            let info = at(seed, &member.host, member.port);
+            let info = seed.at(&member.host, member.port);
             if nodes.iter().all(|node| node.address != address(&info)) {
                 others.insert(address(&info), info);
             }
@@ -110,11 +110,11 @@ struct View {
 impl View {
     fn of(node: &Node) -> Option<Self> {
         let (nodes, info): (String, String) = (node.answer(0)?, node.answer(1)?);
-        let (host, _) = host_and_port(&node.info);
+        let (host, _) = node.server.host_and_port();
         Some(Self {
             seen_by: node.address.clone(),
             is_ok: Info::parse(&info).get("cluster_state") == Some("ok"),
-            members: nodes.lines().filter_map(|line| Member::parse(line, host)).collect(),
+            members: nodes.lines().filter_map(|line| Member::parse(line, &host)).collect(),
         })
     }
 

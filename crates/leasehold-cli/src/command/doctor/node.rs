@@ -1,6 +1,7 @@
 //! Queries several servers, and merges findings that are the same on all of them.
 
-use redis::{ConnectionAddr, ConnectionInfo, FromRedisValue};
+use leasehold::ServerSettings;
+use redis::FromRedisValue;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
@@ -11,7 +12,7 @@ use crate::store::Store;
 /// A server, and its facts or the reason why there are none.
 #[derive(Debug)]
 pub(super) struct Node {
-    pub(super) info: ConnectionInfo,
+    pub(super) server: ServerSettings,
     pub(super) address: String,
     pub(super) facts: Result<Facts, String>,
 }
@@ -19,12 +20,12 @@ pub(super) struct Node {
 /// Queries all of these servers at once. The result has the same order.
 pub(super) async fn ask_all(
     store: &Store,
-    servers: &[ConnectionInfo],
+    servers: &[ServerSettings],
     more: &'static [&'static [&'static str]],
 ) -> Vec<Node> {
     let mut asked = JoinSet::new();
-    for (at, info) in servers.iter().enumerate() {
-        let (client, channel) = (store.redis_client(info.clone()), store.trial_channel());
+    for (at, server) in servers.iter().enumerate() {
+        let (client, channel) = (store.redis_client(server), store.trial_channel());
         asked.spawn(async move {
             match client {
                 Ok(client) => (at, Facts::ask(client, &channel, more).await),
@@ -38,39 +39,18 @@ pub(super) async fn ask_all(
             answers[at] = Some(facts);
         }
     }
-    let node = |(info, facts): (&ConnectionInfo, Option<_>)| Node {
-        info: info.clone(),
-        address: address(info),
+    let node = |(server, facts): (&ServerSettings, Option<_>)| Node {
+        server: server.clone(),
+        address: address(server),
         facts: facts.unwrap_or_else(|| Err("no answer".to_owned())),
     };
     servers.iter().zip(answers).map(node).collect()
 }
 
-/// Returns the same settings with another address.
-pub(super) fn at(info: &ConnectionInfo, host: &str, port: u16) -> ConnectionInfo {
-    let host = host.to_owned();
-    let addr = match info.addr() {
-        ConnectionAddr::TcpTls { insecure, .. } => {
-            ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: None }
-        }
-        _ => ConnectionAddr::Tcp(host, port),
-    };
-    info.clone().set_addr(addr)
-}
-
-pub(super) fn host_and_port(info: &ConnectionInfo) -> (&str, u16) {
-    match info.addr() {
-        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-            (host, *port)
-        }
-        _ => ("", 0),
-    }
-}
-
 /// Returns the address of a server as text.
-pub(super) fn address(info: &ConnectionInfo) -> String {
-    let (host, port) = host_and_port(info);
-    joined(host, port)
+pub(super) fn address(server: &ServerSettings) -> String {
+    let (host, port) = server.host_and_port();
+    joined(&host, port)
 }
 
 pub(super) fn joined(host: &str, port: u16) -> String {

@@ -3,11 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use leasehold::ServerSettings;
 use redis::aio::MultiplexedConnection;
-use redis::{
-    AsyncConnectionConfig, Client, ConnectionInfo, FromRedisValue, RedisError, RedisResult, Value,
-    cmd,
-};
+use redis::{AsyncConnectionConfig, Client, FromRedisValue, RedisError, RedisResult, Value, cmd};
 
 use super::Report;
 use crate::output::ago;
@@ -35,8 +33,8 @@ pub(super) enum Place {
 }
 
 /// Examines one server.
-pub(super) async fn examine(store: &Store, info: ConnectionInfo, report: &mut Report) {
-    let facts = match store.redis_client(info) {
+pub(super) async fn examine(store: &Store, server: &ServerSettings, report: &mut Report) {
+    let facts = match store.redis_client(server) {
         Ok(client) => Facts::ask(client, &store.trial_channel(), &[]).await,
         Err(error) => Err(why(&error)),
     };

@@ -2,12 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use leasehold::SentinelSettings;
-use redis::ConnectionInfo;
+use leasehold::{SentinelSettings, ServerSettings};
 use serde_json::{Value, json};
 
 use super::Report;
-use super::node::{self, Node, address, ask_all, at, joined, replicas};
+use super::node::{self, Node, address, ask_all, joined, replicas};
 use super::redis::{Place, ask, connect, why};
 use crate::store::Store;
 
@@ -24,7 +23,7 @@ pub(super) async fn examine(store: &Store, own: &SentinelSettings, report: &mut 
     servers.extend(answers.iter().flat_map(|answer| answer.replicas.iter().cloned()));
     let mut seen = BTreeSet::new();
     servers.retain(|(host, port)| seen.insert(joined(host, *port)));
-    let infos: Vec<_> = servers.iter().map(|(host, port)| at(&own.server, host, *port)).collect();
+    let infos: Vec<_> = servers.iter().map(|(host, port)| own.server.at(host, *port)).collect();
     let nodes = ask_all(store, &infos, &[]).await;
     let primary = report_primary(&sentinels, &nodes, report);
     let others = nodes.iter().filter(|node| primary.is_none_or(|own| own.address != node.address));
@@ -91,7 +90,7 @@ async fn ask_sentinels(store: &Store, own: &SentinelSettings) -> Vec<Sentinel> {
     for (info, sentinel) in own.sentinels.iter().zip(&sentinels) {
         let Ok(answer) = &sentinel.answer else { continue };
         for (host, port) in &answer.others {
-            let info = at(info, host, *port);
+            let info = info.at(host, *port);
             if sentinels.iter().all(|own| own.address != address(&info)) {
                 others.insert(address(&info), info);
             }
@@ -102,10 +101,10 @@ async fn ask_sentinels(store: &Store, own: &SentinelSettings) -> Vec<Sentinel> {
     sentinels
 }
 
-async fn ask_each(store: &Store, infos: &[ConnectionInfo], service: &str) -> Vec<Sentinel> {
+async fn ask_each(store: &Store, infos: &[ServerSettings], service: &str) -> Vec<Sentinel> {
     let mut asked = tokio::task::JoinSet::new();
     for (at, info) in infos.iter().enumerate() {
-        let (client, service) = (store.redis_client(info.clone()), service.to_owned());
+        let (client, service) = (store.redis_client(info), service.to_owned());
         asked.spawn(async move {
             let answer = async { ask_one(&client?, &service).await };
             (at, answer.await.map_err(|error: redis::RedisError| why(&error)))

@@ -16,7 +16,6 @@ use std::sync::{
 };
 use std::time::Duration;
 
-use redis::ConnectionInfo;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -24,7 +23,7 @@ use tokio::time::Instant;
 
 use super::RedisSettings;
 use super::connect::client_record;
-use super::deployment::at;
+use super::deployment::ServerSettings;
 use super::link::{Link, RECORD_CLIENT_EVERY, Server};
 use super::scripts::Scripts;
 use super::slots::SLOTS;
@@ -63,7 +62,7 @@ type Address = (String, u16);
 pub(super) struct Cluster {
     settings: Arc<RedisSettings>,
     scripts: Arc<Scripts>,
-    seeds: Vec<ConnectionInfo>,
+    seeds: Vec<ServerSettings>,
     state: RwLock<State>,
     /// Notified when the map is found to be wrong.
     outdated: Notify,
@@ -90,7 +89,7 @@ impl Cluster {
     pub(super) fn new(
         settings: Arc<RedisSettings>,
         scripts: Arc<Scripts>,
-        seeds: Vec<ConnectionInfo>,
+        seeds: Vec<ServerSettings>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             settings,
@@ -243,7 +242,7 @@ impl Cluster {
         let (running, seed) = (self.running.get()?, self.seeds.first()?);
         state.last += 1;
         let to = Destination(state.last);
-        let info = at(seed, &address.0, address.1);
+        let info = seed.at(&address.0, address.1);
         let link = Link::new(self.settings.clone(), self.scripts.clone(), Server::Node(info), to);
         let (weak, report) = (self.this.clone(), running.report.clone());
         let report: Report = Arc::new(move |event| {

@@ -12,19 +12,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lone_fork::CloseOnFork;
-use redis::io::tcp::{TcpSettings, socket2};
-use redis::{
-    Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, PushInfo, PushKind, RedisError, Value,
-};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::errors::translate;
+use super::command::RedisCommand;
+use super::deployment::{Endpoint, ServerSettings};
+use super::errors::{RedisError, ServerError, translate, translate_server};
 use super::link::{Link, Server};
 use super::sentinel::Announced;
-use super::wire::{MOST_WAKE_UPS, Socket, Wire};
-use super::{RedisSettings, deployment, tls};
+use super::value::{Push, Value};
+use super::wire::{MOST_WAKE_UPS, Replies, Socket, Wire};
+use super::{RedisSettings, tls};
 use crate::{ClientId, Error, process};
 
 /// The oldest supported server (it has `ZMSCORE`), and the oldest supported node of a cluster (it has `SPUBLISH`).
@@ -39,8 +38,8 @@ const CLIENT_RECORD_TTL: Duration = Duration::from_secs(200);
 pub(super) struct Connection {
     pub(super) commands: Arc<Wire>,
     /// The server that it leads to.
-    pub(super) info: ConnectionInfo,
-    pub(super) wake_ups: mpsc::Receiver<PushInfo>,
+    pub(super) info: ServerSettings,
+    pub(super) wake_ups: mpsc::Receiver<Push>,
     /// Receives the primaries that the sentinels announce, since before this connection was made.
     pub(super) announced: Option<Announced>,
     _reader: AbortOnDrop,
@@ -87,16 +86,15 @@ impl Link {
 
     pub(super) async fn connect_to(
         &self,
-        info: &ConnectionInfo,
+        info: &ServerSettings,
         client: ClientId,
         before: Option<&Identity>,
     ) -> Result<Connection, Error> {
-        let what = format!("connecting to {}", deployment::address(info));
+        let what = format!("connecting to {}", info.address());
         let failed = |error: RedisError| translate(&what, &error);
         let mut live = Connection::open(&self.settings, info).await.map_err(failed)?;
         let questions = [["INFO", "server"], ["CLIENT", "ID"], ["INFO", "replication"]];
-        let mut hello: Vec<_> =
-            questions.map(|[name, of]| redis::cmd(name).arg(of).to_owned()).into();
+        let mut hello: Vec<_> = questions.map(|[name, of]| RedisCommand::new(name).arg(of)).into();
         if !self.settings.only_reads() {
             hello.extend(self.scripts.load());
         }
@@ -105,17 +103,15 @@ impl Link {
         let loaded = answers.split_off(questions);
         // A user without permission for these queries is accepted. Then an old server or a replica goes unnoticed.
         let mut answers = answers.into_iter();
-        let mut next = || {
-            let answer = answers.next().unwrap_or(Value::Nil);
-            redis::from_redis_value::<String>(answer).ok()
-        };
-        let (server, id, replication) = (next(), next(), next());
+        let mut next = || answers.next().unwrap_or_default();
+        let server = next().read::<String>().ok();
+        live.identity.id = next().read().unwrap_or_default();
+        let replication = next().read::<String>().ok();
         if let Some(server) = server {
             self.check_mode(&what, info, &server)?;
             check_version(&server, self.is_node())?;
             field(&server, "run_id:").unwrap_or_default().clone_into(&mut live.identity.run);
         }
-        live.identity.id = id.and_then(|id| id.parse().ok()).unwrap_or_default();
         if let Some(replication) = replication {
             // Sentinels and cluster nodes may have outdated information about which server is the primary.
             let is_only = matches!(self.server, Server::Only(_));
@@ -126,13 +122,13 @@ impl Link {
         }
         // Check this after the kind of server: a sentinel, for example, does not support scripts.
         for answer in loaded {
-            answer.extract_error().map_err(failed)?;
+            answer.checked().map_err(|error| translate_server(&what, &error))?;
         }
         // In a cluster the channels depend on the slots in use: see `Link::request_listening`.
         if !self.is_node() && !self.settings.only_reads() {
-            let subscribe = redis::cmd("SUBSCRIBE").arg(self.channel(client)).to_owned();
-            let subscribed = live.ask_one(subscribe).await;
-            subscribed.map_err(|error| no_wake_ups(&self.channel(client), &error))?;
+            let channel = self.channel(client);
+            let subscribed = live.ask_one(RedisCommand::new("SUBSCRIBE").arg(&channel)).await;
+            subscribed.map_err(|error| translate(&subscribing(&channel), &error))?;
         }
         if let Some(before) = before
             && !self.settings.only_reads()
@@ -147,17 +143,17 @@ impl Link {
     }
 
     /// Refuses a server of another kind than the URL says. The error suggests the right URL.
-    fn check_mode(&self, what: &str, info: &ConnectionInfo, server: &str) -> Result<(), Error> {
+    fn check_mode(&self, what: &str, info: &ServerSettings, server: &str) -> Result<(), Error> {
         let problem = match (field(server, "redis_mode:"), &self.server) {
             (Some("cluster"), Server::Only(_) | Server::Primary(_)) => {
-                format!("the server is a cluster node: use {}", deployment::cluster_url(info))
+                format!("the server is a cluster node: use {}", info.cluster_url())
             }
             (Some("sentinel"), Server::Only(_)) => {
-                let url = deployment::sentinel_url(info);
+                let url = info.sentinel_url();
                 format!("the server is a sentinel: use {url}, with the name of the primary")
             }
             (Some("standalone"), Server::Node(_)) => {
-                format!("the server is not a cluster node: use {}", deployment::address(info))
+                format!("the server is not a cluster node: use {}", info.address())
             }
             _ => return Ok(()),
         };
@@ -170,82 +166,65 @@ impl Link {
 }
 
 /// The error for a channel that the server does not allow us to subscribe to.
-pub(super) fn no_wake_ups(channel: &str, error: &RedisError) -> Error {
-    translate(&format!("subscribing to the wake-up channel {channel:?}"), error)
+pub(super) fn no_wake_ups(channel: &str, error: &ServerError) -> Error {
+    translate_server(&subscribing(channel), error)
+}
+
+fn subscribing(channel: &str) -> String {
+    format!("subscribing to the wake-up channel {channel:?}")
 }
 
 /// Returns the commands that write the record of this client, which statistics show.
-pub(super) fn client_record(namespace: &str, client: ClientId) -> [Cmd; 3] {
+pub(super) fn client_record(namespace: &str, client: ClientId) -> [RedisCommand; 3] {
     let key = format!("{namespace}:client:{client}");
     let program = std::env::args().next().unwrap_or_default();
     let program = program.rsplit(['/', '\\']).next().unwrap_or_default().to_owned();
-    let mut who = redis::cmd("HSET");
-    who.arg(&key).arg("host").arg(process::host().unwrap_or_default().as_ref());
-    who.arg("pid").arg(std::process::id()).arg("program").arg(program);
-    let mut since = redis::cmd("HSETNX");
-    since.arg(&key).arg("since").arg(crate::clock::wall_micros() / 1_000_000);
-    let mut expire = redis::cmd("EXPIRE");
-    expire.arg(&key).arg(CLIENT_RECORD_TTL.as_secs());
-    [who, since, expire]
+    let host = process::host().unwrap_or_default();
+    let who = RedisCommand::new("HSET").arg(&key).arg("host").arg(&*host);
+    let since = RedisCommand::new("HSETNX").arg(&key).arg("since");
+    [
+        who.arg("pid").arg_fmt(std::process::id()).arg("program").arg(program),
+        since.arg_fmt(crate::clock::wall_micros() / 1_000_000),
+        RedisCommand::new("EXPIRE").arg(&key).arg_fmt(CLIENT_RECORD_TTL.as_secs()),
+    ]
 }
 
 /// Connects a socket.
-async fn wire(settings: &RedisSettings, info: &ConnectionInfo) -> Result<Arc<Wire>, RedisError> {
-    Ok(match info.addr() {
-        ConnectionAddr::Tcp(host, port) => {
-            let socket = connect_tcp(host, *port, info.tcp_settings()).await?;
-            Wire::new(Socket::Tcp(socket), None)
-        }
-        ConnectionAddr::TcpTls { host, port, insecure, .. } => {
-            let session = tls::session(host, *insecure, settings.roots.as_ref())?;
-            let socket = connect_tcp(host, *port, info.tcp_settings()).await?;
-            Wire::new(Socket::Tcp(socket), Some(session))
-        }
+async fn wire(settings: &RedisSettings, server: &ServerSettings) -> Result<Wire, RedisError> {
+    let (host, port) = match &server.endpoint {
+        Endpoint::Tcp { host, port, .. } => (host, *port),
         #[cfg(unix)]
-        ConnectionAddr::Unix(path) => Wire::new(Socket::Unix(connect_unix(path)?), None),
-        _ => {
-            let problem = "this platform does not support addresses of this kind";
-            return Err((ErrorKind::InvalidClientConfig, problem).into());
-        }
-    })
-}
-
-fn with_tcp_settings(settings: &RedisSettings, info: &ConnectionInfo) -> ConnectionInfo {
-    let keepalive = socket2::TcpKeepalive::new()
-        .with_time(Duration::from_secs(10))
-        .with_interval(Duration::from_secs(5))
-        .with_retries(3);
-    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    let tcp = tcp.set_user_timeout(settings.answer_timeout);
-    info.clone().set_tcp_settings(tcp)
+        Endpoint::Unix(path) => return Ok(Wire::new(Socket::Unix(connect_unix(path)?), None)),
+        #[cfg(not(unix))]
+        Endpoint::Unix(_) => return Err(RedisError::Url("this platform has no Unix sockets")),
+    };
+    let session = server.uses_tls().then(|| tls::session(host, settings.roots.as_ref()));
+    let session = session.transpose()?;
+    let socket = connect_tcp(host, port, settings.answer_timeout).await?;
+    Ok(Wire::new(Socket::Tcp(socket), session))
 }
 
 /// Returns the command that chooses the protocol and authenticates us.
-fn hello(info: &ConnectionInfo) -> Cmd {
-    let redis = info.redis_settings();
-    let mut hello = redis::cmd("HELLO");
-    hello.arg(3);
-    if let Some(password) = redis.password() {
-        hello.arg("AUTH").arg(redis.username().unwrap_or("default")).arg(password);
-    }
-    hello
+fn hello(server: &ServerSettings) -> RedisCommand {
+    let hello = RedisCommand::new("HELLO").arg("3");
+    let Some(password) = &server.password else { return hello };
+    hello.arg("AUTH").arg(server.user.as_deref().unwrap_or("default")).arg(password)
 }
 
 /// Returns the commands that follow: the first one selects the database, if that is not database 0. A sentinel does not
 /// support that command. The others describe this library to `CLIENT LIST`, from Redis 7.2 on.
-fn after_hello(info: &ConnectionInfo) -> Vec<Cmd> {
-    let database = info.redis_settings().db();
-    let select = (database != 0).then(|| redis::cmd("SELECT").arg(database).to_owned());
+fn after_hello(server: &ServerSettings) -> Vec<RedisCommand> {
+    let database = server.database;
+    let select = (database != 0).then(|| RedisCommand::new("SELECT").arg_fmt(database));
     let description = [("LIB-NAME", "leasehold"), ("LIB-VER", env!("CARGO_PKG_VERSION"))];
     let describe = description
-        .map(|(field, value)| redis::cmd("CLIENT").arg("SETINFO").arg(field).arg(value).to_owned());
+        .map(|(field, value)| RedisCommand::new("CLIENT").args(["SETINFO", field, value]));
     select.into_iter().chain(describe).collect()
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.commands.end(&lost());
+        self.commands.end(&RedisError::lost());
     }
 }
 
@@ -253,31 +232,26 @@ impl Connection {
     /// Opens a connection and authenticates. Does nothing more.
     pub(super) async fn open(
         settings: &RedisSettings,
-        info: &ConnectionInfo,
+        info: &ServerSettings,
     ) -> Result<Self, RedisError> {
-        let info = with_tcp_settings(settings, info);
-        let wire = wire(settings, &info).await?;
+        let wire = Arc::new(wire(settings, info).await?);
         // Sent before the first byte is read: a server that refuses connections sends the reason at once and closes,
         // and the reason is then the reply to HELLO.
-        let hello = wire.send(&pack(&[hello(&info)]), 1);
-        let (rest, selects) = (after_hello(&info), info.redis_settings().db() != 0);
-        let rest = wire.send(&pack(&rest), rest.len());
-        let connection = Self::begin_to_read(settings, info, wire);
-        for (replies, must_succeed) in [(hello, true), (rest, selects)] {
-            let replies = replies.await.unwrap_or_else(|_| Err(lost()))?;
-            let first = replies.into_iter().next().filter(|_| must_succeed);
-            first.unwrap_or_default().extract_error()?;
+        let hello = wire.send(&[hello(info)]);
+        let rest = wire.send(&after_hello(info));
+        let connection = Self::begin_to_read(settings, info.clone(), wire);
+        for (replies, must_succeed) in [(hello, true), (rest, info.database != 0)] {
+            let first = received(replies).await?.into_iter().next();
+            first.filter(|_| must_succeed).unwrap_or_default().checked()?;
         }
         Ok(connection)
     }
 
-    fn begin_to_read(settings: &RedisSettings, info: ConnectionInfo, commands: Arc<Wire>) -> Self {
+    fn begin_to_read(settings: &RedisSettings, info: ServerSettings, commands: Arc<Wire>) -> Self {
         let (push, wake_ups) = mpsc::channel(MOST_WAKE_UPS);
         let (wire, answer_timeout) = (commands.clone(), settings.answer_timeout);
-        let reader = tokio::spawn(async move {
-            wire.read(answer_timeout, &push).await;
-            let _ = push.send(disconnection()).await;
-        });
+        // The channel closes when the connection is lost.
+        let reader = tokio::spawn(async move { wire.read(answer_timeout, &push).await });
         Self {
             commands,
             info,
@@ -290,13 +264,12 @@ impl Connection {
     }
 
     /// Sends commands and returns their replies.
-    pub(super) async fn ask(&self, commands: &[Cmd]) -> Result<Vec<Value>, RedisError> {
-        let replies = self.commands.send(&pack(commands), commands.len()).await;
-        replies.unwrap_or_else(|_| Err(lost()))
+    pub(super) async fn ask(&self, commands: &[RedisCommand]) -> Result<Vec<Value>, RedisError> {
+        received(self.commands.send(commands)).await
     }
 
-    pub(super) async fn ask_one(&self, command: Cmd) -> Result<Value, RedisError> {
-        self.ask(&[command]).await?.pop().unwrap_or_default().extract_error()
+    pub(super) async fn ask_one(&self, command: RedisCommand) -> Result<Value, RedisError> {
+        Ok(self.ask(&[command]).await?.pop().unwrap_or_default().checked()?)
     }
 
     /// Closes the previous connection on the server. Returns true if nothing that it carried can still be applied: it
@@ -308,30 +281,15 @@ impl Connection {
         if before.run != self.identity.run {
             return true;
         }
-        let mut kill = redis::cmd("CLIENT");
-        kill.arg("KILL").arg("ID").arg(before.id);
+        let kill = RedisCommand::new("CLIENT").args(["KILL", "ID"]).arg_fmt(before.id);
         // Usually it is closed already; then the server answers 0.
         self.ask_one(kill).await.is_ok()
     }
 }
 
-/// Encodes commands for sending.
-pub(super) fn pack(commands: &[Cmd]) -> Vec<u8> {
-    let mut packed = Vec::new();
-    for command in commands {
-        command.write_packed_command(&mut packed);
-    }
-    packed
-}
-
-/// Reports the loss of the connection.
-fn disconnection() -> PushInfo {
-    PushInfo { kind: PushKind::Disconnection, data: Vec::new() }
-}
-
-/// The error for a connection that was lost before the answer came.
-pub(super) fn lost() -> RedisError {
-    io::Error::from(io::ErrorKind::ConnectionReset).into()
+/// Waits for the replies to a request.
+pub(super) async fn received(replies: Replies) -> Result<Vec<Value>, RedisError> {
+    replies.await.unwrap_or_else(|_| Err(RedisError::lost()))
 }
 
 /// Connects to all addresses of the host at once, and returns the first connection that succeeds, because some
@@ -339,7 +297,7 @@ pub(super) fn lost() -> RedisError {
 async fn connect_tcp(
     host: &str,
     port: u16,
-    settings: &TcpSettings,
+    answer_timeout: Duration,
 ) -> Result<CloseOnFork<TcpStream>, RedisError> {
     let mut attempts = JoinSet::new();
     for address in tokio::net::lookup_host((host, port)).await? {
@@ -349,19 +307,29 @@ async fn connect_tcp(
     while let Some(attempt) = attempts.join_next().await {
         match attempt.unwrap_or_else(|error| Err(io::Error::other(error))) {
             Ok(socket) => {
-                socket.set_nodelay(settings.nodelay())?;
-                let options = socket2::SockRef::from(&*socket);
-                if let Some(keepalive) = settings.keepalive() {
-                    options.set_tcp_keepalive(keepalive)?;
-                }
-                #[cfg(any(target_os = "linux", target_os = "android"))]
-                options.set_tcp_user_timeout(settings.user_timeout())?;
+                set_options(&socket, answer_timeout)?;
                 return Ok(socket);
             }
             Err(failed) => error = failed,
         }
     }
     Err(error.into())
+}
+
+/// Makes the system notice that the server is gone, even if nothing is sent, or nothing that was sent is acknowledged.
+fn set_options(socket: &TcpStream, answer_timeout: Duration) -> io::Result<()> {
+    let keepalive = socket2::TcpKeepalive::new()
+        .with_time(Duration::from_secs(10))
+        .with_interval(Duration::from_secs(5))
+        .with_retries(3);
+    socket.set_nodelay(true)?;
+    let options = socket2::SockRef::from(socket);
+    options.set_tcp_keepalive(&keepalive)?;
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    options.set_tcp_user_timeout(Some(answer_timeout))?;
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    let _ = answer_timeout;
+    Ok(())
 }
 
 async fn connect_to_address(address: SocketAddr) -> io::Result<CloseOnFork<TcpStream>> {

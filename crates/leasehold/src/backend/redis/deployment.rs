@@ -1,6 +1,7 @@
 //! The kinds of Redis deployments: one server, a primary behind sentinels, or the nodes of a cluster.
 
-use redis::{ConnectionAddr, ConnectionInfo};
+use std::fmt;
+use std::path::PathBuf;
 
 use super::url::{cluster, sentinel, server};
 use crate::Error;
@@ -11,22 +12,58 @@ use crate::Error;
 #[derive(Clone, Debug)]
 pub enum Deployment {
     /// One server.
-    Server(ConnectionInfo),
+    Server(ServerSettings),
     /// A primary that sentinels name.
     Sentinel(SentinelSettings),
     /// Some nodes of a cluster. The client gets the others from them.
-    Cluster(Vec<ConnectionInfo>),
+    Cluster(Vec<ServerSettings>),
 }
 
 /// The sentinels that monitor a primary.
 #[derive(Clone, Debug)]
 pub struct SentinelSettings {
     /// The sentinels in the URL.
-    pub sentinels: Vec<ConnectionInfo>,
+    pub sentinels: Vec<ServerSettings>,
     /// The name of the primary in the sentinels' configuration.
     pub service: String,
     /// How to connect to the primary. Its address is replaced by the one that the sentinels name.
-    pub server: ConnectionInfo,
+    pub server: ServerSettings,
+}
+
+/// How to connect to one server.
+#[derive(Clone)]
+pub struct ServerSettings {
+    /// The server's address.
+    pub endpoint: Endpoint,
+    /// The user, if it is not the default user.
+    pub user: Option<String>,
+    /// The password.
+    pub password: Option<String>,
+    /// The number of the database.
+    pub database: u64,
+}
+
+/// The address of a server.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Endpoint {
+    /// A host and a port.
+    Tcp {
+        /// The name or the IP address of the host.
+        host: String,
+        /// The port.
+        port: u16,
+        /// Whether the server speaks TLS.
+        tls: bool,
+    },
+    /// The path of a Unix socket.
+    Unix(PathBuf),
+}
+
+/// Without the password.
+impl fmt::Debug for ServerSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ServerSettings({})", self.address())
+    }
 }
 
 /// How to connect to the sentinels, where that differs from the server.
@@ -51,10 +88,10 @@ impl Deployment {
     pub fn parse(url: &str) -> Result<Self, Error> {
         let (scheme, rest) = url.split_once("://").unwrap_or_default();
         match scheme {
-            "redis-sentinel" => Ok(Self::Sentinel(sentinel("redis", rest)?)),
-            "rediss-sentinel" => Ok(Self::Sentinel(sentinel("rediss", rest)?)),
-            "redis-cluster" => Ok(Self::Cluster(cluster("redis", rest)?)),
-            "rediss-cluster" => Ok(Self::Cluster(cluster("rediss", rest)?)),
+            "redis-sentinel" => Ok(Self::Sentinel(sentinel(false, rest)?)),
+            "rediss-sentinel" => Ok(Self::Sentinel(sentinel(true, rest)?)),
+            "redis-cluster" => Ok(Self::Cluster(cluster(false, rest)?)),
+            "rediss-cluster" => Ok(Self::Cluster(cluster(true, rest)?)),
             _ => Ok(Self::Server(server(url)?)),
         }
     }
@@ -63,41 +100,27 @@ impl Deployment {
     #[must_use]
     pub fn address(&self) -> String {
         match self {
-            Self::Server(info) => address(info),
-            Self::Sentinel(own) => {
-                let (scheme, hosts) = (scheme(&own.server), hosts(&own.sentinels));
-                format!("{scheme}-sentinel://{hosts}/{}{}", own.service, database(&own.server))
+            Self::Server(server) => server.address(),
+            Self::Sentinel(SentinelSettings { sentinels, service, server }) => {
+                let (scheme, hosts) = (server.scheme(), hosts(sentinels));
+                format!("{scheme}-sentinel://{hosts}/{service}{}", server.database_path())
             }
             Self::Cluster(seeds) => {
-                let scheme = seeds.first().map_or("redis", scheme);
+                let scheme = seeds.first().map_or("redis", ServerSettings::scheme);
                 format!("{scheme}-cluster://{}", hosts(seeds))
             }
         }
-    }
-
-    /// Applies `change` to the connection settings of every server and every sentinel.
-    pub(super) fn change(
-        &mut self,
-        change: impl Fn(ConnectionInfo) -> Result<ConnectionInfo, Error>,
-    ) -> Result<(), Error> {
-        let all: Vec<&mut ConnectionInfo> = match self {
-            Self::Server(info) => vec![info],
-            Self::Sentinel(own) => own.sentinels.iter_mut().chain([&mut own.server]).collect(),
-            Self::Cluster(seeds) => seeds.iter_mut().collect(),
-        };
-        for info in all {
-            *info = change(info.clone())?;
-        }
-        Ok(())
     }
 
     /// Whether any connection uses TLS.
     #[must_use]
     pub fn has_tls(&self) -> bool {
         match self {
-            Self::Server(info) => is_tls(info),
-            Self::Sentinel(own) => own.sentinels.iter().chain([&own.server]).any(is_tls),
-            Self::Cluster(seeds) => seeds.iter().any(is_tls),
+            Self::Server(server) => server.uses_tls(),
+            Self::Sentinel(SentinelSettings { sentinels, server, .. }) => {
+                sentinels.iter().chain([server]).any(ServerSettings::uses_tls)
+            }
+            Self::Cluster(seeds) => seeds.iter().any(ServerSettings::uses_tls),
         }
     }
 }
@@ -105,95 +128,86 @@ impl Deployment {
 impl SentinelSettings {
     /// Applies the settings for connections to the sentinels.
     pub(super) fn reach_by(&mut self, access: &SentinelAccess) {
-        for info in &mut self.sentinels {
-            let mut redis = info.redis_settings().clone();
-            if let Some(user) = &access.user {
-                redis = redis.set_username(user);
+        for sentinel in &mut self.sentinels {
+            if access.user.is_some() {
+                sentinel.user.clone_from(&access.user);
             }
-            if let Some(password) = &access.password {
-                redis = redis.set_password(password);
+            if access.password.is_some() {
+                sentinel.password.clone_from(&access.password);
             }
-            let (host, port) = host_and_port(info);
-            let tls = access.tls.unwrap_or_else(|| is_tls(info));
-            *info = info.clone().set_redis_settings(redis).set_addr(tcp(host, port, tls));
+            if let (Some(use_tls), Endpoint::Tcp { tls, .. }) = (access.tls, &mut sentinel.endpoint)
+            {
+                *tls = use_tls;
+            }
         }
     }
 }
 
-/// Returns the same settings with another address.
-pub(super) fn at(info: &ConnectionInfo, host: &str, port: u16) -> ConnectionInfo {
-    let addr = match info.addr() {
-        ConnectionAddr::TcpTls { insecure, tls_params, .. } => ConnectionAddr::TcpTls {
-            host: host.to_owned(),
-            port,
-            insecure: *insecure,
-            tls_params: tls_params.clone(),
-        },
-        _ => tcp(host.to_owned(), port, false),
-    };
-    info.clone().set_addr(addr)
-}
-
-pub(super) fn host_and_port(info: &ConnectionInfo) -> (String, u16) {
-    match info.addr() {
-        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-            (host.clone(), *port)
-        }
-        _ => (String::new(), 0),
+impl ServerSettings {
+    /// Returns the same settings with another address.
+    #[must_use]
+    pub fn at(&self, host: &str, port: u16) -> Self {
+        let endpoint = Endpoint::Tcp { host: host.to_owned(), port, tls: self.uses_tls() };
+        Self { endpoint, ..self.clone() }
     }
-}
 
-/// Returns the URL of one server without secrets, for messages.
-pub(super) fn address(info: &ConnectionInfo) -> String {
-    let address = match info.addr() {
-        ConnectionAddr::Tcp(host, port) => format!("redis://{}", joined(host, *port)),
-        ConnectionAddr::TcpTls { host, port, .. } => format!("rediss://{}", joined(host, *port)),
-        ConnectionAddr::Unix(path) => format!("unix://{}", path.display()),
-        _ => "Redis".to_owned(),
-    };
-    address + &database(info)
-}
+    /// Returns the host and the port. Both are empty for a Unix socket.
+    #[must_use]
+    pub fn host_and_port(&self) -> (String, u16) {
+        match &self.endpoint {
+            Endpoint::Tcp { host, port, .. } => (host.clone(), *port),
+            Endpoint::Unix(_) => (String::new(), 0),
+        }
+    }
 
-/// Returns the URL to suggest if a single server turns out to be a node of a cluster.
-pub(super) fn cluster_url(info: &ConnectionInfo) -> String {
-    format!("{}-cluster://{}", scheme(info), hosts(std::slice::from_ref(info)))
-}
+    /// Whether the server speaks TLS.
+    #[must_use]
+    pub fn uses_tls(&self) -> bool {
+        matches!(self.endpoint, Endpoint::Tcp { tls: true, .. })
+    }
 
-/// Returns the URL to suggest if a single server turns out to be a sentinel.
-pub(super) fn sentinel_url(info: &ConnectionInfo) -> String {
-    format!("{}-sentinel://{}/NAME", scheme(info), hosts(std::slice::from_ref(info)))
+    /// Returns the URL without secrets, for messages.
+    #[must_use]
+    pub fn address(&self) -> String {
+        let address = match &self.endpoint {
+            Endpoint::Tcp { host, port, .. } => {
+                format!("{}://{}", self.scheme(), joined(host, *port))
+            }
+            Endpoint::Unix(path) => format!("unix://{}", path.display()),
+        };
+        address + &self.database_path()
+    }
+
+    /// Returns the URL to suggest if a single server turns out to be a node of a cluster.
+    pub(super) fn cluster_url(&self) -> String {
+        format!("{}-cluster://{}", self.scheme(), hosts(std::slice::from_ref(self)))
+    }
+
+    /// Returns the URL to suggest if a single server turns out to be a sentinel.
+    pub(super) fn sentinel_url(&self) -> String {
+        format!("{}-sentinel://{}/NAME", self.scheme(), hosts(std::slice::from_ref(self)))
+    }
+
+    fn database_path(&self) -> String {
+        match self.database {
+            0 => String::new(),
+            database => format!("/{database}"),
+        }
+    }
+
+    fn scheme(&self) -> &'static str {
+        if self.uses_tls() { "rediss" } else { "redis" }
+    }
 }
 
 fn joined(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-fn hosts(all: &[ConnectionInfo]) -> String {
-    let host = |info| {
-        let (host, port) = host_and_port(info);
+fn hosts(all: &[ServerSettings]) -> String {
+    let host = |server: &ServerSettings| {
+        let (host, port) = server.host_and_port();
         joined(&host, port)
     };
     all.iter().map(host).collect::<Vec<_>>().join(",")
-}
-
-fn database(info: &ConnectionInfo) -> String {
-    match info.redis_settings().db() {
-        0 => String::new(),
-        database => format!("/{database}"),
-    }
-}
-
-fn scheme(info: &ConnectionInfo) -> &'static str {
-    if is_tls(info) { "rediss" } else { "redis" }
-}
-
-pub(super) fn is_tls(info: &ConnectionInfo) -> bool {
-    matches!(info.addr(), ConnectionAddr::TcpTls { .. })
-}
-
-fn tcp(host: String, port: u16, tls: bool) -> ConnectionAddr {
-    if tls {
-        return ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None };
-    }
-    ConnectionAddr::Tcp(host, port)
 }

@@ -1,27 +1,108 @@
-//! Maps errors of Redis to [`Error`].
+//! The errors of requests to Redis, and how they become [`Error`].
 
 use std::sync::Arc;
+use std::{fmt, io};
 
-use redis::{ErrorKind, RedisError};
-
-use super::resp::violated;
 use super::tls::distrust;
 use crate::Error;
 
-/// Redis 6.2 and later, and every version of Valkey, support it.
-const NO_RESP3: &str = "the server does not support HELLO 3: use Redis 6.2 or later, or Valkey";
+/// Why a request failed.
+#[derive(Clone, Debug)]
+pub(super) enum RedisError {
+    /// The server answered with an error.
+    Server(ServerError),
+    /// The connection was not made, or was lost.
+    Io(Arc<io::Error>),
+    /// The server violated the protocol, or a limit of this client.
+    Violation(String),
+    /// The server does not speak the protocol.
+    NotResp,
+    /// The URL cannot be used.
+    Url(&'static str),
+}
 
-/// Returns the code and the text of an error. Redis 6.2 wraps errors of scripts and puts the location before the error
-/// itself. An error that the script returned is `@user_script: 5: -READONLY You can't write …`. An error that ended the
-/// script has `ERR Error running script (call to f_…): @user_script:5: …` before that.
-pub(super) fn code(error: &RedisError) -> (&str, &str) {
-    let (code, detail) = (error.code().unwrap_or_default(), error.detail().unwrap_or_default());
-    let inner = match code {
-        "@user_script:" => Some(detail),
-        "ERR" => detail.rsplit_once("@user_script:").map(|(_, inner)| inner),
-        _ => None,
-    };
-    inner.and_then(unwrap).unwrap_or((code, detail))
+impl RedisError {
+    /// The error for a connection that was lost before the answer came.
+    pub(super) fn lost() -> Self {
+        io::ErrorKind::ConnectionReset.into()
+    }
+
+    /// Returns what the server did wrong, if it violated the protocol or a limit.
+    pub(super) fn violation(&self) -> Option<&str> {
+        match self {
+            Self::Violation(what) => Some(what),
+            _ => None,
+        }
+    }
+
+    fn is_timeout(&self) -> bool {
+        matches!(self, Self::Io(error) if error.kind() == io::ErrorKind::TimedOut)
+    }
+}
+
+impl fmt::Display for RedisError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Server(error) => error.fmt(f),
+            Self::Io(error) => error.fmt(f),
+            Self::Violation(what) => f.write_str(what),
+            Self::NotResp => f.write_str("the answer is not RESP"),
+            Self::Url(problem) => f.write_str(problem),
+        }
+    }
+}
+
+impl std::error::Error for RedisError {}
+
+impl From<io::Error> for RedisError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(Arc::new(error))
+    }
+}
+
+impl From<io::ErrorKind> for RedisError {
+    fn from(kind: io::ErrorKind) -> Self {
+        io::Error::from(kind).into()
+    }
+}
+
+impl From<ServerError> for RedisError {
+    fn from(error: ServerError) -> Self {
+        Self::Server(error)
+    }
+}
+
+/// The answer of a server that did not execute a command: a code and a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ServerError(Box<str>);
+
+impl ServerError {
+    pub(super) fn new(line: &[u8]) -> Self {
+        Self(String::from_utf8_lossy(line).into())
+    }
+
+    pub(super) fn code(&self) -> &str {
+        self.code_and_detail().0
+    }
+
+    /// Returns the code and the text. Redis 6.2 wraps errors of scripts and puts the location before the error itself.
+    /// An error that the script returned is `@user_script: 5: -READONLY You can't write …`. An error that ended the
+    /// script has `ERR Error running script (call to f_…): @user_script:5: …` before that.
+    pub(super) fn code_and_detail(&self) -> (&str, &str) {
+        let (code, detail) = self.0.split_once(' ').unwrap_or((&self.0, ""));
+        let inner = match code {
+            "@user_script:" => Some(detail),
+            "ERR" => detail.rsplit_once("@user_script:").map(|(_, inner)| inner),
+            _ => None,
+        };
+        inner.and_then(unwrap).unwrap_or((code, detail))
+    }
+}
+
+impl fmt::Display for ServerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
 }
 
 /// Reads the code and the text from ` 5: -READONLY You can't write …`.
@@ -35,19 +116,24 @@ fn unwrap(text: &str) -> Option<(&str, &str)> {
 /// Maps an error. `what` names the attempt and must not contain a secret. The result contains none either: the text of
 /// a Redis error is kept only where Redis cannot have quoted our credentials in it.
 pub(super) fn translate(what: &str, error: &RedisError) -> Error {
-    let unavailable =
-        |timed_out| Error::unavailable(what, timed_out, Some(Arc::new(error.clone())));
-    if error.is_timeout() {
-        return unavailable(true);
-    }
-    let (code, detail) = code(error);
     let refused = |why: &str| Error::Refused { what: format!("{what}: {why}") };
-    if let Some(why) = distrust(error) {
-        return refused(&why);
+    match error {
+        RedisError::Server(error) => translate_server(what, error),
+        RedisError::Io(cause) => distrust(cause).map_or_else(
+            || Error::unavailable(what, error.is_timeout(), Some(Arc::new(error.clone()))),
+            |why| refused(&why),
+        ),
+        RedisError::Violation(why) => Error::unavailable(format!("{what}: {why}"), false, None),
+        RedisError::NotResp => refused("the server does not answer as Redis does: check the port"),
+        RedisError::Url(problem) => Error::invalid("url", format!("{what}: {problem}")),
     }
-    if let Some(why) = violated(error) {
-        return Error::unavailable(format!("{what}: {why}"), false, None);
-    }
+}
+
+/// Maps an error that the server returned: see [`translate`].
+pub(super) fn translate_server(what: &str, error: &ServerError) -> Error {
+    const NO_RESP3: &str = "the server does not support HELLO 3: use Redis 6.2 or later, or Valkey";
+    let refused = |why: &str| Error::Refused { what: format!("{what}: {why}") };
+    let (code, detail) = error.code_and_detail();
     match code {
         "NOAUTH" => refused("a password is required: put the user and the password into the URL"),
         "WRONGPASS" => refused("wrong user or password: correct them in the URL"),
@@ -79,7 +165,10 @@ pub(super) fn translate(what: &str, error: &RedisError) -> Error {
         ),
         // The server is starting, failing over or stuck, and may recover in a moment.
         "LOADING" | "MASTERDOWN" | "BUSY" | "TRYAGAIN" | "CLUSTERDOWN" | "NOREPLICAS" | "MOVED"
-        | "ASK" => unavailable(false),
+        | "ASK" => {
+            let source = Arc::new(RedisError::from(error.clone()));
+            Error::unavailable(what, false, Some(source))
+        }
         // The server is a demoted primary. The address may soon lead to the new one.
         "READONLY" => Error::unavailable(
             format!("{what}: the server is now a read-only replica"),
@@ -90,35 +179,23 @@ pub(super) fn translate(what: &str, error: &RedisError) -> Error {
         "ERR" if detail.contains("max number of clients") => {
             Error::unavailable(format!("{what}: {detail}"), false, None)
         }
-        "NOPROTO" => refused(NO_RESP3),
-        // A page of advice follows the first sentence.
-        "DENIED" => refused(&format!("{code} {}", detail.split(". ").next().unwrap_or_default())),
         "OOM" => refused("the server is out of memory: raise maxmemory, or free memory"),
         "MISCONF" => refused("the server cannot save its data, and rejects writes: see its log"),
-        _ => match error.kind() {
-            ErrorKind::Io => unavailable(false),
-            ErrorKind::Parse => refused("the server does not answer as Redis does: check the port"),
-            ErrorKind::InvalidClientConfig => Error::invalid("url", format!("{what}: {error}")),
-            // The text may quote our HELLO, and so the password.
-            ErrorKind::Server(_) if detail.contains("HELLO") => refused(NO_RESP3),
-            ErrorKind::Server(_) | ErrorKind::Extension => refused(&format!("{code} {detail}")),
-            _ if error.is_connection_dropped() => unavailable(false),
-            _ => Error::internal(format!("{what}: {error}")),
-        },
+        // The text may quote our HELLO, and so the password.
+        "NOPROTO" => refused(NO_RESP3),
+        _ if detail.contains("HELLO") => refused(NO_RESP3),
+        // A page of advice follows the first sentence.
+        "DENIED" => {
+            let sentence = detail.split(". ").next().unwrap_or_default();
+            refused(&format!("{code} {sentence}"))
+        }
+        _ => refused(&format!("{code} {detail}")),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use redis::{ServerErrorKind, Value};
-
     use super::*;
-
-    fn error(line: &str) -> RedisError {
-        let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).unwrap();
-        let Value::ServerError(error) = value else { panic!("{value:?}") };
-        error.into()
-    }
 
     /// The wording of Redis 6.2, next to that of 7.0.
     #[test]
@@ -148,11 +225,21 @@ mod tests {
                 "ERR Error running script (call to f_1): @user_script:3: attempt to index a nil value",
                 "ERR",
             ),
+            ("NOSCRIPT", "NOSCRIPT"),
         ];
+        let error = |line: &str| ServerError::new(line.as_bytes());
         for (line, expected) in cases {
-            assert_eq!(code(&error(line)).0, expected, "{line}");
+            assert_eq!(error(line).code(), expected, "{line}");
         }
-        assert!(translate("request", &error(wrapped)).may_pass());
-        assert_eq!(error("NOSCRIPT gone").kind(), ErrorKind::Server(ServerErrorKind::NoScript));
+        assert!(translate_server("request", &error(wrapped)).may_pass());
+    }
+
+    /// Redis repeats the first arguments of a command that it does not know.
+    #[test]
+    fn a_password_in_the_text_of_an_error_is_not_repeated() {
+        let line = "ERR unknown command `HELLO`, with args beginning with: `3`, `AUTH`, `app`, `hunter2`, ";
+        let error = translate_server("connecting", &ServerError::new(line.as_bytes()));
+        assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
+        assert!(error.to_string().contains("use Redis 6.2 or later"), "{error}");
     }
 }

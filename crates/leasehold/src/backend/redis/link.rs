@@ -11,17 +11,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use redis::{Cmd, ConnectionInfo, PushInfo, PushKind, RedisError, ServerErrorKind, Value};
 use tokio::sync::watch;
 
 use super::RedisSettings;
-use super::connect::{Connection, Identity, client_record, lost, pack};
-use super::deployment;
-use super::errors::{code, translate};
+use super::command::RedisCommand;
+use super::connect::{Connection, Identity, client_record, received};
+use super::deployment::ServerSettings;
+use super::errors::{RedisError, ServerError, translate, translate_server};
 use super::scripts::Scripts;
 use super::sentinel::{Sentinels, moved_from};
 use super::server_clock::ServerClock;
 use super::slots::slot_of;
+use super::value::{Push, PushKind, Value};
 use super::wire::Wire;
 use crate::backend::{Destination, Event, Report};
 use crate::clock::{Moment, Span, Time};
@@ -43,11 +44,11 @@ const LONGEST_DELAY: Duration = Duration::from_secs(1);
 /// The server that a connection leads to.
 pub(super) enum Server {
     /// The only server of the store.
-    Only(ConnectionInfo),
+    Only(ServerSettings),
     /// The primary that the sentinels name.
     Primary(Arc<Sentinels>),
     /// A node of a cluster.
-    Node(ConnectionInfo),
+    Node(ServerSettings),
 }
 
 /// A connection to one server that is replaced whenever it is lost.
@@ -97,7 +98,7 @@ impl Up {
 }
 
 /// The answer to one command, or the server's error.
-pub(super) type Said = Result<Value, RedisError>;
+pub(super) type Said = Result<Value, ServerError>;
 
 impl Link {
     pub(super) fn new(
@@ -108,7 +109,7 @@ impl Link {
     ) -> Arc<Self> {
         let address = match &server {
             Server::Only(_) | Server::Primary(_) => settings.address.clone(),
-            Server::Node(info) => deployment::address(info),
+            Server::Node(info) => info.address(),
         };
         let (state, suspected) = (watch::Sender::new(State::Connecting), watch::Sender::new(0));
         let (clock, is_late) = (Mutex::default(), AtomicBool::new(false));
@@ -188,7 +189,7 @@ impl Link {
         let what = format!("request to {}: the server is no longer a primary", self.address);
         let left = State::Down(Error::unavailable(what, false, None));
         if let State::Up(up) = self.state.send_replace(left) {
-            up.wire.end(&lost());
+            up.wire.end(&RedisError::lost());
         }
     }
 
@@ -210,7 +211,7 @@ impl Link {
 
     /// Sends commands in one pipeline over the current connection, and returns the answer to each. Fails if there is no
     /// connection.
-    pub(super) async fn request(&self, commands: &[Cmd]) -> Result<Vec<Said>, Error> {
+    pub(super) async fn request(&self, commands: &[RedisCommand]) -> Result<Vec<Said>, Error> {
         match self.up() {
             Some(up) => self.send_over(&up, commands).await,
             None => Err(self.silence(false)),
@@ -223,8 +224,8 @@ impl Link {
     pub(super) async fn request_listening(
         &self,
         channels: impl Iterator<Item = &String>,
-        commands: &[Cmd],
-    ) -> Result<(Vec<Said>, Vec<(String, RedisError)>), Error> {
+        commands: &[RedisCommand],
+    ) -> Result<(Vec<Said>, Vec<(String, ServerError)>), Error> {
         let Some(up) = self.up() else { return Err(self.silence(false)) };
         let new: Vec<_> = {
             let mut known = up.channels();
@@ -234,12 +235,13 @@ impl Link {
             return Ok((self.send_over(&up, commands).await?, Vec::new()));
         }
         // One command per channel: channels of two slots in one command are an error.
-        let subscribe = |channel| redis::cmd("SSUBSCRIBE").arg(channel).to_owned();
+        let subscribe = |channel| RedisCommand::new("SSUBSCRIBE").arg(channel);
         let all: Vec<_> = new.iter().map(subscribe).chain(commands.iter().cloned()).collect();
         let mut subscribed = self.send_over(&up, &all).await?;
         let answers = subscribed.split_off(new.len());
         let refused = new.into_iter().zip(subscribed);
-        let refused: Vec<_> = refused.filter_map(|(own, said)| Some((own, said.err()?))).collect();
+        let refused: Vec<_> =
+            refused.filter_map(|(channel, said)| Some((channel, said.err()?))).collect();
         for (channel, _) in &refused {
             up.channels().remove(channel);
         }
@@ -247,7 +249,7 @@ impl Link {
     }
 
     /// Sends commands in one pipeline as soon as the connection is up. Returns the answer to each, or the first error.
-    pub(super) async fn send(&self, commands: Vec<Cmd>) -> Result<Vec<Value>, Error> {
+    pub(super) async fn send(&self, commands: Vec<RedisCommand>) -> Result<Vec<Value>, Error> {
         self.send_each(commands).await?.into_iter().collect()
     }
 
@@ -255,7 +257,7 @@ impl Link {
     /// connection is lost meanwhile, they are sent again. Fails when the answer time-out has passed.
     pub(super) async fn send_each(
         &self,
-        commands: Vec<Cmd>,
+        commands: Vec<RedisCommand>,
     ) -> Result<Vec<Result<Value, Error>>, Error> {
         let ask = async {
             loop {
@@ -278,23 +280,20 @@ impl Link {
 
     /// Sends commands and returns the answers. Scripts that the server does not have are sent again in full, which also
     /// loads them.
-    async fn send_over(&self, up: &Up, commands: &[Cmd]) -> Result<Vec<Said>, Error> {
+    async fn send_over(&self, up: &Up, commands: &[RedisCommand]) -> Result<Vec<Said>, Error> {
         let mut answers = self.answers(up, commands).await?;
-        let forgotten = |value: &Value| matches!(value, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript));
+        let forgotten =
+            |value: &Value| matches!(value, Value::Error(error) if error.code() == "NOSCRIPT");
         if answers.iter().any(forgotten) {
             let again = commands.iter().zip(&answers).filter(|(_, answer)| forgotten(answer));
-            let again: Vec<_> = again.map(|(own, _)| self.scripts.spelled_out(own)).collect();
+            let again: Vec<_> = again.map(|(call, _)| self.scripts.spelled_out(call)).collect();
             let mut anew = self.answers(up, &again).await?.into_iter();
             for answer in answers.iter_mut().filter(|answer| forgotten(answer)) {
                 *answer = anew.next().unwrap_or(Value::Nil);
             }
         }
         // An error inside an answer concerns only its own part of the request.
-        let failed = |answer| match answer {
-            Value::ServerError(error) => Err(error.into()),
-            answer => Ok(answer),
-        };
-        Ok(answers.into_iter().map(failed).collect())
+        Ok(answers.into_iter().map(Value::checked).collect())
     }
 
     fn translated(&self, answers: Vec<Said>) -> Vec<Result<Value, Error>> {
@@ -302,19 +301,18 @@ impl Link {
     }
 
     /// Maps an error that the server returned to a request.
-    pub(super) fn translate(&self, error: &RedisError) -> Error {
-        if code(error).0 == "READONLY" {
+    pub(super) fn translate(&self, error: &ServerError) -> Error {
+        if error.code() == "READONLY" {
             // It was the primary when we connected. The address may lead to another server by now.
             self.suspect_current();
         }
-        translate(&format!("request to {}", self.address), error)
+        translate_server(&format!("request to {}", self.address), error)
     }
 
     /// Sends the commands at the first poll, and returns their answers.
-    async fn answers(&self, up: &Up, commands: &[Cmd]) -> Result<Vec<Value>, Error> {
-        let answers = up.wire.send(&pack(commands), commands.len()).await;
+    async fn answers(&self, up: &Up, commands: &[RedisCommand]) -> Result<Vec<Value>, Error> {
         // This error did not come from the server. So the outcome is unknown, and the connection may be half open.
-        answers.unwrap_or_else(|_| Err(lost())).map_err(|error| {
+        received(up.wire.send(commands)).await.map_err(|error| {
             self.suspect(up.number);
             match translate(&format!("request to {}", self.address), &error) {
                 error if error.may_pass() => error,
@@ -406,16 +404,16 @@ impl Link {
         loop {
             tokio::select! {
                 push = live.wake_ups.recv() => match push {
-                    Some(PushInfo { kind: PushKind::Message | PushKind::SMessage, data }) => {
+                    Some(Push { kind: PushKind::Message, data }) => {
                         if let Some(event) = read_wake_up(&data, clock) {
                             report(event);
                         }
                     }
-                    // The disconnection is not always reported; the channel may simply close.
-                    None | Some(PushInfo { kind: PushKind::Disconnection, .. }) => return,
+                    // The connection was lost.
+                    None => return,
                     // The slot of the channel has moved to another node.
-                    Some(PushInfo { kind: PushKind::SUnsubscribe, data }) => {
-                        if let Some(Value::BulkString(channel)) = data.first() {
+                    Some(Push { kind: PushKind::Unsubscribed, data }) => {
+                        if let Some(Value::Text(channel)) = data.first() {
                             let channel = String::from_utf8_lossy(channel);
                             up.channels().remove(&*channel);
                             report(Event::Missed(slot_of(&channel)));
@@ -425,18 +423,18 @@ impl Link {
                 },
                 // Another server is the primary now, whatever this one believes.
                 () = &mut moved => {
-                    live.commands.end(&lost());
+                    live.commands.end(&RedisError::lost());
                     return;
                 }
                 // The server does not answer over this connection, so every request in flight fails now.
                 _ = suspected.wait_for(|suspect| *suspect >= up.number) => {
-                    live.commands.end(&io::Error::from(io::ErrorKind::TimedOut).into());
+                    live.commands.end(&io::ErrorKind::TimedOut.into());
                     return;
                 }
                 _ = interval.tick(), if writes_record => {
                     // Only statistics need it, so a failure does not matter.
                     let record = client_record(&self.settings.namespace, client);
-                    drop(live.commands.send(&pack(&record), record.len()));
+                    drop(live.commands.send(&record));
                 }
             }
         }
@@ -448,7 +446,7 @@ impl Link {
 /// client has released this id. A slot number of 0 means that the first waiter waits for a token, and the last number
 /// is the time until the token comes.
 fn read_wake_up(data: &[Value], clock: &ServerClock) -> Option<Event> {
-    let [_, Value::BulkString(payload)] = data else { return None };
+    let [_, Value::Text(payload)] = data else { return None };
     let (id, name) = std::str::from_utf8(payload).ok()?.split_once(' ')?;
     if id == "lock" {
         return Some(Event::Unlocked(Name::normalised("key", name).ok()?));

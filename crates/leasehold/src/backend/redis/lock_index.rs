@@ -6,10 +6,10 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Cmd;
 use tokio::sync::oneshot;
 
 use super::cluster::Cluster;
+use super::command::RedisCommand;
 use super::locks::Calls;
 use super::servers;
 use super::slots::slot_of;
@@ -42,7 +42,7 @@ pub(super) async fn keep(
         let asked = cluster.clone();
         cluster.spawn(async move { drop(servers::ask(&asked, Slot::ONLY, remove).await) });
     }
-    let mut by_node: BTreeMap<Destination, Vec<Cmd>> = BTreeMap::new();
+    let mut by_node: BTreeMap<Destination, Vec<RedisCommand>> = BTreeMap::new();
     for command in write {
         let to = servers::key_of(&command).map_or(Slot::ONLY, slot_of);
         by_node.entry(cluster.destination(to)).or_default().push(command);
@@ -59,7 +59,7 @@ pub(super) async fn keep(
 fn write_at(
     cluster: &Arc<Cluster>,
     to: Destination,
-    write: Vec<Cmd>,
+    write: Vec<RedisCommand>,
 ) -> oneshot::Receiver<Infallible> {
     let (asked, (done, written)) = (cluster.clone(), oneshot::channel());
     cluster.spawn(async move {

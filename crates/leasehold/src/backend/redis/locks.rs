@@ -6,14 +6,15 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use redis::{Cmd, Value};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
+use super::command::RedisCommand;
 use super::scripts::{Scripts, with_branches};
 use super::servers::Servers;
 use super::slots::{Spelling, channel_end};
 use super::stats;
+use super::value::Value;
 use crate::backend::Slot;
 use crate::engine::callbacks::event;
 use crate::machine::lock::{
@@ -161,7 +162,7 @@ pub(super) struct Calls {
 
 /// A change to the index of a lock, which the client maintains in a cluster.
 pub(super) struct IndexChange {
-    pub(super) command: Cmd,
+    pub(super) command: RedisCommand,
     pub(super) is_kept: bool,
 }
 
@@ -252,9 +253,8 @@ impl Calls {
     ) -> Option<IndexChange> {
         let write = |id, key: &Name, ttl: u64| {
             let lock = self.lock(key);
-            let mut set = redis::cmd("SET");
-            set.arg(self.index(id)).arg(self.index_value(&lock)).arg("PX").arg(ttl + INDEX_LONGER);
-            IndexChange { command: set, is_kept: true }
+            let set = RedisCommand::new("SET").arg(self.index(id)).arg(self.index_value(&lock));
+            IndexChange { command: set.arg("PX").arg_fmt(ttl + INDEX_LONGER), is_kept: true }
         };
         match (command, outcome) {
             (
@@ -266,9 +266,8 @@ impl Calls {
                 LockOutcome::Extend(Verdict::Done(_)),
             ) => Some(write(id, key, *ttl)),
             (LockCommand::Release { id, .. }, LockOutcome::Release(_)) => {
-                let mut del = redis::cmd("DEL");
-                del.arg(self.index(id));
-                Some(IndexChange { command: del, is_kept: false })
+                let command = RedisCommand::new("DEL").arg(self.index(id));
+                Some(IndexChange { command, is_kept: false })
             }
             _ => None,
         }
@@ -309,21 +308,20 @@ impl Calls {
         client: ClientId,
         slot: Slot,
         commands: &[&LockCommand],
-    ) -> Cmd {
+    ) -> RedisCommand {
         let spelled: Vec<_> = commands.iter().map(|command| self.spell(command)).collect();
-        let mut cmd = redis::cmd("EVALSHA");
-        cmd.arg(&scripts.locks.hash);
-        cmd.arg(spelled.iter().map(|(_, keys, _)| keys.len()).sum::<usize>());
+        let mut call = RedisCommand::script_call(&scripts.locks.hash);
+        call.push_fmt(spelled.iter().map(|(_, keys, _)| keys.len()).sum::<usize>());
         for (_, keys, _) in &spelled {
-            cmd.arg(keys);
+            call = call.args(keys);
         }
-        cmd.arg(&self.prefix.0).arg(&self.namespace).arg(client.to_string());
-        cmd.arg(self.layout.to_string());
-        cmd.arg(self.cluster.map(|_| channel_end(slot)).unwrap_or_default());
+        call = call.arg(&self.prefix.0).arg(&self.namespace);
+        call = call.arg_fmt(client).arg_fmt(self.layout);
+        call.push(self.cluster.map(|_| channel_end(slot)).unwrap_or_default());
         for (word, _, arguments) in &spelled {
-            cmd.arg(*word).arg(arguments);
+            call = call.arg(word).args(arguments);
         }
-        cmd
+        call
     }
 
     /// Returns a command's name in the script, its KEYS and its ARGV.
@@ -470,7 +468,7 @@ impl Calls {
         keys: &[String],
     ) -> Result<Vec<Result<Option<Record>, Error>>, Error> {
         let get = |key: &String| stats::beginning(key, LONGEST_RECORD + 1);
-        let calls = [redis::cmd("TIME")].into_iter().chain(keys.iter().map(get)).collect();
+        let calls = [RedisCommand::new("TIME")].into_iter().chain(keys.iter().map(get)).collect();
         let mut answers = servers.ask_each(Slot::ONLY, calls).await?.into_iter();
         let (seconds, micros): (u64, u64) = stats::read(answers.next().unwrap_or(Ok(Value::Nil))?)?;
         let now = seconds * 1000 + micros / 1000;
@@ -499,7 +497,7 @@ pub(super) fn decode_acquired(value: &Value) -> Result<Acquired, String> {
 }
 
 fn decode_fence(value: &Value) -> Result<Fence, String> {
-    let Value::BulkString(digits) = value else { return Err(format!("{value:?} is not a fence")) };
+    let Value::Text(digits) = value else { return Err(format!("{value:?} is not a fence")) };
     let digits = String::from_utf8_lossy(digits);
     let fence: Fence = digits.parse().map_err(|_| format!("{digits:?} is not a fence"))?;
     if fence.get() > FENCE_WARNING {
@@ -570,11 +568,11 @@ pub(super) fn decode_record(value: &Value) -> Result<Option<Record>, String> {
     let text = match value {
         Value::Nil => return Ok(None),
         // The beginning of a value that does not exist.
-        Value::BulkString(text) if text.is_empty() => return Ok(None),
-        Value::BulkString(text) if text.len() > LONGEST_RECORD => {
+        Value::Text(text) if text.is_empty() => return Ok(None),
+        Value::Text(text) if text.len() > LONGEST_RECORD => {
             return Err(format!("it is longer than {LONGEST_RECORD} bytes"));
         }
-        Value::BulkString(text) => text,
+        Value::Text(text) => text,
         other => return Err(format!("unexpected answer to lookup: {other:?}")),
     };
     let stored: Stored = serde_json::from_slice(text).map_err(|error| error.to_string())?;

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use redis::{Cmd, Value};
-
+use super::command::RedisCommand;
 use super::link::Link;
 use super::scripts::Scripts;
 use super::servers::Servers;
 use super::slots::Spelling;
 use super::stats;
+use super::value::Value;
 use crate::Error;
 use crate::backend::Slot;
 use crate::machine::pool::{PoolAction, PoolCommand, PoolOutcome, Status};
@@ -30,27 +30,27 @@ pub(super) const BODIES: [&str; 4] = [
 
 /// Returns the script call for a command: the only place that knows the order of its KEYS and ARGV. `pool` is the name
 /// as it is written in a key.
-pub(super) fn call(scripts: &Scripts, pool: &str, ask: &PoolCommand) -> Cmd {
+pub(super) fn call(scripts: &Scripts, pool: &str, ask: &PoolCommand) -> RedisCommand {
     let (at, instance) = match &ask.action {
         PoolAction::Acquire { instance, .. } => (0, Some(instance)),
         PoolAction::Renew { instance } => (1, Some(instance)),
         PoolAction::Release { instance } => (2, Some(instance)),
         PoolAction::Count => (3, None),
     };
-    let mut cmd = redis::cmd("EVALSHA");
-    cmd.arg(&scripts.pools[at].hash).arg(if instance.is_some() { 2 } else { 1 });
-    cmd.arg(format!("semaphores:{pool}"));
+    let mut call = RedisCommand::script_call(&scripts.pools[at].hash);
+    call.push(if instance.is_some() { "2" } else { "1" });
+    call.push_fmt(format_args!("semaphores:{pool}"));
     if let Some(instance) = instance {
-        cmd.arg(format!("{HOLDERS}{pool}:{instance}"));
+        call.push_fmt(format_args!("{HOLDERS}{pool}:{instance}"));
     }
-    cmd.arg(ask.ttl.micros() / 1000);
+    call.push_fmt(ask.ttl.micros() / 1000);
     if let Some(instance) = instance {
-        cmd.arg(instance.as_str());
+        call.push(instance.as_str());
     }
     if let PoolAction::Acquire { capacity, .. } = &ask.action {
-        cmd.arg(*capacity);
+        call.push_fmt(capacity);
     }
-    cmd
+    call
 }
 
 /// The error for a key of the wrong type. Redis does not say which key it is.
@@ -112,11 +112,11 @@ async fn look(
 ) -> Result<Vec<PoolStats>, Error> {
     let home = names.first().map_or(Slot::ONLY, |name| servers.slot(&key_of(name)));
     let page = |name: &String, from: usize| {
-        let mut range = redis::cmd("ZRANGE");
-        range.arg(key_of(name)).arg(from).arg(from + PAGE - 1).arg("WITHSCORES").to_owned()
+        let range = RedisCommand::new("ZRANGE").arg(key_of(name));
+        range.arg_fmt(from).arg_fmt(from + PAGE - 1).arg("WITHSCORES")
     };
     let first = names.iter().map(|name| page(name, 0));
-    let calls = [redis::cmd("TIME")].into_iter().chain(first).collect();
+    let calls = [RedisCommand::new("TIME")].into_iter().chain(first).collect();
     let mut answers = servers.ask_each(home, calls).await?.into_iter();
     let (seconds, micros): (f64, f64) = stats::read(answers.next().unwrap_or(Ok(Value::Nil))?)?;
     // Another program may use any bytes as an instance id.
@@ -140,7 +140,7 @@ async fn look(
     let left = found.iter().flat_map(|(name, members)| {
         members.iter().map(move |(instance, _)| {
             let key = [format!("{HOLDERS}{name}:").as_bytes(), instance].concat();
-            redis::cmd("PTTL").arg(key).to_owned()
+            RedisCommand::new("PTTL").arg(key)
         })
     });
     let left: Vec<_> = left.collect();
@@ -172,7 +172,7 @@ pub(super) fn decode(value: &Value) -> Result<PoolOutcome, String> {
     let Value::Array(fields) = value else { return Err(unexpected()) };
     let (status, current, expired) = match &fields[..] {
         [Value::Int(current), Value::Int(expired)] => (Status::Counted, current, expired),
-        [Value::Int(_), Value::BulkString(status), Value::Int(current), Value::Int(expired)] => {
+        [Value::Int(_), Value::Text(status), Value::Int(current), Value::Int(expired)] => {
             let status = match &status[..] {
                 b"acquired" => Status::Acquired,
                 b"capacity_full" => Status::CapacityFull,

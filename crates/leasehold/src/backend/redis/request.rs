@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use redis::{Cmd, Value};
-
+use super::command::RedisCommand;
 use super::link::Link;
 use super::locks::Calls;
 use super::pools;
 use super::scripts::{self, Keys};
+use super::value::Value;
 use crate::Error;
 use crate::backend::{Answer, Answers, Part};
 use crate::clock::Time;
@@ -33,7 +33,7 @@ pub(super) enum Kind {
 /// An encoded request.
 #[derive(Default)]
 pub(super) struct Encoded {
-    pub(super) commands: Vec<Cmd>,
+    pub(super) commands: Vec<RedisCommand>,
     /// The parts that each command serves.
     pub(super) served: Vec<Served>,
     /// In a cluster, the channels to subscribe to first, each with the parts that depend on it.
@@ -170,7 +170,7 @@ impl<'a> Parts<'a> {
         match &mut self.values {
             Ok(values) => {
                 let value = values.next().ok_or_else(|| unexpected(&Value::Nil))?;
-                value.extract_error().map_err(|error| self.link.translate(&error))
+                value.checked().map_err(|error| self.link.translate(&error))
             }
             Err(error) => Err(error.clone()),
         }

@@ -6,10 +6,10 @@
 //! A server may send anything, so everything is bounded: the size of a reply, the length of a line, and the depth of
 //! arrays. A length is checked as soon as it is read, before any of its bytes arrive.
 //!
-//! It decodes the types that scripts return and wake-ups consist of. For errors and rarer types it only finds the end,
-//! and the Redis library decodes them.
+//! Attributes are skipped: the value that they describe is returned.
 
-use redis::{ErrorKind, PushKind, RedisError, Value};
+use super::errors::{RedisError, ServerError};
+use super::value::{Push, PushKind, Value};
 
 /// The largest reply, and the largest push. Each value counts as its bytes plus [`VALUE`], the memory that it takes
 /// even if it is empty. Our largest replies are pages of lists (1000 keys or 500 members) and the map of a cluster,
@@ -66,23 +66,10 @@ enum Stop {
 impl From<Stop> for RedisError {
     fn from(stop: Stop) -> Self {
         match stop {
-            Stop::Malformed => (ErrorKind::Parse, "the answer is not RESP").into(),
-            Stop::Exceeded(what) => violation(what),
+            Stop::Malformed => Self::NotResp,
+            Stop::Exceeded(what) => Self::Violation(what),
         }
     }
-}
-
-/// Returns the error for a server that does not follow the protocol, or exceeds a limit of this client.
-pub(super) fn violation(what: impl Into<String>) -> RedisError {
-    (ErrorKind::Io, VIOLATION, what.into()).into()
-}
-
-const VIOLATION: &str = "the server violates the protocol or a limit";
-
-/// Returns what the server did wrong, if the error is a [`violation`].
-pub(super) fn violated(error: &RedisError) -> Option<&str> {
-    // Other I/O errors have no detail.
-    error.detail().filter(|_| error.kind() == ErrorKind::Io)
 }
 
 impl Decoder {
@@ -130,10 +117,12 @@ impl Decoder {
                 let open = self.aggregate(*kind, length(rest)?)?;
                 return Ok(Some((Element::Open(open), header)));
             }
-            b'+' if rest == b"OK" => Value::Okay,
-            b'+' => Value::SimpleString(text(rest)?.to_owned()),
+            b'+' | b'(' => Value::Text(rest.to_vec()),
+            b'-' => Value::Error(ServerError::new(rest)),
             b'_' => Value::Nil,
-            _ => by_the_library(&bytes[..header])?,
+            b',' => Value::Double(text(rest)?.parse().map_err(|_| Stop::Malformed)?),
+            b'#' if matches!(rest, b"t" | b"f") => Value::Int(i64::from(rest == b"t")),
+            _ => return Err(Stop::Malformed),
         };
         Ok(Some((Element::Value(value), header)))
     }
@@ -201,9 +190,13 @@ impl Decoder {
             [b'\r', b'\n', ..] => {}
             _ => return Err(Stop::Malformed),
         }
-        let value = match bytes[0] {
-            b'$' => Value::BulkString(bytes[body.header..end].to_vec()),
-            _ => by_the_library(&bytes[..end + 2])?,
+        let text = &bytes[body.header..end];
+        let value = match (bytes[0], text) {
+            (b'!', line) => Value::Error(ServerError::new(line)),
+            // The format of a verbatim string has three characters.
+            (b'=', [_, _, _, b':', text @ ..]) => Value::Text(text.to_vec()),
+            (b'=', _) => return Err(Stop::Malformed),
+            (_, text) => Value::Text(text.to_vec()),
         };
         Ok(Some((Element::Value(value), end + 2)))
     }
@@ -232,14 +225,10 @@ impl Open {
     fn close(self) -> Result<Value, Stop> {
         let mut values = self.values;
         Ok(match self.kind {
-            b'*' => Value::Array(values),
-            b'~' => Value::Set(values),
-            b'>' => push(values).ok_or(Stop::Malformed)?,
+            b'>' => Value::Push(push(values).ok_or(Stop::Malformed)?),
             b'%' => Value::Map(pairs(values)),
-            _ => {
-                let data = Box::new(values.pop().ok_or(Stop::Malformed)?);
-                Value::Attribute { data, attributes: pairs(values) }
-            }
+            b'|' => values.pop().ok_or(Stop::Malformed)?,
+            _ => Value::Array(values),
         })
     }
 }
@@ -247,11 +236,6 @@ impl Open {
 fn pairs(values: Vec<Value>) -> Vec<(Value, Value)> {
     let mut values = values.into_iter();
     std::iter::from_fn(|| values.next().zip(values.next())).collect()
-}
-
-/// Lets the Redis library decode a value.
-fn by_the_library(bytes: &[u8]) -> Result<Value, Stop> {
-    redis::parse_redis_value(bytes).map_err(|_| Stop::Malformed)
 }
 
 fn text(line: &[u8]) -> Result<&str, Stop> {
@@ -267,22 +251,18 @@ fn length(line: &[u8]) -> Result<usize, Stop> {
 }
 
 /// Returns the push with these values, the first of which names its kind.
-fn push(mut values: Vec<Value>) -> Option<Value> {
+fn push(mut values: Vec<Value>) -> Option<Push> {
     if values.is_empty() {
         return None;
     }
-    let kind = match values.remove(0) {
-        Value::BulkString(kind) => match kind.as_slice() {
-            b"message" => PushKind::Message,
-            b"subscribe" => PushKind::Subscribe,
-            b"smessage" => PushKind::SMessage,
-            b"ssubscribe" => PushKind::SSubscribe,
-            b"sunsubscribe" => PushKind::SUnsubscribe,
-            other => PushKind::Other(String::from_utf8_lossy(other).into_owned()),
-        },
-        _ => return None,
+    let Value::Text(kind) = values.remove(0) else { return None };
+    let kind = match &kind[..] {
+        b"message" | b"smessage" => PushKind::Message,
+        b"subscribe" | b"ssubscribe" => PushKind::Subscribed,
+        b"sunsubscribe" => PushKind::Unsubscribed,
+        _ => PushKind::Other,
     };
-    Some(Value::Push { kind, data: values })
+    Some(Push { kind, data: values })
 }
 
 #[cfg(test)]

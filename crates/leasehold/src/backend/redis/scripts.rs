@@ -3,9 +3,9 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use redis::{Arg, Cmd};
-
+use super::command::RedisCommand;
 use super::slots::{channel_end, slot_of};
+use super::value::Value;
 use crate::backend::{Reply, Slot};
 use crate::clock::Span;
 use crate::machine::lock::TOLERANCE_MS;
@@ -92,7 +92,7 @@ impl Script {
         let source = parts.join("\n");
         #[cfg(feature = "broken")]
         let source = crate::broken::in_lua(&source);
-        let hash = redis::Script::new(&source).get_hash().to_owned();
+        let hash = sha1_smol::Sha1::from(&source).digest().to_string();
         Self { source, hash }
     }
 }
@@ -146,83 +146,65 @@ impl Scripts {
     }
 
     /// Returns the commands that load all scripts.
-    pub(super) fn load(&self) -> impl Iterator<Item = Cmd> {
-        self.all().map(|script| {
-            let mut load = redis::cmd("SCRIPT");
-            load.arg("LOAD").arg(&script.source);
-            load
-        })
+    pub(super) fn load(&self) -> impl Iterator<Item = RedisCommand> {
+        self.all().map(|script| RedisCommand::new("SCRIPT").arg("LOAD").arg(&script.source))
     }
 
     /// Returns the same call with the script itself instead of its hash, for a server that does not have the script.
-    pub(super) fn spelled_out(&self, call: &Cmd) -> Cmd {
-        let mut arguments = call.args_iter().skip(1).filter_map(|argument| match argument {
-            Arg::Simple(bytes) => Some(bytes),
-            _ => None,
-        });
+    pub(super) fn spelled_out(&self, call: &RedisCommand) -> RedisCommand {
+        let mut arguments = call.iter().skip(1);
         let hash = arguments.next().unwrap_or_default();
         let known = self.all().find(|script| script.hash.as_bytes() == hash);
-        let mut eval = redis::cmd("EVAL");
-        eval.arg(known.map(|script| script.source.as_str()).unwrap_or_default());
-        for argument in arguments {
-            eval.arg(argument);
-        }
-        eval
+        let source = known.map(|script| script.source.as_str()).unwrap_or_default();
+        RedisCommand::new("EVAL").arg(source).args(arguments)
     }
 
     /// Returns the call that applies the commands of one client to one or more names.
-    pub(super) fn apply(&self, parts: &[(Arc<Keys>, Declared, &[Command])]) -> Cmd {
-        let mut cmd = redis::cmd("EVALSHA");
-        cmd.arg(&self.semaphores.hash).arg(parts.len() * KINDS.len());
+    pub(super) fn apply(&self, parts: &[(Arc<Keys>, Declared, &[Command])]) -> RedisCommand {
+        let mut call = RedisCommand::script_call(&self.semaphores.hash);
+        call.push_fmt(parts.len() * KINDS.len());
         for (keys, ..) in parts {
-            cmd.arg(&keys.all);
+            call = call.args(&keys.all);
         }
         if let Some((keys, ..)) = parts.first() {
-            cmd.arg(&keys.namespace).arg(&keys.client);
-            cmd.arg(keys.confirm_within.micros()).arg(keys.foreign_heartbeat.micros());
-            cmd.arg(&keys.channel_end);
+            call = keys.common(call, &keys.client);
         }
         for (keys, declared, commands) in parts {
-            keys.add(&mut cmd, *declared, commands);
+            keys.add(&mut call, *declared, commands);
         }
-        cmd
+        call
     }
 
     /// Returns the call that removes an id which may belong to another program.
-    pub(super) fn release_member(&self, keys: &Keys, id: &str) -> Cmd {
-        let mut cmd = self.without_sender(keys);
+    pub(super) fn release_member(&self, keys: &Keys, id: &str) -> RedisCommand {
         let release = [Transition::Release.word(), "2", "unknown", id];
-        cmd.arg(keys.name.as_str()).arg(0).arg(0).arg(release.len()).arg(&release);
-        cmd
+        let call = self.without_sender(keys).args([keys.name.as_str(), "0", "0"]);
+        call.arg_fmt(release.len()).args(release)
     }
 
     /// Returns the call that changes the limits of a name.
-    pub(super) fn steer(&self, keys: &Keys, steer: &Command) -> Cmd {
-        let mut cmd = self.without_sender(keys);
+    pub(super) fn steer(&self, keys: &Keys, steer: &Command) -> RedisCommand {
+        let mut call = self.without_sender(keys);
         let capacity = match steer {
             Command::Steer { capacity, .. } => capacity.unwrap_or_default(),
             _ => 0,
         };
-        keys.add(&mut cmd, Declared::capacity(capacity, false), std::slice::from_ref(steer));
-        cmd
+        keys.add(&mut call, Declared::capacity(capacity, false), std::slice::from_ref(steer));
+        call
     }
 
     /// Returns the beginning of a call without a sender: our own waiters are woken, instead of being granted in the
     /// reply.
-    fn without_sender(&self, keys: &Keys) -> Cmd {
-        let mut cmd = redis::cmd("EVALSHA");
-        cmd.arg(&self.semaphores.hash).arg(KINDS.len()).arg(&keys.all);
-        cmd.arg(&keys.namespace).arg("-");
-        cmd.arg(keys.confirm_within.micros()).arg(keys.foreign_heartbeat.micros());
-        cmd.arg(&keys.channel_end);
-        cmd
+    fn without_sender(&self, keys: &Keys) -> RedisCommand {
+        let call = RedisCommand::script_call(&self.semaphores.hash);
+        keys.common(call.arg_fmt(KINDS.len()).args(&keys.all), "-")
     }
 }
 
 /// Whether [`Scripts::release_member`] found something to remove.
-pub(super) fn was_removed(answer: &redis::Value) -> Result<bool, String> {
+pub(super) fn was_removed(answer: &Value) -> Result<bool, String> {
     match answer {
-        redis::Value::Array(fields) => match fields.first() {
+        Value::Array(fields) => match fields.first() {
             Some(tag) => Ok(word(tag)? != b"nobody"),
             None => Err("the answer of a script is incomplete".to_owned()),
         },
@@ -319,17 +301,12 @@ impl Keys {
     }
 
     /// Returns the commands that read the types of all our keys, to find the one that is not ours.
-    pub(super) fn types(&self) -> Vec<Cmd> {
-        let ask = |key| {
-            let mut ask = redis::cmd("TYPE");
-            ask.arg(key);
-            ask
-        };
-        self.all.iter().map(ask).collect()
+    pub(super) fn types(&self) -> Vec<RedisCommand> {
+        self.all.iter().map(|key| RedisCommand::new("TYPE").arg(key)).collect()
     }
 
     /// Returns the key whose type is wrong, given the answers to [`types`](Self::types).
-    pub(super) fn misplaced(&self, types: Vec<redis::Value>) -> Option<&str> {
+    pub(super) fn misplaced(&self, types: Vec<Value>) -> Option<&str> {
         let mut all = self.all.iter().zip(KINDS).zip(types);
         let wrong = all.find(|((_, (_, expected)), found)| {
             let found = text(found.clone()).unwrap_or_default();
@@ -338,48 +315,59 @@ impl Keys {
         wrong.map(|((key, _), _)| key.as_str())
     }
 
+    /// Adds the arguments that come once in a call, after the keys. `sender` is the client that sends it.
+    fn common(&self, call: RedisCommand, sender: &str) -> RedisCommand {
+        call.arg(&self.namespace)
+            .arg(sender)
+            .arg_fmt(self.confirm_within.micros())
+            .arg_fmt(self.foreign_heartbeat.micros())
+            .arg(&self.channel_end)
+    }
+
     /// Adds the part of a call that concerns this name.
-    fn add(&self, cmd: &mut Cmd, declared: Declared, commands: &[Command]) {
+    fn add(&self, call: &mut RedisCommand, declared: Declared, commands: &[Command]) {
         let groups = || commands.chunk_by(Transition::shared);
         let counted = |group: &[Command]| 2 + count(group);
-        cmd.arg(self.name.as_str()).arg(declared.capacity);
+        call.push(self.name.as_str());
+        call.push_fmt(declared.capacity);
         let is_new = u8::from(declared.is_new);
         match declared.rate {
-            None => cmd.arg(is_new),
+            None => call.push_fmt(is_new),
             Some(rate) => {
                 let rate_is_new = u8::from(declared.rate_is_new);
-                cmd.arg(format!("{is_new} {rate_is_new} {}", rate_text(Some(rate))))
+                call.push_fmt(format_args!("{is_new} {rate_is_new} {}", rate_text(Some(rate))));
             }
-        };
-        cmd.arg(groups().map(counted).sum::<usize>());
+        }
+        call.push_fmt(groups().map(counted).sum::<usize>());
         for group in groups() {
-            cmd.arg(Transition::of(&group[0]).word()).arg(count(group));
+            call.push(Transition::of(&group[0]).word());
+            call.push_fmt(count(group));
             match &group[0] {
                 Command::Enqueue { wait, terms, share, label, .. } => {
                     let wait = u8::from(*wait);
                     match *share {
-                        Share::ONE => cmd.arg(wait),
+                        Share::ONE => call.push_fmt(wait),
                         Share { weight, numbered } => {
-                            cmd.arg(format!("{wait} {weight} {}", u8::from(numbered)))
+                            call.push_fmt(format_args!("{wait} {weight} {}", u8::from(numbered)));
                         }
-                    };
-                    add_terms(cmd, *terms);
-                    cmd.arg(label.as_deref().unwrap_or_default());
+                    }
+                    add_terms(call, *terms);
+                    call.push(label.as_deref().unwrap_or_default());
                 }
-                Command::Renew { terms, .. } => add_terms(cmd, *terms),
+                Command::Renew { terms, .. } => add_terms(call, *terms),
                 Command::Release { known, .. } => {
-                    cmd.arg(match known {
+                    call.push(match known {
                         Known::Nothing => "unknown",
                         Known::Unused => "unused",
                         Known::Held { limited: false } => "held",
                         Known::Held { limited: true } => "limited",
                     });
                 }
-                Command::Steer { steer, .. } => add_steer(cmd, steer),
+                Command::Steer { steer, .. } => add_steer(call, steer),
                 Command::Sweep => {}
             }
             for id in group.iter().filter_map(Command::id) {
-                cmd.arg(id.to_string());
+                call.push_fmt(id);
             }
         }
     }
@@ -396,12 +384,12 @@ fn count(group: &[Command]) -> usize {
     }
 }
 
-fn add_terms(cmd: &mut Cmd, terms: Terms) {
-    cmd.arg(terms.lease.map_or(0, Span::micros));
+fn add_terms(call: &mut RedisCommand, terms: Terms) {
+    call.push_fmt(terms.lease.map_or(0, Span::micros));
     match terms.ttl {
-        Some(ttl) => cmd.arg(ttl.micros()),
-        None => cmd.arg("-"),
-    };
+        Some(ttl) => call.push_fmt(ttl.micros()),
+        None => call.push("-"),
+    }
 }
 
 /// Formats a rate: its count, its period in microseconds, and its burst. A count of 0 is no rate.
@@ -410,7 +398,7 @@ fn rate_text(rate: Option<Rate>) -> String {
     format!("{count} {} {burst}", period.micros())
 }
 
-fn add_steer(cmd: &mut Cmd, steer: &Steer) {
+fn add_steer(call: &mut RedisCommand, steer: &Steer) {
     let none = String::new;
     let (what, capacity, by, reason) = match steer {
         Steer::Declare(capacity) => ("declare", capacity.to_string(), "", None),
@@ -421,12 +409,14 @@ fn add_steer(cmd: &mut Cmd, steer: &Steer) {
         Steer::Resume => ("resume", none(), "", None),
         Steer::Forget => ("forget", none(), "", None),
     };
-    cmd.arg(what).arg(capacity).arg(by).arg(reason.unwrap_or_default());
+    for argument in [what, &capacity, by, reason.unwrap_or_default()] {
+        call.push(argument);
+    }
 }
 
 /// Decodes the answer to the commands of one name. No tag and no sentinel value travels further inward.
-pub(super) fn decode(commands: &[Command], value: redis::Value) -> Result<Reply, String> {
-    let redis::Value::Array(fields) = value else {
+pub(super) fn decode(commands: &[Command], value: Value) -> Result<Reply, String> {
+    let Value::Array(fields) = value else {
         return Err(format!("unexpected answer of a script: {value:?}"));
     };
     let mut fields = fields.into_iter();
@@ -481,7 +471,7 @@ pub(super) fn decode(commands: &[Command], value: redis::Value) -> Result<Reply,
     reply.next_expiry = u64::try_from(int(&next()?)?).ok().map(Span::from_micros);
     reply.foreign = int(&next()?)? != 0;
     while let Ok(id) = next() {
-        if let redis::Value::Int(delay) = id {
+        if let Value::Int(delay) = id {
             reply.next_token = u64::try_from(delay).ok().map(Span::from_micros);
             continue;
         }
@@ -494,11 +484,7 @@ pub(super) fn decode(commands: &[Command], value: redis::Value) -> Result<Reply,
     Ok(reply)
 }
 
-fn held(
-    slot: &redis::Value,
-    fence: &redis::Value,
-    valid_for: &redis::Value,
-) -> Result<Held, String> {
+fn held(slot: &Value, fence: &Value, valid_for: &Value) -> Result<Held, String> {
     let number = |value| u64::try_from(int(value)?).map_err(|error| error.to_string());
     Ok(Held {
         slot_number: NonZeroU32::new(u32::try_from(number(slot)?).unwrap_or(u32::MAX)),
@@ -507,20 +493,20 @@ fn held(
     })
 }
 
-fn int(value: &redis::Value) -> Result<i64, String> {
+fn int(value: &Value) -> Result<i64, String> {
     match value {
-        redis::Value::Int(number) => Ok(*number),
+        Value::Int(number) => Ok(*number),
         other => Err(format!("{other:?} is not a number")),
     }
 }
 
-fn word(value: &redis::Value) -> Result<&[u8], String> {
+fn word(value: &Value) -> Result<&[u8], String> {
     match value {
-        redis::Value::BulkString(word) => Ok(word),
+        Value::Text(word) => Ok(word),
         other => Err(format!("{other:?} is not a word")),
     }
 }
 
-fn text(value: redis::Value) -> Result<String, String> {
-    redis::from_redis_value(value).map_err(|error| error.to_string())
+fn text(value: Value) -> Result<String, String> {
+    value.read()
 }

@@ -14,16 +14,17 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use redis::{Cmd, ConnectionInfo, PushInfo, PushKind, RedisError, Value, cmd};
 use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
 use super::RedisSettings;
+use super::command::RedisCommand;
 use super::connect::{Connection, Identity};
-use super::deployment::{self, SentinelSettings, at, host_and_port};
-use super::errors::{code, translate};
+use super::deployment::{SentinelSettings, ServerSettings};
+use super::errors::{RedisError, translate};
 use super::link::Link;
+use super::value::{PushKind, Value};
 use crate::engine::callbacks::event;
 use crate::{ClientId, Error};
 
@@ -64,7 +65,7 @@ pub(super) struct Sentinels {
     settings: Arc<RedisSettings>,
     own: SentinelSettings,
     /// All known sentinels. The one that answered last comes first.
-    known: Mutex<Vec<ConnectionInfo>>,
+    known: Mutex<Vec<ServerSettings>>,
     /// Notified when `known` changes, and when this is dropped.
     changed: Arc<Notify>,
     /// The last primary that was announced.
@@ -119,7 +120,7 @@ impl Sentinels {
                     self.note(&view);
                     self.learn(&sentinel, &view.others);
                     if !newest.hear(view) {
-                        let what = deployment::address(&sentinel);
+                        let what = sentinel.address();
                         let what = format!("the sentinel {what} names an outdated primary");
                         failed(Error::unavailable(what, false, None));
                     }
@@ -135,8 +136,8 @@ impl Sentinels {
             }
             let Some(address) = newest.untried.pop() else { break };
             event!(debug, host = address.0, port = address.1, "a sentinel named this primary");
-            let info = at(&self.own.server, &address.0, address.1);
-            let what = format!("connecting to {}", deployment::address(&info));
+            let info = self.own.server.at(&address.0, address.1);
+            let what = format!("connecting to {}", info.address());
             let connected = link.connect_to(&info, client, before);
             match tokio::time::timeout(limit, connected).await {
                 Ok(Ok(mut connection)) => {
@@ -163,7 +164,7 @@ impl Sentinels {
             let Some(own) = this.upgrade() else { return };
             let (known, changed) = (own.known().clone(), own.changed.clone());
             drop(own);
-            let addresses: HashSet<_> = known.iter().map(host_and_port).collect();
+            let addresses: HashSet<_> = known.iter().map(ServerSettings::host_and_port).collect();
             listening.retain(|address, listener| {
                 let is_known = addresses.contains(address);
                 if !is_known {
@@ -173,14 +174,14 @@ impl Sentinels {
             });
             for sentinel in known {
                 let listen = || listeners.spawn(Self::listen_to(this.clone(), sentinel.clone()));
-                listening.entry(host_and_port(&sentinel)).or_insert_with(listen);
+                listening.entry(sentinel.host_and_port()).or_insert_with(listen);
             }
             changed.notified().await;
         }
     }
 
     /// Listens to one sentinel, over one connection after the other.
-    async fn listen_to(this: Weak<Self>, sentinel: ConnectionInfo) {
+    async fn listen_to(this: Weak<Self>, sentinel: ServerSettings) {
         loop {
             let Some(own) = this.upgrade() else { return };
             let timeout = own.settings.connect_timeout;
@@ -195,11 +196,9 @@ impl Sentinels {
     }
 
     /// Connects to a sentinel, and returns a connection that receives its announcements.
-    async fn subscribe(&self, sentinel: &ConnectionInfo) -> Option<Connection> {
+    async fn subscribe(&self, sentinel: &ServerSettings) -> Option<Connection> {
         let connection = Connection::open(&self.settings, sentinel).await.ok()?;
-        let mut subscribe = cmd("SUBSCRIBE");
-        subscribe.arg(SWITCHES);
-        connection.ask_one(subscribe).await.ok()?;
+        connection.ask_one(RedisCommand::new("SUBSCRIBE").arg(SWITCHES)).await.ok()?;
         // Announcements made before the subscription were missed, so ask.
         let View { primary, epoch, .. } = self.ask(sentinel).await.ok()?;
         self.announced.send_replace(Some(Announcement { primary, epoch }));
@@ -207,7 +206,7 @@ impl Sentinels {
     }
 
     /// Asks a sentinel, and records how new its configuration is.
-    async fn ask(&self, sentinel: &ConnectionInfo) -> Result<View, Error> {
+    async fn ask(&self, sentinel: &ServerSettings) -> Result<View, Error> {
         let view = ask(&self.settings, sentinel, &self.own.service).await?;
         self.note(&view);
         Ok(view)
@@ -228,53 +227,51 @@ impl Sentinels {
         if newest.1.elapsed() < REFUSE_OLDER_FOR { newest.0 } else { 0 }
     }
 
-    async fn hear(this: &Weak<Self>, sentinel: &ConnectionInfo, connection: &mut Connection) {
+    async fn hear(this: &Weak<Self>, sentinel: &ServerSettings, connection: &mut Connection) {
         while let Some(push) = connection.wake_ups.recv().await {
             let Some(own) = this.upgrade() else { return };
-            match push {
-                PushInfo { kind: PushKind::Message, data } => {
-                    let Some(primary) = switch(&data, &own.own.service) else { continue };
-                    event!(
-                        debug,
-                        host = primary.0,
-                        port = primary.1,
-                        "a sentinel announced another primary"
-                    );
-                    // The message has no epoch. A sentinel that catches up announces switches of the past.
-                    let timeout = own.settings.connect_timeout;
-                    let asked = tokio::time::timeout(timeout, own.ask(sentinel)).await;
-                    let announcement = match asked {
-                        Ok(Ok(View { primary, epoch, .. })) => Announcement { primary, epoch },
-                        _ => Announcement { primary, epoch: None },
-                    };
-                    own.announced.send_replace(Some(announcement));
-                }
-                PushInfo { kind: PushKind::Disconnection, .. } => return,
-                _ => {}
+            if push.kind != PushKind::Message {
+                continue;
             }
+            let Some(primary) = switch(&push.data, &own.own.service) else { continue };
+            event!(
+                debug,
+                host = primary.0,
+                port = primary.1,
+                "a sentinel announced another primary"
+            );
+            // The message has no epoch. A sentinel that catches up announces switches of the past.
+            let timeout = own.settings.connect_timeout;
+            let asked = tokio::time::timeout(timeout, own.ask(sentinel)).await;
+            let announcement = match asked {
+                Ok(Ok(View { primary, epoch, .. })) => Announcement { primary, epoch },
+                _ => Announcement { primary, epoch: None },
+            };
+            own.announced.send_replace(Some(announcement));
         }
     }
 
     /// Records the sentinel that answered and the others that it named. Sentinels learnt earlier are dropped, because
     /// sentinels come and go; those in the URL stay.
-    fn learn(&self, answered: &ConnectionInfo, others: &[Address]) {
-        let others = others.iter().map(|(host, port)| at(answered, host, *port));
+    fn learn(&self, answered: &ServerSettings, others: &[Address]) {
+        let others = others.iter().map(|(host, port)| answered.at(host, *port));
         let all = [answered.clone()].into_iter().chain(others);
-        let mut known: Vec<ConnectionInfo> = Vec::new();
+        let mut known: Vec<ServerSettings> = Vec::new();
         for sentinel in all.chain(self.own.sentinels.iter().cloned()) {
-            if known.iter().all(|own| host_and_port(own) != host_and_port(&sentinel)) {
+            if known.iter().all(|other| other.host_and_port() != sentinel.host_and_port()) {
                 known.push(sentinel);
             }
         }
         let before = std::mem::replace(&mut *self.known(), known.clone());
-        let addresses =
-            |all: &[ConnectionInfo]| -> HashSet<_> { all.iter().map(host_and_port).collect() };
+        let addresses = |all: &[ServerSettings]| -> HashSet<_> {
+            all.iter().map(ServerSettings::host_and_port).collect()
+        };
         if addresses(&before) != addresses(&known) {
             self.changed.notify_one();
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, Vec<ConnectionInfo>> {
+    fn known(&self) -> MutexGuard<'_, Vec<ServerSettings>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -318,11 +315,11 @@ impl Newest {
 
 /// Resolves when a sentinel announces a primary other than this one, by a configuration that is not older than the one
 /// by which the client has connected.
-pub(super) async fn moved_from(connected: &ConnectionInfo, announced: Option<Announced>) {
+pub(super) async fn moved_from(connected: &ServerSettings, announced: Option<Announced>) {
     let Some(Announced { mut receiver, epoch }) = announced else {
         return std::future::pending().await;
     };
-    let connected = host_and_port(connected);
+    let connected = connected.host_and_port();
     let is_elsewhere = |to: &Announcement| {
         to.primary != connected && to.epoch.is_none_or(|announced| announced >= epoch)
     };
@@ -338,35 +335,35 @@ pub(super) async fn moved_from(connected: &ConnectionInfo, announced: Option<Ann
 /// Asks one sentinel.
 async fn ask(
     settings: &RedisSettings,
-    sentinel: &ConnectionInfo,
+    sentinel: &ServerSettings,
     service: &str,
 ) -> Result<View, Error> {
-    let what = format!("request to the sentinel {}", deployment::address(sentinel));
-    let failed = |error: RedisError| match code(&error) {
-        ("ERR", detail) if detail.contains("unknown command") => {
+    let what = format!("request to the sentinel {}", sentinel.address());
+    let failed = |error: RedisError| {
+        let text = error.to_string();
+        if text.starts_with("ERR unknown command") && !text.contains("HELLO") {
             let problem = "the server is not a sentinel: use redis:// for a single server";
-            Error::Refused { what: format!("{what}: {problem}") }
+            return Error::Refused { what: format!("{what}: {problem}") };
         }
-        ("ERR", detail) if detail.contains("No such master") => unknown(&what, service),
-        _ => translate(&what, &error),
+        if text.starts_with("ERR No such master") {
+            return unknown(&what, service);
+        }
+        translate(&what, &error)
     };
     let connection = Connection::open(settings, sentinel).await.map_err(failed)?;
-    let question = |word: &str| {
-        let mut question = cmd("SENTINEL");
-        question.arg(word).arg(service);
-        question
-    };
-    let questions: [Cmd; 3] =
-        [question("GET-MASTER-ADDR-BY-NAME"), question("SENTINELS"), question("MASTER")];
+    let questions = ["GET-MASTER-ADDR-BY-NAME", "SENTINELS", "MASTER"]
+        .map(|word| RedisCommand::new("SENTINEL").arg(word).arg(service));
     let mut answers = connection.ask(&questions).await.map_err(failed)?.into_iter();
-    let mut next = || answers.next().unwrap_or_default().extract_error();
-    let primary: Option<Address> = redis::from_redis_value(next().map_err(failed)?)
+    let mut next = || answers.next().unwrap_or_default().checked();
+    let primary: Option<Address> = next()
+        .map_err(|error| failed(error.into()))?
+        .read()
         .map_err(|error| Error::internal(format!("{what}: {error}")))?;
     let primary = primary.ok_or_else(|| unknown(&what, service))?;
     let others = next().map(sentinels).unwrap_or_default();
     // ACL rules may forbid this command; then the epoch is unknown.
     let described: HashMap<String, String> =
-        next().ok().and_then(|own| redis::from_redis_value(own).ok()).unwrap_or_default();
+        next().ok().and_then(|answer| answer.read().ok()).unwrap_or_default();
     let epoch = described.get("config-epoch").and_then(|epoch| epoch.parse().ok());
     Ok(View { primary, epoch, others })
 }
@@ -379,17 +376,16 @@ fn unknown(what: &str, service: &str) -> Error {
 
 /// Reads the addresses from the answer to `SENTINEL SENTINELS`.
 fn sentinels(answer: Value) -> Vec<Address> {
-    let described: Vec<HashMap<String, String>> =
-        redis::from_redis_value(answer).unwrap_or_default();
-    let address = |own: &HashMap<String, String>| {
-        Some((own.get("ip")?.clone(), own.get("port")?.parse().ok()?))
+    let described: Vec<HashMap<String, String>> = answer.read().unwrap_or_default();
+    let address = |sentinel: &HashMap<String, String>| {
+        Some((sentinel.get("ip")?.clone(), sentinel.get("port")?.parse().ok()?))
     };
     described.iter().filter_map(address).collect()
 }
 
 /// Reads the new primary from an announcement: "name old-host old-port new-host new-port".
 fn switch(data: &[Value], service: &str) -> Option<Address> {
-    let [_, Value::BulkString(text)] = data else { return None };
+    let [_, Value::Text(text)] = data else { return None };
     let text = std::str::from_utf8(text).ok()?;
     let [name, _, _, host, port] = text.split(' ').collect::<Vec<_>>()[..] else { return None };
     (name == service).then_some((host.to_owned(), port.parse().ok()?))
@@ -401,9 +397,8 @@ mod tests {
 
     #[test]
     fn an_announcement_names_the_new_primary() {
-        let data = |text: &str| {
-            [Value::BulkString(SWITCHES.into()), Value::BulkString(text.as_bytes().to_vec())]
-        };
+        let data =
+            |text: &str| [Value::Text(SWITCHES.into()), Value::Text(text.as_bytes().to_vec())];
         let announced = data("mymaster 127.0.0.1 6379 127.0.0.1 6380");
         assert_eq!(switch(&announced, "mymaster"), Some(("127.0.0.1".to_owned(), 6380)));
         assert_eq!(switch(&announced, "other"), None);

@@ -5,17 +5,18 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Arg, Cmd, RedisError, Value};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::cluster::{Cluster, Redirect};
-use super::errors::code;
+use super::command::RedisCommand;
+use super::errors::ServerError;
 use super::link::{Link, Said, Server};
 use super::scripts::Scripts;
 use super::sentinel::Sentinels;
 use super::slots::slot_of;
+use super::value::Value;
 use super::{Deployment, RedisSettings};
 use crate::backend::{Destination, Report, Slot};
 use crate::clock::Moment;
@@ -144,7 +145,11 @@ impl Servers {
     }
 
     /// Returns the answer to each query, or the first error.
-    pub(super) async fn ask(&self, home: Slot, questions: Vec<Cmd>) -> Result<Vec<Value>, Error> {
+    pub(super) async fn ask(
+        &self,
+        home: Slot,
+        questions: Vec<RedisCommand>,
+    ) -> Result<Vec<Value>, Error> {
         self.ask_each(home, questions).await?.into_iter().collect()
     }
 
@@ -153,7 +158,7 @@ impl Servers {
     pub(super) async fn ask_each(
         &self,
         home: Slot,
-        questions: Vec<Cmd>,
+        questions: Vec<RedisCommand>,
     ) -> Result<Vec<Result<Value, Error>>, Error> {
         match self {
             Self::One(link, _) => link.send_each(questions).await,
@@ -162,7 +167,11 @@ impl Servers {
     }
 
     /// Calls a script on the server of this slot. The call is sent again only if it was not applied.
-    pub(super) async fn call(&self, slot: Slot, call: Cmd) -> Result<(Value, Arc<Link>), Error> {
+    pub(super) async fn call(
+        &self,
+        slot: Slot,
+        call: RedisCommand,
+    ) -> Result<(Value, Arc<Link>), Error> {
         let began = Instant::now();
         let calling = async {
             loop {
@@ -198,7 +207,7 @@ impl Servers {
         &self,
         said: &[Said],
         from: &Link,
-        commands: &[Cmd],
+        commands: &[RedisCommand],
         sent: Moment,
     ) -> Vec<Option<Unapplied>> {
         match self {
@@ -213,7 +222,7 @@ async fn unapplied(
     cluster: &Cluster,
     said: &[Said],
     from: &Link,
-    commands: &[Cmd],
+    commands: &[RedisCommand],
     sent: Moment,
 ) -> Vec<Option<Unapplied>> {
     if said.iter().all(Result::is_ok) {
@@ -256,9 +265,9 @@ enum Fate {
 
 fn fate(
     cluster: &Cluster,
-    error: &RedisError,
+    error: &ServerError,
     from: &Link,
-    command: &Cmd,
+    command: &RedisCommand,
     limit: Duration,
 ) -> Option<Fate> {
     let not_now = || Unapplied::NotNow(from.translate(error));
@@ -277,7 +286,7 @@ fn fate(
             }
         }
         None if is_being_moved(error) => not_now(),
-        None if code(error).0 == "CLUSTERDOWN" => {
+        None if error.code() == "CLUSTERDOWN" => {
             cluster.doubt();
             Unapplied::Later(from.translate(error))
         }
@@ -293,11 +302,11 @@ fn fate(
 fn ask_there(
     cluster: &Cluster,
     link: Arc<Link>,
-    command: &Cmd,
+    command: &RedisCommand,
     limit: Duration,
 ) -> oneshot::Receiver<Said> {
     let (answer, answered) = oneshot::channel();
-    let request = [redis::cmd("ASKING"), command.clone()];
+    let request = [RedisCommand::new("ASKING"), command.clone()];
     cluster.spawn(async move {
         let mut asking = pin!(link.request(&request));
         let said = tokio::time::timeout(limit, &mut asking).await;
@@ -315,15 +324,15 @@ fn ask_there(
 }
 
 /// Whether the slot is being moved.
-fn is_being_moved(error: &RedisError) -> bool {
-    matches!(code(error).0, "TRYAGAIN" | "MOVED" | "ASK")
+fn is_being_moved(error: &ServerError) -> bool {
+    matches!(error.code(), "TRYAGAIN" | "MOVED" | "ASK")
 }
 
 /// See [`Servers::ask_each`].
 pub(super) async fn ask(
     cluster: &Arc<Cluster>,
     home: Slot,
-    questions: Vec<Cmd>,
+    questions: Vec<RedisCommand>,
 ) -> Result<Vec<Result<Value, Error>>, Error> {
     let mut answers: Vec<Option<Result<Value, Error>>> = questions.iter().map(|_| None).collect();
     let (mut problem, began) = (None, Instant::now());
@@ -390,9 +399,6 @@ pub(super) async fn ask(
 }
 
 /// Returns the first argument of a command.
-pub(super) fn key_of(command: &Cmd) -> Option<&str> {
-    match command.args_iter().nth(1)? {
-        Arg::Simple(key) => std::str::from_utf8(key).ok(),
-        _ => None,
-    }
+pub(super) fn key_of(command: &RedisCommand) -> Option<&str> {
+    std::str::from_utf8(command.iter().nth(1)?).ok()
 }

@@ -63,16 +63,14 @@ impl RedisSettings {
         if !self.deployment.has_tls() {
             return Err(tls::unused());
         }
-        let roots = tls::trusted(pem)?;
-        self.deployment.change(|info| tls::trust_only(info, pem))?;
-        self.roots = Some(Arc::new(roots));
+        self.roots = Some(Arc::new(tls::trusted(pem)?));
         Ok(())
     }
 
     /// Sets how to connect to the sentinels, where that differs from the server.
     pub(crate) fn reach_sentinels_by(&mut self, access: &SentinelAccess) -> Result<(), Error> {
         match &mut self.deployment {
-            Deployment::Sentinel(own) => own.reach_by(access),
+            Deployment::Sentinel(sentinels) => sentinels.reach_by(access),
             _ if access.is_default() => {}
             _ => {
                 let problem = "the URL names no sentinels: it must begin with redis-sentinel:// or rediss-sentinel://";

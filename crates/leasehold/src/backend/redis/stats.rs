@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
 
-use redis::{Cmd, FromRedisValue, Value, cmd};
-
+use super::command::RedisCommand;
 use super::link::Link;
 use super::scripts::KINDS;
 use super::servers::Servers;
 use super::slots::Spelling;
+use super::value::{FromValue, Value};
 use crate::backend::Slot;
 use crate::clock::{Span, Time, wall_time};
 use crate::engine::callbacks::event;
@@ -46,23 +46,21 @@ impl Names<'_> {
         format!("{}:semaphore_{kind}:{spelled}", self.servers.settings().namespace)
     }
 
-    fn call(&self, command: &str, kind: &str, name: &str) -> Cmd {
-        let mut call = cmd(command);
-        call.arg(self.key(kind, name));
-        call
+    fn call(&self, command: &str, kind: &str, name: &str) -> RedisCommand {
+        RedisCommand::new(command).arg(self.key(kind, name))
     }
 
     /// The call that returns the members at these places, with their scores.
-    fn ranks(&self, kind: &str, name: &str, places: Range<usize>) -> Cmd {
+    fn ranks(&self, kind: &str, name: &str, places: Range<usize>) -> RedisCommand {
         let last = places.end.saturating_sub(1);
-        self.call("ZRANGE", kind, name).arg(places.start).arg(last).arg("WITHSCORES").to_owned()
+        let call = self.call("ZRANGE", kind, name);
+        call.arg_fmt(places.start).arg_fmt(last).arg("WITHSCORES")
     }
 
     /// The call that returns at most `most` members, with their scores, that follow `after`.
-    fn scored(&self, kind: &str, name: &str, after: After, most: usize) -> Cmd {
-        let mut call = self.call("ZRANGEBYSCORE", kind, name);
-        call.arg(after.score).arg("+inf").arg("WITHSCORES");
-        call.arg("LIMIT").arg(after.skipped).arg(most).to_owned()
+    fn scored(&self, kind: &str, name: &str, after: After, most: usize) -> RedisCommand {
+        let call = self.call("ZRANGEBYSCORE", kind, name).arg_fmt(after.score);
+        call.args(["+inf", "WITHSCORES", "LIMIT"]).arg_fmt(after.skipped).arg_fmt(most)
     }
 
     /// Returns the slot of the keys of a name.
@@ -70,7 +68,7 @@ impl Names<'_> {
         self.servers.slot(&self.key("main", name))
     }
 
-    async fn one<T: FromRedisValue>(&self, call: Cmd) -> Result<T, Error> {
+    async fn one<T: FromValue>(&self, call: RedisCommand) -> Result<T, Error> {
         let answers = self.servers.ask(Slot::ONLY, vec![call]).await;
         read(answers?.pop().unwrap_or(Value::Nil))
     }
@@ -196,8 +194,8 @@ pub(super) async fn clients(servers: &Servers, limit: usize) -> Result<Vec<Clien
 }
 
 /// Returns the call that reads the first bytes of a string. If there is no such key, it returns an empty string.
-pub(super) fn beginning(key: &str, bytes: usize) -> Cmd {
-    cmd("GETRANGE").arg(key).arg(0).arg(bytes.saturating_sub(1)).to_owned()
+pub(super) fn beginning(key: &str, bytes: usize) -> RedisCommand {
+    RedisCommand::new("GETRANGE").arg(key).arg("0").arg_fmt(bytes.saturating_sub(1))
 }
 
 /// Returns the text, or its beginning with a mark if it is too long to be shown.
@@ -217,7 +215,8 @@ async fn fields_of(
     if hashes.is_empty() {
         return Ok(Vec::new());
     }
-    let length = |(key, field): (&String, &Vec<u8>)| cmd("HSTRLEN").arg(key).arg(field).to_owned();
+    let length =
+        |(key, field): (&String, &Vec<u8>)| RedisCommand::new("HSTRLEN").arg(key).arg(field);
     let all = hashes.iter().flat_map(|(key, fields)| fields.iter().map(move |field| (key, field)));
     let mut lengths = servers.ask_each(home, all.map(length).collect()).await?.into_iter();
     let (mut calls, mut wanted) = (Vec::new(), Vec::new());
@@ -232,8 +231,8 @@ async fn fields_of(
             && is_wanted.contains(&true)
         {
             let fields = fields.iter().zip(is_wanted).filter(|(_, is_wanted)| **is_wanted);
-            let fields: Vec<_> = fields.map(|(field, _)| field).collect();
-            calls.push(cmd("HMGET").arg(key).arg(&fields).to_owned());
+            let fields = fields.map(|(field, _)| field);
+            calls.push(RedisCommand::new("HMGET").arg(key).args(fields));
         }
         wanted.push(is_wanted);
     }
@@ -271,8 +270,8 @@ pub(super) async fn scan(servers: &Servers, pattern: &str) -> Result<BTreeSet<St
 async fn scan_one(link: &Link, pattern: &str) -> Result<BTreeSet<String>, Error> {
     let (mut found, mut cursor) = (BTreeSet::new(), 0_u64);
     loop {
-        let mut scan = cmd("SCAN");
-        scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000);
+        let scan = RedisCommand::new("SCAN").arg_fmt(cursor);
+        let scan = scan.args(["MATCH", pattern, "COUNT", "1000"]);
         let answer = link.send(vec![scan]).await?.pop().unwrap_or(Value::Nil);
         let (next, keys): (u64, Vec<Vec<u8>>) = read(answer)?;
         for key in keys {
@@ -304,7 +303,7 @@ async fn of(
     clients: &mut Clients,
 ) -> Result<Vec<SemaphoreStats>, Error> {
     let home = names.first().map_or(Slot::ONLY, |name| own.slot(name));
-    let mut calls = vec![cmd("TIME")];
+    let mut calls = vec![RedisCommand::new("TIME")];
     for name in names {
         calls.push(beginning(&own.key("max", name), LONGEST_SHOWN));
         calls.push(beginning(&own.key("limits", name), LONGEST_FIELD));
@@ -339,13 +338,13 @@ async fn of(
         stats.push(SemaphoreStats {
             limits,
             waiting,
-            oldest_wait: head.0.first().map(|(_, since)| seconds_between(*since, now)),
+            oldest_wait: head.first().map(|(_, since)| seconds_between(*since, now)),
             ..SemaphoreStats::unused(name.clone())
         });
         pages.push(Page { name, role: Role::Holder, ranked: holders });
         pages.push(Page { name, role: Role::Waiter, ranked: head });
     }
-    let full = |page: &Page<'_>| page.ranked.0.len() == FIRST_PAGE;
+    let full = |page: &Page<'_>| page.ranked.len() == FIRST_PAGE;
     let more: Vec<_> = pages
         .iter()
         .map(|page| if full(page) { After::page(&page.ranked, None) } else { None })
@@ -433,11 +432,11 @@ struct After {
 
 impl After {
     /// Returns the position after this page, which followed `before`. `None` if the page is empty.
-    fn page(page: &Scores, before: Option<Self>) -> Option<Self> {
-        let (_, score) = *page.0.last()?;
+    fn page(page: &[(Vec<u8>, f64)], before: Option<Self>) -> Option<Self> {
+        let (_, score) = *page.last()?;
         let same = |other: f64| other.total_cmp(&score).is_eq();
         let before = before.filter(|before| same(before.score)).map_or(0, |before| before.skipped);
-        let skipped = before + page.0.iter().rev().take_while(|(_, other)| same(*other)).count();
+        let skipped = before + page.iter().rev().take_while(|(_, other)| same(*other)).count();
         Some(Self { score, skipped })
     }
 }
@@ -470,8 +469,8 @@ async fn members(
         };
         let mut ranked: Scores = own.one(call).await?;
         let Some(after) = After::page(&ranked, before) else { break };
-        let full = ranked.0.len() == size;
-        ranked.0.retain(|(id, _)| seen.insert(id.clone()));
+        let full = ranked.len() == size;
+        ranked.retain(|(id, _)| seen.insert(id.clone()));
         let page = vec![Page { name, role, ranked }];
         let page = describe_all(own, own.slot(name), page, now, clients).await?;
         all.extend(page.into_iter().flatten());
@@ -493,12 +492,12 @@ async fn describe_all(
 ) -> Result<Vec<Vec<Member>>, Error> {
     let (mut calls, mut hashes, mut new) = (Vec::new(), Vec::new(), BTreeSet::new());
     for Page { name, role, ranked } in &pages {
-        let ids: Vec<&[u8]> = ranked.0.iter().map(|(id, _)| id.as_slice()).collect();
+        let ids: Vec<&[u8]> = ranked.iter().map(|(id, _)| id.as_slice()).collect();
         if ids.is_empty() {
             continue;
         }
         let other = if *role == Role::Holder { "ttl" } else { "waiting_heartbeat" };
-        calls.push(own.call("ZMSCORE", other, name).arg(&ids).to_owned());
+        calls.push(own.call("ZMSCORE", other, name).args(&ids));
         hashes.push((own.key("info", name), ids.iter().map(|id| id.to_vec()).collect()));
         let of = ids.iter().filter_map(|id| client_of(str::from_utf8(id).ok()?));
         new.extend(of.filter(|client| !clients.contains_key(*client)).map(str::to_owned));
@@ -528,12 +527,12 @@ async fn describe_all(
     let (mut answers, mut infos) = (answers?.into_iter(), infos.into_iter());
     let mut described = Vec::with_capacity(pages.len());
     for Page { role, ranked, .. } in pages {
-        let mut members = Vec::with_capacity(ranked.0.len());
-        if !ranked.0.is_empty() {
+        let mut members = Vec::with_capacity(ranked.len());
+        if !ranked.is_empty() {
             let mut next = || answers.next().unwrap_or(Value::Nil);
             let ends: Vec<Option<f64>> = read(next())?;
             let infos = infos.next().unwrap_or(Ok(Vec::new()))?;
-            let known = ranked.0.iter().zip(ends).zip(infos);
+            let known = ranked.iter().zip(ends).zip(infos);
             members.extend(known.filter_map(|(((id, score), other), info)| {
                 member(role, (id, *score), (other, info.as_deref()), now, clients)
             }));
@@ -625,17 +624,11 @@ fn describe(mut member: Member, renewed_until: Option<(f64, u32)>, info: &str, n
     member
 }
 
-/// Members with their scores. RESP2 and RESP3 encode them differently.
-struct Scores(Vec<(Vec<u8>, f64)>);
+/// Members with their scores.
+type Scores = Vec<(Vec<u8>, f64)>;
 
-impl FromRedisValue for Scores {
-    fn from_redis_value(value: Value) -> Result<Self, redis::ParsingError> {
-        Vec::<(Vec<u8>, f64)>::from_redis_value(value).map(Self)
-    }
-}
-
-pub(super) fn read<T: FromRedisValue>(value: Value) -> Result<T, Error> {
-    redis::from_redis_value(value).map_err(|error| Error::internal(error.to_string()))
+pub(super) fn read<T: FromValue>(value: Value) -> Result<T, Error> {
+    value.read().map_err(Error::internal)
 }
 
 pub(super) fn seconds_between(earlier: f64, now: f64) -> Duration {

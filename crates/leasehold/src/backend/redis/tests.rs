@@ -13,6 +13,7 @@ use redis::{Connection, Value};
 use testkit::redis_cluster::RedisCluster;
 use testkit::redis_server::RedisServer;
 
+use super::by_crate::{query, query_array};
 use super::scripts::{Keys, Scripts, decode};
 use crate::clock::{Span, Time};
 use crate::machine::tests::{declared, share, steer};
@@ -238,7 +239,7 @@ impl Both {
         let scripts = Scripts::with_injected_time(NOW);
         redis::cmd("FLUSHALL").exec(&mut connection).unwrap();
         for load in scripts.load() {
-            load.exec(&mut connection).unwrap();
+            query(&load, &mut connection).checked().unwrap();
         }
         let name = Name::new("name", NAME).unwrap();
         let heartbeat = Span::from_millis(180_000);
@@ -370,7 +371,7 @@ impl Both {
             [steer @ Command::Steer { .. }] => self.scripts.steer(&self.keys[0], steer),
             _ => self.scripts.apply(&[(self.keys[from].clone(), declared, commands)]),
         };
-        let mut answers: Vec<Value> = call.query(&mut self.connection).unwrap();
+        let mut answers = query_array(&call, &mut self.connection);
         let answer = decode(commands, answers.remove(1)).unwrap();
         assert!(!answer.foreign, "nobody else takes part");
         let wake_ups = expected.wake_ups.iter().zip(&mut self.listeners);
@@ -526,7 +527,7 @@ fn very_many_expired_holders_are_removed_in_parts() {
     redis::cmd("SET").arg(NOW).arg(both.now).exec(&mut both.connection).unwrap();
     let mut apply = |commands: &[Command]| {
         let call = both.scripts.apply(&[(both.keys[0].clone(), declared, commands)]);
-        let mut answers: Vec<Value> = call.query(&mut both.connection).unwrap();
+        let mut answers = query_array(&call, &mut both.connection);
         let held: usize = redis::cmd("ZCARD").arg(key("main")).query(&mut both.connection).unwrap();
         (decode(commands, answers.remove(1)).unwrap(), held)
     };

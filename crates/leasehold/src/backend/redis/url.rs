@@ -1,70 +1,79 @@
 //! Parses the URLs of Redis deployments.
 //!
-//! The Redis library ignores parameters that it does not know, and `db` everywhere but on a Unix socket. A typing error
-//! would then lead to another database without notice, so we check the parts of a URL before the library parses it. No
-//! error repeats a part of the URL that may belong to a password.
+//! Everything in a URL must be known: a typing error must not lead to another database without notice. No error repeats
+//! a part of the URL that may belong to a password.
 
-use redis::{ConnectionInfo, IntoConnectionInfo};
+use std::net::Ipv6Addr;
 
-use super::deployment::SentinelSettings;
+use percent_encoding::percent_decode_str;
+
+use super::deployment::{Endpoint, SentinelSettings, ServerSettings};
 use crate::Error;
 
 const CLUSTER: &str = "redis-cluster";
 const SENTINEL: &str = "redis-sentinel";
 
 /// Parses the URL of one server.
-pub(super) fn server(url: &str) -> Result<ConnectionInfo, Error> {
+pub(super) fn server(url: &str) -> Result<ServerSettings, Error> {
     const EXPECTED: &str = "expected redis://[user[:password]@]host[:port][/database], rediss://… for TLS, or unix:///path";
-    let invalid = |problem: String| Error::invalid("url", format!("{problem}: {EXPECTED}"));
+    let invalid = |problem: &str| Error::invalid("url", format!("{problem}: {EXPECTED}"));
     let Some((scheme, rest)) = url.split_once("://") else {
-        return Err(invalid("// is missing before the host".to_owned()));
+        return Err(invalid("// is missing before the host"));
     };
     let parts = Parts::of(rest, 6379);
-    let is_socket = scheme.ends_with("unix");
+    let (is_socket, tls) = match scheme {
+        "redis" | "valkey" => (false, false),
+        "rediss" | "valkeys" => (false, true),
+        "unix" | "redis+unix" | "valkey+unix" => (true, false),
+        _ => return Err(invalid(DOES_NOT_PARSE)),
+    };
     let problem = if is_socket {
         parts.parameter_problem(&["db", "user", "pass", "protocol"])
     } else {
         parts.problem(&["db", "protocol"]).or_else(|| parts.host_problem())
     };
     if let Some(problem) = problem {
-        return Err(invalid(problem));
+        return Err(invalid(&problem));
     }
-    if parts
-        .fragment
-        .is_some_and(|own| own != "insecure" || !matches!(scheme, "rediss" | "valkeys"))
-    {
-        return Err(invalid("only #insecure may follow the URL, and only over TLS".to_owned()));
+    match parts.fragment {
+        None => {}
+        Some("insecure") if tls => {
+            return Err(invalid("certificates must be verified: remove #insecure"));
+        }
+        Some(_) => return Err(invalid("it must not contain #")),
     }
     if parts.hosts.len() > 1 {
         let problem = "it has several hosts; a single server has one";
-        return Err(invalid(format!("{problem}; use {CLUSTER}:// or {SENTINEL}://")));
+        return Err(invalid(&format!("{problem}; use {CLUSTER}:// or {SENTINEL}://")));
     }
     let in_path = Some(parts.path).filter(|path| !is_socket && !path.is_empty());
     let database = match (in_path, parts.parameter("db")) {
         (Some(path), Some(parameter)) if path != parameter => {
-            let problem = "the path and the parameter db select different databases";
-            return Err(invalid(problem.to_owned()));
+            return Err(invalid("the path and the parameter db select different databases"));
         }
-        (path, parameter) => path.or(parameter).map(database).transpose().map_err(invalid)?,
+        (path, parameter) => path.or(parameter).map_or(Ok(0), database),
     };
-    let info = parse(url, EXPECTED)?;
-    let Some(database) = database else { return Ok(info) };
-    let redis = info.redis_settings().clone().set_db(database);
-    Ok(info.set_redis_settings(redis))
+    let database = database.map_err(|problem| invalid(&problem))?;
+    // Other programs may choose the version of the protocol in the same URL. We need version 3.
+    let known = [None, Some("2"), Some("3"), Some("resp2"), Some("resp3")];
+    let settings = match &parts.hosts[..] {
+        _ if !known.contains(&parts.parameter("protocol")) => None,
+        _ if is_socket => parts.socket(database),
+        [host, ..] => parts.server(host, tls, database),
+        [] => None,
+    };
+    settings.ok_or_else(|| invalid(DOES_NOT_PARSE))
 }
 
-fn database(text: &str) -> Result<i64, String> {
+const DOES_NOT_PARSE: &str = "it does not parse";
+
+fn database(text: &str) -> Result<u64, String> {
     match text.parse::<i64>() {
-        Ok(database @ ..0) => Err(format!("there is no database {database}; the first is 0")),
-        Ok(database) => Ok(database),
+        Ok(database) => u64::try_from(database)
+            .map_err(|_| format!("there is no database {database}; the first is 0")),
         // It is not repeated: it may be part of a password that contains a slash.
         Err(_) => Err("the database is not a number".to_owned()),
     }
-}
-
-fn parse(url: &str, expected: &str) -> Result<ConnectionInfo, Error> {
-    let invalid = |_| Error::invalid("url", format!("it does not parse: {expected}"));
-    url.into_connection_info().map_err(invalid)
 }
 
 /// The parts of `[user[:password]@]host[:port],…[/path][?parameters][#fragment]`.
@@ -79,7 +88,7 @@ struct Parts<'a> {
 impl<'a> Parts<'a> {
     fn of(rest: &'a str, port: u16) -> Self {
         let (rest, fragment) =
-            rest.split_once('#').map_or((rest, None), |(rest, own)| (rest, Some(own)));
+            rest.split_once('#').map_or((rest, None), |(rest, after)| (rest, Some(after)));
         let (rest, parameters) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let (credentials, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
@@ -88,12 +97,12 @@ impl<'a> Parts<'a> {
         let host = |host: &str| {
             if has_port(host) { host.to_owned() } else { format!("{host}:{port}") }
         };
-        let parameters = parameters.split('&').filter(|own| !own.is_empty());
+        let parameters = parameters.split('&').filter(|pair| !pair.is_empty());
         Self {
             credentials,
             hosts: hosts.split(',').filter(|host| !host.is_empty()).map(host).collect(),
             path: path.trim_end_matches('/'),
-            parameters: parameters.map(|own| own.split_once('=').unwrap_or((own, ""))).collect(),
+            parameters: parameters.map(|pair| pair.split_once('=').unwrap_or((pair, ""))).collect(),
             fragment,
         }
     }
@@ -126,7 +135,7 @@ impl<'a> Parts<'a> {
                 format!("the parameter {unknown:?} is unknown")
             });
         }
-        let count = |name: &str| self.parameters.iter().filter(|(own, _)| *own == name).count();
+        let count = |name: &str| self.parameters.iter().filter(|(known, _)| *known == name).count();
         let twice = known.iter().find(|name| count(name) > 1)?;
         Some(format!("the parameter {twice:?} is given twice"))
     }
@@ -150,8 +159,50 @@ impl<'a> Parts<'a> {
     }
 
     fn parameter(&self, name: &str) -> Option<&'a str> {
-        self.parameters.iter().find(|(own, _)| *own == name).map(|(_, value)| *value)
+        self.parameters.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
     }
+
+    /// Returns the settings of the server at one of the hosts. `None` if a part of the URL is invalid.
+    fn server(&self, host: &str, tls: bool, database: u64) -> Option<ServerSettings> {
+        let (user, password) = self.credentials.split_once(':').unwrap_or((self.credentials, ""));
+        let (host, port) = host.rsplit_once(':')?;
+        let endpoint = Endpoint::Tcp { host: valid_host(host)?, port: port.parse().ok()?, tls };
+        Some(ServerSettings {
+            endpoint,
+            user: decoded(user)?,
+            password: decoded(password)?,
+            database,
+        })
+    }
+
+    /// Returns the settings of the server at a Unix socket. `None` if a part of the URL is invalid.
+    fn socket(&self, database: u64) -> Option<ServerSettings> {
+        let is_local = matches!(&self.hosts[..], []) && self.credentials.is_empty();
+        let path = decoded(self.path).flatten().filter(|_| is_local)?;
+        // Spaces are written as in the parameters of any URL.
+        let parameter = |name| decoded(&self.parameter(name).unwrap_or_default().replace('+', " "));
+        let endpoint = Endpoint::Unix(format!("/{path}").into());
+        let (user, password) = (parameter("user")?, parameter("pass")?);
+        Some(ServerSettings { endpoint, user, password, database })
+    }
+}
+
+/// Decodes `%2F` and the like. An empty text counts as missing: `Some(None)`. Returns `None` if the text is not UTF-8.
+#[allow(clippy::option_option)]
+fn decoded(text: &str) -> Option<Option<String>> {
+    let text = percent_decode_str(text).decode_utf8().ok()?.into_owned();
+    Some(Some(text).filter(|text| !text.is_empty()))
+}
+
+/// Returns the host without the brackets of an IPv6 address. `None` if no server can have this address.
+fn valid_host(host: &str) -> Option<String> {
+    if let Some(address) = host.strip_prefix('[') {
+        let address: Ipv6Addr = address.strip_suffix(']')?.parse().ok()?;
+        return (!address.is_unspecified()).then(|| address.to_string());
+    }
+    let is_forbidden = |c: char| c.is_ascii_control() || " #/:<>?@[\\]^|".contains(c);
+    let is_valid = !host.is_empty() && !host.contains(is_forbidden) && host != "0.0.0.0";
+    is_valid.then(|| host.to_owned())
 }
 
 fn late_at() -> String {
@@ -160,69 +211,81 @@ fn late_at() -> String {
 }
 
 /// Parses what follows `redis-cluster://`.
-pub(super) fn cluster(scheme: &str, rest: &str) -> Result<Vec<ConnectionInfo>, Error> {
+pub(super) fn cluster(tls: bool, rest: &str) -> Result<Vec<ServerSettings>, Error> {
     let expected = format!("expected {CLUSTER}://[user[:password]@]host[:port][,host[:port]…]");
     let parts = Parts::of(rest, 6379);
-    let invalid = |problem: String| Error::invalid("url", format!("{problem}: {expected}"));
+    let invalid = |problem: &str| Error::invalid("url", format!("{problem}: {expected}"));
     if let Some(problem) = parts.problem(&[]).or_else(|| parts.unused_fragment()) {
-        return Err(invalid(problem));
+        return Err(invalid(&problem));
     }
     if !matches!(parts.path, "" | "0") {
-        return Err(invalid("it selects a database; a cluster has only database 0".to_owned()));
+        return Err(invalid("it selects a database; a cluster has only database 0"));
     }
     if let Some(problem) = parts.host_problem() {
-        return Err(invalid(problem));
+        return Err(invalid(&problem));
     }
-    let node =
-        |host: &String| parse(&format!("{scheme}://{}@{host}", parts.credentials), &expected);
-    parts.hosts.iter().map(node).collect()
+    let nodes = parts.hosts.iter().map(|host| parts.server(host, tls, 0));
+    nodes.collect::<Option<_>>().ok_or_else(|| invalid(DOES_NOT_PARSE))
 }
 
 /// Parses what follows `redis-sentinel://`.
-pub(super) fn sentinel(scheme: &str, rest: &str) -> Result<SentinelSettings, Error> {
+pub(super) fn sentinel(tls: bool, rest: &str) -> Result<SentinelSettings, Error> {
     const PARAMETERS: [&str; 3] = ["sentinel_user", "sentinel_password", "sentinel_tls"];
     let expected = format!(
         "expected {SENTINEL}://[user[:password]@]host[:port][,host[:port]…]/name of the primary[/database], with the \
          parameters sentinel_user, sentinel_password and sentinel_tls (yes or no), if the sentinels need them"
     );
-    let invalid = |problem: String| Error::invalid("url", format!("{problem}: {expected}"));
+    let invalid = |problem: &str| Error::invalid("url", format!("{problem}: {expected}"));
     let parts = Parts::of(rest, 26379);
     if let Some(problem) = parts.problem(&PARAMETERS).or_else(|| parts.unused_fragment()) {
-        return Err(invalid(problem));
+        return Err(invalid(&problem));
     }
     let (service, database) = parts.path.split_once('/').unwrap_or((parts.path, "0"));
     if service.is_empty() {
-        return Err(invalid("the name of the primary is missing".to_owned()));
+        return Err(invalid("the name of the primary is missing"));
     }
-    if database.parse::<u32>().is_err() {
-        return Err(invalid("the database is not a number".to_owned()));
-    }
+    let Ok(database) = database.parse::<u32>() else {
+        return Err(invalid("the database is not a number"));
+    };
     if let Some(problem) = parts.host_problem() {
-        return Err(invalid(problem));
+        return Err(invalid(&problem));
     }
-    let first = &parts.hosts[0];
-    let server = parse(&format!("{scheme}://{}@{first}/{database}", parts.credentials), &expected)?;
-    let scheme = match parts.parameter("sentinel_tls") {
-        None => scheme,
-        Some("yes") => "rediss",
-        Some("no") => "redis",
+    let sentinel_tls = match parts.parameter("sentinel_tls") {
+        None => tls,
+        Some("yes") => true,
+        Some("no") => false,
         Some(other) => {
-            return Err(invalid(format!("sentinel_tls is {other:?}; it must be yes or no")));
+            return Err(invalid(&format!("sentinel_tls is {other:?}; it must be yes or no")));
         }
     };
-    let user = parts.parameter("sentinel_user").unwrap_or_default();
-    let password = parts.parameter("sentinel_password").map(|own| format!(":{own}"));
-    let credentials = format!("{user}{}", password.unwrap_or_default());
-    let sentinel = |host: &String| parse(&format!("{scheme}://{credentials}@{host}"), &expected);
-    let sentinels = parts.hosts.iter().map(sentinel).collect::<Result<_, _>>()?;
-    Ok(SentinelSettings { sentinels, service: service.to_owned(), server })
+    let parsed = || {
+        let server = parts.server(&parts.hosts[0], tls, database.into())?;
+        let credential = |name| decoded(parts.parameter(name).unwrap_or_default());
+        let (user, password) = (credential("sentinel_user")?, credential("sentinel_password")?);
+        let sentinel = |host: &String| {
+            let (user, password) = (user.clone(), password.clone());
+            Some(ServerSettings { user, password, ..parts.server(host, sentinel_tls, 0)? })
+        };
+        let sentinels = parts.hosts.iter().map(sentinel).collect::<Option<_>>()?;
+        Some(SentinelSettings { sentinels, service: service.to_owned(), server })
+    };
+    parsed().ok_or_else(|| invalid(DOES_NOT_PARSE))
 }
 
 #[cfg(test)]
 mod tests {
-    use redis::ConnectionAddr;
+    use super::super::deployment::{Deployment, Endpoint, ServerSettings};
 
-    use super::super::deployment::{Deployment, host_and_port, is_tls};
+    fn server(url: &str) -> ServerSettings {
+        match Deployment::parse(url) {
+            Ok(Deployment::Server(settings)) => settings,
+            other => panic!("{url}: {other:?}"),
+        }
+    }
+
+    fn credentials(server: &ServerSettings) -> (Option<&str>, Option<&str>) {
+        (server.user.as_deref(), server.password.as_deref())
+    }
 
     fn problem(url: &str) -> String {
         let Err(error) = Deployment::parse(url) else { panic!("{url} parses") };
@@ -234,15 +297,13 @@ mod tests {
         let url = "rediss-sentinel://app:s%40cret@one:1,two,[::1]:3/mymaster/2?sentinel_user=watch&sentinel_password=p%26w&sentinel_tls=no";
         let parsed = Deployment::parse(url).unwrap();
         assert_eq!(parsed.address(), "rediss-sentinel://one:1,two:26379,[::1]:3/mymaster/2");
-        let Deployment::Sentinel(own) = parsed else { panic!("no sentinels") };
-        let redis = own.server.redis_settings();
-        assert_eq!((redis.username(), redis.password()), (Some("app"), Some("s@cret")));
-        assert_eq!(redis.db(), 2);
-        assert!(is_tls(&own.server));
-        let redis = own.sentinels[1].redis_settings();
-        assert_eq!((redis.username(), redis.password()), (Some("watch"), Some("p&w")));
-        assert_eq!(host_and_port(&own.sentinels[2]), ("::1".to_owned(), 3));
-        assert!(!is_tls(&own.sentinels[0]));
+        let Deployment::Sentinel(settings) = parsed else { panic!("no sentinels") };
+        assert_eq!(credentials(&settings.server), (Some("app"), Some("s@cret")));
+        assert_eq!(settings.server.database, 2);
+        assert!(settings.server.uses_tls());
+        assert_eq!(credentials(&settings.sentinels[1]), (Some("watch"), Some("p&w")));
+        assert_eq!(settings.sentinels[2].host_and_port(), ("::1".to_owned(), 3));
+        assert!(!settings.sentinels[0].uses_tls());
     }
 
     #[test]
@@ -250,7 +311,7 @@ mod tests {
         let parsed = Deployment::parse("redis-cluster://:pw@one,two:7000").unwrap();
         assert_eq!(parsed.address(), "redis-cluster://one:6379,two:7000");
         let Deployment::Cluster(nodes) = parsed else { panic!("no cluster") };
-        assert_eq!(nodes[1].redis_settings().password(), Some("pw"));
+        assert_eq!(credentials(&nodes[1]), (None, Some("pw")));
     }
 
     #[test]
@@ -270,10 +331,7 @@ mod tests {
 
     #[test]
     fn the_database_is_in_the_path_or_a_parameter() {
-        let database = |url: &str| {
-            let Ok(Deployment::Server(info)) = Deployment::parse(url) else { panic!("{url}") };
-            info.redis_settings().db()
-        };
+        let database = |url: &str| server(url).database;
         assert_eq!(database("redis://host"), 0);
         assert_eq!(database("redis://host?db=1"), 1);
         assert_eq!(database("redis://user:pass@host:1/?db=3&protocol=resp3"), 3);
@@ -309,17 +367,15 @@ mod tests {
     }
 
     #[test]
-    fn what_the_library_would_ignore_is_refused() {
+    fn what_has_no_meaning_is_refused() {
         assert!(problem("redis://host?timeout=5").contains("the parameter \"timeout\" is unknown"));
         assert!(problem("unix:///a?password=x").contains("the parameter \"password\" is unknown"));
-        assert!(problem("redis://host#insecure").contains("only #insecure may follow"));
-        assert!(problem("rediss://host#secure").contains("only #insecure may follow"));
+        assert!(problem("redis://host?protocol=4").contains("it does not parse"));
+        assert!(problem("redis://host#insecure").contains("it must not contain #"));
+        assert!(problem("rediss://host#secure").contains("it must not contain #"));
+        assert!(problem("rediss://host#insecure").contains("certificates must be verified"));
         assert!(problem("redis-cluster://host#insecure").contains("it must not contain #"));
         assert!(problem("redis://one,two").contains("use redis-cluster:// or redis-sentinel://"));
-        let Ok(Deployment::Server(info)) = Deployment::parse("rediss://host#insecure") else {
-            panic!("#insecure is known")
-        };
-        assert!(matches!(info.addr(), ConnectionAddr::TcpTls { insecure: true, .. }));
     }
 
     #[test]
@@ -362,5 +418,43 @@ mod tests {
         }
         let url = "redis-sentinel://one/mymaster?sentinel_password=p@ss";
         assert!(Deployment::parse(url).is_ok());
+    }
+
+    #[test]
+    fn a_server_has_a_host_or_a_path_and_credentials() {
+        let tcp = |host: &str, port, tls| Endpoint::Tcp { host: host.to_owned(), port, tls };
+        for (url, endpoint, expected) in [
+            ("redis://host", tcp("host", 6379, false), (None, None)),
+            ("valkey://joe@10.0.0.1:1", tcp("10.0.0.1", 1, false), (Some("joe"), None)),
+            ("rediss://:p%40ss@[::1]", tcp("::1", 6379, true), (None, Some("p@ss"))),
+            ("valkeys://j%C3%B6:a:b@host/", tcp("host", 6379, true), (Some("jö"), Some("a:b"))),
+            ("redis://:a@b@host", tcp("host", 6379, false), (None, Some("a@b"))),
+            ("redis://joe:@host", tcp("host", 6379, false), (Some("joe"), None)),
+            ("redis://:a%zz+%25@host", tcp("host", 6379, false), (None, Some("a%zz+%"))),
+            (
+                "unix:///tmp/a%20b.sock?user=joe&pass=a+b%2Bc",
+                Endpoint::Unix("/tmp/a b.sock".into()),
+                (Some("joe"), Some("a b+c")),
+            ),
+            ("redis+unix:///s", Endpoint::Unix("/s".into()), (None, None)),
+        ] {
+            let server = server(url);
+            assert_eq!(server.endpoint, endpoint, "{url}");
+            assert_eq!(credentials(&server), expected, "{url}");
+            assert!(!format!("{server:?}").contains("a@b"), "{server:?}");
+        }
+        for url in [
+            "redis://ho st",
+            "redis://0.0.0.0",
+            "redis://[::]:1",
+            "redis://[::g]",
+            "redis://::1",
+            "redis://:%ff@host",
+            "unix://host/path",
+            "unix://",
+            "http://host",
+        ] {
+            assert!(problem(url).contains("it does not parse"), "{url}: {}", problem(url));
+        }
     }
 }

@@ -11,12 +11,11 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io::{self, Read, Write};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use lone_fork::CloseOnFork;
-use redis::{PushInfo, PushKind, RedisError, RedisResult, Value};
 use rustls::ClientConnection;
 use tokio::net::TcpStream;
 #[cfg(unix)]
@@ -24,8 +23,10 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::connect::lost;
+use super::command::{RedisCommand, pack};
+use super::errors::RedisError;
 use super::resp::{self, Decoder};
+use super::value::{Push, PushKind, Value};
 
 /// The initial size of the read buffer.
 const BUFFER: usize = 16 * 1024;
@@ -40,7 +41,7 @@ const LARGEST_REPLIES: usize = 2 * resp::LARGEST_REPLY;
 pub(super) const MOST_WAKE_UPS: usize = 4096;
 
 /// The replies to one request, or the error. A closed channel means that the connection was lost.
-pub(super) type Replies = oneshot::Receiver<RedisResult<Vec<Value>>>;
+pub(super) type Replies = oneshot::Receiver<Result<Vec<Value>, RedisError>>;
 
 /// A forked copy of this process does not keep the socket. Otherwise the server would count the client as connected, and
 /// as subscribed to its wake-ups, until the copy has ended, too.
@@ -76,11 +77,11 @@ struct Unanswered {
     replies: Vec<Value>,
     /// The size of these replies.
     size: usize,
-    answer: oneshot::Sender<RedisResult<Vec<Value>>>,
+    answer: oneshot::Sender<Result<Vec<Value>, RedisError>>,
 }
 
 impl Wire {
-    pub(super) fn new(socket: Socket, session: Option<ClientConnection>) -> Arc<Self> {
+    pub(super) fn new(socket: Socket, session: Option<ClientConnection>) -> Self {
         let session = session.map(|mut session| {
             // The sender already limits how much is in flight.
             session.set_buffer_limit(None);
@@ -94,12 +95,13 @@ impl Wire {
             failed: None,
             ended: None,
         };
-        Arc::new(Self { socket, state: Mutex::new(state) })
+        Self { socket, state: Mutex::new(state) }
     }
 
-    /// Writes packed commands that get this many replies. Never blocks.
-    pub(super) fn send(&self, packed: &[u8], expects: usize) -> Replies {
-        let (answer, replies) = oneshot::channel();
+    /// Writes commands. Never blocks.
+    pub(super) fn send(&self, commands: &[RedisCommand]) -> Replies {
+        let ((answer, replies), expects) = (oneshot::channel(), commands.len());
+        let packed = pack(commands);
         let mut state = self.state();
         if state.ended.is_some() {
             return replies;
@@ -112,7 +114,7 @@ impl Wire {
             answer,
         };
         state.unanswered.push_back(unanswered);
-        let written = state.write(&self.socket, packed);
+        let written = state.write(&self.socket, &packed);
         // The reading task writes the rest, or reports the error.
         let reader = match written {
             Ok(true) => None,
@@ -131,11 +133,11 @@ impl Wire {
 
     /// Reads until the connection is lost, a request is not answered in time, or the server violates the protocol or a
     /// limit. Wake-ups go to `wake_ups`.
-    pub(super) async fn read(&self, answer_timeout: Duration, wake_ups: &mpsc::Sender<PushInfo>) {
+    pub(super) async fn read(&self, answer_timeout: Duration, wake_ups: &mpsc::Sender<Push>) {
         let error = tokio::select! {
             biased;
             error = self.read_all(wake_ups) => error,
-            () = self.silence(answer_timeout) => io::Error::from(io::ErrorKind::TimedOut).into(),
+            () = self.silence(answer_timeout) => io::ErrorKind::TimedOut.into(),
         };
         self.end(&error);
     }
@@ -147,22 +149,22 @@ impl Wire {
         let unanswered = std::mem::take(&mut state.unanswered);
         drop(state);
         // If the server has violated a limit, only the request that it was answering is to blame.
-        let is_violation = resp::violated(error).is_some();
-        for (at, own) in unanswered.into_iter().enumerate() {
-            let error = if is_violation && at > 0 { lost() } else { error.clone() };
-            let _ = own.answer.send(Err(error));
+        let is_violation = error.violation().is_some();
+        for (at, request) in unanswered.into_iter().enumerate() {
+            let error = if is_violation && at > 0 { RedisError::lost() } else { error.clone() };
+            let _ = request.answer.send(Err(error));
         }
     }
 
     /// Returns what the server did wrong, if that is why the wire was closed.
     pub(super) fn violation(&self) -> Option<String> {
-        self.state().ended.as_ref().and_then(resp::violated).map(str::to_owned)
+        self.state().ended.as_ref().and_then(RedisError::violation).map(str::to_owned)
     }
 
     /// Resolves when the oldest request has been unanswered for this long.
     async fn silence(&self, limit: Duration) {
         loop {
-            let oldest = self.state().unanswered.front().map(|own| own.sent);
+            let oldest = self.state().unanswered.front().map(|request| request.sent);
             let now = Instant::now();
             let until = oldest.unwrap_or(now) + limit;
             if until <= now {
@@ -173,13 +175,13 @@ impl Wire {
         }
     }
 
-    async fn read_all(&self, wake_ups: &mpsc::Sender<PushInfo>) -> RedisError {
+    async fn read_all(&self, wake_ups: &mpsc::Sender<Push>) -> RedisError {
         let decoder = Decoder::new();
         let mut received = Received { bytes: vec![0; BUFFER], start: 0, end: 0, decoder };
         let mut unyielded = 0;
         loop {
             match poll_fn(|cx| self.poll_some(received.room(), cx)).await {
-                Ok(0) => return io::Error::from(io::ErrorKind::UnexpectedEof).into(),
+                Ok(0) => return io::ErrorKind::UnexpectedEof.into(),
                 Ok(count) => {
                     received.end += count;
                     unyielded += count;
@@ -244,37 +246,34 @@ impl Wire {
     }
 
     /// Delivers a reply of this size. Returns it if it is a wake-up.
-    fn deliver(&self, (value, size): (Value, usize)) -> RedisResult<Option<PushInfo>> {
+    fn deliver(&self, (value, size): (Value, usize)) -> Result<Option<Push>, RedisError> {
         let value = match value {
             // The reply to a subscription is a push, too. An unsubscription is never a reply: nothing here
             // unsubscribes, and the server ends subscriptions by itself when a slot moves.
-            Value::Push { kind, data }
-                if !matches!(kind, PushKind::Subscribe | PushKind::SSubscribe) =>
-            {
-                return Ok(Some(PushInfo { kind, data }));
-            }
+            Value::Push(push) if push.kind != PushKind::Subscribed => return Ok(Some(push)),
             value => value,
         };
         let mut state = self.state();
         if state.ended.is_some() {
-            return Err(lost());
+            return Err(RedisError::lost());
         }
         // From here on, replies would be taken for the answers to other requests.
         let Some(first) = state.unanswered.front_mut() else {
-            return Err(resp::violation("the server sent a reply to no request"));
+            let what = "the server sent a reply to no request".to_owned();
+            return Err(RedisError::Violation(what));
         };
         first.size += size;
         if first.size > LARGEST_REPLIES {
             let limit = LARGEST_REPLIES >> 20;
             let what = format!("the replies to one request are larger than {limit} MiB");
-            return Err(resp::violation(what));
+            return Err(RedisError::Violation(what));
         }
         first.replies.push(value);
         if first.replies.len() == first.expects
-            && let Some(own) = state.unanswered.pop_front()
+            && let Some(request) = state.unanswered.pop_front()
         {
             drop(state);
-            let _ = own.answer.send(Ok(own.replies));
+            let _ = request.answer.send(Ok(request.replies));
         }
         Ok(None)
     }
@@ -393,7 +392,7 @@ impl Received {
         &mut self.bytes[self.end..]
     }
 
-    fn next(&mut self) -> RedisResult<Option<(Value, usize)>> {
+    fn next(&mut self) -> Result<Option<(Value, usize)>, RedisError> {
         let (decoded, value) = self.decoder.read(&self.bytes[self.start..self.end])?;
         self.start += decoded;
         Ok(value)

@@ -3,16 +3,16 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use redis::{Cmd, ConnectionInfo, RedisError, Value, cmd};
-
 use super::Address;
 use crate::Error;
 use crate::backend::redis::RedisSettings;
+use crate::backend::redis::command::RedisCommand;
 use crate::backend::redis::connect::Connection;
-use crate::backend::redis::deployment::{self, host_and_port};
-use crate::backend::redis::errors::{code, translate};
+use crate::backend::redis::deployment::ServerSettings;
+use crate::backend::redis::errors::{RedisError, ServerError, translate};
 use crate::backend::redis::link::{Link, Server};
 use crate::backend::redis::slots::SLOTS;
+use crate::backend::redis::value::Value;
 
 /// The primaries with their ranges of slots (first and last), and the replicas.
 #[derive(Debug, Default, PartialEq)]
@@ -38,33 +38,27 @@ impl Map {
 #[derive(Clone)]
 pub(super) enum MapSource {
     Link(Arc<Link>),
-    Node(Box<ConnectionInfo>),
+    Node(Box<ServerSettings>),
 }
 
 /// Returns the map as one node knows it.
 pub(super) async fn ask_one(settings: Arc<RedisSettings>, source: MapSource) -> Result<Map, Error> {
-    let question = |word: &str| {
-        let mut question = cmd("CLUSTER");
-        question.arg(word);
-        question
-    };
-    let questions: [Cmd; 2] = [question("SLOTS"), question("INFO")];
+    let questions = ["SLOTS", "INFO"].map(|word| RedisCommand::new("CLUSTER").arg(word));
     let asking = async {
         match &source {
             MapSource::Link(link) => {
                 let answers = link.request(&questions).await?;
-                let translate = |error: RedisError| link.translate(&error);
+                let translate = |error: ServerError| link.translate(&error);
                 let answers: Result<Vec<_>, _> = answers.into_iter().collect();
                 answers.map_err(translate)
             }
             MapSource::Node(info) => {
-                let what = format!("request to {}", deployment::address(info));
+                let what = format!("request to {}", info.address());
                 let failed = |error: RedisError| not_a_cluster(&what, info, &error);
                 let connection = Connection::open(&settings, info).await.map_err(failed)?;
                 let answers = connection.ask(&questions).await.map_err(failed)?;
-                let answers: Result<Vec<_>, _> =
-                    answers.into_iter().map(Value::extract_error).collect();
-                answers.map_err(failed)
+                let answers: Result<Vec<_>, _> = answers.into_iter().map(Value::checked).collect();
+                answers.map_err(|error| failed(error.into()))
             }
         }
     };
@@ -77,12 +71,11 @@ pub(super) async fn ask_one(settings: Arc<RedisSettings>, source: MapSource) -> 
     };
     let answers = tokio::time::timeout(settings.connect_timeout, asking).await;
     let mut answers = answers.unwrap_or_else(|_| {
-        let what = format!("request to {}", deployment::address(info));
+        let what = format!("request to {}", info.address());
         Err(Error::unavailable(what, true, None))
     })?;
-    let state: String = redis::from_redis_value(answers.pop().unwrap_or_default())
-        .map_err(|error| Error::internal(error.to_string()))?;
-    let map = read_map(answers.pop().unwrap_or_default(), &host_and_port(info).0);
+    let state: String = answers.pop().unwrap_or_default().read().map_err(Error::internal)?;
+    let map = read_map(answers.pop().unwrap_or_default(), &info.host_and_port().0);
     let map =
         map.ok_or_else(|| Error::internal("the answer to CLUSTER SLOTS could not be read"))?;
     let epoch = state.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:"));
@@ -90,14 +83,14 @@ pub(super) async fn ask_one(settings: Arc<RedisSettings>, source: MapSource) -> 
     Ok(Map { is_sure: state.contains("cluster_state:ok"), epoch, ..map })
 }
 
-fn not_a_cluster(what: &str, info: &ConnectionInfo, error: &RedisError) -> Error {
-    let (_, detail) = code(error);
-    if detail.contains("cluster support disabled") {
-        let problem =
-            format!("the server is not a cluster node: use {}", deployment::address(info));
-        return Error::Refused { what: format!("{what}: {problem}") };
+fn not_a_cluster(what: &str, info: &ServerSettings, error: &RedisError) -> Error {
+    match error {
+        RedisError::Server(error) if error.to_string().contains("cluster support disabled") => {
+            let problem = format!("the server is not a cluster node: use {}", info.address());
+            Error::Refused { what: format!("{what}: {problem}") }
+        }
+        error => translate(what, error),
     }
-    translate(what, error)
 }
 
 /// Reads the answer to `CLUSTER SLOTS` of the node at `host`.
@@ -129,7 +122,7 @@ fn read_node(node: Value, host: &str) -> Option<Address> {
     let endpoint = match endpoint {
         // The node does not know its address, or is configured not to return it.
         Value::Nil => String::new(),
-        Value::BulkString(text) => String::from_utf8(text.clone()).ok()?,
+        Value::Text(text) => String::from_utf8(text.clone()).ok()?,
         _ => return None,
     };
     let endpoint = if matches!(&*endpoint, "" | "?") { host.to_owned() } else { endpoint };
@@ -141,7 +134,7 @@ mod tests {
     use super::*;
 
     fn text(text: &str) -> Value {
-        Value::BulkString(text.into())
+        Value::Text(text.into())
     }
 
     #[test]

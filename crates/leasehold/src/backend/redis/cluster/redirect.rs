@@ -1,11 +1,8 @@
 //! The answers `MOVED` and `ASK`, which name another node.
 
-use redis::RedisError;
-
 use super::Address;
 use crate::backend::Slot;
-use crate::backend::redis::deployment::host_and_port;
-use crate::backend::redis::errors::code;
+use crate::backend::redis::errors::ServerError;
 use crate::backend::redis::link::{Link, Server};
 use crate::backend::redis::slots::SLOTS;
 
@@ -20,8 +17,8 @@ pub(in crate::backend::redis) enum Redirect {
 
 impl Redirect {
     /// Reads a redirect from the error of a command, if it is one. `from` is the node that answered.
-    pub(in crate::backend::redis) fn of(error: &RedisError, from: &Link) -> Option<Self> {
-        let (code, detail) = code(error);
+    pub(in crate::backend::redis) fn of(error: &ServerError, from: &Link) -> Option<Self> {
+        let (code, detail) = error.code_and_detail();
         let redirect = match code {
             "MOVED" => Self::Moved,
             "ASK" => Self::Ask,
@@ -38,7 +35,7 @@ impl Redirect {
 /// node that answered.
 fn host_or(host: &str, from: &Link) -> String {
     match &from.server {
-        Server::Node(info) if matches!(host, "" | "?") => host_and_port(info).0,
+        Server::Node(info) if matches!(host, "" | "?") => info.host_and_port().0,
         _ => host.to_owned(),
     }
 }

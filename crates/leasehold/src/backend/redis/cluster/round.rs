@@ -9,14 +9,13 @@
 
 use std::time::Duration;
 
-use redis::ConnectionInfo;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::map::{Map, MapSource, ask_one};
 use super::{Address, Cluster};
 use crate::Error;
-use crate::backend::redis::deployment::{at, host_and_port};
+use crate::backend::redis::deployment::ServerSettings;
 use crate::backend::redis::link::Server;
 
 /// How many nodes are asked at once.
@@ -87,8 +86,8 @@ impl Cluster {
             self.others()
         };
         let mut asked: Vec<Address> = Vec::new();
-        let mut is_new = |info: &ConnectionInfo| {
-            let address = host_and_port(info);
+        let mut is_new = |info: &ServerSettings| {
+            let address = info.host_and_port();
             let is_new = !asked.contains(&address);
             asked.push(address);
             is_new
@@ -107,11 +106,11 @@ impl Cluster {
     }
 
     /// Returns the nodes in the URL, and those that earlier maps have named.
-    fn others(&self) -> Vec<ConnectionInfo> {
+    fn others(&self) -> Vec<ServerSettings> {
         let mut others = self.seeds.clone();
         if let Some(seed) = self.seeds.first() {
             let known = &self.state().known;
-            others.extend(known.iter().map(|(host, port)| at(seed, host, *port)));
+            others.extend(known.iter().map(|(host, port)| seed.at(host, *port)));
         }
         others
     }

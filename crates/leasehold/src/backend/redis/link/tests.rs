@@ -5,19 +5,23 @@ use testkit::redis_server::RedisServer;
 use testkit::wait::{deadline, eventually};
 
 use super::*;
+use crate::backend::redis::Deployment;
 use crate::backend::redis::settings::Purpose;
 
 fn link_to(url: &str, purpose: Purpose) -> Arc<Link> {
     let settings = RedisSettings { purpose, ..RedisSettings::new(url).unwrap() };
     let settings = Arc::new(settings);
-    let server = Server::Only(redis::IntoConnectionInfo::into_connection_info(url).unwrap());
+    let server = match Deployment::parse(url) {
+        Ok(Deployment::Server(server)) => Server::Only(server),
+        other => panic!("{other:?}"),
+    };
     let link = Link::new(settings, Arc::new(Scripts::new()), server, Destination::ONLY);
     tokio::spawn(link.clone().keep_up(ClientId::random(), Arc::new(|_| ())));
     link
 }
 
 async fn ping(link: &Link) -> Result<Vec<Value>, Error> {
-    link.send(vec![redis::cmd("PING")]).await
+    link.send(vec![RedisCommand::new("PING")]).await
 }
 
 /// A caller that waits for an answer over a suspect connection is answered over the next one.
@@ -56,7 +60,7 @@ async fn a_reply_that_is_too_large_fails_only_its_query() {
         redis::cmd("SETRANGE").arg("large").arg(40 << 20).arg("x").query(&mut keys).unwrap();
     // Redis itself closes a connection with subscriptions at 32 MB.
     let link = link_to(&server.url(), Purpose::Reading);
-    let get = vec![redis::cmd("GET").arg("large").to_owned()];
+    let get = vec![RedisCommand::new("GET").arg("large")];
     for _ in 0..3 {
         let (large, other) = tokio::join!(link.send(get.clone()), ping(&link));
         let error = large.unwrap_err().to_string();
@@ -66,7 +70,7 @@ async fn a_reply_that_is_too_large_fails_only_its_query() {
     // Many replies that are too large only together.
     let _: String =
         redis::cmd("SET").arg("small").arg("x".repeat(20 << 20)).query(&mut keys).unwrap();
-    let get = redis::cmd("GET").arg("small").to_owned();
+    let get = RedisCommand::new("GET").arg("small");
     assert_eq!(link.send(vec![get.clone(); 3]).await.unwrap().len(), 3);
     let error = link.send(vec![get; 4]).await.unwrap_err().to_string();
     assert!(error.contains("the replies to one request are larger than 64 MiB"), "{error}");

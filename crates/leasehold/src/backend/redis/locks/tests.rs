@@ -8,6 +8,7 @@ use testkit::redis_server::RedisServer;
 use super::*;
 use crate::LockId;
 use crate::backend::differential::locks::{KEYS, Seen, Step, by_machine, holder, id, key, steps};
+use crate::backend::redis::by_crate::{query, query_array};
 use crate::backend::redis::scripts::Scripts;
 use crate::machine::lock::LockMachine;
 
@@ -29,7 +30,7 @@ impl Both {
         redis::cmd("FLUSHALL").exec(&mut connection).unwrap();
         let scripts = Scripts::with_injected_time(NOW);
         for load in scripts.load() {
-            load.exec(&mut connection).unwrap();
+            query(&load, &mut connection).checked().unwrap();
         }
         let calls = Calls::new(Prefix::default(), LockLayout::default(), "ns");
         // Far in the future, so that no key expires by the server's own clock.
@@ -124,7 +125,7 @@ impl Both {
         let before = if after_common { [&acquire, &release] } else { [&lookup, &lookup] };
         let commands = [before[0], before[1], command, &lookup];
         let call = self.calls.apply(&self.scripts, ClientId::from_bits(1), Slot::ONLY, &commands);
-        let answers: Vec<Value> = call.query(&mut self.connection).unwrap();
+        let answers = query_array(&call, &mut self.connection);
         assert_eq!(answers.len(), commands.len());
         let decode = |(command, answer)| self.calls.decode(command, answer).unwrap();
         let mut outcomes: Vec<_> = commands.into_iter().zip(&answers).map(decode).collect();
@@ -157,7 +158,7 @@ impl Both {
     }
 
     fn record(&mut self, lock: &str) -> Option<Record> {
-        let text: Value = redis::cmd("GET").arg(lock).query(&mut self.connection).unwrap();
+        let text = query(&RedisCommand::new("GET").arg(lock), &mut self.connection);
         decode_record(&text).unwrap()
     }
 

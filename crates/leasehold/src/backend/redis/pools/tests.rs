@@ -7,6 +7,7 @@ use testkit::redis_server::RedisServer;
 
 use super::*;
 use crate::backend::differential::pools::{Step, TTL_MS, ask, instance, pool, steps};
+use crate::backend::redis::by_crate::query;
 use crate::clock::Time;
 use crate::machine::pool::PoolMachine;
 
@@ -25,7 +26,7 @@ impl Redis {
         redis::cmd("FLUSHALL").exec(&mut connection).unwrap();
         let scripts = Scripts::with_injected_time(NOW);
         for load in scripts.load() {
-            load.exec(&mut connection).unwrap();
+            query(&load, &mut connection).checked().unwrap();
         }
         Self { scripts, connection, holders: [0; 5] }
     }
@@ -42,8 +43,7 @@ impl Redis {
             let verb = if self.holders[number] <= now { "DEL" } else { "PERSIST" };
             redis::cmd(verb).arg(holder).exec(&mut self.connection).unwrap();
         }
-        let answer: Value =
-            call(&self.scripts, "encoders", ask).query(&mut self.connection).unwrap();
+        let answer = query(&call(&self.scripts, "encoders", ask), &mut self.connection);
         let answer = decode(&answer).unwrap();
         let (PoolAction::Acquire { instance: touched, .. }
         | PoolAction::Renew { instance: touched }) = &ask.action

@@ -4,8 +4,9 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
+use crate::backend::redis::by_crate::value;
 
-const EACH: [&str; 23] = [
+const EACH: [&str; 26] = [
     ":-12\r\n",
     "$5\r\na\r\nbc\r\n",
     "$0\r\n\r\n",
@@ -28,7 +29,10 @@ const EACH: [&str; 23] = [
     "=8\r\ntxt:text\r\n",
     "!9\r\nERR wrong\r\n",
     ",1.5\r\n",
+    ",-inf\r\n",
     "#t\r\n",
+    "#f\r\n",
+    "(3492890328409238509324850943850943825024385\r\n",
 ];
 
 /// Decodes a whole stream that arrives in chunks of this size.
@@ -53,9 +57,9 @@ fn decode(stream: &[u8], chunk: usize) -> Result<Vec<Value>, RedisError> {
 }
 
 #[test]
-fn every_type_is_read_as_the_library_reads_it() {
+fn every_type_is_read_as_the_redis_crate_reads_it() {
     let stream = EACH.concat();
-    let expected = EACH.map(|bytes| redis::parse_redis_value(bytes.as_bytes()).unwrap());
+    let expected = EACH.map(|bytes| value(redis::parse_redis_value(bytes.as_bytes()).unwrap()));
     for chunk in [1, 2, 3, 7, 100, stream.len()] {
         assert_eq!(decode(stream.as_bytes(), chunk).unwrap(), expected, "in chunks of {chunk}");
     }
@@ -85,11 +89,14 @@ fn invalid_resp_is_refused() {
         "~-1\r\n",
         "$?\r\n",
         "+ab\rc",
+        "#x\r\n",
+        ",x\r\n",
+        "=3\r\ntxt\r\n",
     ];
     for bytes in invalid {
         for chunk in [1, bytes.len()] {
             let error = decode(bytes.as_bytes(), chunk).unwrap_err();
-            assert_eq!(violated(&error), None, "{bytes:?}");
+            assert!(matches!(error, RedisError::NotResp), "{bytes:?}");
         }
     }
 }
@@ -111,14 +118,14 @@ fn what_exceeds_a_limit_is_refused_by_its_header() {
     for (bytes, expected) in cases {
         for chunk in [1, 4096] {
             let error = decode(bytes.as_bytes(), chunk).unwrap_err();
-            assert_eq!(violated(&error), Some(expected), "{}", &bytes[..bytes.len().min(80)]);
+            assert_eq!(error.violation(), Some(expected), "{}", &bytes[..bytes.len().min(80)]);
         }
     }
     // An array whose header fits, but not its values.
     let stream =
         format!("*{}\r\n{}", LARGEST_REPLY / VALUE - 1, "_\r\n".repeat(LARGEST_REPLY / VALUE));
     let error = decode(stream.as_bytes(), stream.len()).unwrap_err();
-    assert_eq!(violated(&error), Some("a reply is larger than 32 MiB"));
+    assert_eq!(error.violation(), Some("a reply is larger than 32 MiB"));
 }
 
 /// Without the state between two reads, this took minutes.
@@ -156,21 +163,21 @@ proptest! {
     fn any_stream_is_decoded_within_limits(parts in vec(sent(), 0..30), chunk in 1..50_usize) {
         let stream = parts.concat();
         let describe = |result: Result<Vec<Value>, RedisError>| {
-            result.map_err(|error| violated(&error).map(str::to_owned))
+            result.map_err(|error| error.violation().map(str::to_owned))
         };
         let whole = describe(decode(&stream, stream.len().max(1)));
         prop_assert_eq!(describe(decode(&stream, 1)), whole.clone());
         prop_assert_eq!(describe(decode(&stream, chunk)), whole);
     }
 
-    /// A complete reply is decoded as the library decodes it, even if other replies precede it.
+    /// A complete reply is decoded as the `redis` crate decodes it, even if other replies precede it.
     #[test]
-    fn real_replies_are_read_as_the_library_reads_them(
+    fn real_replies_are_read_as_the_redis_crate_reads_them(
         replies in vec(proptest::sample::select(EACH.as_slice()), 0..20),
         chunk in 1..50_usize,
     ) {
-        let expected: Vec<_> =
-            replies.iter().map(|reply| redis::parse_redis_value(reply.as_bytes()).unwrap()).collect();
+        let expected = replies.iter().map(|reply| redis::parse_redis_value(reply.as_bytes()));
+        let expected: Vec<_> = expected.map(|reply| value(reply.unwrap())).collect();
         prop_assert_eq!(decode(replies.concat().as_bytes(), chunk).unwrap(), expected);
     }
 }

@@ -103,10 +103,7 @@ fn sent(transition: Transition) -> (Vec<String>, Vec<String>) {
     let name = Name::new("name", NAME).unwrap();
     let keys = Keys::new((NAMESPACE, NAME), &name, client(), CONFIRM_WITHIN, FOREIGN_HEARTBEAT);
     let call = Scripts::new().apply(&[(Arc::new(keys), DECLARED, &commands(transition))]);
-    let mut arguments = call.args_iter().map(|argument| match argument {
-        Arg::Simple(bytes) => String::from_utf8(bytes.to_vec()).unwrap(),
-        other => panic!("{other:?}"),
-    });
+    let mut arguments = call.iter().map(|bytes| String::from_utf8(bytes.to_vec()).unwrap());
     assert_eq!(arguments.next().unwrap(), "EVALSHA");
     assert_eq!(arguments.next().unwrap(), Scripts::new().semaphores.hash);
     let count = arguments.next().unwrap().parse().unwrap();
