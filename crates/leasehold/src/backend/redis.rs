@@ -3,7 +3,7 @@
 //! - [`deployment`]: the kinds of deployments; [`url`]: parses their URLs; [`sentinel`]: finds the primary;
 //!   [`cluster`]: the map from slots to nodes; [`slots`]: the map from keys to slots; [`servers`]: the common interface
 //!   to one server, Sentinel and Cluster.
-//! - [`link`]: keeps the connection to one server up; [`connect`]: makes a connection; [`wire`]: the socket.
+//! - [`link`]: keeps the connection to one server up; [`connect`]: makes a connection; [`socket`]: its socket.
 //! - [`command`]: packs commands; [`resp`]: decodes replies; [`value`]: their values; [`errors`]: the errors of
 //!   requests, and how they become [`Error`].
 //! - [`settings`]: the settings of a client; [`request`]: encodes the commands of one request and decodes its answers.
@@ -49,13 +49,13 @@ mod server_clock;
 mod servers;
 mod settings;
 mod slots;
+mod socket;
 mod stats;
 #[cfg(test)]
 mod tests;
 mod tls;
 mod url;
 mod value;
-mod wire;
 
 use command::RedisCommand;
 pub(crate) use deployment::SentinelAccess;

@@ -21,8 +21,8 @@ use super::deployment::{Endpoint, ServerSettings};
 use super::errors::{RedisError, ServerError, translate, translate_server};
 use super::link::{Link, Server};
 use super::sentinel::Announced;
+use super::socket::{MOST_WAKE_UPS, Replies, Socket, Stream};
 use super::value::{Push, Value};
-use super::wire::{MOST_WAKE_UPS, Replies, Socket, Wire};
 use super::{RedisSettings, tls};
 use crate::{ClientId, Error, process};
 
@@ -34,9 +34,9 @@ const OLDEST_NODE: (u32, u32) = (7, 0);
 /// written.
 const CLIENT_RECORD_TTL: Duration = Duration::from_secs(200);
 
-/// One connection.
-pub(super) struct Connection {
-    pub(super) commands: Arc<Wire>,
+/// A socket over which the client is authenticated, and what the client knows about it.
+pub(super) struct OpenSocket {
+    pub(super) socket: Arc<Socket>,
     /// The server that it leads to.
     pub(super) info: ServerSettings,
     pub(super) wake_ups: mpsc::Receiver<Push>,
@@ -77,7 +77,7 @@ impl Link {
         &self,
         client: ClientId,
         before: Option<&Identity>,
-    ) -> Result<Connection, Error> {
+    ) -> Result<OpenSocket, Error> {
         match &self.server {
             Server::Only(info) | Server::Node(info) => self.connect_to(info, client, before).await,
             Server::Primary(sentinels) => sentinels.connect(self, client, before).await,
@@ -89,28 +89,28 @@ impl Link {
         info: &ServerSettings,
         client: ClientId,
         before: Option<&Identity>,
-    ) -> Result<Connection, Error> {
+    ) -> Result<OpenSocket, Error> {
         let what = format!("connecting to {}", info.address());
         let failed = |error: RedisError| translate(&what, &error);
-        let mut live = Connection::open(&self.settings, info).await.map_err(failed)?;
+        let mut socket = OpenSocket::open(&self.settings, info).await.map_err(failed)?;
         let questions = [["INFO", "server"], ["CLIENT", "ID"], ["INFO", "replication"]];
         let mut hello: Vec<_> = questions.map(|[name, of]| RedisCommand::new(name).arg(of)).into();
         if !self.settings.only_reads() {
             hello.extend(self.scripts.load());
         }
         let questions = questions.len();
-        let mut answers = live.ask(&hello).await.map_err(failed)?;
+        let mut answers = socket.ask(&hello).await.map_err(failed)?;
         let loaded = answers.split_off(questions);
         // A user without permission for these queries is accepted. Then an old server or a replica goes unnoticed.
         let mut answers = answers.into_iter();
         let mut next = || answers.next().unwrap_or_default();
         let server = next().read::<String>().ok();
-        live.identity.id = next().read().unwrap_or_default();
+        socket.identity.id = next().read().unwrap_or_default();
         let replication = next().read::<String>().ok();
         if let Some(server) = server {
             self.check_mode(&what, info, &server)?;
             check_version(&server, self.is_node())?;
-            field(&server, "run_id:").unwrap_or_default().clone_into(&mut live.identity.run);
+            field(&server, "run_id:").unwrap_or_default().clone_into(&mut socket.identity.run);
         }
         if let Some(replication) = replication {
             // Sentinels and cluster nodes may have outdated information about which server is the primary.
@@ -127,15 +127,15 @@ impl Link {
         // In a cluster the channels depend on the slots in use: see `Link::request_listening`.
         if !self.is_node() && !self.settings.only_reads() {
             let channel = self.channel(client);
-            let subscribed = live.ask_one(RedisCommand::new("SUBSCRIBE").arg(&channel)).await;
+            let subscribed = socket.ask_one(RedisCommand::new("SUBSCRIBE").arg(&channel)).await;
             subscribed.map_err(|error| translate(&subscribing(&channel), &error))?;
         }
         if let Some(before) = before
             && !self.settings.only_reads()
         {
-            live.stragglers = !live.close_on_server(before).await;
+            socket.stragglers = !socket.close_on_server(before).await;
         }
-        Ok(live)
+        Ok(socket)
     }
 
     fn is_node(&self) -> bool {
@@ -190,18 +190,21 @@ pub(super) fn client_record(namespace: &str, client: ClientId) -> [RedisCommand;
 }
 
 /// Connects a socket.
-async fn wire(settings: &RedisSettings, server: &ServerSettings) -> Result<Wire, RedisError> {
+async fn connect_socket(
+    settings: &RedisSettings,
+    server: &ServerSettings,
+) -> Result<Socket, RedisError> {
     let (host, port) = match &server.endpoint {
         Endpoint::Tcp { host, port, .. } => (host, *port),
         #[cfg(unix)]
-        Endpoint::Unix(path) => return Ok(Wire::new(Socket::Unix(connect_unix(path)?), None)),
+        Endpoint::Unix(path) => return Ok(Socket::new(Stream::Unix(connect_unix(path)?), None)),
         #[cfg(not(unix))]
         Endpoint::Unix(_) => return Err(RedisError::Url("this platform has no Unix sockets")),
     };
     let session = server.uses_tls().then(|| tls::session(host, settings.roots.as_ref()));
     let session = session.transpose()?;
-    let socket = connect_tcp(host, port, settings.answer_timeout).await?;
-    Ok(Wire::new(Socket::Tcp(socket), session))
+    let stream = connect_tcp(host, port, settings.answer_timeout).await?;
+    Ok(Socket::new(Stream::Tcp(stream), session))
 }
 
 /// Returns the command that chooses the protocol and authenticates us.
@@ -222,38 +225,38 @@ fn after_hello(server: &ServerSettings) -> Vec<RedisCommand> {
     select.into_iter().chain(describe).collect()
 }
 
-impl Drop for Connection {
+impl Drop for OpenSocket {
     fn drop(&mut self) {
-        self.commands.end(&RedisError::lost());
+        self.socket.end(&RedisError::lost());
     }
 }
 
-impl Connection {
+impl OpenSocket {
     /// Opens a connection and authenticates. Does nothing more.
     pub(super) async fn open(
         settings: &RedisSettings,
         info: &ServerSettings,
     ) -> Result<Self, RedisError> {
-        let wire = Arc::new(wire(settings, info).await?);
+        let socket = Arc::new(connect_socket(settings, info).await?);
         // Sent before the first byte is read: a server that refuses connections sends the reason at once and closes,
         // and the reason is then the reply to HELLO.
-        let hello = wire.send(&[hello(info)]);
-        let rest = wire.send(&after_hello(info));
-        let connection = Self::begin_to_read(settings, info.clone(), wire);
+        let hello = socket.send(&[hello(info)]);
+        let rest = socket.send(&after_hello(info));
+        let open = Self::begin_to_read(settings, info.clone(), socket);
         for (replies, must_succeed) in [(hello, true), (rest, info.database != 0)] {
             let first = received(replies).await?.into_iter().next();
             first.filter(|_| must_succeed).unwrap_or_default().checked()?;
         }
-        Ok(connection)
+        Ok(open)
     }
 
-    fn begin_to_read(settings: &RedisSettings, info: ServerSettings, commands: Arc<Wire>) -> Self {
+    fn begin_to_read(settings: &RedisSettings, info: ServerSettings, socket: Arc<Socket>) -> Self {
         let (push, wake_ups) = mpsc::channel(MOST_WAKE_UPS);
-        let (wire, answer_timeout) = (commands.clone(), settings.answer_timeout);
+        let (reading, answer_timeout) = (socket.clone(), settings.answer_timeout);
         // The channel closes when the connection is lost.
-        let reader = tokio::spawn(async move { wire.read(answer_timeout, &push).await });
+        let reader = tokio::spawn(async move { reading.read(answer_timeout, &push).await });
         Self {
-            commands,
+            socket,
             info,
             wake_ups,
             announced: None,
@@ -265,7 +268,7 @@ impl Connection {
 
     /// Sends commands and returns their replies.
     pub(super) async fn ask(&self, commands: &[RedisCommand]) -> Result<Vec<Value>, RedisError> {
-        received(self.commands.send(commands)).await
+        received(self.socket.send(commands)).await
     }
 
     pub(super) async fn ask_one(&self, command: RedisCommand) -> Result<Value, RedisError> {

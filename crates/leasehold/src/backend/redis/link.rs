@@ -15,15 +15,15 @@ use tokio::sync::watch;
 
 use super::RedisSettings;
 use super::command::RedisCommand;
-use super::connect::{Connection, Identity, client_record, received};
+use super::connect::{Identity, OpenSocket, client_record, received};
 use super::deployment::ServerSettings;
 use super::errors::{RedisError, ServerError, translate, translate_server};
 use super::scripts::Scripts;
 use super::sentinel::{Sentinels, moved_from};
 use super::server_clock::ServerClock;
 use super::slots::slot_of;
+use super::socket::Socket;
 use super::value::{Push, PushKind, Value};
-use super::wire::Wire;
 use crate::backend::{Destination, Event, Report};
 use crate::clock::{Moment, Span, Time};
 use crate::engine::callbacks::event;
@@ -71,25 +71,25 @@ pub(super) struct Link {
 #[derive(Clone)]
 enum State {
     Connecting,
-    Up(Up),
+    Up(CurrentSocket),
     Down(Error),
 }
 
 /// A connection that can be used.
 #[derive(Clone)]
-struct Up {
-    wire: Arc<Wire>,
+struct CurrentSocket {
+    socket: Arc<Socket>,
     /// Connections are numbered, so that a suspicion against one does not affect its successor.
     number: u64,
     /// In a cluster, the channels that the connection has subscribed to.
     channels: Arc<Mutex<HashSet<String>>>,
 }
 
-impl Up {
+impl CurrentSocket {
     /// Whether the server violated a limit of this client, and this is the error of the request that it answered.
     fn was_violated_by(&self, error: &Error) -> bool {
         let Error::Unavailable { what, .. } = error else { return false };
-        self.wire.violation().is_some_and(|why| what.ends_with(&why))
+        self.socket.violation().is_some_and(|why| what.ends_with(&why))
     }
 
     fn channels(&self) -> MutexGuard<'_, HashSet<String>> {
@@ -140,9 +140,9 @@ impl Link {
         }
     }
 
-    fn up(&self) -> Option<Up> {
+    fn current(&self) -> Option<CurrentSocket> {
         match &*self.state.borrow() {
-            State::Up(up) => Some(up.clone()),
+            State::Up(current) => Some(current.clone()),
             _ => None,
         }
     }
@@ -170,11 +170,11 @@ impl Link {
     }
 
     /// Waits until the connection is up. Fails only if the server refuses us in a way that no retry can fix.
-    async fn connection(&self) -> Result<Up, Error> {
+    async fn wait_until_up(&self) -> Result<CurrentSocket, Error> {
         let mut state = self.state.subscribe();
         loop {
             match &*state.borrow_and_update() {
-                State::Up(up) => return Ok(up.clone()),
+                State::Up(current) => return Ok(current.clone()),
                 State::Down(error) if !error.may_pass() => return Err(error.clone()),
                 State::Down(_) | State::Connecting => {}
             }
@@ -188,15 +188,15 @@ impl Link {
     pub(super) fn leave(&self) {
         let what = format!("request to {}: the server is no longer a primary", self.address);
         let left = State::Down(Error::unavailable(what, false, None));
-        if let State::Up(up) = self.state.send_replace(left) {
-            up.wire.end(&RedisError::lost());
+        if let State::Up(current) = self.state.send_replace(left) {
+            current.socket.end(&RedisError::lost());
         }
     }
 
     /// Marks the current connection as suspect.
     pub(super) fn suspect_current(&self) {
-        if let Some(up) = self.up() {
-            self.suspect(up.number);
+        if let Some(current) = self.current() {
+            self.suspect(current.number);
         }
     }
 
@@ -212,8 +212,8 @@ impl Link {
     /// Sends commands in one pipeline over the current connection, and returns the answer to each. Fails if there is no
     /// connection.
     pub(super) async fn request(&self, commands: &[RedisCommand]) -> Result<Vec<Said>, Error> {
-        match self.up() {
-            Some(up) => self.send_over(&up, commands).await,
+        match self.current() {
+            Some(current) => self.send_over(&current, commands).await,
             None => Err(self.silence(false)),
         }
     }
@@ -226,24 +226,24 @@ impl Link {
         channels: impl Iterator<Item = &String>,
         commands: &[RedisCommand],
     ) -> Result<(Vec<Said>, Vec<(String, ServerError)>), Error> {
-        let Some(up) = self.up() else { return Err(self.silence(false)) };
+        let Some(current) = self.current() else { return Err(self.silence(false)) };
         let new: Vec<_> = {
-            let mut known = up.channels();
+            let mut known = current.channels();
             channels.filter(|channel| known.insert((*channel).clone())).cloned().collect()
         };
         if new.is_empty() {
-            return Ok((self.send_over(&up, commands).await?, Vec::new()));
+            return Ok((self.send_over(&current, commands).await?, Vec::new()));
         }
         // One command per channel: channels of two slots in one command are an error.
         let subscribe = |channel| RedisCommand::new("SSUBSCRIBE").arg(channel);
         let all: Vec<_> = new.iter().map(subscribe).chain(commands.iter().cloned()).collect();
-        let mut subscribed = self.send_over(&up, &all).await?;
+        let mut subscribed = self.send_over(&current, &all).await?;
         let answers = subscribed.split_off(new.len());
         let refused = new.into_iter().zip(subscribed);
         let refused: Vec<_> =
             refused.filter_map(|(channel, said)| Some((channel, said.err()?))).collect();
         for (channel, _) in &refused {
-            up.channels().remove(channel);
+            current.channels().remove(channel);
         }
         Ok((answers, refused))
     }
@@ -261,13 +261,13 @@ impl Link {
     ) -> Result<Vec<Result<Value, Error>>, Error> {
         let ask = async {
             loop {
-                let up = self.connection().await?;
-                match self.send_over(&up, &commands).await {
+                let current = self.wait_until_up().await?;
+                match self.send_over(&current, &commands).await {
                     // The server would answer the same commands in the same way.
-                    Err(error) if up.was_violated_by(&error) => return Err(error),
+                    Err(error) if current.was_violated_by(&error) => return Err(error),
                     Err(error) if error.may_pass() => {
                         let mut state = self.state.subscribe();
-                        let replaced = |state: &State| !matches!(state, State::Up(other) if other.number == up.number);
+                        let replaced = |state: &State| !matches!(state, State::Up(other) if other.number == current.number);
                         let _ = state.wait_for(replaced).await;
                     }
                     answers => return Ok(self.translated(answers?)),
@@ -280,14 +280,18 @@ impl Link {
 
     /// Sends commands and returns the answers. Scripts that the server does not have are sent again in full, which also
     /// loads them.
-    async fn send_over(&self, up: &Up, commands: &[RedisCommand]) -> Result<Vec<Said>, Error> {
-        let mut answers = self.answers(up, commands).await?;
+    async fn send_over(
+        &self,
+        current: &CurrentSocket,
+        commands: &[RedisCommand],
+    ) -> Result<Vec<Said>, Error> {
+        let mut answers = self.answers(current, commands).await?;
         let forgotten =
             |value: &Value| matches!(value, Value::Error(error) if error.code() == "NOSCRIPT");
         if answers.iter().any(forgotten) {
             let again = commands.iter().zip(&answers).filter(|(_, answer)| forgotten(answer));
             let again: Vec<_> = again.map(|(call, _)| self.scripts.spelled_out(call)).collect();
-            let mut anew = self.answers(up, &again).await?.into_iter();
+            let mut anew = self.answers(current, &again).await?.into_iter();
             for answer in answers.iter_mut().filter(|answer| forgotten(answer)) {
                 *answer = anew.next().unwrap_or(Value::Nil);
             }
@@ -310,10 +314,14 @@ impl Link {
     }
 
     /// Sends the commands at the first poll, and returns their answers.
-    async fn answers(&self, up: &Up, commands: &[RedisCommand]) -> Result<Vec<Value>, Error> {
+    async fn answers(
+        &self,
+        current: &CurrentSocket,
+        commands: &[RedisCommand],
+    ) -> Result<Vec<Value>, Error> {
         // This error did not come from the server. So the outcome is unknown, and the connection may be half open.
-        received(up.wire.send(commands)).await.map_err(|error| {
-            self.suspect(up.number);
+        received(current.socket.send(commands)).await.map_err(|error| {
+            self.suspect(current.number);
             match translate(&format!("request to {}", self.address), &error) {
                 error if error.may_pass() => error,
                 error => Error::unavailable(error.to_string(), false, None),
@@ -339,21 +347,20 @@ impl Link {
                 Err(Error::unavailable(what, true, None))
             });
             match connected {
-                Ok(connection) => {
+                Ok(open) => {
                     let since = Instant::now();
                     number += 1;
                     let clock = self.forget_clock();
-                    let (wire, channels) = (connection.commands.clone(), Arc::default());
-                    let up = Up { wire, number, channels };
-                    self.state.send_replace(State::Up(up.clone()));
-                    let before = before.replace(connection.identity.clone());
-                    let other =
-                        before.as_ref().is_some_and(|own| own.differs(&connection.identity));
-                    let (again, stragglers) = (before.is_some(), connection.stragglers);
+                    let (socket, channels) = (open.socket.clone(), Arc::default());
+                    let current = CurrentSocket { socket, number, channels };
+                    self.state.send_replace(State::Up(current.clone()));
+                    let before = before.replace(open.identity.clone());
+                    let other = before.as_ref().is_some_and(|own| own.differs(&open.identity));
+                    let (again, stragglers) = (before.is_some(), open.stragglers);
                     report(Event::Connected { to, again, other, stragglers });
-                    self.serve(client, connection, (&up, &clock), &report).await;
+                    self.serve(client, open, (&current, &clock), &report).await;
                     self.state.send_replace(State::Connecting);
-                    let violation = up.wire.violation();
+                    let violation = current.socket.violation();
                     let why = violation.as_deref().unwrap_or("connection lost");
                     let lost = format!("request to {}: {why}", self.address);
                     report(Event::Disconnected(to, Error::unavailable(lost, false, None)));
@@ -391,19 +398,19 @@ impl Link {
     async fn serve(
         &self,
         client: ClientId,
-        mut live: Connection,
-        (up, clock): (&Up, &ServerClock),
+        mut open: OpenSocket,
+        (current, clock): (&CurrentSocket, &ServerClock),
         report: &Report,
     ) {
         let mut suspected = self.suspected.subscribe();
-        let info = live.info.clone();
-        let mut moved = pin!(moved_from(&info, live.announced.take()));
+        let info = open.info.clone();
+        let mut moved = pin!(moved_from(&info, open.announced.take()));
         let mut interval = tokio::time::interval(RECORD_CLIENT_EVERY);
         // In a cluster, another node may serve the slot of the record: see `Cluster::record_client`.
         let writes_record = !matches!(self.server, Server::Node(_)) && !self.settings.only_reads();
         loop {
             tokio::select! {
-                push = live.wake_ups.recv() => match push {
+                push = open.wake_ups.recv() => match push {
                     Some(Push { kind: PushKind::Message, data }) => {
                         if let Some(event) = read_wake_up(&data, clock) {
                             report(event);
@@ -415,7 +422,7 @@ impl Link {
                     Some(Push { kind: PushKind::Unsubscribed, data }) => {
                         if let Some(Value::Text(channel)) = data.first() {
                             let channel = String::from_utf8_lossy(channel);
-                            up.channels().remove(&*channel);
+                            current.channels().remove(&*channel);
                             report(Event::Missed(slot_of(&channel)));
                         }
                     }
@@ -423,18 +430,18 @@ impl Link {
                 },
                 // Another server is the primary now, whatever this one believes.
                 () = &mut moved => {
-                    live.commands.end(&RedisError::lost());
+                    open.socket.end(&RedisError::lost());
                     return;
                 }
                 // The server does not answer over this connection, so every request in flight fails now.
-                _ = suspected.wait_for(|suspect| *suspect >= up.number) => {
-                    live.commands.end(&io::ErrorKind::TimedOut.into());
+                _ = suspected.wait_for(|suspect| *suspect >= current.number) => {
+                    open.socket.end(&io::ErrorKind::TimedOut.into());
                     return;
                 }
                 _ = interval.tick(), if writes_record => {
                     // Only statistics need it, so a failure does not matter.
                     let record = client_record(&self.settings.namespace, client);
-                    drop(live.commands.send(&record));
+                    drop(open.socket.send(&record));
                 }
             }
         }

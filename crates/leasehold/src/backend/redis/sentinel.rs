@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use super::RedisSettings;
 use super::command::RedisCommand;
-use super::connect::{Connection, Identity};
+use super::connect::{Identity, OpenSocket};
 use super::deployment::{SentinelSettings, ServerSettings};
 use super::errors::{RedisError, translate};
 use super::link::Link;
@@ -87,7 +87,7 @@ impl Sentinels {
         link: &Link,
         client: ClientId,
         before: Option<&Identity>,
-    ) -> Result<Connection, Error> {
+    ) -> Result<OpenSocket, Error> {
         // Subscribe first, so that no announcement is missed meanwhile.
         let receiver = self.announced.subscribe();
         // A server that a sentinel names may be unreachable.
@@ -140,9 +140,9 @@ impl Sentinels {
             let what = format!("connecting to {}", info.address());
             let connected = link.connect_to(&info, client, before);
             match tokio::time::timeout(limit, connected).await {
-                Ok(Ok(mut connection)) => {
-                    connection.announced = Some(Announced { receiver, epoch: newest.epoch });
-                    return Ok(connection);
+                Ok(Ok(mut socket)) => {
+                    socket.announced = Some(Announced { receiver, epoch: newest.epoch });
+                    return Ok(socket);
                 }
                 Ok(Err(error)) => failed(error),
                 Err(_) => failed(Error::unavailable(what, true, None)),
@@ -187,8 +187,8 @@ impl Sentinels {
             let timeout = own.settings.connect_timeout;
             let opened = tokio::time::timeout(timeout, own.subscribe(&sentinel)).await;
             drop(own);
-            if let Ok(Some(mut connection)) = opened {
-                let heard = Self::hear(&this, &sentinel, &mut connection);
+            if let Ok(Some(mut socket)) = opened {
+                let heard = Self::hear(&this, &sentinel, &mut socket);
                 let _ = tokio::time::timeout(LISTEN_FOR, heard).await;
             }
             tokio::time::sleep(LISTEN_AGAIN).await;
@@ -196,13 +196,13 @@ impl Sentinels {
     }
 
     /// Connects to a sentinel, and returns a connection that receives its announcements.
-    async fn subscribe(&self, sentinel: &ServerSettings) -> Option<Connection> {
-        let connection = Connection::open(&self.settings, sentinel).await.ok()?;
-        connection.ask_one(RedisCommand::new("SUBSCRIBE").arg(SWITCHES)).await.ok()?;
+    async fn subscribe(&self, sentinel: &ServerSettings) -> Option<OpenSocket> {
+        let socket = OpenSocket::open(&self.settings, sentinel).await.ok()?;
+        socket.ask_one(RedisCommand::new("SUBSCRIBE").arg(SWITCHES)).await.ok()?;
         // Announcements made before the subscription were missed, so ask.
         let View { primary, epoch, .. } = self.ask(sentinel).await.ok()?;
         self.announced.send_replace(Some(Announcement { primary, epoch }));
-        Some(connection)
+        Some(socket)
     }
 
     /// Asks a sentinel, and records how new its configuration is.
@@ -227,8 +227,8 @@ impl Sentinels {
         if newest.1.elapsed() < REFUSE_OLDER_FOR { newest.0 } else { 0 }
     }
 
-    async fn hear(this: &Weak<Self>, sentinel: &ServerSettings, connection: &mut Connection) {
-        while let Some(push) = connection.wake_ups.recv().await {
+    async fn hear(this: &Weak<Self>, sentinel: &ServerSettings, socket: &mut OpenSocket) {
+        while let Some(push) = socket.wake_ups.recv().await {
             let Some(own) = this.upgrade() else { return };
             if push.kind != PushKind::Message {
                 continue;
@@ -350,10 +350,10 @@ async fn ask(
         }
         translate(&what, &error)
     };
-    let connection = Connection::open(settings, sentinel).await.map_err(failed)?;
+    let socket = OpenSocket::open(settings, sentinel).await.map_err(failed)?;
     let questions = ["GET-MASTER-ADDR-BY-NAME", "SENTINELS", "MASTER"]
         .map(|word| RedisCommand::new("SENTINEL").arg(word).arg(service));
-    let mut answers = connection.ask(&questions).await.map_err(failed)?.into_iter();
+    let mut answers = socket.ask(&questions).await.map_err(failed)?.into_iter();
     let mut next = || answers.next().unwrap_or_default().checked();
     let primary: Option<Address> = next()
         .map_err(|error| failed(error.into()))?

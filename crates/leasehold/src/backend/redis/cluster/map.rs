@@ -7,7 +7,7 @@ use super::Address;
 use crate::Error;
 use crate::backend::redis::RedisSettings;
 use crate::backend::redis::command::RedisCommand;
-use crate::backend::redis::connect::Connection;
+use crate::backend::redis::connect::OpenSocket;
 use crate::backend::redis::deployment::ServerSettings;
 use crate::backend::redis::errors::{RedisError, ServerError, translate};
 use crate::backend::redis::link::{Link, Server};
@@ -55,8 +55,8 @@ pub(super) async fn ask_one(settings: Arc<RedisSettings>, source: MapSource) -> 
             MapSource::Node(info) => {
                 let what = format!("request to {}", info.address());
                 let failed = |error: RedisError| not_a_cluster(&what, info, &error);
-                let connection = Connection::open(&settings, info).await.map_err(failed)?;
-                let answers = connection.ask(&questions).await.map_err(failed)?;
+                let socket = OpenSocket::open(&settings, info).await.map_err(failed)?;
+                let answers = socket.ask(&questions).await.map_err(failed)?;
                 let answers: Result<Vec<_>, _> = answers.into_iter().map(Value::checked).collect();
                 answers.map_err(|error| failed(error.into()))
             }

@@ -38,9 +38,9 @@ async fn a_suspect_connection_is_replaced_once() {
     tokio::time::timeout(limit, patient.as_mut()).await.expect_err("nobody answers");
     tokio::time::timeout(limit, ping(&link)).await.expect_err("nobody answers");
     // A caller that stops waiting does not make the connection suspect.
-    assert!(link.connection().await.is_ok_and(|up| up.number == 1));
+    assert!(link.wait_until_up().await.is_ok_and(|current| current.number == 1));
     link.suspect_current();
-    eventually(async || link.connection().await.is_ok_and(|up| up.number == 2)).await;
+    eventually(async || link.wait_until_up().await.is_ok_and(|current| current.number == 2)).await;
     deadline(ping(&link)).await.unwrap();
 
     // Requests sent over the old connection do not make the new one suspect.

@@ -45,14 +45,14 @@ pub(super) type Replies = oneshot::Receiver<Result<Vec<Value>, RedisError>>;
 
 /// A forked copy of this process does not keep the socket. Otherwise the server would count the client as connected, and
 /// as subscribed to its wake-ups, until the copy has ended, too.
-pub(super) enum Socket {
+pub(super) enum Stream {
     Tcp(CloseOnFork<TcpStream>),
     #[cfg(unix)]
     Unix(CloseOnFork<UnixStream>),
 }
 
-pub(super) struct Wire {
-    socket: Socket,
+pub(super) struct Socket {
+    stream: Stream,
     state: Mutex<State>,
 }
 
@@ -66,7 +66,7 @@ struct State {
     reader: Option<Waker>,
     /// Why writing failed.
     failed: Option<io::Error>,
-    /// Why the wire was closed.
+    /// Why the socket was closed.
     ended: Option<RedisError>,
 }
 
@@ -80,8 +80,8 @@ struct Unanswered {
     answer: oneshot::Sender<Result<Vec<Value>, RedisError>>,
 }
 
-impl Wire {
-    pub(super) fn new(socket: Socket, session: Option<ClientConnection>) -> Self {
+impl Socket {
+    pub(super) fn new(stream: Stream, session: Option<ClientConnection>) -> Self {
         let session = session.map(|mut session| {
             // The sender already limits how much is in flight.
             session.set_buffer_limit(None);
@@ -95,7 +95,7 @@ impl Wire {
             failed: None,
             ended: None,
         };
-        Self { socket, state: Mutex::new(state) }
+        Self { stream, state: Mutex::new(state) }
     }
 
     /// Writes commands. Never blocks.
@@ -114,7 +114,7 @@ impl Wire {
             answer,
         };
         state.unanswered.push_back(unanswered);
-        let written = state.write(&self.socket, &packed);
+        let written = state.write(&self.stream, &packed);
         // The reading task writes the rest, or reports the error.
         let reader = match written {
             Ok(true) => None,
@@ -156,7 +156,7 @@ impl Wire {
         }
     }
 
-    /// Returns what the server did wrong, if that is why the wire was closed.
+    /// Returns what the server did wrong, if that is why the socket was closed.
     pub(super) fn violation(&self) -> Option<String> {
         self.state().ended.as_ref().and_then(RedisError::violation).map(str::to_owned)
     }
@@ -215,7 +215,7 @@ impl Wire {
             if let Poll::Ready(Err(error)) = self.poll_flush(cx) {
                 return self.poll_after_failed_write(error, room, cx);
             }
-            ready!(self.socket.poll_read_ready(cx))?;
+            ready!(self.stream.poll_read_ready(cx))?;
         }
     }
 
@@ -231,7 +231,7 @@ impl Wire {
         if !hung_up.contains(&error.kind()) {
             return Poll::Ready(Err(error));
         }
-        match self.socket.poll_read_ready(cx).map(|ready| ready.and_then(|()| self.try_read(room)))
+        match self.stream.poll_read_ready(cx).map(|ready| ready.and_then(|()| self.try_read(room)))
         {
             Poll::Ready(Ok(count)) if count > 0 => {
                 self.state().failed = Some(error);
@@ -287,8 +287,8 @@ impl Wire {
         if let Some(error) = state.failed.take() {
             return Poll::Ready(Err(error));
         }
-        while !state.flush(&self.socket)? {
-            ready!(self.socket.poll_write_ready(cx))?;
+        while !state.flush(&self.stream)? {
+            ready!(self.stream.poll_write_ready(cx))?;
         }
         Poll::Ready(Ok(()))
     }
@@ -297,10 +297,10 @@ impl Wire {
         // The presence of a session never changes.
         let mut state = self.state();
         if let Some(session) = &mut state.session {
-            return try_decrypt(session, &self.socket, room);
+            return try_decrypt(session, &self.stream, room);
         }
         drop(state);
-        self.socket.try_read(room)
+        self.stream.try_read(room)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -310,13 +310,13 @@ impl Wire {
 
 impl State {
     /// Returns true if everything was written.
-    fn write(&mut self, socket: &Socket, mut bytes: &[u8]) -> io::Result<bool> {
+    fn write(&mut self, stream: &Stream, mut bytes: &[u8]) -> io::Result<bool> {
         if let Some(session) = &mut self.session {
             session.writer().write_all(bytes)?;
-            return self.flush(socket);
+            return self.flush(stream);
         }
         if self.unsent.is_empty() {
-            match socket.try_write(bytes) {
+            match stream.try_write(bytes) {
                 Ok(count) => bytes = &bytes[count..],
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
@@ -327,11 +327,11 @@ impl State {
     }
 
     /// Returns true if nothing is left to write.
-    fn flush(&mut self, socket: &Socket) -> io::Result<bool> {
+    fn flush(&mut self, stream: &Stream) -> io::Result<bool> {
         loop {
             let written = match &mut self.session {
-                Some(session) if session.wants_write() => session.write_tls(&mut &*socket),
-                None if !self.unsent.is_empty() => socket.try_write(&self.unsent),
+                Some(session) if session.wants_write() => session.write_tls(&mut &*stream),
+                None if !self.unsent.is_empty() => stream.try_write(&self.unsent),
                 _ => return Ok(true),
             };
             match written {
@@ -347,7 +347,7 @@ impl State {
 
 fn try_decrypt(
     session: &mut ClientConnection,
-    socket: &Socket,
+    stream: &Stream,
     room: &mut [u8],
 ) -> io::Result<usize> {
     loop {
@@ -355,12 +355,12 @@ fn try_decrypt(
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             read => return read,
         }
-        if session.read_tls(&mut &*socket)? == 0 {
+        if session.read_tls(&mut &*stream)? == 0 {
             return Ok(0);
         }
         if let Err(error) = session.process_new_packets() {
             // Try to send the server the TLS alert that says why we close.
-            let _ = session.write_tls(&mut &*socket);
+            let _ = session.write_tls(&mut &*stream);
             return Err(io::Error::new(io::ErrorKind::InvalidData, error));
         }
     }
@@ -399,48 +399,48 @@ impl Received {
     }
 }
 
-impl Socket {
+impl Stream {
     fn try_read(&self, room: &mut [u8]) -> io::Result<usize> {
         match self {
-            Self::Tcp(socket) => socket.try_read(room),
+            Self::Tcp(stream) => stream.try_read(room),
             #[cfg(unix)]
-            Self::Unix(socket) => socket.try_read(room),
+            Self::Unix(stream) => stream.try_read(room),
         }
     }
 
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Self::Tcp(socket) => socket.try_write(bytes),
+            Self::Tcp(stream) => stream.try_write(bytes),
             #[cfg(unix)]
-            Self::Unix(socket) => socket.try_write(bytes),
+            Self::Unix(stream) => stream.try_write(bytes),
         }
     }
 
     fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
-            Self::Tcp(socket) => socket.poll_read_ready(cx),
+            Self::Tcp(stream) => stream.poll_read_ready(cx),
             #[cfg(unix)]
-            Self::Unix(socket) => socket.poll_read_ready(cx),
+            Self::Unix(stream) => stream.poll_read_ready(cx),
         }
     }
 
     fn poll_write_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
-            Self::Tcp(socket) => socket.poll_write_ready(cx),
+            Self::Tcp(stream) => stream.poll_write_ready(cx),
             #[cfg(unix)]
-            Self::Unix(socket) => socket.poll_write_ready(cx),
+            Self::Unix(stream) => stream.poll_write_ready(cx),
         }
     }
 }
 
 /// The TLS session requires these traits.
-impl Read for &Socket {
+impl Read for &Stream {
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         self.try_read(room)
     }
 }
 
-impl Write for &Socket {
+impl Write for &Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.try_write(bytes)
     }
