@@ -1,9 +1,10 @@
 //! The store on Redis or Valkey: the machine in Lua, over one multiplexed connection to each primary.
 //!
 //! - [`deployment`]: the kinds of deployments; [`url`]: parses their URLs; [`sentinel`]: finds the primary;
-//!   [`cluster`]: the map from slots to nodes; [`slots`]: the map from keys to slots; [`servers`]: the common interface
+//!   [`cluster`]: the map from slots to nodes; [`slots`]: the map from keys to slots; [`topology`]: the common interface
 //!   to one server, Sentinel and Cluster.
-//! - [`link`]: keeps the connection to one server up; [`connect`]: makes a connection; [`socket`]: its socket.
+//! - [`connection`]: keeps the connection to one server up; [`connect`]: opens its socket, and checks the server;
+//!   [`socket`]: the socket.
 //! - [`command`]: packs commands; [`resp`]: decodes replies; [`value`]: their values; [`errors`]: the errors of
 //!   requests, and how they become [`Error`].
 //! - [`settings`]: the settings of a client; [`request`]: encodes the commands of one request and decodes its answers.
@@ -34,9 +35,9 @@ mod by_crate;
 mod cluster;
 mod command;
 mod connect;
+mod connection;
 mod deployment;
 mod errors;
-mod link;
 mod lock_index;
 mod locks;
 mod pools;
@@ -46,7 +47,6 @@ mod resp;
 mod scripts;
 mod sentinel;
 mod server_clock;
-mod servers;
 mod settings;
 mod slots;
 mod socket;
@@ -54,6 +54,7 @@ mod stats;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod topology;
 mod url;
 mod value;
 
@@ -66,9 +67,9 @@ pub(crate) use locks::Prefix;
 use reading::Reading;
 use request::{Encoded, Kind, Reader, Served, unexpected};
 use scripts::{Keys, Scripts};
-use servers::{Servers, Unapplied};
 pub(crate) use settings::{Purpose, RedisSettings};
 use slots::{Spelling, slot_of};
+use topology::{Topology, Unapplied};
 use value::Value;
 
 /// The number of names whose keys are cached.
@@ -79,7 +80,7 @@ const FOREIGN_HEARTBEAT: Span = Span::from_millis(180_000);
 
 /// The store.
 pub(crate) struct Redis {
-    servers: Servers,
+    topology: Topology,
     reading: Reading,
     scripts: Arc<Scripts>,
     /// How the names of semaphores and pools are written in keys.
@@ -109,19 +110,19 @@ impl Redis {
             locks
         };
         let (settings, scripts) = (Arc::new(settings), Arc::new(Scripts::new()));
-        let servers = Servers::new(&settings, &scripts);
+        let topology = Topology::new(&settings, &scripts);
         let reading = Reading::new(&settings, &scripts);
         let (client, keys) = (OnceLock::new(), Mutex::default());
-        Ok(Self { servers, reading, scripts, names, pools, locks: Arc::new(locks), client, keys })
+        Ok(Self { topology, reading, scripts, names, pools, locks: Arc::new(locks), client, keys })
     }
 
     /// Waits for the first attempt to connect, and returns its result.
     pub(crate) fn connected(&self) -> Later<()> {
-        let servers = self.servers.clone();
+        let topology = self.topology.clone();
         Box::pin(async move {
-            match servers {
-                Servers::One(link, _) => link.connected().await,
-                Servers::Cluster(cluster, _) => cluster.connected().await,
+            match topology {
+                Topology::One(connection, _) => connection.connected().await,
+                Topology::Cluster(cluster, _) => cluster.connected().await,
             }
         })
     }
@@ -134,17 +135,17 @@ impl Redis {
     /// that only reads has no other work, so it uses its ordinary connections.
     fn read<T: Send + 'static, F: Future<Output = Result<T, Error>> + Send + 'static>(
         &self,
-        question: impl FnOnce(Servers) -> F + Send + 'static,
+        question: impl FnOnce(Topology) -> F + Send + 'static,
     ) -> Later<T> {
-        match (self.servers.settings().only_reads(), self.client()) {
-            (true, _) => Box::pin(question(self.servers.clone())),
+        match (self.topology.settings().only_reads(), self.client()) {
+            (true, _) => Box::pin(question(self.topology.clone())),
             (false, Ok(client)) => self.reading.ask(client, question),
             (false, Err(error)) => Box::pin(std::future::ready(Err(error))),
         }
     }
 
     fn is_cluster(&self) -> bool {
-        matches!(self.servers, Servers::Cluster(..))
+        matches!(self.topology, Topology::Cluster(..))
     }
 
     fn keys(&self, name: &Name) -> Result<Arc<Keys>, Error> {
@@ -152,7 +153,7 @@ impl Redis {
         if let Some(known) = keys.get(name) {
             return Ok(known.clone());
         }
-        let settings = self.servers.settings();
+        let settings = self.topology.settings();
         let (namespace, confirm_within) = (&settings.namespace, settings.confirm_within);
         let spelled = self.names.spell(name.as_str());
         let new = Keys::new(
@@ -243,12 +244,12 @@ impl RemoteBackend for Redis {
     }
 
     fn address(&self) -> &str {
-        &self.servers.settings().address
+        &self.topology.settings().address
     }
 
     fn start(&self, client: ClientId, report: Report) {
         let _ = self.client.set(client);
-        self.servers.start(client, report);
+        self.topology.start(client, report);
     }
 
     fn slot(&self, subject: Subject<'_>) -> Slot {
@@ -264,7 +265,7 @@ impl RemoteBackend for Redis {
     }
 
     fn destination(&self, slot: Slot) -> Destination {
-        self.servers.destination(slot)
+        self.topology.destination(slot)
     }
 
     fn check(&self, subject: Subject<'_>) -> Result<(), Error> {
@@ -277,28 +278,31 @@ impl RemoteBackend for Redis {
     }
 
     fn apply(&self, to: Destination, request: &Arc<[Part]>) -> Later<Answers> {
-        let (request, servers, locks) = (request.clone(), self.servers.clone(), self.locks.clone());
-        if servers.settings().only_reads() {
-            return Box::pin(async move { Ok(reading::answers(&servers, &locks, &request).await) });
+        let (request, topology, locks) =
+            (request.clone(), self.topology.clone(), self.locks.clone());
+        if topology.settings().only_reads() {
+            return Box::pin(
+                async move { Ok(reading::answers(&topology, &locks, &request).await) },
+            );
         }
         let encoded = self.encode(&request);
         Box::pin(async move {
             let Encoded { commands, served, channels, keys } = encoded?;
-            let Some(link) = servers.link(to) else {
+            let Some(connection) = topology.connection(to) else {
                 return Ok(request.iter().map(|_| Ok(Answer::Elsewhere)).collect());
             };
-            let (sent, clock) = (Moment::now(), link.clock());
+            let (sent, clock) = (Moment::now(), connection.clock());
             let (said, refused) = if channels.is_empty() {
-                (link.request(&commands).await?, Vec::new())
+                (connection.request(&commands).await?, Vec::new())
             } else {
-                link.request_listening(channels.keys(), &commands).await?
+                connection.request_listening(channels.keys(), &commands).await?
             };
-            let mut reader = Reader::new(&link, &locks, &request);
-            let unapplied = servers.unapplied(&said, &link, &commands, sent).await;
+            let mut reader = Reader::new(&connection, &locks, &request);
+            let unapplied = topology.unapplied(&said, &connection, &commands, sent).await;
             let mut unapplied = unapplied.into_iter();
             for (served, said) in served.iter().zip(said) {
                 match unapplied.next().flatten() {
-                    None => reader.read(served, said.map_err(|error| link.translate(&error))),
+                    None => reader.read(served, said.map_err(|error| connection.translate(&error))),
                     Some(Unapplied::There(answer)) => {
                         let time = reader.time;
                         reader.read(served, answer);
@@ -322,8 +326,8 @@ impl RemoteBackend for Redis {
                     }
                 }
             }
-            request::name_misplaced(&link, &keys, &mut answers).await;
-            if let Servers::Cluster(cluster, _) = &servers {
+            request::name_misplaced(&connection, &keys, &mut answers).await;
+            if let Topology::Cluster(cluster, _) = &topology {
                 lock_index::keep(cluster, &locks, &request, &answers).await;
             }
             Ok(answers)
@@ -335,46 +339,46 @@ impl RemoteBackend for Redis {
     }
 
     fn suspect(&self, destination: Destination) {
-        if let Some(link) = self.servers.link(destination) {
-            link.suspect_current();
+        if let Some(connection) = self.topology.connection(destination) {
+            connection.suspect_current();
         }
     }
 
     fn doubt(&self, _destination: Destination) {
-        if let Servers::Cluster(cluster, _) = &self.servers {
+        if let Topology::Cluster(cluster, _) = &self.topology {
             cluster.doubt();
         }
     }
 
     fn position(&self, name: &Name, id: AcquisitionId) -> Later<Option<usize>> {
-        let (servers, keys) = (self.servers.clone(), self.keys(name));
+        let (topology, keys) = (self.topology.clone(), self.keys(name));
         Box::pin(async move {
             let keys = keys?;
             let rank = RedisCommand::new("ZRANK").arg(keys.waiting()).arg_fmt(id);
-            stats::read(servers.ask(keys.slot, vec![rank]).await?.pop().unwrap_or_default())
+            stats::read(topology.ask(keys.slot, vec![rank]).await?.pop().unwrap_or_default())
         })
     }
 
     fn release_member(&self, name: &Name, id: &str) -> Later<bool> {
-        let (servers, keys, id) = (self.servers.clone(), self.keys(name), id.to_owned());
+        let (topology, keys, id) = (self.topology.clone(), self.keys(name), id.to_owned());
         let scripts = self.scripts.clone();
         Box::pin(async move {
-            reading::check(&servers)?;
+            reading::check(&topology)?;
             let keys = keys?;
             let call = scripts.release_member(&keys, &id);
-            let answer = answer_of_one(&servers, keys.slot, call).await?;
+            let answer = answer_of_one(&topology, keys.slot, call).await?;
             scripts::was_removed(&answer).map_err(Error::internal)
         })
     }
 
     fn steer(&self, name: &Name, steer: Command) -> Later<Steered> {
-        let (servers, keys) = (self.servers.clone(), self.keys(name));
+        let (topology, keys) = (self.topology.clone(), self.keys(name));
         let scripts = self.scripts.clone();
         Box::pin(async move {
-            reading::check(&servers)?;
+            reading::check(&topology)?;
             let keys = keys?;
             let call = scripts.steer(&keys, &steer);
-            let answer = answer_of_one(&servers, keys.slot, call).await?;
+            let answer = answer_of_one(&topology, keys.slot, call).await?;
             let answer = scripts::decode(&[steer], answer).map_err(Error::internal)?;
             match answer.outcomes[..] {
                 [Outcome::Steered(steered)] => Ok(steered),
@@ -389,36 +393,40 @@ impl RemoteBackend for Redis {
         if !self.is_cluster() {
             return None;
         }
-        let (servers, locks) = (self.servers.clone(), self.locks.clone());
-        Some(Box::pin(async move { locks.key_of(&servers, &id).await }))
+        let (topology, locks) = (self.topology.clone(), self.locks.clone());
+        Some(Box::pin(async move { locks.key_of(&topology, &id).await }))
     }
 
     fn stats(&self, query: Query) -> Later<Vec<SemaphoreStats>> {
         let names = self.names;
-        self.read(move |servers| async move { stats::fetch(&servers, names, query).await })
+        self.read(move |topology| async move { stats::fetch(&topology, names, query).await })
     }
 
     fn list_locks(&self, limit: usize) -> Later<Vec<Record>> {
         let locks = self.locks.clone();
-        self.read(move |servers| async move { locks.list(&servers, limit).await })
+        self.read(move |topology| async move { locks.list(&topology, limit).await })
     }
 
     fn list_pools(&self, which: Which) -> Later<Vec<PoolStats>> {
         let pools = self.pools;
-        self.read(move |servers| async move { pools::list(&servers, pools, which).await })
+        self.read(move |topology| async move { pools::list(&topology, pools, which).await })
     }
 
     fn list_clients(&self, limit: usize) -> Later<Vec<ClientInfo>> {
-        self.read(move |servers| async move { stats::clients(&servers, limit).await })
+        self.read(move |topology| async move { stats::clients(&topology, limit).await })
     }
 }
 
 /// Calls a script that serves one name, and returns the answer for that name.
-async fn answer_of_one(servers: &Servers, slot: Slot, call: RedisCommand) -> Result<Value, Error> {
-    let (answer, link) = servers.call(slot, call).await?;
+async fn answer_of_one(
+    topology: &Topology,
+    slot: Slot,
+    call: RedisCommand,
+) -> Result<Value, Error> {
+    let (answer, connection) = topology.call(slot, call).await?;
     match answer {
         Value::Array(mut names) if names.len() == 2 => {
-            names.remove(1).checked().map_err(|error| link.translate(&error))
+            names.remove(1).checked().map_err(|error| connection.translate(&error))
         }
         other => Err(unexpected(&other)),
     }

@@ -1,4 +1,4 @@
-//! A cluster: which primary serves which slot, and a link to each primary.
+//! A cluster: which primary serves which slot, and a connection to each primary.
 //!
 //! The client asks for the map at the start, when a node answers that a slot is elsewhere, when a connection is lost or
 //! silent, and every 30 seconds. It asks several nodes at once and believes the first one whose cluster state is ok. So
@@ -23,8 +23,8 @@ use tokio::time::Instant;
 
 use super::RedisSettings;
 use super::connect::client_record;
+use super::connection::{Connection, RECORD_CLIENT_EVERY, Target};
 use super::deployment::ServerSettings;
-use super::link::{Link, RECORD_CLIENT_EVERY, Server};
 use super::scripts::Scripts;
 use super::slots::SLOTS;
 use crate::backend::{Destination, Event, Report, Slot};
@@ -141,8 +141,8 @@ impl Cluster {
     /// Waits until one primary is connected. One is enough: the others may recover later.
     async fn reach_one(&self) -> Result<(), Error> {
         let mut connecting = JoinSet::new();
-        for link in self.primaries() {
-            connecting.spawn(async move { link.connected().await });
+        for connection in self.primaries() {
+            connecting.spawn(async move { connection.connected().await });
         }
         let mut result = Ok(());
         while let Some(connected) = connecting.join_next().await {
@@ -159,25 +159,25 @@ impl Cluster {
         self.state().slots.get(usize::from(slot.0)).copied().unwrap_or(NOWHERE)
     }
 
-    pub(super) fn link(&self, to: Destination) -> Option<Arc<Link>> {
-        self.state().nodes.get(&to).map(|node| node.link.clone())
+    pub(super) fn connection(&self, to: Destination) -> Option<Arc<Connection>> {
+        self.state().nodes.get(&to).map(|node| node.connection.clone())
     }
 
-    /// Returns the link to a node that a slot is being moved to. Adds one if there is none: the node may not serve any
+    /// Returns the connection to a node that a slot is being moved to. Adds one if there is none: the node may not serve any
     /// slot yet.
-    pub(super) fn link_to(&self, address: &Address) -> Option<Arc<Link>> {
+    pub(super) fn connection_to(&self, address: &Address) -> Option<Arc<Connection>> {
         let mut state = self.state_mut();
         let to = state.find(address).or_else(|| self.add(&mut state, address))?;
         let node = state.nodes.get_mut(&to)?;
         node.asked = Some(Moment::now());
-        Some(node.link.clone())
+        Some(node.connection.clone())
     }
 
-    /// Returns the links to all nodes that serve slots.
-    pub(super) fn primaries(&self) -> Vec<Arc<Link>> {
+    /// Returns the connections to all nodes that serve slots.
+    pub(super) fn primaries(&self) -> Vec<Arc<Connection>> {
         let state = self.state();
         let primaries = state.nodes.values().filter(|node| node.serves);
-        primaries.map(|node| node.link.clone()).collect()
+        primaries.map(|node| node.connection.clone()).collect()
     }
 
     pub(super) fn answer_timeout(&self) -> Duration {
@@ -237,13 +237,14 @@ impl Cluster {
         true
     }
 
-    /// Adds a link to a node that was not known before.
+    /// Adds a connection to a node that was not known before.
     fn add(&self, state: &mut State, address: &Address) -> Option<Destination> {
         let (running, seed) = (self.running.get()?, self.seeds.first()?);
         state.last += 1;
         let to = Destination(state.last);
         let info = seed.at(&address.0, address.1);
-        let link = Link::new(self.settings.clone(), self.scripts.clone(), Server::Node(info), to);
+        let connection =
+            Connection::new(self.settings.clone(), self.scripts.clone(), Target::Node(info), to);
         let (weak, report) = (self.this.clone(), running.report.clone());
         let report: Report = Arc::new(move |event| {
             if matches!(event, Event::Disconnected(..) | Event::Missed(_))
@@ -253,9 +254,9 @@ impl Cluster {
             }
             report(event);
         });
-        let task = running.runtime.spawn(link.clone().keep_up(running.client, report));
+        let task = running.runtime.spawn(connection.clone().keep_up(running.client, report));
         let (task, address) = (task.abort_handle(), address.clone());
-        let node = Node { address, link, task, serves: false, asked: None };
+        let node = Node { address, connection, task, serves: false, asked: None };
         state.nodes.insert(to, node);
         Some(to)
     }
@@ -269,7 +270,7 @@ impl Cluster {
             let learnt = learnt.map(|map| cluster.adopt(&map));
             if let Err(error) = &learnt {
                 event!(debug, %error, "no node returned the slot map of the cluster");
-                // If the map is known, the links report what is wrong.
+                // If the map is known, the connections report what is wrong.
                 let is_unknown = cluster.state().slots.contains(&NOWHERE);
                 if is_unknown {
                     cluster.lose(error.clone());
@@ -302,7 +303,7 @@ impl Cluster {
             let _ = cluster.connected().await;
             let record = client_record(&cluster.settings.namespace, client);
             // Only statistics need it, so a failure does not matter.
-            let _ = super::servers::ask(&cluster, Slot::ONLY, record.into()).await;
+            let _ = super::topology::ask(&cluster, Slot::ONLY, record.into()).await;
         }
     }
 
@@ -315,7 +316,7 @@ impl Cluster {
 
     fn is_in_order(&self) -> bool {
         let state = self.state();
-        let all_are_up = state.nodes.values().all(|node| node.link.is_up() || !node.serves);
+        let all_are_up = state.nodes.values().all(|node| node.connection.is_up() || !node.serves);
         all_are_up && !state.slots.contains(&NOWHERE)
     }
 
@@ -350,7 +351,7 @@ impl Cluster {
         for to in &gone {
             if let Some(node) = state.nodes.remove(to) {
                 node.task.abort();
-                node.link.leave();
+                node.connection.leave();
             }
         }
         for (to, node) in &mut state.nodes {

@@ -17,9 +17,9 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::command::RedisCommand;
+use super::connection::{Connection, Target};
 use super::deployment::{Endpoint, ServerSettings};
 use super::errors::{RedisError, ServerError, translate, translate_server};
-use super::link::{Link, Server};
 use super::sentinel::Announced;
 use super::socket::{MOST_WAKE_UPS, Replies, Socket, Stream};
 use super::value::{Push, Value};
@@ -71,16 +71,16 @@ impl Drop for AbortOnDrop {
     }
 }
 
-impl Link {
+impl Connection {
     /// `before` is the previous connection of this client.
     pub(super) async fn connect(
         &self,
         client: ClientId,
         before: Option<&Identity>,
     ) -> Result<OpenSocket, Error> {
-        match &self.server {
-            Server::Only(info) | Server::Node(info) => self.connect_to(info, client, before).await,
-            Server::Primary(sentinels) => sentinels.connect(self, client, before).await,
+        match &self.target {
+            Target::Only(info) | Target::Node(info) => self.connect_to(info, client, before).await,
+            Target::Primary(sentinels) => sentinels.connect(self, client, before).await,
         }
     }
 
@@ -114,7 +114,7 @@ impl Link {
         }
         if let Some(replication) = replication {
             // Sentinels and cluster nodes may have outdated information about which server is the primary.
-            let is_only = matches!(self.server, Server::Only(_));
+            let is_only = matches!(self.target, Target::Only(_));
             let may_change = before.is_some() || !is_only;
             // A write to a replica is lost, even if the replica accepts writes. It is allowed only if the URL names
             // that replica itself.
@@ -124,7 +124,7 @@ impl Link {
         for answer in loaded {
             answer.checked().map_err(|error| translate_server(&what, &error))?;
         }
-        // In a cluster the channels depend on the slots in use: see `Link::request_listening`.
+        // In a cluster the channels depend on the slots in use: see `Connection::request_listening`.
         if !self.is_node() && !self.settings.only_reads() {
             let channel = self.channel(client);
             let subscribed = socket.ask_one(RedisCommand::new("SUBSCRIBE").arg(&channel)).await;
@@ -139,20 +139,20 @@ impl Link {
     }
 
     fn is_node(&self) -> bool {
-        matches!(self.server, Server::Node(_))
+        matches!(self.target, Target::Node(_))
     }
 
     /// Refuses a server of another kind than the URL says. The error suggests the right URL.
     fn check_mode(&self, what: &str, info: &ServerSettings, server: &str) -> Result<(), Error> {
-        let problem = match (field(server, "redis_mode:"), &self.server) {
-            (Some("cluster"), Server::Only(_) | Server::Primary(_)) => {
+        let problem = match (field(server, "redis_mode:"), &self.target) {
+            (Some("cluster"), Target::Only(_) | Target::Primary(_)) => {
                 format!("the server is a cluster node: use {}", info.cluster_url())
             }
-            (Some("sentinel"), Server::Only(_)) => {
+            (Some("sentinel"), Target::Only(_)) => {
                 let url = info.sentinel_url();
                 format!("the server is a sentinel: use {url}, with the name of the primary")
             }
-            (Some("standalone"), Server::Node(_)) => {
+            (Some("standalone"), Target::Node(_)) => {
                 format!("the server is not a cluster node: use {}", info.address())
             }
             _ => return Ok(()),

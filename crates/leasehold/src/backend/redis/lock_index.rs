@@ -11,8 +11,8 @@ use tokio::sync::oneshot;
 use super::cluster::Cluster;
 use super::command::RedisCommand;
 use super::locks::Calls;
-use super::servers;
 use super::slots::slot_of;
+use super::topology;
 use crate::backend::{Answer, Answers, Destination, Part, Slot};
 use crate::engine::callbacks::event;
 
@@ -40,11 +40,11 @@ pub(super) async fn keep(
     let (write, remove): (Vec<_>, Vec<_>) = (write.collect(), remove.collect());
     if !remove.is_empty() {
         let asked = cluster.clone();
-        cluster.spawn(async move { drop(servers::ask(&asked, Slot::ONLY, remove).await) });
+        cluster.spawn(async move { drop(topology::ask(&asked, Slot::ONLY, remove).await) });
     }
     let mut by_node: BTreeMap<Destination, Vec<RedisCommand>> = BTreeMap::new();
     for command in write {
-        let to = servers::key_of(&command).map_or(Slot::ONLY, slot_of);
+        let to = topology::key_of(&command).map_or(Slot::ONLY, slot_of);
         by_node.entry(cluster.destination(to)).or_default().push(command);
     }
     let writing = by_node.into_iter().map(|(to, write)| write_at(cluster, to, write));
@@ -63,7 +63,7 @@ fn write_at(
 ) -> oneshot::Receiver<Infallible> {
     let (asked, (done, written)) = (cluster.clone(), oneshot::channel());
     cluster.spawn(async move {
-        let mut writing = pin!(servers::ask(&asked, Slot::ONLY, write));
+        let mut writing = pin!(topology::ask(&asked, Slot::ONLY, write));
         let limit = if asked.is_index_late(to) { Duration::ZERO } else { INDEX_WITHIN };
         let in_time = tokio::time::timeout(limit, &mut writing).await;
         asked.set_index_late(to, in_time.is_err());

@@ -11,9 +11,9 @@ use sha2::{Digest, Sha256};
 
 use super::command::RedisCommand;
 use super::scripts::{Scripts, with_branches};
-use super::servers::Servers;
 use super::slots::{Spelling, channel_end};
 use super::stats;
+use super::topology::Topology;
 use super::value::Value;
 use crate::backend::Slot;
 use crate::engine::callbacks::event;
@@ -284,11 +284,11 @@ impl Calls {
     /// Returns the key that the index of this id points to.
     pub(super) async fn key_of(
         &self,
-        servers: &Servers,
+        topology: &Topology,
         id: &LockId,
     ) -> Result<Option<Name>, Error> {
         let get = stats::beginning(&self.index(id), LONGEST_RECORD);
-        let found = servers.ask(Slot::ONLY, vec![get]).await?.pop().unwrap_or(Value::Nil);
+        let found = topology.ask(Slot::ONLY, vec![get]).await?.pop().unwrap_or(Value::Nil);
         let found: String = stats::read(found)?;
         if found.is_empty() {
             return Ok(None);
@@ -431,14 +431,18 @@ impl Calls {
     }
 
     /// Returns the held locks, ordered by key.
-    pub(super) async fn list(&self, servers: &Servers, limit: usize) -> Result<Vec<Record>, Error> {
+    pub(super) async fn list(
+        &self,
+        topology: &Topology,
+        limit: usize,
+    ) -> Result<Vec<Record>, Error> {
         let prefix = &self.prefix.0;
-        let mut keys = stats::scan(servers, &format!("{}*", stats::escaped(prefix))).await?;
+        let mut keys = stats::scan(topology, &format!("{}*", stats::escaped(prefix))).await?;
         let (fences, ids) = (format!("{prefix}fence:"), format!("{prefix}id:"));
         keys.retain(|key| !key.starts_with(&fences) && !key.starts_with(&ids));
         let mut records = Vec::new();
         for keys in keys.into_iter().collect::<Vec<_>>().chunks(100) {
-            for found in self.read(servers, keys).await? {
+            for found in self.read(topology, keys).await? {
                 match found {
                     Err(refused @ Error::Refused { .. }) => return Err(refused),
                     // Another program's keys are skipped.
@@ -454,22 +458,22 @@ impl Calls {
     /// Returns the lock with this key, if it is held. It is read without a script, so read permission is enough.
     pub(super) async fn find(
         &self,
-        servers: &Servers,
+        topology: &Topology,
         key: &Name,
     ) -> Result<Option<Record>, Error> {
-        let found = self.read(servers, &[self.lock(key)]).await?.pop();
+        let found = self.read(topology, &[self.lock(key)]).await?.pop();
         found.unwrap_or(Ok(None))
     }
 
     /// Returns the locks that these storage keys hold, if any.
     async fn read(
         &self,
-        servers: &Servers,
+        topology: &Topology,
         keys: &[String],
     ) -> Result<Vec<Result<Option<Record>, Error>>, Error> {
         let get = |key: &String| stats::beginning(key, LONGEST_RECORD + 1);
         let calls = [RedisCommand::new("TIME")].into_iter().chain(keys.iter().map(get)).collect();
-        let mut answers = servers.ask_each(Slot::ONLY, calls).await?.into_iter();
+        let mut answers = topology.ask_each(Slot::ONLY, calls).await?.into_iter();
         let (seconds, micros): (u64, u64) = stats::read(answers.next().unwrap_or(Ok(Value::Nil))?)?;
         let now = seconds * 1000 + micros / 1000;
         let record = |(key, answer): (&String, Result<Value, Error>)| {

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::command::RedisCommand;
-use super::link::Link;
+use super::connection::Connection;
 use super::scripts::Scripts;
-use super::servers::Servers;
 use super::slots::Spelling;
 use super::stats;
+use super::topology::Topology;
 use super::value::Value;
 use crate::Error;
 use crate::backend::Slot;
@@ -54,21 +54,21 @@ pub(super) fn call(scripts: &Scripts, pool: &str, ask: &PoolCommand) -> RedisCom
 }
 
 /// The error for a key of the wrong type. Redis does not say which key it is.
-pub(super) fn misplaced(link: &Link, command: &PoolCommand) -> Error {
+pub(super) fn misplaced(connection: &Connection, command: &PoolCommand) -> Error {
     let key = format!("semaphores:{}", command.pool);
-    let problem = format!("the key {key:?} on {} is not a pool", link.address);
+    let problem = format!("the key {key:?} on {} is not a pool", connection.address);
     Error::invalid("name", problem + ": choose another name")
 }
 
 /// Returns the pools that have members, ordered by name.
 pub(super) async fn list(
-    servers: &Servers,
+    topology: &Topology,
     spelling: Spelling,
     which: Which,
 ) -> Result<Vec<PoolStats>, Error> {
     let (names, limit) = match which {
         Which::First(limit) => {
-            let mut keys = stats::scan(servers, "semaphores:*").await?;
+            let mut keys = stats::scan(topology, "semaphores:*").await?;
             keys.retain(|key| !key.starts_with(HOLDERS));
             let name = |key: &String| key.strip_prefix("semaphores:").map(str::to_owned);
             (keys.iter().filter_map(name).collect(), limit)
@@ -78,12 +78,12 @@ pub(super) async fn list(
     // Pools of one server are read together, because silence is measured by that server's clock.
     let mut by_server: BTreeMap<_, Vec<String>> = BTreeMap::new();
     for name in names {
-        let to = servers.destination(servers.slot(&key_of(&name)));
+        let to = topology.destination(topology.slot(&key_of(&name)));
         by_server.entry(to).or_default().push(name);
     }
     let mut pools = Vec::new();
     for names in by_server.values().flat_map(|names| names.chunks(AT_ONCE)) {
-        pools.extend(look(servers, spelling, names).await?);
+        pools.extend(look(topology, spelling, names).await?);
         pools.sort_by(|a: &PoolStats, b| a.name.cmp(&b.name));
         pools.truncate(limit);
     }
@@ -106,18 +106,18 @@ type Instances = Vec<(Vec<u8>, f64)>;
 /// Reads some pools of one server, by their names as they are written in keys. Pools without members, and keys of other
 /// programs, are left out.
 async fn look(
-    servers: &Servers,
+    topology: &Topology,
     spelling: Spelling,
     names: &[String],
 ) -> Result<Vec<PoolStats>, Error> {
-    let home = names.first().map_or(Slot::ONLY, |name| servers.slot(&key_of(name)));
+    let home = names.first().map_or(Slot::ONLY, |name| topology.slot(&key_of(name)));
     let page = |name: &String, from: usize| {
         let range = RedisCommand::new("ZRANGE").arg(key_of(name));
         range.arg_fmt(from).arg_fmt(from + PAGE - 1).arg("WITHSCORES")
     };
     let first = names.iter().map(|name| page(name, 0));
     let calls = [RedisCommand::new("TIME")].into_iter().chain(first).collect();
-    let mut answers = servers.ask_each(home, calls).await?.into_iter();
+    let mut answers = topology.ask_each(home, calls).await?.into_iter();
     let (seconds, micros): (f64, f64) = stats::read(answers.next().unwrap_or(Ok(Value::Nil))?)?;
     // Another program may use any bytes as an instance id.
     let mut found: Vec<(&String, Instances)> = Vec::new();
@@ -128,7 +128,7 @@ async fn look(
         };
         let mut last = members.len();
         while last == PAGE {
-            let more = servers.ask(home, vec![page(name, members.len())]).await?;
+            let more = topology.ask(home, vec![page(name, members.len())]).await?;
             let more: Instances = stats::read(more.into_iter().next().unwrap_or(Value::Nil))?;
             last = more.len();
             members.extend(more);
@@ -146,7 +146,7 @@ async fn look(
     let left: Vec<_> = left.collect();
     let mut ends = Vec::with_capacity(left.len());
     for left in left.chunks(PAGE) {
-        ends.extend(servers.ask(home, left.to_vec()).await?);
+        ends.extend(topology.ask(home, left.to_vec()).await?);
     }
     let mut ends = ends.into_iter();
     let mut pools = Vec::with_capacity(found.len());

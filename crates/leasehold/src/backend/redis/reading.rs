@@ -11,8 +11,8 @@ use tokio::task::JoinSet;
 
 use super::locks::Calls;
 use super::scripts::Scripts;
-use super::servers::Servers;
 use super::settings::{Purpose, RedisSettings};
+use super::topology::Topology;
 use crate::backend::{Answer, Answers, Later, Part, Report};
 use crate::machine::lock::{By, LockCommand, LockOutcome};
 use crate::{ClientId, Error};
@@ -20,7 +20,7 @@ use crate::{ClientId, Error};
 /// How long the thread and its connections stay after the last query.
 const IDLE: Duration = Duration::from_secs(30);
 
-type Job = Box<dyn FnOnce(Servers) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send>;
+type Job = Box<dyn FnOnce(Topology) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send>;
 
 pub(super) struct Reading {
     settings: Arc<RedisSettings>,
@@ -42,12 +42,12 @@ impl Reading {
     pub(super) fn ask<T: Send + 'static, F: Future<Output = Result<T, Error>> + Send + 'static>(
         &self,
         client: ClientId,
-        question: impl FnOnce(Servers) -> F + Send + 'static,
+        question: impl FnOnce(Topology) -> F + Send + 'static,
     ) -> Later<T> {
         let (mut answer, answered) = oneshot::channel();
-        let job: Job = Box::new(move |servers| {
+        let job: Job = Box::new(move |topology| {
             Box::pin(async move {
-                let asked = question(servers);
+                let asked = question(topology);
                 // The caller may drop the future in the middle of a long listing.
                 tokio::select! {
                     done = asked => drop(answer.send(done)),
@@ -87,10 +87,10 @@ impl Reading {
         let (settings, scripts) = (self.settings.clone(), self.scripts.clone());
         let work = move || {
             runtime.block_on(async {
-                let servers = Servers::new(&settings, &scripts);
+                let topology = Topology::new(&settings, &scripts);
                 let report: Report = Arc::new(|_| {});
-                servers.start(client, report);
-                serve(jobs, &servers, &thread).await;
+                topology.start(client, report);
+                serve(jobs, &topology, &thread).await;
             });
         };
         let spawned = std::thread::Builder::new().name("leasehold-stats".into()).spawn(work);
@@ -107,12 +107,16 @@ impl Drop for Reading {
 }
 
 /// Runs jobs until the thread has been idle for [`IDLE`], or the channel closes.
-async fn serve(mut jobs: mpsc::UnboundedReceiver<Job>, servers: &Servers, thread: &Mutex<Thread>) {
+async fn serve(
+    mut jobs: mpsc::UnboundedReceiver<Job>,
+    topology: &Topology,
+    thread: &Mutex<Thread>,
+) {
     let mut running = JoinSet::new();
     loop {
         tokio::select! {
             job = jobs.recv() => match job {
-                Some(job) => _ = running.spawn(job(servers.clone())),
+                Some(job) => _ = running.spawn(job(topology.clone())),
                 None => return,
             },
             Some(_) = running.join_next() => {}
@@ -128,8 +132,8 @@ async fn serve(mut jobs: mpsc::UnboundedReceiver<Job>, servers: &Servers, thread
 }
 
 /// Returns [`Error::Refused`] if the client only reads.
-pub(super) fn check(servers: &Servers) -> Result<(), Error> {
-    if servers.settings().only_reads() {
+pub(super) fn check(topology: &Topology) -> Result<(), Error> {
+    if topology.settings().only_reads() {
         let what = "this client is read-only: to make changes, open a client without read_only";
         return Err(Error::Refused { what: what.to_owned() });
     }
@@ -137,19 +141,19 @@ pub(super) fn check(servers: &Servers) -> Result<(), Error> {
 }
 
 /// Answers a request of a client that only reads: it can look up locks by key, and nothing else.
-pub(super) async fn answers(servers: &Servers, locks: &Calls, request: &[Part]) -> Answers {
+pub(super) async fn answers(topology: &Topology, locks: &Calls, request: &[Part]) -> Answers {
     let mut answers = Vec::with_capacity(request.len());
     for part in request {
         let answer = match part {
             Part::Lock(LockCommand::Lookup(By::Key(key))) => {
-                locks.find(servers, key).await.map(LockOutcome::Lookup)
+                locks.find(topology, key).await.map(LockOutcome::Lookup)
             }
             Part::Lock(LockCommand::IsLocked { key, .. }) => {
-                let found = locks.find(servers, key).await;
+                let found = locks.find(topology, key).await;
                 found.map(|found| LockOutcome::IsLocked(found.is_some()))
             }
             _ => {
-                answers.push(check(servers).map(|()| Answer::NotNow));
+                answers.push(check(topology).map(|()| Answer::NotNow));
                 continue;
             }
         };

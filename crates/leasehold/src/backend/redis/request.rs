@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::command::RedisCommand;
-use super::link::Link;
+use super::connection::Connection;
 use super::locks::Calls;
 use super::pools;
 use super::scripts::{self, Keys};
@@ -71,7 +71,7 @@ pub(super) fn locks_in<'a>(request: &'a [Part], parts: &[usize]) -> Vec<&'a Lock
 
 /// Decodes the answers to the commands of [`Redis::encode`](super::Redis::encode) into one answer for each part.
 pub(super) struct Reader<'a> {
-    link: &'a Link,
+    connection: &'a Connection,
     locks: &'a Calls,
     request: &'a [Part],
     answers: Vec<Option<Result<Answer, Error>>>,
@@ -80,9 +80,9 @@ pub(super) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(link: &'a Link, locks: &'a Calls, request: &'a [Part]) -> Self {
+    pub(super) fn new(connection: &'a Connection, locks: &'a Calls, request: &'a [Part]) -> Self {
         let answers = request.iter().map(|_| None).collect();
-        Self { link, locks, request, answers, time: None }
+        Self { connection, locks, request, answers, time: None }
     }
 
     pub(super) fn unserved(&mut self, served: &Served, answer: impl Fn() -> Answer) {
@@ -98,7 +98,7 @@ impl<'a> Reader<'a> {
             }
             return;
         }
-        let mut values = Parts::of(self.link, said);
+        let mut values = Parts::of(self.connection, said);
         if served.kind == Kind::Semaphores {
             self.time = values.time().or(self.time);
         }
@@ -117,7 +117,7 @@ impl<'a> Reader<'a> {
         match (said, part) {
             (Ok(value), _) => pools::decode(value).map(Answer::Pool).map_err(Error::internal),
             (Err(Error::InvalidArgument { .. }), Part::Pool(command)) => {
-                Err(pools::misplaced(self.link, command))
+                Err(pools::misplaced(self.connection, command))
             }
             (Err(error), _) => Err(error.clone()),
         }
@@ -144,18 +144,18 @@ pub(super) fn unexpected(value: &Value) -> Error {
 
 /// The answers of one script to several parts, or one error for all of them.
 struct Parts<'a> {
-    link: &'a Link,
+    connection: &'a Connection,
     values: Result<std::vec::IntoIter<Value>, Error>,
 }
 
 impl<'a> Parts<'a> {
-    fn of(link: &'a Link, answer: Result<Value, Error>) -> Self {
+    fn of(connection: &'a Connection, answer: Result<Value, Error>) -> Self {
         let values = match answer {
             Ok(Value::Array(values)) => Ok(values.into_iter()),
             Ok(other) => Err(unexpected(&other)),
             Err(error) => Err(error),
         };
-        Self { link, values }
+        Self { connection, values }
     }
 
     /// Returns the server's time, which is the first value in the answer of the semaphore script.
@@ -170,7 +170,7 @@ impl<'a> Parts<'a> {
         match &mut self.values {
             Ok(values) => {
                 let value = values.next().ok_or_else(|| unexpected(&Value::Nil))?;
-                value.checked().map_err(|error| self.link.translate(&error))
+                value.checked().map_err(|error| self.connection.translate(&error))
             }
             Err(error) => Err(error.clone()),
         }
@@ -179,7 +179,11 @@ impl<'a> Parts<'a> {
 
 /// Replaces errors about a key of the wrong type by errors that name the key. Redis does not say which key it is, so
 /// the types of all keys of these names are read in one pipeline.
-pub(super) async fn name_misplaced(link: &Link, keys: &[Option<Arc<Keys>>], answers: &mut Answers) {
+pub(super) async fn name_misplaced(
+    connection: &Connection,
+    keys: &[Option<Arc<Keys>>],
+    answers: &mut Answers,
+) {
     let is_misplaced = |at: usize| matches!(answers[at], Err(Error::InvalidArgument { .. }));
     let misplaced = keys.iter().enumerate().filter(|(at, _)| is_misplaced(*at));
     let misplaced: Vec<_> = misplaced.filter_map(|(at, keys)| Some((at, keys.as_ref()?))).collect();
@@ -187,13 +191,13 @@ pub(super) async fn name_misplaced(link: &Link, keys: &[Option<Arc<Keys>>], answ
     if calls.is_empty() {
         return;
     }
-    let Ok(types) = link.request(&calls).await else { return };
+    let Ok(types) = connection.request(&calls).await else { return };
     let mut types = types.into_iter().map(|own| own.unwrap_or(Value::Nil));
     for (at, keys) in misplaced {
         let own = types.by_ref().take(keys.types().len()).collect();
         if let Some(key) = keys.misplaced(own) {
             let problem =
-                format!("the key {key:?} on {} does not belong to leasehold", link.address);
+                format!("the key {key:?} on {} does not belong to leasehold", connection.address);
             answers[at] =
                 Err(Error::invalid("name", problem + ": choose another name or namespace"));
         }

@@ -21,9 +21,9 @@ use tokio::time::Instant;
 use super::RedisSettings;
 use super::command::RedisCommand;
 use super::connect::{Identity, OpenSocket};
+use super::connection::Connection;
 use super::deployment::{SentinelSettings, ServerSettings};
 use super::errors::{RedisError, translate};
-use super::link::Link;
 use super::value::{PushKind, Value};
 use crate::engine::callbacks::event;
 use crate::{ClientId, Error};
@@ -81,10 +81,10 @@ impl Sentinels {
         Arc::new(Self { settings, own, known, changed: Arc::default(), announced, newest })
     }
 
-    /// Connects the link to the primary that the sentinels name.
+    /// Connects to the primary that the sentinels name.
     pub(super) async fn connect(
         &self,
-        link: &Link,
+        connection: &Connection,
         client: ClientId,
         before: Option<&Identity>,
     ) -> Result<OpenSocket, Error> {
@@ -138,7 +138,7 @@ impl Sentinels {
             event!(debug, host = address.0, port = address.1, "a sentinel named this primary");
             let info = self.own.server.at(&address.0, address.1);
             let what = format!("connecting to {}", info.address());
-            let connected = link.connect_to(&info, client, before);
+            let connected = connection.connect_to(&info, client, before);
             match tokio::time::timeout(limit, connected).await {
                 Ok(Ok(mut socket)) => {
                     socket.announced = Some(Announced { receiver, epoch: newest.epoch });

@@ -6,10 +6,10 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::command::RedisCommand;
-use super::link::Link;
+use super::connection::Connection;
 use super::scripts::KINDS;
-use super::servers::Servers;
 use super::slots::Spelling;
+use super::topology::Topology;
 use super::value::{FromValue, Value};
 use crate::backend::Slot;
 use crate::clock::{Span, Time, wall_time};
@@ -33,17 +33,17 @@ const LONGEST_SHOWN: usize = 1000;
 /// In seconds.
 const A_HUNDRED_YEARS: f64 = 100.0 * 365.25 * 86_400.0;
 
-/// The servers, and how the names of semaphores are written in keys.
+/// Where semaphores are stored, and how their names are written in keys.
 #[derive(Clone, Copy)]
 struct Names<'a> {
-    servers: &'a Servers,
+    topology: &'a Topology,
     spelling: Spelling,
 }
 
 impl Names<'_> {
     fn key(&self, kind: &str, name: &str) -> String {
         let spelled = self.spelling.spell(name);
-        format!("{}:semaphore_{kind}:{spelled}", self.servers.settings().namespace)
+        format!("{}:semaphore_{kind}:{spelled}", self.topology.settings().namespace)
     }
 
     fn call(&self, command: &str, kind: &str, name: &str) -> RedisCommand {
@@ -65,34 +65,34 @@ impl Names<'_> {
 
     /// Returns the slot of the keys of a name.
     fn slot(&self, name: &str) -> Slot {
-        self.servers.slot(&self.key("main", name))
+        self.topology.slot(&self.key("main", name))
     }
 
     async fn one<T: FromValue>(&self, call: RedisCommand) -> Result<T, Error> {
-        let answers = self.servers.ask(Slot::ONLY, vec![call]).await;
+        let answers = self.topology.ask(Slot::ONLY, vec![call]).await;
         read(answers?.pop().unwrap_or(Value::Nil))
     }
 }
 
 pub(super) async fn fetch(
-    servers: &Servers,
+    topology: &Topology,
     spelling: Spelling,
     mut query: Query,
 ) -> Result<Vec<SemaphoreStats>, Error> {
-    let own = Names { servers, spelling };
+    let own = Names { topology, spelling };
     let asked_for = query.names.is_some();
     let names = match query.names.take() {
         Some(names) => names,
         None => all_names(own).await?.into_iter().collect(),
     };
     // Names of one server are read together, because ages are measured by that server's clock.
-    let mut servers: BTreeMap<_, Vec<String>> = BTreeMap::new();
+    let mut by_server: BTreeMap<_, Vec<String>> = BTreeMap::new();
     for name in names {
-        let to = own.servers.destination(own.slot(&name));
-        servers.entry(to).or_default().push(name);
+        let to = own.topology.destination(own.slot(&name));
+        by_server.entry(to).or_default().push(name);
     }
     let (mut stats, mut clients) = (Vec::new(), Clients::new());
-    for names in servers.values().flat_map(|names| names.chunks(AT_ONCE)) {
+    for names in by_server.values().flat_map(|names| names.chunks(AT_ONCE)) {
         match of(own, names, &query.waiters, &mut clients).await {
             Ok(some) => stats.extend(some),
             Err(Error::InvalidArgument { .. }) => {
@@ -148,11 +148,11 @@ async fn misplaced(own: Names<'_>, name: &str) -> Result<Option<String>, Error> 
 /// declares a capacity only when it holds, and a name can be paused before its first use. One scan finds them all,
 /// because a scan goes through all keys of the server.
 async fn all_names(own: Names<'_>) -> Result<BTreeSet<String>, Error> {
-    let ns = &own.servers.settings().namespace;
+    let ns = &own.topology.settings().namespace;
     let kinds = ["main", "max", "waiting", "limits"];
     let prefixes = kinds.map(|kind| format!("{ns}:semaphore_{kind}:"));
     // The pattern also matches `waiting_heartbeat`, but no other kind.
-    let keys = scan(own.servers, &format!("{}:semaphore_[lmw][ai]*:*", escaped(ns))).await?;
+    let keys = scan(own.topology, &format!("{}:semaphore_[lmw][ai]*:*", escaped(ns))).await?;
     let name_of = |key: &String| {
         let spelled = prefixes.iter().find_map(|prefix| key.strip_prefix(prefix))?;
         Some(own.spelling.read(spelled).to_owned())
@@ -161,15 +161,15 @@ async fn all_names(own: Names<'_>) -> Result<BTreeSet<String>, Error> {
 }
 
 /// Returns the clients whose record has not expired, ordered by id.
-pub(super) async fn clients(servers: &Servers, limit: usize) -> Result<Vec<ClientInfo>, Error> {
-    let prefix = format!("{}:client:", servers.settings().namespace);
-    let keys = scan(servers, &format!("{}*", escaped(&prefix))).await?;
+pub(super) async fn clients(topology: &Topology, limit: usize) -> Result<Vec<ClientInfo>, Error> {
+    let prefix = format!("{}:client:", topology.settings().namespace);
+    let keys = scan(topology, &format!("{}*", escaped(&prefix))).await?;
     let keys: Vec<_> = keys.into_iter().take(limit).collect();
     let mut clients = Vec::with_capacity(keys.len());
     for keys in keys.chunks(AT_ONCE) {
         let fields = ["host", "pid", "program", "since"].map(|field| field.as_bytes().to_vec());
         let hashes = keys.iter().map(|key| (key.clone(), fields.to_vec())).collect();
-        let answers = fields_of(servers, Slot::ONLY, hashes).await?;
+        let answers = fields_of(topology, Slot::ONLY, hashes).await?;
         for (key, answer) in keys.iter().zip(answers) {
             let fields = match answer {
                 Err(refused @ Error::Refused { .. }) => return Err(refused),
@@ -208,7 +208,7 @@ pub(super) fn cut(text: &str) -> String {
 
 /// Returns these fields of each hash. A field that is longer than one of ours can be counts as missing.
 async fn fields_of(
-    servers: &Servers,
+    topology: &Topology,
     home: Slot,
     hashes: Vec<(String, Vec<Vec<u8>>)>,
 ) -> Result<Vec<Result<Vec<Option<Vec<u8>>>, Error>>, Error> {
@@ -218,7 +218,7 @@ async fn fields_of(
     let length =
         |(key, field): (&String, &Vec<u8>)| RedisCommand::new("HSTRLEN").arg(key).arg(field);
     let all = hashes.iter().flat_map(|(key, fields)| fields.iter().map(move |field| (key, field)));
-    let mut lengths = servers.ask_each(home, all.map(length).collect()).await?.into_iter();
+    let mut lengths = topology.ask_each(home, all.map(length).collect()).await?.into_iter();
     let (mut calls, mut wanted) = (Vec::new(), Vec::new());
     for (key, fields) in &hashes {
         let lengths: Vec<_> = lengths.by_ref().take(fields.len()).collect();
@@ -236,7 +236,8 @@ async fn fields_of(
         }
         wanted.push(is_wanted);
     }
-    let answers = if calls.is_empty() { Vec::new() } else { servers.ask_each(home, calls).await? };
+    let answers =
+        if calls.is_empty() { Vec::new() } else { topology.ask_each(home, calls).await? };
     let mut answers = answers.into_iter();
     let found = wanted.into_iter().map(|is_wanted| {
         let is_wanted = is_wanted?;
@@ -258,21 +259,21 @@ pub(super) fn escaped(text: &str) -> String {
 }
 
 /// Returns the keys that match, on every server.
-pub(super) async fn scan(servers: &Servers, pattern: &str) -> Result<BTreeSet<String>, Error> {
+pub(super) async fn scan(topology: &Topology, pattern: &str) -> Result<BTreeSet<String>, Error> {
     let mut found = BTreeSet::new();
-    for link in servers.primaries().await? {
-        found.append(&mut scan_one(&link, pattern).await?);
+    for connection in topology.primaries().await? {
+        found.append(&mut scan_one(&connection, pattern).await?);
     }
     Ok(found)
 }
 
 /// Returns the keys that match on one server. Uses `SCAN`, so that the server can serve other clients meanwhile.
-async fn scan_one(link: &Link, pattern: &str) -> Result<BTreeSet<String>, Error> {
+async fn scan_one(connection: &Connection, pattern: &str) -> Result<BTreeSet<String>, Error> {
     let (mut found, mut cursor) = (BTreeSet::new(), 0_u64);
     loop {
         let scan = RedisCommand::new("SCAN").arg_fmt(cursor);
         let scan = scan.args(["MATCH", pattern, "COUNT", "1000"]);
-        let answer = link.send(vec![scan]).await?.pop().unwrap_or(Value::Nil);
+        let answer = connection.send(vec![scan]).await?.pop().unwrap_or(Value::Nil);
         let (next, keys): (u64, Vec<Vec<u8>>) = read(answer)?;
         for key in keys {
             match String::from_utf8(key) {
@@ -311,7 +312,7 @@ async fn of(
         calls.push(own.ranks("waiting", name, 0..1));
         calls.push(own.ranks("main", name, 0..FIRST_PAGE));
     }
-    let mut answers = own.servers.ask(home, calls).await?.into_iter();
+    let mut answers = own.topology.ask(home, calls).await?.into_iter();
     let mut next = || answers.next().unwrap_or(Value::Nil);
     let now = seconds(read(next())?);
     let (mut stats, mut pages) = (Vec::new(), Vec::new());
@@ -505,12 +506,12 @@ async fn describe_all(
     if calls.is_empty() {
         return Ok(pages.iter().map(|_| Vec::new()).collect());
     }
-    let answers = own.servers.ask_each(home, calls).await?;
+    let answers = own.topology.ask_each(home, calls).await?;
     for client in &new {
-        let key = format!("{}:client:{client}", own.servers.settings().namespace);
+        let key = format!("{}:client:{client}", own.topology.settings().namespace);
         hashes.push((key, ["host", "pid"].map(|field| field.as_bytes().to_vec()).to_vec()));
     }
-    let mut infos = fields_of(own.servers, home, hashes).await?;
+    let mut infos = fields_of(own.topology, home, hashes).await?;
     for (client, answer) in new.iter().zip(infos.split_off(infos.len() - new.len())) {
         let fields = match answer {
             // Another program may have written anything there.

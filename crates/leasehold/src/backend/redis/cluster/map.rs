@@ -8,9 +8,9 @@ use crate::Error;
 use crate::backend::redis::RedisSettings;
 use crate::backend::redis::command::RedisCommand;
 use crate::backend::redis::connect::OpenSocket;
+use crate::backend::redis::connection::{Connection, Target};
 use crate::backend::redis::deployment::ServerSettings;
 use crate::backend::redis::errors::{RedisError, ServerError, translate};
-use crate::backend::redis::link::{Link, Server};
 use crate::backend::redis::slots::SLOTS;
 use crate::backend::redis::value::Value;
 
@@ -34,10 +34,10 @@ impl Map {
     }
 }
 
-/// A node to ask for the map: over its link, or over a connection made for this query.
+/// A node to ask for the map: over its connection, or over one made for this query.
 #[derive(Clone)]
 pub(super) enum MapSource {
-    Link(Arc<Link>),
+    Connection(Arc<Connection>),
     Node(Box<ServerSettings>),
 }
 
@@ -46,9 +46,9 @@ pub(super) async fn ask_one(settings: Arc<RedisSettings>, source: MapSource) -> 
     let questions = ["SLOTS", "INFO"].map(|word| RedisCommand::new("CLUSTER").arg(word));
     let asking = async {
         match &source {
-            MapSource::Link(link) => {
-                let answers = link.request(&questions).await?;
-                let translate = |error: ServerError| link.translate(&error);
+            MapSource::Connection(connection) => {
+                let answers = connection.request(&questions).await?;
+                let translate = |error: ServerError| connection.translate(&error);
                 let answers: Result<Vec<_>, _> = answers.into_iter().collect();
                 answers.map_err(translate)
             }
@@ -63,9 +63,9 @@ pub(super) async fn ask_one(settings: Arc<RedisSettings>, source: MapSource) -> 
         }
     };
     let info = match &source {
-        MapSource::Link(link) => match &link.server {
-            Server::Node(info) => info,
-            _ => return Err(Error::internal("a link of a cluster does not lead to a node")),
+        MapSource::Connection(connection) => match &connection.target {
+            Target::Node(info) => info,
+            _ => return Err(Error::internal("a connection of a cluster does not lead to a node")),
         },
         MapSource::Node(info) => info,
     };

@@ -7,7 +7,7 @@ use tokio::task::AbortHandle;
 
 use super::map::Map;
 use super::{Address, NOWHERE};
-use crate::backend::redis::link::Link;
+use crate::backend::redis::connection::Connection;
 use crate::backend::redis::slots::SLOTS;
 use crate::backend::{Destination, Slot};
 use crate::clock::{Moment, Span};
@@ -15,7 +15,7 @@ use crate::clock::{Moment, Span};
 /// The most addresses of nodes that are remembered, if the current map has fewer.
 const MOST_KNOWN: usize = 32;
 
-/// How long a node without slots keeps its link after a command was last sent to it.
+/// How long a node without slots keeps its connection after a command was last sent to it.
 const EXPECTED_FOR: Span = Span::from_millis(10_000);
 
 pub(super) struct State {
@@ -65,7 +65,7 @@ impl State {
 
 pub(super) struct Node {
     pub(super) address: Address,
-    pub(super) link: Arc<Link>,
+    pub(super) connection: Arc<Connection>,
     pub(super) task: AbortHandle,
     /// Whether it serves slots. If not, a slot is being moved to it.
     pub(super) serves: bool,

@@ -2,8 +2,8 @@
 
 use super::Address;
 use crate::backend::Slot;
+use crate::backend::redis::connection::{Connection, Target};
 use crate::backend::redis::errors::ServerError;
-use crate::backend::redis::link::{Link, Server};
 use crate::backend::redis::slots::SLOTS;
 
 /// The answer of a node about a slot that it does not serve.
@@ -17,7 +17,7 @@ pub(in crate::backend::redis) enum Redirect {
 
 impl Redirect {
     /// Reads a redirect from the error of a command, if it is one. `from` is the node that answered.
-    pub(in crate::backend::redis) fn of(error: &ServerError, from: &Link) -> Option<Self> {
+    pub(in crate::backend::redis) fn of(error: &ServerError, from: &Connection) -> Option<Self> {
         let (code, detail) = error.code_and_detail();
         let redirect = match code {
             "MOVED" => Self::Moved,
@@ -33,9 +33,9 @@ impl Redirect {
 
 /// Returns the host of a redirect. A node that does not know its own address leaves it out; then it is the host of the
 /// node that answered.
-fn host_or(host: &str, from: &Link) -> String {
-    match &from.server {
-        Server::Node(info) if matches!(host, "" | "?") => info.host_and_port().0,
+fn host_or(host: &str, from: &Connection) -> String {
+    match &from.target {
+        Target::Node(info) if matches!(host, "" | "?") => info.host_and_port().0,
         _ => host.to_owned(),
     }
 }

@@ -15,8 +15,8 @@ use tokio::time::Instant;
 use super::map::{Map, MapSource, ask_one};
 use super::{Address, Cluster};
 use crate::Error;
+use crate::backend::redis::connection::Target;
 use crate::backend::redis::deployment::ServerSettings;
-use crate::backend::redis::link::Server;
 
 /// How many nodes are asked at once.
 const ASKED_AT_ONCE: usize = 4;
@@ -28,7 +28,7 @@ const NEXT_AFTER: Duration = Duration::from_millis(100);
 const OTHERS_EVERY: Duration = Duration::from_millis(500);
 
 impl Cluster {
-    /// Asks for the map. `others_asked` is when nodes without a link were last asked.
+    /// Asks for the map. `others_asked` is when nodes without a connection were last asked.
     pub(super) async fn ask(&self, others_asked: &mut Option<Instant>) -> Result<Map, Error> {
         let began = Instant::now();
         let until = began + self.settings.connect_timeout;
@@ -76,10 +76,10 @@ impl Cluster {
 
     /// Returns the nodes to ask, in this order. No node is asked twice.
     fn sources(&self, others_asked: &mut Option<Instant>) -> Vec<MapSource> {
-        let mut links = self.primaries();
-        links.retain(|link| link.is_up());
+        let mut connections = self.primaries();
+        connections.retain(|connection| connection.is_up());
         let recently = others_asked.is_some_and(|at| at.elapsed() < OTHERS_EVERY);
-        let others = if recently && !links.is_empty() {
+        let others = if recently && !connections.is_empty() {
             Vec::new()
         } else {
             *others_asked = Some(Instant::now());
@@ -92,17 +92,17 @@ impl Cluster {
             asked.push(address);
             is_new
         };
-        for link in &links {
-            if let Server::Node(info) = &link.server {
+        for connection in &connections {
+            if let Target::Node(info) = &connection.target {
                 is_new(info);
             }
         }
         let mut others: Vec<_> = others.into_iter().filter(|info| is_new(info)).collect();
         let turn = self.next_turn();
-        rotate(&mut links, turn);
+        rotate(&mut connections, turn);
         rotate(&mut others, turn);
         let others = others.into_iter().map(|info| MapSource::Node(Box::new(info)));
-        links.into_iter().map(MapSource::Link).chain(others).collect()
+        connections.into_iter().map(MapSource::Connection).chain(others).collect()
     }
 
     /// Returns the nodes in the URL, and those that earlier maps have named.

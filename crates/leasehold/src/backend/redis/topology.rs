@@ -1,4 +1,4 @@
-//! The servers of a store: one server, or the primaries of a cluster. Queries go to the server that has their key.
+//! The topology of a store: one server, or the primaries of a cluster. Queries go to the server that has their key.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -11,8 +11,8 @@ use tokio::time::Instant;
 
 use super::cluster::{Cluster, Redirect};
 use super::command::RedisCommand;
+use super::connection::{Connection, Said, Target};
 use super::errors::ServerError;
-use super::link::{Link, Said, Server};
 use super::scripts::Scripts;
 use super::sentinel::Sentinels;
 use super::slots::slot_of;
@@ -40,9 +40,9 @@ async fn pause(began: Instant) {
 }
 
 #[derive(Clone)]
-pub(super) enum Servers {
+pub(super) enum Topology {
     /// One server, with its sentinels if it has any.
-    One(Arc<Link>, Option<Arc<Sentinels>>),
+    One(Arc<Connection>, Option<Arc<Sentinels>>),
     Cluster(Arc<Cluster>, Arc<RedisSettings>),
 }
 
@@ -59,15 +59,15 @@ pub(super) enum Unapplied {
     Later(Error),
 }
 
-impl Servers {
+impl Topology {
     pub(super) fn new(settings: &Arc<RedisSettings>, scripts: &Arc<Scripts>) -> Self {
         let (own, scripts) = (settings.clone(), scripts.clone());
-        let one = |server| Link::new(own.clone(), scripts.clone(), server, Destination::ONLY);
+        let one = |target| Connection::new(own.clone(), scripts.clone(), target, Destination::ONLY);
         match &settings.deployment {
-            Deployment::Server(info) => Self::One(one(Server::Only(info.clone())), None),
+            Deployment::Server(info) => Self::One(one(Target::Only(info.clone())), None),
             Deployment::Sentinel(sentinels) => {
                 let sentinels = Sentinels::new(own.clone(), sentinels.clone());
-                Self::One(one(Server::Primary(sentinels.clone())), Some(sentinels))
+                Self::One(one(Target::Primary(sentinels.clone())), Some(sentinels))
             }
             Deployment::Cluster(seeds) => {
                 Self::Cluster(Cluster::new(own.clone(), scripts, seeds.clone()), own)
@@ -78,8 +78,8 @@ impl Servers {
     /// Connects, in the runtime of this thread, and stays connected.
     pub(super) fn start(&self, client: ClientId, report: Report) {
         match self {
-            Self::One(link, sentinels) => {
-                tokio::spawn(link.clone().keep_up(client, report));
+            Self::One(connection, sentinels) => {
+                tokio::spawn(connection.clone().keep_up(client, report));
                 if let Some(sentinels) = sentinels {
                     tokio::spawn(Sentinels::listen(Arc::downgrade(sentinels)));
                 }
@@ -90,7 +90,7 @@ impl Servers {
 
     pub(super) fn settings(&self) -> &RedisSettings {
         match self {
-            Self::One(link, _) => &link.settings,
+            Self::One(connection, _) => &connection.settings,
             Self::Cluster(_, settings) => settings,
         }
     }
@@ -110,18 +110,18 @@ impl Servers {
         }
     }
 
-    pub(super) fn link(&self, to: Destination) -> Option<Arc<Link>> {
+    pub(super) fn connection(&self, to: Destination) -> Option<Arc<Connection>> {
         match self {
-            Self::One(link, _) => Some(link.clone()),
-            Self::Cluster(cluster, _) => cluster.link(to),
+            Self::One(connection, _) => Some(connection.clone()),
+            Self::Cluster(cluster, _) => cluster.connection(to),
         }
     }
 
     /// Returns every server that has keys. In a cluster that the client is still connecting to, waits until they are
     /// known.
-    pub(super) async fn primaries(&self) -> Result<Vec<Arc<Link>>, Error> {
+    pub(super) async fn primaries(&self) -> Result<Vec<Arc<Connection>>, Error> {
         let cluster = match self {
-            Self::One(link, _) => return Ok(vec![link.clone()]),
+            Self::One(connection, _) => return Ok(vec![connection.clone()]),
             Self::Cluster(cluster, _) => cluster,
         };
         let known = async {
@@ -161,7 +161,7 @@ impl Servers {
         questions: Vec<RedisCommand>,
     ) -> Result<Vec<Result<Value, Error>>, Error> {
         match self {
-            Self::One(link, _) => link.send_each(questions).await,
+            Self::One(connection, _) => connection.send_each(questions).await,
             Self::Cluster(cluster, _) => ask(cluster, home, questions).await,
         }
     }
@@ -171,27 +171,33 @@ impl Servers {
         &self,
         slot: Slot,
         call: RedisCommand,
-    ) -> Result<(Value, Arc<Link>), Error> {
+    ) -> Result<(Value, Arc<Connection>), Error> {
         let began = Instant::now();
         let calling = async {
             loop {
-                let link = self.link(self.destination(slot));
-                if let Some(refusal) = link.as_ref().and_then(|link| link.refusal()) {
+                let connection = self.connection(self.destination(slot));
+                if let Some(refusal) =
+                    connection.as_ref().and_then(|connection| connection.refusal())
+                {
                     return Err(refusal);
                 }
-                let Some(link) = link.filter(|link| link.is_up()) else {
+                let Some(connection) = connection.filter(|connection| connection.is_up()) else {
                     pause(began).await;
                     continue;
                 };
                 let (calls, sent) = (std::slice::from_ref(&call), Moment::now());
-                let mut said = link.request(calls).await?;
-                let unapplied = self.unapplied(&said, &link, calls, sent).await.pop().flatten();
+                let mut said = connection.request(calls).await?;
+                let unapplied =
+                    self.unapplied(&said, &connection, calls, sent).await.pop().flatten();
                 match unapplied {
                     None => {
                         let said = said.pop().unwrap_or(Ok(Value::Nil));
-                        return Ok((said.map_err(|error| link.translate(&error))?, link));
+                        return Ok((
+                            said.map_err(|error| connection.translate(&error))?,
+                            connection,
+                        ));
                     }
-                    Some(Unapplied::There(answer)) => return Ok((answer?, link)),
+                    Some(Unapplied::There(answer)) => return Ok((answer?, connection)),
                     Some(Unapplied::Elsewhere) => {}
                     Some(Unapplied::NotNow(_) | Unapplied::Later(_)) => pause(began).await,
                 }
@@ -206,7 +212,7 @@ impl Servers {
     pub(super) async fn unapplied(
         &self,
         said: &[Said],
-        from: &Link,
+        from: &Connection,
         commands: &[RedisCommand],
         sent: Moment,
     ) -> Vec<Option<Unapplied>> {
@@ -217,11 +223,11 @@ impl Servers {
     }
 }
 
-/// See [`Servers::unapplied`].
+/// See [`Topology::unapplied`].
 async fn unapplied(
     cluster: &Cluster,
     said: &[Said],
-    from: &Link,
+    from: &Connection,
     commands: &[RedisCommand],
     sent: Moment,
 ) -> Vec<Option<Unapplied>> {
@@ -260,13 +266,13 @@ async fn unapplied(
 enum Fate {
     Known(Unapplied),
     /// The command was sent to the server that its slot is being moved to.
-    Asked(Arc<Link>, oneshot::Receiver<Said>),
+    Asked(Arc<Connection>, oneshot::Receiver<Said>),
 }
 
 fn fate(
     cluster: &Cluster,
     error: &ServerError,
-    from: &Link,
+    from: &Connection,
     command: &RedisCommand,
     limit: Duration,
 ) -> Option<Fate> {
@@ -277,10 +283,13 @@ fn fate(
         }
         Some(Redirect::Moved(..)) => not_now(),
         Some(Redirect::Ask(_, address)) => {
-            match cluster.link_to(&address).filter(|link| link.is_up() && !link.is_late()) {
-                Some(link) => {
-                    let answer = ask_there(cluster, link.clone(), command, limit);
-                    return Some(Fate::Asked(link, answer));
+            match cluster
+                .connection_to(&address)
+                .filter(|connection| connection.is_up() && !connection.is_late())
+            {
+                Some(connection) => {
+                    let answer = ask_there(cluster, connection.clone(), command, limit);
+                    return Some(Fate::Asked(connection, answer));
                 }
                 None => not_now(),
             }
@@ -301,20 +310,20 @@ fn fate(
 /// The engine's runtime does the work, because the caller may have none.
 fn ask_there(
     cluster: &Cluster,
-    link: Arc<Link>,
+    connection: Arc<Connection>,
     command: &RedisCommand,
     limit: Duration,
 ) -> oneshot::Receiver<Said> {
     let (answer, answered) = oneshot::channel();
     let request = [RedisCommand::new("ASKING"), command.clone()];
     cluster.spawn(async move {
-        let mut asking = pin!(link.request(&request));
+        let mut asking = pin!(connection.request(&request));
         let said = tokio::time::timeout(limit, &mut asking).await;
         let Ok(said) = said else {
-            link.set_late(true);
+            connection.set_late(true);
             drop(answer);
             let _ = asking.await;
-            return link.set_late(false);
+            return connection.set_late(false);
         };
         if let Some(said) = said.ok().and_then(|mut said| said.pop()) {
             let _ = answer.send(said);
@@ -328,7 +337,7 @@ fn is_being_moved(error: &ServerError) -> bool {
     matches!(error.code(), "TRYAGAIN" | "MOVED" | "ASK")
 }
 
-/// See [`Servers::ask_each`].
+/// See [`Topology::ask_each`].
 pub(super) async fn ask(
     cluster: &Arc<Cluster>,
     home: Slot,
@@ -346,19 +355,19 @@ pub(super) async fn ask(
             }
             let (mut asked, mut again_at_once) = (JoinSet::new(), true);
             for (to, group) in groups {
-                let Some(link) = cluster.link(to) else {
+                let Some(connection) = cluster.connection(to) else {
                     again_at_once = false;
                     continue;
                 };
                 let commands: Vec<_> = group.iter().map(|at| questions[*at].clone()).collect();
                 asked.spawn(async move {
                     let sent = Moment::now();
-                    let said = link.request(&commands).await;
-                    (link, group, commands, said, sent)
+                    let said = connection.request(&commands).await;
+                    (connection, group, commands, said, sent)
                 });
             }
             while let Some(done) = asked.join_next().await {
-                let Ok((link, group, commands, said, sent)) = done else { continue };
+                let Ok((connection, group, commands, said, sent)) = done else { continue };
                 let said = match said {
                     Ok(said) => said,
                     Err(error) => {
@@ -366,11 +375,11 @@ pub(super) async fn ask(
                         continue;
                     }
                 };
-                let unapplied = unapplied(cluster, &said, &link, &commands, sent).await;
+                let unapplied = unapplied(cluster, &said, &connection, &commands, sent).await;
                 let mut unapplied = unapplied.into_iter();
                 for (at, said) in group.into_iter().zip(said) {
                     let answer = match unapplied.next().flatten() {
-                        None => said.map_err(|error| link.translate(&error)),
+                        None => said.map_err(|error| connection.translate(&error)),
                         Some(Unapplied::There(answer)) => answer,
                         Some(Unapplied::Elsewhere) => continue,
                         Some(Unapplied::NotNow(error) | Unapplied::Later(error)) => {

@@ -1,4 +1,4 @@
-//! The connection to one server: multiplexed, and replaced when it is lost or suspect.
+//! The connection to one server. Its socket is replaced when it is lost or suspect.
 //!
 //! Waiting for the connection happens here. A query waits until the connection is up, or fails at its own deadline. The
 //! engine's sender sends nothing while the connection is down. A new connection resumes both at once.
@@ -41,8 +41,8 @@ pub(super) const RECORD_CLIENT_EVERY: Duration = Duration::from_secs(60);
 const SHORTEST_DELAY: Duration = Duration::from_millis(10);
 const LONGEST_DELAY: Duration = Duration::from_secs(1);
 
-/// The server that a connection leads to.
-pub(super) enum Server {
+/// The server to connect to.
+pub(super) enum Target {
     /// The only server of the store.
     Only(ServerSettings),
     /// The primary that the sentinels name.
@@ -51,20 +51,20 @@ pub(super) enum Server {
     Node(ServerSettings),
 }
 
-/// A connection to one server that is replaced whenever it is lost.
-pub(super) struct Link {
+/// The connection to one server. Its socket is replaced whenever it is lost.
+pub(super) struct Connection {
     pub(super) settings: Arc<RedisSettings>,
     pub(super) scripts: Arc<Scripts>,
-    pub(super) server: Server,
+    pub(super) target: Target,
     to: Destination,
     /// The server's address, for messages.
     pub(super) address: String,
     state: watch::Sender<State>,
     /// The clock of the server that the connection leads to.
     clock: Mutex<Arc<ServerClock>>,
-    /// The number of the last connection that is suspect.
+    /// The number of the last socket that is suspect.
     suspected: watch::Sender<u64>,
-    /// Whether a command that was sent here because its slot is being moved here has been unanswered for too long.
+    /// Whether an ASK-redirected command to this node is overdue.
     is_late: AtomicBool,
 }
 
@@ -75,11 +75,11 @@ enum State {
     Down(Error),
 }
 
-/// A connection that can be used.
+/// The socket that is in use.
 #[derive(Clone)]
 struct CurrentSocket {
     socket: Arc<Socket>,
-    /// Connections are numbered, so that a suspicion against one does not affect its successor.
+    /// Sockets are numbered, so that a suspicion against one does not affect its successor.
     number: u64,
     /// In a cluster, the channels that the connection has subscribed to.
     channels: Arc<Mutex<HashSet<String>>>,
@@ -100,20 +100,20 @@ impl CurrentSocket {
 /// The answer to one command, or the server's error.
 pub(super) type Said = Result<Value, ServerError>;
 
-impl Link {
+impl Connection {
     pub(super) fn new(
         settings: Arc<RedisSettings>,
         scripts: Arc<Scripts>,
-        server: Server,
+        target: Target,
         to: Destination,
     ) -> Arc<Self> {
-        let address = match &server {
-            Server::Only(_) | Server::Primary(_) => settings.address.clone(),
-            Server::Node(info) => info.address(),
+        let address = match &target {
+            Target::Only(_) | Target::Primary(_) => settings.address.clone(),
+            Target::Node(info) => info.address(),
         };
         let (state, suspected) = (watch::Sender::new(State::Connecting), watch::Sender::new(0));
         let (clock, is_late) = (Mutex::default(), AtomicBool::new(false));
-        Arc::new(Self { settings, scripts, server, to, address, state, clock, suspected, is_late })
+        Arc::new(Self { settings, scripts, target, to, address, state, clock, suspected, is_late })
     }
 
     pub(super) fn to(&self) -> Destination {
@@ -386,11 +386,11 @@ impl Link {
 
     /// Waits for `delay` before the next attempt to connect. It ends early if the sentinels announce a primary.
     async fn pause(&self, delay: Duration) {
-        match &self.server {
-            Server::Primary(sentinels) => {
+        match &self.target {
+            Target::Primary(sentinels) => {
                 let _ = tokio::time::timeout(delay, sentinels.announcement()).await;
             }
-            Server::Only(_) | Server::Node(_) => tokio::time::sleep(delay).await,
+            Target::Only(_) | Target::Node(_) => tokio::time::sleep(delay).await,
         }
     }
 
@@ -407,7 +407,7 @@ impl Link {
         let mut moved = pin!(moved_from(&info, open.announced.take()));
         let mut interval = tokio::time::interval(RECORD_CLIENT_EVERY);
         // In a cluster, another node may serve the slot of the record: see `Cluster::record_client`.
-        let writes_record = !matches!(self.server, Server::Node(_)) && !self.settings.only_reads();
+        let writes_record = !matches!(self.target, Target::Node(_)) && !self.settings.only_reads();
         loop {
             tokio::select! {
                 push = open.wake_ups.recv() => match push {
