@@ -12,7 +12,7 @@
 //! - [`locks`], [`pools`]: the same for locks and pools; [`lock_index`]: the index of lock ids, which the client
 //!   maintains in a cluster.
 //! - [`server_clock`]: bounds the age of a wake-up.
-//! - [`stats`]: reads holders, waiters and clients; [`reading`]: the connections and the thread for such reads.
+//! - [`stats`]: reads holders, waiters and clients; [`stats_reader`]: the connections and the thread for such reads.
 //! - [`tls`]: the certificates that a TLS connection trusts.
 
 use std::collections::{BTreeMap, HashMap};
@@ -41,7 +41,6 @@ mod errors;
 mod lock_index;
 mod locks;
 mod pools;
-mod reading;
 mod request;
 mod resp;
 mod scripts;
@@ -51,6 +50,7 @@ mod settings;
 mod slots;
 mod socket;
 mod stats;
+mod stats_reader;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -61,14 +61,14 @@ mod value;
 use command::RedisCommand;
 pub(crate) use deployment::SentinelAccess;
 pub use deployment::{Deployment, Endpoint, SentinelSettings, ServerSettings};
-use locks::Calls;
 pub use locks::LockLayout;
+use locks::LockScripts;
 pub(crate) use locks::Prefix;
-use reading::Reading;
 use request::{Encoded, Kind, Reader, Served, unexpected};
 use scripts::{Keys, Scripts};
 pub(crate) use settings::{Purpose, RedisSettings};
-use slots::{Spelling, slot_of};
+use slots::{KeyTag, slot_of};
+use stats_reader::StatsReader;
 use topology::{Topology, Unapplied};
 use value::Value;
 
@@ -81,12 +81,12 @@ const FOREIGN_HEARTBEAT: Span = Span::from_millis(180_000);
 /// The store.
 pub(crate) struct Redis {
     topology: Topology,
-    reading: Reading,
+    stats_reader: StatsReader,
     scripts: Arc<Scripts>,
     /// How the names of semaphores and pools are written in keys.
-    names: Spelling,
-    pools: Spelling,
-    locks: Arc<Calls>,
+    names: KeyTag,
+    pools: KeyTag,
+    locks: Arc<LockScripts>,
     client: OnceLock<ClientId>,
     /// The keys of names, so that they are not built for each request.
     keys: Mutex<HashMap<Name, Arc<Keys>>>,
@@ -99,21 +99,33 @@ impl Redis {
             let _ = rustls::crypto::ring::default_provider().install_default();
         }
         let is_cluster = matches!(settings.deployment, Deployment::Cluster(_));
-        let (mut names, mut pools) = (Spelling::Plain, Spelling::Plain);
-        let locks =
-            Calls::new(settings.lock_prefix.clone(), settings.lock_layout, &settings.namespace);
+        let (mut names, mut pools) = (KeyTag::Plain, KeyTag::Plain);
+        let locks = LockScripts::new(
+            settings.lock_prefix.clone(),
+            settings.lock_layout,
+            &settings.namespace,
+        );
         let locks = if is_cluster {
-            names = Spelling::below("namespace", &settings.namespace)?;
-            pools = Spelling::Tagged;
+            names = KeyTag::below("namespace", &settings.namespace)?;
+            pools = KeyTag::Tagged;
             locks.in_cluster()?
         } else {
             locks
         };
         let (settings, scripts) = (Arc::new(settings), Arc::new(Scripts::new()));
         let topology = Topology::new(&settings, &scripts);
-        let reading = Reading::new(&settings, &scripts);
+        let stats_reader = StatsReader::new(&settings, &scripts);
         let (client, keys) = (OnceLock::new(), Mutex::default());
-        Ok(Self { topology, reading, scripts, names, pools, locks: Arc::new(locks), client, keys })
+        Ok(Self {
+            topology,
+            stats_reader,
+            scripts,
+            names,
+            pools,
+            locks: Arc::new(locks),
+            client,
+            keys,
+        })
     }
 
     /// Waits for the first attempt to connect, and returns its result.
@@ -139,7 +151,7 @@ impl Redis {
     ) -> Later<T> {
         match (self.topology.settings().only_reads(), self.client()) {
             (true, _) => Box::pin(question(self.topology.clone())),
-            (false, Ok(client)) => self.reading.ask(client, question),
+            (false, Ok(client)) => self.stats_reader.ask(client, question),
             (false, Err(error)) => Box::pin(std::future::ready(Err(error))),
         }
     }
@@ -155,9 +167,9 @@ impl Redis {
         }
         let settings = self.topology.settings();
         let (namespace, confirm_within) = (&settings.namespace, settings.confirm_within);
-        let spelled = self.names.spell(name.as_str());
+        let written = self.names.write(name.as_str());
         let new = Keys::new(
-            (namespace, &spelled),
+            (namespace, &written),
             name,
             self.client()?,
             confirm_within,
@@ -214,7 +226,7 @@ impl Redis {
         }
         for (at, part) in request.iter().enumerate() {
             if let Part::Pool(command) = part {
-                let pool = self.pools.spell(command.pool.as_str());
+                let pool = self.pools.write(command.pool.as_str());
                 encoded.commands.push(pools::call(&self.scripts, &pool, command));
                 encoded.served.push(Served { kind: Kind::Pool, parts: vec![at] });
             }
@@ -260,7 +272,7 @@ impl RemoteBackend for Redis {
             Subject::Semaphore(name) => self.keys(name).map_or(Slot::ONLY, |keys| keys.slot),
             Subject::Lock(key) => slot_of(&self.locks.lock(key)),
             Subject::LockId(id) => slot_of(&self.locks.index(id)),
-            Subject::Pool(name) => slot_of(&self.pools.spell(name.as_str())),
+            Subject::Pool(name) => slot_of(&self.pools.write(name.as_str())),
         }
     }
 
@@ -281,9 +293,9 @@ impl RemoteBackend for Redis {
         let (request, topology, locks) =
             (request.clone(), self.topology.clone(), self.locks.clone());
         if topology.settings().only_reads() {
-            return Box::pin(
-                async move { Ok(reading::answers(&topology, &locks, &request).await) },
-            );
+            return Box::pin(async move {
+                Ok(stats_reader::answers(&topology, &locks, &request).await)
+            });
         }
         let encoded = self.encode(&request);
         Box::pin(async move {
@@ -292,17 +304,19 @@ impl RemoteBackend for Redis {
                 return Ok(request.iter().map(|_| Ok(Answer::Elsewhere)).collect());
             };
             let (sent, clock) = (Moment::now(), connection.clock());
-            let (said, refused) = if channels.is_empty() {
+            let (replies, refused) = if channels.is_empty() {
                 (connection.request(&commands).await?, Vec::new())
             } else {
                 connection.request_listening(channels.keys(), &commands).await?
             };
             let mut reader = Reader::new(&connection, &locks, &request);
-            let unapplied = topology.unapplied(&said, &connection, &commands, sent).await;
+            let unapplied = topology.unapplied(&replies, &connection, &commands, sent).await;
             let mut unapplied = unapplied.into_iter();
-            for (served, said) in served.iter().zip(said) {
+            for (served, reply) in served.iter().zip(replies) {
                 match unapplied.next().flatten() {
-                    None => reader.read(served, said.map_err(|error| connection.translate(&error))),
+                    None => {
+                        reader.read(served, reply.map_err(|error| connection.translate(&error)))
+                    }
                     Some(Unapplied::There(answer)) => {
                         let time = reader.time;
                         reader.read(served, answer);
@@ -363,7 +377,7 @@ impl RemoteBackend for Redis {
         let (topology, keys, id) = (self.topology.clone(), self.keys(name), id.to_owned());
         let scripts = self.scripts.clone();
         Box::pin(async move {
-            reading::check(&topology)?;
+            stats_reader::check(&topology)?;
             let keys = keys?;
             let call = scripts.release_member(&keys, &id);
             let answer = answer_of_one(&topology, keys.slot, call).await?;
@@ -375,7 +389,7 @@ impl RemoteBackend for Redis {
         let (topology, keys) = (self.topology.clone(), self.keys(name));
         let scripts = self.scripts.clone();
         Box::pin(async move {
-            reading::check(&topology)?;
+            stats_reader::check(&topology)?;
             let keys = keys?;
             let call = scripts.steer(&keys, &steer);
             let answer = answer_of_one(&topology, keys.slot, call).await?;

@@ -98,7 +98,7 @@ impl CurrentSocket {
 }
 
 /// The answer to one command, or the server's error.
-pub(super) type Said = Result<Value, ServerError>;
+pub(super) type CommandReply = Result<Value, ServerError>;
 
 impl Connection {
     pub(super) fn new(
@@ -211,7 +211,10 @@ impl Connection {
 
     /// Sends commands in one pipeline over the current connection, and returns the answer to each. Fails if there is no
     /// connection.
-    pub(super) async fn request(&self, commands: &[RedisCommand]) -> Result<Vec<Said>, Error> {
+    pub(super) async fn request(
+        &self,
+        commands: &[RedisCommand],
+    ) -> Result<Vec<CommandReply>, Error> {
         match self.current() {
             Some(current) => self.send_over(&current, commands).await,
             None => Err(self.silence(false)),
@@ -225,7 +228,7 @@ impl Connection {
         &self,
         channels: impl Iterator<Item = &String>,
         commands: &[RedisCommand],
-    ) -> Result<(Vec<Said>, Vec<(String, ServerError)>), Error> {
+    ) -> Result<(Vec<CommandReply>, Vec<(String, ServerError)>), Error> {
         let Some(current) = self.current() else { return Err(self.silence(false)) };
         let new: Vec<_> = {
             let mut known = current.channels();
@@ -241,7 +244,7 @@ impl Connection {
         let answers = subscribed.split_off(new.len());
         let refused = new.into_iter().zip(subscribed);
         let refused: Vec<_> =
-            refused.filter_map(|(channel, said)| Some((channel, said.err()?))).collect();
+            refused.filter_map(|(channel, reply)| Some((channel, reply.err()?))).collect();
         for (channel, _) in &refused {
             current.channels().remove(channel);
         }
@@ -284,13 +287,13 @@ impl Connection {
         &self,
         current: &CurrentSocket,
         commands: &[RedisCommand],
-    ) -> Result<Vec<Said>, Error> {
+    ) -> Result<Vec<CommandReply>, Error> {
         let mut answers = self.answers(current, commands).await?;
         let forgotten =
             |value: &Value| matches!(value, Value::Error(error) if error.code() == "NOSCRIPT");
         if answers.iter().any(forgotten) {
             let again = commands.iter().zip(&answers).filter(|(_, answer)| forgotten(answer));
-            let again: Vec<_> = again.map(|(call, _)| self.scripts.spelled_out(call)).collect();
+            let again: Vec<_> = again.map(|(call, _)| self.scripts.in_full(call)).collect();
             let mut anew = self.answers(current, &again).await?.into_iter();
             for answer in answers.iter_mut().filter(|answer| forgotten(answer)) {
                 *answer = anew.next().unwrap_or(Value::Nil);
@@ -300,8 +303,8 @@ impl Connection {
         Ok(answers.into_iter().map(Value::checked).collect())
     }
 
-    fn translated(&self, answers: Vec<Said>) -> Vec<Result<Value, Error>> {
-        answers.into_iter().map(|said| said.map_err(|error| self.translate(&error))).collect()
+    fn translated(&self, answers: Vec<CommandReply>) -> Vec<Result<Value, Error>> {
+        answers.into_iter().map(|reply| reply.map_err(|error| self.translate(&error))).collect()
     }
 
     /// Maps an error that the server returned to a request.
@@ -355,7 +358,8 @@ impl Connection {
                     let current = CurrentSocket { socket, number, channels };
                     self.state.send_replace(State::Up(current.clone()));
                     let before = before.replace(open.identity.clone());
-                    let other = before.as_ref().is_some_and(|own| own.differs(&open.identity));
+                    let other =
+                        before.as_ref().is_some_and(|before| before.differs(&open.identity));
                     let (again, stragglers) = (before.is_some(), open.stragglers);
                     report(Event::Connected { to, again, other, stragglers });
                     self.serve(client, open, (&current, &clock), &report).await;

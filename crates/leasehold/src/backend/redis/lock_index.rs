@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use super::cluster::Cluster;
 use super::command::RedisCommand;
-use super::locks::Calls;
+use super::locks::LockScripts;
 use super::slots::slot_of;
 use super::topology;
 use crate::backend::{Answer, Answers, Destination, Part, Slot};
@@ -26,7 +26,7 @@ const INDEX_WITHIN: Duration = Duration::from_millis(200);
 /// arrives early, the thread that sent the request polls it.
 pub(super) async fn keep(
     cluster: &Arc<Cluster>,
-    locks: &Calls,
+    locks: &LockScripts,
     request: &[Part],
     answers: &Answers,
 ) {
@@ -36,7 +36,8 @@ pub(super) async fn keep(
         _ => None,
     });
     let (write, remove): (Vec<_>, Vec<_>) = both.partition(|change| change.is_kept);
-    let [write, remove] = [write, remove].map(|own| own.into_iter().map(|own| own.command));
+    let [write, remove] =
+        [write, remove].map(|changes| changes.into_iter().map(|change| change.command));
     let (write, remove): (Vec<_>, Vec<_>) = (write.collect(), remove.collect());
     if !remove.is_empty() {
         let asked = cluster.clone();

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use super::command::RedisCommand;
 use super::scripts::{Scripts, with_branches};
-use super::slots::{Spelling, channel_end};
+use super::slots::{KeyTag, channel_end};
 use super::stats;
 use super::topology::Topology;
 use super::value::Value;
@@ -152,12 +152,12 @@ impl FromStr for LockLayout {
 }
 
 /// The typed calls of the script: the only place that knows the order of its KEYS and ARGV.
-pub(super) struct Calls {
+pub(super) struct LockScripts {
     prefix: Prefix,
     layout: LockLayout,
     namespace: String,
     /// How keys are written, if the server is a node of a cluster.
-    cluster: Option<Spelling>,
+    cluster: Option<KeyTag>,
 }
 
 /// A change to the index of a lock, which the client maintains in a cluster.
@@ -166,7 +166,7 @@ pub(super) struct IndexChange {
     pub(super) is_kept: bool,
 }
 
-impl Calls {
+impl LockScripts {
     pub(super) fn new(prefix: Prefix, layout: LockLayout, namespace: &str) -> Self {
         // `SyncGuard` 2 ignores all colons at the end of a prefix, and adds one.
         let prefix = match (layout, prefix.0.trim_end_matches(':')) {
@@ -178,7 +178,7 @@ impl Calls {
 
     /// Returns the same calls for a cluster.
     pub(super) fn in_cluster(self) -> Result<Self, Error> {
-        let cluster = Some(Spelling::below("lock prefix", &self.prefix.0)?);
+        let cluster = Some(KeyTag::below("lock prefix", &self.prefix.0)?);
         // The set of waiting clients must be in the slot of the lock, so the hash tag must not be the namespace's.
         let namespace = self.namespace.replace(['{', '}'], "");
         Ok(Self { namespace, cluster, ..self })
@@ -186,11 +186,11 @@ impl Calls {
 
     /// Returns [`Error::InvalidArgument`] if this key cannot be stored.
     pub(super) fn check(&self, key: &Name) -> Result<(), Error> {
-        let Some(spelling) = self.cluster else { return Ok(()) };
-        spelling.check("key", key.as_str())?;
+        let Some(key_tag) = self.cluster else { return Ok(()) };
+        key_tag.check("key", key.as_str())?;
         // A hashed key would have no hash tag any more.
-        let (prefix, spelled) = (&self.prefix.0, spelling.spell(key.as_str()));
-        let longest = format!("{prefix}fence:{prefix}{spelled}").len();
+        let (prefix, written) = (&self.prefix.0, key_tag.write(key.as_str()));
+        let longest = format!("{prefix}fence:{prefix}{written}").len();
         let limit = self.layout.longest_key();
         if longest > limit {
             let problem =
@@ -207,8 +207,8 @@ impl Calls {
 
     /// Returns the storage key of a lock in one of the layouts.
     fn lock_in(&self, layout: LockLayout, key: &Name) -> String {
-        let spelled = self.cluster.map(|spelling| spelling.spell(key.as_str()));
-        self.prefix.storage_key(layout, "", spelled.as_deref().unwrap_or(key.as_str()))
+        let written = self.cluster.map(|key_tag| key_tag.write(key.as_str()));
+        self.prefix.storage_key(layout, "", written.as_deref().unwrap_or(key.as_str()))
     }
 
     /// Returns the storage key of the index of a lock id.
@@ -218,10 +218,10 @@ impl Calls {
 
     /// Returns the fence counters of a lock, in this layout and in the other.
     fn counters(&self, key: &Name) -> [String; 2] {
-        let spelled = self.cluster.map(|spelling| spelling.spell(key.as_str()));
-        let spelled = spelled.as_deref().unwrap_or(key.as_str());
+        let written = self.cluster.map(|key_tag| key_tag.write(key.as_str()));
+        let written = written.as_deref().unwrap_or(key.as_str());
         let lock = self.lock_in(LockLayout::SyncGuard2, key);
-        let first = self.prefix.storage_key(LockLayout::SyncGuard1, "fence:", spelled);
+        let first = self.prefix.storage_key(LockLayout::SyncGuard1, "fence:", written);
         let second = self.prefix.storage_key(LockLayout::SyncGuard2, "fence:", &lock);
         match self.layout {
             LockLayout::SyncGuard1 => [first, second],
@@ -293,11 +293,11 @@ impl Calls {
         if found.is_empty() {
             return Ok(None);
         }
-        let spelled = match self.layout {
+        let written = match self.layout {
             LockLayout::SyncGuard1 => &found[..],
             LockLayout::SyncGuard2 => found.strip_prefix(&self.prefix.0).unwrap_or(&found),
         };
-        let key = self.cluster.map_or(spelled, |spelling| spelling.read(spelled));
+        let key = self.cluster.map_or(written, |key_tag| key_tag.read(written));
         Name::normalised("key", key).map(Some)
     }
 
@@ -309,23 +309,23 @@ impl Calls {
         slot: Slot,
         commands: &[&LockCommand],
     ) -> RedisCommand {
-        let spelled: Vec<_> = commands.iter().map(|command| self.spell(command)).collect();
+        let parts: Vec<_> = commands.iter().map(|command| self.arguments(command)).collect();
         let mut call = RedisCommand::script_call(&scripts.locks.hash);
-        call.push_fmt(spelled.iter().map(|(_, keys, _)| keys.len()).sum::<usize>());
-        for (_, keys, _) in &spelled {
+        call.push_fmt(parts.iter().map(|(_, keys, _)| keys.len()).sum::<usize>());
+        for (_, keys, _) in &parts {
             call = call.args(keys);
         }
         call = call.arg(&self.prefix.0).arg(&self.namespace);
         call = call.arg_fmt(client).arg_fmt(self.layout);
         call.push(self.cluster.map(|_| channel_end(slot)).unwrap_or_default());
-        for (word, _, arguments) in &spelled {
+        for (word, _, arguments) in &parts {
             call = call.arg(word).args(arguments);
         }
         call
     }
 
     /// Returns a command's name in the script, its KEYS and its ARGV.
-    fn spell(&self, command: &LockCommand) -> (&'static str, Vec<String>, Vec<String>) {
+    fn arguments(&self, command: &LockCommand) -> (&'static str, Vec<String>, Vec<String>) {
         let is_cluster = self.cluster.is_some();
         // In a cluster the index is left out, because it is in another slot.
         let index = |id: &LockId| (!is_cluster).then(|| self.index(id));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::command::RedisCommand;
 use super::connection::Connection;
 use super::scripts::Scripts;
-use super::slots::Spelling;
+use super::slots::KeyTag;
 use super::stats;
 use super::topology::Topology;
 use super::value::Value;
@@ -63,7 +63,7 @@ pub(super) fn misplaced(connection: &Connection, command: &PoolCommand) -> Error
 /// Returns the pools that have members, ordered by name.
 pub(super) async fn list(
     topology: &Topology,
-    spelling: Spelling,
+    key_tag: KeyTag,
     which: Which,
 ) -> Result<Vec<PoolStats>, Error> {
     let (names, limit) = match which {
@@ -73,7 +73,7 @@ pub(super) async fn list(
             let name = |key: &String| key.strip_prefix("semaphores:").map(str::to_owned);
             (keys.iter().filter_map(name).collect(), limit)
         }
-        Which::Named(name) => (vec![spelling.spell(name.as_str())], 1),
+        Which::Named(name) => (vec![key_tag.write(name.as_str())], 1),
     };
     // Pools of one server are read together, because silence is measured by that server's clock.
     let mut by_server: BTreeMap<_, Vec<String>> = BTreeMap::new();
@@ -83,7 +83,7 @@ pub(super) async fn list(
     }
     let mut pools = Vec::new();
     for names in by_server.values().flat_map(|names| names.chunks(AT_ONCE)) {
-        pools.extend(look(topology, spelling, names).await?);
+        pools.extend(look(topology, key_tag, names).await?);
         pools.sort_by(|a: &PoolStats, b| a.name.cmp(&b.name));
         pools.truncate(limit);
     }
@@ -96,8 +96,8 @@ const HOLDERS: &str = "semaphores:holders:";
 const AT_ONCE: usize = 100;
 const PAGE: usize = 500;
 
-fn key_of(spelled: &str) -> String {
-    format!("semaphores:{spelled}")
+fn key_of(written: &str) -> String {
+    format!("semaphores:{written}")
 }
 
 /// Instances, as Redis stores them, each with the time of its last renewal.
@@ -107,7 +107,7 @@ type Instances = Vec<(Vec<u8>, f64)>;
 /// programs, are left out.
 async fn look(
     topology: &Topology,
-    spelling: Spelling,
+    key_tag: KeyTag,
     names: &[String],
 ) -> Result<Vec<PoolStats>, Error> {
     let home = names.first().map_or(Slot::ONLY, |name| topology.slot(&key_of(name)));
@@ -161,7 +161,7 @@ async fn look(
                 .map(Duration::from_millis),
         };
         let members = members.into_iter().map(member).collect();
-        pools.push(PoolStats { name: spelling.read(name).to_owned(), members });
+        pools.push(PoolStats { name: key_tag.read(name).to_owned(), members });
     }
     Ok(pools)
 }

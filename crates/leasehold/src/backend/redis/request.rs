@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::command::RedisCommand;
 use super::connection::Connection;
-use super::locks::Calls;
+use super::locks::LockScripts;
 use super::pools;
 use super::scripts::{self, Keys};
 use super::value::Value;
@@ -72,7 +72,7 @@ pub(super) fn locks_in<'a>(request: &'a [Part], parts: &[usize]) -> Vec<&'a Lock
 /// Decodes the answers to the commands of [`Redis::encode`](super::Redis::encode) into one answer for each part.
 pub(super) struct Reader<'a> {
     connection: &'a Connection,
-    locks: &'a Calls,
+    locks: &'a LockScripts,
     request: &'a [Part],
     answers: Vec<Option<Result<Answer, Error>>>,
     /// The server's time, if a script returned it.
@@ -80,7 +80,11 @@ pub(super) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(connection: &'a Connection, locks: &'a Calls, request: &'a [Part]) -> Self {
+    pub(super) fn new(
+        connection: &'a Connection,
+        locks: &'a LockScripts,
+        request: &'a [Part],
+    ) -> Self {
         let answers = request.iter().map(|_| None).collect();
         Self { connection, locks, request, answers, time: None }
     }
@@ -91,14 +95,14 @@ impl<'a> Reader<'a> {
         }
     }
 
-    pub(super) fn read(&mut self, served: &Served, said: Result<Value, Error>) {
+    pub(super) fn read(&mut self, served: &Served, reply: Result<Value, Error>) {
         if served.kind == Kind::Pool {
             for at in &served.parts {
-                self.answers[*at] = Some(self.pool(&self.request[*at], &said));
+                self.answers[*at] = Some(self.pool(&self.request[*at], &reply));
             }
             return;
         }
-        let mut values = Parts::of(self.connection, said);
+        let mut values = Parts::of(self.connection, reply);
         if served.kind == Kind::Semaphores {
             self.time = values.time().or(self.time);
         }
@@ -113,8 +117,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn pool(&self, part: &Part, said: &Result<Value, Error>) -> Result<Answer, Error> {
-        match (said, part) {
+    fn pool(&self, part: &Part, reply: &Result<Value, Error>) -> Result<Answer, Error> {
+        match (reply, part) {
             (Ok(value), _) => pools::decode(value).map(Answer::Pool).map_err(Error::internal),
             (Err(Error::InvalidArgument { .. }), Part::Pool(command)) => {
                 Err(pools::misplaced(self.connection, command))
@@ -134,7 +138,7 @@ fn decode_semaphore(commands: &[Command], value: Value) -> Result<Answer, Error>
     scripts::decode(commands, value).map(Answer::Semaphore).map_err(Error::internal)
 }
 
-fn decode_lock(locks: &Calls, command: &LockCommand, value: &Value) -> Result<Answer, Error> {
+fn decode_lock(locks: &LockScripts, command: &LockCommand, value: &Value) -> Result<Answer, Error> {
     locks.decode(command, value).map(Answer::Lock)
 }
 
@@ -192,10 +196,10 @@ pub(super) async fn name_misplaced(
         return;
     }
     let Ok(types) = connection.request(&calls).await else { return };
-    let mut types = types.into_iter().map(|own| own.unwrap_or(Value::Nil));
+    let mut types = types.into_iter().map(|found| found.unwrap_or(Value::Nil));
     for (at, keys) in misplaced {
-        let own = types.by_ref().take(keys.types().len()).collect();
-        if let Some(key) = keys.misplaced(own) {
+        let found = types.by_ref().take(keys.types().len()).collect();
+        if let Some(key) = keys.misplaced(found) {
             let problem =
                 format!("the key {key:?} on {} does not belong to leasehold", connection.address);
             answers[at] =

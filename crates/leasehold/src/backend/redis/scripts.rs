@@ -151,7 +151,7 @@ impl Scripts {
     }
 
     /// Returns the same call with the script itself instead of its hash, for a server that does not have the script.
-    pub(super) fn spelled_out(&self, call: &RedisCommand) -> RedisCommand {
+    pub(super) fn in_full(&self, call: &RedisCommand) -> RedisCommand {
         let mut arguments = call.iter().skip(1);
         let hash = arguments.next().unwrap_or_default();
         let known = self.all().find(|script| script.hash.as_bytes() == hash);
@@ -264,16 +264,16 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    /// `spelled` is the name as it is written in a key.
+    /// `written` is the name as it is written in a key.
     pub(super) fn new(
-        (namespace, spelled): (&str, &str),
+        (namespace, written): (&str, &str),
         name: &Name,
         client: ClientId,
         confirm_within: Span,
         foreign_heartbeat: Span,
     ) -> Self {
         Self {
-            all: KINDS.map(|(kind, _)| format!("{namespace}:semaphore_{kind}:{spelled}")),
+            all: KINDS.map(|(kind, _)| format!("{namespace}:semaphore_{kind}:{written}")),
             slot: Slot::ONLY,
             channel_end: String::new(),
             namespace: namespace.to_owned(),

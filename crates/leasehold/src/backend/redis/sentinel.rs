@@ -63,7 +63,7 @@ pub(super) struct Announced {
 
 pub(super) struct Sentinels {
     settings: Arc<RedisSettings>,
-    own: SentinelSettings,
+    named: SentinelSettings,
     /// All known sentinels. The one that answered last comes first.
     known: Mutex<Vec<ServerSettings>>,
     /// Notified when `known` changes, and when this is dropped.
@@ -75,10 +75,10 @@ pub(super) struct Sentinels {
 }
 
 impl Sentinels {
-    pub(super) fn new(settings: Arc<RedisSettings>, own: SentinelSettings) -> Arc<Self> {
-        let (known, announced) = (Mutex::new(own.sentinels.clone()), watch::Sender::new(None));
+    pub(super) fn new(settings: Arc<RedisSettings>, named: SentinelSettings) -> Arc<Self> {
+        let (known, announced) = (Mutex::new(named.sentinels.clone()), watch::Sender::new(None));
         let newest = Mutex::new((0, Instant::now()));
-        Arc::new(Self { settings, own, known, changed: Arc::default(), announced, newest })
+        Arc::new(Self { settings, named, known, changed: Arc::default(), announced, newest })
     }
 
     /// Connects to the primary that the sentinels name.
@@ -94,7 +94,7 @@ impl Sentinels {
         let limit = self.settings.connect_timeout / 2;
         let mut asked = JoinSet::new();
         for sentinel in self.known().iter().cloned() {
-            let (settings, service) = (self.settings.clone(), self.own.service.clone());
+            let (settings, service) = (self.settings.clone(), self.named.service.clone());
             asked.spawn(async move {
                 let answer = ask(&settings, &sentinel, &service).await;
                 (sentinel, answer)
@@ -119,7 +119,7 @@ impl Sentinels {
                 Some(Ok((sentinel, Ok(view)))) => {
                     self.note(&view);
                     self.learn(&sentinel, &view.others);
-                    if !newest.hear(view) {
+                    if !newest.add(view) {
                         let what = sentinel.address();
                         let what = format!("the sentinel {what} names an outdated primary");
                         failed(Error::unavailable(what, false, None));
@@ -136,7 +136,7 @@ impl Sentinels {
             }
             let Some(address) = newest.untried.pop() else { break };
             event!(debug, host = address.0, port = address.1, "a sentinel named this primary");
-            let info = self.own.server.at(&address.0, address.1);
+            let info = self.named.server.at(&address.0, address.1);
             let what = format!("connecting to {}", info.address());
             let connected = connection.connect_to(&info, client, before);
             match tokio::time::timeout(limit, connected).await {
@@ -161,9 +161,9 @@ impl Sentinels {
         let mut listeners = JoinSet::new();
         let mut listening: HashMap<Address, AbortHandle> = HashMap::new();
         loop {
-            let Some(own) = this.upgrade() else { return };
-            let (known, changed) = (own.known().clone(), own.changed.clone());
-            drop(own);
+            let Some(sentinels) = this.upgrade() else { return };
+            let (known, changed) = (sentinels.known().clone(), sentinels.changed.clone());
+            drop(sentinels);
             let addresses: HashSet<_> = known.iter().map(ServerSettings::host_and_port).collect();
             listening.retain(|address, listener| {
                 let is_known = addresses.contains(address);
@@ -183,13 +183,13 @@ impl Sentinels {
     /// Listens to one sentinel, over one connection after the other.
     async fn listen_to(this: Weak<Self>, sentinel: ServerSettings) {
         loop {
-            let Some(own) = this.upgrade() else { return };
-            let timeout = own.settings.connect_timeout;
-            let opened = tokio::time::timeout(timeout, own.subscribe(&sentinel)).await;
-            drop(own);
+            let Some(sentinels) = this.upgrade() else { return };
+            let timeout = sentinels.settings.connect_timeout;
+            let opened = tokio::time::timeout(timeout, sentinels.subscribe(&sentinel)).await;
+            drop(sentinels);
             if let Ok(Some(mut socket)) = opened {
-                let heard = Self::hear(&this, &sentinel, &mut socket);
-                let _ = tokio::time::timeout(LISTEN_FOR, heard).await;
+                let following = Self::follow(&this, &sentinel, &mut socket);
+                let _ = tokio::time::timeout(LISTEN_FOR, following).await;
             }
             tokio::time::sleep(LISTEN_AGAIN).await;
         }
@@ -207,7 +207,7 @@ impl Sentinels {
 
     /// Asks a sentinel, and records how new its configuration is.
     async fn ask(&self, sentinel: &ServerSettings) -> Result<View, Error> {
-        let view = ask(&self.settings, sentinel, &self.own.service).await?;
+        let view = ask(&self.settings, sentinel, &self.named.service).await?;
         self.note(&view);
         Ok(view)
     }
@@ -227,13 +227,13 @@ impl Sentinels {
         if newest.1.elapsed() < REFUSE_OLDER_FOR { newest.0 } else { 0 }
     }
 
-    async fn hear(this: &Weak<Self>, sentinel: &ServerSettings, socket: &mut OpenSocket) {
+    async fn follow(this: &Weak<Self>, sentinel: &ServerSettings, socket: &mut OpenSocket) {
         while let Some(push) = socket.wake_ups.recv().await {
-            let Some(own) = this.upgrade() else { return };
+            let Some(sentinels) = this.upgrade() else { return };
             if push.kind != PushKind::Message {
                 continue;
             }
-            let Some(primary) = switch(&push.data, &own.own.service) else { continue };
+            let Some(primary) = switch(&push.data, &sentinels.named.service) else { continue };
             event!(
                 debug,
                 host = primary.0,
@@ -241,13 +241,13 @@ impl Sentinels {
                 "a sentinel announced another primary"
             );
             // The message has no epoch. A sentinel that catches up announces switches of the past.
-            let timeout = own.settings.connect_timeout;
-            let asked = tokio::time::timeout(timeout, own.ask(sentinel)).await;
+            let timeout = sentinels.settings.connect_timeout;
+            let asked = tokio::time::timeout(timeout, sentinels.ask(sentinel)).await;
             let announcement = match asked {
                 Ok(Ok(View { primary, epoch, .. })) => Announcement { primary, epoch },
                 _ => Announcement { primary, epoch: None },
             };
-            own.announced.send_replace(Some(announcement));
+            sentinels.announced.send_replace(Some(announcement));
         }
     }
 
@@ -257,7 +257,7 @@ impl Sentinels {
         let others = others.iter().map(|(host, port)| answered.at(host, *port));
         let all = [answered.clone()].into_iter().chain(others);
         let mut known: Vec<ServerSettings> = Vec::new();
-        for sentinel in all.chain(self.own.sentinels.iter().cloned()) {
+        for sentinel in all.chain(self.named.sentinels.iter().cloned()) {
             if known.iter().all(|other| other.host_and_port() != sentinel.host_and_port()) {
                 known.push(sentinel);
             }
@@ -301,7 +301,7 @@ struct Newest {
 
 impl Newest {
     /// Returns false if a newer configuration is known. A configuration without a number counts as new.
-    fn hear(&mut self, View { primary, epoch, .. }: View) -> bool {
+    fn add(&mut self, View { primary, epoch, .. }: View) -> bool {
         let epoch = epoch.unwrap_or(self.epoch);
         if epoch > self.epoch {
             *self = Self { epoch, ..Self::default() };

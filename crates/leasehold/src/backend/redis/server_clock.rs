@@ -111,8 +111,8 @@ mod tests {
                 }
             }
             let granted = ORIGIN + granted;
-            let told = clock.known().unwrap().not_before(server(granted));
-            prop_assert!(told.micros() <= granted + 1, "{} too late", told.micros() - granted);
+            let bound = clock.known().unwrap().not_before(server(granted));
+            prop_assert!(bound.micros() <= granted + 1, "{} too late", bound.micros() - granted);
         }
     }
 
@@ -124,8 +124,8 @@ mod tests {
             clock.learn(Moment::from_micros(sent), Time::from_micros(server));
         };
         let not_before = |time| {
-            let told = clock.not_before(Time::from_micros(time), Moment::from_micros(now));
-            told.map(|told| now - told.micros())
+            let bound = clock.not_before(Time::from_micros(time), Moment::from_micros(now));
+            bound.map(|bound| now - bound.micros())
         };
         assert_eq!(not_before(ORIGIN), None);
         // A slow reply: the server may have read its clock 50 ms after the request.

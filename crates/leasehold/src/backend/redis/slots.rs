@@ -60,9 +60,9 @@ pub(super) fn channel_end(slot: Slot) -> String {
         let mut numbers = vec![NONE; usize::from(SLOTS)];
         let mut missing = numbers.len();
         for number in 0..NONE {
-            let own = &mut numbers[usize::from(crc16(Base36::of(number).bytes()) % SLOTS)];
-            if *own == NONE {
-                *own = number;
+            let known = &mut numbers[usize::from(crc16(Base36::of(number).bytes()) % SLOTS)];
+            if *known == NONE {
+                *known = number;
                 missing -= 1;
             }
             if missing == 0 {
@@ -99,14 +99,14 @@ impl Base36 {
 
 /// How the names below one prefix are written in keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Spelling {
+pub(super) enum KeyTag {
     /// Unchanged: there is one server, or the prefix has a hash tag.
     Plain,
     /// With a hash tag.
     Tagged,
 }
 
-impl Spelling {
+impl KeyTag {
     /// Returns how names below this prefix are written in a cluster.
     pub(super) fn below(what: &'static str, prefix: &str) -> Result<Self, Error> {
         if tag(prefix).is_some() {
@@ -141,7 +141,7 @@ impl Spelling {
     }
 
     /// Returns the name as it is written in a key.
-    pub(super) fn spell(self, name: &str) -> String {
+    pub(super) fn write(self, name: &str) -> String {
         match self {
             Self::Tagged if !name.contains(['{', '}']) => format!("{{{name}}}"),
             _ => name.to_owned(),
@@ -149,11 +149,11 @@ impl Spelling {
     }
 
     /// Returns the name, given how it is written in a key.
-    pub(super) fn read(self, spelled: &str) -> &str {
-        let bare = spelled.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
+    pub(super) fn read(self, written: &str) -> &str {
+        let bare = written.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
         match (self, bare) {
             (Self::Tagged, Some(name)) if !name.is_empty() && !name.contains(['{', '}']) => name,
-            _ => spelled,
+            _ => written,
         }
     }
 }
@@ -192,19 +192,19 @@ mod tests {
     #[test]
     fn every_kind_of_key_of_a_name_is_in_one_slot() {
         for name in ["api", "eu{api}", "a name with spaces", "{a}{b}", "x{y}z{"] {
-            Spelling::Tagged.check("name", name).unwrap();
-            let spelled = Spelling::Tagged.spell(name);
-            let slot = slot_of(&format!("adv-sem:semaphore_main:{spelled}"));
+            KeyTag::Tagged.check("name", name).unwrap();
+            let written = KeyTag::Tagged.write(name);
+            let slot = slot_of(&format!("adv-sem:semaphore_main:{written}"));
             for kind in ["adv-sem:semaphore_waiting_heartbeat:", "adv-sem:wake:00000000001:", ""] {
-                assert_eq!(slot_of(&format!("{kind}{spelled}")), slot, "{kind}{spelled}");
+                assert_eq!(slot_of(&format!("{kind}{written}")), slot, "{kind}{written}");
             }
-            assert_eq!(Spelling::Tagged.read(&spelled), name);
+            assert_eq!(KeyTag::Tagged.read(&written), name);
         }
     }
 
     #[test]
-    fn names_that_cannot_be_spelled_are_refused() {
-        let error = |name| Spelling::Tagged.check("name", name).unwrap_err().to_string();
+    fn names_that_cannot_be_written_are_refused() {
+        let error = |name| KeyTag::Tagged.check("name", name).unwrap_err().to_string();
         assert_eq!(
             error("{api}"),
             "invalid name: \"{api}\" is only a hash tag, which is how \"api\" is stored in a cluster: use \"api\""
@@ -212,9 +212,9 @@ mod tests {
         for name in ["{", "}", "a{", "}{", "{}", "a{}b", "{}{b}"] {
             assert!(error(name).contains("leave the braces out"), "{name}");
         }
-        assert!(Spelling::Plain.check("name", "{").is_ok());
-        assert_eq!(Spelling::below("namespace", "adv-sem").unwrap(), Spelling::Tagged);
-        assert_eq!(Spelling::below("namespace", "{adv-sem}").unwrap(), Spelling::Plain);
-        assert!(Spelling::below("namespace", "adv{sem").is_err());
+        assert!(KeyTag::Plain.check("name", "{").is_ok());
+        assert_eq!(KeyTag::below("namespace", "adv-sem").unwrap(), KeyTag::Tagged);
+        assert_eq!(KeyTag::below("namespace", "{adv-sem}").unwrap(), KeyTag::Plain);
+        assert!(KeyTag::below("namespace", "adv{sem").is_err());
     }
 }

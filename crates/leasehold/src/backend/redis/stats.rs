@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::command::RedisCommand;
 use super::connection::Connection;
 use super::scripts::KINDS;
-use super::slots::Spelling;
+use super::slots::KeyTag;
 use super::topology::Topology;
 use super::value::{FromValue, Value};
 use crate::backend::Slot;
@@ -35,15 +35,15 @@ const A_HUNDRED_YEARS: f64 = 100.0 * 365.25 * 86_400.0;
 
 /// Where semaphores are stored, and how their names are written in keys.
 #[derive(Clone, Copy)]
-struct Names<'a> {
+struct Semaphores<'a> {
     topology: &'a Topology,
-    spelling: Spelling,
+    key_tag: KeyTag,
 }
 
-impl Names<'_> {
+impl Semaphores<'_> {
     fn key(&self, kind: &str, name: &str) -> String {
-        let spelled = self.spelling.spell(name);
-        format!("{}:semaphore_{kind}:{spelled}", self.topology.settings().namespace)
+        let written = self.key_tag.write(name);
+        format!("{}:semaphore_{kind}:{written}", self.topology.settings().namespace)
     }
 
     fn call(&self, command: &str, kind: &str, name: &str) -> RedisCommand {
@@ -76,27 +76,29 @@ impl Names<'_> {
 
 pub(super) async fn fetch(
     topology: &Topology,
-    spelling: Spelling,
+    key_tag: KeyTag,
     mut query: Query,
 ) -> Result<Vec<SemaphoreStats>, Error> {
-    let own = Names { topology, spelling };
+    let semaphores = Semaphores { topology, key_tag };
     let asked_for = query.names.is_some();
     let names = match query.names.take() {
         Some(names) => names,
-        None => all_names(own).await?.into_iter().collect(),
+        None => all_names(semaphores).await?.into_iter().collect(),
     };
     // Names of one server are read together, because ages are measured by that server's clock.
     let mut by_server: BTreeMap<_, Vec<String>> = BTreeMap::new();
     for name in names {
-        let to = own.topology.destination(own.slot(&name));
+        let to = semaphores.topology.destination(semaphores.slot(&name));
         by_server.entry(to).or_default().push(name);
     }
     let (mut stats, mut clients) = (Vec::new(), Clients::new());
     for names in by_server.values().flat_map(|names| names.chunks(AT_ONCE)) {
-        match of(own, names, &query.waiters, &mut clients).await {
+        match of(semaphores, names, &query.waiters, &mut clients).await {
             Ok(some) => stats.extend(some),
             Err(Error::InvalidArgument { .. }) => {
-                stats.extend(one_by_one(own, names, (&query, asked_for), &mut clients).await?);
+                stats.extend(
+                    one_by_one(semaphores, names, (&query, asked_for), &mut clients).await?,
+                );
             }
             Err(error) => return Err(error),
         }
@@ -108,17 +110,17 @@ pub(super) async fn fetch(
 /// Reads the names one by one, because another program uses a key of one of them. A query by name then fails; a listing
 /// skips the name.
 async fn one_by_one(
-    own: Names<'_>,
+    semaphores: Semaphores<'_>,
     names: &[String],
     (query, asked_for): (&Query, bool),
     clients: &mut Clients,
 ) -> Result<Vec<SemaphoreStats>, Error> {
     let mut stats = Vec::new();
     for name in names {
-        match of(own, std::slice::from_ref(name), &query.waiters, clients).await {
+        match of(semaphores, std::slice::from_ref(name), &query.waiters, clients).await {
             Ok(one) => stats.extend(one),
             Err(Error::InvalidArgument { problem, .. }) if asked_for => {
-                let problem = misplaced(own, name).await?.unwrap_or(problem);
+                let problem = misplaced(semaphores, name).await?.unwrap_or(problem);
                 return Err(Error::invalid("name", format!("{name:?}: {problem}")));
             }
             Err(error @ Error::InvalidArgument { .. }) => {
@@ -131,11 +133,11 @@ async fn one_by_one(
 }
 
 /// Finds the key whose type is wrong. Redis does not say which one it is.
-async fn misplaced(own: Names<'_>, name: &str) -> Result<Option<String>, Error> {
+async fn misplaced(semaphores: Semaphores<'_>, name: &str) -> Result<Option<String>, Error> {
     for (kind, expected) in KINDS {
-        let found: String = own.one(own.call("TYPE", kind, name)).await?;
+        let found: String = semaphores.one(semaphores.call("TYPE", kind, name)).await?;
         if found != expected && found != "none" {
-            let key = own.key(kind, name);
+            let key = semaphores.key(kind, name);
             return Ok(Some(format!(
                 "the key {key:?} does not belong to leasehold: choose another name or namespace"
             )));
@@ -147,15 +149,16 @@ async fn misplaced(own: Names<'_>, name: &str) -> Result<Option<String>, Error> 
 /// Returns every name that has holders, waiters, a capacity or other limits. All four are needed: another program
 /// declares a capacity only when it holds, and a name can be paused before its first use. One scan finds them all,
 /// because a scan goes through all keys of the server.
-async fn all_names(own: Names<'_>) -> Result<BTreeSet<String>, Error> {
-    let ns = &own.topology.settings().namespace;
+async fn all_names(semaphores: Semaphores<'_>) -> Result<BTreeSet<String>, Error> {
+    let ns = &semaphores.topology.settings().namespace;
     let kinds = ["main", "max", "waiting", "limits"];
     let prefixes = kinds.map(|kind| format!("{ns}:semaphore_{kind}:"));
     // The pattern also matches `waiting_heartbeat`, but no other kind.
-    let keys = scan(own.topology, &format!("{}:semaphore_[lmw][ai]*:*", escaped(ns))).await?;
+    let keys =
+        scan(semaphores.topology, &format!("{}:semaphore_[lmw][ai]*:*", escaped(ns))).await?;
     let name_of = |key: &String| {
-        let spelled = prefixes.iter().find_map(|prefix| key.strip_prefix(prefix))?;
-        Some(own.spelling.read(spelled).to_owned())
+        let written = prefixes.iter().find_map(|prefix| key.strip_prefix(prefix))?;
+        Some(semaphores.key_tag.read(written).to_owned())
     };
     Ok(keys.iter().filter_map(name_of).collect())
 }
@@ -298,21 +301,21 @@ async fn scan_one(connection: &Connection, pattern: &str) -> Result<BTreeSet<Str
 
 /// Reads the statistics of some names of one server: the numbers in a first pipeline, and the members in a second one.
 async fn of(
-    own: Names<'_>,
+    semaphores: Semaphores<'_>,
     names: &[String],
     waiters: &Range<usize>,
     clients: &mut Clients,
 ) -> Result<Vec<SemaphoreStats>, Error> {
-    let home = names.first().map_or(Slot::ONLY, |name| own.slot(name));
+    let home = names.first().map_or(Slot::ONLY, |name| semaphores.slot(name));
     let mut calls = vec![RedisCommand::new("TIME")];
     for name in names {
-        calls.push(beginning(&own.key("max", name), LONGEST_SHOWN));
-        calls.push(beginning(&own.key("limits", name), LONGEST_FIELD));
-        calls.push(own.call("ZCARD", "waiting", name));
-        calls.push(own.ranks("waiting", name, 0..1));
-        calls.push(own.ranks("main", name, 0..FIRST_PAGE));
+        calls.push(beginning(&semaphores.key("max", name), LONGEST_SHOWN));
+        calls.push(beginning(&semaphores.key("limits", name), LONGEST_FIELD));
+        calls.push(semaphores.call("ZCARD", "waiting", name));
+        calls.push(semaphores.ranks("waiting", name, 0..1));
+        calls.push(semaphores.ranks("main", name, 0..FIRST_PAGE));
     }
-    let mut answers = own.topology.ask(home, calls).await?.into_iter();
+    let mut answers = semaphores.topology.ask(home, calls).await?.into_iter();
     let mut next = || answers.next().unwrap_or(Value::Nil);
     let now = seconds(read(next())?);
     let (mut stats, mut pages) = (Vec::new(), Vec::new());
@@ -320,7 +323,7 @@ async fn of(
         let capacity: Vec<u8> = read(next())?;
         let capacity = Some(capacity).filter(|text| !text.is_empty()).map(|text| {
             let text = String::from_utf8_lossy(&text);
-            let key = own.key("max", name);
+            let key = semaphores.key("max", name);
             let problem = || {
                 let problem = format!("the key {key:?} holds {text:?}, which is not a capacity");
                 problem + ": declare a capacity, or remove the key"
@@ -350,13 +353,13 @@ async fn of(
         .iter()
         .map(|page| if full(page) { After::page(&page.ranked, None) } else { None })
         .collect();
-    let mut described = describe_all(own, home, pages, now, clients).await?.into_iter();
+    let mut described = describe_all(semaphores, home, pages, now, clients).await?.into_iter();
     for (at, one) in stats.iter_mut().enumerate() {
         let (holders, head) = (described.next(), described.next());
         one.holders = holders.unwrap_or_default();
         if let Some(after) = more[2 * at] {
             let rest = (Start::After(after), usize::MAX);
-            let rest = members(own, &one.name, Role::Holder, (rest, now), clients).await?;
+            let rest = members(semaphores, &one.name, Role::Holder, (rest, now), clients).await?;
             let known: BTreeSet<_> = one.holders.iter().map(|holder| holder.id.clone()).collect();
             one.holders.extend(rest.into_iter().filter(|holder| !known.contains(&holder.id)));
         }
@@ -367,7 +370,8 @@ async fn of(
         one.waits_for = head.map(|head| one.limits.waits_for(one.units, head.weight));
         if !waiters.is_empty() {
             let part = (Start::Place(waiters.start), waiters.len());
-            one.waiters = members(own, &one.name, Role::Waiter, (part, now), clients).await?;
+            one.waiters =
+                members(semaphores, &one.name, Role::Waiter, (part, now), clients).await?;
         }
     }
     Ok(stats)
@@ -454,7 +458,7 @@ enum Start {
 /// is renewed, and then the members that move up would be left out. Scores of members only grow. A member that is
 /// renewed between two pages is listed once.
 async fn members(
-    own: Names<'_>,
+    semaphores: Semaphores<'_>,
     name: &str,
     role: Role,
     ((start, most), now): ((Start, usize), f64),
@@ -465,15 +469,17 @@ async fn members(
     while seen.len() < most {
         let size = PAGE.min(most - seen.len());
         let (call, before) = match start {
-            Start::Place(from) => (own.ranks(kind, name, from..from.saturating_add(size)), None),
-            Start::After(after) => (own.scored(kind, name, after, size), Some(after)),
+            Start::Place(from) => {
+                (semaphores.ranks(kind, name, from..from.saturating_add(size)), None)
+            }
+            Start::After(after) => (semaphores.scored(kind, name, after, size), Some(after)),
         };
-        let mut ranked: Scores = own.one(call).await?;
+        let mut ranked: Scores = semaphores.one(call).await?;
         let Some(after) = After::page(&ranked, before) else { break };
         let full = ranked.len() == size;
         ranked.retain(|(id, _)| seen.insert(id.clone()));
         let page = vec![Page { name, role, ranked }];
-        let page = describe_all(own, own.slot(name), page, now, clients).await?;
+        let page = describe_all(semaphores, semaphores.slot(name), page, now, clients).await?;
         all.extend(page.into_iter().flatten());
         if !full {
             break;
@@ -485,7 +491,7 @@ async fn members(
 
 /// Reads the details of the members of all pages as of `now`, in one pipeline.
 async fn describe_all(
-    own: Names<'_>,
+    semaphores: Semaphores<'_>,
     home: Slot,
     pages: Vec<Page<'_>>,
     now: f64,
@@ -498,20 +504,20 @@ async fn describe_all(
             continue;
         }
         let other = if *role == Role::Holder { "ttl" } else { "waiting_heartbeat" };
-        calls.push(own.call("ZMSCORE", other, name).args(&ids));
-        hashes.push((own.key("info", name), ids.iter().map(|id| id.to_vec()).collect()));
+        calls.push(semaphores.call("ZMSCORE", other, name).args(&ids));
+        hashes.push((semaphores.key("info", name), ids.iter().map(|id| id.to_vec()).collect()));
         let of = ids.iter().filter_map(|id| client_of(str::from_utf8(id).ok()?));
         new.extend(of.filter(|client| !clients.contains_key(*client)).map(str::to_owned));
     }
     if calls.is_empty() {
         return Ok(pages.iter().map(|_| Vec::new()).collect());
     }
-    let answers = own.topology.ask_each(home, calls).await?;
+    let answers = semaphores.topology.ask_each(home, calls).await?;
     for client in &new {
-        let key = format!("{}:client:{client}", own.topology.settings().namespace);
+        let key = format!("{}:client:{client}", semaphores.topology.settings().namespace);
         hashes.push((key, ["host", "pid"].map(|field| field.as_bytes().to_vec()).to_vec()));
     }
-    let mut infos = fields_of(own.topology, home, hashes).await?;
+    let mut infos = fields_of(semaphores.topology, home, hashes).await?;
     for (client, answer) in new.iter().zip(infos.split_off(infos.len() - new.len())) {
         let fields = match answer {
             // Another program may have written anything there.

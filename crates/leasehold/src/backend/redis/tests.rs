@@ -125,8 +125,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             _ => None,
         });
         for ask in &mut all {
-            if let (Ask::Enqueue { declared: own, .. }, Some(declared)) = (ask, declared) {
-                *own = declared;
+            if let (Ask::Enqueue { declared: of_ask, .. }, Some(declared)) = (ask, declared) {
+                *of_ask = declared;
             }
         }
         all.retain(|ask| match ask {
@@ -287,7 +287,8 @@ impl Both {
         let now = Time::from_micros(self.now);
         let mut effects = Effects::default();
         let listening = &self.listening;
-        let heard = |id: AcquisitionId| (0..CLIENTS).find(|number| client(*number) == id.client());
+        let client_of =
+            |id: AcquisitionId| (0..CLIENTS).find(|number| client(*number) == id.client());
         let mut wake_ups = vec![Vec::new(); CLIENTS];
         // Under a rate, a permit must be claimed first. An enqueue may declare a rate.
         let rated = Cell::new(false);
@@ -296,15 +297,15 @@ impl Both {
             now,
             confirm_within: CONFIRM_WITHIN,
             wake: &mut |id, held| {
-                let Some(number) = heard(id).filter(|number| listening[*number]) else {
+                let Some(number) = client_of(id).filter(|number| listening[*number]) else {
                     return false;
                 };
                 let Held { slot_number, fence, valid_for } = *held;
                 let (fence, claim) = (fence.get(), valid_for.map_or(0, Span::micros));
                 let slot = slot_number.map_or(0, NonZeroU32::get);
                 let claim = if rated.get() { 0 } else { claim };
-                let told = format!("{id} {} {fence} {slot} {claim} {NAME}", now.micros());
-                wake_ups[number].push(told);
+                let wake_up = format!("{id} {} {fence} {slot} {claim} {NAME}", now.micros());
+                wake_ups[number].push(wake_up);
                 true
             },
             effects: &mut effects,
@@ -458,24 +459,24 @@ fn listener(place: &Place) -> Connection {
 /// Returns the next wake-up about a grant that a client receives, and skips everything else.
 fn wake_up(listener: &mut Connection) -> String {
     loop {
-        let Value::Array(heard) = listener.recv_response().expect("a wake-up") else { continue };
-        if let [Value::BulkString(kind), _, Value::BulkString(told)] = &heard[..]
+        let Value::Array(message) = listener.recv_response().expect("a wake-up") else { continue };
+        if let [Value::BulkString(kind), _, Value::BulkString(wake_up)] = &message[..]
             && kind.ends_with(b"message")
         {
-            let told = String::from_utf8(told.clone()).unwrap();
+            let wake_up = String::from_utf8(wake_up.clone()).unwrap();
             // A wake-up without a fence only says when a token comes.
-            if told.split(' ').nth(2) == Some("0") {
+            if wake_up.split(' ').nth(2) == Some("0") {
                 continue;
             }
-            return told;
+            return wake_up;
         }
     }
 }
 
 /// Removes the time to claim the permit from a wake-up.
-fn forget_claim(told: &mut String) {
-    let fields: Vec<_> = told.splitn(6, ' ').collect();
-    *told = [fields[0], fields[1], fields[2], fields[3], fields[5]].join(" ");
+fn forget_claim(wake_up: &mut String) {
+    let fields: Vec<_> = wake_up.splitn(6, ' ').collect();
+    *wake_up = [fields[0], fields[1], fields[2], fields[3], fields[5]].join(" ");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::cluster::{Cluster, Redirect};
 use super::command::RedisCommand;
-use super::connection::{Connection, Said, Target};
+use super::connection::{CommandReply, Connection, Target};
 use super::errors::ServerError;
 use super::scripts::Scripts;
 use super::sentinel::Sentinels;
@@ -61,17 +61,19 @@ pub(super) enum Unapplied {
 
 impl Topology {
     pub(super) fn new(settings: &Arc<RedisSettings>, scripts: &Arc<Scripts>) -> Self {
-        let (own, scripts) = (settings.clone(), scripts.clone());
-        let one = |target| Connection::new(own.clone(), scripts.clone(), target, Destination::ONLY);
+        let scripts = scripts.clone();
+        let one =
+            |target| Connection::new(settings.clone(), scripts.clone(), target, Destination::ONLY);
         match &settings.deployment {
             Deployment::Server(info) => Self::One(one(Target::Only(info.clone())), None),
             Deployment::Sentinel(sentinels) => {
-                let sentinels = Sentinels::new(own.clone(), sentinels.clone());
+                let sentinels = Sentinels::new(settings.clone(), sentinels.clone());
                 Self::One(one(Target::Primary(sentinels.clone())), Some(sentinels))
             }
-            Deployment::Cluster(seeds) => {
-                Self::Cluster(Cluster::new(own.clone(), scripts, seeds.clone()), own)
-            }
+            Deployment::Cluster(seeds) => Self::Cluster(
+                Cluster::new(settings.clone(), scripts, seeds.clone()),
+                settings.clone(),
+            ),
         }
     }
 
@@ -186,14 +188,14 @@ impl Topology {
                     continue;
                 };
                 let (calls, sent) = (std::slice::from_ref(&call), Moment::now());
-                let mut said = connection.request(calls).await?;
+                let mut replies = connection.request(calls).await?;
                 let unapplied =
-                    self.unapplied(&said, &connection, calls, sent).await.pop().flatten();
+                    self.unapplied(&replies, &connection, calls, sent).await.pop().flatten();
                 match unapplied {
                     None => {
-                        let said = said.pop().unwrap_or(Ok(Value::Nil));
+                        let reply = replies.pop().unwrap_or(Ok(Value::Nil));
                         return Ok((
-                            said.map_err(|error| connection.translate(&error))?,
+                            reply.map_err(|error| connection.translate(&error))?,
                             connection,
                         ));
                     }
@@ -211,14 +213,14 @@ impl Topology {
     /// the moment. The fate of every other command is `None`. Returns nothing if all commands were applied.
     pub(super) async fn unapplied(
         &self,
-        said: &[Said],
+        replies: &[CommandReply],
         from: &Connection,
         commands: &[RedisCommand],
         sent: Moment,
     ) -> Vec<Option<Unapplied>> {
         match self {
             Self::One(..) => Vec::new(),
-            Self::Cluster(cluster, _) => unapplied(cluster, said, from, commands, sent).await,
+            Self::Cluster(cluster, _) => unapplied(cluster, replies, from, commands, sent).await,
         }
     }
 }
@@ -226,19 +228,19 @@ impl Topology {
 /// See [`Topology::unapplied`].
 async fn unapplied(
     cluster: &Cluster,
-    said: &[Said],
+    replies: &[CommandReply],
     from: &Connection,
     commands: &[RedisCommand],
     sent: Moment,
 ) -> Vec<Option<Unapplied>> {
-    if said.iter().all(Result::is_ok) {
+    if replies.iter().all(Result::is_ok) {
         return Vec::new();
     }
     let took = Moment::now().saturating_since(sent);
     let limit = (took * TIMES_AS_LONG).clamp(AT_LEAST, AT_MOST);
     // All redirected commands are sent before the first answer is awaited.
-    let fates = said.iter().zip(commands).map(|(said, command)| {
-        let error = said.as_ref().err()?;
+    let fates = replies.iter().zip(commands).map(|(reply, command)| {
+        let error = reply.as_ref().err()?;
         Some((fate(cluster, error, from, command, limit)?, error))
     });
     let mut all = Vec::new();
@@ -250,8 +252,8 @@ async fn unapplied(
                 Ok(Err(error)) if is_being_moved(&error) => {
                     Some(Unapplied::NotNow(from.translate(&error)))
                 }
-                Ok(said) => {
-                    let answer = said.map_err(|error| there.translate(&error));
+                Ok(reply) => {
+                    let answer = reply.map_err(|error| there.translate(&error));
                     Some(Unapplied::There(answer))
                 }
                 // The outcome is unknown, so the command is sent again.
@@ -266,7 +268,7 @@ async fn unapplied(
 enum Fate {
     Known(Unapplied),
     /// The command was sent to the server that its slot is being moved to.
-    Asked(Arc<Connection>, oneshot::Receiver<Said>),
+    Asked(Arc<Connection>, oneshot::Receiver<CommandReply>),
 }
 
 fn fate(
@@ -313,20 +315,20 @@ fn ask_there(
     connection: Arc<Connection>,
     command: &RedisCommand,
     limit: Duration,
-) -> oneshot::Receiver<Said> {
+) -> oneshot::Receiver<CommandReply> {
     let (answer, answered) = oneshot::channel();
     let request = [RedisCommand::new("ASKING"), command.clone()];
     cluster.spawn(async move {
         let mut asking = pin!(connection.request(&request));
-        let said = tokio::time::timeout(limit, &mut asking).await;
-        let Ok(said) = said else {
+        let replies = tokio::time::timeout(limit, &mut asking).await;
+        let Ok(replies) = replies else {
             connection.set_late(true);
             drop(answer);
             let _ = asking.await;
             return connection.set_late(false);
         };
-        if let Some(said) = said.ok().and_then(|mut said| said.pop()) {
-            let _ = answer.send(said);
+        if let Some(reply) = replies.ok().and_then(|mut replies| replies.pop()) {
+            let _ = answer.send(reply);
         }
     });
     answered
@@ -362,24 +364,24 @@ pub(super) async fn ask(
                 let commands: Vec<_> = group.iter().map(|at| questions[*at].clone()).collect();
                 asked.spawn(async move {
                     let sent = Moment::now();
-                    let said = connection.request(&commands).await;
-                    (connection, group, commands, said, sent)
+                    let replies = connection.request(&commands).await;
+                    (connection, group, commands, replies, sent)
                 });
             }
             while let Some(done) = asked.join_next().await {
-                let Ok((connection, group, commands, said, sent)) = done else { continue };
-                let said = match said {
-                    Ok(said) => said,
+                let Ok((connection, group, commands, replies, sent)) = done else { continue };
+                let replies = match replies {
+                    Ok(replies) => replies,
                     Err(error) => {
                         (problem, again_at_once) = (Some(error), false);
                         continue;
                     }
                 };
-                let unapplied = unapplied(cluster, &said, &connection, &commands, sent).await;
+                let unapplied = unapplied(cluster, &replies, &connection, &commands, sent).await;
                 let mut unapplied = unapplied.into_iter();
-                for (at, said) in group.into_iter().zip(said) {
+                for (at, reply) in group.into_iter().zip(replies) {
                     let answer = match unapplied.next().flatten() {
-                        None => said.map_err(|error| connection.translate(&error)),
+                        None => reply.map_err(|error| connection.translate(&error)),
                         Some(Unapplied::There(answer)) => answer,
                         Some(Unapplied::Elsewhere) => continue,
                         Some(Unapplied::NotNow(error) | Unapplied::Later(error)) => {

@@ -386,10 +386,10 @@ mod tests {
             "redis-cluster://a,b:99999",
             "redis-sentinel://a:99999/m",
         ] {
-            let said = problem(url);
+            let problem = problem(url);
             assert!(
-                said.contains("the port 99999 is not a number from 1 to 65535"),
-                "{url}: {said}"
+                problem.contains("the port 99999 is not a number from 1 to 65535"),
+                "{url}: {problem}"
             );
         }
         assert!(problem("redis://a:0").contains("the port 0 is not"));
@@ -412,9 +412,12 @@ mod tests {
             "redis://joe:x#secret@host",
             "redis-cluster://joe:x#secret@host",
         ] {
-            let said = problem(url);
-            assert!(!said.contains("secret"), "{url}: {said}");
-            assert!(said.contains("write %2F for /, %3F for ? and %23 for #"), "{url}: {said}");
+            let problem = problem(url);
+            assert!(!problem.contains("secret"), "{url}: {problem}");
+            assert!(
+                problem.contains("write %2F for /, %3F for ? and %23 for #"),
+                "{url}: {problem}"
+            );
         }
         let url = "redis-sentinel://one/mymaster?sentinel_password=p@ss";
         assert!(Deployment::parse(url).is_ok());

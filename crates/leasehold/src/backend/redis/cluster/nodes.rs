@@ -55,9 +55,9 @@ impl State {
     pub(super) fn remember(&mut self, map: &Map) {
         let mut seen = HashSet::new();
         let named = map.ranges.iter().map(|(_, _, address)| address).chain(&map.replicas);
-        let mut known: Vec<_> = named.filter(|own| seen.insert(*own)).cloned().collect();
+        let mut known: Vec<_> = named.filter(|address| seen.insert(*address)).cloned().collect();
         let room = MOST_KNOWN.saturating_sub(known.len());
-        let former = self.known.iter().filter(|own| !seen.contains(own));
+        let former = self.known.iter().filter(|address| !seen.contains(address));
         known.extend(former.take(room).cloned());
         self.known = known;
     }

@@ -17,7 +17,7 @@ const NOW: &str = "test:now";
 struct Both {
     machine: LockMachine,
     scripts: Scripts,
-    calls: Calls,
+    lock_scripts: LockScripts,
     connection: Connection,
     now: u64,
     /// How many commands were sent.
@@ -32,10 +32,10 @@ impl Both {
         for load in scripts.load() {
             query(&load, &mut connection).checked().unwrap();
         }
-        let calls = Calls::new(Prefix::default(), LockLayout::default(), "ns");
+        let lock_scripts = LockScripts::new(Prefix::default(), LockLayout::default(), "ns");
         // Far in the future, so that no key expires by the server's own clock.
         let (machine, now) = (LockMachine::default(), 4_000_000_000_000);
-        Self { machine, scripts, calls, connection, now, sent: 0 }
+        Self { machine, scripts, lock_scripts, connection, now, sent: 0 }
     }
 
     fn by_redis(&mut self, step: Step) -> Seen {
@@ -124,10 +124,11 @@ impl Both {
         let after_common = !self.sent.is_multiple_of(4);
         let before = if after_common { [&acquire, &release] } else { [&lookup, &lookup] };
         let commands = [before[0], before[1], command, &lookup];
-        let call = self.calls.apply(&self.scripts, ClientId::from_bits(1), Slot::ONLY, &commands);
+        let call =
+            self.lock_scripts.apply(&self.scripts, ClientId::from_bits(1), Slot::ONLY, &commands);
         let answers = query_array(&call, &mut self.connection);
         assert_eq!(answers.len(), commands.len());
-        let decode = |(command, answer)| self.calls.decode(command, answer).unwrap();
+        let decode = |(command, answer)| self.lock_scripts.decode(command, answer).unwrap();
         let mut outcomes: Vec<_> = commands.into_iter().zip(&answers).map(decode).collect();
         if after_common {
             assert!(matches!(outcomes[0], LockOutcome::Acquire(Acquired::Held { .. })));
@@ -237,23 +238,24 @@ fn storage_keys_are_cut_down_only_where_they_must_be() {
 /// Their version 2 hashes what has more than 974 bytes with its prefix, and ignores colons at the end of a prefix.
 #[test]
 fn storage_keys_of_version_2_are_those_of_the_other_program() {
-    let calls = |prefix: &str, layout| Calls::new(Prefix::new(prefix).unwrap(), layout, "ns");
+    let lock_scripts =
+        |prefix: &str, layout| LockScripts::new(Prefix::new(prefix).unwrap(), layout, "ns");
     let key = |bytes: usize| Name::normalised("key", &"k".repeat(bytes)).unwrap();
     let prefix = "p".repeat(500);
-    let two = calls(&prefix, LockLayout::SyncGuard2);
+    let two = lock_scripts(&prefix, LockLayout::SyncGuard2);
     let whole = |bytes: usize| format!("{prefix}:{}", "k".repeat(bytes));
     let hashed = |whole: &str| {
         format!("{prefix}:{}", URL_SAFE_NO_PAD.encode(&Sha256::digest(whole.as_bytes())[..16]))
     };
     assert_eq!(two.lock(&key(473)), whole(473));
     assert_eq!(two.lock(&key(474)), hashed(&whole(474)));
-    assert_eq!(calls(&prefix, LockLayout::SyncGuard1).lock(&key(474)), whole(474));
+    assert_eq!(lock_scripts(&prefix, LockLayout::SyncGuard1).lock(&key(474)), whole(474));
     // The counter is named after the lock, and hashed by the same rule.
     let lock = hashed(&whole(474));
     let counter = hashed(&format!("{prefix}:fence:{lock}"));
     assert_eq!(two.counters(&key(474))[0], counter);
-    assert_eq!(calls(&prefix, LockLayout::SyncGuard1).counters(&key(474))[1], counter);
-    let two = calls("p::", LockLayout::SyncGuard2);
+    assert_eq!(lock_scripts(&prefix, LockLayout::SyncGuard1).counters(&key(474))[1], counter);
+    let two = lock_scripts("p::", LockLayout::SyncGuard2);
     assert_eq!(two.lock(&key(1)), "p:k");
 }
 

@@ -143,14 +143,15 @@ fn arguments_are_those_of_the_headers_in_their_order() {
                 "{transition:?}: {positions:?}"
             );
         }
-        let [shared, own] = &headers;
+        let [shared, specific] = &headers;
         let (for_all, of_a_name) = shared.split_at(5);
         let value = |entry: &Entry<'_>| expected(transition, entry.name);
-        let own: Vec<_> = own.iter().flat_map(value).collect();
+        let specific: Vec<_> = specific.iter().flat_map(value).collect();
         let mut whole: Vec<_> = for_all.iter().flat_map(value).collect();
         let names: Vec<_> = of_a_name.iter().map(|entry| entry.name).collect();
         assert_eq!(names, ["name", "capacity", "declares", "arguments", "transition", "arguments"]);
-        let group = [transition.word().to_owned(), own.len().to_string()].into_iter().chain(own);
+        let group =
+            [transition.word().to_owned(), specific.len().to_string()].into_iter().chain(specific);
         let times = if is_alone(transition) { 2 } else { 1 };
         let group: Vec<_> = std::iter::repeat_n(group, times).flatten().collect();
         let (capacity, count) = (CAPACITY.to_string(), group.len().to_string());

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
-use super::locks::Calls;
+use super::locks::LockScripts;
 use super::scripts::Scripts;
 use super::settings::{Purpose, RedisSettings};
 use super::topology::Topology;
@@ -22,7 +22,7 @@ const IDLE: Duration = Duration::from_secs(30);
 
 type Job = Box<dyn FnOnce(Topology) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send>;
 
-pub(super) struct Reading {
+pub(super) struct StatsReader {
     settings: Arc<RedisSettings>,
     scripts: Arc<Scripts>,
     thread: Arc<Mutex<Thread>>,
@@ -32,7 +32,7 @@ pub(super) struct Reading {
 /// lost.
 type Thread = Option<mpsc::UnboundedSender<Job>>;
 
-impl Reading {
+impl StatsReader {
     pub(super) fn new(settings: &RedisSettings, scripts: &Arc<Scripts>) -> Self {
         let settings = Arc::new(RedisSettings { purpose: Purpose::Reading, ..settings.clone() });
         Self { settings, scripts: scripts.clone(), thread: Arc::default() }
@@ -99,7 +99,7 @@ impl Reading {
     }
 }
 
-impl Drop for Reading {
+impl Drop for StatsReader {
     fn drop(&mut self) {
         // The thread ends when its channel closes.
         *lock(&self.thread) = None;
@@ -141,7 +141,7 @@ pub(super) fn check(topology: &Topology) -> Result<(), Error> {
 }
 
 /// Answers a request of a client that only reads: it can look up locks by key, and nothing else.
-pub(super) async fn answers(topology: &Topology, locks: &Calls, request: &[Part]) -> Answers {
+pub(super) async fn answers(topology: &Topology, locks: &LockScripts, request: &[Part]) -> Answers {
     let mut answers = Vec::with_capacity(request.len());
     for part in request {
         let answer = match part {
