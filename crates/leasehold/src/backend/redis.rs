@@ -315,7 +315,7 @@ impl RemoteBackend for Redis {
             for (served, reply) in served.iter().zip(replies) {
                 match unapplied.next().flatten() {
                     None => {
-                        reader.read(served, reply.map_err(|error| connection.translate(&error)))
+                        reader.read(served, reply.map_err(|error| connection.translate(&error)));
                     }
                     Some(Unapplied::There(answer)) => {
                         let time = reader.time;
