@@ -15,11 +15,12 @@
 //! | `fence` | two grants have the same fence; or a fence is not larger than that of a grant that was reported before this one was requested |
 //! | `fifo` | A was seen in the queue before B asked; and when B has its permit, A is still queued, or A's fence is larger |
 //! | `liveness` | a permit is certainly free, and a waiter waits longer than the periodic query can take |
+//! | `leak` | a worker has given an acquisition up, and the store lists it for longer than the release can take |
 //! | `record` | an update of the protected record was lost; or a holder that still believes was refused because of a newer one |
 //! | here | the store is not empty at the end; a released id releases something; a worker crashes |
 
 use crate::clock::{Micros, SECOND};
-use crate::driver::{Change, Crowded, Life, LifeEnd, PATIENCE};
+use crate::driver::{Change, Crowded, Life, LifeEnd, Listed, PATIENCE};
 use crate::fault::{Fault, Kind, Scope};
 use crate::history::{Event, How, Line};
 use crate::plan::Thing;
@@ -29,6 +30,7 @@ use crate::worker::SIGN_OF_LIFE;
 mod exempt;
 mod fence;
 mod fifo;
+mod leak;
 mod limit;
 mod liveness;
 mod ops;
@@ -57,6 +59,7 @@ pub struct History {
     /// The changes that an operator made, in order.
     pub changes: Vec<Change>,
     pub crowded: Vec<Crowded>,
+    pub listed: Vec<Listed>,
     pub leftovers: Vec<String>,
     /// The protected records at the end.
     pub records: Vec<(usize, State)>,
@@ -73,6 +76,7 @@ pub enum Rule {
     Fence,
     Order,
     Waiting,
+    Leak,
     Record,
     Ownership,
     Leftovers,
@@ -90,6 +94,7 @@ impl Rule {
             Self::Fence => "fence",
             Self::Order => "order",
             Self::Waiting => "bounded waiting",
+            Self::Leak => "no leak",
             Self::Record => "protected record",
             Self::Ownership => "ownership",
             Self::Leftovers => "leftovers",
@@ -127,6 +132,10 @@ pub struct Facts {
     /// Waits, or parts of waits, that no fault exempts.
     pub judged_waits: usize,
     pub longest_unexplained: Micros,
+    /// Acquisitions that samples of the store listed, and that their workers gave up or released.
+    pub given_up: usize,
+    /// The longest time for which one of these was still listed, and no fault explains it.
+    pub longest_listed: Micros,
     pub writes: usize,
     pub refused: usize,
     pub ends: Vec<(How, usize)>,
@@ -190,6 +199,7 @@ pub fn check(history: &History) -> Verdict {
         fence::check(&case, at, &mut verdict);
         fifo::check(&case, at, &mut verdict);
         liveness::check(&case, at, &mut verdict);
+        leak::check(&case, at, &mut verdict);
         record::check(&case, at, &mut verdict);
     }
     ownership(&case, &mut verdict);

@@ -84,6 +84,8 @@ pub struct Log {
     pub changes: Vec<Change>,
     /// Samples of the store that had more holders than permits.
     pub crowded: Vec<Crowded>,
+    /// The acquisitions that samples of the store listed.
+    pub listed: Vec<Listed>,
     /// What was left in the store after all workers had ended.
     pub leftovers: Vec<String>,
     /// Why this run may prove nothing.
@@ -114,6 +116,15 @@ pub struct Crowded {
     pub at: Micros,
     pub thing: usize,
     pub held: u64,
+}
+
+/// An acquisition that every sample of the store listed, as a holder or a waiter, from the first instant to the last.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Listed {
+    pub thing: usize,
+    pub id: String,
+    pub from: Micros,
+    pub to: Micros,
 }
 
 /// The state that all lanes share.

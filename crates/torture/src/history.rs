@@ -22,8 +22,9 @@ pub type OpId = u64;
 pub enum Event {
     /// The process starts, with these client ids.
     Begin { clients: String },
-    /// It is about to ask for a permit, lock or lease.
-    Ask { op: OpId, thing: String, client: String },
+    /// It is about to ask for a permit, lock or lease, which the store will list with this id. `-` means that the id is
+    /// not known.
+    Ask { op: OpId, thing: String, id: String },
     /// The store answered, to a query sent at `since`, that the acquisition waits.
     Queue { op: OpId, since: Micros, position: u64 },
     /// It was granted. Other programs have no fences for semaphores. A slot of 0 means none.
@@ -107,7 +108,7 @@ impl fmt::Display for Line {
         write!(f, "{} ", self.at)?;
         match &self.event {
             Event::Begin { clients } => write!(f, "begin {clients}"),
-            Event::Ask { op, thing, client } => write!(f, "ask {op} {thing} {client}"),
+            Event::Ask { op, thing, id } => write!(f, "ask {op} {thing} {id}"),
             Event::Queue { op, since, position } => write!(f, "queue {op} {since} {position}"),
             Event::Grant { op, fence, slot, weight } => {
                 let fence = fence.map_or_else(|| "-".to_owned(), |fence| fence.to_string());
@@ -142,9 +143,7 @@ impl FromStr for Line {
         let at = words.number()?;
         let event = match words.next()? {
             "begin" => Event::Begin { clients: words.text()? },
-            "ask" => {
-                Event::Ask { op: words.number()?, thing: words.text()?, client: words.text()? }
-            }
+            "ask" => Event::Ask { op: words.number()?, thing: words.text()?, id: words.text()? },
             "queue" => Event::Queue {
                 op: words.number()?,
                 since: words.number()?,
@@ -274,10 +273,10 @@ mod tests {
     #[test]
     fn every_line_is_read_back() {
         let (op, since, fence, version) = (7, 12, 1_790_000_000_000_001, 3);
-        let (thing, client) = ("solo".to_owned(), "7Vd3kQ0aZx1".to_owned());
+        let (thing, id) = ("solo".to_owned(), "7Vd3kQ0aZx1-42".to_owned());
         let events = [
             Event::Begin { clients: "a,b".into() },
-            Event::Ask { op, thing: thing.clone(), client },
+            Event::Ask { op, thing: thing.clone(), id },
             Event::Queue { op, since, position: 0 },
             Event::Grant { op, fence: Some(fence), slot: 1, weight: 1 },
             Event::Grant { op, fence: None, slot: 2, weight: 3 },

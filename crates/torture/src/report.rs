@@ -44,13 +44,14 @@ pub fn judge(log: &Log, verdict: &mut Verdict) -> Outcome {
         }
     }
     let Facts { grants, full, ordered_pairs, judged_waits, writes, .. } = verdict.facts;
-    let Facts { numbered, starts, steered, paused, .. } = verdict.facts;
+    let Facts { numbered, starts, steered, paused, given_up, .. } = verdict.facts;
     let minutes = usize::try_from(ran / (60 * SECOND)).unwrap_or_default().max(1);
     let seen = [
         ("grants", grants, 100 * minutes),
         ("moments at which every permit was held", full, 50 * minutes),
         ("pairs of waiters whose order could be judged", ordered_pairs, 20 * minutes),
         ("waits that could be judged", judged_waits, 20 * minutes),
+        ("acquisitions that were given up and were listed", given_up, 50 * minutes),
         ("numbered permits", numbered, 10 * minutes),
         ("starts that a rate limits", starts, 20 * minutes),
         ("grants within a capacity that an operator set", steered, 10 * minutes),
@@ -98,6 +99,8 @@ pub fn write(title: &str, log: &Log, verdict: &Verdict, outcome: Outcome) -> Str
     table.row("pairs of waiters judged for order", &facts.ordered_pairs.to_string());
     table.row("waits judged", &facts.judged_waits.to_string());
     table.row("longest unexplained wait", &millis(facts.longest_unexplained));
+    table.row("acquisitions judged for leaks", &facts.given_up.to_string());
+    table.row("longest time listed after the end", &millis(facts.longest_listed));
     table
         .row("protected record: writes, refusals", &format!("{}, {}", facts.writes, facts.refused));
     table.row("**violations**", &format!("**{}**", verdict.violations.len()));

@@ -30,11 +30,14 @@ mod semaphores;
 pub(crate) use child::{COMMAND, ONLY_OP};
 use holding::TaskContext;
 
-const CLIENTS: usize = 2;
+pub(crate) const CLIENTS: usize = 2;
 const TASKS: usize = 7;
-/// Tasks that only cancel acquires while connections are being replaced. The other tasks are often busy with what they
-/// hold or wait for.
+/// Tasks that only cancel acquires: often while connections are being replaced, and from time to time otherwise. The
+/// other tasks are often busy with what they hold or wait for.
 const CANCELLING: usize = 8;
+/// Such a task decides about 70 times a second whether to cancel an acquire. While all connections work, it does so once
+/// in this many times.
+const CANCELS_RARELY: u32 = 200;
 /// Tasks that only wait patiently for permits that pass on soon if they are not claimed. When a stopped process
 /// continues, other tasks have given up before they look at a wake-up that arrived in the meantime.
 const PATIENT: usize = 2;
@@ -113,6 +116,8 @@ struct Shared {
 #[derive(Clone, Copy)]
 enum Patience {
     For(Duration),
+    /// Until the future was polled once. Then its request was mostly sent, and is not answered.
+    AtOnce,
     /// A moment after this client has lost its connection, while the connection is being replaced. Then the outcome of
     /// a command that was sent is unknown. A command that is requested during an outage is sent after it, so the next
     /// outage counts. In any case no later than `most`.
@@ -136,6 +141,7 @@ impl Shared {
     async fn lose_patience(&self, patience: Patience) {
         match patience {
             Patience::For(span) => tokio::time::sleep(span).await,
+            Patience::AtOnce => {}
             Patience::UntilOutage { client, moment, most } => {
                 let outage = async {
                     for cut_off in [false, true] {
@@ -295,6 +301,8 @@ async fn cancel(mut context: TaskContext) {
     while !context.finishing() {
         if context.shared.had_outage_recently() {
             context.cancel().await;
+        } else if context.rng.u32(..CANCELS_RARELY) == 0 {
+            context.cancel_at_once().await;
         }
         let pause = context.millis(0..30);
         context.unless_finishing(tokio::time::sleep(pause)).await;
@@ -339,11 +347,17 @@ enum Waited<T> {
 }
 
 impl Shared {
-    fn ask(&self, thing: usize, client: &str) -> OpId {
+    /// Records the request of an acquisition that the store will list with this id.
+    fn ask(&self, thing: usize, id: &str) -> OpId {
         let op = self.history_file.next_op();
-        let (thing, client) = (THINGS[thing].name.to_owned(), client.to_owned());
-        self.history_file.note(Event::Ask { op, thing, client });
+        self.ask_as(op, thing, id);
         op
+    }
+
+    /// The same for an id that contains the number of the acquisition.
+    fn ask_as(&self, op: OpId, thing: usize, id: &str) {
+        let (thing, id) = (THINGS[thing].name.to_owned(), id.to_owned());
+        self.history_file.note(Event::Ask { op, thing, id });
     }
 
     fn end(&self, op: OpId, how: How) {

@@ -23,7 +23,7 @@ use super::ops::Op;
 use super::spans::{Span, Spans};
 use super::{Case, Rule, Verdict};
 use crate::clock::{MILLISECOND, Micros, SECOND};
-use crate::history::{Event, How};
+use crate::history::{Event, How, Line};
 use crate::plan::{self, BACKSTOP, CONFIRM};
 
 /// The longest unexplained wait that is accepted, on a busy machine.
@@ -160,12 +160,16 @@ fn free(possible: impl Iterator<Item = Vec<Span>>, capacity: usize) -> Spans {
 
 /// Returns how long workers stood still in this time. All workers count, because each one may have been the next in the
 /// queue.
-fn slowness(case: &Case<'_>, (from, to): Span, unexplained: Micros) -> Micros {
+fn slowness(case: &Case<'_>, span: Span, unexplained: Micros) -> Micros {
     if unexplained < BACKSTOP {
         return 0;
     }
-    let lines = case.history.lives.iter().flat_map(|(_, lines)| lines);
-    let gaps = lines.filter_map(|line| match line.event {
+    case.history.lives.iter().map(|(_, lines)| stood_still(lines, span)).sum()
+}
+
+/// Returns how long a process stood still in this time, by its own lines.
+pub(super) fn stood_still(lines: &[Line], (from, to): Span) -> Micros {
+    let gaps = lines.iter().filter_map(|line| match line.event {
         Event::Gap { since } if since < to && line.at > from => {
             Some(line.at.min(to) - since.max(from))
         }

@@ -40,6 +40,8 @@ pub(super) struct Op {
     /// Whether the command requested it. Then it was granted before the child of the command started.
     pub(super) by_command: bool,
     pub(super) thing: usize,
+    /// The id with which the store lists it, if it is known.
+    pub(super) listed_as: Option<String>,
     pub(super) asked: Micros,
     /// When it was seen in the queue: at some instant within each span.
     pub(super) queued: Vec<Span>,
@@ -139,16 +141,19 @@ pub(super) fn read(history: &History) -> Result<Vec<Op>, String> {
             if let LifeEnd::Killed(at) | LifeEnd::Stuck(at) = life.end { Some(at) } else { None };
         for line in lines {
             let at = line.at;
-            if let Event::Ask { op, thing, client } = &line.event {
+            if let Event::Ask { op, thing, id } = &line.event {
                 let thing = history.things.iter().position(|known| known.name == thing);
+                let by_command = id == COMMAND;
+                let is_known = !by_command && id != "-";
                 known.insert(*op, all.len());
                 all.push(Op {
                     worker: life.worker,
                     life: life.life,
                     id: *op,
                     foreign: life.foreign,
-                    by_command: client == COMMAND,
+                    by_command,
                     thing: thing.ok_or("an unknown thing")?,
+                    listed_as: is_known.then(|| id.clone()),
                     asked: at,
                     queued: Vec::new(),
                     granted: None,

@@ -17,7 +17,11 @@ impl Record {
     }
 
     fn ask(self, at: Micros, op: u64) -> Self {
-        self.line(at, Event::Ask { op, thing: "x".to_owned(), client: "-".to_owned() })
+        self.ask_as(at, op, "-")
+    }
+
+    fn ask_as(self, at: Micros, op: u64, id: &str) -> Self {
+        self.line(at, Event::Ask { op, thing: "x".to_owned(), id: id.to_owned() })
     }
 
     fn seen(self, at: Micros, op: u64) -> Self {
@@ -576,6 +580,136 @@ fn nobody_waits_for_a_lock_or_a_lease_that_is_free() {
         kept(&waits_until(1300 + 500 + 2400));
         broken(&waits_until(1300 + 500 + 2600), &[Rule::Waiting]);
     }
+}
+
+/// One requests something at 100 ms, and gives it up at 1000 ms as `how` says. Samples of the store list it from 500 ms
+/// until `to`.
+fn given_up(thing: Thing, how: How, to: Micros) -> History {
+    let record = Record::default().ask_as(100, 1, "a-1").end(1000, 1, how);
+    let mut history = history(thing, vec![record]);
+    history.listed.push(listed("a-1", 500, to));
+    history
+}
+
+fn listed(id: &str, from: Micros, to: Micros) -> Listed {
+    Listed { thing: 0, id: id.to_owned(), from: from * MILLISECOND, to: to * MILLISECOND }
+}
+
+fn long_semaphore() -> Thing {
+    Thing::semaphore("x", 1, 10 * SECOND)
+}
+
+#[test]
+fn what_was_given_up_is_listed_for_a_moment_only() {
+    let things = [long_semaphore(), Thing::lock("x", 10 * SECOND), Thing::pool("x", 1, SECOND)];
+    for thing in things {
+        let hows = [How::Cancelled, How::TimedOut, How::Dropped, How::Lost, How::Full];
+        for how in hows.into_iter().chain([How::Released]) {
+            kept(&given_up(thing, how, 1000 + 1500));
+            broken(&given_up(thing, how, 1000 + 1501), &[Rule::Leak]);
+        }
+    }
+    // Listed again after it was not: each time for a moment only.
+    let mut twice = given_up(long_semaphore(), How::Cancelled, 2400);
+    twice.listed.push(listed("a-1", 2600, 4000));
+    kept(&twice);
+    // It may hold or wait until it ends.
+    let waits = Record::default().ask_as(100, 1, "a-1");
+    let mut waits = history(long_semaphore(), vec![waits]);
+    waits.listed.push(listed("a-1", 500, 20_000));
+    kept(&waits);
+}
+
+#[test]
+fn a_failed_release_of_a_lease_without_a_guard_is_not_repeated() {
+    kept(&given_up(Thing::pool("x", 1, 10 * SECOND), How::Failed, 9000));
+    broken(&given_up(Thing::lock("x", 10 * SECOND), How::Failed, 9000), &[Rule::Leak]);
+    broken(&given_up(long_semaphore(), How::Failed, 9000), &[Rule::Leak]);
+}
+
+#[test]
+fn an_id_that_is_used_again_may_be_listed_again() {
+    let case = |again, to| {
+        let record = Record::default().ask_as(100, 1, "a-task-1").end(1000, 1, How::Cancelled);
+        let record = record.ask_as(again, 2, "a-task-1").grant(again, 2, again);
+        let record = record.end(9000, 2, How::Released);
+        let mut history = history(Thing::pool("x", 1, 10 * SECOND), vec![record]);
+        history.listed.push(listed("a-task-1", 500, to));
+        history
+    };
+    kept(&case(2000, 9000 + 1500));
+    broken(&case(2000, 9000 + 1501), &[Rule::Leak]);
+    broken(&case(2600, 9000), &[Rule::Leak]);
+}
+
+#[test]
+fn a_dead_process_releases_nothing() {
+    let killed = |at| {
+        let mut history = given_up(long_semaphore(), How::Cancelled, 11_000);
+        history.lives[0].0.end = LifeEnd::Killed(at * MILLISECOND);
+        history
+    };
+    kept(&killed(1001));
+    kept(&killed(1000 + 1500));
+    broken(&killed(1000 + 1600), &[Rule::Leak]);
+    // One that crashed wrote its last line at 1500 ms.
+    let mut broke = given_up(long_semaphore(), How::Cancelled, 11_000);
+    broke.lives[0].0.end = LifeEnd::Broke("signal: 11".to_owned());
+    broke.lives[0].1.push(Line { at: 1500 * MILLISECOND, event: Event::Tick });
+    broken(&broke, &[Rule::Crash]);
+}
+
+#[test]
+fn a_worker_that_was_hit_by_a_fault_releases_when_it_is_connected_again() {
+    let case = |kind, scope, to| {
+        let mut history = given_up(long_semaphore(), How::Cancelled, to);
+        history.faults.push(fault(kind, scope, 900, 3000));
+        history
+    };
+    let (own, other) = (Scope::Worker(0), Scope::Worker(1));
+    let things = |things: &[usize]| Scope::Things(things.iter().copied().collect());
+    for (kind, settled) in [(Kind::Flap, 5000), (Kind::Stop, 9000), (Kind::Stall, 9000)] {
+        kept(&case(kind, own, settled + 1500));
+        broken(&case(kind, own, settled + 1501), &[Rule::Leak]);
+        broken(&case(kind, other, 1000 + 1501), &[Rule::Leak]);
+        kept(&case(kind, Scope::Everybody, settled + 1500));
+        kept(&case(kind, things(&[0]), settled + 1500));
+        broken(&case(kind, things(&[1]), 1000 + 1501), &[Rule::Leak]);
+    }
+    // The fault began when the release was overdue.
+    let mut late = given_up(long_semaphore(), How::Cancelled, 4000);
+    late.faults.push(fault(Kind::Flap, own, 2600, 5000));
+    broken(&late, &[Rule::Leak]);
+    // The machine stood still for a while.
+    let mut slow = given_up(long_semaphore(), How::Cancelled, 3000);
+    let gap = Event::Gap { since: 1200 * MILLISECOND };
+    slow.lives[0].1.push(Line { at: 1400 * MILLISECOND, event: gap.clone() });
+    broken(&slow, &[Rule::Leak]);
+    let mut other = slow.clone();
+    slow.lives[0].1.push(Line { at: 2100 * MILLISECOND, event: gap.clone() });
+    kept(&slow);
+    let life = Life { worker: 1, life: 1, foreign: false, end: LifeEnd::Done };
+    other.lives.push((life, vec![Line { at: 2100 * MILLISECOND, event: gap }]));
+    broken(&other, &[Rule::Leak]);
+}
+
+/// The release was confirmed, and the new primary lacks it.
+#[test]
+fn a_failover_may_lose_a_release() {
+    let case = |kind, things: &[usize], to| {
+        let mut history = given_up(long_semaphore(), How::Released, 1010);
+        history.listed.push(listed("a-1", 2000, to));
+        let scope = Scope::Things(things.iter().copied().collect());
+        history.faults.push(fault(kind, scope, 1500, 2000));
+        history
+    };
+    let forgotten = 2000 + 6000 + 2 * 10_000 + 4000 + 1500;
+    for kind in [Kind::Promote, Kind::PrimaryKilled, Kind::OldPrimary, Kind::SentinelFailover] {
+        kept(&case(kind, &[0], forgotten + 1500));
+        broken(&case(kind, &[0], forgotten + 1501), &[Rule::Leak]);
+        broken(&case(kind, &[1], 2000 + 1501), &[Rule::Leak]);
+    }
+    broken(&case(Kind::Restart, &[0], forgotten + 1500), &[Rule::Leak]);
 }
 
 /// The other program has something of this kind until 1000 ms, and ends as `how` says. One of our workers waits from

@@ -62,8 +62,8 @@ impl Job<'_> {
         let history_file = HistoryFile::open(&history_path(&self.show.dir, self.index, self.life));
         let history_file = history_file.expect("a directory for the history");
         history_file.note(Event::Begin { clients: COMMAND.to_owned() });
-        let (op, client) = (ONLY_OP, COMMAND.to_owned());
-        history_file.note(Event::Ask { op, thing: thing.name.to_owned(), client });
+        let (op, id) = (ONLY_OP, COMMAND.to_owned());
+        history_file.note(Event::Ask { op, thing: thing.name.to_owned(), id });
         let mut process = self.start(binary, &stage.url(self.index), thing);
         let killed = self.suffer(&mut process, stage, rng);
         let Some(status) = wait(&mut process) else { return LifeEnd::Stuck(clock::now()) };

@@ -3,7 +3,7 @@
 //!
 //! Workers that lose their connection drop their pending acquires, especially those that were sent and not answered.
 //! Whatever such an acquire was granted must be released as soon as the worker is connected again: in the lull that
-//! follows, no other worker may have to wait for its lease to end.
+//! follows, the store must not list it, and no other worker may have to wait for its lease to end.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,14 +12,15 @@ use fastrand::Rng;
 use testkit::proxy::{Cut, FaultProxy};
 
 use super::stage::Stage;
-use super::{FLAPS, Show, lock, millis};
+use super::{FLAPS, Show, lock, millis, worker};
 use crate::fault::{Kind, Scope};
+use crate::worker::CLIENTS;
 
 /// Strings that occur in requests that acquire a permit or a lock.
 const ACQUIRES: [&[u8]; 2] = [b"enqueue", b"acquire"];
 /// How many workers flap at a time. The others continue, so that cancelled acquisitions are granted, and missed.
 const FLAPPING: usize = 3;
-/// How long to wait for such a request. A worker that was cut off before is connected again by then.
+/// How long to wait for such a request, and before that until a worker that was cut off is connected again.
 const UNTIL_ASKED: Duration = Duration::from_millis(1200);
 
 pub(super) fn lane(show: &Show, stage: &Stage) {
@@ -27,10 +28,15 @@ pub(super) fn lane(show: &Show, stage: &Stage) {
         return;
     }
     let mut rng = show.rng(u64::MAX - 2);
+    let mut is_first = true;
     while show.next_flaps() {
         let until = Instant::now() + FLAPS;
+        // The first time, only workers that are then left alone for a while.
+        let spared = |worker: &usize| !is_first || !worker::is_stopped_first(*worker);
+        let workers: Vec<_> = (0..show.workers).filter(spared).collect();
+        is_first = false;
         thread::scope(|all| {
-            for worker in rng.choose_multiple(0..show.workers, FLAPPING) {
+            for worker in rng.choose_multiple(workers, FLAPPING) {
                 let mut rng = rng.fork();
                 all.spawn(move || {
                     show.fault(Kind::Flap, Scope::Worker(worker), || match stage.proxy(worker) {
@@ -47,7 +53,7 @@ pub(super) fn lane(show: &Show, stage: &Stage) {
 pub(super) fn flap(show: &Show, proxy: &FaultProxy, rng: &mut Rng, until: Instant) {
     loop {
         if rng.bool() {
-            lose_answer(show, proxy, ACQUIRES[usize::from(rng.u32(..4) == 0)]);
+            lose_answer(show, proxy, rng, until);
         } else {
             // A delay, so that many requests are in flight at any time.
             proxy.delay(millis(rng, 20..80));
@@ -74,14 +80,25 @@ pub(super) fn cut_often(show: &Show, stage: &Stage, worker: usize, rng: &mut Rng
     }
 }
 
-/// Loses the answer to a command, with the connection. The command itself is applied.
-fn lose_answer(show: &Show, proxy: &FaultProxy, needle: &[u8]) {
-    let before = proxy.traffic().lost;
-    proxy.lose_reply_to(needle);
-    let begun = Instant::now();
-    while proxy.traffic().lost == before && begun.elapsed() < UNTIL_ASKED {
-        if !show.pause(Duration::from_millis(2)) {
-            return;
+/// Loses the answer to an acquire, with the connection. The command itself is applied. For a moment the worker cannot
+/// connect again, so that it drops acquires whose outcome is unknown.
+fn lose_answer(show: &Show, proxy: &FaultProxy, rng: &mut Rng, until: Instant) {
+    let wait_for = |condition: &dyn Fn() -> bool| {
+        let until = until.min(Instant::now() + UNTIL_ASKED);
+        while !condition() {
+            if Instant::now() > until || !show.pause(Duration::from_millis(2)) {
+                return false;
+            }
         }
+        true
+    };
+    if !wait_for(&|| proxy.connections() >= CLIENTS) {
+        return;
+    }
+    let before = proxy.traffic().lost;
+    proxy.refuse(true);
+    proxy.lose_reply_to(ACQUIRES[usize::from(rng.u32(..4) == 0)]);
+    if wait_for(&|| proxy.traffic().lost > before) {
+        show.pause(millis(rng, 5..100));
     }
 }

@@ -53,6 +53,7 @@ fn read(dir: &Path, log: &Log) -> Result<History, String> {
         faults: log.faults.clone(),
         changes: log.changes.clone(),
         crowded: log.crowded.clone(),
+        listed: log.listed.clone(),
         leftovers: log.leftovers.clone(),
         ended: log.ended,
         ..History::default()

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
-use super::{Change, Crowded, Life, LifeEnd, Log, Steering};
+use super::{Change, Crowded, Life, LifeEnd, Listed, Log, Steering};
 use crate::clock::Micros;
 use crate::fault::{Fault, Kind, Scope};
 
@@ -51,6 +51,9 @@ impl fmt::Display for Log {
         }
         for Crowded { at, thing, held } in &self.crowded {
             writeln!(f, "crowded {at} {thing} {held}")?;
+        }
+        for Listed { thing, id, from, to } in &self.listed {
+            writeln!(f, "listed {thing} {id} {from} {to}")?;
         }
         for left in &self.leftovers {
             writeln!(f, "left {left}")?;
@@ -121,6 +124,10 @@ impl Log {
                 let crowded = Crowded { at: number(0)?, thing: index(1)?, held: number(2)? };
                 self.crowded.push(crowded);
             }
+            "listed" => {
+                let (thing, id) = (index(0)?, (*words.get(1)?).to_owned());
+                self.listed.push(Listed { thing, id, from: number(2)?, to: number(3)? });
+            }
             "left" => self.leftovers.push(rest.to_owned()),
             "doubt" => self.doubts.push(rest.to_owned()),
             _ => return None,
@@ -160,6 +167,7 @@ mod tests {
                 Change { thing: 1, to: Steering::Resume, asked: 6, answered: Some(7) },
             ],
             crowded: vec![Crowded { at: 5, thing: 6, held: 7 }],
+            listed: vec![Listed { thing: 2, id: "7Vd3kQ0aZx1-42".to_owned(), from: 8, to: 9 }],
             leftovers: vec!["the key x".to_owned()],
             doubts: vec!["it was stopped".to_owned()],
         };

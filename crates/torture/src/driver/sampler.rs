@@ -1,17 +1,17 @@
-//! Inspects the store several times a second. Does it have more holders than permits? And does it answer fast enough
-//! for delays to be judged?
+//! Inspects the store several times a second. Does it have more holders than permits? Which acquisitions does it list?
+//! And does it answer fast enough for delays to be judged?
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use leasehold::Client;
-use redis::Connection;
+use leasehold::{Client, Error};
+use redis::{Connection, Pipeline, Value};
 use tokio::runtime::Runtime;
 
 use super::cluster::Cluster;
 use super::connections::{self, PROMPTLY};
 use super::stage::Stage;
-use super::{Crowded, Phase, Show, lock};
+use super::{Crowded, Listed, Log, Phase, Show, lock};
 use crate::clock::{self, MILLISECOND, Micros};
 use crate::fault::{Fault, Kind, Scope};
 use crate::plan::{self, THINGS};
@@ -21,17 +21,25 @@ const EVERY: Duration = Duration::from_millis(60);
 const PATIENTLY: Duration = Duration::from_secs(3);
 /// An answer that took longer than this means that the machine is slow, unless a fault explains it.
 const SLOW: Micros = 300 * MILLISECOND;
+/// More locks and pools than there are.
+const ALL: usize = 100;
 
 pub(super) fn lane(show: &Show, stage: &Stage) {
-    let mut reader = Reader::default();
+    let (mut reader, mut listing) = (Reader::default(), Listing::default());
     let mut last = clock::now();
     while *lock(&show.phase) < Phase::Finish {
         std::thread::sleep(EVERY);
         // Repeatedly, because a server that cannot be reached now may be reachable later.
-        for (thing, held) in reader.look(show, stage) {
-            if held > u64::from(THINGS[thing].capacity) {
-                lock(&show.log).crowded.push(Crowded { at: clock::now(), thing, held });
+        let samples = reader.look(show, stage);
+        {
+            let mut log = lock(&show.log);
+            for Sample { thing, answered, holders, .. } in &samples {
+                let held = holders.len() as u64;
+                if held > u64::from(THINGS[*thing].capacity) {
+                    log.crowded.push(Crowded { at: *answered, thing: *thing, held });
+                }
             }
+            listing.add(samples, &mut log);
         }
         let now = clock::now();
         if now - last - std::mem::take(&mut reader.waited) > SLOW {
@@ -45,8 +53,45 @@ fn is_slow(show: &Show, scope: Scope, begin: Micros, end: Micros) {
     lock(&show.log).faults.push(Fault { kind: Kind::Slow, scope, begin, end });
 }
 
-fn semaphores() -> impl Iterator<Item = usize> {
-    (0..THINGS.len()).filter(|at| THINGS[*at].kind == plan::Kind::Semaphore)
+/// The ids that the store lists for one thing, at some instant between the request and the answer.
+///
+/// A permit is granted only in a step that first removes expired holders. So a semaphore never has more holders than
+/// permits, even counting expired ones.
+struct Sample {
+    thing: usize,
+    asked: Micros,
+    answered: Micros,
+    /// Of a semaphore.
+    holders: Vec<String>,
+    /// The waiters of a semaphore, the members of a pool, or the label of the holder of a lock.
+    others: Vec<String>,
+}
+
+/// The acquisitions that the last samples listed.
+#[derive(Default)]
+struct Listing {
+    /// For each thing and id, the place of its entry in the log.
+    current: HashMap<(usize, String), usize>,
+}
+
+impl Listing {
+    /// Extends the entries of the ids that are listed again. An id that was not listed in between gets a new entry.
+    fn add(&mut self, samples: Vec<Sample>, log: &mut Log) {
+        let mut before = std::mem::take(&mut self.current);
+        for Sample { thing, asked, answered, holders, others } in samples {
+            for id in holders.into_iter().chain(others) {
+                let key = (thing, id);
+                let at = before.remove(&key).unwrap_or_else(|| {
+                    let (from, to, id) = (answered, answered, key.1.clone());
+                    log.listed.push(Listed { thing, id, from, to });
+                    log.listed.len() - 1
+                });
+                let listed = &mut log.listed[at];
+                listed.to = listed.to.max(asked);
+                self.current.insert(key, at);
+            }
+        }
+    }
 }
 
 /// The open connections to the store.
@@ -60,12 +105,10 @@ struct Reader {
 }
 
 impl Reader {
-    /// Returns the number of holders of each semaphore in the store, where the store can be reached. A permit is
-    /// granted only in a step that first removes expired holders. So there are never more holders than permits, even
-    /// counting expired ones.
-    fn look(&mut self, show: &Show, stage: &Stage) -> Vec<(usize, u64)> {
+    /// Returns what the store lists, where it can be reached.
+    fn look(&mut self, show: &Show, stage: &Stage) -> Vec<Sample> {
         let one = |url: String, reader: &mut Self| {
-            let all: Vec<_> = semaphores().collect();
+            let all: Vec<_> = (0..THINGS.len()).collect();
             reader.ask_server(stage, &url, &all, PATIENTLY)
         };
         let found = match stage {
@@ -79,16 +122,17 @@ impl Reader {
 
     /// A node that does not answer counts as slow, for the names that it serves. The other nodes are asked
     /// nevertheless.
-    fn ask_cluster(&mut self, show: &Show, stage: &Stage, cluster: &Cluster) -> Vec<(usize, u64)> {
+    fn ask_cluster(&mut self, show: &Show, stage: &Stage, cluster: &Cluster) -> Vec<Sample> {
         let mut found = Vec::new();
         for (node, things) in cluster.homes() {
             let node = cluster.nodes.node(node);
-            let own: Vec<_> = semaphores().filter(|thing| things.contains(*thing)).collect();
-            if own.is_empty() || !node.is_running() {
+            if !node.is_running() {
                 continue;
             }
+            let served: Vec<_> = things.iter().collect();
             let begin = clock::now();
-            found.extend(self.ask_server(stage, &node.url(), &own, PROMPTLY).unwrap_or_default());
+            found
+                .extend(self.ask_server(stage, &node.url(), &served, PROMPTLY).unwrap_or_default());
             let now = clock::now();
             if now - begin >= clock::micros(PROMPTLY) {
                 is_slow(show, Scope::Things(things), begin, now);
@@ -104,7 +148,7 @@ impl Reader {
         url: &str,
         things: &[usize],
         within: Duration,
-    ) -> Option<Vec<(usize, u64)>> {
+    ) -> Option<Vec<Sample>> {
         let mut connection = match self.servers.remove(url) {
             Some(connection) => connection,
             None => connections::open(url, within)?,
@@ -112,15 +156,22 @@ impl Reader {
         let mut ask = redis::pipe();
         for thing in things {
             let name = stage.spell(THINGS[*thing].name);
-            ask.cmd("ZCARD").arg(format!("adv-sem:semaphore_main:{name}"));
+            ask_for_members(&mut ask, THINGS[*thing].kind, &name);
         }
-        let counts: Vec<u64> = ask.query(&mut connection).ok()?;
+        let asked = clock::now();
+        let answers: Vec<Value> = ask.query(&mut connection).ok()?;
+        let answered = clock::now();
         // A connection that failed is not used again.
         self.servers.insert(url.to_owned(), connection);
-        Some(things.iter().copied().zip(counts).collect())
+        let mut answers = answers.into_iter();
+        let sample = |thing: &usize| {
+            let (holders, others) = read_members(THINGS[*thing].kind, &mut answers)?;
+            Some(Sample { thing: *thing, asked, answered, holders, others })
+        };
+        things.iter().map(sample).collect()
     }
 
-    fn ask_local(&mut self, stage: &Stage) -> Option<Vec<(usize, u64)>> {
+    fn ask_local(&mut self, stage: &Stage) -> Option<Vec<Sample>> {
         if self.local.is_none() {
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
@@ -128,12 +179,93 @@ impl Reader {
             self.local = Some((runtime, client));
         }
         let (runtime, client) = self.local.as_ref()?;
-        let ask = client.stats().names(semaphores().map(|at| THINGS[at].name)).unused();
-        let stats = runtime.block_on(ask.fetch()).ok()?;
-        let held = |at: usize| {
-            let one = stats.iter().find(|one| one.name() == THINGS[at].name);
-            (at, one.map_or(0, |one| one.held().into()))
-        };
-        Some(semaphores().map(held).collect())
+        runtime.block_on(list_local(client)).ok()
+    }
+}
+
+/// Adds the commands that list the members of one thing.
+fn ask_for_members(ask: &mut Pipeline, kind: plan::Kind, name: &str) {
+    let mut list = |key: String| _ = ask.cmd("ZRANGE").arg(key).arg(0).arg(-1);
+    match kind {
+        plan::Kind::Semaphore => {
+            list(format!("adv-sem:semaphore_main:{name}"));
+            list(format!("adv-sem:semaphore_waiting:{name}"));
+        }
+        plan::Kind::Pool => list(format!("semaphores:{name}")),
+        plan::Kind::Lock => _ = ask.cmd("GET").arg(format!("syncguard:{name}")),
+    }
+}
+
+/// Reads the answers to these commands: the holders, and the other members.
+fn read_members(
+    kind: plan::Kind,
+    answers: &mut impl Iterator<Item = Value>,
+) -> Option<(Vec<String>, Vec<String>)> {
+    let mut next = || answers.next();
+    let ids = |answer: Value| redis::from_redis_value::<Vec<String>>(answer).ok();
+    Some(match kind {
+        plan::Kind::Semaphore => (ids(next()?)?, ids(next()?)?),
+        plan::Kind::Pool => (Vec::new(), ids(next()?)?),
+        plan::Kind::Lock => {
+            let record: Option<String> = redis::from_redis_value(next()?).ok()?;
+            (Vec::new(), record.as_deref().and_then(label).into_iter().collect())
+        }
+    })
+}
+
+/// Returns the label in the record of a lock. The other program has none.
+fn label(record: &str) -> Option<String> {
+    let (_, rest) = record.split_once("\"label\":\"")?;
+    Some(rest.split_once('"')?.0.to_owned())
+}
+
+async fn list_local(client: &Client) -> Result<Vec<Sample>, Error> {
+    let asked = clock::now();
+    let semaphores = THINGS.iter().filter(|thing| thing.kind == plan::Kind::Semaphore);
+    let stats = client.stats().names(semaphores.map(|thing| thing.name)).waiters().fetch().await?;
+    let (pools, locks) = (client.pools().list(ALL).await?, client.locks().list_raw(ALL).await?);
+    let answered = clock::now();
+    let sample = |(thing, known): (usize, &plan::Thing)| {
+        let named = stats.iter().filter(|one| one.name() == known.name);
+        let holders = named.clone().flat_map(|one| one.holders()).map(|one| one.id().to_owned());
+        let waiters = named.flat_map(|one| one.waiters()).map(|one| one.id().to_owned());
+        let pools = pools.iter().filter(|one| one.name == known.name);
+        let members = pools.flat_map(|one| &one.members).map(|one| one.instance_id.clone());
+        let locks = locks.iter().filter(|one| one.key == known.name);
+        let labels = locks.filter_map(|one| one.info.label.clone());
+        let others = waiters.chain(members).chain(labels).collect();
+        Sample { thing, asked, answered, holders: holders.collect(), others }
+    };
+    Ok(THINGS.iter().enumerate().map(sample).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(asked: Micros, ids: &[&str]) -> Sample {
+        let others = ids.iter().map(|id| (*id).to_owned()).collect();
+        Sample { thing: 1, asked, answered: asked + 2, holders: Vec::new(), others }
+    }
+
+    #[test]
+    fn an_id_is_listed_from_the_first_to_the_last_sample_in_a_row() {
+        let (mut listing, mut log) = (Listing::default(), Log::default());
+        listing.add(vec![sample(10, &["a", "b"])], &mut log);
+        listing.add(vec![sample(20, &["a"])], &mut log);
+        listing.add(vec![sample(30, &["a", "b"])], &mut log);
+        // The store could not be reached.
+        listing.add(vec![], &mut log);
+        listing.add(vec![sample(50, &["a"])], &mut log);
+        let listed: Vec<_> =
+            log.listed.iter().map(|one| (one.id.as_str(), one.from, one.to)).collect();
+        assert_eq!(listed, [("a", 12, 30), ("b", 12, 12), ("b", 32, 32), ("a", 52, 52)]);
+    }
+
+    #[test]
+    fn the_label_of_a_lock_is_found_in_its_record() {
+        let record = r#"{"lockId":"x","key":"brief","fence":"1","pid":7,"label":"7Vd3kQ0aZx1-42"}"#;
+        assert_eq!(label(record).as_deref(), Some("7Vd3kQ0aZx1-42"));
+        assert_eq!(label(r#"{"lockId":"x","key":"brief"}"#), None);
     }
 }

@@ -37,7 +37,7 @@ pub(super) fn lane(show: &Show, stage: &Stage, index: usize, foreign: bool) {
     let mut rng = show.rng(index as u64);
     let mut worker = Worker::start(show, index, 1, foreign, stage.url(index));
     let proxy = stage.proxy(index);
-    if !foreign && index % 2 == 1 && show.pause(FIRST_STOPS) {
+    if !foreign && is_stopped_first(index) && show.pause(FIRST_STOPS) {
         worker = worker.stop_as_a_waiter(&mut rng, proxy);
     }
     if !foreign && show.pause(POWER_CUT.saturating_sub(show.begun.elapsed())) {
@@ -54,6 +54,11 @@ pub(super) fn lane(show: &Show, stage: &Stage, index: usize, foreign: bool) {
     }
     show.wait_for(Phase::Finish);
     worker.finish();
+}
+
+/// Whether this worker is one of those that are stopped in the first calm.
+pub(super) fn is_stopped_first(index: usize) -> bool {
+    index % 2 == 1
 }
 
 impl<'a> Worker<'a> {

@@ -8,7 +8,7 @@ use super::history_path;
 use crate::clock;
 use crate::history::{Event, HistoryFile, OpId};
 
-/// The client of its acquisition, in the histories.
+/// The id of its acquisition in the histories, and the name of its client. What id the store lists is not known.
 pub(crate) const COMMAND: &str = "command";
 /// The acquisition that the driver has requested.
 pub(crate) const ONLY_OP: OpId = 1;

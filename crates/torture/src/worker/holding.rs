@@ -93,6 +93,21 @@ impl TaskContext {
         let longest = if self.chance(30) { 200 } else { 2000 };
         let most = self.millis(0..longest);
         let patience = self.until_outage(client, most);
+        self.acquire_and_cancel(thing, client, patience).await;
+    }
+
+    /// Acquires something, and mostly cancels the acquire while its request or the answer is in flight. What is not
+    /// released then stays for a long lease.
+    pub(super) async fn cancel_at_once(&mut self) {
+        let lasting: Vec<_> = (0..THINGS.len()).filter(|at| THINGS[*at].is_lasting()).collect();
+        let thing = lasting[self.rng.usize(..lasting.len())];
+        let client = self.rng.usize(..self.shared.clients.len());
+        let at_once = self.chance(70);
+        let patience = if at_once { Patience::AtOnce } else { Patience::For(self.millis(0..5)) };
+        self.acquire_and_cancel(thing, client, patience).await;
+    }
+
+    async fn acquire_and_cancel(&mut self, thing: usize, client: usize, patience: Patience) {
         match THINGS[thing].kind {
             Kind::Semaphore => self.acquire_semaphore(thing, client, patience).await,
             Kind::Lock => self.cancel_lock(thing, client, patience).await,

@@ -15,40 +15,44 @@ const LONGEST: Duration = Duration::from_secs(20);
 impl TaskContext {
     pub(super) async fn use_lock(&mut self, thing: usize) {
         let client = self.rng.usize(..self.shared.clients.len());
-        let Some(lock) = self.lock(thing, client) else { return };
+        let Some((op, lock)) = self.lock(thing, client) else { return };
         match self.rng.u32(..100) {
-            0..15 => self.try_lock(thing, &lock).await,
-            15..30 => self.with_lock(thing, &lock).await,
+            0..15 => self.try_lock(op, thing, &lock).await,
+            15..30 => self.with_lock(op, thing, &lock).await,
             30..45 => {
                 let longest = if self.chance(50) { 5 } else { 800 };
                 let patience = Patience::For(self.millis(0..longest));
-                self.acquire_lock(thing, &lock, patience).await;
+                self.acquire_lock(op, thing, &lock, patience).await;
             }
             45..57 => {
                 let patience = self.until_outage(client, LONGEST);
-                self.acquire_lock(thing, &lock, patience).await;
+                self.acquire_lock(op, thing, &lock, patience).await;
             }
-            _ => self.acquire_lock(thing, &lock, Patience::For(LONGEST)).await,
+            _ => self.acquire_lock(op, thing, &lock, Patience::For(LONGEST)).await,
         }
     }
 
     pub(super) async fn cancel_lock(&mut self, thing: usize, client: usize, patience: Patience) {
-        let Some(lock) = self.lock(thing, client) else { return };
-        self.acquire_lock(thing, &lock, patience).await;
+        let Some((op, lock)) = self.lock(thing, client) else { return };
+        self.acquire_lock(op, thing, &lock, patience).await;
     }
 
-    fn lock(&mut self, thing: usize, client: usize) -> Option<Lock> {
+    /// Records the request of a lock, whose label is the id of this one acquisition.
+    fn lock(&mut self, thing: usize, client: usize) -> Option<(OpId, Lock)> {
         let known = &THINGS[thing];
         let within = self.millis(500..6000);
         let retry =
             Retry::default().times(1000).max_delay(Duration::from_millis(400)).within(within);
-        let builder = self.shared.clients[client].lock(known.name).ttl(known.lease_time());
+        let (client, op) = (&self.shared.clients[client], self.shared.history_file.next_op());
+        let id = format!("{}-{op}", client.id());
+        let builder = client.lock(known.name).ttl(known.lease_time()).label(&id);
         let builder = if known.extended { builder.auto_extend() } else { builder };
-        builder.retry(retry).build().ok()
+        let lock = builder.retry(retry).build().ok()?;
+        self.shared.ask_as(op, thing, &id);
+        Some((op, lock))
     }
 
-    async fn acquire_lock(&mut self, thing: usize, lock: &Lock, patience: Patience) {
-        let op = self.shared.ask(thing, "-");
+    async fn acquire_lock(&mut self, op: OpId, thing: usize, lock: &Lock, patience: Patience) {
         match self.unless_impatient(patience, lock.acquire()).await {
             Some(Ok(guard)) => self.keep_lock(op, thing, guard).await,
             Some(Err(error)) => self.shared.end(op, how(&error)),
@@ -56,8 +60,7 @@ impl TaskContext {
         }
     }
 
-    async fn try_lock(&mut self, thing: usize, lock: &Lock) {
-        let op = self.shared.ask(thing, "-");
+    async fn try_lock(&mut self, op: OpId, thing: usize, lock: &Lock) {
         match lock.try_acquire().await {
             Ok(Some(guard)) => self.keep_lock(op, thing, guard).await,
             Ok(None) => self.shared.end(op, How::Full),
@@ -95,8 +98,7 @@ impl TaskContext {
         }
     }
 
-    async fn with_lock(&mut self, thing: usize, lock: &Lock) {
-        let op = self.shared.ask(thing, "-");
+    async fn with_lock(&mut self, op: OpId, thing: usize, lock: &Lock) {
         let worked = lock
             .with(async |guard| {
                 let fence = guard.fence().get();

@@ -21,15 +21,20 @@ impl TaskContext {
 
     pub(super) async fn cancel_lease(&mut self, thing: usize, client: usize, patience: Patience) {
         let Some(pool) = self.pool(thing, client) else { return };
-        let op = self.shared.ask(thing, "-");
+        let client = self.shared.clients[client].id().to_string();
         // Mostly with another id each time, so that no later acquisition ends what is left of it.
-        let client = self.shared.clients[client].id();
-        let instance = if self.chance(80) {
-            format!("{client}-{op}")
-        } else {
-            format!("{client}-task-{}", self.task)
-        };
+        let is_new = self.chance(80);
+        let (op, instance) = self.ask_for_lease(thing, &client, is_new);
         self.lease(op, thing, &pool, &instance, patience).await;
+    }
+
+    /// Records the request of a lease, with an instance id that is new or that this task always uses.
+    fn ask_for_lease(&self, thing: usize, client: &str, is_new: bool) -> (OpId, String) {
+        let op = self.shared.history_file.next_op();
+        let instance =
+            if is_new { format!("{client}-{op}") } else { format!("{client}-task-{}", self.task) };
+        self.shared.ask_as(op, thing, &instance);
+        (op, instance)
     }
 
     fn pool(&mut self, thing: usize, client: usize) -> Option<Pool> {
@@ -42,18 +47,15 @@ impl TaskContext {
     }
 
     async fn use_lease(&mut self, thing: usize, pool: &Pool, client: &str) -> How {
-        let op = self.shared.ask(thing, "-");
-        let instance = format!("{client}-task-{}", self.task);
-        let ended = match self.rng.u32(..100) {
+        let roll = self.rng.u32(..100);
+        let (op, instance) = self.ask_for_lease(thing, client, (20..45).contains(&roll));
+        let ended = match roll {
             0..20 => match pool.try_lease(&instance).await {
                 Ok(Some(lease)) => return self.keep_lease(op, thing, lease).await,
                 Ok(None) => How::Full,
                 Err(error) => how(&error),
             },
-            20..45 => {
-                let instance = format!("{client}-{op}");
-                return self.lease_by_hand(op, thing, pool, &instance).await;
-            }
+            20..45 => return self.lease_by_hand(op, thing, pool, &instance).await,
             _ => {
                 let longest = if self.chance(40) { 5 } else { 5000 };
                 let patience = Patience::For(self.millis(0..longest));

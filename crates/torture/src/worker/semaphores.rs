@@ -96,7 +96,7 @@ impl TaskContext {
     ) {
         let weight = self.any_weight(thing);
         let acquire = acquire.weight(weight);
-        let op = self.shared.ask(thing, &acquire.id().client().to_string());
+        let op = self.shared.ask(thing, &acquire.id().to_string());
         // The future is dropped, and with it the place in the queue, before the end is recorded.
         match self.wait(op, semaphore, acquire, patience).await {
             Waited::Granted(permit) => self.keep(op, thing, permit, weight).await,
@@ -201,10 +201,9 @@ impl TaskContext {
 
     async fn with(&mut self, thing: usize, semaphore: &Semaphore) {
         let weight = self.any_weight(thing);
-        let op = self.shared.ask(thing, "-");
-        let worked = semaphore
-            .acquire()
-            .weight(weight)
+        let acquire = semaphore.acquire().weight(weight);
+        let op = self.shared.ask(thing, &acquire.id().to_string());
+        let worked = acquire
             .with(async |permit| {
                 let fence = self.granted(op, permit, weight);
                 let held = self.hold(op, thing, Some(fence), || permit.check().is_ok()).await;
