@@ -46,6 +46,7 @@ pub(crate) mod cleanup;
 mod handover;
 pub(crate) mod launcher;
 pub(crate) mod mailbox;
+pub(crate) mod process;
 pub(crate) mod spare;
 mod timer;
 pub(crate) mod wire;
@@ -331,6 +332,7 @@ impl SupervisedGroup {
     }
 
     /// Sends a signal to the group. Only while the group exists: after that, its number may belong to another group.
+    /// Until the guard has reaped the leader, the group exists for certain.
     fn signal(&self, signal: Signal) {
         if let Some(group) = self.group
             && (self.ended.is_none() || !is_gone(group))

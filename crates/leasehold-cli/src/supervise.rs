@@ -19,6 +19,7 @@ use tokio::time::{sleep, timeout};
 use crate::clock::{Bridge, Moment};
 use crate::failure::{self, Failure, log_line};
 use crate::guard::mailbox::{Incoming, Outgoing};
+use crate::guard::process::ChildProcess;
 use crate::guard::spare::Spare;
 use crate::guard::wire::{News, Order};
 use crate::guard::{self, LOOK_AGAIN, REAP_WITHIN, Start};
@@ -128,10 +129,10 @@ async fn run_in_guard(
         fence: held.fence(),
         slot: held.slot().map(|slot| slot.to_string()).unwrap_or_default(),
     };
-    let Ok((pid, socket)) = spare.engage(&start, lifeline) else { return Err(killed_early()) };
+    let Ok((process, socket)) = spare.engage(&start, lifeline) else { return Err(killed_early()) };
     let socket = UnixStream::from_std(socket).map_err(failed)?;
     let (incoming, outgoing) = (Incoming::default(), Outgoing::default());
-    let guard = Guard { pid, socket, incoming, outgoing };
+    let guard = Guard { process, socket, incoming, outgoing };
     let backstop = Backstop::new(first, job.grace);
     let mut watch = Watch { guard, terminal, group: None, lost: None, backstop };
     let end = watch.until_it_ends(&deadline, held, signals).await;
@@ -221,7 +222,7 @@ impl Backstop {
 /// The command's handle to the guard.
 #[derive(Debug)]
 struct Guard {
-    pid: Pid,
+    process: ChildProcess,
     socket: UnixStream,
     incoming: Incoming,
     outgoing: Outgoing,
@@ -266,13 +267,9 @@ impl Guard {
     async fn reap(&mut self) {
         let ended = async { while self.news().await.is_some() {} };
         if timeout(REAP_WITHIN, ended).await.is_err() {
-            self.kill();
+            self.process.signal(processes::Signal::KILL);
         }
-        let _ = processes::waitpid(Some(self.pid), WaitOptions::empty());
-    }
-
-    fn kill(&self) {
-        let _ = processes::kill_process(self.pid, processes::Signal::KILL);
+        self.process.wait();
     }
 }
 
@@ -360,7 +357,7 @@ impl Watch {
         }
         self.backstop.stopping = true;
         // The guard may be stopped.
-        let _ = processes::kill_process(self.guard.pid, processes::Signal::CONT);
+        self.guard.process.signal(processes::Signal::CONT);
         if let Some(group) = self.group {
             let _ = kill_process_group(group, processes::Signal::TERM);
             let _ = kill_process_group(group, processes::Signal::CONT);
@@ -408,17 +405,20 @@ impl Watch {
 
     /// Stops the group after the guard was killed or was late.
     async fn end_without_a_guard(&mut self) {
-        self.guard.kill();
-        let _ = processes::waitpid(Some(self.guard.pid), WaitOptions::empty());
+        self.guard.process.signal(processes::Signal::KILL);
+        self.guard.process.wait();
         if let Some(group) = self.group {
             if !self.backstop.stopping {
                 let _ = kill_process_group(group, processes::Signal::TERM);
                 let _ = kill_process_group(group, processes::Signal::CONT);
             }
             self.backstop.due = self.backstop.due.min(Moment::now());
-            until_gone(group, self.backstop.due.plus(self.backstop.grace)).await;
-            let _ = kill_process_group(group, processes::Signal::KILL);
-            until_gone(group, Moment::now().plus(REAP_WITHIN)).await;
+            let kill_at = self.backstop.due.plus(self.backstop.grace);
+            // After the group has ended, its number may belong to another group.
+            if !is_gone_by(group, kill_at).await {
+                let _ = kill_process_group(group, processes::Signal::KILL);
+                is_gone_by(group, Moment::now().plus(REAP_WITHIN)).await;
+            }
         }
         // A launcher whose guard has died ends by itself, and so does the guard of a nested command.
         let by = Moment::now().plus(REAP_WITHIN);
@@ -429,12 +429,17 @@ impl Watch {
     }
 }
 
-/// Waits until the group has ended, but not after that moment.
-async fn until_gone(group: Pid, by: Moment) {
-    reap();
-    while !guard::is_gone(group) && Moment::now() < by {
-        sleep(LOOK_AGAIN).await;
+/// Waits until the group has ended, but not after that moment. Returns whether it has ended.
+async fn is_gone_by(group: Pid, by: Moment) -> bool {
+    loop {
         reap();
+        if guard::is_gone(group) {
+            return true;
+        }
+        if Moment::now() >= by {
+            return false;
+        }
+        sleep(LOOK_AGAIN).await;
     }
 }
 

@@ -9,17 +9,18 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
 use lone_fork::{Fork, fork};
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use rustix::process::{Pid, Signal};
 
 use super::cleanup::LeaseRef;
 use super::handover::send_waits;
+use super::process::ChildProcess;
 use super::{GuardJob, Start};
 
 /// The command's handle to a guard that has no child yet. Dropping it ends the guard.
 #[derive(Debug)]
 pub(crate) struct Spare {
     /// `None` after it has got a child.
-    pid: Option<Pid>,
+    process: Option<ChildProcess>,
     socket: Option<UnixStream>,
 }
 
@@ -39,7 +40,8 @@ impl Spare {
         ours.set_nonblocking(true)?;
         Ok(match fork()? {
             Fork::Original(pid) => {
-                Started::Command(Self { pid: Pid::from_raw(pid), socket: Some(ours) })
+                let process = Pid::from_raw(pid).map(ChildProcess::new);
+                Started::Command(Self { process, socket: Some(ours) })
             }
             Fork::Copy => {
                 drop(ours);
@@ -64,19 +66,19 @@ impl Spare {
         mut self,
         start: &Start,
         lifeline: Option<BorrowedFd<'_>>,
-    ) -> io::Result<(Pid, UnixStream)> {
+    ) -> io::Result<(ChildProcess, UnixStream)> {
         let socket = self.socket.take().ok_or(io::ErrorKind::NotConnected)?;
         start.send(socket.as_fd(), lifeline)?;
-        let pid = self.pid.take().ok_or(io::ErrorKind::NotConnected)?;
-        Ok((pid, socket))
+        let process = self.process.take().ok_or(io::ErrorKind::NotConnected)?;
+        Ok((process, socket))
     }
 }
 
 impl Drop for Spare {
     fn drop(&mut self) {
-        if let Some(pid) = self.pid {
-            let _ = kill_process(pid, Signal::KILL);
-            let _ = waitpid(Some(pid), WaitOptions::empty());
+        if let Some(process) = &self.process {
+            process.signal(Signal::KILL);
+            process.wait();
         }
     }
 }
