@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use leasehold::{Client, Error};
+use leasehold::{Client, Error, SemaphoreStats};
 use redis::{Connection, Pipeline, Value};
 use tokio::runtime::Runtime;
 
@@ -227,8 +227,9 @@ async fn list_local(client: &Client) -> Result<Vec<Sample>, Error> {
     let answered = clock::now();
     let sample = |(thing, known): (usize, &plan::Thing)| {
         let named = stats.iter().filter(|one| one.name() == known.name);
-        let holders = named.clone().flat_map(|one| one.holders()).map(|one| one.id().to_owned());
-        let waiters = named.flat_map(|one| one.waiters()).map(|one| one.id().to_owned());
+        let holders =
+            named.clone().flat_map(SemaphoreStats::holders).map(|one| one.id().to_owned());
+        let waiters = named.flat_map(SemaphoreStats::waiters).map(|one| one.id().to_owned());
         let pools = pools.iter().filter(|one| one.name == known.name);
         let members = pools.flat_map(|one| &one.members).map(|one| one.instance_id.clone());
         let locks = locks.iter().filter(|one| one.key == known.name);
