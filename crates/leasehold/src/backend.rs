@@ -30,6 +30,7 @@ pub(crate) mod memory;
 pub(crate) mod redis;
 #[cfg(test)]
 pub(crate) mod simulated;
+mod threads;
 
 /// A future that any thread can poll.
 pub(crate) type Later<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;

@@ -641,11 +641,13 @@ impl Core {
             let done = work.await;
             callbacks::guarded(|| drop(answer.send(done)));
         })));
+        let this = self.this.clone();
         Box::pin(async move {
             told?;
-            answered
-                .await
-                .unwrap_or_else(|_| Err(Error::internal("a query ended without an answer")))
+            answered.await.unwrap_or_else(|_| {
+                let stopped = this.upgrade().and_then(|core| core.stopped());
+                Err(stopped.unwrap_or_else(|| Error::internal("a query ended without an answer")))
+            })
         })
     }
 

@@ -34,6 +34,7 @@ use tokio::sync::oneshot;
 
 use super::{
     Answer, Answers, Destination, Event, Later, Part, Profile, RemoteBackend, Reply, Report,
+    threads,
 };
 use crate::clock::{Moment, Span};
 use crate::engine::callbacks::event;
@@ -113,8 +114,7 @@ impl Local {
         Box::pin(async move {
             let reading = async {
                 let reader = reader.await?;
-                let read = tokio::task::spawn_blocking(move || question(&reader)).await;
-                read.unwrap_or_else(|error| Err(Error::internal(error.to_string())))
+                threads::run("leasehold-stats", move || question(&reader)).await?
             };
             let read = tokio::time::timeout(limit, reading).await;
             read.unwrap_or_else(|_| Err(Error::unavailable(what, true, None)))

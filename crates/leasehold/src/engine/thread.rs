@@ -55,12 +55,25 @@ pub(super) fn start(core: &Core) -> Result<mpsc::UnboundedSender<Message>, Error
     });
     let client = core.client;
     let work = move || {
+        let ended = |why: &str| {
+            if let Some(core) = this.upgrade() {
+                core.stop(Error::Stopped {
+                    what: format!("the client's background thread has ended: {why}"),
+                });
+            }
+        };
         let run = catch_unwind(AssertUnwindSafe(|| {
             // Create the runtime on the thread. If it was created before and the thread did not start, it would be
             // dropped inside another runtime, which panics.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let runtime =
-                runtime.map_err(|error| format!("its runtime could not be started: {error}"))?;
+            let runtime = match runtime {
+                Ok(runtime) => runtime,
+                Err(error) => {
+                    ended(&format!("its runtime could not be started: {error}"));
+                    // A query in it ends when it is dropped, and must find the reason then.
+                    return drop(messages);
+                }
+            };
             runtime.block_on(async {
                 if let Some(backend) = &backend {
                     backend.start(client, report);
@@ -68,17 +81,9 @@ pub(super) fn start(core: &Core) -> Result<mpsc::UnboundedSender<Message>, Error
                 let mut thread = Thread::new(this.clone(), backend, messages);
                 poll_fn(|cx| thread.poll(cx)).await;
             });
-            Ok::<(), String>(())
         }));
-        let why = match run {
-            Ok(Ok(())) => return,
-            Ok(Err(why)) => why,
-            Err(_) => "it panicked, which is a bug: please report it".to_owned(),
-        };
-        if let Some(core) = this.upgrade() {
-            core.stop(Error::Stopped {
-                what: format!("the client's background thread has ended: {why}"),
-            });
+        if run.is_err() {
+            ended("it panicked, which is a bug: please report it");
         }
     };
     let thread = std::thread::Builder::new().name("leasehold".into());

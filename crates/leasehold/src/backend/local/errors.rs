@@ -1,10 +1,12 @@
 //! Maps errors of SQLite and the file system to [`Error`], by what the caller can do next. Every error names the file.
 
+use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use rusqlite::ErrorCode;
+use rustix::io::Errno;
 
 use crate::Error;
 
@@ -78,14 +80,23 @@ pub(super) fn of_sqlite(what: &str, file: &Path, error: rusqlite::Error) -> Erro
             "it cannot be written: check its permissions, those of its directory, and whether the \
              file system is read-only",
         ),
-        ErrorCode::CannotOpen => {
-            refused("it cannot be opened: check that it is a file in a writable directory")
-        }
+        ErrorCode::CannotOpen => match no_descriptor_left() {
+            Some(cause) => Error::unavailable(what, false, Some(Arc::new(cause))),
+            None => refused("it cannot be opened: check that it is a file in a writable directory"),
+        },
         ErrorCode::DiskFull => {
             refused("the disk is full: free some space (nothing was changed or lost)")
         }
         _ => Error::internal(format!("{what}: {error}")),
     }
+}
+
+/// Returns the system's error if this process cannot open three files: the database, its log and its shared memory.
+/// SQLite does not report why it cannot open a file.
+fn no_descriptor_left() -> Option<io::Error> {
+    let opened: io::Result<Vec<_>> = (0..3).map(|_| File::open("/dev/null")).collect();
+    let none_left = [Errno::MFILE, Errno::NFILE].map(|errno| Some(errno.raw_os_error()));
+    opened.err().filter(|error| none_left.contains(&error.raw_os_error()))
 }
 
 pub(super) fn of_system(what: &str, path: &Path, error: impl Into<io::Error>) -> Error {

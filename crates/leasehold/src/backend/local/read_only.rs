@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::database::Reader;
 use super::{locks, pools, stats};
 use crate::backend::{
-    Answer, Answers, Destination, Event, Later, Part, Profile, RemoteBackend, Report,
+    Answer, Answers, Destination, Event, Later, Part, Profile, RemoteBackend, Report, threads,
 };
 use crate::lock::TimeAuthority;
 use crate::machine::lock::Record;
@@ -35,7 +35,7 @@ impl ReadOnly {
         self.read(|_| Ok(()))
     }
 
-    /// Runs a query on a thread for blocking work, bounded by the answer time-out.
+    /// Runs a query on its own thread, bounded by the answer time-out.
     fn read<T: Send + 'static>(
         &self,
         question: impl FnOnce(&Reader) -> Result<T, Error> + Send + 'static,
@@ -43,12 +43,11 @@ impl ReadOnly {
         let (limit, what) = (self.answer_timeout, format!("reading {}", self.address));
         let path = self.path.clone();
         Box::pin(async move {
-            let reading = tokio::task::spawn_blocking(move || question(&Reader::open(&path)?));
-            match tokio::time::timeout(limit, reading).await {
-                Ok(Ok(read)) => read,
-                Ok(Err(error)) => Err(Error::internal(error.to_string())),
-                Err(_) => Err(Error::unavailable(what, true, None)),
-            }
+            let reading = async {
+                threads::run("leasehold-stats", move || question(&Reader::open(&path)?)).await?
+            };
+            let read = tokio::time::timeout(limit, reading).await;
+            read.unwrap_or_else(|_| Err(Error::unavailable(what, true, None)))
         })
     }
 }

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use super::LocalSettings;
 use super::database::{Database, IDLE};
 use super::lifeline::{Lifeline, WakeUps};
-use crate::backend::Later;
+use crate::backend::{Later, threads};
 use crate::engine::callbacks::event;
 use crate::{ClientId, Error};
 
@@ -24,7 +24,8 @@ pub(super) struct Worker {
     /// Declared before `jobs`, because fields are dropped in the order of their declaration. When `jobs` closes, the
     /// thread ends, and then it must have the last reference to the lifeline.
     lifeline: Arc<OnceLock<Lifeline>>,
-    jobs: OnceLock<Sender<Job>>,
+    /// An error if the thread could not be started.
+    jobs: OnceLock<Result<Sender<Job>, Error>>,
 }
 
 impl Worker {
@@ -39,10 +40,11 @@ impl Worker {
         let (sender, jobs) = channel();
         let lifeline = self.lifeline.clone();
         let work = move || work(settings, client, lifeline, socket, &jobs);
-        match std::thread::Builder::new().name("leasehold-store".into()).spawn(work) {
-            Ok(_) => drop(self.jobs.set(sender)),
-            Err(error) => event!(error, %error, "the store's thread could not be started"),
+        let started = threads::spawn("leasehold-store", work);
+        if let Err(error) = &started {
+            event!(error, %error, "permits, locks and leases cannot be acquired");
         }
+        let _ = self.jobs.set(started.map(|()| sender));
     }
 
     pub(super) fn lifeline(&self) -> Option<BorrowedFd<'_>> {
@@ -67,7 +69,8 @@ impl Worker {
                     let _ = answer.send(done);
                 }
             });
-            worker.jobs.get().ok_or_else(ended)?.send(job).map_err(|_| ended())?;
+            let jobs = worker.jobs.get().ok_or_else(ended)?;
+            jobs.as_ref().map_err(Clone::clone)?.send(job).map_err(|_| ended())?;
             drop(worker);
             answered.await.unwrap_or_else(|_| Err(ended()))
         })

@@ -5,7 +5,7 @@
 //! the first step only.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 #[cfg(unix)]
 use std::path::Path;
 use std::sync::Arc;
@@ -24,6 +24,7 @@ use super::sentinel::Announced;
 use super::socket::{MOST_WAKE_UPS, Replies, Socket, Stream};
 use super::value::{Push, Value};
 use super::{RedisSettings, tls};
+use crate::backend::threads;
 use crate::{ClientId, Error, process};
 
 /// The oldest supported server (it has `ZMSCORE`), and the oldest supported node of a cluster (it has `SPUBLISH`).
@@ -295,6 +296,15 @@ pub(super) async fn received(replies: Replies) -> Result<Vec<Value>, RedisError>
     replies.await.unwrap_or_else(|_| Err(RedisError::lost()))
 }
 
+async fn addresses(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(address) = host.parse::<IpAddr>() {
+        return Ok(vec![(address, port).into()]);
+    }
+    let host = host.to_owned();
+    let look_up = move || (host, port).to_socket_addrs().map(Iterator::collect);
+    threads::run("leasehold-dns", look_up).await.map_err(io::Error::other)?
+}
+
 /// Connects to all addresses of the host at once, and returns the first connection that succeeds, because some
 /// addresses may be unreachable.
 async fn connect_tcp(
@@ -303,7 +313,7 @@ async fn connect_tcp(
     answer_timeout: Duration,
 ) -> Result<CloseOnFork<TcpStream>, RedisError> {
     let mut attempts = JoinSet::new();
-    for address in tokio::net::lookup_host((host, port)).await? {
+    for address in addresses(host, port).await? {
         attempts.spawn(connect_to_address(address));
     }
     let mut error = io::Error::new(io::ErrorKind::NotFound, "the host has no address");

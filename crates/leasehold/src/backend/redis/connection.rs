@@ -278,7 +278,7 @@ impl Connection {
             }
         };
         let answers = tokio::time::timeout(self.settings.answer_timeout, ask).await;
-        answers.unwrap_or_else(|_| Err(self.silence(true)))
+        answers.unwrap_or_else(|_| Err(self.silence_with_cause()))
     }
 
     /// Sends commands and returns the answers. Scripts that the server does not have are sent again in full, which also
@@ -334,6 +334,16 @@ impl Connection {
 
     fn silence(&self, timed_out: bool) -> Error {
         Error::unavailable(format!("request to {}", self.address), timed_out, None)
+    }
+
+    /// The error of a query that was not answered in time. Its source says why there is no connection.
+    fn silence_with_cause(&self) -> Error {
+        let what = format!("request to {}", self.address);
+        let cause = match &*self.state.borrow() {
+            State::Down(Error::Unavailable { source, .. }) => source.clone(),
+            _ => None,
+        };
+        Error::unavailable(what, true, cause)
     }
 
     /// Keeps the connection up for as long as the engine's thread runs.

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
@@ -13,7 +14,7 @@ use super::locks::LockScripts;
 use super::scripts::Scripts;
 use super::settings::{Purpose, RedisSettings};
 use super::topology::Topology;
-use crate::backend::{Answer, Answers, Later, Part, Report};
+use crate::backend::{Answer, Answers, Later, Part, Report, threads};
 use crate::machine::lock::{By, LockCommand, LockOutcome};
 use crate::{ClientId, Error};
 
@@ -78,24 +79,42 @@ impl StatsReader {
     fn start(&self, client: ClientId) -> Result<mpsc::UnboundedSender<Job>, Error> {
         let (sender, jobs) = mpsc::unbounded_channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let failed = |error: std::io::Error| {
-            Error::internal(format!(
-                "the thread that reads statistics could not be started: {error}"
-            ))
+        let failed = |error| {
+            let what = format!("the runtime for statistics could not be started: {error}");
+            Error::Stopped { what }
         };
-        let (runtime, thread) = (runtime.map_err(failed)?, self.thread.clone());
+        let (runtime, thread) =
+            (DroppedAnywhere(Some(runtime.map_err(failed)?)), self.thread.clone());
         let (settings, scripts) = (self.settings.clone(), self.scripts.clone());
-        let work = move || {
+        threads::spawn("leasehold-stats", move || {
             runtime.block_on(async {
                 let topology = Topology::new(&settings, &scripts);
                 let report: Report = Arc::new(|_| {});
                 topology.start(client, report);
                 serve(jobs, &topology, &thread).await;
             });
-        };
-        let spawned = std::thread::Builder::new().name("leasehold-stats".into()).spawn(work);
-        spawned.map_err(failed)?;
+        })?;
         Ok(sender)
+    }
+}
+
+/// A runtime that may be dropped inside another one, where a runtime panics otherwise: if its thread cannot be started,
+/// it is dropped where the query was made.
+struct DroppedAnywhere(Option<Runtime>);
+
+impl DroppedAnywhere {
+    fn block_on(&self, work: impl Future<Output = ()>) {
+        if let Some(runtime) = &self.0 {
+            runtime.block_on(work);
+        }
+    }
+}
+
+impl Drop for DroppedAnywhere {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
     }
 }
 
