@@ -1,16 +1,63 @@
 //! What to do about a store that cannot be reached or denies access. The cause decides: a server that is loading its
-//! data does not have to be started.
+//! data does not have to be started. And what to do if this process can open no more files, or start no more processes.
+
+use std::borrow::Cow;
 
 use leasehold::Error;
+use rustix::io::Errno;
+use rustix::process::{Resource, geteuid, getrlimit};
 
 use crate::failure::text;
 
 /// What to do about this error, for one server. `None` if the error itself says it, or if nothing is known.
-pub(crate) fn advice(error: &Error) -> Option<&'static str> {
+pub(crate) fn advice(error: &Error) -> Option<Cow<'static, str>> {
+    let says = text(error);
+    if let Some(advice) = limit_reached(&says) {
+        return Some(advice.into());
+    }
     match error {
-        Error::Unavailable { timed_out, .. } => Some(unavailable(&text(error), *timed_out)),
-        Error::Refused { what, .. } => refused(what),
+        Error::Unavailable { timed_out, .. } => Some(unavailable(&says, *timed_out).into()),
+        Error::Refused { what, .. } => refused(what).map(Cow::Borrowed),
         _ => None,
+    }
+}
+
+/// Returns which limit was reached and how to raise it, if the message ends with such an error of the system.
+pub(crate) fn limit_reached(says: &str) -> Option<String> {
+    let has = |errno: Errno| says.contains(&format!("(os error {})", errno.raw_os_error()));
+    // A busy server may also answer `EAGAIN`, but only a process or a thread "could not be started".
+    let not_started = says.contains("could not be ");
+    if has(Errno::MFILE) {
+        let limit = getrlimit(Resource::Nofile).current;
+        let limit = limit.map_or("is reached".to_owned(), |limit| format!("is {limit}"));
+        Some(format!("the limit {limit}; raise it with `ulimit -n`"))
+    } else if has(Errno::NFILE) {
+        Some("the limit of the whole system is reached; raise it with `sysctl fs.file-max`".into())
+    } else if has(Errno::AGAIN) && not_started {
+        Some(no_more_processes(getrlimit(Resource::Nproc).current, geteuid().is_root()))
+    } else {
+        None
+    }
+}
+
+/// `limit` is that of the user, which does not apply to root.
+fn no_more_processes(limit: Option<u64>, is_root: bool) -> String {
+    match limit.filter(|_| !is_root) {
+        Some(limit) => {
+            let what = "the limit of processes and threads of this user is";
+            format!("{what} {limit}; raise it with `ulimit -u`, or end some of them")
+        }
+        None => "the limit of processes and threads is reached; raise TasksMax of the systemd unit or the pids limit of \
+                 the container"
+            .to_owned(),
+    }
+}
+
+/// Appends how to raise the limit, if the message says that one was reached.
+pub(crate) fn with_limit(says: String) -> String {
+    match limit_reached(&says) {
+        Some(advice) => format!("{says}: {advice}"),
+        None => says,
     }
 }
 
@@ -99,5 +146,24 @@ mod tests {
         }
         let denied = "DENIED Redis is running in protected mode because no password is set";
         assert!(refused(denied).unwrap().contains("from its own host"));
+    }
+
+    #[test]
+    fn a_limit_that_was_reached_is_named() {
+        let [files, all, processes] = [Errno::MFILE, Errno::NFILE, Errno::AGAIN]
+            .map(|errno| std::io::Error::from_raw_os_error(errno.raw_os_error()));
+        let limit = getrlimit(Resource::Nofile).current.unwrap();
+        let said = with_limit(format!("opening /x ({files})"));
+        assert!(said.ends_with(&format!(": the limit is {limit}; raise it with `ulimit -n`")));
+        assert!(with_limit(format!("opening /x ({all})")).contains("fs.file-max"));
+        let advised = limit_reached(&format!("the thread could not be started: {processes}"));
+        assert!(advised.unwrap().contains("the limit of processes and threads"));
+        assert_eq!(limit_reached(&format!("connecting to unix:///x ({processes})")), None);
+        assert_eq!(limit_reached("it could not be started: Not a directory (os error 20)"), None);
+
+        assert!(no_more_processes(Some(7), false).contains(" is 7; raise it with `ulimit -u`"));
+        for (limit, is_root) in [(Some(7), true), (None, false)] {
+            assert!(no_more_processes(limit, is_root).contains("TasksMax"));
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use leasehold::{Error, LossReason};
 
-use crate::advice::advice;
+use crate::advice::{advice, with_limit};
 
 /// `release`, `lookup`, `show`: nothing there.
 pub(crate) const NOTHING_THERE: u8 = 1;
@@ -59,7 +59,12 @@ impl Failure {
     }
 
     pub(crate) fn internal(what: &str, error: impl Display) -> Self {
-        Self::new(INTERNAL, format!("{what}: {error}"))
+        Self::system(INTERNAL, what, error)
+    }
+
+    /// An error of the operating system. If a limit was reached, the message names it.
+    pub(crate) fn system(code: u8, what: &str, error: impl Display) -> Self {
+        Self::new(code, with_limit(format!("{what}: {error}")))
     }
 
     /// One line on stderr, whatever the message contains.

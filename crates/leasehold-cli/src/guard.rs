@@ -38,6 +38,7 @@ use rustix::process::{
     Pid, Signal, WaitOptions, kill_process_group, setpgid, test_kill_process_group, wait,
 };
 
+use crate::advice::with_limit;
 use crate::clock::Moment;
 use crate::failure::{INTERNAL, log_line};
 use crate::{signals, terminal};
@@ -83,7 +84,7 @@ fn run(job: &GuardJob<'_>, control: UnixStream) -> u8 {
     match watch(job, control) {
         Ok(code) => code,
         Err(error) => {
-            log_line(&format!("the leasehold-guard process failed: {error}"));
+            log_line(&with_limit(format!("the leasehold-guard process failed: {error}")));
             INTERNAL
         }
     }

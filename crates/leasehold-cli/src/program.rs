@@ -24,7 +24,7 @@ pub(crate) fn check(command: &[OsString]) -> Result<(), Failure> {
 pub(crate) fn not_run(program: &OsStr, errno: i32) -> Failure {
     let code = if errno == Errno::NOENT.raw_os_error() { NOT_FOUND } else { CANNOT_RUN };
     let (program, error) = (program.to_string_lossy(), io::Error::from_raw_os_error(errno));
-    Failure::new(code, format!("{program:?} could not be run: {error}"))
+    Failure::system(code, &format!("{program:?} could not be run"), error)
 }
 
 /// Searches like `execvp`: a name with a slash is a path, another name is looked up in every directory of `path`.

@@ -1,6 +1,7 @@
 //! The store that the command uses: its URL, its settings, and clients on it.
 
 use std::env::{self, VarError};
+use std::fs::File;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -72,7 +73,12 @@ impl Store {
     /// The failure if the store has not answered for this long.
     pub(crate) fn silent_for(&self, silence: Duration) -> Failure {
         let silence = humantime::format_duration(silence);
-        Failure::new(UNAVAILABLE, format!("{} did not answer within {silence}", self.place()))
+        let says = format!("{} did not answer within {silence}", self.place());
+        // Without a descriptor there is no connection over which it could answer.
+        match File::open("/dev/null") {
+            Ok(_) => Failure::new(UNAVAILABLE, says),
+            Err(error) => Failure::system(UNAVAILABLE, &says, error),
+        }
     }
 
     /// Returns the URL without secrets, and whether it is the default.
@@ -358,7 +364,8 @@ pub(crate) fn without_secrets(url: &str) -> String {
 /// Runs a future to its end on this thread. The library renews leases on its own thread.
 pub(crate) fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let failed = |error| Failure::internal("the async runtime could not be started", error);
+    let failed =
+        |error| Failure::system(UNAVAILABLE, "the async runtime could not be started", error);
     runtime.map_err(failed)?.block_on(future)
 }
 

@@ -231,7 +231,8 @@ impl Report {
     fn failed(&mut self, check: &'static str, error: &Error) {
         let (says, code) = (failure::text(error), Failure::from(error.clone()).code);
         let allow = format!("let the server's ACL allow it, for {}", self.keys_and_channels);
-        let advice = match (code, advice(error)) {
+        let advice = advice(error);
+        let advice = match (code, advice.as_deref()) {
             (REFUSED, _) if says.contains("missing permission") => &allow,
             // The findings about the other servers say more.
             (UNAVAILABLE, Some(advice)) if self.has_nodes && advice.starts_with("start it") => {

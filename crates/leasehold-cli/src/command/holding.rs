@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use leasehold::{Client, Error};
 use nix::sys::signal::Signal;
 
+use crate::advice::limit_reached;
 use crate::args::Patience;
-use crate::failure::{Failure, by_signal, log_line};
+use crate::failure::{self, CANNOT_RUN, Failure, by_signal, log_line};
 use crate::guard::GuardJob;
 use crate::guard::cleanup::Cleanup;
 use crate::guard::launcher::outer_ids;
@@ -87,9 +88,14 @@ impl Limit {
                     Err(error @ Error::Unavailable { .. }) => error,
                     opened => return Ok(opened?),
                 };
-                // A file that cannot be created will not appear. Another attempt must have time to be answered.
-                let helps = !store.is_on_this_host()
-                    || matches!(error, Error::Unavailable { timed_out: true, .. });
+                // A file that cannot be created will not appear, and this process keeps its limits. Another attempt must
+                // have time to be answered.
+                let helps = match &error {
+                    Error::Unavailable { timed_out: true, .. } => true,
+                    error => {
+                        !store.is_on_this_host() && limit_reached(&failure::text(error)).is_none()
+                    }
+                };
                 if !helps || self.begun.elapsed() + 2 * OPEN_AGAIN >= retry_for {
                     return Err(Failure::from(error));
                 }
@@ -138,7 +144,8 @@ pub(super) fn begin(
     cleanup: Cleanup<'_>,
 ) -> Result<Begun, Failure> {
     program::check(command)?;
-    let no_signals = |error| Failure::internal("signal handlers could not be installed", error);
+    let failed = |what, error| Failure::system(CANNOT_RUN, what, error);
+    let no_signals = |error| failed("signal handlers could not be installed", error);
     let blocked = Blocked::new().map_err(no_signals)?;
     let nested = std::env::var_os("LEASEHOLD_ID").is_some();
     match Spare::start(&GuardJob { command, grace, nested, cleanup }) {
@@ -146,9 +153,7 @@ pub(super) fn begin(
             Ok(Begun::Command(spare, blocked.listen().map_err(no_signals)?))
         }
         Ok(Started::Guard(code)) => Ok(Begun::Guard(code)),
-        Err(error) => {
-            Err(Failure::internal("the leasehold-guard process could not be started", error))
-        }
+        Err(error) => Err(failed("the leasehold-guard process could not be started", error)),
     }
 }
 

@@ -4,6 +4,7 @@ mod contended;
 mod crowd;
 mod deployments;
 mod edges;
+mod exhausted;
 mod exit_codes;
 mod input;
 mod killed;
