@@ -21,6 +21,7 @@ mod stopping;
 mod support;
 mod terminal;
 mod top;
+mod weights;
 
 // The command's own module, for the part that panics while it draws on the terminal.
 #[path = "../../src/command/top/terminal.rs"]

@@ -1,6 +1,7 @@
 //! `leasehold top` and `show --watch`, in a pseudo-terminal that is read through a terminal emulator.
 
 mod acting;
+mod fences;
 mod hostile;
 mod restoring;
 
@@ -135,7 +136,7 @@ fn enter_opens_a_name_with_its_holders_and_its_queue() {
             top.types("\r");
             top.shows("semaphore: deploy");
             top.shows("limit 1; 1 held; 2 waiting for up to ");
-            top.shows("the first in the queue needs 1 unit: 1 of 1 are held");
+            top.shows("the first in the queue needs 1 unit: 1 of 1 is held");
             let pid = std::process::id().to_string();
             top.shows_line(&["PLACE", "LABEL", "HOST", "PID", "FOR", "SILENT FOR", "FENCE"]);
             top.shows_line(&["> held", "nightly", &pid]);

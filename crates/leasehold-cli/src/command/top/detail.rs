@@ -137,7 +137,8 @@ fn first_waits(stats: &SemaphoreStats, waits_for: WaitsFor) -> String {
     let (held, capacity) = (stats.units(), stats.capacity());
     match waits_for {
         WaitsFor::Room => {
-            format!("the first in the queue needs {units}: {held} of {capacity} are held")
+            let are = if held == 1 { "is" } else { "are" };
+            format!("the first in the queue needs {units}: {held} of {capacity} {are} held")
         }
         WaitsFor::Rate => "the first in the queue waits for the rate".to_owned(),
         WaitsFor::Resume => "the first in the queue waits until it is resumed".to_owned(),
