@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use leasehold::{Error, LossReason};
+use rustix::io::Errno;
 
 use crate::advice::{advice, with_limit};
 
@@ -118,6 +119,11 @@ pub(crate) fn without_backtraces() {
         let text = panic.payload().downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.payload().downcast_ref::<&str>().copied());
         let what = text.unwrap_or("no message");
+        // Tokio panics if it cannot create the socket by which it receives signals.
+        if what.contains(&format!("code: {},", Errno::MFILE.raw_os_error())) {
+            let error = std::io::Error::from(Errno::MFILE);
+            return log_line(&with_limit(format!("the runtime could not be started: {error}")));
+        }
         log_line(&format!("internal error{place}: {what}: please report it"));
     }));
 }

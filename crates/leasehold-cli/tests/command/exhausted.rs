@@ -45,14 +45,15 @@ fn too_few_files_are_named_with_their_limit() {
         for kind in ["run", "lock"] {
             let words = [kind, "it", "--", "true"];
             let mut worked = false;
-            for limit in 4..=24 {
+            for limit in (4..=32).chain([128]) {
                 let ended = ended(limited("nofile", limit, &store.url(), &words).output().unwrap());
                 if ended.code == 0 {
                     assert_eq!(ended.stderr, "");
                     worked = true;
                 } else {
-                    assert!(!worked, "it works with fewer files: {ended:?}");
-                    names_the_limit(&ended, &[69, 126], &of_files(limit));
+                    // Sometimes a command works with fewer files: how many are open at once depends on the time. If
+                    // the runtime has too few, the code is 70.
+                    names_the_limit(&ended, &[69, 70, 126], &of_files(limit));
                 }
             }
             assert!(worked);
@@ -70,7 +71,7 @@ fn too_few_files_for_a_wait_are_named_with_their_limit() {
         let words = ["run", "--wait", "2s", "it", "--", "true"];
         // All of them wait at once.
         let start = |limit| (limit, Running::of(limited("nofile", limit, &store.url(), &words)));
-        let running: Vec<_> = (12..=26).map(start).collect();
+        let running: Vec<_> = (12..=40).chain([128]).map(start).collect();
         let mut worked = false;
         for (limit, running) in running {
             let ended = running.end();
@@ -78,7 +79,8 @@ fn too_few_files_for_a_wait_are_named_with_their_limit() {
                 worked = true;
             } else {
                 let last = ended.stderr.lines().last().unwrap_or_default();
-                assert!(ended.code == 69 && last.ends_with(&of_files(limit)), "{ended:?}");
+                assert!([69, 70].contains(&ended.code), "{ended:?}");
+                assert!(last.ends_with(&of_files(limit)), "{ended:?}");
             }
         }
         assert!(worked);
