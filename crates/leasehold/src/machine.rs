@@ -78,14 +78,15 @@ mod rate;
 pub(crate) mod tests;
 
 pub(crate) use command::{
-    Circumstances, Command, Declared, Effects, Held, Known, Outcome, Role, Share, Terms,
+    Circumstances, Command, Declared, Effects, Held, Known, Outcome, Reply, Role, Share, Subject,
+    Terms,
 };
 pub(crate) use limits::{Limits, Steer, Steered};
 use members::Members;
 use numbers::Numbers;
 pub(crate) use questions::Row;
 use queue::Queue;
-pub(crate) use rate::{MAX_PERIOD, Meter, Rate};
+pub(crate) use rate::{Meter, Rate};
 
 /// A holder or a waiter, with the data that its client keeps beside it.
 #[derive(Debug)]
