@@ -327,7 +327,7 @@ impl Drop for Pending {
             return;
         }
         if let Some(Place { ticket, .. }) = &self.0 {
-            ticket.semaphore.named.end(ticket.id, Known::Unused);
+            ticket.spec.end(ticket.id, Known::Unused);
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::clock::{Moment, Span};
 use crate::machine::lock::{LockCommand, LockOutcome, Record};
 use crate::machine::pool::PoolQuery;
 use crate::machine::pool::{PoolCommand, PoolOutcome};
-use crate::machine::{Command, Declared, Held, Reply, Steered, Subject, Terms};
+use crate::machine::{Command, Declared, Held, Reply, Steered, Subject};
 use crate::name::Name;
 use crate::stats::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
@@ -63,11 +63,10 @@ impl Profile {
     /// How much earlier than the store the holder of a lock or a pool lease ends its own validity, because clocks run
     /// at different speeds. A store on this host reads the same clock, but stores the times of locks in whole
     /// milliseconds.
-    pub(crate) fn margin(&self, valid_for: Span) -> Span {
-        if self.time_authority != TimeAuthority::Server {
-            return Span::from_millis(1);
-        }
-        Terms { lease: Some(valid_for), ttl: None }.margin()
+    ///
+    /// `None` if the margin follows from the lease.
+    pub(crate) fn margin_of_leases(&self) -> Option<Span> {
+        (self.time_authority != TimeAuthority::Server).then(|| Span::from_millis(1))
     }
 }
 

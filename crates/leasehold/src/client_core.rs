@@ -46,7 +46,7 @@ use std::time::Duration;
 
 use crate::clock::{Moment, Span};
 use crate::id::IdMap;
-use crate::machine::{Command, Declared, Known};
+use crate::machine::{Command, Declared, Held, Known, Terms};
 use crate::{AcquisitionId, ClientId, Error, LossReason};
 
 mod acquisition;
@@ -72,12 +72,56 @@ const MOST_RECENT: usize = 1024;
 /// When `unsent` has this many commands, those that are no longer wanted are removed from it.
 const CLEAN_UP_FROM: usize = 1024;
 
-/// The state of one name in this client. `T` identifies the caller of an acquisition or a release.
+/// What distinguishes the permits of a semaphore from the lease of a lock or of a pool.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    /// Whether all acquisitions have the same id in the store, as those of a lock id or a pool instance. Then the store
+    /// has at most one lease for all of them, and it is released with the last one.
+    pub(crate) is_one_lease: bool,
+    /// Whether holders are renewed.
+    pub(crate) renews: bool,
+    /// The longest time between two renewals of a holder.
+    pub(crate) longest_interval: Duration,
+    /// How much earlier than the store a holder ends its own validity. `None` if that follows from the lease.
+    pub(crate) margin: Option<Span>,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        let longest_interval = timing::LONGEST_INTERVAL;
+        Self { is_one_lease: false, renews: true, longest_interval, margin: None }
+    }
+}
+
+impl Rules {
+    /// Returns the moment until which the holder may rely on its permit (invariant 6).
+    fn valid_until(&self, held: &Held, terms: Terms, sent: Moment) -> Moment {
+        match (held.valid_for, self.margin) {
+            (Some(valid_for), Some(_)) => self.end_of(valid_for, sent),
+            _ => held.valid_until(terms, sent),
+        }
+    }
+
+    /// Returns the moment until which the holder may rely on a lease that the store lets end `valid_for` after `sent`.
+    fn end_of(&self, valid_for: Span, sent: Moment) -> Moment {
+        if crate::broken::is("margin") {
+            return sent + valid_for + valid_for;
+        }
+        (sent + valid_for).minus(self.margin_of(valid_for))
+    }
+
+    fn margin_of(&self, lease: Span) -> Span {
+        self.margin.unwrap_or_else(|| Terms { lease: Some(lease), ttl: None }.margin())
+    }
+}
+
+/// The state of one name in this client, or of one lease of a lock or a pool. `T` identifies the caller of an acquisition or a release.
 #[derive(Clone, Debug)]
 pub(crate) struct NameCore<T> {
     client: ClientId,
     /// How long the caller of a release waits for its outcome.
     answer_timeout: Span,
+    rules: Rules,
     /// How renewals and queries of many clients are spread over time.
     spread: Spread,
     /// The slowest answer that is still normal.
@@ -86,6 +130,8 @@ pub(crate) struct NameCore<T> {
     has_stragglers: bool,
     acquisitions: IdMap<AcquisitionId, Acquisition<T>>,
     releases: IdMap<AcquisitionId, PendingRelease<T>>,
+    /// Whether an acquisition that shared the lease has left its release to those that are left.
+    owes_release: bool,
     /// The last ids that ended in the store, each with the moment when this client learnt it. If another server takes
     /// over, it may lack these releases, and then they are repeated. At most [`MOST_RECENT`], of [`RECENT`].
     recent: VecDeque<(Moment, AcquisitionId)>,
@@ -154,11 +200,13 @@ impl<T: Clone> NameCore<T> {
         Self {
             client,
             answer_timeout,
+            rules: Rules::default(),
             spread,
             round_trip: Duration::ZERO,
             has_stragglers,
             acquisitions: IdMap::default(),
             releases: IdMap::default(),
+            owes_release: false,
             recent: VecDeque::new(),
             taken_over: None,
             unsent: VecDeque::new(),
@@ -176,6 +224,10 @@ impl<T: Clone> NameCore<T> {
             longest_lease: None,
             notices: Vec::new(),
         }
+    }
+
+    pub(crate) fn with_rules(self, rules: Rules) -> Self {
+        Self { rules, ..self }
     }
 
     /// Returns when [`timeout`](Self::timeout) has to be called.
@@ -205,6 +257,14 @@ impl<T: Clone> NameCore<T> {
 
     pub(crate) fn is_idle(&self) -> bool {
         self.is_settled() && self.acquisitions.is_empty() && self.releases.is_empty()
+    }
+
+    pub(crate) fn has_releases(&self) -> bool {
+        !self.releases.is_empty()
+    }
+
+    pub(crate) fn is_one_lease(&self) -> bool {
+        self.rules.is_one_lease
     }
 
     /// Returns since when the store has not been able to serve the name, although it serves others.
@@ -246,6 +306,9 @@ impl<T: Clone> NameCore<T> {
             self.timers.insert((at, Timer::GiveUp(id)));
         }
         self.longest_lease = self.longest_lease.max(request.terms.lease);
+        if self.rules.is_one_lease {
+            self.withdraw_releases();
+        }
         self.acquisitions.insert(id, Acquisition::new(owner, request, now));
         self.want_enqueue(id, now);
     }
@@ -454,7 +517,7 @@ impl<T: Clone> NameCore<T> {
     /// Ends a permit whose holder no longer relies on it, because its validity has ended.
     pub(crate) fn validity_ended(&mut self, id: AcquisitionId, now: Moment) {
         if let Some(acquisition) = self.acquisitions.get(&id) {
-            self.lose(id, acquisition.why_ended(), now);
+            self.lose(id, acquisition.why_ended(self.rules.renews), now);
         }
     }
 
@@ -485,7 +548,7 @@ impl<T: Clone> NameCore<T> {
 
     fn release_again(&mut self, id: AcquisitionId, now: Moment) {
         let Some(release) = self.releases.get(&id) else { return };
-        if release.until.is_some_and(|until| until <= now) {
+        if release.until.is_some_and(|until| until <= now) || self.is_shared() {
             self.releases.remove(&id);
         } else {
             self.want(Want::Release(id), now);
@@ -518,9 +581,13 @@ impl<T: Clone> NameCore<T> {
         let acquisition = self.remove(id)?;
         // The store knows a permit that was seen, even if no answer to its enqueue has arrived: a wake-up and a renewal
         // may have reported it.
-        if hint != Known::Unused || acquisition.delivery.needs_release() {
-            let lease = acquisition.terms().lease;
-            self.add_release(id, lease, hint, acquisition.doubtful, now);
+        let may_be_known =
+            hint != Known::Unused || acquisition.delivery.needs_release() || self.owes_release;
+        if may_be_known && self.is_shared() {
+            self.owes_release = true;
+        } else if may_be_known {
+            self.owes_release = false;
+            self.add_release(id, acquisition.longest_lease, hint, acquisition.doubtful, now);
         }
         Some(acquisition.owner)
     }
@@ -534,9 +601,15 @@ impl<T: Clone> NameCore<T> {
         }
     }
 
-    /// Ends a permit that its holder must no longer rely on, and releases it.
-    fn lose(&mut self, id: AcquisitionId, reason: LossReason, now: Moment) {
-        if let Some(owner) = self.end_with(id, Known::Nothing, now) {
+    /// Ends a permit that its holder must no longer rely on, and releases it. The lease of a lock or a pool instance is
+    /// not released: it has ended in the store, or ends soon, and another process may have the instance id by then.
+    pub(crate) fn lose(&mut self, id: AcquisitionId, reason: LossReason, now: Moment) {
+        let owner = if self.rules.is_one_lease {
+            self.forget(id)
+        } else {
+            self.end_with(id, Known::Nothing, now)
+        };
+        if let Some(owner) = owner {
             self.notices.push(Notice::Lost { owner, reason });
         }
     }
@@ -555,11 +628,33 @@ impl<T: Clone> NameCore<T> {
         doubtful: bool,
         now: Moment,
     ) {
-        let until = expired_by(lease, now);
+        let until = if self.rules.is_one_lease {
+            lease.map(|lease| now + lease + self.answer_timeout)
+        } else {
+            expired_by(lease, now)
+        };
         let (delivery, again, refused, caller) = (Delivery::Unsent, false, 0, None);
         let release = PendingRelease { delivery, known, doubtful, again, refused, caller, until };
         self.releases.insert(id, release);
         self.want(Want::Release(id), now);
+    }
+
+    /// Whether the store has one lease for all acquisitions, and one of them is left. Then the lease is not released.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.rules.is_one_lease && !self.acquisitions.is_empty()
+    }
+
+    /// Drops the releases that are not in flight, because another acquisition shares the lease from now on.
+    fn withdraw_releases(&mut self) {
+        let withdrawn = |(id, release): (&AcquisitionId, &PendingRelease<T>)| {
+            (release.delivery != Delivery::Sent).then_some(*id)
+        };
+        let ids: Vec<_> = self.releases.iter().filter_map(withdrawn).collect();
+        for id in ids {
+            self.answer_release(id, Ok(true));
+            self.releases.remove(&id);
+            self.owes_release = true;
+        }
     }
 
     /// Makes sure that the id is released, whatever was sent before. No task of this client waits for the id any more,

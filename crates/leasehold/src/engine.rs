@@ -20,24 +20,29 @@ use std::task::Poll;
 use rustc_hash::FxHashMap;
 use tokio::sync::{Notify, mpsc, oneshot};
 
+use crate::backend::memory::Memory;
 use crate::backend::{Answer, Destination, Later, Part, Profile, RemoteBackend, Slot};
 use crate::callbacks::{self, event};
 use crate::clock::{Moment, Span};
 use crate::machine::Subject;
+use crate::machine::lock::{LockOutcome, Record, Verdict};
+use crate::machine::pool::PoolQuery;
 use crate::manual_clock::{self, Clock};
 use crate::name::Name;
-use crate::{AcquisitionId, ClientId, Error, LockId, LossReason};
+use crate::stats::{PoolStats, Query, SemaphoreStats};
+use crate::{AcquisitionId, ClientId, ClientInfo, Error, LockId};
 
 mod alarm;
 pub(crate) mod background;
 pub(crate) mod call;
+pub(crate) mod driver;
 mod in_flight;
 pub(crate) mod in_process;
-pub(crate) mod lease;
+pub(crate) mod lease_spec;
 pub(crate) mod lock_waiters;
 pub(crate) mod meters;
 pub(crate) mod name_state;
-pub(crate) mod pool_instances;
+pub(crate) mod pool_instance;
 pub(crate) mod remote;
 pub(crate) mod semaphore_spec;
 mod sender;
@@ -51,13 +56,13 @@ pub(crate) mod watch;
 mod tests;
 
 use background::Background;
-use call::{Asked, Done, Undo};
+use call::{Asked, Call};
+use driver::{AnyLease, Driver, Protocol};
 use in_flight::Outbox;
-use lease::Lease;
 use lock_waiters::LockWaiters;
 use meters::ClientMeters;
 use name_state::NameState;
-use pool_instances::SharedInstances;
+use pool_instance::PoolInstances;
 use sender::{Next, Sender, Source, Urgency};
 use store::Store;
 use thread::Message;
@@ -80,8 +85,7 @@ pub(crate) struct Core {
     pub(crate) client: ClientId,
     pub(crate) clock: Clock,
     pub(crate) settings: Settings,
-    store: Box<dyn Store>,
-    remote: Option<Arc<dyn RemoteBackend>>,
+    store: Store,
     pub(crate) sender: Sender,
     outbox: Outbox,
     /// Whether the engine's thread was asked to check the sender's queues and has not done so yet.
@@ -93,10 +97,8 @@ pub(crate) struct Core {
     closing: Notify,
     names: Mutex<Names>,
     pub(crate) lock_waiters: Arc<LockWaiters>,
-    /// The locks and pool leases that are held, by their addresses.
-    leases: Mutex<FxHashMap<usize, Weak<Lease>>>,
-    /// The pool instance ids in use, each with the guards that share its lease.
-    pub(crate) pool_instances: SharedInstances,
+    leases: Mutex<Leases>,
+    pool_instances: PoolInstances,
     pub(crate) meters: ClientMeters,
     background: Background,
     thread: OnceLock<Result<mpsc::UnboundedSender<Message>, Error>>,
@@ -110,6 +112,9 @@ pub(crate) struct Core {
     process: OnceLock<u32>,
     this: Weak<Self>,
 }
+
+/// The drivers of locks and pool instances, each by its address.
+type Leases = FxHashMap<usize, Weak<dyn AnyLease>>;
 
 /// The names in use, each with the moment since which it has been unused.
 type Names = HashMap<Name, (Arc<dyn NameState>, Option<Moment>)>;
@@ -131,32 +136,22 @@ impl Default for Settings {
 }
 
 impl Engine {
-    pub(crate) fn in_process(
-        memory: crate::backend::memory::Memory,
-        settings: Settings,
-    ) -> Arc<Self> {
+    pub(crate) fn in_process(memory: Memory, settings: Settings) -> Arc<Self> {
         let clock = memory.clock.clone();
-        Self::new(Box::new(in_process::InProcess(Arc::new(memory))), None, settings, clock)
+        Self::new(Store::Memory(Arc::new(memory)), settings, clock)
     }
 
     pub(crate) fn remote(backend: Arc<dyn RemoteBackend>, settings: Settings) -> Arc<Self> {
-        let store = Box::new(remote::Remote(backend.clone()));
-        Self::new(store, Some(backend), settings, Clock::default())
+        Self::new(Store::Shared(backend), settings, Clock::default())
     }
 
-    fn new(
-        store: Box<dyn Store>,
-        remote: Option<Arc<dyn RemoteBackend>>,
-        settings: Settings,
-        clock: Clock,
-    ) -> Arc<Self> {
+    fn new(store: Store, settings: Settings, clock: Clock) -> Arc<Self> {
         let kind = store.profile().kind;
         let core = Arc::new_cyclic(|this| Core {
             client: ClientId::random(),
             clock,
             settings,
             store,
-            remote,
             sender: Sender::default(),
             outbox: Outbox::default(),
             look_requested: AtomicBool::new(false),
@@ -167,7 +162,7 @@ impl Engine {
             names: Mutex::default(),
             lock_waiters: Arc::default(),
             leases: Mutex::default(),
-            pool_instances: SharedInstances::default(),
+            pool_instances: PoolInstances::default(),
             meters: ClientMeters::new(kind, this.clone()),
             background: Background::default(),
             thread: OnceLock::new(),
@@ -228,7 +223,7 @@ impl Core {
 
     #[cfg(unix)]
     pub(crate) fn lifeline(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
-        self.store.lifeline()
+        self.store.shared()?.lifeline()
     }
 
     #[inline]
@@ -301,7 +296,7 @@ impl Core {
         self.lock_waiters.wake_all();
         self.closing.notify_waiters();
         // Every release is started before the first is awaited, so that one that fails does not delay the others.
-        self.held_leases().iter().for_each(Lease::close);
+        self.all_leases().iter().for_each(|lease| lease.close());
         // All releases together have the deadline of a single one.
         let until = self.now() + self.settings.answer_timeout;
         let mut result = self.background_done(until).await;
@@ -326,11 +321,24 @@ impl Core {
         if self.closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(()) }
     }
 
-    fn held_leases(&self) -> Vec<Arc<Lease>> {
+    /// Registers the lease of a lock or of a pool instance, until it is dropped. Fails if the client is closed.
+    pub(crate) fn add_lease<P: Protocol>(&self, lease: &Arc<Driver<P>>) -> Result<(), Error> {
+        let weak = Arc::downgrade(lease) as Weak<dyn AnyLease>;
+        self.leases().insert(Arc::as_ptr(lease) as usize, weak);
+        // After the insertion: a close that begins now finds this lease.
+        self.check_open()
+    }
+
+    /// Called when a driver is dropped.
+    fn remove_lease<P: Protocol>(&self, lease: &Driver<P>) {
+        self.leases().remove(&(std::ptr::from_ref(lease) as usize));
+    }
+
+    fn all_leases(&self) -> Vec<Arc<dyn AnyLease>> {
         self.leases().values().filter_map(Weak::upgrade).collect()
     }
 
-    fn leases(&self) -> MutexGuard<'_, FxHashMap<usize, Weak<Lease>>> {
+    fn leases(&self) -> MutexGuard<'_, Leases> {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -340,15 +348,24 @@ impl Core {
 
     // Requests to the store.
 
-    /// Sends one command for a lock or a pool. It fails if the store has not answered by `until`. If nobody waits for
-    /// the answer any more, `undo` releases what the store may have granted.
-    pub(crate) fn ask(self: &Arc<Self>, part: Part, until: Moment, undo: Option<Undo>) -> Asked {
-        self.store.ask(self, part, until, undo)
+    /// Sends one command for a lock or a pool. It fails if the store has not answered within the time for a call.
+    pub(crate) fn call(self: &Arc<Self>, part: Part) -> Asked {
+        match &self.store {
+            Store::Memory(memory) => Asked::at_once(self.now(), || self.apply(memory, &part)),
+            Store::Shared(_) => {
+                let until = self.now() + self.settings.answer_timeout;
+                Call::start(self, part, Urgency::Ordinary, until)
+            }
+        }
     }
 
-    /// Sends one command with the deadline of an ordinary call.
-    pub(crate) fn ask_now(self: &Arc<Self>, part: Part) -> Asked {
-        self.ask(part, self.now() + self.settings.answer_timeout, None)
+    fn apply(&self, memory: &Memory, part: &Part) -> Result<Answer, Error> {
+        let answer = memory.apply(part)?;
+        // The store has only this client, which sees every release.
+        if let Answer::Lock(LockOutcome::Release(Verdict::Done(Some(key)))) = &answer {
+            self.lock_waiters.wake_one(key);
+        }
+        Ok(answer)
     }
 
     /// Returns when a further attempt of a wait fails unanswered, if it begins now and the wait ends at `give_up_at`.
@@ -364,59 +381,76 @@ impl Core {
         }
     }
 
-    /// Sends one command in the background, and calls `done` with the answer. The next close reports an error, too.
-    pub(crate) fn ask_in_background(self: &Arc<Self>, part: Part, until: Moment, done: Done) {
-        let weak = self.this.clone();
-        let done = Box::new(move |answer: Result<_, Error>| {
-            if let (Err(error), Some(core)) = (&answer, weak.upgrade()) {
-                core.background_failed(error);
+    /// Sends one command like [`call`](Self::call). Until its deadline it is repeated if it is not answered, even if the
+    /// future is dropped.
+    pub(crate) fn call_to_the_end(self: &Arc<Self>, part: Part) -> Later<Answer> {
+        let memory = match &self.store {
+            Store::Memory(memory) => memory,
+            Store::Shared(_) => {
+                let (answer, answered) = oneshot::channel();
+                let until = self.now() + self.settings.answer_timeout;
+                let done = Box::new(|done| drop(answer.send(done)));
+                Call::start_in_background(self, part, until, done);
+                return Box::pin(async move {
+                    let ended = |_| Err(Error::internal("a call ended without an answer"));
+                    answered.await.unwrap_or_else(ended)
+                });
             }
-            done(answer);
-        });
-        self.store.ask_in_background(self, part, until, done);
+        };
+        Box::pin(std::future::ready(self.apply(memory, &part)))
     }
 
-    /// Sends one command with the deadline of an ordinary call. Until then it is repeated if it is not answered, even
-    /// if the future is dropped.
-    pub(crate) fn ask_to_the_end(self: &Arc<Self>, part: Part) -> Later<Answer> {
-        let (answer, answered) = oneshot::channel();
-        let until = self.now() + self.settings.answer_timeout;
-        self.store.ask_in_background(self, part, until, Box::new(|done| drop(answer.send(done))));
+    pub(crate) fn stats(self: &Arc<Self>, query: Query) -> Later<Vec<SemaphoreStats>> {
+        if let Store::Shared(backend) = &self.store {
+            return self.run(backend.stats(query));
+        }
+        let names = self.all().into_iter().filter(|named| {
+            let name = named.name().as_str();
+            query.names.as_ref().is_none_or(|names| names.iter().any(|wanted| wanted == name))
+        });
+        let all: Vec<_> = names.map(|named| named.stats(query.waiters.clone())).collect();
         Box::pin(async move {
-            answered
-                .await
-                .unwrap_or_else(|_| Err(Error::internal("a call ended without an answer")))
+            let mut stats = Vec::with_capacity(all.len());
+            for one in all {
+                stats.push(one.await?);
+            }
+            Ok(stats)
         })
     }
 
-    pub(crate) fn background_failed(&self, error: &Error) {
+    /// Returns the held locks, ordered by key, at most `limit` of them.
+    pub(crate) fn list_locks(self: &Arc<Self>, limit: usize) -> Later<Vec<Record>> {
+        self.query(|memory| memory.list_locks(limit), |backend| backend.list_locks(limit))
+    }
+
+    /// Returns the pools that have members, ordered by name.
+    pub(crate) fn list_pools(self: &Arc<Self>, query: PoolQuery) -> Later<Vec<PoolStats>> {
+        let again = query.clone();
+        self.query(move |memory| memory.list_pools(&again), |backend| backend.list_pools(query))
+    }
+
+    /// Returns the clients of the store, ordered by id, at most `limit` of them.
+    pub(crate) fn list_clients(self: &Arc<Self>, limit: usize) -> Later<Vec<ClientInfo>> {
+        let here = ClientInfo::here(self.client);
+        let here = move |_: &_| [here].into_iter().take(limit).collect();
+        self.query(here, |backend| backend.list_clients(limit))
+    }
+
+    fn background_failed(&self, error: &Error) {
         event!(warn, %error, "a release failed: the lease remains until it expires");
         self.background.failed(error.clone());
     }
 
-    pub(crate) fn stats(
-        self: &Arc<Self>,
-        query: crate::stats::Query,
-    ) -> Later<Vec<crate::stats::SemaphoreStats>> {
-        self.store.stats(self, query)
-    }
-
-    pub(crate) fn list_locks(
-        self: &Arc<Self>,
-        limit: usize,
-    ) -> Later<Vec<crate::machine::lock::Record>> {
-        self.store.list_locks(self, limit)
-    }
-
-    pub(crate) fn list_pools(
-        self: &Arc<Self>,
-        which: crate::machine::pool::PoolQuery,
-    ) -> Later<Vec<crate::stats::PoolStats>> {
-        self.store.list_pools(self, which)
-    }
-
-    pub(crate) fn list_clients(self: &Arc<Self>, limit: usize) -> Later<Vec<crate::ClientInfo>> {
-        self.store.list_clients(self, limit)
+    /// Answers a query from memory, or on the engine's thread.
+    fn query<T: Send + 'static>(
+        &self,
+        here: impl FnOnce(&Memory) -> T,
+        shared: impl FnOnce(&dyn RemoteBackend) -> Later<T>,
+    ) -> Later<T> {
+        match &self.store {
+            Store::Memory(memory) => Box::pin(std::future::ready(Ok(here(memory)))),
+            Store::Shared(backend) => self.run(shared(&**backend)),
+        }
     }
 
     /// Returns the result of `work`, or an error if `until` comes first, because the store has not answered.
@@ -437,23 +471,23 @@ impl Core {
 
     /// Returns the slot in which the store keeps this name, key or id.
     pub(crate) fn slot(&self, subject: Subject<'_>) -> Slot {
-        self.remote.as_ref().map_or(Slot::ONLY, |remote| remote.slot(subject))
+        self.store.shared().map_or(Slot::ONLY, |remote| remote.slot(subject))
     }
 
     /// Returns the server that serves a slot now.
     pub(crate) fn destination(&self, slot: Slot) -> Destination {
-        self.remote.as_ref().map_or(Destination::ONLY, |remote| remote.destination(slot))
+        self.store.shared().map_or(Destination::ONLY, |remote| remote.destination(slot))
     }
 
     /// Looks up the key of the lock that this id holds. Returns `None` if no lookup is needed, because the store finds
     /// the key when it applies the command.
     pub(crate) fn key_of_lock(&self, id: LockId) -> Option<Later<Option<Name>>> {
-        self.remote.as_ref()?.key_of_lock(id)
+        self.store.shared()?.key_of_lock(id)
     }
 
     /// Returns [`Error::InvalidArgument`] if the store cannot keep anything under this name.
     pub(crate) fn check_name(&self, subject: Subject<'_>) -> Result<(), Error> {
-        self.remote.as_ref().map_or(Ok(()), |remote| remote.check(subject))
+        self.store.shared().map_or(Ok(()), |remote| remote.check(subject))
     }
 
     /// Returns the error of a call that was made at `asked` and not answered. It says how long this destination, or any
@@ -471,7 +505,7 @@ impl Core {
             }
             Some(error) => error,
             None => {
-                let address = self.remote.as_ref().map_or("the store", |remote| remote.address());
+                let address = self.store.shared().map_or("the store", |remote| remote.address());
                 let what = format!("request to {address}");
                 Error::Unavailable { what, timed_out: true, silent_for, source: None }
             }
@@ -480,7 +514,7 @@ impl Core {
 
     /// Reports to the store that the destination has been silent for too long.
     fn suspect(&self, to: Destination) {
-        if let Some(remote) = &self.remote {
+        if let Some(remote) = self.store.shared() {
             remote.suspect(to);
         }
     }
@@ -514,7 +548,7 @@ impl Core {
 
     /// Whether the store is in this process, so that no time passes between a grant and its answer.
     pub(crate) fn is_in_process(&self) -> bool {
-        self.remote.is_none()
+        self.store.memory().is_some()
     }
 
     /// Returns why the engine is not running, if it is not.
@@ -539,9 +573,7 @@ impl Core {
         event!(error, %error, "permits, locks and leases can no longer be renewed");
         let error = self.stopped.get_or_init(|| error);
         self.all().iter().for_each(|named| named.stop(error));
-        for lease in self.held_leases() {
-            lease.lose(LossReason::NotRenewed);
-        }
+        self.all_leases().iter().for_each(|lease| lease.stop(error));
         self.sender.refuse_calls(None, error);
         self.sender.clear();
         self.timers.take_all().iter().for_each(|target| target.fire(self.now()));
@@ -562,37 +594,36 @@ impl Core {
 
     /// Puts a source in line that has something to send.
     fn send(&self, source: Arc<dyn Source>, urgency: Urgency) -> Result<(), Error> {
-        match self.sender.enqueue(source, urgency) {
-            Next::Answer => {}
-            Next::Send if self.send_from_here()? => {}
-            Next::Send | Next::Look => self.look()?,
+        // A forked process has the same socket, and must not write to it.
+        if let Some(error) = self.stopped() {
+            return Err(error);
+        }
+        match (self.sender.enqueue(source, urgency, self.may_send_from_here()), self.store.shared())
+        {
+            (Next::Answer, _) => {}
+            (Next::Send(turn), Some(remote)) => {
+                self.outbox.send_all(self, &**remote, turn);
+                // Only the engine's thread checks deadlines, so it must not sleep for long while something is in flight.
+                let soon = Moment::now() + thread::CHECK_CALLS;
+                if self.sleeping_until.load(Ordering::SeqCst) > soon.micros() {
+                    self.look()?;
+                }
+            }
+            (Next::Send(_) | Next::Look, _) => self.look()?,
         }
         // The thread may have stopped since the source last checked.
         self.stopped.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// Sends what is in line from this thread, if the store allows that and the engine's thread sleeps. If the engine's
-    /// thread is awake, it sends by itself, and packs more: tasks that were woken by one answer then share one request.
-    fn send_from_here(&self) -> Result<bool, Error> {
-        let Some(remote) = self.remote.as_deref() else { return Ok(false) };
-        if !remote.sends_from_any_thread() || self.sleeping_until.load(Ordering::SeqCst) == 0 {
-            return Ok(false);
-        }
-        // A forked process has the same socket, and must not write to it.
-        if let Some(error) = self.stopped() {
-            return Err(error);
-        }
-        self.outbox.send_all(self, remote);
-        // Only the engine's thread checks deadlines, so it must not sleep for long while something is in flight.
-        let soon = Moment::now() + thread::CHECK_CALLS;
-        if self.sleeping_until.load(Ordering::SeqCst) > soon.micros() {
-            self.look()?;
-        }
-        Ok(true)
+    /// Whether a calling thread may send its own request: if the store allows that and the engine's thread sleeps. If
+    /// the engine's thread is awake, it sends by itself, and packs more: tasks that were woken by one answer then share
+    /// one request.
+    fn may_send_from_here(&self) -> bool {
+        self.sends_from_any_thread() && self.sleeping_until.load(Ordering::SeqCst) != 0
     }
 
     fn sends_from_any_thread(&self) -> bool {
-        self.remote.as_ref().is_some_and(|remote| remote.sends_from_any_thread())
+        self.store.shared().is_some_and(|remote| remote.sends_from_any_thread())
     }
 
     /// Makes the engine's thread look at the line. If the thread is awake, it looks before it sleeps. Each side first
@@ -644,13 +675,6 @@ impl Core {
 
     fn sleeps_until(&self, moment: Moment) {
         self.sleeping_until.store(moment.micros(), Ordering::SeqCst);
-    }
-
-    /// Runs a future in the background, on the engine's thread.
-    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        if let Err(error) = self.send_message(Message::Run(Box::pin(work))) {
-            event!(warn, %error, "background work could not be started");
-        }
     }
 
     /// Runs a query on the engine's thread. The store limits the time of each step.

@@ -2,22 +2,23 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use crate::backend::Part;
 use crate::clock::{Moment, Span};
-use crate::engine::lease::Keep;
+use crate::engine::driver::Driver;
 use crate::engine::lock_waiters::LockWaiters;
 use crate::engine::meters::Kind;
 use crate::engine::timers::Deadline;
 use crate::engine::watch::{Id, Watch};
-use crate::machine::lock::{Acquired, Holder, LockCommand, NotifyWhen};
+use crate::machine::Terms;
+use crate::machine::lock::{Holder, NotifyWhen};
 use crate::name::{Name, millis};
-use crate::{Error, Fence, LockId, Retry, process};
+use crate::{Error, LockId, Retry, process};
 
 mod guard;
 mod info;
+mod lease;
 mod locks;
 mod observer;
 
@@ -26,15 +27,14 @@ pub use info::{HeldLock, LockInfo, RawLockInfo};
 pub use locks::{Capabilities, Locks};
 pub use observer::{LockEvent, LockOperation, LockReason, LockResult};
 
-use guard::Holding;
-use locks::{acquired, key_of};
-use observer::report;
+use lease::{LockLease, LockProtocol};
+use locks::key_of;
 
 /// The default lease of a lock.
 const LEASE: Duration = Duration::from_secs(30);
 
 /// The shortest pause between two attempts while the record of an expired lock is still in the store.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
+const SHORTEST_PAUSE: Span = Span::from_millis(5);
 
 /// An exclusive lock with a key.
 ///
@@ -57,14 +57,14 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 /// ```
 #[derive(Clone)]
 pub struct Lock {
-    inner: Arc<Definition>,
+    inner: Arc<LockSpec>,
 }
 
 /// The function that is called with the error of a failed release.
 type Hook = Arc<dyn Fn(&Error) + Send + Sync>;
 
 /// A lock as it was declared.
-struct Definition {
+struct LockSpec {
     locks: Locks,
     key: Name,
     ttl: u64,
@@ -135,7 +135,13 @@ impl Lock {
         let until = core.now() + core.settings.answer_timeout;
         let id = LockId::random();
         let watched = self.inner.watch.begin(|| Id::Lock(id), 1);
-        let guard = self.inner.attempt(id, notify, until).await.map(Result::ok);
+        let guard = match self.inner.lease(id) {
+            Ok(lease) => {
+                let attempt = lease.attempt(notify, until).await;
+                attempt.map(|granted| Some(LockGuard::new(lease, granted.ok()?)))
+            }
+            Err(error) => Err(error),
+        };
         if let Some(watched) = watched {
             match &guard {
                 Ok(Some(guard)) => guard.watch(watched),
@@ -313,7 +319,7 @@ impl LockBuilder {
         let meters = &self.locks.engine.core().meters;
         let meters = meters.of(Kind::Lock, self.name_in_metrics.then_some(&key));
         let clock = self.locks.engine.core().clock.clone();
-        let inner = Definition {
+        let inner = LockSpec {
             watch: Watch::new(Kind::Lock, key.clone(), meters, None, clock),
             key,
             ttl: millis("lease", self.ttl)?,
@@ -340,50 +346,17 @@ impl fmt::Debug for LockBuilder {
     }
 }
 
-impl Definition {
-    /// Makes one attempt. Returns a guard, or the time until the other holder's lease ends.
-    async fn attempt(
-        self: &Arc<Self>,
-        id: LockId,
-        notify: NotifyWhen,
-        until: Moment,
-    ) -> Result<Result<LockGuard, Duration>, Error> {
+impl LockSpec {
+    fn terms(&self) -> Terms {
+        Terms { lease: Some(Span::from_millis(self.ttl)), ttl: None }
+    }
+
+    /// Returns the lease of a new lock id, which is not acquired yet.
+    fn lease(self: &Arc<Self>, id: LockId) -> Result<Arc<LockLease>, Error> {
         let core = self.locks.engine.core();
-        core.check_open()?;
-        let holding = Arc::new(Holding::new(self, id));
-        let undo = holding.clone();
-        let (key, holder) = (self.key.clone(), self.holder.clone());
-        let expected = match self.next_fence.load(Ordering::Relaxed) {
-            0 => None,
-            next => Some(Fence::new(next)),
-        };
-        let command = LockCommand::Acquire { key, id, ttl: self.ttl, notify, holder, expected };
-        let asked =
-            core.ask(Part::Lock(command), until, Some(Box::new(move || undo.release_later())));
-        let (answer, sent) = match asked.await {
-            Ok((answer, sent)) => (acquired(answer), sent),
-            Err(error) => (Err(error), core.now()),
-        };
-        let about = (Some(self.key.as_str()), Some(id));
-        report(self.locks.observer.as_ref(), LockOperation::Acquire, &answer, about);
-        Ok(match answer? {
-            Acquired::Held { fence, expires_at, remaining } => {
-                self.next_fence.store(fence.get().saturating_add(1), Ordering::Relaxed);
-                let valid_for = Span::from_millis(remaining);
-                let guard = LockGuard::new(self, holding, fence, expires_at, (sent, valid_for));
-                // A close may have looked for guards before this one existed, and may have returned already. So the
-                // lock is released before the close is reported.
-                if let Err(closed) = core.check_open() {
-                    let _ = guard.release().await;
-                    return Err(closed);
-                }
-                Ok(guard)
-            }
-            Acquired::Locked { remaining } => {
-                self.next_fence.store(0, Ordering::Relaxed);
-                Err(Duration::from_millis(remaining))
-            }
-        })
+        let lease = Driver::new(LockProtocol::new(self.clone(), id), core.clone());
+        core.add_lease(&lease)?;
+        Ok(lease)
     }
 
     /// Repeats the attempt when the lock is released, when the holder's lease ends, and after each delay of the retry
@@ -393,6 +366,7 @@ impl Definition {
         let started = core.now();
         let limit = self.retry.limit();
         let give_up_at = started + Span::from_duration(limit);
+        let lease = self.lease(id)?;
         let waiter = core.lock_waiters.join(&self.key);
         let timed_out = |now: Moment| {
             let limit = limit.min(now.saturating_since(started));
@@ -412,10 +386,10 @@ impl Definition {
                 if waiter.in_company() { NotifyWhen::Always } else { NotifyWhen::IfLocked };
             // Registered before the attempt, so that a release during the attempt is not missed.
             let woken = waiter.woken();
-            let remaining = match self.attempt(id, notify, until).await? {
-                Ok(guard) => {
+            let remaining = match lease.attempt(notify, until).await? {
+                Ok(granted) => {
                     wake_up.used = true;
-                    return Ok(guard);
+                    return Ok(LockGuard::new(lease, granted));
                 }
                 Err(remaining) => remaining,
             };
@@ -429,7 +403,7 @@ impl Definition {
                 .get_or_insert_with(|| now + Span::from_duration(self.retry.pause(retried)));
             // The record of an expired lock may stay in the store for a while. The shortest pause prevents a busy loop
             // until it is removed.
-            let over = now + Span::from_duration(remaining.max(SHORTEST_PAUSE));
+            let over = now + remaining.max(SHORTEST_PAUSE);
             let deadline = Deadline::new(core, again.min(over).min(give_up_at));
             let woken = deadline.unless(woken).await.is_some();
             wake_up.used = !woken;

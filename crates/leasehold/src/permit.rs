@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use crate::callbacks::event;
 use crate::clock::Moment;
-use crate::engine::lease::Lease;
 use crate::engine::name_state::ReleasedBy;
 use crate::engine::ticket::{Grant, Ticket};
 use crate::engine::watch::Acquiring;
@@ -118,7 +117,7 @@ impl Permit {
         if valid_until == Moment::NEVER {
             return None;
         }
-        Some(Instant::now() + valid_until.saturating_since(ticket.semaphore.named.now()))
+        Some(Instant::now() + valid_until.saturating_since(ticket.spec.now()))
     }
 
     /// Checks that the permit is still held.
@@ -164,7 +163,7 @@ impl Permit {
             (None, Some(semaphore)) => semaphore.named.attach(self.id, &semaphore.spec),
             (None, None) => unreachable!("only a permit that has ended has no semaphore"),
         };
-        Lost { of: Of::Ticket(ticket), key: None }
+        Lost::of(ticket)
     }
 
     /// Releases the permit and waits until the store has confirmed it. Returns `true` if the permit was held until now,
@@ -252,23 +251,15 @@ impl fmt::Debug for Permit {
 #[must_use = "the future does nothing unless awaited"]
 #[derive(Debug)]
 pub struct Lost {
-    of: Of,
+    ticket: Arc<Ticket>,
     key: Option<u64>,
 }
 
-#[derive(Debug)]
-enum Of {
-    Ticket(Arc<Ticket>),
-    Lease(Arc<Lease>),
-}
-
 impl Lost {
-    pub(crate) fn of_lease(lease: Arc<Lease>) -> Self {
-        Self { of: Of::Lease(lease), key: None }
+    pub(crate) fn of(ticket: Arc<Ticket>) -> Self {
+        Self { ticket, key: None }
     }
-}
 
-impl Lost {
     /// Runs `work` until it finishes or the loss is reported. The loss is polled first, so that `work` is never polled
     /// after it.
     pub(crate) async fn or<T>(self, work: impl Future<Output = T>) -> Result<T, LossReason> {
@@ -286,20 +277,14 @@ impl Future for Lost {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LossReason> {
         let this = self.get_mut();
-        match &this.of {
-            Of::Ticket(ticket) => ticket.poll_lost(&mut this.key, cx),
-            Of::Lease(lease) => lease.poll_lost(&mut this.key, cx),
-        }
+        this.ticket.poll_lost(&mut this.key, cx)
     }
 }
 
 impl Drop for Lost {
     fn drop(&mut self) {
         if let Some(key) = self.key {
-            match &self.of {
-                Of::Ticket(ticket) => ticket.forget_watcher(key),
-                Of::Lease(lease) => lease.forget_watcher(key),
-            }
+            self.ticket.forget_watcher(key);
         }
     }
 }

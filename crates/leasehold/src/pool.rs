@@ -6,14 +6,16 @@ use std::time::Duration;
 
 use crate::backend::{Answer, Part};
 use crate::callbacks::event;
+use crate::client_core::Request;
 use crate::clock::{Moment, Span};
 use crate::engine::Engine;
-use crate::engine::lease::Keep;
+use crate::engine::driver::PendingAcquire;
 use crate::engine::meters::Kind;
+use crate::engine::ticket::Ticket;
 use crate::engine::timers::Deadline;
 use crate::engine::watch::{Id, Watch};
-use crate::machine::Subject;
-use crate::machine::pool::{PoolAction, PoolCommand, PoolOutcome, Status};
+use crate::machine::pool::{PoolAction, PoolCommand, PoolOutcome};
+use crate::machine::{Share, Subject};
 use crate::name::Name;
 use crate::{Error, Observer, PoolEvent, Retry};
 
@@ -26,7 +28,7 @@ pub use lease::PoolLease;
 pub use queries::Pools;
 
 use answer::typed;
-use lease::Holding;
+use lease::PoolAcquisition;
 
 /// The default lease of an instance.
 const LEASE: Duration = Duration::from_secs(30);
@@ -62,11 +64,11 @@ const MIN_TTL: Duration = Duration::from_secs(1);
 /// were silent for the *caller's* lease, so a caller with a shorter lease removes the leases of the others.
 #[derive(Clone)]
 pub struct Pool {
-    inner: Arc<Definition>,
+    inner: Arc<PoolSpec>,
 }
 
 /// A pool as it was declared.
-struct Definition {
+struct PoolSpec {
     engine: Arc<Engine>,
     name: Name,
     capacity: u32,
@@ -150,7 +152,7 @@ impl Pool {
         let core = self.inner.engine.core();
         core.check_open()?;
         let part = self.inner.part(PoolAction::Release { instance: instance.clone() });
-        let answer = core.ask_to_the_end(part).await.and_then(outcome).and_then(typed);
+        let answer = core.call_to_the_end(part).await.and_then(outcome).and_then(typed);
         let released = match &answer {
             Ok(PoolAnswer { status, .. }) => Ok(*status == ReleaseStatus::Released),
             Err(error) => Err(error),
@@ -357,7 +359,7 @@ impl PoolBuilder {
         let observer = self.observer.map(Observer::<PoolEvent>::into_callback);
         let watch =
             Watch::new(Kind::Pool, name.clone(), meters, observer, engine.core().clock.clone());
-        Ok(Pool { inner: Arc::new(Definition { engine, name, capacity, ttl, retry, watch }) })
+        Ok(Pool { inner: Arc::new(PoolSpec { engine, name, capacity, ttl, retry, watch }) })
     }
 }
 
@@ -376,7 +378,7 @@ fn instance_of(text: &str) -> Result<Name, Error> {
     Name::new("instance id", text)
 }
 
-impl Definition {
+impl PoolSpec {
     fn part(&self, action: PoolAction) -> Part {
         Part::Pool(PoolCommand { pool: self.name.clone(), ttl: self.ttl, action })
     }
@@ -384,7 +386,7 @@ impl Definition {
     async fn ask(&self, action: PoolAction) -> Result<PoolOutcome, Error> {
         let core = self.engine.core();
         core.check_open()?;
-        let (answer, _) = core.ask_now(self.part(action)).await?;
+        let (answer, _) = core.call(self.part(action)).await?;
         let outcome = outcome(answer)?;
         event!(debug, name = self.name.as_str(), ?outcome, "pool");
         Ok(outcome)
@@ -397,28 +399,25 @@ impl Definition {
         until: Moment,
     ) -> Result<Result<PoolLease, u64>, Error> {
         let core = self.engine.core();
-        core.check_open()?;
-        let holding = Arc::new(Holding::new(self.clone(), instance.clone()));
-        let mut turn = core.until(until, holding.user.turn()).await?;
-        turn.begin();
-        let undo = holding.clone();
-        let action = PoolAction::Acquire { instance: instance.clone(), capacity: self.capacity };
-        let asked =
-            core.ask(self.part(action), until, Some(Box::new(move || undo.release_later())));
-        let (answer, sent) = asked.await?;
-        let outcome = outcome(answer)?;
-        if outcome.status != Status::Acquired {
-            return Ok(Err(outcome.current));
-        }
-        turn.succeed();
-        let lease = PoolLease::new(holding, sent);
-        // A close may have looked for guards before this one existed, and may have returned already. So the lease is
-        // released before the close is reported.
-        if let Err(closed) = core.check_open() {
-            let _ = lease.release().await;
-            return Err(closed);
-        }
-        Ok(Ok(lease))
+        let shared = core.pool_instance(&self.name, instance, self.capacity)?;
+        let acquisition = PoolAcquisition::new(self, shared.clone(), instance.clone());
+        let (id, within) =
+            (core.next_id(), Span::from_duration(until.saturating_since(core.now())));
+        let ticket = Ticket::waiting(id, Arc::new(acquisition), Share::ONE, Some(within));
+        let request = Request {
+            terms: ticket.spec.terms(),
+            share: Share::ONE,
+            queues: false,
+            claims_first: false,
+            gives_up_at: ticket.gives_up_at,
+            label: None,
+        };
+        let pending = PendingAcquire::new(ticket.clone());
+        shared.acquire(&ticket, request)?;
+        Ok(match pending.granted().await? {
+            Some(_) => Ok(PoolLease::new(self.clone(), shared, instance.clone(), ticket)),
+            None => Err(shared.protocol.members()),
+        })
     }
 
     async fn wait(self: &Arc<Self>, instance: &Name) -> Result<PoolLease, Error> {

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::{Answer, Part};
 use crate::clock::{self, Moment, Span, Time};
 use crate::machine::lock::{LockCommand, LockMachine, LockOutcome, Record};
 use crate::machine::pool::PoolQuery;
@@ -12,7 +13,7 @@ use crate::machine::{
 };
 use crate::manual_clock::Clock;
 use crate::stats::PoolStats;
-use crate::{AcquisitionId, ClientId};
+use crate::{AcquisitionId, ClientId, Error};
 
 /// State that all names of one client share, and the client's locks and pools.
 #[derive(Debug)]
@@ -40,7 +41,16 @@ impl Memory {
         MemorySemaphore { machine, client, memory: self.clone(), ends: false }
     }
 
-    pub(crate) fn apply_lock(&self, command: &LockCommand) -> LockOutcome {
+    /// Applies one command of a lock or a pool.
+    pub(crate) fn apply(&self, part: &Part) -> Result<Answer, Error> {
+        match part {
+            Part::Lock(command) => Ok(Answer::Lock(self.apply_lock(command))),
+            Part::Pool(command) => Ok(Answer::Pool(self.apply_pool(command))),
+            Part::Semaphore { .. } => Err(Error::internal("a semaphore has its own machine")),
+        }
+    }
+
+    fn apply_lock(&self, command: &LockCommand) -> LockOutcome {
         let (mut machine, now) = self.locks();
         machine.apply(command, now)
     }
@@ -57,7 +67,7 @@ impl Memory {
         (machine, now)
     }
 
-    pub(crate) fn apply_pool(&self, command: &PoolCommand) -> PoolOutcome {
+    fn apply_pool(&self, command: &PoolCommand) -> PoolOutcome {
         let (mut machine, now) = self.pools();
         machine.apply(command, now)
     }

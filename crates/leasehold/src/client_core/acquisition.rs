@@ -27,6 +27,10 @@ pub(crate) struct Request {
 pub(super) struct Acquisition<T> {
     pub(super) owner: T,
     pub(super) request: Request,
+    /// The longest lease that the store may have given it.
+    pub(super) longest_lease: Option<Span>,
+    /// Whether the caller extends the lease just now, so that it is not renewed.
+    pub(super) is_extended: bool,
     /// When the acquire began.
     pub(super) began: Moment,
     pub(super) phase: Phase,
@@ -66,6 +70,8 @@ impl<T> Acquisition<T> {
     pub(super) fn new(owner: T, request: Request, began: Moment) -> Self {
         Self {
             owner,
+            longest_lease: request.terms.lease,
+            is_extended: false,
             request,
             began,
             phase: Phase::Waiting,
@@ -94,10 +100,10 @@ impl<T> Acquisition<T> {
         self.request.terms
     }
 
-    /// Returns which of its two deadlines ended the permit.
-    pub(super) fn why_ended(&self) -> LossReason {
+    /// Returns which of its deadlines ended the permit.
+    pub(super) fn why_ended(&self, renews: bool) -> LossReason {
         let limited_by_ttl = matches!(self.phase, Phase::Held { limited_by_ttl: true, .. });
-        why_ended(self.terms(), limited_by_ttl)
+        why_ended(self.terms(), limited_by_ttl, renews)
     }
 
     /// What the release of this id may skip, if its caller has seen the permit.
@@ -111,9 +117,14 @@ impl<T> Acquisition<T> {
     }
 }
 
-/// Returns which of the two deadlines ended a permit with these terms.
-pub(crate) fn why_ended(Terms { lease, ttl }: Terms, limited_by_ttl: bool) -> LossReason {
+/// Returns which of the two deadlines ended a permit with these terms. `renews` says whether holders are renewed.
+pub(crate) fn why_ended(
+    Terms { lease, ttl }: Terms,
+    limited_by_ttl: bool,
+    renews: bool,
+) -> LossReason {
     match (ttl, lease) {
+        (None, Some(_)) if !renews => LossReason::LeaseEnded,
         (Some(ttl), Some(lease)) if ttl > lease && !limited_by_ttl => LossReason::NotRenewed,
         (Some(_), _) => LossReason::TtlEnded,
         (None, _) => LossReason::NotRenewed,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::machine::Held;
-use crate::{AcquisitionId, Error, ErrorKind, LossReason};
+use crate::{Error, ErrorKind, LossReason};
 
 /// Something that a caller, or the driver of the core, has to learn. `owner` is the value that the driver passed with
 /// the acquisition or the release.
@@ -14,6 +14,8 @@ pub(crate) enum Notice<T> {
     Granted { owner: T, held: Held, valid_until: Moment, limited_by_ttl: bool },
     /// A renewal was answered, and the holder may rely on the permit until `valid_until`.
     Extended { owner: T, valid_until: Moment, limited_by_ttl: bool },
+    /// The holder must not rely on the permit after `valid_until`, because its lease may become shorter.
+    Limited { owner: T, valid_until: Moment },
     /// No permit was free, and the acquire does not wait.
     Full { owner: T },
     /// The acquire has failed.
@@ -25,7 +27,7 @@ pub(crate) enum Notice<T> {
     /// A release was answered or has failed. `Ok(true)` means that the id was held until now.
     Released { owner: T, outcome: Result<bool, Failure> },
     /// The store refused to renew a holder. The core tries again.
-    RenewalRefused { id: AcquisitionId, error: Error },
+    RenewalRefused { owner: T, error: Error },
     /// The lease cannot survive a lost connection at this round-trip time. Reported once for each name.
     ShortLease { owner: T, round_trip: Duration },
     /// A renewal is overdue. If the store has not answered anything since that moment, the connection is suspect.

@@ -5,7 +5,7 @@ use super::acquisition::Phase;
 use super::delivery::Delivery;
 use super::notice::Notice;
 use super::timing::{self, Place, Situation};
-use super::{NameCore, Timer, Want};
+use super::{NameCore, Rules, Timer, Want};
 use crate::AcquisitionId;
 use crate::clock::{Moment, Span};
 
@@ -52,7 +52,7 @@ impl<T: Clone> NameCore<T> {
     /// Renews one id, unless its renewal is already waiting or in flight. [`timing`] decides when silence is suspect.
     pub(super) fn renew(&mut self, id: AcquisitionId, now: Moment) {
         let Some(acquisition) = self.acquisitions.get_mut(&id) else { return };
-        if acquisition.renewal.is_some() {
+        if acquisition.renewal.is_some() || acquisition.is_extended {
             return;
         }
         acquisition.renewal = Some(now);
@@ -92,6 +92,9 @@ impl<T: Clone> NameCore<T> {
 
     /// Renews every id that the store has answered before.
     pub(super) fn renew_all(&mut self, now: Moment) {
+        if !self.rules.renews {
+            return;
+        }
         let answered = self
             .acquisitions
             .iter()
@@ -179,7 +182,8 @@ impl<T: Clone> NameCore<T> {
         // A waiter renews its place at a random moment in the second third of its patience.
         let Some(patience) = acquisition.terms().patience() else { return };
         let third = patience.divided_by(3);
-        let spread = Span::from_micros((self.spread)(id.sequence() ^ sent.micros()) % third.micros() + 1);
+        let spread =
+            Span::from_micros((self.spread)(id.sequence() ^ sent.micros()) % third.micros() + 1);
         self.set_renewal(id, sent + third + spread);
     }
 
@@ -193,7 +197,11 @@ impl<T: Clone> NameCore<T> {
         let ttl_left = limited_by_ttl.then_some(valid_for);
         let (lease, round_trip) = (acquisition.terms().lease?, self.round_trip);
         let spread = (self.spread)(id.sequence() ^ now.micros()).to_le_bytes()[0];
-        timing::plan(Situation { lease, ttl_left, round_trip, valid_for, spread })
+        let Rules { renews, longest_interval, .. } = self.rules;
+        let margin = self.rules.margin_of(lease).duration();
+        let situation =
+            Situation { lease, margin, ttl_left, round_trip, valid_for, longest_interval, spread };
+        timing::plan(situation).filter(|_| renews)
     }
 
     pub(super) fn set_renewal(&mut self, id: AcquisitionId, at: Moment) {
@@ -201,6 +209,43 @@ impl<T: Clone> NameCore<T> {
         let before = acquisition.renew_at.replace(at);
         self.cancel_timer(before, Timer::Renew(id));
         self.timers.insert((at, Timer::Renew(id)));
+    }
+
+    /// Renews the holder from now on.
+    pub(crate) fn start_renewals(&mut self, id: AcquisitionId, now: Moment) {
+        self.rules.renews = true;
+        self.schedule_renewal(id, now, now);
+    }
+
+    /// Called before the store is asked to let the lease of this holder end `lease` from now, which may be earlier than
+    /// its current end. If the answer never arrives, the holder must not rely on the lease after the new end. No renewal
+    /// is sent before [`extended`](Self::extended).
+    pub(crate) fn extending(&mut self, id: AcquisitionId, lease: Span, now: Moment) {
+        let until = self.rules.end_of(lease, now);
+        let Some(acquisition) = self.acquisitions.get_mut(&id) else { return };
+        acquisition.is_extended = true;
+        acquisition.longest_lease = acquisition.longest_lease.max(Some(lease));
+        let Phase::Held { valid_until, .. } = &mut acquisition.phase else { return };
+        *valid_until = (*valid_until).min(until);
+        let (owner, valid_until) = (acquisition.owner.clone(), *valid_until);
+        self.notices.push(Notice::Limited { owner, valid_until });
+        self.schedule_end(id, valid_until);
+    }
+
+    /// Applies the answer to an extension. `granted` is the new lease and the moment when the request was sent, or
+    /// `None` if the store has not extended the lease, or has not answered.
+    pub(crate) fn extended(
+        &mut self,
+        id: AcquisitionId,
+        granted: Option<(Span, Moment)>,
+        now: Moment,
+    ) {
+        let Some(acquisition) = self.acquisitions.get_mut(&id) else { return };
+        acquisition.is_extended = false;
+        if let Some((lease, sent)) = granted {
+            self.extend_validity(id, self.rules.end_of(lease, sent), now);
+        }
+        self.schedule_renewal(id, now, now);
     }
 
     fn cancel_renewal(&mut self, id: AcquisitionId) {
@@ -221,7 +266,8 @@ impl<T: Clone> NameCore<T> {
 
     /// Warns, once for each name, of a lease that cannot survive a lost connection at this round-trip time.
     pub(super) fn warn_of_short_lease(&mut self, id: AcquisitionId) {
-        if self.warned_of_short_lease {
+        // A store in this process has no connection to lose.
+        if self.warned_of_short_lease || !self.rules.renews || self.round_trip.is_zero() {
             return;
         }
         let Some(acquisition) = self.acquisitions.get(&id) else { return };

@@ -145,6 +145,9 @@ impl<T: Clone> NameCore<T> {
                         release.delivery = Delivery::Unknown;
                         self.want_again(Want::Release(*id), sent);
                     }
+                    if self.is_shared() {
+                        self.withdraw_releases();
+                    }
                 }
                 Command::Steer { .. } | Command::Sweep => {}
             }
@@ -180,9 +183,9 @@ impl<T: Clone> NameCore<T> {
                     self.report_renewal(*id, error, now);
                     if let Some(acquisition) = self.acquisitions.get_mut(id) {
                         acquisition.renewal = None;
-                        let (id, error) = (*id, error.clone());
-                        self.notices.push(Notice::RenewalRefused { id, error });
-                        self.renew_again(id, now);
+                        let (owner, error) = (acquisition.owner.clone(), error.clone());
+                        self.notices.push(Notice::RenewalRefused { owner, error });
+                        self.renew_again(*id, now);
                     }
                 }
                 Command::Release { id, .. } => self.release_refused(*id, error, now),
@@ -230,7 +233,11 @@ impl<T: Clone> NameCore<T> {
         let Some(release) = self.releases.get_mut(&id) else { return };
         if release.again || is_outdated {
             release.delivery = Delivery::Unknown;
-            return self.want(Want::Release(id), now);
+            self.want(Want::Release(id), now);
+            if self.is_shared() {
+                self.withdraw_releases();
+            }
+            return;
         }
         let in_time = release.until.is_some_and(|until| now < until);
         if release.doubtful && in_time && self.has_stragglers {
@@ -260,7 +267,7 @@ impl<T: Clone> NameCore<T> {
         match (outcome, acquisition.phase) {
             (Outcome::Held(held), _) => {
                 let Terms { lease, ttl } = acquisition.terms();
-                let limited = held.valid_for < lease || ttl.is_some_and(|ttl| Some(ttl) <= lease);
+                let limited = ttl.is_some_and(|ttl| held.valid_for < lease || Some(ttl) <= lease);
                 self.hold(id, &held, limited, sent, now);
             }
             // The store was asked after it had granted the permit. So another server has taken over, without the
@@ -315,14 +322,17 @@ impl<T: Clone> NameCore<T> {
     /// the TTL ends before the lease would.
     fn hold(&mut self, id: AcquisitionId, held: &Held, limited: bool, sent: Moment, now: Moment) {
         let Some(acquisition) = self.acquisitions.get_mut(&id) else { return };
-        let until = held.valid_until(acquisition.terms(), sent);
+        let until = self.rules.valid_until(held, acquisition.terms(), sent);
         match &mut acquisition.phase {
             // The answer took longer than the permit is valid. The caller has not seen the permit, so a waiter claims
             // it again. A try asks again, and is answered `Full` if another client has the permit by now.
             Phase::Waiting if until <= now && acquisition.request.queues => {
                 return self.claim(id, now);
             }
-            Phase::Waiting if until <= now => return self.want_enqueue(id, now),
+            // The lease of a lock may be shorter than a round trip. Its holder then loses it at once.
+            Phase::Waiting if until <= now && !self.rules.is_one_lease => {
+                return self.want_enqueue(id, now);
+            }
             Phase::Waiting => {
                 let limited_by_ttl = limited;
                 acquisition.phase = Phase::Held { since: now, valid_until: until, limited_by_ttl };
@@ -337,15 +347,9 @@ impl<T: Clone> NameCore<T> {
             // A permit whose validity has ended stays lost, even if its end has not been noticed yet. The answer may
             // belong to an enqueue that was sent twice and granted again, and then another client may have held the
             // permit in between.
-            Phase::Held { valid_until, limited_by_ttl, .. } => {
+            Phase::Held { limited_by_ttl, .. } => {
                 *limited_by_ttl |= limited;
-                if now < *valid_until {
-                    // One answer may overtake another, and the latest time counts.
-                    *valid_until = until.max(*valid_until);
-                    let (valid_until, limited_by_ttl) = (*valid_until, *limited_by_ttl);
-                    let owner = acquisition.owner.clone();
-                    self.notices.push(Notice::Extended { owner, valid_until, limited_by_ttl });
-                }
+                self.extend_validity(id, until, now);
             }
         }
         if let Some(Acquisition { phase: Phase::Held { valid_until, .. }, .. }) =
@@ -354,6 +358,20 @@ impl<T: Clone> NameCore<T> {
             self.schedule_end(id, *valid_until);
         }
         self.schedule_renewal(id, sent, now);
+    }
+
+    pub(super) fn extend_validity(&mut self, id: AcquisitionId, until: Moment, now: Moment) {
+        let Some(acquisition) = self.acquisitions.get_mut(&id) else { return };
+        if let Phase::Held { valid_until, limited_by_ttl, .. } = &mut acquisition.phase
+            && now < *valid_until
+        {
+            // One answer may overtake another, and the latest time counts.
+            *valid_until = until.max(*valid_until);
+            let (valid_until, limited_by_ttl) = (*valid_until, *limited_by_ttl);
+            let owner = acquisition.owner.clone();
+            self.notices.push(Notice::Extended { owner, valid_until, limited_by_ttl });
+            self.schedule_end(id, valid_until);
+        }
     }
 
     /// Handles a wake-up, which says that this waiter was granted a permit, at the moment in `grant` or later.
@@ -373,7 +391,8 @@ impl<T: Clone> NameCore<T> {
         let trusted = grant.filter(|_| !claims_first).and_then(|(mut held, granted_at)| {
             let granted_at = if crate::broken::is("old-wakeup") { now } else { granted_at };
             held.valid_for = held.valid_for.into_iter().chain(terms.ttl).min();
-            let left = held.valid_until(terms, granted_at).saturating_since(now);
+            let until = self.rules.valid_until(&held, terms, granted_at);
+            let left = until.saturating_since(now);
             let is_recent = held.valid_for.is_none_or(|whole| left >= whole.duration() / 2);
             is_recent.then_some((held, granted_at))
         });

@@ -14,7 +14,6 @@
 use std::time::Duration;
 
 use crate::clock::Span;
-use crate::machine::Terms;
 
 /// Silence shorter than this is never suspect, because servers fork and machines are busy.
 const SHORTEST_SILENCE: Duration = Duration::from_millis(100);
@@ -27,7 +26,7 @@ const RECONNECT_ROUND_TRIPS: u32 = 6;
 
 /// The longest time between two renewals of a permit, however long its lease is. Another program that shares the keys
 /// lets them expire ten seconds after its own TTL, which may be short. Only our scripts extend the expiry of the keys.
-const LONGEST_INTERVAL: Duration = Duration::from_secs(8);
+pub(crate) const LONGEST_INTERVAL: Duration = Duration::from_secs(8);
 
 /// Turns a number that differs from client to client into one that spreads renewals and queries. The engine uses
 /// [`scatter`]. The model checker spreads nothing, so that a state does not depend on the absolute time.
@@ -61,19 +60,23 @@ pub(crate) struct Plan {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Situation {
     pub(crate) lease: Span,
+    /// How much earlier than the store the holder ends its validity.
+    pub(crate) margin: Duration,
     /// The rest of the TTL, if there is one.
     pub(crate) ttl_left: Option<Duration>,
     pub(crate) round_trip: Duration,
     /// The rest of the validity, as the holder counts it.
     pub(crate) valid_for: Duration,
+    /// The longest time between two renewals.
+    pub(crate) longest_interval: Duration,
     /// A number from 0 to 255 that spreads the renewals.
     pub(crate) spread: u8,
 }
 
 /// Returns the plan for the next renewal. `None` if no renewal can extend the validity, because the TTL limits it.
 pub(crate) fn plan(situation: Situation) -> Option<Plan> {
-    let Situation { lease, ttl_left, round_trip, valid_for, spread } = situation;
-    let margin = Terms { lease: Some(lease), ttl: None }.margin().duration();
+    let Situation { lease, margin, ttl_left, round_trip, valid_for, .. } = situation;
+    let Situation { longest_interval, spread, .. } = situation;
     let lease = lease.duration();
     // A renewal would be answered with the same end.
     if ttl_left.is_some_and(|left| left.saturating_sub(margin) <= valid_for) {
@@ -81,11 +84,13 @@ pub(crate) fn plan(situation: Situation) -> Option<Plan> {
     }
     let whole = lease.saturating_sub(margin);
     let passed = whole.saturating_sub(valid_for);
+    // A lease that was extended beyond its usual length is not renewed before a renewal makes it longer.
+    let beyond = valid_for.saturating_sub(whole);
     let third = lease / 3;
-    let longest = LONGEST_INTERVAL * 3 / 4 + LONGEST_INTERVAL / 4 * u32::from(spread) / 256;
+    let longest = longest_interval * 3 / 4 + longest_interval / 4 * u32::from(spread) / 256;
     let latest = whole.saturating_sub(3 * round_trip).max(third);
     let due = (third + third * u32::from(spread) / 256).min(latest).min(longest);
-    let renew_in = due.saturating_sub(passed);
+    let renew_in = beyond + due.saturating_sub(passed);
     let left = valid_for.saturating_sub(renew_in);
     let silence = silence(round_trip);
     let (wait, silence_is_suspect) = if left / 3 >= silence {
@@ -182,6 +187,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::machine::Terms;
 
     fn situations() -> impl Strategy<Value = Situation> {
         (100..500_000_u64, 300..180_000_u64, any::<u8>(), 0..=1000_u64).prop_map(
@@ -191,7 +197,17 @@ mod tests {
                 let whole = lease.duration().saturating_sub(margin.duration());
                 let round_trip = Duration::from_micros(round_trip);
                 let valid_for = whole * u32::try_from(1000 - passed).unwrap() / 1000;
-                Situation { lease, ttl_left: None, round_trip, valid_for, spread }
+                let (margin, longest_interval) = (margin.duration(), LONGEST_INTERVAL);
+                let ttl_left = None;
+                Situation {
+                    lease,
+                    margin,
+                    ttl_left,
+                    round_trip,
+                    valid_for,
+                    longest_interval,
+                    spread,
+                }
             },
         )
     }

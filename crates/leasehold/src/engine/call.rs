@@ -1,9 +1,8 @@
 //! One command of a lock or a pool, and the future of its answer.
 //!
-//! A call is sent again, with the same id, as long as its outcome is unknown and a caller waits for it. At its deadline
-//! it fails with [`Error::Unavailable`]. A call that acquires something carries its *undo*, the release. The undo runs
-//! if the store may have granted something that no caller waits for any more. Dropping the future of a call that was
-//! never sent costs nothing.
+//! A call is sent again as long as its outcome is unknown and a caller waits for it. At its deadline it fails with
+//! [`Error::Unavailable`]. What a call acquires has no guard: guards are acquired through a
+//! [client core](crate::client_core), which undoes what no caller waits for any more.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,14 +12,11 @@ use std::time::Duration;
 use super::Core;
 use super::background::UnderWay;
 use super::sender::{Source, Taken, Urgency};
-use crate::Error;
 use crate::backend::{Answer, Destination, Part, Slot};
 use crate::callbacks::guarded;
 use crate::client_core::Delivery;
 use crate::clock::Moment;
-
-/// Releases what a call may have acquired.
-pub(crate) type Undo = Box<dyn FnOnce() + Send>;
+use crate::{AcquisitionId, Error};
 
 /// Receives the answer to a call that no caller awaits.
 pub(crate) type Done = Box<dyn FnOnce(Result<Answer, Error>) + Send>;
@@ -74,7 +70,6 @@ pub(crate) struct Call {
 struct State {
     delivery: Delivery,
     phase: Phase,
-    undo: Option<Undo>,
     /// Why the last attempt failed.
     problem: Option<Error>,
     /// Makes a close wait for this call, until it is answered or cannot be sent any more.
@@ -97,14 +92,8 @@ impl Phase {
 }
 
 impl Call {
-    pub(super) fn start(
-        core: &Arc<Core>,
-        part: Part,
-        urgency: Urgency,
-        until: Moment,
-        undo: Option<Undo>,
-    ) -> Asked {
-        let call = Self::new(core, part, urgency, until, Phase::Waiting(None), undo);
+    pub(super) fn start(core: &Arc<Core>, part: Part, urgency: Urgency, until: Moment) -> Asked {
+        let call = Self::new(core, part, urgency, until, Phase::Waiting(None));
         call.clone().begin();
         Asked::Sent(call)
     }
@@ -112,7 +101,7 @@ impl Call {
     /// Sends the call until it is answered or its deadline has passed, and calls `done`.
     pub(super) fn start_in_background(core: &Arc<Core>, part: Part, until: Moment, done: Done) {
         let phase = Phase::Background(done);
-        Self::new(core, part, Urgency::Ordinary, until, phase, None).begin();
+        Self::new(core, part, Urgency::Ordinary, until, phase).begin();
     }
 
     fn new(
@@ -121,11 +110,10 @@ impl Call {
         urgency: Urgency,
         until: Moment,
         phase: Phase,
-        undo: Option<Undo>,
     ) -> Arc<Self> {
         let under_way = Some(UnderWay::new(core));
         let state =
-            Mutex::new(State { delivery: Delivery::Unsent, phase, undo, problem: None, under_way });
+            Mutex::new(State { delivery: Delivery::Unsent, phase, problem: None, under_way });
         let (core, slot, asked) = (core.clone(), core.slot(part.subject()), Moment::now());
         Arc::new(Self { core, slot, part, urgency, asked, until, state })
     }
@@ -155,11 +143,8 @@ impl Call {
             return Poll::Pending;
         }
         let phase = std::mem::replace(&mut state.phase, Phase::Dropped);
-        // The caller that receives the answer owns what was acquired, so the undo must not run.
-        let answered = matches!(phase, Phase::Answered(Ok(_)));
-        let undo = if answered { state.undo.take() } else { None };
         drop(state);
-        drop((undo, waker));
+        drop(waker);
         match phase {
             Phase::Answered(answer) => Poll::Ready(answer),
             _ => Poll::Ready(Err(Error::internal("a call was polled after it had completed"))),
@@ -194,37 +179,11 @@ impl Call {
     fn cancel(&self) {
         let mut state = self.state();
         let phase = std::mem::replace(&mut state.phase, Phase::Dropped);
-        // Undo a grant that the caller has not seen, and a call that is in line again after an unknown outcome and will
-        // not be sent any more. If the call is in flight, `settle` decides.
-        let granted = matches!(phase, Phase::Answered(Ok(_)));
-        let undo =
-            (granted || state.delivery == Delivery::Unknown).then(|| state.undo.take()).flatten();
+        // If the call is in flight, a close waits for its answer.
         let in_flight = state.delivery == Delivery::Sent;
         let under_way = if in_flight { None } else { state.under_way.take() };
         drop(state);
-        drop(phase);
-        if let Some(undo) = undo {
-            undo();
-        }
-        drop(under_way);
-    }
-
-    fn undo(&self) {
-        let undo = self.state().undo.take();
-        if let Some(undo) = undo {
-            if crate::broken::is("lost-cancel") {
-                return;
-            }
-            undo();
-        }
-    }
-
-    /// Ends a call that will not be sent any more. Releases what the store may have granted.
-    fn end(&self) {
-        if self.state().delivery.needs_release() {
-            self.undo();
-        }
-        self.under_way_no_more();
+        drop((phase, under_way));
     }
 
     fn under_way_no_more(&self) {
@@ -248,12 +207,13 @@ impl Source for Call {
         if wanted {
             state.delivery = Delivery::Sent;
         }
-        Taken { part: wanted.then(|| self.part.clone()), more: false }
+        Taken { part: wanted.then(|| (self.part.clone(), None)), more: false }
     }
 
     fn settle(
         self: Arc<Self>,
         _part: &Part,
+        _id: Option<AcquisitionId>,
         answer: Result<Answer, Error>,
         sent: Moment,
         _round_trip: Duration,
@@ -271,7 +231,7 @@ impl Source for Call {
             let wanted = state.phase.is_wanted();
             drop(state);
             if !wanted {
-                return self.end();
+                return self.under_way_no_more();
             }
             // The engine's thread checks deadlines only while a store is silent. A store that answers but does not
             // serve this call is never silent, so the deadline is checked here.
@@ -290,12 +250,7 @@ impl Source for Call {
             return;
         }
         self.state().delivery = Delivery::Answered;
-        // A close may have looked for guards before this one existed.
-        let closed = self.state().undo.is_some() && self.core.check_open().is_err();
-        let answer = if closed { Err(Error::Closed) } else { answer.map(|answer| (answer, sent)) };
-        if !self.finish(answer) || closed {
-            self.undo();
-        }
+        self.finish(answer.map(|answer| (answer, sent)));
         self.under_way_no_more();
     }
 
@@ -314,7 +269,7 @@ impl Source for Call {
             .filter(|_| is_unknown && !is_silent)
             .unwrap_or_else(|| self.core.unavailable(Some(to), self.asked, now));
         if self.finish(Err(error)) && self.state().delivery != Delivery::Sent {
-            self.end();
+            self.under_way_no_more();
         }
     }
 
@@ -324,7 +279,7 @@ impl Source for Call {
 
     fn refuse(&self, error: &Error) {
         if self.finish(Err(error.clone())) {
-            self.end();
+            self.under_way_no_more();
         }
     }
 }

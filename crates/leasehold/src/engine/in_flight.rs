@@ -1,18 +1,16 @@
 //! Requests in flight. Any thread may send a request; the engine's thread applies the answers.
 //!
 //! A thread that sends its own request saves the time to wake the engine's thread, which would be half of the time of
-//! an uncontended acquire. Only one thread at a time sends, so that no request overtakes another. No thread waits for
-//! its turn. A thread that finds another one sending leaves its commands in line, and the other thread looks at the
-//! line again when it is done.
+//! an uncontended acquire. Only one thread at a time has the turn to send, so that no request overtakes another. No thread
+//! waits for it. A thread that finds another one sending leaves its commands in line, and the other thread sends them.
 
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use super::Core;
-use super::sender::Request;
+use super::sender::{Request, Turn};
 use crate::Error;
 use crate::backend::{Answers, Later, RemoteBackend};
-use crate::clock::Moment;
 
 /// A request that is not answered yet.
 pub(super) struct InFlight {
@@ -29,7 +27,6 @@ impl InFlight {
 /// The requests that were sent since the engine's thread last took them.
 #[derive(Default)]
 pub(super) struct Outbox {
-    sending: Mutex<()>,
     sent: Mutex<Vec<InFlight>>,
     /// Wakes the engine's thread when a request is answered.
     thread: OnceLock<Waker>,
@@ -40,38 +37,26 @@ impl Outbox {
         self.thread.get_or_init(|| waker.clone());
     }
 
-    /// Sends everything that may be sent. Returns whether it sent anything.
-    pub(super) fn send_all(&self, core: &Core, backend: &dyn RemoteBackend) -> bool {
-        let (mut any, sender) = (false, &core.sender);
-        // Check again after each turn: in the meantime another thread may have found the turn taken, and left its
-        // commands in line.
-        while sender.can_send(Moment::now()) {
-            let _turn = match self.sending.try_lock() {
-                Ok(turn) => turn,
-                Err(TryLockError::Poisoned(error)) => error.into_inner(),
-                Err(TryLockError::WouldBlock) => return any,
-            };
-            while let Some(request) = sender.next_request(Moment::now()) {
-                let answers = backend.apply(request.to, &request.parts);
-                let ids = request.ids();
-                self.add(InFlight { request, answers });
-                core.meters.sent(ids);
-                any = true;
-            }
-        }
-        any
+    /// Sends everything that may be sent.
+    pub(super) fn send_all(&self, core: &Core, backend: &dyn RemoteBackend, turn: Turn<'_>) {
+        turn.send_all(|request| {
+            let answers = backend.apply(request.to, &request.parts);
+            let ids = request.ids();
+            self.add(InFlight { request, answers });
+            core.meters.sent(ids);
+        });
     }
 
     /// Sends the request by polling it for the first time. The list is locked in the meantime, so that the engine's
     /// thread finds the request there when the answer wakes it.
-    fn add(&self, mut own: InFlight) {
+    fn add(&self, mut new: InFlight) {
         let waker = self.thread.get().map_or(Waker::noop(), |waker| waker);
         let mut sent = self.sent();
-        if let Poll::Ready(answers) = own.poll(&mut Context::from_waker(waker)) {
-            own.answers = Box::pin(std::future::ready(answers));
+        if let Poll::Ready(answers) = new.poll(&mut Context::from_waker(waker)) {
+            new.answers = Box::pin(std::future::ready(answers));
             waker.wake_by_ref();
         }
-        sent.push(own);
+        sent.push(new);
     }
 
     pub(super) fn take(&self) -> Vec<InFlight> {

@@ -9,116 +9,24 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
-use std::time::Duration;
 
 use super::Core;
-use super::call::{Asked, Done, Undo};
 use super::name_state::{Common, Entered, NameState, Release, ReleasedBy};
 use super::semaphore_spec::SemaphoreSpec;
-use super::store::Store;
-use super::ticket::{After, Grant, Ticket};
+use super::ticket::{After, Grant, Ticket, too_heavy};
 use super::timers::Timed;
-use crate::backend::TimeAuthority;
+use crate::backend::Later;
 use crate::backend::memory::{Memory, MemorySemaphore};
-use crate::backend::{Answer, Later, Part, Profile};
 use crate::clock::{Moment, Span};
-use crate::machine::lock::{LockOutcome, Record, Verdict};
-use crate::machine::pool::PoolQuery;
 use crate::machine::{
     Command, Declared, Effects, Held, Known, Outcome, Role, Share, Steer, Steered,
 };
 use crate::name::Name;
-use crate::stats::PoolStats;
-use crate::stats::{Query, SemaphoreStats};
-use crate::{AcquisitionId, ClientInfo, Error, LossReason};
-
-/// The memory store, as the engine sees it.
-pub(crate) struct InProcess(pub(crate) Arc<Memory>);
-
-fn ready<T: Send + 'static>(result: Result<T, Error>) -> Later<T> {
-    Box::pin(std::future::ready(result))
-}
-
-impl InProcess {
-    fn apply(&self, core: &Core, part: &Part) -> Result<Answer, Error> {
-        match part {
-            Part::Lock(command) => {
-                let outcome = self.0.apply_lock(command);
-                // The store has only this client, which sees every release.
-                if let LockOutcome::Release(Verdict::Done(Some(key))) = &outcome {
-                    core.lock_waiters.wake_one(key);
-                }
-                Ok(Answer::Lock(outcome))
-            }
-            Part::Pool(command) => Ok(Answer::Pool(self.0.apply_pool(command))),
-            Part::Semaphore { .. } => {
-                Err(Error::internal("a command for a semaphore was sent as a lock or pool command"))
-            }
-        }
-    }
-}
-
-impl Store for InProcess {
-    fn profile(&self) -> Profile {
-        let time_authority = TimeAuthority::Process;
-        Profile { kind: "memory", needs_renewals: false, time_authority }
-    }
-
-    fn open(&self, name: Name, core: Arc<Core>) -> Arc<dyn NameState> {
-        let store = self.0.semaphore(core.client);
-        Arc::new_cyclic(|this| InProcessName {
-            common: Common::new(name, core),
-            state: Mutex::new(State {
-                store,
-                effects: Effects::default(),
-                closed: false,
-                timers: BTreeSet::new(),
-                sweep_at: None,
-                timer_at: None,
-            }),
-            queued: AtomicBool::new(false),
-            this: this.clone(),
-        })
-    }
-
-    fn ask(&self, core: &Arc<Core>, part: Part, _until: Moment, _undo: Option<Undo>) -> Asked {
-        Asked::at_once(core.now(), || self.apply(core, &part))
-    }
-
-    fn ask_in_background(&self, core: &Arc<Core>, part: Part, _until: Moment, done: Done) {
-        done(self.apply(core, &part));
-    }
-
-    fn stats(&self, core: &Arc<Core>, query: Query) -> Later<Vec<SemaphoreStats>> {
-        let names = core.all().into_iter().filter(|named| {
-            let name = named.name().as_str();
-            query.names.as_ref().is_none_or(|names| names.iter().any(|wanted| wanted == name))
-        });
-        let all: Vec<_> = names.map(|named| named.stats(query.waiters.clone())).collect();
-        Box::pin(async move {
-            let mut stats = Vec::with_capacity(all.len());
-            for one in all {
-                stats.push(one.await?);
-            }
-            Ok(stats)
-        })
-    }
-
-    fn list_locks(&self, _core: &Arc<Core>, limit: usize) -> Later<Vec<Record>> {
-        ready(Ok(self.0.list_locks(limit)))
-    }
-
-    fn list_pools(&self, _core: &Arc<Core>, which: PoolQuery) -> Later<Vec<PoolStats>> {
-        ready(Ok(self.0.list_pools(&which)))
-    }
-
-    fn list_clients(&self, core: &Arc<Core>, limit: usize) -> Later<Vec<ClientInfo>> {
-        ready(Ok([ClientInfo::here(core.client)].into_iter().take(limit).collect()))
-    }
-}
+use crate::stats::SemaphoreStats;
+use crate::{AcquisitionId, Error, LossReason};
 
 /// One name of the memory store.
-struct InProcessName {
+pub(super) struct InProcessName {
     common: Common,
     state: Mutex<State>,
     /// Whether there were waiters after the last acquire that was not granted at once. This is a guess that is read
@@ -209,27 +117,30 @@ impl State {
         let now = self.store.now();
         let token_at = self.store.machine().next_token(now);
         let next_start = token_at.map(|token_at| token_at.since(now));
-        if ticket.fail(timed_out(&ticket, next_start), after) {
+        if ticket.fail(ticket.timed_out(next_start), after) {
             self.remove(id, Known::Nothing, after);
         }
     }
 }
 
-/// Returns the error of an acquire that has reached its time limit. `next_start` is the time until the rate allows the
-/// next start, if that is what the acquire waits for.
-pub(super) fn timed_out(ticket: &Ticket, next_start: Option<Duration>) -> Error {
-    let limit = ticket.gives_up_at.unwrap_or(Moment::NEVER).saturating_since(ticket.queued_at);
-    let name = ticket.semaphore.named.name().to_string();
-    Error::TimedOut { what: "permit", name, limit, full: None, next_start }
-}
-
-/// The error for an acquire that weighs more than the capacity.
-pub(super) fn too_heavy(name: &Name, weight: u32, capacity: u32) -> Error {
-    let problem = format!("it is {weight}; the capacity of {name:?} is {capacity}");
-    Error::invalid("weight", problem + ": ask for less, or raise the capacity")
-}
-
 impl InProcessName {
+    pub(super) fn open(name: Name, core: Arc<Core>, memory: &Arc<Memory>) -> Arc<dyn NameState> {
+        let store = memory.semaphore(core.client);
+        Arc::new_cyclic(|this| Self {
+            common: Common::new(name, core),
+            state: Mutex::new(State {
+                store,
+                effects: Effects::default(),
+                closed: false,
+                timers: BTreeSet::new(),
+                sweep_at: None,
+                timer_at: None,
+            }),
+            queued: AtomicBool::new(false),
+            this: this.clone(),
+        })
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -454,7 +365,7 @@ impl NameState for InProcessName {
     }
 
     fn drained(self: Arc<Self>, _until: Moment) -> Later<()> {
-        ready(Ok(()))
+        at_once(Ok(()))
     }
 
     fn abandon(&self) {
@@ -500,7 +411,7 @@ impl NameState for InProcessName {
     fn steer(&self, steer: Steer, declares: bool) -> Later<Steered> {
         let declares = declares && steer != Steer::Forget;
         let capacity = declares.then(|| self.common.capacity());
-        ready(self.locked(|state, after| {
+        at_once(self.locked(|state, after| {
             if state.closed {
                 return Err(Error::Closed);
             }
@@ -517,16 +428,20 @@ impl NameState for InProcessName {
     }
 
     fn position(&self, id: AcquisitionId) -> Later<Option<usize>> {
-        ready(Ok(self.state().store.machine().position(id)))
+        at_once(Ok(self.state().store.machine().position(id)))
     }
 
     fn stats(&self, waiters: Range<usize>) -> Later<SemaphoreStats> {
         let state = self.state();
         let now = state.store.now();
-        let label = |kept: &Kept| kept.as_ref().and_then(|ticket| ticket.semaphore.label.clone());
+        let label = |kept: &Kept| kept.as_ref().and_then(|ticket| ticket.spec.label().cloned());
         let machine = state.store.machine();
-        ready(Ok(SemaphoreStats::of(&self.common.name, machine, now, waiters, label)))
+        at_once(Ok(SemaphoreStats::of(&self.common.name, machine, now, waiters, label)))
     }
+}
+
+fn at_once<T: Send + 'static>(result: Result<T, Error>) -> Later<T> {
+    Box::pin(std::future::ready(result))
 }
 
 impl fmt::Debug for InProcessName {

@@ -3,9 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::lease_spec::LeaseSpec;
 use super::name_state::NameState;
-use super::watch::Watch;
-use crate::machine::Terms;
+use super::watch::{Id, Watch};
+use crate::AcquisitionId;
+use crate::clock::Moment;
+use crate::machine::{Known, Terms};
+use crate::name::Name;
 
 /// A semaphore as it was declared. Tickets keep this alive but not the client, so an acquisition that only the engine
 /// knows, such as a detached permit, does not keep the client alive.
@@ -28,4 +32,42 @@ pub(crate) struct SemaphoreSpec {
     pub(crate) max_acquire_time: Option<Duration>,
     /// The metrics, the observer and the tracing spans of this handle.
     pub(crate) watch: Arc<Watch>,
+}
+
+impl LeaseSpec for SemaphoreSpec {
+    fn what(&self) -> &'static str {
+        "permit"
+    }
+
+    fn name(&self) -> &Name {
+        self.named.name()
+    }
+
+    fn now(&self) -> Moment {
+        self.named.now()
+    }
+
+    fn terms(&self) -> Terms {
+        self.terms
+    }
+
+    fn renews(&self) -> bool {
+        true
+    }
+
+    fn label(&self) -> Option<&Arc<str>> {
+        self.label.as_ref()
+    }
+
+    fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    fn id(&self, id: AcquisitionId) -> Id {
+        Id::Permit(id)
+    }
+
+    fn end(&self, id: AcquisitionId, known: Known) {
+        self.named.end(id, known);
+    }
 }

@@ -13,14 +13,15 @@
 //! and dropping it costs nothing (see [`Delivery`](crate::client_core::Delivery)).
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::thread::CHECK_CALLS;
-use crate::Error;
 use crate::backend::{Answer, Destination, Part};
 use crate::client_core::timing;
 use crate::clock::{Moment, Span};
+use crate::{AcquisitionId, Error};
 
 /// The most ids in one request. [`MAX_PARTS`] is the most parts. The server serves no other client while it applies a
 /// request, so both are bounded.
@@ -69,11 +70,12 @@ pub(crate) trait Source: Send + Sync {
     /// Takes at most `room` commands that are still wanted. They count as sent from now on.
     fn take(self: Arc<Self>, urgency: Urgency, room: usize) -> Taken;
 
-    /// Receives the answer to a part that was taken and sent at `sent`. With [`Error::Unavailable`] the outcome is
+    /// Receives the answer to a part that was taken with `id` and sent at `sent`. With [`Error::Unavailable`] the outcome is
     /// unknown. `round_trip` is the slowest answer of the destination that is still normal.
     fn settle(
         self: Arc<Self>,
         part: &Part,
+        id: Option<AcquisitionId>,
         answer: Result<Answer, Error>,
         sent: Moment,
         round_trip: Duration,
@@ -91,7 +93,8 @@ pub(crate) trait Source: Send + Sync {
 
 /// The commands that a source had to send.
 pub(crate) struct Taken {
-    pub(crate) part: Option<Part>,
+    /// The part, and the id of its first command. A call has no id.
+    pub(crate) part: Option<(Part, Option<AcquisitionId>)>,
     /// Whether there are more, so that the source joins the line again.
     pub(crate) more: bool,
 }
@@ -100,7 +103,7 @@ pub(crate) struct Taken {
 pub(crate) struct Request {
     pub(crate) to: Destination,
     pub(crate) parts: Arc<[Part]>,
-    pub(crate) sources: Vec<Arc<dyn Source>>,
+    pub(crate) sources: Vec<(Arc<dyn Source>, Option<AcquisitionId>)>,
     pub(crate) sent: Moment,
     urgency: Urgency,
 }
@@ -119,17 +122,120 @@ const FEW: usize = 4;
 
 #[derive(Default)]
 pub(crate) struct Sender {
-    states: Mutex<BTreeMap<Destination, DestinationState>>,
+    state: Mutex<SenderState>,
+    /// Whether a destination refuses all requests. Read without the lock.
+    is_refused: AtomicBool,
+}
+
+#[derive(Default)]
+struct SenderState {
+    destinations: BTreeMap<Destination, DestinationState>,
+    /// Whether a thread sends at the moment. Only one at a time does, so that no request overtakes another.
+    is_sending: bool,
+}
+
+/// The sources whose commands may be sent now, in one request to one destination.
+struct Batch {
+    to: Destination,
+    urgency: Urgency,
+    sources: VecDeque<Arc<dyn Source>>,
+    /// The request counts as in flight from this moment on.
+    sent: Moment,
+}
+
+/// The exclusive right to send. It ends when nothing may be sent any more, or when it is dropped.
+pub(super) struct Turn<'a> {
+    sender: &'a Sender,
+    batch: Option<Batch>,
+}
+
+impl Turn<'_> {
+    /// Sends everything that may be sent, request by request.
+    pub(super) fn send_all(mut self, mut send: impl FnMut(Request)) {
+        while let Some(batch) = self.batch.take() {
+            let finished = batch.send(&mut send);
+            self.batch = self.sender.finish(finished);
+        }
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if let Some(Batch { to, urgency, sources: left, sent }) = self.batch.take() {
+            self.sender.finish(Finished { to, urgency, sent, ids: 0, left, again: Vec::new() });
+        } else if !std::thread::panicking() {
+            // The turn has ended, because nothing may be sent any more.
+            return;
+        }
+        self.sender.state().is_sending = false;
+    }
+}
+
+impl Batch {
+    /// Takes commands from the sources, once from each. A source takes its own lock before the sender's, so the sender's
+    /// lock is not held in the meantime. Returns what became of the sources.
+    fn send(self, send: &mut impl FnMut(Request)) -> Finished {
+        let Self { to, urgency, sources: mut waiting, sent } = self;
+        let (mut parts, mut sources, mut again) = (Vec::new(), Vec::new(), Vec::new());
+        let mut room = MAX_IDS;
+        while room > 0
+            && let Some(source) = waiting.pop_front()
+        {
+            let Taken { part, more } = source.clone().take(urgency, room);
+            if more {
+                again.push(source.clone());
+            }
+            if let Some((part, id)) = part {
+                room = room.saturating_sub(part.len());
+                parts.push(part);
+                sources.push((source, id));
+            }
+        }
+        let ids = MAX_IDS - room;
+        if !parts.is_empty() {
+            send(Request { to, parts: parts.into(), sources, sent, urgency });
+        }
+        Finished { to, urgency, sent, ids, left: waiting, again }
+    }
+}
+
+/// What became of a batch.
+struct Finished {
+    to: Destination,
+    urgency: Urgency,
+    sent: Moment,
+    /// The number of ids in the request. With 0, no command was wanted any more, and nothing was sent.
+    ids: usize,
+    /// The sources for which there was no room.
+    left: VecDeque<Arc<dyn Source>>,
+    /// The sources that have more commands.
+    again: Vec<Arc<dyn Source>>,
+}
+
+impl SenderState {
+    /// Takes the sources of the next request that may be sent, to any destination.
+    fn next_batch(&mut self, now: Moment) -> Option<Batch> {
+        let both = [Urgency::Renewals, Urgency::Ordinary];
+        let lines = self.destinations.iter_mut().flat_map(|(to, state)| {
+            let may_send = both.map(|urgency| state.may_send(urgency, now).then_some(urgency));
+            may_send.into_iter().flatten().map(|urgency| (*to, urgency))
+        });
+        let (to, urgency) = { lines }.next()?;
+        let line = self.destinations.get_mut(&to)?.line(urgency);
+        let most = line.waiting.len().min(MAX_PARTS);
+        line.in_flight.push_back(now);
+        Some(Batch { to, urgency, sources: line.waiting.drain(..most).collect(), sent: now })
+    }
 }
 
 /// What has to happen after a source has joined the line.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Next {
-    /// Nothing is in flight, so the request can be sent at once.
-    Send,
+pub(super) enum Next<'a> {
+    /// Nothing is in flight, so the calling thread sends the request at once.
+    Send(Turn<'a>),
     /// The engine's thread has to look at the line.
     Look,
-    /// As many requests are in flight as allowed. The next answer makes the engine's thread look at the line.
+    /// Nothing: another thread sends and will look at the line, or as many requests are in flight as allowed, and the
+    /// next answer makes the engine's thread look.
     Answer,
 }
 
@@ -175,6 +281,13 @@ impl Line {
             && let Some((_, source)) = self.resting.pop_front()
         {
             self.waiting.push_back(source);
+        }
+    }
+
+    /// Removes a request that was sent at that moment from those in flight.
+    fn settle(&mut self, sent: Moment) {
+        if let Some(at) = self.in_flight.iter().position(|other| *other == sent) {
+            self.in_flight.remove(at);
         }
     }
 
@@ -258,110 +371,91 @@ impl Sender {
         let now = Moment::now();
         let rest = Span::from_duration(now.saturating_since(since) / 20);
         let at = now + rest.max(SHORTEST_REST).min(LONGEST_REST);
-        let mut states = self.states();
+        let mut state = self.state();
+        let states = &mut state.destinations;
         let state = states.entry(source.destination()).or_default();
         let resting = &mut state.line(urgency).resting;
         resting.insert(resting.partition_point(|(other, _)| *other <= at), (at, source));
     }
 
-    /// Adds a source to the line. It must not be in line already.
-    pub(super) fn enqueue(&self, source: Arc<dyn Source>, urgency: Urgency) -> Next {
-        let mut states = self.states();
+    /// Adds a source to the line. It must not be in line already. If it can be sent at once, and `may_send` says that
+    /// the calling thread may do that, the thread gets the turn.
+    pub(super) fn enqueue(
+        &self,
+        source: Arc<dyn Source>,
+        urgency: Urgency,
+        may_send: bool,
+    ) -> Next<'_> {
+        let now = Moment::now();
+        let mut state = self.state();
         // Read under the lock. Otherwise the source could join the line of a destination that `reroute` has just
         // emptied.
-        let state = states.entry(source.destination()).or_default();
-        let up = matches!(state.reach, Reachability::Up);
-        let own = state.line(urgency);
-        let (first, in_flight) = (own.waiting.is_empty(), own.in_flight.len());
-        own.waiting.push_back(source);
-        let paused = own.is_paused(Moment::now());
-        if first && up && in_flight == 0 && !paused && own.last <= FEW {
-            Next::Send
-        } else if first || in_flight < urgency.in_flight() {
-            Next::Look
-        } else {
+        let destination = state.destinations.entry(source.destination()).or_default();
+        let is_up = matches!(destination.reach, Reachability::Up);
+        let line = destination.line(urgency);
+        let (first, in_flight) = (line.waiting.is_empty(), line.in_flight.len());
+        line.waiting.push_back(source);
+        let is_quiet = is_up && in_flight == 0 && !line.is_paused(now) && line.last <= FEW;
+        if first && is_quiet && may_send && !state.is_sending {
+            let batch = state.next_batch(now);
+            state.is_sending = batch.is_some();
+            return batch
+                .map_or(Next::Look, |batch| Next::Send(Turn { sender: self, batch: Some(batch) }));
+        }
+        if state.is_sending || !first && in_flight >= urgency.in_flight() {
             Next::Answer
+        } else {
+            Next::Look
         }
     }
 
-    /// Whether a request can be sent now.
-    pub(super) fn can_send(&self, now: Moment) -> bool {
-        let may_send = |state: &mut DestinationState| {
-            state.may_send(Urgency::Renewals, now) || state.may_send(Urgency::Ordinary, now)
-        };
-        self.states().values_mut().any(may_send)
-    }
-
-    /// Returns the next request that may be sent, to any destination. Only one thread at a time may call this.
-    pub(super) fn next_request(&self, now: Moment) -> Option<Request> {
-        let destinations: Vec<_> = self.states().keys().copied().collect();
-        let both = [Urgency::Renewals, Urgency::Ordinary];
-        let lines = destinations.into_iter().flat_map(|to| both.map(|urgency| (to, urgency)));
-        lines.into_iter().find_map(|(to, urgency)| self.pack(to, urgency, now))
-    }
-
-    /// Takes commands from the sources in line, once from each. A source takes its own lock before the sender's. So the
-    /// sender's lock is not held while a source is called.
-    fn pack(&self, to: Destination, urgency: Urgency, now: Moment) -> Option<Request> {
-        let (mut parts, mut sources, mut room) = (Vec::new(), Vec::new(), MAX_IDS);
-        while parts.is_empty() {
-            let mut in_line: VecDeque<_> = {
-                let mut states = self.states();
-                let state = states.get_mut(&to)?;
-                if !state.may_send(urgency, now) {
-                    return None;
-                }
-                let waiting = &mut state.line(urgency).waiting;
-                let most = waiting.len().min(MAX_PARTS);
-                waiting.drain(..most).collect()
-            };
-            let mut again = Vec::new();
-            while room > 0
-                && let Some(source) = in_line.pop_front()
-            {
-                let Taken { part, more } = source.clone().take(urgency, room);
-                if more {
-                    again.push(source.clone());
-                }
-                if let Some(part) = part {
-                    room = room.saturating_sub(part.len());
-                    parts.push(part);
-                    sources.push(source);
-                }
-            }
-            let mut states = self.states();
-            // Sources for which there was no room go back to the front of the line. Their destination may have changed
-            // since.
-            for source in in_line.into_iter().rev() {
-                let state = states.entry(source.destination()).or_default();
-                state.line(urgency).waiting.push_front(source);
-            }
-            for source in again {
-                let state = states.entry(source.destination()).or_default();
-                state.line(urgency).waiting.push_back(source);
-            }
-            let line = states.entry(to).or_default().line(urgency);
-            if !parts.is_empty() {
-                line.last = MAX_IDS - room;
-                line.in_flight.push_back(now);
-            }
+    /// Puts back what a batch has left in line, and takes the next one. The turn ends if there is none.
+    fn finish(&self, finished: Finished) -> Option<Batch> {
+        let Finished { to, urgency, sent, ids, left, again } = finished;
+        let mut state = self.state();
+        // Their destination may have changed since.
+        for source in left.into_iter().rev() {
+            let destination = state.destinations.entry(source.destination()).or_default();
+            destination.line(urgency).waiting.push_front(source);
         }
-        Some(Request { to, parts: parts.into(), sources, sent: now, urgency })
+        for source in again {
+            let destination = state.destinations.entry(source.destination()).or_default();
+            destination.line(urgency).waiting.push_back(source);
+        }
+        let line = state.destinations.entry(to).or_default().line(urgency);
+        if ids > 0 {
+            line.last = ids;
+        } else {
+            line.settle(sent);
+        }
+        let next = state.next_batch(Moment::now());
+        state.is_sending = next.is_some();
+        next
+    }
+
+    /// Begins to send, unless another thread sends. That thread then sends what is in line, too.
+    pub(super) fn begin(&self, now: Moment) -> Option<Turn<'_>> {
+        let mut state = self.state();
+        if state.is_sending {
+            return None;
+        }
+        let batch = state.next_batch(now)?;
+        state.is_sending = true;
+        Some(Turn { sender: self, batch: Some(batch) })
     }
 
     /// Removes a request that is no longer in flight. Returns the slowest answer that is still normal.
     pub(super) fn settled(&self, request: &Request, ending: Ending) -> Duration {
-        let mut states = self.states();
+        let mut state = self.state();
+        let states = &mut state.destinations;
         let Some(state) = states.get_mut(&request.to) else { return Duration::ZERO };
         let now = Moment::now();
-        let own = state.line(request.urgency);
-        if let Some(at) = own.in_flight.iter().position(|sent| *sent == request.sent) {
-            own.in_flight.remove(at);
-        }
+        let line = state.line(request.urgency);
+        line.settle(request.sent);
         match ending {
-            Ending::Answered => own.pause = Duration::ZERO,
+            Ending::Answered => line.pause = Duration::ZERO,
             Ending::TemporaryError | Ending::Unanswered => {
-                own.pause(request.urgency.longest_pause(), now);
+                line.pause(request.urgency.longest_pause(), now);
             }
         }
         if ending != Ending::Unanswered {
@@ -377,14 +471,16 @@ impl Sender {
             let rested = line.resting.front().map(|(at, _)| *at);
             rested.into_iter().chain(line.paused_until.filter(|_| !line.waiting.is_empty())).min()
         };
-        let states = self.states();
+        let state = self.state();
+        let states = &state.destinations;
         let all =
             states.values().flat_map(|state| [resumes(&state.ordinary), resumes(&state.renewals)]);
         all.flatten().filter(|until| now < *until).min()
     }
 
     pub(super) fn set_reach(&self, to: Destination, reach: Reachability) {
-        let mut states = self.states();
+        let mut state = self.state();
+        let states = &mut state.destinations;
         let state = states.entry(to).or_default();
         state.ordinary.paused_until = None;
         state.renewals.paused_until = None;
@@ -395,12 +491,15 @@ impl Sender {
             }
             (_, reach) => reach,
         };
+        let is_refused = |state: &DestinationState| matches!(&state.reach, Reachability::Down { error, .. } if !error.may_pass());
+        self.is_refused.store(states.values().any(is_refused), Ordering::Release);
     }
 
     /// Moves each source to the line of its current destination, in the same order as before. Removes the destinations
     /// that are `gone`.
     pub(super) fn reroute(&self, gone: &[Destination]) {
-        let mut states = self.states();
+        let mut state = self.state();
+        let states = &mut state.destinations;
         for urgency in [Urgency::Renewals, Urgency::Ordinary] {
             let all = states.values_mut().flat_map(|state| {
                 let line = state.line(urgency);
@@ -432,7 +531,10 @@ impl Sender {
         let busy = |line: &Line| {
             !line.waiting.is_empty() || !line.resting.is_empty() || !line.in_flight.is_empty()
         };
-        self.states().values().any(|state| busy(&state.ordinary) || busy(&state.renewals))
+        self.state()
+            .destinations
+            .values()
+            .any(|state| busy(&state.ordinary) || busy(&state.renewals))
     }
 
     /// Fails the calls in line whose deadline has passed, and removes sources that are no longer wanted. If a
@@ -441,7 +543,7 @@ impl Sender {
     /// meantime. Called only on the engine's thread.
     pub(super) fn expire(&self, now: Moment) {
         let both = [Urgency::Renewals, Urgency::Ordinary];
-        let destinations: Vec<_> = self.states().keys().copied().collect();
+        let destinations: Vec<_> = self.state().destinations.keys().copied().collect();
         for (to, urgency) in destinations.into_iter().flat_map(|to| both.map(|own| (to, own))) {
             let is_silent = self.is_silent(to, now);
             let take = |state: &mut DestinationState| {
@@ -452,14 +554,15 @@ impl Sender {
                 (waiting, std::mem::take(&mut line.resting))
             };
             let (mut waiting, mut resting) =
-                self.states().get_mut(&to).map(take).unwrap_or_default();
+                self.state().destinations.get_mut(&to).map(take).unwrap_or_default();
             let stays = |source: &Arc<dyn Source>| {
                 source.expire(now);
                 !source.leave_if_unwanted(urgency)
             };
             waiting.retain(stays);
             resting.retain(|(_, source)| stays(source));
-            let mut states = self.states();
+            let mut state = self.state();
+            let states = &mut state.destinations;
             let line = states.entry(to).or_default().line(urgency);
             waiting.append(&mut line.waiting);
             resting.append(&mut line.resting);
@@ -469,28 +572,26 @@ impl Sender {
 
     /// Whether the destination has not answered for [`CHECK_CALLS`], the interval between two checks of deadlines.
     pub(super) fn is_silent(&self, to: Destination, now: Moment) -> bool {
-        let states = self.states();
+        let state = self.state();
+        let states = &state.destinations;
         let heard = states.get(&to).and_then(|state| state.heard);
         heard.is_none_or(|heard| heard + CHECK_CALLS <= now)
     }
 
     /// Removes everything, because the engine has stopped.
     pub(super) fn clear(&self) {
-        let states = std::mem::take(&mut *self.states());
-        drop(states);
+        let destinations = std::mem::take(&mut self.state().destinations);
+        drop(destinations);
     }
 
     fn in_line(&self, to: Option<Destination>) -> Vec<Arc<dyn Source>> {
-        let states = self.states();
+        let state = self.state();
+        let states = &state.destinations;
         let own = states.iter().filter(|(own, _)| to.is_none_or(|to| to == **own));
         let both = own.flat_map(|(_, state)| [&state.renewals, &state.ordinary]);
         let sources = both
             .flat_map(|line| line.waiting.iter().chain(line.resting.iter().map(|(_, own)| own)));
         sources.cloned().collect()
-    }
-
-    pub(crate) fn round_trip(&self, to: Destination) -> Duration {
-        self.states().get(&to).map_or(Duration::ZERO, |state| state.round_trip.slowest())
     }
 
     /// Returns since when the destination has not answered, if that is longer than normal, and the reason, if it is
@@ -500,7 +601,8 @@ impl Sender {
         to: Destination,
         now: Moment,
     ) -> Option<(Moment, Option<Error>)> {
-        let states = self.states();
+        let state = self.state();
+        let states = &state.destinations;
         let state = states.get(&to)?;
         if let Reachability::Down { since, error } = &state.reach {
             return Some((*since, Some(error.clone())));
@@ -514,12 +616,18 @@ impl Sender {
 
     /// Whether the destination has not answered since that moment.
     pub(crate) fn heard_nothing_since(&self, to: Destination, moment: Moment) -> bool {
-        self.states().get(&to).is_none_or(|state| state.heard.is_none_or(|heard| heard < moment))
+        self.state()
+            .destinations
+            .get(&to)
+            .is_none_or(|state| state.heard.is_none_or(|heard| heard < moment))
     }
 
     /// Returns why the store refuses all requests to this destination, if it does. Then waiting does not help.
     pub(crate) fn refusal(&self, to: Destination) -> Option<Error> {
-        match &self.states().get(&to)?.reach {
+        if !self.is_refused.load(Ordering::Acquire) {
+            return None;
+        }
+        match &self.state().destinations.get(&to)?.reach {
             Reachability::Down { error, .. } if !error.may_pass() => Some(error.clone()),
             _ => None,
         }
@@ -528,13 +636,15 @@ impl Sender {
     /// Returns since when a destination is unreachable, and why. If there are several, it returns the one that failed
     /// first.
     pub(crate) fn outage(&self) -> Option<(Moment, Error)> {
-        let states = self.states();
+        let state = self.state();
+        let states = &state.destinations;
         states.values().filter_map(DestinationState::down).min_by_key(|(since, _)| *since)
     }
 
     /// Returns since when a request has not been answered, and the destination, if that is longer than `limit`.
     pub(crate) fn unanswered_for(&self, limit: Span, now: Moment) -> Option<(Moment, Destination)> {
-        let states = self.states();
+        let state = self.state();
+        let states = &state.destinations;
         let silences = states.iter().filter_map(|(to, state)| {
             let sent = state.ordinary.in_flight.iter().chain(&state.renewals.in_flight);
             let oldest = *sent.min()?;
@@ -545,10 +655,10 @@ impl Sender {
 
     /// Returns since when this destination is unreachable, and why.
     pub(crate) fn down(&self, to: Destination) -> Option<(Moment, Error)> {
-        self.states().get(&to)?.down()
+        self.state().destinations.get(&to)?.down()
     }
 
-    fn states(&self) -> MutexGuard<'_, BTreeMap<Destination, DestinationState>> {
-        self.states.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, SenderState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,44 +1,51 @@
-//! What the engine needs from a store, whether in this process or shared with other processes.
+//! The store of a client: in this process, or shared with other processes.
 
 use std::sync::Arc;
 
 use super::Core;
-use super::call::{Asked, Done, Undo};
+use super::in_process::InProcessName;
 use super::name_state::NameState;
-use crate::ClientInfo;
-use crate::backend::{Later, Part, Profile};
-use crate::clock::Moment;
-use crate::machine::lock::Record;
-use crate::machine::pool::PoolQuery;
+use super::remote::RemoteName;
+use crate::backend::memory::Memory;
+use crate::backend::{Profile, RemoteBackend, TimeAuthority};
 use crate::name::Name;
-use crate::stats::PoolStats;
-use crate::stats::{Query, SemaphoreStats};
 
-pub(crate) trait Store: Send + Sync {
-    fn profile(&self) -> Profile;
+pub(crate) enum Store {
+    /// It answers at once, under a lock of this client.
+    Memory(Arc<Memory>),
+    Shared(Arc<dyn RemoteBackend>),
+}
+
+impl Store {
+    pub(super) fn profile(&self) -> Profile {
+        match self {
+            Self::Memory(_) => {
+                let time_authority = TimeAuthority::Process;
+                Profile { kind: "memory", needs_renewals: false, time_authority }
+            }
+            Self::Shared(backend) => backend.profile(),
+        }
+    }
 
     /// Opens a semaphore name that this client has not used before.
-    fn open(&self, name: Name, core: Arc<Core>) -> Arc<dyn NameState>;
+    pub(super) fn open(&self, name: Name, core: Arc<Core>) -> Arc<dyn NameState> {
+        match self {
+            Self::Memory(memory) => InProcessName::open(name, core, memory),
+            Self::Shared(_) => RemoteName::open(name, core),
+        }
+    }
 
-    /// Sends one command of a lock or a pool. Fails with [`Error::Unavailable`](crate::Error::Unavailable) if the store
-    /// has not answered by `until`. `undo` runs if the store may have granted something that no caller waits for any
-    /// more.
-    fn ask(&self, core: &Arc<Core>, part: Part, until: Moment, undo: Option<Undo>) -> Asked;
+    pub(super) fn memory(&self) -> Option<&Memory> {
+        match self {
+            Self::Memory(memory) => Some(memory),
+            Self::Shared(_) => None,
+        }
+    }
 
-    /// Sends one command in the background. No caller awaits the answer; `done` is called with it.
-    fn ask_in_background(&self, core: &Arc<Core>, part: Part, until: Moment, done: Done);
-
-    fn stats(&self, core: &Arc<Core>, query: Query) -> Later<Vec<SemaphoreStats>>;
-
-    fn list_locks(&self, core: &Arc<Core>, limit: usize) -> Later<Vec<Record>>;
-
-    fn list_pools(&self, core: &Arc<Core>, which: PoolQuery) -> Later<Vec<PoolStats>>;
-
-    fn list_clients(&self, core: &Arc<Core>, limit: usize) -> Later<Vec<ClientInfo>>;
-
-    /// The file descriptor whose lock proves that this client is alive (local store only).
-    #[cfg(unix)]
-    fn lifeline(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
-        None
+    pub(super) fn shared(&self) -> Option<&Arc<dyn RemoteBackend>> {
+        match self {
+            Self::Memory(_) => None,
+            Self::Shared(backend) => Some(backend),
+        }
     }
 }

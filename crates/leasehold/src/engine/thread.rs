@@ -47,7 +47,7 @@ pub(crate) enum Message {
 /// Starts the thread. Fails with [`Error::Stopped`] if it cannot be started.
 pub(super) fn start(core: &Core) -> Result<mpsc::UnboundedSender<Message>, Error> {
     let (sender, messages) = mpsc::unbounded_channel();
-    let (this, backend) = (core.this.clone(), core.remote.clone());
+    let (this, backend) = (core.this.clone(), core.store.shared().cloned());
     // Weak, so that the store does not keep the thread alive.
     let weak = sender.downgrade();
     let report: Report = Arc::new(move |event| {
@@ -135,8 +135,11 @@ impl Thread {
             core.look_requested.store(false, Ordering::SeqCst);
             progress |= self.poll_answers(&core, cx);
             progress |= self.do_what_is_due(&core, Moment::now());
-            if let Some(backend) = &self.backend {
-                progress |= core.outbox.send_all(&core, &**backend);
+            if let Some(backend) = &self.backend
+                && let Some(turn) = core.sender.begin(Moment::now())
+            {
+                core.outbox.send_all(&core, &**backend, turn);
+                progress = true;
             }
             if progress {
                 continue;
@@ -199,8 +202,8 @@ impl Thread {
                 (parts.iter().map(|_| Err(error.clone())).collect(), round_trip)
             }
         };
-        for ((source, part), answer) in sources.iter().zip(&**parts).zip(answers) {
-            source.clone().settle(part, answer, *sent, round_trip);
+        for (((source, id), part), answer) in sources.iter().zip(&**parts).zip(answers) {
+            source.clone().settle(part, *id, answer, *sent, round_trip);
         }
     }
 
@@ -224,7 +227,8 @@ impl Thread {
             // Deadlines are checked only for destinations that do not answer.
             let silent = self.in_flight.iter().map(|own| &own.request);
             let silent = silent.filter(|request| core.sender.is_silent(request.to, now));
-            silent.flat_map(|request| &request.sources).for_each(|source| source.expire(now));
+            let sources = silent.flat_map(|request| &request.sources);
+            sources.for_each(|(source, _)| source.expire(now));
             core.sender.expire(now);
             self.report_silent_destinations(core, now);
             let answered = std::mem::take(&mut self.answered);
@@ -274,7 +278,7 @@ impl Drop for Thread {
         };
         let sent = self.core.upgrade().map(|core| core.outbox.take()).unwrap_or_default();
         for own in self.in_flight.drain(..).chain(sent) {
-            own.request.sources.iter().for_each(|source| source.refuse(&error));
+            own.request.sources.iter().for_each(|(source, _)| source.refuse(&error));
         }
     }
 }
@@ -311,6 +315,7 @@ fn apply(core: &Arc<Core>, event: Event) {
         Event::Rerouted { gone } => {
             core.sender.reroute(&gone);
             core.all().iter().for_each(|named| named.rerouted());
+            core.all_leases().iter().for_each(|lease| lease.rerouted());
             core.lock_waiters.wake_all();
         }
     }
@@ -326,6 +331,7 @@ fn connected(core: &Arc<Core>, to: Destination, (again, other): (bool, bool), st
     if again {
         core.meters.reconnected();
         core.all().iter().for_each(|named| named.reconnected(to, other));
+        core.all_leases().iter().for_each(|lease| lease.reconnected(to, other));
         core.lock_waiters.wake_all();
     }
 }
@@ -337,6 +343,7 @@ fn disconnected(core: &Arc<Core>, to: Destination, error: &Error) {
     core.sender.set_reach(to, Reachability::Down { since: Moment::now(), error: error.clone() });
     if !error.may_pass() {
         core.all().iter().for_each(|named| named.refused(to, error));
+        core.all_leases().iter().for_each(|lease| lease.refused(to, error));
         core.sender.refuse_calls(Some(to), error);
         core.lock_waiters.wake_all();
     }

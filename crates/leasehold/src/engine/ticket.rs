@@ -19,14 +19,16 @@ use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
+use super::lease_spec::LeaseSpec;
 use super::meters::Meters;
-use super::semaphore_spec::SemaphoreSpec;
-use super::watch::{Hold, Id};
+use super::watch::Hold;
 use crate::callbacks::{event, guarded};
 use crate::client_core::why_ended;
 use crate::clock::{Moment, Span};
 use crate::machine::{Held, Share};
+use crate::name::Name;
 use crate::{AcquisitionId, Error, ErrorKind, Fence, LossReason};
 
 /// Work that is done after all locks are released, because it runs the user's code: wakers are woken or dropped, and
@@ -47,13 +49,14 @@ struct Rest {
     losses: Vec<Loss>,
     /// Holds that were released. They are only dropped as well.
     released: Vec<Hold>,
+    detached: Vec<Hold>,
     renewals: Vec<Renewed>,
     reports: Vec<Box<dyn FnOnce() + Send>>,
 }
 
 /// A permit that was lost.
 struct Loss {
-    semaphore: Arc<SemaphoreSpec>,
+    spec: Arc<dyn LeaseSpec>,
     id: AcquisitionId,
     reason: LossReason,
     hold: Option<Hold>,
@@ -61,14 +64,14 @@ struct Loss {
 
 impl Loss {
     fn report(self) {
-        let Self { semaphore, id, reason, hold } = self;
-        semaphore.watch.lost(
-            || Id::Permit(id),
+        let Self { spec, id, reason, hold } = self;
+        spec.watch().lost(
+            || spec.id(id),
             reason,
             hold,
             || {
-                let name = semaphore.named.name().as_str();
-                event!(warn, name, %id, %reason, "permit lost");
+                let (name, id) = (spec.watch().public_name(), spec.id(id));
+                event!(warn, name = &*name, %id, %reason, "{} lost", spec.what());
             },
         );
     }
@@ -76,7 +79,7 @@ impl Loss {
 
 /// The result of a holder's renewal.
 struct Renewed {
-    semaphore: Arc<SemaphoreSpec>,
+    spec: Arc<dyn LeaseSpec>,
     id: AcquisitionId,
     result: Result<bool, ErrorKind>,
     sent: Moment,
@@ -102,8 +105,8 @@ impl After {
         sent: Moment,
     ) {
         if Meters::ON {
-            let (semaphore, id) = (ticket.semaphore.clone(), ticket.id);
-            self.rest().renewals.push(Renewed { semaphore, id, result, sent });
+            let (spec, id) = (ticket.spec.clone(), ticket.id);
+            self.rest().renewals.push(Renewed { spec, id, result, sent });
         }
     }
 
@@ -140,8 +143,9 @@ impl Rest {
     fn run(self) {
         self.losses.into_iter().for_each(Loss::report);
         drop(self.released);
-        for Renewed { semaphore, id, result, sent } in self.renewals {
-            semaphore.watch.renewed(|| Id::Permit(id), result, sent);
+        self.detached.into_iter().for_each(Hold::detached);
+        for Renewed { spec, id, result, sent } in self.renewals {
+            spec.watch().renewed(|| spec.id(id), result, sent);
         }
         self.reports.into_iter().for_each(|report| report());
         for waker in self.wakers {
@@ -230,10 +234,9 @@ impl Watchers {
 }
 
 /// One acquisition of this client.
-#[derive(Debug)]
 pub(crate) struct Ticket {
     pub(crate) id: AcquisitionId,
-    pub(crate) semaphore: Arc<SemaphoreSpec>,
+    pub(crate) spec: Arc<dyn LeaseSpec>,
     pub(crate) share: Share,
     pub(crate) queued_at: Moment,
     /// When the acquire gives up.
@@ -248,36 +251,36 @@ pub(crate) struct Ticket {
 impl Ticket {
     pub(crate) fn waiting(
         id: AcquisitionId,
-        semaphore: Arc<SemaphoreSpec>,
+        spec: Arc<dyn LeaseSpec>,
         share: Share,
         within: Option<Span>,
     ) -> Arc<Self> {
-        Self::new_waiting(id, semaphore, share, within, None)
+        Self::new_waiting(id, spec, share, within, None)
     }
 
     /// Creates the ticket of an acquire that waits and whose waker is known.
     pub(crate) fn registered(
         id: AcquisitionId,
-        semaphore: Arc<SemaphoreSpec>,
+        spec: Arc<dyn LeaseSpec>,
         share: Share,
         within: Option<Span>,
         waker: Waker,
     ) -> Arc<Self> {
-        Self::new_waiting(id, semaphore, share, within, Some(waker))
+        Self::new_waiting(id, spec, share, within, Some(waker))
     }
 
     #[inline]
     fn new_waiting(
         id: AcquisitionId,
-        semaphore: Arc<SemaphoreSpec>,
+        spec: Arc<dyn LeaseSpec>,
         share: Share,
         within: Option<Span>,
         waker: Option<Waker>,
     ) -> Arc<Self> {
-        let queued_at = semaphore.named.now();
+        let queued_at = spec.now();
         Arc::new(Self {
             id,
-            semaphore,
+            spec,
             share,
             queued_at,
             gives_up_at: within.map(|within| queued_at + within),
@@ -290,12 +293,12 @@ impl Ticket {
     /// Creates the ticket of a permit that was granted without waiting.
     pub(crate) fn held(
         id: AcquisitionId,
-        semaphore: Arc<SemaphoreSpec>,
+        spec: Arc<dyn LeaseSpec>,
         valid_until: Moment,
     ) -> Arc<Self> {
         Arc::new(Self {
             id,
-            semaphore,
+            spec,
             // The store knows the weight by now.
             share: Share::ONE,
             queued_at: Moment::from_micros(0),
@@ -307,8 +310,8 @@ impl Ticket {
     }
 
     /// Creates the ticket for the release of an id without a guard in this client.
-    pub(crate) fn releasing(id: AcquisitionId, semaphore: Arc<SemaphoreSpec>) -> Arc<Self> {
-        let ticket = Self::held(id, semaphore, Moment::from_micros(0));
+    pub(crate) fn releasing(id: AcquisitionId, spec: Arc<dyn LeaseSpec>) -> Arc<Self> {
+        let ticket = Self::held(id, spec, Moment::from_micros(0));
         *ticket.state() = State::Releasing(Watchers::default());
         ticket
     }
@@ -382,6 +385,8 @@ impl Ticket {
                 after.wake_all(watchers.take());
                 hold.take()
             }
+            // The lease of a lock that is not renewed may be shorter than a round trip. Its guard then finds it lost.
+            State::Granted { .. } if reason == LossReason::LeaseEnded => return false,
             State::Granted { .. } => None,
             _ => return false,
         };
@@ -392,8 +397,8 @@ impl Ticket {
     }
 
     fn report_loss(&self, reason: LossReason, hold: Option<Hold>, after: &mut After) {
-        let (semaphore, id) = (self.semaphore.clone(), self.id);
-        after.rest().losses.push(Loss { semaphore, id, reason, hold });
+        let (spec, id) = (self.spec.clone(), self.id);
+        after.rest().losses.push(Loss { spec, id, reason, hold });
     }
 
     /// Ends the hold of a guard that was released or dropped. If the validity had ended before, the permit was lost
@@ -436,6 +441,21 @@ impl Ticket {
         is_valid
     }
 
+    /// Ends the validity at `valid_until`, if that is earlier.
+    pub(crate) fn limit(&self, valid_until: Moment) {
+        self.valid_until.fetch_min(valid_until.micros(), Ordering::AcqRel);
+    }
+
+    /// Stops tracking the lease. The store keeps it.
+    pub(crate) fn detach(&self, after: &mut After) {
+        if let State::Held(_, hold) = &mut *self.state()
+            && let Some(hold) = hold.take()
+        {
+            after.rest().detached.push(hold);
+        }
+        self.cancel(after);
+    }
+
     /// Sets the outcome of the release.
     pub(crate) fn finish_release(&self, outcome: Result<bool, Error>, after: &mut After) {
         let mut state = self.state();
@@ -446,7 +466,7 @@ impl Ticket {
     }
 
     fn now(&self) -> Moment {
-        self.semaphore.named.now()
+        self.spec.now()
     }
 
     pub(crate) fn valid_until(&self) -> Moment {
@@ -478,7 +498,8 @@ impl Ticket {
 
     /// Returns which of the two deadlines ended the permit.
     fn why_ended(&self) -> LossReason {
-        why_ended(self.semaphore.terms, self.limited_by_ttl.load(Ordering::Acquire))
+        let limited = self.limited_by_ttl.load(Ordering::Acquire);
+        why_ended(self.spec.terms(), limited, self.spec.renews())
     }
 
     /// Polls the grant. Called by the future of the acquire.
@@ -521,6 +542,7 @@ impl Ticket {
             }
             State::Full => Ok(None),
             State::Failed(error) => Err(*error.clone()),
+            State::Lost(LossReason::Closed) => Err(Error::Closed),
             State::Lost(reason) => Err(self.lost(*reason)),
             State::Waiting(_) | State::Held(..) | State::Releasing(_) | State::Released(_) => {
                 Err(Error::internal("an acquire was polled after it had completed"))
@@ -593,17 +615,42 @@ impl Ticket {
     }
 
     pub(crate) fn lost(&self, reason: LossReason) -> Error {
-        let name = self.semaphore.named.name().to_string();
-        Error::Lost { what: "permit", name, id: self.id.to_string(), reason }
+        let (name, id) = (self.spec.name().to_string(), self.spec.id(self.id).to_string());
+        Error::Lost { what: self.spec.what(), name, id, reason }
+    }
+
+    /// Returns the error of an acquire that has reached its time limit. `next_start` is the time until the rate allows
+    /// the next start, if that is what the acquire waits for.
+    pub(crate) fn timed_out(&self, next_start: Option<Duration>) -> Error {
+        let limit = self.gives_up_at.unwrap_or(Moment::NEVER).saturating_since(self.queued_at);
+        let (what, name) = (self.spec.what(), self.spec.name().to_string());
+        Error::TimedOut { what, name, limit, full: None, next_start }
+    }
+
+    /// Returns the error of an acquire that weighs more than the capacity.
+    pub(crate) fn too_heavy(&self, capacity: u32) -> Error {
+        too_heavy(self.spec.name(), self.share.weight, capacity)
     }
 
     /// Returns the error of a wait that somebody has ended by its id.
     pub(crate) fn cancelled(&self) -> Error {
-        let (name, id) = (self.semaphore.named.name().to_string(), self.id.to_string());
+        let (name, id) = (self.spec.name().to_string(), self.spec.id(self.id).to_string());
         Error::Lost { what: "place", name, id, reason: LossReason::Released }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns the error of an acquire that weighs more than the capacity.
+pub(crate) fn too_heavy(name: &Name, weight: u32, capacity: u32) -> Error {
+    let problem = format!("it is {weight}; the capacity of {name:?} is {capacity}");
+    Error::invalid("weight", problem + ": ask for less, or raise the capacity")
+}
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ticket").field("id", &self.id).finish_non_exhaustive()
     }
 }

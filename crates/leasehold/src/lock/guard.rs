@@ -1,21 +1,19 @@
 //! The guard of a lock.
 
+use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::info::HeldLock;
-use super::locks::{extended, released};
-use super::observer::{LockOperation, report};
-use super::{Definition, Locks};
-use crate::backend::{Answer, Later, Part};
+use super::lease::LockLease;
+use super::observer::LockOperation;
 use crate::clock::{Moment, Span, wall_time};
-use crate::engine::lease::{Keep, Lease};
+use crate::engine::lease_spec::LeaseSpec;
+use crate::engine::ticket::{Grant, Ticket};
 use crate::engine::watch::{Acquiring, Id};
-use crate::machine::Subject;
-use crate::machine::lock::{LockCommand, Verdict};
-use crate::name::{Name, millis};
+use crate::machine::lock::Verdict;
+use crate::name::millis;
 use crate::permit::Lost;
 use crate::{Error, Fence, LockId, LossReason};
 
@@ -40,51 +38,19 @@ use crate::{Error, Fence, LockId, LossReason};
 /// ```
 #[must_use = "dropping the guard releases the lock"]
 pub struct LockGuard {
-    lease: Arc<Lease>,
-    holding: Arc<Holding>,
+    lease: Arc<LockLease>,
+    ticket: Arc<Ticket>,
     fence: Fence,
 }
 
-/// One held lock, and the requests to the store that concern it.
-#[derive(Clone)]
-pub(super) struct Holding {
-    locks: Locks,
-    key: Name,
-    id: LockId,
-    ttl: u64,
-    expires_at: Arc<AtomicU64>,
-    /// The moment by which the store must have expired the lock, whatever happened to our requests, in microseconds of
-    /// [`Moment`].
-    over_by: Arc<AtomicU64>,
-    /// The end of the lease with which the lock was acquired, in microseconds of [`Moment`]; 0 once an extension was
-    /// requested.
-    held_until: Arc<AtomicU64>,
-}
-
 impl LockGuard {
-    pub(super) fn new(
-        definition: &Definition,
-        holding: Arc<Holding>,
-        fence: Fence,
-        expires_at: u64,
-        valid: (Moment, Span),
-    ) -> Self {
-        holding.expires_at.store(expires_at, Ordering::Release);
-        holding.held_until.store((valid.0 + valid.1).micros(), Ordering::Release);
-        let (engine, ttl) = (&definition.locks.engine, Span::from_millis(definition.ttl));
-        let key = definition.key.clone();
-        let slot = engine.core().slot(Subject::Lock(&key));
-        let (keep, watch) = (holding.clone() as Arc<dyn Keep>, definition.watch.clone());
-        let lease = Lease::new(engine, ("lock", slot), key, ttl, (keep, watch), valid);
-        if definition.auto_extend {
-            lease.renew();
-        }
-        Self { lease, holding, fence }
+    pub(super) fn new(lease: Arc<LockLease>, (grant, ticket): (Grant, Arc<Ticket>)) -> Self {
+        Self { lease, ticket, fence: grant.fence }
     }
 
     /// Reports the acquire, and observes the lock until it ends.
     pub(super) fn watch(&self, watched: Acquiring) {
-        self.lease.watch(watched.acquired(Some(self.fence), || {}));
+        self.ticket.watch(watched.acquired(Some(self.fence), || {}));
     }
 
     /// Returns the key of the lock.
@@ -96,7 +62,7 @@ impl LockGuard {
     /// Returns the lock id, which names this holder in the store.
     #[must_use]
     pub fn id(&self) -> LockId {
-        self.holding.id
+        self.lease.protocol.id
     }
 
     /// Returns the fence of this holder. It is larger than the fence of every earlier holder of this key.
@@ -108,7 +74,7 @@ impl LockGuard {
     /// Returns when the lock expires unless it is extended, by the clock of the store.
     #[must_use]
     pub fn expires_at(&self) -> SystemTime {
-        wall_time(self.holding.expires_at.load(Ordering::Acquire))
+        wall_time(self.lease.protocol.expires_at())
     }
 
     /// Returns the instant until which the lock is valid without another extension. A margin is subtracted, because
@@ -130,7 +96,7 @@ impl LockGuard {
     /// ```
     #[must_use]
     pub fn valid_until(&self) -> Instant {
-        Instant::now() + self.lease.valid_until().saturating_since(self.lease.now())
+        Instant::now() + self.ticket.valid_until().saturating_since(self.lease.now())
     }
 
     /// Checks that the lock is still held.
@@ -141,7 +107,7 @@ impl LockGuard {
     /// # Errors
     /// [`Error::Lost`] if the lock is no longer held.
     pub fn check(&self) -> Result<(), Error> {
-        self.lease.check()
+        self.ticket.check().map_err(|reason| self.lost_error(reason))
     }
 
     /// Returns a future that resolves when the lock is lost, with the reason: the lease ended, the lock could not be
@@ -151,13 +117,13 @@ impl LockGuard {
     /// # Cancel safety
     /// Dropping the future only stops listening. The lock is not affected.
     pub fn lost(&self) -> Lost {
-        Lost::of_lease(self.lease.clone())
+        Lost::of(self.ticket.clone())
     }
 
     /// Starts to renew the lock in the background, each time a third of its lease has passed: see
     /// [`LockBuilder::auto_extend`](super::LockBuilder::auto_extend).
     pub fn auto_extend(&self) {
-        self.lease.renew();
+        self.lease.start_renewals(self.ticket.id);
     }
 
     /// Lets the lock expire after `ttl` from now, whatever was left of its lease. A lock that is renewed in the
@@ -180,25 +146,28 @@ impl LockGuard {
     /// of the old and the new end.
     pub async fn extend(&self, ttl: Duration) -> Result<(), Error> {
         let ttl = millis("ttl", ttl)?;
-        self.lease.check()?;
-        let about = (&self.holding.key, self.holding.id);
-        let core = self.holding.locks.engine.core();
-        let until = core.now() + core.settings.answer_timeout;
-        let _turn = core.until(until, self.lease.turn()).await?;
-        self.holding.asked_for(ttl);
-        self.lease.about_to_extend(core.now(), Span::from_millis(ttl));
-        let asked = core.now();
-        let extended = self.holding.locks.extend_to(about, ttl).await;
-        self.lease.report_renewal(&extended, asked);
+        self.check()?;
+        let (locks, lease) = (&self.lease.protocol.spec().locks, Span::from_millis(ttl));
+        let asked = self.lease.now();
+        let extension = Extension { guard: self, granted: Cell::new(None) };
+        self.lease.protocol.asked_to_extend();
+        self.lease.input(|core, now| core.extending(self.ticket.id, lease, now));
+        let extended = locks.extend_to((self.lease.name(), self.id()), ttl).await;
+        let result = match &extended {
+            Ok((verdict, _)) => Ok(matches!(verdict, Verdict::Done(_))),
+            Err(error) => Err(error.kind()),
+        };
+        self.lease.watch().renewed(|| Id::Lock(self.id()), result, asked);
         let (verdict, sent) = extended?;
         let Verdict::Done(expires_at) = verdict else {
-            self.lease.lose(LossReason::Missing);
+            self.lease.input(|core, now| core.lose(self.ticket.id, LossReason::Missing, now));
             return Err(self.lost_error(LossReason::Missing));
         };
-        self.lease.extend(sent, Span::from_millis(ttl));
-        self.holding.expires_at.store(expires_at, Ordering::Release);
+        self.lease.protocol.extended(expires_at);
+        extension.granted.set(Some((lease, sent)));
+        drop(extension);
         // A loss that was reported meanwhile is final, even if the store has extended the lock.
-        self.lease.check()
+        self.check()
     }
 
     /// Releases the lock and waits until the store has confirmed it. Returns `true` if the lock was held until now,
@@ -216,7 +185,15 @@ impl LockGuard {
     /// # Cancel safety
     /// If the future is dropped, even before its first poll, the release continues in the background.
     pub async fn release(self) -> Result<bool, Error> {
-        self.lease.clone().release().await
+        let release = {
+            self.lease.reports_release();
+            self.lease.release(&self.ticket)
+        };
+        let released = release.done().await;
+        if let Err(error) = &released {
+            self.lease.protocol.report::<Verdict<()>>(LockOperation::Release, &Err(error.clone()));
+        }
+        released
     }
 
     /// Drops the guard but keeps the lock, until its lease ends or until it is [released](crate::Locks::release) by its
@@ -237,18 +214,19 @@ impl LockGuard {
     /// ```
     #[must_use = "without its id the lock cannot be released"]
     pub fn detach(self) -> HeldLock {
-        self.lease.detach();
+        self.lease.forget(self.ticket.id);
         HeldLock { id: self.id(), fence: self.fence, expires_at: self.expires_at() }
     }
 
     pub(crate) fn lost_error(&self, reason: LossReason) -> Error {
-        self.lease.lost_error(reason)
+        self.ticket.lost(reason)
     }
 }
 
 impl Drop for LockGuard {
     fn drop(&mut self) {
-        self.lease.release_later();
+        self.lease.reports_release();
+        self.lease.end(self.ticket.id);
     }
 }
 
@@ -261,85 +239,16 @@ impl fmt::Debug for LockGuard {
     }
 }
 
-impl Keep for Holding {
-    fn id(&self) -> Id {
-        Id::Lock(self.id)
-    }
-
-    fn renew(&self, until: Moment) -> Later<Option<(Span, Moment)>> {
-        let core = self.locks.engine.core();
-        self.asked_for(self.ttl);
-        let (id, key, ttl) = (self.id, Some(self.key.clone()), self.ttl);
-        let command = LockCommand::Extend { id, key, ttl, only_longer: true };
-        let asked = core.ask(Part::Lock(command), until, None);
-        let holding = self.clone();
-        Box::pin(async move {
-            let (answer, sent) = match asked.await {
-                Ok((answer, sent)) => (extended(answer), sent),
-                Err(error) => (Err(error), until),
-            };
-            holding.report(LockOperation::Extend, &answer);
-            Ok(match answer? {
-                Verdict::Done(expires_at) => {
-                    holding.expires_at.store(expires_at, Ordering::Release);
-                    Some((Span::from_millis(holding.ttl), sent))
-                }
-                _ => None,
-            })
-        })
-    }
-
-    fn release(&self) -> Later<bool> {
-        let asked = self.locks.engine.core().ask_now(self.release_command());
-        let holding = self.clone();
-        Box::pin(async move {
-            let answer = asked.await.map(|(answer, _)| answer);
-            holding.report_release(answer)
-        })
-    }
-
-    fn release_later(&self) {
-        let core = self.locks.engine.core();
-        let until = Moment::from_micros(self.over_by.load(Ordering::Acquire));
-        let holding = self.clone();
-        let done = Box::new(move |answer| drop(holding.report_release(answer)));
-        core.ask_in_background(self.release_command(), until, done);
-    }
+/// An extension that was requested. When it is dropped, the client relies on what was granted, and renews again.
+struct Extension<'a> {
+    guard: &'a LockGuard,
+    granted: Cell<Option<(Span, Moment)>>,
 }
 
-impl Holding {
-    pub(super) fn new(definition: &Definition, id: LockId) -> Self {
-        let (locks, key, ttl) = (definition.locks.clone(), definition.key.clone(), definition.ttl);
-        let (expires_at, over_by, held_until) = Default::default();
-        let holding = Self { locks, key, id, ttl, expires_at, over_by, held_until };
-        holding.asked_for(ttl);
-        holding
-    }
-
-    /// Records that the client is about to ask the store to let the lock last `ttl` milliseconds. The store may apply
-    /// the request until the client gives up on it, and the lock may last `ttl` from then on.
-    fn asked_for(&self, ttl: u64) {
-        let core = self.locks.engine.core();
-        let over_by = core.now() + core.settings.answer_timeout + Span::from_millis(ttl);
-        self.over_by.fetch_max(over_by.micros(), Ordering::AcqRel);
-        self.held_until.store(0, Ordering::Release);
-    }
-
-    fn release_command(&self) -> Part {
-        let held =
-            self.locks.engine.core().now().micros() < self.held_until.load(Ordering::Acquire);
-        Part::Lock(LockCommand::Release { id: self.id, key: Some(self.key.clone()), held })
-    }
-
-    fn report_release(&self, answer: Result<Answer, Error>) -> Result<bool, Error> {
-        let answer = answer.and_then(released);
-        self.report(LockOperation::Release, &answer);
-        Ok(matches!(answer?, Verdict::Done(())))
-    }
-
-    fn report<T>(&self, operation: LockOperation, answer: &Result<Verdict<T>, Error>) {
-        let about = (Some(self.key.as_str()), Some(self.id));
-        report(self.locks.observer.as_ref(), operation, answer, about);
+impl Drop for Extension<'_> {
+    fn drop(&mut self) {
+        let (id, granted) = (self.guard.ticket.id, self.granted.get());
+        self.guard.lease.input(|core, now| core.extended(id, granted, now));
     }
 }
 

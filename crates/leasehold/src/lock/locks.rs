@@ -184,14 +184,14 @@ impl Locks {
         let (core, id) = (self.engine.core().clone(), *id);
         let release = move |key| Part::Lock(LockCommand::Release { id, key, held: false });
         let answer = match core.key_of_lock(id) {
-            None => core.ask_to_the_end(release(None)).await.and_then(released),
+            None => core.call_to_the_end(release(None)).await.and_then(released),
             // Runs on the engine's thread, where it continues if this future is dropped.
             Some(finding) => {
                 let asked = core.clone();
                 let releasing = core.run(Box::pin(async move {
                     match finding.await? {
                         Some(key) => {
-                            asked.ask_to_the_end(release(Some(key))).await.and_then(released)
+                            asked.call_to_the_end(release(Some(key))).await.and_then(released)
                         }
                         None => Ok(Verdict::NotFound),
                     }
@@ -350,7 +350,7 @@ impl Locks {
         command: LockCommand,
         read: impl Fn(Answer) -> Result<T, Error>,
     ) -> Result<(T, Moment), Error> {
-        let asked = self.engine.core().ask_now(Part::Lock(command)).await;
+        let asked = self.engine.core().call(Part::Lock(command)).await;
         let asked = asked.and_then(|(answer, sent)| Ok((read(answer)?, sent)));
         self.reported(operation, (key, id), asked)
     }
@@ -372,7 +372,7 @@ impl Locks {
                 found => found,
             },
         };
-        let (answer, sent) = core.ask_now(Part::Lock(command(key))).await?;
+        let (answer, sent) = core.call(Part::Lock(command(key))).await?;
         Ok((read(answer)?, sent))
     }
 
@@ -392,25 +392,25 @@ impl Locks {
     }
 }
 
-fn unexpected(answer: &Answer) -> Error {
+pub(super) fn unexpected(answer: &Answer) -> Error {
     Error::internal(format!("unexpected answer to a command for a lock: {answer:?}"))
 }
 
-pub(super) fn acquired(answer: Answer) -> Result<Acquired, Error> {
+fn acquired(answer: Answer) -> Result<Acquired, Error> {
     match answer {
         Answer::Lock(LockOutcome::Acquire(acquired)) => Ok(acquired),
         other => Err(unexpected(&other)),
     }
 }
 
-pub(super) fn released(answer: Answer) -> Result<Verdict<()>, Error> {
+fn released(answer: Answer) -> Result<Verdict<()>, Error> {
     match answer {
         Answer::Lock(LockOutcome::Release(verdict)) => Ok(verdict.map(drop)),
         other => Err(unexpected(&other)),
     }
 }
 
-pub(super) fn extended(answer: Answer) -> Result<Verdict<u64>, Error> {
+fn extended(answer: Answer) -> Result<Verdict<u64>, Error> {
     match answer {
         Answer::Lock(LockOutcome::Extend(verdict)) => Ok(verdict),
         other => Err(unexpected(&other)),

@@ -2,21 +2,18 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::task::{Context, Waker};
 use std::time::Instant;
 
-use super::{Definition, outcome};
-use crate::Error;
-use crate::backend::Later;
+use super::PoolSpec;
 use crate::clock::{Moment, Span};
-use crate::engine::background::UnderWay;
-use crate::engine::lease::{Keep, Lease};
-use crate::engine::pool_instances::InstanceUser;
-use crate::engine::watch::{Hold, Id};
-use crate::machine::Subject;
-use crate::machine::pool::{PoolAction, Status};
+use crate::engine::lease_spec::LeaseSpec;
+use crate::engine::pool_instance::PoolInstance;
+use crate::engine::ticket::Ticket;
+use crate::engine::watch::{Hold, Id, Watch};
+use crate::machine::{Known, Terms};
 use crate::name::Name;
 use crate::permit::Lost;
+use crate::{AcquisitionId, Error};
 
 /// A guard that holds a lease of a [`Pool`](crate::Pool) until it is released or dropped. The client renews the lease
 /// in the background, each time a third of the [lease](crate::PoolBuilder::lease) has passed and at least every 3.3 s.
@@ -39,64 +36,96 @@ use crate::permit::Lost;
 /// ```
 #[must_use = "dropping the guard releases the lease"]
 pub struct PoolLease {
-    lease: Arc<Lease>,
-    holding: Arc<Holding>,
-}
-
-/// One lease, and the requests to the store that concern it.
-#[derive(Clone)]
-pub(super) struct Holding {
-    pool: Arc<Definition>,
+    pool: Arc<PoolSpec>,
+    shared: Arc<PoolInstance>,
     instance: Name,
-    pub(super) user: Arc<InstanceUser>,
+    ticket: Arc<Ticket>,
 }
 
-impl Holding {
-    pub(super) fn new(pool: Arc<Definition>, instance: Name) -> Self {
-        let user = Arc::new(InstanceUser::of(
-            pool.engine.core().pool_instances.get(&pool.name, &instance),
-        ));
-        Self { pool, instance, user }
+/// One acquisition of an instance id by a pool handle.
+pub(super) struct PoolAcquisition {
+    shared: Arc<PoolInstance>,
+    instance: Name,
+    name: Name,
+    lease: Span,
+    watch: Arc<Watch>,
+}
+
+impl PoolAcquisition {
+    pub(super) fn new(pool: &PoolSpec, shared: Arc<PoolInstance>, instance: Name) -> Self {
+        let PoolSpec { name, ttl: lease, watch, .. } = pool;
+        Self { shared, instance, name: name.clone(), lease: *lease, watch: watch.clone() }
+    }
+}
+
+impl LeaseSpec for PoolAcquisition {
+    fn what(&self) -> &'static str {
+        "lease"
+    }
+
+    fn name(&self) -> &Name {
+        &self.name
+    }
+
+    fn now(&self) -> Moment {
+        self.shared.core.now()
+    }
+
+    fn terms(&self) -> Terms {
+        Terms { lease: Some(self.lease), ttl: None }
+    }
+
+    fn renews(&self) -> bool {
+        true
+    }
+
+    fn label(&self) -> Option<&Arc<str>> {
+        None
+    }
+
+    fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    fn id(&self, _id: AcquisitionId) -> Id {
+        Id::Instance(self.instance.clone())
+    }
+
+    fn end(&self, id: AcquisitionId, _known: Known) {
+        self.shared.end(id);
     }
 }
 
 impl PoolLease {
-    pub(super) fn new(holding: Arc<Holding>, sent: Moment) -> Self {
-        let (pool, keep) = (&holding.pool, holding.clone());
-        let name = pool.name.clone();
-        let slot = pool.engine.core().slot(Subject::Pool(&name));
-        let lease = Lease::new(
-            &pool.engine,
-            ("lease", slot),
-            name,
-            pool.ttl,
-            (keep, pool.watch.clone()),
-            (sent, pool.ttl),
-        );
-        lease.renew();
-        Self { lease, holding }
+    pub(super) fn new(
+        pool: Arc<PoolSpec>,
+        shared: Arc<PoolInstance>,
+        instance: Name,
+        ticket: Arc<Ticket>,
+    ) -> Self {
+        Self { pool, shared, instance, ticket }
     }
 
     pub(super) fn watch(&self, hold: Hold) {
-        self.lease.watch(hold);
+        self.ticket.watch(hold);
     }
 
     /// Returns the instance id that holds the lease.
     #[must_use]
     pub fn instance_id(&self) -> &str {
-        self.holding.instance.as_str()
+        self.instance.as_str()
     }
 
     /// Returns the name of the pool.
     #[must_use]
     pub fn pool(&self) -> &str {
-        self.lease.name().as_str()
+        self.pool.name.as_str()
     }
 
     /// Returns the instant until which this lease is valid without another renewal.
     #[must_use]
     pub fn valid_until(&self) -> Instant {
-        Instant::now() + self.lease.valid_until().saturating_since(self.lease.now())
+        Instant::now() + self.ticket.valid_until().saturating_since(self.shared.core.now())
     }
 
     /// Checks that the lease is still held.
@@ -104,7 +133,7 @@ impl PoolLease {
     /// # Errors
     /// [`Error::Lost`] if the lease is no longer held.
     pub fn check(&self) -> Result<(), Error> {
-        self.lease.check()
+        self.ticket.check().map_err(|reason| self.ticket.lost(reason))
     }
 
     /// Returns a future that resolves when the lease is lost, with the reason: it could not be renewed in time, the
@@ -114,7 +143,7 @@ impl PoolLease {
     /// # Cancel safety
     /// Dropping the future only stops listening. The lease is not affected.
     pub fn lost(&self) -> Lost {
-        Lost::of_lease(self.lease.clone())
+        Lost::of(self.ticket.clone())
     }
 
     /// Releases the lease and waits until the store has confirmed it. Returns `true` if the lease was held until now,
@@ -133,13 +162,13 @@ impl PoolLease {
     /// # Cancel safety
     /// If the future is dropped, even before its first poll, the release continues in the background.
     pub async fn release(self) -> Result<bool, Error> {
-        self.lease.clone().release().await
+        self.shared.release(&self.ticket).done().await
     }
 }
 
 impl Drop for PoolLease {
     fn drop(&mut self) {
-        self.lease.release_later();
+        self.shared.end(self.ticket.id);
     }
 }
 
@@ -149,66 +178,5 @@ impl fmt::Debug for PoolLease {
             .field("pool", &self.pool())
             .field("instance_id", &self.instance_id())
             .finish_non_exhaustive()
-    }
-}
-
-/// A third of the shortest lease that is common. Another program that shares the pool judges our leases by its own
-/// setting: for one such program (osparc) the default is 10 s.
-const LONGEST_INTERVAL: Span = Span::from_millis(3300);
-
-impl Keep for Holding {
-    fn id(&self) -> Id {
-        Id::Instance(self.instance.clone())
-    }
-
-    fn interval(&self, ttl: Span) -> Span {
-        ttl.divided_by(3).min(LONGEST_INTERVAL)
-    }
-
-    fn renew(&self, until: Moment) -> Later<Option<(Span, Moment)>> {
-        let (ttl, instance) = (self.pool.ttl, self.instance.clone());
-        let part = self.pool.part(PoolAction::Renew { instance });
-        let asked = self.pool.engine.core().ask(part, until, None);
-        Box::pin(async move {
-            let (answer, sent) = asked.await?;
-            Ok((outcome(answer)?.status == Status::Renewed).then_some((ttl, sent)))
-        })
-    }
-
-    fn release(&self) -> Later<bool> {
-        let core = self.pool.engine.core();
-        let until = core.now() + core.settings.answer_timeout;
-        Box::pin(self.clone().release_until(until))
-    }
-
-    fn release_later(&self) {
-        let core = self.pool.engine.core().clone();
-        let under_way = UnderWay::new(&core);
-        // By then the store must have expired the lease.
-        let until = core.now() + self.pool.ttl;
-        let release = self.clone().release_until(until);
-        let mut release = Box::pin(async move {
-            if let Err(error) = release.await {
-                core.background_failed(&error);
-            }
-            drop(under_way);
-        });
-        // A store in this process answers at once, unless another task is changing the same lease.
-        if release.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
-            self.pool.engine.core().spawn(release);
-        }
-    }
-}
-
-impl Holding {
-    async fn release_until(self, until: Moment) -> Result<bool, Error> {
-        let mut turn = self.pool.engine.core().until(until, self.user.turn()).await?;
-        if !turn.end() {
-            // Another guard still holds the lease.
-            return Ok(true);
-        }
-        let part = self.pool.part(PoolAction::Release { instance: self.instance.clone() });
-        let (answer, _) = self.pool.engine.core().ask(part, until, None).await?;
-        Ok(outcome(answer)?.status == Status::Released)
     }
 }

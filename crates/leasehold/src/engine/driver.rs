@@ -1,0 +1,624 @@
+//! Drives a [client core](crate::client_core), which it keeps behind one lock.
+//!
+//! A driver passes calls, answers, events and the time to its core. Afterwards it applies the core's notices to the
+//! tickets, sets its timer, and joins the sender's line if there is something to send. A store in this process answers
+//! at once instead. A driver has no rules of its own, and a [`Protocol`] says how the commands are spelled: there is one
+//! for semaphore names, one for locks, and one for pool instances.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use super::Core;
+use super::background::UnderWay;
+use super::sender::{Source, Taken, Urgency};
+use super::ticket::{After, Grant, Ticket};
+use super::timers::Timed;
+use crate::backend::{Answer, Destination, Part, Slot};
+use crate::callbacks::{event, guarded};
+use crate::client_core::{Answered, Failure, NameCore, Notice, Request, Rules, timing};
+use crate::clock::{Moment, Span};
+use crate::machine::{Command, Declared, Known, Reply, Subject};
+use crate::{AcquisitionId, Error, LossReason};
+
+/// How the commands of a core are spelled for the store.
+pub(crate) trait Protocol: Send + Sync + Sized + 'static {
+    /// The most commands in one part of a request.
+    const MOST_COMMANDS: usize;
+
+    fn subject(&self) -> Subject<'_>;
+
+    fn rules(&self, core: &Core) -> Rules;
+
+    /// Returns the limits that this client declares.
+    fn declared(&self) -> Declared;
+
+    /// Returns the part of a request for these commands, of which there is at least one.
+    fn part(&self, declared: Declared, commands: Vec<Command>, now: Moment) -> Part;
+
+    /// Passes the commands of a part on. `id` is the id of the first one.
+    fn with_commands(&self, part: &Part, id: AcquisitionId, work: impl FnOnce(&[Command]));
+
+    /// Reads the answer to a part. `after` runs when the lock is released.
+    fn reply(&self, part: &Part, answer: Answer, after: &mut After) -> Result<Reply, Error>;
+}
+
+pub(crate) struct Driver<P: Protocol> {
+    pub(crate) protocol: P,
+    pub(crate) core: Arc<Core>,
+    slot: Slot,
+    state: Mutex<DriverState<P>>,
+    /// Notified when nothing has to be sent and nothing is in flight.
+    settled: Notify,
+    this: Weak<Self>,
+}
+
+pub(super) struct DriverState<P: Protocol> {
+    pub(super) core: NameCore<Arc<Ticket>>,
+    /// The server that serves the name, as far as this client knows.
+    to: Destination,
+    pub(super) closed: bool,
+    /// Whether this driver is in the sender's line: for ordinary commands, and for renewals.
+    in_line: (bool, bool),
+    /// Whether the driver rests before it sends again, because the store could not serve it just now.
+    rests: bool,
+    /// When the engine fires the timer of this driver.
+    timer_at: Option<Moment>,
+    /// Keeps the driver of a lease and its client alive while a release is not answered.
+    under_way: Option<(Arc<Driver<P>>, UnderWay)>,
+}
+
+impl<P: Protocol> DriverState<P> {
+    /// Ends the acquisition. Returns its ticket, to be notified.
+    pub(super) fn end(&mut self, id: AcquisitionId, now: Moment) -> Option<Arc<Ticket>> {
+        let was_seen = self.core.owner(id)?.was_seen();
+        self.core.end(id, was_seen, now)
+    }
+
+    /// Ends all acquisitions, because the client is being closed.
+    fn close(&mut self, after: &mut After, now: Moment) {
+        self.closed = true;
+        for id in self.core.ids_to_close() {
+            if let Some(ticket) = self.end(id, now) {
+                ticket.fail(Error::Closed, after);
+                ticket.lose(LossReason::Closed, after);
+            }
+        }
+        self.core.forget_unwanted(now);
+    }
+}
+
+impl<P: Protocol> Driver<P> {
+    pub(crate) fn new(protocol: P, core: Arc<Core>) -> Arc<Self> {
+        let slot = core.slot(protocol.subject());
+        let (client, answer_timeout) = (core.client, core.settings.answer_timeout);
+        let (stragglers, spread) = (core.has_stragglers(), timing::scatter);
+        let state = DriverState {
+            core: NameCore::new(client, answer_timeout, spread, stragglers)
+                .with_rules(protocol.rules(&core)),
+            to: core.destination(slot),
+            closed: false,
+            in_line: (false, false),
+            rests: false,
+            timer_at: None,
+            under_way: None,
+        };
+        let (state, settled) = (Mutex::new(state), Notify::new());
+        Arc::new_cyclic(|this| Self { protocol, core, slot, state, settled, this: this.clone() })
+    }
+
+    pub(super) fn slot(&self) -> Slot {
+        self.slot
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, DriverState<P>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts an acquire.
+    pub(crate) fn acquire(&self, ticket: &Arc<Ticket>, request: Request) -> Result<(), Error> {
+        if let Some(error) = self.refusal() {
+            return Err(error);
+        }
+        self.locked(|state, _, now| {
+            if state.closed {
+                return Err(Error::Closed);
+            }
+            state.core.acquire(ticket.id, ticket.clone(), request, now);
+            Ok(())
+        })
+    }
+
+    /// Returns why nothing can be sent, if waiting does not help.
+    fn refusal(&self) -> Option<Error> {
+        self.core.stopped().or_else(|| self.core.sender.refusal(self.destination()))
+    }
+
+    /// Ends an acquisition whose guard or future was dropped.
+    pub(crate) fn end(&self, id: AcquisitionId) {
+        self.locked(|state, after, now| {
+            if let Some(ticket) = state.end(id, now) {
+                ticket.cancel(after);
+            }
+        });
+    }
+
+    /// Removes an acquisition without a release. The store keeps it.
+    pub(crate) fn forget(&self, id: AcquisitionId) {
+        self.locked(|state, after, _| {
+            if let Some(ticket) = state.core.forget(id) {
+                ticket.detach(after);
+            }
+        });
+    }
+
+    /// Releases what a guard of this client holds, and waits for the outcome: whether it was held until now.
+    pub(crate) fn release(&self, ticket: &Arc<Ticket>) -> super::name_state::Release {
+        use super::name_state::Release;
+        if let Some(error) = self.core.stopped() {
+            return Release::Failed(error);
+        }
+        if ticket.check().is_err() {
+            self.end(ticket.id);
+            return Release::Done(false);
+        }
+        self.locked(|state, after, now| {
+            let Some(ended) = state.end(ticket.id, now) else { return Release::Done(false) };
+            ended.cancel(after);
+            if state.core.is_shared() {
+                return Release::Done(true);
+            }
+            let lease = ticket.spec.terms().lease;
+            let caller = state.core.release(ticket.id, ended, (true, lease), now);
+            caller.map_or(Release::Done(false), Release::Sent)
+        })
+    }
+
+    /// Passes an input to the core.
+    pub(crate) fn input<R>(
+        &self,
+        input: impl FnOnce(&mut NameCore<Arc<Ticket>>, Moment) -> R,
+    ) -> R {
+        self.locked(|state, _, now| input(&mut state.core, now))
+    }
+
+    /// Ends all acquisitions, because the client is being closed.
+    pub(super) fn close(&self) {
+        self.locked(DriverState::close);
+    }
+
+    /// Fails every wait and ends every hold, because the engine has stopped.
+    pub(super) fn stop(&self, error: &Error) {
+        let mut after = After::default();
+        let mut state = self.state();
+        let now = self.core.now();
+        state.core.refuse_waiters(error, now);
+        self.notify(&mut state, now, &mut after);
+        for ticket in state.core.owners() {
+            ticket.lose(LossReason::NotRenewed, &mut after);
+        }
+        let under_way = state.under_way.take();
+        drop(state);
+        drop(under_way);
+        after.run();
+    }
+
+    /// Forgets all acquisitions: the client no longer exists.
+    pub(super) fn abandon(&self) {
+        let mut after = After::default();
+        let mut state = self.state();
+        let ids = state.core.ids_to_close();
+        let abandoned: Vec<_> = ids.into_iter().filter_map(|id| state.core.forget(id)).collect();
+        drop(state);
+        for ticket in abandoned {
+            ticket.cancel(&mut after);
+        }
+        after.run();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn has_timer(&self) -> bool {
+        self.state().timer_at.is_some()
+    }
+
+    /// Resolves at the next moment when nothing has to be sent and nothing is in flight.
+    pub(super) fn settled(&self) -> impl Future<Output = ()> {
+        self.settled.notified()
+    }
+
+    /// Handles another destination for the slot.
+    pub(super) fn rerouted(&self) {
+        let to = self.destination();
+        self.locked(|state, _, now| {
+            if std::mem::replace(&mut state.to, to) != to {
+                state.core.connected(true, now);
+            }
+        });
+    }
+
+    /// Handles a new connection to a destination. `other` says whether the server may be another one than before.
+    pub(super) fn reconnected(&self, to: Destination, other: bool) {
+        let is_ours = self.destination() == to;
+        let has_stragglers = self.core.has_stragglers();
+        self.input(|core, now| {
+            if has_stragglers {
+                core.expect_stragglers();
+            }
+            if is_ours {
+                core.connected(other, now);
+            }
+        });
+    }
+
+    /// Handles a destination that refuses all requests.
+    pub(super) fn refused(&self, from: Destination, error: &Error) {
+        if self.destination() == from {
+            self.input(|core, now| core.refuse_waiters(error, now));
+        }
+    }
+
+    /// Runs `work` under the lock, and then notifies the tickets, sets the timer, joins the sender's line if there is
+    /// something to send, and wakes the tasks that were notified.
+    pub(super) fn locked<R>(
+        &self,
+        work: impl FnOnce(&mut DriverState<P>, &mut After, Moment) -> R,
+    ) -> R {
+        let mut after = After::default();
+        let mut state = self.state();
+        // Under the lock, so that the core never sees time go back.
+        let now = self.core.now();
+        let result = work(&mut state, &mut after, now);
+        self.notify(&mut state, now, &mut after);
+        if let Some(memory) = self.core.store.memory() {
+            while let Some((part, id, sent)) = self.next_part(&mut state) {
+                let answer = memory.apply(&part);
+                self.apply_answer(&mut state, &part, id, answer, sent, &mut after);
+                self.notify(&mut state, self.core.now(), &mut after);
+            }
+        }
+        let next = state.core.next_timeout();
+        let before = std::mem::replace(&mut state.timer_at, next);
+        let (sends, renews) = (state.core.has_commands(), state.core.has_renewals());
+        let joins = (sends && !state.in_line.0, renews && !state.in_line.1);
+        state.in_line.0 |= sends;
+        state.in_line.1 |= renews;
+        let settled = state.core.is_settled();
+        let rests = std::mem::take(&mut state.rests);
+        let rests = rests.then(|| state.core.unserved_since()).flatten();
+        let no_longer_under_way = self.keep_alive(&mut state);
+        if state.core.is_one_lease()
+            && let Some(error) = state.core.take_failed_release()
+        {
+            let core = self.core.clone();
+            after.report(move || core.background_failed(&error));
+        }
+        drop(state);
+        if let Err(error) = self.follow_up(before, next, joins, rests) {
+            self.stop(&error);
+        }
+        after.run();
+        if settled {
+            guarded(|| self.settled.notify_waiters());
+        }
+        drop(no_longer_under_way);
+        result
+    }
+
+    /// Keeps the driver of a lease alive while a release is not answered. Names are kept alive by the client. Returns
+    /// what has to be dropped after the lock is released.
+    fn keep_alive(&self, state: &mut DriverState<P>) -> Option<(Arc<Self>, UnderWay)> {
+        let is_needed = state.core.is_one_lease() && state.core.has_releases();
+        if !is_needed {
+            return state.under_way.take();
+        }
+        if state.under_way.is_none() {
+            state.under_way = self.this.upgrade().map(|this| (this, UnderWay::new(&self.core)));
+        }
+        None
+    }
+
+    fn follow_up(
+        &self,
+        before: Option<Moment>,
+        next: Option<Moment>,
+        (ordinary, renewals): (bool, bool),
+        rests: Option<Moment>,
+    ) -> Result<(), Error> {
+        if before != next {
+            self.core.set_timer(self.this.clone(), before, next)?;
+        }
+        let joining = [(renewals, Urgency::Renewals), (ordinary, Urgency::Ordinary)];
+        for (_, urgency) in joining.into_iter().filter(|(joins, _)| *joins) {
+            let Some(this) = self.this.upgrade() else { return Ok(()) };
+            if let Some(since) = rests {
+                self.core.send_later(this, urgency, since)?;
+            } else {
+                self.core.send(this, urgency)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the next part for a store that answers at once. Also returns the moment from which the answer counts: before
+    /// the command runs, because this thread may be paused as soon as it has run.
+    fn next_part(&self, state: &mut DriverState<P>) -> Option<(Part, AcquisitionId, Moment)> {
+        let (declared, now) = (self.protocol.declared(), self.core.now());
+        let mut commands = state.core.take_renewals(P::MOST_COMMANDS);
+        if commands.is_empty() {
+            commands = state.core.take(P::MOST_COMMANDS, declared, now);
+        }
+        let id = commands.first()?.id()?;
+        Some((self.protocol.part(declared, commands, now), id, now))
+    }
+
+    fn apply_answer(
+        &self,
+        state: &mut DriverState<P>,
+        part: &Part,
+        id: AcquisitionId,
+        answer: Result<Answer, Error>,
+        sent: Moment,
+        after: &mut After,
+    ) {
+        let answered = match answer {
+            Ok(Answer::Elsewhere) => Answered::Elsewhere,
+            Ok(Answer::NotNow) => Answered::NotNow,
+            Ok(answer) => match self.protocol.reply(part, answer, after) {
+                Ok(reply) => Answered::Applied(reply),
+                Err(error) => Answered::Refused(error),
+            },
+            Err(error) if error.may_pass() => Answered::Unknown(error),
+            Err(error) => Answered::Refused(error),
+        };
+        state.rests = matches!(answered, Answered::NotNow);
+        let now = self.core.now();
+        self.protocol.with_commands(part, id, |commands| {
+            state.core.answered(commands, answered, sent, now);
+        });
+    }
+
+    /// Applies the notices of the core.
+    fn notify(&self, state: &mut DriverState<P>, now: Moment, after: &mut After) {
+        while !state.core.notices().is_empty() {
+            let mut notices = std::mem::take(state.core.notices());
+            for notice in notices.drain(..) {
+                self.apply_notice(state, notice, now, after);
+            }
+            // A notice may lead to another one. Usually there is none, and the allocation is used again.
+            if state.core.notices().is_empty() {
+                *state.core.notices() = notices;
+                return;
+            }
+        }
+    }
+
+    fn apply_notice(
+        &self,
+        state: &mut DriverState<P>,
+        notice: Notice<Arc<Ticket>>,
+        now: Moment,
+        after: &mut After,
+    ) {
+        match notice {
+            Notice::Granted { owner, held, valid_until, limited_by_ttl } => {
+                owner.set_limited_by_ttl(limited_by_ttl);
+                owner.grant(Grant::new(&held), valid_until, after);
+            }
+            Notice::Extended { owner, valid_until, limited_by_ttl } => {
+                owner.set_limited_by_ttl(limited_by_ttl);
+                if !owner.extend(valid_until) {
+                    state.core.validity_ended(owner.id, now);
+                }
+            }
+            Notice::Limited { owner, valid_until } => owner.limit(valid_until),
+            Notice::Full { owner } => owner.full(after),
+            Notice::Failed { owner, failure } => {
+                owner.fail(self.error(failure, &owner, state.to, now), after);
+            }
+            Notice::Lost { owner, reason } => {
+                owner.lose(reason, after);
+            }
+            Notice::Renewed { owner, result, sent } => after.renewed(&owner, result, sent),
+            Notice::Released { owner, outcome } => {
+                let outcome = outcome.map_err(|failure| self.error(failure, &owner, state.to, now));
+                owner.finish_release(outcome, after);
+            }
+            Notice::RenewalRefused { owner, error } => after.report(move || {
+                let (name, id) = (owner.spec.watch().public_name(), owner.spec.id(owner.id));
+                let what = "the store refused to renew the lease; the client tries again";
+                event!(warn, name = &*name, %id, %error, "{what}");
+            }),
+            Notice::ShortLease { owner, round_trip } => after.report(move || {
+                let shortest = timing::shortest_lease(round_trip);
+                let name = owner.spec.watch().public_name();
+                let (name, lease) = (&*name, owner.spec.terms().lease.map(Span::duration));
+                let what = "the lease is too short for this round-trip time: if the connection is lost, so is the permit";
+                event!(warn, name, ?lease, ?round_trip, ?shortest, "{what}");
+            }),
+            Notice::Overdue { since } => {
+                if self.core.sender.heard_nothing_since(state.to, since) {
+                    self.core.suspect(state.to);
+                }
+            }
+        }
+    }
+
+    fn error(&self, failure: Failure, ticket: &Ticket, to: Destination, now: Moment) -> Error {
+        let core = &self.core;
+        match failure {
+            Failure::TimedOut { next_start } if core.sender.silent_since(to, now).is_none() => {
+                ticket.timed_out(next_start)
+            }
+            Failure::TimedOut { .. } => core.unavailable(Some(to), ticket.queued_at, now),
+            Failure::Unanswered { since } => core.unavailable(Some(to), since, now),
+            Failure::TooHeavy { capacity } => ticket.too_heavy(capacity),
+            Failure::Cancelled => ticket.cancelled(),
+            Failure::Refused(error) => error,
+        }
+    }
+}
+
+impl<P: Protocol> Timed for Driver<P> {
+    fn fire(&self, _now: Moment) {
+        self.locked(|state, _, now| {
+            state.timer_at = None;
+            state.core.timeout(now);
+        });
+    }
+}
+
+impl<P: Protocol> Source for Driver<P> {
+    fn destination(&self) -> Destination {
+        self.core.destination(self.slot)
+    }
+
+    fn take(self: Arc<Self>, urgency: Urgency, room: usize) -> Taken {
+        let (declared, now) = (self.protocol.declared(), self.core.now());
+        let room = room.min(P::MOST_COMMANDS);
+        let mut state = self.state();
+        let (commands, more) = match urgency {
+            Urgency::Renewals => {
+                let commands = state.core.take_renewals(room);
+                state.in_line.1 = state.core.has_renewals();
+                (commands, state.in_line.1)
+            }
+            Urgency::Ordinary => {
+                let commands = state.core.take(room, declared, now);
+                state.in_line.0 = state.core.has_commands();
+                (commands, state.in_line.0)
+            }
+        };
+        let settled = state.core.is_settled();
+        drop(state);
+        if settled {
+            guarded(|| self.settled.notify_waiters());
+        }
+        let id = commands.first().and_then(Command::id);
+        let part = id.map(|id| (self.protocol.part(declared, commands, now), Some(id)));
+        Taken { part, more }
+    }
+
+    fn settle(
+        self: Arc<Self>,
+        part: &Part,
+        id: Option<AcquisitionId>,
+        answer: Result<Answer, Error>,
+        sent: Moment,
+        round_trip: Duration,
+    ) {
+        let Some(id) = id else { return };
+        self.locked(|state, after, _| {
+            state.core.set_round_trip(round_trip);
+            self.apply_answer(state, part, id, answer, sent, after);
+        });
+    }
+
+    fn leave_if_unwanted(&self, urgency: Urgency) -> bool {
+        let now = self.core.now();
+        let mut state = self.state();
+        let wanted = match urgency {
+            Urgency::Renewals => {
+                let wanted = state.core.forget_unwanted_renewals();
+                state.in_line.1 = wanted;
+                wanted
+            }
+            Urgency::Ordinary => {
+                let wanted = state.core.wants_to_send(now);
+                if !wanted {
+                    state.core.forget_unwanted(now);
+                    state.in_line.0 = false;
+                }
+                wanted
+            }
+        };
+        let no_longer_under_way = self.keep_alive(&mut state);
+        drop(state);
+        drop(no_longer_under_way);
+        if !wanted {
+            guarded(|| self.settled.notify_waiters());
+        }
+        !wanted
+    }
+}
+
+impl<P: Protocol> Drop for Driver<P> {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = state.timer_at {
+            self.core.timers.set(self.this.clone(), Some(at), None);
+        }
+        if state.core.is_one_lease() {
+            self.core.remove_lease(self);
+        }
+    }
+}
+
+/// What the client does with all its leases of locks and pools, whatever their protocol.
+pub(crate) trait AnyLease: Send + Sync {
+    fn close(&self);
+
+    fn stop(&self, error: &Error);
+
+    fn reconnected(&self, to: Destination, other: bool);
+
+    fn rerouted(&self);
+
+    fn refused(&self, from: Destination, error: &Error);
+}
+
+impl<P: Protocol> AnyLease for Driver<P> {
+    fn close(&self) {
+        self.close();
+    }
+
+    fn stop(&self, error: &Error) {
+        self.stop(error);
+    }
+
+    fn reconnected(&self, to: Destination, other: bool) {
+        self.reconnected(to, other);
+    }
+
+    fn rerouted(&self) {
+        self.rerouted();
+    }
+
+    fn refused(&self, from: Destination, error: &Error) {
+        self.refused(from, error);
+    }
+}
+
+impl<P: Protocol> fmt::Debug for Driver<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver").field("subject", &self.protocol.subject()).finish_non_exhaustive()
+    }
+}
+
+/// An acquire that was started. If it is dropped before it is answered, or before its guard exists, it is cancelled.
+#[derive(Debug)]
+pub(crate) struct PendingAcquire(Option<Arc<Ticket>>);
+
+impl PendingAcquire {
+    pub(crate) fn new(ticket: Arc<Ticket>) -> Self {
+        Self(Some(ticket))
+    }
+
+    /// Returns the grant, or `None` if nothing was free and the acquire does not wait. From then on the caller owns what
+    /// was acquired.
+    pub(crate) async fn granted(mut self) -> Result<Option<Grant>, Error> {
+        let Some(ticket) = self.0.clone() else { return Ok(None) };
+        let granted = std::future::poll_fn(|cx| ticket.poll_granted(cx)).await;
+        self.0 = None;
+        granted
+    }
+}
+
+impl Drop for PendingAcquire {
+    fn drop(&mut self) {
+        if let Some(ticket) = &self.0 {
+            ticket.spec.end(ticket.id, Known::Unused);
+        }
+    }
+}

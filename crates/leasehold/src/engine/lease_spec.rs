@@ -1,0 +1,37 @@
+//! What the tickets of one semaphore handle, one lock or one pool instance have in common.
+
+use std::sync::Arc;
+
+use super::watch::{Id, Watch};
+use crate::AcquisitionId;
+use crate::clock::Moment;
+use crate::machine::{Known, Terms};
+use crate::name::Name;
+
+pub(crate) trait LeaseSpec: Send + Sync {
+    /// What is acquired, as errors call it: a permit, a lock or a lease.
+    fn what(&self) -> &'static str;
+
+    fn name(&self) -> &Name;
+
+    /// Returns the client's current time.
+    fn now(&self) -> Moment;
+
+    fn terms(&self) -> Terms;
+
+    /// Whether holders are renewed.
+    fn renews(&self) -> bool;
+
+    /// The label that statistics show.
+    fn label(&self) -> Option<&Arc<str>>;
+
+    /// The metrics, the observer and the tracing spans.
+    fn watch(&self) -> &Watch;
+
+    /// Returns the id of an acquisition, for users.
+    fn id(&self, id: AcquisitionId) -> Id;
+
+    /// Releases what a dropped guard held, or cancels an acquire whose future was dropped, with [`Known::Unused`]. The
+    /// outcome is not reported.
+    fn end(&self, id: AcquisitionId, known: Known);
+}
