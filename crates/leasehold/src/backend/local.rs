@@ -30,13 +30,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use super::{
     Answer, Answers, Destination, Event, Later, Part, Profile, RemoteBackend, Reply, Report,
     threads,
 };
-use crate::clock::{Moment, Span};
+use crate::clock::{Moment, Span, Time};
 use crate::engine::callbacks::event;
 use crate::lock::TimeAuthority;
 use crate::machine::lock::Record;
@@ -60,11 +61,11 @@ mod semaphores;
 mod stats;
 mod worker;
 
-use database::{Database, Reader};
+use database::{Database, Reader, Surroundings};
 use lifeline::WakeUps;
 use locks::Locks;
 pub(crate) use read_only::ReadOnly;
-use semaphores::{Applied, Circumstances};
+use semaphores::{Applied, Call};
 use worker::Worker;
 
 /// The path of the store, and the limits that its client applies.
@@ -272,41 +273,66 @@ fn apply_together(store: &mut Database, request: &[Part]) -> Result<Answers, Err
     {
         return Ok(answers);
     }
-    let (from, confirm_within) = (Some(store.client), store.settings.confirm_within);
-    let client = store.client;
-    let (answers, applied, unlocked) = store.write(|tx, now, around| {
-        let locks = Locks::new(tx, now);
-        let mut unlocked = Vec::new();
-        if request.iter().any(|part| matches!(part, Part::Lock(_))) {
-            unlocked = locks.remove_expired()?;
-        }
-        let (mut answers, mut all) = (Vec::with_capacity(request.len()), Vec::new());
-        for part in request {
-            answers.push(match part {
-                Part::Semaphore { name, commands, .. } => {
-                    let (mut reach, mut is_dead) = around.probes();
-                    let (reach, is_dead) = (&mut reach, &mut is_dead);
-                    let mut call = Circumstances { from, now, confirm_within, reach, is_dead };
-                    let applied = semaphores::apply(tx, name, commands, &mut call)?;
-                    let reply = reply(&applied, now);
-                    all.push(applied);
-                    Ok(Answer::Semaphore(reply))
-                }
-                Part::Lock(command) => {
-                    let (outcome, wake) = locks.apply(command, client)?;
-                    unlocked.extend(wake);
-                    outcome.map(Answer::Lock)
-                }
-                Part::Pool(command) => Ok(Answer::Pool(pools::apply(tx, command, now)?)),
-            });
-        }
-        Ok((answers, all, unlocked))
-    })?;
-    for applied in &applied {
+    let client = (store.client, store.settings.confirm_within);
+    let done =
+        store.write(|tx, now, around| apply_parts(tx, now, around, client, request, false))?;
+    for applied in &done.applied {
         store.follow_up(applied);
     }
-    store.wake(&unlocked);
-    Ok(answers)
+    store.wake(&done.unlocked);
+    Ok(done.answers)
+}
+
+/// Answers a request that consists of queries only. Returns `None` if something has to be written.
+fn ask(store: &mut Database, request: &[Part]) -> Result<Option<Answers>, Error> {
+    let client = (store.client, store.settings.confirm_within);
+    store.read(|tx, now, around| match apply_parts(tx, now, around, client, request, true) {
+        Err(rusqlite::Error::InvalidQuery) => Ok(None),
+        done => done.map(|done| Some(done.answers)),
+    })
+}
+
+/// The result of a request, in one transaction.
+#[derive(Default)]
+struct Done {
+    answers: Answers,
+    applied: Vec<Applied>,
+    /// The clients that wait for a lock that was released.
+    unlocked: Vec<ClientId>,
+}
+
+fn apply_parts(
+    tx: &Connection,
+    now: Time,
+    around: &Surroundings<'_>,
+    (client, confirm_within): (ClientId, Span),
+    request: &[Part],
+    only_reads: bool,
+) -> rusqlite::Result<Done> {
+    let (mut done, locks) = (Done::default(), Locks::new(tx, now));
+    if !only_reads && request.iter().any(|part| matches!(part, Part::Lock(_))) {
+        done.unlocked = locks.remove_expired()?;
+    }
+    for part in request {
+        done.answers.push(match part {
+            Part::Semaphore { name, commands, .. } => {
+                let (mut reach, mut is_dead) = around.probes();
+                let (reach, is_dead) = (&mut reach, &mut is_dead);
+                let mut call = Call { from: Some(client), now, confirm_within, reach, is_dead };
+                let applied = semaphores::apply(tx, name, commands, &mut call, only_reads)?;
+                let reply = reply(&applied, now);
+                done.applied.push(applied);
+                Ok(Answer::Semaphore(reply))
+            }
+            Part::Lock(command) => {
+                let (outcome, wake) = locks.apply(command, client)?;
+                done.unlocked.extend(wake);
+                outcome.map(Answer::Lock)
+            }
+            Part::Pool(command) => Ok(Answer::Pool(pools::apply(tx, command, now)?)),
+        });
+    }
+    Ok(done)
 }
 
 /// Changes the limits of a name. The sender is no client, so this client's waiters are woken like all others.
@@ -315,8 +341,8 @@ fn change_limits(store: &mut Database, name: &Name, steer: Command) -> Result<St
     let mut applied = store.write(|tx, now, around| {
         let (mut reach, mut is_dead) = around.probes();
         let (reach, is_dead) = (&mut reach, &mut is_dead);
-        let mut call = Circumstances { from, now, confirm_within, reach, is_dead };
-        semaphores::apply(tx, name, &[steer], &mut call)
+        let mut call = Call { from, now, confirm_within, reach, is_dead };
+        semaphores::apply(tx, name, &[steer], &mut call, false)
     })?;
     store.follow_up(&applied);
     match applied.outcomes.pop() {
@@ -340,30 +366,7 @@ fn only_asks(part: &Part) -> bool {
     }
 }
 
-/// Answers a request that consists of queries only. Returns `None` if something has to be written.
-fn ask(store: &mut Database, request: &[Part]) -> Result<Option<Answers>, Error> {
-    let (from, confirm_within) = (Some(store.client), store.settings.confirm_within);
-    store.read(|tx, now, around| {
-        let mut answers = Vec::with_capacity(request.len());
-        for part in request {
-            answers.push(match part {
-                Part::Semaphore { name, commands, .. } => {
-                    let (mut reach, mut is_dead) = around.probes();
-                    let (reach, is_dead) = (&mut reach, &mut is_dead);
-                    let mut call = Circumstances { from, now, confirm_within, reach, is_dead };
-                    let asked = semaphores::ask(tx, name, commands, &mut call)?;
-                    let Some(asked) = asked else { return Ok(None) };
-                    Ok(Answer::Semaphore(reply(&asked, now)))
-                }
-                Part::Lock(command) => Locks::new(tx, now).ask(command)?.map(Answer::Lock),
-                Part::Pool(_) => return Ok(None),
-            });
-        }
-        Ok(Some(answers))
-    })
-}
-
-fn reply(applied: &Applied, now: crate::clock::Time) -> Reply {
+fn reply(applied: &Applied, now: Time) -> Reply {
     let expiry = applied.next_expiry.map(|at| at - now);
     let watch = applied.watches.then_some(semaphores::WATCH);
     let granted = applied.granted.iter().map(|(id, held)| (*id, *held, ())).collect();

@@ -1,5 +1,6 @@
 //! The memory store. It runs the machine itself, under the engine's lock for the name.
 
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,7 +9,8 @@ use crate::engine::ticket::Ticket;
 use crate::machine::lock::{LockCommand, LockMachine, LockOutcome, Record};
 use crate::machine::pool::{PoolCommand, PoolMachine, PoolOutcome};
 use crate::machine::{
-    Circumstances, Command, Declared, Effects, Held, Known, Machine, Outcome, Role, Share, Terms,
+    Circumstances, Command, Declared, Effects, Held, InMemory, Known, Machine, Outcome, Reach,
+    Role, Share, Terms,
 };
 use crate::manual_clock::Clock;
 use crate::pool::{PoolStats, Which};
@@ -74,7 +76,7 @@ impl Memory {
 /// reply and is already confirmed; no wake-up is ever sent.
 #[derive(Debug)]
 pub(crate) struct MemorySemaphore {
-    machine: Machine<Kept>,
+    machine: Machine<InMemory<Kept>>,
     client: ClientId,
     memory: Arc<Memory>,
     /// Whether any acquire of this name ever had a TTL. That acquire may still be waiting: its deadline is set when it
@@ -164,11 +166,16 @@ impl MemorySemaphore {
         &mut self,
         now: Time,
         effects: &mut Effects<Kept>,
-        command: impl FnOnce(&mut Machine<Kept>, &mut Circumstances<'_, Kept>) -> O,
+        command: impl FnOnce(
+            &mut Machine<InMemory<Kept>>,
+            &mut Circumstances<'_, Kept>,
+        ) -> Result<O, Infallible>,
     ) -> O {
-        let (confirm_within, wake) = (Span::from_millis(1), &mut |_, _: &_| false);
-        let mut call = Circumstances { from: self.client, now, confirm_within, wake, effects };
-        command(&mut self.machine, &mut call)
+        let (confirm_within, wake) = (Span::from_millis(1), &mut |_, _: &_| Reach::Silent);
+        let mut call =
+            Circumstances { from: Some(self.client), now, confirm_within, wake, effects };
+        let Ok(outcome) = command(&mut self.machine, &mut call);
+        outcome
     }
 
     /// Returns the time until the next deadline, or until the first waiter gets a token, whichever is sooner.
@@ -182,7 +189,7 @@ impl MemorySemaphore {
         changes.into_iter().flatten().min().map(|at| at - now)
     }
 
-    pub(crate) fn machine(&self) -> &Machine<Kept> {
+    pub(crate) fn machine(&self) -> &Machine<InMemory<Kept>> {
         &self.machine
     }
 

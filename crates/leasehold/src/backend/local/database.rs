@@ -11,12 +11,13 @@ use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 
 use super::LocalSettings;
 use super::errors::{damaged_log, of_system};
-use super::lifeline::{self, Clients, Lifeline, Reach, WakeUps};
+use super::lifeline::{self, Clients, Lifeline, WakeUps};
 use super::location::Location;
 use super::schema::{self, StoreClock};
-use super::semaphores::{self, Applied, Circumstances};
+use super::semaphores::{self, Applied, Call};
 use crate::clock::{Span, Time};
 use crate::engine::callbacks::event;
+use crate::machine::Reach;
 use crate::{ClientId, Error, process};
 
 #[cfg(test)]
@@ -290,7 +291,7 @@ impl Surroundings<'_> {
 /// Removes all permits and waiters of these clients, and of other clients that turn out to be dead.
 fn remove_dead_clients(
     tx: &Transaction<'_>,
-    mut dead: Vec<ClientId>,
+    dead: Vec<ClientId>,
     now: Time,
     confirm_within: Span,
     around: &Surroundings<'_>,
@@ -298,12 +299,8 @@ fn remove_dead_clients(
     let mut applied = Applied::default();
     let (mut reach, mut is_dead) = around.probes();
     let (reach, is_dead) = (&mut reach, &mut is_dead);
-    let mut call = Circumstances { from: None, now, confirm_within, reach, is_dead };
-    while let Some(client) = dead.pop() {
-        if !applied.removed_clients.contains(&client) {
-            dead.extend(semaphores::remove_dead_client(tx, client, &mut call, &mut applied)?);
-        }
-    }
+    let mut call = Call { from: None, now, confirm_within, reach, is_dead };
+    semaphores::remove_dead_clients(tx, dead, &mut call, &mut applied)?;
     Ok(applied)
 }
 

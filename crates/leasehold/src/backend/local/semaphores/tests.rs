@@ -9,9 +9,12 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
+use crate::Fence;
 use crate::backend::local::schema;
 use crate::machine::tests::{declared, share, steer};
-use crate::machine::{self, Declared, Effects, Known, Machine, Meter, Share, Terms};
+use crate::machine::{
+    self, Declared, Effects, Known, Machine, Meter, Share, Steer, Steered, Terms,
+};
 
 const CLIENTS: u64 = 3;
 const CONFIRM_WITHIN: Span = Span::from_micros(5000);
@@ -102,16 +105,20 @@ fn by_machine(
 ) -> Seen {
     let mut effects = Effects::default();
     let mut call = machine::Circumstances {
-        from: client(from),
+        from: Some(client(from)),
         now,
         confirm_within: CONFIRM_WITHIN,
-        wake: &mut |id, _| reached[number(id.client())],
+        wake: &mut |id, _| reached[number(id.client())].into(),
         effects: &mut effects,
     };
-    let outcomes = commands.iter().map(|command| machine.apply(command, &mut call)).collect();
+    let outcomes = commands.iter().map(|command| {
+        let Ok(outcome) = machine.apply(command, &mut call);
+        outcome
+    });
+    let outcomes = outcomes.collect();
     let rows = machine.holders().into_iter();
     let holds = |row: machine::Row<'_, ()>| {
-        let (ends, fence) = (row.ends.map(Time::micros), row.fence.map(crate::Fence::get));
+        let (ends, fence) = (row.ends.map(Time::micros), row.fence.map(Fence::get));
         (row.id, ends, fence, row.weight, row.slot_number.map(NonZeroU32::get))
     };
     let mut holders: Vec<_> = rows.map(holds).collect();
@@ -141,8 +148,8 @@ fn by_sqlite(
     now: Time,
     reached: &[bool],
 ) -> Seen {
-    let mut reach = |client| if reached[number(client)] { Reach::Reached } else { Reach::Silent };
-    let mut call = Circumstances {
+    let mut reach = |client| Reach::from(reached[number(client)]);
+    let mut call = Call {
         from: Some(client(from)),
         now,
         confirm_within: CONFIRM_WITHIN,
@@ -150,11 +157,14 @@ fn by_sqlite(
         is_dead: &mut |_| false,
     };
     let asks = |command: &Command| matches!(command, Command::Renew { .. } | Command::Sweep);
-    let asked = commands.iter().all(asks).then(|| ask(tx, &name(), commands, &mut call).unwrap());
-    let applied = match asked.flatten() {
-        Some(asked) => asked,
-        None => apply(tx, &name(), commands, &mut call).unwrap(),
+    let asked = commands.iter().all(asks);
+    let applied = match apply(tx, &name(), commands, &mut call, asked) {
+        Err(rusqlite::Error::InvalidQuery) if asked => {
+            apply(tx, &name(), commands, &mut call, false)
+        }
+        applied => applied,
     };
+    let applied = applied.unwrap();
     let (holders, waiters) = rows(tx);
     let Applied { outcomes, granted, next_expiry, next_token, .. } = applied;
     let select = "SELECT capacity, pinned, paused, rate_count, rate_period, rate_burst, rate_full_at, rate_returns_from
@@ -173,7 +183,7 @@ type Rows = (Vec<Holds>, Vec<AcquisitionId>);
 fn rows(tx: &Connection) -> Rows {
     let unsigned = |number: i64| number.cast_unsigned();
     let id = |row: &rusqlite::Row<'_>| {
-        Ok(AcquisitionId::new(named::client(row, 0)?, unsigned(row.get(1)?)))
+        Ok(AcquisitionId::new(rows::client(row, 0)?, unsigned(row.get(1)?)))
     };
     let select = "SELECT client, sequence, ends, fence, weight, slot FROM holders";
     let mut select = tx.prepare(select).unwrap();
@@ -270,7 +280,7 @@ impl TestStore {
             looked.set(looked.get() + 1);
             dead.contains(client)
         };
-        let mut call = Circumstances {
+        let mut call = Call {
             from: Some(client(from)),
             now: Time::from_micros(START),
             confirm_within: CONFIRM_WITHIN,
@@ -282,7 +292,7 @@ impl TestStore {
             is_dead: &mut |client| is_dead(&client),
         };
         let name = Name::new("name", name).unwrap();
-        let applied = apply(&self.tx, &name, commands, &mut call).unwrap();
+        let applied = apply(&self.tx, &name, commands, &mut call, false).unwrap();
         self.looked += looked.get();
         applied
     }
