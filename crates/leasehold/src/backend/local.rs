@@ -63,7 +63,6 @@ mod worker;
 
 use database::{Database, Reader, Surroundings};
 use lifeline::WakeUps;
-use locks::Locks;
 pub(crate) use read_only::ReadOnly;
 use semaphores::{Applied, Call};
 use worker::Worker;
@@ -309,9 +308,9 @@ fn apply_parts(
     request: &[Part],
     only_reads: bool,
 ) -> rusqlite::Result<Done> {
-    let (mut done, locks) = (Done::default(), Locks::new(tx, now));
+    let mut done = Done::default();
     if !only_reads && request.iter().any(|part| matches!(part, Part::Lock(_))) {
-        done.unlocked = locks.remove_expired()?;
+        done.unlocked = locks::remove_expired(tx, now)?;
     }
     for part in request {
         done.answers.push(match part {
@@ -325,9 +324,8 @@ fn apply_parts(
                 Ok(Answer::Semaphore(reply))
             }
             Part::Lock(command) => {
-                let (outcome, wake) = locks.apply(command, client)?;
-                done.unlocked.extend(wake);
-                outcome.map(Answer::Lock)
+                let outcome = locks::apply(tx, command, client, now, &mut done.unlocked)?;
+                Ok(Answer::Lock(outcome))
             }
             Part::Pool(command) => Ok(Answer::Pool(pools::apply(tx, command, now)?)),
         });

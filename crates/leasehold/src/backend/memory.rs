@@ -41,7 +41,8 @@ impl Memory {
 
     pub(crate) fn apply_lock(&self, command: &LockCommand) -> LockOutcome {
         let (mut machine, now) = self.locks();
-        machine.apply(command, now)
+        let Ok(outcome) = machine.apply(command, now);
+        outcome
     }
 
     pub(crate) fn list_locks(&self, limit: usize) -> Vec<Record> {
@@ -52,7 +53,7 @@ impl Memory {
     fn locks(&self) -> (MutexGuard<'_, LockMachine>, u64) {
         let mut machine = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.clock.steady_wall_micros() / 1000;
-        machine.remove_expired(now);
+        let Ok(_) = machine.remove_expired(now);
         (machine, now)
     }
 

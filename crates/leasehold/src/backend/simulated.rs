@@ -204,7 +204,10 @@ impl World {
             Part::Semaphore { name, commands, .. } => {
                 Answer::Semaphore(self.apply(name, from, commands))
             }
-            Part::Lock(command) => Answer::Lock(self.locks.apply(command, now().micros() / 1000)),
+            Part::Lock(command) => {
+                let Ok(outcome) = self.locks.apply(command, now().micros() / 1000);
+                Answer::Lock(outcome)
+            }
             Part::Pool(command) => Answer::Pool(self.pools.apply(command, now())),
         };
         let answers = request.iter().map(apply).map(Ok).collect();

@@ -768,8 +768,8 @@ proptest! {
         for (number, (join, which)) in (0..).zip(places) {
             if join || plain.is_empty() {
                 let id = Who { client: 0, number }.id();
-                queue.join(number.into(), id);
-                plain.push((number.into(), id));
+                queue.join(number, id);
+                plain.push((number, id));
             } else {
                 let (place, _) = plain.remove(which % plain.len());
                 queue.leave(place);

@@ -143,6 +143,7 @@ fn waiter(row: &Row<'_>) -> Result<(AcquisitionId, Member)> {
 }
 
 /// What identifies the row of a name. A row with that id exists.
+#[derive(Clone, Copy)]
 pub(super) enum Find<'a> {
     Name(&'a str),
     Id(i64),
@@ -166,13 +167,11 @@ impl<'a> SqlRows<'a> {
                 ("", select.query_row([id], name_row).optional()?)
             }
         };
-        let (fence_lead, id, row) = match found {
-            Some(found) => found,
-            None => {
-                let mut select = tx.prepare_cached("SELECT fence_lead FROM meta")?;
-                let fence_lead = select.query_row([], |row| unsigned(row, 0))?;
-                (fence_lead, 0, SemaphoreRow::default())
-            }
+        let (fence_lead, id, row) = if let Some(found) = found {
+            found
+        } else {
+            let mut select = tx.prepare_cached("SELECT fence_lead FROM meta")?;
+            (select.query_row([], |row| unsigned(row, 0))?, 0, SemaphoreRow::default())
         };
         Ok(Self {
             tx,

@@ -1,5 +1,5 @@
-//! Compares the machine with its implementation in SQL: the same random commands, the same injected time, the same
-//! outcomes. Also tests what the machine does not have: dead clients, and the cost of the SQL.
+//! Compares the rows of a name in memory and in SQL: the same random commands, the same injected time, the same
+//! outcomes. Also tests what memory does not have: dead clients, and the cost of the SQL.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -208,7 +208,7 @@ fn rows(tx: &Connection) -> Rows {
 }
 
 #[test]
-fn the_machine_and_sql_agree() {
+fn rows_in_memory_and_in_sql_agree() {
     let config = ProptestConfig { cases: 1600, failure_persistence: None, ..Default::default() };
     let commands_sent = std::cell::Cell::new(0);
     proptest!(config, |(steps in steps())| {
