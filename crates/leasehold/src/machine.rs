@@ -80,14 +80,15 @@ mod rows;
 pub(crate) mod tests;
 
 pub(crate) use command::{
-    Circumstances, Command, Declared, Effects, Held, Known, Outcome, Reach, Role, Share, Terms,
+    Circumstances, Command, Declared, Effects, Held, Known, Outcome, Reach, Reply, Role, Share,
+    Subject, Terms,
 };
 pub(crate) use in_memory::InMemory;
 pub(crate) use limits::{Limits, Steer, Steered};
 #[cfg(all(feature = "local", target_os = "linux"))]
 pub(crate) use limits::{Pace, Pause};
 pub(crate) use questions::Row;
-pub(crate) use rate::{MAX_PERIOD, Meter, Rate};
+pub(crate) use rate::{Meter, Rate};
 pub(crate) use rows::{Member, Rows, SemaphoreRow, Stage};
 
 /// The most waiters out of reach that one batch passes over: see docs/guarantees.md.
@@ -287,12 +288,8 @@ impl<R: Rows> Machine<R> {
                 match self.promote(id, &waiter, terms, share, own, call)? {
                     Reach::Reached => continue,
                     Reach::Silent => call.effects.out_of_reach.push(id.client()),
-                    Reach::Inherited => {
-                        self.remove_client(id.client(), false)?;
-                        continue;
-                    }
-                    Reach::Dead => {
-                        self.remove_client(id.client(), true)?;
+                    ended @ (Reach::Inherited | Reach::Dead) => {
+                        self.remove_client(id.client(), ended == Reach::Dead)?;
                         continue;
                     }
                 }

@@ -34,16 +34,17 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use super::{
-    Answer, Answers, Destination, Event, Later, Part, Profile, RemoteBackend, Reply, Report,
-    threads,
+    Answer, Answers, Destination, Event, Later, Part, Profile, RemoteBackend, Report, threads,
 };
+use crate::backend::TimeAuthority;
+use crate::callbacks::event;
 use crate::clock::{Moment, Span, Time};
-use crate::engine::callbacks::event;
-use crate::lock::TimeAuthority;
+use crate::machine::Reply;
 use crate::machine::lock::Record;
+use crate::machine::pool::PoolQuery;
 use crate::machine::{Command, Effects, Outcome, Steered};
 use crate::name::Name;
-use crate::pool::{PoolStats, Which};
+use crate::stats::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, ClientInfo, Error};
 
@@ -181,8 +182,13 @@ impl RemoteBackend for Local {
         self.read(move |store| locks::list(store, limit))
     }
 
-    fn list_pools(&self, which: Which) -> Later<Vec<PoolStats>> {
-        self.read(move |store| store.read(|tx, now, _| pools::list(tx, &which, now)))
+    fn list_pools(&self, query: PoolQuery) -> Later<Vec<PoolStats>> {
+        self.read(move |store| {
+            store.read(|tx, now, _| {
+                let pools = pools::list(tx, &query)?.into_iter();
+                Ok(pools.map(|pool| PoolStats::of(pool, now)).collect())
+            })
+        })
     }
 
     fn list_clients(&self, limit: usize) -> Later<Vec<ClientInfo>> {
@@ -226,9 +232,9 @@ async fn listen(bound: oneshot::Receiver<WakeUps>, worker: Weak<Worker>, report:
 /// Reads what happened to this client, because a wake-up carries no content. Claims the permits that it was granted.
 fn look(store: &mut Database) -> Result<Vec<Event>, Error> {
     let (client, asked) = (store.client, Moment::now());
-    let (granted, evicted, released, tokens) = store.write(|tx, now, _| {
+    let (granted, evicted, released, tokens) = store.write(|tx, now, around| {
         let granted = semaphores::claim(tx, client, now)?;
-        let tokens = semaphores::tokens(tx, client, now)?;
+        let tokens = semaphores::tokens(tx, client, now, around)?;
         let tokens: Vec<_> = tokens.into_iter().map(|(name, at)| (name, at - now)).collect();
         let evicted = semaphores::take_evicted(tx, client)?;
         Ok((granted, evicted, locks::take_released(tx, client)?, tokens))
@@ -315,10 +321,8 @@ fn apply_parts(
     for part in request {
         done.answers.push(match part {
             Part::Semaphore { name, commands, .. } => {
-                let (mut reach, mut is_dead) = around.probes();
-                let (reach, is_dead) = (&mut reach, &mut is_dead);
-                let mut call = Call { from: Some(client), now, confirm_within, reach, is_dead };
-                let applied = semaphores::apply(tx, name, commands, &mut call, only_reads)?;
+                let call = Call { from: Some(client), now, confirm_within, peers: around };
+                let applied = semaphores::apply(tx, name, commands, &call, only_reads)?;
                 let reply = reply(&applied, now);
                 done.applied.push(applied);
                 Ok(Answer::Semaphore(reply))
@@ -337,10 +341,8 @@ fn apply_parts(
 fn change_limits(store: &mut Database, name: &Name, steer: Command) -> Result<Steered, Error> {
     let (from, confirm_within) = (None, store.settings.confirm_within);
     let mut applied = store.write(|tx, now, around| {
-        let (mut reach, mut is_dead) = around.probes();
-        let (reach, is_dead) = (&mut reach, &mut is_dead);
-        let mut call = Call { from, now, confirm_within, reach, is_dead };
-        semaphores::apply(tx, name, &[steer], &mut call, false)
+        let call = Call { from, now, confirm_within, peers: around };
+        semaphores::apply(tx, name, &[steer], &call, false)
     })?;
     store.follow_up(&applied);
     match applied.outcomes.pop() {

@@ -11,11 +11,11 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::sync::OwnedMutexGuard;
 
-use super::callbacks::{event, guarded};
 use super::ticket::Watchers;
 use super::watch::{Hold, Id, Watch};
 use super::{Core, Engine};
 use crate::backend::{Later, Slot};
+use crate::callbacks::{event, guarded};
 use crate::clock::{Moment, Span};
 use crate::machine::lock::Verdict;
 use crate::name::Name;
@@ -148,7 +148,6 @@ impl Lease {
             state.asked = sent;
             state.retry_at = None;
             let until = self.end_of(sent, valid_for);
-            #[cfg(feature = "broken")]
             let until = if crate::broken::is("margin") { until + valid_for } else { until };
             self.valid_until.store(until.micros(), Ordering::Release);
             drop(state);

@@ -24,7 +24,6 @@ use std::convert::Infallible;
 
 use crate::clock::{Span, Time};
 use crate::name::Name;
-use crate::pool::{PoolMember, PoolStats, Which};
 
 /// A command of one client about one pool.
 #[derive(Clone, Debug)]
@@ -64,9 +63,32 @@ pub(crate) enum Status {
     Counted,
 }
 
+/// The pools that a query asks for.
+#[derive(Clone, Debug)]
+pub(crate) enum PoolQuery {
+    /// All pools, ordered by name, at most this many.
+    First(usize),
+    Named(Name),
+}
+
+/// A pool, as statistics show it. The member that has been silent for the longest time comes first.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct PoolRow {
+    pub(crate) name: String,
+    pub(crate) members: Vec<PoolMemberRow>,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct PoolMemberRow {
+    pub(crate) instance: String,
+    pub(crate) last: Time,
+    /// When the holder expires. `None` if it was removed before.
+    pub(crate) holder_until: Option<Time>,
+}
+
 /// A member of a pool.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct PoolRow {
+pub(crate) struct Member {
     /// When it last acquired or renewed.
     pub(crate) last: Time,
     /// When the holder expires. `None` if it was removed before.
@@ -79,10 +101,10 @@ pub(crate) trait PoolRows {
 
     fn count(&self) -> Result<u64, Self::Error>;
 
-    fn member(&self, instance: &Name) -> Result<Option<PoolRow>, Self::Error>;
+    fn member(&self, instance: &Name) -> Result<Option<Member>, Self::Error>;
 
     /// Adds or replaces a member.
-    fn put(&mut self, instance: &Name, row: PoolRow) -> Result<(), Self::Error>;
+    fn put(&mut self, instance: &Name, row: Member) -> Result<(), Self::Error>;
 
     fn remove(&mut self, instance: &Name) -> Result<(), Self::Error>;
 
@@ -99,7 +121,7 @@ pub(crate) fn apply<R: PoolRows>(
     let PoolCommand { ttl, action, .. } = command;
     let mut expired = pool.remove_silent(now.minus(*ttl))?;
     let mut current = pool.count()?;
-    let renewed = PoolRow { last: now, holder_until: Some(now + *ttl) };
+    let renewed = Member { last: now, holder_until: Some(now + *ttl) };
     let status = match action {
         PoolAction::Count => Status::Counted,
         PoolAction::Acquire { instance, capacity } => {
@@ -115,7 +137,7 @@ pub(crate) fn apply<R: PoolRows>(
         PoolAction::Renew { instance } | PoolAction::Release { instance } => {
             let renews = matches!(action, PoolAction::Renew { .. });
             let member = pool.member(instance)?;
-            let holds = |member: PoolRow| member.holder_until.is_some_and(|until| now < until);
+            let holds = |member: Member| member.holder_until.is_some_and(|until| now < until);
             let status = match member.map(holds) {
                 None => Status::NotHeld,
                 Some(true) if renews => Status::Renewed,
@@ -144,7 +166,7 @@ pub(crate) struct PoolMachine {
 
 #[derive(Debug, Default)]
 struct Pool {
-    members: HashMap<Name, PoolRow>,
+    members: HashMap<Name, Member>,
     by_age: BTreeSet<(Time, Name)>,
 }
 
@@ -155,11 +177,11 @@ impl PoolRows for Pool {
         Ok(self.members.len() as u64)
     }
 
-    fn member(&self, instance: &Name) -> Result<Option<PoolRow>, Infallible> {
+    fn member(&self, instance: &Name) -> Result<Option<Member>, Infallible> {
         Ok(self.members.get(instance).copied())
     }
 
-    fn put(&mut self, instance: &Name, row: PoolRow) -> Result<(), Infallible> {
+    fn put(&mut self, instance: &Name, row: Member) -> Result<(), Infallible> {
         self.remove(instance)?;
         self.members.insert(instance.clone(), row);
         self.by_age.insert((row.last, instance.clone()));
@@ -196,28 +218,24 @@ impl PoolMachine {
     }
 
     /// Returns the members of each pool. The pools are ordered by name.
-    pub(crate) fn list(&self, which: &Which, now: Time) -> Vec<PoolStats> {
-        let pools: Vec<_> = match which {
-            Which::First(limit) => {
+    pub(crate) fn list(&self, query: &PoolQuery) -> Vec<PoolRow> {
+        let pools: Vec<_> = match query {
+            PoolQuery::First(limit) => {
                 let mut pools: Vec<_> = self.pools.iter().collect();
                 pools.sort_by(|a, b| a.0.cmp(b.0));
                 pools.truncate(*limit);
                 pools
             }
-            Which::Named(name) => self.pools.get_key_value(name).into_iter().collect(),
+            PoolQuery::Named(name) => self.pools.get_key_value(name).into_iter().collect(),
         };
-        let stats = pools.into_iter().map(|(name, pool)| {
+        let rows = pools.into_iter().map(|(name, pool)| {
             let members = pool.by_age.iter().map(|(last, instance)| {
-                let until = pool.members.get(instance).and_then(|member| member.holder_until);
-                PoolMember {
-                    instance_id: instance.to_string(),
-                    silent_for: now.since(*last),
-                    ends_in: until.filter(|until| now < *until).map(|until| until.since(now)),
-                }
+                let holder_until = pool.members.get(instance).and_then(|own| own.holder_until);
+                PoolMemberRow { instance: instance.to_string(), last: *last, holder_until }
             });
-            PoolStats { name: name.to_string(), members: members.collect() }
+            PoolRow { name: name.to_string(), members: members.collect() }
         });
-        stats.collect()
+        rows.collect()
     }
 
     /// Removes the holder of a member, as an eviction or another program might.

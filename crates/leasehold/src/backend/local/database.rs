@@ -14,9 +14,9 @@ use super::errors::{damaged_log, of_system};
 use super::lifeline::{self, Clients, Lifeline, WakeUps};
 use super::location::Location;
 use super::schema::{self, StoreClock};
-use super::semaphores::{self, Applied, Call};
+use super::semaphores::{self, Applied, Call, Peers};
+use crate::callbacks::event;
 use crate::clock::{Span, Time};
-use crate::engine::callbacks::event;
 use crate::machine::Reach;
 use crate::{ClientId, Error, process};
 
@@ -275,15 +275,12 @@ pub(super) struct Surroundings<'a> {
     clients: &'a Clients,
 }
 
-impl Surroundings<'_> {
-    /// Returns two functions: one checks how a client can be reached, the other whether a client is dead.
-    pub(super) fn probes(
-        &self,
-    ) -> (impl FnMut(ClientId) -> Reach + '_, impl FnMut(ClientId) -> bool + '_) {
-        (|client| self.clients.reach(self.place, client), |client| self.is_dead(client))
+impl Peers for Surroundings<'_> {
+    fn reach(&self, client: ClientId) -> Reach {
+        self.clients.reach(self.place, client)
     }
 
-    pub(super) fn is_dead(&self, client: ClientId) -> bool {
+    fn is_dead(&self, client: ClientId) -> bool {
         lifeline::is_dead(self.place, client)
     }
 }
@@ -297,10 +294,8 @@ fn remove_dead_clients(
     around: &Surroundings<'_>,
 ) -> rusqlite::Result<Applied> {
     let mut applied = Applied::default();
-    let (mut reach, mut is_dead) = around.probes();
-    let (reach, is_dead) = (&mut reach, &mut is_dead);
-    let mut call = Call { from: None, now, confirm_within, reach, is_dead };
-    semaphores::remove_dead_clients(tx, dead, &mut call, &mut applied)?;
+    let call = Call { from: None, now, confirm_within, peers: around };
+    semaphores::remove_dead_clients(tx, dead, &call, &mut applied)?;
     Ok(applied)
 }
 

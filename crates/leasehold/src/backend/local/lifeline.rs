@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use super::errors::of_system;
 use super::inspect::check_owner;
 use super::location::Location;
-use crate::engine::callbacks::event;
+use crate::callbacks::event;
 use crate::machine::Reach;
 use crate::{ClientId, Error};
 

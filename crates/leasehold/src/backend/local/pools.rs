@@ -3,18 +3,19 @@
 use rusqlite::{Connection, OptionalExtension, Result, Row, params};
 
 use crate::clock::Time;
-use crate::machine::pool::{self, PoolCommand, PoolOutcome, PoolRow, PoolRows};
+use crate::machine::pool::{
+    self, Member, PoolCommand, PoolMemberRow, PoolOutcome, PoolQuery, PoolRow, PoolRows,
+};
 use crate::name::Name;
-use crate::pool::{PoolMember, PoolStats, Which};
 
 #[cfg(test)]
 mod tests;
 
 /// Returns the pools that have members, ordered by name.
-pub(super) fn list(tx: &Connection, which: &Which, now: Time) -> Result<Vec<PoolStats>> {
-    let (name, limit) = match which {
-        Which::First(limit) => (None, i64::try_from(*limit).unwrap_or(i64::MAX)),
-        Which::Named(name) => (Some(name.as_str()), 1),
+pub(super) fn list(tx: &Connection, query: &PoolQuery) -> Result<Vec<PoolRow>> {
+    let (name, limit) = match query {
+        PoolQuery::First(limit) => (None, i64::try_from(*limit).unwrap_or(i64::MAX)),
+        PoolQuery::Named(name) => (Some(name.as_str()), 1),
     };
     let mut names = tx.prepare(
         "SELECT DISTINCT pool FROM leases WHERE ?1 IS NULL OR pool = ?1 ORDER BY pool LIMIT ?2",
@@ -23,19 +24,16 @@ pub(super) fn list(tx: &Connection, which: &Which, now: Time) -> Result<Vec<Pool
         "SELECT instance, last, holder_until FROM leases WHERE pool = ?1 ORDER BY last, instance",
     )?;
     let member = |row: &Row<'_>| {
-        let until = row.get::<_, Option<i64>>(2)?.map(time);
-        Ok(PoolMember {
-            instance_id: row.get(0)?,
-            silent_for: now.since(time(row.get(1)?)),
-            ends_in: until.filter(|until| now < *until).map(|until| until.since(now)),
-        })
+        let (instance, last) = (row.get(0)?, time(row.get(1)?));
+        let holder_until = row.get::<_, Option<i64>>(2)?.map(time);
+        Ok(PoolMemberRow { instance, last, holder_until })
     };
     let names = names.query_map(params![name, limit], |row| row.get::<_, String>(0))?;
     names
         .map(|name| {
             let name = name?;
             let members = members.query_map([&name], member)?.collect::<Result<_>>()?;
-            Ok(PoolStats { name, members })
+            Ok(PoolRow { name, members })
         })
         .collect()
 }
@@ -60,18 +58,18 @@ impl PoolRows for SqlPool<'_> {
         select.query_row([self.name], |row| row.get(0).map(i64::cast_unsigned))
     }
 
-    fn member(&self, instance: &Name) -> Result<Option<PoolRow>> {
+    fn member(&self, instance: &Name) -> Result<Option<Member>> {
         let mut select = self.tx.prepare_cached(
             "SELECT last, holder_until FROM leases WHERE pool = ?1 AND instance = ?2",
         )?;
         let read = |row: &Row<'_>| {
             let holder_until = row.get::<_, Option<i64>>(1)?.map(time);
-            Ok(PoolRow { last: time(row.get(0)?), holder_until })
+            Ok(Member { last: time(row.get(0)?), holder_until })
         };
         select.query_row([self.name, instance.as_str()], read).optional()
     }
 
-    fn put(&mut self, instance: &Name, row: PoolRow) -> Result<()> {
+    fn put(&mut self, instance: &Name, row: Member) -> Result<()> {
         let micros = |time: Time| time.micros().cast_signed();
         let (last, until) = (micros(row.last), row.holder_until.map(micros));
         self.tx

@@ -29,14 +29,21 @@ pub(super) const WATCH: Span = Span::from_millis(225);
 const WATCHERS: usize = 8;
 const WATCHED_PLACES: u32 = 256;
 
-/// The context of a batch: its sender, the time, and how to check other clients.
+/// The other clients of the store.
+pub(super) trait Peers {
+    fn reach(&self, client: ClientId) -> Reach;
+
+    fn is_dead(&self, client: ClientId) -> bool;
+}
+
+/// The context of a batch.
+#[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
     /// The sender. `None` if no client is the sender; then every grant has to be claimed.
     pub(super) from: Option<ClientId>,
     pub(super) now: Time,
     pub(super) confirm_within: Span,
-    pub(super) reach: &'a mut dyn FnMut(ClientId) -> Reach,
-    pub(super) is_dead: &'a mut dyn FnMut(ClientId) -> bool,
+    pub(super) peers: &'a dyn Peers,
 }
 
 /// The result of a batch.
@@ -63,7 +70,7 @@ pub(super) fn apply(
     tx: &Connection,
     name: &Name,
     commands: &[Command],
-    call: &mut Call<'_>,
+    call: &Call<'_>,
     only_reads: bool,
 ) -> Result<Applied> {
     let (mut applied, find) = (Applied::default(), Find::Name(name.as_str()));
@@ -90,7 +97,7 @@ fn run(
     tx: &Connection,
     find: Find<'_>,
     only_reads: bool,
-    call: &mut Call<'_>,
+    call: &Call<'_>,
     applied: &mut Applied,
     work: impl FnOnce(
         &mut Machine<SqlRows<'_>>,
@@ -98,11 +105,11 @@ fn run(
         &mut Applied,
     ) -> Result<()>,
 ) -> Result<Vec<ClientId>> {
-    let Call { from, now, confirm_within, ref mut reach, ref mut is_dead } = *call;
-    let rows = SqlRows::find(tx, find, only_reads, from, is_dead)?;
+    let Call { from, now, confirm_within, peers } = *call;
+    let rows = SqlRows::find(tx, find, only_reads, from, peers)?;
     let (mut machine, mut effects) = (Machine { rows }, Effects::default());
     let token_before = machine.awaited_token(now)?;
-    let wake = &mut |id: AcquisitionId, _: &Held| reach(id.client());
+    let wake = &mut |id: AcquisitionId, _: &Held| peers.reach(id.client());
     let mut call = Circumstances { from, now, confirm_within, wake, effects: &mut effects };
     work(&mut machine, &mut call, applied)?;
     // If the first waiter waits only for a token, its client asks when the token comes. The reply tells the sender when
@@ -124,11 +131,11 @@ fn run(
 pub(super) fn remove_dead_clients(
     tx: &Connection,
     mut dead: Vec<ClientId>,
-    call: &mut Call<'_>,
+    call: &Call<'_>,
     applied: &mut Applied,
 ) -> Result<()> {
     // The reply informs the sender only about its own name. For all other names it must be woken, like every client.
-    call.from = None;
+    let call = &Call { from: None, ..*call };
     while let Some(client) = dead.pop() {
         if applied.removed_clients.contains(&client) {
             continue;
@@ -181,7 +188,12 @@ pub(super) fn claim(
 
 /// Returns the names whose first waiter belongs to this client and waits for a token, each with the time when the token
 /// comes.
-pub(super) fn tokens(tx: &Connection, client: ClientId, now: Time) -> Result<Vec<(String, Time)>> {
+pub(super) fn tokens(
+    tx: &Connection,
+    client: ClientId,
+    now: Time,
+    peers: &dyn Peers,
+) -> Result<Vec<(String, Time)>> {
     let mut select = tx.prepare_cached(
         "SELECT s.id, s.name FROM semaphores s
          WHERE s.rate_count > 0 AND s.id IN (SELECT semaphore FROM waiters WHERE client = ?1)",
@@ -191,8 +203,7 @@ pub(super) fn tokens(tx: &Connection, client: ClientId, now: Time) -> Result<Vec
         .collect::<Result<Vec<(i64, String)>>>()?;
     let mut tokens = Vec::new();
     for (id, name) in names {
-        let is_dead = &mut |_| false;
-        let machine = Machine { rows: SqlRows::find(tx, Find::Id(id), false, None, is_dead)? };
+        let machine = Machine { rows: SqlRows::find(tx, Find::Id(id), true, None, peers)? };
         // If the token is already available, the waiter gets it with its next request.
         let (at, first) = match machine.awaited_token(now)? {
             Some(token) => token,

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use super::command::RedisCommand;
 use super::slots::{channel_end, slot_of};
 use super::value::Value;
-use crate::backend::{Reply, Slot};
+use crate::backend::Slot;
 use crate::clock::Span;
+use crate::machine::Reply;
 use crate::machine::lock::TOLERANCE_MS;
 use crate::machine::{
     Command, Declared, Held, Known, Outcome, Rate, Role, Share, Steer, Steered, Terms,
@@ -89,9 +90,7 @@ pub(super) struct Script {
 
 impl Script {
     pub(super) fn new(parts: &[&str]) -> Self {
-        let source = parts.join("\n");
-        #[cfg(feature = "broken")]
-        let source = crate::broken::in_lua(&source);
+        let source = crate::broken::in_lua(parts.join("\n"));
         let hash = sha1_smol::Sha1::from(&source).digest().to_string();
         Self { source, hash }
     }

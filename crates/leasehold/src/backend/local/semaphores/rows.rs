@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rusqlite::{CachedStatement, Connection, OptionalExtension, Params, Result, Row, params};
 
-use super::{WATCHED_PLACES, WATCHERS};
+use super::{Peers, WATCHED_PLACES, WATCHERS};
 use crate::clock::{Span, Time};
 use crate::machine::{
     Limits, Member, Meter, Pace, Pause, Rate, Rows, SemaphoreRow, Share, Stage, Terms,
@@ -21,7 +21,7 @@ pub(super) struct SqlRows<'a> {
     stored: SemaphoreRow,
     fence_lead: u64,
     from: Option<ClientId>,
-    is_dead: &'a mut dyn FnMut(ClientId) -> bool,
+    peers: &'a dyn Peers,
     /// Whether a statement that writes fails, with [`InvalidQuery`](rusqlite::Error::InvalidQuery).
     only_reads: bool,
     /// Whether expired holders were removed, and dead clients searched. Once is enough, because a batch happens at one
@@ -155,7 +155,7 @@ impl<'a> SqlRows<'a> {
         find: Find<'a>,
         only_reads: bool,
         from: Option<ClientId>,
-        is_dead: &'a mut dyn FnMut(ClientId) -> bool,
+        peers: &'a dyn Peers,
     ) -> Result<Self> {
         let (name, found) = match find {
             Find::Name(name) => {
@@ -181,7 +181,7 @@ impl<'a> SqlRows<'a> {
             row,
             fence_lead,
             from,
-            is_dead,
+            peers,
             only_reads,
             expired: false,
             looked_for_dead: false,
@@ -514,7 +514,7 @@ impl Rows for SqlRows<'_> {
         clients.extend(self.near_the_head()?);
         clients.sort_unstable();
         clients.dedup();
-        clients.retain(|client| self.from != Some(*client) && (self.is_dead)(*client));
+        clients.retain(|client| self.from != Some(*client) && self.peers.is_dead(*client));
         Ok(clients)
     }
 
