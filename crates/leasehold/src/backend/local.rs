@@ -6,7 +6,7 @@
 //! - [`lifeline`]: how clients find out whether another client is alive, and how they wake it.
 //! - [`database`]: one client's connection and its transactions.
 //! - [`worker`]: the thread that runs the transactions; [`read_only`]: a client that writes nothing.
-//! - [`semaphores`], [`locks`], [`pools`], [`stats`]: the transitions and queries, in SQL.
+//! - [`semaphores`], [`locks`], [`pools`]: the rows of the machines, in SQL; [`stats`]: queries.
 //! - [`errors`]: maps errors of SQLite and the operating system to [`Error`].
 //!
 //! # Why it is safe
