@@ -1,18 +1,21 @@
 //! The fair semaphore as a pure state machine, without I/O and without a clock of its own.
 //!
-//! The memory store runs this code. The other stores implement the same transitions in their own atomic unit (a Lua
-//! script, an SQL transaction). Tests compare them with this code by random commands.
+//! It is written over [`Rows`]. The memory store keeps them in collections ([`InMemory`]), and the store on one host in
+//! SQLite, where a batch of commands is one transaction. On Redis a Lua script implements the same transitions; tests
+//! compare it with this code by random commands.
 //!
 //! # State
 //!
 //! One [`Machine`] is the state of one name:
 //!
-//! - its [`Limits`];
+//! - its row, with its [`Limits`], its counters and the last fence;
 //! - the holders, each with a fence, a weight, `renew_by`, and perhaps `hold_until` and a slot number;
-//! - the queue of waiters, in order, each with `alive_by` and a weight;
-//! - the last fence.
+//! - the queue of waiters, in order, each with `alive_by` and a weight.
 //!
 //! `now` is always the store's clock, never a caller's.
+//!
+//! A store that can tell which clients are dead has no leases ([`Terms::lease`]). There, a query of a waiter, and a
+//! newcomer that finds no room and an empty queue, remove the [dead clients](Rows::dead_clients).
 //!
 //! # Transitions
 //!
@@ -28,7 +31,7 @@
 //!   is issued, its TTL begins, and it takes the token. If its own client sent this command, the reply reports the
 //!   grant, and the permit has its whole lease. Any other client receives a wake-up that says the same, and has
 //!   `confirm_within` to renew the permit. A waiter that does not fit ends the grant, so that no later waiter overtakes
-//!   it. The machine has not tried to reach that waiter.
+//!   it. The machine has not tried to reach that waiter. If a client turns out to be dead, its members are removed.
 //! - *enqueue*, *renew*, *release*, *steer*: see [`Command`]. Cancel is a release by a waiter.
 //!
 //! A wake-up can stay in the socket buffer of a paused process for any length of time. So the client trusts a wake-up
@@ -57,13 +60,11 @@
 //! 7. **No leak.** Whichever future or guard is dropped, at any await point, nothing stays behind once the engine has
 //!    drained. (The engine ensures that. The machine only has to ensure that *release* removes an id wherever it is.)
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::num::NonZeroU32;
-
 use crate::clock::Time;
-use crate::{AcquisitionId, Fence};
+use crate::{AcquisitionId, ClientId, Fence};
 
 mod command;
+mod in_memory;
 mod limits;
 pub(crate) mod lock;
 mod members;
@@ -74,178 +75,62 @@ pub(crate) mod pool;
 mod questions;
 mod queue;
 mod rate;
+mod rows;
 #[cfg(test)]
 pub(crate) mod tests;
 
 pub(crate) use command::{
-    Circumstances, Command, Declared, Effects, Held, Known, Outcome, Reply, Role, Share, Subject,
-    Terms,
+    Circumstances, Command, Declared, Effects, Held, Known, Outcome, Reach, Reply, Role, Share,
+    Subject, Terms,
 };
+pub(crate) use in_memory::InMemory;
 pub(crate) use limits::{Limits, Steer, Steered};
-use members::Members;
-use numbers::Numbers;
+#[cfg(all(feature = "local", target_os = "linux"))]
+pub(crate) use limits::{Pace, Pause};
 pub(crate) use questions::Row;
-use queue::Queue;
 pub(crate) use rate::{Meter, Rate};
+pub(crate) use rows::{Member, Rows, SemaphoreRow, Stage};
 
-/// A holder or a waiter, with the data that its client keeps beside it.
+/// The most waiters out of reach that one batch passes over: see docs/guarantees.md.
+const PASSED_OVER: u32 = 10_000;
+
+/// The state of one name.
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
-struct Member<T> {
-    since: Time,
-    /// `renew_by` of a holder, `alive_by` of a waiter.
-    alive_by: Option<Time>,
-    stage: Stage,
-    kept: T,
+pub(crate) struct Machine<R = InMemory> {
+    pub(crate) rows: R,
 }
 
-#[derive(Debug)]
-#[cfg_attr(test, derive(Clone))]
-enum Stage {
-    Waiting {
-        place: u64,
-        terms: Terms,
-        share: Share,
-    },
-    Holding {
-        hold_until: Option<Time>,
-        fence: Fence,
-        weight: u32,
-        slot_number: Option<NonZeroU32>,
-        /// Whether it was granted with a wake-up and its client has not claimed it yet.
-        unclaimed: bool,
-    },
-}
-
-impl Member<()> {
-    /// Creates a holder whose grant is reported by the reply.
-    #[inline]
-    fn holding(
-        terms: Terms,
-        weight: u32,
-        slot_number: Option<NonZeroU32>,
-        fence: Fence,
-        now: Time,
-    ) -> Self {
-        let (hold_until, unclaimed) = (terms.ttl.map(|ttl| now + ttl), false);
-        Self {
-            since: now,
-            alive_by: terms.lease.map(|lease| now + lease),
-            stage: Stage::Holding { hold_until, fence, weight, slot_number, unclaimed },
-            kept: (),
-        }
-    }
-
-    #[inline]
-    fn keeping<T>(self, kept: T) -> Member<T> {
-        Member { since: self.since, alive_by: self.alive_by, stage: self.stage, kept }
-    }
-}
-
-impl<T> Member<T> {
-    fn is_holder(&self) -> bool {
-        matches!(self.stage, Stage::Holding { .. })
-    }
-
-    fn ends(&self) -> Option<Time> {
-        ends(self.alive_by, &self.stage)
-    }
-
-    fn weight(&self) -> u32 {
-        match self.stage {
-            Stage::Waiting { share, .. } => share.weight,
-            Stage::Holding { weight, .. } => weight,
-        }
-    }
-
-    /// Returns the permit as it is reported to its holder; `None` for a waiter.
-    #[inline]
-    fn held(&self, now: Time) -> Option<Held> {
-        let Stage::Holding { fence, slot_number, .. } = self.stage else { return None };
-        Some(Held { slot_number, fence, valid_for: self.ends().map(|ends| ends - now) })
-    }
-}
-
-/// Returns the earliest deadline.
-#[inline]
-fn ends(alive_by: Option<Time>, stage: &Stage) -> Option<Time> {
-    match (alive_by, stage) {
-        (Some(alive_by), Stage::Holding { hold_until: Some(hold_until), .. }) => {
-            Some(alive_by.min(*hold_until))
-        }
-        (None, Stage::Holding { hold_until, .. }) => *hold_until,
-        (alive_by, _) => alive_by,
-    }
-}
-
-/// The state of one name. `T` is what a client in this process keeps with each of its acquisitions.
-#[derive(Debug)]
-#[cfg_attr(test, derive(Clone))]
-pub(crate) struct Machine<T = ()> {
-    limits: Limits,
-    holding: u32,
-    /// The sum of the weights of all holders.
-    units: u32,
-    numbers: Numbers,
-    last_fence: u64,
-    members: Members<Member<T>>,
-    queue: Queue,
-    /// The deadlines of the holders and waiters that expire. Empty if nothing expires.
-    holder_ends: BTreeSet<(Time, AcquisitionId)>,
-    waiter_ends: BTreeSet<(Time, AcquisitionId)>,
-    /// Waiters that another client has removed, each until the end of its patience. Their clients must not enqueue them
-    /// again. Empty on stores without leases, which report the removal reliably.
-    cancelled: BTreeMap<AcquisitionId, Time>,
-}
-
-impl<T: Clone> Machine<T> {
-    /// Creates the state of a name that is not in use. Its fences will be above `last_fence`.
-    pub(crate) fn new(last_fence: u64) -> Self {
-        Self {
-            limits: Limits::default(),
-            holding: 0,
-            units: 0,
-            numbers: Numbers::default(),
-            last_fence,
-            members: Members::default(),
-            queue: Queue::default(),
-            holder_ends: BTreeSet::new(),
-            waiter_ends: BTreeSet::new(),
-            cancelled: BTreeMap::new(),
-        }
-    }
-
-    pub(crate) fn apply(&mut self, command: &Command, call: &mut Circumstances<'_, T>) -> Outcome
-    where
-        T: Default,
-    {
-        match command {
-            Command::Enqueue { id, declared, wait, terms, share, label: _ } => {
-                self.enqueue(*id, *declared, *wait, *terms, *share, |_| T::default(), call)
-            }
-            Command::Release { id, known } => Outcome::Removed(self.release(*id, *known, call).0),
-            Command::Renew { id, terms } => {
-                self.around(call, |machine, now| machine.renew(*id, *terms, now))
-            }
-            Command::Steer { capacity, steer } => self.around(call, |machine, now| {
-                Outcome::Steered(machine.steer(*capacity, steer, now))
-            }),
-            Command::Sweep => self.around(call, |_, _| Outcome::Swept),
-        }
-    }
-
-    /// Runs expire, grant, the command, grant.
-    #[inline]
-    fn around<O>(
+impl<R: Rows> Machine<R> {
+    pub(crate) fn apply(
         &mut self,
-        call: &mut Circumstances<'_, T>,
-        command: impl FnOnce(&mut Self, Time) -> O,
-    ) -> O {
-        self.expire(call);
-        self.grant(call);
-        let outcome = command(self, call.now);
-        self.grant(call);
-        outcome
+        command: &Command,
+        call: &mut Circumstances<'_, R::Kept>,
+    ) -> Result<Outcome, R::Error> {
+        match command {
+            Command::Enqueue { id, declared, wait, terms, share, label } => {
+                let keep = |_: Option<&Held>| R::keep(label.as_ref());
+                return self.enqueue(*id, *declared, *wait, *terms, *share, keep, call);
+            }
+            Command::Release { id, known } => {
+                return self.release(*id, *known, call).map(|(role, _)| Outcome::Removed(role));
+            }
+            Command::Renew { .. } | Command::Sweep if self.rows.row().waiting > 0 => {
+                self.remove_dead_clients()?;
+            }
+            Command::Renew { .. } | Command::Steer { .. } | Command::Sweep => {}
+        }
+        self.expire(call)?;
+        self.grant(call)?;
+        let outcome = match command {
+            Command::Renew { id, terms } => self.renew(*id, *terms, call.now)?,
+            Command::Steer { capacity, steer } => {
+                Outcome::Steered(self.steer(*capacity, steer, call)?)
+            }
+            _ => Outcome::Swept,
+        };
+        self.grant(call)?;
+        Ok(outcome)
     }
 
     /// See [`Command::Enqueue`]. `keep` creates the data that is kept with the acquisition. It receives the permit, or
@@ -259,70 +144,48 @@ impl<T: Clone> Machine<T> {
         wait: bool,
         terms: Terms,
         share: Share,
-        keep: impl FnOnce(Option<&Held>) -> T,
-        call: &mut Circumstances<'_, T>,
-    ) -> Outcome {
-        let is_new = self.members.get(&id).is_none();
+        keep: impl FnOnce(Option<&Held>) -> R::Kept,
+        call: &mut Circumstances<'_, R::Kept>,
+    ) -> Result<Outcome, R::Error> {
+        let is_new = self.rows.member(id)?.is_none();
+        let now = call.now;
+        let row = self.rows.row_mut();
         // An acquire that is refused declares nothing.
-        let capacity = self.limits.capacity_with(declared);
+        let capacity = row.limits.capacity_with(declared);
         if is_new && share.weight > capacity {
-            return self.around(call, |_, _| Outcome::TooHeavy { capacity });
+            self.expire(call)?;
+            self.grant(call)?;
+            return Ok(Outcome::TooHeavy { capacity });
         }
         // The declaration comes first: if it makes room, the room belongs to the waiters that are already queued.
-        self.limits.declare(declared, call.now, self.last_fence);
-        if self.queue.is_empty() && is_new && self.fits(share.weight, call.now) {
-            return Outcome::Held(self.hold(id, terms, share, call.now, keep));
+        row.limits.declare(declared, now, row.last_fence);
+        if is_new && row.waiting == 0 && row.fits(share.weight, now) {
+            return Ok(Outcome::Held(self.hold(id, terms, share, now, keep)?));
         }
-        self.expire(call);
-        let nobody_before = self.grant(call);
-        let now = call.now;
-        let outcome = if self.members.get(&id).is_some() {
-            self.renew(id, terms, now)
-        } else if share.weight > self.limits.capacity() {
-            Outcome::TooHeavy { capacity: self.limits.capacity() }
+        self.expire(call)?;
+        let mut nobody_before = self.grant(call)?;
+        let renewed = if is_new { None } else { self.renew_member(id, terms, now)? };
+        let capacity = self.rows.row().limits.capacity();
+        if renewed.is_none() && self.rows.row().waiting == 0 && !self.fits(share.weight, now) {
+            // With an empty queue, no other client checks whether the holders are alive.
+            self.remove_dead_clients()?;
+            nobody_before = true;
+        }
+        let outcome = if let Some(renewed) = renewed {
+            renewed
+        } else if share.weight > capacity {
+            Outcome::TooHeavy { capacity }
         } else if nobody_before && self.fits(share.weight, now) {
-            Outcome::Held(self.hold(id, terms, share, now, keep))
+            Outcome::Held(self.hold(id, terms, share, now, keep)?)
         } else if wait {
-            let ahead = self.queue.len();
-            self.wait(id, terms, share, now, keep(None));
+            let ahead = self.rows.row().waiting;
+            self.wait(id, terms, share, now, keep(None))?;
             Outcome::Waiting { ahead }
         } else {
             Outcome::Full
         };
-        self.grant(call);
-        outcome
-    }
-
-    /// Enqueues an id that is not known yet, for an ordinary permit that does not expire. Returns `None` if that takes
-    /// more than declaring a capacity and adding a holder. Then at most the capacity was declared.
-    #[inline(always)]
-    #[allow(clippy::inline_always)] // most branches are decided at the call site
-    pub(crate) fn hold_at_once(
-        &mut self,
-        id: AcquisitionId,
-        (capacity, is_new): (u32, bool),
-        now: impl FnOnce() -> Time,
-    ) -> Option<Held>
-    where
-        T: Default,
-    {
-        self.limits.declare_capacity(capacity, is_new);
-        if !self.is_quiet() || !has_units(&self.limits, self.units, 1) {
-            return None;
-        }
-        Some(self.hold(id, Terms::default(), Share::ONE, now(), |_| T::default()))
-    }
-
-    /// Releases `id`. Returns `None` if that takes more than removing it, or if it is not known. Then nothing was done.
-    #[inline]
-    pub(crate) fn remove_at_once(&mut self, id: AcquisitionId) -> Option<(Role, T)> {
-        if self.is_quiet() { self.remove(id, Known::Nothing) } else { None }
-    }
-
-    /// Returns whether there is nothing to expire or to grant, and no deadline to compare with the clock.
-    #[inline]
-    fn is_quiet(&self) -> bool {
-        self.queue.is_empty() && !self.is_timed()
+        self.grant(call)?;
+        Ok(outcome)
     }
 
     #[inline]
@@ -330,271 +193,297 @@ impl<T: Clone> Machine<T> {
         &mut self,
         id: AcquisitionId,
         known: Known,
-        call: &mut Circumstances<'_, T>,
-    ) -> (Role, Option<T>) {
-        if id.client() != call.from {
-            self.mark_cancelled(id, call.now);
-        }
+        call: &mut Circumstances<'_, R::Kept>,
+    ) -> Result<(Role, Option<R::Kept>), R::Error> {
         // Remove first: a waiter that is being removed must not be granted a permit.
-        let removed = self.remove(id, known);
-        if !self.queue.is_empty() {
-            self.expire(call);
-            self.grant(call);
-        }
-        match removed {
-            Some((role, kept)) => (role, Some(kept)),
+        let (role, kept) = match self.remove(id, known)? {
+            Some((member, kept)) => {
+                if call.from != Some(id.client()) {
+                    self.rows.record_cancel(id, &member, call.now)?;
+                }
+                (if member.is_holder() { Role::Holder } else { Role::Waiter }, Some(kept))
+            }
             None => (Role::Nobody, None),
+        };
+        if self.rows.row().waiting > 0 {
+            self.expire(call)?;
+            self.grant(call)?;
         }
-    }
-
-    /// Marks a waiter that another client removes. Its own client learns from the mark that its data is not lost, and
-    /// gives up. A waiter that is silent for longer than the mark lasts would have expired anyway.
-    fn mark_cancelled(&mut self, id: AcquisitionId, now: Time) {
-        self.cancelled.retain(|_, until| *until > now);
-        if let Some(Member { stage: Stage::Waiting { terms, .. }, .. }) = self.members.get(&id)
-            && let Some(patience) = terms.patience()
-        {
-            self.cancelled.insert(id, now + patience);
-        }
+        Ok((role, kept))
     }
 
     #[inline]
-    fn expire(&mut self, call: &mut Circumstances<'_, T>) {
-        if self.is_timed() {
-            self.expire_due(call);
-        }
+    pub(crate) fn expire(&mut self, call: &mut Circumstances<'_, R::Kept>) -> Result<(), R::Error> {
+        if self.is_timed() { self.expire_due(call) } else { Ok(()) }
     }
 
-    fn expire_due(&mut self, call: &mut Circumstances<'_, T>) {
-        let mut unused = Vec::new();
-        while let Some(id) = pop_due(&mut self.holder_ends, call.now) {
-            if let Stage::Holding { fence, unclaimed: true, .. } = self.members[&id].stage {
+    fn expire_due(&mut self, call: &mut Circumstances<'_, R::Kept>) -> Result<(), R::Error> {
+        let due = self.rows.remove_due(call.now)?;
+        if let Some(meter) = self.rows.row_mut().limits.meter_mut() {
+            meter.settle(call.now);
+        }
+        self.count_out(due.iter().map(|(_, member, _)| member));
+        let holders = due.into_iter().filter(|(_, member, _)| member.is_holder());
+        call.effects.expired.extend(holders.map(|(id, _, kept)| (id, kept)));
+        Ok(())
+    }
+
+    fn remove_dead_clients(&mut self) -> Result<(), R::Error> {
+        for client in self.rows.dead_clients()? {
+            self.remove_client(client, true)?;
+        }
+        Ok(())
+    }
+
+    /// Removes the waiters of a client, and its permits too if it is dead.
+    pub(crate) fn remove_client(
+        &mut self,
+        client: ClientId,
+        is_dead: bool,
+    ) -> Result<(), R::Error> {
+        let removed = self.rows.remove_client(client, is_dead)?;
+        self.count_out(removed.iter());
+        Ok(())
+    }
+
+    /// Subtracts members that no client has released, and returns the tokens of permits that were never claimed.
+    fn count_out<'a>(&mut self, removed: impl Iterator<Item = &'a Member>) {
+        let (row, mut unused) = (self.rows.row_mut(), Vec::new());
+        for member in removed {
+            if let Stage::Holding { fence, unclaimed: true, .. } = member.stage {
                 unused.push(fence);
             }
-            if let Some((_, kept)) = self.remove(id, Known::Nothing) {
-                call.effects.expired.push((id, kept));
-            }
+            row.subtract(member);
         }
-        if let Some(meter) = self.limits.meter_mut() {
-            meter.settle(call.now);
-            meter.return_tokens(unused, self.last_fence);
-        }
-        while let Some(id) = pop_due(&mut self.waiter_ends, call.now) {
-            self.remove(id, Known::Nothing);
+        if let Some(meter) = row.limits.meter_mut() {
+            meter.return_tokens(unused, row.last_fence);
         }
     }
 
     /// Grants permits to waiters, in order, as long as they fit. Returns whether a newcomer may be granted a permit,
     /// because no reachable waiter is left.
     #[inline]
-    fn grant(&mut self, call: &mut Circumstances<'_, T>) -> bool {
-        self.queue.is_empty() || self.fits(1, call.now) && self.grant_in_order(call)
+    pub(crate) fn grant(
+        &mut self,
+        call: &mut Circumstances<'_, R::Kept>,
+    ) -> Result<bool, R::Error> {
+        if self.rows.row().waiting == 0 { Ok(true) } else { self.grant_in_order(call) }
     }
 
-    fn grant_in_order(&mut self, call: &mut Circumstances<'_, T>) -> bool {
-        let mut from_place = 0;
-        while let Some((place, id)) = self.queue.first_from(from_place) {
-            from_place = place + 1;
-            let own = id.client() == call.from;
+    fn grant_in_order(&mut self, call: &mut Circumstances<'_, R::Kept>) -> Result<bool, R::Error> {
+        while self.rows.row().waiting > 0 && call.effects.passed_over < PASSED_OVER {
+            if !self.fits(1, call.now) {
+                return Ok(false);
+            }
+            let Some((id, waiter)) = self.rows.first_waiter(call.effects.from_place)? else {
+                break;
+            };
+            let Stage::Waiting { place, terms, share } = waiter.stage else { break };
             // One unanswered wake-up per client is enough, however many of its waiters come first.
-            if !own && call.effects.out_of_reach.contains(&id.client()) {
-                continue;
+            let own = call.from == Some(id.client());
+            if own || !call.effects.out_of_reach.contains(&id.client()) {
+                if !self.fits(share.weight, call.now) {
+                    return Ok(false);
+                }
+                match self.promote(id, &waiter, terms, share, own, call)? {
+                    Reach::Reached => continue,
+                    Reach::Silent => call.effects.out_of_reach.push(id.client()),
+                    ended @ (Reach::Inherited | Reach::Dead) => {
+                        self.remove_client(id.client(), ended == Reach::Dead)?;
+                        continue;
+                    }
+                }
             }
-            match self.promote(place, id, own, call) {
-                Promotion::Done if self.fits(1, call.now) => {}
-                Promotion::Done | Promotion::DoesNotFit => return false,
-                Promotion::OutOfReach => call.effects.out_of_reach.push(id.client()),
-            }
+            call.effects.passed_over += 1;
+            call.effects.from_place = place + 1;
         }
-        true
+        Ok(true)
     }
 
-    /// Makes the waiter a holder, if it fits. If the reply reports the grant, the permit has its whole lease, otherwise
-    /// the time to claim it.
+    /// Makes the waiter a holder, if its client is reached. If the reply reports the grant, the permit has its whole
+    /// lease, otherwise the time to claim it.
+    #[inline]
     fn promote(
         &mut self,
-        place: u64,
         id: AcquisitionId,
+        waiter: &Member,
+        terms: Terms,
+        share: Share,
         own: bool,
-        call: &mut Circumstances<'_, T>,
-    ) -> Promotion {
-        let Some(member) = self.members.get_mut(&id) else { return Promotion::OutOfReach };
-        let Stage::Waiting { terms, share, .. } = member.stage else {
-            return Promotion::OutOfReach;
-        };
-        if !fits(&self.limits, self.units, share.weight, call.now) {
-            return Promotion::DoesNotFit;
-        }
-        let fence = next_fence(self.last_fence, call.now);
-        let slot_number = share.numbered.then(|| self.numbers.lowest_free());
-        let alive_for = if own {
-            terms.lease
-        } else {
+        call: &mut Circumstances<'_, R::Kept>,
+    ) -> Result<Reach, R::Error> {
+        let mut holder = self.holder(terms, share, call.now)?;
+        if !own && let Stage::Holding { fence, slot_number, unclaimed, .. } = &mut holder.stage {
             let claim = terms.lease.map_or(call.confirm_within, |own| own.min(call.confirm_within));
+            let (fence, slot_number) = (*fence, *slot_number);
             let held = Held { slot_number, fence, valid_for: Some(claim) };
-            if !(call.wake)(id, &held) {
-                return Promotion::OutOfReach;
+            let reach = (call.wake)(id, &held);
+            if reach != Reach::Reached {
+                return Ok(reach);
             }
-            Some(claim)
-        };
-        let waited_until = member.ends();
-        let hold_until = terms.ttl.map(|ttl| call.now + ttl);
-        let weight = share.weight;
-        member.stage = Stage::Holding { hold_until, fence, weight, slot_number, unclaimed: !own };
-        member.alive_by = alive_for.map(|span| call.now + span);
-        member.since = call.now;
-        let ends = member.ends();
-        if own && let Some(held) = member.held(call.now) {
-            call.effects.granted.push((id, held, member.kept.clone()));
+            *unclaimed = true;
+            holder.alive_by = Some(call.now + claim);
         }
-        self.count(weight, slot_number, fence, call.now);
-        self.queue.leave(place);
-        reschedule(&mut self.waiter_ends, id, waited_until, None);
-        reschedule(&mut self.holder_ends, id, None, ends);
-        Promotion::Done
+        let kept = self.rows.promote(id, waiter, &holder)?;
+        let row = self.rows.row_mut();
+        row.waiting -= 1;
+        row.add_holder(&holder, call.now);
+        if own && let Some(held) = holder.held(call.now) {
+            call.effects.granted.push((id, held, kept));
+        }
+        Ok(Reach::Reached)
     }
 
-    fn wait(&mut self, id: AcquisitionId, terms: Terms, share: Share, now: Time, kept: T) {
-        let place = self.queue.join(id);
+    fn wait(
+        &mut self,
+        id: AcquisitionId,
+        terms: Terms,
+        share: Share,
+        now: Time,
+        kept: R::Kept,
+    ) -> Result<(), R::Error> {
+        let place = self.rows.row().next_place;
         let alive_by = terms.patience().map(|patience| now + patience);
-        reschedule(&mut self.waiter_ends, id, None, alive_by);
         let stage = Stage::Waiting { place, terms, share };
-        self.members.insert(id, Member { since: now, alive_by, stage, kept });
+        self.rows.insert(id, Member { since: now, alive_by, stage }, kept)?;
+        let row = self.rows.row_mut();
+        row.next_place += 1;
+        row.waiting += 1;
+        Ok(())
     }
 
-    fn renew(&mut self, id: AcquisitionId, terms: Terms, now: Time) -> Outcome {
-        let Some(member) = self.members.get_mut(&id) else {
-            let is_cancelled = self.cancelled.get(&id).is_some_and(|until| *until > now);
-            return if is_cancelled { Outcome::Cancelled } else { Outcome::Gone };
-        };
-        let ended = member.ends();
-        match &mut member.stage {
+    fn renew(&mut self, id: AcquisitionId, terms: Terms, now: Time) -> Result<Outcome, R::Error> {
+        Ok(match self.renew_member(id, terms, now)? {
+            Some(renewed) => renewed,
+            None if self.rows.is_cancelled(id, now) => Outcome::Cancelled,
+            None => Outcome::Gone,
+        })
+    }
+
+    fn renew_member(
+        &mut self,
+        id: AcquisitionId,
+        terms: Terms,
+        now: Time,
+    ) -> Result<Option<Outcome>, R::Error> {
+        let Some(member) = self.rows.member(id)? else { return Ok(None) };
+        let mut renewed = member;
+        let outcome = match &mut renewed.stage {
             Stage::Waiting { place, .. } => {
-                member.alive_by = terms.patience().map(|patience| now + patience);
-                reschedule(&mut self.waiter_ends, id, ended, member.alive_by);
-                return Outcome::Waiting { ahead: self.queue.before(*place) };
+                renewed.alive_by = terms.patience().map(|patience| now + patience);
+                Some(Outcome::Waiting { ahead: self.rows.waiters_before(*place)? })
             }
-            Stage::Holding { unclaimed, .. } => *unclaimed = false,
+            Stage::Holding { unclaimed, .. } => {
+                *unclaimed = false;
+                renewed.alive_by = terms.lease.map(|lease| now + lease);
+                renewed.held(now).map(Outcome::Held)
+            }
+        };
+        if renewed != member {
+            self.rows.update(id, &member, &renewed)?;
         }
-        member.alive_by = terms.lease.map(|lease| now + lease);
-        reschedule(&mut self.holder_ends, id, ended, member.ends());
-        member.held(now).map_or(Outcome::Gone, Outcome::Held)
+        Ok(outcome)
     }
 
-    #[inline]
-    fn remove(&mut self, id: AcquisitionId, known: Known) -> Option<(Role, T)> {
-        let Member { alive_by, stage, kept, .. } = self.members.remove(&id)?;
-        let ended = ends(alive_by, &stage);
-        let role = match stage {
-            Stage::Holding { fence, weight, slot_number, .. } => {
-                self.holding -= 1;
-                self.units -= weight;
-                if let Some(number) = slot_number {
-                    self.numbers.free(number);
-                }
-                if known == Known::Unused
-                    && let Some(meter) = self.limits.meter_mut()
-                {
-                    meter.return_token(fence, self.last_fence);
-                }
-                reschedule(&mut self.holder_ends, id, ended, None);
-                Role::Holder
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // otherwise the member is copied
+    fn remove(
+        &mut self,
+        id: AcquisitionId,
+        known: Known,
+    ) -> Result<Option<(Member, R::Kept)>, R::Error> {
+        let removed = self.rows.remove(id)?;
+        if let Some((member, _)) = &removed {
+            let row = self.rows.row_mut();
+            row.subtract(member);
+            if known == Known::Unused
+                && let Stage::Holding { fence, .. } = member.stage
+                && let Some(meter) = row.limits.meter_mut()
+            {
+                meter.return_token(fence, row.last_fence);
             }
-            Stage::Waiting { place, .. } => {
-                self.queue.leave(place);
-                reschedule(&mut self.waiter_ends, id, ended, None);
-                Role::Waiter
-            }
-        };
-        Some((role, kept))
+        }
+        Ok(removed)
     }
 
     /// Makes `id` a holder whose grant is reported by the reply.
     #[inline(always)]
-    #[allow(clippy::inline_always)] // as above
+    #[allow(clippy::inline_always)] // most branches are decided at the call site
     fn hold(
         &mut self,
         id: AcquisitionId,
         terms: Terms,
-        Share { weight, numbered }: Share,
+        share: Share,
         now: Time,
-        keep: impl FnOnce(Option<&Held>) -> T,
-    ) -> Held {
-        let fence = next_fence(self.last_fence, now);
-        let slot_number = numbered.then(|| self.numbers.lowest_free());
-        self.count(weight, slot_number, fence, now);
-        let member = Member::holding(terms, weight, slot_number, fence, now);
-        let ends = member.ends();
-        let held = Held { slot_number, fence, valid_for: ends.map(|ends| ends - now) };
-        reschedule(&mut self.holder_ends, id, None, ends);
-        self.members.insert(id, member.keeping(keep(Some(&held))));
-        held
+        keep: impl FnOnce(Option<&Held>) -> R::Kept,
+    ) -> Result<Held, R::Error> {
+        let holder = self.holder(terms, share, now)?;
+        self.rows.row_mut().add_holder(&holder, now);
+        let Stage::Holding { fence, slot_number, .. } = holder.stage else { unreachable!() };
+        let held = Held { slot_number, fence, valid_for: holder.ends().map(|ends| ends - now) };
+        self.rows.insert(id, holder, keep(Some(&held)))?;
+        Ok(held)
     }
 
-    /// Counts one more holder.
-    #[inline]
-    fn count(&mut self, weight: u32, slot_number: Option<NonZeroU32>, fence: Fence, now: Time) {
-        self.holding += 1;
-        self.units += weight;
-        self.last_fence = fence.get();
-        if let Some(number) = slot_number {
-            self.numbers.take(number);
-        }
-        if let Some(meter) = self.limits.meter_mut() {
-            meter.take(now, fence);
-        }
+    /// Creates a holder whose grant is reported by the reply, with the next fence (invariant 4).
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // as above
+    fn holder(&self, terms: Terms, share: Share, now: Time) -> Result<Member, R::Error> {
+        let slot_number = if share.numbered { Some(self.rows.lowest_free_number()?) } else { None };
+        let last_fence = self.rows.row().last_fence;
+        let fence = Fence::new((last_fence + 1).max(now.micros() + self.rows.fence_lead()));
+        let (hold_until, unclaimed) = (terms.ttl.map(|ttl| now + ttl), false);
+        let (weight, alive_by) = (share.weight, terms.lease.map(|lease| now + lease));
+        let stage = Stage::Holding { hold_until, fence, weight, slot_number, unclaimed };
+        Ok(Member { since: now, alive_by, stage })
     }
 
     /// Returns whether a permit of this weight can be granted.
     #[inline]
-    fn fits(&self, weight: u32, now: Time) -> bool {
-        fits(&self.limits, self.units, weight, now)
+    pub(crate) fn fits(&self, weight: u32, now: Time) -> bool {
+        self.rows.row().fits(weight, now)
     }
 }
 
-/// What happened to the first waiter.
-enum Promotion {
-    Done,
-    OutOfReach,
-    DoesNotFit,
-}
-
-/// Returns whether a permit of this weight can be granted while the holders have this many units.
-#[inline]
-fn fits(limits: &Limits, units: u32, weight: u32, now: Time) -> bool {
-    has_units(limits, units, weight) && limits.meter().is_none_or(|meter| meter.is_free(now))
-}
-
-#[inline]
-fn has_units(limits: &Limits, units: u32, weight: u32) -> bool {
-    weight <= limits.ceiling().saturating_sub(units)
-}
-
-fn pop_due(ends: &mut BTreeSet<(Time, AcquisitionId)>, now: Time) -> Option<AcquisitionId> {
-    let &(first, id) = ends.first()?;
-    (first <= now).then(|| ends.pop_first()).map(|_| id)
-}
-
-#[inline]
-fn reschedule(
-    ends: &mut BTreeSet<(Time, AcquisitionId)>,
-    id: AcquisitionId,
-    before: Option<Time>,
-    after: Option<Time>,
-) {
-    if before == after {
-        return;
+impl<T: Clone + Default> Machine<InMemory<T>> {
+    /// Creates the state of a name that is not in use. Its fences will be above `last_fence`.
+    pub(crate) fn new(last_fence: u64) -> Self {
+        let mut rows = InMemory::default();
+        rows.row.last_fence = last_fence;
+        Self { rows }
     }
-    if let Some(before) = before {
-        ends.remove(&(before, id));
-    }
-    if let Some(after) = after {
-        ends.insert((after, id));
-    }
-}
 
-/// Returns the next fence (invariant 4).
-#[inline]
-fn next_fence(last: u64, now: Time) -> Fence {
-    Fence::new((last + 1).max(now.micros()))
+    /// Enqueues an id that is not known yet, for an ordinary permit that does not expire. Returns `None` if that takes
+    /// more than declaring a capacity and adding a holder. Then at most the capacity was declared.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // as above
+    pub(crate) fn hold_at_once(
+        &mut self,
+        id: AcquisitionId,
+        (capacity, is_new): (u32, bool),
+        now: impl FnOnce() -> Time,
+    ) -> Option<Held> {
+        self.rows.row.limits.declare_capacity(capacity, is_new);
+        if !self.is_quiet() || !self.rows.row.has_units(1) {
+            return None;
+        }
+        let Ok(held) = self.hold(id, Terms::default(), Share::ONE, now(), |_| T::default());
+        Some(held)
+    }
+
+    /// Releases `id`. Returns `None` if that takes more than removing it, or if it is not known. Then nothing was done.
+    pub(crate) fn remove_at_once(&mut self, id: AcquisitionId) -> Option<(Role, T)> {
+        if !self.is_quiet() {
+            return None;
+        }
+        // The queue is empty.
+        let Ok(removed) = self.remove(id, Known::Nothing);
+        removed.map(|(_, kept)| (Role::Holder, kept))
+    }
+
+    /// Returns whether there is nothing to expire or to grant, and no deadline to compare with the clock.
+    #[inline]
+    fn is_quiet(&self) -> bool {
+        self.rows.row.waiting == 0 && !self.is_timed()
+    }
 }

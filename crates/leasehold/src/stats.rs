@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::Fence;
 use crate::clock::{Span, Time};
-use crate::machine::{self, Machine, Rate, Row};
+use crate::machine::{self, InMemory, Machine, Rate, Row};
 use crate::name::Name;
 
 mod clients;
@@ -163,9 +163,9 @@ impl SemaphoreStats {
         Self { name, limits, units, waits_for, holders, waiters, waiting: 0, oldest_wait }
     }
 
-    pub(crate) fn of<T: Clone>(
+    pub(crate) fn of<T: Clone + Default>(
         name: &Name,
-        machine: &Machine<T>,
+        machine: &Machine<InMemory<T>>,
         now: Time,
         waiters: Range<usize>,
         label: impl Fn(&T) -> Option<Arc<str>>,

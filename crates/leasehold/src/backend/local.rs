@@ -6,7 +6,7 @@
 //! - [`lifeline`]: how clients find out whether another client is alive, and how they wake it.
 //! - [`database`]: one client's connection and its transactions.
 //! - [`worker`]: the thread that runs the transactions; [`read_only`]: a client that writes nothing.
-//! - [`semaphores`], [`locks`], [`pools`], [`stats`]: the transitions and queries, in SQL.
+//! - [`semaphores`], [`locks`], [`pools`]: the rows of the machines, in SQL; [`stats`]: queries.
 //! - [`errors`]: maps errors of SQLite and the operating system to [`Error`].
 //!
 //! # Why it is safe
@@ -30,6 +30,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use super::{
@@ -37,7 +38,7 @@ use super::{
 };
 use crate::backend::TimeAuthority;
 use crate::callbacks::event;
-use crate::clock::{Moment, Span};
+use crate::clock::{Moment, Span, Time};
 use crate::machine::Reply;
 use crate::machine::lock::Record;
 use crate::machine::pool::PoolQuery;
@@ -61,11 +62,10 @@ mod semaphores;
 mod stats;
 mod worker;
 
-use database::{Database, Reader};
+use database::{Database, Reader, Surroundings};
 use lifeline::WakeUps;
-use locks::Locks;
 pub(crate) use read_only::ReadOnly;
-use semaphores::{Applied, Circumstances};
+use semaphores::{Applied, Call};
 use worker::Worker;
 
 /// The path of the store, and the limits that its client applies.
@@ -232,9 +232,9 @@ async fn listen(bound: oneshot::Receiver<WakeUps>, worker: Weak<Worker>, report:
 /// Reads what happened to this client, because a wake-up carries no content. Claims the permits that it was granted.
 fn look(store: &mut Database) -> Result<Vec<Event>, Error> {
     let (client, asked) = (store.client, Moment::now());
-    let (granted, evicted, released, tokens) = store.write(|tx, now, _| {
+    let (granted, evicted, released, tokens) = store.write(|tx, now, around| {
         let granted = semaphores::claim(tx, client, now)?;
-        let tokens = semaphores::tokens(tx, client, now)?;
+        let tokens = semaphores::tokens(tx, client, now, around)?;
         let tokens: Vec<_> = tokens.into_iter().map(|(name, at)| (name, at - now)).collect();
         let evicted = semaphores::take_evicted(tx, client)?;
         Ok((granted, evicted, locks::take_released(tx, client)?, tokens))
@@ -278,51 +278,71 @@ fn apply_together(store: &mut Database, request: &[Part]) -> Result<Answers, Err
     {
         return Ok(answers);
     }
-    let (from, confirm_within) = (Some(store.client), store.settings.confirm_within);
-    let client = store.client;
-    let (answers, applied, unlocked) = store.write(|tx, now, around| {
-        let locks = Locks::new(tx, now);
-        let mut unlocked = Vec::new();
-        if request.iter().any(|part| matches!(part, Part::Lock(_))) {
-            unlocked = locks.remove_expired()?;
-        }
-        let (mut answers, mut all) = (Vec::with_capacity(request.len()), Vec::new());
-        for part in request {
-            answers.push(match part {
-                Part::Semaphore { name, commands, .. } => {
-                    let (mut reach, mut is_dead) = around.probes();
-                    let (reach, is_dead) = (&mut reach, &mut is_dead);
-                    let mut call = Circumstances { from, now, confirm_within, reach, is_dead };
-                    let applied = semaphores::apply(tx, name, commands, &mut call)?;
-                    let reply = reply(&applied, now);
-                    all.push(applied);
-                    Ok(Answer::Semaphore(reply))
-                }
-                Part::Lock(command) => {
-                    let (outcome, wake) = locks.apply(command, client)?;
-                    unlocked.extend(wake);
-                    outcome.map(Answer::Lock)
-                }
-                Part::Pool(command) => Ok(Answer::Pool(pools::apply(tx, command, now)?)),
-            });
-        }
-        Ok((answers, all, unlocked))
-    })?;
-    for applied in &applied {
+    let client = (store.client, store.settings.confirm_within);
+    let done =
+        store.write(|tx, now, around| apply_parts(tx, now, around, client, request, false))?;
+    for applied in &done.applied {
         store.follow_up(applied);
     }
-    store.wake(&unlocked);
-    Ok(answers)
+    store.wake(&done.unlocked);
+    Ok(done.answers)
+}
+
+/// Answers a request that consists of queries only. Returns `None` if something has to be written.
+fn ask(store: &mut Database, request: &[Part]) -> Result<Option<Answers>, Error> {
+    let client = (store.client, store.settings.confirm_within);
+    store.read(|tx, now, around| match apply_parts(tx, now, around, client, request, true) {
+        Err(rusqlite::Error::InvalidQuery) => Ok(None),
+        done => done.map(|done| Some(done.answers)),
+    })
+}
+
+/// The result of a request, in one transaction.
+#[derive(Default)]
+struct Done {
+    answers: Answers,
+    applied: Vec<Applied>,
+    /// The clients that wait for a lock that was released.
+    unlocked: Vec<ClientId>,
+}
+
+fn apply_parts(
+    tx: &Connection,
+    now: Time,
+    around: &Surroundings<'_>,
+    (client, confirm_within): (ClientId, Span),
+    request: &[Part],
+    only_reads: bool,
+) -> rusqlite::Result<Done> {
+    let mut done = Done::default();
+    if !only_reads && request.iter().any(|part| matches!(part, Part::Lock(_))) {
+        done.unlocked = locks::remove_expired(tx, now)?;
+    }
+    for part in request {
+        done.answers.push(match part {
+            Part::Semaphore { name, commands, .. } => {
+                let call = Call { from: Some(client), now, confirm_within, peers: around };
+                let applied = semaphores::apply(tx, name, commands, &call, only_reads)?;
+                let reply = reply(&applied, now);
+                done.applied.push(applied);
+                Ok(Answer::Semaphore(reply))
+            }
+            Part::Lock(command) => {
+                let outcome = locks::apply(tx, command, client, now, &mut done.unlocked)?;
+                Ok(Answer::Lock(outcome))
+            }
+            Part::Pool(command) => Ok(Answer::Pool(pools::apply(tx, command, now)?)),
+        });
+    }
+    Ok(done)
 }
 
 /// Changes the limits of a name. The sender is no client, so this client's waiters are woken like all others.
 fn change_limits(store: &mut Database, name: &Name, steer: Command) -> Result<Steered, Error> {
     let (from, confirm_within) = (None, store.settings.confirm_within);
     let mut applied = store.write(|tx, now, around| {
-        let (mut reach, mut is_dead) = around.probes();
-        let (reach, is_dead) = (&mut reach, &mut is_dead);
-        let mut call = Circumstances { from, now, confirm_within, reach, is_dead };
-        semaphores::apply(tx, name, &[steer], &mut call)
+        let call = Call { from, now, confirm_within, peers: around };
+        semaphores::apply(tx, name, &[steer], &call, false)
     })?;
     store.follow_up(&applied);
     match applied.outcomes.pop() {
@@ -346,30 +366,7 @@ fn only_asks(part: &Part) -> bool {
     }
 }
 
-/// Answers a request that consists of queries only. Returns `None` if something has to be written.
-fn ask(store: &mut Database, request: &[Part]) -> Result<Option<Answers>, Error> {
-    let (from, confirm_within) = (Some(store.client), store.settings.confirm_within);
-    store.read(|tx, now, around| {
-        let mut answers = Vec::with_capacity(request.len());
-        for part in request {
-            answers.push(match part {
-                Part::Semaphore { name, commands, .. } => {
-                    let (mut reach, mut is_dead) = around.probes();
-                    let (reach, is_dead) = (&mut reach, &mut is_dead);
-                    let mut call = Circumstances { from, now, confirm_within, reach, is_dead };
-                    let asked = semaphores::ask(tx, name, commands, &mut call)?;
-                    let Some(asked) = asked else { return Ok(None) };
-                    Ok(Answer::Semaphore(reply(&asked, now)))
-                }
-                Part::Lock(command) => Locks::new(tx, now).ask(command)?.map(Answer::Lock),
-                Part::Pool(_) => return Ok(None),
-            });
-        }
-        Ok(Some(answers))
-    })
-}
-
-fn reply(applied: &Applied, now: crate::clock::Time) -> Reply {
+fn reply(applied: &Applied, now: Time) -> Reply {
     let expiry = applied.next_expiry.map(|at| at - now);
     let watch = applied.watches.then_some(semaphores::WATCH);
     let granted = applied.granted.iter().map(|(id, held)| (*id, *held, ())).collect();

@@ -1,5 +1,6 @@
 //! The memory store. It runs the machine itself, under the engine's lock for the name.
 
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,7 +10,8 @@ use crate::machine::lock::{LockCommand, LockMachine, LockOutcome, Record};
 use crate::machine::pool::PoolQuery;
 use crate::machine::pool::{PoolCommand, PoolMachine, PoolOutcome};
 use crate::machine::{
-    Circumstances, Command, Declared, Effects, Held, Known, Machine, Outcome, Role, Share, Terms,
+    Circumstances, Command, Declared, Effects, Held, InMemory, Known, Machine, Outcome, Reach,
+    Role, Share, Terms,
 };
 use crate::manual_clock::Clock;
 use crate::stats::PoolStats;
@@ -52,7 +54,8 @@ impl Memory {
 
     fn apply_lock(&self, command: &LockCommand) -> LockOutcome {
         let (mut machine, now) = self.locks();
-        machine.apply(command, now)
+        let Ok(outcome) = machine.apply(command, now);
+        outcome
     }
 
     pub(crate) fn list_locks(&self, limit: usize) -> Vec<Record> {
@@ -63,7 +66,7 @@ impl Memory {
     fn locks(&self) -> (MutexGuard<'_, LockMachine>, u64) {
         let mut machine = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.clock.steady_wall_micros() / 1000;
-        machine.remove_expired(now);
+        let Ok(_) = machine.remove_expired(now);
         (machine, now)
     }
 
@@ -86,8 +89,8 @@ impl Memory {
 /// One name. A memory store has one client, so every waiter belongs to the sender. A grant is therefore returned in the
 /// reply and is already confirmed; no wake-up is ever sent. `K` is what the client keeps with an acquisition.
 #[derive(Debug)]
-pub(crate) struct MemorySemaphore<K: Clone> {
-    machine: Machine<K>,
+pub(crate) struct MemorySemaphore<K: Clone + Default> {
+    machine: Machine<InMemory<K>>,
     client: ClientId,
     memory: Arc<Memory>,
     /// Whether any acquire of this name ever had a TTL. That acquire may still be waiting: its deadline is set when it
@@ -174,11 +177,16 @@ impl<K: Clone + Default> MemorySemaphore<K> {
         &mut self,
         now: Time,
         effects: &mut Effects<K>,
-        command: impl FnOnce(&mut Machine<K>, &mut Circumstances<'_, K>) -> O,
+        command: impl FnOnce(
+            &mut Machine<InMemory<K>>,
+            &mut Circumstances<'_, K>,
+        ) -> Result<O, Infallible>,
     ) -> O {
-        let (confirm_within, wake) = (Span::from_millis(1), &mut |_, _: &_| false);
-        let mut call = Circumstances { from: self.client, now, confirm_within, wake, effects };
-        command(&mut self.machine, &mut call)
+        let (confirm_within, wake) = (Span::from_millis(1), &mut |_, _: &_| Reach::Silent);
+        let mut call =
+            Circumstances { from: Some(self.client), now, confirm_within, wake, effects };
+        let Ok(outcome) = command(&mut self.machine, &mut call);
+        outcome
     }
 
     /// Returns the time until the next deadline, or until the first waiter gets a token, whichever is sooner.
@@ -192,7 +200,7 @@ impl<K: Clone + Default> MemorySemaphore<K> {
         changes.into_iter().flatten().min().map(|at| at - now)
     }
 
-    pub(crate) fn machine(&self) -> &Machine<K> {
+    pub(crate) fn machine(&self) -> &Machine<InMemory<K>> {
         &self.machine
     }
 
@@ -217,7 +225,7 @@ impl<K: Clone + Default> MemorySemaphore<K> {
     }
 }
 
-impl<K: Clone> Drop for MemorySemaphore<K> {
+impl<K: Clone + Default> Drop for MemorySemaphore<K> {
     fn drop(&mut self) {
         self.memory.fence_floor.fetch_max(self.machine.last_fence(), Ordering::Relaxed);
     }

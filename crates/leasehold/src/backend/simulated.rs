@@ -15,7 +15,7 @@ use crate::machine::Reply;
 use crate::machine::lock::{LockMachine, Record};
 use crate::machine::pool::PoolMachine;
 use crate::machine::pool::PoolQuery;
-use crate::machine::{Circumstances, Command, Effects, Known, Machine, Outcome, Steered};
+use crate::machine::{Circumstances, Command, Effects, Known, Machine, Outcome, Reach, Steered};
 use crate::name::Name;
 use crate::stats::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
@@ -210,7 +210,10 @@ impl World {
             Part::Semaphore { name, commands, .. } => {
                 Answer::Semaphore(self.apply(name, from, commands))
             }
-            Part::Lock(command) => Answer::Lock(self.locks.apply(command, now().micros() / 1000)),
+            Part::Lock(command) => {
+                let Ok(outcome) = self.locks.apply(command, now().micros() / 1000);
+                Answer::Lock(outcome)
+            }
             Part::Pool(command) => Answer::Pool(self.pools.apply(command, now())),
         };
         let answers = request.iter().map(apply).map(Ok).collect();
@@ -227,13 +230,13 @@ impl World {
         let mut effects = Effects::default();
         let (granted_at, rated) = (now(), machine.limits().meter().is_some());
         let mut call = Circumstances {
-            from,
+            from: Some(from),
             now: granted_at,
             confirm_within: Span::from_millis(200),
             wake: &mut |id, held| {
-                let Some(report) = clients.get(&id.client()) else { return false };
+                let Some(report) = clients.get(&id.client()) else { return Reach::Silent };
                 if cut_off.contains(&id.client()) {
-                    return false;
+                    return Reach::Silent;
                 }
                 if *lose_wake_ups > 0 {
                     *lose_wake_ups -= 1;
@@ -244,11 +247,15 @@ impl World {
                     // client must claim the permit explicitly: the wake-up does not carry the grant.
                     report(Event::Granted(name.clone(), id, (!rated).then_some(told)));
                 }
-                true
+                Reach::Reached
             },
             effects: &mut effects,
         };
-        let outcomes = commands.iter().map(|command| machine.apply(command, &mut call)).collect();
+        let outcomes = commands.iter().map(|command| {
+            let Ok(outcome) = machine.apply(command, &mut call);
+            outcome
+        });
+        let outcomes = outcomes.collect();
         let next_expiry = machine.next_expiry().map(|at| at - now());
         self.batches.push(commands.to_vec());
         let next_token = machine.next_token(now()).map(|at| at - now());

@@ -190,11 +190,16 @@ pub(crate) struct Effects<T = ()> {
     pub(crate) expired: Vec<(AcquisitionId, T)>,
     /// Clients that did not receive a wake-up. The machine does not try them again in the same batch.
     pub(crate) out_of_reach: Vec<ClientId>,
+    /// The place from which waiters are still to be tried. In this batch, all waiters before it were out of reach.
+    pub(crate) from_place: u64,
+    /// How many waiters were out of reach.
+    pub(crate) passed_over: u32,
 }
 
 impl<T> Default for Effects<T> {
     fn default() -> Self {
-        Self { granted: Vec::new(), expired: Vec::new(), out_of_reach: Vec::new() }
+        let (granted, expired, out_of_reach) = (Vec::new(), Vec::new(), Vec::new());
+        Self { granted, expired, out_of_reach, from_place: 0, passed_over: 0 }
     }
 }
 
@@ -204,16 +209,36 @@ impl<T> Effects<T> {
     }
 }
 
+/// Whether a client received a wake-up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(not(all(feature = "local", target_os = "linux")), allow(dead_code))]
+pub(crate) enum Reach {
+    Reached,
+    /// It did not. Its waiters keep their places.
+    Silent,
+    /// Its process has ended, but another process has inherited its lifeline. It keeps its permits, and its waiters are
+    /// removed.
+    Inherited,
+    /// It is dead. All its permits and waiters are removed.
+    Dead,
+}
+
+impl From<bool> for Reach {
+    fn from(received: bool) -> Self {
+        if received { Self::Reached } else { Self::Silent }
+    }
+}
+
 /// The context of a command: its sender, the time, and how to reach other clients.
 pub(crate) struct Circumstances<'a, T = ()> {
-    pub(crate) from: ClientId,
+    /// `None` if no client is the sender. Then every grant has to be claimed.
+    pub(crate) from: Option<ClientId>,
     /// The store's clock.
     pub(crate) now: Time,
     /// The time that a woken waiter has to claim its permit.
     pub(crate) confirm_within: Span,
     /// Sends a wake-up to the client of this waiter, with the permit that the waiter gets if the client receives it.
-    /// Returns whether the client received it.
-    pub(crate) wake: &'a mut dyn FnMut(AcquisitionId, &Held) -> bool,
+    pub(crate) wake: &'a mut dyn FnMut(AcquisitionId, &Held) -> Reach,
     pub(crate) effects: &'a mut Effects<T>,
 }
 

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::{Declared, Machine, Meter, Rate};
+use super::{Circumstances, Declared, Machine, Meter, Rate, Rows, SemaphoreRow};
 use crate::clock::Time;
 
 /// The limits of one name.
@@ -24,7 +24,7 @@ pub(crate) struct Limits {
 
 /// How often permits are granted.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-enum Pace {
+pub(crate) enum Pace {
     /// As often as there is room, because no client or operator has set a rate.
     #[default]
     Unsaid,
@@ -86,6 +86,19 @@ pub(crate) enum Steered {
 }
 
 impl Limits {
+    /// Returns the limits that a store has recorded.
+    #[cfg_attr(not(all(feature = "local", target_os = "linux")), allow(dead_code))]
+    pub(crate) fn stored(
+        declared: u32,
+        pinned: Option<u32>,
+        paused: Option<Pause>,
+        pace: Pace,
+    ) -> Self {
+        let mut limits = Self { declared, pinned, paused, pace, ceiling: 0 };
+        limits.set_ceiling();
+        limits
+    }
+
     #[inline]
     pub(super) fn ceiling(&self) -> u32 {
         self.ceiling
@@ -112,6 +125,11 @@ impl Limits {
 
     pub(crate) fn paused(&self) -> Option<&Pause> {
         self.paused.as_ref()
+    }
+
+    #[cfg_attr(not(all(feature = "local", target_os = "linux")), allow(dead_code))]
+    pub(crate) fn pace(&self) -> Pace {
+        self.pace
     }
 
     pub(crate) fn meter(&self) -> Option<&Meter> {
@@ -189,29 +207,32 @@ impl Limits {
     }
 }
 
-impl<T: Clone> Machine<T> {
-    pub(crate) fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
+impl<R: Rows> Machine<R> {
     /// Applies a change. `capacity` is the capacity that the sender has declared, if any. A name that has never been
     /// used starts with it.
-    pub(super) fn steer(&mut self, capacity: Option<u32>, steer: &Steer, now: Time) -> Steered {
-        if *steer != Steer::Forget {
-            if let Some(capacity) = capacity {
-                self.limits.declare(Declared::capacity(capacity, false), now, self.last_fence);
-            }
-            return self.limits.steer(steer, now, self.last_fence);
+    pub(super) fn steer(
+        &mut self,
+        capacity: Option<u32>,
+        steer: &Steer,
+        call: &mut Circumstances<'_, R::Kept>,
+    ) -> Result<Steered, R::Error> {
+        let forgets = *steer == Steer::Forget;
+        if forgets {
+            self.remove_dead_clients()?;
         }
-        if !self.members.is_empty() {
-            let (holding, waiting) = (self.holding as usize, self.queue.len());
-            return Steered::InUse { holding, waiting };
+        let row = self.rows.row_mut();
+        if forgets && (row.holding > 0 || row.waiting > 0) {
+            return Ok(Steered::InUse { holding: row.holding as usize, waiting: row.waiting });
         }
-        let forgotten = self.limits.steer(steer, now, self.last_fence);
-        if forgotten == Steered::Done {
-            self.last_fence = 0;
-            self.cancelled.clear();
+        if let Some(capacity) = capacity.filter(|_| !forgets) {
+            row.limits.declare_capacity(capacity, false);
         }
-        forgotten
+        let steered = row.limits.steer(steer, call.now, row.last_fence);
+        if forgets && steered == Steered::Done {
+            *row = SemaphoreRow::default();
+            call.effects.from_place = 0;
+            self.rows.forget();
+        }
+        Ok(steered)
     }
 }

@@ -1,5 +1,7 @@
 //! The machine of the fenced lock.
 //!
+//! It is written over [`LockRows`], which the memory store keeps in collections, and the store on one host in SQLite.
+//!
 //! # State
 //!
 //! - `records`: for each key, `{id, acquired_at, expires_at, fence, holder}`.
@@ -29,6 +31,7 @@
 //! - *Idempotent:* an acquire that is repeated with the same id returns the same lock.
 
 use std::collections::{BTreeSet, HashMap};
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use crate::name::Name;
@@ -109,9 +112,156 @@ pub(crate) enum By {
     Id(LockId),
 }
 
+/// The rows of all locks, in memory or in one transaction of a store.
+pub(crate) trait LockRows {
+    type Error;
+
+    /// Returns the record of a key, unless the store has removed it.
+    fn record(&self, key: &Name) -> Result<Option<Record>, Self::Error>;
+
+    /// Returns the key that the index of an id points to.
+    fn key_of(&self, id: LockId) -> Result<Option<Name>, Self::Error>;
+
+    /// Adds a record and its index, and returns the next fence of the key. The key has no record.
+    fn insert(&mut self, record: NewRecord<'_>) -> Result<Fence, Self::Error>;
+
+    fn set_expiry(&mut self, record: &Record, expires_at: u64) -> Result<(), Self::Error>;
+
+    /// Removes a record, but not its index, and never the fence of its key.
+    fn remove(&mut self, record: &Record) -> Result<(), Self::Error>;
+
+    /// Removes an id from the index.
+    fn remove_id(&mut self, id: LockId) -> Result<(), Self::Error>;
+
+    /// Returns records whose TTL has ended.
+    fn expired(&self, now: u64) -> Result<Vec<Record>, Self::Error>;
+}
+
+/// A record that gets its fence when it is stored.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NewRecord<'a> {
+    pub(crate) key: &'a Name,
+    pub(crate) id: LockId,
+    pub(crate) acquired_at: u64,
+    pub(crate) expires_at: u64,
+    pub(crate) holder: &'a Arc<Holder>,
+}
+
 /// All locks of one store.
 #[derive(Debug, Default)]
-pub(crate) struct LockMachine {
+pub(crate) struct LockMachine<R = LocksInMemory> {
+    pub(crate) rows: R,
+}
+
+impl<R: LockRows> LockMachine<R> {
+    pub(crate) fn acquire(
+        &mut self,
+        key: &Name,
+        id: LockId,
+        ttl: u64,
+        holder: &Arc<Holder>,
+        now: u64,
+    ) -> Result<Acquired, R::Error> {
+        if let Some(record) = self.rows.record(key)? {
+            let Record { fence, expires_at, .. } = record;
+            let remaining = expires_at.saturating_sub(now);
+            match is_live(expires_at, now) {
+                true if record.id == id => {
+                    return Ok(Acquired::Held { fence, expires_at, remaining });
+                }
+                true => return Ok(Acquired::Locked { remaining }),
+                false => self.remove(&record)?,
+            }
+        }
+        let (acquired_at, expires_at) = (now, now + ttl);
+        let fence = self.rows.insert(NewRecord { key, id, acquired_at, expires_at, holder })?;
+        Ok(Acquired::Held { fence, expires_at, remaining: ttl })
+    }
+
+    /// Returns the key that was unlocked.
+    pub(crate) fn release(&mut self, id: LockId, now: u64) -> Result<Verdict<Name>, R::Error> {
+        self.owned(id, now, |machine, record| {
+            machine.remove(&record)?;
+            Ok(record.key)
+        })
+    }
+
+    /// Replaces the remaining time with `ttl`. With `only_longer`, a later end stays as it is. Returns the new expiry.
+    pub(crate) fn extend(
+        &mut self,
+        id: LockId,
+        ttl: u64,
+        only_longer: bool,
+        now: u64,
+    ) -> Result<Verdict<u64>, R::Error> {
+        self.owned(id, now, |machine, record| {
+            let at_least = if only_longer { record.expires_at } else { 0 };
+            let expires_at = at_least.max(now + ttl);
+            machine.rows.set_expiry(&record, expires_at)?;
+            Ok(expires_at)
+        })
+    }
+
+    fn owned<T>(
+        &mut self,
+        id: LockId,
+        now: u64,
+        act: impl FnOnce(&mut Self, Record) -> Result<T, R::Error>,
+    ) -> Result<Verdict<T>, R::Error> {
+        let Some(key) = self.rows.key_of(id)? else { return Ok(Verdict::NotFound) };
+        let Some(record) = self.rows.record(&key)? else { return Ok(Verdict::NotFound) };
+        if !is_live(record.expires_at, now) {
+            self.remove(&record)?;
+            self.rows.remove_id(id)?;
+            return Ok(Verdict::Expired);
+        }
+        if record.id != id {
+            return Ok(Verdict::NotOwner);
+        }
+        act(self, record).map(Verdict::Done)
+    }
+
+    /// Returns whether the key is locked. The query changes something only with `clean_up`, and never a fence.
+    pub(crate) fn is_locked(
+        &mut self,
+        key: &Name,
+        clean_up: bool,
+        now: u64,
+    ) -> Result<bool, R::Error> {
+        let Some(record) = self.rows.record(key)? else { return Ok(false) };
+        if clean_up && record.expires_at + CLEAN_UP_AFTER_MS <= now {
+            self.remove(&record)?;
+        }
+        Ok(is_live(record.expires_at, now))
+    }
+
+    pub(crate) fn lookup(&self, by: &By, now: u64) -> Result<Option<Record>, R::Error> {
+        let record = match by {
+            By::Key(key) => self.rows.record(key)?,
+            By::Id(id) => {
+                let Some(key) = self.rows.key_of(*id)? else { return Ok(None) };
+                self.rows.record(&key)?.filter(|record| record.id == *id)
+            }
+        };
+        Ok(record.filter(|record| is_live(record.expires_at, now)))
+    }
+
+    /// Removes records whose TTL has ended. Returns their keys.
+    pub(crate) fn remove_expired(&mut self, now: u64) -> Result<Vec<Name>, R::Error> {
+        let expired = self.rows.expired(now)?.into_iter();
+        expired.map(|record| self.remove(&record).map(|()| record.key)).collect()
+    }
+
+    /// Removes the record and its index entry, but never the fence.
+    fn remove(&mut self, record: &Record) -> Result<(), R::Error> {
+        self.rows.remove_id(record.id)?;
+        self.rows.remove(record)
+    }
+}
+
+/// The rows of all locks in memory.
+#[derive(Debug, Default)]
+pub(crate) struct LocksInMemory {
     records: HashMap<Name, Record>,
     index: HashMap<LockId, Name>,
     fences: Fences,
@@ -134,158 +284,84 @@ impl Default for Fences {
     }
 }
 
-impl Fences {
-    fn next(&mut self, key: &Name) -> Fence {
-        let last = match self {
-            Self::EachKey(fences) => fences.entry(key.clone()).or_default(),
-            Self::Together(last) => last,
+impl LockRows for LocksInMemory {
+    type Error = Infallible;
+
+    fn record(&self, key: &Name) -> Result<Option<Record>, Infallible> {
+        Ok(self.records.get(key).cloned())
+    }
+
+    fn key_of(&self, id: LockId) -> Result<Option<Name>, Infallible> {
+        Ok(self.index.get(&id).cloned())
+    }
+
+    fn insert(&mut self, record: NewRecord<'_>) -> Result<Fence, Infallible> {
+        let NewRecord { key, id, acquired_at, expires_at, holder } = record;
+        let last = match &mut self.fences {
+            Fences::EachKey(fences) => fences.entry(key.clone()).or_default(),
+            Fences::Together(last) => last,
         };
         *last += 1;
-        Fence::new(*last)
+        let (fence, holder, key) = (Fence::new(*last), holder.clone(), key.clone());
+        self.timetable.insert((expires_at, key.clone()));
+        self.index.insert(id, key.clone());
+        let record = Record { key: key.clone(), id, acquired_at, expires_at, fence, holder };
+        self.records.insert(key, record);
+        Ok(fence)
+    }
+
+    fn set_expiry(&mut self, record: &Record, expires_at: u64) -> Result<(), Infallible> {
+        if let Some(stored) = self.records.get_mut(&record.key) {
+            stored.expires_at = expires_at;
+        }
+        self.timetable.remove(&(record.expires_at, record.key.clone()));
+        self.timetable.insert((expires_at, record.key.clone()));
+        Ok(())
+    }
+
+    fn remove(&mut self, record: &Record) -> Result<(), Infallible> {
+        self.records.remove(&record.key);
+        self.timetable.remove(&(record.expires_at, record.key.clone()));
+        Ok(())
+    }
+
+    fn remove_id(&mut self, id: LockId) -> Result<(), Infallible> {
+        self.index.remove(&id);
+        Ok(())
+    }
+
+    fn expired(&self, now: u64) -> Result<Vec<Record>, Infallible> {
+        let due = self.timetable.iter().take_while(|(expires_at, _)| *expires_at <= now);
+        Ok(due.filter_map(|(_, key)| self.records.get(key).cloned()).collect())
     }
 }
 
 impl LockMachine {
     /// Creates a machine whose fences are all greater than `floor`.
     pub(crate) fn with_fences_above(floor: u64) -> Self {
-        Self { fences: Fences::Together(floor), ..Self::default() }
-    }
-
-    pub(crate) fn acquire(
-        &mut self,
-        key: &Name,
-        id: LockId,
-        ttl: u64,
-        holder: &Arc<Holder>,
-        now: u64,
-    ) -> Acquired {
-        if let Some(record) = self.records.get(key) {
-            let remaining = record.expires_at.saturating_sub(now);
-            match is_live(record.expires_at, now) {
-                true if record.id == id => {
-                    let Record { fence, expires_at, .. } = *record;
-                    return Acquired::Held { fence, expires_at, remaining };
-                }
-                true => return Acquired::Locked { remaining },
-                false => self.remove(&key.clone()),
-            }
-        }
-        let (fence, expires_at) = (self.fences.next(key), now + ttl);
-        let holder = holder.clone();
-        let record = Record { key: key.clone(), id, acquired_at: now, expires_at, fence, holder };
-        self.timetable.insert((expires_at, key.clone()));
-        self.records.insert(key.clone(), record);
-        self.index.insert(id, key.clone());
-        Acquired::Held { fence, expires_at, remaining: ttl }
-    }
-
-    /// Returns the key that was unlocked.
-    pub(crate) fn release(&mut self, id: LockId, now: u64) -> Verdict<Name> {
-        self.owned(id, now, |machine, key| {
-            machine.remove(&key);
-            key
-        })
-    }
-
-    /// Replaces the remaining time with `ttl`. With `only_longer`, a later end stays as it is. Returns the new expiry.
-    pub(crate) fn extend(
-        &mut self,
-        id: LockId,
-        ttl: u64,
-        only_longer: bool,
-        now: u64,
-    ) -> Verdict<u64> {
-        self.owned(id, now, |machine, key| {
-            let mut expires_at = now + ttl;
-            if let Some(record) = machine.records.get_mut(&key) {
-                if only_longer {
-                    expires_at = expires_at.max(record.expires_at);
-                }
-                machine.timetable.remove(&(record.expires_at, key.clone()));
-                record.expires_at = expires_at;
-                machine.timetable.insert((expires_at, key));
-            }
-            expires_at
-        })
-    }
-
-    fn owned<T>(
-        &mut self,
-        id: LockId,
-        now: u64,
-        act: impl FnOnce(&mut Self, Name) -> T,
-    ) -> Verdict<T> {
-        let Some(key) = self.index.get(&id).cloned() else { return Verdict::NotFound };
-        let Some(record) = self.records.get(&key) else { return Verdict::NotFound };
-        if !is_live(record.expires_at, now) {
-            self.remove(&key);
-            self.index.remove(&id);
-            return Verdict::Expired;
-        }
-        if record.id != id {
-            return Verdict::NotOwner;
-        }
-        Verdict::Done(act(self, key))
-    }
-
-    /// Returns whether the key is locked. The query changes something only with `clean_up`, and never a fence.
-    pub(crate) fn is_locked(&mut self, key: &Name, clean_up: bool, now: u64) -> bool {
-        let Some(record) = self.records.get(key) else { return false };
-        let expires_at = record.expires_at;
-        if clean_up && expires_at + CLEAN_UP_AFTER_MS <= now {
-            self.remove(key);
-        }
-        is_live(expires_at, now)
-    }
-
-    pub(crate) fn lookup(&self, by: &By, now: u64) -> Option<&Record> {
-        let key = match by {
-            By::Key(key) => key,
-            By::Id(id) => self.index.get(id)?,
-        };
-        let record = self.records.get(key)?;
-        let owned = match by {
-            By::Key(_) => true,
-            By::Id(id) => record.id == *id,
-        };
-        Some(record).filter(|record| owned && is_live(record.expires_at, now))
+        let fences = Fences::Together(floor);
+        Self { rows: LocksInMemory { fences, ..LocksInMemory::default() } }
     }
 
     /// Returns at most `limit` locks that are held, ordered by key.
     pub(crate) fn list(&self, limit: usize, now: u64) -> Vec<Record> {
-        let live = self.records.values().filter(|record| is_live(record.expires_at, now));
+        let records = self.rows.records.values();
+        let live = records.filter(|record| is_live(record.expires_at, now));
         let mut live: Vec<_> = live.cloned().collect();
         live.sort_by(|a, b| a.key.cmp(&b.key));
         live.truncate(limit);
         live
     }
 
-    /// Removes every record whose TTL has ended.
-    pub(crate) fn remove_expired(&mut self, now: u64) {
-        while let Some((expires_at, key)) = self.timetable.first().cloned()
-            && expires_at <= now
-        {
-            self.remove(&key);
-        }
-    }
-
-    /// Removes the record and its index entry, but never the fence.
-    fn remove(&mut self, key: &Name) {
-        if let Some(record) = self.records.remove(key) {
-            self.index.remove(&record.id);
-            self.timetable.remove(&(record.expires_at, key.clone()));
-        }
-    }
-
     /// Makes the index of an id point to a key, whatever id holds that key. A store that has lost one of its two
     /// entries can be in this state.
     #[cfg(test)]
     pub(crate) fn mislead(&mut self, id: LockId, key: &Name) {
-        self.index.insert(id, key.clone());
+        self.rows.index.insert(id, key.clone());
     }
 
     #[cfg(test)]
     pub(crate) fn records(&self) -> impl Iterator<Item = &Record> {
-        self.records.values()
+        self.rows.records.values()
     }
 }

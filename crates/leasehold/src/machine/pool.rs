@@ -1,5 +1,7 @@
 //! The machine of the lease pool.
 //!
+//! It is written over [`PoolRows`], which the memory store keeps in collections, and the store on one host in SQLite.
+//!
 //! # State
 //!
 //! A pool has members: a map from instance id to the time when the instance last acquired or renewed. Beside each
@@ -18,6 +20,7 @@
 //!   or release removes the member and reports that it has expired.
 
 use std::collections::{BTreeSet, HashMap};
+use std::convert::Infallible;
 
 use crate::clock::{Span, Time};
 use crate::name::Name;
@@ -83,7 +86,79 @@ pub(crate) struct PoolMemberRow {
     pub(crate) holder_until: Option<Time>,
 }
 
-/// All pools of one store.
+/// A member of a pool.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Member {
+    /// When it last acquired or renewed.
+    pub(crate) last: Time,
+    /// When the holder expires. `None` if it was removed before.
+    pub(crate) holder_until: Option<Time>,
+}
+
+/// The rows of one pool, in memory or in one transaction of a store.
+pub(crate) trait PoolRows {
+    type Error;
+
+    fn count(&self) -> Result<u64, Self::Error>;
+
+    fn member(&self, instance: &Name) -> Result<Option<Member>, Self::Error>;
+
+    /// Adds or replaces a member.
+    fn put(&mut self, instance: &Name, row: Member) -> Result<(), Self::Error>;
+
+    fn remove(&mut self, instance: &Name) -> Result<(), Self::Error>;
+
+    /// Removes the members that last acquired or renewed at that time or before. Returns how many there were.
+    fn remove_silent(&mut self, last: Time) -> Result<u64, Self::Error>;
+}
+
+/// Applies a command to its pool.
+pub(crate) fn apply<R: PoolRows>(
+    pool: &mut R,
+    command: &PoolCommand,
+    now: Time,
+) -> Result<PoolOutcome, R::Error> {
+    let PoolCommand { ttl, action, .. } = command;
+    let mut expired = pool.remove_silent(now.minus(*ttl))?;
+    let mut current = pool.count()?;
+    let renewed = Member { last: now, holder_until: Some(now + *ttl) };
+    let status = match action {
+        PoolAction::Count => Status::Counted,
+        PoolAction::Acquire { instance, capacity } => {
+            let is_new = pool.member(instance)?.is_none();
+            if is_new && current >= u64::from(*capacity) {
+                Status::CapacityFull
+            } else {
+                pool.put(instance, renewed)?;
+                current += u64::from(is_new);
+                Status::Acquired
+            }
+        }
+        PoolAction::Renew { instance } | PoolAction::Release { instance } => {
+            let renews = matches!(action, PoolAction::Renew { .. });
+            let member = pool.member(instance)?;
+            let holds = |member: Member| member.holder_until.is_some_and(|until| now < until);
+            let status = match member.map(holds) {
+                None => Status::NotHeld,
+                Some(true) if renews => Status::Renewed,
+                Some(true) => Status::Released,
+                Some(false) if renews => Status::Expired,
+                Some(false) => Status::AlreadyExpired,
+            };
+            if status == Status::Renewed {
+                pool.put(instance, renewed)?;
+            } else if member.is_some() {
+                pool.remove(instance)?;
+                current -= 1;
+                expired += u64::from(status != Status::Released);
+            }
+            status
+        }
+    };
+    Ok(PoolOutcome { status, current, expired })
+}
+
+/// All pools of the memory store.
 #[derive(Debug, Default)]
 pub(crate) struct PoolMachine {
     pools: HashMap<Name, Pool>,
@@ -95,58 +170,51 @@ struct Pool {
     by_age: BTreeSet<(Time, Name)>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Member {
-    last: Time,
-    /// When the holder expires. `None` if it was removed before.
-    holder_until: Option<Time>,
+impl PoolRows for Pool {
+    type Error = Infallible;
+
+    fn count(&self) -> Result<u64, Infallible> {
+        Ok(self.members.len() as u64)
+    }
+
+    fn member(&self, instance: &Name) -> Result<Option<Member>, Infallible> {
+        Ok(self.members.get(instance).copied())
+    }
+
+    fn put(&mut self, instance: &Name, row: Member) -> Result<(), Infallible> {
+        self.remove(instance)?;
+        self.members.insert(instance.clone(), row);
+        self.by_age.insert((row.last, instance.clone()));
+        Ok(())
+    }
+
+    fn remove(&mut self, instance: &Name) -> Result<(), Infallible> {
+        if let Some(row) = self.members.remove(instance) {
+            self.by_age.remove(&(row.last, instance.clone()));
+        }
+        Ok(())
+    }
+
+    fn remove_silent(&mut self, until: Time) -> Result<u64, Infallible> {
+        let mut removed = 0;
+        while self.by_age.first().is_some_and(|(last, _)| *last <= until)
+            && let Some((_, instance)) = self.by_age.pop_first()
+        {
+            self.members.remove(&instance);
+            removed += 1;
+        }
+        Ok(removed)
+    }
 }
 
 impl PoolMachine {
-    pub(crate) fn apply(&mut self, ask: &PoolCommand, now: Time) -> PoolOutcome {
-        let pool = self.pools.entry(ask.pool.clone()).or_default();
-        let mut expired = pool.sweep(ask.ttl, now);
-        let status = match &ask.action {
-            PoolAction::Acquire { instance, capacity } => {
-                let known = pool.members.contains_key(instance);
-                if known || pool.members.len() < usize::try_from(*capacity).unwrap_or(usize::MAX) {
-                    pool.touch(instance, ask.ttl, now);
-                    Status::Acquired
-                } else {
-                    Status::CapacityFull
-                }
-            }
-            PoolAction::Renew { instance } => match pool.standing(instance, now) {
-                Standing::Nobody => Status::NotHeld,
-                Standing::WithoutHolder => {
-                    expired += 1;
-                    pool.remove(instance);
-                    Status::Expired
-                }
-                Standing::Holder => {
-                    pool.touch(instance, ask.ttl, now);
-                    Status::Renewed
-                }
-            },
-            PoolAction::Release { instance } => match pool.standing(instance, now) {
-                Standing::Nobody => Status::NotHeld,
-                Standing::WithoutHolder => {
-                    expired += 1;
-                    pool.remove(instance);
-                    Status::AlreadyExpired
-                }
-                Standing::Holder => {
-                    pool.remove(instance);
-                    Status::Released
-                }
-            },
-            PoolAction::Count => Status::Counted,
-        };
-        let current = pool.members.len() as u64;
-        if current == 0 {
-            self.pools.remove(&ask.pool);
+    pub(crate) fn apply(&mut self, command: &PoolCommand, now: Time) -> PoolOutcome {
+        let pool = self.pools.entry(command.pool.clone()).or_default();
+        let Ok(outcome) = apply(pool, command, now);
+        if outcome.current == 0 {
+            self.pools.remove(&command.pool);
         }
-        PoolOutcome { status, current, expired }
+        outcome
     }
 
     /// Returns the members of each pool. The pools are ordered by name.
@@ -176,48 +244,6 @@ impl PoolMachine {
         let member = self.pools.get_mut(pool).and_then(|pool| pool.members.get_mut(instance));
         if let Some(member) = member {
             member.holder_until = None;
-        }
-    }
-}
-
-enum Standing {
-    Nobody,
-    WithoutHolder,
-    Holder,
-}
-
-impl Pool {
-    fn sweep(&mut self, ttl: Span, now: Time) -> u64 {
-        let mut swept = 0;
-        while let Some((last, instance)) = self.by_age.first().cloned()
-            && last + ttl <= now
-        {
-            self.remove(&instance);
-            swept += 1;
-        }
-        swept
-    }
-
-    fn standing(&self, instance: &Name, now: Time) -> Standing {
-        match self.members.get(instance) {
-            None => Standing::Nobody,
-            Some(member) if member.holder_until.is_some_and(|until| now < until) => {
-                Standing::Holder
-            }
-            Some(_) => Standing::WithoutHolder,
-        }
-    }
-
-    fn touch(&mut self, instance: &Name, ttl: Span, now: Time) {
-        self.remove(instance);
-        let member = Member { last: now, holder_until: Some(now + ttl) };
-        self.members.insert(instance.clone(), member);
-        self.by_age.insert((now, instance.clone()));
-    }
-
-    fn remove(&mut self, instance: &Name) {
-        if let Some(member) = self.members.remove(instance) {
-            self.by_age.remove(&(member.last, instance.clone()));
         }
     }
 }

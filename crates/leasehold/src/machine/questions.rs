@@ -2,113 +2,113 @@
 
 use std::num::NonZeroU32;
 
-use super::{Machine, Member, Stage, has_units};
+use super::{InMemory, Limits, Machine, Member, Rows, SemaphoreRow, Stage};
 use crate::clock::Time;
-use crate::{AcquisitionId, Fence};
+use crate::{AcquisitionId, ClientId, Fence};
 
-impl<T> Machine<T> {
+impl<R: Rows> Machine<R> {
     /// Returns whether the passing of time can change anything here.
     #[inline]
     pub(crate) fn is_timed(&self) -> bool {
-        self.anybody_ends() || self.limits.meter().is_some()
+        self.rows.may_expire() || self.limits().meter().is_some()
     }
 
-    /// Returns whether any holder or waiter can expire.
-    #[inline]
-    pub(crate) fn anybody_ends(&self) -> bool {
-        !self.holder_ends.is_empty() || !self.waiter_ends.is_empty()
+    /// Returns when the first waiter can be granted a permit without any release, and the client of that waiter. `None`
+    /// if it does not wait for a token, or not only for a token.
+    pub(crate) fn awaited_token(&self, now: Time) -> Result<Option<(Time, ClientId)>, R::Error> {
+        let SemaphoreRow { limits, waiting, .. } = self.rows.row();
+        let Some(meter) = limits.meter().filter(|meter| *waiting > 0 && !meter.is_free(now)) else {
+            return Ok(None);
+        };
+        let first = self.rows.first_waiter(0)?;
+        let first = first.filter(|(_, waiter)| self.rows.row().has_units(waiter.weight()));
+        Ok(first.map(|(id, _)| (meter.next_at(now, *waiting), id.client())))
     }
 
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.rows.row().limits
+    }
+}
+
+impl<T: Clone + Default> Machine<InMemory<T>> {
     /// Returns when the next holder, or the first waiter, expires. Waiting clients sweep at that time instead of
     /// polling.
     pub(crate) fn next_expiry(&self) -> Option<Time> {
-        let holder = self.holder_ends.first().map(|(ends, _)| *ends);
-        let head = self.queue.first_from(0).and_then(|(_, id)| self.members[&id].alive_by);
-        holder.into_iter().chain(head).min()
+        let holder = self.rows.holder_ends.first().map(|(ends, _)| *ends);
+        let Ok(first) = self.rows.first_waiter(0);
+        holder.into_iter().chain(first.and_then(|(_, waiter)| waiter.alive_by)).min()
     }
 
     /// Returns when the first waiter can be granted a permit without any release: it waits for a token and for nothing
     /// else.
     pub(crate) fn next_token(&self, now: Time) -> Option<Time> {
-        let meter = self.limits.meter()?;
-        let (_, head) = self.queue.first_from(0)?;
-        let weight = self.members[&head].weight();
-        let waits = has_units(&self.limits, self.units, weight);
-        (waits && !meter.is_free(now)).then(|| meter.next_at(now, self.queue.len()))
+        let Ok(token) = self.awaited_token(now);
+        token.map(|(at, _)| at)
     }
 
     /// Returns the number of units that are held.
     pub(crate) fn units(&self) -> u32 {
-        self.units
+        self.rows.row.units
     }
 
     /// Returns the client's data that is kept with a holder or a waiter.
     pub(crate) fn kept(&self, id: AcquisitionId) -> Option<&T> {
-        self.members.get(&id).map(|member| &member.kept)
+        self.rows.members.get(&id).map(|(_, kept)| kept)
     }
 
     pub(crate) fn into_kept(self) -> impl Iterator<Item = T> {
-        self.members.into_values().map(|member| member.kept)
+        self.rows.members.into_values().map(|(_, kept)| kept)
     }
 
     pub(crate) fn kept_mut(&mut self, id: AcquisitionId) -> Option<&mut T> {
-        self.members.get_mut(&id).map(|member| &mut member.kept)
+        self.rows.members.get_mut(&id).map(|(_, kept)| kept)
     }
 
     pub(crate) fn holds(&self, id: AcquisitionId) -> bool {
-        self.members.get(&id).is_some_and(Member::is_holder)
+        self.rows.members.get(&id).is_some_and(|(member, _)| member.is_holder())
     }
 
     /// Returns whether the id holds a permit with a TTL.
     #[cfg(all(test, feature = "redis"))]
     pub(crate) fn is_limited(&self, id: AcquisitionId) -> bool {
-        let stage = self.members.get(&id).map(|member| &member.stage);
+        let stage = self.rows.members.get(&id).map(|(member, _)| &member.stage);
         matches!(stage, Some(Stage::Holding { hold_until: Some(_), .. }))
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.members.is_empty()
+        self.rows.members.is_empty()
     }
 
     pub(crate) fn last_fence(&self) -> u64 {
-        self.last_fence
+        self.rows.row.last_fence
     }
 
     #[inline]
     pub(crate) fn waiting(&self) -> usize {
-        self.queue.len()
+        self.rows.row.waiting
     }
 
     /// Returns the number of waiters ahead of `id`. `None` if it does not wait.
     pub(crate) fn position(&self, id: AcquisitionId) -> Option<usize> {
-        match self.members.get(&id)?.stage {
-            Stage::Waiting { place, .. } => Some(self.queue.before(place)),
+        match self.rows.members.get(&id)?.0.stage {
+            Stage::Waiting { place, .. } => Some(self.rows.queue.before(place)),
             Stage::Holding { .. } => None,
         }
     }
 
     /// Returns the waiters, in order.
     pub(crate) fn waiters(&self) -> impl Iterator<Item = Row<'_, T>> {
-        self.queue.iter().map(|id| self.row(id))
+        self.rows.queue.iter().map(|id| Row::of(id, &self.rows.members[&id]))
     }
 
     /// Returns the holders. The one that has held for the longest time comes first.
     pub(crate) fn holders(&self) -> Vec<Row<'_, T>> {
-        let holders = self.members.iter().filter(|(_, member)| member.is_holder());
-        let mut rows: Vec<_> = holders.map(|(id, _)| self.row(*id)).collect();
+        let members = self.rows.members.iter();
+        let holders = members.filter(|(_, (member, _))| member.is_holder());
+        let mut rows: Vec<_> = holders.map(|(id, entry)| Row::of(*id, entry)).collect();
         // Fences increase in the order of the grants.
         rows.sort_unstable_by_key(|row| row.fence);
         rows
-    }
-
-    fn row(&self, id: AcquisitionId) -> Row<'_, T> {
-        let member = &self.members[&id];
-        let (fence, slot_number) = match member.stage {
-            Stage::Waiting { .. } => (None, None),
-            Stage::Holding { fence, slot_number, .. } => (Some(fence), slot_number),
-        };
-        let (since, ends, weight) = (member.since, member.ends(), member.weight());
-        Row { id, since, ends, fence, weight, slot_number, kept: &member.kept }
     }
 }
 
@@ -122,4 +122,15 @@ pub(crate) struct Row<'a, T> {
     pub(crate) weight: u32,
     pub(crate) slot_number: Option<NonZeroU32>,
     pub(crate) kept: &'a T,
+}
+
+impl<'a, T> Row<'a, T> {
+    fn of(id: AcquisitionId, (member, kept): &'a (Member, T)) -> Self {
+        let (fence, slot_number) = match member.stage {
+            Stage::Waiting { .. } => (None, None),
+            Stage::Holding { fence, slot_number, .. } => (Some(fence), slot_number),
+        };
+        let (since, ends, weight) = (member.since, member.ends(), member.weight());
+        Self { id, since, ends, fence, weight, slot_number, kept }
+    }
 }

@@ -14,20 +14,17 @@ use crate::AcquisitionId;
 pub(super) struct Queue {
     /// Ordered by place. The first entry is never a gap.
     pub(super) places: VecDeque<(u64, Option<AcquisitionId>)>,
-    next_place: u64,
     len: usize,
 }
 
 impl Queue {
-    pub(super) fn join(&mut self, id: AcquisitionId) -> u64 {
-        let place = self.next_place;
-        self.next_place += 1;
+    /// Adds a waiter at a place behind all others.
+    pub(super) fn join(&mut self, place: u64, id: AcquisitionId) {
         self.places.push_back((place, Some(id)));
         self.len += 1;
-        place
     }
 
-    /// Frees a place that [`join`](Self::join) returned. Call it once for each place.
+    /// Frees a place that a waiter has. Call it once for each place.
     pub(super) fn leave(&mut self, place: u64) {
         self.len -= 1;
         if self.places.front().is_some_and(|(first, _)| *first == place) {
@@ -63,14 +60,9 @@ impl Queue {
         self.places.iter().take_while(|(at, _)| *at < place).filter(|(_, id)| id.is_some()).count()
     }
 
-    #[inline]
+    #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.len
-    }
-
-    #[inline]
-    pub(super) fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     fn index_of(&self, place: u64) -> Result<usize, usize> {

@@ -10,6 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
+use super::numbers::Numbers;
+use super::queue::Queue;
 use super::*;
 use crate::ClientId;
 use crate::clock::Span;
@@ -217,16 +219,16 @@ impl World {
     fn send(&mut self, from: ClientId, command: Command) -> Seen {
         let (limits, before) = (self.machine.limits().clone(), Members::of(&self.machine));
         let (mut effects, mut woken) = (Effects::default(), Vec::new());
-        let outcome = self.machine.apply(
+        let Ok(outcome) = self.machine.apply(
             &command,
             &mut Circumstances {
-                from,
+                from: Some(from),
                 now: self.now,
                 confirm_within: Span::from_micros(50),
                 wake: &mut |id, held| {
                     let heard = !self.out_of_reach.contains(&id.client());
                     woken.extend(heard.then_some((id, *held)));
-                    heard
+                    heard.into()
                 },
                 effects: &mut effects,
             },
@@ -634,9 +636,9 @@ proptest! {
             }
         }
         prop_assert!(world.machine.is_empty());
-        prop_assert!(!world.machine.anybody_ends());
-        prop_assert_eq!((world.machine.holding, world.machine.waiting()), (0, 0));
-        prop_assert_eq!((world.machine.units(), &world.machine.numbers), (0, &Numbers::default()));
+        prop_assert!(!world.machine.rows.may_expire());
+        prop_assert_eq!((world.machine.rows.row.holding, world.machine.waiting()), (0, 0));
+        prop_assert_eq!((world.machine.units(), &world.machine.rows.numbers), (0, &Numbers::default()));
     }
 
     #[test]
@@ -669,7 +671,7 @@ proptest! {
     fn a_waiter_learns_that_another_client_has_removed_it(steps in vec(step(), 1..120)) {
         watch(steps, |world, seen| {
             let Some(id) = seen.after.waiters.last().copied() else { return Ok(()) };
-            let Stage::Waiting { terms, .. } = world.machine.members[&id].stage else {
+            let Stage::Waiting { terms, .. } = world.machine.rows.members[&id].0.stage else {
                 return Ok(());
             };
             for (from, is_another) in [(id.client(), false), (ClientId::from_bits(9), true)] {
@@ -766,7 +768,8 @@ proptest! {
         for (number, (join, which)) in (0..).zip(places) {
             if join || plain.is_empty() {
                 let id = Who { client: 0, number }.id();
-                plain.push((queue.join(id), id));
+                queue.join(number, id);
+                plain.push((number, id));
             } else {
                 let (place, _) = plain.remove(which % plain.len());
                 queue.leave(place);

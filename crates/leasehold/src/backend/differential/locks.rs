@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use crate::LockId;
-use crate::machine::lock::{Acquired, By, Holder, LockMachine, Record, Verdict};
+use crate::machine::lock::{Acquired, By, Holder, LockMachine, LockRows, Record, Verdict};
 use crate::name::Name;
 
 pub(crate) const KEYS: usize = 3;
@@ -100,37 +100,37 @@ pub(crate) enum Seen {
     Nothing,
 }
 
-pub(crate) fn without<T>(verdict: &Verdict<T>) -> Verdict<()> {
-    match verdict {
-        Verdict::Done(_) => Verdict::Done(()),
-        Verdict::NotOwner => Verdict::NotOwner,
-        Verdict::NotFound => Verdict::NotFound,
-        Verdict::Expired => Verdict::Expired,
+pub(crate) fn by_machine(machine: &mut LockMachine, step: Step, now: u64) -> Seen {
+    if let Step::Mislead { id: i, key: k } = step {
+        machine.mislead(id(i), &key(k));
     }
+    let Ok(seen) = by_rows(machine, step, now);
+    seen
 }
 
-pub(crate) fn by_machine(machine: &mut LockMachine, step: Step, now: u64) -> Seen {
-    match step {
+/// Takes a step on a machine, except [`Step::Mislead`].
+pub(crate) fn by_rows<R: LockRows>(
+    machine: &mut LockMachine<R>,
+    step: Step,
+    now: u64,
+) -> Result<Seen, R::Error> {
+    Ok(match step {
         Step::Acquire { key: k, id: i, ttl, holder: h } => {
-            Seen::Acquired(machine.acquire(&key(k), id(i), ttl, &holder(h), now))
+            Seen::Acquired(machine.acquire(&key(k), id(i), ttl, &holder(h), now)?)
         }
-        Step::Release { id: i } => Seen::Ended(without(&machine.release(id(i), now))),
+        Step::Release { id: i } => Seen::Ended(machine.release(id(i), now)?.map(drop)),
         Step::Extend { id: i, ttl, only_longer } => {
-            Seen::Extended(machine.extend(id(i), ttl, only_longer, now))
+            Seen::Extended(machine.extend(id(i), ttl, only_longer, now)?)
         }
         Step::IsLocked { key: k, clean_up } => {
-            Seen::Locked(machine.is_locked(&key(k), clean_up, now))
+            Seen::Locked(machine.is_locked(&key(k), clean_up, now)?)
         }
-        Step::LookupKey { key: k } => Seen::Found(machine.lookup(&By::Key(key(k)), now).cloned()),
-        Step::LookupId { id: i } => Seen::Found(machine.lookup(&By::Id(id(i)), now).cloned()),
+        Step::LookupKey { key: k } => Seen::Found(machine.lookup(&By::Key(key(k)), now)?),
+        Step::LookupId { id: i } => Seen::Found(machine.lookup(&By::Id(id(i)), now)?),
         Step::RemoveExpired => {
-            machine.remove_expired(now);
+            machine.remove_expired(now)?;
             Seen::Nothing
         }
-        Step::Mislead { id: i, key: k } => {
-            machine.mislead(id(i), &key(k));
-            Seen::Nothing
-        }
-        Step::Pass(_) => Seen::Nothing,
-    }
+        Step::Mislead { .. } | Step::Pass(_) => Seen::Nothing,
+    })
 }

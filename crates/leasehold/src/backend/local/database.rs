@@ -11,12 +11,13 @@ use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 
 use super::LocalSettings;
 use super::errors::{damaged_log, of_system};
-use super::lifeline::{self, Clients, Lifeline, Reach, WakeUps};
+use super::lifeline::{self, Clients, Lifeline, WakeUps};
 use super::location::Location;
 use super::schema::{self, StoreClock};
-use super::semaphores::{self, Applied, Circumstances};
+use super::semaphores::{self, Applied, Call, Peers};
 use crate::callbacks::event;
 use crate::clock::{Span, Time};
+use crate::machine::Reach;
 use crate::{ClientId, Error, process};
 
 #[cfg(test)]
@@ -274,15 +275,12 @@ pub(super) struct Surroundings<'a> {
     clients: &'a Clients,
 }
 
-impl Surroundings<'_> {
-    /// Returns two functions: one checks how a client can be reached, the other whether a client is dead.
-    pub(super) fn probes(
-        &self,
-    ) -> (impl FnMut(ClientId) -> Reach + '_, impl FnMut(ClientId) -> bool + '_) {
-        (|client| self.clients.reach(self.place, client), |client| self.is_dead(client))
+impl Peers for Surroundings<'_> {
+    fn reach(&self, client: ClientId) -> Reach {
+        self.clients.reach(self.place, client)
     }
 
-    pub(super) fn is_dead(&self, client: ClientId) -> bool {
+    fn is_dead(&self, client: ClientId) -> bool {
         lifeline::is_dead(self.place, client)
     }
 }
@@ -290,20 +288,14 @@ impl Surroundings<'_> {
 /// Removes all permits and waiters of these clients, and of other clients that turn out to be dead.
 fn remove_dead_clients(
     tx: &Transaction<'_>,
-    mut dead: Vec<ClientId>,
+    dead: Vec<ClientId>,
     now: Time,
     confirm_within: Span,
     around: &Surroundings<'_>,
 ) -> rusqlite::Result<Applied> {
     let mut applied = Applied::default();
-    let (mut reach, mut is_dead) = around.probes();
-    let (reach, is_dead) = (&mut reach, &mut is_dead);
-    let mut call = Circumstances { from: None, now, confirm_within, reach, is_dead };
-    while let Some(client) = dead.pop() {
-        if !applied.removed_clients.contains(&client) {
-            dead.extend(semaphores::remove_dead_client(tx, client, &mut call, &mut applied)?);
-        }
-    }
+    let call = Call { from: None, now, confirm_within, peers: around };
+    semaphores::remove_dead_clients(tx, dead, &call, &mut applied)?;
     Ok(applied)
 }
 

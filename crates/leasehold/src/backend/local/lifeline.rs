@@ -24,6 +24,7 @@ use super::errors::of_system;
 use super::inspect::check_owner;
 use super::location::Location;
 use crate::callbacks::event;
+use crate::machine::Reach;
 use crate::{ClientId, Error};
 
 /// The lifeline of a client. A forked copy of its process does not keep it, or else the client would count as alive for
@@ -32,18 +33,6 @@ pub(super) type Lifeline = CloseOnFork<OwnedFd>;
 
 /// The socket that wakes a client. A forked copy does not keep it, or else the client would count as reachable.
 pub(super) type WakeUps = CloseOnFork<UnixDatagram>;
-
-/// Whether and how a client can be reached.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Reach {
-    Reached,
-    /// Alive, but its socket cannot be reached.
-    Silent,
-    /// Its process has ended, but another process has inherited its lifeline. It keeps its permits; its waiters are
-    /// passed over.
-    Inherited,
-    Dead,
-}
 
 /// The sender of wake-ups to the clients of a store.
 pub(super) struct Clients {

@@ -1,16 +1,18 @@
-//! The machine of the fenced lock in SQL: see [`crate::machine::lock`].
+//! The fenced lock in SQL: the [machine](crate::machine::lock) over the rows of all locks.
 //!
 //! A record expires at its TTL. After that no client sees it, and the next transaction that writes locks removes it.
 //! The fence of a key stays in its row forever.
 
 use std::sync::Arc;
 
+use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Result, Row, params};
 
 use super::database::Reader;
 use crate::clock::Time;
 use crate::machine::lock::{
-    Acquired, By, Holder, LockCommand, LockOutcome, NotifyWhen, Record, Verdict,
+    Acquired, Holder, LockCommand, LockMachine, LockOutcome, LockRows, NewRecord, NotifyWhen,
+    Record, Verdict,
 };
 use crate::name::Name;
 use crate::{ClientId, Error, Fence, LockId};
@@ -21,50 +23,44 @@ mod tests;
 /// The most expired records that one transaction removes.
 const REMOVED_AT_ONCE: u32 = 64;
 
-/// A record as it is stored.
-pub(super) struct Stored {
-    key: String,
-    id: String,
-    acquired_at: u64,
-    expires_at: u64,
-    fence: u64,
-    holder: Holder,
-}
-
-/// The columns of a record, in the order in which [`Stored::read`] reads them.
-const COLUMNS: &str = "key, id, acquired_at, expires_at, fence, host, pid, label";
-
-impl Stored {
-    fn read(row: &Row<'_>) -> Result<Self> {
-        let number = |column| row.get::<_, i64>(column).map(i64::cast_unsigned);
-        Ok(Self {
-            key: row.get(0)?,
-            id: row.get(1)?,
-            acquired_at: number(2)?,
-            expires_at: number(3)?,
-            fence: number(4)?,
-            holder: Holder { host: row.get(5)?, pid: row.get(6)?, label: row.get(7)? },
-        })
-    }
-
-    pub(super) fn checked(self) -> std::result::Result<Record, Error> {
-        let Self { key, id, acquired_at, expires_at, fence, holder } = self;
-        let (key, id) = (Name::normalised("key", &key)?, id.parse()?);
-        let (fence, holder) = (Fence::new(fence), Arc::new(holder));
-        Ok(Record { key, id, acquired_at, expires_at, fence, holder })
-    }
-}
-
-/// The locks at the moment `now`, in milliseconds.
-pub(super) struct Locks<'a> {
+/// The rows of all locks at the moment `now`, in milliseconds.
+pub(super) struct SqlLocks<'a> {
     pub(super) tx: &'a Connection,
     pub(super) now: u64,
     /// The same moment in microseconds, from which fences are minted.
     pub(super) micros: u64,
 }
 
-/// The outcome of a command, and the clients to wake because of it.
-type Outcome = (std::result::Result<LockOutcome, Error>, Vec<ClientId>);
+/// The columns of a record, in the order in which [`read`] reads them.
+const COLUMNS: &str = "key, id, acquired_at, expires_at, fence, host, pid, label";
+
+fn read(row: &Row<'_>) -> Result<Record> {
+    let number = |column| row.get::<_, i64>(column).map(i64::cast_unsigned);
+    let id: String = row.get(1)?;
+    Ok(Record {
+        key: key(row)?,
+        id: id.parse().map_err(|error| invalid(1, error))?,
+        acquired_at: number(2)?,
+        expires_at: number(3)?,
+        fence: Fence::new(number(4)?),
+        holder: Arc::new(Holder { host: row.get(5)?, pid: row.get(6)?, label: row.get(7)? }),
+    })
+}
+
+/// Reads a key from the first column.
+fn key(row: &Row<'_>) -> Result<Name> {
+    let key: String = row.get(0)?;
+    Name::normalised("key", &key).map_err(|error| invalid(0, error))
+}
+
+fn invalid(column: usize, error: Error) -> rusqlite::Error {
+    rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(error))
+}
+
+/// Returns the locks at this time.
+pub(super) fn machine(tx: &Connection, now: Time) -> LockMachine<SqlLocks<'_>> {
+    LockMachine { rows: SqlLocks { tx, now: now.micros() / 1000, micros: now.micros() } }
+}
 
 /// Whether a command changes nothing.
 pub(super) fn only_asks(command: &LockCommand) -> bool {
@@ -73,98 +69,84 @@ pub(super) fn only_asks(command: &LockCommand) -> bool {
 
 /// Returns the held locks, ordered by key, at most `limit` of them.
 pub(super) fn list(store: &Reader, limit: usize) -> std::result::Result<Vec<Record>, Error> {
-    let found = store.read(|tx, now, _| Locks::new(tx, now).list(limit))?;
-    found.into_iter().map(Stored::checked).collect()
+    store.read(|tx, now, _| machine(tx, now).rows.list(limit))
 }
 
-impl<'a> Locks<'a> {
-    pub(super) fn new(tx: &'a Connection, now: Time) -> Self {
-        Self { tx, now: now.micros() / 1000, micros: now.micros() }
+/// Removes expired records. Returns the clients that wait for their keys. Call it in a transaction that may write.
+pub(super) fn remove_expired(tx: &Connection, now: Time) -> Result<Vec<ClientId>> {
+    let mut wake = Vec::new();
+    for key in machine(tx, now).remove_expired(now.micros() / 1000)? {
+        wake.extend(wake_waiters(tx, &key)?);
     }
+    Ok(wake)
+}
 
-    /// Applies a command. Call it in a transaction that may write.
-    pub(super) fn apply(&self, command: &LockCommand, client: ClientId) -> Result<Outcome> {
-        let outcome = match command {
-            LockCommand::Acquire { key, id, ttl, notify, holder, .. } => {
-                let acquired = self.acquire(key, *id, *ttl, holder)?;
-                let locked = matches!(acquired, Acquired::Locked { .. });
-                if *notify == NotifyWhen::Always || *notify == NotifyWhen::IfLocked && locked {
-                    self.register_waiter(key, client)?;
-                }
-                LockOutcome::Acquire(acquired)
+/// Applies a command. Adds the clients to wake because of it to `wake`.
+pub(super) fn apply(
+    tx: &Connection,
+    command: &LockCommand,
+    client: ClientId,
+    now: Time,
+    wake: &mut Vec<ClientId>,
+) -> Result<LockOutcome> {
+    let outcome = machine(tx, now).apply(command, now.micros() / 1000)?;
+    Ok(match (command, outcome) {
+        (LockCommand::Acquire { key, notify, .. }, LockOutcome::Acquire(acquired)) => {
+            let locked = matches!(acquired, Acquired::Locked { .. });
+            if *notify == NotifyWhen::Always || *notify == NotifyWhen::IfLocked && locked {
+                register_waiter(tx, key, client)?;
             }
-            LockCommand::Release { id, .. } => {
-                let verdict = self.release(*id)?;
-                // The store wakes every client that waits, the releasing one included.
-                let wake = match &verdict {
-                    Verdict::Done(key) => self.wake_waiters(key)?,
-                    _ => Vec::new(),
-                };
-                return Ok((Ok(LockOutcome::Release(verdict.map(|_| None))), wake));
-            }
-            LockCommand::Extend { id, ttl, only_longer, .. } => {
-                LockOutcome::Extend(self.extend(*id, *ttl, *only_longer)?)
-            }
-            LockCommand::IsLocked { .. } | LockCommand::Lookup(_) => {
-                return Ok((self.ask(command)?, Vec::new()));
-            }
-        };
-        Ok((Ok(outcome), Vec::new()))
+            LockOutcome::Acquire(acquired)
+        }
+        (_, LockOutcome::Release(Verdict::Done(Some(key)))) => {
+            // The store wakes every client that waits, the releasing one included.
+            wake.extend(wake_waiters(tx, &key)?);
+            LockOutcome::Release(Verdict::Done(None))
+        }
+        (_, outcome) => outcome,
+    })
+}
+
+impl SqlLocks<'_> {
+    /// Returns the held locks, ordered by key, at most `limit` of them.
+    fn list(&self, limit: usize) -> Result<Vec<Record>> {
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        self.tx
+            .prepare(&format!(
+                "SELECT {COLUMNS} FROM locks
+                 WHERE id IS NOT NULL AND expires_at > ?1 ORDER BY key LIMIT ?2"
+            ))?
+            .query_map(params![self.now.cast_signed(), limit], read)?
+            .collect()
     }
+}
 
-    /// Answers a command that changes nothing. There is nothing to clean up: an expired record is never read.
-    pub(super) fn ask(
-        &self,
-        command: &LockCommand,
-    ) -> Result<std::result::Result<LockOutcome, Error>> {
-        Ok(match command {
-            LockCommand::IsLocked { key, .. } => {
-                Ok(LockOutcome::IsLocked(self.record(key.as_str())?.is_some()))
-            }
-            LockCommand::Lookup(by) => {
-                self.lookup(by)?.map(Stored::checked).transpose().map(LockOutcome::Lookup)
-            }
-            other => Err(Error::internal(format!("{other:?} is not a query"))),
-        })
-    }
+impl LockRows for SqlLocks<'_> {
+    type Error = rusqlite::Error;
 
-    /// Returns the record of a key, unless it has expired.
-    fn record(&self, key: &str) -> Result<Option<Stored>> {
+    fn record(&self, key: &Name) -> Result<Option<Record>> {
         self.tx
             .prepare_cached(&format!(
                 "SELECT {COLUMNS} FROM locks WHERE key = ?1 AND id IS NOT NULL AND expires_at > ?2"
             ))?
-            .query_row(params![key, self.now.cast_signed()], Stored::read)
+            .query_row(params![key.as_str(), self.now.cast_signed()], read)
             .optional()
     }
 
-    fn key_of(&self, id: LockId) -> Result<Option<String>> {
-        self.tx
-            .prepare_cached("SELECT key FROM lock_ids WHERE id = ?1")?
-            .query_row([id.as_str()], |row| row.get(0))
-            .optional()
+    fn key_of(&self, id: LockId) -> Result<Option<Name>> {
+        let mut select = self.tx.prepare_cached("SELECT key FROM lock_ids WHERE id = ?1")?;
+        select.query_row([id.as_str()], key).optional()
     }
 
-    pub(super) fn acquire(
-        &self,
-        key: &Name,
-        id: LockId,
-        ttl: u64,
-        holder: &Holder,
-    ) -> Result<Acquired> {
-        if let Some(Stored { id: holder, expires_at, fence, .. }) = self.record(key.as_str())? {
-            let remaining = expires_at.saturating_sub(self.now);
-            return Ok(if holder == id.as_str() {
-                Acquired::Held { fence: Fence::new(fence), expires_at, remaining }
-            } else {
-                Acquired::Locked { remaining }
-            });
-        }
+    fn insert(&mut self, record: NewRecord<'_>) -> Result<Fence> {
+        let NewRecord { key, id, acquired_at, expires_at, holder } = record;
         // There may be an expired record that has not been removed yet.
-        self.remove(key.as_str())?;
-        let expires_at = self.now + ttl;
-        let (acquired_at, ends) = (self.now.cast_signed(), expires_at.cast_signed());
-        let Holder { host, pid, label } = holder;
+        self.tx
+            .prepare_cached(
+                "DELETE FROM lock_ids WHERE id = (SELECT id FROM locks WHERE key = ?1 AND id IS NOT NULL)",
+            )?
+            .execute([key.as_str()])?;
+        let Holder { host, pid, label } = &**holder;
         let fence: i64 = self
             .tx
             .prepare_cached(
@@ -180,8 +162,8 @@ impl<'a> Locks<'a> {
                 params![
                     key.as_str(),
                     id.as_str(),
-                    acquired_at,
-                    ends,
+                    acquired_at.cast_signed(),
+                    expires_at.cast_signed(),
                     self.micros.cast_signed(),
                     host,
                     pid,
@@ -192,119 +174,60 @@ impl<'a> Locks<'a> {
         self.tx
             .prepare_cached("INSERT OR REPLACE INTO lock_ids (id, key) VALUES (?1, ?2)")?
             .execute([id.as_str(), key.as_str()])?;
-        let fence = Fence::new(fence.cast_unsigned());
-        Ok(Acquired::Held { fence, expires_at, remaining: ttl })
+        Ok(Fence::new(fence.cast_unsigned()))
     }
 
-    /// Returns the key that was released.
-    pub(super) fn release(&self, id: LockId) -> Result<Verdict<String>> {
-        self.owned(id, |locks, key, _| {
-            locks.remove(&key)?;
-            Ok(key)
-        })
-    }
-
-    /// Returns the new time of expiry. With `only_longer` it is never earlier than the old one.
-    pub(super) fn extend(&self, id: LockId, ttl: u64, only_longer: bool) -> Result<Verdict<u64>> {
-        self.owned(id, |locks, key, before| {
-            let expires_at = locks.now + ttl;
-            let expires_at = if only_longer { expires_at.max(before) } else { expires_at };
-            locks
-                .tx
-                .prepare_cached("UPDATE locks SET expires_at = ?2 WHERE key = ?1")?
-                .execute(params![key, expires_at.cast_signed()])?;
-            Ok(expires_at)
-        })
-    }
-
-    fn owned<T>(
-        &self,
-        id: LockId,
-        act: impl FnOnce(&Self, String, u64) -> Result<T>,
-    ) -> Result<Verdict<T>> {
-        let Some(key) = self.key_of(id)? else { return Ok(Verdict::NotFound) };
-        let Some(record) = self.record(&key)? else { return Ok(Verdict::NotFound) };
-        if record.id != id.as_str() {
-            return Ok(Verdict::NotOwner);
-        }
-        act(self, key, record.expires_at).map(Verdict::Done)
-    }
-
-    pub(super) fn lookup(&self, by: &By) -> Result<Option<Stored>> {
-        match by {
-            By::Key(key) => self.record(key.as_str()),
-            By::Id(id) => {
-                let Some(key) = self.key_of(*id)? else { return Ok(None) };
-                Ok(self.record(&key)?.filter(|record| record.id == id.as_str()))
-            }
-        }
-    }
-
-    /// Returns the held locks, ordered by key, at most `limit` of them.
-    pub(super) fn list(&self, limit: usize) -> Result<Vec<Stored>> {
-        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    fn set_expiry(&mut self, record: &Record, expires_at: u64) -> Result<()> {
         self.tx
-            .prepare(&format!(
-                "SELECT {COLUMNS} FROM locks
-                 WHERE id IS NOT NULL AND expires_at > ?1 ORDER BY key LIMIT ?2"
-            ))?
-            .query_map(params![self.now.cast_signed(), limit], Stored::read)?
-            .collect()
+            .prepare_cached("UPDATE locks SET expires_at = ?2 WHERE key = ?1")?
+            .execute(params![record.key.as_str(), expires_at.cast_signed()])
+            .map(drop)
     }
 
-    /// Removes expired records. Returns the clients that wait for their keys.
-    pub(super) fn remove_expired(&self) -> Result<Vec<ClientId>> {
-        let mut select = self.tx.prepare_cached(
-            "SELECT key FROM locks WHERE id IS NOT NULL AND expires_at <= ?1 ORDER BY expires_at LIMIT ?2",
-        )?;
-        let over =
-            select.query_map(params![self.now.cast_signed(), REMOVED_AT_ONCE], |row| row.get(0))?;
-        let mut wake = Vec::new();
-        for key in over.collect::<Result<Vec<String>>>()? {
-            self.remove(&key)?;
-            wake.extend(self.wake_waiters(&key)?);
-        }
-        Ok(wake)
-    }
-
-    /// Removes the record of a key and its index, but never its fence.
-    fn remove(&self, key: &str) -> Result<()> {
-        self.tx
-            .prepare_cached(
-                "DELETE FROM lock_ids WHERE id = (SELECT id FROM locks WHERE key = ?1 AND id IS NOT NULL)",
-            )?
-            .execute([key])?;
+    fn remove(&mut self, record: &Record) -> Result<()> {
         self.tx
             .prepare_cached(
                 "UPDATE locks SET id = NULL, acquired_at = NULL, expires_at = NULL, host = NULL, pid = NULL,
                      label = NULL
                  WHERE key = ?1",
             )?
-            .execute([key])
+            .execute([record.key.as_str()])
             .map(drop)
     }
 
-    /// Registers this client to be woken when the key is released.
-    fn register_waiter(&self, key: &Name, client: ClientId) -> Result<()> {
+    fn remove_id(&mut self, id: LockId) -> Result<()> {
+        let mut delete = self.tx.prepare_cached("DELETE FROM lock_ids WHERE id = ?1")?;
+        delete.execute([id.as_str()]).map(drop)
+    }
+
+    fn expired(&self, now: u64) -> Result<Vec<Record>> {
         self.tx
-            .prepare_cached(
-                "INSERT OR REPLACE INTO lock_waiters (key, client, woken) VALUES (?1, ?2, 0)",
-            )?
-            .execute(params![key.as_str(), client.number().cast_signed()])
-            .map(drop)
+            .prepare_cached(&format!(
+                "SELECT {COLUMNS} FROM locks
+                 WHERE id IS NOT NULL AND expires_at <= ?1 ORDER BY expires_at LIMIT ?2"
+            ))?
+            .query_map(params![now.cast_signed(), REMOVED_AT_ONCE], read)?
+            .collect()
     }
+}
 
-    /// Marks the clients that wait for the key as woken, and returns them. Each client then reads which key was
-    /// released.
-    fn wake_waiters(&self, key: &str) -> Result<Vec<ClientId>> {
-        let mut update = self
-            .tx
-            .prepare_cached("UPDATE lock_waiters SET woken = 1 WHERE key = ?1 RETURNING client")?;
-        let clients = update.query_map([key], |row| row.get::<_, i64>(0))?;
-        let clients: Vec<_> = clients.collect::<Result<_>>()?;
-        let client = |number: i64| ClientId::from_number(number.cast_unsigned());
-        Ok(clients.into_iter().filter_map(client).collect())
-    }
+/// Registers this client to be woken when the key is released.
+fn register_waiter(tx: &Connection, key: &Name, client: ClientId) -> Result<()> {
+    tx.prepare_cached(
+        "INSERT OR REPLACE INTO lock_waiters (key, client, woken) VALUES (?1, ?2, 0)",
+    )?
+    .execute(params![key.as_str(), client.number().cast_signed()])
+    .map(drop)
+}
+
+/// Marks the clients that wait for the key as woken, and returns them. Each client then reads which key was released.
+fn wake_waiters(tx: &Connection, key: &Name) -> Result<Vec<ClientId>> {
+    let mut update =
+        tx.prepare_cached("UPDATE lock_waiters SET woken = 1 WHERE key = ?1 RETURNING client")?;
+    let clients = update.query_map([key.as_str()], |row| row.get::<_, i64>(0))?;
+    let clients: Vec<_> = clients.collect::<Result<_>>()?;
+    let client = |number: i64| ClientId::from_number(number.cast_unsigned());
+    Ok(clients.into_iter().filter_map(client).collect())
 }
 
 /// Returns the keys that this client waited for and that were released. Each key is returned once.

@@ -251,6 +251,8 @@ fn set_up(connection: &mut Connection, version: i32) -> rusqlite::Result<()> {
     // thread does it after it has answered.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    // Otherwise SQLite compiles a statement again whenever another value is bound to a range.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     connection.set_prepared_statement_cache_capacity(64);
     let changes: &[&str] = match version {
         0 => &[SCHEMA],

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rusqlite::{Connection, Result, Row, Rows, params};
 
 use super::database::{Reader, Surroundings};
-use super::semaphores::meter_of;
+use super::semaphores::{Peers, meter_of};
 use crate::clock::{Span, Time, wall_time};
 use crate::stats::{Limits, Member, Paused, Query, RateLimit, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, ClientInfo, Error, Fence};

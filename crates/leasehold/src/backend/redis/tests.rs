@@ -18,8 +18,8 @@ use super::scripts::{Keys, Scripts, decode};
 use crate::clock::{Span, Time};
 use crate::machine::tests::{declared, share, steer};
 use crate::machine::{
-    Circumstances, Command, Declared, Effects, Held, Known, Machine, Meter, Outcome, Rate, Row,
-    Share, Steer, Terms,
+    Circumstances, Command, Declared, Effects, Held, Known, Machine, Meter, Outcome, Rate, Reach,
+    Row, Share, Steer, Terms,
 };
 use crate::name::Name;
 use crate::{AcquisitionId, ClientId};
@@ -293,12 +293,12 @@ impl Both {
         // Under a rate, a permit must be claimed first. An enqueue may declare a rate.
         let rated = Cell::new(false);
         let mut call = Circumstances {
-            from: client(from),
+            from: Some(client(from)),
             now,
             confirm_within: CONFIRM_WITHIN,
             wake: &mut |id, held| {
                 let Some(number) = client_of(id).filter(|number| listening[*number]) else {
-                    return false;
+                    return Reach::Silent;
                 };
                 let Held { slot_number, fence, valid_for } = *held;
                 let (fence, claim) = (fence.get(), valid_for.map_or(0, Span::micros));
@@ -306,7 +306,7 @@ impl Both {
                 let claim = if rated.get() { 0 } else { claim };
                 let wake_up = format!("{id} {} {fence} {slot} {claim} {NAME}", now.micros());
                 wake_ups[number].push(wake_up);
-                true
+                Reach::Reached
             },
             effects: &mut effects,
         };
@@ -315,13 +315,14 @@ impl Both {
         for command in commands {
             let mut then = machine.clone();
             if let Command::Enqueue { .. } = command {
-                let (wake, effects) = (&mut |_, _: &_| true, &mut Effects::default());
-                let (from, confirm_within) = (client(from), CONFIRM_WITHIN);
+                let (wake, effects) = (&mut |_, _: &_| Reach::Reached, &mut Effects::default());
+                let (from, confirm_within) = (Some(client(from)), CONFIRM_WITHIN);
                 let mut call = Circumstances { from, now, confirm_within, wake, effects };
-                then.apply(command, &mut call);
+                let Ok(_) = then.apply(command, &mut call);
             }
             rated.set(then.limits().meter().is_some());
-            outcomes.push(machine.apply(command, &mut call));
+            let Ok(outcome) = machine.apply(command, &mut call);
+            outcomes.push(outcome);
         }
         let waiting = machine.waiting() > 0;
         let holders = machine.holders();

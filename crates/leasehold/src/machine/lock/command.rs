@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Acquired, By, Holder, LockMachine, Record, Verdict};
+use super::{Acquired, By, Holder, LockMachine, LockRows, Record, Verdict};
 use crate::machine::Subject;
 use crate::name::Name;
 use crate::{Fence, LockId};
@@ -85,22 +85,26 @@ pub(crate) enum LockOutcome {
     Lookup(Option<Record>),
 }
 
-impl LockMachine {
-    pub(crate) fn apply(&mut self, command: &LockCommand, now: u64) -> LockOutcome {
-        match command {
+impl<R: LockRows> LockMachine<R> {
+    pub(crate) fn apply(
+        &mut self,
+        command: &LockCommand,
+        now: u64,
+    ) -> Result<LockOutcome, R::Error> {
+        Ok(match command {
             LockCommand::Acquire { key, id, ttl, holder, .. } => {
-                LockOutcome::Acquire(self.acquire(key, *id, *ttl, holder, now))
+                LockOutcome::Acquire(self.acquire(key, *id, *ttl, holder, now)?)
             }
             LockCommand::Release { id, .. } => {
-                LockOutcome::Release(self.release(*id, now).map(Some))
+                LockOutcome::Release(self.release(*id, now)?.map(Some))
             }
             LockCommand::Extend { id, ttl, only_longer, .. } => {
-                LockOutcome::Extend(self.extend(*id, *ttl, *only_longer, now))
+                LockOutcome::Extend(self.extend(*id, *ttl, *only_longer, now)?)
             }
             LockCommand::IsLocked { key, clean_up } => {
-                LockOutcome::IsLocked(self.is_locked(key, *clean_up, now))
+                LockOutcome::IsLocked(self.is_locked(key, *clean_up, now)?)
             }
-            LockCommand::Lookup(by) => LockOutcome::Lookup(self.lookup(by, now).cloned()),
-        }
+            LockCommand::Lookup(by) => LockOutcome::Lookup(self.lookup(by, now)?),
+        })
     }
 }

@@ -8,7 +8,7 @@ use super::*;
 pub(super) fn all(world: &World) -> Vec<Property<World>> {
     let mut all = vec![
         Property::always("1: limit", |world: &World, state: &State| {
-            let within = state.store.machine.units <= world.largest_capacity();
+            let within = state.store.machine.units() <= world.largest_capacity();
             within && state.saw_nothing_of(Wrong::Limit)
         }),
         Property::always("1: no grant during a pause", |_, state: &State| {
@@ -100,7 +100,7 @@ fn of_limits(world: &World) -> Vec<Property<World>> {
     if world.operator {
         all.push(Property::sometimes("a waiter waits for a free permit", |_, state: &State| {
             let machine = &state.store.machine;
-            let free = machine.units < machine.limits().capacity();
+            let free = machine.units() < machine.limits().capacity();
             free && machine.limits().paused().is_some() && machine.waiting() > 0
         }));
     }
@@ -109,7 +109,7 @@ fn of_limits(world: &World) -> Vec<Property<World>> {
             "a heavy waiter waits although a unit is free",
             |_, state: &State| {
                 let machine = &state.store.machine;
-                let free = machine.units < machine.limits().capacity();
+                let free = machine.units() < machine.limits().capacity();
                 let head = machine.waiters().next();
                 free && head.is_some_and(|head| head.weight > 1)
             },

@@ -214,7 +214,7 @@ impl State {
     pub(super) fn ids_of(
         &self,
         slot: usize,
-        present: &[(AcquisitionId, &Member<()>)],
+        present: &[(AcquisitionId, &Member)],
     ) -> Vec<AcquisitionId> {
         let mut ids: Vec<_> = self.clients[slot].ids().collect();
         let mut know =
@@ -234,10 +234,11 @@ impl State {
     }
 
     /// The members that have not expired, so that no command would remove them first.
-    pub(super) fn present(&self) -> impl Iterator<Item = (AcquisitionId, &Member<()>)> {
+    pub(super) fn present(&self) -> impl Iterator<Item = (AcquisitionId, &Member)> {
         let now = self.store_time(self.now);
-        let lasts = move |member: &Member<()>| member.ends().is_none_or(|ends| now < ends);
-        let members = self.store.machine.members.iter().map(|(id, member)| (*id, member));
+        let lasts = move |member: &Member| member.ends().is_none_or(|ends| now < ends);
+        let members =
+            self.store.machine.rows.members.iter().map(|(id, (member, ()))| (*id, member));
         members.filter(move |(_, member)| lasts(member))
     }
 

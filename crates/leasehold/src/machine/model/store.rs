@@ -1,6 +1,7 @@
 //! The store's side of the model: the machine, and a watcher that checks what each command does.
 
 use super::*;
+use crate::machine::numbers::Numbers;
 
 #[derive(Clone, Debug)]
 pub(super) struct Store {
@@ -27,7 +28,7 @@ pub(super) enum Wrong {
     Slots,
 }
 
-pub(super) fn fence(member: &Member<()>) -> Option<Fence> {
+pub(super) fn fence(member: &Member) -> Option<Fence> {
     match member.stage {
         Stage::Holding { fence, .. } => Some(fence),
         Stage::Waiting { .. } => None,
@@ -46,7 +47,7 @@ impl Store {
     }
 
     pub(super) fn knows(&self, id: AcquisitionId) -> bool {
-        self.machine.members.contains_key(&id)
+        self.machine.rows.members.contains_key(&id)
     }
 
     /// Compares what a command did with what it was allowed to do.
@@ -58,26 +59,31 @@ impl Store {
         in_reach: impl Fn(&AcquisitionId) -> bool,
     ) {
         let after = &self.machine;
-        let waits = |id: &AcquisitionId| after.members.get(id).is_some_and(|m| !m.is_holder());
+        let member = |machine: &Machine, id: &AcquisitionId| {
+            machine.rows.members.get(id).map(|(member, ())| *member)
+        };
+        let waits =
+            |id: &AcquisitionId| member(after, id).is_some_and(|member| !member.is_holder());
+        let fence_before = |id: &AcquisitionId| member(before, id).as_ref().and_then(fence);
         // The members that had not expired when the command arrived.
         let old = |id: &AcquisitionId| {
-            let lasts = |member: &&Member<()>| member.ends().is_none_or(|ends| now < ends);
-            before.members.get(id).filter(lasts)
+            let lasts = |member: &Member| member.ends().is_none_or(|ends| now < ends);
+            member(before, id).filter(lasts)
         };
         self.wrong = None;
 
         // Invariant 1: a permit was granted only if one was free, and not during a pause. A steer grants what was free
         // before its change under the previous limits.
-        let granted = |(id, member): (&AcquisitionId, &Member<()>)| {
-            member.is_holder() && fence(member) != before.members.get(id).and_then(fence)
+        let granted = |(id, (member, ())): (&AcquisitionId, &(Member, ()))| {
+            member.is_holder() && fence(member) != fence_before(id)
         };
-        if after.members.iter().any(granted) {
+        if after.rows.members.iter().any(granted) {
             let (limits, was) = (after.limits(), before.limits());
             let capacity = match asked {
                 Some(_) => limits.capacity(),
                 None => limits.capacity().max(was.capacity()),
             };
-            if after.units > capacity {
+            if after.units() > capacity {
                 self.wrong = Some(Wrong::Limit);
             }
             if limits.paused().is_some() && (asked.is_some() || was.paused().is_some()) {
@@ -87,8 +93,8 @@ impl Store {
 
         // Invariant 2: if an id was granted a permit, no reachable waiter that was ahead of it still waits.
         self.line.retain(|id| old(id).is_some());
-        for (new, member) in after.members.iter() {
-            if member.is_holder() && !old(new).is_some_and(Member::is_holder) {
+        for (new, (member, ())) in after.rows.members.iter() {
+            if member.is_holder() && !old(new).is_some_and(|old| old.is_holder()) {
                 let mut before_it = self.line.iter().take_while(|other| *other != new);
                 if before_it.any(|other| waits(other) && in_reach(other)) {
                     self.wrong = Some(Wrong::Order);
@@ -104,16 +110,16 @@ impl Store {
         }
 
         // Invariant 3: every waiter before the first that does not fit is out of reach.
-        let fits = |id: &&AcquisitionId| after.fits(after.members[*id].weight(), now);
+        let fits = |id: &&AcquisitionId| after.fits(after.rows.members[*id].0.weight(), now);
         if self.line.iter().take_while(fits).any(in_reach) {
             self.wrong = Some(Wrong::LostWakeUp);
         }
 
         // Invariant 4: every new fence is greater than all earlier ones.
-        let minted = |(id, member): (&AcquisitionId, &Member<()>)| {
-            fence(member).filter(|new| before.members.get(id).and_then(fence) != Some(*new))
+        let minted = |(id, (member, ())): (&AcquisitionId, &(Member, ()))| {
+            fence(member).filter(|new| fence_before(id) != Some(*new))
         };
-        let mut minted: Vec<_> = after.members.iter().filter_map(minted).collect();
+        let mut minted: Vec<_> = after.rows.members.iter().filter_map(minted).collect();
         minted.sort_unstable();
         for fence in minted {
             if self.newest_fence >= Some(fence) {
@@ -126,16 +132,16 @@ impl Store {
         }
 
         // Invariant 5: no id is in two places, and an id that asks again keeps what it has.
-        let holders = after.members.values().filter(|member| member.is_holder()).count();
-        let places = after.queue.iter().count();
-        let weighs: u32 =
-            after.members.values().filter(|own| own.is_holder()).map(Member::weight).sum();
-        let once = holders == after.holding as usize
-            && holders + places == after.members.len()
-            && weighs == after.units;
+        let members = || after.rows.members.values().map(|(member, ())| member);
+        let holders = members().filter(|member| member.is_holder()).count();
+        let places = after.rows.queue.iter().count();
+        let weighs: u32 = members().filter(|own| own.is_holder()).map(Member::weight).sum();
+        let once = holders == after.rows.row.holding as usize
+            && holders + places == after.rows.members.len()
+            && weighs == after.units();
         let kept = asked.is_none_or(|(ask, id)| {
-            let had = old(&id).and_then(fence);
-            ask.releases() || had.is_none() || had == after.members.get(&id).and_then(fence)
+            let had = old(&id).as_ref().and_then(fence);
+            ask.releases() || had.is_none() || had == member(after, &id).as_ref().and_then(fence)
         });
         if !once || !kept || places != self.line.len() {
             self.wrong = Some(Wrong::Twice);
@@ -175,10 +181,10 @@ impl State {
         let before = self.store.clone();
         let mut store = Store::clone(&before);
         if world.is(Broken::FencesByClock) {
-            store.machine.last_fence = 0;
+            store.machine.rows.row.last_fence = 0;
         }
         if world.is(Broken::AskedAnew) && ask == Ask::Enqueue {
-            store.machine.remove(id, Known::Nothing);
+            let Ok(_) = store.machine.remove(id, Known::Nothing);
         }
         let mut woken = Vec::new();
         let mut effects = Effects::default();
@@ -186,11 +192,12 @@ impl State {
         let wake = &mut |id, held: &Held| {
             let heard = self.reaches(id) && !(world.is(Broken::NoHandOver) && ask.releases());
             woken.extend(heard.then_some((id, *held)));
-            heard
+            heard.into()
         };
         let confirm_within = CONFIRM_WITHIN;
         let from = id.client();
-        let mut call = Circumstances { from, now, confirm_within, wake, effects: &mut effects };
+        let mut call =
+            Circumstances { from: Some(from), now, confirm_within, wake, effects: &mut effects };
         let mut command = self.command(world, ask, id);
         if ask == Ask::ReleaseHolder {
             // As in the scripts: they do not look for a holder among the waiters.
@@ -198,29 +205,29 @@ impl State {
                 command = Command::Sweep;
             }
         }
-        let fences = store.machine.last_fence;
-        let paused = store.machine.limits.paused().is_some() && world.is(Broken::NoPause);
+        let fences = store.machine.last_fence();
+        let paused = store.machine.limits().paused().is_some() && world.is(Broken::NoPause);
         if paused {
-            store.machine.limits.steer(&Steer::Resume, now, fences);
+            store.machine.rows.row.limits.steer(&Steer::Resume, now, fences);
         }
         if world.is(Broken::SlotsByCount) {
-            store.machine.numbers = Numbers::default();
-            (0..store.machine.holding).for_each(|_| {
-                let next = store.machine.numbers.lowest_free();
-                store.machine.numbers.take(next);
+            store.machine.rows.numbers = Numbers::default();
+            (0..store.machine.rows.row.holding).for_each(|_| {
+                let next = store.machine.rows.numbers.lowest_free();
+                store.machine.rows.numbers.take(next);
             });
         }
         if world.is(Broken::Returns)
-            && let Some(meter) = store.machine.limits.meter_mut()
+            && let Some(meter) = store.machine.rows.row.limits.meter_mut()
         {
             meter.returns_from = 0;
         }
-        let outcome = store.machine.apply(&command, &mut call);
+        let Ok(outcome) = store.machine.apply(&command, &mut call);
         if world.is(Broken::Overtaking) {
             store.machine.let_the_light_overtake(&mut call);
         }
         if paused {
-            store.machine.limits.steer(&pause(), now, fences);
+            store.machine.rows.row.limits.steer(&pause(), now, fences);
         }
         if world.is(Broken::Lifo) {
             store.machine.let_the_last_be_first(&before.machine);
@@ -249,15 +256,15 @@ impl State {
         let wake = &mut |id, held: &Held| {
             let heard = self.reaches(id);
             woken.extend(heard.then_some((id, *held)));
-            heard
+            heard.into()
         };
-        let (from, confirm_within) = (ClientId::from_bits(1), CONFIRM_WITHIN);
+        let (from, confirm_within) = (Some(ClientId::from_bits(1)), CONFIRM_WITHIN);
         let mut call = Circumstances { from, now, confirm_within, wake, effects: &mut effects };
         if world.is(Broken::NoGrantOnResume) {
-            store.machine.limits.steer(steer, now, store.machine.last_fence);
+            store.machine.rows.row.limits.steer(steer, now, store.machine.last_fence());
         } else {
             let command = Command::Steer { capacity: None, steer: steer.clone() };
-            store.machine.apply(&command, &mut call);
+            let Ok(_) = store.machine.apply(&command, &mut call);
         }
         store.watch(&before.machine, None, now, |other| self.reaches(*other));
         self.store = Arc::new(store);
@@ -301,14 +308,14 @@ impl State {
         let mut machine = self.store.machine.clone();
         let longest = world.terms.patience().unwrap_or(TICK);
         let mut call = Circumstances {
-            from: ClientId::from_bits(1),
+            from: Some(ClientId::from_bits(1)),
             now: self.store_time(self.now + longest),
             confirm_within: CONFIRM_WITHIN,
-            wake: &mut |_, _| false,
+            wake: &mut |_, _| Reach::Silent,
             effects: &mut Effects::default(),
         };
-        machine.apply(&Command::Sweep, &mut call);
-        let forgotten = machine.is_empty() && !machine.anybody_ends() && machine.waiting() == 0;
+        let Ok(_) = machine.apply(&Command::Sweep, &mut call);
+        let forgotten = machine.is_empty() && !machine.rows.may_expire() && machine.waiting() == 0;
         let left = |id: AcquisitionId| {
             let client = &self.clients[slot(id)];
             let lives = client.own_id == id.client();
@@ -321,26 +328,28 @@ impl State {
 impl Machine {
     /// Breaks the order: every waiter that fits is granted a permit, even if others wait ahead of it.
     fn let_the_light_overtake(&mut self, call: &mut Circumstances<'_>) {
-        let order: Vec<_> = self.queue.iter().collect();
+        let order: Vec<_> = self.rows.queue.iter().collect();
         for id in order {
-            let Stage::Waiting { place, share, .. } = self.members[&id].stage else { continue };
+            let waiter = self.rows.members[&id].0;
+            let Stage::Waiting { terms, share, .. } = waiter.stage else { continue };
             if self.fits(share.weight, call.now) {
-                self.promote(place, id, id.client() == call.from, call);
+                let own = Some(id.client()) == call.from;
+                let Ok(_) = self.promote(id, &waiter, terms, share, own, call);
             }
         }
     }
 
     /// Breaks the order: a waiter that has just joined the queue moves to its head.
     fn let_the_last_be_first(&mut self, before: &Self) {
-        let mut order: Vec<_> = self.queue.iter().collect();
+        let mut order: Vec<_> = self.rows.queue.iter().collect();
         if order.last().is_none_or(|last| before.position(*last).is_some()) {
             return;
         }
         order.rotate_right(1);
-        let taken = self.queue.places.iter_mut().filter(|(_, id)| id.is_some());
+        let taken = self.rows.queue.places.iter_mut().filter(|(_, id)| id.is_some());
         for ((at, here), id) in taken.zip(order) {
             *here = Some(id);
-            let stage = self.members.get_mut(&id).map(|member| &mut member.stage);
+            let stage = self.rows.members.get_mut(&id).map(|(member, ())| &mut member.stage);
             if let Some(Stage::Waiting { place, .. }) = stage {
                 *place = *at;
             }

@@ -14,7 +14,7 @@ use super::*;
 /// The references for relative times and ranks.
 struct Scale<'a> {
     state: &'a State,
-    present: Vec<(AcquisitionId, &'a Member<()>)>,
+    present: Vec<(AcquisitionId, &'a Member)>,
     fences: Vec<Fence>,
 }
 
@@ -90,7 +90,7 @@ impl<'a> Scale<'a> {
             let before = |first: u64| self.fences.iter().filter(|own| own.get() < first).count();
             view.push(steps(now.micros(), meter.full_at.micros()));
             view.push(small(before(meter.returns_from)));
-            view.push(self.rank(Fence::new(store.machine.last_fence)));
+            view.push(self.rank(Fence::new(store.machine.last_fence())));
         }
         for (fence, at) in &store.grants {
             let started = self.state.starts.iter().any(|(own, _)| own == fence);
@@ -171,7 +171,7 @@ impl<'a> Scale<'a> {
                 view.extend([number, u8::from(unclaimed && rated)]);
             }
             Stage::Waiting { .. } => {
-                let place = self.place(self.state.store.machine.queue.iter(), id);
+                let place = self.place(self.state.store.machine.rows.queue.iter(), id);
                 let watched = self.place(self.state.store.line.iter().copied(), id);
                 view.extend([2, until(member.alive_by), place, watched]);
             }

@@ -1,48 +1,32 @@
-//! Compares the lock machine with its implementation in SQL: the same random operations, the same injected time, the
-//! same outcomes.
+//! Compares the rows of locks in memory and in SQL: the same random operations, the same injected time, the same
+//! outcomes.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::backend::differential::locks::{
-    Seen, Step, by_machine, holder, id, key, steps, without,
+    Seen, Step, by_machine, by_rows, holder, id, key, steps,
 };
 use crate::backend::local::schema;
-use crate::machine::lock::LockMachine;
+use crate::machine::lock::By;
 
 /// Fences are usually minted from the clock. With a clock of 0 they count, as those of the machine do.
-fn at(tx: &Connection, now: u64) -> Locks<'_> {
-    Locks { tx, now, micros: 0 }
+fn at(tx: &Connection, now: u64) -> LockMachine<SqlLocks<'_>> {
+    LockMachine { rows: SqlLocks { tx, now, micros: 0 } }
 }
 
 fn by_sqlite(tx: &Connection, step: Step, now: u64) -> Seen {
-    let locks = at(tx, now);
-    locks.remove_expired().unwrap();
-    let found = |by| locks.lookup(&by).unwrap().map(|stored| stored.checked().unwrap());
-    match step {
-        Step::Acquire { key: k, id: i, ttl, holder: h } => {
-            Seen::Acquired(locks.acquire(&key(k), id(i), ttl, &holder(h)).unwrap())
-        }
-        Step::Release { id: i } => Seen::Ended(without(&locks.release(id(i)).unwrap())),
-        Step::Extend { id: i, ttl, only_longer } => {
-            Seen::Extended(locks.extend(id(i), ttl, only_longer).unwrap())
-        }
-        Step::IsLocked { key: k, .. } => {
-            Seen::Locked(locks.record(key(k).as_str()).unwrap().is_some())
-        }
-        Step::LookupKey { key: k } => Seen::Found(found(By::Key(key(k)))),
-        Step::LookupId { id: i } => Seen::Found(found(By::Id(id(i)))),
-        Step::Mislead { id: i, key: k } => {
-            let mislead = "INSERT OR REPLACE INTO lock_ids (id, key) VALUES (?1, ?2)";
-            tx.execute(mislead, [id(i).as_str(), key(k).as_str()]).unwrap();
-            Seen::Nothing
-        }
-        Step::RemoveExpired | Step::Pass(_) => Seen::Nothing,
+    if let Step::Mislead { id: i, key: k } = step {
+        let mislead = "INSERT OR REPLACE INTO lock_ids (id, key) VALUES (?1, ?2)";
+        tx.execute(mislead, [id(i).as_str(), key(k).as_str()]).unwrap();
     }
+    let mut locks = at(tx, now);
+    locks.remove_expired(now).unwrap();
+    by_rows(&mut locks, step, now).unwrap()
 }
 
 #[test]
-fn the_machine_of_locks_and_sql_agree() {
+fn rows_of_locks_in_memory_and_in_sql_agree() {
     let config = ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() };
     proptest!(config, |(steps in steps())| {
         let (mut machine, tx) = (LockMachine::default(), schema::in_memory());
@@ -52,11 +36,10 @@ fn the_machine_of_locks_and_sql_agree() {
                 now += millis;
             }
             // In SQL a record ceases to exist exactly at its TTL, for every client.
-            machine.remove_expired(now);
+            let Ok(_) = machine.remove_expired(now);
             let expected = by_machine(&mut machine, step, now);
             prop_assert_eq!(by_sqlite(&tx, step, now), expected, "after {:?}", step);
-            let listed = at(&tx, now).list(10).unwrap();
-            let listed: Vec<_> = listed.into_iter().map(|stored| stored.checked().unwrap()).collect();
+            let listed = at(&tx, now).rows.list(10).unwrap();
             prop_assert_eq!(listed, machine.list(10, now), "after {:?}", step);
         }
     });
@@ -66,24 +49,24 @@ fn the_machine_of_locks_and_sql_agree() {
 #[test]
 fn a_record_ceases_to_exist_at_its_ttl() {
     let tx = schema::in_memory();
-    let acquired = at(&tx, 1000).acquire(&key(0), id(0), 500, &holder(0)).unwrap();
+    let acquired = at(&tx, 1000).acquire(&key(0), id(0), 500, &holder(0), 1000).unwrap();
     for (now, there) in [(1499, true), (1500, false)] {
-        let locks = at(&tx, now);
+        let mut locks = at(&tx, now);
         for by in [By::Key(key(0)), By::Id(id(0))] {
-            assert_eq!(locks.lookup(&by).unwrap().is_some(), there, "{by:?} at {now}");
+            assert_eq!(locks.lookup(&by, now).unwrap().is_some(), there, "{by:?} at {now}");
         }
-        assert_eq!(locks.list(10).unwrap().len(), usize::from(there));
-        let verdict = locks.extend(id(0), 1500 - now, false).unwrap();
+        assert_eq!(locks.rows.list(10).unwrap().len(), usize::from(there));
+        let verdict = locks.extend(id(0), 1500 - now, false, now).unwrap();
         assert_eq!(matches!(verdict, Verdict::Done(1500)), there, "{verdict:?} at {now}");
     }
-    let next = at(&tx, 1500).acquire(&key(0), id(1), 500, &holder(0)).unwrap();
+    let next = at(&tx, 1500).acquire(&key(0), id(1), 500, &holder(0), 1500).unwrap();
     let (Acquired::Held { fence: first, .. }, Acquired::Held { fence: next, .. }) =
         (acquired, next)
     else {
         panic!("{acquired:?}, {next:?}")
     };
     assert!(next > first);
-    assert_eq!(at(&tx, 1500).release(id(0)).unwrap(), Verdict::NotFound);
+    assert_eq!(at(&tx, 1500).release(id(0), 1500).unwrap(), Verdict::NotFound);
 }
 
 /// A client that waits for a key is notified of its release once, and no other client is.
@@ -91,30 +74,32 @@ fn a_record_ceases_to_exist_at_its_ttl() {
 fn a_waiting_client_finds_the_key_that_was_released() {
     let tx = schema::in_memory();
     let (waiting, other) = (ClientId::from_bits(1), ClientId::from_bits(2));
-    let locks = at(&tx, 1000);
-    locks.acquire(&key(0), id(0), 500, &holder(0)).unwrap();
-    locks.register_waiter(&key(0), waiting).unwrap();
-    locks.register_waiter(&key(1), other).unwrap();
+    let mut locks = at(&tx, 1000);
+    locks.acquire(&key(0), id(0), 500, &holder(0), 1000).unwrap();
+    register_waiter(&tx, &key(0), waiting).unwrap();
+    register_waiter(&tx, &key(1), other).unwrap();
     assert_eq!(take_released(&tx, waiting).unwrap(), Vec::<String>::new());
 
-    let Verdict::Done(freed) = locks.release(id(0)).unwrap() else { panic!("it was held") };
-    assert_eq!(locks.wake_waiters(&freed).unwrap(), [waiting]);
+    let Verdict::Done(freed) = locks.release(id(0), 1000).unwrap() else { panic!("it was held") };
+    assert_eq!(wake_waiters(&tx, &freed).unwrap(), [waiting]);
     assert_eq!(take_released(&tx, other).unwrap(), Vec::<String>::new());
     assert_eq!(take_released(&tx, waiting).unwrap(), [key(0).as_str()]);
     assert_eq!(take_released(&tx, waiting).unwrap(), [""; 0]);
 
     // The same holds when the record expires.
-    locks.acquire(&key(1), id(1), 500, &holder(0)).unwrap();
-    assert_eq!(at(&tx, 1499).remove_expired().unwrap(), []);
-    assert_eq!(at(&tx, 1500).remove_expired().unwrap(), [other]);
+    locks.acquire(&key(1), id(1), 500, &holder(0), 1000).unwrap();
+    let at = |millis: u64| Time::from_micros(millis * 1000);
+    assert_eq!(remove_expired(&tx, at(1499)).unwrap(), []);
+    assert_eq!(remove_expired(&tx, at(1500)).unwrap(), [other]);
 }
 
 #[test]
 fn fences_go_on_above_those_that_may_have_been_lost_with_the_power() {
     let mut tx = schema::in_memory();
     let acquire = |tx: &Connection, number, now: Time| {
-        let locks = Locks::new(tx, now);
-        match locks.acquire(&key(0), id(number), 1, &holder(0)).unwrap() {
+        let acquired =
+            machine(tx, now).acquire(&key(0), id(number), 1, &holder(0), now.micros() / 1000);
+        match acquired.unwrap() {
             Acquired::Held { fence, .. } => fence.get(),
             locked @ Acquired::Locked { .. } => panic!("{locked:?}"),
         }

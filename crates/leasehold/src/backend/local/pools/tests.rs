@@ -1,12 +1,12 @@
-//! Compares the pool machine with its implementation in SQL: the same random operations, the same injected time, the
-//! same statuses and counts.
+//! Compares the rows of pools in memory and in SQL: the same random operations, the same injected time, the same
+//! statuses and counts.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::backend::differential::pools::{Step, TTL_MS, ask, instance, pool, steps};
 use crate::backend::local::schema;
-use crate::machine::pool::PoolMachine;
+use crate::machine::pool::{PoolMachine, Status};
 
 fn take_holder(tx: &Connection, number: usize) {
     let take = "UPDATE leases SET holder_until = NULL WHERE instance = ?1";
@@ -14,7 +14,7 @@ fn take_holder(tx: &Connection, number: usize) {
 }
 
 #[test]
-fn the_machine_of_pools_and_sql_agree() {
+fn rows_of_pools_in_memory_and_in_sql_agree() {
     let config = ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() };
     proptest!(config, |(steps in steps())| {
         let (mut machine, tx) = (PoolMachine::default(), schema::in_memory());

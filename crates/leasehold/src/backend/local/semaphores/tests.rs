@@ -1,6 +1,7 @@
-//! Compares the machine with its implementation in SQL: the same random commands, the same injected time, the same
-//! outcomes. Also tests what the machine does not have: dead clients, and the cost of the SQL.
+//! Compares the rows of a name in memory and in SQL: the same random commands, the same injected time, the same
+//! outcomes. Also tests what memory does not have: dead clients, and the cost of the SQL.
 
+use std::cell::Cell;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,9 +10,12 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
+use crate::Fence;
 use crate::backend::local::schema;
 use crate::machine::tests::{declared, share, steer};
-use crate::machine::{self, Declared, Effects, Known, Machine, Meter, Share, Terms};
+use crate::machine::{
+    self, Declared, Effects, Known, Machine, Meter, Share, Steer, Steered, Terms,
+};
 
 const CLIENTS: u64 = 3;
 const CONFIRM_WITHIN: Span = Span::from_micros(5000);
@@ -102,16 +106,20 @@ fn by_machine(
 ) -> Seen {
     let mut effects = Effects::default();
     let mut call = machine::Circumstances {
-        from: client(from),
+        from: Some(client(from)),
         now,
         confirm_within: CONFIRM_WITHIN,
-        wake: &mut |id, _| reached[number(id.client())],
+        wake: &mut |id, _| reached[number(id.client())].into(),
         effects: &mut effects,
     };
-    let outcomes = commands.iter().map(|command| machine.apply(command, &mut call)).collect();
+    let outcomes = commands.iter().map(|command| {
+        let Ok(outcome) = machine.apply(command, &mut call);
+        outcome
+    });
+    let outcomes = outcomes.collect();
     let rows = machine.holders().into_iter();
     let holds = |row: machine::Row<'_, ()>| {
-        let (ends, fence) = (row.ends.map(Time::micros), row.fence.map(crate::Fence::get));
+        let (ends, fence) = (row.ends.map(Time::micros), row.fence.map(Fence::get));
         (row.id, ends, fence, row.weight, row.slot_number.map(NonZeroU32::get))
     };
     let mut holders: Vec<_> = rows.map(holds).collect();
@@ -141,20 +149,29 @@ fn by_sqlite(
     now: Time,
     reached: &[bool],
 ) -> Seen {
-    let mut reach = |client| if reached[number(client)] { Reach::Reached } else { Reach::Silent };
-    let mut call = Circumstances {
-        from: Some(client(from)),
-        now,
-        confirm_within: CONFIRM_WITHIN,
-        reach: &mut reach,
-        is_dead: &mut |_| false,
-    };
+    struct Reached<'a>(&'a [bool]);
+    impl Peers for Reached<'_> {
+        fn reach(&self, client: ClientId) -> Reach {
+            self.0[number(client)].into()
+        }
+
+        fn is_dead(&self, _client: ClientId) -> bool {
+            false
+        }
+    }
+    let (from, confirm_within, peers) = (Some(client(from)), CONFIRM_WITHIN, &Reached(reached));
+    let call = Call { from, now, confirm_within, peers };
     let asks = |command: &Command| matches!(command, Command::Renew { .. } | Command::Sweep);
-    let asked = commands.iter().all(asks).then(|| ask(tx, &name(), commands, &mut call).unwrap());
-    let applied = match asked.flatten() {
-        Some(asked) => asked,
-        None => apply(tx, &name(), commands, &mut call).unwrap(),
+    let asked = commands.iter().all(asks);
+    let only_reads = |only_reads| tx.pragma_update(None, "query_only", only_reads).unwrap();
+    only_reads(asked);
+    let applied = apply(tx, &name(), commands, &call, asked);
+    only_reads(false);
+    let applied = match applied {
+        Err(rusqlite::Error::InvalidQuery) if asked => apply(tx, &name(), commands, &call, false),
+        applied => applied,
     };
+    let applied = applied.unwrap();
     let (holders, waiters) = rows(tx);
     let Applied { outcomes, granted, next_expiry, next_token, .. } = applied;
     let select = "SELECT capacity, pinned, paused, rate_count, rate_period, rate_burst, rate_full_at, rate_returns_from
@@ -173,7 +190,7 @@ type Rows = (Vec<Holds>, Vec<AcquisitionId>);
 fn rows(tx: &Connection) -> Rows {
     let unsigned = |number: i64| number.cast_unsigned();
     let id = |row: &rusqlite::Row<'_>| {
-        Ok(AcquisitionId::new(named::client(row, 0)?, unsigned(row.get(1)?)))
+        Ok(AcquisitionId::new(rows::client(row, 0)?, unsigned(row.get(1)?)))
     };
     let select = "SELECT client, sequence, ends, fence, weight, slot FROM holders";
     let mut select = tx.prepare(select).unwrap();
@@ -198,9 +215,9 @@ fn rows(tx: &Connection) -> Rows {
 }
 
 #[test]
-fn the_machine_and_sql_agree() {
+fn rows_in_memory_and_in_sql_agree() {
     let config = ProptestConfig { cases: 1600, failure_persistence: None, ..Default::default() };
-    let commands_sent = std::cell::Cell::new(0);
+    let commands_sent = Cell::new(0);
     proptest!(config, |(steps in steps())| {
         let (mut machine, tx) = (Machine::new(0), schema::in_memory());
 
@@ -233,7 +250,7 @@ fn the_machine_and_sql_agree() {
 #[test]
 fn a_permit_is_claimed_until_its_time_is_up_and_then_held_until_its_ttl_ends() {
     for (late, ttl) in [(false, None), (false, Some(Span::from_micros(9000))), (true, None)] {
-        let mut store = TestStore::new();
+        let store = TestStore::new();
         store.enqueue("a", id(0, 0), true);
         let terms = Terms { lease: None, ttl };
         let (declared, wait, label) = (Declared::capacity(1, true), true, None);
@@ -255,46 +272,48 @@ struct TestStore {
     dead: Vec<ClientId>,
     inherited: Vec<ClientId>,
     /// The number of checks whether a client is dead.
-    looked: usize,
+    looked: Cell<usize>,
+}
+
+impl Peers for TestStore {
+    fn reach(&self, client: ClientId) -> Reach {
+        match () {
+            () if self.is_dead(client) => Reach::Dead,
+            () if self.inherited.contains(&client) => Reach::Inherited,
+            () => Reach::Reached,
+        }
+    }
+
+    fn is_dead(&self, client: ClientId) -> bool {
+        self.looked.set(self.looked.get() + 1);
+        self.dead.contains(&client)
+    }
 }
 
 impl TestStore {
     fn new() -> Self {
-        Self { tx: schema::in_memory(), dead: Vec::new(), inherited: Vec::new(), looked: 0 }
+        Self {
+            tx: schema::in_memory(),
+            dead: Vec::new(),
+            inherited: Vec::new(),
+            looked: Cell::new(0),
+        }
     }
 
-    fn apply(&mut self, name: &str, from: u64, commands: &[Command]) -> Applied {
-        let (dead, inherited) = (&self.dead, &self.inherited);
-        let looked = std::cell::Cell::new(0);
-        let is_dead = |client: &ClientId| {
-            looked.set(looked.get() + 1);
-            dead.contains(client)
-        };
-        let mut call = Circumstances {
-            from: Some(client(from)),
-            now: Time::from_micros(START),
-            confirm_within: CONFIRM_WITHIN,
-            reach: &mut |client| match () {
-                () if is_dead(&client) => Reach::Dead,
-                () if inherited.contains(&client) => Reach::Inherited,
-                () => Reach::Reached,
-            },
-            is_dead: &mut |client| is_dead(&client),
-        };
-        let name = Name::new("name", name).unwrap();
-        let applied = apply(&self.tx, &name, commands, &mut call).unwrap();
-        self.looked += looked.get();
-        applied
+    fn apply(&self, name: &str, from: u64, commands: &[Command]) -> Applied {
+        let (from, now) = (Some(client(from)), Time::from_micros(START));
+        let call = Call { from, now, confirm_within: CONFIRM_WITHIN, peers: self };
+        apply(&self.tx, &Name::new("name", name).unwrap(), commands, &call, false).unwrap()
     }
 
-    fn enqueue(&mut self, name: &str, id: AcquisitionId, wait: bool) -> Applied {
+    fn enqueue(&self, name: &str, id: AcquisitionId, wait: bool) -> Applied {
         let (terms, label) = (Terms::default(), None);
         let declared = Declared::capacity(1, true);
         let enqueue = Command::Enqueue { id, declared, wait, terms, share: Share::ONE, label };
         self.apply(name, id.client().number() - 1, &[enqueue])
     }
 
-    fn sweep(&mut self, name: &str, from: u64) -> Applied {
+    fn sweep(&self, name: &str, from: u64) -> Applied {
         self.apply(name, from, &[Command::Sweep])
     }
 }
@@ -346,10 +365,11 @@ fn a_queue_of_the_dead_is_passed_at_once() {
     }
     store.enqueue("a", id(2, 0), true);
     store.dead.push(client(1));
-    store.looked = 0;
+    store.looked.set(0);
     let applied = store.apply("a", 0, &[Command::Release { id: id(0, 0), known: Known::Nothing }]);
     assert_eq!((applied.wake, applied.removed_clients), (vec![client(2)], vec![client(1)]));
-    assert!(store.looked < 5, "one look is enough for all of them, not {}", store.looked);
+    let looked = store.looked.get();
+    assert!(looked < 5, "one look is enough for all of them, not {looked}");
     assert_eq!(rows(&store.tx).1, []);
 }
 
@@ -379,7 +399,7 @@ fn a_client_with_an_inherited_lifeline_keeps_its_permits_and_loses_its_waiters()
 
 #[test]
 fn clients_near_the_head_watch() {
-    let mut store = TestStore::new();
+    let store = TestStore::new();
     store.enqueue("a", id(100, 0), true);
     for number in 0..20 {
         let applied = store.enqueue("a", id(number, 0), true);
@@ -394,7 +414,7 @@ fn clients_near_the_head_watch() {
 
 #[test]
 fn a_client_finds_its_ids_that_another_client_released() {
-    let mut store = TestStore::new();
+    let store = TestStore::new();
     store.enqueue("a", id(0, 0), true);
     let release = Command::Release { id: id(0, 0), known: Known::Nothing };
     let applied = store.apply("a", 1, std::slice::from_ref(&release));
@@ -410,7 +430,7 @@ fn a_client_finds_its_ids_that_another_client_released() {
 /// Without leases the client would never find out by itself.
 #[test]
 fn an_evicted_client_is_notified_although_the_name_was_forgotten() {
-    let mut store = TestStore::new();
+    let store = TestStore::new();
     store.enqueue("a", id(0, 0), true);
     store.apply("a", 1, &[Command::Release { id: id(0, 0), known: Known::Nothing }]);
     let forget = Command::Steer { capacity: None, steer: Steer::Forget };
@@ -436,7 +456,7 @@ fn steps_of_a_round(waiters: u64, clients: u64) -> u64 {
         steps.fetch_add(1, Ordering::Relaxed);
         false
     };
-    let round = |store: &mut TestStore, turn: u64, holder: AcquisitionId| {
+    let round = |store: &TestStore, turn: u64, holder: AcquisitionId| {
         let newcomer = id(2000 + turn, 0);
         store.enqueue("a", newcomer, true);
         let renew = Command::Renew { id: newcomer, terms: Terms::default() };
@@ -454,9 +474,9 @@ fn steps_of_a_round(waiters: u64, clients: u64) -> u64 {
         next
     };
     // Run one round first, so that the statements are prepared.
-    let next = round(&mut store, 0, holder);
+    let next = round(&store, 0, holder);
     store.tx.progress_handler(1, Some(count)).unwrap();
-    round(&mut store, 1, next);
+    round(&store, 1, next);
     counter.load(Ordering::Relaxed)
 }
 
