@@ -4,8 +4,9 @@
 //! [`release`]), the store's answers ([`answered`]), its wake-ups and other messages ([`woken`], [`token_arrives`],
 //! [`cancelled_elsewhere`]), new connections ([`connected`]), and the passing of time ([`timeout`]). After each input
 //! the driver collects the outputs: the commands to send ([`take`], [`take_renewals`]), the next time-out
-//! ([`next_timeout`]) and the [`Notice`]s for callers ([`notices`]). The engine is one driver. The model checker and
-//! the simulation are others, so what they check is the code that ships.
+//! ([`next_timeout`]) and the [`Notice`]s for callers ([`notices`]). A driver also chooses how renewals and queries are
+//! [spread](timing::Spread). The engine is one driver. The model checker and the simulation are others, so what they
+//! check is the code that ships.
 //!
 //! # State
 //!
@@ -62,7 +63,7 @@ pub(crate) use acquisition::{Request, why_ended};
 pub(crate) use delivery::Delivery;
 pub(crate) use notice::{Failure, Notice};
 pub(crate) use replies::Answered;
-use timing::Place;
+use timing::{Place, Spread};
 
 /// How long, and how many, answered releases are remembered. Replicas are rarely further behind.
 const RECENT: Span = Span::from_millis(5000);
@@ -77,6 +78,8 @@ pub(crate) struct NameCore<T> {
     client: ClientId,
     /// How long the caller of a release waits for its outcome.
     answer_timeout: Span,
+    /// How renewals and queries of many clients are spread over time.
+    spread: Spread,
     /// The slowest answer that is still normal.
     round_trip: Duration,
     /// Whether a request that was sent over an earlier connection may still be applied.
@@ -142,10 +145,16 @@ enum Timer {
 
 /// What the core reports to its driver.
 impl<T: Clone> NameCore<T> {
-    pub(crate) fn new(client: ClientId, answer_timeout: Span, has_stragglers: bool) -> Self {
+    pub(crate) fn new(
+        client: ClientId,
+        answer_timeout: Span,
+        spread: Spread,
+        has_stragglers: bool,
+    ) -> Self {
         Self {
             client,
             answer_timeout,
+            spread,
             round_trip: Duration::ZERO,
             has_stragglers,
             acquisitions: IdMap::default(),

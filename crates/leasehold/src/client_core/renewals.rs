@@ -129,7 +129,8 @@ impl<T: Clone> NameCore<T> {
         let Some((_, first)) = self.waiting.first_key_value() else { return };
         let known = self.place_of_first.filter(|(id, ..)| id == first);
         let place = known.map_or(Place::default(), |(_, place, _)| place);
-        let next_expiry = next_expiry.map(|delay| jittered(delay, now));
+        let next_expiry =
+            next_expiry.map(|delay| timing::jittered(delay, (self.spread)(now.micros())));
         let at = now + timing::question(place, foreign, next_expiry);
         if about_first || self.query_at.is_none_or(|earlier| at < earlier) {
             self.set_query(at);
@@ -179,7 +180,7 @@ impl<T: Clone> NameCore<T> {
         // A waiter renews its place at a random moment in the second third of its patience.
         let Some(patience) = acquisition.terms().patience() else { return };
         let third = patience.divided_by(3);
-        let spread = Span::from_micros(scatter(id.sequence() ^ sent.micros()) % third.micros() + 1);
+        let spread = Span::from_micros((self.spread)(id.sequence() ^ sent.micros()) % third.micros() + 1);
         self.set_renewal(id, sent + third + spread);
     }
 
@@ -192,7 +193,7 @@ impl<T: Clone> NameCore<T> {
         let valid_for = valid_until.saturating_since(now);
         let ttl_left = limited_by_ttl.then_some(valid_for);
         let (lease, round_trip) = (acquisition.terms().lease?, self.round_trip);
-        let spread = scatter(id.sequence() ^ now.micros()).to_le_bytes()[0];
+        let spread = (self.spread)(id.sequence() ^ now.micros()).to_le_bytes()[0];
         timing::plan(Situation { lease, ttl_left, round_trip, valid_for, spread })
     }
 
@@ -234,17 +235,4 @@ impl<T: Clone> NameCore<T> {
             self.notices.push(Notice::ShortLease { owner, round_trip });
         }
     }
-}
-
-/// Adds a random delay of up to a tenth, but at most 100 ms, so that not all clients query at once.
-fn jittered(delay: Span, now: Moment) -> Span {
-    let most = (delay.micros() / 10).clamp(1, 100_000);
-    Span::from_micros(delay.micros() + scatter(now.micros()) % most + 1)
-}
-
-/// Hashes a number, to spread numbers evenly. Not for secrets.
-fn scatter(number: u64) -> u64 {
-    let mixed = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }

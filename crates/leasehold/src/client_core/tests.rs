@@ -38,7 +38,7 @@ fn reply(outcomes: Vec<Outcome>) -> Answered {
 impl Client {
     fn new() -> Self {
         let client = ClientId::from_bits(1);
-        let core = NameCore::new(client, ANSWER_TIMEOUT, false);
+        let core = NameCore::new(client, ANSWER_TIMEOUT, timing::scatter, false);
         Self { core, now: Moment::from_micros(1_000_000_000), sequence: 0 }
     }
 

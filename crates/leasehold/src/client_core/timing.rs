@@ -29,6 +29,23 @@ const RECONNECT_ROUND_TRIPS: u32 = 6;
 /// lets them expire ten seconds after its own TTL, which may be short. Only our scripts extend the expiry of the keys.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(8);
 
+/// Turns a number that differs from client to client into one that spreads renewals and queries. The engine uses
+/// [`scatter`]. The model checker spreads nothing, so that a state does not depend on the absolute time.
+pub(crate) type Spread = fn(u64) -> u64;
+
+/// Hashes a number, to spread numbers evenly. Not for secrets.
+pub(crate) fn scatter(number: u64) -> u64 {
+    let mixed = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+/// Adds a random delay of up to a tenth, but at most 100 ms, so that not all clients query at once.
+pub(super) fn jittered(delay: Span, random: u64) -> Span {
+    let most = (delay.micros() / 10).clamp(1, 100_000);
+    Span::from_micros(delay.micros() + random % most + 1)
+}
+
 /// How to renew one lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Plan {

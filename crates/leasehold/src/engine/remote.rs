@@ -45,7 +45,7 @@ impl Store for Remote {
         let (slot, backend) = (self.0.slot(Subject::Semaphore(&name)), self.0.clone());
         let (client, answer_timeout) = (core.client, core.settings.answer_timeout);
         let state = Mutex::new(RemoteState {
-            core: NameCore::new(client, answer_timeout, core.has_stragglers()),
+            core: NameCore::new(client, answer_timeout, timing::scatter, core.has_stragglers()),
             to: self.0.destination(slot),
             closed: false,
             in_line: (false, false),
