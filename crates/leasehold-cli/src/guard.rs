@@ -287,7 +287,6 @@ impl SupervisedGroup {
 
     /// Sends SIGTERM now, and SIGKILL at the given time. If this process is late, the grace is shorter.
     fn end(&mut self, kill_at: Moment) {
-        #[cfg(feature = "broken")]
         if broken("guard") {
             return;
         }
@@ -363,7 +362,6 @@ impl SupervisedGroup {
     /// Adds news for the command, which the next `flush` sends.
     fn report(&mut self, news: News) {
         self.outgoing.push(news);
-        #[cfg(feature = "broken")]
         if let Some(control) = self.control.as_ref().filter(|_| broken("blocked-guard")) {
             let _ = control.set_nonblocking(false);
             self.flush();
@@ -382,7 +380,7 @@ impl SupervisedGroup {
 }
 
 /// Whether this build breaks that rule, so that the torture test can show that it detects it.
-#[cfg(feature = "broken")]
 pub(crate) fn broken(rule: &str) -> bool {
-    std::env::var_os("LEASEHOLD_BROKEN").is_some_and(|broken| broken == rule)
+    cfg!(leasehold_broken)
+        && std::env::var_os("LEASEHOLD_BROKEN").is_some_and(|broken| broken == rule)
 }

@@ -33,7 +33,7 @@ fn main() -> ExitCode {
 
 fn run() -> Result<u8, Failure> {
     // The torture test asks before a run which rules this build can break.
-    #[cfg(feature = "broken")]
+    #[cfg(leasehold_broken)]
     if std::env::args_os().nth(1).is_some_and(|argument| argument == "--broken-rules") {
         output::print(&(leasehold::broken::RULES.join("\n") + "\n"))?;
         return Ok(0);

@@ -343,7 +343,6 @@ impl Watch {
     /// Does what the guard should have done by now. Returns `None` if the child must have ended by now, so that the
     /// guard is no longer waited for.
     fn keep_time(&mut self, deadline: &Deadline) -> Option<()> {
-        #[cfg(feature = "broken")]
         if guard::broken("trusting-command") {
             return Some(());
         }

@@ -38,7 +38,9 @@
 mod acquire;
 mod backend;
 pub mod blocking;
-#[cfg(feature = "broken")]
+#[cfg(not(leasehold_broken))]
+mod broken;
+#[cfg(leasehold_broken)]
 #[doc(hidden)]
 pub mod broken;
 mod client;

@@ -247,10 +247,10 @@ fn millis(rng: &mut Rng, range: std::ops::Range<u64>) -> Duration {
 /// Fails unless this build, and the command if it takes part, can break the rule. Otherwise nothing would be broken, and
 /// the run would say nothing about the checker.
 fn check_broken(rule: &str, command: Option<&Path>) -> Result<(), String> {
-    #[cfg(feature = "broken")]
+    #[cfg(leasehold_broken)]
     let rules = leasehold::broken::RULES;
-    #[cfg(not(feature = "broken"))]
-    let rules = ["none, because torture was built without the feature `broken`"];
+    #[cfg(not(leasehold_broken))]
+    let rules = ["none, because torture was built without --cfg leasehold_broken"];
     if !rules.contains(&rule) {
         return Err(format!("there is no rule {rule:?} to break: {}", rules.join(", ")));
     }
@@ -260,7 +260,7 @@ fn check_broken(rule: &str, command: Option<&Path>) -> Result<(), String> {
     let can_break = String::from_utf8_lossy(&probe.stdout).lines().any(|known| known == rule);
     if !probe.status.success() || !can_break {
         let problem = format!("{} cannot break the rule {rule:?}", command.display());
-        return Err(problem + ": build it with --features leasehold-cli/broken");
+        return Err(problem + ": build it with --cfg leasehold_broken");
     }
     Ok(())
 }

@@ -45,7 +45,7 @@ fn a_store_that_is_not_there_is_inconclusive() {
 }
 
 /// Two rules whose violation is found soon. `scripts/torture --broken-all` tests all of them.
-#[cfg(feature = "broken")]
+#[cfg(leasehold_broken)]
 #[test]
 fn a_broken_rule_is_found_out() {
     for rule in ["lifo", "limit"] {
@@ -57,7 +57,7 @@ fn a_broken_rule_is_found_out() {
 }
 
 /// With `TORTURE_AS_BUILT`, the command may have been built without the rules. Then nothing would be broken.
-#[cfg(feature = "broken")]
+#[cfg(leasehold_broken)]
 #[test]
 fn a_command_that_cannot_break_the_rule_is_refused_before_the_run() {
     for (rule, command, says) in [
@@ -75,7 +75,7 @@ fn a_command_that_cannot_break_the_rule_is_refused_before_the_run() {
 }
 
 /// `scripts/torture --broken-all` breaks every rule.
-#[cfg(feature = "broken")]
+#[cfg(leasehold_broken)]
 #[test]
 fn the_script_knows_all_rules() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/torture");

@@ -266,7 +266,7 @@ fn help_and_version_are_0() {
 }
 
 /// The torture test checks before a run that the command can break the rule.
-#[cfg(feature = "broken")]
+#[cfg(leasehold_broken)]
 #[test]
 fn a_build_that_can_break_rules_lists_them() {
     let listed = run("", &["--broken-rules"]);

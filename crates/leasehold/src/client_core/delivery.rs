@@ -19,7 +19,6 @@ pub(crate) enum Delivery {
 impl Delivery {
     /// Whether the store may know the id, so that it has to be released.
     pub(crate) fn needs_release(self) -> bool {
-        #[cfg(feature = "broken")]
         if crate::broken::is("lost-cancel") {
             return self == Self::Answered;
         }

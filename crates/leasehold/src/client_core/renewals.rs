@@ -106,7 +106,6 @@ impl<T: Clone> NameCore<T> {
     /// Sends the periodic query about the first waiter, and schedules the next one while there are waiters.
     pub(super) fn query(&mut self, now: Moment) {
         self.query_at = None;
-        #[cfg(feature = "broken")]
         if crate::broken::is("wakeup") {
             return;
         }

@@ -371,7 +371,6 @@ impl<T: Clone> NameCore<T> {
         let terms = acquisition.terms();
         let claims_first = terms.lease.is_some() && acquisition.request.claims_first;
         let trusted = grant.filter(|_| !claims_first).and_then(|(mut held, granted_at)| {
-            #[cfg(feature = "broken")]
             let granted_at = if crate::broken::is("old-wakeup") { now } else { granted_at };
             held.valid_for = held.valid_for.into_iter().chain(terms.ttl).min();
             let left = held.valid_until(terms, granted_at).saturating_since(now);

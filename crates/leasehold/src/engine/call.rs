@@ -212,7 +212,6 @@ impl Call {
     fn undo(&self) {
         let undo = self.state().undo.take();
         if let Some(undo) = undo {
-            #[cfg(feature = "broken")]
             if crate::broken::is("lost-cancel") {
                 return;
             }

@@ -148,7 +148,6 @@ impl Lease {
             state.asked = sent;
             state.retry_at = None;
             let until = self.end_of(sent, valid_for);
-            #[cfg(feature = "broken")]
             let until = if crate::broken::is("margin") { until + valid_for } else { until };
             self.valid_until.store(until.micros(), Ordering::Release);
             drop(state);

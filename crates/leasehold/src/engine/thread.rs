@@ -282,7 +282,6 @@ impl Drop for Thread {
 /// Applies an event of a store.
 fn apply(core: &Arc<Core>, event: Event) {
     match event {
-        #[cfg(feature = "broken")]
         Event::Granted(..) if crate::broken::is("wakeup") => {}
         Event::Granted(name, id, grant) => {
             // A permit for an id that this client has forgotten is released: see `State::woken`.

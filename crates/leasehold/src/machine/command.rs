@@ -158,7 +158,6 @@ impl Held {
     /// request was sent, minus a margin for clocks that run at different speeds.
     pub(crate) fn valid_until(&self, terms: Terms, sent: Moment) -> Moment {
         let Some(valid_for) = self.valid_for else { return Moment::NEVER };
-        #[cfg(feature = "broken")]
         if crate::broken::is("margin") {
             return sent + valid_for + valid_for;
         }

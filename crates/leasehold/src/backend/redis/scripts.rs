@@ -89,9 +89,7 @@ pub(super) struct Script {
 
 impl Script {
     pub(super) fn new(parts: &[&str]) -> Self {
-        let source = parts.join("\n");
-        #[cfg(feature = "broken")]
-        let source = crate::broken::in_lua(&source);
+        let source = crate::broken::in_lua(parts.join("\n"));
         let hash = sha1_smol::Sha1::from(&source).digest().to_string();
         Self { source, hash }
     }

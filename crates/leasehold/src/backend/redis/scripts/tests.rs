@@ -163,7 +163,6 @@ fn arguments_are_those_of_the_headers_in_their_order() {
 
 /// If a pattern were missing, its rule would not be broken, and the torture test would seem to have overlooked the
 /// fault.
-#[cfg(feature = "broken")]
 #[test]
 fn every_text_to_be_replaced_exists() {
     let scripts = Scripts::new();

@@ -1,0 +1,149 @@
+//! The rules that can be broken, and how one is chosen.
+#![cfg_attr(not(feature = "redis"), allow(dead_code))]
+
+#[cfg(not(test))]
+use std::sync::LazyLock;
+
+/// The rules that can be broken.
+#[cfg_attr(not(leasehold_broken), allow(unreachable_pub))]
+pub const RULES: [&str; 20] = [
+    "ownership",
+    "wakeup",
+    "old-wakeup",
+    "margin",
+    "expiry",
+    "early",
+    "lifo",
+    "limit",
+    "weights",
+    "shrink",
+    "pause",
+    "rate",
+    "slots",
+    "fence",
+    "leak",
+    "lost-cancel",
+    "clock",
+    // By the command.
+    "guard",
+    "blocked-guard",
+    "trusting-command",
+];
+
+/// Returns whether this rule is the one to break.
+#[cfg(not(test))]
+pub(crate) fn is(rule: &str) -> bool {
+    static BROKEN: LazyLock<Option<String>> =
+        LazyLock::new(|| std::env::var("LEASEHOLD_BROKEN").ok());
+    debug_assert!(RULES.contains(&rule), "{rule} is not in the list");
+    BROKEN.as_deref() == Some(rule)
+}
+
+#[cfg(test)]
+std::thread_local! {
+    static BROKEN: std::cell::Cell<Option<&'static str>> = const { std::cell::Cell::new(None) };
+}
+
+/// Returns whether this rule is the one to break on this thread.
+#[cfg(test)]
+pub(crate) fn is(rule: &str) -> bool {
+    debug_assert!(RULES.contains(&rule), "{rule} is not in the list");
+    BROKEN.get() == Some(rule)
+}
+
+/// Breaks this rule on this thread while `work` runs.
+#[cfg(test)]
+#[allow(dead_code)] // see `broken.rs`
+pub(crate) fn while_broken<T>(rule: Option<&'static str>, work: impl FnOnce() -> T) -> T {
+    struct Restore(Option<&'static str>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            BROKEN.set(self.0);
+        }
+    }
+    let _restore = Restore(BROKEN.replace(rule));
+    work()
+}
+
+/// For each rule, a text in the scripts and the text that replaces it.
+pub(crate) const IN_LUA: [(&str, &str, &str); 21] = [
+    // A release of an unknown id removes the longest holder.
+    (
+        "ownership",
+        "    outcomes[n] = 'nobody'",
+        "    outcomes[n] = 'nobody'; held = held - call('ZREMRANGEBYRANK', MAIN, 0, 0)",
+    ),
+    // The index of a lock outlives the lock, and the script does not check who holds the lock that the index leads to.
+    ("ownership", "index_of(lock), 'PXAT', ends)", "index_of(lock))"),
+    ("ownership", "leads_to, 'PXAT', ends)", "leads_to)"),
+    ("ownership", "if record.lockId ~= ARGV[first] then return 0 end", ""),
+    // A silent holder is never removed.
+    ("expiry", "local dead = due(MAIN, held)", "local dead"),
+    (
+        "expiry",
+        "local over, silent, unused = due(TTL, limited),",
+        "local over, silent, unused = nil,",
+    ),
+    ("expiry", "math.ceil((last - NOW) / 1000) + 10000", "math.ceil((last - NOW) / 1000) + 600000"),
+    ("expiry", "math.ceil(heartbeat / 1000) + 10000", "math.ceil(heartbeat / 1000) + 600000"),
+    // A holder that was silent for a short time is removed, although it was promised a longer time.
+    (
+        "early",
+        "local dead = due(MAIN, held)",
+        "NOW_STAMP = stamp(NOW + 1200000) local dead = due(MAIN, held) NOW_STAMP = stamp(NOW)",
+    ),
+    (
+        "lifo",
+        "call('ZRANGE', WAITING, passed_over, last)",
+        "call('ZREVRANGE', WAITING, passed_over, last)",
+    ),
+    (
+        "limit",
+        "elseif nobody_before and fits(weight) then",
+        "elseif nobody_before and fits(weight - 1) then",
+    ),
+    ("limit", "and held + new <= capacity", "and held + new <= capacity + 1"),
+    // A heavy permit counts as one unit.
+    (
+        "weights",
+        "if share.weight > 1 then limits.extra, limits.changed = limits.extra + share.weight - 1, true end",
+        "",
+    ),
+    ("pause", "return (limits.paused and 0 or capacity) - held", "return capacity - held"),
+    // A smaller capacity that an operator sets has no effect.
+    (
+        "shrink",
+        "return (limits.paused and 0 or capacity) - held",
+        "return (limits.paused and 0 or math.max(capacity, tonumber(DECLARED))) - held",
+    ),
+    // There is always a token.
+    (
+        "rate",
+        "return not is_metered() or limits.full_at + limits.interval <= NOW + all_tokens()",
+        "return true",
+    ),
+    // Every permit has slot number 1.
+    ("slots", "local slot = call('BITPOS', SLOTS, 0) + 1", "local slot = 1"),
+    (
+        "fence",
+        "local n = #infos\n  unclaimed =",
+        "fence = fence - fence % 1000000 last_fence = fence local n = #infos\n  unclaimed =",
+    ),
+    ("fence", "fence = math.max(fence, NOW - 1)", "fence = NOW - NOW % 1000000"),
+    (
+        "fence",
+        "redis.pcall('INCR', KEYS[beside + 2])",
+        "redis.pcall('INCRBY', KEYS[beside + 2], call('EXISTS', KEYS[beside + 2]) == 1 and NOW % 2 or 1)",
+    ),
+    (
+        "fence",
+        "redis.pcall('INCR', counter)",
+        "redis.pcall('INCRBY', counter, call('EXISTS', counter) == 1 and NOW % 2 or 1)",
+    ),
+];
+
+/// Returns this part of a script, changed so that the rule to break is broken.
+pub(crate) fn in_lua(part: String) -> String {
+    let broken = IN_LUA.iter().filter(|(rule, _, _)| is(rule));
+    broken.fold(part, |part, (_, stands, instead)| part.replace(stands, instead))
+}
