@@ -55,6 +55,8 @@ mod machine;
 mod manual_clock;
 #[cfg(feature = "metrics")]
 pub mod metrics;
+#[cfg(test)]
+mod model;
 mod name;
 mod observer;
 mod permit;

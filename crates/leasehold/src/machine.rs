@@ -67,8 +67,6 @@ mod command;
 mod limits;
 pub(crate) mod lock;
 mod members;
-#[cfg(test)]
-mod model;
 mod numbers;
 pub(crate) mod pool;
 mod questions;
@@ -83,6 +81,8 @@ pub(crate) use command::{
 pub(crate) use limits::{Limits, Steer, Steered};
 use members::Members;
 use numbers::Numbers;
+#[cfg(test)]
+pub(crate) use questions::MemberView;
 pub(crate) use questions::Row;
 use queue::Queue;
 pub(crate) use rate::{MAX_PERIOD, Meter, Rate};
@@ -226,6 +226,9 @@ impl<T: Clone> Machine<T> {
             Command::Renew { id, terms } => {
                 self.around(call, |machine, now| machine.renew(*id, *terms, now))
             }
+            Command::Steer { capacity, steer } if crate::broken::is("resume") => {
+                Outcome::Steered(self.steer(*capacity, steer, call.now))
+            }
             Command::Steer { capacity, steer } => self.around(call, |machine, now| {
                 Outcome::Steered(machine.steer(*capacity, steer, now))
             }),
@@ -261,6 +264,9 @@ impl<T: Clone> Machine<T> {
         keep: impl FnOnce(Option<&Held>) -> T,
         call: &mut Circumstances<'_, T>,
     ) -> Outcome {
+        if crate::broken::is("idempotence") {
+            self.remove(id, Known::Nothing);
+        }
         let is_new = self.members.get(&id).is_none();
         // An acquire that is refused declares nothing.
         let capacity = self.limits.capacity_with(declared);
@@ -335,8 +341,12 @@ impl<T: Clone> Machine<T> {
             self.mark_cancelled(id, call.now);
         }
         // Remove first: a waiter that is being removed must not be granted a permit.
-        let removed = self.remove(id, known);
-        if !self.queue.is_empty() {
+        let mut removed = self.remove(id, known);
+        if removed.is_none() && crate::broken::is("ownership") {
+            let longest = self.holders().first().map(|row| row.id);
+            removed = longest.and_then(|longest| self.remove(longest, known));
+        }
+        if !self.queue.is_empty() && !crate::broken::is("hand-over") {
             self.expire(call);
             self.grant(call);
         }
@@ -352,6 +362,7 @@ impl<T: Clone> Machine<T> {
         self.cancelled.retain(|_, until| *until > now);
         if let Some(Member { stage: Stage::Waiting { terms, .. }, .. }) = self.members.get(&id)
             && let Some(patience) = terms.patience()
+            && !crate::broken::is("cancel-mark")
         {
             self.cancelled.insert(id, now + patience);
         }
@@ -359,7 +370,7 @@ impl<T: Clone> Machine<T> {
 
     #[inline]
     fn expire(&mut self, call: &mut Circumstances<'_, T>) {
-        if self.is_timed() {
+        if self.is_timed() && !crate::broken::is("expiry") {
             self.expire_due(call);
         }
     }
@@ -401,6 +412,7 @@ impl<T: Clone> Machine<T> {
             }
             match self.promote(place, id, own, call) {
                 Promotion::Done if self.fits(1, call.now) => {}
+                Promotion::DoesNotFit if crate::broken::is("overtaking") => {}
                 Promotion::Done | Promotion::DoesNotFit => return false,
                 Promotion::OutOfReach => call.effects.out_of_reach.push(id.client()),
             }
@@ -487,7 +499,7 @@ impl<T: Clone> Machine<T> {
         let role = match stage {
             Stage::Holding { fence, weight, slot_number, .. } => {
                 self.holding -= 1;
-                self.units -= weight;
+                self.units -= if crate::broken::is("weights") { 1 } else { weight };
                 if let Some(number) = slot_number {
                     self.numbers.free(number);
                 }
@@ -534,7 +546,7 @@ impl<T: Clone> Machine<T> {
     #[inline]
     fn count(&mut self, weight: u32, slot_number: Option<NonZeroU32>, fence: Fence, now: Time) {
         self.holding += 1;
-        self.units += weight;
+        self.units += if crate::broken::is("weights") { 1 } else { weight };
         self.last_fence = fence.get();
         if let Some(number) = slot_number {
             self.numbers.take(number);
@@ -566,7 +578,8 @@ fn fits(limits: &Limits, units: u32, weight: u32, now: Time) -> bool {
 
 #[inline]
 fn has_units(limits: &Limits, units: u32, weight: u32) -> bool {
-    weight <= limits.ceiling().saturating_sub(units)
+    let ceiling = limits.ceiling() + u32::from(crate::broken::is("limit"));
+    weight <= ceiling.saturating_sub(units)
 }
 
 fn pop_due(ends: &mut BTreeSet<(Time, AcquisitionId)>, now: Time) -> Option<AcquisitionId> {
@@ -595,5 +608,6 @@ fn reschedule(
 /// Returns the next fence (invariant 4).
 #[inline]
 fn next_fence(last: u64, now: Time) -> Fence {
+    let last = if crate::broken::is("fence") { 0 } else { last };
     Fence::new((last + 1).max(now.micros()))
 }

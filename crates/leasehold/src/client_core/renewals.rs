@@ -72,7 +72,8 @@ impl<T: Clone> NameCore<T> {
     /// Queues a renewal. A holder's renewal does not wait behind other commands.
     pub(super) fn send_renewal(&mut self, id: AcquisitionId, now: Moment) {
         let Some(acquisition) = self.acquisitions.get_mut(&id) else { return };
-        if std::mem::replace(&mut acquisition.wants_renewal, true) {
+        let is_queued = std::mem::replace(&mut acquisition.wants_renewal, true);
+        if is_queued && !crate::broken::is("one-command") {
             return;
         }
         if acquisition.is_held() {
@@ -179,7 +180,8 @@ impl<T: Clone> NameCore<T> {
         // A waiter renews its place at a random moment in the second third of its patience.
         let Some(patience) = acquisition.terms().patience() else { return };
         let third = patience.divided_by(3);
-        let spread = Span::from_micros((self.spread)(id.sequence() ^ sent.micros()) % third.micros() + 1);
+        let spread =
+            Span::from_micros((self.spread)(id.sequence() ^ sent.micros()) % third.micros() + 1);
         self.set_renewal(id, sent + third + spread);
     }
 

@@ -135,11 +135,17 @@ impl<T: Clone> NameCore<T> {
                         continue;
                     }
                     acquisition.delivery = Delivery::Unknown;
+                    if crate::broken::is("resent") {
+                        continue;
+                    }
                     if !std::mem::replace(&mut acquisition.wants_enqueue, true) {
                         self.want_again(Want::Enqueue(*id), sent);
                     }
                 }
                 Command::Renew { id, .. } => self.send_renewal(*id, now),
+                Command::Release { id, .. } if crate::broken::is("released-once") => {
+                    self.releases.remove(id);
+                }
                 Command::Release { id, .. } => {
                     if let Some(release) = self.releases.get_mut(id) {
                         release.delivery = Delivery::Unknown;
@@ -233,7 +239,8 @@ impl<T: Clone> NameCore<T> {
             return self.want(Want::Release(id), now);
         }
         let in_time = release.until.is_some_and(|until| now < until);
-        if release.doubtful && in_time && self.has_stragglers {
+        let may_come_back = release.doubtful && in_time && self.has_stragglers;
+        if may_come_back && !crate::broken::is("repeated-release") {
             // An enqueue that was sent over an earlier connection may still be applied.
             release.delivery = Delivery::Unknown;
             self.timers.insert((now + RELEASE_AGAIN, Timer::ReleaseAgain(id)));
@@ -257,6 +264,9 @@ impl<T: Clone> NameCore<T> {
         now: Moment,
     ) {
         let Some(acquisition) = self.acquisitions.get_mut(&id) else { return };
+        let is_cancelled = outcome == Outcome::Cancelled;
+        let outcome =
+            if is_cancelled && crate::broken::is("cancelled") { Outcome::Gone } else { outcome };
         match (outcome, acquisition.phase) {
             (Outcome::Held(held), _) => {
                 let Terms { lease, ttl } = acquisition.terms();
@@ -265,7 +275,9 @@ impl<T: Clone> NameCore<T> {
             }
             // The store was asked after it had granted the permit. So another server has taken over, without the
             // grant, and the permit may be another holder's.
-            (Outcome::Waiting { .. }, Phase::Held { since, .. }) if renews && since < sent => {
+            (Outcome::Waiting { .. }, Phase::Held { since, .. })
+                if renews && since < sent && !crate::broken::is("missing") =>
+            {
                 self.lose(id, LossReason::Missing, now);
             }
             // A wake-up overtook this answer. Or the permit was released by its id, and the id is queued again.
@@ -293,7 +305,10 @@ impl<T: Clone> NameCore<T> {
             }
             // The enqueue was sent after the query, and will be answered. A second enqueue could be applied after the
             // permit that the first one got has ended. It would leave the id in the queue.
-            (Outcome::Gone, Phase::Waiting) if acquisition.delivery == Delivery::Sent => {}
+            (Outcome::Gone, Phase::Waiting)
+                if acquisition.delivery == Delivery::Sent
+                    && !crate::broken::is("enqueued-once") => {}
+            (Outcome::Gone, Phase::Waiting) if crate::broken::is("queued-again") => {}
             (Outcome::Gone, Phase::Waiting) => {
                 // The store expired the waiter, or lost its data. The waiter goes to the end of the queue.
                 self.remove_waiting(id);
@@ -315,7 +330,8 @@ impl<T: Clone> NameCore<T> {
     /// the TTL ends before the lease would.
     fn hold(&mut self, id: AcquisitionId, held: &Held, limited: bool, sent: Moment, now: Moment) {
         let Some(acquisition) = self.acquisitions.get_mut(&id) else { return };
-        let until = held.valid_until(acquisition.terms(), sent);
+        let from = if crate::broken::is("counted-from-answer") { now } else { sent };
+        let until = held.valid_until(acquisition.terms(), from);
         match &mut acquisition.phase {
             // The answer took longer than the permit is valid. The caller has not seen the permit, so a waiter claims
             // it again. A try asks again, and is answered `Full` if another client has the permit by now.
@@ -339,7 +355,7 @@ impl<T: Clone> NameCore<T> {
             // permit in between.
             Phase::Held { valid_until, limited_by_ttl, .. } => {
                 *limited_by_ttl |= limited;
-                if now < *valid_until {
+                if now < *valid_until || crate::broken::is("stays-lost") {
                     // One answer may overtake another, and the latest time counts.
                     *valid_until = until.max(*valid_until);
                     let (valid_until, limited_by_ttl) = (*valid_until, *limited_by_ttl);

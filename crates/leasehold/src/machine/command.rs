@@ -66,7 +66,7 @@ impl Declared {
 }
 
 /// A command of one client about one name.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Command {
     /// Asks for a permit, or for a place in the queue. The newest declaration of the limits wins. If the id already
     /// holds or waits, this is a renewal. Without `wait` the outcome may be `Full`.

@@ -22,8 +22,13 @@ impl Queue {
     pub(super) fn join(&mut self, id: AcquisitionId) -> u64 {
         let place = self.next_place;
         self.next_place += 1;
-        self.places.push_back((place, Some(id)));
         self.len += 1;
+        if crate::broken::is("lifo") {
+            let place = u64::MAX / 2 - place;
+            self.places.push_front((place, Some(id)));
+            return place;
+        }
+        self.places.push_back((place, Some(id)));
         place
     }
 
