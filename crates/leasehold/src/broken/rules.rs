@@ -32,7 +32,7 @@ pub const RULES: [&str; 20] = [
 
 /// More rules, of the client core and the machine. The model checker and the simulation break them, in virtual time; the
 /// torture test would find most of them only after hours.
-pub(crate) const IN_VIRTUAL_TIME: [&str; 21] = [
+pub(crate) const IN_VIRTUAL_TIME: [&str; 22] = [
     // The machine.
     "cancel-mark",
     "hand-over",
@@ -44,6 +44,7 @@ pub(crate) const IN_VIRTUAL_TIME: [&str; 21] = [
     "cancelled",
     "counted-from-answer",
     "enqueued-once",
+    "granted-again",
     "late-answer",
     "missing",
     "one-command",

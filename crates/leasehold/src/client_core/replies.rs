@@ -268,6 +268,13 @@ impl<T: Clone> NameCore<T> {
         let outcome =
             if is_cancelled && crate::broken::is("cancelled") { Outcome::Gone } else { outcome };
         match (outcome, acquisition.phase) {
+            // Another server has taken over without the grant, and has made it again. In between, another client may
+            // have held the permit.
+            (Outcome::Held(held), Phase::Held { since, fence, .. })
+                if fence != held.fence && since < sent && !crate::broken::is("granted-again") =>
+            {
+                self.lose(id, LossReason::Missing, now);
+            }
             (Outcome::Held(held), _) => {
                 let Terms { lease, ttl } = acquisition.terms();
                 let limited = held.valid_for < lease || ttl.is_some_and(|ttl| Some(ttl) <= lease);
@@ -341,7 +348,8 @@ impl<T: Clone> NameCore<T> {
             Phase::Waiting if until <= now => return self.want_enqueue(id, now),
             Phase::Waiting => {
                 let limited_by_ttl = limited;
-                acquisition.phase = Phase::Held { since: now, valid_until: until, limited_by_ttl };
+                let (since, fence, valid_until) = (now, held.fence, until);
+                acquisition.phase = Phase::Held { since, fence, valid_until, limited_by_ttl };
                 let (owner, gives_up_at) =
                     (acquisition.owner.clone(), acquisition.request.gives_up_at);
                 let (held, valid_until) = (*held, until);

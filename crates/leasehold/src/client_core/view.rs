@@ -54,7 +54,7 @@ impl<T: Clone> NameCore<T> {
             view.push(place.map_or(0, |place| u8::try_from(place).unwrap_or(u8::MAX)));
             match acquisition.phase {
                 Phase::Waiting => view.push(0),
-                Phase::Held { since, valid_until, limited_by_ttl } => {
+                Phase::Held { since, valid_until, limited_by_ttl, .. } => {
                     view.extend([1 + u8::from(limited_by_ttl), (scale.until)(valid_until)]);
                     // A renewal that is sent now was not sent after the grant.
                     view.push(u8::from(since == scale.now && scale.delays_requests));
