@@ -131,7 +131,7 @@ pub(crate) enum Answer {
 pub(crate) type Answers = Vec<Result<Answer, Error>>;
 
 /// The answer of a store to the commands for one name.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Reply {
     /// One outcome for each command, in the same order.
     pub(crate) outcomes: Vec<Outcome>,

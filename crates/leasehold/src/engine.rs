@@ -39,7 +39,7 @@ pub(crate) mod lock_waiters;
 pub(crate) mod meters;
 pub(crate) mod name_state;
 pub(crate) mod remote;
-mod sender;
+pub(crate) mod sender;
 mod store;
 mod thread;
 pub(crate) mod ticket;

@@ -64,6 +64,8 @@ mod pool;
 mod process;
 mod retry;
 mod semaphore;
+#[cfg(all(test, feature = "redis"))]
+mod simulation;
 mod stats;
 mod steering;
 #[cfg(feature = "tower")]
