@@ -6,11 +6,12 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use crate::engine::name_state::Entered;
+use crate::engine::semaphore_spec::SemaphoreSpec;
 use crate::engine::ticket::Ticket;
 use crate::engine::watch::{Acquiring, Id};
 use crate::machine::Known;
 use crate::name::positive;
-use crate::semaphore::{Declaration, Handle};
+use crate::semaphore::Handle;
 use crate::{AcquisitionId, Error, Permit};
 
 /// A future that resolves to a [`Permit`]: see [`Semaphore::acquire`](crate::Semaphore::acquire).
@@ -183,13 +184,13 @@ impl Acquire {
                 Some(limit) => Some(positive("within", *limit)?),
                 None => None,
             };
-            let Handle { declaration, .. } = &**semaphore;
+            let Handle { spec, .. } = &**semaphore;
             let Self { id, weight, wait, .. } = *self;
             if weight != 1 {
-                check_weight(weight, declaration)?;
+                check_weight(weight, spec)?;
             }
-            let watched = declaration.watch.begin(|| Id::Permit(id), weight);
-            match declaration.named.enter(id, declaration, weight, wait, within, cx.waker()) {
+            let watched = spec.watch.begin(|| Id::Permit(id), weight);
+            match spec.named.enter(id, spec, weight, wait, within, cx.waker()) {
                 Entered::Held(grant, ticket) => (grant, ticket, watched),
                 Entered::Full => return Poll::Ready(no_permit_now(watched, full)),
                 Entered::Failed(error) => return Poll::Ready(Err(failed(watched, *error))),
@@ -241,12 +242,12 @@ fn done_already() -> Error {
 }
 
 #[cold]
-fn check_weight(weight: u32, declaration: &Declaration) -> Result<(), Error> {
+fn check_weight(weight: u32, spec: &SemaphoreSpec) -> Result<(), Error> {
     if weight == 0 {
         return Err(Error::invalid("weight", "it is 0; the minimum is 1"));
     }
-    if declaration.rate_only {
-        let name = declaration.named.name();
+    if spec.rate_only {
+        let name = spec.named.name();
         let problem =
             format!("it is {weight}, but {name:?} limits only a rate, which counts starts");
         let advice = "acquire once for each start, or use a semaphore with a capacity";

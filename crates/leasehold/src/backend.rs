@@ -12,12 +12,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use crate::clock::{Moment, Span};
-use crate::lock::TimeAuthority;
+
 use crate::machine::lock::{LockCommand, LockOutcome, Record};
+use crate::machine::pool::PoolQuery;
 use crate::machine::pool::{PoolCommand, PoolOutcome};
-use crate::machine::{Command, Declared, Effects, Held, Outcome, Steered, Terms};
+use crate::machine::{Command, Declared, Held, Reply, Steered, Subject, Terms};
 use crate::name::Name;
-use crate::pool::{PoolStats, Which};
+use crate::stats::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, ClientInfo, Error, LockId};
 
@@ -34,6 +35,18 @@ mod threads;
 
 /// A future that any thread can poll.
 pub(crate) type Later<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
+
+/// The clock that decides when a lock expires.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum TimeAuthority {
+    /// The server's clock, for all clients.
+    Server,
+    /// The host's clock, for all of its processes.
+    Host,
+    /// The clock of this process, because there is no other.
+    Process,
+}
 
 /// The properties of a store.
 #[derive(Clone, Copy, Debug)]
@@ -72,16 +85,6 @@ pub(crate) struct Slot(pub(crate) u16);
 
 impl Slot {
     pub(crate) const ONLY: Self = Self(0);
-}
-
-/// The name, key or id that a request concerns.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Subject<'a> {
-    Semaphore(&'a Name),
-    Lock(&'a Name),
-    /// A lock whose key the caller does not know.
-    LockId(&'a LockId),
-    Pool(&'a Name),
 }
 
 /// One part of a request: several commands for one name, or one command for a lock or a pool.
@@ -129,20 +132,6 @@ pub(crate) enum Answer {
 
 /// The answers of a store to a request, in the order of the parts.
 pub(crate) type Answers = Vec<Result<Answer, Error>>;
-
-/// The answer of a store to the commands for one name.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Reply {
-    /// One outcome for each command, in the same order.
-    pub(crate) outcomes: Vec<Outcome>,
-    pub(crate) effects: Effects,
-    /// The time until the next lease ends in the store, if anybody waits. The client queries the store at that time.
-    pub(crate) next_expiry: Option<Span>,
-    /// The time until the first waiter gets its token, if that waiter belongs to the sender and waits for nothing else.
-    pub(crate) next_token: Option<Span>,
-    /// Whether another program holds or waits under this name. It passes permits on without waking this client.
-    pub(crate) foreign: bool,
-}
 
 /// A store that other processes share.
 pub(crate) trait RemoteBackend: Send + Sync {
@@ -216,7 +205,7 @@ pub(crate) trait RemoteBackend: Send + Sync {
     fn list_locks(&self, limit: usize) -> Later<Vec<Record>>;
 
     /// Returns the pools that have members, ordered by name. Changes nothing.
-    fn list_pools(&self, which: Which) -> Later<Vec<PoolStats>>;
+    fn list_pools(&self, which: PoolQuery) -> Later<Vec<PoolStats>>;
 
     /// Returns the clients of the store, ordered by id. Changes nothing.
     fn list_clients(&self, limit: usize) -> Later<Vec<ClientInfo>>;

@@ -12,20 +12,19 @@ use crate::manual_clock::Clock;
 use crate::name::positive;
 use crate::pool::{PoolBuilder, Pools};
 use crate::semaphore::SemaphoreBuilder;
-use crate::stats::Stats;
 use crate::{ClientId, Error, ManualClock};
 
-mod info;
 #[cfg(all(feature = "local", target_os = "linux"))]
 mod local;
 mod path;
+mod queries;
 #[cfg(feature = "redis")]
 mod redis;
 mod url;
-pub use info::ClientInfo;
 #[cfg(all(feature = "local", target_os = "linux"))]
 pub use local::LocalBuilder;
 pub use path::sqlite_path;
+pub use queries::Stats;
 #[cfg(feature = "redis")]
 pub use redis::RedisBuilder;
 pub use url::StoreUrl;

@@ -8,8 +8,7 @@
 //! - [`timers`]: the timers that the thread fires.
 //! - [`thread`]: the engine's thread, which runs all of that.
 //! - [`watch`]: reports to metrics, observers and `tracing`. [`meters`]: the metrics.
-//! - [`background`]: work that outlives its caller. [`lock_waiters`]: the tasks that wait for a lock. [`callbacks`]:
-//!   calls into code of the user.
+//! - [`background`]: work that outlives its caller. [`lock_waiters`]: the tasks that wait for a lock.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -21,24 +20,26 @@ use std::task::Poll;
 use rustc_hash::FxHashMap;
 use tokio::sync::{Notify, mpsc, oneshot};
 
-use crate::backend::{Answer, Destination, Later, Part, Profile, RemoteBackend, Slot, Subject};
+use crate::backend::{Answer, Destination, Later, Part, Profile, RemoteBackend, Slot};
+use crate::callbacks::{self, event};
 use crate::clock::{Moment, Span};
-use crate::manual_clock::Clock;
+use crate::machine::Subject;
+use crate::manual_clock::{self, Clock};
 use crate::name::Name;
-use crate::pool::SharedInstances;
 use crate::{AcquisitionId, ClientId, Error, LockId, LossReason};
 
 mod alarm;
 pub(crate) mod background;
 pub(crate) mod call;
-pub(crate) mod callbacks;
 mod in_flight;
 pub(crate) mod in_process;
 pub(crate) mod lease;
 pub(crate) mod lock_waiters;
 pub(crate) mod meters;
 pub(crate) mod name_state;
+pub(crate) mod pool_instances;
 pub(crate) mod remote;
+pub(crate) mod semaphore_spec;
 pub(crate) mod sender;
 mod store;
 mod thread;
@@ -51,12 +52,12 @@ mod tests;
 
 use background::Background;
 use call::{Asked, Done, Undo};
-use callbacks::event;
 use in_flight::Outbox;
 use lease::Lease;
 use lock_waiters::LockWaiters;
 use meters::ClientMeters;
 use name_state::NameState;
+use pool_instances::SharedInstances;
 use sender::{Next, Sender, Source, Urgency};
 use store::Store;
 use thread::Message;
@@ -176,7 +177,7 @@ impl Engine {
             process: OnceLock::new(),
             this: this.clone(),
         });
-        core.clock.serve(&core.this);
+        core.clock.serve(core.this.clone());
         Arc::new(Self { core })
     }
 
@@ -193,6 +194,24 @@ impl Drop for Engine {
         for (named, _) in names.into_values() {
             named.abandon();
         }
+    }
+}
+
+impl manual_clock::Timers for Core {
+    fn next(&self) -> Option<Moment> {
+        self.timers.next()
+    }
+
+    fn fire_one(&self, until: Moment, now: Moment) -> bool {
+        self.timers.pop(until).map(|due| due.fire(now)).is_some()
+    }
+
+    fn tidy(&self, now: Moment) {
+        self.remove_unused(now);
+    }
+
+    fn idle_times(&self) -> (Span, Span) {
+        (self.settings.idle, self.tidy_interval())
     }
 }
 
@@ -248,7 +267,7 @@ impl Core {
     }
 
     /// Removes the names that have been unused for long enough. Returns when to do this again.
-    pub(crate) fn tidy(&self, now: Moment) -> Option<Moment> {
+    fn remove_unused(&self, now: Moment) -> Option<Moment> {
         let mut names = self.names();
         names.retain(|_, (named, unused_since)| {
             // Nobody can begin to use the name while the lock is held.
@@ -266,7 +285,7 @@ impl Core {
         !self.names().is_empty()
     }
 
-    pub(crate) fn tidy_interval(&self) -> Span {
+    fn tidy_interval(&self) -> Span {
         self.settings.idle.divided_by(4)
     }
 
@@ -391,8 +410,8 @@ impl Core {
 
     pub(crate) fn list_pools(
         self: &Arc<Self>,
-        which: crate::pool::Which,
-    ) -> Later<Vec<crate::pool::PoolStats>> {
+        which: crate::machine::pool::PoolQuery,
+    ) -> Later<Vec<crate::stats::PoolStats>> {
         self.store.list_pools(self, which)
     }
 

@@ -8,6 +8,11 @@ use std::str::FromStr;
 
 use crate::Error;
 
+mod lock;
+
+pub use lock::LockId;
+pub(crate) use lock::hash;
+
 const ALPHABET: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
 /// The length of a client id as text. 62^11 is just above 2^64.

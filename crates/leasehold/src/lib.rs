@@ -43,6 +43,7 @@ mod broken;
 #[cfg(leasehold_broken)]
 #[doc(hidden)]
 pub mod broken;
+mod callbacks;
 mod client;
 mod client_core;
 mod clock;
@@ -68,10 +69,13 @@ mod semaphore;
 mod simulation;
 mod stats;
 mod steering;
+#[cfg(test)]
+mod tests;
 #[cfg(feature = "tower")]
 pub mod tower;
 
 pub use acquire::{Acquire, TryAcquire};
+pub use backend::TimeAuthority;
 #[cfg(feature = "redis")]
 pub use backend::redis::LockLayout;
 #[cfg(feature = "redis")]
@@ -81,29 +85,30 @@ pub use backend::redis::{Deployment, Endpoint, SentinelSettings, ServerSettings}
 pub use client::LocalBuilder;
 #[cfg(feature = "redis")]
 pub use client::RedisBuilder;
-pub use client::{Client, ClientInfo, MemoryBuilder, Outage};
+pub use client::{Client, MemoryBuilder, Outage, Stats};
 #[doc(hidden)]
 pub use client::{StoreUrl, sqlite_path};
 pub use client_core::timing::shortest_lease;
+pub use engine::watch::EventResult;
 pub use error::{Error, ErrorKind, LossReason};
 pub use fence::{Fence, FenceGate, StaleFence};
-pub use id::{AcquisitionId, ClientId};
+pub use id::{AcquisitionId, ClientId, LockId};
 pub use lock::{
-    Capabilities, HeldLock, Lock, LockBuilder, LockEvent, LockGuard, LockId, LockInfo,
-    LockOperation, LockReason, LockResult, Locks, RawLockInfo, TimeAuthority,
+    Capabilities, HeldLock, Lock, LockBuilder, LockEvent, LockGuard, LockInfo, LockOperation,
+    LockReason, LockResult, Locks, RawLockInfo,
 };
 pub use manual_clock::ManualClock;
-pub use observer::{
-    EventResult, Observer, PoolEvent, PoolOperation, SemaphoreEvent, SemaphoreOperation,
-};
+pub use observer::{Observer, PoolEvent, PoolOperation, SemaphoreEvent, SemaphoreOperation};
 pub use permit::{Lost, Permit};
 pub use pool::{
-    AcquireStatus, Pool, PoolAnswer, PoolBuilder, PoolCount, PoolLease, PoolMember, PoolStats,
-    Pools, ReleaseStatus, RenewStatus,
+    AcquireStatus, Pool, PoolAnswer, PoolBuilder, PoolCount, PoolLease, Pools, ReleaseStatus,
+    RenewStatus,
 };
 pub use retry::{Jitter, Retry};
 pub use semaphore::{Semaphore, SemaphoreBuilder};
-pub use stats::{Member, Paused, RateLimit, SemaphoreStats, Stats, WaitsFor};
+pub use stats::{
+    ClientInfo, Member, Paused, PoolMember, PoolStats, RateLimit, SemaphoreStats, WaitsFor,
+};
 pub use steering::{Drain, Pause};
 
 /// Runs the examples of the README.
@@ -130,20 +135,3 @@ struct GettingStarted;
 #[cfg(all(doctest, feature = "metrics", feature = "tower"))]
 #[doc = include_str!("../docs/how-to.md")]
 struct HowTo;
-
-#[cfg(test)]
-mod tests {
-    /// The pages whose examples run are symbolic links. Where they were copied as files, each contains only a path.
-    #[test]
-    fn the_pages_with_examples_are_pages() {
-        for page in [
-            include_str!("../README.md"),
-            include_str!("../docs/choosing.md"),
-            include_str!("../docs/fencing.md"),
-            include_str!("../docs/getting-started.md"),
-            include_str!("../docs/how-to.md"),
-        ] {
-            assert!(page.starts_with("# "), "not a page, but {page:?}");
-        }
-    }
-}

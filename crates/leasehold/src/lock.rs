@@ -14,19 +14,16 @@ use crate::engine::timers::Deadline;
 use crate::engine::watch::{Id, Watch};
 use crate::machine::lock::{Acquired, Holder, LockCommand, NotifyWhen};
 use crate::name::{Name, millis};
-use crate::{Error, Fence, Retry, process};
+use crate::{Error, Fence, LockId, Retry, process};
 
 mod guard;
-mod id;
 mod info;
 mod locks;
 mod observer;
 
 pub use guard::LockGuard;
-pub use id::LockId;
-pub(crate) use id::hash;
 pub use info::{HeldLock, LockInfo, RawLockInfo};
-pub use locks::{Capabilities, Locks, TimeAuthority};
+pub use locks::{Capabilities, Locks};
 pub use observer::{LockEvent, LockOperation, LockReason, LockResult};
 
 use guard::Holding;

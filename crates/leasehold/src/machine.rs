@@ -76,7 +76,8 @@ mod rate;
 pub(crate) mod tests;
 
 pub(crate) use command::{
-    Circumstances, Command, Declared, Effects, Held, Known, Outcome, Role, Share, Terms,
+    Circumstances, Command, Declared, Effects, Held, Known, Outcome, Reply, Role, Share, Subject,
+    Terms,
 };
 pub(crate) use limits::{Limits, Steer, Steered};
 use members::Members;
@@ -85,7 +86,7 @@ use numbers::Numbers;
 pub(crate) use questions::MemberView;
 pub(crate) use questions::Row;
 use queue::Queue;
-pub(crate) use rate::{MAX_PERIOD, Meter, Rate};
+pub(crate) use rate::{Meter, Rate};
 
 /// A holder or a waiter, with the data that its client keeps beside it.
 #[derive(Debug)]

@@ -12,7 +12,6 @@ use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use crate::clock::{self, Moment, Span, Time};
-use crate::engine::Core;
 
 /// A clock for tests, which stands still until it is [advanced](Self::advance).
 ///
@@ -62,9 +61,24 @@ struct Inner {
 /// The clock stops here, below [`Moment::NEVER`]: after more than a hundred thousand years.
 const LATEST: u64 = u64::MAX / 4;
 
+/// The part of a client that depends on time.
+pub(crate) trait Timers: Send + Sync {
+    /// Returns when the next timer is due.
+    fn next(&self) -> Option<Moment>;
+
+    /// Fires one timer that is due at `until`. Returns `false` if none is.
+    fn fire_one(&self, until: Moment, now: Moment) -> bool;
+
+    /// Removes the names that have been unused for long enough.
+    fn tidy(&self, now: Moment);
+
+    /// Returns how long an unused name is kept, and how often unused names are removed.
+    fn idle_times(&self) -> (Span, Span);
+}
+
 /// A client that uses the clock.
 struct Client {
-    core: Weak<Core>,
+    timers: Weak<dyn Timers>,
     /// When its unused names were last removed.
     tidied: Moment,
 }
@@ -162,18 +176,17 @@ impl ManualClock {
     /// any more; then the clock has reached its target.
     fn step(&self) -> bool {
         let target = self.moment(self.0.target.load(Ordering::SeqCst));
-        let cores: Vec<Arc<Core>> =
-            lock(&self.0.clients).iter().filter_map(|client| client.core.upgrade()).collect();
-        let next = cores.iter().filter_map(|core| core.timers.next()).min();
+        let clients: Vec<Arc<dyn Timers>> =
+            lock(&self.0.clients).iter().filter_map(|client| client.timers.upgrade()).collect();
+        let next = clients.iter().filter_map(|timers| timers.next()).min();
         let until = next.map_or(target, |next| next.min(target));
-        for core in &cores {
-            self.tidy(core, until);
+        for timers in &clients {
+            self.tidy(timers, until);
         }
         self.set(until);
         let mut fired = false;
-        for core in &cores {
-            while let Some(due) = core.timers.pop(until) {
-                due.fire(self.now());
+        for timers in &clients {
+            while timers.fire_one(until, self.now()) {
                 fired = true;
             }
         }
@@ -182,17 +195,17 @@ impl ManualClock {
 
     /// Removes unused names, as often as the engine's thread would. Nothing else changes before `until`, so after a
     /// long time only the last intervals matter.
-    fn tidy(&self, core: &Arc<Core>, until: Moment) {
-        let (idle, interval) = (core.settings.idle, core.tidy_interval());
-        let known = Arc::downgrade(core);
-        let tidied = |client: &&mut Client| client.core.ptr_eq(&known);
+    fn tidy(&self, timers: &Arc<dyn Timers>, until: Moment) {
+        let (idle, interval) = timers.idle_times();
+        let known = Arc::downgrade(timers);
+        let tidied = |client: &&mut Client| client.timers.ptr_eq(&known);
         let last = lock(&self.0.clients).iter_mut().find(tidied).map(|client| client.tidied);
         let Some(last) = last else { return };
         let mut at = (last + interval).max(until.minus(idle + idle));
         let mut done = last;
         while at <= until {
             self.set(at);
-            core.tidy(at);
+            timers.tidy(at);
             (done, at) = (at, at + interval);
         }
         if let Some(client) = lock(&self.0.clients).iter_mut().find(tidied) {
@@ -244,11 +257,11 @@ impl Clock {
     }
 
     /// Makes a manual clock fire the timers of this client.
-    pub(crate) fn serve(&self, core: &Weak<Core>) {
+    pub(crate) fn serve(&self, timers: Weak<dyn Timers>) {
         if let Some(clock) = &self.0 {
             let mut clients = lock(&clock.0.clients);
-            clients.retain(|client| client.core.strong_count() > 0);
-            clients.push(Client { core: core.clone(), tidied: clock.now() });
+            clients.retain(|client| client.timers.strong_count() > 0);
+            clients.push(Client { timers, tidied: clock.now() });
         }
     }
 

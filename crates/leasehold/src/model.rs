@@ -47,10 +47,10 @@ use std::sync::{Arc, Mutex};
 
 use stateright::{Model, Property};
 
-use crate::backend::Reply;
 use crate::broken::while_broken;
 use crate::client_core::{Answered, Timer};
 use crate::clock::{Moment, Span, Time};
+use crate::machine::Reply;
 use crate::machine::{
     Circumstances, Command, Declared, Effects, Held, Known, Machine, MemberView, Outcome, Rate,
     Role, Share, Steer, Terms,

@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::watch::{Callback, Id, ObservedEvent, Operation};
-use crate::{AcquisitionId, ErrorKind, LockEvent, LossReason};
+use crate::engine::watch::{Callback, EventResult, Id, ObservedEvent, Operation};
+use crate::{AcquisitionId, LockEvent};
 
 /// A function that is called with every event of the locks, the semaphore or the pool that it observes: see
 /// [`Locks::observed`](crate::Locks::observed), [`SemaphoreBuilder::observer`](crate::SemaphoreBuilder::observer) and
@@ -66,24 +66,6 @@ impl<E> fmt::Debug for Observer<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Observer").field("raw", &self.raw).finish_non_exhaustive()
     }
-}
-
-/// The result of an operation on a semaphore or a pool.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub enum EventResult {
-    /// The operation succeeded.
-    Ok,
-    /// An acquire that does not wait found nothing free.
-    Full,
-    /// The permit or lease was no longer held when it was renewed or released.
-    NotHeld,
-    /// The future of the acquire was dropped.
-    Cancelled,
-    /// The permit or lease was lost.
-    Lost(LossReason),
-    /// The operation failed with an error of this kind.
-    Error(ErrorKind),
 }
 
 /// The operation that a [`SemaphoreEvent`] reports.

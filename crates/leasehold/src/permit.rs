@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use crate::callbacks::event;
 use crate::clock::Moment;
-use crate::engine::callbacks::event;
 use crate::engine::lease::Lease;
 use crate::engine::name_state::ReleasedBy;
 use crate::engine::ticket::{Grant, Ticket};
@@ -70,7 +70,7 @@ impl Permit {
         let (id, grant) = (self.id, self.grant);
         let Some(semaphore) = &self.semaphore else { return };
         let hold = watched.acquired(Some(grant.fence), || report_acquired(semaphore, id, &grant));
-        let attach = || semaphore.named.attach(id, &semaphore.declaration);
+        let attach = || semaphore.named.attach(id, &semaphore.spec);
         self.ticket.get_or_insert_with(attach).watch(hold);
     }
 
@@ -161,7 +161,7 @@ impl Permit {
     pub fn lost(&self) -> Lost {
         let ticket = match (&self.ticket, &self.semaphore) {
             (Some(ticket), _) => ticket.clone(),
-            (None, Some(semaphore)) => semaphore.named.attach(self.id, &semaphore.declaration),
+            (None, Some(semaphore)) => semaphore.named.attach(self.id, &semaphore.spec),
             (None, None) => unreachable!("only a permit that has ended has no semaphore"),
         };
         Lost { of: Of::Ticket(ticket), key: None }
@@ -188,7 +188,7 @@ impl Permit {
             return Ok(false);
         }
         let by = ReleasedBy::Guard;
-        semaphore.named.release(self.id, &semaphore.declaration, by).done().await
+        semaphore.named.release(self.id, &semaphore.spec, by).done().await
     }
 
     /// Drops the guard but keeps the permit. The permit stays held, and is renewed, until it is released by its id with

@@ -4,28 +4,26 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::{Answer, Part, Subject};
+use crate::backend::{Answer, Part};
+use crate::callbacks::event;
 use crate::clock::{Moment, Span};
 use crate::engine::Engine;
-use crate::engine::callbacks::event;
 use crate::engine::lease::Keep;
 use crate::engine::meters::Kind;
 use crate::engine::timers::Deadline;
 use crate::engine::watch::{Id, Watch};
+use crate::machine::Subject;
 use crate::machine::pool::{PoolAction, PoolCommand, PoolOutcome, Status};
 use crate::name::Name;
 use crate::{Error, Observer, PoolEvent, Retry};
 
 mod answer;
 mod lease;
-mod shared_instance;
-mod stats;
+mod queries;
 
 pub use answer::{AcquireStatus, PoolAnswer, PoolCount, ReleaseStatus, RenewStatus};
 pub use lease::PoolLease;
-pub(crate) use shared_instance::SharedInstances;
-pub(crate) use stats::Which;
-pub use stats::{PoolMember, PoolStats, Pools};
+pub use queries::Pools;
 
 use answer::typed;
 use lease::Holding;

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire::{Acquire, TryAcquire};
-use crate::backend::Subject;
 use crate::clock::Span;
 use crate::engine::Engine;
 use crate::engine::meters::Kind;
-use crate::engine::name_state::{NameState, ReleasedBy};
+use crate::engine::name_state::ReleasedBy;
+use crate::engine::semaphore_spec::SemaphoreSpec;
 use crate::engine::watch::Watch;
-use crate::machine::{MAX_PERIOD, Rate, Terms};
+use crate::machine::Subject;
+use crate::machine::{Rate, Terms};
 use crate::name::{Name, positive};
 use crate::stats::SemaphoreStats;
 use crate::{AcquisitionId, Error, Observer, Permit, SemaphoreEvent};
@@ -24,10 +25,6 @@ const MIN_LEASE: Duration = Duration::from_millis(300);
 /// The shortest TTL on a store that is not on this host. A shorter one could end before the holder learns of its
 /// permit.
 const MIN_TTL: Duration = Duration::from_millis(100);
-
-/// The shortest average time between two starts of a rate. Intervals are rounded up to a microsecond, so the error is
-/// at most one percent.
-const MIN_INTERVAL: Span = Span::from_micros(100);
 
 /// A fair counting semaphore with a name.
 ///
@@ -56,41 +53,18 @@ pub struct Semaphore {
     pub(crate) inner: Arc<Handle>,
 }
 
-/// The declaration of a semaphore, and the client that made it. Every handle, future and guard has one.
+/// The settings of a semaphore handle, and the client that made it. Every handle, future and guard has one.
 pub(crate) struct Handle {
-    pub(crate) declaration: Arc<Declaration>,
+    pub(crate) spec: Arc<SemaphoreSpec>,
     /// Keeps the client's names and its thread alive.
     pub(crate) engine: Arc<Engine>,
 }
 
-/// A semaphore as it was declared. Tickets keep this alive but not the client, so an acquisition that only the engine
-/// knows, such as a detached permit, does not keep the client alive.
-#[allow(clippy::struct_excessive_bools)] // independent settings
-pub(crate) struct Declaration {
-    pub(crate) named: Arc<dyn NameState>,
-    pub(crate) terms: Terms,
-    /// Whether the handle declares its capacity. If not, the capacity is only a fallback for a semaphore that has none.
-    pub(crate) declares: bool,
-    /// The label that statistics show beside its permits.
-    pub(crate) label: Option<Arc<str>>,
-    /// Whether its permits have slot numbers.
-    pub(crate) numbered: bool,
-    /// Whether a waiter that is woken claims its permit before the acquire returns it.
-    pub(crate) claims_first: bool,
-    /// Whether it was declared to limit only a rate. Its permits then weigh one unit.
-    pub(crate) rate_only: bool,
-    /// Whether its permits have no lease, no TTL, no label and no slot number.
-    pub(crate) is_plain: bool,
-    max_acquire_time: Option<Duration>,
-    /// The metrics, the observer and the tracing spans of this handle.
-    pub(crate) watch: Arc<Watch>,
-}
-
 impl Deref for Handle {
-    type Target = Declaration;
+    type Target = SemaphoreSpec;
 
-    fn deref(&self) -> &Declaration {
-        &self.declaration
+    fn deref(&self) -> &SemaphoreSpec {
+        &self.spec
     }
 }
 
@@ -206,8 +180,8 @@ impl Semaphore {
     /// # Cancel safety
     /// If the future is dropped after it was first polled, the release continues in the background.
     pub async fn release(&self, id: &AcquisitionId) -> Result<bool, Error> {
-        let Handle { declaration, .. } = &*self.inner;
-        declaration.named.release(*id, declaration, ReleasedBy::Id).done().await
+        let Handle { spec, .. } = &*self.inner;
+        spec.named.release(*id, spec, ReleasedBy::Id).done().await
     }
 
     /// Releases a holder or waiter by the id that [`stats`](Self::stats) shows. It may belong to another program that
@@ -230,7 +204,7 @@ impl Semaphore {
         self.inner.engine.core().check_open()?;
         match id.parse() {
             Ok(own) => self.release(&own).await,
-            Err(_) => self.inner.declaration.named.release_member(id).await,
+            Err(_) => self.inner.spec.named.release_member(id).await,
         }
     }
 
@@ -291,13 +265,13 @@ impl fmt::Debug for Semaphore {
 
 impl fmt::Debug for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.declaration.fmt(f)
+        self.spec.fmt(f)
     }
 }
 
-impl fmt::Debug for Declaration {
+impl fmt::Debug for SemaphoreSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Declaration").field("name", self.named.name()).finish_non_exhaustive()
+        f.debug_struct("SemaphoreSpec").field("name", self.named.name()).finish_non_exhaustive()
     }
 }
 
@@ -542,7 +516,7 @@ impl SemaphoreBuilder {
         // The label is stored beside each permit and shown to people, so the rules for names apply to it.
         let label = self.label.map(|label| Name::new("label", &label)).transpose()?;
         let rate = match (self.rate, self.burst) {
-            (Some((starts, period)), burst) => Some(rate_of(starts, period, burst.unwrap_or(1))?),
+            (Some((starts, period)), burst) => Some(Rate::new(starts, period, burst.unwrap_or(1))?),
             (None, Some(burst)) => {
                 let problem = format!("it is {burst}, but there is no rate: set a rate as well");
                 return Err(Error::invalid("burst", problem));
@@ -567,7 +541,7 @@ impl SemaphoreBuilder {
         let meters = core.meters.of(Kind::Semaphore, self.name_in_metrics.then_some(&name));
         let observer = self.observer.map(Observer::<SemaphoreEvent>::into_callback);
         let watch = Watch::new(Kind::Semaphore, name, meters, observer, core.clock.clone());
-        let declaration = Declaration {
+        let spec = SemaphoreSpec {
             named,
             terms,
             declares,
@@ -579,43 +553,10 @@ impl SemaphoreBuilder {
             max_acquire_time,
             watch,
         };
-        let declaration = Arc::new(declaration);
-        let inner = Handle { declaration, engine: self.engine };
+        let spec = Arc::new(spec);
+        let inner = Handle { spec, engine: self.engine };
         Ok(Semaphore { inner: Arc::new(inner) })
     }
-}
-
-/// Returns the rate of at most `starts` grants in any `period`, of which at most `burst` at once.
-pub(crate) fn rate_of(starts: u64, period: Duration, burst: u32) -> Result<Rate, Error> {
-    let span = positive("rate", period)?;
-    if starts == 0 {
-        let problem = "it is 0 starts; the minimum is 1: to grant no permits, pause the semaphore";
-        return Err(Error::invalid("rate", problem));
-    }
-    if burst == 0 {
-        return Err(Error::invalid("burst", "it is 0; the minimum is 1"));
-    }
-    if u64::from(burst) > starts {
-        let problem = format!("it is {burst}, but the rate is {starts} in {period:?}");
-        let advice = "the burst is a part of these starts: choose a smaller burst or a higher rate";
-        return Err(Error::invalid("burst", format!("{problem}, and {advice}")));
-    }
-    if starts.saturating_mul(MIN_INTERVAL.micros()) > span.micros() {
-        let problem = format!("it is {starts} in {period:?}; the limit is 10000 per second");
-        return Err(Error::invalid("rate", problem));
-    }
-    if span > MAX_PERIOD {
-        let problem = format!("it is {starts} in {period:?}; the longest period is 100 years");
-        return Err(Error::invalid("rate", problem));
-    }
-    let rate = Rate { count: starts, period: span, burst };
-    if rate.all() > MAX_PERIOD {
-        let problem = format!(
-            "a burst of {burst}, at {starts} in {period:?}, takes more than 100 years to refill"
-        );
-        return Err(Error::invalid("burst", problem + ": choose a smaller burst"));
-    }
-    Ok(rate)
 }
 
 impl fmt::Debug for SemaphoreBuilder {

@@ -294,8 +294,8 @@ impl<'a> Simulation<'a> {
         let Some(&(worker, life, op)) = self.ids.get(&id) else { return };
         let process = &self.processes[worker];
         if process.life == life && process.alive {
-            let line = Line { at: self.now, event: event(op, self.now) };
-            self.lives[process.history].1.push(line);
+            let (history, now) = (process.history, self.now);
+            self.lives[history].1.push(Line { at: now, event: event(op, now) });
         }
     }
 

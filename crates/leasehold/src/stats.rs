@@ -1,18 +1,21 @@
-//! Statistics: the limits, holders and waiters of semaphores.
+//! What statistics contain: the limits, holders and waiters of semaphores, the members of pools, and clients. The stores fill
+//! these types.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::Fence;
 use crate::clock::{Span, Time};
-use crate::engine::Engine;
 use crate::machine::{self, Machine, Rate, Row};
 use crate::name::Name;
-use crate::{Error, Fence};
 
-/// The number of names that a query returns by default.
-const LIMIT: usize = 100;
+mod clients;
+mod pools;
+
+pub use clients::ClientInfo;
+pub use pools::{PoolMember, PoolStats};
 
 /// The state of one semaphore at one moment.
 ///
@@ -267,7 +270,7 @@ impl RateLimit {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the rate is one that
     /// [`SemaphoreBuilder::build`](crate::SemaphoreBuilder::build) does not accept.
     pub fn new(starts: u64, period: Duration, burst: u32) -> Result<Self, crate::Error> {
-        crate::semaphore::rate_of(starts, period, burst).map(Self::of)
+        Rate::new(starts, period, burst).map(Self::of)
     }
 
     /// Returns how many permits may start in any [`period`](Self::period), as declared.
@@ -467,14 +470,6 @@ impl Member {
     }
 }
 
-/// A query for statistics: see [`Client::stats`](crate::Client::stats).
-#[must_use = "the query is not sent until `fetch` is awaited"]
-#[derive(Clone)]
-pub struct Stats {
-    engine: Arc<Engine>,
-    query: Query,
-}
-
 /// What a query asks for.
 #[derive(Clone, Debug)]
 pub(crate) struct Query {
@@ -494,94 +489,5 @@ impl Query {
             by_use.then(b.waiting.cmp(&a.waiting)).then_with(|| a.name.cmp(&b.name))
         });
         stats.truncate(self.limit);
-    }
-}
-
-impl Stats {
-    pub(crate) fn new(engine: Arc<Engine>) -> Self {
-        Self { engine, query: Query { names: None, limit: LIMIT, unused: false, waiters: 0..0 } }
-    }
-
-    /// Queries only these names, instead of all.
-    pub fn names<I: IntoIterator<Item: Into<String>>>(mut self, names: I) -> Self {
-        self.query.names = Some(names.into_iter().map(Into::into).collect());
-        self
-    }
-
-    /// Limits the number of names: 100 by default.
-    pub fn limit(mut self, limit: usize) -> Self {
-        self.query.limit = limit;
-        self
-    }
-
-    /// Includes names that nobody holds or waits for now.
-    pub fn unused(mut self) -> Self {
-        self.query.unused = true;
-        self
-    }
-
-    /// Includes the waiters, and not only their number: see [`SemaphoreStats::waiters`].
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), leasehold::Error> {
-    /// # let client = leasehold::Client::memory();
-    /// for one in client.stats().names(["api"]).waiters().fetch().await? {
-    ///     for waiter in one.waiters() {
-    ///         println!("{} has waited for {:?}", waiter.id(), waiter.age());
-    ///     }
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn waiters(self) -> Self {
-        self.waiters_in(0..usize::MAX)
-    }
-
-    /// Includes the waiters at these places of the queue: `0..100` are the first hundred. [`SemaphoreStats::waiting`]
-    /// is the number of all waiters in any case.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), leasehold::Error> {
-    /// # let client = leasehold::Client::memory();
-    /// let stats = client.stats().names(["api"]).waiters_in(0..100).fetch().await?;
-    /// assert!(stats.iter().all(|one| one.waiters().len() <= 100));
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn waiters_in(mut self, places: Range<usize>) -> Self {
-        self.query.waiters = places;
-        self
-    }
-
-    /// Fetches the statistics. The names are sorted by the share of the capacity that is held, then by the number of
-    /// waiters, highest first.
-    ///
-    /// # Errors
-    /// - [`Error::InvalidArgument`] if a name in the query is empty, longer than 512 bytes, or contains control
-    ///   characters, or if another program uses its keys on Redis.
-    /// - [`Error::Unavailable`] if the store cannot be reached or does not answer in time.
-    /// - [`Error::Refused`] if the store denies the request.
-    /// - [`Error::Stopped`] if the client's background thread is not running.
-    ///
-    /// # Cancel safety
-    /// The query changes nothing in the store, so the future can be dropped at any time.
-    pub async fn fetch(self) -> Result<Vec<SemaphoreStats>, Error> {
-        let Self { engine, mut query } = self;
-        if let Some(names) = &mut query.names {
-            for name in names {
-                *name = Name::new("name", name)?.to_string();
-            }
-        }
-        let mut stats = engine.core().stats(query.clone()).await?;
-        query.narrow(&mut stats);
-        Ok(stats)
-    }
-}
-
-impl std::fmt::Debug for Stats {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Stats").field("query", &self.query).finish_non_exhaustive()
     }
 }

@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use crate::clock::{Moment, Span};
 use crate::engine::timers::Deadline;
-use crate::machine::{Steer, Steered};
+use crate::machine::{Rate, Steer, Steered};
 use crate::name::{Name, positive};
-use crate::semaphore::rate_of;
 use crate::{Error, Semaphore, process};
 
 /// How often a drain queries whether permits are still held.
@@ -65,7 +64,7 @@ impl Semaphore {
         self.steer(Steer::Pin(at_least_one(capacity)?)).await
     }
 
-    /// Ends a [`pin`](Self::pin). The newest declaration applies again, even if it was made during the pin. If the
+    /// Ends a [`pin`](Self::pin). The newest spec applies again, even if it was made during the pin. If the
     /// semaphore is not pinned, nothing changes.
     ///
     /// # Errors
@@ -99,7 +98,7 @@ impl Semaphore {
     /// # Cancel safety
     /// If the future is dropped, the change may or may not be made.
     pub async fn set_rate(&self, starts: u64, period: Duration, burst: u32) -> Result<(), Error> {
-        let rate = Some(rate_of(starts, period, burst)?);
+        let rate = Some(Rate::new(starts, period, burst)?);
         self.steer(Steer::Rate(rate)).await?;
         self.inner.named.common().set_rate_as_heard(rate);
         Ok(())
@@ -215,7 +214,7 @@ impl Semaphore {
     async fn steer(&self, steer: Steer) -> Result<(), Error> {
         self.inner.engine.core().check_open()?;
         let name = self.name();
-        let declares = self.inner.declaration.declares;
+        let declares = self.inner.spec.declares;
         match self.inner.named.steer(steer, declares).await? {
             Steered::Done => Ok(()),
             Steered::Unknown => {

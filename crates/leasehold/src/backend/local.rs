@@ -33,16 +33,17 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::{
-    Answer, Answers, Destination, Event, Later, Part, Profile, RemoteBackend, Reply, Report,
-    threads,
+    Answer, Answers, Destination, Event, Later, Part, Profile, RemoteBackend, Report, threads,
 };
+use crate::backend::TimeAuthority;
+use crate::callbacks::event;
 use crate::clock::{Moment, Span};
-use crate::engine::callbacks::event;
-use crate::lock::TimeAuthority;
+use crate::machine::Reply;
 use crate::machine::lock::Record;
+use crate::machine::pool::PoolQuery;
 use crate::machine::{Command, Effects, Outcome, Steered};
 use crate::name::Name;
-use crate::pool::{PoolStats, Which};
+use crate::stats::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, ClientInfo, Error};
 
@@ -181,8 +182,13 @@ impl RemoteBackend for Local {
         self.read(move |store| locks::list(store, limit))
     }
 
-    fn list_pools(&self, which: Which) -> Later<Vec<PoolStats>> {
-        self.read(move |store| store.read(|tx, now, _| pools::list(tx, &which, now)))
+    fn list_pools(&self, query: PoolQuery) -> Later<Vec<PoolStats>> {
+        self.read(move |store| {
+            store.read(|tx, now, _| {
+                let pools = pools::list(tx, &query)?.into_iter();
+                Ok(pools.map(|pool| PoolStats::of(pool, now)).collect())
+            })
+        })
     }
 
     fn list_clients(&self, limit: usize) -> Later<Vec<ClientInfo>> {

@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::clock::{self, Moment, Span, Time};
-use crate::engine::ticket::Ticket;
 use crate::machine::lock::{LockCommand, LockMachine, LockOutcome, Record};
+use crate::machine::pool::PoolQuery;
 use crate::machine::pool::{PoolCommand, PoolMachine, PoolOutcome};
 use crate::machine::{
     Circumstances, Command, Declared, Effects, Held, Known, Machine, Outcome, Role, Share, Terms,
 };
 use crate::manual_clock::Clock;
-use crate::pool::{PoolStats, Which};
+use crate::stats::PoolStats;
 use crate::{AcquisitionId, ClientId};
 
 /// State that all names of one client share, and the client's locks and pools.
@@ -32,7 +32,10 @@ impl Memory {
         Self { locks, pools: Mutex::default(), fence_floor: AtomicU64::new(floor), clock }
     }
 
-    pub(crate) fn semaphore(self: &Arc<Self>, client: ClientId) -> MemorySemaphore {
+    pub(crate) fn semaphore<K: Clone + Default>(
+        self: &Arc<Self>,
+        client: ClientId,
+    ) -> MemorySemaphore<K> {
         let machine = Machine::new(self.fence_floor.load(Ordering::Relaxed));
         MemorySemaphore { machine, client, memory: self.clone(), ends: false }
     }
@@ -59,9 +62,9 @@ impl Memory {
         machine.apply(command, now)
     }
 
-    pub(crate) fn list_pools(&self, which: &Which) -> Vec<PoolStats> {
+    pub(crate) fn list_pools(&self, which: &PoolQuery) -> Vec<PoolStats> {
         let (machine, now) = self.pools();
-        machine.list(which, now)
+        machine.list(which).into_iter().map(|pool| PoolStats::of(pool, now)).collect()
     }
 
     fn pools(&self) -> (MutexGuard<'_, PoolMachine>, Time) {
@@ -71,10 +74,10 @@ impl Memory {
 }
 
 /// One name. A memory store has one client, so every waiter belongs to the sender. A grant is therefore returned in the
-/// reply and is already confirmed; no wake-up is ever sent.
+/// reply and is already confirmed; no wake-up is ever sent. `K` is what the client keeps with an acquisition.
 #[derive(Debug)]
-pub(crate) struct MemorySemaphore {
-    machine: Machine<Kept>,
+pub(crate) struct MemorySemaphore<K: Clone> {
+    machine: Machine<K>,
     client: ClientId,
     memory: Arc<Memory>,
     /// Whether any acquire of this name ever had a TTL. That acquire may still be waiting: its deadline is set when it
@@ -82,10 +85,7 @@ pub(crate) struct MemorySemaphore {
     ends: bool,
 }
 
-/// The ticket of an acquisition, if it needs one.
-pub(crate) type Kept = Option<Arc<Ticket>>;
-
-impl MemorySemaphore {
+impl<K: Clone + Default> MemorySemaphore<K> {
     #[inline]
     #[allow(clippy::too_many_arguments)] // the fields of the command
     pub(crate) fn enqueue(
@@ -95,8 +95,8 @@ impl MemorySemaphore {
         wait: bool,
         terms: Terms,
         share: Share,
-        keep: impl FnOnce(Option<&Held>) -> Kept,
-        effects: &mut Effects<Kept>,
+        keep: impl FnOnce(Option<&Held>) -> K,
+        effects: &mut Effects<K>,
     ) -> Outcome {
         self.ends |= terms.ttl.is_some();
         let now = self.time(declared.rate.is_some());
@@ -117,7 +117,7 @@ impl MemorySemaphore {
 
     /// Releases `id` if that only removes a holder: see [`Machine::remove_at_once`].
     #[inline]
-    pub(crate) fn remove_at_once(&mut self, id: AcquisitionId) -> Option<(Role, Kept)> {
+    pub(crate) fn remove_at_once(&mut self, id: AcquisitionId) -> Option<(Role, K)> {
         self.machine.remove_at_once(id)
     }
 
@@ -126,8 +126,8 @@ impl MemorySemaphore {
         &mut self,
         id: AcquisitionId,
         known: Known,
-        effects: &mut Effects<Kept>,
-    ) -> (Role, Kept) {
+        effects: &mut Effects<K>,
+    ) -> (Role, K) {
         // If nobody waits and nothing has a deadline, a release does not depend on the time.
         if let Some(removed) = self.remove_at_once(id) {
             return removed;
@@ -135,16 +135,16 @@ impl MemorySemaphore {
         let now = self.time(false);
         let (role, kept) =
             self.call(now, effects, |machine, call| machine.release(id, known, call));
-        (role, kept.flatten())
+        (role, kept.unwrap_or_default())
     }
 
     /// Changes the limits of the name.
-    pub(crate) fn steer(&mut self, steer: &Command, effects: &mut Effects<Kept>) -> Outcome {
+    pub(crate) fn steer(&mut self, steer: &Command, effects: &mut Effects<K>) -> Outcome {
         let now = self.time(true);
         self.call(now, effects, |machine, call| machine.apply(steer, call))
     }
 
-    pub(crate) fn sweep(&mut self, effects: &mut Effects<Kept>) {
+    pub(crate) fn sweep(&mut self, effects: &mut Effects<K>) {
         let now = self.time(true);
         self.call(now, effects, |machine, call| machine.apply(&Command::Sweep, call));
     }
@@ -163,8 +163,8 @@ impl MemorySemaphore {
     fn call<O>(
         &mut self,
         now: Time,
-        effects: &mut Effects<Kept>,
-        command: impl FnOnce(&mut Machine<Kept>, &mut Circumstances<'_, Kept>) -> O,
+        effects: &mut Effects<K>,
+        command: impl FnOnce(&mut Machine<K>, &mut Circumstances<'_, K>) -> O,
     ) -> O {
         let (confirm_within, wake) = (Span::from_millis(1), &mut |_, _: &_| false);
         let mut call = Circumstances { from: self.client, now, confirm_within, wake, effects };
@@ -182,18 +182,18 @@ impl MemorySemaphore {
         changes.into_iter().flatten().min().map(|at| at - now)
     }
 
-    pub(crate) fn machine(&self) -> &Machine<Kept> {
+    pub(crate) fn machine(&self) -> &Machine<K> {
         &self.machine
     }
 
-    /// Replaces the machine with an empty one that continues above the last fence. Returns the tickets of all holders
-    /// and waiters.
-    pub(crate) fn forget_everyone(&mut self) -> Vec<Arc<Ticket>> {
+    /// Replaces the machine with an empty one that continues above the last fence. Returns what was kept with all
+    /// holders and waiters.
+    pub(crate) fn forget_everyone(&mut self) -> Vec<K> {
         let fresh = Machine::new(self.machine.last_fence());
-        std::mem::replace(&mut self.machine, fresh).into_kept().flatten().collect()
+        std::mem::replace(&mut self.machine, fresh).into_kept().collect()
     }
 
-    pub(crate) fn kept_mut(&mut self, id: AcquisitionId) -> Option<&mut Kept> {
+    pub(crate) fn kept_mut(&mut self, id: AcquisitionId) -> Option<&mut K> {
         self.machine.kept_mut(id)
     }
 
@@ -207,7 +207,7 @@ impl MemorySemaphore {
     }
 }
 
-impl Drop for MemorySemaphore {
+impl<K: Clone> Drop for MemorySemaphore<K> {
     fn drop(&mut self) {
         self.memory.fence_floor.fetch_max(self.machine.last_fence(), Ordering::Relaxed);
     }

@@ -18,15 +18,15 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use super::{
-    Answer, Answers, Destination, Later, Part, Profile, RemoteBackend, Report, Slot, Subject,
-};
+use super::{Answer, Answers, Destination, Later, Part, Profile, RemoteBackend, Report, Slot};
+use crate::backend::TimeAuthority;
 use crate::clock::{Moment, Span};
-use crate::lock::TimeAuthority;
+use crate::machine::Subject;
 use crate::machine::lock::Record;
+use crate::machine::pool::PoolQuery;
 use crate::machine::{Command, Outcome, Steered};
 use crate::name::Name;
-use crate::pool::{PoolStats, Which};
+use crate::stats::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, ClientInfo, Error, LockId};
 
@@ -421,7 +421,7 @@ impl RemoteBackend for Redis {
         self.read(move |topology| async move { locks.list(&topology, limit).await })
     }
 
-    fn list_pools(&self, which: Which) -> Later<Vec<PoolStats>> {
+    fn list_pools(&self, which: PoolQuery) -> Later<Vec<PoolStats>> {
         let pools = self.pools;
         self.read(move |topology| async move { pools::list(&topology, pools, which).await })
     }

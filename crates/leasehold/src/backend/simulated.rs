@@ -8,16 +8,16 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use super::{
-    Answer, Answers, Destination, Event, Later, Part, Profile, RemoteBackend, Reply, Report,
-};
+use super::{Answer, Answers, Destination, Event, Later, Part, Profile, RemoteBackend, Report};
+use crate::backend::TimeAuthority;
 use crate::clock::{Moment, Span, Time};
-use crate::lock::TimeAuthority;
+use crate::machine::Reply;
 use crate::machine::lock::{LockMachine, Record};
 use crate::machine::pool::PoolMachine;
+use crate::machine::pool::PoolQuery;
 use crate::machine::{Circumstances, Command, Effects, Known, Machine, Outcome, Steered};
 use crate::name::Name;
-use crate::pool::{PoolStats, Which};
+use crate::stats::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientId, ClientInfo, Error};
 
@@ -187,8 +187,14 @@ impl RemoteBackend for Simulated {
         Box::pin(async { Ok(Vec::new()) })
     }
 
-    fn list_pools(&self, which: Which) -> Later<Vec<PoolStats>> {
-        let pools = self.world().pools.list(&which, now());
+    fn list_pools(&self, which: PoolQuery) -> Later<Vec<PoolStats>> {
+        let pools = self
+            .world()
+            .pools
+            .list(&which)
+            .into_iter()
+            .map(|pool| PoolStats::of(pool, now()))
+            .collect();
         Box::pin(async { Ok(pools) })
     }
 }

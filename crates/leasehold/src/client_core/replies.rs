@@ -4,8 +4,8 @@ use super::acquisition::Phase;
 use super::delivery::Delivery;
 use super::notice::{Failure, Notice};
 use super::{Acquisition, NameCore, Timer, Want};
-use crate::backend::Reply;
 use crate::clock::{Moment, Span};
+use crate::machine::Reply;
 use crate::machine::{Command, Held, Known, Outcome, Role, Terms};
 use crate::{AcquisitionId, Error, LossReason};
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::Fence;
-use crate::backend::Reply;
+use crate::machine::Reply;
 use crate::machine::{Held, Outcome, Role, Share, Terms};
 
 const ONE: Declared = Declared::capacity(1, true);

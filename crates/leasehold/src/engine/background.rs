@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
 use super::Core;
-use super::callbacks::guarded;
 use crate::Error;
+use crate::callbacks::guarded;
 
 #[derive(Default)]
 pub(super) struct Background {

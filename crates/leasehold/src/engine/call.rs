@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use super::Core;
 use super::background::UnderWay;
-use super::callbacks::guarded;
 use super::sender::{Source, Taken, Urgency};
 use crate::Error;
 use crate::backend::{Answer, Destination, Part, Slot};
+use crate::callbacks::guarded;
 use crate::client_core::Delivery;
 use crate::clock::Moment;
 

@@ -14,20 +14,21 @@ use std::time::Duration;
 use super::Core;
 use super::call::{Asked, Done, Undo};
 use super::name_state::{Common, Entered, NameState, Release, ReleasedBy};
+use super::semaphore_spec::SemaphoreSpec;
 use super::store::Store;
 use super::ticket::{After, Grant, Ticket};
 use super::timers::Timed;
-use crate::backend::memory::{Kept, Memory, MemorySemaphore};
+use crate::backend::TimeAuthority;
+use crate::backend::memory::{Memory, MemorySemaphore};
 use crate::backend::{Answer, Later, Part, Profile};
 use crate::clock::{Moment, Span};
-use crate::lock::TimeAuthority;
 use crate::machine::lock::{LockOutcome, Record, Verdict};
+use crate::machine::pool::PoolQuery;
 use crate::machine::{
     Command, Declared, Effects, Held, Known, Outcome, Role, Share, Steer, Steered,
 };
 use crate::name::Name;
-use crate::pool::{PoolStats, Which};
-use crate::semaphore::Declaration;
+use crate::stats::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientInfo, Error, LossReason};
 
@@ -107,7 +108,7 @@ impl Store for InProcess {
         ready(Ok(self.0.list_locks(limit)))
     }
 
-    fn list_pools(&self, _core: &Arc<Core>, which: Which) -> Later<Vec<PoolStats>> {
+    fn list_pools(&self, _core: &Arc<Core>, which: PoolQuery) -> Later<Vec<PoolStats>> {
         ready(Ok(self.0.list_pools(&which)))
     }
 
@@ -126,8 +127,11 @@ struct InProcessName {
     this: Weak<Self>,
 }
 
+/// The ticket of an acquisition, if it needs one.
+type Kept = Option<Arc<Ticket>>;
+
 struct State {
-    store: MemorySemaphore,
+    store: MemorySemaphore<Kept>,
     /// What the last command did to other acquisitions. Empty between commands.
     effects: Effects<Kept>,
     closed: bool,
@@ -258,7 +262,7 @@ impl InProcessName {
     fn enter_or_wait(
         &self,
         id: AcquisitionId,
-        semaphore: &Arc<Declaration>,
+        semaphore: &Arc<SemaphoreSpec>,
         share: Share,
         waiting: Option<Arc<Ticket>>,
     ) -> Entered {
@@ -347,7 +351,7 @@ impl NameState for InProcessName {
     fn enter(
         &self,
         id: AcquisitionId,
-        semaphore: &Arc<Declaration>,
+        semaphore: &Arc<SemaphoreSpec>,
         weight: u32,
         wait: bool,
         within: Option<Span>,
@@ -400,7 +404,7 @@ impl NameState for InProcessName {
         }
     }
 
-    fn release(&self, id: AcquisitionId, _of: &Arc<Declaration>, by: ReleasedBy) -> Release {
+    fn release(&self, id: AcquisitionId, _of: &Arc<SemaphoreSpec>, by: ReleasedBy) -> Release {
         self.locked(|state, after| {
             let (role, ticket) = state.remove(id, Known::Nothing, after);
             if let Some(ticket) = ticket {
@@ -410,7 +414,7 @@ impl NameState for InProcessName {
         })
     }
 
-    fn attach(&self, id: AcquisitionId, semaphore: &Arc<Declaration>) -> Arc<Ticket> {
+    fn attach(&self, id: AcquisitionId, semaphore: &Arc<SemaphoreSpec>) -> Arc<Ticket> {
         self.locked(|state, after| {
             if let Some(Some(ticket)) = state.store.machine().kept(id) {
                 return ticket.clone();
@@ -456,7 +460,7 @@ impl NameState for InProcessName {
     fn abandon(&self) {
         let mut after = After::default();
         let abandoned = self.state().store.forget_everyone();
-        for ticket in abandoned {
+        for ticket in abandoned.into_iter().flatten() {
             ticket.cancel(&mut after);
         }
         after.run();

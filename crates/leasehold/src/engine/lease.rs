@@ -11,11 +11,11 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::sync::OwnedMutexGuard;
 
-use super::callbacks::{event, guarded};
 use super::ticket::Watchers;
 use super::watch::{Hold, Id, Watch};
 use super::{Core, Engine};
 use crate::backend::{Later, Slot};
+use crate::callbacks::{event, guarded};
 use crate::clock::{Moment, Span};
 use crate::machine::lock::Verdict;
 use crate::name::Name;

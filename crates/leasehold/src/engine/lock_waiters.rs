@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use super::callbacks::guarded;
+use crate::callbacks::guarded;
 use crate::name::Name;
 
 /// The keys that tasks wait for, each with the number of its waiters.

@@ -191,9 +191,9 @@ mod on {
 
     use super::{Kind, Outcome, Renewal};
     use crate::LossReason;
+    use crate::callbacks::guarded;
     use crate::clock::{Moment, Span};
     use crate::engine::Core;
-    use crate::engine::callbacks::guarded;
     use crate::engine::timers::Timed;
     use crate::metrics as names;
     use crate::name::Name;

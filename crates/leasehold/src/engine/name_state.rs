@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use super::Core;
-use super::callbacks::event;
+use super::semaphore_spec::SemaphoreSpec;
 use super::ticket::{After, Grant, Ticket};
 use crate::backend::{Destination, Later, Slot};
+use crate::callbacks::event;
 use crate::clock::{Moment, Span};
 use crate::machine::{Declared, Held, Known, Rate, Steer, Steered};
 use crate::name::Name;
-use crate::semaphore::Declaration;
 use crate::stats::SemaphoreStats;
 use crate::{AcquisitionId, Error, LossReason};
 
@@ -27,7 +27,7 @@ pub(crate) trait NameState: Send + Sync + fmt::Debug {
     fn enter(
         &self,
         id: AcquisitionId,
-        semaphore: &Arc<Declaration>,
+        semaphore: &Arc<SemaphoreSpec>,
         weight: u32,
         wait: bool,
         within: Option<Span>,
@@ -39,10 +39,11 @@ pub(crate) trait NameState: Send + Sync + fmt::Debug {
     fn end(&self, id: AcquisitionId, known: Known);
 
     /// Releases an id, which need not belong to this client, and reports the outcome.
-    fn release(&self, id: AcquisitionId, semaphore: &Arc<Declaration>, by: ReleasedBy) -> Release;
+    fn release(&self, id: AcquisitionId, semaphore: &Arc<SemaphoreSpec>, by: ReleasedBy)
+    -> Release;
 
     /// Creates the ticket of a permit that has none, so that a task can be notified of its loss.
-    fn attach(&self, id: AcquisitionId, semaphore: &Arc<Declaration>) -> Arc<Ticket>;
+    fn attach(&self, id: AcquisitionId, semaphore: &Arc<SemaphoreSpec>) -> Arc<Ticket>;
 
     /// Checks whether a permit that was granted without a ticket is still held.
     fn check(&self, id: AcquisitionId) -> Result<(), LossReason>;

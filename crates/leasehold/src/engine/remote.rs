@@ -14,22 +14,24 @@ use tokio::sync::Notify;
 
 use super::Core;
 use super::call::{Asked, Call, Done, Undo};
-use super::callbacks::{event, guarded};
 use super::in_process::{timed_out, too_heavy};
 use super::name_state::{Common, Entered, NameState, Release, ReleasedBy};
+use super::semaphore_spec::SemaphoreSpec;
 use super::sender::{Source, Taken, Urgency};
 use super::store::Store;
 use super::ticket::{After, Grant, Ticket};
 use super::timers::{Deadline, Timed};
-use crate::backend::{Answer, Destination, Later, Part, Profile, RemoteBackend, Slot, Subject};
+use crate::backend::{Answer, Destination, Later, Part, Profile, RemoteBackend, Slot};
+use crate::callbacks::{event, guarded};
 use crate::client_core::{Answered, Failure, NameCore, Notice, Request, timing};
 use crate::clock::{Moment, Span};
+use crate::machine::Subject;
 use crate::machine::lock::{LockCommand, Record};
 use crate::machine::pool::PoolAction;
+use crate::machine::pool::PoolQuery;
 use crate::machine::{Command, Held, Known, Outcome, Share, Steer, Steered};
 use crate::name::Name;
-use crate::pool::{PoolStats, Which};
-use crate::semaphore::Declaration;
+use crate::stats::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
 use crate::{AcquisitionId, ClientInfo, Error, LossReason};
 
@@ -84,7 +86,7 @@ impl Store for Remote {
         core.run(self.0.list_locks(limit))
     }
 
-    fn list_pools(&self, core: &Arc<Core>, which: Which) -> Later<Vec<PoolStats>> {
+    fn list_pools(&self, core: &Arc<Core>, which: PoolQuery) -> Later<Vec<PoolStats>> {
         core.run(self.0.list_pools(which))
     }
 
@@ -378,7 +380,7 @@ impl NameState for RemoteName {
     fn enter(
         &self,
         id: AcquisitionId,
-        semaphore: &Arc<Declaration>,
+        semaphore: &Arc<SemaphoreSpec>,
         weight: u32,
         wait: bool,
         within: Option<Span>,
@@ -417,7 +419,12 @@ impl NameState for RemoteName {
         });
     }
 
-    fn release(&self, id: AcquisitionId, semaphore: &Arc<Declaration>, by: ReleasedBy) -> Release {
+    fn release(
+        &self,
+        id: AcquisitionId,
+        semaphore: &Arc<SemaphoreSpec>,
+        by: ReleasedBy,
+    ) -> Release {
         if let Some(error) = self.common.core.stopped() {
             return Release::Failed(error);
         }
@@ -435,7 +442,7 @@ impl NameState for RemoteName {
         })
     }
 
-    fn attach(&self, id: AcquisitionId, semaphore: &Arc<Declaration>) -> Arc<Ticket> {
+    fn attach(&self, id: AcquisitionId, semaphore: &Arc<SemaphoreSpec>) -> Arc<Ticket> {
         self.locked(|state, after, _| {
             if let Some(ticket) = state.core.owner(id) {
                 return ticket.clone();

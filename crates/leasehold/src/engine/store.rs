@@ -9,8 +9,9 @@ use crate::ClientInfo;
 use crate::backend::{Later, Part, Profile};
 use crate::clock::Moment;
 use crate::machine::lock::Record;
+use crate::machine::pool::PoolQuery;
 use crate::name::Name;
-use crate::pool::{PoolStats, Which};
+use crate::stats::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
 
 pub(crate) trait Store: Send + Sync {
@@ -31,7 +32,7 @@ pub(crate) trait Store: Send + Sync {
 
     fn list_locks(&self, core: &Arc<Core>, limit: usize) -> Later<Vec<Record>>;
 
-    fn list_pools(&self, core: &Arc<Core>, which: Which) -> Later<Vec<PoolStats>>;
+    fn list_pools(&self, core: &Arc<Core>, which: PoolQuery) -> Later<Vec<PoolStats>>;
 
     fn list_clients(&self, core: &Arc<Core>, limit: usize) -> Later<Vec<ClientInfo>>;
 

@@ -185,7 +185,7 @@ fn what_has_ended_stays_ended_whatever_the_store_says_later() {
     let later = Moment::now() + Span::from_millis(60_000);
     let ticket = |valid_until| {
         let id = AcquisitionId::new(ClientId::from_bits(1), 1);
-        Ticket::held(id, semaphore.inner.declaration.clone(), valid_until)
+        Ticket::held(id, semaphore.inner.spec.clone(), valid_until)
     };
     let (ended, lasting) = (ticket(Moment::now()), ticket(later));
     for ticket in [&ended, &lasting] {

@@ -4,7 +4,7 @@
 //! outside any runtime, and a runtime that shuts down loses no lease. The thread starts when it is first needed. It
 //! ends when the last handle is dropped: client, semaphore, future or guard.
 //!
-//! The thread is supervised. Panics of the user's code are caught where it is called ([`callbacks`](super::callbacks)). If
+//! The thread is supervised. Panics of the user's code are caught where it is called ([`callbacks`](crate::callbacks)). If
 //! the thread panics nevertheless, or cannot start, [`Core::stop`] fails everything that waits, and every later call.
 
 use std::collections::BTreeSet;
@@ -20,11 +20,11 @@ use tokio::sync::mpsc;
 
 use super::Core;
 use super::alarm::Alarm;
-use super::callbacks::event;
 use super::in_flight::InFlight;
 use super::sender::{Ending, Reachability, Request};
 use crate::Error;
 use crate::backend::{Answers, Destination, Event, RemoteBackend, Report};
+use crate::callbacks::event;
 use crate::clock::{Moment, Span};
 
 /// How often calls are checked for deadlines while the store does not answer. After the last answer the thread wakes up
@@ -217,7 +217,7 @@ impl Thread {
             self.tidy_at = Some(now + core.tidy_interval());
         }
         if self.tidy_at.is_some_and(|at| at <= now) {
-            self.tidy_at = core.tidy(now);
+            self.tidy_at = core.remove_unused(now);
             progress = true;
         }
         if self.check_calls_at.is_some_and(|at| at <= now) {

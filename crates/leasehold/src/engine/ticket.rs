@@ -20,13 +20,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use super::callbacks::{event, guarded};
 use super::meters::Meters;
+use super::semaphore_spec::SemaphoreSpec;
 use super::watch::{Hold, Id};
+use crate::callbacks::{event, guarded};
 use crate::client_core::why_ended;
 use crate::clock::{Moment, Span};
 use crate::machine::{Held, Share};
-use crate::semaphore::Declaration;
 use crate::{AcquisitionId, Error, ErrorKind, Fence, LossReason};
 
 /// Work that is done after all locks are released, because it runs the user's code: wakers are woken or dropped, and
@@ -53,7 +53,7 @@ struct Rest {
 
 /// A permit that was lost.
 struct Loss {
-    semaphore: Arc<Declaration>,
+    semaphore: Arc<SemaphoreSpec>,
     id: AcquisitionId,
     reason: LossReason,
     hold: Option<Hold>,
@@ -76,7 +76,7 @@ impl Loss {
 
 /// The result of a holder's renewal.
 struct Renewed {
-    semaphore: Arc<Declaration>,
+    semaphore: Arc<SemaphoreSpec>,
     id: AcquisitionId,
     result: Result<bool, ErrorKind>,
     sent: Moment,
@@ -233,7 +233,7 @@ impl Watchers {
 #[derive(Debug)]
 pub(crate) struct Ticket {
     pub(crate) id: AcquisitionId,
-    pub(crate) semaphore: Arc<Declaration>,
+    pub(crate) semaphore: Arc<SemaphoreSpec>,
     pub(crate) share: Share,
     pub(crate) queued_at: Moment,
     /// When the acquire gives up.
@@ -248,7 +248,7 @@ pub(crate) struct Ticket {
 impl Ticket {
     pub(crate) fn waiting(
         id: AcquisitionId,
-        semaphore: Arc<Declaration>,
+        semaphore: Arc<SemaphoreSpec>,
         share: Share,
         within: Option<Span>,
     ) -> Arc<Self> {
@@ -258,7 +258,7 @@ impl Ticket {
     /// Creates the ticket of an acquire that waits and whose waker is known.
     pub(crate) fn registered(
         id: AcquisitionId,
-        semaphore: Arc<Declaration>,
+        semaphore: Arc<SemaphoreSpec>,
         share: Share,
         within: Option<Span>,
         waker: Waker,
@@ -269,7 +269,7 @@ impl Ticket {
     #[inline]
     fn new_waiting(
         id: AcquisitionId,
-        semaphore: Arc<Declaration>,
+        semaphore: Arc<SemaphoreSpec>,
         share: Share,
         within: Option<Span>,
         waker: Option<Waker>,
@@ -290,7 +290,7 @@ impl Ticket {
     /// Creates the ticket of a permit that was granted without waiting.
     pub(crate) fn held(
         id: AcquisitionId,
-        semaphore: Arc<Declaration>,
+        semaphore: Arc<SemaphoreSpec>,
         valid_until: Moment,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -307,7 +307,7 @@ impl Ticket {
     }
 
     /// Creates the ticket for the release of an id without a guard in this client.
-    pub(crate) fn releasing(id: AcquisitionId, semaphore: Arc<Declaration>) -> Arc<Self> {
+    pub(crate) fn releasing(id: AcquisitionId, semaphore: Arc<SemaphoreSpec>) -> Arc<Self> {
         let ticket = Self::held(id, semaphore, Moment::from_micros(0));
         *ticket.state() = State::Releasing(Watchers::default());
         ticket

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 
 use super::Core;
-use super::callbacks::guarded;
+use crate::callbacks::guarded;
 use crate::clock::Moment;
 
 /// The owner of a timer.

@@ -13,12 +13,11 @@ use std::time::Duration;
 
 use tracing::field::Empty;
 
-use super::callbacks::{event, guarded};
 use super::meters::{Kind, Meters, Outcome, Renewal, Waiting};
+use crate::callbacks::{event, guarded};
 use crate::clock::Moment;
 use crate::manual_clock::Clock;
 use crate::name::Name;
-use crate::observer::EventResult;
 use crate::{AcquisitionId, Error, ErrorKind, Fence, LockId, LossReason};
 
 /// The id of one acquisition.
@@ -34,7 +33,7 @@ impl fmt::Display for Id {
         match self {
             Self::Permit(id) => id.fmt(f),
             // A lock id is enough to release the lock, so it must not appear in a log.
-            Self::Lock(id) => f.write_str(&crate::lock::hash(id.as_str())),
+            Self::Lock(id) => f.write_str(&crate::id::hash(id.as_str())),
             Self::Instance(id) => id.fmt(f),
         }
     }
@@ -46,6 +45,24 @@ pub(crate) enum Operation {
     Renew,
     Release,
     Lose,
+}
+
+/// The result of an operation on a semaphore or a pool.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum EventResult {
+    /// The operation succeeded.
+    Ok,
+    /// An acquire that does not wait found nothing free.
+    Full,
+    /// The permit or lease was no longer held when it was renewed or released.
+    NotHeld,
+    /// The future of the acquire was dropped.
+    Cancelled,
+    /// The permit or lease was lost.
+    Lost(LossReason),
+    /// The operation failed with an error of this kind.
+    Error(ErrorKind),
 }
 
 /// The data that an observer receives.
@@ -110,7 +127,7 @@ impl Watch {
     /// Returns the name as it may appear in a log. The key of a lock may be a secret, so its hash stands for it.
     pub(crate) fn public_name(&self) -> Cow<'_, str> {
         match self.kind {
-            Kind::Lock => Cow::Owned(crate::lock::hash(self.name.as_str())),
+            Kind::Lock => Cow::Owned(crate::id::hash(self.name.as_str())),
             Kind::Semaphore | Kind::Pool => Cow::Borrowed(self.name.as_str()),
         }
     }

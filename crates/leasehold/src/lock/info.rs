@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::id::hash;
 use crate::clock::wall_time;
+use crate::id::hash;
 use crate::machine::lock::{Holder, Record};
 use crate::{Fence, LockId};
 

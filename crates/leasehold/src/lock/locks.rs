@@ -6,9 +6,10 @@ use std::time::Duration;
 use super::info::{HeldLock, LockInfo, RawLockInfo, raw};
 use super::observer::{LockOperation, report};
 use super::{LockBuilder, LockGuard};
-use crate::backend::{Answer, Part, Profile, Subject};
+use crate::backend::{Answer, Part, Profile, TimeAuthority};
 use crate::clock::{Moment, wall_time};
 use crate::engine::Engine;
+use crate::machine::Subject;
 use crate::machine::lock::{Acquired, By, LockCommand, LockOutcome, NotifyWhen, Record, Verdict};
 use crate::name::{Name, millis};
 use crate::{Error, LockId, Observer, process};
@@ -60,18 +61,6 @@ pub struct Capabilities {
     pub supports_fencing: bool,
     /// The clock that decides when a lock expires.
     pub time_authority: TimeAuthority,
-}
-
-/// The clock that decides when a lock expires.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub enum TimeAuthority {
-    /// The server's clock, for all clients.
-    Server,
-    /// The host's clock, for all of its processes.
-    Host,
-    /// The clock of this process, because there is no other.
-    Process,
 }
 
 impl Locks {

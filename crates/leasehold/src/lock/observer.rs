@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use super::id::hash;
-use crate::engine::callbacks::{event, guarded};
+use crate::callbacks::{event, guarded};
+use crate::id::hash;
 use crate::machine::lock::{Acquired, Verdict};
 use crate::{Error, ErrorKind, LockId, Observer};
 

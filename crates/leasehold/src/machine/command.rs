@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::limits::{Steer, Steered};
 use super::rate::Rate;
 use crate::clock::{Moment, Span, Time};
-use crate::{AcquisitionId, ClientId, Fence};
+use crate::name::Name;
+use crate::{AcquisitionId, ClientId, Fence, LockId};
 
 /// The times that an acquisition asks for.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -214,4 +215,28 @@ pub(crate) struct Circumstances<'a, T = ()> {
     /// Returns whether the client received it.
     pub(crate) wake: &'a mut dyn FnMut(AcquisitionId, &Held) -> bool,
     pub(crate) effects: &'a mut Effects<T>,
+}
+
+/// The answer of a store to the commands for one name.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Reply {
+    /// One outcome for each command, in the same order.
+    pub(crate) outcomes: Vec<Outcome>,
+    pub(crate) effects: Effects,
+    /// The time until the next lease ends in the store, if anybody waits. The client queries the store at that time.
+    pub(crate) next_expiry: Option<Span>,
+    /// The time until the first waiter gets its token, if that waiter belongs to the sender and waits for nothing else.
+    pub(crate) next_token: Option<Span>,
+    /// Whether another program holds or waits under this name. It passes permits on without waking this client.
+    pub(crate) foreign: bool,
+}
+
+/// The name, key or id that a request concerns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Subject<'a> {
+    Semaphore(&'a Name),
+    Lock(&'a Name),
+    /// A lock whose key the caller does not know.
+    LockId(&'a LockId),
+    Pool(&'a Name),
 }

@@ -21,7 +21,6 @@ use std::collections::{BTreeSet, HashMap};
 
 use crate::clock::{Span, Time};
 use crate::name::Name;
-use crate::pool::{PoolMember, PoolStats, Which};
 
 /// A command of one client about one pool.
 #[derive(Clone, Debug)]
@@ -59,6 +58,29 @@ pub(crate) enum Status {
     Released,
     AlreadyExpired,
     Counted,
+}
+
+/// The pools that a query asks for.
+#[derive(Clone, Debug)]
+pub(crate) enum PoolQuery {
+    /// All pools, ordered by name, at most this many.
+    First(usize),
+    Named(Name),
+}
+
+/// A pool, as statistics show it. The member that has been silent for the longest time comes first.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct PoolRow {
+    pub(crate) name: String,
+    pub(crate) members: Vec<PoolMemberRow>,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct PoolMemberRow {
+    pub(crate) instance: String,
+    pub(crate) last: Time,
+    /// When the holder expires. `None` if it was removed before.
+    pub(crate) holder_until: Option<Time>,
 }
 
 /// All pools of one store.
@@ -128,28 +150,24 @@ impl PoolMachine {
     }
 
     /// Returns the members of each pool. The pools are ordered by name.
-    pub(crate) fn list(&self, which: &Which, now: Time) -> Vec<PoolStats> {
-        let pools: Vec<_> = match which {
-            Which::First(limit) => {
+    pub(crate) fn list(&self, query: &PoolQuery) -> Vec<PoolRow> {
+        let pools: Vec<_> = match query {
+            PoolQuery::First(limit) => {
                 let mut pools: Vec<_> = self.pools.iter().collect();
                 pools.sort_by(|a, b| a.0.cmp(b.0));
                 pools.truncate(*limit);
                 pools
             }
-            Which::Named(name) => self.pools.get_key_value(name).into_iter().collect(),
+            PoolQuery::Named(name) => self.pools.get_key_value(name).into_iter().collect(),
         };
-        let stats = pools.into_iter().map(|(name, pool)| {
+        let rows = pools.into_iter().map(|(name, pool)| {
             let members = pool.by_age.iter().map(|(last, instance)| {
-                let until = pool.members.get(instance).and_then(|member| member.holder_until);
-                PoolMember {
-                    instance_id: instance.to_string(),
-                    silent_for: now.since(*last),
-                    ends_in: until.filter(|until| now < *until).map(|until| until.since(now)),
-                }
+                let holder_until = pool.members.get(instance).and_then(|own| own.holder_until);
+                PoolMemberRow { instance: instance.to_string(), last: *last, holder_until }
             });
-            PoolStats { name: name.to_string(), members: members.collect() }
+            PoolRow { name: name.to_string(), members: members.collect() }
         });
-        stats.collect()
+        rows.collect()
     }
 
     /// Removes the holder of a member, as an eviction or another program might.

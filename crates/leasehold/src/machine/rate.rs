@@ -15,8 +15,11 @@
 //! The token of a grant that was never used is returned, but only if every later grant would have happened in the same
 //! way without it. [`Meter::return_token`] explains when that is known.
 
-use crate::Fence;
+use std::time::Duration;
+
 use crate::clock::{Span, Time};
+use crate::name::positive;
+use crate::{Error, Fence};
 
 /// A rate limit: at most `count` permits start in any `period`, and at most `burst` of them at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,6 +32,41 @@ pub(crate) struct Rate {
 }
 
 impl Rate {
+    /// Returns the rate of at most `starts` grants in any `period`, of which at most `burst` at once.
+    pub(crate) fn new(starts: u64, period: Duration, burst: u32) -> Result<Self, Error> {
+        let span = positive("rate", period)?;
+        if starts == 0 {
+            let problem =
+                "it is 0 starts; the minimum is 1: to grant no permits, pause the semaphore";
+            return Err(Error::invalid("rate", problem));
+        }
+        if burst == 0 {
+            return Err(Error::invalid("burst", "it is 0; the minimum is 1"));
+        }
+        if u64::from(burst) > starts {
+            let problem = format!("it is {burst}, but the rate is {starts} in {period:?}");
+            let advice =
+                "the burst is a part of these starts: choose a smaller burst or a higher rate";
+            return Err(Error::invalid("burst", format!("{problem}, and {advice}")));
+        }
+        if starts.saturating_mul(MIN_INTERVAL.micros()) > span.micros() {
+            let problem = format!("it is {starts} in {period:?}; the limit is 10000 per second");
+            return Err(Error::invalid("rate", problem));
+        }
+        if span > MAX_PERIOD {
+            let problem = format!("it is {starts} in {period:?}; the longest period is 100 years");
+            return Err(Error::invalid("rate", problem));
+        }
+        let rate = Self { count: starts, period: span, burst };
+        if rate.all() > MAX_PERIOD {
+            let problem = format!(
+                "a burst of {burst}, at {starts} in {period:?}, takes more than 100 years to refill"
+            );
+            return Err(Error::invalid("burst", problem + ": choose a smaller burst"));
+        }
+        Ok(rate)
+    }
+
     /// Returns the rate that a store has recorded, or `None` if these numbers are no rate.
     pub(crate) fn stored(count: u64, period: u64, burst: u64) -> Option<Self> {
         if count == 0 || period == 0 || period > MAX_PERIOD.micros() {
@@ -57,6 +95,10 @@ impl Rate {
         in_time.min(kept).min(waiting.saturating_sub(1) as u64)
     }
 }
+
+/// The shortest average time between two starts of a rate. Intervals are rounded up to a microsecond, so the error is
+/// at most one percent.
+const MIN_INTERVAL: Span = Span::from_micros(100);
 
 /// The longest period, and the longest time in which all tokens may be refilled: a hundred years.
 pub(crate) const MAX_PERIOD: Span = Span::from_micros(100 * 31_557_600 * 1_000_000);

@@ -142,7 +142,7 @@ fn of_limits(world: &World) -> Vec<Property<World>> {
     }
     if world.rate.is_some() {
         all.push(Property::sometimes("a waiter waits for a token", |_, state: &State| {
-            let now = state.store_time(state.now);
+            let now = state.store_time();
             state.store.machine.next_token(now).is_some()
         }));
     }

@@ -17,6 +17,7 @@ pub(super) struct State {
 
 /// The properties of the world that its states depend on.
 #[derive(Clone, Copy, Debug)]
+#[allow(clippy::struct_excessive_bools)] // each is a property of its own
 pub(super) struct Rules {
     pub(super) terms: Terms,
     pub(super) broken: Option<&'static str>,
@@ -303,7 +304,7 @@ impl State {
 
     /// The members that have not expired, so that no command would remove them first.
     pub(super) fn present(&self) -> impl Iterator<Item = MemberView> {
-        let now = self.store_time(self.now);
+        let now = self.store_time();
         let lasts = move |member: &MemberView| member.ends().is_none_or(|ends| now < ends);
         self.store.machine.members().filter(lasts)
     }
@@ -336,7 +337,7 @@ impl State {
                 self.client(slot).half_open = ids.iter().any(|id| id.client() != living);
             }
         }
-        let now = self.store_time(self.now);
+        let now = self.store_time();
         if self.store.cancelled.iter().any(|(_, until)| *until <= now) {
             Arc::make_mut(&mut self.store).cancelled.retain(|(_, until)| now < *until);
         }
@@ -377,7 +378,7 @@ impl State {
     pub(super) fn note_starts(&mut self, world: &World) {
         let Some(rate) = world.rate else { return };
         let horizon = rate.all().max(rate.period);
-        let now = self.store_time(self.now);
+        let now = self.store_time();
         let recent = |(_, at): &(Fence, Time)| now < *at + horizon;
         for client in &self.clients {
             for (_, fence) in client.holders() {

@@ -161,8 +161,8 @@ impl Store {
 
 impl State {
     /// The store's clock. Its origin does not matter; here it is that of the world.
-    pub(super) fn store_time(&self, now: Moment) -> Time {
-        Time::from_micros(now.micros())
+    pub(super) fn store_time(&self) -> Time {
+        Time::from_micros(self.now.micros())
     }
 
     /// Whether the store finds a client that receives a wake-up for this id.
@@ -189,7 +189,7 @@ impl State {
     /// sent again.
     fn check_order(&mut self, command: &Command) {
         let Command::Enqueue { id, .. } = *command else { return };
-        let now = self.store_time(self.now);
+        let now = self.store_time();
         let mut wrong = None;
         if self.store.cancelled.iter().any(|(other, until)| *other == id && now < *until) {
             wrong = Some(Wrong::CameBack);
@@ -210,7 +210,7 @@ impl State {
         let before = self.store.clone();
         let mut store = Store::clone(&before);
         let mut woken = Vec::new();
-        let now = self.store_time(self.now);
+        let now = self.store_time();
         let wake = &mut |id, held: &Held| {
             let is_reached = self.reaches(id);
             woken.extend(is_reached.then_some((id, *held)));
@@ -255,7 +255,7 @@ impl State {
         let command = Command::Release { id, known: Known::Nothing };
         self.apply(OPERATOR, &command, &mut Effects::default());
         if let (true, Some(patience)) = (is_certain, world.terms.patience()) {
-            let until = self.store_time(self.now) + patience;
+            let until = self.store_time() + patience;
             Arc::make_mut(&mut self.store).cancelled.push((id, until));
         }
         if self.reaches(id) && self.living(id.client()).is_some() {
@@ -270,7 +270,7 @@ impl State {
         let longest = world.terms.patience().unwrap_or(TICK);
         let mut call = Circumstances {
             from: OPERATOR,
-            now: self.store_time(self.now + longest),
+            now: self.store_time() + longest,
             confirm_within: CONFIRM_WITHIN,
             wake: &mut |_, _| false,
             effects: &mut Effects::default(),

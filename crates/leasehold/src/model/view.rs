@@ -79,7 +79,7 @@ impl<'a> Scale<'a> {
     /// Adds what the store knows about tokens, and the watcher about starts.
     fn rate(&self, view: &mut Vec<u8>) {
         let store = &self.state.store;
-        let now = self.state.store_time(self.state.now);
+        let now = self.state.store_time();
         if let Some(meter) = store.machine.limits().meter() {
             let before = |first: u64| self.fences.iter().filter(|own| own.get() < first).count();
             view.push(steps(now.micros(), meter.full_at.micros(), TICK));
@@ -161,7 +161,7 @@ impl<'a> Scale<'a> {
             return left;
         }
         let Some(member) = member else { return 0 };
-        let now = self.state.store_time(self.state.now).micros();
+        let now = self.state.store_time().micros();
         let ends = member.ends().map_or(u64::MAX, Time::micros);
         let granted_last = if member.is_holder() { 0 } else { CONFIRM_WITHIN.micros() };
         let longest = steps(now, ends.saturating_add(granted_last), TICK);
@@ -170,7 +170,7 @@ impl<'a> Scale<'a> {
 
     /// Adds what the store has under an id.
     fn member(&self, id: AcquisitionId, view: &mut Vec<u8>) {
-        let now = self.state.store_time(self.state.now).micros();
+        let now = self.state.store_time().micros();
         if let Some((_, until)) = self.state.store.cancelled.iter().find(|(own, _)| *own == id) {
             view.extend([3, steps(now, until.micros(), TICK)]);
         }

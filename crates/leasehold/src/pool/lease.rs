@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Instant;
 
-use super::shared_instance::InstanceUser;
 use super::{Definition, outcome};
 use crate::Error;
-use crate::backend::{Later, Subject};
+use crate::backend::Later;
 use crate::clock::{Moment, Span};
 use crate::engine::background::UnderWay;
 use crate::engine::lease::{Keep, Lease};
+use crate::engine::pool_instances::InstanceUser;
 use crate::engine::watch::{Hold, Id};
+use crate::machine::Subject;
 use crate::machine::pool::{PoolAction, Status};
 use crate::name::Name;
 use crate::permit::Lost;

@@ -8,10 +8,10 @@ use std::time::Duration;
 use super::store::{OPERATOR, rate};
 use super::users::{Owner, User};
 use super::*;
-use crate::backend::Reply;
 use crate::backend::redis::server_clock::ServerClock;
 use crate::client_core::{Answered, NameCore, timing};
 use crate::clock::Moment;
+use crate::machine::Reply;
 use crate::machine::{Command, Declared, Held, Outcome, Terms};
 use crate::{Error, engine};
 
@@ -81,6 +81,7 @@ struct InFlight {
     sent: Moment,
 }
 
+#[allow(clippy::struct_excessive_bools)] // each is a fault of its own
 pub(super) struct Process {
     pub(super) worker: usize,
     pub(super) life: u32,

@@ -33,10 +33,7 @@ pub(super) fn shrink(scenario: &Scenario, outcome: Outcome) -> (Scenario, Outcom
         });
         search.without(|scenario, at| {
             (at < scenario.things.len() && scenario.things.len() > 1).then(|| {
-                scenario.things.retain({
-                    let removed = scenario.things[at];
-                    move |thing| *thing != removed
-                })
+                scenario.things.remove(at);
             })
         });
         search.without(|scenario, _| (scenario.users > 1).then(|| scenario.users -= 1));

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use torture::driver::{Crowded, Listed};
 
 use super::*;
-use crate::backend::Reply;
+use crate::machine::Reply;
 use crate::machine::{Circumstances, Command, Effects, Held, Machine, Outcome, Rate};
 
 /// The time that a woken waiter has to claim its permit.
@@ -110,14 +110,14 @@ impl Store {
             effects: &mut effects,
         };
         let outcomes: Vec<Outcome> =
-            commands.iter().map(|command| machine.apply(command, &mut call)).collect();
-        let next_expiry = machine.next_expiry().map(|at| at - now);
+            commands.iter().map(|own| machine.apply(own, &mut call)).collect();
+        let next_expiry = machine.next_expiry().map(|expiry| expiry - now);
         let head = machine.waiters().next().map(|row| row.id);
         let of_the_sender = head.is_some_and(|head| head.client() == from);
-        let next_token = machine.next_token(now).filter(|_| of_the_sender).map(|at| at - now);
-        let held = machine.holders().iter().map(|row| u64::from(row.weight)).sum();
-        if held > u64::from(THINGS[thing].capacity) {
-            self.crowded.push(Crowded { at, thing, held });
+        let next_token = machine.next_token(now).filter(|_| of_the_sender).map(|token| token - now);
+        let units = machine.holders().iter().map(|row| u64::from(row.weight)).sum();
+        if units > u64::from(THINGS[thing].capacity) {
+            self.crowded.push(Crowded { at, thing, held: units });
         }
         let reply = Reply { outcomes, effects, next_expiry, next_token, foreign: false };
         Applied { reply, woken }

@@ -4,7 +4,7 @@ use super::process::terms;
 use super::*;
 use crate::client_core::{Failure, Notice, Request};
 use crate::clock::Moment;
-use crate::machine::Share;
+use crate::machine::{MemberView, Share};
 use crate::{Fence, LossReason};
 
 /// The longest wait: a user that waits does nothing else.
@@ -15,6 +15,7 @@ const LONGEST: Micros = 25 * SECOND;
 pub(super) struct Owner {
     user: usize,
     op: u64,
+    id: AcquisitionId,
 }
 
 /// One user, who does one thing at a time.
@@ -134,7 +135,7 @@ impl Simulation<'_> {
         if choice < 5
             && let Some((thing, id)) = self.processes[worker].users[user].spent.pop()
         {
-            let owner = Owner { user, op: 0 };
+            let owner = Owner { user, op: 0, id };
             let lease = terms(thing).lease;
             let released = self
                 .with_core(worker, thing, |core, now| core.release(id, owner, (false, lease), now));
@@ -174,7 +175,7 @@ impl Simulation<'_> {
         let request = Request { terms, share, queues, claims_first, gives_up_at, label };
         self.next_turn(worker, user, patience);
         self.with_core(worker, thing, |core, now| {
-            core.acquire(id, Owner { user, op }, request, now);
+            core.acquire(id, Owner { user, op, id }, request, now);
         });
     }
 
@@ -217,7 +218,7 @@ impl Simulation<'_> {
             return self.ends(worker, user, own, How::Dropped);
         }
         self.processes[worker].users[user].doing = Doing::Releasing(own);
-        let (owner, lease) = (Owner { user, op }, terms(thing).lease);
+        let (owner, lease) = (Owner { user, op, id }, terms(thing).lease);
         let released =
             self.with_core(worker, thing, |core, now| core.release(id, owner, (true, lease), now));
         if released.is_none() {
@@ -241,15 +242,13 @@ impl Simulation<'_> {
     }
 
     /// Checks that the store keeps a permit for as long as its holder relies on it (invariant 6).
-    fn check_validity(&mut self, worker: usize, thing: usize, (op, valid_until): (u64, Moment)) {
+    fn check_validity(&mut self, worker: usize, thing: usize, owner: Owner, valid_until: Moment) {
         if self.lost_data || self.clock_was_set {
             return;
         }
-        let process = &self.processes[worker];
-        let own = (worker, process.life, op);
-        let until = process.time_of(valid_until);
-        let Some((id, _)) = self.ids.iter().rev().find(|(_, known)| **known == own) else { return };
-        let member = self.store.machines[thing].member(*id).filter(|member| member.is_holder());
+        let until = self.processes[worker].time_of(valid_until);
+        let Owner { op, id, .. } = owner;
+        let member = self.store.machines[thing].member(id).filter(MemberView::is_holder);
         let ends = member.map_or(0, |member| {
             member.ends().map_or(Micros::MAX, |ends| ends.micros() - STORE_AHEAD)
         });
@@ -329,7 +328,7 @@ impl Simulation<'_> {
             }
         };
         if let Notice::Granted { valid_until, .. } | Notice::Extended { valid_until, .. } = notice {
-            self.check_validity(worker, thing, (owner.op, valid_until));
+            self.check_validity(worker, thing, owner, valid_until);
         }
         let user = owner.user;
         let doing = self.processes[worker].users[user].doing.clone();

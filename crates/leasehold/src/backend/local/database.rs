@@ -15,8 +15,8 @@ use super::lifeline::{self, Clients, Lifeline, Reach, WakeUps};
 use super::location::Location;
 use super::schema::{self, StoreClock};
 use super::semaphores::{self, Applied, Circumstances};
+use crate::callbacks::event;
 use crate::clock::{Span, Time};
-use crate::engine::callbacks::event;
 use crate::{ClientId, Error, process};
 
 #[cfg(test)]

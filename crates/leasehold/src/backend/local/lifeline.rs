@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use super::errors::of_system;
 use super::inspect::check_owner;
 use super::location::Location;
-use crate::engine::callbacks::event;
+use crate::callbacks::event;
 use crate::{ClientId, Error};
 
 /// The lifeline of a client. A forked copy of its process does not keep it, or else the client would count as alive for

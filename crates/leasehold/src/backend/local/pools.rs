@@ -3,18 +3,19 @@
 use rusqlite::{Connection, OptionalExtension, Result, Row, params};
 
 use crate::clock::Time;
-use crate::machine::pool::{PoolAction, PoolCommand, PoolOutcome, Status};
+use crate::machine::pool::{
+    PoolAction, PoolCommand, PoolMemberRow, PoolOutcome, PoolQuery, PoolRow, Status,
+};
 use crate::name::Name;
-use crate::pool::{PoolMember, PoolStats, Which};
 
 #[cfg(test)]
 mod tests;
 
 /// Returns the pools that have members, ordered by name.
-pub(super) fn list(tx: &Connection, which: &Which, now: Time) -> Result<Vec<PoolStats>> {
-    let (name, limit) = match which {
-        Which::First(limit) => (None, i64::try_from(*limit).unwrap_or(i64::MAX)),
-        Which::Named(name) => (Some(name.as_str()), 1),
+pub(super) fn list(tx: &Connection, query: &PoolQuery) -> Result<Vec<PoolRow>> {
+    let (name, limit) = match query {
+        PoolQuery::First(limit) => (None, i64::try_from(*limit).unwrap_or(i64::MAX)),
+        PoolQuery::Named(name) => (Some(name.as_str()), 1),
     };
     let mut names = tx.prepare(
         "SELECT DISTINCT pool FROM leases WHERE ?1 IS NULL OR pool = ?1 ORDER BY pool LIMIT ?2",
@@ -22,21 +23,18 @@ pub(super) fn list(tx: &Connection, which: &Which, now: Time) -> Result<Vec<Pool
     let mut members = tx.prepare(
         "SELECT instance, last, holder_until FROM leases WHERE pool = ?1 ORDER BY last, instance",
     )?;
+    let time = |micros: i64| Time::from_micros(micros.cast_unsigned());
     let member = |row: &Row<'_>| {
-        let time = |micros: i64| Time::from_micros(micros.cast_unsigned());
-        let until = row.get::<_, Option<i64>>(2)?.map(time);
-        Ok(PoolMember {
-            instance_id: row.get(0)?,
-            silent_for: now.since(time(row.get(1)?)),
-            ends_in: until.filter(|until| now < *until).map(|until| until.since(now)),
-        })
+        let (instance, last) = (row.get(0)?, time(row.get(1)?));
+        let holder_until = row.get::<_, Option<i64>>(2)?.map(time);
+        Ok(PoolMemberRow { instance, last, holder_until })
     };
     let names = names.query_map(params![name, limit], |row| row.get::<_, String>(0))?;
     names
         .map(|name| {
             let name = name?;
             let members = members.query_map([&name], member)?.collect::<Result<_>>()?;
-            Ok(PoolStats { name, members })
+            Ok(PoolRow { name, members })
         })
         .collect()
 }

@@ -13,7 +13,7 @@ use super::LocalSettings;
 use super::database::{Database, IDLE};
 use super::lifeline::{Lifeline, WakeUps};
 use crate::backend::{Later, threads};
-use crate::engine::callbacks::event;
+use crate::callbacks::event;
 use crate::{ClientId, Error};
 
 type Job = Box<dyn FnOnce(&mut Result<Database, Error>) + Send>;

@@ -28,8 +28,8 @@ use super::deployment::ServerSettings;
 use super::scripts::Scripts;
 use super::slots::SLOTS;
 use crate::backend::{Destination, Event, Report, Slot};
+use crate::callbacks::event;
 use crate::clock::{Moment, Span};
-use crate::engine::callbacks::event;
 use crate::{ClientId, Error};
 
 mod map;

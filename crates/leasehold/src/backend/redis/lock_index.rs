@@ -14,7 +14,7 @@ use super::locks::LockScripts;
 use super::slots::slot_of;
 use super::topology;
 use crate::backend::{Answer, Answers, Destination, Part, Slot};
-use crate::engine::callbacks::event;
+use crate::callbacks::event;
 
 /// How long an answer waits for the index to be written. A guard does not need the index.
 const INDEX_WITHIN: Duration = Duration::from_millis(200);

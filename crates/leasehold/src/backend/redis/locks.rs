@@ -16,7 +16,7 @@ use super::stats;
 use super::topology::Topology;
 use super::value::Value;
 use crate::backend::Slot;
-use crate::engine::callbacks::event;
+use crate::callbacks::event;
 use crate::machine::lock::{
     Acquired, By, CLEAN_UP_AFTER_MS, Holder, LockCommand, LockOutcome, NotifyWhen, Record, Verdict,
     is_live,

@@ -12,8 +12,9 @@ use super::topology::Topology;
 use super::value::Value;
 use crate::Error;
 use crate::backend::Slot;
+use crate::machine::pool::PoolQuery;
 use crate::machine::pool::{PoolAction, PoolCommand, PoolOutcome, Status};
-use crate::pool::{PoolMember, PoolStats, Which};
+use crate::stats::{PoolMember, PoolStats};
 
 #[cfg(test)]
 mod tests;
@@ -64,16 +65,16 @@ pub(super) fn misplaced(connection: &Connection, command: &PoolCommand) -> Error
 pub(super) async fn list(
     topology: &Topology,
     key_tag: KeyTag,
-    which: Which,
+    which: PoolQuery,
 ) -> Result<Vec<PoolStats>, Error> {
     let (names, limit) = match which {
-        Which::First(limit) => {
+        PoolQuery::First(limit) => {
             let mut keys = stats::scan(topology, "semaphores:*").await?;
             keys.retain(|key| !key.starts_with(HOLDERS));
             let name = |key: &String| key.strip_prefix("semaphores:").map(str::to_owned);
             (keys.iter().filter_map(name).collect(), limit)
         }
-        Which::Named(name) => (vec![key_tag.write(name.as_str())], 1),
+        PoolQuery::Named(name) => (vec![key_tag.write(name.as_str())], 1),
     };
     // Pools of one server are read together, because silence is measured by that server's clock.
     let mut by_server: BTreeMap<_, Vec<String>> = BTreeMap::new();

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use super::command::RedisCommand;
 use super::slots::{channel_end, slot_of};
 use super::value::Value;
-use crate::backend::{Reply, Slot};
+use crate::backend::Slot;
 use crate::clock::Span;
+use crate::machine::Reply;
 use crate::machine::lock::TOLERANCE_MS;
 use crate::machine::{
     Command, Declared, Held, Known, Outcome, Rate, Role, Share, Steer, Steered, Terms,

@@ -25,7 +25,7 @@ use super::connection::Connection;
 use super::deployment::{SentinelSettings, ServerSettings};
 use super::errors::{RedisError, translate};
 use super::value::{PushKind, Value};
-use crate::engine::callbacks::event;
+use crate::callbacks::event;
 use crate::{ClientId, Error};
 
 /// The channel on which sentinels announce another primary.

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use super::{Lease, LeaseState, Phase};
 use crate::backend::Later;
+use crate::callbacks::event;
 use crate::client_core::timing::{self, Situation};
 use crate::clock::{Moment, Span};
-use crate::engine::callbacks::event;
 use crate::engine::timers::Timed;
 use crate::{Error, LossReason};
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Acquired, By, Holder, LockMachine, Record, Verdict};
-use crate::backend::Subject;
+use crate::machine::Subject;
 use crate::name::Name;
 use crate::{Fence, LockId};
 

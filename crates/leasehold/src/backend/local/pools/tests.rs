@@ -32,9 +32,9 @@ fn the_machine_of_pools_and_sql_agree() {
             let at = Time::from_micros(now);
             let expected = machine.apply(&ask, at);
             prop_assert_eq!(apply(&tx, &ask, at).unwrap(), expected, "after {:?}", step);
-            for which in [Which::First(10), Which::Named(pool())] {
-                let listed = list(&tx, &which, at).unwrap();
-                prop_assert_eq!(listed, machine.list(&which, at), "{:?} after {:?}", which, step);
+            for query in [PoolQuery::First(10), PoolQuery::Named(pool())] {
+                let listed = list(&tx, &query).unwrap();
+                prop_assert_eq!(listed, machine.list(&query), "{:?} after {:?}", query, step);
             }
         }
     });

@@ -17,7 +17,7 @@ type Key = (Name, Name);
 #[derive(Default)]
 pub(crate) struct SharedInstances(Arc<Mutex<HashMap<Key, Weak<SharedInstance>>>>);
 
-pub(super) struct SharedInstance {
+pub(crate) struct SharedInstance {
     key: Key,
     /// The number of tasks that share the lease. A task holds this lock while it asks the store to change the lease.
     users: tokio::sync::Mutex<usize>,
@@ -25,7 +25,7 @@ pub(super) struct SharedInstance {
 }
 
 impl SharedInstances {
-    pub(super) fn get(&self, pool: &Name, instance: &Name) -> Arc<SharedInstance> {
+    pub(crate) fn get(&self, pool: &Name, instance: &Name) -> Arc<SharedInstance> {
         let key = (pool.clone(), instance.clone());
         let mut instances = lock(&self.0);
         if let Some(instance) = instances.get(&key).and_then(Weak::upgrade) {
@@ -53,13 +53,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// One user of an instance id: an attempt, and the guard that results from it.
-pub(super) struct InstanceUser {
+pub(crate) struct InstanceUser {
     instance: Arc<SharedInstance>,
     over: AtomicBool,
 }
 
 /// The exclusive right to ask the store about an instance id.
-pub(super) struct Turn<'a> {
+pub(crate) struct Turn<'a> {
     users: tokio::sync::MutexGuard<'a, usize>,
     over: &'a AtomicBool,
     /// Whether this is an attempt that has not ended yet. It shares the lease only if it succeeds.
@@ -68,28 +68,28 @@ pub(super) struct Turn<'a> {
 
 impl InstanceUser {
     /// Creates a user that does not share the lease yet: see [`Turn::begin`].
-    pub(super) fn of(instance: Arc<SharedInstance>) -> Self {
+    pub(crate) fn of(instance: Arc<SharedInstance>) -> Self {
         Self { instance, over: AtomicBool::new(true) }
     }
 
-    pub(super) async fn turn(&self) -> Turn<'_> {
+    pub(crate) async fn turn(&self) -> Turn<'_> {
         Turn { users: self.instance.users.lock().await, over: &self.over, attempt: false }
     }
 }
 
 impl Turn<'_> {
     /// Begins an attempt, which ends with this turn unless it succeeds.
-    pub(super) fn begin(&mut self) {
+    pub(crate) fn begin(&mut self) {
         self.attempt = true;
         *self.users += usize::from(self.over.swap(false, Ordering::AcqRel));
     }
 
-    pub(super) fn succeed(mut self) {
+    pub(crate) fn succeed(mut self) {
         self.attempt = false;
     }
 
     /// Stops sharing the lease. Repeating it is harmless. Returns whether no task shares the lease any more.
-    pub(super) fn end(&mut self) -> bool {
+    pub(crate) fn end(&mut self) -> bool {
         *self.users -= usize::from(!self.over.swap(true, Ordering::AcqRel));
         *self.users == 0
     }

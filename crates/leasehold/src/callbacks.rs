@@ -19,7 +19,7 @@ pub(crate) fn guarded(call: impl FnOnce()) {
 /// A `tracing` event that cannot unwind: `event!(warn, name, "connection lost")`.
 macro_rules! event {
     ($level:ident, $($arguments:tt)*) => {
-        $crate::engine::callbacks::guarded(|| tracing::$level!($($arguments)*))
+        $crate::callbacks::guarded(|| tracing::$level!($($arguments)*))
     };
 }
 

@@ -1,12 +1,12 @@
-//! The members of pools.
+//! Lists the members of pools.
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::Error;
 use crate::engine::Engine;
-use crate::name::Name;
+use crate::machine::pool::PoolQuery;
+use crate::stats::PoolStats;
 
 /// A handle to the pools of a store, to list their members.
 ///
@@ -27,37 +27,6 @@ pub struct Pools {
     engine: Arc<Engine>,
 }
 
-/// The members of one pool. The store keeps neither its capacity nor its lease: each client knows its own.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct PoolStats {
-    /// The name of the pool.
-    pub name: String,
-    /// The members. The one that has been silent for the longest time comes first.
-    pub members: Vec<PoolMember>,
-}
-
-/// An instance that counts as a member of a pool.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct PoolMember {
-    /// The instance id.
-    pub instance_id: String,
-    /// How long ago the instance acquired or renewed its lease.
-    pub silent_for: Duration,
-    /// How long the lease is valid without another renewal. `None` if it has expired; the next call on the pool removes
-    /// it.
-    pub ends_in: Option<Duration>,
-}
-
-/// The pools that a query asks for.
-#[derive(Clone, Debug)]
-pub(crate) enum Which {
-    /// All pools, ordered by name, at most this many.
-    First(usize),
-    Named(Name),
-}
-
 impl Pools {
     pub(crate) fn new(engine: Arc<Engine>) -> Self {
         Self { engine }
@@ -73,7 +42,7 @@ impl Pools {
     /// # Cancel safety
     /// The query changes nothing in the store, so the future can be dropped at any time.
     pub async fn list(&self, limit: usize) -> Result<Vec<PoolStats>, Error> {
-        self.engine.core().list_pools(Which::First(limit)).await
+        self.engine.core().list_pools(PoolQuery::First(limit)).await
     }
 
     /// Returns the members of the pool with this name, or `None` if it has none. Changes nothing.
@@ -100,8 +69,8 @@ impl Pools {
     /// # Cancel safety
     /// The query changes nothing in the store, so the future can be dropped at any time.
     pub async fn lookup(&self, name: &str) -> Result<Option<PoolStats>, Error> {
-        let which = Which::Named(super::name_of(name)?);
-        Ok(self.engine.core().list_pools(which).await?.pop())
+        let query = PoolQuery::Named(super::name_of(name)?);
+        Ok(self.engine.core().list_pools(query).await?.pop())
     }
 }
 
