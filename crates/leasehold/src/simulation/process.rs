@@ -518,8 +518,13 @@ impl Simulation<'_> {
     pub(super) fn publish(&mut self, client: ClientId, packet: Packet) {
         if let Some(&(worker, connection)) = self.store.listening.get(&client)
             && self.processes[worker].connection == Some(connection)
-            && !std::mem::take(&mut self.processes[worker].loses_message)
         {
+            if std::mem::take(&mut self.processes[worker].loses_message) {
+                if let Packet::WakeUp { id, .. } | Packet::Removed { id, .. } = packet {
+                    self.watch.lost.insert(id);
+                }
+                return;
+            }
             self.transmit(worker, connection, 1, packet);
         }
     }

@@ -19,6 +19,8 @@ const OVERLOOKED: Micros = 6 * SECOND;
 pub(super) struct Watch {
     /// Ids of which the store has applied an enqueue.
     applied: BTreeSet<AcquisitionId>,
+    /// Waiters about which a message was lost.
+    pub(super) lost: BTreeSet<AcquisitionId>,
     /// Waiters that the store does not know, since when.
     unknown: BTreeMap<AcquisitionId, Micros>,
 }
@@ -97,7 +99,15 @@ impl Simulation<'_> {
                     }
                 }
                 self.relies_on_what_the_store_has(worker, thing);
-                for id in self.processes[worker].waits_for(thing) {
+                // If a message about a waiter is lost, its client learns it with the next query. That is soon only for
+                // the first waiter of the client, and only unless an operator has removed it.
+                let (removed, lost) = (&self.store.removed, &self.watch.lost);
+                let mut waits = self.processes[worker].waits_for(thing);
+                let first = waits.iter().min().copied();
+                waits.retain(|id| {
+                    !removed.contains_key(id) && (Some(*id) == first || !lost.contains(id))
+                });
+                for id in waits {
                     if ids.binary_search(&id).is_err() && !self.processes[worker].mentions(id) {
                         unknown
                             .insert(id, self.watch.unknown.get(&id).copied().unwrap_or(self.now));
