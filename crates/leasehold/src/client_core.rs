@@ -57,6 +57,8 @@ mod replies;
 #[cfg(test)]
 mod tests;
 pub(crate) mod timing;
+#[cfg(test)]
+mod view;
 
 use acquisition::{Acquisition, PendingRelease, Phase, expired_by};
 pub(crate) use acquisition::{Request, why_ended};
@@ -64,6 +66,8 @@ pub(crate) use delivery::Delivery;
 pub(crate) use notice::{Failure, Notice};
 pub(crate) use replies::Answered;
 use timing::{Place, Spread};
+#[cfg(test)]
+pub(crate) use view::Scale;
 
 /// How long, and how many, answered releases are remembered. Replicas are rarely further behind.
 const RECENT: Span = Span::from_millis(5000);
@@ -174,7 +178,7 @@ enum Want {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Timer {
+pub(crate) enum Timer {
     /// The acquire has reached its time limit.
     GiveUp(AcquisitionId),
     /// The holder must no longer rely on its permit.
@@ -467,7 +471,10 @@ impl<T: Clone> NameCore<T> {
     /// Queues a command that was sent at `sent`, and whose outcome is unknown. Of two lost requests, the second one may
     /// be reported first. So the order of `unsent` depends on when they were sent.
     fn want_again(&mut self, want: Want, sent: Moment) {
-        let at = self.unsent.partition_point(|(other, _)| *other <= sent);
+        let mut at = self.unsent.partition_point(|(other, _)| *other <= sent);
+        if crate::broken::is("resent-in-order") {
+            at = self.unsent.len();
+        }
         self.unsent.insert(at, (sent, want));
     }
 
@@ -484,18 +491,22 @@ impl<T: Clone> NameCore<T> {
     /// Does everything that is due.
     pub(crate) fn timeout(&mut self, now: Moment) {
         while let Some(&(at, timer)) = self.timers.first().filter(|(at, _)| *at <= now) {
-            self.timers.remove(&(at, timer));
-            match timer {
-                Timer::GiveUp(id) => self.give_up(id, now),
-                Timer::End(id) => self.end_validity(id, now),
-                Timer::Renew(id) => self.renew_due(id, now),
-                Timer::Query => self.query(now),
-                Timer::ReleaseUnanswered(id) => {
-                    let since = at.minus(self.answer_timeout);
-                    self.answer_release(id, Err(Failure::Unanswered { since }));
-                }
-                Timer::ReleaseAgain(id) => self.release_again(id, now),
+            self.fire((at, timer), now);
+        }
+    }
+
+    fn fire(&mut self, (at, timer): (Moment, Timer), now: Moment) {
+        self.timers.remove(&(at, timer));
+        match timer {
+            Timer::GiveUp(id) => self.give_up(id, now),
+            Timer::End(id) => self.end_validity(id, now),
+            Timer::Renew(id) => self.renew_due(id, now),
+            Timer::Query => self.query(now),
+            Timer::ReleaseUnanswered(id) => {
+                let since = at.minus(self.answer_timeout);
+                self.answer_release(id, Err(Failure::Unanswered { since }));
             }
+            Timer::ReleaseAgain(id) => self.release_again(id, now),
         }
     }
 
@@ -505,6 +516,9 @@ impl<T: Clone> NameCore<T> {
     pub(crate) fn connected(&mut self, to_another: bool, now: Moment) {
         if to_another {
             self.release_recent(now);
+        }
+        if crate::broken::is("reconnected") {
+            return;
         }
         self.renew_all(now);
     }
@@ -557,6 +571,9 @@ impl<T: Clone> NameCore<T> {
 
     /// Repeats the recent releases, because another server has taken over and may lack them.
     fn release_recent(&mut self, now: Moment) {
+        if crate::broken::is("taken-over") {
+            return;
+        }
         self.taken_over = Some(now);
         for (_, id) in std::mem::take(&mut self.recent) {
             if !self.acquisitions.contains_key(&id) && !self.releases.contains_key(&id) {
@@ -661,9 +678,12 @@ impl<T: Clone> NameCore<T> {
     /// but the store may know it.
     fn ensure_released(&mut self, id: AcquisitionId, doubtful: bool, now: Moment) {
         let Some(release) = self.releases.get_mut(&id) else {
+            if crate::broken::is("late-answer") {
+                return;
+            }
             return self.add_release(id, self.longest_lease, Known::Unused, doubtful, now);
         };
-        release.again |= release.delivery == Delivery::Sent;
+        release.again |= release.delivery == Delivery::Sent && !crate::broken::is("released-again");
         release.doubtful |= doubtful;
         // The id may be in the queue again, and its time to expire starts again.
         if release.known != Known::Unused {

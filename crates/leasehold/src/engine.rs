@@ -45,7 +45,7 @@ pub(crate) mod name_state;
 pub(crate) mod pool_instance;
 pub(crate) mod remote;
 pub(crate) mod semaphore_spec;
-mod sender;
+pub(crate) mod sender;
 mod store;
 mod thread;
 pub(crate) mod ticket;

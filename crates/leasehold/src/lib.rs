@@ -56,6 +56,8 @@ mod machine;
 mod manual_clock;
 #[cfg(feature = "metrics")]
 pub mod metrics;
+#[cfg(test)]
+mod model;
 mod name;
 mod observer;
 mod permit;
@@ -63,6 +65,8 @@ mod pool;
 mod process;
 mod retry;
 mod semaphore;
+#[cfg(all(test, feature = "redis"))]
+mod simulation;
 mod stats;
 mod steering;
 #[cfg(test)]

@@ -68,8 +68,6 @@ mod in_memory;
 mod limits;
 pub(crate) mod lock;
 mod members;
-#[cfg(test)]
-mod model;
 mod numbers;
 pub(crate) mod pool;
 mod questions;
@@ -87,6 +85,8 @@ pub(crate) use in_memory::InMemory;
 pub(crate) use limits::{Limits, Steer, Steered};
 #[cfg(all(feature = "local", target_os = "linux"))]
 pub(crate) use limits::{Pace, Pause};
+#[cfg(test)]
+pub(crate) use questions::MemberView;
 pub(crate) use questions::Row;
 pub(crate) use rate::{Meter, Rate};
 pub(crate) use rows::{Member, Rows, SemaphoreRow, Stage};
@@ -114,6 +114,9 @@ impl<R: Rows> Machine<R> {
             }
             Command::Release { id, known } => {
                 return self.release(*id, *known, call).map(|(role, _)| Outcome::Removed(role));
+            }
+            Command::Steer { capacity, steer } if crate::broken::is("resume") => {
+                return Ok(Outcome::Steered(self.steer(*capacity, steer, call)?));
             }
             Command::Renew { .. } | Command::Sweep if self.rows.row().waiting > 0 => {
                 self.remove_dead_clients()?;
@@ -147,6 +150,9 @@ impl<R: Rows> Machine<R> {
         keep: impl FnOnce(Option<&Held>) -> R::Kept,
         call: &mut Circumstances<'_, R::Kept>,
     ) -> Result<Outcome, R::Error> {
+        if crate::broken::is("idempotence") {
+            self.remove(id, Known::Nothing)?;
+        }
         let is_new = self.rows.member(id)?.is_none();
         let now = call.now;
         let row = self.rows.row_mut();
@@ -196,7 +202,14 @@ impl<R: Rows> Machine<R> {
         call: &mut Circumstances<'_, R::Kept>,
     ) -> Result<(Role, Option<R::Kept>), R::Error> {
         // Remove first: a waiter that is being removed must not be granted a permit.
-        let (role, kept) = match self.remove(id, known)? {
+        let mut removed = self.remove(id, known)?;
+        if removed.is_none()
+            && crate::broken::is("ownership")
+            && let Some(longest) = self.rows.longest_holder()
+        {
+            removed = self.remove(longest, known)?;
+        }
+        let (role, kept) = match removed {
             Some((member, kept)) => {
                 if call.from != Some(id.client()) {
                     self.rows.record_cancel(id, &member, call.now)?;
@@ -205,7 +218,7 @@ impl<R: Rows> Machine<R> {
             }
             None => (Role::Nobody, None),
         };
-        if self.rows.row().waiting > 0 {
+        if self.rows.row().waiting > 0 && !crate::broken::is("hand-over") {
             self.expire(call)?;
             self.grant(call)?;
         }
@@ -214,7 +227,8 @@ impl<R: Rows> Machine<R> {
 
     #[inline]
     pub(crate) fn expire(&mut self, call: &mut Circumstances<'_, R::Kept>) -> Result<(), R::Error> {
-        if self.is_timed() { self.expire_due(call) } else { Ok(()) }
+        let may_expire = self.is_timed() && !crate::broken::is("expiry");
+        if may_expire { self.expire_due(call) } else { Ok(()) }
     }
 
     fn expire_due(&mut self, call: &mut Circumstances<'_, R::Kept>) -> Result<(), R::Error> {
@@ -283,6 +297,10 @@ impl<R: Rows> Machine<R> {
             let own = call.from == Some(id.client());
             if own || !call.effects.out_of_reach.contains(&id.client()) {
                 if !self.fits(share.weight, call.now) {
+                    if crate::broken::is("overtaking") {
+                        call.effects.from_place = place + 1;
+                        continue;
+                    }
                     return Ok(false);
                 }
                 match self.promote(id, &waiter, terms, share, own, call)? {
@@ -431,6 +449,7 @@ impl<R: Rows> Machine<R> {
     fn holder(&self, terms: Terms, share: Share, now: Time) -> Result<Member, R::Error> {
         let slot_number = if share.numbered { Some(self.rows.lowest_free_number()?) } else { None };
         let last_fence = self.rows.row().last_fence;
+        let last_fence = if crate::broken::is("fence") { 0 } else { last_fence };
         let fence = Fence::new((last_fence + 1).max(now.micros() + self.rows.fence_lead()));
         let (hold_until, unclaimed) = (terms.ttl.map(|ttl| now + ttl), false);
         let (weight, alive_by) = (share.weight, terms.lease.map(|lease| now + lease));

@@ -19,11 +19,12 @@ fn the_pages_with_examples_are_pages() {
 }
 
 /// The modules of the crate, from the lowest layer to the highest. Modules between the same bars may import each other.
-const LAYERS: [&str; 6] = [
+const LAYERS: [&str; 7] = [
     "broken callbacks clock error fence id manual_clock name retry",
     "machine",
     "metrics process stats",
     "backend | client_core",
+    "model simulation",
     "engine",
     "acquire blocking client lock observer permit pool semaphore steering tower",
 ];

@@ -45,7 +45,7 @@ mod request;
 mod resp;
 mod scripts;
 mod sentinel;
-mod server_clock;
+pub(crate) mod server_clock;
 mod settings;
 mod slots;
 mod socket;
@@ -330,7 +330,7 @@ impl RemoteBackend for Redis {
             }
             let (mut answers, time) = reader.done();
             if let (Some(clock), Some(time)) = (clock, time) {
-                clock.learn(sent, time);
+                clock.learn(sent, time, Moment::now());
             }
             for (channel, error) in refused {
                 let error = connect::no_wake_ups(&channel, &error);

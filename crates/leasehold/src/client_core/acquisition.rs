@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::delivery::Delivery;
-use crate::LossReason;
 use crate::clock::{Moment, Span};
 use crate::machine::{Known, Share, Terms};
+use crate::{Fence, LossReason};
 
 /// What an acquire asks for.
 #[derive(Clone, PartialEq, Debug)]
@@ -60,6 +60,8 @@ pub(super) enum Phase {
     Held {
         /// When the client began to hold the permit.
         since: Moment,
+        /// The fence of the grant. If the store reports another one, it has lost this grant and made it again.
+        fence: Fence,
         valid_until: Moment,
         /// Whether the TTL ends before the lease would, so that no renewal extends the permit.
         limited_by_ttl: bool,

@@ -135,11 +135,17 @@ impl<T: Clone> NameCore<T> {
                         continue;
                     }
                     acquisition.delivery = Delivery::Unknown;
+                    if crate::broken::is("resent") {
+                        continue;
+                    }
                     if !std::mem::replace(&mut acquisition.wants_enqueue, true) {
                         self.want_again(Want::Enqueue(*id), sent);
                     }
                 }
                 Command::Renew { id, .. } => self.send_renewal(*id, now),
+                Command::Release { id, .. } if crate::broken::is("released-once") => {
+                    self.releases.remove(id);
+                }
                 Command::Release { id, .. } => {
                     if let Some(release) = self.releases.get_mut(id) {
                         release.delivery = Delivery::Unknown;
@@ -240,7 +246,8 @@ impl<T: Clone> NameCore<T> {
             return;
         }
         let in_time = release.until.is_some_and(|until| now < until);
-        if release.doubtful && in_time && self.has_stragglers {
+        let may_come_back = release.doubtful && in_time && self.has_stragglers;
+        if may_come_back && !crate::broken::is("repeated-release") {
             // An enqueue that was sent over an earlier connection may still be applied.
             release.delivery = Delivery::Unknown;
             self.timers.insert((now + RELEASE_AGAIN, Timer::ReleaseAgain(id)));
@@ -264,7 +271,17 @@ impl<T: Clone> NameCore<T> {
         now: Moment,
     ) {
         let Some(acquisition) = self.acquisitions.get_mut(&id) else { return };
+        let is_cancelled = outcome == Outcome::Cancelled;
+        let outcome =
+            if is_cancelled && crate::broken::is("cancelled") { Outcome::Gone } else { outcome };
         match (outcome, acquisition.phase) {
+            // Another server has taken over without the grant, and has made it again. In between, another client may
+            // have held the permit.
+            (Outcome::Held(held), Phase::Held { since, fence, .. })
+                if fence != held.fence && since < sent && !crate::broken::is("granted-again") =>
+            {
+                self.lose(id, LossReason::Missing, now);
+            }
             (Outcome::Held(held), _) => {
                 let Terms { lease, ttl } = acquisition.terms();
                 let limited = ttl.is_some_and(|ttl| held.valid_for < lease || Some(ttl) <= lease);
@@ -272,7 +289,9 @@ impl<T: Clone> NameCore<T> {
             }
             // The store was asked after it had granted the permit. So another server has taken over, without the
             // grant, and the permit may be another holder's.
-            (Outcome::Waiting { .. }, Phase::Held { since, .. }) if renews && since < sent => {
+            (Outcome::Waiting { .. }, Phase::Held { since, .. })
+                if renews && since < sent && !crate::broken::is("missing") =>
+            {
                 self.lose(id, LossReason::Missing, now);
             }
             // A wake-up overtook this answer. Or the permit was released by its id, and the id is queued again.
@@ -300,7 +319,10 @@ impl<T: Clone> NameCore<T> {
             }
             // The enqueue was sent after the query, and will be answered. A second enqueue could be applied after the
             // permit that the first one got has ended. It would leave the id in the queue.
-            (Outcome::Gone, Phase::Waiting) if acquisition.delivery == Delivery::Sent => {}
+            (Outcome::Gone, Phase::Waiting)
+                if acquisition.delivery == Delivery::Sent
+                    && !crate::broken::is("enqueued-once") => {}
+            (Outcome::Gone, Phase::Waiting) if crate::broken::is("queued-again") => {}
             (Outcome::Gone, Phase::Waiting) => {
                 // The store expired the waiter, or lost its data. The waiter goes to the end of the queue.
                 self.remove_waiting(id);
@@ -322,7 +344,8 @@ impl<T: Clone> NameCore<T> {
     /// the TTL ends before the lease would.
     fn hold(&mut self, id: AcquisitionId, held: &Held, limited: bool, sent: Moment, now: Moment) {
         let Some(acquisition) = self.acquisitions.get_mut(&id) else { return };
-        let until = self.rules.valid_until(held, acquisition.terms(), sent);
+        let from = if crate::broken::is("counted-from-answer") { now } else { sent };
+        let until = self.rules.valid_until(held, acquisition.terms(), from);
         match &mut acquisition.phase {
             // The answer took longer than the permit is valid. The caller has not seen the permit, so a waiter claims
             // it again. A try asks again, and is answered `Full` if another client has the permit by now.
@@ -335,7 +358,8 @@ impl<T: Clone> NameCore<T> {
             }
             Phase::Waiting => {
                 let limited_by_ttl = limited;
-                acquisition.phase = Phase::Held { since: now, valid_until: until, limited_by_ttl };
+                let (since, fence, valid_until) = (now, held.fence, until);
+                acquisition.phase = Phase::Held { since, fence, valid_until, limited_by_ttl };
                 let (owner, gives_up_at) =
                     (acquisition.owner.clone(), acquisition.request.gives_up_at);
                 let (held, valid_until) = (*held, until);
@@ -363,7 +387,7 @@ impl<T: Clone> NameCore<T> {
     pub(super) fn extend_validity(&mut self, id: AcquisitionId, until: Moment, now: Moment) {
         let Some(acquisition) = self.acquisitions.get_mut(&id) else { return };
         if let Phase::Held { valid_until, limited_by_ttl, .. } = &mut acquisition.phase
-            && now < *valid_until
+            && (now < *valid_until || crate::broken::is("stays-lost"))
         {
             // One answer may overtake another, and the latest time counts.
             *valid_until = until.max(*valid_until);

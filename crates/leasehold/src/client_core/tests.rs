@@ -369,3 +369,23 @@ fn the_caller_of_a_release_learns_its_outcome() {
     client.core.end(id, false, client.now);
     assert_eq!(client.core.release(id, id, (true, Some(LEASE)), client.now), None);
 }
+
+/// Another server has taken over without the grant, and grants the permit once more. In between, another client may
+/// have held it.
+#[test]
+fn a_permit_that_was_granted_twice_is_lost() {
+    for fence in [1, 2] {
+        let (mut client, id) = Client::holding();
+        client.notices();
+        client.pass(Span::from_millis(1));
+        let renewal = client.renew(id);
+        let (slot_number, fence) = (None, Fence::new(fence));
+        let again = Outcome::Held(Held { slot_number, fence, valid_for: Some(LEASE) });
+        client.answer(&renewal, reply(vec![again]));
+        let lost =
+            |notice: &Notice<_>| matches!(notice, Notice::Lost { reason: LossReason::Missing, .. });
+        let notices = client.notices();
+        assert_eq!(notices.iter().any(lost), fence == Fence::new(2), "{notices:?}");
+        assert_eq!(!client.take().is_empty(), fence == Fence::new(2), "it is released");
+    }
+}

@@ -67,7 +67,7 @@ impl Declared {
 }
 
 /// A command of one client about one name.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Command {
     /// Asks for a permit, or for a place in the queue. The newest declaration of the limits wins. If the id already
     /// holds or waits, this is a renewal. Without `wait` the outcome may be `Full`.
@@ -243,7 +243,7 @@ pub(crate) struct Circumstances<'a, T = ()> {
 }
 
 /// The answer of a store to the commands for one name.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Reply {
     /// One outcome for each command, in the same order.
     pub(crate) outcomes: Vec<Outcome>,

@@ -139,7 +139,10 @@ impl<T: Clone + Default> Rows for InMemory<T> {
     #[inline(always)]
     #[allow(clippy::inline_always)] // otherwise the waiter is copied
     fn first_waiter(&self, from_place: u64) -> Result<Option<(AcquisitionId, Member)>, Infallible> {
-        let first = self.queue.first_from(from_place);
+        let mut first = self.queue.first_from(from_place);
+        if crate::broken::is("lifo") {
+            first = self.queue.last().filter(|(place, _)| *place >= from_place);
+        }
         Ok(first.and_then(|(_, id)| Some((id, self.members.get(&id)?.0))))
     }
 
@@ -178,6 +181,7 @@ impl<T: Clone + Default> Rows for InMemory<T> {
         self.cancelled.retain(|_, until| *until > now);
         if let Stage::Waiting { terms, .. } = member.stage
             && let Some(patience) = terms.patience()
+            && !crate::broken::is("cancel-mark")
         {
             self.cancelled.insert(id, now + patience);
         }
@@ -186,6 +190,11 @@ impl<T: Clone + Default> Rows for InMemory<T> {
 
     fn is_cancelled(&self, id: AcquisitionId, now: Time) -> bool {
         self.cancelled.get(&id).is_some_and(|until| *until > now)
+    }
+
+    fn longest_holder(&self) -> Option<AcquisitionId> {
+        let holders = self.members.iter().filter(|(_, (member, _))| member.is_holder());
+        holders.min_by_key(|(_, (member, _))| member.since).map(|(id, _)| *id)
     }
 
     fn forget(&mut self) {

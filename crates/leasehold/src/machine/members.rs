@@ -185,14 +185,6 @@ impl<V> Members<V> {
     pub(super) fn len(&self) -> usize {
         self.len
     }
-
-    pub(super) fn contains_key(&self, id: &AcquisitionId) -> bool {
-        self.find(*id).is_some()
-    }
-
-    pub(super) fn values(&self) -> impl Iterator<Item = &V> {
-        self.iter().map(|(_, value)| value)
-    }
 }
 
 #[cfg(test)]

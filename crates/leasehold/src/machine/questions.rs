@@ -134,3 +134,49 @@ impl<'a, T> Row<'a, T> {
         Self { id, since, ends, fence, weight, slot_number, kept }
     }
 }
+
+/// A holder or a waiter with all of its deadlines, as the model checker compares them.
+#[cfg(test)]
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct MemberView {
+    pub(crate) id: AcquisitionId,
+    pub(crate) alive_by: Option<Time>,
+    pub(crate) hold_until: Option<Time>,
+    /// `None` for a waiter.
+    pub(crate) fence: Option<Fence>,
+    pub(crate) weight: u32,
+    pub(crate) slot_number: Option<NonZeroU32>,
+    pub(crate) is_unclaimed: bool,
+}
+
+#[cfg(test)]
+impl MemberView {
+    pub(crate) fn is_holder(&self) -> bool {
+        self.fence.is_some()
+    }
+
+    pub(crate) fn ends(&self) -> Option<Time> {
+        self.alive_by.into_iter().chain(self.hold_until).min()
+    }
+}
+
+#[cfg(test)]
+impl<T: Clone + Default> Machine<InMemory<T>> {
+    /// Returns all holders and waiters, in no particular order.
+    pub(crate) fn members(&self) -> impl Iterator<Item = MemberView> {
+        self.rows.members.iter().map(|(id, (member, _))| {
+            let (hold_until, fence, slot_number, is_unclaimed) = match member.stage {
+                Stage::Waiting { .. } => (None, None, None, false),
+                Stage::Holding { hold_until, fence, slot_number, unclaimed, .. } => {
+                    (hold_until, Some(fence), slot_number, unclaimed)
+                }
+            };
+            let (id, alive_by, weight) = (*id, member.alive_by, member.weight());
+            MemberView { id, alive_by, hold_until, fence, weight, slot_number, is_unclaimed }
+        })
+    }
+
+    pub(crate) fn member(&self, id: AcquisitionId) -> Option<MemberView> {
+        self.members().find(|member| member.id == id)
+    }
+}

@@ -60,6 +60,11 @@ impl Queue {
         self.places.iter().take_while(|(at, _)| *at < place).filter(|(_, id)| id.is_some()).count()
     }
 
+    /// Returns the last waiter, for a broken rule.
+    pub(super) fn last(&self) -> Option<(u64, AcquisitionId)> {
+        self.places.iter().rev().find_map(|(place, id)| Some((*place, (*id)?)))
+    }
+
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.len

@@ -156,7 +156,8 @@ impl Meter {
 
     #[cold]
     pub(crate) fn is_free(&self, now: Time) -> bool {
-        self.full_at(now) + self.rate.interval() <= now + self.rate.all()
+        let is_free = self.full_at(now) + self.rate.interval() <= now + self.rate.all();
+        is_free || crate::broken::is("rate")
     }
 
     /// Returns when the next token arrives, or when enough of them have arrived to be worth a sweep.
@@ -195,7 +196,7 @@ impl Meter {
     /// the other older tokens have been replaced. So after that, only the token of the last grant can be returned.
     #[cold]
     pub(crate) fn return_token(&mut self, fence: Fence, last_fence: u64) {
-        if fence.get() >= self.returns_from {
+        if fence.get() >= self.returns_from || crate::broken::is("returned-token") {
             self.full_at = self.full_at.minus(self.rate.interval());
             if fence.get() != last_fence {
                 self.returns_from = last_fence;

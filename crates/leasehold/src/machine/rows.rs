@@ -33,7 +33,7 @@ impl SemaphoreRow {
     pub(super) fn add_holder(&mut self, holder: &Member, now: Time) {
         let Stage::Holding { fence, weight, .. } = holder.stage else { return };
         self.holding += 1;
-        self.units += weight;
+        self.units += if crate::broken::is("weights") { 1 } else { weight };
         self.last_fence = fence.get();
         if let Some(meter) = self.limits.meter_mut() {
             meter.take(now, fence);
@@ -46,7 +46,7 @@ impl SemaphoreRow {
         match member.stage {
             Stage::Holding { weight, .. } => {
                 self.holding -= 1;
-                self.units -= weight;
+                self.units -= if crate::broken::is("weights") { 1 } else { weight };
             }
             Stage::Waiting { .. } => self.waiting -= 1,
         }
@@ -54,7 +54,8 @@ impl SemaphoreRow {
 
     #[inline]
     pub(super) fn has_units(&self, weight: u32) -> bool {
-        weight <= self.limits.ceiling().saturating_sub(self.units)
+        let ceiling = self.limits.ceiling() + u32::from(crate::broken::is("limit"));
+        weight <= ceiling.saturating_sub(self.units)
     }
 }
 
@@ -206,6 +207,11 @@ pub(crate) trait Rows {
         client: ClientId,
         is_dead: bool,
     ) -> Result<Vec<Member>, Self::Error>;
+
+    /// Returns the holder that has held for the longest time, for a broken rule.
+    fn longest_holder(&self) -> Option<AcquisitionId> {
+        None
+    }
 
     /// Returns how many microseconds fences are ahead of the store's clock.
     fn fence_lead(&self) -> u64 {

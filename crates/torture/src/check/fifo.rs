@@ -4,11 +4,13 @@
 //! served first:
 //!
 //! - A is seen in the queue again, in answer to a query that was sent when B had its permit.
-//! - A's fence is larger than B's. This is checked only if the capacity is 1.
+//! - A's fence is larger than B's. This is checked only if the capacity is 1, and if no loss of data between the two
+//!   grants can have reset the fences.
 //!
 //! A fault that hit B cannot have put B ahead of A. A fault that hit A can: *grant* skips a waiter that is out of
 //! reach, and a waiter that expired queues again.
 
+use super::exempt::epoch;
 use super::ops::Op;
 use super::{Case, Rule, Verdict};
 use crate::clock::Micros;
@@ -29,7 +31,10 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
         let first = waiters.partition_point(|((seen, _), _)| *seen + longest < later.asked);
         let before = waiters[first..].iter().take_while(|((seen, _), _)| *seen < later.asked);
         for &((seen, until), waiter) in before.filter(|((_, until), _)| *until > later.asked) {
-            let overtook = overtaken(waiter, later, granted.at, known.capacity);
+            let same = epoch(case.history, waiter)
+                .is_some_and(|own| epoch(case.history, later) == Some(own));
+            let by_fence = same && known.capacity == 1;
+            let overtook = overtaken(waiter, later, granted.at, by_fence);
             let calm = |until: Micros| {
                 // The other program grants by its own clock. So if it does not run, one of our
                 // waiters may lose its turn.
@@ -53,12 +58,10 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
 }
 
 /// The time at which it is known that the second was served first.
-fn overtaken(waiter: &Op, later: &Op, granted: Micros, capacity: u32) -> Option<Micros> {
+fn overtaken(waiter: &Op, later: &Op, granted: Micros, by_fence: bool) -> Option<Micros> {
     let still = waiter.queued.iter().find(|(since, _)| *since > granted).map(|(_, at)| *at);
     let by_fence = match (waiter.fence(), later.fence()) {
-        (Some(own), Some(other)) if capacity == 1 && own > other => {
-            waiter.granted.map(|told| told.at)
-        }
+        (Some(own), Some(other)) if by_fence && own > other => waiter.granted.map(|told| told.at),
         _ => None,
     };
     still.or(by_fence)

@@ -72,8 +72,11 @@ impl Op {
     /// The time in which the store may have granted the permit: not before it was last seen in the queue, and not after
     /// the worker received it.
     pub(super) fn start(&self) -> Option<Span> {
-        let seen = self.queued.last().map_or(self.asked, |(since, _)| *since);
-        Some((seen.max(self.asked), self.granted?.at))
+        let granted = self.granted?.at;
+        // After a failover that lost the grant, a holder is in the queue again.
+        let before = self.queued.iter().rev().find(|(since, _)| *since <= granted);
+        let seen = before.map_or(self.asked, |(since, _)| *since);
+        Some((seen.max(self.asked), granted))
     }
 
     pub(super) fn fence(&self) -> Option<u64> {

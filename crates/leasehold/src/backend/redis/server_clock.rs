@@ -18,7 +18,7 @@ const DRIFT: u64 = 100;
 
 /// What is known about the server's clock from the replies of one connection.
 #[derive(Debug, Default)]
-pub(super) struct ServerClock(Mutex<Option<Sample>>);
+pub(crate) struct ServerClock(Mutex<Option<Sample>>);
 
 /// A reply with the server's time, to a request sent at `sent`.
 #[derive(Clone, Copy, Debug)]
@@ -46,9 +46,8 @@ impl Sample {
 }
 
 impl ServerClock {
-    /// Records that a request sent at `sent` was answered with this time.
-    pub(super) fn learn(&self, sent: Moment, server: Time) {
-        let now = Moment::now();
+    /// Records that a request sent at `sent` was answered with this time, and that the answer arrived at `now`.
+    pub(crate) fn learn(&self, sent: Moment, server: Time, now: Moment) {
         let mut known = self.known();
         let says_more = known.is_none_or(|known| {
             let contradicts = server.micros() > known.latest(now);
@@ -61,7 +60,7 @@ impl ServerClock {
 
     /// Returns a moment before which the server's clock did not show `time`, if that is known. A moment after `now`
     /// shows that the clock was set; then the sample is dropped and the answer is `None`.
-    pub(super) fn not_before(&self, time: Time, now: Moment) -> Option<Moment> {
+    pub(crate) fn not_before(&self, time: Time, now: Moment) -> Option<Moment> {
         let mut known = self.known();
         let moment = (*known)?.not_before(time);
         if moment > now {
@@ -121,7 +120,7 @@ mod tests {
         let clock = ServerClock::default();
         let now = Moment::now().micros();
         let learn = |sent: u64, server: u64| {
-            clock.learn(Moment::from_micros(sent), Time::from_micros(server));
+            clock.learn(Moment::from_micros(sent), Time::from_micros(server), Moment::now());
         };
         let not_before = |time| {
             let bound = clock.not_before(Time::from_micros(time), Moment::from_micros(now));
