@@ -122,7 +122,7 @@ impl SemaphoreStats {
     }
 
     /// Returns the waiters, in the order of the queue. The list is empty unless the query [asked for
-    /// it](Stats::waiters), because a queue may be long.
+    /// it](crate::Stats::waiters), because a queue may be long.
     #[must_use]
     pub fn waiters(&self) -> &[Member] {
         &self.waiters

@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use crate::{ClientId, process};
 
-/// A client of a store: see [`Client::clients`].
+/// A client of a store: see [`Client::clients`](crate::Client::clients).
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ClientInfo {
