@@ -84,6 +84,8 @@ pub(crate) struct Rules {
     pub(crate) is_one_lease: bool,
     /// Whether holders are renewed.
     pub(crate) renews: bool,
+    /// Whether renewals are spread over the second third of the lease. Otherwise they are sent when a third has passed.
+    pub(crate) spreads: bool,
     /// The longest time between two renewals of a holder.
     pub(crate) longest_interval: Duration,
     /// How much earlier than the store a holder ends its own validity. `None` if that follows from the lease.
@@ -93,7 +95,7 @@ pub(crate) struct Rules {
 impl Default for Rules {
     fn default() -> Self {
         let longest_interval = timing::LONGEST_INTERVAL;
-        Self { is_one_lease: false, renews: true, longest_interval, margin: None }
+        Self { is_one_lease: false, renews: true, spreads: true, longest_interval, margin: None }
     }
 }
 

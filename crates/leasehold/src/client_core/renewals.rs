@@ -197,8 +197,9 @@ impl<T: Clone> NameCore<T> {
         let valid_for = valid_until.saturating_since(now);
         let ttl_left = limited_by_ttl.then_some(valid_for);
         let (lease, round_trip) = (acquisition.terms().lease?, self.round_trip);
+        let Rules { renews, spreads, longest_interval, .. } = self.rules;
         let spread = (self.spread)(id.sequence() ^ now.micros()).to_le_bytes()[0];
-        let Rules { renews, longest_interval, .. } = self.rules;
+        let spread = spreads.then_some(spread);
         let margin = self.rules.margin_of(lease).duration();
         let situation =
             Situation { lease, margin, ttl_left, round_trip, valid_for, longest_interval, spread };

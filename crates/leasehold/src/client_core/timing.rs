@@ -69,8 +69,8 @@ pub(crate) struct Situation {
     pub(crate) valid_for: Duration,
     /// The longest time between two renewals.
     pub(crate) longest_interval: Duration,
-    /// A number from 0 to 255 that spreads the renewals.
-    pub(crate) spread: u8,
+    /// A number from 0 to 255 that spreads the renewals, or `None` if they are not spread.
+    pub(crate) spread: Option<u8>,
 }
 
 /// Returns the plan for the next renewal. `None` if no renewal can extend the validity, because the TTL limits it.
@@ -87,7 +87,11 @@ pub(crate) fn plan(situation: Situation) -> Option<Plan> {
     // A lease that was extended beyond its usual length is not renewed before a renewal makes it longer.
     let beyond = valid_for.saturating_sub(whole);
     let third = lease / 3;
-    let longest = longest_interval * 3 / 4 + longest_interval / 4 * u32::from(spread) / 256;
+    let longest = match spread {
+        Some(spread) => longest_interval * 3 / 4 + longest_interval / 4 * u32::from(spread) / 256,
+        None => longest_interval,
+    };
+    let spread = spread.unwrap_or_default();
     let latest = whole.saturating_sub(3 * round_trip).max(third);
     let due = (third + third * u32::from(spread) / 256).min(latest).min(longest);
     let renew_in = beyond + due.saturating_sub(passed);
@@ -192,6 +196,7 @@ mod tests {
     fn situations() -> impl Strategy<Value = Situation> {
         (100..500_000_u64, 300..180_000_u64, any::<u8>(), 0..=1000_u64).prop_map(
             |(round_trip, lease, spread, passed)| {
+                let spread = Some(spread);
                 let lease = Span::from_millis(lease);
                 let margin = Terms { lease: Some(lease), ttl: None }.margin();
                 let whole = lease.duration().saturating_sub(margin.duration());

@@ -103,7 +103,7 @@ impl Protocol for PoolProtocol {
     fn rules(&self, core: &Core) -> Rules {
         let margin = core.profile().margin_of_leases();
         let longest_interval = LONGEST_INTERVAL.duration();
-        Rules { is_one_lease: true, renews: true, longest_interval, margin }
+        Rules { is_one_lease: true, renews: true, spreads: false, longest_interval, margin }
     }
 
     fn declared(&self) -> Declared {

@@ -2,11 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use super::LockSpec;
 use super::observer::{LockOperation, Reportable, report};
 use crate::backend::{Answer, Part};
-use crate::client_core::{Request, Rules, timing};
+use crate::client_core::{Request, Rules};
 use crate::clock::{Moment, Span};
 use crate::engine::Core;
 use crate::engine::driver::{Driver, PendingAcquire, Protocol};
@@ -117,9 +118,10 @@ impl Protocol for LockProtocol {
     }
 
     fn rules(&self, core: &Core) -> Rules {
-        let longest_interval = timing::LONGEST_INTERVAL;
+        let longest_interval = Duration::from_secs(u64::from(u32::MAX));
         let margin = core.profile().margin_of_leases();
-        Rules { is_one_lease: true, renews: self.spec.auto_extend, longest_interval, margin }
+        let renews = self.spec.auto_extend;
+        Rules { is_one_lease: true, renews, spreads: false, longest_interval, margin }
     }
 
     fn declared(&self) -> Declared {
