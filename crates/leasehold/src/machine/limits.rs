@@ -223,7 +223,7 @@ impl<R: Rows> Machine<R> {
         }
         let row = self.rows.row_mut();
         if forgets && (row.holding > 0 || row.waiting > 0) {
-            return Ok(Steered::InUse { holding: row.holding as usize, waiting: row.waiting });
+            return Ok(Steered::InUse { holding: row.holding, waiting: row.waiting });
         }
         if let Some(capacity) = capacity.filter(|_| !forgets) {
             row.limits.declare_capacity(capacity, false);

@@ -62,7 +62,11 @@ impl<V> Members<V> {
         debug_assert!(self.find(id).is_none(), "{id} is known");
         // In two steps, so that the compiler writes the member directly to its final place. Copying a member costs more
         // than the search.
-        *self.link(id) = Some(value);
+        let free = self.link(id);
+        // It always is. But the compiler does not know that there is nothing to drop first.
+        if free.is_none() {
+            *free = Some(value);
+        }
     }
 
     #[inline]

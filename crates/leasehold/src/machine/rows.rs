@@ -11,7 +11,7 @@ use crate::{AcquisitionId, ClientId, Fence};
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct SemaphoreRow {
     pub(crate) limits: Limits,
-    pub(crate) holding: u32,
+    pub(crate) holding: usize,
     /// The sum of the weights of all holders.
     pub(crate) units: u32,
     pub(crate) waiting: usize,

@@ -97,7 +97,7 @@ fn name_row(row: &Row<'_>) -> Result<(u64, i64, SemaphoreRow)> {
     };
     let state = SemaphoreRow {
         limits: Limits::stored(row.get(2)?, row.get(8)?, paused, pace),
-        holding: row.get(3)?,
+        holding: usize::try_from(unsigned(row, 3)?).unwrap_or(usize::MAX),
         units: row.get(4)?,
         waiting: usize::try_from(unsigned(row, 5)?).unwrap_or(usize::MAX),
         next_place: unsigned(row, 6)?,
@@ -228,7 +228,7 @@ impl<'a> SqlRows<'a> {
         .execute(params![
             self.id,
             limits.declared(),
-            holding,
+            i64::try_from(*holding).unwrap_or(i64::MAX),
             units,
             i64::try_from(*waiting).unwrap_or(i64::MAX),
             next_place.cast_signed(),
