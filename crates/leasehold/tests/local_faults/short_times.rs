@@ -50,7 +50,8 @@ async fn a_short_limit_of_a_wait_ends_it() {
 async fn a_lock_with_a_short_lease_expires() {
     let store = LocalStore::new();
     let client = open(&store).await;
-    let retry = Retry::default().delay(Duration::from_nanos(1));
+    // Ten retries may take less time than the lease.
+    let retry = Retry::default().delay(Duration::from_nanos(1)).times(10_000);
     let lock = client.lock("key").ttl(Duration::from_millis(1)).retry(retry).build().unwrap();
     for _ in 0..10 {
         let guard = deadline(lock.acquire()).await.unwrap();
