@@ -9,7 +9,7 @@ use crate::engine::name_state::Entered;
 use crate::engine::semaphore_spec::SemaphoreSpec;
 use crate::engine::ticket::Ticket;
 use crate::engine::watch::{Acquiring, Id};
-use crate::machine::Known;
+use crate::machine::ReleaseHint;
 use crate::name::positive;
 use crate::semaphore::Handle;
 use crate::{AcquisitionId, Error, Permit};
@@ -327,7 +327,7 @@ impl Drop for Pending {
             return;
         }
         if let Some(Place { ticket, .. }) = &self.0 {
-            ticket.spec.end(ticket.id, Known::Unused);
+            ticket.spec.end(ticket.id, ReleaseHint::Unused);
         }
     }
 }

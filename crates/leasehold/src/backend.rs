@@ -34,7 +34,7 @@ pub(crate) mod simulated;
 mod threads;
 
 /// A future that any thread can poll.
-pub(crate) type Later<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
+pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 
 /// The clock that decides when a lock expires.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -164,7 +164,7 @@ pub(crate) trait RemoteBackend: Send + Sync {
     ///
     /// Two requests to one destination are applied in the order in which their futures were first polled, unless the
     /// connection is replaced in between.
-    fn apply(&self, to: Destination, request: &Arc<[Part]>) -> Later<Answers>;
+    fn apply(&self, to: Destination, request: &Arc<[Part]>) -> BoxFuture<Answers>;
 
     /// Returns whether any thread may call [`apply`](Self::apply) and poll its future for the first time, which sends
     /// the request. Otherwise only the engine's thread may do that.
@@ -181,33 +181,33 @@ pub(crate) trait RemoteBackend: Send + Sync {
 
     /// Returns the number of waiters ahead of `id`. This query, like those that follow, fails with
     /// [`Error::Unavailable`] if one of its steps is not answered within the answer timeout.
-    fn position(&self, name: &Name, id: AcquisitionId) -> Later<Option<usize>>;
+    fn position(&self, name: &Name, id: AcquisitionId) -> BoxFuture<Option<usize>>;
 
     /// Removes a holder or waiter of another program that shares the name. Returns whether it was found.
-    fn release_member(&self, _name: &Name, _id: &str) -> Later<bool> {
+    fn release_member(&self, _name: &Name, _id: &str) -> BoxFuture<bool> {
         Box::pin(std::future::ready(Ok(false)))
     }
 
     /// Changes the limits of a name, by [`Command::Steer`]. The command has no sender, so waiters of this client that
     /// are granted a permit by it are woken like all others.
-    fn steer(&self, name: &Name, steer: Command) -> Later<Steered>;
+    fn steer(&self, name: &Name, steer: Command) -> BoxFuture<Steered>;
 
     /// Looks up the key of the lock that this id holds. Returns `None` if no lookup is needed, because the store finds
     /// the key when it applies the command.
-    fn key_of_lock(&self, _id: LockId) -> Option<Later<Option<Name>>> {
+    fn key_of_lock(&self, _id: LockId) -> Option<BoxFuture<Option<Name>>> {
         None
     }
 
-    fn stats(&self, query: Query) -> Later<Vec<SemaphoreStats>>;
+    fn stats(&self, query: Query) -> BoxFuture<Vec<SemaphoreStats>>;
 
     /// Returns the held locks, ordered by key, at most `limit` of them. Changes nothing.
-    fn list_locks(&self, limit: usize) -> Later<Vec<Record>>;
+    fn list_locks(&self, limit: usize) -> BoxFuture<Vec<Record>>;
 
     /// Returns the pools that have members, ordered by name. Changes nothing.
-    fn list_pools(&self, which: PoolQuery) -> Later<Vec<PoolStats>>;
+    fn list_pools(&self, which: PoolQuery) -> BoxFuture<Vec<PoolStats>>;
 
     /// Returns the clients of the store, ordered by id. Changes nothing.
-    fn list_clients(&self, limit: usize) -> Later<Vec<ClientInfo>>;
+    fn list_clients(&self, limit: usize) -> BoxFuture<Vec<ClientInfo>>;
 
     /// The file descriptor whose lock proves that this client is alive (local store only).
     #[cfg(unix)]

@@ -46,7 +46,7 @@ use std::time::Duration;
 
 use crate::clock::{Moment, Span};
 use crate::id::IdMap;
-use crate::machine::{Command, Declared, Held, Known, Terms};
+use crate::machine::{Command, Declared, Held, ReleaseHint, Terms};
 use crate::{AcquisitionId, ClientId, Error, LossReason};
 
 mod acquisition;
@@ -322,7 +322,7 @@ impl<T: Clone> NameCore<T> {
     /// Ends an acquisition that nobody is interested in any more, in this client, and in the store if the store may
     /// know it. `was_seen` says whether a caller may have used the permit.
     pub(crate) fn end(&mut self, id: AcquisitionId, was_seen: bool, now: Moment) -> Option<T> {
-        let hint = if was_seen { self.acquisitions.get(&id)?.hint() } else { Known::Unused };
+        let hint = if was_seen { self.acquisitions.get(&id)?.hint() } else { ReleaseHint::Unused };
         self.end_with(id, hint, now)
     }
 
@@ -340,7 +340,7 @@ impl<T: Clone> NameCore<T> {
             if by_guard {
                 return None;
             }
-            self.add_release(id, lease, Known::Nothing, false, now);
+            self.add_release(id, lease, ReleaseHint::Nothing, false, now);
         }
         let release = self.releases.get_mut(&id)?;
         if let Some((caller, _)) = &release.caller {
@@ -579,7 +579,7 @@ impl<T: Clone> NameCore<T> {
         self.taken_over = Some(now);
         for (_, id) in std::mem::take(&mut self.recent) {
             if !self.acquisitions.contains_key(&id) && !self.releases.contains_key(&id) {
-                self.add_release(id, self.longest_lease, Known::Nothing, false, now);
+                self.add_release(id, self.longest_lease, ReleaseHint::Nothing, false, now);
             }
         }
     }
@@ -596,12 +596,13 @@ impl<T: Clone> NameCore<T> {
         Some(acquisition)
     }
 
-    fn end_with(&mut self, id: AcquisitionId, hint: Known, now: Moment) -> Option<T> {
+    fn end_with(&mut self, id: AcquisitionId, hint: ReleaseHint, now: Moment) -> Option<T> {
         let acquisition = self.remove(id)?;
         // The store knows a permit that was seen, even if no answer to its enqueue has arrived: a wake-up and a renewal
         // may have reported it.
-        let may_be_known =
-            hint != Known::Unused || acquisition.delivery.needs_release() || self.owes_release;
+        let may_be_known = hint != ReleaseHint::Unused
+            || acquisition.delivery.needs_release()
+            || self.owes_release;
         if may_be_known && self.is_shared() {
             self.owes_release = true;
         } else if may_be_known {
@@ -614,7 +615,7 @@ impl<T: Clone> NameCore<T> {
     /// Ends the wait of an id, unless it holds by now: a second request about the same id may have been granted.
     fn fail_waiter(&mut self, id: AcquisitionId, failure: Failure, now: Moment) {
         if self.acquisitions.get(&id).is_some_and(Acquisition::is_waiting)
-            && let Some(owner) = self.end_with(id, Known::Unused, now)
+            && let Some(owner) = self.end_with(id, ReleaseHint::Unused, now)
         {
             self.notices.push(Notice::Failed { owner, failure });
         }
@@ -626,7 +627,7 @@ impl<T: Clone> NameCore<T> {
         let owner = if self.rules.is_one_lease {
             self.forget(id)
         } else {
-            self.end_with(id, Known::Nothing, now)
+            self.end_with(id, ReleaseHint::Nothing, now)
         };
         if let Some(owner) = owner {
             self.notices.push(Notice::Lost { owner, reason });
@@ -635,7 +636,7 @@ impl<T: Clone> NameCore<T> {
 
     /// Removes an id that the store does not know. But an enqueue that was sent over an earlier connection may still be
     /// applied, or may have been applied after this answer. In that case the id is released.
-    fn end_unknown(&mut self, id: AcquisitionId, hint: Known, now: Moment) -> Option<T> {
+    fn end_unknown(&mut self, id: AcquisitionId, hint: ReleaseHint, now: Moment) -> Option<T> {
         if self.has_stragglers { self.end_with(id, hint, now) } else { self.forget(id) }
     }
 
@@ -643,7 +644,7 @@ impl<T: Clone> NameCore<T> {
         &mut self,
         id: AcquisitionId,
         lease: Option<Span>,
-        known: Known,
+        known: ReleaseHint,
         doubtful: bool,
         now: Moment,
     ) {
@@ -683,13 +684,13 @@ impl<T: Clone> NameCore<T> {
             if crate::broken::is("late-answer") {
                 return;
             }
-            return self.add_release(id, self.longest_lease, Known::Unused, doubtful, now);
+            return self.add_release(id, self.longest_lease, ReleaseHint::Unused, doubtful, now);
         };
         release.again |= release.delivery == Delivery::Sent && !crate::broken::is("released-again");
         release.doubtful |= doubtful;
         // The id may be in the queue again, and its time to expire starts again.
-        if release.known != Known::Unused {
-            release.known = Known::Nothing;
+        if release.known != ReleaseHint::Unused {
+            release.known = ReleaseHint::Nothing;
         }
         release.until = release.until.and(expired_by(self.longest_lease, now));
     }

@@ -21,7 +21,7 @@ use rustc_hash::FxHashMap;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::backend::memory::Memory;
-use crate::backend::{Answer, Destination, Later, Part, Profile, RemoteBackend, Slot};
+use crate::backend::{Answer, BoxFuture, Destination, Part, Profile, RemoteBackend, Slot};
 use crate::callbacks::{self, event};
 use crate::clock::{Moment, Span};
 use crate::machine::Subject;
@@ -56,7 +56,7 @@ pub(crate) mod watch;
 mod tests;
 
 use background::Background;
-use call::{Asked, Call};
+use call::{Call, CallFuture};
 use driver::{AnyLease, Driver, Protocol};
 use in_flight::Outbox;
 use lock_waiters::LockWaiters;
@@ -349,9 +349,9 @@ impl Core {
     // Requests to the store.
 
     /// Sends one command for a lock or a pool. It fails if the store has not answered within the time for a call.
-    pub(crate) fn call(self: &Arc<Self>, part: Part) -> Asked {
+    pub(crate) fn call(self: &Arc<Self>, part: Part) -> CallFuture {
         match &self.store {
-            Store::Memory(memory) => Asked::at_once(self.now(), || self.apply(memory, &part)),
+            Store::Memory(memory) => CallFuture::at_once(self.now(), || self.apply(memory, &part)),
             Store::Shared(_) => {
                 let until = self.now() + self.settings.answer_timeout;
                 Call::start(self, part, Urgency::Ordinary, until)
@@ -383,7 +383,7 @@ impl Core {
 
     /// Sends one command like [`call`](Self::call). Until its deadline it is repeated if it is not answered, even if the
     /// future is dropped.
-    pub(crate) fn call_to_the_end(self: &Arc<Self>, part: Part) -> Later<Answer> {
+    pub(crate) fn call_to_the_end(self: &Arc<Self>, part: Part) -> BoxFuture<Answer> {
         let memory = match &self.store {
             Store::Memory(memory) => memory,
             Store::Shared(_) => {
@@ -400,7 +400,7 @@ impl Core {
         Box::pin(std::future::ready(self.apply(memory, &part)))
     }
 
-    pub(crate) fn stats(self: &Arc<Self>, query: Query) -> Later<Vec<SemaphoreStats>> {
+    pub(crate) fn stats(self: &Arc<Self>, query: Query) -> BoxFuture<Vec<SemaphoreStats>> {
         if let Store::Shared(backend) = &self.store {
             return self.run(backend.stats(query));
         }
@@ -419,18 +419,18 @@ impl Core {
     }
 
     /// Returns the held locks, ordered by key, at most `limit` of them.
-    pub(crate) fn list_locks(self: &Arc<Self>, limit: usize) -> Later<Vec<Record>> {
+    pub(crate) fn list_locks(self: &Arc<Self>, limit: usize) -> BoxFuture<Vec<Record>> {
         self.query(|memory| memory.list_locks(limit), |backend| backend.list_locks(limit))
     }
 
     /// Returns the pools that have members, ordered by name.
-    pub(crate) fn list_pools(self: &Arc<Self>, query: PoolQuery) -> Later<Vec<PoolStats>> {
+    pub(crate) fn list_pools(self: &Arc<Self>, query: PoolQuery) -> BoxFuture<Vec<PoolStats>> {
         let again = query.clone();
         self.query(move |memory| memory.list_pools(&again), |backend| backend.list_pools(query))
     }
 
     /// Returns the clients of the store, ordered by id, at most `limit` of them.
-    pub(crate) fn list_clients(self: &Arc<Self>, limit: usize) -> Later<Vec<ClientInfo>> {
+    pub(crate) fn list_clients(self: &Arc<Self>, limit: usize) -> BoxFuture<Vec<ClientInfo>> {
         let here = ClientInfo::here(self.client);
         let here = move |_: &_| [here].into_iter().take(limit).collect();
         self.query(here, |backend| backend.list_clients(limit))
@@ -445,8 +445,8 @@ impl Core {
     fn query<T: Send + 'static>(
         &self,
         here: impl FnOnce(&Memory) -> T,
-        shared: impl FnOnce(&dyn RemoteBackend) -> Later<T>,
-    ) -> Later<T> {
+        shared: impl FnOnce(&dyn RemoteBackend) -> BoxFuture<T>,
+    ) -> BoxFuture<T> {
         match &self.store {
             Store::Memory(memory) => Box::pin(std::future::ready(Ok(here(memory)))),
             Store::Shared(backend) => self.run(shared(&**backend)),
@@ -481,7 +481,7 @@ impl Core {
 
     /// Looks up the key of the lock that this id holds. Returns `None` if no lookup is needed, because the store finds
     /// the key when it applies the command.
-    pub(crate) fn key_of_lock(&self, id: LockId) -> Option<Later<Option<Name>>> {
+    pub(crate) fn key_of_lock(&self, id: LockId) -> Option<BoxFuture<Option<Name>>> {
         self.store.shared()?.key_of_lock(id)
     }
 
@@ -678,7 +678,7 @@ impl Core {
     }
 
     /// Runs a query on the engine's thread. The store limits the time of each step.
-    pub(crate) fn run<T: Send + 'static>(&self, work: Later<T>) -> Later<T> {
+    pub(crate) fn run<T: Send + 'static>(&self, work: BoxFuture<T>) -> BoxFuture<T> {
         let (answer, answered) = oneshot::channel();
         let told = self.send_message(Message::Run(Box::pin(async move {
             let done = work.await;

@@ -112,7 +112,7 @@ impl Error {
     }
 
     /// Returns whether a retry may succeed, because the store was unreachable or not ready.
-    pub(crate) fn may_pass(&self) -> bool {
+    pub(crate) fn is_transient(&self) -> bool {
         matches!(self, Self::Unavailable { .. })
     }
 

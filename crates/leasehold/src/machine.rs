@@ -43,7 +43,7 @@
 //!    It is never granted during a pause, and never without a token: in any period, grants are no more frequent than
 //!    the rate allows. After the capacity shrinks, nothing is granted until there is room. No two holders have the same
 //!    slot number. (Only `grant` and `enqueue` add holders, and both check `fits`. A token is returned only if no
-//!    caller has seen the permit: see [`Meter::return_token`].)
+//!    caller has seen the permit: see [`TokenBucket::return_token`].)
 //! 2. **Order.** Reachable waiters are granted permits in the order in which they were enqueued, even within one
 //!    microsecond and one batch, and whatever their weight. (Places in the queue are numbers here; on Redis they are
 //!    times, each above the last. A newcomer is granted a permit at once only if `grant` has just gone through the
@@ -78,8 +78,8 @@ mod rows;
 pub(crate) mod tests;
 
 pub(crate) use command::{
-    Circumstances, Command, Declared, Effects, Held, Known, Outcome, Reach, Reply, Role, Share,
-    Subject, Terms,
+    Circumstances, Command, Declared, Effects, Held, Outcome, Reach, ReleaseHint, Reply, Role,
+    Share, Subject, Terms,
 };
 pub(crate) use in_memory::InMemory;
 pub(crate) use limits::{Limits, Steer, Steered};
@@ -88,7 +88,7 @@ pub(crate) use limits::{Pace, Pause};
 #[cfg(test)]
 pub(crate) use questions::MemberView;
 pub(crate) use questions::Row;
-pub(crate) use rate::{Meter, Rate};
+pub(crate) use rate::{Rate, TokenBucket};
 pub(crate) use rows::{Member, Rows, SemaphoreRow, Stage};
 
 /// The most waiters out of reach that one batch passes over: see docs/guarantees.md.
@@ -151,7 +151,7 @@ impl<R: Rows> Machine<R> {
         call: &mut Circumstances<'_, R::Kept>,
     ) -> Result<Outcome, R::Error> {
         if crate::broken::is("idempotence") {
-            self.remove(id, Known::Nothing)?;
+            self.remove(id, ReleaseHint::Nothing)?;
         }
         let is_new = self.rows.member(id)?.is_none();
         let now = call.now;
@@ -198,7 +198,7 @@ impl<R: Rows> Machine<R> {
     pub(crate) fn release(
         &mut self,
         id: AcquisitionId,
-        known: Known,
+        known: ReleaseHint,
         call: &mut Circumstances<'_, R::Kept>,
     ) -> Result<(Role, Option<R::Kept>), R::Error> {
         // Remove first: a waiter that is being removed must not be granted a permit.
@@ -408,13 +408,13 @@ impl<R: Rows> Machine<R> {
     fn remove(
         &mut self,
         id: AcquisitionId,
-        known: Known,
+        known: ReleaseHint,
     ) -> Result<Option<(Member, R::Kept)>, R::Error> {
         let removed = self.rows.remove(id)?;
         if let Some((member, _)) = &removed {
             let row = self.rows.row_mut();
             row.subtract(member);
-            if known == Known::Unused
+            if known == ReleaseHint::Unused
                 && let Stage::Holding { fence, .. } = member.stage
                 && let Some(meter) = row.limits.meter_mut()
             {
@@ -496,7 +496,7 @@ impl<T: Clone + Default> Machine<InMemory<T>> {
             return None;
         }
         // The queue is empty.
-        let Ok(removed) = self.remove(id, Known::Nothing);
+        let Ok(removed) = self.remove(id, ReleaseHint::Nothing);
         removed.map(|(_, kept)| (Role::Holder, kept))
     }
 

@@ -51,8 +51,8 @@ use crate::broken::while_broken;
 use crate::client_core::{Answered, Timer};
 use crate::clock::{Moment, Span, Time};
 use crate::machine::{
-    Circumstances, Command, Declared, Effects, Held, Known, Machine, MemberView, Outcome, Rate,
-    Role, Share, Steer, Terms,
+    Circumstances, Command, Declared, Effects, Held, Machine, MemberView, Outcome, Rate,
+    ReleaseHint, Role, Share, Steer, Terms,
 };
 use crate::machine::{Reach, Reply, Rows};
 use crate::{AcquisitionId, ClientId, Error, Fence};

@@ -13,7 +13,7 @@ use crate::clock::Moment;
 use crate::engine::name_state::ReleasedBy;
 use crate::engine::ticket::{Grant, Ticket};
 use crate::engine::watch::Acquiring;
-use crate::machine::Known;
+use crate::machine::ReleaseHint;
 use crate::semaphore::Handle;
 use crate::{AcquisitionId, Error, Fence, LossReason};
 
@@ -183,7 +183,7 @@ impl Permit {
     pub async fn release(mut self) -> Result<bool, Error> {
         let Some(semaphore) = self.semaphore.take() else { return Ok(false) };
         if self.has_ended() {
-            semaphore.named.end(self.id, Known::Nothing);
+            semaphore.named.end(self.id, ReleaseHint::Nothing);
             return Ok(false);
         }
         let by = ReleasedBy::Guard;
@@ -229,7 +229,7 @@ impl Drop for Permit {
         if let Some(semaphore) = self.semaphore.take() {
             // Drop the ticket first: if nothing else has it, the engine has no task to notify.
             self.ticket = None;
-            semaphore.named.end(self.id, Known::Nothing);
+            semaphore.named.end(self.id, ReleaseHint::Nothing);
         }
     }
 }

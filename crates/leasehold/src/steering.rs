@@ -46,7 +46,7 @@ impl Semaphore {
     /// [`pin`]: Self::pin
     pub async fn set_capacity(&self, capacity: u32) -> Result<(), Error> {
         self.steer(Steer::Declare(at_least_one(capacity)?)).await?;
-        self.inner.named.common().declare_as_heard(capacity);
+        self.inner.named.common().declare_acknowledged(capacity);
         Ok(())
     }
 
@@ -100,7 +100,7 @@ impl Semaphore {
     pub async fn set_rate(&self, starts: u64, period: Duration, burst: u32) -> Result<(), Error> {
         let rate = Some(Rate::new(starts, period, burst)?);
         self.steer(Steer::Rate(rate)).await?;
-        self.inner.named.common().set_rate_as_heard(rate);
+        self.inner.named.common().set_acknowledged_rate(rate);
         Ok(())
     }
 
@@ -113,7 +113,7 @@ impl Semaphore {
     /// If the future is dropped, the change may or may not be made.
     pub async fn clear_rate(&self) -> Result<(), Error> {
         self.steer(Steer::Rate(None)).await?;
-        self.inner.named.common().set_rate_as_heard(None);
+        self.inner.named.common().set_acknowledged_rate(None);
         Ok(())
     }
 

@@ -34,7 +34,7 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use super::{
-    Answer, Answers, Destination, Event, Later, Part, Profile, RemoteBackend, Report, threads,
+    Answer, Answers, BoxFuture, Destination, Event, Part, Profile, RemoteBackend, Report, threads,
 };
 use crate::backend::TimeAuthority;
 use crate::callbacks::event;
@@ -93,7 +93,7 @@ impl Local {
     }
 
     /// Waits until the store is open. Fails with the reason if it cannot be opened.
-    pub(crate) fn opened(&self) -> Later<()> {
+    pub(crate) fn opened(&self) -> BoxFuture<()> {
         self.bounded("opening", |_| Ok(()))
     }
 
@@ -101,7 +101,7 @@ impl Local {
     fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&mut Database) -> Result<T, Error> + Send + 'static,
-    ) -> Later<T> {
+    ) -> BoxFuture<T> {
         self.bounded("request to", question)
     }
 
@@ -109,7 +109,7 @@ impl Local {
     fn read<T: Send + 'static>(
         &self,
         question: impl FnOnce(&Reader) -> Result<T, Error> + Send + 'static,
-    ) -> Later<T> {
+    ) -> BoxFuture<T> {
         let (limit, what) = (self.settings.answer_timeout, format!("request to {}", self.address));
         let reader = self.worker.run(|store| Ok(store.reader()));
         Box::pin(async move {
@@ -127,7 +127,7 @@ impl Local {
         &self,
         what: &str,
         question: impl FnOnce(&mut Database) -> Result<T, Error> + Send + 'static,
-    ) -> Later<T> {
+    ) -> BoxFuture<T> {
         let (limit, what) = (self.settings.answer_timeout, format!("{what} {}", self.address));
         let answer = self.worker.run(question);
         Box::pin(async move {
@@ -159,30 +159,30 @@ impl RemoteBackend for Local {
         tokio::spawn(listen(bound, Arc::downgrade(&self.worker), report));
     }
 
-    fn apply(&self, _to: Destination, request: &Arc<[Part]>) -> Later<Answers> {
+    fn apply(&self, _to: Destination, request: &Arc<[Part]>) -> BoxFuture<Answers> {
         let request = request.clone();
         self.worker.run(move |store| apply(store, &request))
     }
 
-    fn position(&self, name: &Name, id: AcquisitionId) -> Later<Option<usize>> {
+    fn position(&self, name: &Name, id: AcquisitionId) -> BoxFuture<Option<usize>> {
         let name = name.clone();
         self.ask(move |store| store.read(|tx, _, _| semaphores::position(tx, &name, id)))
     }
 
-    fn steer(&self, name: &Name, steer: Command) -> Later<Steered> {
+    fn steer(&self, name: &Name, steer: Command) -> BoxFuture<Steered> {
         let name = name.clone();
         self.ask(move |store| change_limits(store, &name, steer))
     }
 
-    fn stats(&self, query: Query) -> Later<Vec<SemaphoreStats>> {
+    fn stats(&self, query: Query) -> BoxFuture<Vec<SemaphoreStats>> {
         self.read(move |store| stats::fetch(store, &query))
     }
 
-    fn list_locks(&self, limit: usize) -> Later<Vec<Record>> {
+    fn list_locks(&self, limit: usize) -> BoxFuture<Vec<Record>> {
         self.read(move |store| locks::list(store, limit))
     }
 
-    fn list_pools(&self, query: PoolQuery) -> Later<Vec<PoolStats>> {
+    fn list_pools(&self, query: PoolQuery) -> BoxFuture<Vec<PoolStats>> {
         self.read(move |store| {
             store.read(|tx, now, _| {
                 let pools = pools::list(tx, &query)?.into_iter();
@@ -191,7 +191,7 @@ impl RemoteBackend for Local {
         })
     }
 
-    fn list_clients(&self, limit: usize) -> Later<Vec<ClientInfo>> {
+    fn list_clients(&self, limit: usize) -> BoxFuture<Vec<ClientInfo>> {
         self.read(move |store| stats::clients(store, limit))
     }
 
@@ -259,7 +259,7 @@ fn look(store: &mut Database) -> Result<Vec<Event>, Error> {
 /// a transaction of its own.
 fn apply(store: &mut Database, request: &[Part]) -> Result<Answers, Error> {
     match apply_together(store, request) {
-        Err(error) if request.len() > 1 && !error.may_pass() => {
+        Err(error) if request.len() > 1 && !error.is_transient() => {
             let apart = request.iter().map(|part| {
                 let mut answers = apply_together(store, std::slice::from_ref(part))?;
                 answers.pop().unwrap_or_else(|| Err(Error::internal("a command got no answer")))

@@ -10,8 +10,8 @@ use crate::machine::lock::{LockCommand, LockMachine, LockOutcome, Record};
 use crate::machine::pool::PoolQuery;
 use crate::machine::pool::{PoolCommand, PoolMachine, PoolOutcome};
 use crate::machine::{
-    Circumstances, Command, Declared, Effects, Held, InMemory, Known, Machine, Outcome, Reach,
-    Role, Share, Terms,
+    Circumstances, Command, Declared, Effects, Held, InMemory, Machine, Outcome, Reach,
+    ReleaseHint, Role, Share, Terms,
 };
 use crate::manual_clock::Clock;
 use crate::stats::PoolStats;
@@ -138,7 +138,7 @@ impl<K: Clone + Default> MemorySemaphore<K> {
     pub(crate) fn release(
         &mut self,
         id: AcquisitionId,
-        known: Known,
+        known: ReleaseHint,
         effects: &mut Effects<K>,
     ) -> (Role, K) {
         // If nobody waits and nothing has a deadline, a release does not depend on the time.

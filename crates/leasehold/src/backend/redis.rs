@@ -18,7 +18,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use super::{Answer, Answers, Destination, Later, Part, Profile, RemoteBackend, Report, Slot};
+use super::{Answer, Answers, BoxFuture, Destination, Part, Profile, RemoteBackend, Report, Slot};
 use crate::backend::TimeAuthority;
 use crate::clock::{Moment, Span};
 use crate::machine::Subject;
@@ -129,7 +129,7 @@ impl Redis {
     }
 
     /// Waits for the first attempt to connect, and returns its result.
-    pub(crate) fn connected(&self) -> Later<()> {
+    pub(crate) fn connected(&self) -> BoxFuture<()> {
         let topology = self.topology.clone();
         Box::pin(async move {
             match topology {
@@ -148,7 +148,7 @@ impl Redis {
     fn read<T: Send + 'static, F: Future<Output = Result<T, Error>> + Send + 'static>(
         &self,
         question: impl FnOnce(Topology) -> F + Send + 'static,
-    ) -> Later<T> {
+    ) -> BoxFuture<T> {
         match (self.topology.settings().only_reads(), self.client()) {
             (true, _) => Box::pin(question(self.topology.clone())),
             (false, Ok(client)) => self.stats_reader.ask(client, question),
@@ -289,7 +289,7 @@ impl RemoteBackend for Redis {
         }
     }
 
-    fn apply(&self, to: Destination, request: &Arc<[Part]>) -> Later<Answers> {
+    fn apply(&self, to: Destination, request: &Arc<[Part]>) -> BoxFuture<Answers> {
         let (request, topology, locks) =
             (request.clone(), self.topology.clone(), self.locks.clone());
         if topology.settings().only_reads() {
@@ -323,7 +323,7 @@ impl RemoteBackend for Redis {
                         // The time of the other server says nothing about the clock of this one.
                         reader.time = time;
                     }
-                    Some(Unapplied::Later(error)) => reader.read(served, Err(error)),
+                    Some(Unapplied::BoxFuture(error)) => reader.read(served, Err(error)),
                     Some(Unapplied::NotNow(_)) => reader.unserved(served, || Answer::NotNow),
                     Some(Unapplied::Elsewhere) => reader.unserved(served, || Answer::Elsewhere),
                 }
@@ -335,7 +335,7 @@ impl RemoteBackend for Redis {
             for (channel, error) in refused {
                 let error = connect::no_wake_ups(&channel, &error);
                 for at in channels.get(&channel).into_iter().flatten() {
-                    if !error.may_pass() && request::needs_wake_ups(&answers[*at]) {
+                    if !error.is_transient() && request::needs_wake_ups(&answers[*at]) {
                         answers[*at] = Err(error.clone());
                     }
                 }
@@ -364,7 +364,7 @@ impl RemoteBackend for Redis {
         }
     }
 
-    fn position(&self, name: &Name, id: AcquisitionId) -> Later<Option<usize>> {
+    fn position(&self, name: &Name, id: AcquisitionId) -> BoxFuture<Option<usize>> {
         let (topology, keys) = (self.topology.clone(), self.keys(name));
         Box::pin(async move {
             let keys = keys?;
@@ -373,7 +373,7 @@ impl RemoteBackend for Redis {
         })
     }
 
-    fn release_member(&self, name: &Name, id: &str) -> Later<bool> {
+    fn release_member(&self, name: &Name, id: &str) -> BoxFuture<bool> {
         let (topology, keys, id) = (self.topology.clone(), self.keys(name), id.to_owned());
         let scripts = self.scripts.clone();
         Box::pin(async move {
@@ -385,7 +385,7 @@ impl RemoteBackend for Redis {
         })
     }
 
-    fn steer(&self, name: &Name, steer: Command) -> Later<Steered> {
+    fn steer(&self, name: &Name, steer: Command) -> BoxFuture<Steered> {
         let (topology, keys) = (self.topology.clone(), self.keys(name));
         let scripts = self.scripts.clone();
         Box::pin(async move {
@@ -403,7 +403,7 @@ impl RemoteBackend for Redis {
         })
     }
 
-    fn key_of_lock(&self, id: LockId) -> Option<Later<Option<Name>>> {
+    fn key_of_lock(&self, id: LockId) -> Option<BoxFuture<Option<Name>>> {
         if !self.is_cluster() {
             return None;
         }
@@ -411,22 +411,22 @@ impl RemoteBackend for Redis {
         Some(Box::pin(async move { locks.key_of(&topology, &id).await }))
     }
 
-    fn stats(&self, query: Query) -> Later<Vec<SemaphoreStats>> {
+    fn stats(&self, query: Query) -> BoxFuture<Vec<SemaphoreStats>> {
         let names = self.names;
         self.read(move |topology| async move { stats::fetch(&topology, names, query).await })
     }
 
-    fn list_locks(&self, limit: usize) -> Later<Vec<Record>> {
+    fn list_locks(&self, limit: usize) -> BoxFuture<Vec<Record>> {
         let locks = self.locks.clone();
         self.read(move |topology| async move { locks.list(&topology, limit).await })
     }
 
-    fn list_pools(&self, which: PoolQuery) -> Later<Vec<PoolStats>> {
+    fn list_pools(&self, which: PoolQuery) -> BoxFuture<Vec<PoolStats>> {
         let pools = self.pools;
         self.read(move |topology| async move { pools::list(&topology, pools, which).await })
     }
 
-    fn list_clients(&self, limit: usize) -> Later<Vec<ClientInfo>> {
+    fn list_clients(&self, limit: usize) -> BoxFuture<Vec<ClientInfo>> {
         self.read(move |topology| async move { stats::clients(&topology, limit).await })
     }
 }

@@ -8,14 +8,16 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use super::{Answer, Answers, Destination, Event, Later, Part, Profile, RemoteBackend, Report};
+use super::{Answer, Answers, BoxFuture, Destination, Event, Part, Profile, RemoteBackend, Report};
 use crate::backend::TimeAuthority;
 use crate::clock::{Moment, Span, Time};
 use crate::machine::Reply;
 use crate::machine::lock::{LockMachine, Record};
 use crate::machine::pool::PoolMachine;
 use crate::machine::pool::PoolQuery;
-use crate::machine::{Circumstances, Command, Effects, Known, Machine, Outcome, Reach, Steered};
+use crate::machine::{
+    Circumstances, Command, Effects, Machine, Outcome, Reach, ReleaseHint, Steered,
+};
 use crate::name::Name;
 use crate::stats::PoolStats;
 use crate::stats::{Query, SemaphoreStats};
@@ -88,7 +90,7 @@ impl Simulated {
     pub(crate) fn evict(&self, name: &Name, id: AcquisitionId) {
         let nobody = ClientId::from_bits(u64::MAX);
         let mut world = self.world();
-        world.apply(name, nobody, &[Command::Release { id, known: Known::Nothing }]);
+        world.apply(name, nobody, &[Command::Release { id, known: ReleaseHint::Nothing }]);
         world.clients[&id.client()](Event::Evicted(name.clone(), id));
     }
 
@@ -128,7 +130,7 @@ impl RemoteBackend for Simulated {
         self.world().clients.insert(client, report);
     }
 
-    fn apply(&self, _to: Destination, request: &Arc<[Part]>) -> Later<Answers> {
+    fn apply(&self, _to: Destination, request: &Arc<[Part]>) -> BoxFuture<Answers> {
         let (store, request, client) = (self.clone(), request.clone(), *self.1.get().unwrap());
         Box::pin(async move {
             let (delay, linger) = {
@@ -147,13 +149,13 @@ impl RemoteBackend for Simulated {
         })
     }
 
-    fn position(&self, name: &Name, id: AcquisitionId) -> Later<Option<usize>> {
+    fn position(&self, name: &Name, id: AcquisitionId) -> BoxFuture<Option<usize>> {
         let world = self.world();
         let position = world.machines.get(name).and_then(|machine| machine.position(id));
         Box::pin(async move { Ok(position) })
     }
 
-    fn steer(&self, name: &Name, steer: Command) -> Later<Steered> {
+    fn steer(&self, name: &Name, steer: Command) -> BoxFuture<Steered> {
         let nobody = ClientId::from_bits(u64::MAX);
         let outcome = self.world().apply(name, nobody, &[steer]).outcomes.pop();
         Box::pin(async move {
@@ -164,7 +166,7 @@ impl RemoteBackend for Simulated {
         })
     }
 
-    fn stats(&self, query: Query) -> Later<Vec<SemaphoreStats>> {
+    fn stats(&self, query: Query) -> BoxFuture<Vec<SemaphoreStats>> {
         let now = now();
         let world = self.world();
         let wanted = |name: &Name| {
@@ -178,16 +180,16 @@ impl RemoteBackend for Simulated {
         Box::pin(async { Ok(stats) })
     }
 
-    fn list_locks(&self, limit: usize) -> Later<Vec<Record>> {
+    fn list_locks(&self, limit: usize) -> BoxFuture<Vec<Record>> {
         let locks = self.world().locks.list(limit, now().micros() / 1000);
         Box::pin(async { Ok(locks) })
     }
 
-    fn list_clients(&self, _limit: usize) -> Later<Vec<ClientInfo>> {
+    fn list_clients(&self, _limit: usize) -> BoxFuture<Vec<ClientInfo>> {
         Box::pin(async { Ok(Vec::new()) })
     }
 
-    fn list_pools(&self, which: PoolQuery) -> Later<Vec<PoolStats>> {
+    fn list_pools(&self, which: PoolQuery) -> BoxFuture<Vec<PoolStats>> {
         let pools = self
             .world()
             .pools

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::delivery::Delivery;
 use crate::clock::{Moment, Span};
-use crate::machine::{Known, Share, Terms};
+use crate::machine::{ReleaseHint, Share, Terms};
 use crate::{Fence, LossReason};
 
 /// What an acquire asks for.
@@ -109,12 +109,12 @@ impl<T> Acquisition<T> {
     }
 
     /// What the release of this id may skip, if its caller has seen the permit.
-    pub(super) fn hint(&self) -> Known {
+    pub(super) fn hint(&self) -> ReleaseHint {
         let is_certain = self.delivery == Delivery::Answered && !self.doubtful;
         if self.is_held() && self.request.share == Share::ONE && is_certain {
-            Known::Held { limited: self.terms().ttl.is_some() }
+            ReleaseHint::Held { limited: self.terms().ttl.is_some() }
         } else {
-            Known::Nothing
+            ReleaseHint::Nothing
         }
     }
 }
@@ -137,7 +137,7 @@ pub(crate) fn why_ended(
 #[derive(Clone, Debug)]
 pub(super) struct PendingRelease<T> {
     pub(super) delivery: Delivery,
-    pub(super) known: Known,
+    pub(super) known: ReleaseHint,
     /// See [`Acquisition::doubtful`].
     pub(super) doubtful: bool,
     /// Whether an answer about the id arrived after the release was sent, so that the id is released once more.

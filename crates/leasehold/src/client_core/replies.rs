@@ -6,7 +6,7 @@ use super::notice::{Failure, Notice};
 use super::{Acquisition, NameCore, Timer, Want};
 use crate::clock::{Moment, Span};
 use crate::machine::Reply;
-use crate::machine::{Command, Held, Known, Outcome, Role, Terms};
+use crate::machine::{Command, Held, Outcome, ReleaseHint, Role, Terms};
 use crate::{AcquisitionId, Error, LossReason};
 
 /// How soon a release is repeated if it was refused, or if an enqueue of its id may still be applied. If it is refused
@@ -304,12 +304,12 @@ impl<T: Clone> NameCore<T> {
                 self.schedule_renewal(id, sent, now);
             }
             (Outcome::Full, Phase::Waiting) => {
-                if let Some(owner) = self.end_unknown(id, Known::Unused, now) {
+                if let Some(owner) = self.end_unknown(id, ReleaseHint::Unused, now) {
                     self.notices.push(Notice::Full { owner });
                 }
             }
             (Outcome::TooHeavy { capacity }, Phase::Waiting) => {
-                if let Some(owner) = self.end_unknown(id, Known::Unused, now) {
+                if let Some(owner) = self.end_unknown(id, ReleaseHint::Unused, now) {
                     let failure = Failure::TooHeavy { capacity };
                     self.notices.push(Notice::Failed { owner, failure });
                 }
@@ -329,7 +329,7 @@ impl<T: Clone> NameCore<T> {
                 self.want_enqueue(id, now);
             }
             (Outcome::Gone | Outcome::Cancelled, Phase::Held { .. }) => {
-                if let Some(owner) = self.end_unknown(id, Known::Nothing, now) {
+                if let Some(owner) = self.end_unknown(id, ReleaseHint::Nothing, now) {
                     self.notices.push(Notice::Lost { owner, reason: LossReason::Missing });
                 }
                 self.ended_in_store(id, now);

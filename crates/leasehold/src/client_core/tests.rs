@@ -178,7 +178,7 @@ fn a_holder_that_may_be_in_the_queue_is_looked_for_there() {
         client.core.end(id, true, client.now);
         let release = client.take();
         let [Command::Release { known, .. }] = release[..] else { panic!("{release:?}") };
-        assert_eq!(known == Known::Nothing, queued_again, "{known:?}");
+        assert_eq!(known == ReleaseHint::Nothing, queued_again, "{known:?}");
     }
 }
 
@@ -388,4 +388,93 @@ fn a_permit_that_was_granted_twice_is_lost() {
         assert_eq!(notices.iter().any(lost), fence == Fence::new(2), "{notices:?}");
         assert_eq!(!client.take().is_empty(), fence == Fence::new(2), "it is released");
     }
+}
+
+impl Client {
+    /// A client of one lock id or pool instance.
+    fn of_a_lease(renews: bool) -> Self {
+        let longest_interval = LEASE.duration();
+        let rules =
+            Rules { is_one_lease: true, renews, spreads: false, longest_interval, margin: None };
+        let Self { core, now, sequence } = Self::new();
+        Self { core: core.with_rules(rules), now, sequence }
+    }
+
+    /// Acquires the lease, and returns the moment until which it is valid.
+    fn hold_the_lease(&mut self) -> (AcquisitionId, Moment) {
+        let id = self.acquire(Request { queues: false, ..request() });
+        self.exchange(vec![held(LEASE)]);
+        match self.notices()[..] {
+            [Notice::Granted { valid_until, .. }] => (id, valid_until),
+            ref other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_shared_lease_is_released_with_the_last_acquisition() {
+    let mut client = Client::of_a_lease(true);
+    let (first, _) = client.hold_the_lease();
+    let (second, _) = client.hold_the_lease();
+    client.core.end(first, true, client.now);
+    assert!(client.take().is_empty());
+    client.core.end(second, true, client.now);
+    assert!(matches!(client.take()[..], [Command::Release { .. }]));
+}
+
+/// The store never heard of the second acquisition, but has the lease of the first.
+#[test]
+fn the_last_acquisition_of_a_shared_lease_releases_it_even_if_it_was_never_sent() {
+    let mut client = Client::of_a_lease(true);
+    let (first, _) = client.hold_the_lease();
+    let second = client.acquire(Request { queues: false, ..request() });
+    client.core.end(first, true, client.now);
+    client.core.end(second, false, client.now);
+    assert!(matches!(client.take()[..], [Command::Release { .. }]));
+}
+
+/// Otherwise it would end the lease of the acquire that came later.
+#[test]
+fn a_release_that_is_not_in_flight_is_withdrawn_by_the_next_acquire() {
+    let mut client = Client::of_a_lease(true);
+    let (first, _) = client.hold_the_lease();
+    client.core.end(first, true, client.now);
+    let commands = client.take();
+    client.answer(&commands, Answered::Unknown(refused()));
+    let (second, _) = client.hold_the_lease();
+    assert!(client.take().is_empty() && !client.core.has_releases());
+    client.core.end(second, true, client.now);
+    assert!(matches!(client.take()[..], [Command::Release { .. }]));
+}
+
+/// The id of a pool instance may have another holder by then.
+#[test]
+fn a_lost_lease_is_not_released() {
+    let mut client = Client::of_a_lease(false);
+    client.hold_the_lease();
+    client.pass(LEASE);
+    let reason = LossReason::LeaseEnded;
+    assert!(matches!(client.notices()[..], [Notice::Lost { reason: lost, .. }] if lost == reason));
+    assert!(client.take().is_empty() && !client.core.has_releases());
+}
+
+#[test]
+fn an_extension_limits_the_validity_until_it_is_answered_and_delays_renewals() {
+    let mut client = Client::of_a_lease(true);
+    let (id, valid_until) = client.hold_the_lease();
+    let shorter = LEASE.divided_by(2);
+    client.core.extending(id, shorter, client.now);
+    let limited = match client.notices()[..] {
+        [Notice::Limited { valid_until, .. }] => valid_until,
+        ref other => panic!("{other:?}"),
+    };
+    assert!(limited < valid_until && limited <= client.now + shorter);
+    client.pass(LEASE.divided_by(3) + Span::from_millis(1));
+    assert!(client.core.take_renewals(1).is_empty(), "the extension is in flight");
+    let sent = client.now;
+    client.core.extended(id, Some((LEASE, sent)), client.now);
+    let extended = |notice: &Notice<_>| matches!(notice, Notice::Extended { valid_until, .. } if *valid_until > limited);
+    assert!(client.notices().iter().any(extended));
+    client.pass(LEASE.divided_by(3) + Span::from_millis(1));
+    assert_eq!(client.core.take_renewals(1).len(), 1);
 }

@@ -10,7 +10,7 @@ use super::delivery::Delivery;
 use super::{NameCore, Timer, Want};
 use crate::AcquisitionId;
 use crate::clock::Moment;
-use crate::machine::Known;
+use crate::machine::ReleaseHint;
 
 /// How ids and times are written in a view, so that equal futures have equal views.
 pub(crate) struct Scale<'a> {
@@ -65,8 +65,8 @@ impl<T: Clone> NameCore<T> {
         releases.sort_unstable_by_key(|(id, _)| **id);
         for (id, release) in releases {
             let known = match release.known {
-                Known::Unused if scale.is_rated => 1,
-                Known::Held { .. } if scale.is_pipelined => 2,
+                ReleaseHint::Unused if scale.is_rated => 1,
+                ReleaseHint::Held { .. } if scale.is_pipelined => 2,
                 _ => 0,
             };
             let is_sent = release.delivery == Delivery::Sent;

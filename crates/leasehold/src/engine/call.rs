@@ -22,12 +22,12 @@ use crate::{AcquisitionId, Error};
 pub(crate) type Done = Box<dyn FnOnce(Result<Answer, Error>) + Send>;
 
 /// The answer to one command. It is ready at once, or when a remote store has answered.
-pub(crate) enum Asked {
+pub(crate) enum CallFuture {
     Answered(Option<Result<(Answer, Moment), Error>>),
     Sent(Arc<Call>),
 }
 
-impl Asked {
+impl CallFuture {
     /// Asks a store that answers at once. The validity of the answer counts from before the call, because this thread
     /// may be paused as soon as it has the answer.
     pub(crate) fn at_once(sent: Moment, ask: impl FnOnce() -> Result<Answer, Error>) -> Self {
@@ -35,7 +35,7 @@ impl Asked {
     }
 }
 
-impl Future for Asked {
+impl Future for CallFuture {
     type Output = Result<(Answer, Moment), Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -48,7 +48,7 @@ impl Future for Asked {
     }
 }
 
-impl Drop for Asked {
+impl Drop for CallFuture {
     fn drop(&mut self) {
         if let Self::Sent(call) = self {
             call.cancel();
@@ -92,10 +92,15 @@ impl Phase {
 }
 
 impl Call {
-    pub(super) fn start(core: &Arc<Core>, part: Part, urgency: Urgency, until: Moment) -> Asked {
+    pub(super) fn start(
+        core: &Arc<Core>,
+        part: Part,
+        urgency: Urgency,
+        until: Moment,
+    ) -> CallFuture {
         let call = Self::new(core, part, urgency, until, Phase::Waiting(None));
         call.clone().begin();
-        Asked::Sent(call)
+        CallFuture::Sent(call)
     }
 
     /// Sends the call until it is answered or its deadline has passed, and calls `done`.
@@ -222,7 +227,7 @@ impl Source for Call {
         let is_unknown = match &answer {
             Ok(Answer::Elsewhere | Answer::NotNow) => true,
             Ok(_) => false,
-            Err(error) => error.may_pass(),
+            Err(error) => error.is_transient(),
         };
         if is_unknown {
             let mut state = self.state();
@@ -292,7 +297,7 @@ mod tests {
     #[tokio::test]
     async fn an_answer_counts_from_before_it_was_asked_for() {
         let mut asked = None;
-        let call = Asked::at_once(Moment::now(), || {
+        let call = CallFuture::at_once(Moment::now(), || {
             asked = Some(Moment::now());
             std::thread::sleep(std::time::Duration::from_millis(2));
             Ok(Answer::Lock(LockOutcome::IsLocked(true)))

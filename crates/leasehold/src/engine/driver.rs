@@ -14,13 +14,13 @@ use tokio::sync::Notify;
 use super::Core;
 use super::background::UnderWay;
 use super::sender::{Source, Taken, Urgency};
-use super::ticket::{After, Grant, Ticket};
+use super::ticket::{Deferred, Grant, Ticket};
 use super::timers::Timed;
 use crate::backend::{Answer, Destination, Part, Slot};
 use crate::callbacks::{event, guarded};
 use crate::client_core::{Answered, Failure, NameCore, Notice, Request, Rules, timing};
 use crate::clock::{Moment, Span};
-use crate::machine::{Command, Declared, Known, Reply, Subject};
+use crate::machine::{Command, Declared, ReleaseHint, Reply, Subject};
 use crate::{AcquisitionId, Error, LossReason};
 
 /// How the commands of a core are spelled for the store.
@@ -41,8 +41,8 @@ pub(crate) trait Protocol: Send + Sync + Sized + 'static {
     /// Passes the commands of a part on. `id` is the id of the first one.
     fn with_commands(&self, part: &Part, id: AcquisitionId, work: impl FnOnce(&[Command]));
 
-    /// Reads the answer to a part. `after` runs when the lock is released.
-    fn reply(&self, part: &Part, answer: Answer, after: &mut After) -> Result<Reply, Error>;
+    /// Reads the answer to a part. `deferred` runs when the lock is released.
+    fn reply(&self, part: &Part, answer: Answer, deferred: &mut Deferred) -> Result<Reply, Error>;
 }
 
 pub(crate) struct Driver<P: Protocol> {
@@ -78,12 +78,12 @@ impl<P: Protocol> DriverState<P> {
     }
 
     /// Ends all acquisitions, because the client is being closed.
-    fn close(&mut self, after: &mut After, now: Moment) {
+    fn close(&mut self, deferred: &mut Deferred, now: Moment) {
         self.closed = true;
         for id in self.core.ids_to_close() {
             if let Some(ticket) = self.end(id, now) {
-                ticket.fail(Error::Closed, after);
-                ticket.lose(LossReason::Closed, after);
+                ticket.fail(Error::Closed, deferred);
+                ticket.lose(LossReason::Closed, deferred);
             }
         }
         self.core.forget_unwanted(now);
@@ -138,18 +138,18 @@ impl<P: Protocol> Driver<P> {
 
     /// Ends an acquisition whose guard or future was dropped.
     pub(crate) fn end(&self, id: AcquisitionId) {
-        self.locked(|state, after, now| {
+        self.locked(|state, deferred, now| {
             if let Some(ticket) = state.end(id, now) {
-                ticket.cancel(after);
+                ticket.cancel(deferred);
             }
         });
     }
 
     /// Removes an acquisition without a release. The store keeps it.
     pub(crate) fn forget(&self, id: AcquisitionId) {
-        self.locked(|state, after, _| {
+        self.locked(|state, deferred, _| {
             if let Some(ticket) = state.core.forget(id) {
-                ticket.detach(after);
+                ticket.detach(deferred);
             }
         });
     }
@@ -164,9 +164,9 @@ impl<P: Protocol> Driver<P> {
             self.end(ticket.id);
             return Release::Done(false);
         }
-        self.locked(|state, after, now| {
+        self.locked(|state, deferred, now| {
             let Some(ended) = state.end(ticket.id, now) else { return Release::Done(false) };
-            ended.cancel(after);
+            ended.cancel(deferred);
             if state.core.is_shared() {
                 return Release::Done(true);
             }
@@ -191,31 +191,31 @@ impl<P: Protocol> Driver<P> {
 
     /// Fails every wait and ends every hold, because the engine has stopped.
     pub(super) fn stop(&self, error: &Error) {
-        let mut after = After::default();
+        let mut deferred = Deferred::default();
         let mut state = self.state();
         let now = self.core.now();
         state.core.refuse_waiters(error, now);
-        self.notify(&mut state, now, &mut after);
+        self.notify(&mut state, now, &mut deferred);
         for ticket in state.core.owners() {
-            ticket.lose(LossReason::NotRenewed, &mut after);
+            ticket.lose(LossReason::NotRenewed, &mut deferred);
         }
         let under_way = state.under_way.take();
         drop(state);
         drop(under_way);
-        after.run();
+        deferred.run();
     }
 
     /// Forgets all acquisitions: the client no longer exists.
     pub(super) fn abandon(&self) {
-        let mut after = After::default();
+        let mut deferred = Deferred::default();
         let mut state = self.state();
         let ids = state.core.ids_to_close();
         let abandoned: Vec<_> = ids.into_iter().filter_map(|id| state.core.forget(id)).collect();
         drop(state);
         for ticket in abandoned {
-            ticket.cancel(&mut after);
+            ticket.cancel(&mut deferred);
         }
-        after.run();
+        deferred.run();
     }
 
     #[cfg(test)]
@@ -263,19 +263,19 @@ impl<P: Protocol> Driver<P> {
     /// something to send, and wakes the tasks that were notified.
     pub(super) fn locked<R>(
         &self,
-        work: impl FnOnce(&mut DriverState<P>, &mut After, Moment) -> R,
+        work: impl FnOnce(&mut DriverState<P>, &mut Deferred, Moment) -> R,
     ) -> R {
-        let mut after = After::default();
+        let mut deferred = Deferred::default();
         let mut state = self.state();
         // Under the lock, so that the core never sees time go back.
         let now = self.core.now();
-        let result = work(&mut state, &mut after, now);
-        self.notify(&mut state, now, &mut after);
+        let result = work(&mut state, &mut deferred, now);
+        self.notify(&mut state, now, &mut deferred);
         if let Some(memory) = self.core.store.memory() {
             while let Some((part, id, sent)) = self.next_part(&mut state) {
                 let answer = memory.apply(&part);
-                self.apply_answer(&mut state, &part, id, answer, sent, &mut after);
-                self.notify(&mut state, self.core.now(), &mut after);
+                self.apply_answer(&mut state, &part, id, answer, sent, &mut deferred);
+                self.notify(&mut state, self.core.now(), &mut deferred);
             }
         }
         let next = state.core.next_timeout();
@@ -292,13 +292,13 @@ impl<P: Protocol> Driver<P> {
             && let Some(error) = state.core.take_failed_release()
         {
             let core = self.core.clone();
-            after.report(move || core.background_failed(&error));
+            deferred.report(move || core.background_failed(&error));
         }
         drop(state);
         if let Err(error) = self.follow_up(before, next, joins, rests) {
             self.stop(&error);
         }
-        after.run();
+        deferred.run();
         if settled {
             guarded(|| self.settled.notify_waiters());
         }
@@ -360,16 +360,16 @@ impl<P: Protocol> Driver<P> {
         id: AcquisitionId,
         answer: Result<Answer, Error>,
         sent: Moment,
-        after: &mut After,
+        deferred: &mut Deferred,
     ) {
         let answered = match answer {
             Ok(Answer::Elsewhere) => Answered::Elsewhere,
             Ok(Answer::NotNow) => Answered::NotNow,
-            Ok(answer) => match self.protocol.reply(part, answer, after) {
+            Ok(answer) => match self.protocol.reply(part, answer, deferred) {
                 Ok(reply) => Answered::Applied(reply),
                 Err(error) => Answered::Refused(error),
             },
-            Err(error) if error.may_pass() => Answered::Unknown(error),
+            Err(error) if error.is_transient() => Answered::Unknown(error),
             Err(error) => Answered::Refused(error),
         };
         state.rests = matches!(answered, Answered::NotNow);
@@ -380,11 +380,11 @@ impl<P: Protocol> Driver<P> {
     }
 
     /// Applies the notices of the core.
-    fn notify(&self, state: &mut DriverState<P>, now: Moment, after: &mut After) {
+    fn notify(&self, state: &mut DriverState<P>, now: Moment, deferred: &mut Deferred) {
         while !state.core.notices().is_empty() {
             let mut notices = std::mem::take(state.core.notices());
             for notice in notices.drain(..) {
-                self.apply_notice(state, notice, now, after);
+                self.apply_notice(state, notice, now, deferred);
             }
             // A notice may lead to another one. Usually there is none, and the allocation is used again.
             if state.core.notices().is_empty() {
@@ -399,12 +399,12 @@ impl<P: Protocol> Driver<P> {
         state: &mut DriverState<P>,
         notice: Notice<Arc<Ticket>>,
         now: Moment,
-        after: &mut After,
+        deferred: &mut Deferred,
     ) {
         match notice {
             Notice::Granted { owner, held, valid_until, limited_by_ttl } => {
                 owner.set_limited_by_ttl(limited_by_ttl);
-                owner.grant(Grant::new(&held), valid_until, after);
+                owner.grant(Grant::new(&held), valid_until, deferred);
             }
             Notice::Extended { owner, valid_until, limited_by_ttl } => {
                 owner.set_limited_by_ttl(limited_by_ttl);
@@ -413,24 +413,24 @@ impl<P: Protocol> Driver<P> {
                 }
             }
             Notice::Limited { owner, valid_until } => owner.limit(valid_until),
-            Notice::Full { owner } => owner.full(after),
+            Notice::Full { owner } => owner.full(deferred),
             Notice::Failed { owner, failure } => {
-                owner.fail(self.error(failure, &owner, state.to, now), after);
+                owner.fail(self.error(failure, &owner, state.to, now), deferred);
             }
             Notice::Lost { owner, reason } => {
-                owner.lose(reason, after);
+                owner.lose(reason, deferred);
             }
-            Notice::Renewed { owner, result, sent } => after.renewed(&owner, result, sent),
+            Notice::Renewed { owner, result, sent } => deferred.renewed(&owner, result, sent),
             Notice::Released { owner, outcome } => {
                 let outcome = outcome.map_err(|failure| self.error(failure, &owner, state.to, now));
-                owner.finish_release(outcome, after);
+                owner.finish_release(outcome, deferred);
             }
-            Notice::RenewalRefused { owner, error } => after.report(move || {
+            Notice::RenewalRefused { owner, error } => deferred.report(move || {
                 let (name, id) = (owner.spec.watch().public_name(), owner.spec.id(owner.id));
                 let what = "the store refused to renew the lease; the client tries again";
                 event!(warn, name = &*name, %id, %error, "{what}");
             }),
-            Notice::ShortLease { owner, round_trip } => after.report(move || {
+            Notice::ShortLease { owner, round_trip } => deferred.report(move || {
                 let shortest = timing::shortest_lease(round_trip);
                 let name = owner.spec.watch().public_name();
                 let (name, lease) = (&*name, owner.spec.terms().lease.map(Span::duration));
@@ -438,7 +438,7 @@ impl<P: Protocol> Driver<P> {
                 event!(warn, name, ?lease, ?round_trip, ?shortest, "{what}");
             }),
             Notice::Overdue { since } => {
-                if self.core.sender.heard_nothing_since(state.to, since) {
+                if self.core.sender.is_silent_since(state.to, since) {
                     self.core.suspect(state.to);
                 }
             }
@@ -509,9 +509,9 @@ impl<P: Protocol> Source for Driver<P> {
         round_trip: Duration,
     ) {
         let Some(id) = id else { return };
-        self.locked(|state, after, _| {
+        self.locked(|state, deferred, _| {
             state.core.set_round_trip(round_trip);
-            self.apply_answer(state, part, id, answer, sent, after);
+            self.apply_answer(state, part, id, answer, sent, deferred);
         });
     }
 
@@ -618,7 +618,7 @@ impl PendingAcquire {
 impl Drop for PendingAcquire {
     fn drop(&mut self) {
         if let Some(ticket) = &self.0 {
-            ticket.spec.end(ticket.id, Known::Unused);
+            ticket.spec.end(ticket.id, ReleaseHint::Unused);
         }
     }
 }

@@ -10,12 +10,12 @@ use std::task::{Context, Poll, Waker};
 use super::Core;
 use super::sender::{Request, Turn};
 use crate::Error;
-use crate::backend::{Answers, Later, RemoteBackend};
+use crate::backend::{Answers, BoxFuture, RemoteBackend};
 
 /// A request that is not answered yet.
 pub(super) struct InFlight {
     pub(super) request: Request,
-    answers: Later<Answers>,
+    answers: BoxFuture<Answers>,
 }
 
 impl InFlight {

@@ -13,13 +13,13 @@ use std::task::Waker;
 use super::Core;
 use super::name_state::{Common, Entered, NameState, Release, ReleasedBy};
 use super::semaphore_spec::SemaphoreSpec;
-use super::ticket::{After, Grant, Ticket, too_heavy};
+use super::ticket::{Deferred, Grant, Ticket, too_heavy};
 use super::timers::Timed;
-use crate::backend::Later;
+use crate::backend::BoxFuture;
 use crate::backend::memory::{Memory, MemorySemaphore};
 use crate::clock::{Moment, Span};
 use crate::machine::{
-    Command, Declared, Effects, Held, Known, Outcome, Role, Share, Steer, Steered,
+    Command, Declared, Effects, Held, Outcome, ReleaseHint, Role, Share, Steer, Steered,
 };
 use crate::name::Name;
 use crate::stats::SemaphoreStats;
@@ -61,9 +61,9 @@ impl State {
     /// Applies what the last command did to other acquisitions. Losses come before grants, so that two holders never
     /// believe in the same permit.
     #[inline]
-    fn settle(&mut self, after: &mut After) {
+    fn settle(&mut self, deferred: &mut Deferred) {
         if !self.effects.is_empty() {
-            self.settle_effects(after);
+            self.settle_effects(deferred);
         }
         if let Some(delay) = self.store.next_change() {
             let at = self.store.moment() + delay;
@@ -76,9 +76,9 @@ impl State {
         }
     }
 
-    fn settle_effects(&mut self, after: &mut After) {
+    fn settle_effects(&mut self, deferred: &mut Deferred) {
         for ticket in self.effects.expired.iter().filter_map(|(_, ticket)| ticket.as_ref()) {
-            ticket.lose(LossReason::TtlEnded, after);
+            ticket.lose(LossReason::TtlEnded, deferred);
         }
         for (id, held, ticket) in &self.effects.granted {
             if let Some(ticket) = ticket {
@@ -87,7 +87,7 @@ impl State {
                 }
                 let now = self.store.moment();
                 let until = held.valid_for.map_or(Moment::NEVER, |span| now + span);
-                ticket.grant(Grant::new(held), until, after);
+                ticket.grant(Grant::new(held), until, deferred);
             }
         }
         self.effects.expired.clear();
@@ -95,12 +95,17 @@ impl State {
     }
 
     #[inline]
-    fn remove(&mut self, id: AcquisitionId, known: Known, after: &mut After) -> (Role, Kept) {
+    fn remove(
+        &mut self,
+        id: AcquisitionId,
+        known: ReleaseHint,
+        deferred: &mut Deferred,
+    ) -> (Role, Kept) {
         let (role, ticket) = self.store.release(id, known, &mut self.effects);
         if let Some(at) = ticket.as_ref().and_then(|ticket| ticket.gives_up_at) {
             self.timers.remove(&(at, Timer::GiveUp(id)));
         }
-        self.settle(after);
+        self.settle(deferred);
         (role, ticket)
     }
 
@@ -112,13 +117,13 @@ impl State {
         }
     }
 
-    fn give_up(&mut self, id: AcquisitionId, after: &mut After) {
+    fn give_up(&mut self, id: AcquisitionId, deferred: &mut Deferred) {
         let Some(ticket) = self.store.machine().kept(id).cloned().flatten() else { return };
         let now = self.store.now();
         let token_at = self.store.machine().next_token(now);
         let next_start = token_at.map(|token_at| token_at.since(now));
-        if ticket.fail(ticket.timed_out(next_start), after) {
-            self.remove(id, Known::Nothing, after);
+        if ticket.fail(ticket.timed_out(next_start), deferred) {
+            self.remove(id, ReleaseHint::Nothing, deferred);
         }
     }
 }
@@ -147,7 +152,7 @@ impl InProcessName {
 
     /// Runs `work` under the lock, and then sets the timer and wakes the tasks that `work` has notified.
     #[inline]
-    fn locked<T>(&self, work: impl FnOnce(&mut State, &mut After) -> T) -> T {
+    fn locked<T>(&self, work: impl FnOnce(&mut State, &mut Deferred) -> T) -> T {
         self.go_on(self.state(), work)
     }
 
@@ -156,16 +161,16 @@ impl InProcessName {
     fn go_on<T>(
         &self,
         mut state: MutexGuard<'_, State>,
-        work: impl FnOnce(&mut State, &mut After) -> T,
+        work: impl FnOnce(&mut State, &mut Deferred) -> T,
     ) -> T {
-        let mut after = After::default();
-        let result = work(&mut state, &mut after);
+        let mut deferred = Deferred::default();
+        let result = work(&mut state, &mut deferred);
         if state.timers.is_empty() && state.timer_at.is_none() {
             drop(state);
         } else {
             self.set_timer(state);
         }
-        after.run();
+        deferred.run();
         result
     }
 
@@ -177,7 +182,7 @@ impl InProcessName {
         share: Share,
         waiting: Option<Arc<Ticket>>,
     ) -> Entered {
-        let entered = self.locked(|state, after| {
+        let entered = self.locked(|state, deferred| {
             if state.closed {
                 return Some(Entered::Failed(Box::new(Error::Closed)));
             }
@@ -199,9 +204,9 @@ impl InProcessName {
             let outcome = store.enqueue(id, declared, wait, terms, share, keep, effects);
             // A refused acquire has declared nothing.
             if !matches!(outcome, Outcome::TooHeavy { .. }) {
-                self.common.heard(declared);
+                self.common.acknowledged(declared);
             }
-            state.settle(after);
+            state.settle(deferred);
             self.queued.store(state.store.machine().waiting() > 0, Ordering::Relaxed);
             match outcome {
                 Outcome::Held(held) => {
@@ -236,16 +241,16 @@ impl InProcessName {
 
 impl Timed for InProcessName {
     fn fire(&self, now: Moment) {
-        self.locked(|state, after| {
+        self.locked(|state, deferred| {
             state.timer_at = None;
             while let Some(&(at, timer)) = state.timers.first().filter(|(at, _)| *at <= now) {
                 state.timers.remove(&(at, timer));
                 match timer {
-                    Timer::GiveUp(id) => state.give_up(id, after),
+                    Timer::GiveUp(id) => state.give_up(id, deferred),
                     Timer::Sweep => {
                         state.sweep_at = None;
                         state.store.sweep(&mut state.effects);
-                        state.settle(after);
+                        state.settle(deferred);
                     }
                 }
             }
@@ -285,7 +290,7 @@ impl NameState for InProcessName {
                 && let Some(held) = state.store.hold_at_once(id, (capacity, is_new))
             {
                 if is_new {
-                    self.common.heard(Declared::capacity(capacity, is_new));
+                    self.common.acknowledged(Declared::capacity(capacity, is_new));
                 }
                 return Entered::Held(Grant::new(&held), None);
             }
@@ -298,35 +303,35 @@ impl NameState for InProcessName {
     }
 
     #[inline]
-    fn end(&self, id: AcquisitionId, known: Known) {
+    fn end(&self, id: AcquisitionId, known: ReleaseHint) {
         let mut state = self.state();
         let (_, ticket) = match state.store.remove_at_once(id) {
             Some(removed) => {
                 drop(state);
                 removed
             }
-            None => self.go_on(state, |state, after| state.remove(id, known, after)),
+            None => self.go_on(state, |state, deferred| state.remove(id, known, deferred)),
         };
         // If no other owner has the ticket, there is no task to notify.
         if let Some(ticket) = ticket.filter(|ticket| Arc::strong_count(ticket) > 1) {
-            let mut after = After::default();
-            ticket.cancel(&mut after);
-            after.run();
+            let mut deferred = Deferred::default();
+            ticket.cancel(&mut deferred);
+            deferred.run();
         }
     }
 
     fn release(&self, id: AcquisitionId, _of: &Arc<SemaphoreSpec>, by: ReleasedBy) -> Release {
-        self.locked(|state, after| {
-            let (role, ticket) = state.remove(id, Known::Nothing, after);
+        self.locked(|state, deferred| {
+            let (role, ticket) = state.remove(id, ReleaseHint::Nothing, deferred);
             if let Some(ticket) = ticket {
-                by.notify(&ticket, after);
+                by.notify(&ticket, deferred);
             }
             Release::Done(role != Role::Nobody)
         })
     }
 
     fn attach(&self, id: AcquisitionId, semaphore: &Arc<SemaphoreSpec>) -> Arc<Ticket> {
-        self.locked(|state, after| {
+        self.locked(|state, deferred| {
             if let Some(Some(ticket)) = state.store.machine().kept(id) {
                 return ticket.clone();
             }
@@ -337,7 +342,7 @@ impl NameState for InProcessName {
                         *kept = Some(ticket.clone());
                     }
                 }
-                Err(reason) => drop(ticket.lose(reason, after)),
+                Err(reason) => drop(ticket.lose(reason, deferred)),
             }
             ticket
         })
@@ -348,7 +353,7 @@ impl NameState for InProcessName {
     }
 
     fn close(&self) {
-        self.locked(|state, after| {
+        self.locked(|state, deferred| {
             state.closed = true;
             let machine = state.store.machine();
             // Waiters first, and among them the last one first, so that no waiter is granted a permit only to lose it.
@@ -356,30 +361,30 @@ impl NameState for InProcessName {
             ids.reverse();
             ids.extend(machine.holders().iter().map(|row| row.id));
             for id in ids {
-                if let (_, Some(ticket)) = state.remove(id, Known::Nothing, after) {
-                    ticket.fail(Error::Closed, after);
-                    ticket.lose(LossReason::Closed, after);
+                if let (_, Some(ticket)) = state.remove(id, ReleaseHint::Nothing, deferred) {
+                    ticket.fail(Error::Closed, deferred);
+                    ticket.lose(LossReason::Closed, deferred);
                 }
             }
         });
     }
 
-    fn drained(self: Arc<Self>, _until: Moment) -> Later<()> {
+    fn drained(self: Arc<Self>, _until: Moment) -> BoxFuture<()> {
         at_once(Ok(()))
     }
 
     fn abandon(&self) {
-        let mut after = After::default();
+        let mut deferred = Deferred::default();
         let abandoned = self.state().store.forget_everyone();
         for ticket in abandoned.into_iter().flatten() {
-            ticket.cancel(&mut after);
+            ticket.cancel(&mut deferred);
         }
-        after.run();
+        deferred.run();
     }
 
     /// Ends everything that depends on time. The rest continues to work.
     fn stop(&self, error: &Error) {
-        let mut after = After::default();
+        let mut deferred = Deferred::default();
         let mut state = self.state();
         let limited = state.timers.iter().filter_map(|(_, timer)| match timer {
             Timer::GiveUp(id) => Some(*id),
@@ -387,19 +392,19 @@ impl NameState for InProcessName {
         });
         let limited: Vec<_> = limited.collect();
         for id in limited {
-            if let (_, Some(ticket)) = state.remove(id, Known::Nothing, &mut after) {
-                ticket.fail(error.clone(), &mut after);
+            if let (_, Some(ticket)) = state.remove(id, ReleaseHint::Nothing, &mut deferred) {
+                ticket.fail(error.clone(), &mut deferred);
             }
         }
         for row in state.store.machine().holders() {
             // A permit that never expires stays valid.
             if let Some(ticket) = row.kept.as_ref().filter(|own| own.valid_until() != Moment::NEVER)
             {
-                ticket.lose(LossReason::NotRenewed, &mut after);
+                ticket.lose(LossReason::NotRenewed, &mut deferred);
             }
         }
         drop(state);
-        after.run();
+        deferred.run();
     }
 
     fn is_idle(&self) -> bool {
@@ -408,16 +413,16 @@ impl NameState for InProcessName {
         machine.is_empty() && limits.can_be_forgotten(state.store.now())
     }
 
-    fn steer(&self, steer: Steer, declares: bool) -> Later<Steered> {
+    fn steer(&self, steer: Steer, declares: bool) -> BoxFuture<Steered> {
         let declares = declares && steer != Steer::Forget;
         let capacity = declares.then(|| self.common.capacity());
-        at_once(self.locked(|state, after| {
+        at_once(self.locked(|state, deferred| {
             if state.closed {
                 return Err(Error::Closed);
             }
             let State { store, effects, .. } = state;
             let outcome = store.steer(&Command::Steer { capacity, steer }, effects);
-            state.settle(after);
+            state.settle(deferred);
             match outcome {
                 Outcome::Steered(steered) => Ok(steered),
                 other => Err(Error::internal(format!(
@@ -427,11 +432,11 @@ impl NameState for InProcessName {
         }))
     }
 
-    fn position(&self, id: AcquisitionId) -> Later<Option<usize>> {
+    fn position(&self, id: AcquisitionId) -> BoxFuture<Option<usize>> {
         at_once(Ok(self.state().store.machine().position(id)))
     }
 
-    fn stats(&self, waiters: Range<usize>) -> Later<SemaphoreStats> {
+    fn stats(&self, waiters: Range<usize>) -> BoxFuture<SemaphoreStats> {
         let state = self.state();
         let now = state.store.now();
         let label = |kept: &Kept| kept.as_ref().and_then(|ticket| ticket.spec.label().cloned());
@@ -440,7 +445,7 @@ impl NameState for InProcessName {
     }
 }
 
-fn at_once<T: Send + 'static>(result: Result<T, Error>) -> Later<T> {
+fn at_once<T: Send + 'static>(result: Result<T, Error>) -> BoxFuture<T> {
     Box::pin(std::future::ready(result))
 }
 

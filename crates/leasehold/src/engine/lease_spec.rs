@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::watch::{Id, Watch};
 use crate::AcquisitionId;
 use crate::clock::Moment;
-use crate::machine::{Known, Terms};
+use crate::machine::{ReleaseHint, Terms};
 use crate::name::Name;
 
 pub(crate) trait LeaseSpec: Send + Sync {
@@ -31,7 +31,7 @@ pub(crate) trait LeaseSpec: Send + Sync {
     /// Returns the id of an acquisition, for users.
     fn id(&self, id: AcquisitionId) -> Id;
 
-    /// Releases what a dropped guard held, or cancels an acquire whose future was dropped, with [`Known::Unused`]. The
+    /// Releases what a dropped guard held, or cancels an acquire whose future was dropped, with [`ReleaseHint::Unused`]. The
     /// outcome is not reported.
-    fn end(&self, id: AcquisitionId, known: Known);
+    fn end(&self, id: AcquisitionId, known: ReleaseHint);
 }

@@ -10,11 +10,11 @@ use std::task::Waker;
 
 use super::Core;
 use super::semaphore_spec::SemaphoreSpec;
-use super::ticket::{After, Grant, Ticket};
-use crate::backend::{Destination, Later, Slot};
+use super::ticket::{Deferred, Grant, Ticket};
+use crate::backend::{BoxFuture, Destination, Slot};
 use crate::callbacks::event;
 use crate::clock::{Moment, Span};
-use crate::machine::{Declared, Held, Known, Rate, Steer, Steered};
+use crate::machine::{Declared, Held, Rate, ReleaseHint, Steer, Steered};
 use crate::name::Name;
 use crate::stats::SemaphoreStats;
 use crate::{AcquisitionId, Error, LossReason};
@@ -35,8 +35,8 @@ pub(crate) trait NameState: Send + Sync + fmt::Debug {
     ) -> Entered;
 
     /// Releases a permit whose guard was dropped, or cancels an acquire whose future was dropped, with
-    /// [`Known::Unused`]. The outcome is not reported.
-    fn end(&self, id: AcquisitionId, known: Known);
+    /// [`ReleaseHint::Unused`]. The outcome is not reported.
+    fn end(&self, id: AcquisitionId, known: ReleaseHint);
 
     /// Releases an id, which need not belong to this client, and reports the outcome.
     fn release(&self, id: AcquisitionId, semaphore: &Arc<SemaphoreSpec>, by: ReleasedBy)
@@ -52,7 +52,7 @@ pub(crate) trait NameState: Send + Sync + fmt::Debug {
     fn close(&self);
 
     /// Resolves when every command was answered or has failed. Fails at `until`.
-    fn drained(self: Arc<Self>, until: Moment) -> Later<()>;
+    fn drained(self: Arc<Self>, until: Moment) -> BoxFuture<()>;
 
     /// Called when the client no longer exists. The remaining acquisitions have no owner: they are neither renewed nor
     /// released.
@@ -69,18 +69,18 @@ pub(crate) trait NameState: Send + Sync + fmt::Debug {
     fn is_idle(&self) -> bool;
 
     /// Removes a holder or waiter of another program. Returns whether it was there.
-    fn release_member(&self, _id: &str) -> Later<bool> {
+    fn release_member(&self, _id: &str) -> BoxFuture<bool> {
         Box::pin(std::future::ready(Ok(false)))
     }
 
     /// Changes the limits of the name. `declares` says whether an unused name starts with the capacity that this client
     /// has declared.
-    fn steer(&self, steer: Steer, declares: bool) -> Later<Steered>;
+    fn steer(&self, steer: Steer, declares: bool) -> BoxFuture<Steered>;
 
     /// Returns the number of waiters ahead of `id`.
-    fn position(&self, id: AcquisitionId) -> Later<Option<usize>>;
+    fn position(&self, id: AcquisitionId) -> BoxFuture<Option<usize>>;
 
-    fn stats(&self, waiters: Range<usize>) -> Later<SemaphoreStats>;
+    fn stats(&self, waiters: Range<usize>) -> BoxFuture<SemaphoreStats>;
 
     /// Called when the store has granted a permit to this waiter: see
     /// [`Event::Granted`](crate::backend::Event::Granted).
@@ -127,7 +127,7 @@ impl dyn NameState {
 pub(crate) struct Common {
     pub(crate) name: Name,
     pub(crate) core: Arc<Core>,
-    /// The capacity that this client has declared last, with the flag [`UNHEARD`] until the store has received it. Or
+    /// The capacity that this client has declared last, with the flag [`UNACKNOWLEDGED`] until the store has received it. Or
     /// the capacity that this client assumes, with the flag [`ASSUMED`].
     declared: AtomicU64,
     capacity_changed: AtomicBool,
@@ -138,7 +138,7 @@ pub(crate) struct Common {
 }
 
 /// Flags above the 32 bits of a capacity.
-const UNHEARD: u64 = 1 << 32;
+const UNACKNOWLEDGED: u64 = 1 << 32;
 const ASSUMED: u64 = 1 << 33;
 
 impl Common {
@@ -171,7 +171,7 @@ impl Common {
         let declared = self.declared.load(Ordering::Relaxed);
         #[allow(clippy::cast_possible_truncation)] // the upper bits are flags
         let capacity = declared as u32;
-        (capacity, declared & UNHEARD != 0)
+        (capacity, declared & UNACKNOWLEDGED != 0)
     }
 
     /// Whether this client declares a rate.
@@ -195,21 +195,21 @@ impl Common {
 
     /// Records that this client has set or removed the rate in the store, so that its next acquire declares no other
     /// rate.
-    pub(crate) fn set_rate_as_heard(&self, rate: Option<Rate>) {
+    pub(crate) fn set_acknowledged_rate(&self, rate: Option<Rate>) {
         *self.rate() = rate.map(|rate| (rate, false));
         self.has_rate.store(rate.is_some(), Ordering::Relaxed);
     }
 
     /// Records that the store has received this declaration, so that it is no longer new.
     #[inline]
-    pub(crate) fn heard(&self, declared: Declared) {
+    pub(crate) fn acknowledged(&self, declared: Declared) {
         if declared.is_new || declared.rate_is_new {
-            self.heard_news(declared);
+            self.acknowledge_news(declared);
         }
     }
 
     #[cold]
-    fn heard_news(&self, declared: Declared) {
+    fn acknowledge_news(&self, declared: Declared) {
         let Declared { capacity, is_new, rate, rate_is_new } = declared;
         if rate_is_new
             && let Some((known, is_new)) = &mut *self.rate()
@@ -218,7 +218,7 @@ impl Common {
             *is_new = false;
         }
         if is_new {
-            let (before, now) = (u64::from(capacity) | UNHEARD, u64::from(capacity));
+            let (before, now) = (u64::from(capacity) | UNACKNOWLEDGED, u64::from(capacity));
             // This fails if another capacity has been declared in the meantime.
             let _ =
                 self.declared.compare_exchange(before, now, Ordering::Relaxed, Ordering::Relaxed);
@@ -226,7 +226,7 @@ impl Common {
     }
 
     /// Records that this client has set the capacity in the store, so that its next acquire does not declare it again.
-    pub(crate) fn declare_as_heard(&self, capacity: u32) {
+    pub(crate) fn declare_acknowledged(&self, capacity: u32) {
         self.declared.store(u64::from(capacity), Ordering::Relaxed);
     }
 
@@ -244,12 +244,12 @@ impl Common {
     /// is logged as a warning, once for each name, because it usually means that two parts of a program disagree.
     pub(crate) fn declare(&self, capacity: u32) {
         let known = self.declared.load(Ordering::Relaxed);
-        if known & !UNHEARD == u64::from(capacity) {
+        if known & !UNACKNOWLEDGED == u64::from(capacity) {
             return;
         }
-        self.declared.store(u64::from(capacity) | UNHEARD, Ordering::Relaxed);
+        self.declared.store(u64::from(capacity) | UNACKNOWLEDGED, Ordering::Relaxed);
         // An assumed capacity was not a declaration.
-        let before = if known & ASSUMED == 0 { known & !UNHEARD } else { 0 };
+        let before = if known & ASSUMED == 0 { known & !UNACKNOWLEDGED } else { 0 };
         if before != 0 && !self.capacity_changed.swap(true, Ordering::Relaxed) {
             let name = self.name.as_str();
             let now = capacity;
@@ -292,12 +292,12 @@ pub(crate) enum ReleasedBy {
 }
 
 impl ReleasedBy {
-    pub(super) fn notify(self, ticket: &Ticket, after: &mut After) {
+    pub(super) fn notify(self, ticket: &Ticket, deferred: &mut Deferred) {
         match self {
-            Self::Guard => ticket.cancel(after),
+            Self::Guard => ticket.cancel(deferred),
             Self::Id => {
-                ticket.lose(LossReason::Released, after);
-                ticket.fail(ticket.cancelled(), after);
+                ticket.lose(LossReason::Released, deferred);
+                ticket.fail(ticket.cancelled(), deferred);
             }
         }
     }

@@ -10,12 +10,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::Core;
 use super::driver::{Driver, Protocol};
-use super::ticket::After;
+use super::ticket::Deferred;
 use crate::backend::{Answer, Part};
 use crate::client_core::Rules;
 use crate::clock::{Moment, Span};
 use crate::machine::pool::{PoolAction, PoolCommand, PoolOutcome, Status};
-use crate::machine::{Command, Declared, Held, Known, Outcome, Reply, Role, Share, Subject, Terms};
+use crate::machine::{
+    Command, Declared, Held, Outcome, ReleaseHint, Reply, Role, Share, Subject, Terms,
+};
 use crate::name::Name;
 use crate::{AcquisitionId, Error, Fence};
 
@@ -137,12 +139,12 @@ impl Protocol for PoolProtocol {
             }
             PoolAction::Renew { .. } => Command::Renew { id, terms },
             PoolAction::Release { .. } | PoolAction::Count => {
-                Command::Release { id, known: Known::Nothing }
+                Command::Release { id, known: ReleaseHint::Nothing }
             }
         }]);
     }
 
-    fn reply(&self, part: &Part, answer: Answer, _after: &mut After) -> Result<Reply, Error> {
+    fn reply(&self, part: &Part, answer: Answer, _deferred: &mut Deferred) -> Result<Reply, Error> {
         let (Part::Pool(command), Answer::Pool(PoolOutcome { status, current, .. })) =
             (part, answer)
         else {

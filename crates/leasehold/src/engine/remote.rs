@@ -10,13 +10,13 @@ use super::name_state::{Common, Entered, NameState, Release, ReleasedBy};
 use super::semaphore_spec::SemaphoreSpec;
 use super::sender::MAX_IDS;
 use super::store::Store;
-use super::ticket::{After, Ticket};
+use super::ticket::{Deferred, Ticket};
 use super::timers::Deadline;
-use crate::backend::{Answer, Destination, Later, Part, RemoteBackend, Slot};
+use crate::backend::{Answer, BoxFuture, Destination, Part, RemoteBackend, Slot};
 use crate::client_core::{Request, Rules};
 use crate::clock::{Moment, Span};
 use crate::machine::{
-    Command, Declared, Held, Known, Outcome, Reply, Share, Steer, Steered, Subject,
+    Command, Declared, Held, Outcome, ReleaseHint, Reply, Share, Steer, Steered, Subject,
 };
 use crate::name::Name;
 use crate::stats::{Query, SemaphoreStats};
@@ -53,7 +53,7 @@ impl Protocol for SemaphoreProtocol {
         }
     }
 
-    fn reply(&self, part: &Part, answer: Answer, _after: &mut After) -> Result<Reply, Error> {
+    fn reply(&self, part: &Part, answer: Answer, _deferred: &mut Deferred) -> Result<Reply, Error> {
         let (Part::Semaphore { declared, commands, .. }, Answer::Semaphore(reply)) = (part, answer)
         else {
             return Err(Error::internal("unexpected answer to a command for a semaphore"));
@@ -64,7 +64,7 @@ impl Protocol for SemaphoreProtocol {
                 && !matches!(outcome, Outcome::TooHeavy { .. })
         };
         if commands.iter().zip(&reply.outcomes).any(declares) {
-            self.0.heard(*declared);
+            self.0.acknowledged(*declared);
         }
         Ok(reply)
     }
@@ -82,8 +82,8 @@ impl RemoteName {
     /// Runs a query on the engine's thread.
     fn query<T: Send + 'static>(
         &self,
-        query: impl FnOnce(&dyn RemoteBackend, &Name) -> Later<T>,
-    ) -> Later<T> {
+        query: impl FnOnce(&dyn RemoteBackend, &Name) -> BoxFuture<T>,
+    ) -> BoxFuture<T> {
         match &self.core.store {
             Store::Shared(backend) => self.core.run(query(&**backend, self.name())),
             Store::Memory(_) => {
@@ -126,7 +126,7 @@ impl NameState for RemoteName {
         }
     }
 
-    fn end(&self, id: AcquisitionId, _known: Known) {
+    fn end(&self, id: AcquisitionId, _known: ReleaseHint) {
         self.end(id);
     }
 
@@ -139,10 +139,10 @@ impl NameState for RemoteName {
         if let Some(error) = self.core.stopped() {
             return Release::Failed(error);
         }
-        self.locked(|state, after, now| {
+        self.locked(|state, deferred, now| {
             let ticket = state.end(id, now);
             if let Some(ticket) = &ticket {
-                by.notify(ticket, after);
+                by.notify(ticket, deferred);
             }
             let by_guard = by == ReleasedBy::Guard;
             let caller = ticket.filter(|_| by_guard);
@@ -154,13 +154,13 @@ impl NameState for RemoteName {
     }
 
     fn attach(&self, id: AcquisitionId, semaphore: &Arc<SemaphoreSpec>) -> Arc<Ticket> {
-        self.locked(|state, after, _| {
+        self.locked(|state, deferred, _| {
             if let Some(ticket) = state.core.owner(id) {
                 return ticket.clone();
             }
             let ticket = Ticket::held(id, semaphore.clone(), Moment::NEVER);
             let reason = if state.closed { LossReason::Closed } else { LossReason::Released };
-            ticket.lose(reason, after);
+            ticket.lose(reason, deferred);
             ticket
         })
     }
@@ -178,7 +178,7 @@ impl NameState for RemoteName {
         self.close();
     }
 
-    fn drained(self: Arc<Self>, until: Moment) -> Later<()> {
+    fn drained(self: Arc<Self>, until: Moment) -> BoxFuture<()> {
         let asked = Moment::now();
         let deadline = Deadline::new(&self.core, until);
         Box::pin(async move {
@@ -210,21 +210,21 @@ impl NameState for RemoteName {
         self.state().core.is_idle()
     }
 
-    fn release_member(&self, id: &str) -> Later<bool> {
+    fn release_member(&self, id: &str) -> BoxFuture<bool> {
         self.query(|backend, name| backend.release_member(name, id))
     }
 
-    fn steer(&self, steer: Steer, declares: bool) -> Later<Steered> {
+    fn steer(&self, steer: Steer, declares: bool) -> BoxFuture<Steered> {
         let declares = declares && steer != Steer::Forget;
         let capacity = declares.then(|| self.common().capacity());
         self.query(|backend, name| backend.steer(name, Command::Steer { capacity, steer }))
     }
 
-    fn position(&self, id: AcquisitionId) -> Later<Option<usize>> {
+    fn position(&self, id: AcquisitionId) -> BoxFuture<Option<usize>> {
         self.query(|backend, name| backend.position(name, id))
     }
 
-    fn stats(&self, waiters: Range<usize>) -> Later<SemaphoreStats> {
+    fn stats(&self, waiters: Range<usize>) -> BoxFuture<SemaphoreStats> {
         let name = self.name().to_string();
         let query = Query { names: Some(vec![name.clone()]), limit: 1, unused: true, waiters };
         let stats = self.query(|backend, _| backend.stats(query));

@@ -8,7 +8,7 @@ use super::name_state::NameState;
 use super::watch::{Id, Watch};
 use crate::AcquisitionId;
 use crate::clock::Moment;
-use crate::machine::{Known, Terms};
+use crate::machine::{ReleaseHint, Terms};
 use crate::name::Name;
 
 /// A semaphore as it was declared. Tickets keep this alive but not the client, so an acquisition that only the engine
@@ -67,7 +67,7 @@ impl LeaseSpec for SemaphoreSpec {
         Id::Permit(id)
     }
 
-    fn end(&self, id: AcquisitionId, known: Known) {
+    fn end(&self, id: AcquisitionId, known: ReleaseHint) {
         self.named.end(id, known);
     }
 }

@@ -256,7 +256,7 @@ struct DestinationState {
     renewals: Line,
     reach: Reachability,
     /// When the destination last answered.
-    heard: Option<Moment>,
+    last_answer: Option<Moment>,
     round_trip: RoundTrip,
 }
 
@@ -459,7 +459,7 @@ impl Sender {
             }
         }
         if ending != Ending::Unanswered {
-            state.heard = Some(now);
+            state.last_answer = Some(now);
             state.round_trip.learn(now.saturating_since(request.sent));
         }
         state.round_trip.slowest()
@@ -491,7 +491,7 @@ impl Sender {
             }
             (_, reach) => reach,
         };
-        let is_refused = |state: &DestinationState| matches!(&state.reach, Reachability::Down { error, .. } if !error.may_pass());
+        let is_refused = |state: &DestinationState| matches!(&state.reach, Reachability::Down { error, .. } if !error.is_transient());
         self.is_refused.store(states.values().any(is_refused), Ordering::Release);
     }
 
@@ -574,8 +574,8 @@ impl Sender {
     pub(super) fn is_silent(&self, to: Destination, now: Moment) -> bool {
         let state = self.state();
         let states = &state.destinations;
-        let heard = states.get(&to).and_then(|state| state.heard);
-        heard.is_none_or(|heard| heard + CHECK_CALLS <= now)
+        let last_answer = states.get(&to).and_then(|state| state.last_answer);
+        last_answer.is_none_or(|last_answer| last_answer + CHECK_CALLS <= now)
     }
 
     /// Removes everything, because the engine has stopped.
@@ -609,17 +609,17 @@ impl Sender {
         }
         let sent = state.ordinary.in_flight.iter().chain(&state.renewals.in_flight);
         let oldest = *sent.min()?;
-        let silent = oldest.max(state.heard.unwrap_or(oldest));
+        let silent = oldest.max(state.last_answer.unwrap_or(oldest));
         let limit = timing::silence(state.round_trip.slowest());
         (now.saturating_since(silent) >= limit).then_some((silent, None))
     }
 
     /// Whether the destination has not answered since that moment.
-    pub(crate) fn heard_nothing_since(&self, to: Destination, moment: Moment) -> bool {
+    pub(crate) fn is_silent_since(&self, to: Destination, moment: Moment) -> bool {
         self.state()
             .destinations
             .get(&to)
-            .is_none_or(|state| state.heard.is_none_or(|heard| heard < moment))
+            .is_none_or(|state| state.last_answer.is_none_or(|last_answer| last_answer < moment))
     }
 
     /// Returns why the store refuses all requests to this destination, if it does. Then waiting does not help.
@@ -628,7 +628,7 @@ impl Sender {
             return None;
         }
         match &self.state().destinations.get(&to)?.reach {
-            Reachability::Down { error, .. } if !error.may_pass() => Some(error.clone()),
+            Reachability::Down { error, .. } if !error.is_transient() => Some(error.clone()),
             _ => None,
         }
     }
@@ -648,7 +648,7 @@ impl Sender {
         let silences = states.iter().filter_map(|(to, state)| {
             let sent = state.ordinary.in_flight.iter().chain(&state.renewals.in_flight);
             let oldest = *sent.min()?;
-            Some((oldest.max(state.heard.unwrap_or(oldest)), *to))
+            Some((oldest.max(state.last_answer.unwrap_or(oldest)), *to))
         });
         silences.min_by_key(|(since, _)| *since).filter(|(since, _)| *since + limit <= now)
     }

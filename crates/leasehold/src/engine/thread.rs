@@ -186,9 +186,9 @@ impl Thread {
         let Request { parts, sources, sent, .. } = request;
         let (answers, round_trip): (Answers, _) = match answers {
             Ok(answers) if answers.len() == parts.len() => {
-                let may_pass =
-                    |answer: &Result<_, Error>| answer.as_ref().is_err_and(Error::may_pass);
-                let trouble = answers.iter().any(may_pass);
+                let is_transient =
+                    |answer: &Result<_, Error>| answer.as_ref().is_err_and(Error::is_transient);
+                let trouble = answers.iter().any(is_transient);
                 let verdict = if trouble { Ending::TemporaryError } else { Ending::Answered };
                 (answers, core.sender.settled(request, verdict))
             }
@@ -341,7 +341,7 @@ fn disconnected(core: &Arc<Core>, to: Destination, error: &Error) {
         event!(warn, %error, "the store is unreachable; the client tries to reconnect");
     }
     core.sender.set_reach(to, Reachability::Down { since: Moment::now(), error: error.clone() });
-    if !error.may_pass() {
+    if !error.is_transient() {
         core.all().iter().for_each(|named| named.refused(to, error));
         core.all_leases().iter().for_each(|lease| lease.refused(to, error));
         core.sender.refuse_calls(Some(to), error);

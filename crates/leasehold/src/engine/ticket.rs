@@ -12,7 +12,7 @@
 //! refused, and the side that failed the ticket sends the release.
 //!
 //! Wakers are the user's code. They are cloned before the lock is taken, and woken or dropped after it is released
-//! ([`After`]). A waker may run anything, even a release of a permit of the same name.
+//! ([`Deferred`]). A waker may run anything, even a release of a permit of the same name.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -36,13 +36,13 @@ use crate::{AcquisitionId, Error, ErrorKind, Fence, LossReason};
 ///
 /// Usually this is one waker or nothing. That case needs no allocation, and dropping it costs nothing.
 #[derive(Default)]
-pub(crate) struct After {
+pub(crate) struct Deferred {
     waker: Option<Waker>,
-    rest: Option<Box<Rest>>,
+    rest: Option<Box<DeferredWork>>,
 }
 
 #[derive(Default)]
-struct Rest {
+struct DeferredWork {
     wakers: Vec<Waker>,
     /// Wakers that are only dropped.
     unused: Vec<Waker>,
@@ -85,13 +85,13 @@ struct Renewed {
     sent: Moment,
 }
 
-impl fmt::Debug for After {
+impl fmt::Debug for Deferred {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("After").finish_non_exhaustive()
     }
 }
 
-impl After {
+impl Deferred {
     /// Adds a log message.
     pub(crate) fn report(&mut self, report: impl FnOnce() + Send + 'static) {
         self.rest().reports.push(Box::new(report));
@@ -123,7 +123,7 @@ impl After {
         wakers.for_each(|waker| self.wake(Some(waker)));
     }
 
-    fn rest(&mut self) -> &mut Rest {
+    fn rest(&mut self) -> &mut DeferredWork {
         self.rest.get_or_insert_default()
     }
 
@@ -138,7 +138,7 @@ impl After {
     }
 }
 
-impl Rest {
+impl DeferredWork {
     #[cold]
     fn run(self) {
         self.losses.into_iter().for_each(Loss::report);
@@ -326,39 +326,39 @@ impl Ticket {
     }
 
     /// Grants the permit to the waiting future. Returns `false` if it no longer waits.
-    pub(crate) fn grant(&self, grant: Grant, valid_until: Moment, after: &mut After) -> bool {
+    pub(crate) fn grant(&self, grant: Grant, valid_until: Moment, deferred: &mut Deferred) -> bool {
         let mut state = self.state();
         let State::Waiting(waker) = &mut *state else { return false };
         self.valid_until.store(valid_until.micros(), Ordering::Release);
-        after.wake(waker.take());
+        deferred.wake(waker.take());
         *state = State::Granted { slot_number: grant.slot_number, fence: grant.fence };
         true
     }
 
     /// Ends the wait with an error. Returns `false` if it has ended already.
-    pub(crate) fn fail(&self, error: Error, after: &mut After) -> bool {
+    pub(crate) fn fail(&self, error: Error, deferred: &mut Deferred) -> bool {
         let mut state = self.state();
         let State::Waiting(waker) = &mut *state else { return false };
-        after.wake(waker.take());
+        deferred.wake(waker.take());
         *state = State::Failed(Box::new(error));
         true
     }
 
     /// Handles a future or guard that was dropped. From now on nothing is granted or lost, but an earlier loss stays.
-    pub(crate) fn cancel(&self, after: &mut After) {
+    pub(crate) fn cancel(&self, deferred: &mut Deferred) {
         let mut state = self.state();
         match &mut *state {
             State::Waiting(waker) => {
                 if let Some(waker) = waker.take() {
-                    after.rest().unused.push(waker);
+                    deferred.rest().unused.push(waker);
                 }
                 *state = State::Failed(Box::new(Error::Closed));
                 return;
             }
             State::Held(watchers, hold) => {
-                after.wake_all(watchers.take());
+                deferred.wake_all(watchers.take());
                 if let Some(hold) = hold.take() {
-                    self.end_hold(hold, after);
+                    self.end_hold(hold, deferred);
                 }
             }
             State::Granted { .. } => {}
@@ -369,20 +369,20 @@ impl Ticket {
     }
 
     /// Ends a try for which no permit was free.
-    pub(crate) fn full(&self, after: &mut After) {
+    pub(crate) fn full(&self, deferred: &mut Deferred) {
         let mut state = self.state();
         if let State::Waiting(waker) = &mut *state {
-            after.wake(waker.take());
+            deferred.wake(waker.take());
             *state = State::Full;
         }
     }
 
     /// Ends the permit and notifies its watchers. Returns `false` if there is no permit to lose.
-    pub(crate) fn lose(&self, reason: LossReason, after: &mut After) -> bool {
+    pub(crate) fn lose(&self, reason: LossReason, deferred: &mut Deferred) -> bool {
         let mut state = self.state();
         let hold = match &mut *state {
             State::Held(watchers, hold) => {
-                after.wake_all(watchers.take());
+                deferred.wake_all(watchers.take());
                 hold.take()
             }
             // The lease of a lock that is not renewed may be shorter than a round trip. Its guard then finds it lost.
@@ -392,23 +392,23 @@ impl Ticket {
         };
         self.valid_until.store(0, Ordering::Release);
         *state = State::Lost(reason);
-        self.report_loss(reason, hold, after);
+        self.report_loss(reason, hold, deferred);
         true
     }
 
-    fn report_loss(&self, reason: LossReason, hold: Option<Hold>, after: &mut After) {
+    fn report_loss(&self, reason: LossReason, hold: Option<Hold>, deferred: &mut Deferred) {
         let (spec, id) = (self.spec.clone(), self.id);
-        after.rest().losses.push(Loss { spec, id, reason, hold });
+        deferred.rest().losses.push(Loss { spec, id, reason, hold });
     }
 
     /// Ends the hold of a guard that was released or dropped. If the validity had ended before, the permit was lost
     /// unnoticed, and this reports the loss.
-    fn end_hold(&self, hold: Hold, after: &mut After) {
+    fn end_hold(&self, hold: Hold, deferred: &mut Deferred) {
         let valid_until = self.valid_until();
         if valid_until == Moment::NEVER || self.now() < valid_until {
-            after.rest().released.push(hold);
+            deferred.rest().released.push(hold);
         } else {
-            self.report_loss(self.why_ended(), Some(hold), after);
+            self.report_loss(self.why_ended(), Some(hold), deferred);
         }
     }
 
@@ -447,20 +447,20 @@ impl Ticket {
     }
 
     /// Stops tracking the lease. The store keeps it.
-    pub(crate) fn detach(&self, after: &mut After) {
+    pub(crate) fn detach(&self, deferred: &mut Deferred) {
         if let State::Held(_, hold) = &mut *self.state()
             && let Some(hold) = hold.take()
         {
-            after.rest().detached.push(hold);
+            deferred.rest().detached.push(hold);
         }
-        self.cancel(after);
+        self.cancel(deferred);
     }
 
     /// Sets the outcome of the release.
-    pub(crate) fn finish_release(&self, outcome: Result<bool, Error>, after: &mut After) {
+    pub(crate) fn finish_release(&self, outcome: Result<bool, Error>, deferred: &mut Deferred) {
         let mut state = self.state();
         if let State::Releasing(wakers) = &mut *state {
-            after.wake_all(wakers.take());
+            deferred.wake_all(wakers.take());
             *state = State::Released(outcome.map_err(Box::new));
         }
     }

@@ -12,10 +12,12 @@ use crate::clock::{Moment, Span};
 use crate::engine::Core;
 use crate::engine::driver::{Driver, PendingAcquire, Protocol};
 use crate::engine::lease_spec::LeaseSpec;
-use crate::engine::ticket::{After, Grant, Ticket};
+use crate::engine::ticket::{Deferred, Grant, Ticket};
 use crate::engine::watch::{Id, Watch};
 use crate::machine::lock::{Acquired, LockCommand, LockOutcome, NotifyWhen, Verdict};
-use crate::machine::{Command, Declared, Held, Known, Outcome, Reply, Role, Share, Subject, Terms};
+use crate::machine::{
+    Command, Declared, Held, Outcome, ReleaseHint, Reply, Role, Share, Subject, Terms,
+};
 use crate::name::Name;
 use crate::{AcquisitionId, Error, Fence, LockId};
 
@@ -146,8 +148,10 @@ impl Protocol for LockProtocol {
                 LockCommand::Extend { id, key: Some(key), ttl: self.spec.ttl, only_longer: true }
             }
             command => {
-                let known =
-                    matches!(command, Some(Command::Release { known: Known::Held { .. }, .. }));
+                let known = matches!(
+                    command,
+                    Some(Command::Release { known: ReleaseHint::Held { .. }, .. })
+                );
                 let held = known && now.micros() < self.held_until.load(Ordering::Acquire);
                 LockCommand::Release { id, key: Some(key), held }
             }
@@ -163,18 +167,18 @@ impl Protocol for LockProtocol {
                 Command::Enqueue { id, declared, wait: false, terms, share, label: None }
             }
             LockCommand::Extend { .. } => Command::Renew { id, terms },
-            _ => Command::Release { id, known: Known::Nothing },
+            _ => Command::Release { id, known: ReleaseHint::Nothing },
         }]);
     }
 
-    fn reply(&self, _part: &Part, answer: Answer, after: &mut After) -> Result<Reply, Error> {
+    fn reply(&self, _part: &Part, answer: Answer, deferred: &mut Deferred) -> Result<Reply, Error> {
         let outcome = match answer {
             Answer::Lock(LockOutcome::Acquire(acquired)) => self.acquired(&acquired),
             Answer::Lock(LockOutcome::Extend(verdict)) => {
                 let lease = self.spec.clone();
                 let about = (lease.key.clone(), self.id);
                 let result = Ok(verdict.clone());
-                after.report(move || {
+                deferred.report(move || {
                     let about = (Some(about.0.as_str()), Some(about.1));
                     report(lease.locks.observer.as_ref(), LockOperation::Extend, &result, about);
                 });
@@ -193,7 +197,7 @@ impl Protocol for LockProtocol {
                 if self.reports_release.swap(false, Ordering::AcqRel) {
                     let spec = self.spec.clone();
                     let (id, result) = (self.id, Ok(verdict.map(drop)));
-                    after.report(move || {
+                    deferred.report(move || {
                         let about = (Some(spec.key.as_str()), Some(id));
                         let observer = spec.locks.observer.as_ref();
                         report(observer, LockOperation::Release, &result, about);
@@ -202,7 +206,7 @@ impl Protocol for LockProtocol {
                 if held && self.spec.locks.engine.core().is_in_process() {
                     let spec = self.spec.clone();
                     let wake = move || spec.locks.engine.core().lock_waiters.wake_one(&spec.key);
-                    after.report(wake);
+                    deferred.report(wake);
                 }
                 Outcome::Removed(if held { Role::Holder } else { Role::Nobody })
             }
@@ -297,7 +301,7 @@ impl LeaseSpec for LockLease {
         Id::Lock(self.protocol.id)
     }
 
-    fn end(&self, id: AcquisitionId, _known: Known) {
+    fn end(&self, id: AcquisitionId, _known: ReleaseHint) {
         self.end(id);
     }
 }

@@ -10,7 +10,9 @@ use crate::backend::{Answer, Part, Profile, TimeAuthority};
 use crate::clock::{Moment, wall_time};
 use crate::engine::Engine;
 use crate::machine::Subject;
-use crate::machine::lock::{Acquired, By, LockCommand, LockOutcome, NotifyWhen, Record, Verdict};
+use crate::machine::lock::{
+    Acquired, LockCommand, LockOutcome, LockRef, NotifyWhen, Record, Verdict,
+};
 use crate::name::{Name, millis};
 use crate::{Error, LockId, Observer, process};
 
@@ -287,7 +289,7 @@ impl Locks {
     /// The query changes nothing in the store, so the future can be dropped at any time.
     pub async fn lookup_raw(&self, key: &str) -> Result<Option<RawLockInfo>, Error> {
         let key = key_of(key, &self.engine)?;
-        self.find((Some(&key), None), By::Key(key.clone())).await
+        self.find((Some(&key), None), LockRef::Key(key.clone())).await
     }
 
     /// Returns the same as [`lookup_id`](Self::lookup_id), with the key and the lock id.
@@ -298,7 +300,8 @@ impl Locks {
     /// # Cancel safety
     /// The query changes nothing in the store, so the future can be dropped at any time.
     pub async fn lookup_id_raw(&self, id: &LockId) -> Result<Option<RawLockInfo>, Error> {
-        let by = |key: Option<Name>| LockCommand::Lookup(key.map_or(By::Id(*id), By::Key));
+        let by =
+            |key: Option<Name>| LockCommand::Lookup(key.map_or(LockRef::Id(*id), LockRef::Key));
         // The key may belong to another holder by now.
         let found = |answer| found(answer).map(|record| record.filter(|record| record.id == *id));
         let asked = self.ask_by_id(*id, by, found, None).await;
@@ -335,7 +338,7 @@ impl Locks {
     async fn find(
         &self,
         about: (Option<&Name>, Option<LockId>),
-        by: By,
+        by: LockRef,
     ) -> Result<Option<RawLockInfo>, Error> {
         let (found, _) =
             self.ask(LockOperation::Lookup, about, LockCommand::Lookup(by), found).await?;

@@ -88,7 +88,7 @@ pub(crate) enum Command {
     /// Removes an id, whether it holds or waits. Repeating it is harmless. If another client removes a waiter, renewals
     /// of that waiter are answered `Cancelled` for a while.
     #[cfg_attr(not(any(test, feature = "redis")), allow(dead_code))]
-    Release { id: AcquisitionId, known: Known },
+    Release { id: AcquisitionId, known: ReleaseHint },
     /// Changes the limits. `capacity` is the capacity that the sender has declared, if it has declared one.
     Steer { capacity: Option<u32>, steer: Steer },
     /// Does only what every command does: expire and grant.
@@ -97,7 +97,7 @@ pub(crate) enum Command {
 
 /// What the client knows about an id that it releases. This saves a remote store some searches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Known {
+pub(crate) enum ReleaseHint {
     /// Nothing: the id may hold, wait, or be unknown to the store.
     Nothing,
     /// The same. But if the id holds a permit, no caller has seen it, so its token is returned.

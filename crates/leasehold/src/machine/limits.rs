@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::{Circumstances, Declared, Machine, Meter, Rate, Rows, SemaphoreRow};
+use super::{Circumstances, Declared, Machine, Rate, Rows, SemaphoreRow, TokenBucket};
 use crate::clock::Time;
 
 /// The limits of one name.
@@ -27,10 +27,10 @@ pub(crate) struct Limits {
 pub(crate) enum Pace {
     /// As often as there is room, because no client or operator has set a rate.
     #[default]
-    Unsaid,
+    Undeclared,
     /// As often as there is room, because an operator has removed the rate.
     Free,
-    Metered(Meter),
+    Metered(TokenBucket),
 }
 
 /// A pause: since when nothing is granted, by whom, and why.
@@ -132,17 +132,17 @@ impl Limits {
         self.pace
     }
 
-    pub(crate) fn meter(&self) -> Option<&Meter> {
+    pub(crate) fn meter(&self) -> Option<&TokenBucket> {
         match &self.pace {
             Pace::Metered(meter) => Some(meter),
-            Pace::Unsaid | Pace::Free => None,
+            Pace::Undeclared | Pace::Free => None,
         }
     }
 
-    pub(super) fn meter_mut(&mut self) -> Option<&mut Meter> {
+    pub(super) fn meter_mut(&mut self) -> Option<&mut TokenBucket> {
         match &mut self.pace {
             Pace::Metered(meter) => Some(meter),
-            Pace::Unsaid | Pace::Free => None,
+            Pace::Undeclared | Pace::Free => None,
         }
     }
 
@@ -157,7 +157,7 @@ impl Limits {
     pub(super) fn declare(&mut self, declared: Declared, now: Time, last_fence: u64) {
         self.declare_capacity(declared.capacity, declared.is_new);
         if let Some(rate) = declared.rate
-            && (declared.rate_is_new || self.pace == Pace::Unsaid)
+            && (declared.rate_is_new || self.pace == Pace::Undeclared)
         {
             self.set_rate(Some(rate), now, last_fence);
         }
@@ -174,7 +174,7 @@ impl Limits {
     fn set_rate(&mut self, rate: Option<Rate>, now: Time, last_fence: u64) {
         match (&mut self.pace, rate) {
             (Pace::Metered(meter), Some(rate)) => meter.change(rate, now, last_fence),
-            (pace, Some(rate)) => *pace = Pace::Metered(Meter::new(rate, last_fence)),
+            (pace, Some(rate)) => *pace = Pace::Metered(TokenBucket::new(rate, last_fence)),
             (pace, None) => *pace = Pace::Free,
         }
     }

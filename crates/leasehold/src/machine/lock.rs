@@ -107,7 +107,7 @@ impl<T> Verdict<T> {
 
 /// What identifies the lock in a lookup.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum By {
+pub(crate) enum LockRef {
     Key(Name),
     Id(LockId),
 }
@@ -235,10 +235,10 @@ impl<R: LockRows> LockMachine<R> {
         Ok(is_live(record.expires_at, now))
     }
 
-    pub(crate) fn lookup(&self, by: &By, now: u64) -> Result<Option<Record>, R::Error> {
+    pub(crate) fn lookup(&self, by: &LockRef, now: u64) -> Result<Option<Record>, R::Error> {
         let record = match by {
-            By::Key(key) => self.rows.record(key)?,
-            By::Id(id) => {
+            LockRef::Key(key) => self.rows.record(key)?,
+            LockRef::Id(id) => {
                 let Some(key) = self.rows.key_of(*id)? else { return Ok(None) };
                 self.rows.record(&key)?.filter(|record| record.id == *id)
             }

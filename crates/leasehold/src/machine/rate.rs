@@ -13,7 +13,7 @@
 //! `burst` + (`count` − `burst` + 1), take at least one period: no window `[t, t + period)` contains them all.
 //!
 //! The token of a grant that was never used is returned, but only if every later grant would have happened in the same
-//! way without it. [`Meter::return_token`] explains when that is known.
+//! way without it. [`TokenBucket::return_token`] explains when that is known.
 
 use std::time::Duration;
 
@@ -108,7 +108,7 @@ const TOGETHER: Span = Span::from_millis(4);
 
 /// A rate, and the tokens that have been taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Meter {
+pub(crate) struct TokenBucket {
     pub(crate) rate: Rate,
     /// When no token is missing any more. In the past if none is missing now.
     pub(crate) full_at: Time,
@@ -116,7 +116,7 @@ pub(crate) struct Meter {
     pub(crate) returns_from: u64,
 }
 
-impl Meter {
+impl TokenBucket {
     pub(crate) fn new(rate: Rate, last_fence: u64) -> Self {
         Self { rate, full_at: Time::from_micros(0), returns_from: last_fence + 1 }
     }

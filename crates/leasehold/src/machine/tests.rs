@@ -34,7 +34,7 @@ enum Step {
     Enqueue { who: Who, declared: Declared, wait: bool, terms: Terms, share: Share },
     Steer { client: u64, capacity: Option<u32>, steer: Steer },
     Renew { who: Who, terms: Terms },
-    Release { who: Who, known: Known },
+    Release { who: Who, known: ReleaseHint },
     Sweep { client: u64 },
     Pass { micros: u64 },
     Reach { client: u64, reachable: bool },
@@ -75,9 +75,9 @@ pub(crate) fn share() -> impl Strategy<Value = Share> {
     (weight, prop::bool::weighted(0.3)).prop_map(|(weight, numbered)| Share { weight, numbered })
 }
 
-/// What a client may know about an id. `Known::Held` is left out, because the machine does not need it.
-fn known() -> impl Strategy<Value = Known> {
-    prop_oneof![3 => Just(Known::Nothing), 1 => Just(Known::Unused)]
+/// What a client may know about an id. `ReleaseHint::Held` is left out, because the machine does not need it.
+fn known() -> impl Strategy<Value = ReleaseHint> {
+    prop_oneof![3 => Just(ReleaseHint::Nothing), 1 => Just(ReleaseHint::Unused)]
 }
 
 /// Resumes more often than it pauses. `scale` is that of [`rate`].
@@ -282,7 +282,7 @@ fn starts(steps: Vec<Step>) -> Result<Vec<Start>, TestCaseError> {
             let gone = seen.after.holders.get(id) != Some(fence);
             let unused = match seen.command {
                 Command::Release { id: released, known } if released == *id => {
-                    known == Known::Unused
+                    known == ReleaseHint::Unused
                 }
                 _ => seen.was_over(*id) && unclaimed.get(id) == Some(fence),
             };
@@ -632,7 +632,7 @@ proptest! {
         let mut world = watch(steps, |_, _| Ok(()))?;
         for client in 0..3 {
             for number in 0..12 {
-                world.take(Step::Release { who: Who { client, number }, known: Known::Nothing });
+                world.take(Step::Release { who: Who { client, number }, known: ReleaseHint::Nothing });
             }
         }
         prop_assert!(world.machine.is_empty());
@@ -677,7 +677,7 @@ proptest! {
             for (from, is_another) in [(id.client(), false), (ClientId::from_bits(9), true)] {
                 let (machine, out_of_reach) = (world.machine.clone(), BTreeSet::new());
                 let mut world = World { machine, now: seen.now, out_of_reach };
-                let removed = world.send(from, Command::Release { id, known: Known::Nothing });
+                let removed = world.send(from, Command::Release { id, known: ReleaseHint::Nothing });
                 prop_assert_eq!(removed.outcome, Outcome::Removed(Role::Waiter));
                 let renewed = |world: &mut World| {
                     world.send(id.client(), Command::Renew { id, terms }).outcome

@@ -10,7 +10,7 @@ use crate::engine::lease_spec::LeaseSpec;
 use crate::engine::pool_instance::PoolInstance;
 use crate::engine::ticket::Ticket;
 use crate::engine::watch::{Hold, Id, Watch};
-use crate::machine::{Known, Terms};
+use crate::machine::{ReleaseHint, Terms};
 use crate::name::Name;
 use crate::permit::Lost;
 use crate::{AcquisitionId, Error};
@@ -91,7 +91,7 @@ impl LeaseSpec for PoolAcquisition {
         Id::Instance(self.instance.clone())
     }
 
-    fn end(&self, id: AcquisitionId, _known: Known) {
+    fn end(&self, id: AcquisitionId, _known: ReleaseHint) {
         self.shared.end(id);
     }
 }

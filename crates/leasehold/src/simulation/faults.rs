@@ -4,7 +4,7 @@ use torture::driver::Steering;
 
 use super::store::{OPERATOR, rate};
 use super::*;
-use crate::machine::{Command, Known, Outcome, Rate, Steer, Steered};
+use crate::machine::{Command, Outcome, Rate, ReleaseHint, Steer, Steered};
 
 pub(super) fn is_failover(kind: Kind) -> bool {
     kind == Kind::PrimaryKilled
@@ -201,7 +201,7 @@ impl Simulation<'_> {
             let calm = process.connection.is_some() && process.silent.is_none();
             calm && process.known_core(thing).is_some_and(|core| core.is_answered(id))
         });
-        self.apply(thing, OPERATOR, &[Command::Release { id, known: Known::Nothing }]);
+        self.apply(thing, OPERATOR, &[Command::Release { id, known: ReleaseHint::Nothing }]);
         if let (true, Some(ends)) = (is_certain, ends) {
             let left = ends.since(self.store_time()).as_micros();
             let until = self.now + u64::try_from(left).unwrap_or(0);

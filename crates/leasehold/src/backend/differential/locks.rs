@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use crate::LockId;
-use crate::machine::lock::{Acquired, By, Holder, LockMachine, LockRows, Record, Verdict};
+use crate::machine::lock::{Acquired, Holder, LockMachine, LockRef, LockRows, Record, Verdict};
 use crate::name::Name;
 
 pub(crate) const KEYS: usize = 3;
@@ -125,8 +125,8 @@ pub(crate) fn by_rows<R: LockRows>(
         Step::IsLocked { key: k, clean_up } => {
             Seen::Locked(machine.is_locked(&key(k), clean_up, now)?)
         }
-        Step::LookupKey { key: k } => Seen::Found(machine.lookup(&By::Key(key(k)), now)?),
-        Step::LookupId { id: i } => Seen::Found(machine.lookup(&By::Id(id(i)), now)?),
+        Step::LookupKey { key: k } => Seen::Found(machine.lookup(&LockRef::Key(key(k)), now)?),
+        Step::LookupId { id: i } => Seen::Found(machine.lookup(&LockRef::Id(id(i)), now)?),
         Step::RemoveExpired => {
             machine.remove_expired(now)?;
             Seen::Nothing

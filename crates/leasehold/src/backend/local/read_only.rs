@@ -9,7 +9,7 @@ use super::database::Reader;
 use super::{locks, pools, stats};
 use crate::backend::TimeAuthority;
 use crate::backend::{
-    Answer, Answers, Destination, Event, Later, Part, Profile, RemoteBackend, Report, threads,
+    Answer, Answers, BoxFuture, Destination, Event, Part, Profile, RemoteBackend, Report, threads,
 };
 use crate::machine::lock::Record;
 use crate::machine::pool::PoolQuery;
@@ -32,7 +32,7 @@ impl ReadOnly {
     }
 
     /// Fails with the reason if the store cannot be read.
-    pub(crate) fn opened(&self) -> Later<()> {
+    pub(crate) fn opened(&self) -> BoxFuture<()> {
         self.read(|_| Ok(()))
     }
 
@@ -40,7 +40,7 @@ impl ReadOnly {
     fn read<T: Send + 'static>(
         &self,
         question: impl FnOnce(&Reader) -> Result<T, Error> + Send + 'static,
-    ) -> Later<T> {
+    ) -> BoxFuture<T> {
         let (limit, what) = (self.answer_timeout, format!("reading {}", self.address));
         let path = self.path.clone();
         Box::pin(async move {
@@ -53,7 +53,7 @@ impl ReadOnly {
     }
 }
 
-fn refused<T: Send + 'static>() -> Later<T> {
+fn refused<T: Send + 'static>() -> BoxFuture<T> {
     Box::pin(std::future::ready(Err(only_reads())))
 }
 
@@ -76,7 +76,7 @@ impl RemoteBackend for ReadOnly {
         report(Event::Connected { to, again: false, other: false, stragglers: false });
     }
 
-    fn apply(&self, _to: Destination, request: &Arc<[Part]>) -> Later<Answers> {
+    fn apply(&self, _to: Destination, request: &Arc<[Part]>) -> BoxFuture<Answers> {
         let request = request.clone();
         self.read(move |store| {
             store.read(|tx, now, _| {
@@ -96,23 +96,23 @@ impl RemoteBackend for ReadOnly {
         })
     }
 
-    fn position(&self, _name: &Name, _id: AcquisitionId) -> Later<Option<usize>> {
+    fn position(&self, _name: &Name, _id: AcquisitionId) -> BoxFuture<Option<usize>> {
         refused()
     }
 
-    fn steer(&self, _name: &Name, _steer: Command) -> Later<Steered> {
+    fn steer(&self, _name: &Name, _steer: Command) -> BoxFuture<Steered> {
         refused()
     }
 
-    fn stats(&self, query: Query) -> Later<Vec<SemaphoreStats>> {
+    fn stats(&self, query: Query) -> BoxFuture<Vec<SemaphoreStats>> {
         self.read(move |store| stats::fetch(store, &query))
     }
 
-    fn list_locks(&self, limit: usize) -> Later<Vec<Record>> {
+    fn list_locks(&self, limit: usize) -> BoxFuture<Vec<Record>> {
         self.read(move |store| locks::list(store, limit))
     }
 
-    fn list_pools(&self, query: PoolQuery) -> Later<Vec<PoolStats>> {
+    fn list_pools(&self, query: PoolQuery) -> BoxFuture<Vec<PoolStats>> {
         self.read(move |store| {
             store.read(|tx, now, _| {
                 let pools = pools::list(tx, &query)?.into_iter();
@@ -121,7 +121,7 @@ impl RemoteBackend for ReadOnly {
         })
     }
 
-    fn list_clients(&self, limit: usize) -> Later<Vec<ClientInfo>> {
+    fn list_clients(&self, limit: usize) -> BoxFuture<Vec<ClientInfo>> {
         self.read(move |store| stats::clients(store, limit))
     }
 }

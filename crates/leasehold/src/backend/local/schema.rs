@@ -35,7 +35,7 @@ const MARGIN: u64 = 1_000_000;
 /// - `capacity` is the newest declaration, `pinned` overrides it, and `paused` is the time since which nothing is
 ///   granted.
 /// - `rate_count` is NULL if nobody has declared or set a rate, and 0 if an operator has removed it. `rate_period` and
-///   `rate_burst` belong to it; `rate_full_at` and `rate_returns_from` are those of a [`Meter`](crate::machine::Meter).
+///   `rate_burst` belong to it; `rate_full_at` and `rate_returns_from` are those of a [`TokenBucket`](crate::machine::TokenBucket).
 /// - An `unclaimed` holder was granted its permit by another client. It must claim the permit before `ends`, and then
 ///   holds it until `hold_until`.
 /// - An `evicted` id was released by another client, and its own client is still to be notified.

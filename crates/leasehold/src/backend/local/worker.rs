@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use super::LocalSettings;
 use super::database::{Database, IDLE};
 use super::lifeline::{Lifeline, WakeUps};
-use crate::backend::{Later, threads};
+use crate::backend::{BoxFuture, threads};
 use crate::callbacks::event;
 use crate::{ClientId, Error};
 
@@ -55,7 +55,7 @@ impl Worker {
     pub(super) fn run<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&mut Database) -> Result<T, Error> + Send + 'static,
-    ) -> Later<T> {
+    ) -> BoxFuture<T> {
         let worker = self.clone();
         Box::pin(async move {
             let ended = || Error::internal("the store's thread has ended: open another client");

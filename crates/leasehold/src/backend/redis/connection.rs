@@ -135,7 +135,7 @@ impl Connection {
     /// Returns why the server refuses us, if retrying does not help.
     pub(super) fn refusal(&self) -> Option<Error> {
         match &*self.state.borrow() {
-            State::Down(error) if !error.may_pass() => Some(error.clone()),
+            State::Down(error) if !error.is_transient() => Some(error.clone()),
             _ => None,
         }
     }
@@ -175,7 +175,7 @@ impl Connection {
         loop {
             match &*state.borrow_and_update() {
                 State::Up(current) => return Ok(current.clone()),
-                State::Down(error) if !error.may_pass() => return Err(error.clone()),
+                State::Down(error) if !error.is_transient() => return Err(error.clone()),
                 State::Down(_) | State::Connecting => {}
             }
             if state.changed().await.is_err() {
@@ -268,7 +268,7 @@ impl Connection {
                 match self.send_over(&current, &commands).await {
                     // The server would answer the same commands in the same way.
                     Err(error) if current.was_violated_by(&error) => return Err(error),
-                    Err(error) if error.may_pass() => {
+                    Err(error) if error.is_transient() => {
                         let mut state = self.state.subscribe();
                         let replaced = |state: &State| !matches!(state, State::Up(other) if other.number == current.number);
                         let _ = state.wait_for(replaced).await;
@@ -326,7 +326,7 @@ impl Connection {
         received(current.socket.send(commands)).await.map_err(|error| {
             self.suspect(current.number);
             match translate(&format!("request to {}", self.address), &error) {
-                error if error.may_pass() => error,
+                error if error.is_transient() => error,
                 error => Error::unavailable(error.to_string(), false, None),
             }
         })

@@ -18,8 +18,8 @@ use super::value::Value;
 use crate::backend::Slot;
 use crate::callbacks::event;
 use crate::machine::lock::{
-    Acquired, By, CLEAN_UP_AFTER_MS, Holder, LockCommand, LockOutcome, NotifyWhen, Record, Verdict,
-    is_live,
+    Acquired, CLEAN_UP_AFTER_MS, Holder, LockCommand, LockOutcome, LockRef, NotifyWhen, Record,
+    Verdict, is_live,
 };
 use crate::name::Name;
 use crate::{ClientId, Error, Fence, LockId};
@@ -377,8 +377,10 @@ impl LockScripts {
                 let after = if *clean_up { CLEAN_UP_AFTER_MS.to_string() } else { "-".to_owned() };
                 ("is_locked", vec![lock(key)], vec![after])
             }
-            LockCommand::Lookup(By::Key(key)) => ("lookup", vec![lock(key)], vec!["-".to_owned()]),
-            LockCommand::Lookup(By::Id(id)) => {
+            LockCommand::Lookup(LockRef::Key(key)) => {
+                ("lookup", vec![lock(key)], vec!["-".to_owned()])
+            }
+            LockCommand::Lookup(LockRef::Id(id)) => {
                 ("lookup", vec![self.index(id)], vec![id.as_str().to_owned()])
             }
         }
@@ -411,8 +413,8 @@ impl LockScripts {
                 // A value that the script accepts as a lock may still have an id or a key that cannot be ours.
                 return decode_record(value).map(LockOutcome::Lookup).map_err(|problem| {
                     let what = match by {
-                        By::Key(key) => format!("{:?}", self.lock(key)),
-                        By::Id(_) => "the key of this lock id".to_owned(),
+                        LockRef::Key(key) => format!("{:?}", self.lock(key)),
+                        LockRef::Id(_) => "the key of this lock id".to_owned(),
                     };
                     let problem = format!("{what} is not a leasehold lock: {problem}");
                     Error::invalid("key", problem)

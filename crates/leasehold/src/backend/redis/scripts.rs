@@ -11,7 +11,7 @@ use crate::clock::Span;
 use crate::machine::Reply;
 use crate::machine::lock::TOLERANCE_MS;
 use crate::machine::{
-    Command, Declared, Held, Known, Outcome, Rate, Role, Share, Steer, Steered, Terms,
+    Command, Declared, Held, Outcome, Rate, ReleaseHint, Role, Share, Steer, Steered, Terms,
 };
 use crate::name::Name;
 use crate::{ClientId, Fence};
@@ -356,10 +356,10 @@ impl Keys {
                 Command::Renew { terms, .. } => add_terms(call, *terms),
                 Command::Release { known, .. } => {
                     call.push(match known {
-                        Known::Nothing => "unknown",
-                        Known::Unused => "unused",
-                        Known::Held { limited: false } => "held",
-                        Known::Held { limited: true } => "limited",
+                        ReleaseHint::Nothing => "unknown",
+                        ReleaseHint::Unused => "unused",
+                        ReleaseHint::Held { limited: false } => "held",
+                        ReleaseHint::Held { limited: true } => "limited",
                     });
                 }
                 Command::Steer { steer, .. } => add_steer(call, steer),

@@ -104,7 +104,7 @@ impl Sentinels {
         let (mut others_until, mut problem) = (None, None);
         // A temporary error is the one to report, because a retry may succeed.
         let mut failed = |error: Error| {
-            if problem.is_none() || error.may_pass() {
+            if problem.is_none() || error.is_transient() {
                 problem = Some(error);
             }
         };

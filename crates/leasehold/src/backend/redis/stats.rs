@@ -14,7 +14,7 @@ use super::value::{FromValue, Value};
 use crate::backend::Slot;
 use crate::callbacks::event;
 use crate::clock::{Span, Time, wall_time};
-use crate::machine::{Meter, Rate};
+use crate::machine::{Rate, TokenBucket};
 use crate::stats::{Limits, Member, Paused, Query, RateLimit, SemaphoreStats};
 use crate::{ClientInfo, Error, Fence};
 
@@ -58,7 +58,7 @@ impl Semaphores<'_> {
     }
 
     /// The call that returns at most `most` members, with their scores, that follow `after`.
-    fn scored(&self, kind: &str, name: &str, after: After, most: usize) -> RedisCommand {
+    fn scored(&self, kind: &str, name: &str, after: Deferred, most: usize) -> RedisCommand {
         let call = self.call("ZRANGEBYSCORE", kind, name).arg_fmt(after.score);
         call.args(["+inf", "WITHSCORES", "LIMIT"]).arg_fmt(after.skipped).arg_fmt(most)
     }
@@ -351,14 +351,14 @@ async fn of(
     let full = |page: &Page<'_>| page.ranked.len() == FIRST_PAGE;
     let more: Vec<_> = pages
         .iter()
-        .map(|page| if full(page) { After::page(&page.ranked, None) } else { None })
+        .map(|page| if full(page) { Deferred::page(&page.ranked, None) } else { None })
         .collect();
     let mut described = describe_all(semaphores, home, pages, now, clients).await?.into_iter();
     for (at, one) in stats.iter_mut().enumerate() {
         let (holders, head) = (described.next(), described.next());
         one.holders = holders.unwrap_or_default();
         if let Some(after) = more[2 * at] {
-            let rest = (Start::After(after), usize::MAX);
+            let rest = (Start::Deferred(after), usize::MAX);
             let rest = members(semaphores, &one.name, Role::Holder, (rest, now), clients).await?;
             let known: BTreeSet<_> = one.holders.iter().map(|holder| holder.id.clone()).collect();
             one.holders.extend(rest.into_iter().filter(|holder| !known.contains(&holder.id)));
@@ -396,7 +396,7 @@ fn limits_of(text: &str, now: f64) -> Limits {
     let since = |micros: u64| seconds_between(micros as f64 / 1e6, now);
     let rate = number(4).zip(number(5));
     let rate = rate.and_then(|(count, period)| Rate::stored(count, period, number(6).unwrap_or(1)));
-    let meter = rate.map(|rate| Meter {
+    let meter = rate.map(|rate| TokenBucket {
         rate,
         full_at: Time::from_micros(number(7).unwrap_or_default()),
         returns_from: number(8).unwrap_or_default(),
@@ -430,12 +430,12 @@ struct Page<'a> {
 
 /// Where a listing continues: at a score, after the first `skipped` members that have it.
 #[derive(Clone, Copy)]
-struct After {
+struct Deferred {
     score: f64,
     skipped: usize,
 }
 
-impl After {
+impl Deferred {
     /// Returns the position after this page, which followed `before`. `None` if the page is empty.
     fn page(page: &[(Vec<u8>, f64)], before: Option<Self>) -> Option<Self> {
         let (_, score) = *page.last()?;
@@ -449,7 +449,7 @@ impl After {
 /// Where a listing starts.
 enum Start {
     Place(usize),
-    After(After),
+    Deferred(Deferred),
 }
 
 /// Reads at most `most` members, page by page.
@@ -472,10 +472,10 @@ async fn members(
             Start::Place(from) => {
                 (semaphores.ranks(kind, name, from..from.saturating_add(size)), None)
             }
-            Start::After(after) => (semaphores.scored(kind, name, after, size), Some(after)),
+            Start::Deferred(after) => (semaphores.scored(kind, name, after, size), Some(after)),
         };
         let mut ranked: Scores = semaphores.one(call).await?;
-        let Some(after) = After::page(&ranked, before) else { break };
+        let Some(after) = Deferred::page(&ranked, before) else { break };
         let full = ranked.len() == size;
         ranked.retain(|(id, _)| seen.insert(id.clone()));
         let page = vec![Page { name, role, ranked }];
@@ -484,7 +484,7 @@ async fn members(
         if !full {
             break;
         }
-        start = Start::After(after);
+        start = Start::Deferred(after);
     }
     Ok(all)
 }

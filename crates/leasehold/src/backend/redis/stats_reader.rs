@@ -14,8 +14,8 @@ use super::locks::LockScripts;
 use super::scripts::Scripts;
 use super::settings::{Purpose, RedisSettings};
 use super::topology::Topology;
-use crate::backend::{Answer, Answers, Later, Part, Report, threads};
-use crate::machine::lock::{By, LockCommand, LockOutcome};
+use crate::backend::{Answer, Answers, BoxFuture, Part, Report, threads};
+use crate::machine::lock::{LockCommand, LockOutcome, LockRef};
 use crate::{ClientId, Error};
 
 /// How long the thread and its connections stay after the last query.
@@ -44,7 +44,7 @@ impl StatsReader {
         &self,
         client: ClientId,
         question: impl FnOnce(Topology) -> F + Send + 'static,
-    ) -> Later<T> {
+    ) -> BoxFuture<T> {
         let (mut answer, answered) = oneshot::channel();
         let job: Job = Box::new(move |topology| {
             Box::pin(async move {
@@ -164,7 +164,7 @@ pub(super) async fn answers(topology: &Topology, locks: &LockScripts, request: &
     let mut answers = Vec::with_capacity(request.len());
     for part in request {
         let answer = match part {
-            Part::Lock(LockCommand::Lookup(By::Key(key))) => {
+            Part::Lock(LockCommand::Lookup(LockRef::Key(key))) => {
                 locks.find(topology, key).await.map(LockOutcome::Lookup)
             }
             Part::Lock(LockCommand::IsLocked { key, .. }) => {

@@ -18,8 +18,8 @@ use super::scripts::{Keys, Scripts, decode};
 use crate::clock::{Span, Time};
 use crate::machine::tests::{declared, share, steer};
 use crate::machine::{
-    Circumstances, Command, Declared, Effects, Held, Known, Machine, Meter, Outcome, Rate, Reach,
-    Row, Share, Steer, Terms,
+    Circumstances, Command, Declared, Effects, Held, Machine, Outcome, Rate, Reach, ReleaseHint,
+    Row, Share, Steer, Terms, TokenBucket,
 };
 use crate::name::Name;
 use crate::{AcquisitionId, ClientId};
@@ -76,9 +76,9 @@ impl Ask {
                 };
                 let holds = machine.holders().iter().any(|row| ordinary(&row));
                 let known = match number % 4 {
-                    1 | 2 if holds => Known::Held { limited },
-                    0 => Known::Nothing,
-                    _ => Known::Unused,
+                    1 | 2 if holds => ReleaseHint::Held { limited },
+                    0 => ReleaseHint::Nothing,
+                    _ => ReleaseHint::Unused,
                 };
                 Command::Release { id, known }
             }
@@ -206,7 +206,7 @@ struct Limits {
     declared: Option<u32>,
     paused: Option<u64>,
     units: u32,
-    meter: Option<Meter>,
+    meter: Option<TokenBucket>,
     /// The slot numbers that are taken.
     slots: Vec<u32>,
 }
@@ -437,7 +437,7 @@ impl Both {
             declared: small(1).filter(|_| small(0).is_some()),
             paused: number(2),
             units: if held > 0 { held + small(3).unwrap_or(0) } else { 0 },
-            meter: number(4).filter(|count| *count > 0).map(|count| Meter {
+            meter: number(4).filter(|count| *count > 0).map(|count| TokenBucket {
                 rate: Rate {
                     count,
                     period: Span::from_micros(number(5).unwrap()),
@@ -577,7 +577,7 @@ fn agree(place: &Place, cases: u32) -> usize {
                 }
                 Step::Cancel { from, whose, number } => {
                     let id = AcquisitionId::new(client(whose), number);
-                    let commands = [Command::Release { id, known: Known::Nothing }];
+                    let commands = [Command::Release { id, known: ReleaseHint::Nothing }];
                     commands_sent.set(commands_sent.get() + 1);
                     let expected = both.by_machine(from, &commands);
                     let seen = both.by_redis(from, &commands, &expected);

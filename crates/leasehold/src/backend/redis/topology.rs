@@ -56,7 +56,7 @@ pub(super) enum Unapplied {
     /// The slot is being moved. The command can be applied when the move is complete.
     NotNow(Error),
     /// The cluster is down.
-    Later(Error),
+    BoxFuture(Error),
 }
 
 impl Topology {
@@ -201,7 +201,7 @@ impl Topology {
                     }
                     Some(Unapplied::There(answer)) => return Ok((answer?, connection)),
                     Some(Unapplied::Elsewhere) => {}
-                    Some(Unapplied::NotNow(_) | Unapplied::Later(_)) => pause(began).await,
+                    Some(Unapplied::NotNow(_) | Unapplied::BoxFuture(_)) => pause(began).await,
                 }
             }
         };
@@ -247,7 +247,7 @@ async fn unapplied(
     for fate in fates.collect::<Vec<_>>() {
         let unapplied = match fate {
             None => None,
-            Some((Fate::Known(unapplied), _)) => Some(unapplied),
+            Some((Fate::ReleaseHint(unapplied), _)) => Some(unapplied),
             Some((Fate::Asked(there, answer), error)) => match answer.await {
                 Ok(Err(error)) if is_being_moved(&error) => {
                     Some(Unapplied::NotNow(from.translate(&error)))
@@ -266,7 +266,7 @@ async fn unapplied(
 }
 
 enum Fate {
-    Known(Unapplied),
+    ReleaseHint(Unapplied),
     /// The command was sent to the server that its slot is being moved to.
     Asked(Arc<Connection>, oneshot::Receiver<CommandReply>),
 }
@@ -299,11 +299,11 @@ fn fate(
         None if is_being_moved(error) => not_now(),
         None if error.code() == "CLUSTERDOWN" => {
             cluster.doubt();
-            Unapplied::Later(from.translate(error))
+            Unapplied::BoxFuture(from.translate(error))
         }
         None => return None,
     };
-    Some(Fate::Known(fate))
+    Some(Fate::ReleaseHint(fate))
 }
 
 /// Sends a command to the server that its slot is being moved to. If that server does not answer within `limit`, no
@@ -384,7 +384,7 @@ pub(super) async fn ask(
                         None => reply.map_err(|error| connection.translate(&error)),
                         Some(Unapplied::There(answer)) => answer,
                         Some(Unapplied::Elsewhere) => continue,
-                        Some(Unapplied::NotNow(error) | Unapplied::Later(error)) => {
+                        Some(Unapplied::NotNow(error) | Unapplied::BoxFuture(error)) => {
                             (problem, again_at_once) = (Some(error), false);
                             continue;
                         }

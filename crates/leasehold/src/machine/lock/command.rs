@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Acquired, By, Holder, LockMachine, LockRows, Record, Verdict};
+use super::{Acquired, Holder, LockMachine, LockRef, LockRows, Record, Verdict};
 use crate::machine::Subject;
 use crate::name::Name;
 use crate::{Fence, LockId};
@@ -45,7 +45,7 @@ pub(crate) enum LockCommand {
         key: Name,
         clean_up: bool,
     },
-    Lookup(By),
+    Lookup(LockRef),
 }
 
 impl LockCommand {
@@ -53,10 +53,10 @@ impl LockCommand {
         match self {
             Self::Acquire { key, .. }
             | Self::IsLocked { key, .. }
-            | Self::Lookup(By::Key(key))
+            | Self::Lookup(LockRef::Key(key))
             | Self::Release { key: Some(key), .. }
             | Self::Extend { key: Some(key), .. } => Subject::Lock(key),
-            Self::Release { id, .. } | Self::Extend { id, .. } | Self::Lookup(By::Id(id)) => {
+            Self::Release { id, .. } | Self::Extend { id, .. } | Self::Lookup(LockRef::Id(id)) => {
                 Subject::LockId(id)
             }
         }

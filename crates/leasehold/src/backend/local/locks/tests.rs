@@ -8,7 +8,7 @@ use crate::backend::differential::locks::{
     Seen, Step, by_machine, by_rows, holder, id, key, steps,
 };
 use crate::backend::local::schema;
-use crate::machine::lock::By;
+use crate::machine::lock::LockRef;
 
 /// Fences are usually minted from the clock. With a clock of 0 they count, as those of the machine do.
 fn at(tx: &Connection, now: u64) -> LockMachine<SqlLocks<'_>> {
@@ -52,7 +52,7 @@ fn a_record_ceases_to_exist_at_its_ttl() {
     let acquired = at(&tx, 1000).acquire(&key(0), id(0), 500, &holder(0), 1000).unwrap();
     for (now, there) in [(1499, true), (1500, false)] {
         let mut locks = at(&tx, now);
-        for by in [By::Key(key(0)), By::Id(id(0))] {
+        for by in [LockRef::Key(key(0)), LockRef::Id(id(0))] {
             assert_eq!(locks.lookup(&by, now).unwrap().is_some(), there, "{by:?} at {now}");
         }
         assert_eq!(locks.rows.list(10).unwrap().len(), usize::from(there));

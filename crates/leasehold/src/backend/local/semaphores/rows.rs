@@ -8,7 +8,7 @@ use rusqlite::{CachedStatement, Connection, OptionalExtension, Params, Result, R
 use super::{Peers, WATCHED_PLACES, WATCHERS};
 use crate::clock::{Span, Time};
 use crate::machine::{
-    Limits, Member, Meter, Pace, Pause, Rate, Rows, SemaphoreRow, Share, Stage, Terms,
+    Limits, Member, Pace, Pause, Rate, Rows, SemaphoreRow, Share, Stage, Terms, TokenBucket,
 };
 use crate::{AcquisitionId, ClientId, Fence};
 
@@ -60,14 +60,17 @@ pub(super) fn client(row: &Row<'_>, column: usize) -> Result<ClientId> {
 }
 
 /// Reads a meter from the five columns that begin with `rate_count`.
-pub(in crate::backend::local) fn meter_of(row: &Row<'_>, first: usize) -> Result<Option<Meter>> {
+pub(in crate::backend::local) fn meter_of(
+    row: &Row<'_>,
+    first: usize,
+) -> Result<Option<TokenBucket>> {
     if row.get::<_, Option<i64>>(first)?.is_none_or(|count| count <= 0) {
         return Ok(None);
     }
     let number = |column| unsigned(row, first + column);
     let Some(rate) = Rate::stored(number(0)?, number(1)?, number(2)?) else { return Ok(None) };
     let full_at = Time::from_micros(number(3)?);
-    Ok(Some(Meter { rate, full_at, returns_from: number(4)? }))
+    Ok(Some(TokenBucket { rate, full_at, returns_from: number(4)? }))
 }
 
 /// Selects the row of a name, with the columns that [`name_row`] reads.
@@ -92,7 +95,7 @@ fn name_row(row: &Row<'_>) -> Result<(u64, i64, SemaphoreRow)> {
         }
     };
     let pace = match row.get::<_, Option<i64>>(12)? {
-        None => Pace::Unsaid,
+        None => Pace::Undeclared,
         Some(_) => meter_of(row, 12)?.map_or(Pace::Free, Pace::Metered),
     };
     let state = SemaphoreRow {
@@ -243,7 +246,7 @@ impl<'a> SqlRows<'a> {
         }
         let paused = limits.paused();
         let count = match limits.pace() {
-            Pace::Unsaid => None,
+            Pace::Undeclared => None,
             Pace::Free => Some(0),
             Pace::Metered(meter) => Some(meter.rate.count.cast_signed()),
         };

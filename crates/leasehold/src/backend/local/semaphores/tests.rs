@@ -14,7 +14,7 @@ use crate::Fence;
 use crate::backend::local::schema;
 use crate::machine::tests::{declared, share, steer};
 use crate::machine::{
-    self, Declared, Effects, Known, Machine, Meter, Share, Steer, Steered, Terms,
+    self, Declared, Effects, Machine, ReleaseHint, Share, Steer, Steered, Terms, TokenBucket,
 };
 
 const CLIENTS: u64 = 3;
@@ -68,7 +68,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
                 .prop_map(|(capacity, steer)| Command::Steer { capacity, steer }),
             5 => (id(from), terms()).prop_map(|(id, terms)| Command::Renew { id, terms }),
             4 => (id(from), any::<bool>()).prop_map(|(id, unused)| {
-                let known = if unused { Known::Unused } else { Known::Nothing };
+                let known = if unused { ReleaseHint::Unused } else { ReleaseHint::Nothing };
                 Command::Release { id, known }
             }),
             2 => Just(Command::Sweep),
@@ -94,7 +94,7 @@ struct Seen {
     holders: Vec<Holds>,
     waiters: Vec<AcquisitionId>,
     /// The declared capacity, the pinned one, the time of the pause, and the rate.
-    limits: (u32, Option<u32>, Option<u64>, Option<Meter>),
+    limits: (u32, Option<u32>, Option<u64>, Option<TokenBucket>),
 }
 
 fn by_machine(
@@ -136,7 +136,7 @@ fn by_machine(
     }
 }
 
-fn limits_of(machine: &Machine) -> (u32, Option<u32>, Option<u64>, Option<Meter>) {
+fn limits_of(machine: &Machine) -> (u32, Option<u32>, Option<u64>, Option<TokenBucket>) {
     let limits = machine.limits();
     let paused = limits.paused().map(|paused| paused.since.micros());
     (limits.declared(), limits.pinned(), paused, limits.meter().copied())
@@ -257,7 +257,7 @@ fn a_permit_is_claimed_until_its_time_is_up_and_then_held_until_its_ttl_ends() {
         let enqueue =
             Command::Enqueue { id: id(1, 0), declared, wait, terms, share: Share::ONE, label };
         store.apply("a", 1, &[enqueue]);
-        store.apply("a", 0, &[Command::Release { id: id(0, 0), known: Known::Nothing }]);
+        store.apply("a", 0, &[Command::Release { id: id(0, 0), known: ReleaseHint::Nothing }]);
         let passed = if late { CONFIRM_WITHIN } else { Span::from_micros(4999) };
         let claimed = claim(&store.tx, client(1), Time::from_micros(START) + passed).unwrap();
         let valid_for = claimed.first().map(|(_, _, held)| held.valid_for);
@@ -366,7 +366,8 @@ fn a_queue_of_the_dead_is_passed_at_once() {
     store.enqueue("a", id(2, 0), true);
     store.dead.push(client(1));
     store.looked.set(0);
-    let applied = store.apply("a", 0, &[Command::Release { id: id(0, 0), known: Known::Nothing }]);
+    let applied =
+        store.apply("a", 0, &[Command::Release { id: id(0, 0), known: ReleaseHint::Nothing }]);
     assert_eq!((applied.wake, applied.removed_clients), (vec![client(2)], vec![client(1)]));
     let looked = store.looked.get();
     assert!(looked < 5, "one look is enough for all of them, not {looked}");
@@ -416,7 +417,7 @@ fn clients_near_the_head_watch() {
 fn a_client_finds_its_ids_that_another_client_released() {
     let store = TestStore::new();
     store.enqueue("a", id(0, 0), true);
-    let release = Command::Release { id: id(0, 0), known: Known::Nothing };
+    let release = Command::Release { id: id(0, 0), known: ReleaseHint::Nothing };
     let applied = store.apply("a", 1, std::slice::from_ref(&release));
     assert_eq!(applied.wake, [client(0)]);
     assert_eq!(take_evicted(&store.tx, client(0)).unwrap(), [("a".to_owned(), id(0, 0))]);
@@ -432,7 +433,7 @@ fn a_client_finds_its_ids_that_another_client_released() {
 fn an_evicted_client_is_notified_although_the_name_was_forgotten() {
     let store = TestStore::new();
     store.enqueue("a", id(0, 0), true);
-    store.apply("a", 1, &[Command::Release { id: id(0, 0), known: Known::Nothing }]);
+    store.apply("a", 1, &[Command::Release { id: id(0, 0), known: ReleaseHint::Nothing }]);
     let forget = Command::Steer { capacity: None, steer: Steer::Forget };
     let done = Outcome::Steered(Steered::Done);
     assert_eq!(store.apply("a", 1, std::slice::from_ref(&forget)).outcomes, [done]);
@@ -465,7 +466,7 @@ fn steps_of_a_round(waiters: u64, clients: u64) -> u64 {
         store.apply(
             "a",
             number(holder.client()) as u64,
-            &[Command::Release { id: holder, known: Known::Nothing }],
+            &[Command::Release { id: holder, known: ReleaseHint::Nothing }],
         );
         let next = id(turn % clients, turn);
         let renew = Command::Renew { id: next, terms: Terms::default() };

@@ -62,7 +62,9 @@ impl Cluster {
                         }
                     }
                     // A permanent error explains the failure better than a temporary one.
-                    Err(error) if problem.is_none() || !error.may_pass() => problem = Some(error),
+                    Err(error) if problem.is_none() || !error.is_transient() => {
+                        problem = Some(error)
+                    }
                     Err(_) => {}
                 }
             }

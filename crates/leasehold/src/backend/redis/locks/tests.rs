@@ -55,8 +55,8 @@ impl Both {
                 LockCommand::Extend { id: id(i), key: None, ttl, only_longer }
             }
             Step::IsLocked { key: k, clean_up } => LockCommand::IsLocked { key: key(k), clean_up },
-            Step::LookupKey { key: k } => LockCommand::Lookup(By::Key(key(k))),
-            Step::LookupId { id: i } => LockCommand::Lookup(By::Id(id(i))),
+            Step::LookupKey { key: k } => LockCommand::Lookup(LockRef::Key(key(k))),
+            Step::LookupId { id: i } => LockCommand::Lookup(LockRef::Id(id(i))),
             Step::Mislead { id: i, key: k } => {
                 let mut set = redis::cmd("SET");
                 set.arg(format!("syncguard:id:{}", id(i))).arg(key(k).as_str());
@@ -119,7 +119,7 @@ impl Both {
         let expected = Some(Fence::new(1));
         let acquire = LockCommand::Acquire { key, id: held, ttl, notify, holder, expected };
         let release = LockCommand::Release { id: held, key: Some(beside.clone()), held: true };
-        let lookup = LockCommand::Lookup(By::Key(beside));
+        let lookup = LockCommand::Lookup(LockRef::Key(beside));
         self.sent += 1;
         let after_common = !self.sent.is_multiple_of(4);
         let before = if after_common { [&acquire, &release] } else { [&lookup, &lookup] };

@@ -56,7 +56,7 @@ fn ids() -> [AcquisitionId; 2] {
 fn commands(transition: Transition) -> Vec<Command> {
     let terms = TERMS;
     let command = |id| match transition {
-        Transition::Release => Command::Release { id, known: Known::Held { limited: true } },
+        Transition::Release => Command::Release { id, known: ReleaseHint::Held { limited: true } },
         Transition::Renew => Command::Renew { id, terms },
         Transition::Sweep => Command::Sweep,
         Transition::Steer => {
