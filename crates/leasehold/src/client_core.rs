@@ -578,7 +578,11 @@ impl<T: Clone> NameCore<T> {
         }
         self.taken_over = Some(now);
         for (_, id) in std::mem::take(&mut self.recent) {
-            if !self.acquisitions.contains_key(&id) && !self.releases.contains_key(&id) {
+            // Another process may have the lease of a pool instance by now.
+            if !self.rules.is_one_lease
+                && !self.acquisitions.contains_key(&id)
+                && !self.releases.contains_key(&id)
+            {
                 self.add_release(id, self.longest_lease, ReleaseHint::Nothing, false, now);
             }
         }
@@ -680,6 +684,10 @@ impl<T: Clone> NameCore<T> {
     /// Makes sure that the id is released, whatever was sent before. No task of this client waits for the id any more,
     /// but the store may know it.
     fn ensure_released(&mut self, id: AcquisitionId, doubtful: bool, now: Moment) {
+        if self.is_shared() {
+            self.owes_release = true;
+            return;
+        }
         let Some(release) = self.releases.get_mut(&id) else {
             if crate::broken::is("late-answer") {
                 return;

@@ -278,7 +278,9 @@ impl<T: Clone> NameCore<T> {
             // Another server has taken over without the grant, and has made it again. In between, another client may
             // have held the permit.
             (Outcome::Held(held), Phase::Held { since, fence, .. })
-                if fence != held.fence && since < sent && !crate::broken::is("granted-again") =>
+                if fence != held.fence
+                    && self.taken_over.is_some_and(|at| since < at && at <= sent)
+                    && !crate::broken::is("granted-again") =>
             {
                 self.lose(id, LossReason::Missing, now);
             }

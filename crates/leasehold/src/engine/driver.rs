@@ -66,8 +66,10 @@ pub(super) struct DriverState<P: Protocol> {
     rests: bool,
     /// When the engine fires the timer of this driver.
     timer_at: Option<Moment>,
-    /// Keeps the driver of a lease and its client alive while a release is not answered.
-    under_way: Option<(Arc<Driver<P>>, UnderWay)>,
+    /// The driver of a lease itself, while a release is not answered, so that it outlives its guard.
+    kept_alive: Option<Arc<Driver<P>>>,
+    /// Makes a close wait for that release, while it waits to be sent or for its answer.
+    under_way: Option<UnderWay>,
 }
 
 impl<P: Protocol> DriverState<P> {
@@ -103,6 +105,7 @@ impl<P: Protocol> Driver<P> {
             in_line: (false, false),
             rests: false,
             timer_at: None,
+            kept_alive: None,
             under_way: None,
         };
         let (state, settled) = (Mutex::new(state), Notify::new());
@@ -199,9 +202,9 @@ impl<P: Protocol> Driver<P> {
         for ticket in state.core.owners() {
             ticket.lose(LossReason::NotRenewed, &mut deferred);
         }
-        let under_way = state.under_way.take();
+        let no_longer_under_way = (state.kept_alive.take(), state.under_way.take());
         drop(state);
-        drop(under_way);
+        drop(no_longer_under_way);
         deferred.run();
     }
 
@@ -308,15 +311,17 @@ impl<P: Protocol> Driver<P> {
 
     /// Keeps the driver of a lease alive while a release is not answered. Names are kept alive by the client. Returns
     /// what has to be dropped after the lock is released.
-    fn keep_alive(&self, state: &mut DriverState<P>) -> Option<(Arc<Self>, UnderWay)> {
-        let is_needed = state.core.is_one_lease() && state.core.has_releases();
-        if !is_needed {
-            return state.under_way.take();
+    fn keep_alive(&self, state: &mut DriverState<P>) -> (Option<Arc<Self>>, Option<UnderWay>) {
+        let has_releases = state.core.is_one_lease() && state.core.has_releases();
+        let is_under_way = has_releases && !state.core.is_settled();
+        if has_releases && state.kept_alive.is_none() {
+            state.kept_alive = self.this.upgrade();
         }
-        if state.under_way.is_none() {
-            state.under_way = self.this.upgrade().map(|this| (this, UnderWay::new(&self.core)));
+        if is_under_way && state.under_way.is_none() {
+            state.under_way = Some(UnderWay::new(&self.core));
         }
-        None
+        let ended = if is_under_way { None } else { state.under_way.take() };
+        (if has_releases { None } else { state.kept_alive.take() }, ended)
     }
 
     fn follow_up(

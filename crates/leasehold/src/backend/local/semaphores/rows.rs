@@ -100,9 +100,9 @@ fn name_row(row: &Row<'_>) -> Result<(u64, i64, SemaphoreRow)> {
     };
     let state = SemaphoreRow {
         limits: Limits::stored(row.get(2)?, row.get(8)?, paused, pace),
-        holding: usize::try_from(unsigned(row, 3)?).unwrap_or(usize::MAX),
+        holding: row.get::<_, u32>(3)? as usize,
         units: row.get(4)?,
-        waiting: usize::try_from(unsigned(row, 5)?).unwrap_or(usize::MAX),
+        waiting: row.get::<_, u32>(5)? as usize,
         next_place: unsigned(row, 6)?,
         last_fence: unsigned(row, 7)?,
     };

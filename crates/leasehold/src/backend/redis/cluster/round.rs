@@ -63,7 +63,7 @@ impl Cluster {
                     }
                     // A permanent error explains the failure better than a temporary one.
                     Err(error) if problem.is_none() || !error.is_transient() => {
-                        problem = Some(error)
+                        problem = Some(error);
                     }
                     Err(_) => {}
                 }
