@@ -193,6 +193,8 @@ pub(crate) enum Timer {
     ReleaseUnanswered(AcquisitionId),
     /// The id is released once more, unless the store must have expired it.
     ReleaseAgain(AcquisitionId),
+    /// The store must have expired the lease of a lock or a pool, so its release is no longer sent.
+    ReleaseExpired(AcquisitionId),
 }
 
 /// What the core reports to its driver.
@@ -405,11 +407,6 @@ impl<T: Clone> NameCore<T> {
         commands
     }
 
-    /// Whether [`take`](Self::take) would return commands.
-    pub(crate) fn wants_to_send(&self, now: Moment) -> bool {
-        self.unsent.iter().any(|(_, want)| self.is_wanted(*want, now))
-    }
-
     /// Removes the commands that are no longer wanted, and the releases of ids that the store must have expired.
     pub(crate) fn forget_unwanted(&mut self, now: Moment) {
         let mut unsent = std::mem::take(&mut self.unsent);
@@ -418,12 +415,6 @@ impl<T: Clone> NameCore<T> {
         self.releases.retain(|_, release| {
             release.caller.is_some() || release.until.is_none_or(|until| now < until)
         });
-    }
-
-    /// Removes the renewals of holders that have ended. Returns whether any renewal is left.
-    pub(crate) fn forget_unwanted_renewals(&mut self) -> bool {
-        self.renewals.retain(|id| self.acquisitions.contains_key(id));
-        self.has_renewals()
     }
 
     fn is_wanted(&self, want: Want, now: Moment) -> bool {
@@ -509,6 +500,7 @@ impl<T: Clone> NameCore<T> {
                 self.answer_release(id, Err(Failure::Unanswered { since }));
             }
             Timer::ReleaseAgain(id) => self.release_again(id, now),
+            Timer::ReleaseExpired(id) => self.release_expired(id, now),
         }
     }
 
@@ -565,9 +557,19 @@ impl<T: Clone> NameCore<T> {
     fn release_again(&mut self, id: AcquisitionId, now: Moment) {
         let Some(release) = self.releases.get(&id) else { return };
         if release.until.is_some_and(|until| until <= now) || self.is_shared() {
-            self.releases.remove(&id);
+            self.remove_release(id);
         } else {
             self.want(Want::Release(id), now);
+        }
+    }
+
+    fn release_expired(&mut self, id: AcquisitionId, now: Moment) {
+        match self.releases.get(&id).and_then(|release| release.until) {
+            Some(until) if now < until => {
+                self.timers.insert((until, Timer::ReleaseExpired(id)));
+            }
+            Some(_) => self.remove_release(id),
+            None => {}
         }
     }
 
@@ -660,7 +662,17 @@ impl<T: Clone> NameCore<T> {
         let (delivery, again, refused, caller) = (Delivery::Unsent, false, 0, None);
         let release = PendingRelease { delivery, known, doubtful, again, refused, caller, until };
         self.releases.insert(id, release);
+        if let Some(until) = until.filter(|_| self.rules.is_one_lease) {
+            self.timers.insert((until, Timer::ReleaseExpired(id)));
+        }
         self.want(Want::Release(id), now);
+    }
+
+    fn remove_release(&mut self, id: AcquisitionId) {
+        let until = self.releases.remove(&id).and_then(|release| release.until);
+        if self.rules.is_one_lease {
+            self.cancel_timer(until, Timer::ReleaseExpired(id));
+        }
     }
 
     /// Whether the store has one lease for all acquisitions, and one of them is left. Then the lease is not released.
@@ -676,7 +688,7 @@ impl<T: Clone> NameCore<T> {
         let ids: Vec<_> = self.releases.iter().filter_map(withdrawn).collect();
         for id in ids {
             self.answer_release(id, Ok(true));
-            self.releases.remove(&id);
+            self.remove_release(id);
             self.owes_release = true;
         }
     }

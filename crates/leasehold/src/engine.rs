@@ -10,14 +10,12 @@
 //! - [`watch`]: reports to metrics, observers and `tracing`. [`meters`]: the metrics.
 //! - [`background`]: work that outlives its caller. [`lock_waiters`]: the tasks that wait for a lock.
 
-use std::collections::HashMap;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::Poll;
 
-use rustc_hash::FxHashMap;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::backend::memory::Memory;
@@ -43,6 +41,7 @@ pub(crate) mod lock_waiters;
 pub(crate) mod meters;
 pub(crate) mod name_state;
 pub(crate) mod pool_instance;
+mod registry;
 pub(crate) mod remote;
 pub(crate) mod semaphore_spec;
 pub(crate) mod sender;
@@ -57,12 +56,11 @@ mod tests;
 
 use background::Background;
 use call::{Call, CallFuture};
-use driver::{AnyLease, Driver, Protocol};
 use in_flight::Outbox;
 use lock_waiters::LockWaiters;
 use meters::ClientMeters;
-use name_state::NameState;
 use pool_instance::PoolInstances;
+use registry::Registry;
 use sender::{Next, Sender, Source, Urgency};
 use store::Store;
 use thread::Message;
@@ -95,9 +93,8 @@ pub(crate) struct Core {
     closed: AtomicBool,
     /// Notified when the client is closed.
     closing: Notify,
-    names: Mutex<Names>,
+    pub(crate) registry: Registry,
     pub(crate) lock_waiters: Arc<LockWaiters>,
-    leases: Mutex<Leases>,
     pool_instances: PoolInstances,
     pub(crate) meters: ClientMeters,
     background: Background,
@@ -113,12 +110,6 @@ pub(crate) struct Core {
     this: Weak<Self>,
 }
 
-/// The drivers of locks and pool instances, each by its address.
-type Leases = FxHashMap<usize, Weak<dyn AnyLease>>;
-
-/// The names in use, each with the moment since which it has been unused.
-type Names = HashMap<Name, (Arc<dyn NameState>, Option<Moment>)>;
-
 /// The settings of a client.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
@@ -126,6 +117,13 @@ pub(crate) struct Settings {
     pub(crate) idle: Span,
     /// How long a call waits for an answer from the store. Waiting for a permit or a lock has no such limit.
     pub(crate) answer_timeout: Span,
+}
+
+impl Settings {
+    /// How often unused names are looked for.
+    fn tidy_interval(&self) -> Span {
+        self.idle.divided_by(4)
+    }
 }
 
 impl Default for Settings {
@@ -159,9 +157,8 @@ impl Engine {
             sequence: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             closing: Notify::new(),
-            names: Mutex::default(),
+            registry: Registry::default(),
             lock_waiters: Arc::default(),
-            leases: Mutex::default(),
             pool_instances: PoolInstances::default(),
             meters: ClientMeters::new(kind, this.clone()),
             background: Background::default(),
@@ -184,11 +181,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // The names are taken out of the lock first, because dropping a name may run the user's code.
-        let names = std::mem::take(&mut *self.core.names());
-        for (named, _) in names.into_values() {
-            named.abandon();
-        }
+        self.core.registry.abandon_names();
     }
 }
 
@@ -202,11 +195,11 @@ impl manual_clock::Timers for Core {
     }
 
     fn tidy(&self, now: Moment) {
-        self.remove_unused(now);
+        self.registry.remove_unused(self.settings.idle, now);
     }
 
     fn idle_times(&self) -> (Span, Span) {
-        (self.settings.idle, self.tidy_interval())
+        (self.settings.idle, self.settings.tidy_interval())
     }
 }
 
@@ -231,82 +224,14 @@ impl Core {
         AcquisitionId::new(self.client, self.sequence.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Returns the state of this name, and creates it if necessary.
-    pub(crate) fn named(&self, name: &Name) -> Result<Arc<dyn NameState>, Error> {
-        let mut names = self.names();
-        self.check_open()?;
-        if let Some((named, unused_since)) = names.get_mut(name) {
-            *unused_since = None;
-            return Ok(named.clone());
-        }
-        let this = self.this.upgrade().ok_or(Error::Closed)?;
-        let new = self.store.open(name.clone(), this);
-        names.insert(name.clone(), (new.clone(), None));
-        let first = names.len() == 1;
-        drop(names);
-        if first && !self.clock.is_manual() {
-            // The thread removes names that are no longer used. Without a thread, they stay.
-            let _ = self.send_message(Message::Look);
-        }
-        Ok(new)
-    }
-
-    /// Returns the state of this name, if this client uses it.
-    fn known(&self, name: &Name) -> Option<Arc<dyn NameState>> {
-        self.names().get(name).map(|(named, _)| named.clone())
-    }
-
-    /// Returns every name that is in use, or was in use recently.
-    pub(crate) fn all(&self) -> Vec<Arc<dyn NameState>> {
-        self.names().values().map(|(named, _)| named.clone()).collect()
-    }
-
-    /// Removes the names that have been unused for long enough. Returns when to do this again.
-    fn remove_unused(&self, now: Moment) -> Option<Moment> {
-        let mut names = self.names();
-        names.retain(|_, (named, unused_since)| {
-            // Nobody can begin to use the name while the lock is held.
-            let unused = Arc::strong_count(named) == 1 && named.is_idle();
-            let since = *unused_since.get_or_insert(now);
-            if !unused {
-                *unused_since = None;
-            }
-            !unused || now < since + self.settings.idle
-        });
-        (!names.is_empty()).then(|| now + self.tidy_interval())
-    }
-
-    fn names_to_tidy(&self) -> bool {
-        !self.names().is_empty()
-    }
-
-    fn tidy_interval(&self) -> Span {
-        self.settings.idle.divided_by(4)
-    }
-
     /// Ends everything that this client waits for and holds, and prevents it from beginning anything new.
     pub(crate) async fn close(&self) -> Result<(), Error> {
-        let names = self.names();
-        self.closed.store(true, Ordering::Release);
-        drop(names);
-        let all = self.all();
-        for named in &all {
-            named.close();
-        }
+        self.registry.refuse_new(|| self.closed.store(true, Ordering::Release));
+        self.registry.listeners().iter().for_each(|listener| listener.close());
         self.lock_waiters.wake_all();
         self.closing.notify_waiters();
-        // Every release is started before the first is awaited, so that one that fails does not delay the others.
-        self.all_leases().iter().for_each(|lease| lease.close());
         // All releases together have the deadline of a single one.
         let until = self.now() + self.settings.answer_timeout;
-        let mut result = self.background_done(until).await;
-        for named in all {
-            result = result.and(named.drained(until).await);
-        }
-        result
-    }
-
-    async fn background_done(&self, until: Moment) -> Result<(), Error> {
         let Some(core) = self.this.upgrade() else { return Ok(()) };
         core.until(until, self.background.done()).await?
     }
@@ -321,41 +246,13 @@ impl Core {
         if self.closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(()) }
     }
 
-    /// Registers the lease of a lock or of a pool instance, until it is dropped. Fails if the client is closed.
-    pub(crate) fn add_lease<P: Protocol>(&self, lease: &Arc<Driver<P>>) -> Result<(), Error> {
-        let weak = Arc::downgrade(lease) as Weak<dyn AnyLease>;
-        self.leases().insert(Arc::as_ptr(lease) as usize, weak);
-        // After the insertion: a close that begins now finds this lease.
-        self.check_open()
-    }
-
-    /// Called when a driver is dropped.
-    fn remove_lease<P: Protocol>(&self, lease: &Driver<P>) {
-        self.leases().remove(&(std::ptr::from_ref(lease) as usize));
-    }
-
-    fn all_leases(&self) -> Vec<Arc<dyn AnyLease>> {
-        self.leases().values().filter_map(Weak::upgrade).collect()
-    }
-
-    fn leases(&self) -> MutexGuard<'_, Leases> {
-        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn names(&self) -> MutexGuard<'_, Names> {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     // Requests to the store.
 
     /// Sends one command for a lock or a pool. It fails if the store has not answered within the time for a call.
     pub(crate) fn call(self: &Arc<Self>, part: Part) -> CallFuture {
         match &self.store {
             Store::Memory(memory) => CallFuture::at_once(self.now(), || self.apply(memory, &part)),
-            Store::Shared(_) => {
-                let until = self.now() + self.settings.answer_timeout;
-                Call::start(self, part, Urgency::Ordinary, until)
-            }
+            Store::Shared(_) => Call::start(self, part),
         }
     }
 
@@ -388,9 +285,8 @@ impl Core {
             Store::Memory(memory) => memory,
             Store::Shared(_) => {
                 let (answer, answered) = oneshot::channel();
-                let until = self.now() + self.settings.answer_timeout;
                 let done = Box::new(|done| drop(answer.send(done)));
-                Call::start_in_background(self, part, until, done);
+                Call::start_in_background(self, part, done);
                 return Box::pin(async move {
                     let ended = |_| Err(Error::internal("a call ended without an answer"));
                     answered.await.unwrap_or_else(ended)
@@ -404,7 +300,7 @@ impl Core {
         if let Store::Shared(backend) = &self.store {
             return self.run(backend.stats(query));
         }
-        let names = self.all().into_iter().filter(|named| {
+        let names = self.registry.names().into_iter().filter(|named| {
             let name = named.name().as_str();
             query.names.as_ref().is_none_or(|names| names.iter().any(|wanted| wanted == name))
         });
@@ -572,8 +468,7 @@ impl Core {
     fn stop(&self, error: Error) {
         event!(error, %error, "permits, locks and leases can no longer be renewed");
         let error = self.stopped.get_or_init(|| error);
-        self.all().iter().for_each(|named| named.stop(error));
-        self.all_leases().iter().for_each(|lease| lease.stop(error));
+        self.registry.listeners().iter().for_each(|listener| listener.stop(error));
         self.sender.refuse_calls(None, error);
         self.sender.clear();
         self.timers.take_all().iter().for_each(|target| target.fire(self.now()));
@@ -587,7 +482,7 @@ impl Core {
         urgency: Urgency,
         since: Moment,
     ) -> Result<(), Error> {
-        self.sender.enqueue_later(source, urgency, since);
+        self.sender.enqueue_later(&source, urgency, since);
         self.look()?;
         self.stopped.get().map_or(Ok(()), |error| Err(error.clone()))
     }
@@ -598,13 +493,14 @@ impl Core {
         if let Some(error) = self.stopped() {
             return Err(error);
         }
-        match (self.sender.enqueue(source, urgency, self.may_send_from_here()), self.store.shared())
-        {
+        let next = self.sender.enqueue(&source, urgency, self.may_send_from_here());
+        match (next, self.store.shared()) {
             (Next::Answer, _) => {}
             (Next::Send(turn), Some(remote)) => {
                 self.outbox.send_all(self, &**remote, turn);
-                // Only the engine's thread checks deadlines, so it must not sleep for long while something is in flight.
-                let soon = Moment::now() + thread::CHECK_CALLS;
+                // Only the engine's thread notices that a server is silent, so it must not sleep for long while a
+                // request is in flight.
+                let soon = Moment::now() + thread::CHECK_SILENCE;
                 if self.sleeping_until.load(Ordering::SeqCst) > soon.micros() {
                     self.look()?;
                 }

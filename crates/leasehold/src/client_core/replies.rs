@@ -144,7 +144,7 @@ impl<T: Clone> NameCore<T> {
                 }
                 Command::Renew { id, .. } => self.send_renewal(*id, now),
                 Command::Release { id, .. } if crate::broken::is("released-once") => {
-                    self.releases.remove(id);
+                    self.remove_release(*id);
                 }
                 Command::Release { id, .. } => {
                     if let Some(release) = self.releases.get_mut(id) {
@@ -253,7 +253,7 @@ impl<T: Clone> NameCore<T> {
             self.timers.insert((now + RELEASE_AGAIN, Timer::ReleaseAgain(id)));
             return;
         }
-        self.releases.remove(&id);
+        self.remove_release(id);
         self.ended_in_store(id, now);
         if self.releases.is_empty() {
             // All earlier releases have succeeded by now.

@@ -151,21 +151,22 @@ impl<T: Clone> NameCore<T> {
 
     /// The timers that would change something now. The end of a permit is one of them only when it is due.
     pub(crate) fn useful_timers(&self, now: Moment) -> Vec<Timer> {
-        let unanswered =
-            |id: &AcquisitionId| self.acquisitions.get(id).is_none_or(|own| own.renewal.is_some());
+        let unanswered = |id: &AcquisitionId| {
+            self.acquisitions.get(id).is_none_or(|acquisition| acquisition.renewal.is_some())
+        };
         let is_useful = |(at, timer): &(Moment, Timer)| match timer {
             Timer::Renew(id) => !unanswered(id),
             Timer::Query => self.waiting.first_key_value().is_some_and(|(_, id)| !unanswered(id)),
             Timer::End(_) => *at <= now,
             Timer::ReleaseAgain(_) => true,
-            Timer::GiveUp(_) | Timer::ReleaseUnanswered(_) => false,
+            Timer::GiveUp(_) | Timer::ReleaseUnanswered(_) | Timer::ReleaseExpired(_) => false,
         };
         self.timers.iter().filter(|entry| is_useful(entry)).map(|(_, timer)| *timer).collect()
     }
 
     /// Fires a timer, even if it is not due yet.
     pub(crate) fn fire_now(&mut self, timer: Timer, now: Moment) {
-        if let Some(&entry) = self.timers.iter().find(|(_, own)| *own == timer) {
+        if let Some(&entry) = self.timers.iter().find(|(_, other)| *other == timer) {
             self.fire(entry, now);
         }
     }

@@ -5,13 +5,14 @@
 //! [client core](crate::client_core), which undoes what no caller waits for any more.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use super::Core;
 use super::background::UnderWay;
 use super::sender::{Source, Taken, Urgency};
+use super::timers::Timed;
 use crate::backend::{Answer, Destination, Part, Slot};
 use crate::callbacks::guarded;
 use crate::client_core::Delivery;
@@ -60,14 +61,14 @@ pub(crate) struct Call {
     core: Arc<Core>,
     slot: Slot,
     part: Part,
-    urgency: Urgency,
     asked: Moment,
     /// When the call fails, if the store has not answered.
     until: Moment,
-    state: Mutex<State>,
+    state: Mutex<CallState>,
+    this: Weak<Self>,
 }
 
-struct State {
+struct CallState {
     delivery: Delivery,
     phase: Phase,
     /// Why the last attempt failed.
@@ -79,58 +80,61 @@ struct State {
 enum Phase {
     Waiting(Option<Waker>),
     Answered(Result<(Answer, Moment), Error>),
-    /// No caller awaits the answer. The call is sent until it is answered.
-    Background(Done),
+    /// No caller awaits the answer. The call, which nothing else keeps alive, is sent until it is answered.
+    Background(Done, Arc<Call>),
     /// The caller no longer waits for the answer.
     Dropped,
 }
 
 impl Phase {
     fn is_wanted(&self) -> bool {
-        matches!(self, Self::Waiting(_) | Self::Background(_))
+        matches!(self, Self::Waiting(_) | Self::Background(..))
     }
 }
 
 impl Call {
-    pub(super) fn start(
-        core: &Arc<Core>,
-        part: Part,
-        urgency: Urgency,
-        until: Moment,
-    ) -> CallFuture {
-        let call = Self::new(core, part, urgency, until, Phase::Waiting(None));
-        call.clone().begin();
+    pub(super) fn start(core: &Arc<Core>, part: Part) -> CallFuture {
+        let call = Self::new(core, part);
+        call.begin();
         CallFuture::Sent(call)
     }
 
     /// Sends the call until it is answered or its deadline has passed, and calls `done`.
-    pub(super) fn start_in_background(core: &Arc<Core>, part: Part, until: Moment, done: Done) {
-        let phase = Phase::Background(done);
-        Self::new(core, part, Urgency::Ordinary, until, phase).begin();
+    pub(super) fn start_in_background(core: &Arc<Core>, part: Part, done: Done) {
+        let call = Self::new(core, part);
+        call.state().phase = Phase::Background(done, call.clone());
+        call.begin();
     }
 
-    fn new(
-        core: &Arc<Core>,
-        part: Part,
-        urgency: Urgency,
-        until: Moment,
-        phase: Phase,
-    ) -> Arc<Self> {
-        let under_way = Some(UnderWay::new(core));
-        let state =
-            Mutex::new(State { delivery: Delivery::Unsent, phase, problem: None, under_way });
-        let (core, slot, asked) = (core.clone(), core.slot(part.subject()), Moment::now());
-        Arc::new(Self { core, slot, part, urgency, asked, until, state })
+    fn new(core: &Arc<Core>, part: Part) -> Arc<Self> {
+        let state = Mutex::new(CallState {
+            delivery: Delivery::Unsent,
+            phase: Phase::Waiting(None),
+            problem: None,
+            under_way: Some(UnderWay::new(core)),
+        });
+        let (core, slot, asked) = (core.clone(), core.slot(part.subject()), core.now());
+        let until = asked + core.settings.answer_timeout;
+        Arc::new_cyclic(|this| Self { core, slot, part, asked, until, state, this: this.clone() })
     }
 
-    fn begin(self: Arc<Self>) {
-        let sent =
-            match self.core.stopped().or_else(|| self.core.sender.refusal(self.destination())) {
-                Some(error) => Err(error),
-                None => self.core.send(self.clone(), self.urgency),
-            };
-        if let Err(error) = sent {
+    fn begin(&self) {
+        let refusal = self.core.stopped().or_else(|| self.core.sender.refusal(self.destination()));
+        let begun = refusal
+            .map_or(Ok(()), Err)
+            .and_then(|()| self.core.set_timer(self.this.clone(), None, Some(self.until)))
+            .and_then(|()| self.send(None));
+        if let Err(error) = begun {
             self.refuse(&error);
+        }
+    }
+
+    /// Joins the sender's line: later, if the store has not been able to serve the call since a moment.
+    fn send(&self, unserved_since: Option<Moment>) -> Result<(), Error> {
+        let Some(this) = self.this.upgrade() else { return Ok(()) };
+        match unserved_since {
+            Some(since) => self.core.send_later(this, Urgency::Ordinary, since),
+            None => self.core.send(this, Urgency::Ordinary),
         }
     }
 
@@ -156,47 +160,45 @@ impl Call {
         }
     }
 
-    /// Ends the wait. Returns `false` if no caller waits any more.
-    fn finish(&self, answer: Result<(Answer, Moment), Error>) -> bool {
+    /// Ends the wait, if anything still waits for the answer. A close does not wait for the call any more, unless it
+    /// is in flight.
+    fn finish(&self, answer: Result<(Answer, Moment), Error>) {
+        self.core.timers.set(self.this.clone(), Some(self.until), None);
         let mut state = self.state();
-        match &mut state.phase {
+        let is_in_flight = state.delivery == Delivery::Sent;
+        let under_way = if is_in_flight { None } else { state.under_way.take() };
+        let ended = match std::mem::replace(&mut state.phase, Phase::Dropped) {
             Phase::Waiting(waker) => {
-                let waker = waker.take();
                 state.phase = Phase::Answered(answer);
                 drop(state);
-                if let Some(waker) = waker {
-                    guarded(|| waker.wake());
-                }
-                true
+                waker.map(|waker| guarded(|| waker.wake()));
+                None
             }
-            Phase::Background(_) => {
-                let phase = std::mem::replace(&mut state.phase, Phase::Dropped);
+            Phase::Background(done, this) => {
                 drop(state);
-                if let Phase::Background(done) = phase {
-                    guarded(|| done(answer.map(|(answer, _)| answer)));
-                }
-                true
+                guarded(|| done(answer.map(|(answer, _)| answer)));
+                Some(this)
             }
-            Phase::Answered(_) | Phase::Dropped => false,
-        }
+            ended => {
+                state.phase = ended;
+                drop(state);
+                None
+            }
+        };
+        drop((under_way, ended));
     }
 
+    /// Handles a caller that no longer waits. If the call is in flight, a close waits for its answer.
     fn cancel(&self) {
         let mut state = self.state();
         let phase = std::mem::replace(&mut state.phase, Phase::Dropped);
-        // If the call is in flight, a close waits for its answer.
-        let in_flight = state.delivery == Delivery::Sent;
-        let under_way = if in_flight { None } else { state.under_way.take() };
+        let is_in_flight = state.delivery == Delivery::Sent;
+        let under_way = if is_in_flight { None } else { state.under_way.take() };
         drop(state);
         drop((phase, under_way));
     }
 
-    fn under_way_no_more(&self) {
-        let under_way = self.state().under_way.take();
-        drop(under_way);
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, CallState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -229,40 +231,30 @@ impl Source for Call {
             Ok(_) => false,
             Err(error) => error.is_transient(),
         };
-        if is_unknown {
-            let mut state = self.state();
-            state.delivery = Delivery::Unknown;
-            state.problem = answer.err();
-            let wanted = state.phase.is_wanted();
-            drop(state);
-            if !wanted {
-                return self.under_way_no_more();
-            }
-            // The engine's thread checks deadlines only while a store is silent. A store that answers but does not
-            // serve this call is never silent, so the deadline is checked here.
-            let now = Moment::now();
-            if now >= self.until {
-                return self.expire(now);
-            }
-            let sent = if rests {
-                self.core.send_later(self.clone(), self.urgency, self.asked)
-            } else {
-                self.core.send(self.clone(), self.urgency)
-            };
-            if let Err(error) = sent {
-                self.refuse(&error);
-            }
-            return;
+        if !is_unknown {
+            self.state().delivery = Delivery::Answered;
+            return self.finish(answer.map(|answer| (answer, sent)));
         }
-        self.state().delivery = Delivery::Answered;
-        self.finish(answer.map(|answer| (answer, sent)));
-        self.under_way_no_more();
+        let mut state = self.state();
+        state.delivery = Delivery::Unknown;
+        state.problem = answer.err();
+        let under_way = if state.phase.is_wanted() { None } else { state.under_way.take() };
+        let is_wanted = state.phase.is_wanted();
+        drop(state);
+        drop(under_way);
+        if is_wanted && let Err(error) = self.send(rests.then_some(self.asked)) {
+            self.refuse(&error);
+        }
     }
 
-    fn expire(&self, now: Moment) {
-        if now < self.until {
-            return;
-        }
+    fn refuse(&self, error: &Error) {
+        self.finish(Err(error.clone()));
+    }
+}
+
+impl Timed for Call {
+    /// Fails the call, because its deadline has passed.
+    fn fire(&self, now: Moment) {
         let to = self.destination();
         let (is_unknown, problem) = {
             let mut state = self.state();
@@ -273,19 +265,13 @@ impl Source for Call {
         let error = problem
             .filter(|_| is_unknown && !is_silent)
             .unwrap_or_else(|| self.core.unavailable(Some(to), self.asked, now));
-        if self.finish(Err(error)) && self.state().delivery != Delivery::Sent {
-            self.under_way_no_more();
-        }
+        self.finish(Err(error));
     }
+}
 
-    fn leave_if_unwanted(&self, _urgency: Urgency) -> bool {
-        !self.state().phase.is_wanted()
-    }
-
-    fn refuse(&self, error: &Error) {
-        if self.finish(Err(error.clone())) {
-            self.under_way_no_more();
-        }
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.core.timers.set(self.this.clone(), Some(self.until), None);
     }
 }
 

@@ -9,15 +9,14 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use tokio::sync::Notify;
-
 use super::Core;
 use super::background::UnderWay;
+use super::registry::Listener;
 use super::sender::{Source, Taken, Urgency};
 use super::ticket::{Deferred, Grant, Ticket};
 use super::timers::Timed;
 use crate::backend::{Answer, Destination, Part, Slot};
-use crate::callbacks::{event, guarded};
+use crate::callbacks::event;
 use crate::client_core::{Answered, Failure, NameCore, Notice, Request, Rules, timing};
 use crate::clock::{Moment, Span};
 use crate::machine::{Command, Declared, ReleaseHint, Reply, Subject};
@@ -50,8 +49,6 @@ pub(crate) struct Driver<P: Protocol> {
     pub(crate) core: Arc<Core>,
     slot: Slot,
     state: Mutex<DriverState<P>>,
-    /// Notified when nothing has to be sent and nothing is in flight.
-    settled: Notify,
     this: Weak<Self>,
 }
 
@@ -68,7 +65,7 @@ pub(super) struct DriverState<P: Protocol> {
     timer_at: Option<Moment>,
     /// The driver of a lease itself, while a release is not answered, so that it outlives its guard.
     kept_alive: Option<Arc<Driver<P>>>,
-    /// Makes a close wait for that release, while it waits to be sent or for its answer.
+    /// Makes a close wait for commands that wait to be sent or for their answer.
     under_way: Option<UnderWay>,
 }
 
@@ -108,8 +105,8 @@ impl<P: Protocol> Driver<P> {
             kept_alive: None,
             under_way: None,
         };
-        let (state, settled) = (Mutex::new(state), Notify::new());
-        Arc::new_cyclic(|this| Self { protocol, core, slot, state, settled, this: this.clone() })
+        let state = Mutex::new(state);
+        Arc::new_cyclic(|this| Self { protocol, core, slot, state, this: this.clone() })
     }
 
     pub(super) fn slot(&self) -> Slot {
@@ -187,34 +184,15 @@ impl<P: Protocol> Driver<P> {
         self.locked(|state, _, now| input(&mut state.core, now))
     }
 
-    /// Ends all acquisitions, because the client is being closed.
-    pub(super) fn close(&self) {
-        self.locked(DriverState::close);
-    }
-
-    /// Fails every wait and ends every hold, because the engine has stopped.
-    pub(super) fn stop(&self, error: &Error) {
-        let mut deferred = Deferred::default();
-        let mut state = self.state();
-        let now = self.core.now();
-        state.core.refuse_waiters(error, now);
-        self.notify(&mut state, now, &mut deferred);
-        for ticket in state.core.owners() {
-            ticket.lose(LossReason::NotRenewed, &mut deferred);
-        }
-        let no_longer_under_way = (state.kept_alive.take(), state.under_way.take());
-        drop(state);
-        drop(no_longer_under_way);
-        deferred.run();
-    }
-
     /// Forgets all acquisitions: the client no longer exists.
     pub(super) fn abandon(&self) {
         let mut deferred = Deferred::default();
         let mut state = self.state();
         let ids = state.core.ids_to_close();
         let abandoned: Vec<_> = ids.into_iter().filter_map(|id| state.core.forget(id)).collect();
+        let no_longer_under_way = state.under_way.take();
         drop(state);
+        drop(no_longer_under_way);
         for ticket in abandoned {
             ticket.cancel(&mut deferred);
         }
@@ -224,42 +202,6 @@ impl<P: Protocol> Driver<P> {
     #[cfg(test)]
     pub(crate) fn has_timer(&self) -> bool {
         self.state().timer_at.is_some()
-    }
-
-    /// Resolves at the next moment when nothing has to be sent and nothing is in flight.
-    pub(super) fn settled(&self) -> impl Future<Output = ()> {
-        self.settled.notified()
-    }
-
-    /// Handles another destination for the slot.
-    pub(super) fn rerouted(&self) {
-        let to = self.destination();
-        self.locked(|state, _, now| {
-            if std::mem::replace(&mut state.to, to) != to {
-                state.core.connected(true, now);
-            }
-        });
-    }
-
-    /// Handles a new connection to a destination. `other` says whether the server may be another one than before.
-    pub(super) fn reconnected(&self, to: Destination, other: bool) {
-        let is_ours = self.destination() == to;
-        let has_stragglers = self.core.has_stragglers();
-        self.input(|core, now| {
-            if has_stragglers {
-                core.expect_stragglers();
-            }
-            if is_ours {
-                core.connected(other, now);
-            }
-        });
-    }
-
-    /// Handles a destination that refuses all requests.
-    pub(super) fn refused(&self, from: Destination, error: &Error) {
-        if self.destination() == from {
-            self.input(|core, now| core.refuse_waiters(error, now));
-        }
     }
 
     /// Runs `work` under the lock, and then notifies the tickets, sets the timer, joins the sender's line if there is
@@ -287,11 +229,10 @@ impl<P: Protocol> Driver<P> {
         let joins = (sends && !state.in_line.0, renews && !state.in_line.1);
         state.in_line.0 |= sends;
         state.in_line.1 |= renews;
-        let settled = state.core.is_settled();
         let rests = std::mem::take(&mut state.rests);
         let rests = rests.then(|| state.core.unserved_since()).flatten();
         let no_longer_under_way = self.keep_alive(&mut state);
-        if state.core.is_one_lease()
+        if (state.closed || state.core.is_one_lease())
             && let Some(error) = state.core.take_failed_release()
         {
             let core = self.core.clone();
@@ -302,18 +243,16 @@ impl<P: Protocol> Driver<P> {
             self.stop(&error);
         }
         deferred.run();
-        if settled {
-            guarded(|| self.settled.notify_waiters());
-        }
         drop(no_longer_under_way);
         result
     }
 
-    /// Keeps the driver of a lease alive while a release is not answered. Names are kept alive by the client. Returns
-    /// what has to be dropped after the lock is released.
+    /// Keeps the driver of a lease alive while a release is not answered; names are kept alive by the client. A close
+    /// waits for that release, and for everything that a closed name has sent or has to send. Returns what has to be
+    /// dropped after the lock is released.
     fn keep_alive(&self, state: &mut DriverState<P>) -> (Option<Arc<Self>>, Option<UnderWay>) {
         let has_releases = state.core.is_one_lease() && state.core.has_releases();
-        let is_under_way = has_releases && !state.core.is_settled();
+        let is_under_way = (has_releases || state.closed) && !state.core.is_settled();
         if has_releases && state.kept_alive.is_none() {
             state.kept_alive = self.this.upgrade();
         }
@@ -495,11 +434,9 @@ impl<P: Protocol> Source for Driver<P> {
                 (commands, state.in_line.0)
             }
         };
-        let settled = state.core.is_settled();
+        let no_longer_under_way = self.keep_alive(&mut state);
         drop(state);
-        if settled {
-            guarded(|| self.settled.notify_waiters());
-        }
+        drop(no_longer_under_way);
         let id = commands.first().and_then(Command::id);
         let part = id.map(|id| (self.protocol.part(declared, commands, now), Some(id)));
         Taken { part, more }
@@ -519,33 +456,6 @@ impl<P: Protocol> Source for Driver<P> {
             self.apply_answer(state, part, id, answer, sent, deferred);
         });
     }
-
-    fn leave_if_unwanted(&self, urgency: Urgency) -> bool {
-        let now = self.core.now();
-        let mut state = self.state();
-        let wanted = match urgency {
-            Urgency::Renewals => {
-                let wanted = state.core.forget_unwanted_renewals();
-                state.in_line.1 = wanted;
-                wanted
-            }
-            Urgency::Ordinary => {
-                let wanted = state.core.wants_to_send(now);
-                if !wanted {
-                    state.core.forget_unwanted(now);
-                    state.in_line.0 = false;
-                }
-                wanted
-            }
-        };
-        let no_longer_under_way = self.keep_alive(&mut state);
-        drop(state);
-        drop(no_longer_under_way);
-        if !wanted {
-            guarded(|| self.settled.notify_waiters());
-        }
-        !wanted
-    }
 }
 
 impl<P: Protocol> Drop for Driver<P> {
@@ -560,38 +470,52 @@ impl<P: Protocol> Drop for Driver<P> {
     }
 }
 
-/// What the client does with all its leases of locks and pools, whatever their protocol.
-pub(crate) trait AnyLease: Send + Sync {
-    fn close(&self);
-
-    fn stop(&self, error: &Error);
-
-    fn reconnected(&self, to: Destination, other: bool);
-
-    fn rerouted(&self);
-
-    fn refused(&self, from: Destination, error: &Error);
-}
-
-impl<P: Protocol> AnyLease for Driver<P> {
+impl<P: Protocol> Listener for Driver<P> {
     fn close(&self) {
-        self.close();
+        self.locked(DriverState::close);
     }
 
     fn stop(&self, error: &Error) {
-        self.stop(error);
+        let mut deferred = Deferred::default();
+        let mut state = self.state();
+        let now = self.core.now();
+        state.core.refuse_waiters(error, now);
+        self.notify(&mut state, now, &mut deferred);
+        for ticket in state.core.owners() {
+            ticket.lose(LossReason::NotRenewed, &mut deferred);
+        }
+        let no_longer_under_way = (state.kept_alive.take(), state.under_way.take());
+        drop(state);
+        drop(no_longer_under_way);
+        deferred.run();
     }
 
     fn reconnected(&self, to: Destination, other: bool) {
-        self.reconnected(to, other);
+        let is_ours = self.destination() == to;
+        let has_stragglers = self.core.has_stragglers();
+        self.input(|core, now| {
+            if has_stragglers {
+                core.expect_stragglers();
+            }
+            if is_ours {
+                core.connected(other, now);
+            }
+        });
     }
 
     fn rerouted(&self) {
-        self.rerouted();
+        let to = self.destination();
+        self.locked(|state, _, now| {
+            if std::mem::replace(&mut state.to, to) != to {
+                state.core.connected(true, now);
+            }
+        });
     }
 
     fn refused(&self, from: Destination, error: &Error) {
-        self.refused(from, error);
+        if self.destination() == from {
+            self.input(|core, now| core.refuse_waiters(error, now));
+        }
     }
 }
 

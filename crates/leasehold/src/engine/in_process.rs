@@ -12,6 +12,7 @@ use std::task::Waker;
 
 use super::Core;
 use super::name_state::{Common, Entered, NameState, Release, ReleasedBy};
+use super::registry::Listener;
 use super::semaphore_spec::SemaphoreSpec;
 use super::ticket::{Deferred, Grant, Ticket, too_heavy};
 use super::timers::Timed;
@@ -258,6 +259,50 @@ impl Timed for InProcessName {
     }
 }
 
+impl Listener for InProcessName {
+    fn close(&self) {
+        self.locked(|state, deferred| {
+            state.closed = true;
+            let machine = state.store.machine();
+            // Waiters first, and among them the last one first, so that no waiter is granted a permit only to lose it.
+            let mut ids: Vec<_> = machine.waiters().map(|row| row.id).collect();
+            ids.reverse();
+            ids.extend(machine.holders().iter().map(|row| row.id));
+            for id in ids {
+                if let (_, Some(ticket)) = state.remove(id, ReleaseHint::Nothing, deferred) {
+                    ticket.fail(Error::Closed, deferred);
+                    ticket.lose(LossReason::Closed, deferred);
+                }
+            }
+        });
+    }
+
+    /// Ends everything that depends on time. The rest continues to work.
+    fn stop(&self, error: &Error) {
+        let mut deferred = Deferred::default();
+        let mut state = self.state();
+        let limited = state.timers.iter().filter_map(|(_, timer)| match timer {
+            Timer::GiveUp(id) => Some(*id),
+            Timer::Sweep => None,
+        });
+        let limited: Vec<_> = limited.collect();
+        for id in limited {
+            if let (_, Some(ticket)) = state.remove(id, ReleaseHint::Nothing, &mut deferred) {
+                ticket.fail(error.clone(), &mut deferred);
+            }
+        }
+        for row in state.store.machine().holders() {
+            // A permit that never expires stays valid.
+            if let Some(ticket) = row.kept.as_ref().filter(|own| own.valid_until() != Moment::NEVER)
+            {
+                ticket.lose(LossReason::NotRenewed, &mut deferred);
+            }
+        }
+        drop(state);
+        deferred.run();
+    }
+}
+
 impl NameState for InProcessName {
     fn common(&self) -> &Common {
         &self.common
@@ -352,58 +397,12 @@ impl NameState for InProcessName {
         self.state().check(id)
     }
 
-    fn close(&self) {
-        self.locked(|state, deferred| {
-            state.closed = true;
-            let machine = state.store.machine();
-            // Waiters first, and among them the last one first, so that no waiter is granted a permit only to lose it.
-            let mut ids: Vec<_> = machine.waiters().map(|row| row.id).collect();
-            ids.reverse();
-            ids.extend(machine.holders().iter().map(|row| row.id));
-            for id in ids {
-                if let (_, Some(ticket)) = state.remove(id, ReleaseHint::Nothing, deferred) {
-                    ticket.fail(Error::Closed, deferred);
-                    ticket.lose(LossReason::Closed, deferred);
-                }
-            }
-        });
-    }
-
-    fn drained(self: Arc<Self>, _until: Moment) -> BoxFuture<()> {
-        at_once(Ok(()))
-    }
-
     fn abandon(&self) {
         let mut deferred = Deferred::default();
         let abandoned = self.state().store.forget_everyone();
         for ticket in abandoned.into_iter().flatten() {
             ticket.cancel(&mut deferred);
         }
-        deferred.run();
-    }
-
-    /// Ends everything that depends on time. The rest continues to work.
-    fn stop(&self, error: &Error) {
-        let mut deferred = Deferred::default();
-        let mut state = self.state();
-        let limited = state.timers.iter().filter_map(|(_, timer)| match timer {
-            Timer::GiveUp(id) => Some(*id),
-            Timer::Sweep => None,
-        });
-        let limited: Vec<_> = limited.collect();
-        for id in limited {
-            if let (_, Some(ticket)) = state.remove(id, ReleaseHint::Nothing, &mut deferred) {
-                ticket.fail(error.clone(), &mut deferred);
-            }
-        }
-        for row in state.store.machine().holders() {
-            // A permit that never expires stays valid.
-            if let Some(ticket) = row.kept.as_ref().filter(|own| own.valid_until() != Moment::NEVER)
-            {
-                ticket.lose(LossReason::NotRenewed, &mut deferred);
-            }
-        }
-        drop(state);
         deferred.run();
     }
 

@@ -9,9 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use super::Core;
+use super::registry::Listener;
 use super::semaphore_spec::SemaphoreSpec;
 use super::ticket::{Deferred, Grant, Ticket};
-use crate::backend::{BoxFuture, Destination, Slot};
+use crate::backend::{BoxFuture, Slot};
 use crate::callbacks::event;
 use crate::clock::{Moment, Span};
 use crate::machine::{Declared, Held, Rate, ReleaseHint, Steer, Steered};
@@ -20,7 +21,7 @@ use crate::stats::SemaphoreStats;
 use crate::{AcquisitionId, Error, LossReason};
 
 /// The state of one name in this client, and the operations on it.
-pub(crate) trait NameState: Send + Sync + fmt::Debug {
+pub(crate) trait NameState: Listener + fmt::Debug {
     fn common(&self) -> &Common;
 
     /// Starts an acquire. It gets a permit, a place in the queue, or neither. `waker` is the waker of its task.
@@ -48,18 +49,9 @@ pub(crate) trait NameState: Send + Sync + fmt::Debug {
     /// Checks whether a permit that was granted without a ticket is still held.
     fn check(&self, id: AcquisitionId) -> Result<(), LossReason>;
 
-    /// Ends everything that this client waits for and holds under this name.
-    fn close(&self);
-
-    /// Resolves when every command was answered or has failed. Fails at `until`.
-    fn drained(self: Arc<Self>, until: Moment) -> BoxFuture<()>;
-
     /// Called when the client no longer exists. The remaining acquisitions have no owner: they are neither renewed nor
     /// released.
     fn abandon(&self);
-
-    /// Called when the engine's thread has stopped. Every wait fails with this error.
-    fn stop(&self, error: &Error);
 
     /// Called when the first waiter in the queue belongs to this client and waits for a token. It is granted a permit
     /// if the client asks after this time.
@@ -89,18 +81,8 @@ pub(crate) trait NameState: Send + Sync + fmt::Debug {
     /// Called when another client has released this id.
     fn evicted(&self, _id: AcquisitionId) {}
 
-    /// Called when the connection to this destination is new, so that answers and wake-ups may have been missed.
-    /// `other` says whether the server may be another one than before.
-    fn reconnected(&self, _to: Destination, _other: bool) {}
-
     /// Called when wake-ups for names in this slot may have been missed.
     fn wake_ups_missed(&self, _slot: Slot) {}
-
-    /// Called when another destination may serve the name.
-    fn rerouted(&self) {}
-
-    /// Called when this destination refuses all requests, and waiting does not help.
-    fn refused(&self, _from: Destination, _error: &Error) {}
 }
 
 impl dyn NameState {

@@ -11,8 +11,7 @@ use super::semaphore_spec::SemaphoreSpec;
 use super::sender::MAX_IDS;
 use super::store::Store;
 use super::ticket::{Deferred, Ticket};
-use super::timers::Deadline;
-use crate::backend::{Answer, BoxFuture, Destination, Part, RemoteBackend, Slot};
+use crate::backend::{Answer, BoxFuture, Part, RemoteBackend, Slot};
 use crate::client_core::{Request, Rules};
 use crate::clock::{Moment, Span};
 use crate::machine::{
@@ -174,40 +173,15 @@ impl NameState for RemoteName {
         }
     }
 
-    fn close(&self) {
-        self.close();
-    }
-
-    fn drained(self: Arc<Self>, until: Moment) -> BoxFuture<()> {
-        let asked = Moment::now();
-        let deadline = Deadline::new(&self.core, until);
-        Box::pin(async move {
-            loop {
-                let settled = self.settled();
-                {
-                    let mut state = self.state();
-                    if state.core.is_settled() {
-                        return state.core.take_failed_release().map_or(Ok(()), Err);
-                    }
-                }
-                if deadline.unless(settled).await.is_none() {
-                    let to = self.core.destination(self.slot());
-                    return Err(self.core.unavailable(Some(to), asked, Moment::now()));
-                }
-            }
-        })
-    }
-
     fn abandon(&self) {
         self.abandon();
     }
 
-    fn stop(&self, error: &Error) {
-        self.stop(error);
-    }
-
     fn is_idle(&self) -> bool {
-        self.state().core.is_idle()
+        let mut state = self.state();
+        // What was dropped during an outage has to leave no trace.
+        state.core.forget_unwanted(self.core.now());
+        state.core.is_idle()
     }
 
     fn release_member(&self, id: &str) -> BoxFuture<bool> {
@@ -246,21 +220,9 @@ impl NameState for RemoteName {
         self.input(|core, now| core.cancelled_elsewhere(id, now));
     }
 
-    fn reconnected(&self, to: Destination, other: bool) {
-        self.reconnected(to, other);
-    }
-
     fn wake_ups_missed(&self, slot: Slot) {
         if self.slot() == slot {
             self.input(|core, now| core.connected(false, now));
         }
-    }
-
-    fn rerouted(&self) {
-        self.rerouted();
-    }
-
-    fn refused(&self, from: Destination, error: &Error) {
-        self.refused(from, error);
     }
 }

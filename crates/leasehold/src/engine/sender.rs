@@ -14,10 +14,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use super::thread::CHECK_CALLS;
 use crate::backend::{Answer, Destination, Part};
 use crate::client_core::timing;
 use crate::clock::{Moment, Span};
@@ -39,12 +38,15 @@ const LONGEST_REST: Span = Span::from_millis(200);
 /// The urgency of what a source has to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Urgency {
-    Ordinary,
     /// Renewals of holders.
     Renewals,
+    Ordinary,
 }
 
 impl Urgency {
+    /// The more urgent one first.
+    const ALL: [Self; 2] = [Self::Renewals, Self::Ordinary];
+
     /// The most requests in flight to one destination.
     fn in_flight(self) -> usize {
         match self {
@@ -81,15 +83,15 @@ pub(crate) trait Source: Send + Sync {
         round_trip: Duration,
     );
 
-    /// Fails the call if its deadline has passed. Sources that have a timer for this do nothing here.
-    fn expire(&self, _now: Moment) {}
-
     /// Fails the call, because the store refuses all requests or the engine has stopped.
     fn refuse(&self, _error: &Error) {}
-
-    /// Leaves the line if none of its commands is wanted any more. Returns whether it left.
-    fn leave_if_unwanted(&self, urgency: Urgency) -> bool;
 }
+
+/// A source in line. A source that is dropped leaves the line, because none of its commands is wanted any more.
+type WaitingSource = Weak<dyn Source>;
+
+/// When a line has this many sources, those that were dropped are removed from it.
+const CLEAN_UP_FROM: usize = 1024;
 
 /// The commands that a source had to send.
 pub(crate) struct Taken {
@@ -138,7 +140,7 @@ struct SenderState {
 struct Batch {
     to: Destination,
     urgency: Urgency,
-    sources: VecDeque<Arc<dyn Source>>,
+    sources: VecDeque<WaitingSource>,
     /// The request counts as in flight from this moment on.
     sent: Moment,
 }
@@ -179,11 +181,12 @@ impl Batch {
         let (mut parts, mut sources, mut again) = (Vec::new(), Vec::new(), Vec::new());
         let mut room = MAX_IDS;
         while room > 0
-            && let Some(source) = waiting.pop_front()
+            && let Some(waiting) = waiting.pop_front()
         {
+            let Some(source) = waiting.upgrade() else { continue };
             let Taken { part, more } = source.clone().take(urgency, room);
             if more {
-                again.push(source.clone());
+                again.push(waiting);
             }
             if let Some((part, id)) = part {
                 room = room.saturating_sub(part.len());
@@ -207,21 +210,22 @@ struct Finished {
     /// The number of ids in the request. With 0, no command was wanted any more, and nothing was sent.
     ids: usize,
     /// The sources for which there was no room.
-    left: VecDeque<Arc<dyn Source>>,
+    left: VecDeque<WaitingSource>,
     /// The sources that have more commands.
-    again: Vec<Arc<dyn Source>>,
+    again: Vec<WaitingSource>,
 }
 
 impl SenderState {
+    fn line(&mut self, to: Destination, urgency: Urgency) -> &mut Line {
+        self.destinations.entry(to).or_default().line(urgency)
+    }
+
     /// Takes the sources of the next request that may be sent, to any destination.
     fn next_batch(&mut self, now: Moment) -> Option<Batch> {
-        let both = [Urgency::Renewals, Urgency::Ordinary];
-        let lines = self.destinations.iter_mut().flat_map(|(to, state)| {
-            let may_send = both.map(|urgency| state.may_send(urgency, now).then_some(urgency));
-            may_send.into_iter().flatten().map(|urgency| (*to, urgency))
-        });
-        let (to, urgency) = { lines }.next()?;
-        let line = self.destinations.get_mut(&to)?.line(urgency);
+        let (to, line, urgency) = self.destinations.iter_mut().find_map(|(to, state)| {
+            let urgency = Urgency::ALL.into_iter().find(|urgency| state.may_send(*urgency, now))?;
+            Some((*to, state.line(urgency), urgency))
+        })?;
         let most = line.waiting.len().min(MAX_PARTS);
         line.in_flight.push_back(now);
         Some(Batch { to, urgency, sources: line.waiting.drain(..most).collect(), sent: now })
@@ -252,8 +256,8 @@ pub(super) enum Ending {
 /// The state of one destination, with its two lines of sources.
 #[derive(Default)]
 struct DestinationState {
-    ordinary: Line,
-    renewals: Line,
+    /// One for each [`Urgency`].
+    lines: [Line; 2],
     reach: Reachability,
     /// When the destination last answered.
     last_answer: Option<Moment>,
@@ -262,9 +266,9 @@ struct DestinationState {
 
 #[derive(Default)]
 struct Line {
-    waiting: VecDeque<Arc<dyn Source>>,
+    waiting: VecDeque<WaitingSource>,
     /// Sources that rest, each with the moment when it joins the line again. Ordered by that moment.
-    resting: VecDeque<(Moment, Arc<dyn Source>)>,
+    resting: VecDeque<(Moment, WaitingSource)>,
     /// When each request in flight was sent.
     in_flight: VecDeque<Moment>,
     /// The number of ids in the last request.
@@ -341,10 +345,13 @@ impl RoundTrip {
 
 impl DestinationState {
     fn line(&mut self, urgency: Urgency) -> &mut Line {
-        match urgency {
-            Urgency::Ordinary => &mut self.ordinary,
-            Urgency::Renewals => &mut self.renewals,
-        }
+        &mut self.lines[urgency as usize]
+    }
+
+    /// Returns since when the destination has not answered, if it has to answer anything.
+    fn unanswered_since(&self) -> Option<Moment> {
+        let oldest = *self.lines.iter().flat_map(|line| &line.in_flight).min()?;
+        Some(oldest.max(self.last_answer.unwrap_or(oldest)))
     }
 
     fn down(&self) -> Option<(Moment, Error)> {
@@ -367,22 +374,21 @@ impl DestinationState {
 impl Sender {
     /// Adds a source that the store has not been able to serve since that moment. It rests before it joins the line,
     /// and must not be in line already.
-    pub(super) fn enqueue_later(&self, source: Arc<dyn Source>, urgency: Urgency, since: Moment) {
+    pub(super) fn enqueue_later(&self, source: &Arc<dyn Source>, urgency: Urgency, since: Moment) {
         let now = Moment::now();
         let rest = Span::from_duration(now.saturating_since(since) / 20);
         let at = now + rest.max(SHORTEST_REST).min(LONGEST_REST);
         let mut state = self.state();
-        let states = &mut state.destinations;
-        let state = states.entry(source.destination()).or_default();
-        let resting = &mut state.line(urgency).resting;
-        resting.insert(resting.partition_point(|(other, _)| *other <= at), (at, source));
+        let resting = &mut state.line(source.destination(), urgency).resting;
+        let place = resting.partition_point(|(other, _)| *other <= at);
+        resting.insert(place, (at, Arc::downgrade(source)));
     }
 
     /// Adds a source to the line. It must not be in line already. If it can be sent at once, and `may_send` says that
     /// the calling thread may do that, the thread gets the turn.
     pub(super) fn enqueue(
         &self,
-        source: Arc<dyn Source>,
+        source: &Arc<dyn Source>,
         urgency: Urgency,
         may_send: bool,
     ) -> Next<'_> {
@@ -394,7 +400,10 @@ impl Sender {
         let is_up = matches!(destination.reach, Reachability::Up);
         let line = destination.line(urgency);
         let (first, in_flight) = (line.waiting.is_empty(), line.in_flight.len());
-        line.waiting.push_back(source);
+        if line.waiting.len() >= CLEAN_UP_FROM && line.waiting.len().is_power_of_two() {
+            line.waiting.retain(|waiting| waiting.strong_count() > 0);
+        }
+        line.waiting.push_back(Arc::downgrade(source));
         let is_quiet = is_up && in_flight == 0 && !line.is_paused(now) && line.last <= FEW;
         if first && is_quiet && may_send && !state.is_sending {
             let batch = state.next_batch(now);
@@ -412,17 +421,19 @@ impl Sender {
     /// Puts back what a batch has left in line, and takes the next one. The turn ends if there is none.
     fn finish(&self, finished: Finished) -> Option<Batch> {
         let Finished { to, urgency, sent, ids, left, again } = finished;
+        // Dropped after the lock is released.
+        let left: Vec<_> = left.iter().rev().filter_map(Weak::upgrade).collect();
+        let again: Vec<_> = again.iter().filter_map(Weak::upgrade).collect();
         let mut state = self.state();
         // Their destination may have changed since.
-        for source in left.into_iter().rev() {
-            let destination = state.destinations.entry(source.destination()).or_default();
-            destination.line(urgency).waiting.push_front(source);
+        for source in &left {
+            let line = state.line(source.destination(), urgency);
+            line.waiting.push_front(Arc::downgrade(source));
         }
-        for source in again {
-            let destination = state.destinations.entry(source.destination()).or_default();
-            destination.line(urgency).waiting.push_back(source);
+        for source in &again {
+            state.line(source.destination(), urgency).waiting.push_back(Arc::downgrade(source));
         }
-        let line = state.destinations.entry(to).or_default().line(urgency);
+        let line = state.line(to, urgency);
         if ids > 0 {
             line.last = ids;
         } else {
@@ -447,8 +458,7 @@ impl Sender {
     /// Removes a request that is no longer in flight. Returns the slowest answer that is still normal.
     pub(super) fn settled(&self, request: &Request, ending: Ending) -> Duration {
         let mut state = self.state();
-        let states = &mut state.destinations;
-        let Some(state) = states.get_mut(&request.to) else { return Duration::ZERO };
+        let Some(state) = state.destinations.get_mut(&request.to) else { return Duration::ZERO };
         let now = Moment::now();
         let line = state.line(request.urgency);
         line.settle(request.sent);
@@ -472,18 +482,15 @@ impl Sender {
             rested.into_iter().chain(line.paused_until.filter(|_| !line.waiting.is_empty())).min()
         };
         let state = self.state();
-        let states = &state.destinations;
-        let all =
-            states.values().flat_map(|state| [resumes(&state.ordinary), resumes(&state.renewals)]);
-        all.flatten().filter(|until| now < *until).min()
+        let lines = state.destinations.values().flat_map(|state| &state.lines);
+        lines.filter_map(resumes).filter(|until| now < *until).min()
     }
 
     pub(super) fn set_reach(&self, to: Destination, reach: Reachability) {
         let mut state = self.state();
         let states = &mut state.destinations;
         let state = states.entry(to).or_default();
-        state.ordinary.paused_until = None;
-        state.renewals.paused_until = None;
+        state.lines.iter_mut().for_each(|line| line.paused_until = None);
         state.reach = match (&state.reach, reach) {
             // The first failure says since when the destination is down.
             (Reachability::Down { since, .. }, Reachability::Down { error, .. }) => {
@@ -498,22 +505,24 @@ impl Sender {
     /// Moves each source to the line of its current destination, in the same order as before. Removes the destinations
     /// that are `gone`.
     pub(super) fn reroute(&self, gone: &[Destination]) {
+        // Dropped after the lock is released.
+        let mut sources = Vec::new();
         let mut state = self.state();
-        let states = &mut state.destinations;
-        for urgency in [Urgency::Renewals, Urgency::Ordinary] {
-            let all = states.values_mut().flat_map(|state| {
+        for urgency in Urgency::ALL {
+            let all = state.destinations.values_mut().flat_map(|state| {
                 let line = state.line(urgency);
-                let resting = std::mem::take(&mut line.resting).into_iter().map(|(_, own)| own);
+                let resting = std::mem::take(&mut line.resting).into_iter();
+                let resting = resting.map(|(_, source)| source);
                 std::mem::take(&mut line.waiting).into_iter().chain(resting)
             });
-            let sources: Vec<_> = all.collect();
-            for source in sources {
-                let state = states.entry(source.destination()).or_default();
-                state.line(urgency).waiting.push_back(source);
+            let first = sources.len();
+            sources.extend(all.filter_map(|waiting| waiting.upgrade()));
+            for source in &sources[first..] {
+                state.line(source.destination(), urgency).waiting.push_back(Arc::downgrade(source));
             }
         }
-        states.retain(|to, state| {
-            let is_empty = state.ordinary.waiting.is_empty() && state.renewals.waiting.is_empty();
+        state.destinations.retain(|to, state| {
+            let is_empty = state.lines.iter().all(|line| line.waiting.is_empty());
             !(is_empty && gone.contains(to))
         });
     }
@@ -526,58 +535,6 @@ impl Sender {
         }
     }
 
-    /// Whether anything is in line or in flight.
-    pub(super) fn is_busy(&self) -> bool {
-        let busy = |line: &Line| {
-            !line.waiting.is_empty() || !line.resting.is_empty() || !line.in_flight.is_empty()
-        };
-        self.state()
-            .destinations
-            .values()
-            .any(|state| busy(&state.ordinary) || busy(&state.renewals))
-    }
-
-    /// Fails the calls in line whose deadline has passed, and removes sources that are no longer wanted. If a
-    /// destination has answered recently and its line is not paused, it serves the line soon, so only its resting
-    /// sources are checked. A source takes its own lock before the sender's, so the lines are taken out in the
-    /// meantime. Called only on the engine's thread.
-    pub(super) fn expire(&self, now: Moment) {
-        let both = [Urgency::Renewals, Urgency::Ordinary];
-        let destinations: Vec<_> = self.state().destinations.keys().copied().collect();
-        for (to, urgency) in destinations.into_iter().flat_map(|to| both.map(|own| (to, own))) {
-            let is_silent = self.is_silent(to, now);
-            let take = |state: &mut DestinationState| {
-                let line = state.line(urgency);
-                let waits = is_silent || line.is_paused(now);
-                let waiting =
-                    if waits { std::mem::take(&mut line.waiting) } else { VecDeque::new() };
-                (waiting, std::mem::take(&mut line.resting))
-            };
-            let (mut waiting, mut resting) =
-                self.state().destinations.get_mut(&to).map(take).unwrap_or_default();
-            let stays = |source: &Arc<dyn Source>| {
-                source.expire(now);
-                !source.leave_if_unwanted(urgency)
-            };
-            waiting.retain(stays);
-            resting.retain(|(_, source)| stays(source));
-            let mut state = self.state();
-            let states = &mut state.destinations;
-            let line = states.entry(to).or_default().line(urgency);
-            waiting.append(&mut line.waiting);
-            resting.append(&mut line.resting);
-            (line.waiting, line.resting) = (waiting, resting);
-        }
-    }
-
-    /// Whether the destination has not answered for [`CHECK_CALLS`], the interval between two checks of deadlines.
-    pub(super) fn is_silent(&self, to: Destination, now: Moment) -> bool {
-        let state = self.state();
-        let states = &state.destinations;
-        let last_answer = states.get(&to).and_then(|state| state.last_answer);
-        last_answer.is_none_or(|last_answer| last_answer + CHECK_CALLS <= now)
-    }
-
     /// Removes everything, because the engine has stopped.
     pub(super) fn clear(&self) {
         let destinations = std::mem::take(&mut self.state().destinations);
@@ -586,12 +543,13 @@ impl Sender {
 
     fn in_line(&self, to: Option<Destination>) -> Vec<Arc<dyn Source>> {
         let state = self.state();
-        let states = &state.destinations;
-        let own = states.iter().filter(|(own, _)| to.is_none_or(|to| to == **own));
-        let both = own.flat_map(|(_, state)| [&state.renewals, &state.ordinary]);
-        let sources = both
-            .flat_map(|line| line.waiting.iter().chain(line.resting.iter().map(|(_, own)| own)));
-        sources.cloned().collect()
+        let served =
+            state.destinations.iter().filter(|(served, _)| to.is_none_or(|to| to == **served));
+        let lines = served.flat_map(|(_, state)| &state.lines);
+        let sources = lines.flat_map(|line| {
+            line.waiting.iter().chain(line.resting.iter().map(|(_, source)| source))
+        });
+        sources.filter_map(Weak::upgrade).collect()
     }
 
     /// Returns since when the destination has not answered, if that is longer than normal, and the reason, if it is
@@ -602,14 +560,11 @@ impl Sender {
         now: Moment,
     ) -> Option<(Moment, Option<Error>)> {
         let state = self.state();
-        let states = &state.destinations;
-        let state = states.get(&to)?;
+        let state = state.destinations.get(&to)?;
         if let Reachability::Down { since, error } = &state.reach {
             return Some((*since, Some(error.clone())));
         }
-        let sent = state.ordinary.in_flight.iter().chain(&state.renewals.in_flight);
-        let oldest = *sent.min()?;
-        let silent = oldest.max(state.last_answer.unwrap_or(oldest));
+        let silent = state.unanswered_since()?;
         let limit = timing::silence(state.round_trip.slowest());
         (now.saturating_since(silent) >= limit).then_some((silent, None))
     }
@@ -637,19 +592,19 @@ impl Sender {
     /// first.
     pub(crate) fn outage(&self) -> Option<(Moment, Error)> {
         let state = self.state();
-        let states = &state.destinations;
-        states.values().filter_map(DestinationState::down).min_by_key(|(since, _)| *since)
+        state
+            .destinations
+            .values()
+            .filter_map(DestinationState::down)
+            .min_by_key(|(since, _)| *since)
     }
 
     /// Returns since when a request has not been answered, and the destination, if that is longer than `limit`.
     pub(crate) fn unanswered_for(&self, limit: Span, now: Moment) -> Option<(Moment, Destination)> {
         let state = self.state();
-        let states = &state.destinations;
-        let silences = states.iter().filter_map(|(to, state)| {
-            let sent = state.ordinary.in_flight.iter().chain(&state.renewals.in_flight);
-            let oldest = *sent.min()?;
-            Some((oldest.max(state.last_answer.unwrap_or(oldest)), *to))
-        });
+        let destinations = state.destinations.iter();
+        let silences =
+            destinations.filter_map(|(to, state)| Some((state.unanswered_since()?, *to)));
         silences.min_by_key(|(since, _)| *since).filter(|(since, _)| *since + limit <= now)
     }
 

@@ -27,9 +27,9 @@ use crate::backend::{Answers, Destination, Event, RemoteBackend, Report};
 use crate::callbacks::event;
 use crate::clock::{Moment, Span};
 
-/// How often calls are checked for deadlines while the store does not answer. After the last answer the thread wakes up
-/// once more, after this time. So another thread that sends in the meantime need not wake it.
-pub(super) const CHECK_CALLS: Span = Span::from_millis(50);
+/// How often the thread checks which destinations are silent, while requests are in flight. After the last answer the
+/// thread wakes up once more, after this time. So another thread that sends in the meantime need not wake it.
+pub(super) const CHECK_SILENCE: Span = Span::from_millis(50);
 
 /// A destination that has not answered a request for this long may have been replaced by another server.
 const DOUBTED_AFTER: Duration = Duration::from_millis(500);
@@ -99,8 +99,8 @@ struct Thread {
     in_flight: Vec<InFlight>,
     alarm: Alarm,
     tidy_at: Option<Moment>,
-    check_calls_at: Option<Moment>,
-    /// Whether a request was answered since the calls were last checked.
+    check_silence_at: Option<Moment>,
+    /// Whether a request was answered since the last check.
     answered: bool,
 }
 
@@ -111,8 +111,8 @@ impl Thread {
         messages: mpsc::UnboundedReceiver<Message>,
     ) -> Self {
         let (in_flight, alarm) = (Vec::new(), Alarm::new());
-        let (tidy_at, check_calls_at, answered) = (None, None, false);
-        Self { core, backend, messages, in_flight, alarm, tidy_at, check_calls_at, answered }
+        let (tidy_at, check_silence_at, answered) = (None, None, false);
+        Self { core, backend, messages, in_flight, alarm, tidy_at, check_silence_at, answered }
     }
 
     /// Runs until no other owner of the engine is left.
@@ -216,28 +216,23 @@ impl Thread {
             target.fire(now);
             progress = true;
         }
-        if core.names_to_tidy() && self.tidy_at.is_none() {
-            self.tidy_at = Some(now + core.tidy_interval());
+        let tidy_interval = core.settings.tidy_interval();
+        if self.tidy_at.is_none() && core.registry.has_names() {
+            self.tidy_at = Some(now + tidy_interval);
         }
         if self.tidy_at.is_some_and(|at| at <= now) {
-            self.tidy_at = core.remove_unused(now);
+            let names_are_left = core.registry.remove_unused(core.settings.idle, now);
+            self.tidy_at = names_are_left.then_some(now + tidy_interval);
             progress = true;
         }
-        if self.check_calls_at.is_some_and(|at| at <= now) {
-            // Deadlines are checked only for destinations that do not answer.
-            let silent = self.in_flight.iter().map(|own| &own.request);
-            let silent = silent.filter(|request| core.sender.is_silent(request.to, now));
-            let sources = silent.flat_map(|request| &request.sources);
-            sources.for_each(|(source, _)| source.expire(now));
-            core.sender.expire(now);
+        if self.check_silence_at.is_some_and(|at| at <= now) {
             self.report_silent_destinations(core, now);
-            let answered = std::mem::take(&mut self.answered);
-            let again = answered && (core.sends_from_any_thread() || core.sender.is_busy());
-            self.check_calls_at = again.then(|| now + CHECK_CALLS);
+            self.check_silence_at = None;
         }
-        let lingers = self.answered && core.sends_from_any_thread();
-        if self.check_calls_at.is_none() && (lingers || core.sender.is_busy()) {
-            self.check_calls_at = Some(now + CHECK_CALLS);
+        if self.check_silence_at.is_none() {
+            let lingers = std::mem::take(&mut self.answered) && core.sends_from_any_thread();
+            let checks = lingers || !self.in_flight.is_empty();
+            self.check_silence_at = checks.then(|| now + CHECK_SILENCE);
         }
         progress
     }
@@ -249,7 +244,7 @@ impl Thread {
             let silent = core.sender.silent_since(*to, now);
             silent.is_some_and(|(since, _)| now.saturating_since(since) >= DOUBTED_AFTER)
         };
-        let all: BTreeSet<_> = self.in_flight.iter().map(|own| own.request.to).collect();
+        let all: BTreeSet<_> = self.in_flight.iter().map(|sent| sent.request.to).collect();
         all.into_iter().filter(is_silent).for_each(|to| backend.doubt(to));
     }
 
@@ -257,7 +252,7 @@ impl Thread {
     fn poll_sleep(&mut self, core: &Core, cx: &mut Context<'_>) -> Poll<()> {
         let now = Moment::now();
         let timer = core.timers.next();
-        let others = [self.check_calls_at, self.tidy_at, core.sender.next_resume(now)];
+        let others = [self.check_silence_at, self.tidy_at, core.sender.next_resume(now)];
         let next = others.into_iter().flatten().chain(timer).min();
         let until = next.filter(|_| !core.clock.is_manual()).unwrap_or(Moment::NEVER);
         core.sleeps_until(until);
@@ -277,8 +272,8 @@ impl Drop for Thread {
             what: "the client's background thread has ended: open another client".to_owned(),
         };
         let sent = self.core.upgrade().map(|core| core.outbox.take()).unwrap_or_default();
-        for own in self.in_flight.drain(..).chain(sent) {
-            own.request.sources.iter().for_each(|(source, _)| source.refuse(&error));
+        for InFlight { request, .. } in self.in_flight.drain(..).chain(sent) {
+            request.sources.iter().for_each(|(source, _)| source.refuse(&error));
         }
     }
 }
@@ -289,17 +284,18 @@ fn apply(core: &Arc<Core>, event: Event) {
         Event::Granted(..) if crate::broken::is("wakeup") => {}
         Event::Granted(name, id, grant) => {
             // A permit for an id that this client has forgotten is released: see `State::woken`.
-            if let Some(named) = core.known(&name).or_else(|| core.named(&name).ok()) {
+            let named = core.registry.find(&name).or_else(|| core.named(&name).ok());
+            if let Some(named) = named {
                 named.granted(id, grant);
             }
         }
         Event::Token(name, after) => {
-            if let Some(named) = core.known(&name) {
+            if let Some(named) = core.registry.find(&name) {
                 named.token_comes(after);
             }
         }
         Event::Evicted(name, id) => {
-            if let Some(named) = core.known(&name) {
+            if let Some(named) = core.registry.find(&name) {
                 named.evicted(id);
             }
         }
@@ -309,13 +305,12 @@ fn apply(core: &Arc<Core>, event: Event) {
         }
         Event::Disconnected(to, error) => disconnected(core, to, &error),
         Event::Missed(slot) => {
-            core.all().iter().for_each(|named| named.wake_ups_missed(slot));
+            core.registry.names().iter().for_each(|named| named.wake_ups_missed(slot));
             core.lock_waiters.wake_all();
         }
         Event::Rerouted { gone } => {
             core.sender.reroute(&gone);
-            core.all().iter().for_each(|named| named.rerouted());
-            core.all_leases().iter().for_each(|lease| lease.rerouted());
+            core.registry.listeners().iter().for_each(|listener| listener.rerouted());
             core.lock_waiters.wake_all();
         }
     }
@@ -330,8 +325,7 @@ fn connected(core: &Arc<Core>, to: Destination, (again, other): (bool, bool), st
     core.sender.set_reach(to, Reachability::Up);
     if again {
         core.meters.reconnected();
-        core.all().iter().for_each(|named| named.reconnected(to, other));
-        core.all_leases().iter().for_each(|lease| lease.reconnected(to, other));
+        core.registry.listeners().iter().for_each(|listener| listener.reconnected(to, other));
         core.lock_waiters.wake_all();
     }
 }
@@ -342,8 +336,7 @@ fn disconnected(core: &Arc<Core>, to: Destination, error: &Error) {
     }
     core.sender.set_reach(to, Reachability::Down { since: Moment::now(), error: error.clone() });
     if !error.is_transient() {
-        core.all().iter().for_each(|named| named.refused(to, error));
-        core.all_leases().iter().for_each(|lease| lease.refused(to, error));
+        core.registry.listeners().iter().for_each(|listener| listener.refused(to, error));
         core.sender.refuse_calls(Some(to), error);
         core.lock_waiters.wake_all();
     }
