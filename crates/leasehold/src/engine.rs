@@ -1,38 +1,32 @@
 //! The engine: everything above the interface to the stores, written once for every store.
 //!
-//! - [`ticket`]: one acquisition, shared by the engine and its future or guard.
-//! - [`name_state`]: one semaphore name. [`in_process`] and [`remote`] implement it, and [`store`], for the two kinds
-//!   of stores.
+//! - [`ticket`]: one acquisition, shared by the engine and its future or guard. [`deferred`]: what runs after locks.
+//! - [`driver`]: drives the client core of a name, a lock or a pool instance. [`registry`]: all of them.
+//! - [`name_state`]: one semaphore name. [`in_process`] and [`remote`] implement it for the two kinds of stores.
+//! - [`store`]: the store, and whether it can be reached.
 //! - [`sender`]: packs commands for a remote store into requests. [`in_flight`]: sends them.
-//! - [`call`]: one command for a lock or a pool. [`lease`]: what such a command acquires.
+//! - [`call`]: one command without a guard; queries.
 //! - [`timers`]: the timers that the thread fires.
 //! - [`thread`]: the engine's thread, which runs all of that.
 //! - [`watch`]: reports to metrics, observers and `tracing`. [`meters`]: the metrics.
 //! - [`background`]: work that outlives its caller. [`lock_waiters`]: the tasks that wait for a lock.
 
-use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::task::Poll;
 
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc};
 
+use crate::backend::RemoteBackend;
 use crate::backend::memory::Memory;
-use crate::backend::{Answer, BoxFuture, Destination, Part, Profile, RemoteBackend, Slot};
-use crate::callbacks::{self, event};
+use crate::callbacks::event;
 use crate::clock::{Moment, Span};
-use crate::machine::Subject;
-use crate::machine::lock::{LockOutcome, Record, Verdict};
-use crate::machine::pool::PoolQuery;
 use crate::manual_clock::{self, Clock};
-use crate::name::Name;
-use crate::stats::{PoolStats, Query, SemaphoreStats};
-use crate::{AcquisitionId, ClientId, ClientInfo, Error, LockId};
+use crate::{AcquisitionId, ClientId, Error};
 
 mod alarm;
 pub(crate) mod background;
 pub(crate) mod call;
+pub(crate) mod deferred;
 pub(crate) mod driver;
 mod in_flight;
 pub(crate) mod in_process;
@@ -55,7 +49,6 @@ pub(crate) mod watch;
 mod tests;
 
 use background::Background;
-use call::{Call, CallFuture};
 use in_flight::Outbox;
 use lock_waiters::LockWaiters;
 use meters::ClientMeters;
@@ -65,12 +58,6 @@ use sender::{Next, Sender, Source, Urgency};
 use store::Store;
 use thread::Message;
 use timers::{Timed, Timers};
-
-/// A request to a store without connections that is not answered for this long is an outage.
-const LONG_SILENCE: Span = Span::from_millis(2000);
-
-/// The shortest time that the store has to answer an attempt after the first, also if the caller's wait ends sooner.
-const SHORTEST_ANSWER: Span = Span::from_millis(500);
 
 /// The engine of one client. Every client handle, semaphore, future and guard keeps it alive. When the last of them is
 /// dropped, the names are dropped, and then the thread ends.
@@ -87,7 +74,7 @@ pub(crate) struct Core {
     pub(crate) sender: Sender,
     outbox: Outbox,
     /// Whether the engine's thread was asked to check the sender's queues and has not done so yet.
-    look_requested: AtomicBool,
+    wake_requested: AtomicBool,
     pub(crate) timers: Timers,
     sequence: AtomicU64,
     closed: AtomicBool,
@@ -152,7 +139,7 @@ impl Engine {
             store,
             sender: Sender::default(),
             outbox: Outbox::default(),
-            look_requested: AtomicBool::new(false),
+            wake_requested: AtomicBool::new(false),
             timers: Timers::default(),
             sequence: AtomicU64::new(0),
             closed: AtomicBool::new(false),
@@ -210,15 +197,6 @@ impl Core {
         self.clock.now()
     }
 
-    pub(crate) fn profile(&self) -> Profile {
-        self.store.profile()
-    }
-
-    #[cfg(unix)]
-    pub(crate) fn lifeline(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
-        self.store.shared()?.lifeline()
-    }
-
     #[inline]
     pub(crate) fn next_id(&self) -> AcquisitionId {
         AcquisitionId::new(self.client, self.sequence.fetch_add(1, Ordering::Relaxed))
@@ -246,181 +224,9 @@ impl Core {
         if self.closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(()) }
     }
 
-    // Requests to the store.
-
-    /// Sends one command for a lock or a pool. It fails if the store has not answered within the time for a call.
-    pub(crate) fn call(self: &Arc<Self>, part: Part) -> CallFuture {
-        match &self.store {
-            Store::Memory(memory) => CallFuture::at_once(self.now(), || self.apply(memory, &part)),
-            Store::Shared(_) => Call::start(self, part),
-        }
-    }
-
-    fn apply(&self, memory: &Memory, part: &Part) -> Result<Answer, Error> {
-        let answer = memory.apply(part)?;
-        // The store has only this client, which sees every release.
-        if let Answer::Lock(LockOutcome::Release(Verdict::Done(Some(key)))) = &answer {
-            self.lock_waiters.wake_one(key);
-        }
-        Ok(answer)
-    }
-
-    /// Returns when a further attempt of a wait fails unanswered, if it begins now and the wait ends at `give_up_at`.
-    ///
-    /// The store has answered the attempts before it. So an attempt at the end of the wait gets time for its answer:
-    /// otherwise a store that answers well would count as unavailable.
-    pub(crate) fn next_attempt_until(&self, give_up_at: Moment) -> Moment {
-        let now = self.now();
-        if now < give_up_at {
-            give_up_at.max(now + SHORTEST_ANSWER)
-        } else {
-            now + self.settings.answer_timeout
-        }
-    }
-
-    /// Sends one command like [`call`](Self::call). Until its deadline it is repeated if it is not answered, even if the
-    /// future is dropped.
-    pub(crate) fn call_to_the_end(self: &Arc<Self>, part: Part) -> BoxFuture<Answer> {
-        let memory = match &self.store {
-            Store::Memory(memory) => memory,
-            Store::Shared(_) => {
-                let (answer, answered) = oneshot::channel();
-                let done = Box::new(|done| drop(answer.send(done)));
-                Call::start_in_background(self, part, done);
-                return Box::pin(async move {
-                    let ended = |_| Err(Error::internal("a call ended without an answer"));
-                    answered.await.unwrap_or_else(ended)
-                });
-            }
-        };
-        Box::pin(std::future::ready(self.apply(memory, &part)))
-    }
-
-    pub(crate) fn stats(self: &Arc<Self>, query: Query) -> BoxFuture<Vec<SemaphoreStats>> {
-        if let Store::Shared(backend) = &self.store {
-            return self.run(backend.stats(query));
-        }
-        let names = self.registry.names().into_iter().filter(|named| {
-            let name = named.name().as_str();
-            query.names.as_ref().is_none_or(|names| names.iter().any(|wanted| wanted == name))
-        });
-        let all: Vec<_> = names.map(|named| named.stats(query.waiters.clone())).collect();
-        Box::pin(async move {
-            let mut stats = Vec::with_capacity(all.len());
-            for one in all {
-                stats.push(one.await?);
-            }
-            Ok(stats)
-        })
-    }
-
-    /// Returns the held locks, ordered by key, at most `limit` of them.
-    pub(crate) fn list_locks(self: &Arc<Self>, limit: usize) -> BoxFuture<Vec<Record>> {
-        self.query(|memory| memory.list_locks(limit), |backend| backend.list_locks(limit))
-    }
-
-    /// Returns the pools that have members, ordered by name.
-    pub(crate) fn list_pools(self: &Arc<Self>, query: PoolQuery) -> BoxFuture<Vec<PoolStats>> {
-        let again = query.clone();
-        self.query(move |memory| memory.list_pools(&again), |backend| backend.list_pools(query))
-    }
-
-    /// Returns the clients of the store, ordered by id, at most `limit` of them.
-    pub(crate) fn list_clients(self: &Arc<Self>, limit: usize) -> BoxFuture<Vec<ClientInfo>> {
-        let here = ClientInfo::here(self.client);
-        let here = move |_: &_| [here].into_iter().take(limit).collect();
-        self.query(here, |backend| backend.list_clients(limit))
-    }
-
     fn background_failed(&self, error: &Error) {
         event!(warn, %error, "a release failed: the lease remains until it expires");
         self.background.failed(error.clone());
-    }
-
-    /// Answers a query from memory, or on the engine's thread.
-    fn query<T: Send + 'static>(
-        &self,
-        here: impl FnOnce(&Memory) -> T,
-        shared: impl FnOnce(&dyn RemoteBackend) -> BoxFuture<T>,
-    ) -> BoxFuture<T> {
-        match &self.store {
-            Store::Memory(memory) => Box::pin(std::future::ready(Ok(here(memory)))),
-            Store::Shared(backend) => self.run(shared(&**backend)),
-        }
-    }
-
-    /// Returns the result of `work`, or an error if `until` comes first, because the store has not answered.
-    pub(crate) async fn until<T>(
-        self: &Arc<Self>,
-        until: Moment,
-        work: impl Future<Output = T>,
-    ) -> Result<T, Error> {
-        let mut work = pin!(work);
-        // Usually the work is done at once and needs no timer.
-        if let Poll::Ready(done) = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await {
-            return Ok(done);
-        }
-        let asked = self.now();
-        let done = timers::Deadline::new(self, until).unless(work).await;
-        done.ok_or_else(|| self.unavailable(None, asked, self.now()))
-    }
-
-    /// Returns the slot in which the store keeps this name, key or id.
-    pub(crate) fn slot(&self, subject: Subject<'_>) -> Slot {
-        self.store.shared().map_or(Slot::ONLY, |remote| remote.slot(subject))
-    }
-
-    /// Returns the server that serves a slot now.
-    pub(crate) fn destination(&self, slot: Slot) -> Destination {
-        self.store.shared().map_or(Destination::ONLY, |remote| remote.destination(slot))
-    }
-
-    /// Looks up the key of the lock that this id holds. Returns `None` if no lookup is needed, because the store finds
-    /// the key when it applies the command.
-    pub(crate) fn key_of_lock(&self, id: LockId) -> Option<BoxFuture<Option<Name>>> {
-        self.store.shared()?.key_of_lock(id)
-    }
-
-    /// Returns [`Error::InvalidArgument`] if the store cannot keep anything under this name.
-    pub(crate) fn check_name(&self, subject: Subject<'_>) -> Result<(), Error> {
-        self.store.shared().map_or(Ok(()), |remote| remote.check(subject))
-    }
-
-    /// Returns the error of a call that was made at `asked` and not answered. It says how long this destination, or any
-    /// destination, has been silent.
-    pub(crate) fn unavailable(&self, to: Option<Destination>, asked: Moment, now: Moment) -> Error {
-        let silent = match to {
-            Some(to) => self.sender.silent_since(to, now),
-            None => self.sender.outage().map(|(since, error)| (since, Some(error))),
-        };
-        let (since, error) = silent.unwrap_or((asked, None));
-        let silent_for = Some(now.saturating_since(since));
-        match error {
-            Some(Error::Unavailable { what, timed_out, source, .. }) => {
-                Error::Unavailable { what, timed_out, silent_for, source }
-            }
-            Some(error) => error,
-            None => {
-                let address = self.store.shared().map_or("the store", |remote| remote.address());
-                let what = format!("request to {address}");
-                Error::Unavailable { what, timed_out: true, silent_for, source: None }
-            }
-        }
-    }
-
-    /// Reports to the store that the destination has been silent for too long.
-    fn suspect(&self, to: Destination) {
-        if let Some(remote) = self.store.shared() {
-            remote.suspect(to);
-        }
-    }
-
-    fn has_stragglers(&self) -> bool {
-        self.stragglers.load(Ordering::Acquire)
-    }
-
-    fn set_stragglers(&self, stragglers: bool) {
-        self.stragglers.fetch_or(stragglers, Ordering::AcqRel);
     }
 
     // The engine's thread.
@@ -438,13 +244,8 @@ impl Core {
             }
             started
         });
-        let told = thread.as_ref().map_err(Clone::clone)?.send(message);
-        told.map_err(|_| self.stopped().unwrap_or(Error::Closed))
-    }
-
-    /// Whether the store is in this process, so that no time passes between a grant and its answer.
-    pub(crate) fn is_in_process(&self) -> bool {
-        self.store.memory().is_some()
+        let sent = thread.as_ref().map_err(Clone::clone)?.send(message);
+        sent.map_err(|_| self.stopped().unwrap_or(Error::Closed))
     }
 
     /// Returns why the engine is not running, if it is not.
@@ -483,7 +284,7 @@ impl Core {
         since: Moment,
     ) -> Result<(), Error> {
         self.sender.enqueue_later(&source, urgency, since);
-        self.look()?;
+        self.wake_thread()?;
         self.stopped.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
@@ -502,10 +303,10 @@ impl Core {
                 // request is in flight.
                 let soon = Moment::now() + thread::CHECK_SILENCE;
                 if self.sleeping_until.load(Ordering::SeqCst) > soon.micros() {
-                    self.look()?;
+                    self.wake_thread()?;
                 }
             }
-            (Next::Send(_) | Next::Look, _) => self.look()?,
+            (Next::Send(_) | Next::WakeThread, _) => self.wake_thread()?,
         }
         // The thread may have stopped since the source last checked.
         self.stopped.get().map_or(Ok(()), |error| Err(error.clone()))
@@ -524,13 +325,13 @@ impl Core {
 
     /// Makes the engine's thread look at the line. If the thread is awake, it looks before it sleeps. Each side first
     /// writes its own flag and then reads the other's, so at least one of the two sees the other.
-    fn look(&self) -> Result<(), Error> {
-        let told = self.look_requested.swap(true, Ordering::SeqCst);
+    fn wake_thread(&self) -> Result<(), Error> {
+        let was_requested = self.wake_requested.swap(true, Ordering::SeqCst);
         let awake = self.sleeping_until.load(Ordering::SeqCst) == 0;
-        if told || awake && self.thread.get().is_some() {
+        if was_requested || awake && self.thread.get().is_some() {
             Ok(())
         } else {
-            self.send_message(Message::Look)
+            self.send_message(Message::WakeUp)
         }
     }
 
@@ -562,51 +363,14 @@ impl Core {
         // the two sees the other.
         match at {
             Some(at) if at.micros() < self.sleeping_until.load(Ordering::SeqCst) => {
-                self.send_message(Message::Look)
+                self.send_message(Message::WakeUp)
             }
-            Some(_) if self.thread.get().is_none() => self.send_message(Message::Look),
+            Some(_) if self.thread.get().is_none() => self.send_message(Message::WakeUp),
             _ => Ok(()),
         }
     }
 
     fn sleeps_until(&self, moment: Moment) {
         self.sleeping_until.store(moment.micros(), Ordering::SeqCst);
-    }
-
-    /// Runs a query on the engine's thread. The store limits the time of each step.
-    pub(crate) fn run<T: Send + 'static>(&self, work: BoxFuture<T>) -> BoxFuture<T> {
-        let (answer, answered) = oneshot::channel();
-        let told = self.send_message(Message::Run(Box::pin(async move {
-            let done = work.await;
-            callbacks::guarded(|| drop(answer.send(done)));
-        })));
-        let this = self.this.clone();
-        Box::pin(async move {
-            told?;
-            answered.await.unwrap_or_else(|_| {
-                let stopped = this.upgrade().and_then(|core| core.stopped());
-                Err(stopped.unwrap_or_else(|| Error::internal("a query ended without an answer")))
-            })
-        })
-    }
-
-    /// Returns since when the store cannot be reached, and why.
-    pub(crate) fn outage(&self) -> Option<(Moment, Error)> {
-        self.sender.outage().or_else(|| self.silence())
-    }
-
-    /// Returns since when a store without connections has not answered: another process may be stopped in the middle of
-    /// a transaction. On other stores, a silent connection is closed, which is an outage.
-    fn silence(&self) -> Option<(Moment, Error)> {
-        #[cfg(unix)]
-        let has_no_connection = self.lifeline().is_some();
-        #[cfg(not(unix))]
-        let has_no_connection = false;
-        if !has_no_connection {
-            return None;
-        }
-        let now = Moment::now();
-        let (since, to) = self.sender.unanswered_for(LONG_SILENCE, now)?;
-        Some((since, self.unavailable(Some(to), since, now)))
     }
 }

@@ -1,32 +1,44 @@
-//! One command of a lock or a pool, and the future of its answer.
+//! One command of a lock or a pool, and the future of its answer; queries.
 //!
 //! A call is sent again as long as its outcome is unknown and a caller waits for it. At its deadline it fails with
 //! [`Error::Unavailable`]. What a call acquires has no guard: guards are acquired through a
 //! [client core](crate::client_core), which undoes what no caller waits for any more.
 
-use std::pin::Pin;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
+
+use tokio::sync::oneshot;
 
 use super::Core;
 use super::background::UnderWay;
 use super::sender::{Source, Taken, Urgency};
-use super::timers::Timed;
-use crate::backend::{Answer, Destination, Part, Slot};
+use super::store::Store;
+use super::thread::Message;
+use super::timers::{Deadline, Timed};
+use crate::backend::memory::Memory;
+use crate::backend::{Answer, BoxFuture, Destination, Part, RemoteBackend, Slot};
 use crate::callbacks::guarded;
 use crate::client_core::Delivery;
-use crate::clock::Moment;
-use crate::{AcquisitionId, Error};
+use crate::clock::{Moment, Span};
+use crate::machine::lock::{LockOutcome, Record, Verdict};
+use crate::machine::pool::PoolQuery;
+use crate::stats::{PoolStats, Query, SemaphoreStats};
+use crate::{AcquisitionId, ClientInfo, Error};
 
-/// Receives the answer to a call that no caller awaits.
-pub(crate) type Done = Box<dyn FnOnce(Result<Answer, Error>) + Send>;
+/// The shortest time that the store has to answer an attempt after the first, also if the caller's wait ends sooner.
+const SHORTEST_ANSWER: Span = Span::from_millis(500);
 
 /// The answer to one command. It is ready at once, or when a remote store has answered.
 pub(crate) enum CallFuture {
-    Answered(Option<Result<(Answer, Moment), Error>>),
-    Sent(Arc<Call>),
+    Answered(Option<CallAnswer>),
+    Sent(Arc<Call>, oneshot::Receiver<CallAnswer>),
 }
+
+/// The answer, and the moment from which its validity counts.
+pub(crate) type CallAnswer = Result<(Answer, Moment), Error>;
 
 impl CallFuture {
     /// Asks a store that answers at once. The validity of the answer counts from before the call, because this thread
@@ -37,22 +49,23 @@ impl CallFuture {
 }
 
 impl Future for CallFuture {
-    type Output = Result<(Answer, Moment), Error>;
+    type Output = CallAnswer;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.get_mut() {
-            Self::Answered(answer) => Poll::Ready(answer.take().unwrap_or_else(|| {
-                Err(Error::internal("a call was polled after it had completed"))
-            })),
-            Self::Sent(call) => call.poll(cx),
-        }
+        let answer = match self.get_mut() {
+            Self::Answered(answer) => answer.take(),
+            Self::Sent(_, answer) => ready!(Pin::new(answer).poll(cx)).ok(),
+        };
+        let ended = || Err(Error::internal("a call was polled after it had completed"));
+        Poll::Ready(answer.unwrap_or_else(ended))
     }
 }
 
 impl Drop for CallFuture {
     fn drop(&mut self) {
-        if let Self::Sent(call) = self {
-            call.cancel();
+        if let Self::Sent(call, answer) = self {
+            answer.close();
+            call.release_close();
         }
     }
 }
@@ -70,52 +83,43 @@ pub(crate) struct Call {
 
 struct CallState {
     delivery: Delivery,
-    phase: Phase,
+    /// Receives the answer. `None` once it has received it.
+    caller: Option<oneshot::Sender<CallAnswer>>,
+    /// The call itself, if it is sent until it is answered, even if its future is dropped.
+    kept_alive: Option<Arc<Call>>,
     /// Why the last attempt failed.
     problem: Option<Error>,
     /// Makes a close wait for this call, until it is answered or cannot be sent any more.
     under_way: Option<UnderWay>,
 }
 
-enum Phase {
-    Waiting(Option<Waker>),
-    Answered(Result<(Answer, Moment), Error>),
-    /// No caller awaits the answer. The call, which nothing else keeps alive, is sent until it is answered.
-    Background(Done, Arc<Call>),
-    /// The caller no longer waits for the answer.
-    Dropped,
-}
-
-impl Phase {
+impl CallState {
     fn is_wanted(&self) -> bool {
-        matches!(self, Self::Waiting(_) | Self::Background(..))
+        let waits = |caller: &oneshot::Sender<_>| !caller.is_closed();
+        self.kept_alive.is_some() || self.caller.as_ref().is_some_and(waits)
     }
 }
 
 impl Call {
-    pub(super) fn start(core: &Arc<Core>, part: Part) -> CallFuture {
-        let call = Self::new(core, part);
-        call.begin();
-        CallFuture::Sent(call)
-    }
-
-    /// Sends the call until it is answered or its deadline has passed, and calls `done`.
-    pub(super) fn start_in_background(core: &Arc<Core>, part: Part, done: Done) {
-        let call = Self::new(core, part);
-        call.state().phase = Phase::Background(done, call.clone());
-        call.begin();
-    }
-
-    fn new(core: &Arc<Core>, part: Part) -> Arc<Self> {
-        let state = Mutex::new(CallState {
-            delivery: Delivery::Unsent,
-            phase: Phase::Waiting(None),
-            problem: None,
-            under_way: Some(UnderWay::new(core)),
-        });
+    /// Sends a command until it is answered, until its deadline has passed, or, unless `to_the_end` is set, until the
+    /// future is dropped.
+    pub(super) fn start(core: &Arc<Core>, part: Part, to_the_end: bool) -> CallFuture {
+        let (caller, answer) = oneshot::channel();
         let (core, slot, asked) = (core.clone(), core.slot(part.subject()), core.now());
         let until = asked + core.settings.answer_timeout;
-        Arc::new_cyclic(|this| Self { core, slot, part, asked, until, state, this: this.clone() })
+        let call = Arc::new_cyclic(|this: &Weak<Self>| {
+            let state = Mutex::new(CallState {
+                delivery: Delivery::Unsent,
+                caller: Some(caller),
+                kept_alive: None,
+                problem: None,
+                under_way: Some(UnderWay::new(&core)),
+            });
+            Self { core, slot, part, asked, until, state, this: this.clone() }
+        });
+        call.state().kept_alive = to_the_end.then(|| call.clone());
+        call.begin();
+        CallFuture::Sent(call, answer)
     }
 
     fn begin(&self) {
@@ -138,68 +142,151 @@ impl Call {
         }
     }
 
-    fn poll(&self, cx: &mut Context<'_>) -> Poll<Result<(Answer, Moment), Error>> {
-        match &self.state().phase {
-            Phase::Waiting(Some(waker)) if waker.will_wake(cx.waker()) => return Poll::Pending,
-            _ => {}
-        }
-        let waker = cx.waker().clone();
-        let mut state = self.state();
-        if let Phase::Waiting(slot) = &mut state.phase {
-            let replaced = slot.replace(waker);
-            drop(state);
-            drop(replaced);
-            return Poll::Pending;
-        }
-        let phase = std::mem::replace(&mut state.phase, Phase::Dropped);
-        drop(state);
-        drop(waker);
-        match phase {
-            Phase::Answered(answer) => Poll::Ready(answer),
-            _ => Poll::Ready(Err(Error::internal("a call was polled after it had completed"))),
-        }
-    }
-
-    /// Ends the wait, if anything still waits for the answer. A close does not wait for the call any more, unless it
-    /// is in flight.
-    fn finish(&self, answer: Result<(Answer, Moment), Error>) {
+    /// Answers the caller, if it still waits. A close does not wait for the call any more, unless it is in flight.
+    fn finish(&self, answer: CallAnswer) {
         self.core.timers.set(self.this.clone(), Some(self.until), None);
         let mut state = self.state();
-        let is_in_flight = state.delivery == Delivery::Sent;
-        let under_way = if is_in_flight { None } else { state.under_way.take() };
-        let ended = match std::mem::replace(&mut state.phase, Phase::Dropped) {
-            Phase::Waiting(waker) => {
-                state.phase = Phase::Answered(answer);
-                drop(state);
-                waker.map(|waker| guarded(|| waker.wake()));
-                None
-            }
-            Phase::Background(done, this) => {
-                drop(state);
-                guarded(|| done(answer.map(|(answer, _)| answer)));
-                Some(this)
-            }
-            ended => {
-                state.phase = ended;
-                drop(state);
-                None
-            }
-        };
-        drop((under_way, ended));
+        let (caller, kept_alive) = (state.caller.take(), state.kept_alive.take());
+        drop(state);
+        guarded(|| drop(caller.map(|caller| caller.send(answer))));
+        self.release_close();
+        drop(kept_alive);
     }
 
-    /// Handles a caller that no longer waits. If the call is in flight, a close waits for its answer.
-    fn cancel(&self) {
+    /// Lets a close go on that waits for this call, unless the call is in flight or will be sent.
+    fn release_close(&self) {
         let mut state = self.state();
-        let phase = std::mem::replace(&mut state.phase, Phase::Dropped);
-        let is_in_flight = state.delivery == Delivery::Sent;
-        let under_way = if is_in_flight { None } else { state.under_way.take() };
+        let waits = state.delivery == Delivery::Sent || state.is_wanted();
+        let under_way = if waits { None } else { state.under_way.take() };
         drop(state);
-        drop((phase, under_way));
+        drop(under_way);
     }
 
     fn state(&self) -> MutexGuard<'_, CallState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Core {
+    /// Sends one command for a lock or a pool. It fails if the store has not answered within the time for a call.
+    pub(crate) fn call(self: &Arc<Self>, part: Part) -> CallFuture {
+        match &self.store {
+            Store::Memory(memory) => CallFuture::at_once(self.now(), || self.apply(memory, &part)),
+            Store::Shared(_) => Call::start(self, part, false),
+        }
+    }
+
+    fn apply(&self, memory: &Memory, part: &Part) -> Result<Answer, Error> {
+        let answer = memory.apply(part)?;
+        // The store has only this client, which sees every release.
+        if let Answer::Lock(LockOutcome::Release(Verdict::Done(Some(key)))) = &answer {
+            self.lock_waiters.wake_one(key);
+        }
+        Ok(answer)
+    }
+
+    /// Returns when a further attempt of a wait fails unanswered, if it begins now and the wait ends at `give_up_at`.
+    ///
+    /// The store has answered the attempts before it. So an attempt at the end of the wait gets time for its answer:
+    /// otherwise a store that answers well would count as unavailable.
+    pub(crate) fn next_attempt_until(&self, give_up_at: Moment) -> Moment {
+        let now = self.now();
+        if now < give_up_at {
+            give_up_at.max(now + SHORTEST_ANSWER)
+        } else {
+            now + self.settings.answer_timeout
+        }
+    }
+
+    /// Sends one command like [`call`](Self::call). Until its deadline it is repeated if it is not answered, even if the
+    /// future is dropped.
+    pub(crate) fn call_to_the_end(self: &Arc<Self>, part: Part) -> BoxFuture<Answer> {
+        let call = match &self.store {
+            Store::Memory(memory) => CallFuture::at_once(self.now(), || self.apply(memory, &part)),
+            Store::Shared(_) => Call::start(self, part, true),
+        };
+        Box::pin(async move { Ok(call.await?.0) })
+    }
+
+    pub(crate) fn stats(self: &Arc<Self>, query: Query) -> BoxFuture<Vec<SemaphoreStats>> {
+        if let Store::Shared(backend) = &self.store {
+            return self.run(backend.stats(query));
+        }
+        let names = self.registry.names().into_iter().filter(|named| {
+            let name = named.name().as_str();
+            query.names.as_ref().is_none_or(|names| names.iter().any(|wanted| wanted == name))
+        });
+        let all: Vec<_> = names.map(|named| named.stats(query.waiters.clone())).collect();
+        Box::pin(async move {
+            let mut stats = Vec::with_capacity(all.len());
+            for one in all {
+                stats.push(one.await?);
+            }
+            Ok(stats)
+        })
+    }
+
+    /// Returns the held locks, ordered by key, at most `limit` of them.
+    pub(crate) fn list_locks(self: &Arc<Self>, limit: usize) -> BoxFuture<Vec<Record>> {
+        self.query(|memory| memory.list_locks(limit), |backend| backend.list_locks(limit))
+    }
+
+    /// Returns the pools that have members, ordered by name.
+    pub(crate) fn list_pools(self: &Arc<Self>, query: PoolQuery) -> BoxFuture<Vec<PoolStats>> {
+        let again = query.clone();
+        self.query(move |memory| memory.list_pools(&again), |backend| backend.list_pools(query))
+    }
+
+    /// Returns the clients of the store, ordered by id, at most `limit` of them.
+    pub(crate) fn list_clients(self: &Arc<Self>, limit: usize) -> BoxFuture<Vec<ClientInfo>> {
+        let here = ClientInfo::here(self.client);
+        let here = move |_: &_| [here].into_iter().take(limit).collect();
+        self.query(here, |backend| backend.list_clients(limit))
+    }
+
+    /// Answers a query from memory, or on the engine's thread.
+    fn query<T: Send + 'static>(
+        &self,
+        here: impl FnOnce(&Memory) -> T,
+        shared: impl FnOnce(&dyn RemoteBackend) -> BoxFuture<T>,
+    ) -> BoxFuture<T> {
+        match &self.store {
+            Store::Memory(memory) => Box::pin(std::future::ready(Ok(here(memory)))),
+            Store::Shared(backend) => self.run(shared(&**backend)),
+        }
+    }
+
+    /// Returns the result of `work`, or an error if `until` comes first, because the store has not answered.
+    pub(crate) async fn until<T>(
+        self: &Arc<Self>,
+        until: Moment,
+        work: impl Future<Output = T>,
+    ) -> Result<T, Error> {
+        let mut work = pin!(work);
+        // Usually the work is done at once and needs no timer.
+        if let Poll::Ready(done) = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await {
+            return Ok(done);
+        }
+        let asked = self.now();
+        let done = Deadline::new(self, until).unless(work).await;
+        done.ok_or_else(|| self.unavailable(None, asked, self.now()))
+    }
+
+    /// Runs a query on the engine's thread. The store limits the time of each step.
+    pub(crate) fn run<T: Send + 'static>(&self, work: BoxFuture<T>) -> BoxFuture<T> {
+        let (answer, answered) = oneshot::channel();
+        let sent = self.send_message(Message::Run(Box::pin(async move {
+            let done = work.await;
+            guarded(|| drop(answer.send(done)));
+        })));
+        let this = self.this.clone();
+        Box::pin(async move {
+            sent?;
+            answered.await.unwrap_or_else(|_| {
+                let stopped = this.upgrade().and_then(|core| core.stopped());
+                Err(stopped.unwrap_or_else(|| Error::internal("a query ended without an answer")))
+            })
+        })
     }
 }
 
@@ -210,7 +297,7 @@ impl Source for Call {
 
     fn take(self: Arc<Self>, _urgency: Urgency, _room: usize) -> Taken {
         let mut state = self.state();
-        let wanted = state.phase.is_wanted();
+        let wanted = state.is_wanted();
         if wanted {
             state.delivery = Delivery::Sent;
         }
@@ -238,10 +325,9 @@ impl Source for Call {
         let mut state = self.state();
         state.delivery = Delivery::Unknown;
         state.problem = answer.err();
-        let under_way = if state.phase.is_wanted() { None } else { state.under_way.take() };
-        let is_wanted = state.phase.is_wanted();
+        let is_wanted = state.is_wanted();
         drop(state);
-        drop(under_way);
+        self.release_close();
         if is_wanted && let Err(error) = self.send(rests.then_some(self.asked)) {
             self.refuse(&error);
         }

@@ -11,9 +11,11 @@ use std::time::Duration;
 
 use super::Core;
 use super::background::UnderWay;
+use super::deferred::Deferred;
+use super::meters::Meters;
 use super::registry::Listener;
 use super::sender::{Source, Taken, Urgency};
-use super::ticket::{Deferred, Grant, Ticket};
+use super::ticket::{Grant, Ticket};
 use super::timers::Timed;
 use crate::backend::{Answer, Destination, Part, Slot};
 use crate::callbacks::event;
@@ -236,7 +238,7 @@ impl<P: Protocol> Driver<P> {
             && let Some(error) = state.core.take_failed_release()
         {
             let core = self.core.clone();
-            deferred.report(move || core.background_failed(&error));
+            deferred.add(move || core.background_failed(&error));
         }
         drop(state);
         if let Err(error) = self.follow_up(before, next, joins, rests) {
@@ -364,17 +366,20 @@ impl<P: Protocol> Driver<P> {
             Notice::Lost { owner, reason } => {
                 owner.lose(reason, deferred);
             }
-            Notice::Renewed { owner, result, sent } => deferred.renewed(&owner, result, sent),
+            Notice::Renewed { owner, result, sent } if Meters::ON => deferred.add(move || {
+                owner.spec.watch().renewed(|| owner.spec.id(owner.id), result, sent);
+            }),
+            Notice::Renewed { .. } => {}
             Notice::Released { owner, outcome } => {
                 let outcome = outcome.map_err(|failure| self.error(failure, &owner, state.to, now));
                 owner.finish_release(outcome, deferred);
             }
-            Notice::RenewalRefused { owner, error } => deferred.report(move || {
+            Notice::RenewalRefused { owner, error } => deferred.add(move || {
                 let (name, id) = (owner.spec.watch().public_name(), owner.spec.id(owner.id));
                 let what = "the store refused to renew the lease; the client tries again";
                 event!(warn, name = &*name, %id, %error, "{what}");
             }),
-            Notice::ShortLease { owner, round_trip } => deferred.report(move || {
+            Notice::ShortLease { owner, round_trip } => deferred.add(move || {
                 let shortest = timing::shortest_lease(round_trip);
                 let name = owner.spec.watch().public_name();
                 let (name, lease) = (&*name, owner.spec.terms().lease.map(Span::duration));

@@ -11,10 +11,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 
 use super::Core;
+use super::deferred::Deferred;
 use super::name_state::{Common, Entered, NameState, Release, ReleasedBy};
 use super::registry::Listener;
 use super::semaphore_spec::SemaphoreSpec;
-use super::ticket::{Deferred, Grant, Ticket, too_heavy};
+use super::ticket::{Grant, Ticket, too_heavy};
 use super::timers::Timed;
 use crate::backend::BoxFuture;
 use crate::backend::memory::{Memory, MemorySemaphore};

@@ -9,9 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use super::Core;
+use super::deferred::Deferred;
 use super::registry::Listener;
 use super::semaphore_spec::SemaphoreSpec;
-use super::ticket::{Deferred, Grant, Ticket};
+use super::ticket::{Grant, Ticket};
 use crate::backend::{BoxFuture, Slot};
 use crate::callbacks::event;
 use crate::clock::{Moment, Span};

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::Core;
+use super::deferred::Deferred;
 use super::driver::{Driver, Protocol};
-use super::ticket::Deferred;
 use crate::backend::{Answer, Part};
 use crate::client_core::Rules;
 use crate::clock::{Moment, Span};

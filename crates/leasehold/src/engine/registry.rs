@@ -121,7 +121,7 @@ impl Core {
         drop(names);
         if is_first && !self.clock.is_manual() {
             // The thread removes names that are no longer used. Without a thread, they stay.
-            let _ = self.send_message(Message::Look);
+            let _ = self.send_message(Message::WakeUp);
         }
         Ok(new)
     }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use super::Core;
+use super::deferred::Deferred;
 use super::driver::{Driver, Protocol};
 use super::name_state::{Common, Entered, NameState, Release, ReleasedBy};
 use super::semaphore_spec::SemaphoreSpec;
 use super::sender::MAX_IDS;
-use super::store::Store;
-use super::ticket::{Deferred, Ticket};
+use super::ticket::Ticket;
 use crate::backend::{Answer, BoxFuture, Part, RemoteBackend, Slot};
 use crate::client_core::{Request, Rules};
 use crate::clock::{Moment, Span};
@@ -25,13 +25,16 @@ use crate::{AcquisitionId, Error, LossReason};
 pub(super) type RemoteName = Driver<SemaphoreProtocol>;
 
 /// Semaphores take the commands of the core as they are.
-pub(super) struct SemaphoreProtocol(Common);
+pub(super) struct SemaphoreProtocol {
+    common: Common,
+    backend: Arc<dyn RemoteBackend>,
+}
 
 impl Protocol for SemaphoreProtocol {
     const MOST_COMMANDS: usize = MAX_IDS;
 
     fn subject(&self) -> Subject<'_> {
-        Subject::Semaphore(&self.0.name)
+        Subject::Semaphore(&self.common.name)
     }
 
     fn rules(&self, _core: &Core) -> Rules {
@@ -39,11 +42,11 @@ impl Protocol for SemaphoreProtocol {
     }
 
     fn declared(&self) -> Declared {
-        self.0.declared()
+        self.common.declared()
     }
 
     fn part(&self, declared: Declared, commands: Vec<Command>, _now: Moment) -> Part {
-        Part::Semaphore { name: self.0.name.clone(), declared, commands }
+        Part::Semaphore { name: self.common.name.clone(), declared, commands }
     }
 
     fn with_commands(&self, part: &Part, _id: AcquisitionId, work: impl FnOnce(&[Command])) {
@@ -63,19 +66,23 @@ impl Protocol for SemaphoreProtocol {
                 && !matches!(outcome, Outcome::TooHeavy { .. })
         };
         if commands.iter().zip(&reply.outcomes).any(declares) {
-            self.0.acknowledged(*declared);
+            self.common.acknowledged(*declared);
         }
         Ok(reply)
     }
 }
 
 impl RemoteName {
-    pub(super) fn open(name: Name, core: Arc<Core>) -> Arc<dyn NameState> {
-        Self::new(SemaphoreProtocol(Common::new(name, core.clone())), core)
+    pub(super) fn open(
+        name: Name,
+        core: Arc<Core>,
+        backend: Arc<dyn RemoteBackend>,
+    ) -> Arc<dyn NameState> {
+        Self::new(SemaphoreProtocol { common: Common::new(name, core.clone()), backend }, core)
     }
 
     fn name(&self) -> &Name {
-        &self.protocol.0.name
+        &self.protocol.common.name
     }
 
     /// Runs a query on the engine's thread.
@@ -83,19 +90,13 @@ impl RemoteName {
         &self,
         query: impl FnOnce(&dyn RemoteBackend, &Name) -> BoxFuture<T>,
     ) -> BoxFuture<T> {
-        match &self.core.store {
-            Store::Shared(backend) => self.core.run(query(&**backend, self.name())),
-            Store::Memory(_) => {
-                let error = Error::internal("a query was sent to a store that is not shared");
-                Box::pin(std::future::ready(Err(error)))
-            }
-        }
+        self.core.run(query(&*self.protocol.backend, self.name()))
     }
 }
 
 impl NameState for RemoteName {
     fn common(&self) -> &Common {
-        &self.protocol.0
+        &self.protocol.common
     }
 
     fn enter(

@@ -237,7 +237,7 @@ pub(super) enum Next<'a> {
     /// Nothing is in flight, so the calling thread sends the request at once.
     Send(Turn<'a>),
     /// The engine's thread has to look at the line.
-    Look,
+    WakeThread,
     /// Nothing: another thread sends and will look at the line, or as many requests are in flight as allowed, and the
     /// next answer makes the engine's thread look.
     Answer,
@@ -408,13 +408,14 @@ impl Sender {
         if first && is_quiet && may_send && !state.is_sending {
             let batch = state.next_batch(now);
             state.is_sending = batch.is_some();
-            return batch
-                .map_or(Next::Look, |batch| Next::Send(Turn { sender: self, batch: Some(batch) }));
+            return batch.map_or(Next::WakeThread, |batch| {
+                Next::Send(Turn { sender: self, batch: Some(batch) })
+            });
         }
         if state.is_sending || !first && in_flight >= urgency.in_flight() {
             Next::Answer
         } else {
-            Next::Look
+            Next::WakeThread
         }
     }
 

@@ -585,7 +585,7 @@ fn a_forked_process_is_told_to_open_its_own_client() {
     let error = engine.core().stopped().expect("it cannot work");
     assert!(matches!(error, Error::Stopped { .. }), "{error:?}");
     assert!(error.to_string().contains("forked"), "{error}");
-    assert!(engine.core().send_message(super::Message::Look).is_err());
+    assert!(engine.core().send_message(super::Message::WakeUp).is_err());
 }
 
 /// A query that is in flight was applied before the eviction, so its answer says that the permit is held.

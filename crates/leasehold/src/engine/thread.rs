@@ -37,7 +37,7 @@ const DOUBTED_AFTER: Duration = Duration::from_millis(500);
 /// A message to the engine's thread.
 pub(crate) enum Message {
     /// A source has joined the sender's line, or a timer is due before the thread would wake up.
-    Look,
+    WakeUp,
     /// An event of a remote store.
     Store(Event),
     /// A future to run on the thread, because it needs the thread's runtime.
@@ -132,7 +132,7 @@ impl Thread {
             let Some(core) = self.core.upgrade() else { return Poll::Ready(()) };
             // A source that joins the line from here on notifies the thread again. So this comes before the line is
             // looked at.
-            core.look_requested.store(false, Ordering::SeqCst);
+            core.wake_requested.store(false, Ordering::SeqCst);
             progress |= self.poll_answers(&core, cx);
             progress |= self.do_what_is_due(&core, Moment::now());
             if let Some(backend) = &self.backend
@@ -153,7 +153,7 @@ impl Thread {
 
     fn handle(&mut self, message: Message) {
         match message {
-            Message::Look => {}
+            Message::WakeUp => {}
             Message::Store(event) => {
                 if let Some(core) = self.core.upgrade() {
                     apply(&core, event);
@@ -258,7 +258,7 @@ impl Thread {
         core.sleeps_until(until);
         // Another thread may have set a timer or added a source before it could see until when this one sleeps. So
         // check once more.
-        if core.timers.next() != timer || core.look_requested.load(Ordering::SeqCst) {
+        if core.timers.next() != timer || core.wake_requested.load(Ordering::SeqCst) {
             return Poll::Ready(());
         }
         self.alarm.poll(until, now, cx)

@@ -21,141 +21,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use super::deferred::Deferred;
 use super::lease_spec::LeaseSpec;
-use super::meters::Meters;
 use super::watch::Hold;
-use crate::callbacks::{event, guarded};
+use crate::callbacks::event;
 use crate::client_core::why_ended;
 use crate::clock::{Moment, Span};
 use crate::machine::{Held, Share};
 use crate::name::Name;
-use crate::{AcquisitionId, Error, ErrorKind, Fence, LossReason};
-
-/// Work that is done after all locks are released, because it runs the user's code: wakers are woken or dropped, and
-/// losses are logged.
-///
-/// Usually this is one waker or nothing. That case needs no allocation, and dropping it costs nothing.
-#[derive(Default)]
-pub(crate) struct Deferred {
-    waker: Option<Waker>,
-    rest: Option<Box<DeferredWork>>,
-}
-
-#[derive(Default)]
-struct DeferredWork {
-    wakers: Vec<Waker>,
-    /// Wakers that are only dropped.
-    unused: Vec<Waker>,
-    losses: Vec<Loss>,
-    /// Holds that were released. They are only dropped as well.
-    released: Vec<Hold>,
-    detached: Vec<Hold>,
-    renewals: Vec<Renewed>,
-    reports: Vec<Box<dyn FnOnce() + Send>>,
-}
-
-/// A permit that was lost.
-struct Loss {
-    spec: Arc<dyn LeaseSpec>,
-    id: AcquisitionId,
-    reason: LossReason,
-    hold: Option<Hold>,
-}
-
-impl Loss {
-    fn report(self) {
-        let Self { spec, id, reason, hold } = self;
-        spec.watch().lost(
-            || spec.id(id),
-            reason,
-            hold,
-            || {
-                let (name, id) = (spec.watch().public_name(), spec.id(id));
-                event!(warn, name = &*name, %id, %reason, "{} lost", spec.what());
-            },
-        );
-    }
-}
-
-/// The result of a holder's renewal.
-struct Renewed {
-    spec: Arc<dyn LeaseSpec>,
-    id: AcquisitionId,
-    result: Result<bool, ErrorKind>,
-    sent: Moment,
-}
-
-impl fmt::Debug for Deferred {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("After").finish_non_exhaustive()
-    }
-}
-
-impl Deferred {
-    /// Adds a log message.
-    pub(crate) fn report(&mut self, report: impl FnOnce() + Send + 'static) {
-        self.rest().reports.push(Box::new(report));
-    }
-
-    /// Adds the result of a holder's renewal. `Ok(true)` means that the permit is still held.
-    pub(crate) fn renewed(
-        &mut self,
-        ticket: &Ticket,
-        result: Result<bool, ErrorKind>,
-        sent: Moment,
-    ) {
-        if Meters::ON {
-            let (spec, id) = (ticket.spec.clone(), ticket.id);
-            self.rest().renewals.push(Renewed { spec, id, result, sent });
-        }
-    }
-
-    #[inline]
-    fn wake(&mut self, waker: Option<Waker>) {
-        match waker {
-            None => {}
-            Some(waker) if self.waker.is_none() => self.waker = Some(waker),
-            Some(waker) => self.rest().wakers.push(waker),
-        }
-    }
-
-    fn wake_all(&mut self, wakers: impl Iterator<Item = Waker>) {
-        wakers.for_each(|waker| self.wake(Some(waker)));
-    }
-
-    fn rest(&mut self) -> &mut DeferredWork {
-        self.rest.get_or_insert_default()
-    }
-
-    #[inline]
-    pub(crate) fn run(self) {
-        if let Some(waker) = self.waker {
-            guarded(|| waker.wake());
-        }
-        if let Some(rest) = self.rest {
-            rest.run();
-        }
-    }
-}
-
-impl DeferredWork {
-    #[cold]
-    fn run(self) {
-        self.losses.into_iter().for_each(Loss::report);
-        drop(self.released);
-        self.detached.into_iter().for_each(Hold::detached);
-        for Renewed { spec, id, result, sent } in self.renewals {
-            spec.watch().renewed(|| spec.id(id), result, sent);
-        }
-        self.reports.into_iter().for_each(|report| report());
-        for waker in self.wakers {
-            guarded(|| waker.wake());
-        }
-        for waker in self.unused {
-            guarded(|| drop(waker));
-        }
-    }
-}
+use crate::{AcquisitionId, Error, Fence, LossReason};
 
 /// What a holder learns from the grant.
 #[derive(Clone, Copy, Debug)]
@@ -223,9 +97,9 @@ impl Watchers {
         Some(wakers.remove(at).1)
     }
 
-    pub(super) fn take(&mut self) -> impl Iterator<Item = Waker> + use<> {
+    fn wake(&mut self, deferred: &mut Deferred) {
         let wakers = self.0.take().into_iter().flat_map(|registered| registered.0);
-        wakers.map(|(_, waker)| waker)
+        wakers.for_each(|(_, waker)| deferred.wake(Some(waker)));
     }
 
     fn iter(&self) -> impl Iterator<Item = &(u64, Waker)> {
@@ -350,13 +224,13 @@ impl Ticket {
         match &mut *state {
             State::Waiting(waker) => {
                 if let Some(waker) = waker.take() {
-                    deferred.rest().unused.push(waker);
+                    deferred.add(move || drop(waker));
                 }
                 *state = State::Failed(Box::new(Error::Closed));
                 return;
             }
             State::Held(watchers, hold) => {
-                deferred.wake_all(watchers.take());
+                watchers.wake(deferred);
                 if let Some(hold) = hold.take() {
                     self.end_hold(hold, deferred);
                 }
@@ -382,7 +256,7 @@ impl Ticket {
         let mut state = self.state();
         let hold = match &mut *state {
             State::Held(watchers, hold) => {
-                deferred.wake_all(watchers.take());
+                watchers.wake(deferred);
                 hold.take()
             }
             // The lease of a lock that is not renewed may be shorter than a round trip. Its guard then finds it lost.
@@ -398,7 +272,13 @@ impl Ticket {
 
     fn report_loss(&self, reason: LossReason, hold: Option<Hold>, deferred: &mut Deferred) {
         let (spec, id) = (self.spec.clone(), self.id);
-        deferred.rest().losses.push(Loss { spec, id, reason, hold });
+        deferred.add(move || {
+            let log = || {
+                let (name, id) = (spec.watch().public_name(), spec.id(id));
+                event!(warn, name = &*name, %id, %reason, "{} lost", spec.what());
+            };
+            spec.watch().lost(|| spec.id(id), reason, hold, log);
+        });
     }
 
     /// Ends the hold of a guard that was released or dropped. If the validity had ended before, the permit was lost
@@ -406,7 +286,7 @@ impl Ticket {
     fn end_hold(&self, hold: Hold, deferred: &mut Deferred) {
         let valid_until = self.valid_until();
         if valid_until == Moment::NEVER || self.now() < valid_until {
-            deferred.rest().released.push(hold);
+            deferred.add(move || drop(hold));
         } else {
             self.report_loss(self.why_ended(), Some(hold), deferred);
         }
@@ -451,7 +331,7 @@ impl Ticket {
         if let State::Held(_, hold) = &mut *self.state()
             && let Some(hold) = hold.take()
         {
-            deferred.rest().detached.push(hold);
+            deferred.add(move || hold.detached());
         }
         self.cancel(deferred);
     }
@@ -460,7 +340,7 @@ impl Ticket {
     pub(crate) fn finish_release(&self, outcome: Result<bool, Error>, deferred: &mut Deferred) {
         let mut state = self.state();
         if let State::Releasing(wakers) = &mut *state {
-            deferred.wake_all(wakers.take());
+            wakers.wake(deferred);
             *state = State::Released(outcome.map_err(Box::new));
         }
     }

@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll, Waker};
+use std::task::Poll;
+
+use tokio::sync::Notify;
 
 use super::Core;
 use crate::callbacks::guarded;
@@ -74,64 +76,37 @@ impl Timers {
 /// A deadline that a task can wait for in any runtime. The engine's thread fires it.
 pub(crate) struct Deadline {
     core: Arc<Core>,
-    state: Arc<DeadlineState>,
+    passes: Arc<Notify>,
     at: Moment,
 }
 
-#[derive(Default)]
-struct DeadlineState(Mutex<(bool, Option<Waker>)>);
-
-impl DeadlineState {
-    fn lock(&self) -> MutexGuard<'_, (bool, Option<Waker>)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Timed for DeadlineState {
+impl Timed for Notify {
     fn fire(&self, _now: Moment) {
-        let waker = {
-            let mut state = self.lock();
-            state.0 = true;
-            state.1.take()
-        };
-        if let Some(waker) = waker {
-            guarded(|| waker.wake());
-        }
+        guarded(|| self.notify_waiters());
     }
 }
 
 impl Deadline {
     pub(crate) fn new(core: &Arc<Core>, at: Moment) -> Self {
-        let state = Arc::new(DeadlineState::default());
-        let target = Arc::downgrade(&state) as Weak<dyn Timed>;
+        let passes = Arc::new(Notify::new());
+        let target = Arc::downgrade(&passes) as Weak<dyn Timed>;
         // Without the engine's thread, the deadline passes at once.
         let _ = core.set_timer(target, None, Some(at));
-        Self { core: core.clone(), state, at }
+        Self { core: core.clone(), passes, at }
     }
 
-    pub(crate) fn poll_passed(&self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.state.lock().0 || self.core.stopped().is_some() {
-            return Poll::Ready(());
-        }
-        let waker = cx.waker().clone();
-        let mut state = self.state.lock();
-        if state.0 {
-            return Poll::Ready(());
-        }
-        let replaced = state.1.replace(waker);
-        drop(state);
-        drop(replaced);
-        Poll::Pending
+    fn has_passed(&self) -> bool {
+        self.at <= self.core.now() || self.core.stopped().is_some()
     }
-}
 
-impl Deadline {
     /// Returns the result of `work`, or `None` if the deadline passes first.
     pub(crate) async fn unless<T>(&self, work: impl Future<Output = T>) -> Option<T> {
-        let mut work = pin!(work);
+        // From here on the timer is noticed, so what it changes is checked after this.
+        let (mut work, mut passes) = (pin!(work), pin!(self.passes.notified()));
         poll_fn(|cx| match work.as_mut().poll(cx) {
             Poll::Ready(done) => Poll::Ready(Some(done)),
-            Poll::Pending => self.poll_passed(cx).map(|()| None),
+            Poll::Pending if self.has_passed() => Poll::Ready(None),
+            Poll::Pending => passes.as_mut().poll(cx).map(|()| None),
         })
         .await
     }
@@ -139,7 +114,7 @@ impl Deadline {
 
 impl Drop for Deadline {
     fn drop(&mut self) {
-        let target = Arc::downgrade(&self.state) as Weak<dyn Timed>;
+        let target = Arc::downgrade(&self.passes) as Weak<dyn Timed>;
         self.core.timers.set(target, Some(self.at), None);
     }
 }

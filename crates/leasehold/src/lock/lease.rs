@@ -10,9 +10,10 @@ use crate::backend::{Answer, Part};
 use crate::client_core::{Request, Rules};
 use crate::clock::{Moment, Span};
 use crate::engine::Core;
+use crate::engine::deferred::Deferred;
 use crate::engine::driver::{Driver, PendingAcquire, Protocol};
 use crate::engine::lease_spec::LeaseSpec;
-use crate::engine::ticket::{Deferred, Grant, Ticket};
+use crate::engine::ticket::{Grant, Ticket};
 use crate::engine::watch::{Id, Watch};
 use crate::machine::lock::{Acquired, LockCommand, LockOutcome, NotifyWhen, Verdict};
 use crate::machine::{
@@ -178,7 +179,7 @@ impl Protocol for LockProtocol {
                 let lease = self.spec.clone();
                 let about = (lease.key.clone(), self.id);
                 let result = Ok(verdict.clone());
-                deferred.report(move || {
+                deferred.add(move || {
                     let about = (Some(about.0.as_str()), Some(about.1));
                     report(lease.locks.observer.as_ref(), LockOperation::Extend, &result, about);
                 });
@@ -197,7 +198,7 @@ impl Protocol for LockProtocol {
                 if self.reports_release.swap(false, Ordering::AcqRel) {
                     let spec = self.spec.clone();
                     let (id, result) = (self.id, Ok(verdict.map(drop)));
-                    deferred.report(move || {
+                    deferred.add(move || {
                         let about = (Some(spec.key.as_str()), Some(id));
                         let observer = spec.locks.observer.as_ref();
                         report(observer, LockOperation::Release, &result, about);
@@ -206,7 +207,7 @@ impl Protocol for LockProtocol {
                 if held && self.spec.locks.engine.core().is_in_process() {
                     let spec = self.spec.clone();
                     let wake = move || spec.locks.engine.core().lock_waiters.wake_one(&spec.key);
-                    deferred.report(wake);
+                    deferred.add(wake);
                 }
                 Outcome::Removed(if held { Role::Holder } else { Role::Nobody })
             }
