@@ -201,31 +201,31 @@ pub fn run(settings: &Settings) -> ExitCode {
 
 /// Waits for the word with which the driver asks the worker to finish. If the driver dies, the worker exits as well.
 fn listen() -> watch::Receiver<bool> {
-    let (tell, told) = watch::channel(false);
+    let (sender, finish) = watch::channel(false);
     thread::spawn(move || {
         let mut word = String::new();
         if io::stdin().read_line(&mut word).is_ok_and(|length| length > 0) {
-            tell.send_replace(true);
+            sender.send_replace(true);
             // Until the driver closes the pipe.
             let _ = io::stdin().read_line(&mut word);
         }
         std::process::exit(3);
     });
-    told
+    finish
 }
 
 /// Records when this process did not run although it was not stopped. Then long delays mean nothing.
 fn watch_the_clock(history_file: Arc<HistoryFile>) {
     thread::spawn(move || {
         let mut last = history_file.note(Event::Tick);
-        let mut said = last;
+        let mut last_tick = last;
         loop {
             thread::sleep(TICK);
             let now = clock::now();
             if now - last > GAP {
                 history_file.note(Event::Gap { since: last });
-            } else if now - said > SIGN_OF_LIFE {
-                said = history_file.note(Event::Tick);
+            } else if now - last_tick > SIGN_OF_LIFE {
+                last_tick = history_file.note(Event::Tick);
             }
             last = now;
         }

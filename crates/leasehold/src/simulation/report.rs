@@ -43,7 +43,7 @@ pub(super) fn judge(mut run: Simulation<'_>) -> Outcome {
         let explains = |fault: &Fault| {
             let concerns =
                 fault.scope == Scope::Everybody || fault.scope == Scope::Worker(loss.worker);
-            let until = fault.end.saturating_add(fault.settle() + EXPLAINS);
+            let until = fault.end.saturating_add(fault.recovery_time() + EXPLAINS);
             concerns && fault.begin <= loss.at && until >= loss.from
         };
         if !history.faults.iter().any(explains) {

@@ -75,9 +75,9 @@ pub async fn everyone_who_asked_is_told_of_a_loss(store: &impl Store) {
     let semaphore = with_ttl(&store.client().await, &unique("told"), 1);
     let permit = acquire(&semaphore).await;
     let forgotten = permit.lost();
-    let told: Vec<_> = (0..3).map(|_| tokio::spawn(permit.lost())).collect();
+    let watchers: Vec<_> = (0..3).map(|_| tokio::spawn(permit.lost())).collect();
     drop(forgotten);
-    for lost in told {
+    for lost in watchers {
         assert_eq!(deadline(lost).await.unwrap(), LossReason::TtlEnded);
     }
     // The guard still exists, but its permit has expired.

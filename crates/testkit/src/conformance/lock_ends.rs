@@ -92,8 +92,8 @@ pub async fn waiters_are_told_of_the_close(store: &impl Store) {
     let (client, key) = (store.client().await, unique("closed waiters"));
     let held = acquire(&lock(&client, &key)).await;
     let waiters = [Waiter::join(&client, &key).await, Waiter::join(&client, &key).await];
-    let own = lock(&client, &key);
-    let work = tokio::spawn(async move { own.with(async |_| ()).await });
+    let worker = lock(&client, &key);
+    let work = tokio::spawn(async move { worker.with(async |_| ()).await });
     deadline(client.close()).await.unwrap();
     for waiter in waiters {
         let error = waiter.error().await;

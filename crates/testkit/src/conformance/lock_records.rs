@@ -199,15 +199,18 @@ pub async fn an_observer_is_told_what_was_done(store: &impl Store) {
         (Extend, Fail(NotFound), false, true),
         (Lookup, Fail(NotFound), true, false),
     ];
-    let told = std::mem::take(&mut *events.lock().unwrap());
-    let seen = told.iter().map(|event| {
+    let reported = std::mem::take(&mut *events.lock().unwrap());
+    let seen = reported.iter().map(|event| {
         let (key, id) = (event.key_hash.is_some(), event.lock_id_hash.is_some());
         (event.operation, event.result, key, id)
     });
     assert_eq!(seen.collect::<Vec<_>>(), expected);
-    let hashes = told.iter().flat_map(|event| [&event.key_hash, &event.lock_id_hash]).flatten();
+    let hashes = reported.iter().flat_map(|event| [&event.key_hash, &event.lock_id_hash]).flatten();
     assert!(hashes.clone().all(|hash| is_a_hash(hash)));
-    assert!(told.iter().all(|event| event.key.is_none() && event.lock_id.is_none()), "{told:?}");
+    assert!(
+        reported.iter().all(|event| event.key.is_none() && event.lock_id.is_none()),
+        "{reported:?}"
+    );
 
     // Guards report all that they do as well, with the hashes of both key and id.
     let lock = locks.lock(&key).ttl(SHORT).auto_extend().build().unwrap();
@@ -225,8 +228,8 @@ pub async fn an_observer_is_told_what_was_done(store: &impl Store) {
         events.iter().filter(|event| (event.operation, event.result) == (Release, Ok)).count()
     };
     eventually(async || releases() == 2).await;
-    let told = events.lock().unwrap();
-    assert!(told.iter().all(|event| event.key_hash.is_some() && event.lock_id_hash.is_some()));
+    let reported = events.lock().unwrap();
+    assert!(reported.iter().all(|event| event.key_hash.is_some() && event.lock_id_hash.is_some()));
 }
 
 pub async fn an_observer_is_told_secrets_only_if_it_asks(store: &impl Store) {
@@ -234,9 +237,12 @@ pub async fn an_observer_is_told_secrets_only_if_it_asks(store: &impl Store) {
     let (locks, events) = observed(&client, true);
     let held = deadline(locks.acquire(&key, MINUTES)).await.unwrap().unwrap();
     deadline(locks.release(&held.id)).await.unwrap();
-    let told = events.lock().unwrap();
-    assert_eq!((told[0].key.as_deref(), told[0].lock_id), (Some(key.as_str()), Some(held.id)));
-    assert_eq!((told[1].key.as_deref(), told[1].lock_id), (None, Some(held.id)));
+    let reported = events.lock().unwrap();
+    assert_eq!(
+        (reported[0].key.as_deref(), reported[0].lock_id),
+        (Some(key.as_str()), Some(held.id))
+    );
+    assert_eq!((reported[1].key.as_deref(), reported[1].lock_id), (None, Some(held.id)));
 }
 
 pub async fn an_observer_that_panics_is_in_nobodys_way(store: &impl Store) {

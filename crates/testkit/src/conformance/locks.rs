@@ -81,10 +81,10 @@ pub(super) struct Waiter {
 impl Waiter {
     /// Starts an acquire, and returns when the store has answered that the lock is held.
     pub(super) async fn join(client: &Client, key: &str) -> Self {
-        let (tell, mut told) = unbounded_channel();
+        let (sender, mut received) = unbounded_channel();
         let observer = Observer::new(move |event: &LockEvent| {
             if event.operation == LockOperation::Acquire {
-                let _ = tell.send(event.result);
+                let _ = sender.send(event.result);
             }
         });
         let builder = client.locks().observed(observer).lock(key).retry(only_when_told());
@@ -93,7 +93,7 @@ impl Waiter {
             let result = lock.acquire().await;
             (Instant::now(), result)
         });
-        let first = deadline(told.recv()).await.unwrap();
+        let first = deadline(received.recv()).await.unwrap();
         assert_eq!(first, LockResult::Fail(LockReason::Locked));
         Self { task }
     }
@@ -129,23 +129,23 @@ pub async fn a_lock_has_one_holder(store: &impl Store) {
 }
 
 pub async fn equal_keys_are_one_lock(store: &impl Store) {
-    let (client, own) = (store.client().await, unique("nfc"));
-    let composed = lock(&client, &format!("caf\u{e9} {own}"));
-    let decomposed = lock(&client, &format!("cafe\u{301} {own}"));
+    let (client, suffix) = (store.client().await, unique("nfc"));
+    let composed = lock(&client, &format!("caf\u{e9} {suffix}"));
+    let decomposed = lock(&client, &format!("cafe\u{301} {suffix}"));
     assert_eq!(composed.key(), decomposed.key());
     let guard = acquire(&composed).await;
     assert!(try_acquire(&decomposed).await.is_none());
-    let waiter = Waiter::join(&client, &format!("cafe\u{301} {own}")).await;
+    let waiter = Waiter::join(&client, &format!("cafe\u{301} {suffix}")).await;
     assert!(release(guard).await);
     assert!(release(waiter.guard().await).await);
 }
 
 pub async fn keys_that_differ_are_two_locks(store: &impl Store) {
-    let (client, own) = (store.client().await, unique("alike"));
+    let (client, suffix) = (store.client().await, unique("alike"));
     let mut held = Vec::new();
     for alike in ["a", "A", " a", "a ", "a:", ":a", "\u{430}", "\u{ff41}", "{a}", "\u{1f512}", "*"]
     {
-        let guard = try_acquire(&lock(&client, &format!("{own}{alike}"))).await;
+        let guard = try_acquire(&lock(&client, &format!("{suffix}{alike}"))).await;
         held.push(guard.unwrap_or_else(|| panic!("{alike:?} is another's")));
     }
     for guard in held {

@@ -266,12 +266,12 @@ pub async fn what_was_given_up_takes_nothing_from_whoever_came_after(store: &imp
         } else {
             drop(deadline(given_up).await.unwrap());
         }
-        let own = lease(&here, "w").await;
+        let lease_of_w = lease(&here, "w").await;
         // This lease comes after every pending release of the instance, so those have been sent by now.
         drop(lease(&here, "w").await);
         assert_eq!(acquire(&there, "x").await, (AcquireStatus::CapacityFull, 1, 0), "{round}");
-        own.check().unwrap();
-        assert!(deadline(own.release()).await.unwrap());
+        lease_of_w.check().unwrap();
+        assert!(deadline(lease_of_w.release()).await.unwrap());
     }
 }
 

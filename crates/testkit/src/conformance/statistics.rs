@@ -62,9 +62,9 @@ pub async fn holders_are_told_in_the_order_in_which_they_came(store: &impl Store
     held.extend([acquire(&plain).await, acquire(&plain).await, acquire(&timed).await]);
 
     let stats = deadline(plain.stats()).await.unwrap();
-    let told: Vec<_> = stats.holders().iter().map(|holder| holder.id().to_owned()).collect();
+    let listed: Vec<_> = stats.holders().iter().map(|holder| holder.id().to_owned()).collect();
     let came: Vec<_> = held.iter().map(|permit| permit.id().to_string()).collect();
-    assert_eq!(told, came);
+    assert_eq!(listed, came);
 }
 
 pub async fn labels_are_shown(store: &impl Store) {
@@ -94,14 +94,14 @@ pub async fn whoever_waits_is_told_in_order_when_asked_for(store: &impl Store) {
     let counted = stats(client.stats()).await;
     assert_eq!((counted.waiting(), counted.waiters().len()), (2, 0), "only when asked for");
 
-    let told = stats(client.stats().waiters()).await;
-    let labels: Vec<_> = told.waiters().iter().map(leasehold::Member::label).collect();
+    let stats_of_all = stats(client.stats().waiters()).await;
+    let labels: Vec<_> = stats_of_all.waiters().iter().map(leasehold::Member::label).collect();
     assert_eq!(labels, [Some("worker 7"), None]);
-    assert_eq!(told.waiting(), 2);
-    assert_eq!(told.oldest_wait(), told.waiters()[0].age());
-    assert!(told.waiters()[0].age() >= told.waiters()[1].age());
-    assert!(told.waiters().iter().all(|waiter| waiter.fence().is_none()));
-    assert_eq!(told.holders()[0].fence(), Some(held.fence()));
+    assert_eq!(stats_of_all.waiting(), 2);
+    assert_eq!(stats_of_all.oldest_wait(), stats_of_all.waiters()[0].age());
+    assert!(stats_of_all.waiters()[0].age() >= stats_of_all.waiters()[1].age());
+    assert!(stats_of_all.waiters().iter().all(|waiter| waiter.fence().is_none()));
+    assert_eq!(stats_of_all.holders()[0].fence(), Some(held.fence()));
 
     let [first, second] = waiters;
     first.leave().await;
@@ -137,9 +137,9 @@ pub async fn all_names_that_are_used_are_told(store: &impl Store) {
     release(acquire(&declare(&client, &unused, 2)).await).await;
 
     let stats = deadline(client.stats().limit(EVERY).fetch()).await.unwrap();
-    let told = names(&stats);
-    assert!(told.contains(&mine.as_str()) && told.contains(&theirs.as_str()), "{told:?}");
-    assert!(!told.contains(&unused.as_str()), "{told:?}");
+    let listed = names(&stats);
+    assert!(listed.contains(&mine.as_str()) && listed.contains(&theirs.as_str()), "{listed:?}");
+    assert!(!listed.contains(&unused.as_str()), "{listed:?}");
 }
 
 pub async fn unused_names_are_told_when_asked_for(store: &impl Store) {
@@ -219,9 +219,9 @@ pub async fn waiters_are_listed_by_their_places(store: &impl Store) {
 
 pub async fn a_client_is_listed_with_its_process(store: &impl Store) {
     let client = store.client().await;
-    let own = client.id().to_string();
+    let id = client.id().to_string();
     let listed = async || deadline(client.clients(EVERY)).await.unwrap();
-    let is_it = |one: &leasehold::ClientInfo| one.id == own;
+    let is_it = |one: &leasehold::ClientInfo| one.id == id;
     crate::wait::eventually(async || listed().await.iter().any(is_it)).await;
     let found = listed().await.into_iter().find(is_it).unwrap();
     assert_eq!(found.pid, Some(std::process::id()));

@@ -70,13 +70,13 @@ pub async fn work_stops_when_the_ttl_ends(store: &impl Store) {
 pub async fn work_stops_when_its_permit_is_released_by_hand(store: &impl Store) {
     let semaphore = semaphore(store, "work and release", 1).await;
     let (ended, stray) = (AtomicBool::new(false), AtomicBool::new(false));
-    let (tell, told) = tokio::sync::oneshot::channel();
+    let (send_id, id) = tokio::sync::oneshot::channel();
     let work = semaphore.with(async |permit| {
-        tell.send(permit.id()).unwrap();
+        send_id.send(permit.id()).unwrap();
         endless(permit, &ended, &stray).await;
     });
     let by_hand = async {
-        let id = told.await.unwrap();
+        let id = id.await.unwrap();
         assert!(release_by_id(&semaphore, id).await);
     };
     let (result, ()) = deadline(async { tokio::join!(work, by_hand) }).await;
@@ -115,9 +115,9 @@ pub async fn work_that_is_given_up_ends_before_its_permit(store: &impl Store) {
 
 pub async fn work_that_panics_gives_its_permit_back(store: &impl Store) {
     let semaphore = semaphore(store, "panics", 1).await;
-    let own = semaphore.clone();
+    let worker = semaphore.clone();
     let task =
-        tokio::spawn(async move { own.with(async |_| panic!("on purpose, in a test")).await });
+        tokio::spawn(async move { worker.with(async |_| panic!("on purpose, in a test")).await });
     assert!(deadline(task).await.unwrap_err().is_panic());
     all_are_free(&semaphore).await;
 }

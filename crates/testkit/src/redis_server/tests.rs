@@ -224,12 +224,12 @@ fn a_killed_server_stays_dead_until_it_is_started() {
 
 #[test]
 fn a_crash_keeps_what_was_answered_if_it_was_written_down() {
-    for (args, kept) in [(&["--appendonly yes"][..], Some("1".to_owned())), (&[], None)] {
+    for (args, expected) in [(&["--appendonly yes"][..], Some("1".to_owned())), (&[], None)] {
         let server = RedisServer::start_with(args);
         let (port, pid) = (server.port(), server.pid());
         let _: () = ask(&mut server.connection(), "SET x 1");
         server.crash();
-        assert_eq!(ask::<Option<String>>(&mut server.connection(), "GET x"), kept);
+        assert_eq!(ask::<Option<String>>(&mut server.connection(), "GET x"), expected);
         assert_eq!(server.port(), port);
         assert_ne!(server.pid(), pid);
     }

@@ -23,13 +23,13 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
                 verdict.found(Rule::Fence, name, second.asked, what);
             }
         }
-        let mut told = granted.clone();
-        told.sort_unstable_by_key(|(_, op)| op.granted.map(|granted| granted.at));
+        let mut by_grant = granted.clone();
+        by_grant.sort_unstable_by_key(|(_, op)| op.granted.map(|granted| granted.at));
         granted.sort_unstable_by_key(|(_, op)| op.asked);
-        let mut told = told.into_iter().peekable();
+        let mut by_grant = by_grant.into_iter().peekable();
         let mut newest: Option<(u64, &Op)> = None;
         for (fence, op) in granted {
-            while let Some(before) = told
+            while let Some(before) = by_grant
                 .next_if(|(_, before)| before.granted.is_some_and(|granted| granted.at < op.asked))
             {
                 if newest.is_none_or(|(largest, _)| before.0 > largest) {

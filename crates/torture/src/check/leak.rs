@@ -29,7 +29,7 @@ use crate::history::How;
 const BOUND: Micros = 3 * SECOND / 2;
 
 pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
-    let known = &case.history.things[thing];
+    let spec = &case.history.things[thing];
     let mut ops: HashMap<&str, Vec<&Op>> = HashMap::new();
     for op in case.ops.iter().filter(|op| op.thing == thing) {
         if let Some(id) = &op.listed_as {
@@ -53,7 +53,7 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
                 if listed_for > BOUND {
                     let ago = (calm.1 - over) / MILLISECOND;
                     let what = format!("{op} ended {ago} ms ago, and the store still lists it");
-                    verdict.found(Rule::Leak, known.name, calm.1, what);
+                    verdict.found(Rule::Leak, spec.name, calm.1, what);
                 }
             }
         }
@@ -75,11 +75,11 @@ fn slowness(case: &Case<'_>, op: &Op, span: Span) -> Micros {
 
 /// The times in which a new primary may lack releases that the old one had confirmed.
 fn failovers(case: &Case<'_>, thing: usize) -> Spans {
-    let known = &case.history.things[thing];
+    let spec = &case.history.things[thing];
     let faults = case.history.faults.iter();
     let faults = faults.filter(|fault| fault.is_failover() && fault.concerns(thing));
     let aftermath = |fault: &Fault| -> Span {
-        let left = fault.settle() + known.lease + known.aftermath();
+        let left = fault.recovery_time() + spec.lease + spec.aftermath();
         (fault.begin, fault.end.saturating_add(left))
     };
     faults.map(aftermath).collect()

@@ -139,16 +139,16 @@ impl fmt::Display for Op {
 pub(super) fn read(history: &History) -> Result<Vec<Op>, String> {
     let mut all = Vec::new();
     for (life, lines) in &history.lives {
-        let mut known: HashMap<OpId, usize> = HashMap::new();
+        let mut index: HashMap<OpId, usize> = HashMap::new();
         let killed =
             if let LifeEnd::Killed(at) | LifeEnd::Stuck(at) = life.end { Some(at) } else { None };
         for line in lines {
             let at = line.at;
             if let Event::Ask { op, thing, id } = &line.event {
-                let thing = history.things.iter().position(|known| known.name == thing);
+                let thing = history.things.iter().position(|spec| spec.name == thing);
                 let by_command = id == COMMAND;
                 let is_known = !by_command && id != "-";
-                known.insert(*op, all.len());
+                index.insert(*op, all.len());
                 all.push(Op {
                     worker: life.worker,
                     life: life.life,
@@ -170,7 +170,7 @@ pub(super) fn read(history: &History) -> Result<Vec<Op>, String> {
                 continue;
             }
             let Some(op) = line.event.op() else { continue };
-            let Some(op) = known.get(&op).and_then(|at| all.get_mut(*at)) else {
+            let Some(op) = index.get(&op).and_then(|at| all.get_mut(*at)) else {
                 return Err(format!("worker {}.{} never requested {op}", life.worker, life.life));
             };
             match line.event {

@@ -86,9 +86,9 @@ fn check_pause(case: &Case<'_>, ops: &[&Op], span: Span, verdict: &mut Verdict) 
         seen || from < op.asked && op.asked < to
     };
     verdict.facts.paused += ops.iter().filter(waits).count();
-    for (op, (_, told)) in granted(ops, span) {
-        let since = (told - from) / MILLISECOND;
+    for (op, (_, granted_at)) in granted(ops, span) {
+        let since = (granted_at - from) / MILLISECOND;
         let what = format!("{op} was granted a permit during a pause, {since} ms after it began");
-        verdict.found(Rule::Pause, op.name(case.history), told, what);
+        verdict.found(Rule::Pause, op.name(case.history), granted_at, what);
     }
 }

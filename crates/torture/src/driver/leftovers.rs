@@ -119,7 +119,7 @@ fn keys_of(server: &RedisServer, stage: &Stage, log: &Log) -> Vec<String> {
     let keys: Vec<String> = ask(&mut connection, &["KEYS", "*"]);
     let killed = log.lives.iter().any(|life| matches!(life.end, LifeEnd::Killed(_)));
     let stays = |key: &String| {
-        let kept = ["adv-sem:semaphore_fence:", "adv-sem:semaphore_max:", "syncguard:fence:"];
+        let lasting = ["adv-sem:semaphore_fence:", "adv-sem:semaphore_max:", "syncguard:fence:"];
         // Describes a client, for statistics. The client renews this key every minute, and it expires soon after the
         // client ends.
         let who = key.starts_with("adv-sem:client:");
@@ -139,7 +139,12 @@ fn keys_of(server: &RedisServer, stage: &Stage, log: &Log) -> Vec<String> {
         let mut paced = THINGS.iter().filter(|thing| thing.rate.is_some());
         let pace = |name| format!("adv-sem:semaphore_limits:{}", stage.spell(name));
         let pace = paced.any(|thing| *key == pace(thing.name));
-        kept.iter().any(|prefix| key.starts_with(prefix)) || who || unread || swept || seen || pace
+        lasting.iter().any(|prefix| key.starts_with(prefix))
+            || who
+            || unread
+            || swept
+            || seen
+            || pace
     };
     let mut left: Vec<_> = keys.into_iter().filter(|key| !stays(key)).collect();
     left.sort();

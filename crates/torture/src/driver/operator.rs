@@ -131,7 +131,7 @@ impl Operator<'_> {
 
     async fn semaphore(&mut self) -> Result<Semaphore, Error> {
         let url = self.stage.direct_url();
-        let client = match self.client.take().filter(|(known, _)| *known == url) {
+        let client = match self.client.take().filter(|(of, _)| *of == url) {
             Some((_, client)) => client,
             None => Client::open(&url).await?,
         };

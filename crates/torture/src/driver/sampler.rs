@@ -225,14 +225,14 @@ async fn list_local(client: &Client) -> Result<Vec<Sample>, Error> {
     let stats = client.stats().names(semaphores.map(|thing| thing.name)).waiters().fetch().await?;
     let (pools, locks) = (client.pools().list(ALL).await?, client.locks().list_raw(ALL).await?);
     let answered = clock::now();
-    let sample = |(thing, known): (usize, &plan::Thing)| {
-        let named = stats.iter().filter(|one| one.name() == known.name);
+    let sample = |(thing, spec): (usize, &plan::Thing)| {
+        let named = stats.iter().filter(|one| one.name() == spec.name);
         let holders =
             named.clone().flat_map(SemaphoreStats::holders).map(|one| one.id().to_owned());
         let waiters = named.flat_map(SemaphoreStats::waiters).map(|one| one.id().to_owned());
-        let pools = pools.iter().filter(|one| one.name == known.name);
+        let pools = pools.iter().filter(|one| one.name == spec.name);
         let members = pools.flat_map(|one| &one.members).map(|one| one.instance_id.clone());
-        let locks = locks.iter().filter(|one| one.key == known.name);
+        let locks = locks.iter().filter(|one| one.key == spec.name);
         let labels = locks.filter_map(|one| one.info.label.clone());
         let others = waiters.chain(members).chain(labels).collect();
         Sample { thing, asked, answered, holders: holders.collect(), others }

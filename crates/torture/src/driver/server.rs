@@ -46,7 +46,7 @@ pub(super) fn lane(show: &Show, stage: &Stage) {
         Stage::Local(local) => return disk(show, local, &mut rng),
     };
     let all: Things = (0..THINGS.len()).collect();
-    let (mut next, wall) = (CALM, Wall::own());
+    let (mut next, wall) = (CALM, Wall::of_this_process());
     while show.next(next) {
         let late = show.begun.elapsed() > show.clock_from;
         if let Some(wall) = wall.as_ref().filter(|_| late && rng.u32(..100) < 25) {

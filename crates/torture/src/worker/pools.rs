@@ -38,12 +38,12 @@ impl TaskContext {
     }
 
     fn pool(&mut self, thing: usize, client: usize) -> Option<Pool> {
-        let known = &THINGS[thing];
+        let spec = &THINGS[thing];
         let within = self.millis(200..4000);
         let retry =
             Retry::default().times(1000).max_delay(Duration::from_millis(300)).within(within);
-        let builder = self.shared.clients[client].pool(known.name, known.capacity);
-        builder.ttl(known.lease_time()).retry(retry).build().ok()
+        let builder = self.shared.clients[client].pool(spec.name, spec.capacity);
+        builder.ttl(spec.lease_time()).retry(retry).build().ok()
     }
 
     async fn use_lease(&mut self, thing: usize, pool: &Pool, client: &str) -> How {

@@ -61,19 +61,19 @@ impl TaskContext {
     }
 
     fn semaphore(&self, thing: usize, client: usize) -> Option<Semaphore> {
-        let known = &THINGS[thing];
-        let mut builder = self.shared.clients[client].semaphore(known.name, known.capacity);
-        builder = builder.heartbeat_max_interval(known.lease_time());
-        if let Some(ttl) = known.ttl {
+        let spec = &THINGS[thing];
+        let mut builder = self.shared.clients[client].semaphore(spec.name, spec.capacity);
+        builder = builder.heartbeat_max_interval(spec.lease_time());
+        if let Some(ttl) = spec.ttl {
             builder = builder.ttl(Duration::from_micros(ttl));
         }
-        if known.numbered {
+        if spec.numbered {
             builder = builder.numbered();
         }
-        if let Some(rate) = known.rate {
+        if let Some(rate) = spec.rate {
             builder = builder.rate(rate.starts.into(), Duration::from_secs(1)).burst(rate.burst);
         }
-        if known.steered {
+        if spec.steered {
             // Otherwise the first acquire of each client would undo what the operator has set.
             builder = builder.unless_declared();
         }
