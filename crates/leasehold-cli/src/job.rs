@@ -44,7 +44,7 @@ impl From<bool> for Released {
 }
 
 /// The lease under which a job runs.
-pub(crate) trait Held {
+pub(crate) trait JobLease {
     /// Returns the time until which it is valid without another renewal, or `None` if it does not expire.
     fn valid_until(&self) -> Option<Instant>;
     /// Resolves when it is lost.
@@ -64,7 +64,7 @@ pub(crate) trait Held {
     fn release(self, ran: bool) -> impl Future<Output = Result<Released, leasehold::Error>>;
 }
 
-impl Held for Permit {
+impl JobLease for Permit {
     fn valid_until(&self) -> Option<Instant> {
         self.valid_until()
     }
@@ -101,7 +101,7 @@ pub(crate) struct HeldLock {
 /// A shorter rest of `--once-per` is not worth a request to the store.
 const SHORTEST_REST: Duration = Duration::from_millis(100);
 
-impl Held for HeldLock {
+impl JobLease for HeldLock {
     fn valid_until(&self) -> Option<Instant> {
         Some(self.guard.valid_until())
     }

@@ -181,8 +181,8 @@ mod tests {
     #[test]
     fn places_are_counted_as_people_do() {
         let places = [1, 2, 3, 4, 11, 12, 13, 21, 111, 1002].map(ordinal);
-        let told = "1st 2nd 3rd 4th 11th 12th 13th 21st 111th 1002nd";
-        assert_eq!(places.join(" "), told);
+        let expected = "1st 2nd 3rd 4th 11th 12th 13th 21st 111th 1002nd";
+        assert_eq!(places.join(" "), expected);
     }
 
     #[test]

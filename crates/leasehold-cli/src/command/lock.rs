@@ -5,9 +5,10 @@ use std::time::{Duration, Instant, SystemTime};
 use leasehold::{Client, Error, Lock, LockGuard, Retry};
 
 use super::holding::{
-    Begun, JobEnd, Limit, begin, check_nesting, close_client, is_nested, signalled, taken, under,
+    CommandOrGuard, JobEnd, Limit, begin, check_nesting, close_client, is_nested, signalled, taken,
+    under,
 };
-use crate::args::{LockArgs, Patience};
+use crate::args::{LockArgs, WaitLimit};
 use crate::failure::Failure;
 use crate::guard::cleanup::{Cleanup, Kind};
 use crate::guard::spare::Spare;
@@ -26,7 +27,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(arguments: LockArgs) -> Result<u8, Failure> {
     let grace = grace(arguments.grace, arguments.lease, GRACES)?;
-    let limit = Limit::new(patience(&arguments));
+    let limit = Limit::new(wait_limit(&arguments));
     let store = Store::new(&arguments.store)?;
     let cleanup = Cleanup {
         store: &store,
@@ -35,8 +36,8 @@ pub(crate) fn run(arguments: LockArgs) -> Result<u8, Failure> {
         outlives_child: arguments.once_per.is_some(),
     };
     let (spare, mut signals) = match begin(&arguments.command, grace, cleanup)? {
-        Begun::Command(spare, signals) => (spare, signals),
-        Begun::Guard(code) => return Ok(code),
+        CommandOrGuard::Command(spare, signals) => (spare, signals),
+        CommandOrGuard::Guard(code) => return Ok(code),
     };
     store.announce(arguments.verbose);
     store::block_on(async {
@@ -86,10 +87,10 @@ async fn hold_and_run(
 }
 
 /// `--once-per` does not wait: the holder of the lock runs the job in this period, or has run it.
-fn patience(arguments: &LockArgs) -> Patience {
+fn wait_limit(arguments: &LockArgs) -> WaitLimit {
     match arguments.once_per {
-        Some(_) => Patience::None,
-        None => arguments.wait.patience(),
+        Some(_) => WaitLimit::None,
+        None => arguments.wait.wait_limit(),
     }
 }
 
@@ -115,9 +116,9 @@ fn declare(
     grace: Duration,
     limit: Limit,
 ) -> Result<Lock, Failure> {
-    let within = match limit.patience() {
-        Patience::Within(limit) => limit,
-        Patience::None | Patience::Endless => ENDLESS,
+    let within = match limit.wait_limit() {
+        WaitLimit::Within(limit) => limit,
+        WaitLimit::None | WaitLimit::Endless => ENDLESS,
     };
     let retry = Retry::default().times(u32::MAX).max_delay(ASK_AGAIN).within(within);
     // The lock is extended until the child has ended. `--ttl` limits only the child.
@@ -138,7 +139,7 @@ async fn acquire(
     signals: &mut Signals,
 ) -> Result<LockGuard, Failure> {
     let (code, verbose) = (arguments.wait.conflict_code, arguments.verbose);
-    if limit.patience() == Patience::None {
+    if limit.wait_limit() == WaitLimit::None {
         let attempt = async { Ok(lock.try_acquire().await?) };
         return match limit.bound(store, signals, attempt).await? {
             Some(guard) => Ok(guard),

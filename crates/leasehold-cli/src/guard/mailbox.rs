@@ -89,7 +89,7 @@ impl Incoming {
 
 #[cfg(test)]
 mod tests {
-    use super::super::wire::{News, Order};
+    use super::super::wire::{GuardMessage, Order};
     use super::*;
     use crate::clock::Moment;
 
@@ -168,17 +168,17 @@ mod tests {
     #[test]
     fn the_end_of_the_other_side_is_an_error() {
         let mut incoming = Incoming::default();
-        assert!(incoming.next::<News>(|_| Ok(0)).is_err());
+        assert!(incoming.next::<GuardMessage>(|_| Ok(0)).is_err());
         assert!(
             incoming
-                .next::<News>(|into| {
+                .next::<GuardMessage>(|into| {
                     into.fill(b'?');
                     Ok(into.len())
                 })
                 .is_err()
         );
         let mut outgoing = Outgoing::default();
-        outgoing.push(News::Overdue);
+        outgoing.push(GuardMessage::Overdue);
         assert!(outgoing.flush(|_| Err(ErrorKind::BrokenPipe.into())).is_err());
     }
 }

@@ -21,13 +21,13 @@ fn refused(arguments: &[&str]) -> String {
 
 /// Returns each command line with its error.
 fn all_refused(lines: &[&[&str]]) -> String {
-    let said = lines.iter().map(|words| {
+    let messages = lines.iter().map(|words| {
         let line = words.join(" ").escape_debug().to_string();
         // Shortened for the snapshot.
         let line = line.replace(&"x".repeat(513), "xxx…");
         format!("leasehold {line}\n  {}\n", refused(words))
     });
-    said.collect::<Vec<_>>().concat()
+    messages.collect::<Vec<_>>().concat()
 }
 
 #[test]
@@ -72,8 +72,8 @@ fn stores_that_are_none() {
         ("secret@host:6379", "it is not a URL"),
         ("  ", "--store is empty: give a URL, or leave it out"),
     ] {
-        let said = refused(&["ls", "--store", store]);
-        assert!(said.contains(hint) && !said.contains("secret"), "{said}");
+        let message = refused(&["ls", "--store", store]);
+        assert!(message.contains(hint) && !message.contains("secret"), "{message}");
     }
     let odd = refused(&["ls", "--store", "redis://user:secret@host:port"]);
     assert!(
@@ -91,14 +91,14 @@ fn stores_that_would_exclude_nobody() {
         command.env_remove("LEASEHOLD_STORE");
         command
     };
-    let said = |store: &str| {
+    let message = |store: &str| {
         let ended =
             ended(command().args(["run", "--store", store, "it", "--", "true"]).output().unwrap());
         assert_eq!(ended.code, 64, "{ended:?}");
         ended.stderr
     };
-    assert_eq!(said(""), "leasehold: --store is empty: give a URL, or leave it out\n");
-    assert!(said("memory:").contains("would limit nothing"), "{}", said("memory:"));
+    assert_eq!(message(""), "leasehold: --store is empty: give a URL, or leave it out\n");
+    assert!(message("memory:").contains("would limit nothing"), "{}", message("memory:"));
     // As after `LEASEHOLD_STORE=$(cat FILE)` without that file.
     let ended = run("", &["run", "it", "--", "true"]);
     assert_eq!(ended.code, 64, "{ended:?}");
@@ -232,8 +232,8 @@ fn no_store_at_all() {
     let output = leasehold("").env_remove("LEASEHOLD_STORE").env_remove("HOME").arg("ls").output();
     let output = output.unwrap();
     assert_eq!(output.status.code(), Some(64));
-    let said = "leasehold: no store: give --store URL, or set LEASEHOLD_STORE or HOME\n";
-    assert_eq!(String::from_utf8(output.stderr).unwrap(), said);
+    let expected = "leasehold: no store: give --store URL, or set LEASEHOLD_STORE or HOME\n";
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), expected);
 }
 
 #[test]
@@ -265,8 +265,8 @@ fn numbers_and_durations() {
 fn a_grace_that_leaves_no_time_for_renewals() {
     let words = ["run", "--lease", "5s", "--grace", "2s", "it", "--", "true"];
     let ended = run("redis://127.0.0.1:1", &words);
-    let said = "--grace 2s is too long for --lease 5s: at most 833ms, or give --lease 12s";
-    assert_eq!((ended.code, ended.stderr), (64, format!("leasehold: {said}\n")));
+    let message = "--grace 2s is too long for --lease 5s: at most 833ms, or give --lease 12s";
+    assert_eq!((ended.code, ended.stderr), (64, format!("leasehold: {message}\n")));
     let store = Store::local();
     assert_eq!(run(&store.url(), &words).code, 0);
     for grace in ["40s", "5000000y"] {

@@ -13,10 +13,10 @@ fn it_is_told_what_it_holds() {
     let server = RedisServer::start();
     let script = "echo $LEASEHOLD_NAME; echo $LEASEHOLD_ID; echo $LEASEHOLD_FENCE";
     for kind in ["run", "lock"] {
-        let told = run(&server.url(), &[kind, "some name", "--", "sh", "-c", script]);
-        assert_eq!((told.code, &*told.stderr), (0, ""));
-        let lines: Vec<_> = told.stdout.lines().collect();
-        let [name, id, fence] = lines[..] else { panic!("{told:?}") };
+        let ended = run(&server.url(), &[kind, "some name", "--", "sh", "-c", script]);
+        assert_eq!((ended.code, &*ended.stderr), (0, ""));
+        let lines: Vec<_> = ended.stdout.lines().collect();
+        let [name, id, fence] = lines[..] else { panic!("{ended:?}") };
         assert_eq!((name, fence.parse::<u64>().is_ok()), ("some name", true));
         if kind == "run" {
             id.parse::<leasehold::AcquisitionId>().unwrap();
@@ -116,9 +116,9 @@ fn what_was_to_be_ignored_is_ignored_by_all() {
     command.args(["-c", &script]).stdin(Stdio::piped());
     let mut running = Running::of(command);
     let input = running.input();
-    let said = running.line();
-    let mask = said.split_whitespace().nth(1).unwrap();
-    assert_eq!(u64::from_str_radix(mask, 16).unwrap() & 1, 1, "{said}");
+    let line = running.line();
+    let mask = line.split_whitespace().nth(1).unwrap();
+    assert_eq!(u64::from_str_radix(mask, 16).unwrap() & 1, 1, "{line}");
     running.signal(Signal::HUP);
     drop(input);
     assert_eq!(running.end().code, 4);

@@ -12,7 +12,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use testkit::redis_server::RedisServer;
 
-use crate::support::{Heard, Inspector, PATIENCE, PAUSE, until};
+use crate::support::{Captured, Inspector, PATIENCE, PAUSE, until};
 
 const CTRL_C: &str = "\x03";
 const CTRL_D: &str = "\x04";
@@ -21,7 +21,7 @@ const CTRL_Z: &str = "\x1a";
 /// A pseudo-terminal with a running program.
 struct Terminal {
     keyboard: File,
-    screen: Heard,
+    screen: Captured,
     child: std::process::Child,
     seen: usize,
 }
@@ -53,7 +53,7 @@ impl Terminal {
         command.stdin(stdio()).stdout(stdio()).stderr(stdio());
         let child = command.spawn().unwrap();
         let keyboard = File::from(master);
-        let screen = Heard::listen(keyboard.try_clone().unwrap());
+        let screen = Captured::listen(keyboard.try_clone().unwrap());
         Self { keyboard, screen, child, seen: 0 }
     }
 

@@ -224,8 +224,8 @@ fn only_known_hosts_are_answered() {
         refused(&ask(host), 421, "--host NAME");
     }
     refused(&console.raw(b"GET / HTTP/1.0\r\n\r\n"), 421, "--host NAME");
-    let own = format!("127.0.0.1:{port}");
-    refused(&ask(&format!("{own}\r\nHost: evil.example")), 421, "--host NAME");
+    let host = format!("127.0.0.1:{port}");
+    refused(&ask(&format!("{host}\r\nHost: evil.example")), 421, "--host NAME");
 }
 
 /// A browser sends our cookies also with requests of a page on another port of the same host.
@@ -239,11 +239,11 @@ fn a_page_on_another_port_of_the_same_host_is_refused() {
         let head = format!("POST /logout HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n");
         console.raw(format!("{head}{headers}\r\n").as_bytes())
     };
-    let (own, other) = (format!("http://{name}:{port}"), format!("http://{name}"));
+    let (origin, other) = (format!("http://{name}:{port}"), format!("http://{name}"));
     let direct = format!("{name}:{port}");
-    assert_eq!(ask(&direct, &format!("Origin: {own}\r\n")).status, 303);
+    assert_eq!(ask(&direct, &format!("Origin: {origin}\r\n")).status, 303);
     refused(&ask(&direct, &format!("Origin: {other}\r\n")), 403, "another site");
-    let same_site = format!("Origin: {own}\r\nSec-Fetch-Site: same-site\r\n");
+    let same_site = format!("Origin: {origin}\r\nSec-Fetch-Site: same-site\r\n");
     refused(&ask(&direct, &same_site), 403, "another site");
     // Behind a proxy, which forwards the name or replaces it.
     let page = format!("Origin: https://{name}\r\n");

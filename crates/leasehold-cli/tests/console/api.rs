@@ -83,8 +83,8 @@ fn promtool(metrics: &str) {
     tool.stdin.take().unwrap().write_all(metrics.as_bytes()).unwrap();
     let ended = tool.wait_with_output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    let said = (ended.status.code(), text(ended.stdout), text(ended.stderr));
-    assert_eq!(said, (Some(0), String::new(), String::new()));
+    let result = (ended.status.code(), text(ended.stdout), text(ended.stderr));
+    assert_eq!(result, (Some(0), String::new(), String::new()));
 }
 
 #[test]

@@ -23,7 +23,7 @@ const USUAL_BUFFER: &str = "pubsub 33554432 8388608 60";
 
 /// The role of the server in its deployment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Place {
+pub(super) enum ServerRole {
     /// The one server of the store. It may have replicas.
     Alone,
     /// The primary that sentinels name.
@@ -39,7 +39,7 @@ pub(super) async fn examine(store: &Store, server: &ServerSettings, report: &mut
         Err(error) => Err(why(&error)),
     };
     match facts {
-        Ok(facts) => facts.check(Place::Alone, report),
+        Ok(facts) => facts.check(ServerRole::Alone, report),
         // The library could connect, so its own findings say what is wrong.
         Err(why) => {
             report.warn("server", why, "the other checks were not possible: see the server's log");
@@ -94,8 +94,8 @@ impl Facts {
     }
 
     /// Without wake-ups, a waiter finds its permit only with its next query.
-    fn check_wake_ups(&self, place: Place, report: &mut Report) {
-        let publish = if place == Place::InCluster { SPUBLISH } else { PUBLISH };
+    fn check_wake_ups(&self, place: ServerRole, report: &mut Report) {
+        let publish = if place == ServerRole::InCluster { SPUBLISH } else { PUBLISH };
         if !self.denied.contains(&publish) {
             report.ok("wake-ups", "the user may publish them");
             return;
@@ -111,7 +111,7 @@ impl Facts {
     }
 
     /// Reports all checks.
-    pub(super) fn check(&self, place: Place, report: &mut Report) {
+    pub(super) fn check(&self, place: ServerRole, report: &mut Report) {
         check_clock(self.clock, report);
         self.check_wake_ups(place, report);
         let info = match &self.info {
@@ -126,7 +126,7 @@ impl Facts {
         memory(info, report);
         persistence(info, &self.settings, report);
         replication(info, &self.settings, place, report);
-        if place == Place::InCluster {
+        if place == ServerRole::InCluster {
             coverage(&self.settings, report);
         }
         output_buffer(&self.settings, report);
@@ -203,18 +203,20 @@ fn check_clock(clock: Option<(Duration, Duration)>, report: &mut Report) {
     }
 }
 
-fn version(info: &Info, place: Place, report: &mut Report) {
+fn version(info: &Info, place: ServerRole, report: &mut Report) {
     let (product, version) = match info.get("valkey_version") {
         Some(version) => ("Valkey", version),
         None => ("Redis", info.get("redis_version").unwrap_or("unknown")),
     };
     let mut parts = version.split('.').map_while(|part| part.parse().ok());
-    let known = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
+    let release = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
     let (oldest, advice) = match place {
-        Place::InCluster => (OLDEST_IN_CLUSTER, "at least 7.0 is needed in a cluster: upgrade it"),
+        ServerRole::InCluster => {
+            (OLDEST_IN_CLUSTER, "at least 7.0 is needed in a cluster: upgrade it")
+        }
         _ => (OLDEST, "at least 6.2 is needed: upgrade it"),
     };
-    if known >= oldest {
+    if release >= oldest {
         report.ok("version", format!("{product} {version}"));
     } else {
         report.bad("version", format!("{product} {version}"), advice);
@@ -276,7 +278,7 @@ fn persistence(info: &Info, settings: &Settings, report: &mut Report) {
     }
 }
 
-fn replication(info: &Info, settings: &Settings, place: Place, report: &mut Report) {
+fn replication(info: &Info, settings: &Settings, place: ServerRole, report: &mut Report) {
     if info.get("role") == Some("slave") {
         report.bad("replication", "this is a replica", "connect to the primary");
         return;
@@ -293,13 +295,13 @@ fn replication(info: &Info, settings: &Settings, place: Place, report: &mut Repo
     }
     if replicas == 0 {
         match place {
-            Place::Alone => report.ok("replication", "a primary without replicas"),
-            Place::BehindSentinels => report.warn(
+            ServerRole::Alone => report.ok("replication", "a primary without replicas"),
+            ServerRole::BehindSentinels => report.warn(
                 "replication",
                 "a primary without replicas: if it fails, no server takes over",
                 "start a replica of it",
             ),
-            Place::InCluster => report.warn(
+            ServerRole::InCluster => report.warn(
                 "replication",
                 "a primary without replicas: if it fails, no node serves its slots",
                 "add one: redis-cli --cluster add-node NEW NODE --cluster-slave",
@@ -312,7 +314,7 @@ fn replication(info: &Info, settings: &Settings, place: Place, report: &mut Repo
     if least > 0 {
         report.ok("replication", format!("{says}; {MIN_REPLICAS} {least} limits how many"));
     } else {
-        let every = if place == Place::Alone { "" } else { " on every server" };
+        let every = if place == ServerRole::Alone { "" } else { " on every server" };
         let advice = format!("CONFIG SET {MIN_REPLICAS} 1{every}, and let resources check fences");
         report.warn("replication", says, &advice);
     }
@@ -409,8 +411,8 @@ impl Settings {
         other: &'a Self,
     ) -> Vec<(&'static str, &'a str, &'a str)> {
         let differing = |key: &'static str| {
-            let (own, other) = (self.get(key)?, other.get(key)?);
-            (own != other).then_some((key, own, other))
+            let (value, other) = (self.get(key)?, other.get(key)?);
+            (value != other).then_some((key, value, other))
         };
         [POLICY, MIN_REPLICAS, FULL_COVERAGE].into_iter().filter_map(differing).collect()
     }

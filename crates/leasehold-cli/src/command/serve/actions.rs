@@ -25,14 +25,14 @@ use crate::output::one_line;
 const LONGEST_REASON: usize = 800;
 
 /// A requested action.
-pub(super) struct Asked {
+pub(super) struct ActionRequest {
     pub(super) name: String,
     pub(super) action: Action,
     /// The fields of the request, for the form that confirms it.
     fields: Vec<(&'static str, String)>,
 }
 
-impl Asked {
+impl ActionRequest {
     pub(super) fn parse(fields: &Fields) -> Result<Self, Refusal> {
         let bad = |sentence: String| Refusal::new(StatusCode::BAD_REQUEST, sentence);
         let needs = |key: &str| {
@@ -74,22 +74,23 @@ impl Asked {
                 return Err(bad(format!("There is no action {action:?} for the kind {kind:?}.")));
             }
         };
-        let kept = ["kind", "action", "name", "capacity", "reason", "id"];
-        let kept = kept.into_iter().filter_map(|key| Some((key, fields.get(key)?.to_owned())));
-        Ok(Self { name: needs("name")?, action, fields: kept.collect() })
+        let accepted = ["kind", "action", "name", "capacity", "reason", "id"];
+        let accepted =
+            accepted.into_iter().filter_map(|key| Some((key, fields.get(key)?.to_owned())));
+        Ok(Self { name: needs("name")?, action, fields: accepted.collect() })
     }
 
     /// Returns whether the name was in use before. Fails if nobody has used it and the action only ends something. For a
     /// missing lock or lease there is nothing to release.
     pub(super) async fn check(&self, console: &Console) -> Result<bool, Refusal> {
         let (kind, name) = (self.action.kind(), &self.name);
-        let known = {
+        let is_tracked = {
             let state = console.state();
             state.monitor.latest().is_some_and(|latest| latest.semaphore(name).is_some())
         };
         // The name may be newer than the last poll.
         if kind != Kind::Semaphore
-            || known
+            || is_tracked
             || find_with(&console.client, name, 0..0).await?.is_some()
         {
             return Ok(true);
@@ -124,7 +125,7 @@ pub(super) fn check_caller(console: &Console, caller: Caller) -> Result<(), Refu
 pub(super) async fn confirm(State(console): State<Arc<Console>>, request: Parts) -> Response {
     let asked = async {
         check_caller(&console, caller(&request))?;
-        let asked = Asked::parse(&Fields::of_query(&request.uri))?;
+        let asked = ActionRequest::parse(&Fields::of_query(&request.uri))?;
         let is_known = asked.check(&console).await?;
         Ok::<_, Refusal>((asked, is_known))
     };
@@ -137,7 +138,7 @@ pub(super) async fn confirm(State(console): State<Arc<Console>>, request: Parts)
     }
 }
 
-fn question(asked: &Asked, is_known: bool) -> Markup {
+fn question(asked: &ActionRequest, is_known: bool) -> Markup {
     let back =
         if asked.action == Action::Forget { semaphore_path(&asked.name) } else { asked.page() };
     html! {
@@ -158,7 +159,7 @@ pub(super) async fn act(State(console): State<Arc<Console>>, request: Request) -
     let caller = caller(&request);
     let done = async {
         check_caller(&console, caller)?;
-        let asked = Asked::parse(&Fields::parse(&request::body(&request, body).await?))?;
+        let asked = ActionRequest::parse(&Fields::parse(&request::body(&request, body).await?))?;
         let what = perform(&console, &asked, &request).await?;
         Ok::<_, Refusal>((asked, what))
     };
@@ -174,7 +175,7 @@ pub(super) async fn act(State(console): State<Arc<Console>>, request: Request) -
 /// Performs the action, and adds it to the events. Returns a description.
 pub(super) async fn perform(
     console: &Console,
-    asked: &Asked,
+    asked: &ActionRequest,
     request: &Parts,
 ) -> Result<String, Refusal> {
     let is_known = asked.check(console).await?;

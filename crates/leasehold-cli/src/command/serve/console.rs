@@ -37,7 +37,7 @@ pub(super) struct Console {
     pub(super) place: String,
     pub(super) access: Access,
     pub(super) details: Details,
-    state: Mutex<State>,
+    state: Mutex<ConsoleState>,
     /// The version, which grows with every change of the data.
     version: watch::Sender<u64>,
     closing: watch::Sender<bool>,
@@ -50,7 +50,7 @@ pub(super) struct Console {
 
 /// The changing state. It is locked only briefly, never across an await.
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct ConsoleState {
     pub(super) monitor: Monitor,
     /// Permits granted since the start, as far as polls have seen them, by semaphore.
     pub(super) grants: HashMap<String, u64>,
@@ -73,7 +73,7 @@ pub(super) struct State {
 struct Rendered {
     version: u64,
     bytes: usize,
-    kept: HashMap<String, Arc<Rendering>>,
+    by_key: HashMap<String, Arc<Rendering>>,
 }
 
 /// A part of a page, or an answer of the API.
@@ -100,7 +100,7 @@ impl Console {
         }
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, ConsoleState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -216,7 +216,7 @@ impl Console {
     }
 }
 
-impl State {
+impl ConsoleState {
     /// Whether the next poll would have been due by now if somebody had watched.
     fn is_old(&self) -> bool {
         let due = self.rest + self.took + SLACK;
@@ -256,16 +256,16 @@ impl State {
 
 impl Rendered {
     fn get(&self, version: u64, key: &str) -> Option<Arc<Rendering>> {
-        self.kept.get(key).filter(|_| self.version == version).cloned()
+        self.by_key.get(key).filter(|_| self.version == version).cloned()
     }
 
     fn keep(&mut self, version: u64, key: &str, made: &Arc<Rendering>) {
         let bytes = self.bytes + made.body.len();
-        if self.version != version || self.kept.len() >= MOST_RENDERED || bytes > MOST_BYTES {
+        if self.version != version || self.by_key.len() >= MOST_RENDERED || bytes > MOST_BYTES {
             *self = Self { version, ..Self::default() };
         }
         self.bytes += made.body.len();
-        self.kept.insert(key.to_owned(), made.clone());
+        self.by_key.insert(key.to_owned(), made.clone());
     }
 }
 

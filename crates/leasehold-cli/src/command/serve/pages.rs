@@ -298,7 +298,7 @@ fn about_actions(view: &View) -> Markup {
 }
 
 /// Says that the store denies access to this list, if it does.
-fn about_hidden(state: &super::console::State, what: &str) -> Markup {
+fn about_hidden(state: &super::console::ConsoleState, what: &str) -> Markup {
     let hidden = state.monitor.latest().is_some_and(|latest| latest.hidden.contains(&what));
     html! {
         @if hidden {
