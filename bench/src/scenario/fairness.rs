@@ -48,31 +48,31 @@ fn measure(bench: &mut Bench, contender: &'static Contender, waiters: u64) -> Re
     }
     let mut waits = Vec::new();
     for (side, driver) in (0_u64..).zip(&mut sides) {
-        let mut told = driver.waits(window * 2 + Duration::from_secs(15))?;
-        for wait in &mut told {
+        let mut side_waits = driver.waits(window * 2 + Duration::from_secs(15))?;
+        for wait in &mut side_waits {
             wait.waiter = wait.waiter * 2 + side;
         }
-        waits.extend(told);
+        waits.extend(side_waits);
     }
     let begins_at = ends_at - u64::try_from(window.as_nanos()).expect("short");
-    let told = Told::of(&mut waits, begins_at, ends_at);
-    if told.grants < 1.0 {
+    let totals = Totals::of(&mut waits, begins_at, ends_at);
+    if totals.grants < 1.0 {
         return Err("granted nothing".to_owned());
     }
     let named = |measure: &str| format!("{waiters} waiters, {measure}");
     let (who, seconds) = (contender.name, window.as_secs_f64());
-    bench.add(&named("grants"), who, RATE, told.grants / seconds);
-    bench.add(&named("grants to another than before"), who, RATE, told.handed_over / seconds);
-    bench.add(&named("median wait"), who, NANOS, told.waited.median());
-    bench.add(&named("longest wait"), who, NANOS, told.waited.max());
-    bench.add(&named("passed over at a grant"), who, FEWER, told.passed_over);
-    let served = told.served / count(waiters) * 100.0;
+    bench.add(&named("grants"), who, RATE, totals.grants / seconds);
+    bench.add(&named("grants to another than before"), who, RATE, totals.handed_over / seconds);
+    bench.add(&named("median wait"), who, NANOS, totals.waited.median());
+    bench.add(&named("longest wait"), who, NANOS, totals.waited.max());
+    bench.add(&named("passed over at a grant"), who, FEWER, totals.passed_over);
+    let served = totals.served / count(waiters) * 100.0;
     bench.add(&named("were served at all"), who, ("%", Better::More), served);
     Ok(())
 }
 
 /// What happened within the window.
-struct Told {
+struct Totals {
     grants: f64,
     /// Grants that did not go to the waiter that had just released.
     handed_over: f64,
@@ -83,7 +83,7 @@ struct Told {
     served: f64,
 }
 
-impl Told {
+impl Totals {
     /// A waiter that still waits at the end counts with the time that it has waited by then. Otherwise the unluckiest
     /// waiters would not be counted at all.
     fn of(waits: &mut Vec<Wait>, begins_at: u64, ends_at: u64) -> Self {
@@ -122,10 +122,10 @@ fn passed_over(waits: &[Wait]) -> u64 {
             passed += later[earlier];
             earlier &= earlier - 1;
         }
-        let mut own = asked.partition_point(|at| *at < wait.asked) + 1;
-        while own < later.len() {
-            later[own] += 1;
-            own += own & own.wrapping_neg();
+        let mut node = asked.partition_point(|at| *at < wait.asked) + 1;
+        while node < later.len() {
+            later[node] += 1;
+            node += node & node.wrapping_neg();
         }
     }
     passed

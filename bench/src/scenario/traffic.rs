@@ -66,10 +66,10 @@ impl<'a> Counter<'a> {
     }
 
     fn now(&self) -> Result<Counts, String> {
-        let said = |why: redis::RedisError| why.to_string();
-        let client = redis::Client::open(self.bench.url.as_str()).map_err(said)?;
-        let mut connection = client.get_connection().map_err(said)?;
-        let info: String = redis::cmd("INFO").query(&mut connection).map_err(said)?;
+        let text = |why: redis::RedisError| why.to_string();
+        let client = redis::Client::open(self.bench.url.as_str()).map_err(text)?;
+        let mut connection = client.get_connection().map_err(text)?;
+        let info: String = redis::cmd("INFO").query(&mut connection).map_err(text)?;
         let field = |name: &str| {
             let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
             value.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
