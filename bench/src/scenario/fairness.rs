@@ -145,12 +145,12 @@ mod tests {
     }
 
     #[test]
-    fn in_turn_nobody_is_passed_over() {
+    fn in_arrival_order_no_waiter_is_passed_over() {
         assert_eq!(passed_over(&waits(&[(1, Some(4)), (2, Some(5)), (3, Some(6))])), 0);
     }
 
     #[test]
-    fn everyone_who_asked_earlier_and_still_waits_counts() {
+    fn all_earlier_requests_that_still_wait_count() {
         // The last one is served first, and passes over two. Then the second is served before the first, which makes
         // one more.
         assert_eq!(passed_over(&waits(&[(3, Some(4)), (2, Some(5)), (1, Some(6))])), 3);

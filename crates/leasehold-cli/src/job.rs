@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_store_is_asked_for_grace_and_margin_more() {
+    fn the_lease_in_the_store_includes_grace_and_margin() {
         for given in [SECOND / 10, SECOND, 30 * SECOND, 180 * SECOND, 86400 * SECOND] {
             for grace in [Duration::ZERO, SECOND / 2, 2 * SECOND] {
                 let asked = asked_for(given, grace);

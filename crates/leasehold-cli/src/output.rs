@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_is_not_told_what_to_do() {
+    fn control_characters_are_escaped() {
         assert_eq!(one_line("a\x1b[2Jb\nc"), "a\\u{1b}[2Jb\\nc");
     }
 

@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_people_see_of_a_url_has_no_secrets_in_it() {
+    fn displayed_urls_have_no_secrets() {
         for (url, seen) in [
             ("redis://joe:hunter2@host:1/3", "redis://host:1/3"),
             ("redis://:hun@ter2@host", "redis://host:6379"),

@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_that_is_to_be_inherited_is_left_alone() {
+    fn an_inheritable_descriptor_is_not_closed() {
         let path = TestFile::new();
         let file = path.open_close_on_fork();
         // SAFETY: it takes no pointers.
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_used_again_is_left_alone() {
+    fn a_reused_descriptor_number_is_not_closed() {
         let (path, other) = (TestFile::new(), TestFile::new());
         let file = path.open_close_on_fork();
         let reused = other.open().unwrap().into_raw_fd();

@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_comes_too_late_is_refused() {
+    fn a_write_with_an_older_fence_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("record");
         let (early, late) = (Record::open(&path).unwrap(), Record::open(&path).unwrap());
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_somebody_has_locked_is_not_waited_for() {
+    fn a_locked_record_is_not_waited_for() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("record");
         let (one, other) = (Record::open(&path).unwrap(), Record::open(&path).unwrap());

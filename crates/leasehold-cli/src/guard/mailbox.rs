@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_reads_stays_small_and_only_the_latest_counts() {
+    fn an_unread_mailbox_stays_small_and_keeps_the_latest_message() {
         let mut pipe = Pipe { bytes: VecDeque::new(), room: 4, step: 9 };
         let mut outgoing = Outgoing::default();
         for micros in 0..1000 {

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_is_understood() {
+    fn messages_are_decoded_as_encoded() {
         for order in [Order::Until(Moment::NEVER), Order::Signal(15), Order::Stop, Order::Go] {
             assert_eq!(Order::decode(order.encode()).unwrap(), order);
         }

@@ -79,7 +79,7 @@ fn names(directory: &Path) -> Vec<String> {
 }
 
 #[test]
-fn what_is_refused_gets_nothing_beside_it() {
+fn a_refused_file_gets_no_files_beside_it() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
     let url = |name: &str| format!("sqlite:{}", path(name).display());
@@ -205,7 +205,7 @@ fn a_name_inside_itself_is_refused() {
 
 /// Without a terminal, and without -v.
 #[test]
-fn a_job_says_once_that_it_waits_and_for_whom() {
+fn a_job_reports_once_that_it_waits_and_who_holds() {
     for store in Store::both() {
         let inspector = Inspector::new(&store.url());
         let held = inspector.hold("it");
@@ -246,7 +246,7 @@ fn a_variable_makes_both_verbose() {
 
 /// Runs in its own mount namespace, where that is allowed.
 #[test]
-fn a_disk_that_cannot_be_written_can_be_looked_at() {
+fn a_store_on_a_read_only_disk_can_be_listed() {
     let unshare = ["--mount", "--map-root-user", "true"];
     if !Command::new("unshare").args(unshare).status().is_ok_and(|status| status.success()) {
         return;

@@ -136,7 +136,7 @@ fn exists(pid: &str) -> bool {
 }
 
 #[test]
-fn not_acquired_is_75_or_what_was_asked_for() {
+fn not_acquired_is_75_or_the_conflict_exit_code() {
     let server = RedisServer::start();
     let url = server.url();
     let inspector = Inspector::new(&url);

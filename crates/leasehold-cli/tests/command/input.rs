@@ -85,7 +85,7 @@ fn stores_that_are_none() {
 
 /// A user who writes `--store "$URL"` means some store, even if `URL` is empty.
 #[test]
-fn stores_that_would_exclude_nobody() {
+fn empty_and_unshared_stores_are_refused() {
     let command = || {
         let mut command = leasehold("");
         command.env_remove("LEASEHOLD_STORE");
@@ -107,7 +107,7 @@ fn stores_that_would_exclude_nobody() {
 }
 
 #[test]
-fn who_looks_makes_no_store() {
+fn reading_commands_create_no_store() {
     let store = Store::local();
     for arguments in
         [&["ls"][..], &["show", "it"], &["lookup", "it"], &["release", "it", "7Vd3kQ0aZx1-42"]]
@@ -121,7 +121,7 @@ fn who_looks_makes_no_store() {
 }
 
 #[test]
-fn a_file_of_somebody_else_is_left_alone() {
+fn a_file_of_another_program_is_not_changed() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("notes.txt");
     std::fs::write(&file, "nothing to do with leases, and open to others").unwrap();

@@ -95,7 +95,7 @@ fn limits_can_be_set_before_the_first_use() {
 }
 
 #[test]
-fn a_limit_that_grows_starts_those_who_wait() {
+fn a_larger_limit_starts_waiting_jobs() {
     for store in Store::both() {
         let line = |word| ["run", "it", "--", "sh", "-c", word];
         let first = Running::start(&store.url(), &line("echo begun; exec sleep 60"));
@@ -111,7 +111,7 @@ fn a_limit_that_grows_starts_those_who_wait() {
 }
 
 #[test]
-fn a_pause_keeps_the_queue_and_tells_why() {
+fn a_pause_keeps_the_queue_and_shows_its_reason() {
     for store in Store::both() {
         ok(&store, &["run", "-n", "2", "it", "--", "true"]);
         fails(&store, &["resume", "another"], 1, &["\"another\""]);
@@ -156,7 +156,7 @@ fn a_drain_ends_when_nobody_holds() {
 }
 
 #[test]
-fn only_what_nobody_uses_is_forgotten_and_only_if_that_is_meant() {
+fn forget_needs_an_unused_name_and_a_confirmation() {
     for store in Store::both() {
         let inspector = Inspector::new(&store.url());
         let held = inspector.hold("it");

@@ -337,7 +337,7 @@ fn a_guard_that_is_killed_early_leaves_no_child() {
 
 /// The command is stopped and cannot read, while the guard has much to report.
 #[test]
-fn a_guard_that_nobody_listens_to_ends_its_child_in_time() {
+fn a_guard_without_a_reader_ends_its_child_in_time() {
     let redis = Store::redis();
     side_by_side(&[(); 20], |(), number| {
         let scene = Scene::new(format!("storm-{number}"), &redis.url());
@@ -361,7 +361,7 @@ fn a_guard_that_nobody_listens_to_ends_its_child_in_time() {
 
 /// When the guard continues, it must read the new deadlines before it acts on the old one.
 #[test]
-fn a_guard_that_was_stopped_leaves_a_child_alone_whose_lease_is_valid() {
+fn a_stopped_guard_does_not_end_a_child_with_a_valid_lease() {
     let redis = Store::redis();
     side_by_side(&[(); 8], |(), number| {
         let scene = Scene::new(format!("pause-{number}"), &redis.url());

@@ -79,7 +79,7 @@ fn completions_and_the_manual_page() {
 }
 
 #[test]
-fn measuring_a_store_says_what_it_means_and_leaves_nothing() {
+fn a_measurement_is_explained_and_leaves_no_keys() {
     for store in Store::both() {
         let json = run(&store.url(), &["bench", "--for", "700ms", "--json"]);
         assert_eq!((json.code, &*json.stderr), (0, ""));
@@ -279,7 +279,7 @@ fn the_holder_of_a_lock_is_the_command() {
 
 /// Each kind alone, and all three under one name.
 #[test]
-fn whatever_has_the_name_is_shown() {
+fn all_kinds_with_the_name_are_shown() {
     for store in Store::both() {
         let inspector = Inspector::new(&store.url());
         let lock = |key: &str| {
@@ -332,7 +332,7 @@ fn only_host(inspector: &Inspector) -> String {
 
 /// What the user may not read does not hide the rest.
 #[test]
-fn a_user_who_may_see_semaphores_only() {
+fn a_user_with_access_to_semaphores_only() {
     let user = "--user alice on >pw ~adv-sem:* &* +@all";
     let server = RedisServer::start_with(&[user]);
     let url = server.url_with("alice", "pw");
@@ -346,7 +346,7 @@ fn a_user_who_may_see_semaphores_only() {
 }
 
 #[test]
-fn what_others_have_stored_does_not_reach_the_terminal() {
+fn stored_text_is_escaped_for_the_terminal() {
     let server = RedisServer::start();
     let mut connection = server.connection();
     let later = "99999999999";
@@ -497,7 +497,7 @@ fn no_secret_is_printed() {
 
 /// An argument that is not UTF-8 must not cause a panic.
 #[test]
-fn a_mistake_in_a_line_that_is_not_utf8() {
+fn an_error_in_arguments_that_are_not_utf8() {
     use std::os::unix::ffi::OsStrExt;
     let odd = std::ffi::OsStr::from_bytes(b"\xff");
     let ended = run("", &["run".as_ref(), "--frobnicate".as_ref(), odd]);
@@ -542,7 +542,7 @@ fn the_doctor_makes_no_store() {
 }
 
 #[test]
-fn a_user_who_may_not_do_enough() {
+fn a_user_with_too_few_permissions() {
     let user = "--user alice on >pw ~adv-sem:* &* +@all -@admin";
     let server = RedisServer::start_with(&[user]);
     let url = server.url_with("alice", "pw");
@@ -557,7 +557,7 @@ fn a_user_who_may_not_do_enough() {
 
 /// Without the permission, every waiter starts up to a second late.
 #[test]
-fn a_user_who_may_not_publish() {
+fn a_user_without_permission_to_publish() {
     let server = RedisServer::start_with(&["--user alice on >pw ~* &* +@all -publish"]);
     let url = server.url_with("alice", "pw");
     let ended = run(&url, &["doctor"]);

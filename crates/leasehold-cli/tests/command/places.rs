@@ -118,7 +118,7 @@ fn a_server_without_tls() {
 }
 
 #[test]
-fn a_file_has_none_of_that() {
+fn options_of_redis_are_refused_for_a_file() {
     let store = Store::local();
     for option in ["--namespace", "--lock-prefix", "--lock-layout", "--ca-certificate"] {
         let ended = run(&store.url(), &["run", option, "x", "it", "--", "true"]);
@@ -132,7 +132,7 @@ fn a_file_has_none_of_that() {
 }
 
 #[test]
-fn a_layout_of_locks_that_is_none_is_refused() {
+fn an_unknown_lock_layout_is_refused() {
     let server = RedisServer::start();
     let ended = run(&server.url(), &["lock", "--lock-layout", "syncguard-3", "it", "--", "true"]);
     assert_eq!(ended.code, 64, "{ended:?}");

@@ -9,7 +9,7 @@ use testkit::redis_server::RedisServer;
 use crate::support::{Inspector, Running, Store, ended, leasehold, run, until};
 
 #[test]
-fn it_is_told_what_it_holds() {
+fn the_child_receives_its_lease_in_its_environment() {
     let server = RedisServer::start();
     let script = "echo $LEASEHOLD_NAME; echo $LEASEHOLD_ID; echo $LEASEHOLD_FENCE";
     for kind in ["run", "lock"] {
@@ -104,7 +104,7 @@ fn it_can_be_stopped_and_goes_on() {
 
 /// As `nohup` and a shell's background jobs ignore signals.
 #[test]
-fn what_was_to_be_ignored_is_ignored_by_all() {
+fn ignored_signals_stay_ignored_in_the_child() {
     let server = RedisServer::start();
     let url = server.url();
     let binary = env!("CARGO_BIN_EXE_leasehold");
@@ -156,7 +156,7 @@ fn without_a_number_it_uses_the_capacity_that_there_is() {
 }
 
 #[test]
-fn whoever_is_left_behind_ends_before_the_permit_is_given_back() {
+fn orphans_end_before_the_permit_is_released() {
     let server = RedisServer::start();
     let inspector = Inspector::new(&server.url());
     // The left process closes its output, so that only the guard waits for it.
@@ -171,7 +171,7 @@ fn whoever_is_left_behind_ends_before_the_permit_is_given_back() {
 }
 
 #[test]
-fn being_verbose_it_says_what_it_does() {
+fn verbose_output_reports_the_steps() {
     let server = RedisServer::start();
     let inspector = Inspector::new(&server.url());
     let held = inspector.hold("it");
@@ -186,7 +186,7 @@ fn being_verbose_it_says_what_it_does() {
 
 /// Reported once per holder, not once per second.
 #[test]
-fn being_verbose_it_says_who_has_the_lock() {
+fn verbose_output_names_the_holder_of_the_lock() {
     let server = RedisServer::start();
     let inspector = Inspector::new(&server.url());
     let lock = inspector.client.lock("it").label("nightly").build().unwrap();

@@ -331,7 +331,7 @@ fn bad_token_files_and_addresses_are_refused() {
 
 /// The users are those of docs/guarantees.md.
 #[test]
-fn a_user_of_the_store_who_may_only_read_is_enough_to_look() {
+fn a_read_only_user_is_enough_to_list() {
     let server = RedisServer::start();
     add_users(&mut server.connection());
     let (user, reader) = ("leasehold", "leasehold-reader");

@@ -88,7 +88,7 @@ fn promtool(metrics: &str) {
 }
 
 #[test]
-fn the_api_tells_what_the_pages_do() {
+fn the_api_has_the_data_of_the_pages() {
     for store in Store::both() {
         let inspector = Inspector::new(&store.url());
         let console = Console::start(&store.url());
@@ -198,7 +198,7 @@ fn a_name_that_is_newer_than_the_last_poll_is_found() {
 }
 
 #[test]
-fn clients_are_listed_with_what_they_wait_for() {
+fn clients_are_listed_with_their_waits() {
     for store in Store::both() {
         let inspector = Inspector::new(&store.url());
         let permit = inspector.hold("it");

@@ -30,7 +30,7 @@ fn serves_promptly(console: &Console) {
 }
 
 #[test]
-fn what_is_too_large_is_refused() {
+fn a_request_that_is_too_large_is_refused() {
     let store = store();
     let console = Console::with_token(&store.url());
     let before = console.memory();
@@ -65,7 +65,7 @@ fn what_is_too_large_is_refused() {
 }
 
 #[test]
-fn a_thousand_connections_and_slow_clients_delay_nobody() {
+fn a_thousand_connections_and_slow_clients_delay_no_request() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     setrlimit(Resource::Nofile, limit).unwrap();
@@ -205,7 +205,7 @@ fn slow_bodies_and_streams_without_a_body_are_displaced() {
 }
 
 #[test]
-fn wrong_tokens_are_slowed_down_and_delay_nobody() {
+fn wrong_tokens_are_delayed_without_delaying_others() {
     let store = store();
     let console = Console::with_token(&store.url());
     let wrong = format!(

@@ -13,7 +13,7 @@ async fn close(client: &Client) {
     deadline(client.close()).await.unwrap();
 }
 
-pub async fn waiters_are_told_of_the_close(store: &impl Store) {
+pub async fn a_close_notifies_waiters(store: &impl Store) {
     let (client, name) = (store.client().await, unique("closed waiters"));
     let semaphore = declare(&client, &name, 1);
     let _held = acquire(&semaphore).await;
@@ -37,7 +37,7 @@ pub async fn waiters_are_told_of_the_close(store: &impl Store) {
     assert!(matches!(error, Error::Closed), "{error}");
 }
 
-pub async fn waiters_are_told_of_the_close_in_whatever_order_they_came(store: &impl Store) {
+pub async fn a_close_notifies_waiters_in_any_order(store: &impl Store) {
     let (client, name) = (store.client().await, unique("closed in order"));
     let semaphore = declare(&client, &name, 1);
     // Created first and polled last, so that the order of the ids is not that of the queue.
@@ -54,7 +54,7 @@ pub async fn waiters_are_told_of_the_close_in_whatever_order_they_came(store: &i
     held.check().unwrap_err();
 }
 
-pub async fn holders_are_told_of_the_close(store: &impl Store) {
+pub async fn a_close_notifies_holders(store: &impl Store) {
     let (client, name) = (store.client().await, unique("closed holders"));
     let plain = declare(&client, &name, 4);
     let timed = client.semaphore(&name, 4).ttl(SHORT * 100).build().unwrap();
@@ -74,7 +74,7 @@ pub async fn holders_are_told_of_the_close(store: &impl Store) {
     }
 }
 
-pub async fn a_closed_client_begins_nothing_new(store: &impl Store) {
+pub async fn a_closed_client_refuses_new_calls(store: &impl Store) {
     let (client, name) = (store.client().await, unique("closed"));
     let semaphore = declare(&client, &name, 1);
     let not_polled = semaphore.acquire();
@@ -140,7 +140,7 @@ pub async fn closing_twice_is_harmless(store: &impl Store) {
     close(&client.clone()).await;
 }
 
-pub async fn what_a_closed_client_held_is_free_for_others(store: &impl Store) {
+pub async fn a_close_frees_permits_for_other_clients(store: &impl Store) {
     let (client, other) = (store.client().await, store.client().await);
     let name = unique("left behind");
     let semaphore = declare(&client, &name, 2);
@@ -177,7 +177,7 @@ pub async fn a_close_waits_for_what_was_dropped(store: &impl Store) {
     assert!(pools.iter().all(|stats| stats.name != pool), "{pools:?}");
 }
 
-pub async fn what_comes_after_the_close_is_not_had(store: &impl Store) {
+pub async fn acquires_during_a_close_leave_nothing_held(store: &impl Store) {
     let (client, looking) = (store.client().await, store.client().await);
     let (key, name) = (unique("late lock"), unique("late lease"));
     let (lock, pool) = (client.lock(&key).build(), client.pool(&name, 1).build());

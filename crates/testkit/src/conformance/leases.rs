@@ -71,7 +71,7 @@ pub async fn a_detached_permit_ends_with_its_ttl(store: &impl Store) {
     all_are_free(&semaphore).await;
 }
 
-pub async fn everyone_who_asked_is_told_of_a_loss(store: &impl Store) {
+pub async fn all_futures_of_a_loss_resolve(store: &impl Store) {
     let semaphore = with_ttl(&store.client().await, &unique("told"), 1);
     let permit = acquire(&semaphore).await;
     let forgotten = permit.lost();

@@ -85,7 +85,7 @@ pub async fn a_wait_goes_on_while_the_holder_extends(store: &impl Store) {
     assert!(release(guard).await);
 }
 
-pub async fn a_lock_that_does_not_come_free_is_an_error(store: &impl Store) {
+pub async fn a_lock_that_stays_locked_is_an_error(store: &impl Store) {
     let (client, key) = (store.client().await, unique("in vain"));
     let held = acquire(&lock(&client, &key)).await;
     let limited = only_when_told().within(SHORT);
@@ -111,7 +111,7 @@ fn counted(client: &Client, key: &str, retry: Retry) -> (Lock, Arc<AtomicU32>) {
     (locks.lock(key).retry(retry).build().unwrap(), asked)
 }
 
-pub async fn a_lock_is_asked_for_again_as_often_as_was_said(store: &impl Store) {
+pub async fn a_lock_is_retried_as_often_as_the_policy_allows(store: &impl Store) {
     let (client, key) = (store.client().await, unique("retries"));
     let held = acquire(&lock(&client, &key)).await;
     let delay = Duration::from_millis(10);
@@ -131,7 +131,7 @@ pub async fn a_lock_is_asked_for_again_as_often_as_was_said(store: &impl Store) 
 }
 
 /// A foreign holder publishes no release, so a waiter learns of it by asking again.
-pub async fn a_wait_may_end_by_asking_again(store: &impl Store) {
+pub async fn a_wait_may_end_with_a_retry(store: &impl Store) {
     let (client, key) = (store.client().await, unique("asks"));
     let held = acquire(&lock(&client, &key)).await;
     let delay = Duration::from_millis(20);

@@ -222,7 +222,7 @@ pub async fn a_lock_is_released_once(store: &impl Store) {
 }
 
 /// A release by id takes effect at once. The guard learns of it at its next request to the store.
-pub async fn a_guard_learns_at_its_next_extension_that_its_id_was_released(store: &impl Store) {
+pub async fn the_next_extension_reports_a_released_id(store: &impl Store) {
     let (client, other, key) = (store.client().await, store.client().await, unique("by id"));
     let plain = acquire(&lock(&client, &key)).await;
     assert!(deadline(other.locks().release(&plain.id())).await.unwrap());
@@ -306,7 +306,7 @@ pub async fn a_lock_ends_with_its_ttl(store: &impl Store) {
 }
 
 /// Without a task that waits on `lost`, `check` still notices the end.
-pub async fn a_guard_that_nobody_watches_knows_when_it_is_over(store: &impl Store) {
+pub async fn an_unwatched_guard_notices_its_end(store: &impl Store) {
     let (client, key) = (store.client().await, unique("unwatched"));
     let guard = acquire(&lock_of(&client, &key, Duration::from_millis(100))).await;
     eventually(async || guard.check().is_err()).await;

@@ -153,7 +153,7 @@ pub async fn order_holds_at_a_rate(store: &impl Store) {
     nobody_is_left(&semaphore).await;
 }
 
-pub async fn who_gives_up_takes_no_token(store: &impl Store) {
+pub async fn a_cancelled_waiter_takes_no_token(store: &impl Store) {
     let name = unique("given up");
     let semaphore = rated(store, &name, 1, 2 * SECOND).await;
     drop(acquire(&semaphore).await);
@@ -194,7 +194,7 @@ pub async fn another_rate_counts_at_once(store: &impl Store) {
     nobody_is_left(&semaphore).await;
 }
 
-pub async fn who_has_set_a_rate_does_not_undo_it(store: &impl Store) {
+pub async fn an_acquire_keeps_the_rate_that_was_set(store: &impl Store) {
     let semaphore = rated(store, &unique("set"), 1000, SECOND).await;
     deadline(semaphore.set_rate(1, HOUR, 1)).await.unwrap();
     drop(acquire(&semaphore).await);

@@ -16,7 +16,7 @@ fn names(stats: &[SemaphoreStats]) -> Vec<&str> {
     stats.iter().map(SemaphoreStats::name).collect()
 }
 
-pub async fn one_name_tells_who_holds_and_how_many_wait(store: &impl Store) {
+pub async fn statistics_of_one_name_list_holders_and_count_waiters(store: &impl Store) {
     let begun = Instant::now();
     let (client, name) = (store.client().await, unique("stats"));
     let semaphore = declare(&client, &name, 4);
@@ -51,7 +51,7 @@ pub async fn one_name_tells_who_holds_and_how_many_wait(store: &impl Store) {
     drop(full);
 }
 
-pub async fn holders_are_told_in_the_order_in_which_they_came(store: &impl Store) {
+pub async fn holders_are_listed_in_the_order_of_their_grants(store: &impl Store) {
     let (client, name) = (store.client().await, unique("stats in order"));
     let plain = declare(&client, &name, 5);
     let timed = client.semaphore(&name, 5).ttl(SHORT * 10).build().unwrap();
@@ -83,7 +83,7 @@ pub async fn labels_are_shown(store: &impl Store) {
     assert_eq!(stats.holders()[0].id(), held.id().to_string());
 }
 
-pub async fn whoever_waits_is_told_in_order_when_asked_for(store: &impl Store) {
+pub async fn waiters_are_listed_in_order_on_request(store: &impl Store) {
     let (client, name) = (store.client().await, unique("who waits"));
     let labelled = client.semaphore(&name, 1).label("worker 7").build().unwrap();
     let held = acquire(&labelled).await;
@@ -108,7 +108,7 @@ pub async fn whoever_waits_is_told_in_order_when_asked_for(store: &impl Store) {
     second.leave().await;
 }
 
-pub async fn only_the_names_that_were_asked_for_are_told(store: &impl Store) {
+pub async fn statistics_of_given_names_list_no_others(store: &impl Store) {
     let client = store.client().await;
     let (one, two, three) = (unique("asked"), unique("asked"), unique("not asked"));
     let mut held = Vec::new();
@@ -129,7 +129,7 @@ pub async fn only_the_names_that_were_asked_for_are_told(store: &impl Store) {
     assert!(matches!(error, Error::InvalidArgument { what: "name", .. }), "{error}");
 }
 
-pub async fn all_names_that_are_used_are_told(store: &impl Store) {
+pub async fn statistics_list_all_names_in_use(store: &impl Store) {
     let (client, other) = (store.client().await, store.client().await);
     let (mine, theirs, unused) = (unique("all"), unique("all"), unique("all, unused"));
     let _held = acquire(&declare(&client, &mine, 2)).await;
@@ -142,7 +142,7 @@ pub async fn all_names_that_are_used_are_told(store: &impl Store) {
     assert!(!listed.contains(&unused.as_str()), "{listed:?}");
 }
 
-pub async fn unused_names_are_told_when_asked_for(store: &impl Store) {
+pub async fn unused_names_are_listed_on_request(store: &impl Store) {
     let (client, name) = (store.client().await, unique("unused"));
     release(acquire(&declare(&client, &name, 3)).await).await;
     let query = || client.stats().names([&name]);
@@ -165,7 +165,7 @@ async fn three_names(client: &Client) -> ([String; 3], impl Sized) {
     (names, (half, full, crowded))
 }
 
-pub async fn the_most_used_come_first(store: &impl Store) {
+pub async fn names_are_sorted_by_use(store: &impl Store) {
     let client = store.client().await;
     let ([half, full, crowded], _used) = three_names(&client).await;
     let query = client.stats().names([&half, &full, &crowded]);
@@ -173,7 +173,7 @@ pub async fn the_most_used_come_first(store: &impl Store) {
     assert_eq!(names(&stats), [&crowded, &full, &half]);
 }
 
-pub async fn no_more_than_the_limit_are_told(store: &impl Store) {
+pub async fn listings_respect_the_limit(store: &impl Store) {
     let client = store.client().await;
     let ([half, full, crowded], _used) = three_names(&client).await;
     let query = client.stats().names([&half, &full, &crowded]);

@@ -64,7 +64,7 @@ pub async fn an_acquire_that_declares_nothing_new_changes_nothing(store: &impl S
     all_are_free(&here).await;
 }
 
-pub async fn whoever_takes_the_capacity_as_it_is_changes_nothing(store: &impl Store) {
+pub async fn an_undeclared_capacity_changes_nothing(store: &impl Store) {
     let name = unique("as it is");
     let first = as_it_is(store, &name).await;
     drop(acquire(&first).await);
@@ -157,7 +157,7 @@ pub async fn limits_can_be_set_before_the_first_use(store: &impl Store) {
     deadline(operator.forget()).await.unwrap();
 }
 
-pub async fn a_pin_and_a_pause_stay_when_everybody_has_gone(store: &impl Store) {
+pub async fn a_pin_and_a_pause_outlive_all_holders_and_waiters(store: &impl Store) {
     let name = unique("stays");
     {
         let semaphore = declare(&store.client().await, &name, 3);
@@ -226,7 +226,7 @@ pub async fn a_drain_waits_until_nobody_holds(store: &impl Store) {
     all_are_free(&semaphore).await;
 }
 
-pub async fn what_is_forgotten_begins_anew(store: &impl Store) {
+pub async fn a_forgotten_name_starts_anew(store: &impl Store) {
     let name = unique("forgotten");
     let semaphore = declare(&store.client().await, &name, 3);
     let held = acquire(&semaphore).await;

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::wait::{deadline, eventually};
 
-pub async fn the_answer_of_the_work_is_the_answer(store: &impl Store) {
+pub async fn with_returns_the_value_of_the_work(store: &impl Store) {
     let semaphore = semaphore(store, "answer", 1).await;
     let mut borrowed = String::from("what the work");
     let answer = deadline(semaphore.with(async |permit| {
@@ -86,7 +86,7 @@ pub async fn work_stops_when_its_permit_is_released_by_hand(store: &impl Store) 
     all_are_free(&semaphore).await;
 }
 
-pub async fn work_that_is_given_up_ends_before_its_permit(store: &impl Store) {
+pub async fn cancelled_work_ends_before_its_permit(store: &impl Store) {
     /// Records whether the permit was still valid when the work was dropped.
     struct Witness<'a>(&'a Permit, &'a AtomicBool);
     impl Drop for Witness<'_> {
@@ -113,7 +113,7 @@ pub async fn work_that_is_given_up_ends_before_its_permit(store: &impl Store) {
     all_are_free(&semaphore).await;
 }
 
-pub async fn work_that_panics_gives_its_permit_back(store: &impl Store) {
+pub async fn panicking_work_releases_its_permit(store: &impl Store) {
     let semaphore = semaphore(store, "panics", 1).await;
     let worker = semaphore.clone();
     let task =

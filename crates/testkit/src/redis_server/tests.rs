@@ -198,7 +198,7 @@ async fn speaks_tls() {
 
 /// Simulates a test process that is killed: the watchdog reads the end of its input.
 #[tokio::test]
-async fn the_watchdog_ends_what_an_abandoned_server_left() {
+async fn the_watchdog_ends_an_abandoned_server() {
     let server = RedisServer::start();
     let (pid, dir) = (server.pid(), server.dir.path().to_owned());
     lock(&server.process).abandon();
@@ -223,7 +223,7 @@ fn a_killed_server_stays_dead_until_it_is_started() {
 }
 
 #[test]
-fn a_crash_keeps_what_was_answered_if_it_was_written_down() {
+fn a_crash_keeps_replies_that_were_persisted() {
     for (args, expected) in [(&["--appendonly yes"][..], Some("1".to_owned())), (&[], None)] {
         let server = RedisServer::start_with(args);
         let (port, pid) = (server.port(), server.pid());

@@ -73,7 +73,7 @@ async fn the_steps_write_what_the_document_says() {
 }
 
 #[tokio::test]
-async fn slots_go_to_those_who_came_first() {
+async fn slots_are_assigned_in_arrival_order() {
     let (_server, seed) = start().await;
     let ids: Vec<_> = (0..5).map(|_| new_id()).collect();
     for id in &ids {
@@ -164,7 +164,7 @@ async fn a_slot_ends_with_its_ttl_however_alive_its_holder() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn heartbeats_go_on_until_the_client_is_gone() {
+async fn heartbeats_continue_until_the_client_ends() {
     let (server, seed) = start().await;
     let heartbeat = Duration::from_millis(2400);
     let held = seed.acquire("n", 1, heartbeat, None, None).await.unwrap();

@@ -58,7 +58,7 @@ async fn the_scripts_write_what_the_document_says() {
 }
 
 #[tokio::test]
-async fn a_full_pool_lets_nobody_in() {
+async fn a_full_pool_refuses_leases() {
     let (server, _, seed) = start().await;
     is(&seed.acquire("k", "a", 2, TTL).await.unwrap(), "acquired", 1, 0);
     is(&seed.acquire("k", "b", 2, TTL).await.unwrap(), "acquired", 2, 0);
@@ -71,7 +71,7 @@ async fn a_full_pool_lets_nobody_in() {
 }
 
 #[tokio::test]
-async fn those_who_come_at_once_share_the_capacity() {
+async fn concurrent_acquires_share_the_capacity() {
     let (_server, _, seed) = start().await;
     let mut crowd = JoinSet::new();
     for number in 0..20 {
@@ -128,7 +128,7 @@ async fn every_script_first_cleans_up_what_has_expired() {
 }
 
 #[tokio::test]
-async fn who_does_not_hold_is_told_why() {
+async fn renew_and_release_of_a_missing_lease_give_the_reason() {
     let (server, mut look, seed) = start().await;
     is(&seed.renew("k", "a", TTL).await.unwrap(), "not_held", 0, 0);
     is(&seed.release("k", "a", TTL).await.unwrap(), "not_held", 0, 0);

@@ -82,7 +82,7 @@ async fn one_holds_at_a_time_and_every_fence_is_the_next() {
 }
 
 #[tokio::test]
-async fn of_those_who_come_at_once_one_gets_it() {
+async fn one_of_concurrent_acquires_gets_the_lock() {
     let (_server, _, seed) = start().await;
     let mut crowd = JoinSet::new();
     for _ in 0..20 {
@@ -114,7 +114,7 @@ async fn an_extension_replaces_what_was_left() {
 }
 
 #[tokio::test]
-async fn whose_lock_it_is_not_is_told_why() {
+async fn release_and_extend_of_a_foreign_lock_give_the_reason() {
     let (server, mut look, seed) = start().await;
     for release in [true, false] {
         let code = async |lock_id| {

@@ -111,7 +111,7 @@ fn two_at_once_are_one_too_many() {
 /// The second acquisition was granted while the first had not noticed that its lease had ended. But the first never
 /// recorded after that that it held.
 #[test]
-fn nobody_holds_but_between_two_instants_at_which_it_was_certain() {
+fn a_hold_counts_only_between_two_certain_instants() {
     let silent = Record::default().ask(100, 1).grant(100, 1, 100).holds(110, 150, 1);
     let silent = silent.end(9000, 1, How::Lost);
     assert_passes(&history(semaphore(1), vec![silent, Record::default().held(1, 160, 400)]));
@@ -127,7 +127,7 @@ fn a_slot_beyond_the_last_is_one_too_many() {
 }
 
 #[test]
-fn those_who_hold_weigh_no_more_than_there_is() {
+fn the_weight_of_all_holders_is_within_the_capacity() {
     let case = |one, other, from| {
         let first = Record::default().held_as(1, (100, 300), 1, one);
         let second = Record::default().held_as(1, (from, 400), 2, other);
@@ -194,7 +194,7 @@ fn no_more_start_than_the_rate_allows() {
 }
 
 #[test]
-fn what_may_have_started_earlier_says_nothing_of_a_rate() {
+fn starts_that_may_be_earlier_do_not_count_for_a_rate() {
     assert_passes(&paced(&[(900, 1000), (1001, 1001), (1099, 1099)]));
     // It was seen in the queue after that.
     let mut seen = paced(&[(900, 1000), (1001, 1001), (1099, 1099)]);
@@ -261,7 +261,7 @@ fn a_capacity_that_was_set_counts_for_later_acquires() {
 }
 
 #[test]
-fn who_held_before_a_shrink_stays() {
+fn a_shrink_keeps_existing_holders() {
     let holders = || (1..4).map(|n| Record::default().held(1, 100 * n, 1900)).collect();
     let (to, back) = (Steering::Capacity(1), Steering::Capacity(3));
     assert_passes(&steered(holders(), to, back, true));
@@ -365,7 +365,7 @@ fn a_failover_of_another_node_excuses_nothing() {
 
 /// The old primary renews permits while it does not know that it was replaced. These renewals are not copied.
 #[test]
-fn a_second_primary_excuses_everybody_until_they_are_connected_to_the_first() {
+fn a_second_primary_excuses_all_workers_until_they_reconnect_to_the_first() {
     let case = |kind, granted, end| {
         let old = Record::default().held(1, 1000, end);
         let new = Record::default().held(1, granted, 12_000);
@@ -394,7 +394,7 @@ fn nothing_is_lost_by_a_failover_that_waits_or_by_a_slot_that_moves() {
 }
 
 #[test]
-fn a_restart_with_its_data_excuses_nobody_from_the_limit() {
+fn a_restart_with_its_data_does_not_excuse_the_limit() {
     for kind in [Kind::Restart, Kind::Crash, Kind::Freeze, Kind::ClientKill, Kind::ScriptFlush] {
         let old = Record::default().held(1, 1000, 3000);
         let new = Record::default().held(1, 2100, 4000);
@@ -458,7 +458,7 @@ fn fences_are_unique_and_grow() {
 }
 
 #[test]
-fn fences_of_those_who_asked_together_may_come_in_any_order() {
+fn fences_of_concurrent_acquires_may_have_any_order() {
     let first = Record::default().ask(100, 1).grant(300, 1, 300).end(301, 1, How::Released);
     let second = Record::default().ask(200, 1).grant(299, 1, 250).end(299, 1, How::Released);
     assert_passes(&history(semaphore(2), vec![first, second]));
@@ -476,7 +476,7 @@ fn queue(later: Record, capacity: u32) -> History {
 }
 
 #[test]
-fn who_comes_later_is_served_later() {
+fn later_acquires_are_served_later() {
     let later =
         |at, fence| Record::default().ask(200, 1).grant(at, 1, fence).end(at + 1, 1, How::Released);
     assert_passes(&queue(later(620, 620), 1));
@@ -496,7 +496,7 @@ fn who_comes_later_is_served_later() {
 }
 
 #[test]
-fn whoever_is_still_seen_in_the_queue_was_passed_over() {
+fn a_waiter_seen_in_the_queue_later_was_passed_over() {
     let waits = Record::default().ask(100, 1).seen(110, 1).seen(300, 1);
     let waits = waits.end(310, 1, How::Cancelled);
     let later = Record::default().ask(200, 1).grant(250, 1, 250).end(260, 1, How::Released);
@@ -513,7 +513,7 @@ fn wait_for(end: fn(Record) -> Record, life: LifeEnd, gives_up: Micros) -> Histo
 }
 
 #[test]
-fn nobody_waits_for_a_permit_that_is_free() {
+fn no_acquire_waits_for_a_free_permit() {
     let released = |record: Record| record.end(1000, 1, How::Released);
     assert_finds(&wait_for(released, LifeEnd::Done, 3700), &[Rule::Waiting]);
     assert_passes(&wait_for(released, LifeEnd::Done, 3500));
@@ -523,7 +523,7 @@ fn nobody_waits_for_a_permit_that_is_free() {
 }
 
 #[test]
-fn whether_a_heavy_one_fits_is_known_only_when_nobody_holds() {
+fn a_heavy_waiter_counts_only_when_all_is_free() {
     let case = |thing, held_until| {
         let held = Record::default().held_as(1, (100, held_until), 1, 1);
         let waits = Record::default().ask(200, 1).seen(210, 1).end(4700, 1, How::Cancelled);
@@ -558,7 +558,7 @@ fn wait_for_cancelled(life: LifeEnd, gives_up: Micros) -> History {
 }
 
 #[test]
-fn what_was_cancelled_during_an_outage_is_released_after_it() {
+fn an_acquire_cancelled_during_an_outage_is_released_after_it() {
     let back = 2100 + 2000;
     assert_passes(&wait_for_cancelled(LifeEnd::Done, back + 300 + 2500));
     assert_finds(&wait_for_cancelled(LifeEnd::Done, back + 300 + 2700), &[Rule::Waiting]);
@@ -569,7 +569,7 @@ fn what_was_cancelled_during_an_outage_is_released_after_it() {
 }
 
 #[test]
-fn nobody_waits_for_a_lock_or_a_lease_that_is_free() {
+fn no_acquire_waits_for_a_free_lock_or_lease() {
     for thing in [Thing::lock("x", 8 * SECOND), Thing::pool("x", 1, 8 * SECOND)] {
         let waits_until = |end| {
             let cancelled = Record::default().ask(900, 1).end(1000, 1, How::Cancelled);
@@ -599,7 +599,7 @@ fn long_semaphore() -> Thing {
 }
 
 #[test]
-fn what_was_given_up_is_listed_for_a_moment_only() {
+fn a_cancelled_acquire_is_listed_briefly() {
     let things = [long_semaphore(), Thing::lock("x", 10 * SECOND), Thing::pool("x", 1, SECOND)];
     for thing in things {
         let hows = [How::Cancelled, How::TimedOut, How::Dropped, How::Lost, How::Full];
@@ -723,7 +723,7 @@ fn wait_for_the_other_program(thing: Thing, granted: bool, how: How, gives_up: M
 }
 
 #[test]
-fn what_the_other_program_gave_up_keeps_nobody_waiting() {
+fn a_cancelled_acquire_of_the_other_program_delays_no_waiter() {
     for how in [How::Released, How::Cancelled, How::Lost, How::Full] {
         let granted = how == How::Released;
         let waits_until = |end| wait_for_the_other_program(semaphore(1), granted, how, end);
@@ -752,7 +752,7 @@ fn the_other_programs_dead_are_waited_for_no_longer_than_its_heartbeat() {
 }
 
 #[test]
-fn who_is_cut_off_has_to_wait() {
+fn a_disconnected_worker_waits() {
     let released = |record: Record| record.end(1000, 1, How::Released);
     let mut history = wait_for(released, LifeEnd::Done, 9000);
     history.faults.push(fault(Kind::Stall, Scope::Worker(1), 900, 4000));
@@ -764,7 +764,7 @@ fn who_is_cut_off_has_to_wait() {
 }
 
 #[test]
-fn one_that_is_seen_in_the_queue_holds_nothing() {
+fn a_waiter_in_the_queue_holds_nothing() {
     let case = |seen: &[Micros]| {
         let released = |record: Record| record.end(1000, 1, How::Released);
         let mut history = wait_for(released, LifeEnd::Done, 5000);
@@ -799,7 +799,7 @@ fn a_machine_that_stood_still_is_no_violation() {
 
 /// The process is stopped by someone else and never continues.
 #[test]
-fn one_that_never_says_a_word_again_stood_still() {
+fn a_process_without_further_ticks_stood_still() {
     let released = |record: Record| record.end(1000, 1, How::Released);
     let mut history = wait_for(released, LifeEnd::Done, 9000);
     history.lives[1].1.pop();
@@ -840,7 +840,7 @@ fn an_update_that_is_lost_is_found() {
 }
 
 #[test]
-fn an_update_that_would_be_undone_is_found() {
+fn an_overwritten_update_is_found() {
     let case = || {
         let first = Record::default().ask(100, 1).grant(100, 1, 1);
         let first = first.line(400, Event::Conflict { op: 1, fence: 1000, version: 7 });
@@ -863,7 +863,7 @@ fn an_update_that_would_be_undone_is_found() {
 }
 
 #[test]
-fn who_is_refused_must_not_believe_any_more() {
+fn a_refused_holder_must_stop_believing() {
     let case = |believes: bool| {
         let old = Record::default().ask(100, 1).grant(100, 1, 1).holds(110, 120, 1);
         let old = old.line(400, Event::Refused { op: 1, fence: 1000, floor: 2000 });
@@ -879,7 +879,7 @@ fn who_is_refused_must_not_believe_any_more() {
 }
 
 #[test]
-fn what_is_spent_releases_nothing() {
+fn a_stale_release_releases_nothing() {
     let again =
         |released| Record::default().line(5, Event::Stale { thing: "x".to_owned(), released });
     assert_passes(&history(semaphore(1), vec![again(false)]));
@@ -887,7 +887,7 @@ fn what_is_spent_releases_nothing() {
 }
 
 #[test]
-fn what_is_left_and_who_broke_is_told() {
+fn leftovers_and_broken_workers_are_reported() {
     let mut history = history(semaphore(1), vec![Record::default()]);
     history.leftovers.push("the key x".to_owned());
     assert_finds(&history, &[Rule::Leftovers]);

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_saved_is_read_back() {
+    fn a_saved_log_is_read_back() {
         let life = |life, end| Life { worker: 2, life, foreign: life == 4, end };
         let faults = Kind::ALL.iter().enumerate().map(|(at, kind)| {
             let things = Scope::Things([0, at % 16].into_iter().collect());

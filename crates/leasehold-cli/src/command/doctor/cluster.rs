@@ -286,7 +286,7 @@ dd fe80::1:7003@17003 master,fail - 0 0 1 disconnected 201-16383
     }
 
     #[test]
-    fn a_node_knows_first_that_it_is_a_replica() {
+    fn a_new_replica_is_marked_by_its_own_view() {
         let lines = NODES
             .replace("myself,", "")
             .replace("dd fe80::1:7003@17003 master,fail -", "dd :1@2 myself,slave bb");

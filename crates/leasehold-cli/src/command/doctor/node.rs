@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_the_same_everywhere_is_said_once() {
+    fn findings_of_all_servers_are_reported_once() {
         let finding = |check, says: &str| Finding {
             check,
             verdict: Verdict::Ok,
