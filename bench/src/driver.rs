@@ -56,13 +56,13 @@ impl Driver {
     }
 
     /// Sends a request without waiting for its answer.
-    pub(crate) fn tell(&mut self, request: &str) -> Result<(), String> {
+    pub(crate) fn send(&mut self, request: &str) -> Result<(), String> {
         writeln!(self.input, "{request}").map_err(|why| format!("has ended: {why}"))
     }
 
     /// Sends a request and waits for the numbers in its answer.
-    pub(crate) fn ask(&mut self, request: &str, patience: Duration) -> Result<Vec<u64>, String> {
-        self.tell(request)?;
+    pub(crate) fn call(&mut self, request: &str, patience: Duration) -> Result<Vec<u64>, String> {
+        self.send(request)?;
         self.answer(patience)
     }
 

@@ -44,7 +44,7 @@ fn measure(bench: &mut Bench, contender: &'static Contender, waiters: u64) -> Re
         starts[0].1 + u64::try_from((contention::SETTLE + window).as_nanos()).expect("short");
     for (side, starts_at, step) in starts {
         let many = if side == 0 { waiters - waiters / 2 } else { waiters / 2 };
-        sides[side].tell(&format!("contend {name} {many} {starts_at} {step} 0 {ends_at}"))?;
+        sides[side].send(&format!("contend {name} {many} {starts_at} {step} 0 {ends_at}"))?;
     }
     let mut waits = Vec::new();
     for (side, driver) in (0_u64..).zip(&mut sides) {

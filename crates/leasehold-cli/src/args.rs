@@ -484,9 +484,9 @@ fn takes_a_child() -> bool {
 
 /// The name of the subcommand with a blank before it; empty if it is unknown.
 fn subcommand() -> String {
-    let asked = words().next().unwrap_or_default();
-    let exists = Arguments::command().find_subcommand(&asked).is_some();
-    if exists { format!(" {asked}") } else { String::new() }
+    let name = words().next().unwrap_or_default();
+    let exists = Arguments::command().find_subcommand(&name).is_some();
+    if exists { format!(" {name}") } else { String::new() }
 }
 
 #[cfg(test)]

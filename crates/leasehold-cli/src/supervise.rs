@@ -200,7 +200,7 @@ impl Backstop {
     }
 
     /// Returns how late a guard may be on a busy machine. That is less than half of the margin between the end of the
-    /// lease's validity and its end in the store: see [`crate::job::asked_for`].
+    /// lease's validity and its end in the store: see [`crate::job::lease_to_request`].
     fn slack(&self) -> Duration {
         (self.grace / 8).clamp(Duration::from_millis(25), Duration::from_millis(250))
     }

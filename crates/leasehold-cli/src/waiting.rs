@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_millis(150);
 const LOG_PATIENCE: Duration = Duration::from_secs(1);
 /// How often the elapsed time is drawn, and how often the store is queried.
 const DRAW: Duration = Duration::from_millis(200);
-const ASK: Duration = Duration::from_secs(1);
+const READ_INTERVAL: Duration = Duration::from_secs(1);
 /// A shorter outage is not reported.
 const SHORTEST_OUTAGE: Duration = Duration::from_millis(500);
 
@@ -74,7 +74,7 @@ impl Outages {
                 Some(Outage { since, error, .. }) => self.begin(since, &error),
                 None => self.end(),
             }
-            sleep(ASK).await;
+            sleep(READ_INTERVAL).await;
         }
     }
 
@@ -236,21 +236,21 @@ impl Line {
         .await;
     }
 
-    /// Draws the answers of `ask`. If it returns `None`, the last answer stays.
-    async fn show(&mut self, ask: impl AsyncFn() -> Option<WaitStatus>) {
+    /// Draws the answers of `read_status`. If it returns `None`, the last answer stays.
+    async fn show(&mut self, read_status: impl AsyncFn() -> Option<WaitStatus>) {
         let once = self.bar.is_none() && !self.verbose;
         sleep(if once { LOG_PATIENCE } else { PATIENCE }).await;
         let mut status = WaitStatus::default();
         loop {
-            if let Some(answer) = ask().await {
+            if let Some(answer) = read_status().await {
                 status = answer;
                 if once {
                     self.draw(&status);
                     return std::future::pending().await;
                 }
             }
-            let asked = Instant::now();
-            while asked.elapsed() < ASK {
+            let read_at = Instant::now();
+            while read_at.elapsed() < READ_INTERVAL {
                 self.draw(&status);
                 sleep(DRAW).await;
             }

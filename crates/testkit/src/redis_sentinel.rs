@@ -206,7 +206,7 @@ impl RedisSentinel {
     /// The server that a sentinel names as primary.
     #[must_use]
     pub fn named_by(&self, sentinel: usize) -> usize {
-        self.ask_primary(&self.sentinel(sentinel)).unwrap_or_else(|error| panic!("{error}"))
+        self.query_primary(&self.sentinel(sentinel)).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// Waits until the running sentinels agree on a primary that runs, every other running server
@@ -254,7 +254,7 @@ impl RedisSentinel {
     fn agreed(&self) -> Result<usize, String> {
         let mut named = Vec::new();
         for (index, sentinel) in self.current_sentinels() {
-            named.push((index, self.ask_primary(&sentinel)?));
+            named.push((index, self.query_primary(&sentinel)?));
         }
         let &(_, primary) = named.first().ok_or("no sentinel runs")?;
         if named.iter().any(|&(_, other)| other != primary) {
@@ -277,7 +277,7 @@ impl RedisSentinel {
         })
     }
 
-    fn ask_primary(&self, sentinel: &RedisServer) -> Result<usize, String> {
+    fn query_primary(&self, sentinel: &RedisServer) -> Result<usize, String> {
         let named: (String, u16) =
             call(sentinel, &["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER_NAME])?;
         let index = self.shared.servers.iter().position(|server| server.port() == named.1);

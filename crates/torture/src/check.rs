@@ -24,7 +24,7 @@ use crate::driver::{Change, Crowded, Life, LifeEnd, Listed, PATIENCE};
 use crate::fault::{Fault, Kind, Scope};
 use crate::history::{Event, How, Line};
 use crate::plan::Thing;
-use crate::record::State;
+use crate::record::Contents;
 use crate::worker::SIGN_OF_LIFE;
 
 mod exempt;
@@ -62,7 +62,7 @@ pub struct History {
     pub listed: Vec<Listed>,
     pub leftovers: Vec<String>,
     /// The protected records at the end.
-    pub records: Vec<(usize, State)>,
+    pub records: Vec<(usize, Contents)>,
     pub ended: Micros,
 }
 

@@ -354,7 +354,7 @@ pub fn run(run: &Run, seed: u64, dir: &Path) -> Result<Log, String> {
         let whole = whole.as_secs();
         log.doubts.push(format!("the run was stopped after {} of {whole} s", ran / SECOND));
     } else if !*lock(&show.found) {
-        let left = leftovers::look(&stage, &lock(&show.log));
+        let left = leftovers::find(&stage, &lock(&show.log));
         let mut log = lock(&show.log);
         match left {
             Ok(leftovers) => log.leftovers = leftovers,

@@ -341,21 +341,21 @@ fn record(dir: &Path, thing: usize) -> Option<Record> {
 }
 
 /// The result of an acquire.
-enum Waited<T> {
+enum AcquireResult<T> {
     Granted(T),
     Ended(How),
 }
 
 impl Shared {
     /// Records the request of an acquisition that the store will list with this id.
-    fn ask(&self, thing: usize, id: &str) -> OpId {
+    fn record_request(&self, thing: usize, id: &str) -> OpId {
         let op = self.history_file.next_op();
-        self.ask_as(op, thing, id);
+        self.record_request_as(op, thing, id);
         op
     }
 
     /// The same for an id that contains the number of the acquisition.
-    fn ask_as(&self, op: OpId, thing: usize, id: &str) {
+    fn record_request_as(&self, op: OpId, thing: usize, id: &str) {
         let (thing, id) = (THINGS[thing].name.to_owned(), id.to_owned());
         self.history_file.note(Event::Ask { op, thing, id });
     }

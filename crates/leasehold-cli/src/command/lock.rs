@@ -12,7 +12,7 @@ use crate::args::{LockArgs, WaitLimit};
 use crate::failure::Failure;
 use crate::guard::cleanup::{Cleanup, Kind};
 use crate::guard::spare::Spare;
-use crate::job::{HeldLock, Job, asked_for, grace, margin};
+use crate::job::{HeldLock, Job, grace, lease_to_request, margin};
 use crate::output::ago;
 use crate::signals::Signals;
 use crate::store::{self, Store};
@@ -65,10 +65,10 @@ async fn hold_and_run(
         let what = format!("the lock {:?}", lock.key());
         check_nesting(&what, holder.map(|holder| holder.lock_id.to_string()))?;
     }
-    let asked = Instant::now();
+    let begun = Instant::now();
     let guard = acquire(client, store, &lock, &arguments, limit, signals).await?;
     let (waited, kept_until) =
-        (asked.elapsed(), arguments.once_per.and_then(|period| Instant::now().checked_add(period)));
+        (begun.elapsed(), arguments.once_per.and_then(|period| Instant::now().checked_add(period)));
     // On one host there is one clock, so the library keeps no margin. But the guard needs time to kill the child.
     let margin =
         if store.is_on_this_host() { margin(arguments.lease, grace) } else { Duration::ZERO };
@@ -122,7 +122,7 @@ fn declare(
     };
     let retry = Retry::default().times(u32::MAX).max_delay(ASK_AGAIN).within(within);
     // The lock is extended until the child has ended. `--ttl` limits only the child.
-    let lock = client.lock(&arguments.key).lease(asked_for(arguments.lease, grace));
+    let lock = client.lock(&arguments.key).lease(lease_to_request(arguments.lease, grace));
     let lock = match &arguments.label {
         Some(label) => lock.label(label),
         None => lock,

@@ -13,7 +13,7 @@ use crate::args::{RateChange, RunArgs, WaitLimit};
 use crate::failure::{Failure, log_line};
 use crate::guard::cleanup::{Cleanup, Kind, LeaseRef};
 use crate::guard::spare::Spare;
-use crate::job::{GRACE, Job, asked_for, grace};
+use crate::job::{GRACE, Job, grace, lease_to_request};
 use crate::signals::Signals;
 use crate::store::{self, Store};
 use crate::waiting::{Waiting, held_by};
@@ -101,7 +101,7 @@ async fn declare(
     arguments: &RunArgs,
     grace: Duration,
 ) -> Result<Semaphore, Failure> {
-    let lease = asked_for(arguments.lease, grace);
+    let lease = lease_to_request(arguments.lease, grace);
     let rate = arguments.rate.map(|rate| rate.with_burst(arguments.burst)).transpose()?;
     // A rate without `-n` does not limit how many run at once.
     let otherwise = if matches!(rate, Some(RateChange::To(_))) { u32::MAX } else { 1 };
@@ -120,7 +120,7 @@ async fn declare(
         Some(RateChange::Removed) | None => semaphore,
     };
     let semaphore = match arguments.ttl {
-        Some(ttl) => semaphore.ttl(asked_for(ttl + HEAD_START, grace)),
+        Some(ttl) => semaphore.ttl(lease_to_request(ttl + HEAD_START, grace)),
         None => semaphore,
     };
     let semaphore = match &arguments.label {

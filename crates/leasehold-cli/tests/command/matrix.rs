@@ -185,10 +185,10 @@ fn children(of: Pid) -> Vec<Pid> {
 }
 
 /// Polls without a pause, because the awaited state does not last long.
-fn soon<T>(mut ask: impl FnMut() -> Option<T>) -> T {
+fn soon<T>(mut read: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
-        if let Some(answer) = ask() {
+        if let Some(answer) = read() {
             return answer;
         }
         assert!(begun.elapsed() < crate::support::PATIENCE, "the condition did not hold in time");

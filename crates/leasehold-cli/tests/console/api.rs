@@ -124,7 +124,7 @@ fn the_api_has_the_data_of_the_pages() {
         let path = format!("/api/events?after={}", events.last().unwrap()["number"]);
         assert_eq!(console.json(&path)["events"].as_array().unwrap().len(), 0);
         assert_eq!(console.get("/api/nothing").status, 404);
-        assert_eq!(console.ask("DELETE", "/api/locks", "", "").status, 405);
+        assert_eq!(console.request("DELETE", "/api/locks", "", "").status, 405);
         drop((permit, guard));
     }
 }

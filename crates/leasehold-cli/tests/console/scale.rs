@@ -140,10 +140,10 @@ impl Watching {
                     continue;
                 }
                 let Ok(mut page) = TcpStream::connect(("127.0.0.1", port)) else { return };
-                let ask = format!(
+                let request = format!(
                     "GET {path} HTTP/1.1\r\n{host}\r\nleasehold-fragment: 1\r\nConnection: close\r\n\r\n"
                 );
-                let _ = page.write_all(ask.as_bytes());
+                let _ = page.write_all(request.as_bytes());
                 let _ = std::io::copy(&mut page, &mut std::io::sink());
             }
         });

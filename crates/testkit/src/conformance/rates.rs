@@ -74,15 +74,15 @@ pub async fn no_period_has_more_starts_than_the_rate_says(store: &impl Store) {
     let (count, name) = (20, unique("any period"));
     let semaphore = store.client().await.semaphore(&name, 5).rate(count, SECOND).burst(5);
     let semaphore = semaphore.build().unwrap();
-    let (mut asked, mut received) = (Vec::new(), Vec::new());
+    let (mut sent, mut received) = (Vec::new(), Vec::new());
     for _ in 0..30 {
-        asked.push(Instant::now());
+        sent.push(Instant::now());
         release(acquire(&semaphore).await).await;
         received.push(Instant::now());
     }
     // Each start is between the request and the answer, so all of these starts are within this time.
     let count = usize::try_from(count).unwrap();
-    for (first, last) in asked.iter().zip(&received[count..]) {
+    for (first, last) in sent.iter().zip(&received[count..]) {
         let span = last.duration_since(*first);
         assert!(span >= SECOND, "{} starts in {span:?}", count + 1);
     }

@@ -199,8 +199,8 @@ pub async fn waiters_are_listed_by_their_places(store: &impl Store) {
         waiters.push(Waiter::join(&semaphore).await);
     }
     let places = async |places| {
-        let asked = client.stats().names([name.as_str()]).waiters_in(places).fetch();
-        let stats = deadline(asked).await.unwrap().pop().unwrap();
+        let query = client.stats().names([name.as_str()]).waiters_in(places).fetch();
+        let stats = deadline(query).await.unwrap().pop().unwrap();
         assert_eq!(stats.waiting(), 5, "all are counted");
         stats.waiters().iter().map(|waiter| waiter.id().to_owned()).collect::<Vec<_>>()
     };

@@ -36,9 +36,9 @@ pub async fn the_permit_is_free_when_the_work_is_done(store: &impl Store) {
 }
 
 /// Sets the flag when it is dropped.
-struct Ends<'a>(&'a AtomicBool);
+struct SetOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Ends<'_> {
+impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -46,7 +46,7 @@ impl Drop for Ends<'_> {
 
 /// Work that never ends, and must not be polled after its permit is lost.
 async fn endless(permit: &Permit, ended: &AtomicBool, stray: &AtomicBool) {
-    let _ends = Ends(ended);
+    let _set_on_drop = SetOnDrop(ended);
     poll_fn(|_| {
         stray.fetch_or(permit.check().is_err(), Ordering::Relaxed);
         Poll::<()>::Pending
@@ -88,8 +88,8 @@ pub async fn work_stops_when_its_permit_is_released_by_hand(store: &impl Store) 
 
 pub async fn cancelled_work_ends_before_its_permit(store: &impl Store) {
     /// Records whether the permit was still valid when the work was dropped.
-    struct Witness<'a>(&'a Permit, &'a AtomicBool);
-    impl Drop for Witness<'_> {
+    struct CheckOnDrop<'a>(&'a Permit, &'a AtomicBool);
+    impl Drop for CheckOnDrop<'_> {
         fn drop(&mut self) {
             self.1.store(self.0.check().is_ok(), Ordering::Relaxed);
         }
@@ -99,7 +99,7 @@ pub async fn cancelled_work_ends_before_its_permit(store: &impl Store) {
     let ended_under_permit = AtomicBool::new(false);
     {
         let mut work = pin!(semaphore.with(async |permit| {
-            let _witness = Witness(permit, &ended_under_permit);
+            let _check_on_drop = CheckOnDrop(permit, &ended_under_permit);
             pending::<()>().await;
         }));
         let begun = eventually(async || held_and_waiting(&semaphore).await == (1, 0));

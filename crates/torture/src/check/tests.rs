@@ -827,7 +827,7 @@ fn an_update_that_is_lost_is_found() {
         held.writes(350, 1, version, 2000, before).end(400, 1, How::Released)
     };
     let sum_1 = sum(0, 1, 1000);
-    let state = |version, sum| (0, State { version, floor: 2000, sum });
+    let state = |version, sum| (0, Contents { version, floor: 2000, sum });
     let mut good = history(thing, vec![first(1), second(2, sum_1)]);
     good.records.push(state(2, sum(sum_1, 2, 2000)));
     assert_passes(&good);

@@ -19,7 +19,7 @@ pub fn gather(dir: &Path, log: &Log) -> Result<History, String> {
     let mut history = read(dir, log)?;
     for (at, thing) in THINGS.iter().enumerate().filter(|(_, thing)| thing.recorded) {
         let record = crate::record::Record::open(&record_path(dir, at));
-        let state = record.and_then(|record| record.look());
+        let state = record.and_then(|record| record.contents());
         let state = state.map_err(|error| format!("the record of {}: {error}", thing.name))?;
         history.records.push((at, state));
     }

@@ -104,7 +104,7 @@ impl Operator<'_> {
             log.changes.push(Change { thing, to, asked, answered: None });
             log.changes.len() - 1
         };
-        let answered = timeout(AT_ONCE, self.ask(to)).await;
+        let answered = timeout(AT_ONCE, self.apply(to)).await;
         let before = std::mem::replace(&mut self.at_once, matches!(answered, Ok(Ok(()))));
         if !self.at_once {
             // So that the client cannot send the change again later.
@@ -120,7 +120,7 @@ impl Operator<'_> {
         self.at_once
     }
 
-    async fn ask(&mut self, to: Steering) -> Result<(), Error> {
+    async fn apply(&mut self, to: Steering) -> Result<(), Error> {
         let semaphore = self.semaphore().await?;
         match to {
             Steering::Capacity(capacity) => semaphore.set_capacity(capacity).await,
@@ -131,7 +131,7 @@ impl Operator<'_> {
 
     async fn semaphore(&mut self) -> Result<Semaphore, Error> {
         let url = self.stage.direct_url();
-        let client = match self.client.take().filter(|(of, _)| *of == url) {
+        let client = match self.client.take().filter(|(client_url, _)| *client_url == url) {
             Some((_, client)) => client,
             None => Client::open(&url).await?,
         };

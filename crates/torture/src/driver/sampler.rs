@@ -30,7 +30,7 @@ pub(super) fn lane(show: &Show, stage: &Stage) {
     while *lock(&show.phase) < Phase::Finish {
         std::thread::sleep(EVERY);
         // Repeatedly, because a server that cannot be reached now may be reachable later.
-        let samples = reader.look(show, stage);
+        let samples = reader.samples(show, stage);
         {
             let mut log = lock(&show.log);
             for Sample { thing, answered, holders, .. } in &samples {
@@ -106,23 +106,23 @@ struct Reader {
 
 impl Reader {
     /// Returns what the store lists, where it can be reached.
-    fn look(&mut self, show: &Show, stage: &Stage) -> Vec<Sample> {
+    fn samples(&mut self, show: &Show, stage: &Stage) -> Vec<Sample> {
         let one = |url: String, reader: &mut Self| {
             let all: Vec<_> = (0..THINGS.len()).collect();
-            reader.ask_server(stage, &url, &all, PATIENTLY)
+            reader.query_server(stage, &url, &all, PATIENTLY)
         };
         let found = match stage {
             Stage::Redis(redis) => one(redis.primary().url(), self),
             Stage::Sentinel(sentinel) => one(sentinel.primary().url(), self),
-            Stage::Cluster(cluster) => Some(self.ask_cluster(show, stage, cluster)),
-            Stage::Local(_) => self.ask_local(stage),
+            Stage::Cluster(cluster) => Some(self.query_cluster(show, stage, cluster)),
+            Stage::Local(_) => self.query_local(stage),
         };
         found.unwrap_or_default()
     }
 
     /// A node that does not answer counts as slow, for the names that it serves. The other nodes are asked
     /// nevertheless.
-    fn ask_cluster(&mut self, show: &Show, stage: &Stage, cluster: &Cluster) -> Vec<Sample> {
+    fn query_cluster(&mut self, show: &Show, stage: &Stage, cluster: &Cluster) -> Vec<Sample> {
         let mut found = Vec::new();
         for (node, things) in cluster.homes() {
             let node = cluster.nodes.node(node);
@@ -131,8 +131,9 @@ impl Reader {
             }
             let served: Vec<_> = things.iter().collect();
             let begin = clock::now();
-            found
-                .extend(self.ask_server(stage, &node.url(), &served, PROMPTLY).unwrap_or_default());
+            found.extend(
+                self.query_server(stage, &node.url(), &served, PROMPTLY).unwrap_or_default(),
+            );
             let now = clock::now();
             if now - begin >= clock::micros(PROMPTLY) {
                 is_slow(show, Scope::Things(things), begin, now);
@@ -142,7 +143,7 @@ impl Reader {
         found
     }
 
-    fn ask_server(
+    fn query_server(
         &mut self,
         stage: &Stage,
         url: &str,
@@ -153,13 +154,13 @@ impl Reader {
             Some(connection) => connection,
             None => connections::open(url, within)?,
         };
-        let mut ask = redis::pipe();
+        let mut pipeline = redis::pipe();
         for thing in things {
             let name = stage.spell(THINGS[*thing].name);
-            ask_for_members(&mut ask, THINGS[*thing].kind, &name);
+            add_member_queries(&mut pipeline, THINGS[*thing].kind, &name);
         }
         let asked = clock::now();
-        let answers: Vec<Value> = ask.query(&mut connection).ok()?;
+        let answers: Vec<Value> = pipeline.query(&mut connection).ok()?;
         let answered = clock::now();
         // A connection that failed is not used again.
         self.servers.insert(url.to_owned(), connection);
@@ -171,7 +172,7 @@ impl Reader {
         things.iter().map(sample).collect()
     }
 
-    fn ask_local(&mut self, stage: &Stage) -> Option<Vec<Sample>> {
+    fn query_local(&mut self, stage: &Stage) -> Option<Vec<Sample>> {
         if self.local.is_none() {
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
@@ -184,15 +185,15 @@ impl Reader {
 }
 
 /// Adds the commands that list the members of one thing.
-fn ask_for_members(ask: &mut Pipeline, kind: plan::Kind, name: &str) {
-    let mut list = |key: String| _ = ask.cmd("ZRANGE").arg(key).arg(0).arg(-1);
+fn add_member_queries(pipeline: &mut Pipeline, kind: plan::Kind, name: &str) {
+    let mut list = |key: String| _ = pipeline.cmd("ZRANGE").arg(key).arg(0).arg(-1);
     match kind {
         plan::Kind::Semaphore => {
             list(format!("adv-sem:semaphore_main:{name}"));
             list(format!("adv-sem:semaphore_waiting:{name}"));
         }
         plan::Kind::Pool => list(format!("semaphores:{name}")),
-        plan::Kind::Lock => _ = ask.cmd("GET").arg(format!("syncguard:{name}")),
+        plan::Kind::Lock => _ = pipeline.cmd("GET").arg(format!("syncguard:{name}")),
     }
 }
 

@@ -48,7 +48,7 @@ impl TaskContext {
         let builder = client.lock(spec.name).ttl(spec.lease_time()).label(&id);
         let builder = if spec.extended { builder.auto_extend() } else { builder };
         let lock = builder.retry(retry).build().ok()?;
-        self.shared.ask_as(op, thing, &id);
+        self.shared.record_request_as(op, thing, &id);
         Some((op, lock))
     }
 

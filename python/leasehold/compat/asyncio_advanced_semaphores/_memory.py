@@ -122,7 +122,7 @@ class MemorySemaphore(Semaphore):
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         if len(_timers) >= _prune_timers_at:
             # A loop that has been closed leaves the timers of slots that were not released.
-            for closed in [own for own, (of, _) in list(_timers.items()) if of.is_closed()]:
+            for closed in [timer_id for timer_id, (timer_loop, _) in list(_timers.items()) if timer_loop.is_closed()]:
                 _timers.pop(closed, None)
             _prune_timers_at = max(1000, 2 * len(_timers))
         handle = loop.call_later(ttl, self._expire, acquisition_id, task)

@@ -181,17 +181,17 @@ def _as_redis_error(error: leasehold.Error) -> leasehold.Error:
     redis = sys.modules.get("redis.exceptions")
     if redis is None:
         return error
-    own = type(error)
+    error_type = type(error)
     if isinstance(error, leasehold.Unavailable):
-        bases: tuple[type, ...] = (own, redis.ConnectionError, redis.TimeoutError)
+        bases: tuple[type, ...] = (error_type, redis.ConnectionError, redis.TimeoutError)
     else:
-        bases = (own, redis.AuthenticationError, redis.ResponseError)
+        bases = (error_type, redis.AuthenticationError, redis.ResponseError)
 
     def reduce(error: leasehold.Error) -> tuple[object, ...]:
         # Pickle finds classes by their names, and this one has none: in another process, the error is ours alone.
-        return own, error.args, error.__dict__
+        return error_type, error.args, error.__dict__
 
-    both = type(own.__name__, bases, {"__module__": __name__, "__doc__": own.__doc__, "__reduce__": reduce})
+    both = type(error_type.__name__, bases, {"__module__": __name__, "__doc__": error_type.__doc__, "__reduce__": reduce})
     converted: leasehold.Error = both(*error.args)
     converted.__dict__.update(error.__dict__)
     return converted

@@ -6,7 +6,7 @@ use leasehold::ServerSettings;
 use serde_json::{Value, json};
 
 use super::Report;
-use super::node::{self, Node, address, ask_all, joined, replicas};
+use super::node::{self, Node, address, joined, query_all, replicas};
 use super::redis::{Info, ServerRole};
 use crate::store::Store;
 
@@ -14,7 +14,7 @@ const SLOTS: u16 = 16384;
 const QUESTIONS: &[&[&str]] = &[&["CLUSTER", "NODES"], &["CLUSTER", "INFO"]];
 
 pub(super) async fn examine(store: &Store, seeds: &[ServerSettings], report: &mut Report) {
-    let nodes = ask(store, seeds).await;
+    let nodes = query_nodes(store, seeds).await;
     let views: Vec<_> = nodes.iter().filter_map(View::of).collect();
     // A node that is new or cut off from the others knows less.
     let rank = |view: &&View| (view.is_ok, view.serves(), view.members.len());
@@ -55,8 +55,8 @@ pub(super) async fn examine(store: &Store, seeds: &[ServerSettings], report: &mu
 }
 
 /// Queries the nodes in the URL, and every node that one of them knows.
-async fn ask(store: &Store, seeds: &[ServerSettings]) -> Vec<Node> {
-    let mut nodes = ask_all(store, seeds, QUESTIONS).await;
+async fn query_nodes(store: &Store, seeds: &[ServerSettings]) -> Vec<Node> {
+    let mut nodes = query_all(store, seeds, QUESTIONS).await;
     let mut others = BTreeMap::new();
     for (seed, node) in seeds.iter().zip(&nodes) {
         for member in View::of(node).into_iter().flat_map(|view| view.members) {
@@ -67,7 +67,7 @@ async fn ask(store: &Store, seeds: &[ServerSettings]) -> Vec<Node> {
         }
     }
     let others: Vec<_> = others.into_values().collect();
-    nodes.extend(ask_all(store, &others, QUESTIONS).await);
+    nodes.extend(query_all(store, &others, QUESTIONS).await);
     nodes
 }
 
@@ -203,12 +203,12 @@ struct Member {
 
 impl Member {
     /// Parses `id host:port@bus[,name] flags primary ping pong epoch link slots…`. A node that does not know its own
-    /// address leaves it out; `asked` is the host at which it was queried.
-    fn parse(line: &str, asked: &str) -> Option<Self> {
+    /// address leaves it out; `queried_host` is the host at which it was queried.
+    fn parse(line: &str, queried_host: &str) -> Option<Self> {
         let fields: Vec<_> = line.split(' ').collect();
         let [id, place, flags, primary, _, _, _, _, slots @ ..] = &fields[..] else { return None };
         let (host, port) = place.split(['@', ',']).next()?.rsplit_once(':')?;
-        let (host, port) = (if host.is_empty() { asked } else { host }, port.parse().ok()?);
+        let (host, port) = (if host.is_empty() { queried_host } else { host }, port.parse().ok()?);
         // A slot that is being moved is in brackets, and also listed as served.
         let range = |slots: &&str| {
             let (first, last) = slots.split_once('-').unwrap_or((slots, slots));

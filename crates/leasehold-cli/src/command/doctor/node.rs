@@ -18,23 +18,23 @@ pub(super) struct Node {
 }
 
 /// Queries all of these servers at once. The result has the same order.
-pub(super) async fn ask_all(
+pub(super) async fn query_all(
     store: &Store,
     servers: &[ServerSettings],
     more: &'static [&'static [&'static str]],
 ) -> Vec<Node> {
-    let mut asked = JoinSet::new();
+    let mut queries = JoinSet::new();
     for (at, server) in servers.iter().enumerate() {
         let (client, channel) = (store.redis_client(server), store.trial_channel());
-        asked.spawn(async move {
+        queries.spawn(async move {
             match client {
-                Ok(client) => (at, Facts::ask(client, &channel, more).await),
+                Ok(client) => (at, Facts::query(client, &channel, more).await),
                 Err(error) => (at, Err(why(&error))),
             }
         });
     }
     let mut answers: Vec<_> = servers.iter().map(|_| None).collect();
-    while let Some(answer) = asked.join_next().await {
+    while let Some(answer) = queries.join_next().await {
         if let Ok((at, facts)) = answer {
             answers[at] = Some(facts);
         }

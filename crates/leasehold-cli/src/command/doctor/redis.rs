@@ -35,7 +35,7 @@ pub(super) enum ServerRole {
 /// Examines one server.
 pub(super) async fn examine(store: &Store, server: &ServerSettings, report: &mut Report) {
     let facts = match store.redis_client(server) {
-        Ok(client) => Facts::ask(client, &store.trial_channel(), &[]).await,
+        Ok(client) => Facts::query(client, &store.trial_channel(), &[]).await,
         Err(error) => Err(why(&error)),
     };
     match facts {
@@ -65,20 +65,20 @@ pub(super) struct Facts {
 impl Facts {
     /// Queries a server, with the additional questions `more`, and publishes to a channel that nobody reads. Fails with
     /// a readable reason if it cannot connect.
-    pub(super) async fn ask(
+    pub(super) async fn query(
         client: Client,
         channel: &str,
         more: &[&[&str]],
     ) -> Result<Self, String> {
         let mut connection = connect(&client).await.map_err(|error| why(&error))?;
-        let info = ask::<String>(&mut connection, &["INFO"]).await;
+        let info = query::<String>(&mut connection, &["INFO"]).await;
         let mut answers = Vec::new();
         for words in more {
-            answers.push(ask::<Value>(&mut connection, words).await.unwrap_or_default());
+            answers.push(query::<Value>(&mut connection, words).await.unwrap_or_default());
         }
         let mut denied = Vec::new();
         for publish in [PUBLISH, SPUBLISH] {
-            let answer = ask::<Value>(&mut connection, &[publish, channel, ""]).await;
+            let answer = query::<Value>(&mut connection, &[publish, channel, ""]).await;
             if answer.is_err_and(|error| error.code() == Some("NOPERM")) {
                 denied.push(publish);
             }
@@ -140,7 +140,7 @@ pub(super) async fn connect(client: &Client) -> RedisResult<MultiplexedConnectio
     client.get_multiplexed_async_connection_with_config(&config).await
 }
 
-pub(super) async fn ask<T: FromRedisValue>(
+pub(super) async fn query<T: FromRedisValue>(
     connection: &mut MultiplexedConnection,
     words: &[&str],
 ) -> RedisResult<T> {
@@ -166,7 +166,7 @@ async fn round_trip(connection: &mut MultiplexedConnection) -> RedisResult<Durat
     let mut trips = [Duration::ZERO; 5];
     for trip in &mut trips {
         let begun = Instant::now();
-        ask::<Value>(connection, &["PING"]).await?;
+        query::<Value>(connection, &["PING"]).await?;
         *trip = begun.elapsed();
     }
     trips.sort_unstable();
@@ -177,7 +177,7 @@ async fn round_trip(connection: &mut MultiplexedConnection) -> RedisResult<Durat
 async fn clock(connection: &mut MultiplexedConnection) -> Option<(Duration, Duration)> {
     let since_epoch = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let before = since_epoch();
-    let (seconds, micros) = ask::<(u64, u64)>(connection, &["TIME"]).await.ok()?;
+    let (seconds, micros) = query::<(u64, u64)>(connection, &["TIME"]).await.ok()?;
     let ours = (before + since_epoch()) / 2;
     Some((Duration::from_secs(seconds) + Duration::from_micros(micros), ours))
 }
@@ -397,7 +397,8 @@ impl Settings {
     async fn read(connection: &mut MultiplexedConnection) -> Self {
         let mut settings = BTreeMap::new();
         for key in SETTINGS {
-            let answer = ask::<BTreeMap<String, String>>(connection, &["CONFIG", "GET", key]).await;
+            let answer =
+                query::<BTreeMap<String, String>>(connection, &["CONFIG", "GET", key]).await;
             if let Some(value) = answer.ok().and_then(|mut answer| answer.remove(key)) {
                 settings.insert(key, value);
             }

@@ -6,8 +6,8 @@ use leasehold::{SentinelSettings, ServerSettings};
 use serde_json::{Value, json};
 
 use super::Report;
-use super::node::{self, Node, address, ask_all, joined, replicas};
-use super::redis::{ServerRole, ask, connect, why};
+use super::node::{self, Node, address, joined, query_all, replicas};
+use super::redis::{ServerRole, connect, query, why};
 use crate::store::Store;
 
 /// With fewer sentinels, the loss of one leaves no majority.
@@ -16,7 +16,7 @@ const FEWEST: usize = 3;
 type Fields = BTreeMap<String, String>;
 
 pub(super) async fn examine(store: &Store, settings: &SentinelSettings, report: &mut Report) {
-    let sentinels = ask_sentinels(store, settings).await;
+    let sentinels = query_sentinels(store, settings).await;
     report_sentinels(&sentinels, report);
     let answers: Vec<_> =
         sentinels.iter().filter_map(|sentinel| sentinel.answer.as_ref().ok()).collect();
@@ -26,7 +26,7 @@ pub(super) async fn examine(store: &Store, settings: &SentinelSettings, report: 
     servers.retain(|(host, port)| seen.insert(joined(host, *port)));
     let infos: Vec<_> =
         servers.iter().map(|(host, port)| settings.server.at(host, *port)).collect();
-    let nodes = ask_all(store, &infos, &[]).await;
+    let nodes = query_all(store, &infos, &[]).await;
     let primary = report_primary(&sentinels, &nodes, report);
     let others =
         nodes.iter().filter(|node| primary.is_none_or(|primary| primary.address != node.address));
@@ -87,8 +87,8 @@ impl Sentinel {
 }
 
 /// Queries the sentinels in the URL, and every sentinel that one of them knows.
-async fn ask_sentinels(store: &Store, settings: &SentinelSettings) -> Vec<Sentinel> {
-    let mut sentinels = ask_each(store, &settings.sentinels, &settings.service).await;
+async fn query_sentinels(store: &Store, settings: &SentinelSettings) -> Vec<Sentinel> {
+    let mut sentinels = query_each(store, &settings.sentinels, &settings.service).await;
     let mut others = BTreeMap::new();
     for (info, sentinel) in settings.sentinels.iter().zip(&sentinels) {
         let Ok(answer) = &sentinel.answer else { continue };
@@ -100,29 +100,29 @@ async fn ask_sentinels(store: &Store, settings: &SentinelSettings) -> Vec<Sentin
         }
     }
     let others: Vec<_> = others.into_values().collect();
-    sentinels.extend(ask_each(store, &others, &settings.service).await);
+    sentinels.extend(query_each(store, &others, &settings.service).await);
     sentinels
 }
 
-async fn ask_each(store: &Store, infos: &[ServerSettings], service: &str) -> Vec<Sentinel> {
-    let mut asked = tokio::task::JoinSet::new();
+async fn query_each(store: &Store, infos: &[ServerSettings], service: &str) -> Vec<Sentinel> {
+    let mut queries = tokio::task::JoinSet::new();
     for (at, info) in infos.iter().enumerate() {
         let (client, service) = (store.redis_client(info), service.to_owned());
-        asked.spawn(async move {
-            let answer = async { ask_one(&client?, &service).await };
+        queries.spawn(async move {
+            let answer = async { query_one(&client?, &service).await };
             (at, answer.await.map_err(|error: redis::RedisError| why(&error)))
         });
     }
-    let mut answers: Vec<_> = asked.join_all().await;
+    let mut answers: Vec<_> = queries.join_all().await;
     answers.sort_by_key(|(at, _)| *at);
     let sentinel = |(at, answer): (usize, _)| Sentinel { address: address(&infos[at]), answer };
     answers.into_iter().map(sentinel).collect()
 }
 
-async fn ask_one(client: &redis::Client, service: &str) -> redis::RedisResult<Answer> {
+async fn query_one(client: &redis::Client, service: &str) -> redis::RedisResult<Answer> {
     let mut connection = connect(client).await?;
     let mut question =
-        async |word| ask::<redis::Value>(&mut connection, &["SENTINEL", word, service]).await;
+        async |word| query::<redis::Value>(&mut connection, &["SENTINEL", word, service]).await;
     let primary: Fields = redis::from_redis_value(question("MASTER").await?)?;
     let replicas: Vec<Fields> = redis::from_redis_value(question("REPLICAS").await?)?;
     let others: Vec<Fields> = redis::from_redis_value(question("SENTINELS").await?)?;

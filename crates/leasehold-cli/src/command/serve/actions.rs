@@ -123,30 +123,33 @@ pub(super) fn check_caller(console: &Console, caller: Caller) -> Result<(), Refu
 
 /// The confirmation. The script shows it in a dialog; without the script it is a page.
 pub(super) async fn confirm(State(console): State<Arc<Console>>, request: Parts) -> Response {
-    let asked = async {
+    let requested = async {
         check_caller(&console, caller(&request))?;
-        let asked = ActionRequest::parse(&Fields::of_query(&request.uri))?;
-        let is_known = asked.check(&console).await?;
-        Ok::<_, Refusal>((asked, is_known))
+        let requested = ActionRequest::parse(&Fields::of_query(&request.uri))?;
+        let is_known = requested.check(&console).await?;
+        Ok::<_, Refusal>((requested, is_known))
     };
-    match asked.await {
-        Ok((asked, is_known)) => {
-            let question = question(&asked, is_known);
+    match requested.await {
+        Ok((requested, is_known)) => {
+            let question = question(&requested, is_known);
             still(&console, &request, StatusCode::OK, "Confirm", &question)
         }
         Err(refusal) => layout::refusal(&console, &request, &refusal),
     }
 }
 
-fn question(asked: &ActionRequest, is_known: bool) -> Markup {
-    let back =
-        if asked.action == Action::Forget { semaphore_path(&asked.name) } else { asked.page() };
+fn question(requested: &ActionRequest, is_known: bool) -> Markup {
+    let back = if requested.action == Action::Forget {
+        semaphore_path(&requested.name)
+    } else {
+        requested.page()
+    };
     html! {
-        h1 #question { (one_line(&asked.action.question(&asked.name))) }
-        p { (one_line(&asked.action.effect(&asked.name))) }
-        @if !is_known { p.callout { (one_line(&asked.name)) " was not in use before. Is the name right?" } }
+        h1 #question { (one_line(&requested.action.question(&requested.name))) }
+        p { (one_line(&requested.action.effect(&requested.name))) }
+        @if !is_known { p.callout { (one_line(&requested.name)) " was not in use before. Is the name right?" } }
         form.confirm method="post" action="/act" {
-            @for (key, value) in &asked.fields { input type="hidden" name=(key) value=(value); }
+            @for (key, value) in &requested.fields { input type="hidden" name=(key) value=(value); }
             button.confirm type="submit" { "Confirm" }
             // The dialog has its initial focus here, so that a key that is pressed too early does no harm.
             a.cancel href=(back) autofocus { "Cancel" }
@@ -159,14 +162,15 @@ pub(super) async fn act(State(console): State<Arc<Console>>, request: Request) -
     let caller = caller(&request);
     let done = async {
         check_caller(&console, caller)?;
-        let asked = ActionRequest::parse(&Fields::parse(&request::body(&request, body).await?))?;
-        let what = perform(&console, &asked, &request).await?;
-        Ok::<_, Refusal>((asked, what))
+        let requested =
+            ActionRequest::parse(&Fields::parse(&request::body(&request, body).await?))?;
+        let what = perform(&console, &requested, &request).await?;
+        Ok::<_, Refusal>((requested, what))
     };
     match done.await {
-        Ok((asked, what)) => {
-            console.access.leave_notice(caller, format!("{}: {what}.", asked.name));
-            reply::see_other(&asked.page())
+        Ok((requested, what)) => {
+            console.access.leave_notice(caller, format!("{}: {what}.", requested.name));
+            reply::see_other(&requested.page())
         }
         Err(refusal) => layout::refusal(&console, &request, &refusal),
     }
@@ -175,13 +179,13 @@ pub(super) async fn act(State(console): State<Arc<Console>>, request: Request) -
 /// Performs the action, and adds it to the events. Returns a description.
 pub(super) async fn perform(
     console: &Console,
-    asked: &ActionRequest,
+    requested: &ActionRequest,
     request: &Parts,
 ) -> Result<String, Refusal> {
-    let is_known = asked.check(console).await?;
+    let is_known = requested.check(console).await?;
     let address = request.extensions.get::<Peer>().map(|peer| peer.address.ip().to_string());
     let by = format!("console, from {}", address.as_deref().unwrap_or("unknown"));
-    let (name, action) = (&asked.name, &asked.action);
+    let (name, action) = (&requested.name, &requested.action);
     action.perform_in(&console.store, name, &by).await?;
     let mut what = action.done();
     if !is_known {

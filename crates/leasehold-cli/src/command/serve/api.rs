@@ -181,10 +181,10 @@ pub(super) async fn act(State(console): ConsoleArg, request: Request) -> Respons
             let sentence = "The body is not a JSON object of texts and numbers.";
             Refusal::new(StatusCode::BAD_REQUEST, sentence)
         })?;
-        let asked = ActionRequest::parse(&fields)?;
-        let what = perform(&console, &asked, &request).await?;
-        let effect = asked.action.effect(&asked.name);
-        Ok(json!({ "name": asked.name, "done": what, "effect": effect }))
+        let requested = ActionRequest::parse(&fields)?;
+        let what = perform(&console, &requested, &request).await?;
+        let effect = requested.action.effect(&requested.name);
+        Ok(json!({ "name": requested.name, "done": what, "effect": effect }))
     };
     match done.await {
         Ok(value) => reply::json_value(StatusCode::OK, &value),

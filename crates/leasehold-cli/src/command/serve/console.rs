@@ -43,7 +43,7 @@ pub(super) struct Console {
     closing: watch::Sender<bool>,
     streams: AtomicUsize,
     /// Notified when the first client connects.
-    looked: Notify,
+    view_opened: Notify,
     /// Notified after an action, so that the store is read again.
     acted: Notify,
 }
@@ -65,7 +65,7 @@ pub(super) struct ConsoleState {
     /// Semaphores that are being drained, and the operators who drain them.
     draining: HashMap<String, String>,
     rendered: Rendered,
-    asked: Option<Instant>,
+    requested_at: Option<Instant>,
 }
 
 /// Answers made from one version of the monitor.
@@ -95,7 +95,7 @@ impl Console {
             version: watch::Sender::new(0),
             closing: watch::Sender::new(false),
             streams: AtomicUsize::new(0),
-            looked: Notify::new(),
+            view_opened: Notify::new(),
             acted: Notify::new(),
         }
     }
@@ -162,10 +162,10 @@ impl Console {
     pub(super) async fn is_asked(&self) {
         let polls = {
             let mut state = self.state();
-            state.asked = Some(Instant::now());
+            state.requested_at = Some(Instant::now());
             state.is_old().then_some(state.polls)
         };
-        self.looked.notify_one();
+        self.view_opened.notify_one();
         if let Some(polls) = polls {
             self.next_poll(polls).await;
         }
@@ -181,12 +181,15 @@ impl Console {
 
     /// Whether a page is open, or data was requested recently.
     pub(super) fn is_watched(&self) -> bool {
-        let asked = self.state().asked.is_some_and(|asked| asked.elapsed() < ATTENTION);
-        asked || self.streams.load(Ordering::Acquire) > 0
+        let requested_at = self
+            .state()
+            .requested_at
+            .is_some_and(|requested_at| requested_at.elapsed() < ATTENTION);
+        requested_at || self.streams.load(Ordering::Acquire) > 0
     }
 
-    pub(super) async fn looked(&self) {
-        self.looked.notified().await;
+    pub(super) async fn view_opened(&self) {
+        self.view_opened.notified().await;
     }
 
     pub(super) async fn acted(&self) {

@@ -272,8 +272,8 @@ impl View {
                 self.arrange();
             }
             KeyCode::Char('/') if self.open.is_none() => self.enters_filter = true,
-            KeyCode::Char('x') => self.ask_release(),
-            KeyCode::Char(letter @ ('p' | 'r' | 'l' | 'd')) => self.ask(letter),
+            KeyCode::Char('x') => self.open_release_dialog(),
+            KeyCode::Char(letter @ ('p' | 'r' | 'l' | 'd')) => self.open_dialog(letter),
             _ => {}
         }
         Effect::None
@@ -331,7 +331,7 @@ impl View {
     }
 
     /// Opens the dialog of an action: its input, if it needs any, and its confirmation.
-    fn ask(&mut self, letter: char) {
+    fn open_dialog(&mut self, letter: char) {
         let Some((kind, name)) = self.subject() else { return };
         if kind != Kind::Semaphore {
             let text = format!("a {} cannot be paused and has no limit here", kind.as_str());
@@ -351,7 +351,7 @@ impl View {
         });
     }
 
-    fn ask_release(&mut self) {
+    fn open_release_dialog(&mut self) {
         let Some(open) = &self.open else {
             let text = "open the name with Enter, and select the holder to release".to_owned();
             self.status = Some(Status { text, failed: false });

@@ -206,6 +206,6 @@ fn calls_of(counts: &BTreeMap<String, u64>, name: &str) -> u64 {
 
 impl fmt::Debug for Inspector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inspector").field("own", &self.calls).finish_non_exhaustive()
+        f.debug_struct("Inspector").field("calls", &self.calls).finish_non_exhaustive()
     }
 }
