@@ -226,19 +226,19 @@ impl Server {
                     let mut waits = Vec::new();
                     tokio::time::sleep(host::until(starts_at + index * step)).await;
                     loop {
-                        let asked = host::nanos();
-                        if asked >= ends_at {
+                        let requested = host::nanos();
+                        if requested >= ends_at {
                             return Ok(waits);
                         }
                         let Some(taken) = gate.acquire(host::until(ends_at)).await? else {
-                            waits.push(format!("{index} {asked} 0 0"));
+                            waits.push(format!("{index} {requested} 0 0"));
                             return Ok(waits);
                         };
                         let granted = host::nanos();
                         if !hold.is_zero() {
                             tokio::time::sleep(hold).await;
                         }
-                        waits.push(format!("{index} {asked} {granted} {}", host::nanos()));
+                        waits.push(format!("{index} {requested} {granted} {}", host::nanos()));
                         taken.release().await?;
                     }
                 })

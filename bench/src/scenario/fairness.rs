@@ -88,10 +88,11 @@ impl Totals {
     /// waiters would not be counted at all.
     fn of(waits: &mut Vec<Wait>, begins_at: u64, ends_at: u64) -> Self {
         let granted = |wait: &Wait| wait.granted.unwrap_or(u64::MAX);
-        waits.retain(|wait| granted(wait) >= begins_at && wait.asked < ends_at);
+        waits.retain(|wait| granted(wait) >= begins_at && wait.requested < ends_at);
         waits.sort_by_key(granted);
-        let waited =
-            waits.iter().map(|wait| contention::between(wait.asked, granted(wait).min(ends_at)));
+        let waited = waits
+            .iter()
+            .map(|wait| contention::between(wait.requested, granted(wait).min(ends_at)));
         let waited = Sample(waited.collect());
         let passed_over = passed_over(waits);
         waits.retain(|wait| granted(wait) < ends_at);
@@ -111,18 +112,18 @@ impl Totals {
 /// Returns how often a waiter was granted the permit although another had asked earlier and still waited. The waits are
 /// in the order of their grants.
 fn passed_over(waits: &[Wait]) -> u64 {
-    let mut asked: Vec<_> = waits.iter().map(|wait| wait.asked).collect();
-    asked.sort_unstable();
+    let mut requested: Vec<_> = waits.iter().map(|wait| wait.requested).collect();
+    requested.sort_unstable();
     // Going back from the last grant, a Fenwick tree counts how many of those granted later had asked before a moment.
-    let mut later = vec![0_u64; asked.len() + 1];
+    let mut later = vec![0_u64; requested.len() + 1];
     let mut passed = 0;
     for wait in waits.iter().rev() {
-        let mut earlier = asked.partition_point(|at| *at + LATER < wait.asked);
+        let mut earlier = requested.partition_point(|at| *at + LATER < wait.requested);
         while wait.granted.is_some() && earlier > 0 {
             passed += later[earlier];
             earlier &= earlier - 1;
         }
-        let mut node = asked.partition_point(|at| *at < wait.asked) + 1;
+        let mut node = requested.partition_point(|at| *at < wait.requested) + 1;
         while node < later.len() {
             later[node] += 1;
             node += node & node.wrapping_neg();
@@ -136,9 +137,9 @@ mod tests {
     use super::*;
 
     fn waits(all: &[(u64, Option<u64>)]) -> Vec<Wait> {
-        let wait = |(waiter, (asked, granted)): (u64, &(u64, Option<u64>))| Wait {
+        let wait = |(waiter, (requested, granted)): (u64, &(u64, Option<u64>))| Wait {
             waiter,
-            asked: asked * LATER * 2,
+            requested: requested * LATER * 2,
             granted: granted.map(|at| at * LATER * 2),
         };
         (0..).zip(all).map(wait).collect()

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_seen_is_shown() {
+    fn invisible_characters_are_escaped() {
         let ranges = [0x202a..=0x202e, 0x2066..=0x2069, 0x200b..=0x200f, 0x2028..=0x2029];
         let single = [0x61c, 0xfeff, 0x2060, 0xad].into_iter();
         for code in ranges.into_iter().flatten().chain(single) {

@@ -466,7 +466,7 @@ mod tests {
 
     /// Threads open and close files while others fork.
     #[test]
-    fn no_copy_gets_a_descriptor_however_the_threads_run() {
+    fn no_copy_inherits_a_descriptor_in_any_interleaving() {
         let _ours = SECTIONS_ARE_OURS.lock().unwrap();
         let (path, ended) = (TestFile::new(), AtomicBool::new(false));
         let copies: Vec<_> = thread::scope(|scope| {

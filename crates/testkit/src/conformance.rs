@@ -87,7 +87,7 @@ macro_rules! conformance {
                 a_waiter_is_notified_when_its_id_is_released_by_hand,
                 a_waiter_is_cancelled_by_its_id;
             leases:
-                a_permit_ends_with_its_ttl_and_goes_to_the_next,
+                a_permit_ends_with_its_ttl_and_is_granted_to_the_next_waiter,
                 a_permit_that_was_waited_for_has_its_whole_ttl,
                 a_detached_permit_ends_with_its_ttl,
                 all_futures_of_a_loss_resolve,
@@ -123,7 +123,7 @@ macro_rules! conformance {
                 a_limit_that_grows_lets_waiters_in_at_once,
                 an_acquire_that_declares_nothing_new_changes_nothing,
                 an_undeclared_capacity_changes_nothing,
-                a_pin_counts_whatever_is_declared,
+                a_pin_overrides_declared_capacities,
                 a_pin_and_a_pause_outlive_all_holders_and_waiters,
                 during_a_pause_nothing_is_granted_and_places_are_kept,
                 a_drain_waits_until_nobody_holds,
@@ -150,7 +150,7 @@ macro_rules! conformance {
                 weights_of_a_rate_alone_are_refused,
                 order_holds_at_a_rate,
                 a_cancelled_waiter_takes_no_token,
-                a_rate_alone_limits_nothing_else,
+                a_rate_alone_does_not_limit_holders,
                 another_rate_counts_at_once,
                 an_acquire_keeps_the_rate_that_was_set,
                 rates_that_cannot_be_are_refused;
@@ -208,7 +208,7 @@ macro_rules! conformance {
                 a_guard_may_begin_to_extend_itself_later,
                 an_earlier_end_is_believed_before_it_is_answered,
                 a_renewal_does_not_undo_an_extension,
-                a_guard_knows_what_it_holds;
+                a_guard_has_the_id_key_and_fence_of_its_lock;
             lock_waits:
                 a_release_ends_a_wait,
                 a_drop_ends_a_wait,
@@ -239,7 +239,7 @@ macro_rules! conformance {
                 a_lookup_shows_secrets_only_on_request,
                 a_lookup_names_the_holder,
                 labels_of_locks_that_cannot_be_are_refused,
-                a_store_says_what_it_can_do,
+                a_store_reports_its_capabilities,
                 an_observer_receives_every_operation,
                 an_observer_receives_secrets_only_on_request,
                 a_panic_of_an_observer_has_no_effect,

@@ -61,10 +61,10 @@ impl Limit {
 
     /// Returns the message of the error with the limit that the user gave, not with the remaining time.
     pub(super) fn named_in(self, mut error: Error) -> String {
-        if let (Error::TimedOut { limit, .. }, WaitLimit::Within(asked)) =
+        if let (Error::TimedOut { limit, .. }, WaitLimit::Within(given_limit)) =
             (&mut error, self.wait_limit)
         {
-            *limit = asked;
+            *limit = given_limit;
         }
         error.to_string()
     }

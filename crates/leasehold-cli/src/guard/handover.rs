@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_arrives_and_a_descriptor_comes_along() {
+    fn all_fields_and_the_descriptor_arrive() {
         let (here, there) = UnixStream::pair().unwrap();
         let (mut read, write) = UnixStream::pair().unwrap();
         start().send(&here, Some(write.as_fd())).unwrap();

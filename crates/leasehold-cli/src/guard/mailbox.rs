@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_arrive_in_order_whatever_the_socket_takes_at_once() {
+    fn messages_arrive_in_order_after_partial_writes() {
         for step in [1, 2, 5, 9, 100] {
             let mut pipe = Pipe { bytes: VecDeque::new(), room: 13, step };
             let (mut outgoing, mut incoming) = (Outgoing::default(), Incoming::default());

@@ -44,14 +44,14 @@ fn commands_that_are_missing_or_unknown() {
 }
 
 #[test]
-fn without_arguments_it_says_what_it_can_do() {
+fn without_arguments_the_help_is_printed() {
     let ended = run("", &[""; 0]);
     assert_eq!((ended.code, &*ended.stdout), (64, ""));
     assert!(ended.stderr.contains("Usage: leasehold <COMMAND>"), "{}", ended.stderr);
 }
 
 #[test]
-fn stores_that_are_none() {
+fn unknown_stores_are_refused() {
     let unknown = refused(&["ls", "--store", "zookeeper://user:secret@host"]);
     assert!(unknown.starts_with("invalid store: there is no store \"zookeeper:\""), "{unknown}");
     assert!(!unknown.contains("secret"), "{unknown}");

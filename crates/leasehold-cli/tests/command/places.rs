@@ -51,7 +51,7 @@ fn a_namespace_and_a_lock_prefix() {
 }
 
 #[test]
-fn what_a_user_of_another_namespace_is_to_be_allowed() {
+fn a_user_of_another_namespace_gets_the_missing_permissions() {
     let server = RedisServer::start_with(&["--user alice on >pw ~x &* +@all -@admin"]);
     let url = server.url_with("alice", "pw");
     let advice = |words: &[&str]| {

@@ -85,7 +85,7 @@ fn a_signal_that_ends_the_child_is_the_commands_end() {
 }
 
 #[test]
-fn it_can_be_stopped_and_goes_on() {
+fn a_running_command_can_be_stopped_and_continued() {
     let server = RedisServer::start();
     let script = "echo ready; read line; echo $line";
     let mut command = leasehold(&server.url());

@@ -16,7 +16,7 @@ fn with_ttl(client: &Client, name: &str, capacity: u32) -> Semaphore {
     client.semaphore(name, capacity).ttl(SHORT).build().unwrap()
 }
 
-pub async fn a_permit_ends_with_its_ttl_and_goes_to_the_next(store: &impl Store) {
+pub async fn a_permit_ends_with_its_ttl_and_is_granted_to_the_next_waiter(store: &impl Store) {
     let (client, name) = (store.client().await, unique("ttl"));
     let semaphore = with_ttl(&client, &name, 1);
     let begun = Instant::now();

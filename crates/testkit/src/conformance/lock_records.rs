@@ -149,7 +149,7 @@ pub async fn labels_of_locks_that_cannot_be_are_refused(store: &impl Store) {
     assert!(release(guard).await);
 }
 
-pub async fn a_store_says_what_it_can_do(store: &impl Store) {
+pub async fn a_store_reports_its_capabilities(store: &impl Store) {
     let capabilities = store.client().await.locks().capabilities();
     assert!(capabilities.supports_fencing);
     let expected = match capabilities.backend {

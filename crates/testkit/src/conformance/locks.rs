@@ -384,7 +384,7 @@ pub async fn a_renewal_does_not_undo_an_extension(store: &impl Store) {
     assert!(deadline(other.locks().release(&held.id)).await.unwrap());
 }
 
-pub async fn a_guard_knows_what_it_holds(store: &impl Store) {
+pub async fn a_guard_has_the_id_key_and_fence_of_its_lock(store: &impl Store) {
     let (client, key) = (store.client().await, unique("known"));
     let before = SystemTime::now();
     let guard = acquire(&lock_of(&client, &key, MINUTES)).await;

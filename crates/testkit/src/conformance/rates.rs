@@ -167,7 +167,7 @@ pub async fn a_cancelled_waiter_takes_no_token(store: &impl Store) {
     assert!(granted.elapsed() < Duration::from_millis(3700), "{:?}", granted.elapsed());
 }
 
-pub async fn a_rate_alone_limits_nothing_else(store: &impl Store) {
+pub async fn a_rate_alone_does_not_limit_holders(store: &impl Store) {
     let name = unique("alone");
     let rate = store.client().await.rate(&name, 3, HOUR).burst(3).build().unwrap();
     let held = [acquire(&rate).await, acquire(&rate).await, acquire(&rate).await];

@@ -81,7 +81,7 @@ pub async fn an_undeclared_capacity_changes_nothing(store: &impl Store) {
     all_are_free(&declare(&client, &name, 1)).await;
 }
 
-pub async fn a_pin_counts_whatever_is_declared(store: &impl Store) {
+pub async fn a_pin_overrides_declared_capacities(store: &impl Store) {
     let name = unique("pinned");
     let here = declare(&store.client().await, &name, 1);
     let held = acquire(&here).await;
@@ -239,8 +239,8 @@ pub async fn a_forgotten_name_starts_anew(store: &impl Store) {
     assert_refused(deadline(semaphore.forget()).await, &["in use", "0 held, 1 waiting"]);
     waiter.leave().await;
     crate::wait::eventually(async || semaphore.forget().await.is_ok()).await;
-    let known = deadline(store.client().await.stats().names([&name]).unused().fetch()).await;
-    assert!(known.unwrap().iter().all(|one| one.capacity() == 0), "it is still known");
+    let listed = deadline(store.client().await.stats().names([&name]).unused().fetch()).await;
+    assert!(listed.unwrap().iter().all(|one| one.capacity() == 0), "it is still known");
 
     let other = as_it_is(store, &name).await;
     assert_refused(deadline(other.forget()).await, &[&name, "never used"]);

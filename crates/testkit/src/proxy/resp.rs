@@ -134,7 +134,7 @@ mod tests {
     ];
 
     #[test]
-    fn messages_are_found_however_the_stream_is_cut() {
+    fn messages_are_found_at_every_split_of_the_stream() {
         let stream = STREAM.concat();
         for size in 1..=stream.len() {
             let mut framer = Framer::new();

@@ -27,7 +27,7 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 #[tokio::test]
-async fn the_steps_write_what_the_document_says() {
+async fn the_steps_write_the_documented_keys() {
     let (server, seed) = start().await;
     let (mut redis, id) = (server.connection(), new_id());
     assert!(id.len() == 32 && id.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')));

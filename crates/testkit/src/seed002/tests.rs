@@ -36,7 +36,7 @@ fn score(connection: &mut redis::Connection, id: &str) -> f64 {
 }
 
 #[tokio::test]
-async fn the_scripts_write_what_the_document_says() {
+async fn the_scripts_write_the_documented_keys() {
     let (server, mut connection, seed) = start().await;
     let before = now(&mut connection);
     is(&seed.acquire("k", "a", 2, TTL).await.unwrap(), "acquired", 1, 0);
@@ -100,7 +100,7 @@ async fn an_instance_that_acquires_again_is_renewed() {
 }
 
 #[tokio::test]
-async fn every_script_first_cleans_up_what_has_expired() {
+async fn every_script_first_removes_expired_holders() {
     let (_server, mut connection, seed) = start().await;
     for id in ["a", "b"] {
         seed.acquire("k", id, 3, TTL).await.unwrap();

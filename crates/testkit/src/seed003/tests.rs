@@ -44,7 +44,7 @@ fn write_ended(connection: &mut Connection, lock_id: &str, ago_ms: u64) {
 }
 
 #[tokio::test]
-async fn the_scripts_write_what_the_document_says() {
+async fn the_scripts_write_the_documented_keys() {
     let (server, mut connection, seed) = start().await;
     let before = now(&mut connection);
     let acquired = seed.acquire("k", TTL).await.unwrap().unwrap();
@@ -142,7 +142,7 @@ async fn release_and_extend_of_a_foreign_lock_give_the_reason() {
 }
 
 #[tokio::test]
-async fn a_record_is_gone_with_its_ttl() {
+async fn a_record_expires_with_its_ttl() {
     let (_server, mut connection, seed) = start().await;
     for key in ["p:k".to_owned(), format!("p:id:{A}")] {
         seed.acquire_as(A, "k", TTL).await.unwrap().unwrap();

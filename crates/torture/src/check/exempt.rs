@@ -110,7 +110,8 @@ pub(super) fn forgotten(case: &Case<'_>, op: &Op) -> Spans {
 fn by_clock(case: &Case<'_>, op: &Op, set: &Fault) -> Option<Span> {
     let thing = op.of(case.history);
     let ends_early = set.kind == Kind::ClockForward || thing.shared;
-    (ends_early && op.asked < set.end).then(|| (set.begin, set.end.saturating_add(thing.longest())))
+    (ends_early && op.requested < set.end)
+        .then(|| (set.begin, set.end.saturating_add(thing.longest())))
 }
 
 fn by_loss(case: &Case<'_>, op: &Op, loss: &Fault) -> Option<Span> {
@@ -121,7 +122,7 @@ fn by_loss(case: &Case<'_>, op: &Op, loss: &Fault) -> Option<Span> {
         // It has no fence that is a time.
         let granted_at = op.granted?.at;
         let until = granted_at.max(end).saturating_add(op.of(history).longest() + 3 * SECOND);
-        return (op.asked < end).then_some((begin, until));
+        return (op.requested < end).then_some((begin, until));
     };
     if granted > end {
         return None;
@@ -193,7 +194,7 @@ pub(super) fn epoch(history: &History, op: &Op) -> Option<usize> {
     let costs =
         |loss: &&Fault| loss.loses_data() && loss.end > counts_from && loss.concerns(op.thing);
     for loss in history.faults.iter().filter(costs) {
-        if op.asked > loss.end {
+        if op.requested > loss.end {
             epoch += 1;
         } else if granted_at > loss.begin {
             return None;

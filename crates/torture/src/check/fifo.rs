@@ -28,9 +28,9 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
     let longest = longest.min(case.history.ended);
     for later in of_thing() {
         let Some(granted) = later.granted else { continue };
-        let first = waiters.partition_point(|((seen, _), _)| *seen + longest < later.asked);
-        let before = waiters[first..].iter().take_while(|((seen, _), _)| *seen < later.asked);
-        for &((seen, until), waiter) in before.filter(|((_, until), _)| *until > later.asked) {
+        let first = waiters.partition_point(|((seen, _), _)| *seen + longest < later.requested);
+        let before = waiters[first..].iter().take_while(|((seen, _), _)| *seen < later.requested);
+        for &((seen, until), waiter) in before.filter(|((_, until), _)| *until > later.requested) {
             let same = epoch(case.history, waiter)
                 .is_some_and(|waiter_epoch| epoch(case.history, later) == Some(waiter_epoch));
             let by_fence = same && spec.capacity == 1;

@@ -39,7 +39,8 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
     let failovers = failovers(case, thing);
     for listed in case.history.listed.iter().filter(|listed| listed.thing == thing) {
         let same_id = ops.get(listed.id.as_str()).map(Vec::as_slice).unwrap_or_default();
-        let next_uses = same_id.iter().skip(1).map(|next| next.asked).chain([case.history.ended]);
+        let next_uses =
+            same_id.iter().skip(1).map(|next| next.requested).chain([case.history.ended]);
         for (op, next_use) in same_id.iter().zip(next_uses) {
             let Some(over) = given_up(case, op) else { continue };
             verdict.facts.given_up += usize::from(listed.from < next_use);

@@ -47,7 +47,7 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
     let capacity = if spec.heaviest > 1 { 1 } else { spec.capacity as usize };
     let free = free(of_thing().map(|op| possible(case, op)), capacity);
     for op in of_thing().filter(|op| !op.foreign) {
-        let waited = if queues { op.waited() } else { op.asked_for() };
+        let waited = if queues { op.waited() } else { op.requested_span() };
         let Some((from, until)) = waited else { continue };
         for calm in case.touched.of(op.worker, thing).without((from, until.min(case.history.ended)))
         {
@@ -75,7 +75,7 @@ fn possible(case: &Case<'_>, op: &Op) -> Vec<Span> {
     let (over, granted_at) = (op.over(), op.granted.map(|granted| granted.at));
     // The permit may have been granted while a fault kept the worker from learning of it. By the end of the fault the
     // client has queried.
-    let unreachable = touched.within((op.asked, granted_at.unwrap_or(over)));
+    let unreachable = touched.within((op.requested, granted_at.unwrap_or(over)));
     let waiting = waiting(op, op.of(case.history).lease);
     let mut spans: Vec<_> =
         unreachable.into_iter().flat_map(|span| waiting.without(span)).collect();
@@ -114,7 +114,7 @@ fn possible(case: &Case<'_>, op: &Op) -> Vec<Span> {
         }
         _ => aftermath,
     };
-    let from = if op.by_command { op.asked } else { granted_at.unwrap_or(over) };
+    let from = if op.by_command { op.requested } else { granted_at.unwrap_or(over) };
     spans.push((from, over.saturating_add(after)));
     spans
 }

@@ -28,21 +28,21 @@ pub(super) fn check(case: &Case<'_>, thing: usize, verdict: &mut Verdict) {
         let (first, second) = (done.next(), done.next());
         if let (Some((first, _)), Some((second, _))) = (first, second) {
             let what = format!("{first} and {second} both wrote version {version}");
-            verdict.found(Rule::Record, spec.name, second.asked, what);
+            verdict.found(Rule::Record, spec.name, second.requested, what);
         }
         let Some(&(op, write)) = first else { continue };
         // The version was made from the previous one, whose writer may have died before it recorded that write.
         let made_from = versions.get(&(version - 1)).into_iter().flatten();
         if *version > 1 && !made_from.clone().any(|(_, older)| older.sum == write.before) {
             let what = format!("{op} wrote version {version} over a version that never existed");
-            verdict.found(Rule::Record, spec.name, op.asked, what);
+            verdict.found(Rule::Record, spec.name, op.requested, what);
         }
         if let Some((older, last)) = before {
             let same = epoch(case.history, older) == epoch(case.history, op)
                 && epoch(case.history, op).is_some();
             if same && last.fence > write.fence {
                 let what = format!("{op} wrote after {older}, but has an older fence");
-                verdict.found(Rule::Record, spec.name, op.asked, what);
+                verdict.found(Rule::Record, spec.name, op.requested, what);
             }
         }
         before = Some((op, write));

@@ -165,8 +165,8 @@ fn no_two_have_one_slot_number() {
 
 /// Acquisitions that are requested and granted at these times.
 fn paced(starts: &[(Micros, Micros)]) -> History {
-    let started = |(op, (asked, granted)): (u64, &(Micros, Micros))| {
-        let begun = Record::default().ask(*asked, op).grant(*granted, op, *granted);
+    let started = |(op, (requested, granted)): (u64, &(Micros, Micros))| {
+        let begun = Record::default().ask(*requested, op).grant(*granted, op, *granted);
         begun.end(*granted, op, How::Released)
     };
     // One interval is 112 ms: with two at once, ten in a second leave room for nine intervals.
@@ -224,10 +224,10 @@ fn a_store_that_lost_its_data_or_its_time_may_start_a_burst_more() {
 /// An operator makes a change at 1000 ms, which the store answers at 1010 ms, if it does. From 2000 ms on another
 /// setting is in force.
 fn steered(records: Vec<Record>, to: Steering, back: Steering, is_answered: bool) -> History {
-    let change = |to, asked: Micros, answered: Option<Micros>| Change {
+    let change = |to, requested: Micros, answered: Option<Micros>| Change {
         thing: 0,
         to,
-        asked: asked * MILLISECOND,
+        requested: requested * MILLISECOND,
         answered: answered.map(|at| at * MILLISECOND),
     };
     let mut history = history(semaphore(3).steered(), records);
@@ -238,10 +238,10 @@ fn steered(records: Vec<Record>, to: Steering, back: Steering, is_answered: bool
 
 #[test]
 fn a_capacity_that_was_set_counts_for_later_acquires() {
-    let case = |asked, granted, is_answered| {
+    let case = |requested, granted, is_answered| {
         let older = Record::default().held(1, 100, 3000);
         let other = Record::default().held(1, 200, 3000);
-        let later = Record::default().ask(asked, 1).grant(granted, 1, granted);
+        let later = Record::default().ask(requested, 1).grant(granted, 1, granted);
         let later = later.end(granted, 1, How::Released);
         let (to, back) = (Steering::Capacity(2), Steering::Capacity(3));
         steered(vec![older, other, later], to, back, is_answered)
@@ -277,15 +277,16 @@ fn nothing_is_granted_during_a_pause() {
         let record = record.end(2500, 1, How::Released);
         steered(vec![record], Steering::Pause, Steering::Resume, is_answered)
     };
-    let asked = |asked, granted| Record::default().ask(asked, 1).grant(granted, 1, granted);
-    assert_finds(&case(asked(1020, 1030), true), &[Rule::Pause]);
-    assert_passes(&case(asked(1005, 1030), true));
-    assert_passes(&case(asked(1020, 2001), true));
-    assert_passes(&case(asked(1020, 1030), false));
+    let requested =
+        |requested, granted| Record::default().ask(requested, 1).grant(granted, 1, granted);
+    assert_finds(&case(requested(1020, 1030), true), &[Rule::Pause]);
+    assert_passes(&case(requested(1005, 1030), true));
+    assert_passes(&case(requested(1020, 2001), true));
+    assert_passes(&case(requested(1020, 1030), false));
     // It was seen in the queue after the pause had begun.
     let waits = Record::default().ask(900, 1).seen(1100, 1).grant(1200, 1, 1200);
     assert_finds(&case(waits, true), &[Rule::Pause]);
-    let mut lost = case(asked(1020, 1030), true);
+    let mut lost = case(requested(1020, 1030), true);
     lost.faults.push(fault(Kind::RestartEmpty, Scope::Everybody, 1012, 1015));
     assert_passes(&lost);
 }
@@ -422,7 +423,7 @@ fn a_clock_that_is_set_forward_excuses_old_holders_for_a_lease() {
 }
 
 #[test]
-fn fences_begin_anew_if_data_are_lost_when_the_clock_was_set_back() {
+fn fences_restart_if_data_are_lost_after_the_clock_was_set_back() {
     let case = |faults: &[(Kind, Micros)]| {
         let first = Record::default().held_by(1, 100, 200, 50);
         let second = Record::default().held_by(1, 300, 400, 49);

@@ -26,7 +26,7 @@ pub struct Change {
     pub thing: usize,
     pub to: Steering,
     /// The time before the request.
-    pub asked: Micros,
+    pub requested: Micros,
     /// When the change was certainly in force. `None` if that is not known.
     pub answered: Option<Micros>,
 }
@@ -99,9 +99,9 @@ impl Operator<'_> {
     /// Makes a change. Returns whether it was answered at once.
     async fn change(&mut self, to: Steering) -> bool {
         let at = {
-            let (thing, asked) = (self.at, clock::now());
+            let (thing, requested) = (self.at, clock::now());
             let mut log = lock(&self.show.log);
-            log.changes.push(Change { thing, to, asked, answered: None });
+            log.changes.push(Change { thing, to, requested, answered: None });
             log.changes.len() - 1
         };
         let answered = timeout(AT_ONCE, self.apply(to)).await;

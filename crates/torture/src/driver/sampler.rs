@@ -59,7 +59,7 @@ fn is_slow(show: &Show, scope: Scope, begin: Micros, end: Micros) {
 /// permits, even counting expired ones.
 struct Sample {
     thing: usize,
-    asked: Micros,
+    requested: Micros,
     answered: Micros,
     /// Of a semaphore.
     holders: Vec<String>,
@@ -78,7 +78,7 @@ impl Listing {
     /// Extends the entries of the ids that are listed again. An id that was not listed in between gets a new entry.
     fn add(&mut self, samples: Vec<Sample>, log: &mut Log) {
         let mut before = std::mem::take(&mut self.current);
-        for Sample { thing, asked, answered, holders, others } in samples {
+        for Sample { thing, requested, answered, holders, others } in samples {
             for id in holders.into_iter().chain(others) {
                 let key = (thing, id);
                 let at = before.remove(&key).unwrap_or_else(|| {
@@ -87,7 +87,7 @@ impl Listing {
                     log.listed.len() - 1
                 });
                 let listed = &mut log.listed[at];
-                listed.to = listed.to.max(asked);
+                listed.to = listed.to.max(requested);
                 self.current.insert(key, at);
             }
         }
@@ -159,7 +159,7 @@ impl Reader {
             let name = stage.spell(THINGS[*thing].name);
             add_member_queries(&mut pipeline, THINGS[*thing].kind, &name);
         }
-        let asked = clock::now();
+        let requested = clock::now();
         let answers: Vec<Value> = pipeline.query(&mut connection).ok()?;
         let answered = clock::now();
         // A connection that failed is not used again.
@@ -167,7 +167,7 @@ impl Reader {
         let mut answers = answers.into_iter();
         let sample = |thing: &usize| {
             let (holders, others) = read_members(THINGS[*thing].kind, &mut answers)?;
-            Some(Sample { thing: *thing, asked, answered, holders, others })
+            Some(Sample { thing: *thing, requested, answered, holders, others })
         };
         things.iter().map(sample).collect()
     }
@@ -221,7 +221,7 @@ fn label(record: &str) -> Option<String> {
 }
 
 async fn list_local(client: &Client) -> Result<Vec<Sample>, Error> {
-    let asked = clock::now();
+    let requested = clock::now();
     let semaphores = THINGS.iter().filter(|thing| thing.kind == plan::Kind::Semaphore);
     let stats = client.stats().names(semaphores.map(|thing| thing.name)).waiters().fetch().await?;
     let (pools, locks) = (client.pools().list(ALL).await?, client.locks().list_raw(ALL).await?);
@@ -236,7 +236,7 @@ async fn list_local(client: &Client) -> Result<Vec<Sample>, Error> {
         let locks = locks.iter().filter(|one| one.key == spec.name);
         let labels = locks.filter_map(|one| one.info.label.clone());
         let others = waiters.chain(members).chain(labels).collect();
-        Sample { thing, asked, answered, holders: holders.collect(), others }
+        Sample { thing, requested, answered, holders: holders.collect(), others }
     };
     Ok(THINGS.iter().enumerate().map(sample).collect())
 }
@@ -245,9 +245,9 @@ async fn list_local(client: &Client) -> Result<Vec<Sample>, Error> {
 mod tests {
     use super::*;
 
-    fn sample(asked: Micros, ids: &[&str]) -> Sample {
+    fn sample(requested: Micros, ids: &[&str]) -> Sample {
         let others = ids.iter().map(|id| (*id).to_owned()).collect();
-        Sample { thing: 1, asked, answered: asked + 2, holders: Vec::new(), others }
+        Sample { thing: 1, requested, answered: requested + 2, holders: Vec::new(), others }
     }
 
     #[test]

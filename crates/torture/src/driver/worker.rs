@@ -106,12 +106,12 @@ impl<'a> Worker<'a> {
             let others = thing.is_for_the_command() || thing.shared || thing.is_lasting();
             thing.is_plain() && !others
         };
-        self.wait_until(|asked, granted| only_workers_use(asked) && granted);
+        self.wait_until(|requested, granted| only_workers_use(requested) && granted);
     }
 
     /// Waits, for a limited time, until it waits for a permit that will pass on soon if it is not claimed.
     fn wait_until_it_waits(&self) {
-        self.wait_until(|asked, granted| asked.lease <= 2 * SECOND && !granted);
+        self.wait_until(|requested, granted| requested.lease <= 2 * SECOND && !granted);
     }
 
     /// Waits, for a limited time, until `is_right` returns `true` for one of its acquisitions of a semaphore, given

@@ -142,7 +142,7 @@ class MemorySemaphore(Semaphore):
 
         `names` selects semaphores, also if none of their slots is held. At most `limit` are returned.
         """
-        asked_for = names is not None
+        has_names = names is not None
         # Names with waiters alone are left out below: the limit is applied after that.
-        found = await _client.stats(names, limit=2**31, unused=asked_for)
-        return in_use(found, unused=asked_for, limit=limit)
+        found = await _client.stats(names, limit=2**31, unused=has_names)
+        return in_use(found, unused=has_names, limit=limit)

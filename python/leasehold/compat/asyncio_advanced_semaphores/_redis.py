@@ -314,11 +314,11 @@ class RedisSemaphore(Semaphore):
         `names` selects semaphores, also if none of their slots is held. Otherwise at most `limit` are returned.
         """
         config = config or RedisConfig()
-        asked_for = names is not None
+        has_names = names is not None
         client = _client(config)
         found = await _attempts(
             config,
             DEFAULT_LOGGER,
-            lambda _: client.stats(names, limit=2**31, unused=asked_for),
+            lambda _: client.stats(names, limit=2**31, unused=has_names),
         )
-        return in_use(found, unused=asked_for, limit=None if asked_for else limit)
+        return in_use(found, unused=has_names, limit=None if has_names else limit)

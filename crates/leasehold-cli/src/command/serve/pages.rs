@@ -258,8 +258,8 @@ struct Pages<'a, T> {
 
 fn pages<'a, T>(all: &'a [T], view: &View, path: &str) -> Pages<'a, T> {
     let last = all.len().saturating_sub(1) / ROWS + 1;
-    let asked = view.fields.number("page").and_then(|page| usize::try_from(page).ok());
-    let page = asked.unwrap_or(1).clamp(1, last);
+    let requested = view.fields.number("page").and_then(|page| usize::try_from(page).ok());
+    let page = requested.unwrap_or(1).clamp(1, last);
     let (from, to) = ((page - 1) * ROWS, (page * ROWS).min(all.len()));
     let find = view.fields.get("find").map(|find| format!("&find={}", encoded(find)));
     let find = find.unwrap_or_default();
